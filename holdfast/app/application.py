@@ -22,6 +22,7 @@ from holdfast.app.handle import (
     refused_state,
 )
 from holdfast.app.registration import Middleware, TaskRegistration
+from holdfast.app.schedules import ScheduleManager
 from holdfast.app.submitter import JobOptions, Submitter, draft_job, split_batches
 from holdfast.app.sync import BlockingMethod, BlockingView, requires_loop
 from holdfast.core.clock import Clock, SystemClock
@@ -46,6 +47,7 @@ from holdfast.core.models import (
     WorkerInfo,
 )
 from holdfast.core.portal import drive_coroutine, running_loop
+from holdfast.core.schedule import Schedule
 from holdfast.core.stats import JobStats
 from holdfast.core.validation import check_name, check_task_name, did_you_mean, parse_count, parse_duration, parse_rate
 from holdfast.settings.settings import Settings
@@ -90,6 +92,9 @@ class Holdfast(TaskRegistration):
         self.middlewares: list[Middleware] = []
         self.lifespans: list[Callable[[Holdfast], AbstractAsyncContextManager[Any]]] = []
         self.providers: dict[type, Callable[[], Any]] = {}
+        self.declared: dict[str, Schedule] = {}
+        self.schedules = ScheduleManager(self)
+        """Schedules in the store: those that ``schedule`` declares, and others."""
         self.views: weakref.WeakSet[Holdfast] = weakref.WeakSet()
         """Views of this application with a store of their own, which is closed with it."""
         self._store: Store | None = None
@@ -249,7 +254,7 @@ class Holdfast(TaskRegistration):
     async def enqueue_many(
         self, jobs: Iterable[NewJob] | AsyncIterable[NewJob], *, batch: int = 1000, connection: Any = None
     ) -> list[JobHandle[Any]]:
-        """Submit many drafted jobs (``task.job(…)``, ``app.draft(…)``), one transaction per batch."""
+        """Submit many drafted jobs (``task.new_job(…)``, ``app.draft_job(…)``), one transaction per batch."""
         size = batch_size(batch)
         if connection is None:
             answers = await self._submitter.submit_many(jobs, size)

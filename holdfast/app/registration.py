@@ -13,9 +13,11 @@ import msgspec
 
 from holdfast.app.bound_task import BoundTask, TaskOwner
 from holdfast.app.handle import JobHandle
+from holdfast.app.schedules import draft_schedule, schedule_options
 from holdfast.core.errors import ConfigError
 from holdfast.core.models import NewJob
 from holdfast.core.retry import Retry, as_retry
+from holdfast.core.schedule import Schedule
 from holdfast.core.validation import check_name, check_tags, check_timeout, with_suggestions
 from holdfast.settings.settings import Settings
 from holdfast.tasks import Context, ErrorMatch, Executor, Registry
@@ -84,6 +86,7 @@ class TaskRegistration(ABC):
     middlewares: list[Middleware]
     lifespans: list[Callable[[Any], AbstractAsyncContextManager[Any]]]
     providers: dict[type, Callable[[], Any]]
+    declared: dict[str, Schedule]
 
     @abstractmethod
     async def submit(self, job: NewJob, *, connection: Any = None) -> JobHandle[Any]:
@@ -130,6 +133,17 @@ class TaskRegistration(ABC):
             "tags": check_tags(tags) if tags else (),
         }
         return Decorator(self, name, options)
+
+    def schedule(self, name: str, job: NewJob, **options: Any) -> None:
+        """Declare a schedule of drafted jobs: ``app.schedule("nightly", report.new_job("all"), cron="0 3 * * *")``.
+
+        The options are the fields of ``ScheduleOptions``: cron and zone, every, or at; catch_up, overlap, jitter,
+        max_runs. A worker adds and changes declared schedules when it starts, and removes those that the code no longer
+        declares.
+        """
+        if name in self.declared:
+            raise ConfigError(f"schedule {name!r} is declared twice; give one of them another name")
+        self.declared[name] = draft_schedule(name, job, schedule_options(options))
 
     def middleware(self, function: M) -> M:
         """Wrap every job: ``async def middleware(job, call_next): return await call_next(job)``; first is outermost."""

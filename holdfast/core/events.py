@@ -174,6 +174,27 @@ class SweepComplete(Event, frozen=True, kw_only=True):
     reannounced: int = 0
 
 
+class ScheduleFired(Event, frozen=True, kw_only=True):
+    """A tick of a schedule has come, and its job is stored, unless a policy left it out. ``late``: seconds."""
+
+    schedule: str
+    task: str
+    tick: datetime
+    job_ids: list[str]
+    late: float
+    missed: int  # earlier ticks that are not run
+    skipped: int  # by the policy for overlaps
+
+
+class ScheduleKept(Event, frozen=True, kw_only=True):
+    """A schedule in the store contradicts the code of this application, and stays as it is."""
+
+    level: ClassVar[str] = "warning"
+    schedule: str
+    problem: str
+    remedy: str
+
+
 class LoopBlocked(Event, frozen=True, kw_only=True):
     """A handler keeps the event loop from running anything else; ``stack`` is where."""
 

@@ -32,6 +32,8 @@ POINTS = frozenset(
         "beat.before",
         "sweep.before_settle",
         "sweep.after_settle",
+        "tick.before_write",
+        "tick.after_write",
     }
 )
 """Every point there is: around the writes that move a job, and where a process may die between two of them."""

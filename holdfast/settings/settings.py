@@ -195,6 +195,12 @@ class Settings(HttpSettings, MetricsSettings):
         "auto",
         "Whether the worker does maintenance; a follower leaves it to others.",
     )
+    schedule_owner = Setting(
+        optional("none", WORKER_ID),
+        "none",
+        "Name of this application among those that share the store: it owns the schedules that its code declares, and "
+        "removes those that the code no longer declares.",
+    )
     keep_succeeded = Setting(
         optional("forever", duration("0s", "36500d")), "7d", "How long succeeded jobs and their results are kept."
     )

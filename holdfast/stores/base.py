@@ -54,6 +54,7 @@ from holdfast.core.models import (
     WorkerHeartbeat,
     WorkerInfo,
 )
+from holdfast.core.schedule import DueSchedules, Schedule, ScheduleChange
 from holdfast.core.stats import JobStats
 
 T = TypeVar("T")
@@ -254,6 +255,23 @@ class Health(Protocol):
         """The store's clock, in microseconds since 1970."""
 
 
+class Schedules(Protocol):
+    """Recurring jobs. What is due, and when next, ``core/schedule.py`` computes; the store keeps it."""
+
+    async def write(self, change: ScheduleChange) -> int | None:
+        """Replace, add or remove a schedule and submit the jobs of its ticks, in one transaction, if it still has the
+        expected revision. Returns its revision; None: another write came first, and nothing was changed.
+
+        The revision of a new schedule begins at the store's clock, so that no earlier life of its name reached it.
+        """
+
+    async def read(self, name: str | None = None, *, after: str = "", limit: int = 1000) -> list[Schedule]:
+        """The schedule of this name, or a page of all of them by name, beginning behind ``after``."""
+
+    async def due(self, *, limit: int) -> DueSchedules:
+        """Schedules whose tick has come, the earliest first."""
+
+
 class Statement(msgspec.Struct, frozen=True):
     """A statement for the caller's own connection. Each ``?`` in it stands for the next parameter; on SQLite also
     ``?1``, as its own driver has it.
@@ -311,6 +329,9 @@ class Store(Protocol):
 
     @property
     def query(self) -> Query: ...
+
+    @property
+    def schedules(self) -> Schedules: ...
 
     @property
     def health(self) -> Health: ...

@@ -33,6 +33,7 @@ from holdfast.core.models import (
     WorkerHeartbeat,
     WorkerInfo,
 )
+from holdfast.core.schedule import DueSchedules, Schedule, ScheduleChange
 from holdfast.core.stats import JobStats
 from holdfast.stores.base import (
     AT_ONCE,
@@ -43,6 +44,7 @@ from holdfast.stores.base import (
     Maintenance,
     Query,
     Queueing,
+    Schedules,
     Selection,
     StatementFlow,
     Store,
@@ -85,6 +87,10 @@ class ForwardingStore:
     @property
     def query(self) -> Query:
         return ForwardingQuery(self._inner.query, self._intercept)
+
+    @property
+    def schedules(self) -> Schedules:
+        return ForwardingSchedules(self._inner.schedules, self._intercept)
 
     @property
     def health(self) -> Health:
@@ -246,6 +252,23 @@ class ForwardingQuery:
 
     async def events(self, after: str | None, *, limit: int, within: timedelta) -> JobEvents:
         return await self._intercept("events", lambda: self._inner.events(after, limit=limit, within=within))
+
+
+class ForwardingSchedules:
+    """Forwards every verb to ``inner``."""
+
+    def __init__(self, inner: Schedules, intercept: Interceptor = run_directly) -> None:
+        self._inner = inner
+        self._intercept = intercept
+
+    async def write(self, change: ScheduleChange) -> int | None:
+        return await self._intercept("write_schedule", lambda: self._inner.write(change))
+
+    async def read(self, name: str | None = None, *, after: str = "", limit: int = 1000) -> list[Schedule]:
+        return await self._intercept("read_schedules", lambda: self._inner.read(name, after=after, limit=limit))
+
+    async def due(self, *, limit: int) -> DueSchedules:
+        return await self._intercept("due_schedules", lambda: self._inner.due(limit=limit))
 
 
 class ForwardingHealth:

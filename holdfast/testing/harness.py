@@ -90,6 +90,11 @@ class TestWorker:
         shared = self.worker.shared
         return None if self.starting or shared.held or shared.outcomes else self.worker.fetcher.quiet_until
 
+    @property
+    def next_tick(self) -> float:
+        """The clock's reading when the next schedule is due, as far as this worker knows; inf: none is."""
+        return math.inf if self.starting else self.worker.ticker.next_tick
+
 
 class Harness:
     """An application with a private store, a clock that only the test moves, and real workers.
@@ -184,7 +189,7 @@ class Harness:
                 hopeless_at = self.clock.monotonic() + 2 * self.app.settings.beat.total_seconds()
             elif self.clock.monotonic() > hopeless_at:
                 raise NotIdle(f"a handler waits for something that no time will bring: {await self._left()}")
-            self.clock.advance(pause)
+            self.clock.advance(self._until_tick(pause) or pause)
 
     async def advance(self, span: float | timedelta | str) -> None:
         """Move time by ``span`` (seconds, a timedelta or text such as ``5m``); jobs that fall due in between run
@@ -202,7 +207,7 @@ class Harness:
             left = (target - self.clock()) / 1e6
             if left <= 0:
                 return
-            pause = await self._pause()
+            pause = self._until_tick(await self._pause())
             if self.clock.monotonic() < heard_at:  # workers may have news to hear, before idle time can be skipped
                 pause = self._next_wake()
             self.clock.advance(left if pause is None else min(pause, left))
@@ -256,6 +261,14 @@ class Harness:
             return self._next_wake()
         due = min(until for until in at_rest if until is not None) - self.clock.monotonic()
         return due if 0 < due < math.inf else None
+
+    def _until_tick(self, pause: float | None) -> float | None:
+        """The pause, cut short by the next tick of a schedule. Schedules alone keep nothing from being idle."""
+        ticks = [hand.next_tick for hand in self._hands if not hand.running.done() and not hand.frozen]
+        left = min(ticks, default=math.inf) - self.clock.monotonic()
+        if left == math.inf or (pause is not None and pause < left):
+            return pause
+        return left if left > 0 else self._next_wake()
 
     def _next_wake(self) -> float | None:
         """Seconds until the next sleeper; a moment, while a worker is about to begin or to end in real time."""

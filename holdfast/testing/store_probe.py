@@ -33,6 +33,7 @@ _NEWS: Mapping[str, frozenset[str]] = {
     "reannounce": frozenset({"queue"}),
     "replay": frozenset({"queue"}),
     "resume": frozenset({"queue"}),
+    "write_schedule": frozenset({"queue"}),
     "settle": frozenset({"queue", "job"}),
     "cancel": frozenset({"worker", "job"}),
     "send_command": frozenset({"worker"}),

@@ -34,6 +34,7 @@ from holdfast.core.models import (
     TxOutcome,
     WorkerHeartbeat,
 )
+from holdfast.core.schedule import ScheduleChange
 from holdfast.stores.base import (
     AT_ONCE,
     Admin,
@@ -43,6 +44,7 @@ from holdfast.stores.base import (
     Maintenance,
     Query,
     Queueing,
+    Schedules,
     Selection,
     TransportableStore,
     TransportQueries,
@@ -54,6 +56,7 @@ from holdfast.stores.forwarding import (
     ForwardingMaintenance,
     ForwardingQuery,
     ForwardingQueueing,
+    ForwardingSchedules,
     ForwardingStore,
 )
 from holdfast.transports.claiming import Claiming
@@ -122,6 +125,10 @@ class TransportStore(ForwardingStore):
         return TransportQuery(self._inner.query, self._transport.session)
 
     @property
+    def schedules(self) -> Schedules:
+        return TransportSchedules(self._inner.schedules, self._transport)
+
+    @property
     def health(self) -> Health:
         return TransportHealth(self._inner.health, self._inner.query, self._transport.session)
 
@@ -145,28 +152,13 @@ class TransportQueueing(ForwardingQueueing):
         """Store the jobs, and announce those that are ready. For the transport's sake nothing stored is refused."""
         answers = await self._inner.submit(jobs)
         created = [job for job, answer in zip(jobs, answers, strict=True) if answer.created]
-        ready = await self._ready_of(created)
-        if await self._transport.announce_ready(_by_queue([(job.queue, job.id) for job in ready])):
+        unheard = await self._transport.announce_new(created)
+        if not unheard:
             return answers
-        unheard = {job.id for job in ready}
         return [
             msgspec.structs.replace(answer, wake_up_delayed=answer.created and answer.job_id in unheard)
             for answer in answers
         ]
-
-    async def _ready_of(self, jobs: Sequence[NewJob]) -> Sequence[NewJob]:
-        """Selects the ready jobs: the store alone knows whether an instant has come. Who sleeps until the next job
-        falls due hears of the others.
-        """
-        timed = {job.id: job.queue for job in jobs if job.delay is not None or job.run_at_us is not None}
-        if not timed:
-            return jobs
-        ready: set[str] = set()
-        with suppress(HoldfastError):  # they are stored: a sweep finds those that are ready
-            places = await self._queries.locate_jobs(list(timed))
-            ready = {job_id for job_id, (_, state) in places.items() if state is JobState.QUEUED}
-            await self._queries.wake_waiters([f"due:{timed[job_id]}" for job_id in timed if job_id not in ready])
-        return [job for job in jobs if job.id not in timed or job.id in ready]
 
     async def claim(self, request: ClaimRequest) -> Claim:
         """Of what the transport has delivered; while it is away, of what the store has ready. A quarantined job is
@@ -225,6 +217,21 @@ class TransportQueueing(ForwardingQueueing):
             await _first_of(*waits, *([session.listen(wanted, timeout)] if wanted else []))
             await session.stop_listening()
             session.news = False
+
+
+class TransportSchedules(ForwardingSchedules):
+    """Schedules of the store; the jobs of their ticks are announced."""
+
+    def __init__(self, inner: Schedules, transport: _OpenTransport) -> None:
+        super().__init__(inner)
+        self._transport = transport
+
+    async def write(self, change: ScheduleChange) -> int | None:
+        """Write, and announce the jobs. An id that was there before is announced once more, which does no harm."""
+        revision = await self._inner.write(change)
+        if revision is not None:
+            await self._transport.announce_new(change.jobs)
+        return revision
 
 
 class TransportMaintenance(ForwardingMaintenance):
@@ -365,6 +372,27 @@ class _OpenTransport:
     async def announce_ready(self, ready: Mapping[str, Sequence[str]]) -> bool:
         """Publishes ready jobs, by queue; returns True if the transport has them all."""
         return not ready or await self.session.try_call(self._publish(ready))
+
+    async def announce_new(self, jobs: Sequence[NewJob]) -> set[str]:
+        """Publishes new jobs that are ready, and wakes workers that sleep until a due one. Returns the ids that the
+        transport could not take."""
+        ready = await self._ready_of(jobs)
+        heard = await self.announce_ready(_by_queue([(job.queue, job.id) for job in ready]))
+        return set() if heard else {job.id for job in ready}
+
+    async def _ready_of(self, jobs: Sequence[NewJob]) -> Sequence[NewJob]:
+        """Selects the ready jobs: the store alone knows whether an instant has come. Who sleeps until the next job
+        falls due hears of the others.
+        """
+        timed = {job.id: job.queue for job in jobs if job.delay is not None or job.run_at_us is not None}
+        if not timed:
+            return jobs
+        ready: set[str] = set()
+        with suppress(HoldfastError):  # they are stored: a sweep finds those that are ready
+            places = await self.queries.locate_jobs(list(timed))
+            ready = {job_id for job_id, (_, state) in places.items() if state is JobState.QUEUED}
+            await self.queries.wake_waiters([f"due:{timed[job_id]}" for job_id in timed if job_id not in ready])
+        return [job for job in jobs if job.id not in timed or job.id in ready]
 
     async def _publish(self, ready: Mapping[str, Sequence[str]]) -> None:
         fault_point("announce.before")

@@ -33,6 +33,7 @@ from holdfast.worker.settler import Settler
 from holdfast.worker.stop_signals import StopRequest, StopRequests
 from holdfast.worker.supervisor import NAME_TAKEN
 from holdfast.worker.sweeper import Sweeper
+from holdfast.worker.ticker import Ticker
 
 _AFTER_GRACE = 5.0  # seconds for cancelled handlers to clean up
 
@@ -103,10 +104,11 @@ class Worker:
         shared, app = self.shared, self._app
         store = await app.open_store()
         self.calls = calls = await self._open(store)
-        self.fetcher = Fetcher(shared, store, drain=self._drain)
         self.recorder = LogWriter(shared, store)
         self.runner = Runner(shared, calls, self.recorder)
         self.settler = Settler(shared, store, self.recorder.flush)
+        self.ticker = Ticker(shared, store, app.declared)
+        self.fetcher = Fetcher(shared, store, drain=self._drain)
         heartbeat = Heartbeat(shared, self._pulse, interrupt=self._interrupt, order=self._obey)
         self.runner.resize(shared.settings.concurrency)
         settling = asyncio.create_task(self.settler.run(), name="holdfast-settler")
@@ -116,6 +118,7 @@ class Worker:
                 ("watchdog", self.runner.watch_deadlines()),
                 ("log_writer", self.recorder.run()),
                 ("sweeper", Sweeper(shared, store).run()),
+                ("ticker", self.ticker.run()),
                 ("reloader", Reloader(shared, self._resize, self._recycle if self.supervised else None).run()),
             )
         ]

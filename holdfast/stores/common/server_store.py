@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from holdfast.core.errors import ForkedConnection, HoldfastError
 from holdfast.core.portal import Portal
-from holdfast.stores.base import Admin, External, Health, Maintenance, Query, Queueing
+from holdfast.stores.base import Admin, External, Health, Maintenance, Query, Queueing, Schedules
 from holdfast.stores.common.requests import awaited_jobs
 
 T = TypeVar("T")
@@ -40,6 +40,7 @@ class Opened(ABC):
     maintenance: Maintenance
     admin: Admin
     query: Query
+    schedules: Schedules
     health: Health
 
     def __init__(self) -> None:
@@ -160,6 +161,10 @@ class ServedStore(ABC, Generic[OpenedT]):
     @property
     def query(self) -> Query:
         return self._open.query
+
+    @property
+    def schedules(self) -> Schedules:
+        return self._open.schedules
 
     @property
     def health(self) -> Health:

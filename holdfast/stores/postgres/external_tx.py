@@ -73,8 +73,7 @@ class PostgresExternal:
     def submit_steps(self, jobs: Sequence[NewJob]) -> StatementFlow[list[Submitted]]:
         if not jobs:
             return []
-        batch = _ascii({"at": self._instant(), "jobs": [_row(job) for job in jobs]})
-        rows = yield Statement(self._sql["enlist"].sql, (batch,))
+        rows = yield Statement(self._sql["enlist"].sql, (encode_batch(jobs, self._instant()),))
         return [Submitted(job_id, created) for job_id, created in map(_texts, rows)]
 
     def complete_steps(self, lease: Lease, result: str | None) -> StatementFlow[Settled]:
@@ -95,6 +94,11 @@ class PostgresExternal:
 
     def _instant(self) -> int | None:
         return None if self._now is None else self._now()
+
+
+def encode_batch(jobs: Sequence[NewJob], instant: int | None) -> str:
+    """Jobs as ``holdfast.enlist`` takes them; ``instant``: None for the server's clock."""
+    return _ascii({"at": instant, "jobs": [_row(job) for job in jobs]})
 
 
 def _another(database: str, place: str) -> Invalid:

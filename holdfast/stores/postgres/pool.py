@@ -376,8 +376,13 @@ class PostgresPool:
                 raise
             raise perhaps_done(error) from error
 
+    @property
+    def instant(self) -> int | None:
+        """For statements: the store's instant; None for the server's own."""
+        return None if self._now is None else self._now()
+
     def _arguments(self, query: NumberedStatement, values: Mapping[str, Any]) -> list[Any]:
-        now = None if self._now is None else self._now()
+        now = self.instant
         return [now if name == "now" else values[name] for name in query.names]
 
     async def call(

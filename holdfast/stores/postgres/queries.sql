@@ -824,3 +824,33 @@ select count(*) from holdfast.job where state = 2 and lease_until <= :now - 6000
 
 -- own: clock
 select :now;
+
+-- ── schedules ──────────────────────────────────────────────────────────────────────────────────────────────────────
+-- name: add_schedule
+insert into holdfast.schedule (name, next_at, revision, document) values (:name, :next_at, :now, :document)
+on conflict do nothing
+returning revision;
+
+-- name: replace_schedule
+update holdfast.schedule set next_at = :next_at, revision = revision + 1, document = :document
+where name = :name and revision = :expected
+returning revision;
+
+-- name: remove_schedule
+delete from holdfast.schedule where name = :name and revision = :expected
+returning revision + 1;
+
+-- own: submit_ticks
+select job_id, created from holdfast.enlist(:batch);
+
+-- name: schedule
+select document, revision from holdfast.schedule where name = :name;
+
+-- name: schedules
+select document, revision from holdfast.schedule where name > :after order by name limit :limit;
+
+-- name: due_schedules
+select document, revision from holdfast.schedule where next_at <= :now order by next_at limit :limit;
+
+-- name: next_schedule
+select :now, (select min(next_at) from holdfast.schedule where next_at > :now);

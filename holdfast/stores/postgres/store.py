@@ -29,6 +29,7 @@ from holdfast.stores.postgres.notifications import PostgresNotifications
 from holdfast.stores.postgres.pool import Connection, PostgresPool, parse_url
 from holdfast.stores.postgres.query import PostgresQuery
 from holdfast.stores.postgres.queueing import PostgresQueueing
+from holdfast.stores.postgres.schedules import PostgresSchedules
 from holdfast.stores.postgres.transport_queries import PostgresTransportQueries
 
 
@@ -79,6 +80,7 @@ class _OpenedPostgres(Opened):
         self.queueing = queueing = PostgresQueueing(links, news, sql, query)
         self.maintenance = maintenance = PostgresMaintenance(links, news, sql, queueing.note_ready)
         self.admin = PostgresAdmin(links, news, sql, queueing.note_ready)
+        self.schedules = PostgresSchedules(links, news, sql, queueing.note_ready)
         self.health = PostgresHealth(links, sql, query)
         self.transport_queries = PostgresTransportQueries(links, news, sql, queueing, maintenance)
         self._migrations = store.migrations

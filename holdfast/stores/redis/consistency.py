@@ -20,8 +20,18 @@ _INDEXED = 64  # jobs a piece of the index, as the scripts have it
 _KIND = re.compile(rb"(-?\d+) \S+ (.*?)\n")
 _STATES = frozenset(b"queued scheduled running failed waiting succeeded dead cancelled".split())
 _TYPES = {
-    b"hash": (b"counts", b"keys", b"tombstones", b"meta"),
-    b"zset": (b"chunks", b"queues", b"due", b"outlived", b"workers", b"ended:dead", b"ended:cancelled", b"setbacks"),
+    b"hash": (b"counts", b"keys", b"tombstones", b"meta", b"schedules"),
+    b"zset": (
+        b"chunks",
+        b"queues",
+        b"due",
+        b"outlived",
+        b"workers",
+        b"ended:dead",
+        b"ended:cancelled",
+        b"setbacks",
+        b"ticks",
+    ),
     b"list": (b"ended:succeeded",),
     b"set": (b"paused",),
     b"string": (b"seq",),

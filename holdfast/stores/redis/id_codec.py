@@ -28,8 +28,15 @@ from holdfast.core.models import (
     as_ulid,
     parse_id,
 )
-from holdfast.stores.base import AT_ONCE, Admin, ClaimRequest, Maintenance, Query, Queueing, Selection
-from holdfast.stores.forwarding import ForwardingAdmin, ForwardingMaintenance, ForwardingQuery, ForwardingQueueing
+from holdfast.core.schedule import ScheduleChange
+from holdfast.stores.base import AT_ONCE, Admin, ClaimRequest, Maintenance, Query, Queueing, Schedules, Selection
+from holdfast.stores.forwarding import (
+    ForwardingAdmin,
+    ForwardingMaintenance,
+    ForwardingQuery,
+    ForwardingQueueing,
+    ForwardingSchedules,
+)
 from holdfast.stores.redis.pool import parse_url
 from holdfast.stores.redis.store import RedisStore
 
@@ -75,6 +82,10 @@ class UlidStore(RedisStore):
     @property
     def query(self) -> Query:
         return UlidQuery(super().query)
+
+    @property
+    def schedules(self) -> Schedules:
+        return UlidSchedules(super().schedules)
 
 
 class UlidQueueing(ForwardingQueueing):
@@ -140,6 +151,15 @@ class UlidMaintenance(ForwardingMaintenance):
 
     async def find_expired(self, *, limit: int) -> list[Job]:
         return _read_jobs(await self._inner.find_expired(limit=limit))
+
+
+class UlidSchedules(ForwardingSchedules):
+    """Schedules, with ids as ULIDs in Redis."""
+
+    async def write(self, change: ScheduleChange) -> int | None:
+        return await self._inner.write(
+            replace(change, jobs=[replace(job, id=encode_id(job.id)) for job in change.jobs])
+        )
 
 
 class UlidQuery(ForwardingQuery):

@@ -137,7 +137,7 @@ LEVELS = ("none", "everysec", "waitaof", "always")
 _NAMES = {"schedule": "schedule", "ready": "ready", "leases": "leases", "job": "job:"}
 """The keys whose names can be chosen, and their names unless they are."""
 _TAKEN = ("meta", "seq", "index:", "chunks", "counts", "queues", "due", "levels:", "quarantine:", "tombstones")
-_TAKEN_TOO = ("ended:", "keys", "outlived", "attempts:", "lines:", "workers", "worker:", "paused")
+_TAKEN_TOO = ("ended:", "keys", "outlived", "attempts:", "lines:", "workers", "worker:", "paused", "schedules", "ticks")
 _CHANNELS = ("news", "orders", "ended", "nothing")
 _OWN = ("namespace", "prefix", "durability", "replicas", "task", "payload", "ids", *_NAMES)
 

@@ -16,6 +16,7 @@ from holdfast.stores.redis.maintenance import RedisMaintenance
 from holdfast.stores.redis.notifications import RedisNotifications
 from holdfast.stores.redis.pool import LEVELS, NamespacePool, parse_url
 from holdfast.stores.redis.queueing import RedisQueueing
+from holdfast.stores.redis.schedules import RedisSchedules
 from holdfast.stores.redis.server_info import EvictionWatch, ServerInfo, may_evict, read_server_info
 
 
@@ -59,6 +60,7 @@ class _OpenedRedis(Opened):
         self.queueing = RedisQueueing(links, news, scripts, query, kinds, eviction)
         self.maintenance = RedisMaintenance(links, news, scripts, kinds, eviction)
         self.admin = RedisAdmin(links, news, scripts, query)
+        self.schedules = RedisSchedules(links, news, scripts, eviction)
         self.health = RedisHealth(links, scripts, query, store.url)
         self._scripts = store.scripts
         super().__init__()

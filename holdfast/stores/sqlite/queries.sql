@@ -546,3 +546,27 @@ select (select count(*) from holdfast_job where state = 0 and queue = '')
 
 -- name: stuck
 select count(*) from holdfast_job where state = 2 and lease_until <= :before;
+
+-- ── schedules ──────────────────────────────────────────────────────────────────────────────────────────────────────
+-- name: add_schedule
+insert into holdfast_schedule (name, next_at, revision, document) values (:name, :next_at, :revision, :document)
+on conflict do nothing;
+
+-- name: replace_schedule
+update holdfast_schedule set next_at = :next_at, revision = revision + 1, document = :document
+where name = :name and revision = :expected;
+
+-- name: remove_schedule
+delete from holdfast_schedule where name = :name and revision = :expected;
+
+-- name: schedule
+select document, revision from holdfast_schedule where name = :name;
+
+-- name: schedules
+select document, revision from holdfast_schedule where name > :after order by name limit :limit;
+
+-- name: due_schedules
+select document, revision from holdfast_schedule where next_at <= :now order by next_at limit :limit;
+
+-- name: next_schedule
+select min(next_at) from holdfast_schedule where next_at > :now;

@@ -71,11 +71,8 @@ class SqliteQueueing(SqliteFamily):
         elif not any(job.key for job in jobs) and self._insert_all(transaction, jobs):
             answers = [Submitted(job.id, True) for job in jobs]
         else:
-            answers = _held(transaction.connection, submit_one_by_one(self._sql, jobs, transaction.now_us))
-        for job, answer in zip(jobs, answers, strict=True):
-            if answer.created:
-                transaction.notify_topic(f"queue:{job.queue}")
-        return answers
+            return submit_in_transaction(transaction, self._sql, jobs)
+        return _notified(transaction, jobs, answers)
 
     def _insert_plain(self, transaction: Transaction, job: NewJob) -> Submitted:
         """Inserts a job that needs one statement: nothing to undo if it exists already."""
@@ -317,6 +314,23 @@ class SqliteQueueing(SqliteFamily):
             opened.wakes.wait_here(topics, timeout, is_settled)
         else:
             await opened.wakes.wait(topics, timeout, is_settled)
+
+
+def submit_in_transaction(
+    transaction: Transaction, statements: Mapping[str, str], jobs: Sequence[NewJob]
+) -> list[Submitted]:
+    """Submits jobs one by one as part of a transaction."""
+    return _notified(
+        transaction, jobs, _held(transaction.connection, submit_one_by_one(statements, jobs, transaction.now_us))
+    )
+
+
+def _notified(transaction: Transaction, jobs: Sequence[NewJob], answers: list[Submitted]) -> list[Submitted]:
+    """The answers; the queues of created jobs are notified after the commit."""
+    for job, answer in zip(jobs, answers, strict=True):
+        if answer.created:
+            transaction.notify_topic(f"queue:{job.queue}")
+    return answers
 
 
 def submit_one_by_one(

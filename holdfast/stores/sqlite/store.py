@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from holdfast.core.errors import ForkedConnection, HoldfastError, StoreMismatch
 from holdfast.core.portal import drive_coroutine
-from holdfast.stores.base import Admin, External, Health, Maintenance, Query, Queueing
+from holdfast.stores.base import Admin, External, Health, Maintenance, Query, Queueing, Schedules
 from holdfast.stores.common.named_sql import (
     Migration,
     chosen_migrations,
@@ -39,6 +39,7 @@ from holdfast.stores.sqlite.maintenance import SqliteMaintenance
 from holdfast.stores.sqlite.opened import OpenedSqlite
 from holdfast.stores.sqlite.query import SqliteQuery
 from holdfast.stores.sqlite.queueing import SqliteQueueing
+from holdfast.stores.sqlite.schedules import SqliteSchedules
 from holdfast.stores.sqlite.writer import Transaction
 
 T = TypeVar("T")
@@ -64,6 +65,7 @@ class SQLiteStore:
         self.maintenance: Maintenance = SqliteMaintenance(*parts)
         self.admin: Admin = SqliteAdmin(*parts)
         self.query: Query = SqliteQuery(*parts)
+        self.schedules: Schedules = SqliteSchedules(*parts)
         self.health: Health = SqliteHealth(*parts)
         self.external: External = SqliteExternal(*parts)
         self._opened: OpenedSqlite | None = None

@@ -1,22 +1,8 @@
--- name: submit
--- Stores a batch of jobs. ARGV: 3 "1" where payloads stay in one piece, 4 number of kinds, the kinds, then runs of jobs, each
--- with what they have in common first: number, kind, when ("" at once, "+delay", "=instant"), "" or "x"; then id and payload
--- of each, with "x" also key, its lifetime and options, "=" before each, "" for none, and "1" where its client chose the id.
--- Answers 1 (created), 0 (known), or the id of the job its key stands for; where any was created, in the end also the
--- number of the last one's submission.
-local whole = ARGV[3] == '1'
-local at = 5 + tonumber(ARGV[4])
-local first = number(ours('GET', P .. 'seq'))
-local seq = first
+-- fragment: storing
+local whole = false
+local first, seq
 local made, owners, answers = {}, {}, {}
 local kinds_here, lists, indexes, delayed = {}, {}, {}, {}
-
-for n = 5, at - 1 do
-    local known = kind_of(ARGV[n])
-    local key = ready_of(known.queue, known.level)
-    lists[key] = lists[key] or { queue = known.queue, level = known.level }
-    kinds_here[n - 4] = { text = ARGV[n], queue = known.queue, list = lists[key], queued = 0, scheduled = 0 }
-end
 
 local function exists(id)
     if made[id] then
@@ -127,48 +113,107 @@ local function store(id, kind, when, payload, key, keep_for, options, given)
     return 1
 end
 
-while at <= #ARGV do
-    local kind, when, each = kinds_here[tonumber(ARGV[at + 1])], ARGV[at + 2], ARGV[at + 3] == 'x' and 6 or 2
-    local last = at + 3 + each * tonumber(ARGV[at])
-    for n = at + 4, last, each do
-        local key, keep_for, options, given = nil, '', '', false
-        if each == 6 then
-            key = ARGV[n + 2] ~= '' and string.sub(ARGV[n + 2], 2) or nil
-            keep_for, options, given = ARGV[n + 3], ARGV[n + 4], ARGV[n + 5] == '1'
-        end
-        answers[#answers + 1] = store(ARGV[n], kind, when, ARGV[n + 1], key, keep_for, options, given)
+-- Stores a batch of jobs, said from ARGV[from] on: "1" where payloads stay in one piece, number of kinds, the kinds, then runs
+-- of jobs, each with what they have in common first: number, kind, when ("" at once, "+delay", "=instant"), "" or "x"; then id
+-- and payload of each, with "x" also key, its lifetime and options, "=" before each, "" for none, and "1" where its client
+-- chose the id. Answers 1 (created), 0 (known), or the id of the job its key stands for; where any was created, in the end
+-- also the number of the last one's submission.
+local function store_batch(from)
+    whole = ARGV[from] == '1'
+    local at = from + 2 + tonumber(ARGV[from + 1])
+    first = number(ours('GET', P .. 'seq'))
+    seq = first
+    for n = from + 2, at - 1 do
+        local known = kind_of(ARGV[n])
+        local key = ready_of(known.queue, known.level)
+        lists[key] = lists[key] or { queue = known.queue, level = known.level }
+        kinds_here[n - from - 1] = { text = ARGV[n], queue = known.queue, list = lists[key], queued = 0, scheduled = 0 }
     end
-    at = last + 1
+
+    while at <= #ARGV do
+        local kind, when, each = kinds_here[tonumber(ARGV[at + 1])], ARGV[at + 2], ARGV[at + 3] == 'x' and 6 or 2
+        local last = at + 3 + each * tonumber(ARGV[at])
+        for n = at + 4, last, each do
+            local key, keep_for, options, given = nil, '', '', false
+            if each == 6 then
+                key = ARGV[n + 2] ~= '' and string.sub(ARGV[n + 2], 2) or nil
+                keep_for, options, given = ARGV[n + 3], ARGV[n + 4], ARGV[n + 5] == '1'
+            end
+            answers[#answers + 1] = store(ARGV[n], kind, when, ARGV[n + 1], key, keep_for, options, given)
+        end
+        at = last + 1
+    end
+
+    for key, list in pairs(lists) do
+        if #list > 0 then
+            ours('ZADD', P .. 'queues', 0, list.queue)
+            if list.level ~= '0' then
+                ours('ZADD', levels_of(list.queue), -number(list.level), list.level)
+            end
+            ours('RPUSH', key, unpack(list))
+        end
+    end
+    for queue, entries in pairs(delayed) do
+        ours('ZADD', schedule_of(queue), unpack(entries))
+        rescheduled[queue] = true
+    end
+    for chunk, entries in pairs(indexes) do
+        ours('HSET', P .. 'index:' .. int(chunk), unpack(entries))
+        ours('ZADD', P .. 'chunks', chunk, chunk)
+    end
+    for _, kind in ipairs(kinds_here) do
+        if kind.queued + kind.scheduled > 0 then
+            count(kind.queue, 'queued', kind.queued)
+            count(kind.queue, 'scheduled', kind.scheduled)
+            tell('news', 'queue:' .. kind.queue)
+        end
+    end
+    if seq > first then
+        local last = int(seq)
+        call('SET', P .. 'seq', last)
+        answers[#answers + 1] = last
+    end
+    return answers
 end
 
-for key, list in pairs(lists) do
-    if #list > 0 then
-        ours('ZADD', P .. 'queues', 0, list.queue)
-        if list.level ~= '0' then
-            ours('ZADD', levels_of(list.queue), -number(list.level), list.level)
-        end
-        ours('RPUSH', key, unpack(list))
-    end
-end
-for queue, entries in pairs(delayed) do
-    ours('ZADD', schedule_of(queue), unpack(entries))
-    rescheduled[queue] = true
-end
-for chunk, entries in pairs(indexes) do
-    ours('HSET', P .. 'index:' .. int(chunk), unpack(entries))
-    ours('ZADD', P .. 'chunks', chunk, chunk)
-end
-for _, kind in ipairs(kinds_here) do
-    if kind.queued + kind.scheduled > 0 then
-        count(kind.queue, 'queued', kind.queued)
-        count(kind.queue, 'scheduled', kind.scheduled)
-        tell('news', 'queue:' .. kind.queue)
-    end
-end
-if seq > first then
-    local last = int(seq)
-    call('SET', P .. 'seq', last)
-    answers[#answers + 1] = last
-end
+-- name: submit (storing)
+-- ARGV from 3 on: the batch. Answers as `store_batch`.
+local stored = store_batch(3)
 finish()
-return answers
+return stored
+
+-- name: write_schedule (storing)
+-- Replaces, adds or removes a schedule if it has the expected revision, and stores the jobs of its ticks. ARGV: 3 name, 4
+-- expected revision, 5 its next tick or "", 6 document, "" to remove it, 7 on: the batch. Answers its revision, or "" and nothing
+-- was changed; and what `store_batch` answers.
+local stands = string.match(ours('HGET', P .. 'schedules', ARGV[3]) or '0', '^(%d+)')
+if stands ~= ARGV[4] then
+    return { '', {} }
+end
+local revision = stands == '0' and NOW or int(tonumber(stands) + 1)
+if ARGV[6] == '' then
+    call('HDEL', P .. 'schedules', ARGV[3])
+else
+    call('HSET', P .. 'schedules', ARGV[3], revision .. ' ' .. ARGV[6])
+end
+if ARGV[5] == '' then
+    ours('ZREM', P .. 'ticks', ARGV[3])
+else
+    ours('ZADD', P .. 'ticks', ARGV[5], ARGV[3])
+end
+local stored = store_batch(7)
+finish()
+return { revision, stored }
+
+-- name: schedules
+-- Schedules, "REVISION DOCUMENT" each: of the name ARGV[4] where ARGV[3] is "one"; else those whose tick has come, up to ARGV[4],
+-- then now and the first tick to come, or "".
+if ARGV[3] == 'one' then
+    return { ours('HGET', P .. 'schedules', ARGV[4]) }
+end
+local due = {}
+for _, name in ipairs(ours('ZRANGEBYSCORE', P .. 'ticks', '-inf', NOW, 'LIMIT', 0, ARGV[4])) do
+    due[#due + 1] = ours('HGET', P .. 'schedules', name) or nil
+end
+local coming = ours('ZRANGEBYSCORE', P .. 'ticks', '(' .. NOW, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+return { due, NOW, coming[2] or '' }

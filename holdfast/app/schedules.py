@@ -1,0 +1,357 @@
+"""Schedules of an application: declared in code, or made at run time by Python, CLI and HTTP."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from typing import Any, Protocol
+
+import msgspec
+from msgspec.structs import replace
+
+from holdfast.app.handle import JobHandle
+from holdfast.app.sync import Blocker, BlockingMethod, BlockingView, requires_loop
+from holdfast.core.errors import Conflict, Invalid, NotFound
+from holdfast.core.events import Events, ScheduleKept
+from holdfast.core.models import MICROSECOND, NewJob, new_id, to_datetime, to_microseconds
+from holdfast.core.schedule import (
+    MAX_BACKFILL,
+    MAX_CATCH_UP,
+    Overlap,
+    Schedule,
+    ScheduleChange,
+    check_timing,
+    iterate_ticks,
+    next_tick,
+    tick_job,
+)
+from holdfast.core.validation import check_metadata, check_name, check_span, check_tags, parse_count, parse_instant
+from holdfast.settings.settings import Settings
+from holdfast.stores.base import Store
+from holdfast.tasks import Registry
+
+_TRIES = 20  # writes that lose a race before a change gives up
+_PAGE = 500
+_OWNED = "code"
+_STATE = ("id", "start_us", "paused", "next_us", "runs", "missed", "skipped", "last_us", "last_job", "revision")
+"""What a schedule has become, beside how it is defined."""
+
+
+class ScheduleOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """When a scheduled job runs, and what happens to runs that are late, overlap or are enough.
+
+    Exactly one of ``cron`` (five fields, in the IANA time zone ``zone``), ``every`` (seconds, a timedelta or text like
+    "5m") and ``at`` (an instant, once). ``catch_up``: missed runs to make up for, the latest ones; 0 skips them.
+    ``jitter``: each run starts up to so much later. ``max_runs``: the schedule ends after so many.
+    """
+
+    cron: str | None = None
+    zone: str = "UTC"
+    every: float | timedelta | str | None = None
+    at: datetime | str | None = None
+    catch_up: int = 1
+    overlap: Overlap | str = Overlap.ALLOW
+    jitter: float | timedelta | str = 0
+    max_runs: int | None = None
+
+
+def draft_schedule(name: str, job: NewJob, options: ScheduleOptions, *, owner: str | None = None) -> Schedule:
+    """The schedule that these options describe, without a next tick. Raises `Invalid`, naming the field."""
+    _check_template(job)
+    every = None if options.every is None else check_span(options.every, "every")
+    at = None if options.at is None else parse_instant(options.at, "at")
+    for field, value in (("cron", options.cron or ""), ("zone", options.zone)):
+        if not isinstance(value, str):
+            raise Invalid(field, value, "give text")
+    check_timing(cron=options.cron, zone=options.zone, every=every, at=at)
+    schedule = Schedule(
+        id=new_id(),
+        name=check_name("schedule", name),
+        job=job,
+        cron=options.cron,
+        zone=options.zone,
+        every_us=None if every is None else every // MICROSECOND,
+        at_us=None if at is None else to_microseconds(at),
+        catch_up=parse_count(options.catch_up, "catch_up", least=0, most=MAX_CATCH_UP, text=False),
+        overlap=_overlap(options.overlap),
+        jitter_us=check_span(options.jitter, "jitter") // MICROSECOND,
+        max_runs=None
+        if options.max_runs is None
+        else parse_count(options.max_runs, "max_runs", least=1, most=1_000_000_000, text=False),
+        owner=owner,
+    )
+    if schedule.jitter_us > timedelta(days=1) // MICROSECOND:
+        raise Invalid("jitter", options.jitter, "give at most 1 day")
+    sample = tick_job(schedule, 0).options
+    if sample is not None:  # with what a schedule adds to them
+        check_tags(sample.tags)
+        check_metadata(sample.metadata)
+    return replace(schedule, job=replace(job, id=""))
+
+
+def _check_template(job: object) -> None:
+    if not isinstance(job, NewJob):
+        raise Invalid("job", job, "give a drafted job: task.new_job(…), or app.draft_job(name, payload)")
+    for field, given in (("delay", job.delay), ("run_at", job.run_at_us), ("key", job.key)):
+        if given is not None:
+            raise Invalid(field, given, f"leave {field} out of a scheduled job: the schedule decides when it runs")
+    if job.given_id:
+        raise Invalid("id", job.id, "leave it out of a scheduled job: each run has an id of its own")
+
+
+def _overlap(value: object) -> Overlap:
+    if not isinstance(value, str) or value not in tuple(Overlap):
+        raise Invalid("overlap", value, f"give one of {', '.join(Overlap)}")
+    return Overlap(value)
+
+
+class ScheduleOwner(Blocker, Protocol):
+    """The application that schedules belong to."""
+
+    settings: Settings
+    registry: Registry
+    events: Events
+
+    async def open_store(self) -> Store: ...
+
+    async def submit(self, job: NewJob, *, connection: Any = None) -> JobHandle[Any]: ...
+
+
+class ScheduleManager:
+    """``app.schedules``: reads and changes schedules while workers run them."""
+
+    def __init__(self, app: ScheduleOwner) -> None:
+        self._app = app
+
+    @property
+    def sync(self) -> BlockingSchedules:
+        """The same methods for blocking callers: ``app.schedules.sync.pause("nightly")``."""
+        return BlockingSchedules(self._app, self)
+
+    @requires_loop
+    async def add(self, /, name: str, job: NewJob, *, replace_existing: bool = False, **options: Any) -> Schedule:
+        """Add a schedule of drafted jobs: ``add("nightly", report.new_job(), cron="0 3 * * *", zone="Europe/Paris")``.
+
+        The options are the fields of ``ScheduleOptions``. Raises `Conflict` if there is one of this name, unless
+        ``replace_existing``; one that code declares is changed there.
+        """
+        draft = draft_schedule(name, job, schedule_options(options))
+        if draft.at_us is not None and draft.at_us <= await self._now_us():
+            raise Invalid("at", to_datetime(draft.at_us).isoformat(), "give an instant in the future")
+
+        def define(known: Schedule | None) -> Schedule | None:
+            if known is None:
+                return draft
+            if known.owner is not None:
+                raise Conflict(f"schedule {name} is declared in code; change it there, or choose another name")
+            if not replace_existing:
+                raise Conflict(f"schedule {name} exists; remove it first, or ask to replace it")
+            return redefined(known, draft)
+
+        return await self._change(name, define)
+
+    @requires_loop
+    async def get(self, name: str) -> Schedule:
+        """The schedule of this name; raises `NotFound` if there is none."""
+        return await self._get(name)
+
+    async def _get(self, name: str) -> Schedule:
+        found = await (await self._app.open_store()).schedules.read(check_name("schedule", name))
+        if not found:
+            raise NotFound(f"there is no schedule {name}")
+        return found[0]
+
+    @requires_loop
+    async def find_all(self) -> list[Schedule]:
+        """All schedules, by name."""
+        store = await self._app.open_store()
+        found: list[Schedule] = []
+        while page := await store.schedules.read(after=found[-1].name if found else "", limit=_PAGE):
+            found += page
+        return found
+
+    @requires_loop
+    async def remove(self, name: str) -> None:
+        """Remove a schedule. The jobs it made stay. One that code declares returns with the next start of a worker."""
+        for _ in range(_TRIES):
+            known = await self._get(name)
+            store = await self._app.open_store()
+            if await store.schedules.write(ScheduleChange(known, known.revision, remove=True)) is not None:
+                return
+        raise Conflict(f"schedule {name} is changed by others at this moment; try again")
+
+    @requires_loop
+    async def pause(self, name: str) -> Schedule:
+        """No tick makes a job until the schedule is resumed; the ticks in between are not missed, but left out."""
+        return await self._change(name, lambda known: replace(_there(known, name), paused=True))
+
+    @requires_loop
+    async def resume(self, name: str) -> Schedule:
+        """Undo ``pause``: the next tick is the first one from now on."""
+        now_us = await self._now_us()
+
+        def resumed(known: Schedule | None) -> Schedule:
+            schedule = _there(known, name)
+            if not schedule.paused:
+                return schedule
+            ended = schedule.max_runs is not None and schedule.runs >= schedule.max_runs
+            return replace(schedule, paused=False, next_us=None if ended else next_tick(schedule, now_us))
+
+        return await self._change(name, resumed)
+
+    @requires_loop
+    async def run(self, name: str) -> JobHandle[Any]:
+        """Submit a job of the schedule now, beside its ticks: whether it is paused, overlaps or has ended."""
+        schedule = await self._get(name)
+        job = tick_job(schedule, await self._now_us())
+        return await self._app.submit(replace(job, id=new_id(), given_id=False, delay=None))
+
+    @requires_loop
+    async def backfill(self, name: str, start: datetime | str, end: datetime | str) -> list[JobHandle[Any]]:
+        """Submit the jobs of all ticks from ``start`` to before ``end``, at most 10,000. A tick whose job is still in
+        the store is not run again: its handle says ``created=False``."""
+        schedule = await self._get(name)
+        first, last = parse_instant(start, "start"), parse_instant(end, "end")
+        if first >= last:
+            raise Invalid("end", end, "give an instant after start")
+        ticks = list(_between(schedule, to_microseconds(first), to_microseconds(last)))
+        if len(ticks) > MAX_BACKFILL:
+            raise Invalid("end", end, f"give a range of at most {MAX_BACKFILL:,} runs")
+        jobs = [replace(tick_job(schedule, tick), delay=None) for tick in ticks]
+        return [await self._app.submit(job) for job in jobs]
+
+    @requires_loop
+    async def next_runs(self, name: str, count: int = 5) -> list[datetime]:
+        """The next ticks of a schedule, in its own time zone; none if it is paused or has ended."""
+        parse_count(count, "count", least=1, most=100, text=False)
+        return upcoming_runs(await self._get(name), count)
+
+    async def reconcile(self, declared: Mapping[str, Schedule]) -> None:
+        """Bring the store in line with the schedules that this application's code declares: add, change, remove.
+
+        An operator's schedule of the same name stays as it is. One that the code declares no more is removed; but where
+        the setting ``schedule_owner`` is not given and its task is not registered here, it stays: it may be another
+        application's.
+        """
+        owner = self._app.settings.schedule_owner or _OWNED
+        for name, draft in declared.items():
+            await self._change(name, _declaring(replace(draft, owner=owner), self._warn))
+        store = await self._app.open_store()
+        after = ""
+        while page := await store.schedules.read(after=after, limit=_PAGE):
+            after = page[-1].name
+            for known in page:
+                if known.owner == owner and known.name not in declared:
+                    await self._withdraw(store, known)
+
+    async def _withdraw(self, store: Store, known: Schedule) -> None:
+        if self._app.settings.schedule_owner is None and self._app.registry.get(known.job.task) is None:
+            self._warn(
+                known.name,
+                f"its task {known.job.task} is not registered here, and no code of this application declares it",
+                f"remove it (holdfast schedule remove {known.name}), or give each application that shares this store "
+                "a schedule_owner of its own",
+            )
+            return
+        await store.schedules.write(ScheduleChange(known, known.revision, remove=True))
+
+    def _warn(self, name: str, problem: str, remedy: str) -> None:
+        self._app.events.emit(ScheduleKept(schedule=name, problem=problem, remedy=remedy))
+
+    async def _change(self, name: str, change: Callable[[Schedule | None], Schedule | None]) -> Schedule:
+        """Writes what ``change`` makes of the present schedule; again if another write came first. None: leave it."""
+        store = await self._app.open_store()
+        for _ in range(_TRIES):
+            known = next(iter(await store.schedules.read(name)), None)
+            changed = change(known)
+            if changed is None or changed == known:
+                assert known is not None  # noqa: S101 - there is nothing to leave as it is
+                return known
+            if known is None or changed.timing != known.timing or changed.start_us != known.start_us:
+                changed = await self._started(changed)
+            revision = await store.schedules.write(ScheduleChange(changed, 0 if known is None else known.revision))
+            if revision is not None:
+                return replace(changed, revision=revision)
+        raise Conflict(f"schedule {name} is changed by others at this moment; try again")
+
+    async def _started(self, schedule: Schedule) -> Schedule:
+        """The schedule with its intervals counted from now, and its first tick."""
+        now_us = await self._now_us()
+        started = replace(schedule, start_us=now_us)
+        return replace(started, next_us=next_tick(started, now_us))
+
+    async def _now_us(self) -> int:
+        return await (await self._app.open_store()).health.server_time_us()
+
+
+class BlockingSchedules(BlockingView):
+    """``app.schedules.sync``: the async methods for blocking callers."""
+
+    __slots__ = ()
+
+    add = BlockingMethod(ScheduleManager.add)
+    get = BlockingMethod(ScheduleManager.get)
+    find_all = BlockingMethod(ScheduleManager.find_all)
+    remove = BlockingMethod(ScheduleManager.remove)
+    pause = BlockingMethod(ScheduleManager.pause)
+    resume = BlockingMethod(ScheduleManager.resume)
+    run = BlockingMethod(ScheduleManager.run)
+    backfill = BlockingMethod(ScheduleManager.backfill)
+    next_runs = BlockingMethod(ScheduleManager.next_runs)
+
+
+def schedule_options(options: Mapping[str, Any]) -> ScheduleOptions:
+    """Options by name; raises `Invalid` for a name that is none."""
+    unknown = set(options) - set(ScheduleOptions.__struct_fields__)
+    if unknown:
+        raise Invalid("option", min(unknown), f"there are these: {', '.join(ScheduleOptions.__struct_fields__)}")
+    return ScheduleOptions(**options)
+
+
+def upcoming_runs(schedule: Schedule, count: int) -> list[datetime]:
+    """The next ticks of a schedule as aware datetimes in its own time zone."""
+    if schedule.due_us is None:
+        return []
+    if schedule.max_runs is not None:
+        count = min(count, max(0, schedule.max_runs - schedule.runs))
+    ticks = itertools.chain([schedule.due_us], iterate_ticks(schedule, schedule.due_us))
+    return [schedule.local_time(tick) for tick in itertools.islice(ticks, count)]
+
+
+def redefined(known: Schedule, draft: Schedule) -> Schedule:
+    """The new definition, with the progress of the schedule that it replaces."""
+    state = {field: getattr(known, field) for field in _STATE}
+    changed = replace(draft, **state)
+    may_run = changed.max_runs is None or changed.runs < changed.max_runs
+    return replace(changed, start_us=0) if known.next_us is None and may_run and draft.at_us is None else changed
+
+
+def _declaring(draft: Schedule, warn: Callable[[str, str, str], None]) -> Callable[[Schedule | None], Schedule | None]:
+    def declare(known: Schedule | None) -> Schedule | None:
+        if known is None:
+            return draft
+        if known.owner != draft.owner:
+            by = "an operator made it" if known.owner is None else f"the code of {known.owner} declares it"
+            warn(known.name, f"{by}, and so it stays", "remove it, or give the one in your code another name")
+            return known
+        return redefined(known, draft)
+
+    return declare
+
+
+def _there(known: Schedule | None, name: str) -> Schedule:
+    if known is None:
+        raise NotFound(f"there is no schedule {name}")
+    return known
+
+
+def _between(schedule: Schedule, first_us: int, last_us: int) -> itertools.islice[int]:
+    ticks = iterate_ticks(replace(schedule, start_us=min(schedule.start_us, _before(schedule, first_us))), first_us - 1)
+    return itertools.islice(itertools.takewhile(lambda tick: tick < last_us, ticks), MAX_BACKFILL + 1)
+
+
+def _before(schedule: Schedule, first_us: int) -> int:
+    """A start of the intervals before an instant, in step with the schedule's own."""
+    every = schedule.every_us or 1
+    return first_us - every - (first_us - schedule.start_us) % every

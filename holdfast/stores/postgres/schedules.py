@@ -1,0 +1,64 @@
+"""Family ``schedules`` of PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from holdfast.core.schedule import DueSchedules, Schedule, ScheduleChange
+from holdfast.stores.common.schedule_codec import decode_schedules, encode_schedule
+from holdfast.stores.postgres.encoding import NumberedStatement, from_text, to_text
+from holdfast.stores.postgres.external_tx import encode_batch
+from holdfast.stores.postgres.maintenance import notify_ready
+from holdfast.stores.postgres.notifications import PostgresNotifications
+from holdfast.stores.postgres.pool import Fetch, PostgresPool, Rows
+
+
+class PostgresSchedules:
+    """Family ``schedules`` of PostgreSQL."""
+
+    def __init__(
+        self,
+        links: PostgresPool,
+        news: PostgresNotifications,
+        statements: Mapping[str, NumberedStatement],
+        ready: Callable[[str], None],
+    ) -> None:
+        self._links = links
+        self._news = news
+        self._sql = statements
+        self._ready = ready
+
+    async def write(self, change: ScheduleChange) -> int | None:
+        async def run_in_transaction(fetch: Fetch) -> int | None:
+            rows = await self._write_row(fetch, change)
+            if rows and change.jobs:
+                await fetch(self._sql["submit_ticks"], batch=encode_batch(change.jobs, self._links.instant))
+            return int(rows[0][0]) if rows else None
+
+        revision = await self._links.transaction(run_in_transaction)
+        if revision is not None and change.jobs:
+            notify_ready(self._news, self._ready, {job.queue for job in change.jobs})
+        return revision
+
+    async def _write_row(self, fetch: Fetch, change: ScheduleChange) -> Rows:
+        schedule, expected = change.schedule, change.expected
+        if change.remove:
+            return await fetch(self._sql["remove_schedule"], name=schedule.name, expected=expected)
+        values = {"name": schedule.name, "next_at": schedule.due_us, "document": to_text(encode_schedule(schedule))}
+        if not expected:
+            return await fetch(self._sql["add_schedule"], **values)
+        return await fetch(self._sql["replace_schedule"], expected=expected, **values)
+
+    async def read(self, name: str | None = None, *, after: str = "", limit: int = 1000) -> list[Schedule]:
+        if name is None:
+            return _schedules(await self._links.fetch(self._sql["schedules"], after=after, limit=limit))
+        return _schedules(await self._links.fetch(self._sql["schedule"], name=name))
+
+    async def due(self, *, limit: int) -> DueSchedules:
+        ((now_us, next_us),) = await self._links.fetch(self._sql["next_schedule"])
+        rows = await self._links.fetch(self._sql["due_schedules"], limit=limit)
+        return DueSchedules(_schedules(rows), now_us, next_us)
+
+
+def _schedules(rows: Rows) -> list[Schedule]:
+    return decode_schedules((from_text(document), revision) for document, revision in rows)

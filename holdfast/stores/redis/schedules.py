@@ -1,0 +1,70 @@
+"""Family ``schedules`` of Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from holdfast.core.models import NewJob
+from holdfast.core.schedule import DueSchedules, Schedule, ScheduleChange
+from holdfast.stores.common.schedule_codec import decode_schedules, encode_schedule
+from holdfast.stores.connections.redis import Script
+from holdfast.stores.redis.encoding import encode_submission
+from holdfast.stores.redis.notifications import RedisNotifications
+from holdfast.stores.redis.pool import NamespacePool
+from holdfast.stores.redis.server_info import EvictionWatch
+
+
+class RedisSchedules:
+    """Family ``schedules`` of Redis."""
+
+    def __init__(
+        self, links: NamespacePool, news: RedisNotifications, scripts: Mapping[str, Script], eviction: EvictionWatch
+    ) -> None:
+        self._links = links
+        self._news = news
+        self._scripts = scripts
+        self._eviction = eviction
+
+    async def write(self, change: ScheduleChange) -> int | None:
+        """One script, so at most as many jobs as ``schedule.MAX_CATCH_UP``."""
+        await self._eviction.refuse_evicting(self._links)
+        schedule = change.schedule
+        revision, stored = await self._links.run(
+            self._scripts["write_schedule"],
+            schedule.name,
+            change.expected,
+            "" if change.remove or schedule.due_us is None else schedule.due_us,
+            "" if change.remove else encode_schedule(schedule),
+            *encode_submission(change.jobs, whole=self._links.address.whole),
+            synced=True,
+        )
+        if not revision:
+            return None
+        self._note_stored(change.jobs, stored)
+        return int(revision)
+
+    def _note_stored(self, jobs: Sequence[NewJob], stored: list[object]) -> None:
+        if len(stored) > len(jobs):
+            number, last = stored.pop(), len(jobs) - 1 - stored[::-1].index(1)
+            self._links.note_stored(
+                int(str(number, "ascii") if isinstance(number, bytes) else str(number)), jobs[last].id
+            )
+        self._news.notify_done({f"queue:{job.queue}" for job in jobs})
+
+    async def read(self, name: str | None = None, *, after: str = "", limit: int = 1000) -> list[Schedule]:
+        if name is not None:
+            return _schedules(await self._links.run(self._scripts["schedules"], "one", name))
+        flat = await self._links.run_command("HGETALL", f"{self._links.address.prefix}schedules")
+        documents = {key.decode(): value for key, value in zip(flat[::2], flat[1::2], strict=True)}
+        names = sorted(each for each in documents if each > after)[:limit]
+        return _schedules([documents[each] for each in names])
+
+    async def due(self, *, limit: int) -> DueSchedules:
+        due, now_us, next_us = await self._links.run(self._scripts["schedules"], "due", limit)
+        return DueSchedules(_schedules(due), int(now_us), int(float(next_us)) if next_us else None)
+
+
+def _schedules(entries: Sequence[bytes | None]) -> list[Schedule]:
+    """Schedules of ``REVISION DOCUMENT`` each."""
+    parts = [entry.partition(b" ") for entry in entries if entry]
+    return decode_schedules([(document, int(revision)) for revision, _, document in parts])

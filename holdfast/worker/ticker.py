@@ -1,0 +1,122 @@
+"""The ticker: submits the jobs of schedules whose tick has come. Any number of workers run one.
+
+Exactly one of them moves a schedule to its next tick: the store compares the schedule's revision, and submits the jobs
+of its ticks in the same transaction.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from msgspec.structs import replace
+
+from holdfast.app.schedules import ScheduleManager
+from holdfast.core.errors import HoldfastError, StoreReplaced, Unavailable
+from holdfast.core.events import ScheduleFired, StoreTrouble
+from holdfast.core.fault_injection import fault_point
+from holdfast.core.models import TERMINAL, JobState, to_datetime
+from holdfast.core.schedule import DueTicks, Overlap, Schedule, ScheduleChange, due_ticks, tick_job
+from holdfast.stores.base import Store
+from holdfast.worker.context import RetryDelay, WorkerContext
+
+_BATCH = 100  # schedules of one look
+_NOT_STARTED = frozenset({JobState.SCHEDULED, JobState.WAITING, JobState.QUEUED, JobState.FAILED})
+
+
+class Ticker:
+    """Fires schedules at their ticks."""
+
+    def __init__(self, shared: WorkerContext, store: Store, declared: Mapping[str, Schedule]) -> None:
+        self._shared = shared
+        self._store = store
+        self._declared = declared
+        self._patience = RetryDelay(shared, "ticker")
+        self._reconciled = False
+        self.next_tick = math.inf
+        """The clock's reading when the next schedule is due, as far as this worker knows."""
+
+    async def run(self) -> None:
+        """Wakes at the next tick, or within a sweep's interval: other programs may have added an earlier one."""
+        shared = self._shared
+        while True:
+            if shared.settings.role == "follower":
+                await shared.clock.sleep(shared.settings.sweep.total_seconds())
+                continue
+            try:
+                pause = await self._fire_due()
+            except HoldfastError as error:
+                await self._patience.wait_after(error)
+            else:
+                self._patience.reset()
+                await shared.clock.sleep(pause)
+
+    async def _fire_due(self) -> float:
+        """Fires what is due; returns the seconds to sleep."""
+        if not self._reconciled:
+            await ScheduleManager(self._shared.app).reconcile(self._declared)
+            self._reconciled = True
+        longest = self._shared.settings.sweep.total_seconds()
+        due = await self._store.schedules.due(limit=_BATCH)
+        moved = 0
+        for schedule in due.schedules:
+            moved += await self._try_fire(schedule, due.now_us)
+        if moved:  # it has a next tick, which may have come too
+            return 0.0
+        left = math.inf if due.next_us is None else max(0.0, (due.next_us - due.now_us) / 1e6)
+        self.next_tick = self._shared.clock.monotonic() + left
+        return min(longest, left)
+
+    async def _try_fire(self, schedule: Schedule, now_us: int) -> bool:
+        """Fires one schedule. One that cannot be fired is reported, and holds up no other."""
+        try:
+            return await self._fire(schedule, now_us)
+        except (Unavailable, StoreReplaced):
+            raise
+        except HoldfastError as error:
+            text = f"schedule {schedule.name} cannot be run: {error}"
+            pause = self._shared.settings.sweep.total_seconds()
+            self._shared.emit(StoreTrouble(service="ticker", error=text, retry_in=pause))
+            return False
+
+    async def _fire(self, schedule: Schedule, now_us: int) -> bool:
+        due = due_ticks(schedule, now_us)
+        run = due.run if await self._may_run(schedule, due) else []
+        jobs = [tick_job(schedule, tick) for tick in run]
+        changed = replace(
+            schedule,
+            next_us=due.next_us,
+            runs=schedule.runs + len(run),
+            missed=schedule.missed + due.missed,
+            skipped=schedule.skipped + len(due.run) - len(run),
+            last_us=run[-1] if run else schedule.last_us,
+            last_job=jobs[-1].id if jobs else schedule.last_job,
+        )
+        fault_point("tick.before_write")
+        if await self._store.schedules.write(ScheduleChange(changed, schedule.revision, jobs)) is None:
+            return False  # another worker's ticker fired it, or an operator changed it: the next look sees
+        fault_point("tick.after_write")
+        self._shared.emit(
+            ScheduleFired(
+                schedule=schedule.name,
+                task=schedule.job.task,
+                tick=to_datetime((due.run or [schedule.next_us or now_us])[-1]),
+                job_ids=[job.id for job in jobs],
+                late=max(0.0, (now_us - run[-1]) / 1e6) if run else 0.0,
+                missed=due.missed,
+                skipped=len(due.run) - len(run),
+            )
+        )
+        return True
+
+    async def _may_run(self, schedule: Schedule, due: DueTicks) -> bool:
+        """Whether the policy for overlaps lets the tick run beside the job of the one before."""
+        if schedule.overlap is Overlap.ALLOW or schedule.last_job is None or not due.run:
+            return True
+        (previous,) = await self._store.query.summaries([schedule.last_job])
+        if previous is None or previous.state in TERMINAL:
+            return True
+        if schedule.overlap is Overlap.CANCEL_PREVIOUS:
+            await self._store.admin.cancel([previous.id])
+            return True
+        return schedule.overlap is Overlap.QUEUE_ONE and previous.state not in _NOT_STARTED

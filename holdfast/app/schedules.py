@@ -140,16 +140,16 @@ class ScheduleManager:
         if draft.at_us is not None and draft.at_us <= await self._now_us():
             raise Invalid("at", to_datetime(draft.at_us).isoformat(), "give an instant in the future")
 
-        def define(known: Schedule | None) -> Schedule | None:
+        def new_definition(known: Schedule | None) -> Schedule | None:
             if known is None:
                 return draft
             if known.owner is not None:
                 raise Conflict(f"schedule {name} is declared in code; change it there, or choose another name")
             if not replace_existing:
                 raise Conflict(f"schedule {name} exists; remove it first, or ask to replace it")
-            return redefined(known, draft)
+            return keep_progress(known, draft)
 
-        return await self._change(name, define)
+        return await self._change(name, new_definition)
 
     @requires_loop
     async def get(self, name: str) -> Schedule:
@@ -157,7 +157,7 @@ class ScheduleManager:
         return await self._get(name)
 
     async def _get(self, name: str) -> Schedule:
-        found = await (await self._app.open_store()).schedules.read(check_name("schedule", name))
+        found = await (await self._app.open_store()).schedules.read_schedules(check_name("schedule", name))
         if not found:
             raise NotFound(f"there is no schedule {name}")
         return found[0]
@@ -167,7 +167,7 @@ class ScheduleManager:
         """All schedules, by name."""
         store = await self._app.open_store()
         found: list[Schedule] = []
-        while page := await store.schedules.read(after=found[-1].name if found else "", limit=_PAGE):
+        while page := await store.schedules.read_schedules(after=found[-1].name if found else "", limit=_PAGE):
             found += page
         return found
 
@@ -177,7 +177,7 @@ class ScheduleManager:
         for _ in range(_TRIES):
             known = await self._get(name)
             store = await self._app.open_store()
-            if await store.schedules.write(ScheduleChange(known, known.revision, remove=True)) is not None:
+            if await store.schedules.write_schedule(ScheduleChange(known, known.revision, remove=True)) is not None:
                 return
         raise Conflict(f"schedule {name} is changed by others at this moment; try again")
 
@@ -191,14 +191,14 @@ class ScheduleManager:
         """Undo ``pause``: the next tick is the first one from now on."""
         now_us = await self._now_us()
 
-        def resumed(known: Schedule | None) -> Schedule:
+        def resume_from_now(known: Schedule | None) -> Schedule:
             schedule = _there(known, name)
             if not schedule.paused:
                 return schedule
             ended = schedule.max_runs is not None and schedule.runs >= schedule.max_runs
             return replace(schedule, paused=False, next_us=None if ended else next_tick(schedule, now_us))
 
-        return await self._change(name, resumed)
+        return await self._change(name, resume_from_now)
 
     @requires_loop
     async def run(self, name: str) -> JobHandle[Any]:
@@ -239,7 +239,7 @@ class ScheduleManager:
             await self._change(name, _declaring(replace(draft, owner=owner), self._warn))
         store = await self._app.open_store()
         after = ""
-        while page := await store.schedules.read(after=after, limit=_PAGE):
+        while page := await store.schedules.read_schedules(after=after, limit=_PAGE):
             after = page[-1].name
             for known in page:
                 if known.owner == owner and known.name not in declared:
@@ -254,7 +254,7 @@ class ScheduleManager:
                 "a schedule_owner of its own",
             )
             return
-        await store.schedules.write(ScheduleChange(known, known.revision, remove=True))
+        await store.schedules.write_schedule(ScheduleChange(known, known.revision, remove=True))
 
     def _warn(self, name: str, problem: str, remedy: str) -> None:
         self._app.events.emit(ScheduleKept(schedule=name, problem=problem, remedy=remedy))
@@ -263,14 +263,16 @@ class ScheduleManager:
         """Writes what ``change`` makes of the present schedule; again if another write came first. None: leave it."""
         store = await self._app.open_store()
         for _ in range(_TRIES):
-            known = next(iter(await store.schedules.read(name)), None)
+            known = next(iter(await store.schedules.read_schedules(name)), None)
             changed = change(known)
             if changed is None or changed == known:
                 assert known is not None  # noqa: S101 - there is nothing to leave as it is
                 return known
             if known is None or changed.timing != known.timing or changed.start_us != known.start_us:
                 changed = await self._started(changed)
-            revision = await store.schedules.write(ScheduleChange(changed, 0 if known is None else known.revision))
+            revision = await store.schedules.write_schedule(
+                ScheduleChange(changed, 0 if known is None else known.revision)
+            )
             if revision is not None:
                 return replace(changed, revision=revision)
         raise Conflict(f"schedule {name} is changed by others at this moment; try again")
@@ -319,7 +321,7 @@ def upcoming_runs(schedule: Schedule, count: int) -> list[datetime]:
     return [schedule.local_time(tick) for tick in itertools.islice(ticks, count)]
 
 
-def redefined(known: Schedule, draft: Schedule) -> Schedule:
+def keep_progress(known: Schedule, draft: Schedule) -> Schedule:
     """The new definition, with the progress of the schedule that it replaces."""
     state = {field: getattr(known, field) for field in _STATE}
     changed = replace(draft, **state)
@@ -328,16 +330,16 @@ def redefined(known: Schedule, draft: Schedule) -> Schedule:
 
 
 def _declaring(draft: Schedule, warn: Callable[[str, str, str], None]) -> Callable[[Schedule | None], Schedule | None]:
-    def declare(known: Schedule | None) -> Schedule | None:
+    def declared_over(known: Schedule | None) -> Schedule | None:
         if known is None:
             return draft
         if known.owner != draft.owner:
             by = "an operator made it" if known.owner is None else f"the code of {known.owner} declares it"
             warn(known.name, f"{by}, and so it stays", "remove it, or give the one in your code another name")
             return known
-        return redefined(known, draft)
+        return keep_progress(known, draft)
 
-    return declare
+    return declared_over
 
 
 def _there(known: Schedule | None, name: str) -> Schedule:

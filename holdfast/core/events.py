@@ -281,8 +281,7 @@ class WorkerStopped(Event, frozen=True, kw_only=True):
 
 
 class HandlersLeft(Event, frozen=True, kw_only=True):
-    """A worker process ends though handlers of jobs it gave back still run: threads that do not end, and coroutines
-    that swallow their cancellation. They end with the process, wherever they are."""
+    """A worker process ends while handlers of released jobs still run; they end with it, wherever they are."""
 
     level: ClassVar[str] = "warning"
     worker_id: str
@@ -355,18 +354,10 @@ class ApiChange(Event, frozen=True, kw_only=True):
     ids: list[str]
 
 
-class ApiSubmission(Event, frozen=True, kw_only=True):
+class ApiSubmission(ApiChange, frozen=True, kw_only=True):
     """The same for what comes by the thousand: submissions, claims and settlements."""
 
     level: ClassVar[str] = "debug"
-    operation: str
-    who: str
-    address: str
-    request_id: str
-    target: str
-    status: int
-    count: int
-    ids: list[str]
 
 
 class AuditFailed(Event, frozen=True, kw_only=True):
@@ -445,7 +436,7 @@ class Events:
 
 
 KINDS: tuple[type[Event], ...] = tuple(
-    kind for base in (Event, TaskEvent) for kind in base.__subclasses__() if kind is not TaskEvent
+    kind for base in (Event, TaskEvent, ApiChange) for kind in base.__subclasses__() if kind is not TaskEvent
 )
 """Every kind of event there is that a log line can tell."""
 

@@ -7,8 +7,9 @@ the same write that submits the jobs of its ticks, and the job's id is derived f
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import NamedTuple
@@ -261,3 +262,24 @@ def _marked(schedule: Schedule, tick: str) -> Options:
     options = schedule.job.options or Options()
     metadata = {**(options.metadata or {}), "schedule": schedule.name, "scheduled_for": tick}
     return replace(options, tags=(*options.tags, schedule_tag(schedule.name)), metadata=metadata)
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Schedule).decode
+
+
+def encode_schedule(schedule: Schedule) -> str:
+    """The JSON document that a store keeps, without the revision, which stands beside it."""
+    return _encode(replace(schedule, revision=0)).decode()
+
+
+def decode_schedules(rows: Iterable[tuple[str | bytes, int]]) -> list[Schedule]:
+    """Schedules of documents and revisions. One that another program spoiled is left out, with a warning."""
+    schedules = []
+    for document, revision in rows:
+        try:
+            schedules.append(replace(_decode(document), revision=revision))
+        except msgspec.MsgspecError as error:
+            text = "a stored schedule cannot be read, and makes no jobs: %s; remove and add it again"
+            logging.getLogger(__name__).warning(text, error)
+    return schedules

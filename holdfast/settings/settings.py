@@ -198,8 +198,7 @@ class Settings(HttpSettings, MetricsSettings):
     schedule_owner = Setting(
         optional("none", WORKER_ID),
         "none",
-        "Name of this application among those that share the store: it owns the schedules that its code declares, and "
-        "removes those that the code no longer declares.",
+        "Name of the application, among those on one store, in whose code schedules are.",
     )
     keep_succeeded = Setting(
         optional("forever", duration("0s", "36500d")), "7d", "How long succeeded jobs and their results are kept."

@@ -258,17 +258,17 @@ class Health(Protocol):
 class Schedules(Protocol):
     """Recurring jobs. What is due, and when next, ``core/schedule.py`` computes; the store keeps it."""
 
-    async def write(self, change: ScheduleChange) -> int | None:
+    async def write_schedule(self, change: ScheduleChange) -> int | None:
         """Replace, add or remove a schedule and submit the jobs of its ticks, in one transaction, if it still has the
         expected revision. Returns its revision; None: another write came first, and nothing was changed.
 
         The revision of a new schedule begins at the store's clock, so that no earlier life of its name reached it.
         """
 
-    async def read(self, name: str | None = None, *, after: str = "", limit: int = 1000) -> list[Schedule]:
+    async def read_schedules(self, name: str | None = None, *, after: str = "", limit: int = 1000) -> list[Schedule]:
         """The schedule of this name, or a page of all of them by name, beginning behind ``after``."""
 
-    async def due(self, *, limit: int) -> DueSchedules:
+    async def due_schedules(self, *, limit: int) -> DueSchedules:
         """Schedules whose tick has come, the earliest first."""
 
 

@@ -261,14 +261,16 @@ class ForwardingSchedules:
         self._inner = inner
         self._intercept = intercept
 
-    async def write(self, change: ScheduleChange) -> int | None:
-        return await self._intercept("write_schedule", lambda: self._inner.write(change))
+    async def write_schedule(self, change: ScheduleChange) -> int | None:
+        return await self._intercept("write_schedule", lambda: self._inner.write_schedule(change))
 
-    async def read(self, name: str | None = None, *, after: str = "", limit: int = 1000) -> list[Schedule]:
-        return await self._intercept("read_schedules", lambda: self._inner.read(name, after=after, limit=limit))
+    async def read_schedules(self, name: str | None = None, *, after: str = "", limit: int = 1000) -> list[Schedule]:
+        return await self._intercept(
+            "read_schedules", lambda: self._inner.read_schedules(name, after=after, limit=limit)
+        )
 
-    async def due(self, *, limit: int) -> DueSchedules:
-        return await self._intercept("due_schedules", lambda: self._inner.due(limit=limit))
+    async def due_schedules(self, *, limit: int) -> DueSchedules:
+        return await self._intercept("due_schedules", lambda: self._inner.due_schedules(limit=limit))
 
 
 class ForwardingHealth:

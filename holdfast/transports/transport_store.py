@@ -226,9 +226,9 @@ class TransportSchedules(ForwardingSchedules):
         super().__init__(inner)
         self._transport = transport
 
-    async def write(self, change: ScheduleChange) -> int | None:
+    async def write_schedule(self, change: ScheduleChange) -> int | None:
         """Write, and announce the jobs. An id that was there before is announced once more, which does no harm."""
-        revision = await self._inner.write(change)
+        revision = await self._inner.write_schedule(change)
         if revision is not None:
             await self._transport.announce_new(change.jobs)
         return revision

@@ -57,7 +57,7 @@ class Ticker:
             await ScheduleManager(self._shared.app).reconcile(self._declared)
             self._reconciled = True
         longest = self._shared.settings.sweep.total_seconds()
-        due = await self._store.schedules.due(limit=_BATCH)
+        due = await self._store.schedules.due_schedules(limit=_BATCH)
         moved = 0
         for schedule in due.schedules:
             moved += await self._try_fire(schedule, due.now_us)
@@ -93,7 +93,7 @@ class Ticker:
             last_job=jobs[-1].id if jobs else schedule.last_job,
         )
         fault_point("tick.before_write")
-        if await self._store.schedules.write(ScheduleChange(changed, schedule.revision, jobs)) is None:
+        if await self._store.schedules.write_schedule(ScheduleChange(changed, schedule.revision, jobs)) is None:
             return False  # another worker's ticker fired it, or an operator changed it: the next look sees
         fault_point("tick.after_write")
         self._shared.emit(

@@ -36,7 +36,7 @@ BATCH = 50
 PAGES = 30 * BATCH
 """Buffers that a statement may touch for a batch: each row with its index paths, several times over."""
 NOW = 1_000_000_000_000
-LARGE_TABLES = {"job", "key", "tag", "attempt", "line"}
+LARGE_TABLES = {"job", "key", "tag", "attempt", "line", "schedule"}
 
 FILL = """
 insert into {schema}.job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, claims, losses, tier,
@@ -56,7 +56,9 @@ insert into {schema}.tag (tag, job_id) select 'tagged', id from {schema}.job;
 insert into {schema}.attempt (job_id, claims, attempt, ended_at, state)
 select id, 1, 1, {now} - seq, 3 from {schema}.job;
 insert into {schema}.line (job_id, claims, number, attempt, at, level, text)
-select id, 1, 1, 1, {now}, 'info', 'said' from {schema}.job
+select id, 1, 1, 1, {now}, 'info', 'said' from {schema}.job;
+insert into {schema}.schedule (name, next_at, revision, document)
+select 'schedule-' || n, case when n % 3 > 0 then {now} + n - 100 end, 1, '{{}}' from generate_series(1, 20000) n
 """
 
 
@@ -168,6 +170,12 @@ CASES = [
         ("job_ready(queue)", "job_waiting(queue)", "job_due(queue)", "job_ended(state, ended_at)"),
         {"most": BATCH, "ended": [5, 6, 7], "recent": 1_000_000},
     ),
+    Case("replace_schedule", ("schedule_pkey(name)",)),
+    Case("remove_schedule", ("schedule_pkey(name)",)),
+    Case("schedule", ("schedule_pkey(name)",)),
+    Case("schedules", ("schedule_pkey(name)",)),
+    Case("due_schedules", ("schedule_due(next_at)",)),
+    Case("next_schedule", ("schedule_due(next_at)",)),
     Case("find", ("job_pkey(id)", "key_of(job_id)")),
     Case("find", ("job_pkey(id)",), {"before": ids(6)[0]}),
     Case("find", ("job_pkey(id)",), {"tag": "tagged"}),
@@ -235,6 +243,11 @@ VALUES: dict[str, Any] = {
     "before": "ffffffff-ffff-ffff-ffff-ffffffffffff",
     **dict.fromkeys(("running", "succeeded", "failed", "concurrency", "pid"), 1),
     "host": "here",
+    "name": "schedule-7",
+    "after": "schedule-5",
+    "expected": 1,
+    "next_at": NOW,
+    "document": "{}",
 }
 """What the statements are given, unless their case says otherwise."""
 OWN = {

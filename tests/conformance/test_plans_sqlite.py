@@ -92,6 +92,8 @@ HOT: dict[str, tuple[str, ...]] = {
     "delete_worker": ("PRIMARY KEY",),
     "oldest_ready": ("holdfast_job_ready",),
     **dict.fromkeys(("find_ended", "choose_ended", "count_ended"), ("holdfast_job_unsuccessful",)),
+    **dict.fromkeys(("replace_schedule", "remove_schedule", "schedule", "schedules"), ("PRIMARY KEY",)),
+    **dict.fromkeys(("due_schedules", "next_schedule"), ("holdfast_schedule_due",)),
     "glance_queues": ("holdfast_job_ready", "holdfast_job_waiting", "holdfast_job_due"),
     "glance": (
         "holdfast_job_ready",
@@ -108,7 +110,9 @@ FEW_QUEUES = "a row for each queue that was ever paused"
 FEW_WORKERS = "a row for each worker"
 BY_HAND = "an operator's question, rare and bounded, that the table answers in its own order"
 COLD = {
-    **dict.fromkeys(("insert_job", "insert_single_job", "insert_attempt", "insert_line", "upsert_worker"), AS_GIVEN),
+    **dict.fromkeys(
+        ("insert_job", "insert_single_job", "insert_attempt", "insert_line", "upsert_worker", "add_schedule"), AS_GIVEN
+    ),
     **dict.fromkeys(("paused_queues", "known_queues", "set_paused"), FEW_QUEUES),
     **dict.fromkeys(("workers", "order_workers", "prune_workers"), FEW_WORKERS),
     **dict.fromkeys(("choose", "count", "stuck", "unnamed_queue_jobs"), BY_HAND),
@@ -142,6 +146,10 @@ PARAMETERS: dict[str, object] = {
     "state": 5,
     "states": "[6]",
     "worker": None,
+    "name": "schedule-7",
+    "expected": 1,
+    "revision": 1,
+    "document": "{}",
 }
 """What the statements are given; a parameter not named here is null."""
 
@@ -169,6 +177,11 @@ from n limit :most
 FILL_KEYS = """
 insert into holdfast_key (key, job_id, keep_until)
 select 'key of ' || id, id, iif(seq % 2, :now + 1000000, null) from holdfast_job
+"""
+FILL_SCHEDULES = """
+with recursive n (n) as (values (1) union all select n + 1 from n where n < :rows)
+insert into holdfast_schedule (name, next_at, revision, document)
+select 'schedule-' || n, iif(n % 3, :now + n - :rows / 2, null), 1, '{}' from n
 """
 
 Statistics = dict[str, list[tuple[Any, ...]]]
@@ -202,6 +215,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Statistics]:
         _fill(connection, 0, block=8, most=SUSPECTS, losses=1)
         _fill(connection, 0, block=9, most=SUSPECTS, losses=2)
         connection.execute(FILL_KEYS, {"now": NOW})
+        connection.execute(FILL_SCHEDULES, {"now": NOW, "rows": ROWS})
         said["full"] = _statistics(connection)
         connection.commit()
     return path, said

@@ -29,7 +29,7 @@ def schedule_of(name: str = "nightly", **fields: Any) -> Schedule:
 
 
 async def added(store: Store, schedule: Schedule) -> Schedule:
-    revision = await store.schedules.write(ScheduleChange(schedule, 0))
+    revision = await store.schedules.write_schedule(ScheduleChange(schedule, 0))
     assert revision is not None
     return replace(schedule, revision=revision)
 
@@ -51,8 +51,8 @@ async def test_schedule_comes_back_as_it_was_written(store: Store, clock: Manual
         ),
     )
 
-    assert await store.schedules.read("nightly") == [written]
-    assert await store.schedules.read("other") == []
+    assert await store.schedules.read_schedules("nightly") == [written]
+    assert await store.schedules.read_schedules("other") == []
     assert written.revision == clock()
 
 
@@ -61,13 +61,13 @@ async def test_write_with_another_revision_changes_nothing(store: Store, clock: 
     moved = replace(first, runs=1)
     job = new_job()
 
-    assert await store.schedules.write(ScheduleChange(first, 0, [job])) is None
-    assert await store.schedules.write(ScheduleChange(moved, first.revision + 1, [job])) is None
-    assert await store.schedules.write(ScheduleChange(moved, first.revision - 1, [job], remove=True)) is None
-    assert await store.schedules.write(ScheduleChange(replace(moved, name="other"), 5, [job])) is None
+    assert await store.schedules.write_schedule(ScheduleChange(first, 0, [job])) is None
+    assert await store.schedules.write_schedule(ScheduleChange(moved, first.revision + 1, [job])) is None
+    assert await store.schedules.write_schedule(ScheduleChange(moved, first.revision - 1, [job], remove=True)) is None
+    assert await store.schedules.write_schedule(ScheduleChange(replace(moved, name="other"), 5, [job])) is None
 
-    assert await store.schedules.read("nightly") == [first]
-    assert await store.schedules.read("other") == []
+    assert await store.schedules.read_schedules("nightly") == [first]
+    assert await store.schedules.read_schedules("other") == []
     assert await store.query.get(job.id) is None
 
 
@@ -75,7 +75,7 @@ async def test_write_submits_its_jobs_and_wakes_their_queue(store: Store, clock:
     first = await added(store, schedule_of(next_us=clock()))
     ready, later = new_job(given_id=True), new_job(delay=None, run_at_us=clock() + SECOND_US)
 
-    revision = await store.schedules.write(
+    revision = await store.schedules.write_schedule(
         ScheduleChange(replace(first, next_us=clock() + SECOND_US), first.revision, [ready, later])
     )
 
@@ -89,7 +89,7 @@ async def test_job_that_is_there_already_stays_one(store: Store, clock: ManualCl
     job = new_job(given_id=True)
     await store.queueing.submit([job])
 
-    assert await store.schedules.write(ScheduleChange(first, first.revision, [job])) == first.revision + 1
+    assert await store.schedules.write_schedule(ScheduleChange(first, first.revision, [job])) == first.revision + 1
     assert await store.query.count(JobFilter()) == 1
 
 
@@ -98,7 +98,7 @@ async def test_only_one_of_many_writers_moves_a_schedule(opener: Opener, store: 
     stores = [store, await opener(), await opener()]
     changes = [ScheduleChange(replace(first, runs=n + 1), first.revision, [new_job()]) for n in range(12)]
 
-    answers = await asyncio.gather(*[stores[n % 3].schedules.write(each) for n, each in enumerate(changes)])
+    answers = await asyncio.gather(*[stores[n % 3].schedules.write_schedule(each) for n, each in enumerate(changes)])
 
     assert [answer for answer in answers if answer is not None] == [first.revision + 1]
     assert await store.query.count(JobFilter()) == 1
@@ -106,20 +106,22 @@ async def test_only_one_of_many_writers_moves_a_schedule(opener: Opener, store: 
 
 async def test_removed_name_begins_anew_behind_every_earlier_revision(store: Store, clock: ManualClock) -> None:
     first = await added(store, schedule_of(next_us=clock()))
-    second_revision = await store.schedules.write(ScheduleChange(first, first.revision))
+    second_revision = await store.schedules.write_schedule(ScheduleChange(first, first.revision))
     assert second_revision is not None
-    assert await store.schedules.write(ScheduleChange(first, second_revision, remove=True)) == second_revision + 1
-    assert await store.schedules.read() == []
+    assert (
+        await store.schedules.write_schedule(ScheduleChange(first, second_revision, remove=True)) == second_revision + 1
+    )
+    assert await store.schedules.read_schedules() == []
     clock.advance(1)
 
     again = await added(store, schedule_of(next_us=clock()))
 
     assert again.revision > second_revision
-    assert await store.schedules.write(ScheduleChange(first, first.revision, [new_job()])) is None
+    assert await store.schedules.write_schedule(ScheduleChange(first, first.revision, [new_job()])) is None
 
 
 async def test_due_says_what_has_come_and_when_the_next_comes(store: Store, clock: ManualClock) -> None:
-    nothing = await store.schedules.due(limit=10)
+    nothing = await store.schedules.due_schedules(limit=10)
     assert (nothing.schedules, nothing.now_us, nothing.next_us) == ([], clock(), None)
     for n in (3, 1, 2):
         await added(store, schedule_of(f"s{n}", next_us=clock() + n * SECOND_US))
@@ -127,11 +129,11 @@ async def test_due_says_what_has_come_and_when_the_next_comes(store: Store, cloc
     await added(store, schedule_of("ended", next_us=None))
     clock.advance(2)
 
-    due = await store.schedules.due(limit=10)
+    due = await store.schedules.due_schedules(limit=10)
 
     assert [each.name for each in due.schedules] == ["s1", "s2"]
     assert (due.now_us, due.next_us) == (clock(), clock() + SECOND_US)
-    assert [each.name for each in (await store.schedules.due(limit=1)).schedules] == ["s1"]
+    assert [each.name for each in (await store.schedules.due_schedules(limit=1)).schedules] == ["s1"]
 
 
 async def test_schedules_are_read_in_pages_by_name(store: Store) -> None:
@@ -139,6 +141,6 @@ async def test_schedules_are_read_in_pages_by_name(store: Store) -> None:
     for name in reversed(names):
         await added(store, schedule_of(name))
 
-    assert [each.name for each in await store.schedules.read()] == names
-    assert [each.name for each in await store.schedules.read(after="s-002", limit=3)] == names[3:6]
-    assert await store.schedules.read(after="s-006") == []
+    assert [each.name for each in await store.schedules.read_schedules()] == names
+    assert [each.name for each in await store.schedules.read_schedules(after="s-002", limit=3)] == names[3:6]
+    assert await store.schedules.read_schedules(after="s-006") == []

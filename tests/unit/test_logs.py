@@ -51,6 +51,7 @@ SAMPLES: dict[Any, object] = {
     float: 0.5,
     str | None: "text",
     float | None: None,
+    datetime: datetime(2031, 1, 1, tzinfo=UTC),
     datetime | None: datetime(2031, 1, 1, tzinfo=UTC),
     dict[str, str]: {"lease": "30s"},
     list[str]: ["text"],
@@ -123,7 +124,7 @@ def test_each_event_is_one_json_line_with_its_fields(kind: type[Event]) -> None:
     moment = datetime.fromisoformat(fields.pop("timestamp"))
     assert moment.tzinfo == UTC
     assert abs(moment.timestamp() - datetime.now(UTC).timestamp()) < 60
-    instants = dict.fromkeys(("locked_until", "retry_at", "deferred_until"), "2031-01-01T00:00:00Z")
+    instants = dict.fromkeys(("locked_until", "retry_at", "deferred_until", "tick"), "2031-01-01T00:00:00Z")
     assert (fields.pop("level"), fields.pop("event")) == (kind.level, kind.name)
     assert fields == {name: instants.get(name, getattr(_sample(kind), name)) for name in kind.__struct_fields__}
 

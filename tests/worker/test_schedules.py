@@ -311,7 +311,9 @@ async def test_unusable_schedule_holds_up_no_other(app: Holdfast) -> None:
         broken = await app.schedules.add("broken", tick.new_job(), cron="* * * * *")
         await app.schedules.add("sound", tick.new_job(), cron="* * * * *")
         store = await app.open_store()
-        await store.schedules.write(ScheduleChange(replace(broken, zone="Atlantis/Poseidonis"), broken.revision))
+        await store.schedules.write_schedule(
+            ScheduleChange(replace(broken, zone="Atlantis/Poseidonis"), broken.revision)
+        )
         await harnessed.start()
         await harnessed.advance(3 * MINUTE + 1)
         assert (await app.schedules.get("sound")).runs == 3

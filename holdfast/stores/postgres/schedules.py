@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from holdfast.core.schedule import DueSchedules, Schedule, ScheduleChange
-from holdfast.stores.common.schedule_codec import decode_schedules, encode_schedule
+from holdfast.core.schedule import DueSchedules, Schedule, ScheduleChange, decode_schedules, encode_schedule
 from holdfast.stores.postgres.encoding import NumberedStatement, from_text, to_text
 from holdfast.stores.postgres.external_tx import encode_batch
 from holdfast.stores.postgres.maintenance import notify_ready
@@ -28,7 +27,7 @@ class PostgresSchedules:
         self._sql = statements
         self._ready = ready
 
-    async def write(self, change: ScheduleChange) -> int | None:
+    async def write_schedule(self, change: ScheduleChange) -> int | None:
         async def run_in_transaction(fetch: Fetch) -> int | None:
             rows = await self._write_row(fetch, change)
             if rows and change.jobs:
@@ -49,12 +48,12 @@ class PostgresSchedules:
             return await fetch(self._sql["add_schedule"], **values)
         return await fetch(self._sql["replace_schedule"], expected=expected, **values)
 
-    async def read(self, name: str | None = None, *, after: str = "", limit: int = 1000) -> list[Schedule]:
+    async def read_schedules(self, name: str | None = None, *, after: str = "", limit: int = 1000) -> list[Schedule]:
         if name is None:
             return _schedules(await self._links.fetch(self._sql["schedules"], after=after, limit=limit))
         return _schedules(await self._links.fetch(self._sql["schedule"], name=name))
 
-    async def due(self, *, limit: int) -> DueSchedules:
+    async def due_schedules(self, *, limit: int) -> DueSchedules:
         ((now_us, next_us),) = await self._links.fetch(self._sql["next_schedule"])
         rows = await self._links.fetch(self._sql["due_schedules"], limit=limit)
         return DueSchedules(_schedules(rows), now_us, next_us)

@@ -156,8 +156,8 @@ class UlidMaintenance(ForwardingMaintenance):
 class UlidSchedules(ForwardingSchedules):
     """Schedules, with ids as ULIDs in Redis."""
 
-    async def write(self, change: ScheduleChange) -> int | None:
-        return await self._inner.write(
+    async def write_schedule(self, change: ScheduleChange) -> int | None:
+        return await self._inner.write_schedule(
             replace(change, jobs=[replace(job, id=encode_id(job.id)) for job in change.jobs])
         )
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from holdfast.core.models import NewJob
-from holdfast.core.schedule import DueSchedules, Schedule, ScheduleChange
-from holdfast.stores.common.schedule_codec import decode_schedules, encode_schedule
+from holdfast.core.schedule import DueSchedules, Schedule, ScheduleChange, decode_schedules, encode_schedule
 from holdfast.stores.connections.redis import Script
 from holdfast.stores.redis.encoding import encode_submission
 from holdfast.stores.redis.notifications import RedisNotifications
@@ -25,7 +24,7 @@ class RedisSchedules:
         self._scripts = scripts
         self._eviction = eviction
 
-    async def write(self, change: ScheduleChange) -> int | None:
+    async def write_schedule(self, change: ScheduleChange) -> int | None:
         """One script, so at most as many jobs as ``schedule.MAX_CATCH_UP``."""
         await self._eviction.refuse_evicting(self._links)
         schedule = change.schedule
@@ -51,7 +50,7 @@ class RedisSchedules:
             )
         self._news.notify_done({f"queue:{job.queue}" for job in jobs})
 
-    async def read(self, name: str | None = None, *, after: str = "", limit: int = 1000) -> list[Schedule]:
+    async def read_schedules(self, name: str | None = None, *, after: str = "", limit: int = 1000) -> list[Schedule]:
         if name is not None:
             return _schedules(await self._links.run(self._scripts["schedules"], "one", name))
         flat = await self._links.run_command("HGETALL", f"{self._links.address.prefix}schedules")
@@ -59,7 +58,7 @@ class RedisSchedules:
         names = sorted(each for each in documents if each > after)[:limit]
         return _schedules([documents[each] for each in names])
 
-    async def due(self, *, limit: int) -> DueSchedules:
+    async def due_schedules(self, *, limit: int) -> DueSchedules:
         due, now_us, next_us = await self._links.run(self._scripts["schedules"], "due", limit)
         return DueSchedules(_schedules(due), int(now_us), int(float(next_us)) if next_us else None)
 

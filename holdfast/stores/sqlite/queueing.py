@@ -71,8 +71,11 @@ class SqliteQueueing(SqliteFamily):
         elif not any(job.key for job in jobs) and self._insert_all(transaction, jobs):
             answers = [Submitted(job.id, True) for job in jobs]
         else:
-            return submit_in_transaction(transaction, self._sql, jobs)
-        return _notified(transaction, jobs, answers)
+            answers = run_flow(transaction.connection, submit_one_by_one(self._sql, jobs, transaction.now_us))
+        for job, answer in zip(jobs, answers, strict=True):
+            if answer.created:
+                transaction.notify_topic(f"queue:{job.queue}")
+        return answers
 
     def _insert_plain(self, transaction: Transaction, job: NewJob) -> Submitted:
         """Inserts a job that needs one statement: nothing to undo if it exists already."""
@@ -316,23 +319,6 @@ class SqliteQueueing(SqliteFamily):
             await opened.wakes.wait(topics, timeout, is_settled)
 
 
-def submit_in_transaction(
-    transaction: Transaction, statements: Mapping[str, str], jobs: Sequence[NewJob]
-) -> list[Submitted]:
-    """Submits jobs one by one as part of a transaction."""
-    return _notified(
-        transaction, jobs, _held(transaction.connection, submit_one_by_one(statements, jobs, transaction.now_us))
-    )
-
-
-def _notified(transaction: Transaction, jobs: Sequence[NewJob], answers: list[Submitted]) -> list[Submitted]:
-    """The answers; the queues of created jobs are notified after the commit."""
-    for job, answer in zip(jobs, answers, strict=True):
-        if answer.created:
-            transaction.notify_topic(f"queue:{job.queue}")
-    return answers
-
-
 def submit_one_by_one(
     statements: Mapping[str, str], jobs: Sequence[NewJob], now_us: int
 ) -> StatementFlow[list[Submitted]]:
@@ -496,12 +482,12 @@ def _one(connection: sqlite3.Connection, sql: str, parameters: Mapping[str, obje
     return connection.execute(sql, parameters).fetchone()[0]
 
 
-def _held(connection: sqlite3.Connection, dialogue: StatementFlow[T]) -> T:
-    """Hold a dialogue on a connection of ours."""
+def run_flow(connection: sqlite3.Connection, flow: StatementFlow[T]) -> T:
+    """Runs a statement flow on a connection of ours."""
     try:
-        statement = next(dialogue)
+        statement = next(flow)
         while True:
-            statement = dialogue.send(connection.execute(statement.sql, statement.parameters).fetchall())
+            statement = flow.send(connection.execute(statement.sql, statement.parameters).fetchall())
     except StopIteration as stop:
         answer: T = stop.value
         return answer

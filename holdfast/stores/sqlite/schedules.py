@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import sqlite3
 
-from holdfast.core.schedule import DueSchedules, Schedule, ScheduleChange
-from holdfast.stores.common.schedule_codec import decode_schedules, encode_schedule
+from holdfast.core.schedule import DueSchedules, Schedule, ScheduleChange, decode_schedules, encode_schedule
 from holdfast.stores.sqlite.opened import SqliteFamily
-from holdfast.stores.sqlite.queueing import submit_in_transaction
+from holdfast.stores.sqlite.queueing import run_flow, submit_one_by_one
 from holdfast.stores.sqlite.writer import Transaction
 
 
 class SqliteSchedules(SqliteFamily):
     """Family ``schedules`` of SQLite."""
 
-    async def write(self, change: ScheduleChange) -> int | None:
+    async def write_schedule(self, change: ScheduleChange) -> int | None:
         return await self._opened().writer.call(lambda transaction: self._write_in(transaction, change))
 
     def _write_in(self, transaction: Transaction, change: ScheduleChange) -> int | None:
@@ -29,20 +28,22 @@ class SqliteSchedules(SqliteFamily):
         name = "remove_schedule" if change.remove else "replace_schedule" if expected else "add_schedule"
         if transaction.connection.execute(self._sql[name], values).rowcount != 1:
             return None
-        submit_in_transaction(transaction, self._sql, change.jobs)
+        run_flow(transaction.connection, submit_one_by_one(self._sql, change.jobs, transaction.now_us))
+        for job in change.jobs:
+            transaction.notify_topic(f"queue:{job.queue}")
         return expected + 1 if expected else transaction.now_us
 
-    async def read(self, name: str | None = None, *, after: str = "", limit: int = 1000) -> list[Schedule]:
+    async def read_schedules(self, name: str | None = None, *, after: str = "", limit: int = 1000) -> list[Schedule]:
         statement = self._sql["schedules" if name is None else "schedule"]
         values = {"after": after, "limit": limit} if name is None else {"name": name}
         return decode_schedules(await self._opened().read(lambda reader: reader.execute(statement, values).fetchall()))
 
-    async def due(self, *, limit: int) -> DueSchedules:
+    async def due_schedules(self, *, limit: int) -> DueSchedules:
         now_us = self._now()
 
-        def look(reader: sqlite3.Connection) -> DueSchedules:
+        def read_due(reader: sqlite3.Connection) -> DueSchedules:
             rows = reader.execute(self._sql["due_schedules"], {"now": now_us, "limit": limit}).fetchall()
             ((next_us,),) = reader.execute(self._sql["next_schedule"], {"now": now_us})
             return DueSchedules(decode_schedules(rows), now_us, next_us)
 
-        return await self._opened().read(look)
+        return await self._opened().read(read_due)

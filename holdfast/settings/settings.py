@@ -48,7 +48,6 @@ from holdfast.settings.types import (
 
 FILE_VARIABLE = "HOLDFAST_CONFIG"
 """Names the settings file, instead of looking for one."""
-"""Switches on fault injection (``holdfast.core.fault_injection``): no setting, and not unknown either."""
 
 
 class ConfigEntry(NamedTuple):
@@ -196,9 +195,7 @@ class Settings(HttpSettings, MetricsSettings):
         "Whether the worker does maintenance; a follower leaves it to others.",
     )
     schedule_owner = Setting(
-        optional("none", WORKER_ID),
-        "none",
-        "Name of the application, among those on one store, in whose code schedules are.",
+        optional("none", WORKER_ID), "none", "Name of this application as the owner of the schedules it declares."
     )
     keep_succeeded = Setting(
         optional("forever", duration("0s", "36500d")), "7d", "How long succeeded jobs and their results are kept."

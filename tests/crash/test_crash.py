@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.crash.report import kept
-from tests.crash.scenarios import crowds, faults, files, freezes, handlers, kills, stops, submitters
+from tests.crash.scenarios import crowds, faults, files, freezes, handlers, kills, stops, submitters, ticks
 from tests.support.stores import CARRIED, STORES, Home, stores_of
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(400)]
@@ -99,3 +99,7 @@ def test_a_full_disk_refuses_and_loses_nothing(tmp_path: Path, size: int) -> Non
 
 def test_a_worker_waits_out_a_full_disk(tmp_path: Path) -> None:
     assert kept(files.full_disk_under_a_worker(tmp_path))
+
+
+def test_every_tick_of_a_schedule_makes_one_job(tmp_path: Path, home: Home, seed: int) -> None:
+    assert kept(ticks.ticks(tmp_path, home, count=200, workers=3, kills=3, seed=seed))

@@ -24,6 +24,7 @@ from tests.crash.scenarios import (
     siege,
     stops,
     submitters,
+    ticks,
     transports,
 )
 from tests.crash.scenarios.kinds import KINDS, Kind
@@ -65,6 +66,9 @@ ON_EVERY_STORE: dict[str, OnStore] = {
     "many-shared": lambda folder, home, count, _: crowds.shared(folder, home, jobs=count(50_000), seconds=0.0),
     "on-time": lambda folder, home, count, seed: punctual.punctual(
         folder, home, jobs=count(1000), within=10.0, workers=4, late=0.05, busiest=1.5, seed=seed
+    ),
+    "ticks": lambda folder, home, count, seed: ticks.ticks(
+        folder, home, count=count(10_000), workers=5, kills=count(50), seed=seed
     ),
     "crowd": lambda folder, home, count, seed: crowds.crowd(folder, home, kills=count(50), seed=seed),
     "api-kills": lambda folder, home, count, seed: api.kills(folder, home, clients=16, kills=count(20), seed=seed),

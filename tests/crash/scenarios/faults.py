@@ -19,9 +19,11 @@ from tests.support.stores import Home
 SUBMITTING = tuple(sorted(point for point in POINTS if point.startswith("submit.")))
 AT_THE_TRANSPORT = ("announce.before",)
 """Where there is one, and then only submitters come there for sure."""
+AT_A_TICK = ("tick.before_write", "tick.after_write")
+"""Of schedules, which have a scenario of their own."""
 WORKING = tuple(
     sorted(
-        POINTS - {*SUBMITTING, *AT_THE_TRANSPORT},
+        POINTS - {*SUBMITTING, *AT_THE_TRANSPORT, *AT_A_TICK},
         key=lambda point: (point.startswith("sweep."), "after" in point, point),
     )
 )

@@ -1,0 +1,81 @@
+"""Schedules with competing tickers that are killed, frozen and told a wrong time: each tick makes exactly one job."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from pathlib import Path
+
+from holdfast import Holdfast
+from holdfast.core.schedule import Schedule, iterate_ticks, tick_job
+from tests.crash.fleet import WORKER, Fleet, until
+from tests.crash.report import Report, facts, judged
+from tests.crash.scenarios.submitting import await_quiet
+from tests.support.stores import Home
+
+SCHEDULES = 20
+EVERY = 1.0  # seconds
+SKEWS = (0, -86_400, 86_400, 3600, -3600)
+"""Seconds that the clocks of workers on a server's store are off: there the server's counts."""
+POINTS = ("tick.before_write", "tick.after_write")
+
+
+def ticks(folder: Path, home: Home, *, count: int, workers: int, kills: int, seed: int) -> Report:
+    """So many ticks of schedules that fall due together. One worker after the other dies or sleeps meanwhile."""
+    rng = random.Random(seed)
+    report = Report(figures={"seed": seed})
+    with Fleet(folder, home) as fleet:
+        schedules = asyncio.run(_added(fleet.url, rounds := -(-count // SCHEDULES)))
+        skewed = not fleet.url.startswith("sqlite:")
+        for number in range(workers):
+            fleet.start(WORKER, CRASH_SKEW=str(SKEWS[number % len(SKEWS)] if skewed else 0))
+        pause = rounds * EVERY / (kills + 1)
+        for number in range(kills):
+            time.sleep(rng.uniform(0.5, 1.0) * pause)
+            _hurt(fleet, rng, number)
+            fleet.keep_up(workers)
+        until(lambda: asyncio.run(_ended(fleet.url)), 60 + 3 * rounds * EVERY, "every schedule to end")
+        await_quiet(fleet, 120)
+        expected = [tick_job(each, tick).id for each in schedules for tick in _ticks(each, rounds)]
+        known = facts(fleet, expected)
+        for each in asyncio.run(_read(fleet.url)):
+            left_out = each.missed + each.skipped
+            report.expect(each.runs == rounds and not left_out, f"{each.name}: {each.runs} runs, {left_out} left out")
+        report.figures |= {"ticks": len(expected), "jobs": len(known.rows), "kills": len(fleet.killed)}
+        report.figures |= {"freezes": len(fleet.frozen), "store troubles": len(fleet.lines("trouble"))}
+        return judged(fleet, known, report)
+
+
+def _hurt(fleet: Fleet, rng: random.Random, number: int) -> None:
+    """Kills a worker, or one more worker dies at a point of the ticker; each fifth time one sleeps past its lease."""
+    if number % 5 == 4:
+        fleet.freeze(rng.choice(fleet.await_working(1)), 3.0)
+    elif number % 2:
+        fault = f"{rng.choice(POINTS)}:kill@{rng.randint(1, 5)}"
+        fleet.start(WORKER, HOLDFAST_FAULTS=fault)
+    else:
+        fleet.kill(rng.choice(fleet.await_working(1)))
+
+
+async def _added(url: str, rounds: int) -> list[Schedule]:
+    async with Holdfast(url) as app:
+        job = app.draft_job("crash.work", {"seconds": 0.0}, max_attempts=25)
+        options = {"every": EVERY, "catch_up": 100, "max_runs": rounds}
+        for number in range(SCHEDULES):
+            await app.schedules.add(f"s-{number}", job, **options)
+        return await app.schedules.find_all()
+
+
+async def _read(url: str) -> list[Schedule]:
+    async with Holdfast(url) as app:
+        return await app.schedules.find_all()
+
+
+async def _ended(url: str) -> bool:
+    return all(each.next_us is None for each in await _read(url))
+
+
+def _ticks(schedule: Schedule, rounds: int) -> list[int]:
+    found = iterate_ticks(schedule, schedule.start_us)
+    return [next(found) for _ in range(rounds)]

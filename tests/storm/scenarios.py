@@ -84,6 +84,7 @@ ON_CARRIED: dict[str, OnStore] = {
 }
 ON_SQLITE: dict[str, Scenario] = {
     "backups-sqlite": lambda folder, count, seed: files.killed_backups(folder, kills=count(50), seed=seed),
+    "minutes-sqlite": lambda folder, count, seed: ticks.months(folder, days=count(30), seed=seed),
     "full-log-sqlite": lambda folder, *_: files.full_disk(folder, size=300_000),
     "full-file-sqlite": lambda folder, *_: files.full_disk(folder, size=6_000_000),
     "full-disk-worker-sqlite": lambda folder, *_: files.full_disk_under_a_worker(folder),

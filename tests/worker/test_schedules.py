@@ -389,3 +389,27 @@ async def test_racing_changes_lose_no_tick_and_no_change(app: Holdfast) -> None:
         await harnessed.start()
         await harnessed.advance(61)
         assert await count_jobs(app) == 1
+
+
+@pytest.mark.parametrize("night", ["2031-03-30T00:00:00Z", "2031-10-26T00:00:00Z"])
+async def test_every_minute_of_a_night_with_a_clock_change_runs_once(app: Holdfast, night: str) -> None:
+    """By the local clock of Zurich, whose clocks change at 01:00 UTC."""
+    started: list[datetime] = []
+
+    @app.task("tick")
+    async def tick() -> None:
+        started.append(harnessed.now)
+
+    begin = datetime.fromisoformat(night)
+    async with harness(app) as harnessed:
+        harnessed.clock.advance((begin - harnessed.now).total_seconds())
+        await app.schedules.add("minutely", tick.new_job(), cron="* * * * *", zone="Europe/Zurich")
+        await app.schedules.add("daily", tick.new_job(), cron="30 2 * * *", zone="Europe/Zurich", max_runs=1)
+        await harnessed.start()
+        await harnessed.advance(3 * HOUR)
+        daily = await app.schedules.get("daily")
+    fixed = begin + timedelta(hours=1) if begin.month == 3 else begin + timedelta(minutes=30)
+    assert sorted(started) == sorted([*(begin + timedelta(minutes=n) for n in range(1, 181)), fixed])
+    assert daily.local_time(daily.last_us or 0).isoformat() == (
+        "2031-03-30T03:00:00+02:00" if begin.month == 3 else "2031-10-26T02:30:00+02:00"
+    )

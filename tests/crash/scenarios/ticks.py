@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 from holdfast import Holdfast
 from holdfast.core.schedule import Schedule, iterate_ticks, tick_job
+from holdfast.testing import Harness
 from tests.crash.fleet import WORKER, Fleet, until
 from tests.crash.report import Report, facts, judged
 from tests.crash.scenarios.submitting import await_quiet
@@ -79,3 +82,34 @@ async def _ended(url: str) -> bool:
 def _ticks(schedule: Schedule, rounds: int) -> list[int]:
     found = iterate_ticks(schedule, schedule.start_us)
     return [next(found) for _ in range(rounds)]
+
+
+def months(folder: Path, *, days: int, seed: int) -> Report:
+    """Whole workers in virtual time: every minute of the days around both clock changes of a year runs once."""
+    report = Report(figures={"seed": seed})
+    for change in (datetime(2031, 3, 30, tzinfo=UTC), datetime(2031, 10, 26, tzinfo=UTC)):
+        begin = change - timedelta(days=days / 2)
+        url = f"sqlite:///{folder / f'month-{change.month}.db'}"
+        started = asyncio.run(_minutes(url, begin, days))
+        expected = [begin + timedelta(minutes=n) for n in range(1, days * 24 * 60 + 1)]
+        report.expect(started == expected, f"around {change.date()}: {len(started)} runs of {len(expected)}")
+        local = [each.astimezone(ZoneInfo("Europe/Zurich")) for each in started]
+        twice = len(local) - len({(each.date(), each.hour, each.minute) for each in local})
+        report.figures[f"runs around {change.date()}"] = f"{len(started)}, local minutes twice {twice}"
+        report.expect(twice == (60 if change.month == 10 else 0), f"{twice} local minutes ran twice")
+    return report
+
+
+async def _minutes(url: str, begin: datetime, days: int) -> list[datetime]:
+    app = Holdfast(url)
+    started: list[datetime] = []
+
+    @app.task("tick")
+    async def tick() -> None:
+        started.append(harness.now)
+
+    async with Harness(app, url=url) as harness:
+        harness.clock.advance((begin - harness.now).total_seconds())
+        await app.schedules.add("minutely", tick.new_job(), cron="* * * * *", zone="Europe/Zurich")
+        await harness.advance(days * 86_400)
+    return started

@@ -24,6 +24,7 @@ from holdfast.cli.operations import cancel, delete, dlq, replay
 from holdfast.cli.output import as_json
 from holdfast.cli.queue import queue
 from holdfast.cli.run import run
+from holdfast.cli.schedule import schedule
 from holdfast.cli.watch import stats, watch
 from holdfast.cli.worker import worker
 from holdfast.core.errors import HoldfastError, Invalid
@@ -144,6 +145,7 @@ for _each in (
     delete,
     dlq,
     queue,
+    schedule,
     keys,
     audit,
     config,

@@ -6,7 +6,7 @@ import functools
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, BinaryIO, TypeVar
 
@@ -50,34 +50,49 @@ class Interrupted(click.ClickException):
     exit_code = 130
 
 
+_ATTEMPTS = "Attempts it may have: a number, or unlimited."
+_OF_ONE = frozenset({"delay", "run_at", "key", "key_for", "id"})
+"""Options of a single job; a schedule decides them for each."""
+_DECORATORS: dict[str, Callable[[Any], Any]] = {
+    "queue": click.option("--queue", "-Q", metavar="NAME", help="The lane it waits in [the task's, else default]."),
+    "priority": click.option("--priority", type=int, metavar="N", help="From -100 to 100; higher runs first."),
+    "delay": click.option("--delay", metavar="SPAN", help="Not before this long from now: 90, 5m, 2h."),
+    "run_at": click.option("--run-at", metavar="INSTANT", help="Not before this instant: 2030-01-31T08:00:00Z."),
+    "key": click.option("--key", metavar="TEXT", help="Idempotency key: at most one job exists for it."),
+    "key_for": click.option("--key-for", metavar="SPAN", help="How long the key lives at least."),
+    "max_attempts": click.option("--max-attempts", metavar="N", help=_ATTEMPTS),
+    "timeout": click.option("--timeout", metavar="SPAN", help="How long one attempt may take."),
+    "retry": click.option(
+        "--retry", metavar="POLICY", help='When to try again: fixed:10, "1,5,25", exponential:base=5.'
+    ),
+    "tags": click.option("--tag", "tags", metavar="TEXT", multiple=True, help="A tag to find it by."),
+    "metadata": click.option("--metadata", metavar="JSON", help="An object of your own, kept with the job."),
+    "id": click.option("--id", metavar="UUID", help="The job's id; the same id again is harmless."),
+}
+
+
 def job_options(function: F) -> F:
     """The options of a job to be submitted; the command gets the given ones as ``options``."""
-    attempts = "Attempts it may have: a number, or unlimited."
-    decorators = [
-        click.option("--queue", "-Q", metavar="NAME", help="The lane it waits in [the task's, else default]."),
-        click.option("--priority", type=int, metavar="N", help="From -100 to 100; higher runs first."),
-        click.option("--delay", metavar="SPAN", help="Not before this long from now: 90, 5m, 2h."),
-        click.option("--run-at", metavar="INSTANT", help="Not before this instant: 2030-01-31T08:00:00Z."),
-        click.option("--key", metavar="TEXT", help="Idempotency key: at most one job exists for it."),
-        click.option("--key-for", metavar="SPAN", help="How long the key lives at least."),
-        click.option("--max-attempts", metavar="N", help=attempts),
-        click.option("--timeout", metavar="SPAN", help="How long one attempt may take."),
-        click.option("--retry", metavar="POLICY", help='When to try again: fixed:10, "1,5,25", exponential:base=5.'),
-        click.option("--tag", "tags", metavar="TEXT", multiple=True, help="A tag to find it by."),
-        click.option("--metadata", metavar="JSON", help="An object of your own, kept with the job."),
-        click.option("--id", metavar="UUID", help="The job's id; the same id again is harmless."),
-    ]
+    return _add_options(function, OPTIONS)
 
+
+def template_options(function: F) -> F:
+    """The same for jobs that recur."""
+    return _add_options(function, [name for name in OPTIONS if name not in _OF_ONE])
+
+
+def _add_options(function: F, names: Sequence[str]) -> F:
     @functools.wraps(function)
     def collect_options(*args: Any, **said: Any) -> Any:
-        given = {name: said.pop(name) for name in OPTIONS}
+        given = {name: said.pop(name) for name in names}
         return function(
             *args, options={name: value for name, value in given.items() if value not in (None, ())}, **said
         )
 
     decorated: Any = collect_options
-    for decorator in reversed(decorators):
-        decorated = decorator(decorated)
+    for name in reversed(list(_DECORATORS)):
+        if name in names:
+            decorated = _DECORATORS[name](decorated)
     return decorated  # type: ignore[no-any-return]  # click's decorators hand the function through
 
 

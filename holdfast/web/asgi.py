@@ -31,6 +31,7 @@ from holdfast.web import (
     monitoring,
     openapi,
     queues,
+    schedules,
     settlements,
     submissions,
 )
@@ -65,6 +66,7 @@ OPERATIONS = with_description(
         *bulk.OPERATIONS,
         *dead_letters.OPERATIONS,
         *queues.OPERATIONS,
+        *schedules.OPERATIONS,
         *event_stream.OPERATIONS,
         *claims.OPERATIONS,
         *heartbeats.OPERATIONS,

@@ -144,3 +144,30 @@ async def test_schedules_are_read_in_pages_by_name(store: Store) -> None:
     assert [each.name for each in await store.schedules.read_schedules()] == names
     assert [each.name for each in await store.schedules.read_schedules(after="s-002", limit=3)] == names[3:6]
     assert await store.schedules.read_schedules(after="s-006") == []
+
+
+async def test_clock_that_is_set_back_makes_no_tick_due_again(store: Store, clock: ManualClock) -> None:
+    first = await added(store, schedule_of(next_us=clock() + SECOND_US))
+    clock.advance(1)
+    (due,) = (await store.schedules.due_schedules(limit=10)).schedules
+    moved = replace(due, next_us=clock() + SECOND_US)
+    assert await store.schedules.write_schedule(ScheduleChange(moved, due.revision, [new_job()])) == first.revision + 1
+
+    clock.advance(-3600)
+
+    assert (await store.schedules.due_schedules(limit=10)).schedules == []
+    assert await store.schedules.write_schedule(ScheduleChange(moved, due.revision, [new_job()])) is None
+
+
+async def test_written_jobs_wake_who_waits_for_their_queue(opener: Opener, store: Store, clock: ManualClock) -> None:
+    other = await opener()
+    first = await added(store, schedule_of(next_us=clock()))
+    waiting = asyncio.create_task(other.queueing.wait(["queue:default"], timeout=3600))
+    while not waiting.done():
+        job = new_job()
+        first = replace(first, runs=first.runs + 1)
+        revision = await store.schedules.write_schedule(ScheduleChange(first, first.revision, [job]))
+        assert revision is not None
+        first = replace(first, revision=revision)
+        await asyncio.wait([waiting], timeout=1)
+    await waiting

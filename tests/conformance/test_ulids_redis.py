@@ -11,6 +11,7 @@ import pytest
 from holdfast.core.clock import ManualClock
 from holdfast.core.errors import ConfigError
 from holdfast.core.models import JobFilter, JobState, Lease, LeaseStatus, as_ulid
+from holdfast.core.schedule import Schedule, ScheduleChange
 from holdfast.stores import open_store
 from holdfast.stores.base import EVERY_QUEUE, Store
 from holdfast.stores.redis.id_codec import decode_id, encode_id
@@ -118,3 +119,12 @@ def test_what_is_read_is_written_back_as_it_was(text: str) -> None:
 def test_other_spellings_are_refused() -> None:
     with pytest.raises(ConfigError, match="ids='snowflake' is not valid; give one of: uuid, ulid"):
         open_store("redis://localhost/0?ids=snowflake")
+
+
+async def test_jobs_of_a_schedule_have_ulids_too(store: Store, clock: ManualClock) -> None:
+    schedule = Schedule(id=new_job().id, name="s", job=new_job(), every_us=1, next_us=clock())
+    revision = await store.schedules.write_schedule(ScheduleChange(schedule, 0))
+    assert revision is not None
+    job = new_job()
+    assert await store.schedules.write_schedule(ScheduleChange(schedule, revision, [job])) == revision + 1
+    assert await take_ids(store) == [job.id]

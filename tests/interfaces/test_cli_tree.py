@@ -23,7 +23,8 @@ EXPECTED = """
     worker start|worker stop|worker list|enqueue|run|status|stats|list|count|show|watch|cancel|replay|delete|dlq list
     |dlq show|dlq replay|dlq purge|queue list|queue pause|queue resume|queue purge|config list|config get|config set
     |config path|retry-schedule|backup|migrate|doctor|why|dev|api|completion
-    |keys create|keys list|keys rotate|keys revoke|audit verify
+    |schedule list|schedule show|schedule add|schedule pause|schedule resume|schedule remove|schedule run|schedule next
+    |schedule backfill|keys create|keys list|keys rotate|keys revoke|audit verify
 """
 
 

@@ -1,0 +1,156 @@
+"""Schedules over HTTP: added, shown, paused, run and removed; what is refused, and to which keys."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.web.client import Api
+from tests.web.keyed import Keys, ask, refused
+
+NIGHTLY = {"name": "nightly", "task": "work", "payload": {"team": "all"}, "cron": "0 3 * * *", "zone": "Europe/Zurich"}
+
+
+def test_schedule_is_added_shown_listed_and_removed(api: Api) -> None:
+    added = api.post("/v1/schedules", {**NIGHTLY, "queue": "mail", "overlap": "skip", "jitter": "30s"}, 201)
+    shown = api.get("/v1/schedules/nightly")
+    assert shown == added
+    assert (shown["state"], shown["queue"], shown["payload"], shown["overlap"], shown["jitter"], shown["owner"]) == (
+        "active",
+        "mail",
+        {"team": "all"},
+        "skip",
+        30.0,
+        None,
+    )
+    assert len(shown["next_runs"]) == 5
+    assert all("T03:00:00+0" in each for each in shown["next_runs"])
+    assert api.get("/v1/schedules")["schedules"] == [shown]
+    assert api.get("/v1/schedules/nightly/next", count=2)["runs"] == shown["next_runs"][:2]
+    assert api.ask("DELETE", "/v1/schedules/nightly").status_code == 204
+    assert api.get("/v1/schedules") == {"schedules": []}
+    assert "schedule" in api.refused("GET", "/v1/schedules/nightly", 404)["detail"]
+
+
+def test_schedules_are_listed_in_pages(api: Api) -> None:
+    for n in range(3):
+        api.post("/v1/schedules", {**NIGHTLY, "name": f"s-{n}"}, 201)
+    names = [each["name"] for each in api.get("/v1/schedules", limit=2)["schedules"]]
+    assert names == ["s-0", "s-1"]
+    assert [each["name"] for each in api.get("/v1/schedules", after="s-1")["schedules"]] == ["s-2"]
+
+
+def test_name_that_exists_is_a_conflict_unless_it_is_replaced(api: Api) -> None:
+    api.post("/v1/schedules", NIGHTLY, 201)
+    assert api.refused("POST", "/v1/schedules", 409, json=NIGHTLY)["code"] == "conflict"
+    changed = api.post("/v1/schedules", {**NIGHTLY, "cron": "0 4 * * *", "replace": True})
+    assert changed["cron"] == "0 4 * * *"
+    assert "T04:00" in changed["next_run"]
+
+
+def test_paused_schedule_has_no_next_run_until_it_is_resumed(api: Api) -> None:
+    added = api.post("/v1/schedules", NIGHTLY, 201)
+    paused = api.post("/v1/schedules/nightly/pause")
+    assert (paused["state"], paused["next_run"], paused["next_runs"]) == ("paused", None, [])
+    resumed = api.post("/v1/schedules/nightly/resume", {})
+    assert (resumed["state"], resumed["next_run"]) == ("active", added["next_run"])
+
+
+def test_run_submits_a_job_now(api: Api) -> None:
+    api.post("/v1/schedules", {**NIGHTLY, "tags": ["a"]}, 201)
+    job = api.post("/v1/schedules/nightly/run", status=201)
+    assert (job["state"], job["task"], job["tags"]) == ("queued", "work", ["a", "schedule:nightly"])
+    assert job["metadata"]["schedule"] == "nightly"
+    assert api.get("/v1/jobs", tag="schedule:nightly")["jobs"][0]["id"] == job["id"]
+
+
+def test_backfill_submits_each_run_of_a_range_once(api: Api) -> None:
+    api.post("/v1/schedules", {**NIGHTLY, "zone": "UTC"}, 201)
+    days = {"start": "2030-01-01T00:00:00Z", "end": "2030-01-04T00:00:00Z"}
+    first = api.post("/v1/schedules/nightly/backfill", days)
+    assert (len(first["created"]), first["existing"]) == (3, [])
+    again = api.post("/v1/schedules/nightly/backfill", {**days, "end": "2030-01-05T00:00:00Z"})
+    assert (len(again["created"]), again["existing"]) == (1, first["created"])
+
+
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [
+        ("schedule", {"cron": None}),
+        ("schedule", {"every": 60}),
+        ("cron", {"cron": "* * * *"}),
+        ("cron", {"cron": "61 * * * *"}),
+        ("cron", {"cron": "0 0 31 2 *"}),
+        ("cron", {"cron": "x" * 201}),
+        ("zone", {"zone": "Mars/Olympus"}),
+        ("every", {"cron": None, "zone": None, "every": 0}),
+        ("every", {"cron": None, "zone": None, "every": "often"}),
+        ("at", {"cron": None, "zone": None, "at": "2001-01-01T00:00:00Z"}),
+        ("catch_up", {"catch_up": 101}),
+        ("overlap", {"overlap": "never"}),
+        ("jitter", {"jitter": "3d"}),
+        ("max_runs", {"max_runs": 0}),
+        ("name", {"name": "No Name"}),
+        ("task", {"task": ""}),
+        ("key", {"key": "k"}),
+        ("priority", {"priority": 1000}),
+        ("delay", {"delay": 5}),
+    ],
+)
+def test_bad_schedule_is_refused_with_its_field(api: Api, field: str, said: dict[str, Any]) -> None:
+    body = {name: value for name, value in {**NIGHTLY, **said}.items() if value is not None}
+    problem = api.refused("POST", "/v1/schedules", 422, json=body)
+    assert problem["field"] == field
+    assert problem["remedy"]
+    assert api.get("/v1/schedules") == {"schedules": []}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"start": "2030-01-02T00:00:00Z", "end": "2030-01-01T00:00:00Z"},
+        {"start": "yesterday", "end": "2030-01-01T00:00:00Z"},
+        {"start": "2000-01-01T00:00:00Z", "end": "2199-01-01T00:00:00Z"},
+    ],
+)
+def test_bad_backfill_is_refused_and_submits_nothing(api: Api, said: dict[str, str]) -> None:
+    api.post("/v1/schedules", NIGHTLY, 201)
+    api.refused("POST", "/v1/schedules/nightly/backfill", 422, json=said)
+    assert api.count() == 0
+
+
+def test_key_needs_its_scopes_and_its_queue(home: str, tmp_path: Path) -> None:
+    keys = Keys(tmp_path)
+    reader, operator = keys.make("read"), keys.make("operate")
+    both, other = keys.make("operate", "submit"), keys.make("operate", "submit", "read", queues=("other",))
+    with Api(home, keys_file=str(keys.path)) as api:
+        refused(ask(api, reader, "POST", "/v1/schedules", NIGHTLY), 403, "forbidden")
+        refused(ask(api, operator, "POST", "/v1/schedules", NIGHTLY), 403, "forbidden")
+        refused(ask(api, other, "POST", "/v1/schedules", NIGHTLY), 403, "forbidden")
+        refused(ask(api, both, "POST", "/v1/schedules", {**NIGHTLY, "task": "command"}), 422, "invalid")
+        added = ask(api, both, "POST", "/v1/schedules", NIGHTLY)
+        assert (added.status_code, added.json()["payload"]) == (201, {})  # who may not read sees no payload
+        assert ask(api, reader, "GET", "/v1/schedules/nightly").json()["payload"] == {"team": "all"}
+        assert ask(api, other, "GET", "/v1/schedules").json() == {"schedules": []}
+        for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/pause"), ("POST", "/run")):
+            refused(ask(api, other, method, f"/v1/schedules/nightly{path}"), 404, "not_found")
+        mine = {**NIGHTLY, "queue": "other", "replace": True}
+        refused(ask(api, other, "POST", "/v1/schedules", mine), 409, "conflict")
+        refused(ask(api, operator, "POST", "/v1/schedules/nightly/run"), 403, "forbidden")
+        refused(ask(api, reader, "POST", "/v1/schedules/nightly/pause"), 403, "forbidden")
+        assert ask(api, operator, "POST", "/v1/schedules/nightly/pause").status_code == 200
+
+
+def test_hidden_fields_of_the_payload_stay_hidden(home: str) -> None:
+    with Api(home, redacted="payload.team") as api:
+        assert "all" not in str(api.post("/v1/schedules", NIGHTLY, 201)["payload"])
+
+
+def test_schedule_at_an_instant_in_the_future_runs_once(api: Api) -> None:
+    at = (datetime.now(UTC) + timedelta(days=1)).isoformat()
+    body = {"name": "once", "task": "work", "payload": {}, "at": at}
+    added = api.post("/v1/schedules", body, 201)
+    assert len(added["next_runs"]) == 1

@@ -212,7 +212,7 @@ def schedule_remove(session: Session, *, names: tuple[str, ...]) -> None:
 @click.argument("name", metavar="NAME")
 @click.pass_obj
 def schedule_run(session: Session, *, name: str) -> None:
-    """Submit a job of the schedule now, beside its times; prints the job's id."""
+    """Submit a job of the schedule now; prints the job's id."""
     with session.open_jobs() as app:
         handle = app.schedules.sync.run(name)
         if session.json:

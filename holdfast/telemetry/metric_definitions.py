@@ -45,6 +45,11 @@ FAMILIES = (
         ("queue",),
         bounds=_LONG,
     ),
+    # ── schedules ──
+    Family("schedule_runs_total", "counter", "Jobs that ticks of the schedule submitted.", ("schedule",)),
+    Family(
+        "schedule_missed_total", "counter", "Ticks whose time had passed, and that were not made up for.", ("schedule",)
+    ),
     # ── leases ──
     Family("lease_acquired_total", "counter", "Jobs this worker took."),
     Family("lease_rejected_total", "counter", "Ids a transport delivered that could not be claimed any more."),
@@ -112,6 +117,21 @@ FAMILIES = (
         place="api",
     ),
     Family("queue_paused", "gauge", "1 while no worker may take its jobs.", ("queue",), place="api"),
+    Family(
+        "schedule_late_seconds",
+        "gauge",
+        "How long a tick of the schedule has been due without a worker that fires it; 0 while paused. "
+        "Of the first 100 schedules by name.",
+        ("schedule",),
+        place="api",
+    ),
+    Family(
+        "schedule_last_run_timestamp_seconds",
+        "gauge",
+        "Unix time of the latest tick that submitted a job; 0 before the first.",
+        ("schedule",),
+        place="api",
+    ),
     Family("workers", "gauge", "Worker processes that beat within their lease.", place="api"),
     Family(
         "throughput_jobs_per_second", "gauge", "Attempts all workers ended, over the last five minutes.", place="api"

@@ -28,6 +28,7 @@ from holdfast.core.events import (
     LoopHeard,
     MalformedReceived,
     RequestAnswered,
+    ScheduleFired,
     StoreAnswered,
     Subscriber,
     SweepComplete,
@@ -54,7 +55,7 @@ class Metrics:
         self._tasks = tasks
         self._counters = self._figures.counters
         self._histograms = self._figures.histograms
-        self._task, self._queue = LabelLimiter(labels), LabelLimiter(labels)
+        self._task, self._queue, self._schedule = LabelLimiter(labels), LabelLimiter(labels), LabelLimiter(labels)
         self._gauges: dict[str, Gauge] = {}
         heard: dict[type[Event], Subscriber] = {
             JobsSubmitted: self._submitted,
@@ -64,6 +65,7 @@ class Metrics:
             JobFailed: self._failed,
             JobDead: self._dead,
             JobDeferred: self._deferred,
+            ScheduleFired: self._count_ticks,
             LeaseLost: self._lost,
             SweepComplete: self._swept,
             LoopHeard: self._heard,
@@ -157,6 +159,13 @@ class Metrics:
             shown = self._task(event.task)
             self._add_zeros_of(shown)
             self._counters["jobs_deferred_total"].add(1, shown, event.reason)
+
+    def _count_ticks(self, event: Event) -> None:
+        assert isinstance(event, ScheduleFired)  # noqa: S101 - subscribed to nothing else
+        with self._figures.lock:
+            shown = self._schedule(event.schedule)
+            self._counters["schedule_runs_total"].add(len(event.job_ids), shown)
+            self._counters["schedule_missed_total"].add(event.missed, shown)
 
     def _lost(self, _event: Event) -> None:
         with self._figures.lock:

@@ -13,12 +13,16 @@ from typing import NamedTuple
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.models import QueueInfo, WorkerInfo
+from holdfast.core.schedule import Schedule
 from holdfast.stores.base import Store
 from holdfast.telemetry.metric_definitions import GAUGES
 from holdfast.telemetry.metric_types import LabelLimiter, Reading, Values
 
 COUNTED_MOST = 100_000
 """Jobs of one queue and state that are counted."""
+
+MAX_SCHEDULES = 100
+"""Schedules that are read, the first by name."""
 
 KEPT = 5.0
 """Seconds that figures are shown before the store is asked anew."""
@@ -74,11 +78,13 @@ def predicted_drain(waiting: int, rate: float) -> float:
 
 
 class QueueSnapshot(NamedTuple):
-    """State of the queues at one moment."""
+    """State of the queues and schedules at one moment, ``now_us`` by the store's clock."""
 
     queues: Sequence[QueueInfo]
     workers: Sequence[WorkerInfo]
     rate: float
+    schedules: Sequence[Schedule]
+    now_us: int
 
 
 # ── asking ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -109,13 +115,16 @@ class QueueFigures:
             store = await self._opened()
             queues = await store.query.queue_depths(most=COUNTED_MOST)
             workers = await store.query.workers()
+            schedules = await store.schedules.read_schedules(limit=MAX_SCHEDULES)
+            now_us = await store.health.server_time_us()
         except HoldfastError:
             self._sight = None
         else:
             ended = {each.pulse.worker: each.pulse.succeeded + each.pulse.failed for each in workers}
             self._pace.record_counts(time.monotonic(), ended)
             rate = self._pace.settle_rate()
-            self._sight = QueueSnapshot(queues, workers, lifetime_rate(workers) if rate is None else rate)
+            rate = lifetime_rate(workers) if rate is None else rate
+            self._sight = QueueSnapshot(queues, workers, rate, schedules, now_us)
         self._until = time.monotonic() + KEPT
 
 
@@ -138,6 +147,16 @@ def gauge_readings(sight: QueueSnapshot | None, cap: Callable[[str], str]) -> It
     yield Reading(GAUGES["queue_jobs"], jobs)
     yield Reading(GAUGES["queue_oldest_seconds"], oldest)
     yield Reading(GAUGES["queue_paused"], paused)
+    yield from _schedule_readings(sight)
     yield Reading(GAUGES["workers"], {(): float(sum(each.alive for each in sight.workers))})
     yield Reading(GAUGES["throughput_jobs_per_second"], {(): sight.rate})
     yield Reading(GAUGES["predicted_drain_seconds"], {(): predicted_drain(waiting, sight.rate)})
+
+
+def _schedule_readings(sight: QueueSnapshot) -> Iterator[Reading]:
+    late: dict[Values, float] = {
+        (each.name,): max(0.0, (sight.now_us - (each.due_us or sight.now_us)) / 1e6) for each in sight.schedules
+    }
+    yield Reading(GAUGES["schedule_late_seconds"], late)
+    last: dict[Values, float] = {(each.name,): (each.last_us or 0) / 1e6 for each in sight.schedules}
+    yield Reading(GAUGES["schedule_last_run_timestamp_seconds"], last)

@@ -177,7 +177,7 @@ async def backfill_schedule(call: RequestContext) -> ApiResponse:
     return json_response(200, BackfillAnswer(created, [handle.id for handle in handles if not handle.created]))
 
 
-async def next_runs(call: RequestContext) -> ApiResponse:
+async def list_next_runs(call: RequestContext) -> ApiResponse:
     """Returns the next runs of a schedule."""
     runs = await call.app.schedules.next_runs((await _named(call)).name, call.query.get("count", 5))
     return json_response(200, NextRuns([each.isoformat() for each in runs]))
@@ -271,11 +271,11 @@ OPERATIONS = (
         answers={200: ResponseSpec(BackfillAnswer, "The jobs.", {"created": [ID], "existing": []})},
     ),
     _operation(
-        "next_runs",
+        "list_next_runs",
         "GET",
         f"{_ONE}/next",
         "Show the next runs in the schedule's zone",
-        next_runs,
+        list_next_runs,
         query=(Field("count", integer_text(1, 100, default=5), "Number of runs.", example=5),),
         answers={200: ResponseSpec(NextRuns, "The runs; none if paused or ended.", {"runs": SCHEDULE["next_runs"]})},
     ),

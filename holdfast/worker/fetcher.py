@@ -165,6 +165,8 @@ class Fetcher:
         """After ``run`` was cancelled: wait for the claim under way, so that its jobs are given back in time."""
         if self._claiming is not None:
             await asyncio.wait([self._claiming])
+            if not self._claiming.cancelled():
+                self._claiming.exception()  # retrieved, else asyncio logs it: a failed claim has nothing to give back
 
     async def _take(self, claiming: Coroutine[Any, Any, Claim], since: float) -> Claim:
         """Take in hand the claim's jobs, even if its waiter is gone."""

@@ -56,6 +56,7 @@ _TASK = {"task": "mail"}
 _WORKER = {"instance": "w"}
 _OLDEST = 'holdfast_queue_oldest_seconds{queue="mail"}'
 _PAUSED = 'holdfast_queue_paused{queue="mail"}'
+_TICK_LATE = 'holdfast_schedule_late_seconds{schedule="nightly"}'
 _QUEUED = 'holdfast_queue_jobs{queue="mail",state="queued"}'
 _LOST = 'holdfast_lease_lost_total{instance="w"}'
 _RECOVERED = 'holdfast_jobs_recovered_total{instance="w"}'
@@ -71,6 +72,9 @@ CASES = (
     Case("HoldfastDrainSlow", "slow", {"holdfast_predicted_drain_seconds": "3600x80"}, 20, {},
          "What waits would take 1h 0m 0s at the present rate."),
     Case("HoldfastDrainSlow", "quick", {"holdfast_predicted_drain_seconds": "600x80"}, 20),
+    Case("HoldfastScheduleLate", "late", {_TICK_LATE: "342x80"}, 10, {"schedule": "nightly"},
+         "Schedule nightly is late by 5m 42s."),
+    Case("HoldfastScheduleLate", "late for a minute", {_TICK_LATE: "0x20 342x4 0x60"}, 6),
     Case("HoldfastNoWorkers", "none", {"holdfast_workers": "0x40", _QUEUED: "5x40"}, 5, {},
          "Jobs wait, and no worker is alive."),
     Case("HoldfastNoWorkers", "one", {"holdfast_workers": "1x40", _QUEUED: "5x40"}, 5),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from holdfast.core.events import (
     JobsSubmitted,
     LeaseLost,
     RequestAnswered,
+    ScheduleFired,
     StoreAnswered,
     SweepComplete,
 )
@@ -38,6 +40,15 @@ HEARD = (
     failed(JobDead, "mail", 0.5),
     failed(JobDead, "mail", 0.0),  # its worker was gone: it was never seen to end
     LeaseLost(job_id="1", task="mail", worker_id="w"),
+    ScheduleFired(
+        schedule="nightly",
+        task="mail",
+        tick=datetime(2026, 1, 1, tzinfo=UTC),
+        job_ids=["1", "2"],
+        late=0.1,
+        missed=3,
+        skipped=0,
+    ),
     SweepComplete(requeued=0, recovered=2, pruned=7),
     StoreAnswered(verb="claim", seconds=0.003, failed=False),
     StoreAnswered(verb="claim", seconds=2.0, failed=True),
@@ -88,6 +99,8 @@ def test_every_event_is_counted_where_it_belongs(metrics: Metrics) -> None:
     assert value("lease_acquired_total") == 3
     assert value("lease_rejected_total") == 4
     assert value("lease_lost_total") == 1
+    assert value("schedule_runs_total", schedule="nightly") == 2
+    assert value("schedule_missed_total", schedule="nightly") == 3
     assert value("job_duration_seconds_sum", task="mail", outcome="succeeded") == pytest.approx(0.42)
     assert value("job_duration_seconds_bucket", task="mail", outcome="succeeded", le="0.05") == 1
     assert value("job_duration_seconds_count", task="mail", outcome="failed") == 1

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast import Holdfast
 from holdfast.core.errors import Unavailable
 from holdfast.core.events import Event, StoreAnswered
-from holdfast.core.models import QueueInfo, WorkerCommand, WorkerHeartbeat, WorkerInfo
+from holdfast.core.models import NewJob, QueueInfo, WorkerCommand, WorkerHeartbeat, WorkerInfo
+from holdfast.core.schedule import Schedule
 from holdfast.stores.base import Store
 from holdfast.telemetry import queue_metrics
 from holdfast.telemetry.metric_types import LabelLimiter, Reading
@@ -88,7 +90,7 @@ def test_queues_beyond_the_cap_are_summed() -> None:
         QueueInfo(name=name, paused=paused, states={"queued": queued, "dead": 1}, oldest_ready=timedelta(seconds=age))
         for name, queued, age, paused in (("a", 5, 1, False), ("b", 7, 9, False), ("c", 70, 3, True))
     ]
-    told = shown(gauge_readings(QueueSnapshot(queues, [worker("a", 5)], 2.0), LabelLimiter(1)))
+    told = shown(gauge_readings(QueueSnapshot(queues, [worker("a", 5)], 2.0, [], 0), LabelLimiter(1)))
 
     assert told["store_up"] == {(): 1.0}
     assert told["queue_jobs"]["a", "queued"] == 5
@@ -98,6 +100,18 @@ def test_queues_beyond_the_cap_are_summed() -> None:
     assert told["queue_paused"] == {("a",): 0.0, ("other",): 1.0}
     assert told["workers"] == {(): 1.0}
     assert told["predicted_drain_seconds"] == {(): 6.0}
+
+
+def test_schedule_gauges_tell_lateness_and_last_run() -> None:
+    draft = NewJob(id="", task="send", payload="{}")
+    on_time = Schedule(id="1", name="on-time", job=draft, every_us=60_000_000, next_us=130_000_000, last_us=70_000_000)
+    late = Schedule(id="2", name="late", job=draft, every_us=60_000_000, next_us=90_000_000)
+    snapshot = QueueSnapshot([], [], 0.0, [on_time, late, replace(late, name="paused", paused=True)], 100_000_000)
+
+    figures = shown(gauge_readings(snapshot, LabelLimiter(10)))
+
+    assert figures["schedule_late_seconds"] == {("on-time",): 0.0, ("late",): 10.0, ("paused",): 0.0}
+    assert figures["schedule_last_run_timestamp_seconds"] == {("on-time",): 70.0, ("late",): 0.0, ("paused",): 0.0}
 
 
 def test_many_readers_ask_the_store_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

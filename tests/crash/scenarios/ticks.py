@@ -7,6 +7,7 @@ import random
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 from zoneinfo import ZoneInfo
 
 from holdfast import Holdfast
@@ -64,7 +65,7 @@ def _hurt(fleet: Fleet, rng: random.Random, number: int) -> None:
 async def _added(url: str, rounds: int) -> list[Schedule]:
     async with Holdfast(url) as app:
         job = app.draft_job("crash.work", {"seconds": 0.0}, max_attempts=25)
-        options = {"every": EVERY, "catch_up": 100, "max_runs": rounds}
+        options: dict[str, Any] = {"every": EVERY, "catch_up": 100, "max_runs": rounds}
         for number in range(SCHEDULES):
             await app.schedules.add(f"s-{number}", job, **options)
         return await app.schedules.find_all()

@@ -93,8 +93,6 @@ class Holdfast(TaskRegistration):
         self.lifespans: list[Callable[[Holdfast], AbstractAsyncContextManager[Any]]] = []
         self.providers: dict[type, Callable[[], Any]] = {}
         self.declared: dict[str, Schedule] = {}
-        self.schedules = ScheduleManager(self)
-        """Schedules in the store: those that ``schedule`` declares, and others."""
         self.views: weakref.WeakSet[Holdfast] = weakref.WeakSet()
         """Views of this application with a store of their own, which is closed with it."""
         self._store: Store | None = None
@@ -133,6 +131,11 @@ class Holdfast(TaskRegistration):
     def sync(self) -> BlockingHoldfast:
         """The same methods for blocking callers: ``app.sync.get(id)``."""
         return BlockingHoldfast(self, self)
+
+    @property
+    def schedules(self) -> ScheduleManager:
+        """Schedules in the store: those that ``schedule`` declares, and others."""
+        return ScheduleManager(self)  # of a view with a store of its own, too
 
     def run_blocking(self, call: Coroutine[Any, Any, T], *, here: bool = False) -> T:
         """Run one of this application's coroutines for a blocking caller; ``here``: in this very thread, to which the

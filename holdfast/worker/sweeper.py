@@ -31,10 +31,10 @@ class Sweeper:
         self._refused: set[str] = set()  # reported jobs that the store cannot settle
 
     async def run(self) -> None:
-        """Sweep every interval, give or take a fifth, so that many workers do not sweep at once."""
+        """Sweep every interval, or up to a fifth earlier, so that many workers do not sweep at once."""
         shared = self._shared
         while True:
-            await shared.clock.sleep(shared.settings.sweep.total_seconds() * shared.rng.uniform(0.8, 1.2))
+            await shared.clock.sleep(shared.settings.sweep.total_seconds() * shared.rng.uniform(0.8, 1.0))
             if shared.settings.role == "follower":
                 continue
             try:

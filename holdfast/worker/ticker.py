@@ -37,7 +37,7 @@ class Ticker:
         """The clock's reading when the next schedule is due, as far as this worker knows."""
 
     async def run(self) -> None:
-        """Wakes at the next tick, or within a sweep's interval: other programs may have added an earlier one."""
+        """Wakes at the next tick, and every poll: other programs may have added an earlier one."""
         shared = self._shared
         while True:
             if shared.settings.role == "follower":
@@ -56,7 +56,7 @@ class Ticker:
         if not self._reconciled:
             await ScheduleManager(self._shared.app).reconcile(self._declared)
             self._reconciled = True
-        longest = self._shared.settings.sweep.total_seconds()
+        longest = self._shared.settings.poll.total_seconds()
         due = await self._store.schedules.due_schedules(limit=_BATCH)
         moved = 0
         for schedule in due.schedules:

@@ -218,20 +218,22 @@ class Follower:
 
 
 LATER_MIGRATIONS = (
-    ("0002_note", "-- expand.\nalter table {}job add column note text;\n"),
-    ("0003_notes", "-- expand.\ncreate table {}note (job_id text primary key, note text);\n"),
-    ("0004_fill", "-- expand.\ninsert into {}note select id, queue from {}job;\nupdate {}job set note = task;\n"),
+    ("note", "-- expand.\nalter table {}job add column note text;\n"),
+    ("notes", "-- expand.\ncreate table {}note (job_id text primary key, note text);\n"),
+    ("fill", "-- expand.\ninsert into {}note select id, queue from {}job;\nupdate {}job set note = task;\n"),
 )
 """Name and script of each later migration; the prefix of a table goes into the braces."""
 
 
 def lengthen_migrations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Gives every SQL store that is made from now on a longer chain of migrations; their names."""
+    names: list[str] = []
     for store, prefix in (("sqlite", "holdfast_"), ("postgres", "holdfast.")):
-        later = [
-            Migration(number, name, script.replace("{}", prefix))
-            for number, (name, script) in enumerate(LATER_MIGRATIONS, 2)
-        ]
         known = load_migrations(files(f"holdfast.stores.{store}") / "migrations")
+        later = [
+            Migration(number, f"{number:04}_{name}", script.replace("{}", prefix))
+            for number, (name, script) in enumerate(LATER_MIGRATIONS, len(known) + 1)
+        ]
+        names = [each.name for each in (*known, *later)]
         monkeypatch.setattr(f"holdfast.stores.{store}.store.load_migrations", lambda _, chain=[*known, *later]: chain)
-    return ["0001_initial", *(name for name, _ in LATER_MIGRATIONS)]
+    return names

@@ -130,7 +130,7 @@ def test_dependencies_contain_no_task_queue() -> None:
     extras = ("fastapi", "postgres", "redis", "web")
     needed = [*PROJECT["dependencies"], *(each for name in extras for each in _extra(name))]
     names = {re.split(r"[\[<>=;]", each)[0] for each in needed}
-    core = {"click", "msgspec", "rich", "structlog", "tomlkit", "uvloop"}
+    core = {"click", "cronsim", "msgspec", "rich", "structlog", "tomlkit", "tzdata", "uvloop"}
     assert names == core | {"asyncpg", "fastapi", "redis", "httptools", "prometheus-client", "starlette", "uvicorn"}
     assert PROJECT["requires-python"] == ">=3.11"
 

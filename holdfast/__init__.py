@@ -32,6 +32,7 @@ from holdfast.core.errors import (
 from holdfast.core.lifecycle import Dead, RetryAfter, Snooze
 from holdfast.core.models import Job, JobFilter, JobState
 from holdfast.core.retry import Retry
+from holdfast.core.unique import Unique
 from holdfast.settings.settings import Settings
 from holdfast.tasks import Context, current_job, provided
 from holdfast.telemetry.trace_context import JobFields, add_job_fields
@@ -66,6 +67,7 @@ __all__ = [
     "StoreReplaced",
     "TooLarge",
     "Unavailable",
+    "Unique",
     "add_job_fields",
     "current_job",
     "provided",

@@ -14,7 +14,7 @@ import asyncpg
 import uvloop
 
 from benchmarks.postgres import server
-from holdfast.core.models import new_id
+from holdfast.core.ids import new_id
 
 _TABLE = """
 create table bare (

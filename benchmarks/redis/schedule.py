@@ -11,7 +11,8 @@ import uvloop
 
 from benchmarks.harness import Line, Plan, percentile, times_at_most
 from benchmarks.redis import server
-from holdfast.core.models import JobState, NewJob, Settlement, new_id
+from holdfast.core.ids import new_id
+from holdfast.core.models import JobState, NewJob, Settlement
 from holdfast.stores import open_store
 from holdfast.stores.base import ClaimRequest, Store
 

@@ -13,7 +13,8 @@ from typing import Any
 import uvloop
 
 from benchmarks.harness import Line, Plan, percentile
-from holdfast.core.models import JobState, NewJob, Settlement, new_id
+from holdfast.core.ids import new_id
+from holdfast.core.models import JobState, NewJob, Settlement
 from holdfast.stores.base import ClaimRequest
 from holdfast.stores.sqlite.store import SQLiteStore
 

@@ -30,7 +30,7 @@ from holdfast.core.errors import Conflict, ForkedConnection, Invalid, NotFound
 from holdfast.core.events import Events
 from holdfast.core.fault_injection import check_environment
 from holdfast.core.job_logs import LogPage
-from holdfast.core.lifecycle import check_replay
+from holdfast.core.lifecycle import check_replay, describe_holder
 from holdfast.core.models import (
     Attempt,
     BulkResult,
@@ -49,10 +49,11 @@ from holdfast.core.models import (
 from holdfast.core.portal import drive_coroutine, running_loop
 from holdfast.core.schedule import Schedule
 from holdfast.core.stats import JobStats
+from holdfast.core.unique import holds_unique
 from holdfast.core.validation import check_name, check_task_name, did_you_mean, parse_count, parse_duration, parse_rate
 from holdfast.settings.settings import Settings
 from holdfast.stores import ExternalTransactions, open_store
-from holdfast.stores.base import Selection, Store
+from holdfast.stores.base import AT_ONCE, Selection, Store
 from holdfast.tasks import Registry, decode_payload, encode_payload
 from holdfast.tasks.command_policy import COMMAND, CommandPolicy
 from holdfast.telemetry.metrics import time_calls
@@ -244,7 +245,9 @@ class Holdfast(TaskRegistration):
         return self._handed(answer)
 
     def _handed(self, answer: Submitted) -> JobHandle[Any]:
-        return JobHandle(self, answer.job_id, created=answer.created, wake_up_delayed=answer.wake_up_delayed)
+        return JobHandle(
+            self, answer.job_id, created=answer.created, changed=answer.changed, wake_up_delayed=answer.wake_up_delayed
+        )
 
     async def _submitted_within(self, connection: Any, jobs: Sequence[NewJob]) -> list[Submitted]:
         with submission(self.spans, jobs) as spanned:
@@ -375,6 +378,17 @@ class Holdfast(TaskRegistration):
         check_limit(limit)
         every = timedelta(0) if rate is None else parse_rate(rate)
         pace = ReplayRate(every=every, after=parse_duration(after, "after"))
+        return await self._replay(selection, force=force, payload=payload, limit=limit, pace=pace)
+
+    async def _replay(
+        self,
+        selection: str | Selection,
+        *,
+        force: bool,
+        payload: Mapping[str, Any] | None,
+        limit: int = 1000,
+        pace: ReplayRate = AT_ONCE,
+    ) -> BulkResult:
         store = await self.open_store()
         chosen = await self._ids(selection)
         text: str | None = None
@@ -401,11 +415,22 @@ class Holdfast(TaskRegistration):
         state = refused_state(operated)
         raise Conflict(f"job {job_id} cannot be cancelled: it has ended, {state}")
 
-    async def replay_one(self, job_id: str, *, force: bool = False) -> None:
-        """Replay one job. NotFound, or Conflict where its state does not allow it."""
-        operated = await (await self.open_store()).admin.replay(await self._ids(job_id), force=force)
-        if not operated.changed:
-            check_replay(job_id, refused_state(operated), force=force)
+    async def replay_one(self, job_id: str, *, force: bool = False, payload: Mapping[str, Any] | None = None) -> None:
+        """Replay one job. NotFound, or Conflict where its state or its unique key does not allow it."""
+        operated = await self._replay(job_id, force=force, payload=payload)
+        if operated.changed:
+            return
+        check_replay(job_id, refused_state(operated), force=force)
+        holder = await self.unique_holder(job_id)
+        advice = "it has just changed; look at it, and try again" if holder is None else describe_holder(holder)
+        raise Conflict(f"job {job_id} cannot be replayed: {advice}")
+
+    async def unique_holder(self, job_id: str) -> Job | None:
+        """The job that keeps this one from being replayed, since it has its unique key; None where there is none."""
+        job = await self._get(job_id)
+        unique = job.carried.unique
+        holder = None if unique is None else await (await self.open_store()).query.by_key(unique.key)
+        return None if holder is None or holder.id == job.id or not holds_unique(holder, job) else holder
 
     async def _ids(self, selection: str | Selection) -> Selection:
         if isinstance(selection, JobFilter):
@@ -467,6 +492,7 @@ class BlockingHoldfast(BlockingView):
     delete = BlockingMethod(Holdfast.delete)
     cancel_one = BlockingMethod(Holdfast.cancel_one)
     replay_one = BlockingMethod(Holdfast.replay_one)
+    unique_holder = BlockingMethod(Holdfast.unique_holder)
     pause = BlockingMethod(Holdfast.pause)
     resume = BlockingMethod(Holdfast.resume)
     stop_workers = BlockingMethod(Holdfast.stop_workers)

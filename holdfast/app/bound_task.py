@@ -12,9 +12,11 @@ from msgspec import UNSET, UnsetType
 from holdfast.app.handle import JobHandle
 from holdfast.app.submitter import JobOptions, draft_job
 from holdfast.app.sync import Blocker, requires_loop
-from holdfast.core.models import NewJob, new_id
+from holdfast.core.ids import new_id
+from holdfast.core.models import NewJob
 from holdfast.core.portal import forbid_running_loop
 from holdfast.core.retry import Retry
+from holdfast.core.unique import Unique, as_unique
 from holdfast.core.validation import check_tags, with_suggestions
 from holdfast.settings.settings import Settings
 from holdfast.tasks import Task
@@ -80,6 +82,7 @@ class BoundTask(Task[P, R], Generic[P, R, F]):
         run_at: datetime | str | None = None,
         key: str | None = None,
         key_for: float | timedelta | str | None = None,
+        unique: Unique | str | float | timedelta | None = None,
         max_attempts: int | UnsetType | None = UNSET,
         timeout: float | timedelta | str | None = None,
         retry: Retry | str | None = None,
@@ -94,6 +97,7 @@ class BoundTask(Task[P, R], Generic[P, R, F]):
         delay, key_for, timeout: seconds, a timedelta, or text like "5m".
         run_at: an aware datetime, or RFC 3339 text with offset.
         key: an idempotency key: at most one job is created for it; key_for: it lives at least that long.
+        unique: a policy for jobs that do the same work: a ``Unique``, or its ``during`` alone, like "active".
         connection: submit inside the transaction of this connection of yours, to the same database.
 
         Raises `Invalid` at once for a value that is not valid.
@@ -106,6 +110,7 @@ class BoundTask(Task[P, R], Generic[P, R, F]):
             run_at=run_at,
             key=key,
             key_for=key_for,
+            unique=None if unique is None else as_unique(unique),
             max_attempts=max_attempts,
             timeout=timeout,
             retry=retry,
@@ -125,7 +130,7 @@ class BoundTask(Task[P, R], Generic[P, R, F]):
 class ConfiguredTask(Generic[P, R]):
     """A task with options for its next jobs."""
 
-    __slots__ = ("_app", "_connection", "_draft", "_settings", "_task", "_template")
+    __slots__ = ("_app", "_connection", "_draft", "_settings", "_task", "_template", "_unique")
 
     def __init__(self, app: TaskOwner, task: BoundTask[P, R, Any], draft: JobOptions, connection: Any) -> None:
         self._app = app
@@ -133,12 +138,15 @@ class ConfiguredTask(Generic[P, R]):
         self._draft = draft
         self._connection = connection
         self._template: NewJob | None = None
+        self._unique: Unique | None = None
         self._settings: Settings | None = None  # those that the template was checked with
 
     def check(self) -> NewJob:
         """A job without arguments that carries the options. Raises `Invalid` where one is not valid."""
         settings = self._app.settings
-        template = draft_job(self._task.name, "{}", with_defaults(self._draft, self._task), settings)
+        draft = with_defaults(self._draft, self._task)
+        template = draft_job(self._task.name, "{}", draft, settings)
+        self._unique = None if draft.unique is None else as_unique(draft.unique)
         self._template, self._settings = template, settings
         return template
 
@@ -149,7 +157,8 @@ class ConfiguredTask(Generic[P, R]):
         if template is None or self._settings is not self._app.settings:  # checked once, not once a job
             template = self.check()
         fresh = new_id() if self._draft.id is None else template.id
-        return msgspec.structs.replace(template, id=fresh, payload=payload)
+        job = msgspec.structs.replace(template, id=fresh, payload=payload)
+        return job if self._unique is None else self._unique.bind(job)
 
     @requires_loop
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
@@ -196,6 +205,10 @@ def with_defaults(draft: JobOptions, task: Task[..., Any]) -> JobOptions:
         said["priority"] = task.priority
     if draft.max_attempts is UNSET:
         said["max_attempts"] = task.max_attempts
+    if draft.unique is None:
+        said["unique"] = task.unique
+    else:
+        task.check_unique(as_unique(draft.unique))
     if task.tags:
         said["tags"] = (*task.tags, *(tag for tag in draft.tags if tag not in task.tags))
     return msgspec.structs.replace(draft, **said)

@@ -9,8 +9,9 @@ from typing import Any, Generic, Protocol, TypeVar
 from holdfast.app.sync import Blocker, BlockingMethod, BlockingView, requires_loop
 from holdfast.core.clock import Clock
 from holdfast.core.errors import Invalid, InvalidId, JobCancelled, JobFailed, NotFound, ResultTimeout
+from holdfast.core.ids import parse_id
 from holdfast.core.lifecycle import describe_outlook
-from holdfast.core.models import BulkResult, Job, JobFilter, JobState, parse_id
+from holdfast.core.models import BulkResult, Job, JobFilter, JobState
 from holdfast.core.validation import parse_count
 from holdfast.stores.base import Store
 from holdfast.tasks import Registry, Task
@@ -38,15 +39,19 @@ class JobOwner(Blocker, Protocol):
 
 
 class JobHandle(Generic[R]):
-    """A job by its id. ``created`` is False where a key or id already stood for it. ``wake_up_delayed``: it is stored,
-    but the transport could not be notified; a worker's next sweep or poll finds it."""
+    """A job by its id. ``created`` is False where a key or id already stood for it; ``changed``: by the policy of its
+    unique key it was replaced or rescheduled. ``wake_up_delayed``: it is stored, but the transport could not be
+    notified; a worker's next sweep or poll finds it."""
 
-    __slots__ = ("_app", "created", "id", "wake_up_delayed")
+    __slots__ = ("_app", "changed", "created", "id", "wake_up_delayed")
 
-    def __init__(self, app: JobOwner, job_id: str, *, created: bool = True, wake_up_delayed: bool = False) -> None:
+    def __init__(
+        self, app: JobOwner, job_id: str, *, created: bool = True, changed: bool = False, wake_up_delayed: bool = False
+    ) -> None:
         self._app = app
         self.id = job_id
         self.created = created
+        self.changed = changed
         self.wake_up_delayed = wake_up_delayed
 
     def __repr__(self) -> str:

@@ -18,6 +18,7 @@ from holdfast.core.errors import ConfigError
 from holdfast.core.models import NewJob
 from holdfast.core.retry import Retry, as_retry
 from holdfast.core.schedule import Schedule
+from holdfast.core.unique import Unique, as_unique
 from holdfast.core.validation import check_name, check_tags, check_timeout, with_suggestions
 from holdfast.settings.settings import Settings
 from holdfast.tasks import Context, ErrorMatch, Executor, Registry
@@ -110,6 +111,7 @@ class TaskRegistration(ABC):
         dead_on: ErrorMatch = (),
         priority: int = 0,
         tags: Sequence[str] = (),
+        unique: Unique | str | float | timedelta | None = None,
     ) -> Decorator:
         """Register a function as a task: ``@app.task("email.send", max_attempts=5)``.
 
@@ -117,6 +119,7 @@ class TaskRegistration(ABC):
         timedelta, or text like "5m". retry: a Retry, or text as the settings take it, like "fixed:10" or "1,5,25".
         max_attempts: executions a job may have, None for no limit. executor: "async", "thread" or "process".
         retry_on, dead_on: exception classes or predicates that are, or are not, worth another attempt.
+        unique: a policy for jobs that do the same work: a Unique, or its ``during``: "active", "waiting", "10m".
         """
         if callable(name):
             raise ConfigError("@app.task needs parentheses: write @app.task() or @app.task('name')")
@@ -131,6 +134,7 @@ class TaskRegistration(ABC):
             "dead_on": dead_on,
             "priority": priority,
             "tags": check_tags(tags) if tags else (),
+            "unique": None if unique is None else as_unique(unique),
         }
         return Decorator(self, name, options)
 

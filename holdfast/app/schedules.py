@@ -14,7 +14,8 @@ from holdfast.app.handle import JobHandle
 from holdfast.app.sync import Blocker, BlockingMethod, BlockingView, requires_loop
 from holdfast.core.errors import Conflict, Invalid, NotFound
 from holdfast.core.events import Events, ScheduleKept
-from holdfast.core.models import MICROSECOND, NewJob, new_id, to_datetime, to_microseconds
+from holdfast.core.ids import new_id
+from holdfast.core.models import MICROSECOND, NewJob, to_datetime, to_microseconds
 from holdfast.core.schedule import (
     MAX_BACKFILL,
     MAX_CATCH_UP,

@@ -20,9 +20,11 @@ from msgspec import UNSET, UnsetType
 from holdfast.core.errors import Conflict, HoldfastError, Invalid, Unavailable
 from holdfast.core.events import Events, JobCreated, JobDuplicate, JobsSubmitted
 from holdfast.core.fault_injection import fault_point
-from holdfast.core.models import Job, NewJob, Options, Submitted, new_id, parse_id, to_microseconds
+from holdfast.core.ids import new_id, parse_id
+from holdfast.core.models import Job, NewJob, Options, Submitted, to_microseconds
 from holdfast.core.portal import running_loop
 from holdfast.core.retry import Retry, as_retry
+from holdfast.core.unique import Unique, as_unique
 from holdfast.core.validation import (
     check_key,
     check_metadata,
@@ -61,6 +63,7 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     run_at: datetime | str | None = None
     key: str | None = None
     key_for: float | timedelta | str | None = None
+    unique: Unique | str | float | timedelta | None = None
     max_attempts: int | str | UnsetType | None = UNSET
     timeout: float | timedelta | str | None = None
     retry: Retry | str | None = None
@@ -82,7 +85,7 @@ def draft_job(task: str, payload: str, draft: JobOptions, settings: Settings) ->
         metadata=None if draft.metadata is None else check_metadata(draft.metadata),
         tags=check_tags(draft.tags) if draft.tags else (),
     )
-    return NewJob(
+    job = NewJob(
         id=new_id() if draft.id is None else _checked_id(draft.id),
         given_id=draft.id is not None,
         task=check_task_name(task),
@@ -96,6 +99,7 @@ def draft_job(task: str, payload: str, draft: JobOptions, settings: Settings) ->
         key_for=None if draft.key_for is None else check_span(draft.key_for, "key_for"),
         options=options if options != Options() else None,
     )
+    return job if draft.unique is None else as_unique(draft.unique).bind(job)
 
 
 def _checked_id(text: str) -> str:
@@ -222,6 +226,8 @@ class Submitter:
             piece = again[start : start + _ASKED_MOST]
             found = await store.query.by_keys([str(job.key) for job, _ in piece])
             for (job, answer), held in zip(piece, found, strict=True):
+                if held is None and job.unique is not None:
+                    continue  # the key is free: another job does the same work
                 first = held if held is not None and held.id == answer.job_id else await store.query.get(answer.job_id)
                 if first is not None:
                     _check_same(job, first)

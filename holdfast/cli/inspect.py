@@ -21,9 +21,10 @@ from holdfast.cli.output import (
     print_table,
 )
 from holdfast.cli.submission import filter_options, server_time_us, time_ago
+from holdfast.core.ids import as_ulid
 from holdfast.core.job_logs import LogLine
 from holdfast.core.lifecycle import deferral_of
-from holdfast.core.models import TERMINAL, Attempt, Job, QueueInfo, WorkerInfo, as_ulid
+from holdfast.core.models import TERMINAL, Attempt, Job, QueueInfo, UniqueKey, WorkerInfo
 from holdfast.core.redaction import Redaction
 from holdfast.telemetry.trace_context import trace_id_of
 from holdfast.views.documents import (
@@ -270,6 +271,11 @@ def lines_of(app: Holdfast, job: Job) -> list[LogLine]:
     return found
 
 
+def _unique(unique: UniqueKey) -> str:
+    time = f"while {unique.during}" if unique.window_us is None else f"for {format_span(unique.window_us / 1e6)}"
+    return f"{time}; a second one will {unique.on_conflict} it" if unique.on_conflict != "keep" else time
+
+
 def _encoded(value: object) -> str:
     import json
 
@@ -287,6 +293,7 @@ def _facts(job: Job, now: int) -> Iterable[tuple[str, object]]:
     yield "attempts", f"{attempts_of(job)}, failed {job.failures}"
     yield "priority", job.priority or None
     yield "key", job.key
+    yield "unique", None if carried.unique is None else _unique(carried.unique)
     yield "tags", ", ".join(carried.tags) or None
     yield "trace", trace_id_of(job)
     yield "timeout", None if carried.timeout is None else format_span(carried.timeout)

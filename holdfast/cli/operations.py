@@ -16,16 +16,8 @@ from holdfast.cli.submission import check_choice, filter_options, operate_on_all
 from holdfast.core.errors import Conflict
 from holdfast.core.lifecycle import REPLAYABLE
 from holdfast.core.models import BulkResult, JobFilter
-from holdfast.views.documents import (
-    CANCEL,
-    DELETE,
-    BulkOperation,
-    PacedCalls,
-    by_state,
-    operated_document,
-    replay_operation,
-    to_plain,
-)
+from holdfast.views.bulk_operations import CANCEL, DELETE, BulkOperation, PacedCalls, by_state, replay_operation
+from holdfast.views.documents import operated_document, to_plain
 from holdfast.views.formatting import Filters, count_noun, format_span
 
 F = TypeVar("F", bound=Callable[..., Any])

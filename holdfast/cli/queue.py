@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import click
 
-from holdfast import JobFilter, JobState
+from holdfast import JobFilter
 from holdfast.cli.base import add_group
 from holdfast.cli.context import Session
 from holdfast.cli.inspect import print_queues
 from holdfast.cli.operations import print_operated
 from holdfast.cli.output import print_json, print_note
 from holdfast.cli.submission import operate_on_all
+from holdfast.core.models import NOT_STARTED
 from holdfast.core.validation import check_name
-from holdfast.views.documents import BulkOperation, PacedCalls, by_state, queue_document
+from holdfast.views.bulk_operations import BulkOperation, PacedCalls, by_state
+from holdfast.views.documents import queue_document
 from holdfast.views.formatting import count_noun
-
-_NOT_RUN = frozenset({JobState.QUEUED, JobState.SCHEDULED, JobState.WAITING, JobState.FAILED})
 
 
 @add_group("queue")
@@ -76,8 +76,8 @@ def queue_purge(session: Session, *, name: str, dry_run: bool) -> int:
     They are queued, scheduled, waiting, or failed and to be retried. What runs and what has ended stays; `holdfast
     delete --queue NAME` deletes that too.
     """
-    change = BulkOperation(name="delete", done="deleted", legal=_NOT_RUN, advice="it is running: cancel it first")
-    wheres = by_state(JobFilter(queue=check_name("queue", name)), _NOT_RUN)
+    change = BulkOperation(name="delete", done="deleted", legal=NOT_STARTED, advice="it is running: cancel it first")
+    wheres = by_state(JobFilter(queue=check_name("queue", name)), NOT_STARTED)
     with session.open_jobs() as app:
         if not dry_run:
             return print_operated(session, operate_on_all(app.sync.delete, wheres), change, PacedCalls(change))

@@ -19,6 +19,7 @@ from holdfast.cli.output import print_json, print_note
 from holdfast.core.errors import Invalid, JobCancelled, JobFailed, ResultTimeout
 from holdfast.core.lifecycle import deferral_of, describe_outlook
 from holdfast.core.models import BulkResult, Job, NewJob, Reason
+from holdfast.core.unique import as_unique
 from holdfast.core.validation import did_you_mean, parse_duration, parse_instant, parse_timeout
 from holdfast.tasks import decode_payload
 from holdfast.views.documents import job_document, to_plain
@@ -35,6 +36,7 @@ OPTIONS = (
     "run_at",
     "key",
     "key_for",
+    "unique",
     "max_attempts",
     "timeout",
     "retry",
@@ -60,6 +62,11 @@ _DECORATORS: dict[str, Callable[[Any], Any]] = {
     "run_at": click.option("--run-at", metavar="INSTANT", help="Not before this instant: 2030-01-31T08:00:00Z."),
     "key": click.option("--key", metavar="TEXT", help="Idempotency key: at most one job exists for it."),
     "key_for": click.option("--key-for", metavar="SPAN", help="How long the key lives at least."),
+    "unique": click.option(
+        "--unique",
+        metavar="POLICY",
+        help='At most one job for the same work: active, waiting, 10m, or JSON: {"during": …}.',
+    ),
     "max_attempts": click.option("--max-attempts", metavar="N", help=_ATTEMPTS),
     "timeout": click.option("--timeout", metavar="SPAN", help="How long one attempt may take."),
     "retry": click.option(
@@ -125,6 +132,8 @@ def _parse_option(name: str, value: Any) -> Any:
             return Retry.parse(value) if isinstance(value, str) else Retry.from_builtins(value)
         case "max_attempts" if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10:
             return int(value)
+        case "unique":
+            return as_unique(parse_object("unique", value) if isinstance(value, str) and value[:1] == "{" else value)
         case "metadata" if isinstance(value, str):
             return parse_object("metadata", value)
         case _:
@@ -195,9 +204,9 @@ def print_submitted(session: Session, app: Holdfast, job: NewJob, handle: JobHan
         return
     click.echo(handle.id)
     if not handle.created:
-        print_note(
-            f"this job was there already{f', under the key {job.key}' if job.key else ''}; nothing new was stored"
-        )
+        under = f", under the key {job.key}" if job.key else ", for the same work" if job.unique else ""
+        outcome = f"it was {job.unique.on_conflict}d" if job.unique and handle.changed else "nothing new was stored"
+        print_note(f"this job was there already{under}; {outcome}")
 
 
 def await_end(app: Holdfast, handle: JobHandle[Any], most: str | None) -> int:

@@ -28,7 +28,7 @@ from holdfast.core.validation import check_span
 LEGAL: Mapping[JobState, frozenset[JobState]] = {
     JobState.SCHEDULED: frozenset({JobState.QUEUED, JobState.CANCELLED}),
     JobState.WAITING: frozenset({JobState.QUEUED, JobState.DEAD, JobState.CANCELLED}),
-    JobState.QUEUED: frozenset({JobState.RUNNING, JobState.CANCELLED}),
+    JobState.QUEUED: frozenset({JobState.RUNNING, JobState.CANCELLED, JobState.SCHEDULED}),
     JobState.FAILED: frozenset({JobState.QUEUED, JobState.SCHEDULED, JobState.CANCELLED}),
     JobState.RUNNING: frozenset(
         {
@@ -45,7 +45,8 @@ LEGAL: Mapping[JobState, frozenset[JobState]] = {
     JobState.DEAD: frozenset({JobState.QUEUED, JobState.SCHEDULED}),
     JobState.CANCELLED: frozenset({JobState.QUEUED, JobState.SCHEDULED}),
 }
-"""From each state, where a job may go. Out of a terminal state leads only an operator's replay: at once, or paced."""
+"""From each state, where a job may go. Out of a terminal state leads only an operator's replay: at once, or paced.
+From queued to scheduled leads only a submission of the same unique key."""
 
 CANCELLABLE = frozenset(state for state, to in LEGAL.items() if JobState.CANCELLED in to)
 REPLAYABLE = frozenset({JobState.DEAD, JobState.FAILED, JobState.CANCELLED})
@@ -211,6 +212,11 @@ def check_replay(job_id: str, state: JobState, *, force: bool) -> None:
         JobState.RUNNING: "it is running; cancel it first",
     }.get(state, f"it is {state} and will run by itself")
     raise Conflict(f"job {job_id} cannot be replayed: {advice}")
+
+
+def describe_holder(holder: Job) -> str:
+    """Words for a job that has the unique key of another one."""
+    return f"job {holder.id} has the same unique key, and is {holder.state}; replay it when that one gives it up"
 
 
 # ── exceptions by which a handler says how its attempt ends ───────────────────────────────────────────────────────────

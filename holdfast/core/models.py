@@ -7,11 +7,6 @@ rest of the decoding (docs/adr/0003). Payloads and results are JSON *text*, neve
 
 from __future__ import annotations
 
-import os
-import random
-import threading
-import time
-import uuid
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any
@@ -39,6 +34,8 @@ class JobState(StrEnum):
 
 _STATES = tuple(JobState)
 TERMINAL = frozenset({JobState.SUCCEEDED, JobState.DEAD, JobState.CANCELLED})
+NOT_STARTED = frozenset({JobState.SCHEDULED, JobState.WAITING, JobState.QUEUED, JobState.FAILED})
+"""States of a job that waits for its first attempt, or for its next."""
 
 
 class Reason(StrEnum):
@@ -57,6 +54,25 @@ class Reason(StrEnum):
     SNOOZED = "snoozed"  # given back by the handler
 
 
+class UniqueKey(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """A job's key under a policy of uniqueness (``core.unique``), and until when it holds it."""
+
+    key: str
+    during: str | None = None  # "waiting": until it is started, "active": until it has ended; None: for the window
+    window_us: int | None = None  # from its submission, whatever becomes of it
+    on_conflict: str = "keep"
+
+    @property
+    def states(self) -> frozenset[JobState]:
+        """States in which a job holds the key."""
+        match self.during:
+            case None:
+                return frozenset()
+            case "waiting":
+                return NOT_STARTED
+        return NOT_STARTED | {JobState.RUNNING}
+
+
 class Options(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Options of a job; a plain job stores none."""
 
@@ -66,6 +82,7 @@ class Options(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     tags: tuple[str, ...] = ()
     traceparent: str | None = None  # W3C Trace Context of the submission, as it came: who reads it checks it
     tracestate: str | None = None
+    unique: UniqueKey | None = None
 
     def __post_init__(self) -> None:
         # Another program may have written them. What is read here must be writable again, by any interpreter.
@@ -175,16 +192,23 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     key_for: timedelta | None = None  # the key lives at least this long, and as long as the job's row
     options: Options | None = None
 
+    @property
+    def unique(self) -> UniqueKey | None:
+        """Its key under a policy of uniqueness."""
+        return None if self.options is None else self.options.unique
+
 
 class Submitted(msgspec.Struct, frozen=True, gc=False):
     """``created`` is False where the key or the id already stood for a job: that job is the answer.
 
+    ``changed``: that job waits, and was replaced or rescheduled by the policy of its unique key.
     ``wake_up_delayed``: the job is stored, but the transport could not be notified; the next sweep or poll finds it.
     """
 
     job_id: str
     created: bool
     wake_up_delayed: bool = False
+    changed: bool = False
 
 
 class Settlement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -438,59 +462,3 @@ def to_datetime(us: int) -> datetime:
 def to_microseconds(when: datetime) -> int:
     """An aware datetime as microseconds since 1970."""
     return (when - datetime(1970, 1, 1, tzinfo=UTC)) // MICROSECOND
-
-
-class _IdMint:
-    """UUIDv7 (RFC 9562, method 1): a millisecond, then a 12-bit counter that keeps one process's ids in order.
-
-    The random bits come from a generator of its own: no ``random.seed`` in an application can make two processes mint
-    the same ids, and a fork begins a new sequence.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._last = 0  # millisecond << 12 | counter
-        self._random = random.Random()
-        os.register_at_fork(after_in_child=self._random.seed)
-
-    def __call__(self) -> str:
-        with self._lock:
-            fresh = time.time_ns() // 1_000_000 << 12
-            self._last = last = fresh if fresh > self._last else self._last + 1
-            tail = self._random.getrandbits(62)
-        return "%08x-%04x-7%03x-%04x-%012x" % (  # noqa: UP031 - half the time of an f-string
-            last >> 28,
-            last >> 12 & 0xFFFF,
-            last & 0xFFF,
-            0x8000 | tail >> 48,
-            tail & 0xFFFFFFFFFFFF,
-        )
-
-
-new_id = _IdMint()
-
-
-def parse_id(text: str) -> str | None:
-    """The canonical form of a job id: a UUID in any spelling, or a ULID's 26 characters. None if it is neither."""
-    try:
-        return str(uuid.UUID(text))
-    except ValueError:
-        return _from_ulid(text.upper())
-
-
-_CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
-
-
-def _from_ulid(text: str) -> str | None:
-    if len(text) != 26 or text[0] > "7" or any(letter not in _CROCKFORD for letter in text):
-        return None
-    number = 0
-    for letter in text:
-        number = number << 5 | _CROCKFORD.index(letter)
-    return str(uuid.UUID(int=number))
-
-
-def as_ulid(job_id: str) -> str:
-    """The 26-character form of a job id: sorts like the id and is shorter to type."""
-    number = uuid.UUID(job_id).int
-    return "".join(_CROCKFORD[number >> shift & 31] for shift in range(125, -5, -5))

@@ -35,7 +35,7 @@ from holdfast.tasks.codec import (
 from holdfast.tasks.context import Context
 
 _OPTIONS = frozenset(
-    {"delay", "run_at", "priority", "queue", "key", "max_attempts", "timeout", "retry", "tags", "metadata"}
+    {"delay", "run_at", "priority", "queue", "key", "unique", "max_attempts", "timeout", "retry", "tags", "metadata"}
 )
 """What may be meant for the job where a task has no parameter of that name."""
 _asdict = msgspec.structs.asdict

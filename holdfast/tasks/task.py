@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar
 from msgspec import UNSET, UnsetType
 
 from holdfast.core.errors import ConfigError, Invalid
-from holdfast.core.validation import check_priority, check_task_name
+from holdfast.core.validation import check_priority, check_task_name, did_you_mean
 from holdfast.tasks.codec import PAYLOAD_LIMIT, RESULT_LIMIT, decode_json, encode_result, result_decoder
 from holdfast.tasks.signature import Signature, check_function, check_result_annotation, source_location
 
 if TYPE_CHECKING:
     from holdfast.core.retry import Retry
+    from holdfast.core.unique import Unique
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -44,6 +45,7 @@ class Task(Generic[P, R]):
         "dead_on",
         "priority",
         "tags",
+        "unique",
         "_result",
         "_signature",
         "__weakref__",
@@ -63,6 +65,7 @@ class Task(Generic[P, R]):
         dead_on: ErrorMatch = (),
         priority: int = 0,
         tags: Sequence[str] = (),
+        unique: Unique | None = None,
     ) -> None:
         """``timeout`` in seconds. ``max_attempts``: UNSET leaves it to the settings, None is no limit.
 
@@ -87,6 +90,9 @@ class Task(Generic[P, R]):
         self.dead_on = _matches(name, "dead_on", dead_on)
         self.priority = priority
         self.tags = tuple(tags)
+        self.unique = unique
+        if unique is not None:
+            self.check_unique(unique)
         self._signature: Signature | None = None
         self._result: Callable[[str], Any] | None = None
 
@@ -95,6 +101,17 @@ class Task(Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<Task {self.name} {self.function.__module__}:{self.function.__qualname__}>"
+
+    def check_unique(self, unique: Unique) -> None:
+        """Invalid where the policy names an argument that the function does not take: it would be null in every job."""
+        parameters = inspect.signature(self.function).parameters
+        if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+            return
+        for part in unique.by:
+            argument = part.removeprefix("args.").partition(".")[0]
+            if part.startswith("args.") and argument not in parameters:
+                remedy = f"task {self.name!r} takes {', '.join(parameters) or 'no arguments'}"
+                raise Invalid("unique.by", part, remedy + did_you_mean(argument, parameters))
 
     # ── the payload ───────────────────────────────────────────────────────────────────────────────────────────
     def prepare(self) -> Signature:

@@ -151,14 +151,15 @@ class TransportQueueing(ForwardingQueueing):
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Store the jobs, and announce those that are ready. For the transport's sake nothing stored is refused."""
         answers = await self._inner.submit(jobs)
-        created = [job for job, answer in zip(jobs, answers, strict=True) if answer.created]
-        unheard = await self._transport.announce_new(created)
+        new = [
+            job if answer.created else msgspec.structs.replace(job, id=answer.job_id)
+            for job, answer in zip(jobs, answers, strict=True)
+            if answer.created or answer.changed
+        ]
+        unheard = await self._transport.announce_new(new)
         if not unheard:
             return answers
-        return [
-            msgspec.structs.replace(answer, wake_up_delayed=answer.created and answer.job_id in unheard)
-            for answer in answers
-        ]
+        return [msgspec.structs.replace(answer, wake_up_delayed=answer.job_id in unheard) for answer in answers]
 
     async def claim(self, request: ClaimRequest) -> Claim:
         """Of what the transport has delivered; while it is away, of what the store has ready. A quarantined job is

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
-from datetime import timedelta
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -12,20 +11,18 @@ import msgspec
 from msgspec import Meta, Raw
 
 from holdfast.core.job_logs import LogLine
-from holdfast.core.lifecycle import CANCELLABLE, DELETABLE, REPLAYABLE
 from holdfast.core.models import (
     TERMINAL,
     Attempt,
     BulkResult,
     Finding,
     Job,
-    JobFilter,
     JobState,
     QueueInfo,
+    UniqueKey,
     WorkerCommand,
     WorkerInfo,
 )
-from holdfast.core.validation import parse_rate
 from holdfast.tasks.codec import decode_json, write
 from holdfast.views.formatting import format_timestamp
 
@@ -43,6 +40,18 @@ Instant = Annotated[
 TaskName = Annotated[str, Meta(description="The task's name.", examples=["email.send"])]
 QueueName = Annotated[str, Meta(description="The queue it waits in.", examples=["default"])]
 Counted = Annotated[int, Meta(ge=0)]
+
+
+class UniqueDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """A job's policy of uniqueness."""
+
+    during: Annotated[
+        str | float,
+        Meta(description='While there is no other: "waiting", "active", or for so many seconds.', examples=["active"]),
+    ]
+    on_conflict: Annotated[
+        str, Meta(description="What another submission does to this job: keep, replace or reschedule.")
+    ]
 
 
 class JobDocument(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +73,9 @@ class JobDocument(msgspec.Struct, frozen=True, kw_only=True):
     losses: Annotated[int, Meta(description="Leases lost in a row.", ge=0)]
     cancelling: Annotated[bool, Meta(description="It is running, and was asked to stop.")]
     key: Annotated[str | None, Meta(description="Its idempotency key.")]
+    unique: Annotated[
+        UniqueDocument | None, Meta(description="Its policy for other jobs that do the same work; null: none.")
+    ]
     tags: list[str]
     metadata: Annotated[dict[str, Any] | None, Meta(description="The submitter's own.")]
     timeout: Annotated[float | None, Meta(description="Seconds one attempt may take.")]
@@ -203,6 +215,7 @@ def job_document(job: Job) -> JobDocument:
         losses=job.losses,
         cancelling=job.cancelling,
         key=job.key,
+        unique=None if carried.unique is None else _unique_document(carried.unique),
         tags=list(carried.tags),
         metadata=carried.metadata,
         timeout=carried.timeout,
@@ -214,6 +227,11 @@ def job_document(job: Job) -> JobDocument:
         lease_until=_dated(job.lease_until_us),
         ended_at=_dated(job.ended_at_us),
     )
+
+
+def _unique_document(unique: UniqueKey) -> UniqueDocument:
+    during = (unique.window_us or 0) / 1e6 if unique.during is None else unique.during
+    return UniqueDocument(during=during, on_conflict=unique.on_conflict)
 
 
 def raw_json(text: str) -> Raw:
@@ -351,70 +369,6 @@ def _is_replayed_since(job: Job, last: Attempt) -> bool:
     return counted < last.attempt
 
 
-# ── operations on many jobs ───────────────────────────────────────────────────────────────────────────────────────────
-class BulkOperation(msgspec.Struct, frozen=True, kw_only=True):
-    """An operation on many jobs: how to do it, on which states, and how to report it."""
-
-    name: str  # of the operation of the application
-    done: str
-    legal: frozenset[JobState]
-    advice: str  # for those whose state does not allow it
-    options: dict[str, Any] = {}
-    rate: str | None = None  # of a replay that is not to come all at once
-
-    def describe_refusal(self, job_id: str, state: JobState) -> str:
-        """Words for why a job in this state is refused, and the remedy."""
-        if self.name != "replay" or self.legal != {JobState.DEAD}:
-            return f"it is {state}; {self.advice}"
-        again = f"; to run it again: holdfast replay {job_id} --force" if state is JobState.SUCCEEDED else ""
-        return f"it is {state}, no dead letter{again}"
-
-
-CANCEL = BulkOperation(name="cancel", done="cancelled", legal=CANCELLABLE, advice="it has ended")
-DELETE = BulkOperation(name="delete", done="deleted", legal=DELETABLE, advice="it is running: cancel it first")
-
-
-class PacedCalls:
-    """The options of one call after another: a replay at a rate goes on where the call before it ended. ``after``: when
-    the first is to be ready."""
-
-    def __init__(self, change: BulkOperation, after: timedelta = timedelta(0)) -> None:
-        self._change = change
-        self._every = None if change.rate is None else parse_rate(change.rate)
-        self.after = after
-
-    def batch_options(self) -> dict[str, Any]:
-        """Returns the options of the next call."""
-        paced = {"rate": self._change.rate, "after": self.after} if self._every or self.after else {}
-        return {**self._change.options, **paced}
-
-    def pace_batch(self, number: int) -> None:
-        """Counts so many changed jobs, and waits for the rate."""
-        if self._every is not None:
-            self.after += number * self._every
-
-
-def replay_operation(
-    *, force: bool = False, states: Collection[JobState] = REPLAYABLE, rate: str | None = None, **options: Any
-) -> BulkOperation:
-    """Queueing jobs in one of these states again; ``force``: also succeeded ones."""
-    return BulkOperation(
-        name="replay",
-        done="queued again",
-        legal=frozenset(states) | ({JobState.SUCCEEDED} if force else set()),
-        advice="replay takes dead, failed and cancelled jobs, and with --force succeeded ones",
-        options={"force": force, **options},
-        rate=rate,
-    )
-
-
-def by_state(where: JobFilter, legal: Collection[JobState]) -> list[JobFilter]:
-    """The filter once for each state it asks for that the operation takes; running jobs come last."""
-    asked = [state for state in JobState if state in legal and (not where.states or state in where.states)]
-    asked.sort(key=lambda state: state is JobState.RUNNING)
-    return [msgspec.structs.replace(where, states=(state,)) for state in asked]
-
-
 # ── examples ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 JOB: dict[str, Any] = {
     "id": ID,
@@ -433,6 +387,7 @@ JOB: dict[str, Any] = {
     "losses": 0,
     "cancelling": False,
     "key": "welcome-42",
+    "unique": None,
     "tags": [],
     "metadata": None,
     "timeout": None,

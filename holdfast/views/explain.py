@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from holdfast.app import Holdfast
 from holdfast.core.errors import Busy, TooBroad
-from holdfast.core.lifecycle import Deferral, correct_arguments, deferral_of
+from holdfast.core.lifecycle import REPLAYABLE, Deferral, correct_arguments, deferral_of
 from holdfast.core.models import Job, JobFilter, JobState, QueueInfo, Reason, WorkerCommand, WorkerInfo, to_microseconds
 from holdfast.core.validation import did_you_mean, format_duration
 from holdfast.stores.base import Store
@@ -51,6 +51,7 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     exact: bool | None = True  # or at most that many; None: more than are counted are ready
     defer_for: timedelta = timedelta(hours=1)
     transport_away: bool = False  # what carries the wake-ups of its queue cannot be reached
+    holder: Job | None = None  # that has its unique key, so that it cannot be replayed
     discreet: bool = False  # who asks may know nothing of other queues
 
     @property
@@ -78,6 +79,7 @@ async def job_facts(app: Holdfast, job: Job) -> JobFacts:
         tasks=frozenset(app.registry.task_names()) or None if app.settings.app is not None else None,
         ahead=ahead,
         exact=exact,
+        holder=await app.unique_holder(job.id) if job.state in REPLAYABLE else None,
     )
 
 
@@ -125,14 +127,24 @@ def explain_job(job: Job, known: JobFacts) -> Iterator[Explanation]:
         case JobState.CANCELLED:
             text = f"it was cancelled, at {format_moment(job.ended_at_us)}"
             yield Explanation("cancelled", text, f"to run it after all: holdfast replay {job.id}")
+            yield from _held_key(known)
         case JobState.DEAD:
             yield _dead(job)
+            yield from _held_key(known)
         case JobState.WAITING:
             yield Explanation("waiting", "it waits for another job or a signal")
         case _:
             obstacles = [*_not_due(job, known), *_obstacles(job, known)]
             doubts = list(_doubtful_task(job, known))
             yield from [*obstacles, *doubts] if obstacles else [*doubts, *_in_line(job, known)]
+
+
+def _held_key(known: JobFacts) -> Iterator[Explanation]:
+    holder = known.holder
+    if holder is not None:
+        which = "another job" if known.discreet else f"job {holder.id}"
+        text = f"it cannot be replayed now: {which} has the same unique key, and is {holder.state}"
+        yield Explanation("unique", text, f"replay it when that one gives it up; see: holdfast why {holder.id}")
 
 
 def _running(job: Job, known: JobFacts) -> Explanation:

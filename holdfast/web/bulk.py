@@ -11,23 +11,12 @@ from msgspec import Meta
 
 from holdfast.app import Holdfast
 from holdfast.core.errors import Busy, Conflict, Invalid, NotFound, TooBroad
-from holdfast.core.lifecycle import check_replay
 from holdfast.core.models import Job, JobFilter, JobState
 from holdfast.core.validation import LONGEST, RATE_PATTERN, check_key, parse_rate
 from holdfast.stores.common.requests import CHOOSE, UNSUCCESSFUL
 from holdfast.tasks.codec import Words
-from holdfast.views.documents import (
-    CANCEL,
-    DELETE,
-    ID,
-    JOB,
-    BulkOperation,
-    JobDocument,
-    JobSnapshot,
-    PacedCalls,
-    by_state,
-    replay_operation,
-)
+from holdfast.views.bulk_operations import CANCEL, DELETE, BulkOperation, PacedCalls, by_state, replay_operation
+from holdfast.views.documents import ID, JOB, JobDocument, JobSnapshot
 from holdfast.web.fields import (
     FILTERS,
     OBJECT,
@@ -180,12 +169,7 @@ async def replay_job(call: RequestContext, job: Job) -> ApiResponse:
     if payload is not None:
         check_task(call, job.task)
     with named_as_said():
-        operated = await call.app.replay(job.id, force=force, payload=payload)
-    if not operated.changed:
-        state = operated.refused[0][1]
-        if state is None:
-            raise NotFound(f"there is no job {job.id}")
-        check_replay(job.id, state, force=force)
+        await call.app.replay_one(job.id, force=force, payload=payload)
     call.changed.append(job.id)
     return json_response(200, call.visible_job(await call.app.get(job.id)))
 

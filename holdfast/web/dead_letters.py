@@ -6,7 +6,8 @@ import msgspec
 
 from holdfast.core.errors import Conflict, NotFound
 from holdfast.core.models import Job, JobState
-from holdfast.views.documents import DEAD_JOB, JOB, replay_operation
+from holdfast.views.bulk_operations import replay_operation
+from holdfast.views.documents import DEAD_JOB, JOB
 from holdfast.web.bulk import (
     AFTER,
     DRY_RUN,

@@ -10,7 +10,8 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.core.errors import HoldfastError, Invalid
-from holdfast.core.models import JobEvent, JobEvents, JobState, parse_id
+from holdfast.core.ids import parse_id
+from holdfast.core.models import JobEvent, JobEvents, JobState
 from holdfast.tasks.codec import Words
 from holdfast.views.documents import ID, Counted, Instant, JobId, QueueName, TaskName
 from holdfast.views.formatting import format_timestamp

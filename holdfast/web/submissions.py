@@ -82,6 +82,13 @@ SUBMISSION = Form(
         Field("key", KEY_VALUE, "An idempotency key; the header goes before it.", example="welcome-42"),
         Field("key_for", _SPAN, "How long the key lives at least; it lives as long as its job's row anyway."),
         Field(
+            "unique",
+            ValueType({"type": ["string", "number", "object"], "minLength": 1, "maxLength": 40}, any_value),
+            "At most one job for the same work: while one is waiting, while one is active, or for a span; or an object "
+            "with `during`, `by` and `on_conflict`.",
+            example="active",
+        ),
+        Field(
             "max_attempts",
             ValueType(_ATTEMPTS, _attempts),
             'Executions it may have, up to max_attempts_limit; "unlimited" if that setting is.',

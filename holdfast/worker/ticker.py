@@ -15,13 +15,12 @@ from holdfast.app.schedules import ScheduleManager
 from holdfast.core.errors import HoldfastError, StoreReplaced, Unavailable
 from holdfast.core.events import ScheduleFired, StoreTrouble
 from holdfast.core.fault_injection import fault_point
-from holdfast.core.models import TERMINAL, JobState, to_datetime
+from holdfast.core.models import NOT_STARTED, TERMINAL, to_datetime
 from holdfast.core.schedule import DueTicks, Overlap, Schedule, ScheduleChange, due_ticks, tick_job
 from holdfast.stores.base import Store
 from holdfast.worker.context import RetryDelay, WorkerContext
 
 _BATCH = 100  # schedules of one look
-_NOT_STARTED = frozenset({JobState.SCHEDULED, JobState.WAITING, JobState.QUEUED, JobState.FAILED})
 
 
 class Ticker:
@@ -119,4 +118,4 @@ class Ticker:
         if schedule.overlap is Overlap.CANCEL_PREVIOUS:
             await self._store.admin.cancel([previous.id])
             return True
-        return schedule.overlap is Overlap.QUEUE_ONE and previous.state not in _NOT_STARTED
+        return schedule.overlap is Overlap.QUEUE_ONE and previous.state not in NOT_STARTED

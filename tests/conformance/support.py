@@ -13,6 +13,7 @@ import pytest
 
 from holdfast import Holdfast
 from holdfast.core.clock import ManualClock
+from holdfast.core.ids import new_id
 from holdfast.core.lifecycle import Lost, decide
 from holdfast.core.models import (
     TERMINAL,
@@ -28,7 +29,6 @@ from holdfast.core.models import (
     Settled,
     Settlement,
     WorkerHeartbeat,
-    new_id,
 )
 from holdfast.stores.base import ClaimRequest, Store
 from holdfast.stores.common.named_sql import Migration, load_migrations
@@ -225,15 +225,15 @@ LATER_MIGRATIONS = (
 """Name and script of each later migration; the prefix of a table goes into the braces."""
 
 
-def lengthen_migrations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Gives every SQL store that is made from now on a longer chain of migrations; their names."""
-    names: list[str] = []
+def lengthen_migrations(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    """Gives every SQL store that is made from now on a longer chain of migrations; their names by store."""
+    names: dict[str, list[str]] = {}
     for store, prefix in (("sqlite", "holdfast_"), ("postgres", "holdfast.")):
         known = load_migrations(files(f"holdfast.stores.{store}") / "migrations")
         later = [
             Migration(number, f"{number:04}_{name}", script.replace("{}", prefix))
             for number, (name, script) in enumerate(LATER_MIGRATIONS, len(known) + 1)
         ]
-        names = [each.name for each in (*known, *later)]
+        names[store] = [each.name for each in (*known, *later)]
         monkeypatch.setattr(f"holdfast.stores.{store}.store.load_migrations", lambda _, chain=[*known, *later]: chain)
     return names

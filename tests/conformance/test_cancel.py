@@ -7,7 +7,8 @@ from datetime import timedelta
 import pytest
 
 from holdfast.core.clock import ManualClock
-from holdfast.core.models import BulkResult, JobFilter, JobState, LeaseStatus, Reason, new_id
+from holdfast.core.ids import new_id
+from holdfast.core.models import BulkResult, JobFilter, JobState, LeaseStatus, Reason
 from holdfast.stores.base import Store
 from tests.conformance.support import (
     LEASE,

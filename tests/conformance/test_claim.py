@@ -10,7 +10,8 @@ from datetime import timedelta
 import pytest
 
 from holdfast.core.clock import ManualClock
-from holdfast.core.models import JobState, new_id
+from holdfast.core.ids import new_id
+from holdfast.core.models import JobState
 from holdfast.stores.base import EVERY_QUEUE, Store
 from tests.conformance.support import (
     LEASE,

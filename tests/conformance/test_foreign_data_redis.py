@@ -9,7 +9,8 @@ from datetime import timedelta
 
 import pytest
 
-from holdfast.core.models import JobFilter, JobState, new_id
+from holdfast.core.ids import new_id
+from holdfast.core.models import JobFilter, JobState
 from holdfast.stores.base import EVERY_QUEUE, Store
 from tests.conformance.support import (
     ended,

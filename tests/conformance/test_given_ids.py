@@ -8,8 +8,9 @@ import pytest
 
 from holdfast import Holdfast
 from holdfast.core.clock import ManualClock
+from holdfast.core.ids import new_id
 from holdfast.core.job_logs import NewLine, Record
-from holdfast.core.models import Job, JobState, LeaseStatus, NewJob, new_id
+from holdfast.core.models import Job, JobState, LeaseStatus, NewJob
 from holdfast.stores.base import Store
 from tests.conformance.support import LEASE, WORKER, ended, pulse, put, running, settle, state_of, stored, take
 

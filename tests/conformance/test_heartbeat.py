@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 
 from holdfast.core.clock import ManualClock
-from holdfast.core.models import HeartbeatReply, JobState, Lease, LeaseStatus, WorkerCommand, new_id
+from holdfast.core.ids import new_id
+from holdfast.core.models import HeartbeatReply, JobState, Lease, LeaseStatus, WorkerCommand
 from holdfast.stores.base import Store
 from tests.conformance.support import LEASE, Opener, ending, lose, new_job, pulse, put, running, settle, stored, take
 

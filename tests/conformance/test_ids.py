@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.core.models import JobState, new_id
+from holdfast.core.ids import new_id
+from holdfast.core.models import JobState
 from holdfast.stores.base import Store
 from tests.conformance.support import claim, put, state_of
 

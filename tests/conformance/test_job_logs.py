@@ -9,8 +9,9 @@ import pytest
 
 from holdfast.core.clock import ManualClock
 from holdfast.core.errors import Invalid
+from holdfast.core.ids import new_id
 from holdfast.core.job_logs import LogLine, NewLine, Record
-from holdfast.core.models import Job, JobFilter, JobState, Lease, new_id
+from holdfast.core.models import Job, JobFilter, JobState, Lease
 from holdfast.stores.base import Store
 from tests.conformance.support import LEASE, ended, failing, lose, new_job, put, running, settle, take
 

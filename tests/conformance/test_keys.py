@@ -8,7 +8,8 @@ from datetime import timedelta
 import pytest
 
 from holdfast.core.clock import ManualClock
-from holdfast.core.models import JobFilter, JobState, Submitted, new_id
+from holdfast.core.ids import new_id
+from holdfast.core.models import JobFilter, JobState, Submitted
 from holdfast.stores.base import Store
 from tests.conformance.support import Opener, ended, new_job, put, running, settle, stored
 

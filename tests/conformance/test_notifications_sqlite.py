@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from holdfast.core.models import NewJob, new_id
+from holdfast.core.ids import new_id
+from holdfast.core.models import NewJob
 from holdfast.stores.sqlite.store import SQLiteStore
 
 

@@ -82,7 +82,7 @@ async def test_ten_starters_migrate_once(schema: str) -> None:
 async def test_migration_does_not_block_others_while_a_table_is_read(
     schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = lengthen_migrations(monkeypatch)
+    names = lengthen_migrations(monkeypatch)["postgres"]
     first = open_store(url(schema)).migration_sql("0..1")
     with psycopg.connect(postgres.shared().url()) as reader, psycopg.connect(postgres.shared().url()) as other:
         reader.execute(first.encode())

@@ -117,6 +117,7 @@ CASES = [
     Case("insert_lone_job", (), {"ids": [f"00000000-0000-0000-0002-{0:012x}"], "payloads": ["{}"]}),
     Case("insert_keyed_jobs", ()),
     Case("key_owner", ("key_pkey(key)",)),
+    Case("unique_keys_of", (BY_ID,)),
     Case("key_owners", ("key_pkey(key)",), {"keys": ["a", "b"]}),
     Case("settle_succeeded", (BY_ID,), RUNNING),
     Case("settle_succeeded", (BY_ID,), RUNNING | {"results": None}),
@@ -191,7 +192,7 @@ COLUMNS = {
     "tasks": ["task"] * BATCH,
     "payloads": ["{}"] * BATCH,
     "ranks": [0] * BATCH,
-    **dict.fromkeys(("run_ats", "delays", "max_attempts", "options", "tags", "keep_for"), [None] * BATCH),
+    **dict.fromkeys(("run_ats", "delays", "max_attempts", "options", "tags", "policies", "keep_for"), [None] * BATCH),
     "givens": [False] * BATCH,
     "keys": [f"key {n}" for n in range(BATCH)],
 }

@@ -48,11 +48,12 @@ HOT: dict[str, tuple[str, ...]] = {
     "pick_only": (BY_ID,),
     "take": (BY_SEQ,),
     "mark_unreadable": (BY_SEQ,),
-    "insert_keyed_job": ("PRIMARY KEY",),
     "insert_payload": (BY_ID,),
     "insert_tag": (BY_ID,),
     "take_key": (BY_ID,),
     "mark_keyed": (BY_ID, "PRIMARY KEY"),
+    "release_key": ("PRIMARY KEY",),
+    **dict.fromkeys(("replace_unique", "reschedule_unique", "is_stored", "unique_keys_of"), (BY_ID,)),
     "complete": (BY_ID,),
     "completed": (BY_ID,),
     "settle_succeeded": (BY_ID,),
@@ -154,7 +155,7 @@ PARAMETERS: dict[str, object] = {
 """What the statements are given; a parameter not named here is null."""
 
 
-POSITIONAL = {"take_key": ("key of id-7", "id-8", None, NOW)}
+POSITIONAL = {"take_key": ("key of id-7", "id-8", None, NOW, 255)}
 """What the statements with places instead of names are given; nulls if nothing stands here."""
 
 

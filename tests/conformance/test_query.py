@@ -12,7 +12,8 @@ import pytest
 
 from holdfast.core.clock import ManualClock
 from holdfast.core.errors import HoldfastError, Invalid
-from holdfast.core.models import Job, JobFilter, JobState, Options, Reason, new_id, to_datetime
+from holdfast.core.ids import new_id
+from holdfast.core.models import Job, JobFilter, JobState, Options, Reason, to_datetime
 from holdfast.stores.base import Store
 from tests.conformance.support import ended, ending, lose, new_job, put, queues, running, settle, stored, take
 

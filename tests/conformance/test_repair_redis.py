@@ -10,7 +10,8 @@ from datetime import timedelta
 import pytest
 
 from holdfast.core.clock import ManualClock
-from holdfast.core.models import Finding, JobFilter, JobState, Lease, Options, new_id
+from holdfast.core.ids import new_id
+from holdfast.core.models import Finding, JobFilter, JobState, Lease, Options
 from holdfast.stores.base import EVERY_QUEUE, Store
 from holdfast.stores.redis import maintenance
 from tests.conformance.support import ended, ending, lose, new_job, put, running, stored, take, take_ids

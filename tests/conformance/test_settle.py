@@ -8,8 +8,9 @@ from datetime import timedelta
 import pytest
 
 from holdfast.core.clock import ManualClock
+from holdfast.core.ids import new_id
 from holdfast.core.lifecycle import ERROR_LIMIT, clip_error
-from holdfast.core.models import Job, JobState, Lease, Reason, Settled, Settlement, new_id
+from holdfast.core.models import Job, JobState, Lease, Reason, Settled, Settlement
 from holdfast.stores.base import Store
 from tests.conformance.support import (
     LEASE,

@@ -10,7 +10,8 @@ import pytest
 
 from holdfast.core.clock import ManualClock
 from holdfast.core.errors import HoldfastError
-from holdfast.core.models import JobFilter, JobState, NewJob, Options, Submitted, new_id
+from holdfast.core.ids import new_id
+from holdfast.core.models import JobFilter, JobState, NewJob, Options, Submitted
 from holdfast.stores.base import Store
 from tests.conformance.support import Opener, new_job, put, state_of, stored, take, take_ids
 

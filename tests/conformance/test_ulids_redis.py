@@ -10,7 +10,8 @@ import pytest
 
 from holdfast.core.clock import ManualClock
 from holdfast.core.errors import ConfigError
-from holdfast.core.models import JobFilter, JobState, Lease, LeaseStatus, as_ulid
+from holdfast.core.ids import as_ulid
+from holdfast.core.models import JobFilter, JobState, Lease, LeaseStatus
 from holdfast.core.schedule import Schedule, ScheduleChange
 from holdfast.stores import open_store
 from holdfast.stores.base import EVERY_QUEUE, Store

@@ -36,9 +36,9 @@ def prefix_of(home: str) -> str:
 
 
 @pytest.fixture
-def chain(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def chain(monkeypatch: pytest.MonkeyPatch, home: str) -> list[str]:
     """The names of a longer chain, which every store made from now on has."""
-    return lengthen_migrations(monkeypatch)
+    return lengthen_migrations(monkeypatch)["sqlite" if home.startswith("sqlite") else "postgres"]
 
 
 @pytest.mark.rows("J53", "J54", "J55", "J56")

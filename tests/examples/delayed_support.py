@@ -15,7 +15,8 @@ from urllib.parse import urlsplit
 from redis import Redis as Client
 
 from holdfast import Holdfast, Settings
-from holdfast.core.models import as_ulid, to_datetime
+from holdfast.core.ids import as_ulid
+from holdfast.core.models import to_datetime
 from holdfast.stores import open_store
 from holdfast.stores.base import Store
 from tests.examples import programs

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.core.models import NewJob, new_id
+from holdfast.core.ids import new_id
+from holdfast.core.models import NewJob
 from tests.examples.delayed_support import DATABASE, LEADER, SECOND, Blocking, Delayed, lateness
 from tests.support.load import percentile, slowness
 from tests.support.redis import shared

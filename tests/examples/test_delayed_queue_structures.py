@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.models import NewJob, as_ulid, new_id
+from holdfast.core.ids import as_ulid, new_id
+from holdfast.core.models import NewJob
 from tests.examples.common import PATIENCE, asked, until
 from tests.examples.delayed_support import LEADER, SECOND, Delayed
 from tests.examples.programs import ROOT

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from holdfast.core.models import as_ulid, new_id
+from holdfast.core.ids import as_ulid, new_id
 from tests.examples.common import PATIENCE, until
 from tests.examples.delayed_support import DATABASE, LEADER, SECOND, Delayed, Program, lateness
 from tests.support.load import percentile, slowness

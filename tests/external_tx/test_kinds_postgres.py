@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import Holdfast, JobState
+from holdfast import Holdfast, JobState, Unique
 from holdfast.core.errors import Conflict, Invalid
 from tests.external_tx.kinds import BLOCKING, KINDS, does
 from tests.external_tx.support import Place, Undone
@@ -50,6 +50,24 @@ def test_committed_both_are_there_and_not_before(place: Place, kind: str) -> Non
         {"m": "\0"},
     )
     assert job.run_at - job.created_at == timedelta(seconds=60)
+
+
+def test_same_work_is_stored_once_inside_a_transaction(place: Place, kind: str) -> None:
+    policy = Unique("active", by=["task", "queue"], on_conflict="replace")
+    first = place.app.sync.enqueue("work", {"n": 1}, delay=600, unique=policy)
+
+    async def body(held: Any) -> None:
+        for task, n in (("work", 2), ("other", 3), ("other", 4)):
+            handle = await does(place.app, "enqueue", task, {"n": n}, connection=held.connection, unique=policy)
+            handles.append(handle)
+
+    handles: list[Any] = []
+    place.holding(kind, body)
+
+    assert [(each.created, each.changed) for each in handles] == [(False, True), (True, False), (False, True)]
+    assert handles[0].id == first.id
+    assert [place.app.sync.get(handles[number].id).payload for number in (0, 1)] == ['{"n":2}', '{"n":4}']
+    assert place.app.sync.get(first.id).state is JobState.QUEUED
 
 
 def test_rolled_back_neither_ever_was(place: Place, kind: str) -> None:

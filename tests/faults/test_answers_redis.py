@@ -10,7 +10,8 @@ import pytest
 from redis import exceptions as driver
 
 from holdfast.core.errors import Unavailable
-from holdfast.core.models import JobFilter, JobState, LeaseStatus, Reason, Submitted, new_id
+from holdfast.core.ids import new_id
+from holdfast.core.models import JobFilter, JobState, LeaseStatus, Reason, Submitted
 from holdfast.stores.connections import redis as links
 from holdfast.stores.connections.redis_protocol import Argument, Wire
 from tests.conformance.support import (

@@ -9,7 +9,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from holdfast.core.errors import Unavailable
-from holdfast.core.models import JobState, new_id
+from holdfast.core.ids import new_id
+from holdfast.core.models import JobState
 from holdfast.stores.postgres.encoding import NumberedStatement
 from holdfast.stores.postgres.store import PostgresStore
 from tests.conformance.support import new_job, put

@@ -11,7 +11,8 @@ import asyncpg
 import pytest
 
 from holdfast.core.errors import Conflict, HoldfastError, Unavailable
-from holdfast.core.models import Job, JobFilter, JobState, Lease, Settlement, new_id
+from holdfast.core.ids import new_id
+from holdfast.core.models import Job, JobFilter, JobState, Lease, Settlement
 from holdfast.stores import open_store
 from holdfast.stores.postgres import notifications, pool
 from tests.conformance.support import LEASE, claim, ending, failing, new_job, pulse, put, running, settle, stored, take

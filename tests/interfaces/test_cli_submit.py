@@ -56,6 +56,24 @@ def test_a_key_creates_one_job_and_answers_the_same_again(cli: Cli) -> None:
     assert len(cli.json("list")["jobs"]) == 1
 
 
+def test_same_work_is_stored_once(cli: Cli) -> None:
+    first = cli.run("enqueue", "work", '{"n": 1}', "--unique", "active", "--delay", "1h").strip()
+    again = cli.invoke("enqueue", "work", '{"n": 1}', "--unique", "active")
+    assert again.stdout.strip() == first
+    assert "for the same work; nothing new was stored" in again.stderr
+    policy = '{"during": "active", "by": ["task", "queue", "args"], "on_conflict": "reschedule"}'
+    moved = cli.invoke("enqueue", "work", '{"n": 1}', "--unique", policy)
+    assert "it was rescheduled" in moved.stderr
+    assert cli.json("show", first)["state"] == "queued"
+    assert "while active" in cli.run("show", first)
+    cli.run("cancel", first)
+    second = cli.run("enqueue", "work", '{"n": 1}', "--unique", "active").strip()
+    refused = cli.invoke("replay", first)
+    assert (refused.exit_code, "another job has its unique key" in refused.stderr) == (1, True)
+    assert second in cli.run("why", first)
+    assert "unique.during" in cli.invoke("enqueue", "work", "--unique", "activ").stderr
+
+
 def test_a_payload_can_come_from_stdin(cli: Cli) -> None:
     assert cli.json("enqueue", "work", "-", stdin='{"text": "grüezi"}')["payload"] == {"text": "grüezi"}
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+import msgspec
+
 from holdfast.core.lifecycle import CANCELLABLE, DELETABLE, LEGAL, REPLAYABLE
 from holdfast.core.models import MICROSECOND, TERMINAL, Job, JobState, Lease, LeaseStatus, NewJob, Reason, Settlement
 
@@ -72,21 +74,49 @@ class Model:
         self.removed = 0
 
     # ── submit ────────────────────────────────────────────────────────────────────────────────────────────────
-    def submit(self, new: NewJob, now: int) -> tuple[str, bool]:
-        """The id that is answered, and whether this call created it."""
+    def submit(self, new: NewJob, now: int) -> tuple[str, bool, bool]:
+        """The id that is answered, whether this call created it, and whether it changed it."""
         if new.key is not None:
             owner, keep_until = self.keys.get(new.key, ("", 0))
             if owner in self.jobs or keep_until > now:
-                return owner, False
+                return owner, False, False
         if new.id in self.jobs:
-            return new.id, False
+            return new.id, False, False
+        holder = self.holder(new, now)
+        if holder is not None:
+            return holder, False, self._apply_conflict(new, holder, now)
         run_at = now if new.delay is None else now + new.delay // MICROSECOND
         self.accepted += 1
         state = JobState.QUEUED if run_at <= now else JobState.SCHEDULED
         self.jobs[new.id] = ModelJob(new, self.accepted, state, run_at)
         if new.key is not None:
             self.keys[new.key] = (new.id, 0 if new.key_for is None else now + new.key_for // MICROSECOND)
-        return new.id, True
+        self._take_unique(new, now)
+        return new.id, True, False
+
+    def holder(self, new: NewJob, now: int) -> str | None:
+        """The other job that has the unique key of this one."""
+        if new.unique is None:
+            return None
+        owner, keep_until = self.keys.get(new.unique.key, ("", 0))
+        held = owner in self.jobs and self.jobs[owner].state in new.unique.states
+        return owner if owner != new.id and (held or keep_until > now) else None
+
+    def _take_unique(self, new: NewJob, now: int) -> None:
+        if new.unique is not None:
+            window = new.unique.window_us
+            self.keys[new.unique.key] = (new.id, 0 if window is None else now + window)
+
+    def _apply_conflict(self, new: NewJob, holder: str, now: int) -> bool:
+        policy = new.unique.on_conflict if new.unique is not None else "keep"
+        job = self.jobs.get(holder)
+        if policy == "keep" or job is None or job.state not in AGAIN - {JobState.WAITING}:
+            return False
+        job.run_at = now if new.delay is None else now + new.delay // MICROSECOND
+        job.state = JobState.QUEUED if job.run_at <= now else JobState.SCHEDULED
+        if policy == "replace":
+            job.new = msgspec.structs.replace(job.new, payload=new.payload, priority=new.priority)
+        return True
 
     # ── claim ─────────────────────────────────────────────────────────────────────────────────────────────────
     def due(self, now: int) -> list[ModelJob]:
@@ -172,6 +202,9 @@ class Model:
         job = self.jobs.get(job_id)
         if job is None or not (job.state in REPLAYABLE or (force and job.state is JobState.SUCCEEDED)):
             return False
+        if self.holder(job.new, now) is not None:
+            return False
+        self._take_unique(job.new, now)
         job.state = JobState.SCHEDULED if later else JobState.QUEUED
         job.attempts, job.losses, job.error, job.run_at = 0, 0, None, now + later
         return True

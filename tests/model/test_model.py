@@ -23,6 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from holdfast import Holdfast
 from holdfast.core.clock import ManualClock
+from holdfast.core.ids import new_id
 from holdfast.core.lifecycle import Cancelled, Failed, Lost, Outcome, Released, Snoozed, Succeeded, decide
 from holdfast.core.models import (
     MICROSECOND,
@@ -35,8 +36,8 @@ from holdfast.core.models import (
     ReplayRate,
     Settlement,
     WorkerHeartbeat,
-    new_id,
 )
+from holdfast.core.unique import Unique
 from holdfast.stores.base import EVERY_QUEUE, ClaimRequest
 from tests.model.model import Model, ModelJob, crash_reason, reachable
 from tests.support.stores import CARRIED, MIGRATED, Home, stores_of
@@ -55,7 +56,23 @@ MICROSECONDS_PER_SECOND = 1_000_000
 
 spans = st.sampled_from([0.0, 0.000001, 1.0, 10.0, 29.999999, 30.0, 45.0]).map(lambda s: timedelta(seconds=s))
 picks = st.lists(st.integers(0, 10_000), min_size=1, max_size=4)
-new_jobs = st.builds(
+policies = st.builds(
+    Unique,
+    during=st.sampled_from(["waiting", "active", 10]),
+    by=st.just(["task", "queue"]),
+    on_conflict=st.sampled_from(["keep", "replace", "reschedule"]),
+)
+
+
+def with_policy(job: NewJob, policy: Unique | None) -> NewJob:
+    """The job, with a key of its own for each kind of policy."""
+    if policy is None:
+        return job
+    bound = policy.bind(msgspec.structs.replace(job, task=f"{job.task}-{policy.during}"))
+    return msgspec.structs.replace(bound, task=job.task)
+
+
+plain_jobs = st.builds(
     NewJob,
     id=st.builds(new_id),
     task=st.just("work"),
@@ -67,6 +84,7 @@ new_jobs = st.builds(
     key=st.none() | st.sampled_from(["k1", "k2"]),
     key_for=st.none() | spans,
 )
+new_jobs = st.builds(with_policy, plain_jobs, st.none() | policies)
 outcomes: st.SearchStrategy[Outcome] = st.one_of(
     st.just(Succeeded('"done"')),
     st.builds(Failed, error=st.sampled_from(["boom", "x\0y"]), retryable=st.booleans(), delay=st.none() | spans),
@@ -129,15 +147,15 @@ class StoreMachine(RuleBasedStateMachine):
     def submit(self, jobs: list[NewJob]) -> None:
         answers = self.call_family(lambda: self.store.queueing.submit(jobs))
         expected = [self.model.submit(job, self.clock()) for job in jobs]
-        assert [(answer.job_id, answer.created) for answer in answers] == expected
+        assert [(answer.job_id, answer.created, answer.changed) for answer in answers] == expected
 
     @precondition(lambda self: len(self.model.jobs) < MOST_JOBS)
     @rule(job=new_jobs, span=spans)
     def submit_two_in_turn(self, job: NewJob, span: timedelta) -> None:
         """One that falls due after the next was submitted, though it came first."""
-        self.submit([msgspec.structs.replace(job, delay=2 * span, key=None)])
+        self.submit([msgspec.structs.replace(job, delay=2 * span, key=None, options=None)])
         self.clock.advance(span.total_seconds())
-        self.submit([msgspec.structs.replace(job, id=new_id(), delay=None, key=None)])
+        self.submit([msgspec.structs.replace(job, id=new_id(), delay=None, key=None, options=None)])
         self.clock.advance(span.total_seconds())
 
     @precondition(lambda self: self.model.jobs)

@@ -12,7 +12,8 @@ from typing import Any
 
 from holdfast import Context, Holdfast
 from holdfast.core.events import KINDS, Event
-from holdfast.core.models import Claim, JobFilter, JobState, NewJob, Settlement, new_id
+from holdfast.core.ids import new_id
+from holdfast.core.models import Claim, JobFilter, JobState, NewJob, Settlement
 from holdfast.stores.base import ClaimRequest, Store
 from holdfast.worker.worker import Worker
 from tests.support.redis import Redis

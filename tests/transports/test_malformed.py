@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.core.events import MalformedMessage
-from holdfast.core.models import new_id
+from holdfast.core.ids import new_id
 from holdfast.telemetry.metrics import Metrics
 from holdfast.transports import session
 from tests.transports.support import QUICK, Pairing, Recorder, counting, put, take, until, until_succeeded, working

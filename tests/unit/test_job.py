@@ -17,19 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.core.errors import Invalid
-from holdfast.core.models import (
-    PLAIN,
-    Job,
-    JobFilter,
-    JobState,
-    Lease,
-    Options,
-    as_ulid,
-    new_id,
-    parse_id,
-    to_datetime,
-    to_microseconds,
-)
+from holdfast.core.ids import as_ulid, new_id, parse_id
+from holdfast.core.models import PLAIN, Job, JobFilter, JobState, Lease, Options, to_datetime, to_microseconds
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -37,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_ids_are_version_7_uuids_of_the_current_time() -> None:
     """In a process of its own: where another test moved the clock, ids stay ahead of it."""
     before = time.time_ns() // 1_000_000
-    program = "from holdfast.core.models import new_id; print(new_id())"
+    program = "from holdfast.core.ids import new_id; print(new_id())"
     ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     made = uuid.UUID(ended.stdout.strip())
     assert (made.version, made.variant) == (7, uuid.RFC_4122)

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from holdfast.core.errors import HoldfastError, Unavailable
-from holdfast.core.models import JobFilter, NewJob, new_id
+from holdfast.core.ids import new_id
+from holdfast.core.models import JobFilter, NewJob
 from holdfast.stores import open_store
 from holdfast.stores.common.named_sql import load_statements
 from holdfast.stores.sqlite import store as store_module

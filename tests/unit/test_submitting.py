@@ -15,7 +15,8 @@ import pytest
 from holdfast import Holdfast, JobState
 from holdfast.app.submitter import Submitter
 from holdfast.core.errors import Conflict, Invalid, TooLarge, Unavailable
-from holdfast.core.models import NewJob, Submitted, new_id
+from holdfast.core.ids import new_id
+from holdfast.core.models import NewJob, Submitted
 from holdfast.stores.base import Store
 from holdfast.worker import Worker
 

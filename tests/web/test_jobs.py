@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from holdfast.core.ids import as_ulid
 from holdfast.core.job_logs import NewLine, Record
 from holdfast.core.lifecycle import Failed, Succeeded
-from holdfast.core.models import WorkerHeartbeat, as_ulid
+from holdfast.core.models import WorkerHeartbeat
 from tests.web.client import UNKNOWN_ID, Api
 
 

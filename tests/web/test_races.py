@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from holdfast.core.models import new_id
+from holdfast.core.ids import new_id
 from tests.web.client import Api
 from tests.web.garbage import BRIEF
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast.core.errors import Unavailable
-from holdfast.core.models import as_ulid, new_id
+from holdfast.core.ids import as_ulid, new_id
 from holdfast.stores.base import ClaimRequest
 from tests.web.client import JSON, Api
 
@@ -97,6 +97,34 @@ def test_known_key_answers_200_with_the_first_job(api: Api) -> None:
     assert api.submit(200, key="k", payload={"n": 2}, queue="other") == first
     assert api.post("/v1/jobs", {"task": "work", "payload": {}}, 200, Idempotency_Key="k") == first
     assert api.count() == 1
+
+
+def test_same_work_answers_200_with_the_job_that_is_there(api: Api) -> None:
+    policy = {"during": "active", "by": ["task", "queue"], "on_conflict": "replace"}
+    first = api.submit(unique=policy, payload={"n": 1}, delay=600)
+    again = api.submit(200, unique=policy, payload={"n": 2})
+    assert first["unique"] == {"during": "active", "on_conflict": "replace"}
+    assert (again["id"], again["payload"], again["state"]) == (first["id"], {"n": 2}, "queued")
+    assert api.submit(unique="10m", queue="other")["unique"] == {"during": 600.0, "on_conflict": "keep"}
+    assert api.submit(200, unique="10m", queue="other")["queue"] == "other"
+    assert api.count() == 2
+
+
+def test_replay_that_a_unique_key_forbids_names_its_holder(api: Api) -> None:
+    first = api.submit(unique="active")["id"]
+    api.post(f"/v1/jobs/{first}/cancel", {})
+    second = api.submit(unique="active")["id"]
+    problem = api.refused("POST", f"/v1/jobs/{first}/replay", 409, json={})
+    assert second in problem["detail"]
+    reasons = api.get(f"/v1/jobs/{first}/why")["reasons"]
+    assert [second in reason["text"] for reason in reasons if reason["code"] == "unique"] == [True]
+
+
+@pytest.mark.parametrize("policy", ["activ", 0, {}, {"during": "active", "by": ["x"]}, {"during": "1m", "by": []}, []])
+def test_bad_policy_of_uniqueness_is_refused(api: Api, policy: Any) -> None:
+    problem = api.refused("POST", "/v1/jobs", 422, json={"task": "work", "payload": {}, "unique": policy})
+    assert problem["field"].startswith("unique")
+    assert api.count() == 0
 
 
 def test_the_header_goes_before_the_body(api: Api) -> None:

@@ -17,7 +17,8 @@ from starlette.routing import Mount, Route
 
 from delayed_queue.app import CALLBACK, app, wait_seconds
 from holdfast import HoldfastError, Invalid
-from holdfast.core.models import as_ulid, to_datetime, to_microseconds
+from holdfast.core.ids import as_ulid
+from holdfast.core.models import to_datetime, to_microseconds
 from holdfast.core.validation import LAST_INSTANT
 from holdfast.telemetry.logs import configure_logs
 from holdfast.web import create_app

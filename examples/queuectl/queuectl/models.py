@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 
 from holdfast import Holdfast, Invalid, Job, JobState
-from holdfast.core.models import NewJob, new_id
+from holdfast.core.ids import new_id
+from holdfast.core.models import NewJob
 
 STATES: Mapping[str, tuple[JobState, ...]] = MappingProxyType(
     {

@@ -8,7 +8,15 @@ from typing import TypeVar
 from holdfast.core.models import BulkResult, JobFilter, JobState, ReplayRate, WorkerCommand
 from holdfast.stores.common.named_sql import CODES, STATES
 from holdfast.stores.common.requests import CHOOSE, UNSUCCESSFUL, UPKEEP, Chosen, SelectionAdmin
-from holdfast.stores.postgres.encoding import NumberedStatement, filter_parameters, is_id, span_us, text_or_none
+from holdfast.stores.postgres.encoding import (
+    NumberedStatement,
+    encode_unique,
+    filter_parameters,
+    is_id,
+    span_us,
+    stored_unique,
+    text_or_none,
+)
 from holdfast.stores.postgres.maintenance import notify_ready
 from holdfast.stores.postgres.notifications import PostgresNotifications
 from holdfast.stores.postgres.pool import Fetch, PostgresPool, Turn
@@ -49,15 +57,28 @@ class PostgresAdmin(SelectionAdmin):
         async def run_in_transaction(fetch: Fetch) -> tuple[BulkResult, set[str]]:
             ids = await self._standing(fetch, chosen)
             turns = {job_id: turn for turn, job_id in enumerate(chosen.ids)}
-            laters = [span_us(pace.after + turns[job_id] * pace.every) for job_id in ids]
+            in_turn = sorted(ids, key=turns.__getitem__)
+            free = await self._with_unique_keys(fetch, in_turn, force=force)
+            laters = [span_us(pace.after + turns[job_id] * pace.every) for job_id in free]
             text = text_or_none(payload)
-            rows = await fetch(self._sql["replay"], ids=ids, laters=laters, force=force, payload=text)
+            rows = await fetch(self._sql["replay"], ids=free, laters=laters, force=force, payload=text)
             changed = {job_id: STATES[code] for job_id, _, code in rows}
             return await self._operated(fetch, ids, changed, chosen), {queue for _, queue, _ in rows}
 
         operated, queues = await self._changed(run_in_transaction)
         notify_ready(self._news, self._ready, queues)
         return operated
+
+    async def _with_unique_keys(self, fetch: Fetch, ids: Sequence[str], *, force: bool) -> list[str]:
+        """Takes the unique keys of jobs to be replayed; returns the jobs without those whose key another job holds."""
+        rows = await fetch(self._sql["unique_keys_of"], ids=ids, force=force)
+        keys = {job_id: unique for job_id, text in rows if (unique := stored_unique(text)) is not None}
+        if not keys:
+            return list(ids)
+        firsts = list({keys[job_id].key: job_id for job_id in reversed(ids) if job_id in keys}.values())
+        policies = [encode_unique(keys[job_id]) for job_id in firsts]
+        owners = dict(await fetch(self._sql["take_unique_keys"], ids=firsts, policies=policies))
+        return [job_id for job_id in ids if job_id not in keys or owners.get(job_id) == job_id]
 
     async def _delete(self, chosen: Chosen) -> BulkResult:
         async def run_in_transaction(fetch: Fetch) -> BulkResult:

@@ -10,7 +10,17 @@ from typing import Any, NamedTuple
 import msgspec
 
 from holdfast.core.job_logs import LogLine, Record
-from holdfast.core.models import MICROSECOND, Attempt, Job, JobFilter, NewJob, Options, Settlement, to_microseconds
+from holdfast.core.models import (
+    MICROSECOND,
+    Attempt,
+    Job,
+    JobFilter,
+    NewJob,
+    Options,
+    Settlement,
+    UniqueKey,
+    to_microseconds,
+)
 from holdfast.stores.common.named_sql import CODES, STATES
 from holdfast.stores.common.requests import UNREADABLE
 
@@ -147,14 +157,28 @@ def encode_options(options: Options) -> str:
 
 
 def key_columns(jobs: Sequence[NewJob]) -> dict[str, Any]:
-    """Returns the extra columns of batches with keys. The tags stand beside the options once more, for PostgreSQL finds
-    nothing in JSON that holds a NUL anywhere.
+    """Returns the extra columns of batches with keys. Tags and policies stand beside the options once more, for
+    PostgreSQL finds nothing in JSON that holds a NUL anywhere.
     """
     return {
         "keys": [text_or_none(job.key) for job in jobs],
         "keep_for": [span_us(job.key_for) for job in jobs],
         "tags": [_encode(job.options.tags).decode() if job.options and job.options.tags else None for job in jobs],
+        "policies": [None if job.unique is None else encode_unique(job.unique) for job in jobs],
     }
+
+
+def encode_unique(unique: UniqueKey) -> str:
+    """A unique key as the function ``take_unique`` takes it."""
+    return _encode(unique).decode()
+
+
+def stored_unique(options: str) -> UniqueKey | None:
+    """The unique key among stored options; None where another program spoiled them."""
+    try:
+        return _options(options).unique
+    except UNREADABLE:
+        return None
 
 
 def settlement_columns(settlements: Sequence[Settlement]) -> dict[str, Any]:

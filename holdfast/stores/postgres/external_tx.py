@@ -74,7 +74,7 @@ class PostgresExternal:
         if not jobs:
             return []
         rows = yield Statement(self._sql["enlist"].sql, (encode_batch(jobs, self._instant()),))
-        return [Submitted(job_id, created) for job_id, created in map(_texts, rows)]
+        return [Submitted(job_id, created, changed=changed) for job_id, created, changed in map(_texts, rows)]
 
     def complete_steps(self, lease: Lease, result: str | None) -> StatementFlow[Settled]:
         done = {"at": self._instant(), "id": lease.job_id, "claims": lease.claims, "result": text_or_none(result)}
@@ -121,6 +121,7 @@ def _row(job: NewJob) -> dict[str, Any]:
         "options": None if options is None else encode_options(options),
         "given": job.given_id,
         "tags": None if options is None or not options.tags else options.tags,
+        "policy": job.unique,
     }
 
 

@@ -12,7 +12,7 @@
 -- A job as a reader sees it: the fields of Job (core/models.py) in their order.
 j.id::text, j.task, j.queue, j.payload, j.claims, j.attempts, j.max_attempts, -j.rank, j.losses, j.run_at,
 j.created_at, j.options, j.state, j.worker, j.lease_until, j.started_at, j.ended_at, j.reason, j.error, j.result,
-case when j.keyed then (select k.key from holdfast.key k where k.job_id = j.id limit 1) end, j.cancelling
+case when j.keyed then (select k.key from holdfast.key k where k.job_id = j.id and k.key > ' ' limit 1) end, j.cancelling
 
 -- fragment: claimed
 -- What a claim delivers of a job: the first fields of Job (core/models.py).
@@ -65,7 +65,7 @@ case when (:states::smallint[] is null or j.state = any(:states))
 then true else false end
 
 -- own: enlist
-select job_id, created from holdfast.enlist(?) order by turn;
+select job_id, created, changed from holdfast.enlist(?) order by turn;
 
 -- own: find_identity
 -- Whether there is a queue of ours in this database that this role may use. No error on any server.
@@ -115,23 +115,25 @@ returning id::text;
 
 -- own: insert_keyed_jobs
 -- Any batch, job by job and in the order of their keys, so that two batches never wait for each other; their place among
--- equals (seq) is that of their submission.
-select d.turn, a.job_id::text, a.created
+-- equals (seq) is that of their submission. Where a job has two keys no order serves, and a deadlock is tried again.
+select d.turn, a.job_id::text, a.created, a.changed
 from (select :now as now offset 0) n
 cross join lateral (
     select * from (
-        select u.*, nextval('holdfast.job_seq_seq') as seq
+        select u.*, nextval('holdfast.job_seq_seq') as seq,
+            bool_or(u.key is not null and u.policy is not null) over () as mixed
         from unnest(:ids::uuid[], :queues::text[], :tasks::text[], :payloads::text[], :ranks::int[],
             :run_ats::bigint[], :delays::bigint[], :max_attempts::bigint[], :options::json[], :givens::boolean[],
-            :keys::text[], :keep_for::bigint[], :tags::json[]) with ordinality
-            as u (id, queue, task, payload, rank, run_at, delay, max_attempts, options, given, key, keep_for, tags, turn)
+            :keys::text[], :keep_for::bigint[], :tags::json[], :policies::json[]) with ordinality
+            as u (id, queue, task, payload, rank, run_at, delay, max_attempts, options, given, key, keep_for, tags, policy,
+                turn)
         offset 0) d
-    order by key collate "C" nulls first, turn
+    order by case when not mixed then coalesce(key, policy ->> 'key') end collate "C" nulls first, turn
 ) d
 cross join lateral holdfast.add_job(
     d.id, d.seq, d.queue, d.task, d.payload, d.rank, greatest(n.now, coalesce(d.run_at, n.now + d.delay)), n.now,
     d.max_attempts, d.key, n.now + d.keep_for, d.options, d.given,
-    case when d.tags is not null then array(select json_array_elements_text(d.tags)) end) a;
+    case when d.tags is not null then array(select json_array_elements_text(d.tags)) end, d.policy) a;
 
 -- name: key_owner
 select job_id::text from holdfast.key where key = :key;
@@ -513,6 +515,19 @@ set state = case when d.later > 0 then 1 else 0 end, attempts = 0, losses = 0, t
 from unnest(:ids::uuid[], :laters::bigint[]) as d (id, later)
 where j.id = d.id and ((j.state + 0) in (3, 6, 7) or (:force and j.state + 0 = 5))
 returning j.id::text, j.queue, j.state;
+
+-- name: unique_keys_of
+-- The keys under policies of uniqueness that these jobs must have again to be replayed.
+select id::text, options::text from holdfast.job
+where id = any(:ids::uuid[]) and (state + 0 in (3, 6, 7) or (:force and state + 0 = 5))
+  and options::text like '%"unique"%';
+
+-- own: take_unique_keys
+-- In the order of the keys, so that two calls never wait for each other.
+select d.id::text, holdfast.take_unique(d.id, d.policy, :now)::text
+from (
+    select * from unnest(:ids::uuid[], :policies::json[]) as u (id, policy)
+    order by (u.policy ->> 'key') collate "C" offset 0) d;
 
 -- name: deletable
 select id::text, state from holdfast.job where id = any(:ids::uuid[]) and state + 0 <> 2 for update;

@@ -135,7 +135,7 @@ class PostgresQueueing:
             raise perhaps_stored(error) if doubts else error from error.__cause__
         if doubts:
             answers = [
-                Submitted(answer.job_id, answer.created or answer.job_id == job.id)
+                msgspec.structs.replace(answer, created=answer.created or answer.job_id == job.id)
                 for job, answer in zip(jobs, answers, strict=True)
             ]
         self._tell(_firsts(jobs, answers), heard=heard)
@@ -145,9 +145,13 @@ class PostgresQueueing:
         self, jobs: Sequence[NewJob], fetch: Callable[..., Awaitable[Rows]]
     ) -> tuple[list[Submitted], bool]:
         """The answers; and whether others have heard of the jobs, as they were committed."""
-        if any(job.key is not None or (job.options is not None and job.options.tags) for job in jobs):
+        if any(
+            job.key is not None or (job.options is not None and (job.options.tags or job.options.unique))
+            for job in jobs
+        ):
             rows = await fetch(self._sql["insert_keyed_jobs"], **job_columns(jobs), **key_columns(jobs))
-            answers = [Submitted(job_id, created) for _, job_id, created in sorted(rows, key=lambda row: row[0])]
+            in_turn = sorted(rows, key=lambda row: row[0])
+            answers = [Submitted(job_id, created, changed=changed) for _, job_id, created, changed in in_turn]
             return answers, False
         if are_alike(jobs):
             news = self._news.transaction_notice(f"queue:{jobs[0].queue}") if len(jobs) == 1 else {}
@@ -474,11 +478,12 @@ def _created(jobs: Sequence[NewJob], rows: Rows) -> list[Submitted]:
 
 
 def _firsts(jobs: Sequence[NewJob], answers: Sequence[Submitted]) -> dict[str, QueuePosition]:
-    """Returns the position of the first new job of each queue: behind all of its priority, since it is ready from now
-    on.
+    """Returns the position of the first new or changed job of each queue: behind all of its priority, since it is
+    ready from now on.
     """
     ranks: dict[str, int] = {}
     for job, answer in zip(jobs, answers, strict=True):
-        if answer.created and -job.priority < ranks.get(job.queue, END.rank):
-            ranks[job.queue] = -job.priority
+        rank = START.rank if answer.changed else -job.priority  # a changed job may have any priority
+        if (answer.created or answer.changed) and rank < ranks.get(job.queue, END.rank):
+            ranks[job.queue] = rank
     return {queue: END._replace(rank=rank) for queue, rank in ranks.items()}

@@ -11,6 +11,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from holdfast.core.models import NOT_STARTED
+from holdfast.core.unique import KEY_PREFIX
 from holdfast.stores.connections.redis_protocol import Argument
 
 FIELDS = ("state", "kind", "dueTime", "seq", "losses", "key", "endTime")
@@ -19,6 +21,7 @@ FIELDS = ("state", "kind", "dueTime", "seq", "losses", "key", "endTime")
 _INDEXED = 64  # jobs a piece of the index, as the scripts have it
 _KIND = re.compile(rb"(-?\d+) \S+ (.*?)\n")
 _STATES = frozenset(b"queued scheduled running failed waiting succeeded dead cancelled".split())
+_NOT_STARTED = frozenset(state.value.encode() for state in NOT_STARTED)
 _TYPES = {
     b"hash": (b"counts", b"keys", b"tombstones", b"meta", b"schedules"),
     b"zset": (
@@ -302,7 +305,9 @@ class _Audit:
             elif job not in self._seen.jobs and key not in self._zset("outlived"):
                 yield RepairStep(KEYED, ("ZADD", self._names("outlived"), int(until), key))
         for job, kept in self._jobs.items():
-            if kept.key is not None and held.get(kept.key, b"").partition(b" ")[2] not in self._seen.jobs:
+            if kept.key is None or (kept.key.startswith(KEY_PREFIX.encode()) and kept.state not in _NOT_STARTED):
+                continue  # another job may have had the unique key of one that was started, and be gone
+            if held.get(kept.key, b"").partition(b" ")[2] not in self._seen.jobs:
                 yield RepairStep(KEYED, ("HSET", self._names("keys"), kept.key, b"0 " + job))
 
     def check_leftovers(self) -> Iterator[RepairStep]:

@@ -23,8 +23,10 @@ from holdfast.core.models import (
     NewJob,
     Options,
     Settlement,
+    UniqueKey,
     to_microseconds,
 )
+from holdfast.core.unique import KEY_PREFIX
 from holdfast.stores.common.requests import UNREADABLE
 from holdfast.stores.connections.redis import in_pieces
 from holdfast.stores.connections.redis_protocol import Argument
@@ -69,7 +71,14 @@ def encode_submission(jobs: Sequence[NewJob], *, whole: bool) -> list[Argument]:
         keep_for = "" if job.key_for is None else f"={span_us(job.key_for)}"
         options = b"" if job.options is None else b"=" + _encode(job.options)
         rest += (1, *common, "x", job.id, job.payload, key, keep_for, options, "1" if job.given_id else "")
+        rest.append("" if job.unique is None else _unique_text(job.unique))
     return ["1" if whole else "0", len(kinds), *kinds, *rest]
+
+
+def _unique_text(unique: UniqueKey) -> str:
+    """A unique key as the scripts take it."""
+    window = "-" if unique.window_us is None else unique.window_us
+    return f"{unique.on_conflict} {unique.during or '-'} {window} {unique.key}"
 
 
 def _when(job: NewJob) -> str:
@@ -303,7 +312,7 @@ def _shown(job_id: str, state: JobState, fields: Fields, lease: bytes | None, ki
         _text(fields, b"reason"),
         whole_text(fields, b"error"),
         whole_text(fields, b"result"),
-        _text(fields, b"key"),
+        _shown_key(fields),
         b"cancel" in fields,
     )
 
@@ -318,6 +327,11 @@ def _readable_options(text: str | None) -> Options | None:
 def _text(fields: Fields, name: bytes) -> str | None:
     value = fields.get(name)
     return None if value is None else decode_text(value)
+
+
+def _shown_key(fields: Fields) -> str | None:
+    key = _text(fields, b"key")
+    return None if key is None or key.startswith(KEY_PREFIX) else key
 
 
 def _int(fields: Fields, name: bytes) -> int | None:

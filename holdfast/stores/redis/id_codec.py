@@ -8,6 +8,7 @@ from datetime import timedelta
 from msgspec.structs import replace
 
 from holdfast.core.errors import Unavailable
+from holdfast.core.ids import as_ulid, parse_id
 from holdfast.core.job_logs import LogPage, Record
 from holdfast.core.models import (
     Attempt,
@@ -25,8 +26,6 @@ from holdfast.core.models import (
     Settlement,
     Submitted,
     WorkerHeartbeat,
-    as_ulid,
-    parse_id,
 )
 from holdfast.core.schedule import ScheduleChange
 from holdfast.stores.base import AT_ONCE, Admin, ClaimRequest, Maintenance, Query, Queueing, Schedules, Selection
@@ -97,7 +96,7 @@ class UlidQueueing(ForwardingQueueing):
         except Unavailable as error:
             error.stored = [job_id and decode_id(job_id) for job_id in error.stored]
             raise
-        return [Submitted(decode_id(answer.job_id), answer.created) for answer in answers]
+        return [replace(answer, job_id=decode_id(answer.job_id)) for answer in answers]
 
     async def claim(self, request: ClaimRequest) -> Claim:
         if request.only is not None:

@@ -131,7 +131,7 @@ class RedisQueueing:
             answers += [
                 Submitted(job.id, bool(each) or sent.doubted)
                 if isinstance(each, int)
-                else Submitted(each.decode(), created=False)
+                else Submitted(each.decode().removeprefix("+"), created=False, changed=each.startswith(b"+"))
                 for job, each in zip(piece, reply, strict=True)
             ]
         return answers

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from holdfast.core.models import BulkResult, JobFilter, JobState, ReplayRate, WorkerCommand
 from holdfast.stores.common.named_sql import CODES, STATES
 from holdfast.stores.common.requests import CHOOSE, UNSUCCESSFUL, Chosen, SelectionAdmin
-from holdfast.stores.sqlite.encoding import INLINE_PAYLOAD, as_json, filter_parameters, span_us
+from holdfast.stores.sqlite.encoding import INLINE_PAYLOAD, as_json, decode_unique, filter_parameters, span_us
 from holdfast.stores.sqlite.maintenance import delete_rows
 from holdfast.stores.sqlite.opened import SqliteFamily
+from holdfast.stores.sqlite.submission import run_flow, take_unique
 from holdfast.stores.sqlite.writer import Transaction
 
 
@@ -43,7 +44,14 @@ class SqliteAdmin(SqliteFamily, SelectionAdmin):
     ) -> BulkResult:
         ids = self._standing(transaction, chosen)
         connection = transaction.connection
-        values = {"ids": as_json(ids), "force": int(force), "now": transaction.now_us, "payload": _inline(payload)}
+        free = self._with_unique_keys(transaction, ids, force=force)
+        # One that is not free leaves its turn unused.
+        values = {
+            "ids": as_json(each if each in free else None for each in ids),
+            "force": int(force),
+            "now": transaction.now_us,
+            "payload": _inline(payload),
+        }
         values |= {"after": span_us(pace.after), "every": span_us(pace.every)}
         rows = connection.execute(self._sql["replay"], values).fetchall()
         for job_id, queue, _ in rows:
@@ -52,11 +60,24 @@ class SqliteAdmin(SqliteFamily, SelectionAdmin):
                 self._replace_payload(transaction, job_id, payload)
         return self._operated(transaction, ids, {job_id: STATES[code] for job_id, _, code in rows}, chosen.more)
 
+    def _with_unique_keys(self, transaction: Transaction, ids: Sequence[str], *, force: bool) -> set[str]:
+        """Takes the unique keys of jobs to be replayed; returns the jobs without those whose key another job holds."""
+        connection = transaction.connection
+        asked = {"ids": as_json(ids), "force": int(force)}
+        keys = {job_id: decode_unique(text) for job_id, text in connection.execute(self._sql["unique_keys_of"], asked)}
+        firsts = {keys[job_id].key: job_id for job_id in reversed(ids) if job_id in keys}
+        owned = {
+            job_id
+            for job_id in firsts.values()
+            if run_flow(connection, take_unique(self._sql, job_id, keys[job_id], transaction.now_us)) == job_id
+        }
+        return {job_id for job_id in ids if job_id not in keys or job_id in owned}
+
     def _replace_payload(self, transaction: Transaction, job_id: str, payload: str) -> None:
         connection = transaction.connection
-        connection.execute(self._sql["drop_payload"], {"id": job_id})
+        connection.execute(self._sql["drop_payload"], (job_id,))
         if len(payload) > INLINE_PAYLOAD:
-            connection.execute(self._sql["clear_inline_payload"], {"id": job_id})
+            connection.execute(self._sql["clear_inline_payload"], (job_id,))
             connection.execute(self._sql["insert_payload"], (job_id, payload))
 
     async def _delete(self, chosen: Chosen) -> BulkResult:

@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import msgspec
 
-from holdfast.core.models import MICROSECOND, Job, JobFilter, NewJob, to_microseconds
+from holdfast.core.models import MICROSECOND, Job, JobFilter, NewJob, UniqueKey, to_microseconds
 from holdfast.stores.common.named_sql import CODES
 from holdfast.stores.common.requests import UNREADABLE
 
@@ -19,6 +19,7 @@ INLINE_PAYLOAD = 256
 decode_jobs = msgspec.json.Decoder(list[Job]).decode
 decode_seqs = msgspec.json.Decoder(list[int]).decode
 decode_job = msgspec.json.Decoder(Job).decode
+decode_unique = msgspec.json.Decoder(UniqueKey).decode
 
 _PUNCTUATION = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},]')
 _OPTIONS, _PAYLOAD = map(Job.__struct_fields__.index, ("options", "payload"))
@@ -78,7 +79,7 @@ def job_row(job: NewJob, now_us: int) -> tuple[object, ...]:
         run_at if run_at > now_us or job.run_at_us is None else now_us,
         now_us,
         job.max_attempts,
-        0 if job.key is None else 1,
+        0 if job.key is None and job.unique is None else 1,
         None if job.options is None else encode_json(job.options).decode(),
         now_us if job.given_id else 0,
     )

@@ -12,7 +12,7 @@ from holdfast.stores.base import Statement, StatementFlow
 from holdfast.stores.common.named_sql import STATES
 from holdfast.stores.sqlite.connection import SOUND_CHECKPOINT
 from holdfast.stores.sqlite.opened import SqliteFamily
-from holdfast.stores.sqlite.queueing import submit_one_by_one
+from holdfast.stores.sqlite.submission import submit_one_by_one
 from holdfast.stores.sqlite.writer import Transaction
 
 

@@ -13,7 +13,7 @@ json_array(
     json_extract(
         '["queued","scheduled","running","failed","waiting","succeeded","dead","cancelled"]', '$[' || j.state || ']'),
     j.worker, j.lease_until, j.started_at, j.ended_at, j.reason, j.error, j.result,
-    case when j.keyed then (select k.key from holdfast_key k where k.job_id = j.id) end,
+    case when j.keyed then (select k.key from holdfast_key k where k.job_id = j.id and k.key > ' ' limit 1) end, -- no unique key
     json(case when j.cancelling then 'true' else 'false' end))
 
 -- fragment: claimed
@@ -41,14 +41,6 @@ insert into holdfast_job (id, queue, task, payload, state, rank, run_at, created
 values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 on conflict (id) do nothing;
 
--- own: insert_keyed_job
--- Only if the key was won (or is this very job's already).
-insert into holdfast_job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, keyed, options, claims)
-select ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12
-where (select job_id from holdfast_key where key = ?13) = ?1
-on conflict (id) do nothing
-returning id;
-
 -- own: insert_single_job
 insert into holdfast_job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, keyed, options, claims)
 values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
@@ -67,10 +59,28 @@ select ?2, seq from holdfast_job where id = ?1 and changes() > 0
 on conflict do nothing;
 
 -- own: take_key
--- A key is free once its job's row is gone and its own lifetime is over.
+-- A key is free once its own lifetime is over, and its job's row is gone or in none of the states ?5: a sum of bits.
 insert into holdfast_key (key, job_id, keep_until) values (?1, ?2, ?3)
 on conflict (key) do update set job_id = excluded.job_id, keep_until = excluded.keep_until
-where coalesce(keep_until, 0) <= ?4 and not exists (select 1 from holdfast_job where id = holdfast_key.job_id);
+where coalesce(keep_until, 0) <= ?4 and not exists (
+    select 1 from holdfast_job where id = holdfast_key.job_id and (1 << state) & ?5);
+
+-- own: release_key
+delete from holdfast_key where key = ?1 and job_id = ?2;
+
+-- own: replace_unique
+-- What a later submission makes of the waiting job that holds its unique key.
+update holdfast_job set state = ?2, run_at = ?3, rank = ?4, payload = ?5
+where id = ?1 and +state in (0, 1, 3)
+returning id;
+
+-- own: reschedule_unique
+update holdfast_job set state = ?2, run_at = ?3
+where id = ?1 and +state in (0, 1, 3)
+returning id;
+
+-- own: is_stored
+select 1 from holdfast_job where id = ?;
 
 -- own: mark_keyed
 -- A known id submitted with a key: the key is this job's, and goes when it goes.
@@ -313,11 +323,17 @@ from json_each(:ids) d
 where holdfast_job.id = d.value and (+state in (3, 6, 7) or (:force and +state = 5))
 returning id, queue, state;
 
+-- name: unique_keys_of
+-- The keys under policies of uniqueness that these jobs must have again to be replayed.
+select id, json_extract(options, '$.unique') from holdfast_job
+where id in (select value from json_each(:ids)) and (+state in (3, 6, 7) or (:force and +state = 5))
+  and json_extract(options, '$.unique') is not null;
+
 -- own: drop_payload
-delete from holdfast_payload where seq = (select seq from holdfast_job where id = :id);
+delete from holdfast_payload where seq = (select seq from holdfast_job where id = ?);
 
 -- own: clear_inline_payload
-update holdfast_job set payload = null where id = :id;
+update holdfast_job set payload = null where id = ?;
 
 -- name: deletable
 select seq, id, state from holdfast_job where id in (select value from json_each(:ids)) and +state <> 2;

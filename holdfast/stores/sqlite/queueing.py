@@ -29,11 +29,10 @@ from holdfast.core.models import (
     WorkerHeartbeat,
 )
 from holdfast.core.portal import running_loop
-from holdfast.stores.base import EVERY_QUEUE, ClaimRequest, Statement, StatementFlow
+from holdfast.stores.base import EVERY_QUEUE, ClaimRequest
 from holdfast.stores.common.named_sql import CODES, STATES
 from holdfast.stores.common.requests import UNREADABLE, awaited_jobs
 from holdfast.stores.sqlite.encoding import (
-    INLINE_PAYLOAD,
     array_elements,
     as_json,
     decode_job,
@@ -45,6 +44,7 @@ from holdfast.stores.sqlite.encoding import (
 )
 from holdfast.stores.sqlite.opened import SqliteFamily
 from holdfast.stores.sqlite.query import Reads
+from holdfast.stores.sqlite.submission import extra_rows, is_plain, run_flow, submit_one_by_one
 from holdfast.stores.sqlite.writer import Transaction
 
 T = TypeVar("T")
@@ -66,14 +66,14 @@ class SqliteQueueing(SqliteFamily):
 
     def _submit(self, transaction: Transaction, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Insert the batch in one go; where a key or a known id is among it, job by job."""
-        if len(jobs) == 1 and _is_plain(jobs[0]):
+        if len(jobs) == 1 and is_plain(jobs[0]):
             answers = [self._insert_plain(transaction, jobs[0])]
-        elif not any(job.key for job in jobs) and self._insert_all(transaction, jobs):
+        elif not any(job.key or job.unique for job in jobs) and self._insert_all(transaction, jobs):
             answers = [Submitted(job.id, True) for job in jobs]
         else:
             answers = run_flow(transaction.connection, submit_one_by_one(self._sql, jobs, transaction.now_us))
         for job, answer in zip(jobs, answers, strict=True):
-            if answer.created:
+            if answer.created or answer.changed:
                 transaction.notify_topic(f"queue:{job.queue}")
         return answers
 
@@ -91,7 +91,7 @@ class SqliteQueueing(SqliteFamily):
                 connection.executemany(self._sql["insert_job"], [job_row(job, now_us) for job in jobs])
                 if connection.total_changes - before != len(jobs):
                     raise _Short
-                for name, rows in _extras(jobs):
+                for name, rows in extra_rows(jobs):
                     connection.executemany(self._sql[name], rows)
         except _Short:
             return False
@@ -319,49 +319,8 @@ class SqliteQueueing(SqliteFamily):
             await opened.wakes.wait(topics, timeout, is_settled)
 
 
-def submit_one_by_one(
-    statements: Mapping[str, str], jobs: Sequence[NewJob], now_us: int
-) -> StatementFlow[list[Submitted]]:
-    """Store the jobs, as statements any connection can run."""
-    answers = []
-    for job in jobs:
-        answer = yield from _submit_one(statements, job, now_us)
-        answers.append(answer)
-    return answers
-
-
-def _submit_one(statements: Mapping[str, str], job: NewJob, now_us: int) -> StatementFlow[Submitted]:
-    row, owner = job_row(job, now_us), job.id
-    if job.key is None:
-        inserted = yield Statement(statements["insert_single_job"], row)
-    else:
-        keep_until = None if job.key_for is None else now_us + span_us(job.key_for)
-        yield Statement(statements["take_key"], (job.key, job.id, keep_until, now_us))
-        inserted = yield Statement(statements["insert_keyed_job"], (*row, job.key))
-        ((owner,),) = yield Statement(statements["key_owner"], (job.key,))
-    for name, rows in _extras([job]):
-        for each in rows:
-            yield Statement(statements[name], each)
-    if job.key is not None:
-        yield Statement(statements["mark_keyed"], (job.id, job.key))
-    return Submitted(owner, bool(inserted))
-
-
-def _extras(jobs: Sequence[NewJob]) -> list[tuple[str, list[tuple[object, ...]]]]:
-    """Returns the extra rows of some jobs: large payloads and tags."""
-    large: list[tuple[object, ...]] = [(job.id, job.payload) for job in jobs if len(job.payload) > INLINE_PAYLOAD]
-    tags: list[tuple[object, ...]] = [
-        (job.id, tag) for job in jobs if job.options is not None for tag in job.options.tags
-    ]
-    return [(name, rows) for name, rows in (("insert_payload", large), ("insert_tag", tags)) if rows]
-
-
 def _said(line: NewLine) -> tuple[str, str, str | None]:
     return line.level, line.text, line.fields
-
-
-def _is_plain(job: NewJob) -> bool:
-    return job.key is None and len(job.payload) <= INLINE_PAYLOAD and (job.options is None or not job.options.tags)
 
 
 class _Short(Exception):
@@ -480,14 +439,3 @@ def _fitting(shown: Sequence[str], startable: int) -> tuple[list[int], bool]:
 def _one(connection: sqlite3.Connection, sql: str, parameters: Mapping[str, object]) -> Any:
     """The single value a statement gives."""
     return connection.execute(sql, parameters).fetchone()[0]
-
-
-def run_flow(connection: sqlite3.Connection, flow: StatementFlow[T]) -> T:
-    """Runs a statement flow on a connection of ours."""
-    try:
-        statement = next(flow)
-        while True:
-            statement = flow.send(connection.execute(statement.sql, statement.parameters).fetchall())
-    except StopIteration as stop:
-        answer: T = stop.value
-        return answer

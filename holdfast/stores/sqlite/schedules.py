@@ -6,7 +6,7 @@ import sqlite3
 
 from holdfast.core.schedule import DueSchedules, Schedule, ScheduleChange, decode_schedules, encode_schedule
 from holdfast.stores.sqlite.opened import SqliteFamily
-from holdfast.stores.sqlite.queueing import run_flow, submit_one_by_one
+from holdfast.stores.sqlite.submission import run_flow, submit_one_by_one
 from holdfast.stores.sqlite.writer import Transaction
 
 

@@ -12,7 +12,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from holdfast.core.models import NewJob, new_id
+from holdfast.core.ids import new_id
+from holdfast.core.models import NewJob
 from holdfast.stores import open_store
 from holdfast.stores.base import Store
 from tests.crash.report import Report

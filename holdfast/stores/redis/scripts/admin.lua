@@ -1,4 +1,4 @@
--- name: operate (moving)
+-- name: operate (moving, uniqueness)
 -- Cancels, replays or deletes jobs. ARGV: 3 "cancel", "replay" or "delete", 4 "f" to replay successes too, "w" where
 -- payloads stay in one piece, 5 "" or "=" and the new payload, 6 a name for this very call: asked again under it, since the
 -- answer was lost, nothing is done again, 7 and 8 microseconds: after how long the first is to be replayed, and how long after
@@ -33,9 +33,30 @@ local function cancel(id, v, known)
     return 'cancelled'
 end
 
+local function unique_of(id) -- as `take_unique` takes it; nil for a job without such a key
+    local options = joined(id, 'options', call('HGET', JOB .. id, 'options'))
+    if not options or not string.find(options, '"unique"', 1, true) then
+        return nil
+    end
+    local read_well, values = pcall(cjson.decode, options)
+    local unique = read_well and values.unique
+    if not unique or not unique.key then
+        return nil
+    end
+    local window = unique.window_us and int(unique.window_us) or '-'
+    return table.concat({ unique.on_conflict or 'keep', unique.during or '-', window, unique.key }, ' ')
+end
+
 local function replay(id, v, known, later)
     if v[1] ~= 'failed' and v[1] ~= 'dead' and v[1] ~= 'cancelled' and not (force and v[1] == 'succeeded') then
         return nil
+    end
+    local unique = unique_of(id)
+    if unique then
+        local _, holder = take_unique(unique, id)
+        if holder then
+            return nil
+        end
     end
     moving().withdraw(id, known, v[1], 0)
     call('HDEL', JOB .. id, 'losses', 'reason', 'endTime', 'cancel')

@@ -1,3 +1,39 @@
+-- fragment: uniqueness
+-- Keys of jobs, "KEEP_UNTIL JOB" each: idempotency keys, and those under a policy of uniqueness, which begin with U+001F.
+local function is_unique(key)
+    return string.sub(key, 1, 1) == '\31'
+end
+
+local function set_key(key, id, keep_for) -- microseconds, or ""
+    local held = (keep_for ~= '' and int(now + tonumber(keep_for)) or '0') .. ' ' .. id
+    ours('HSET', P .. 'keys', key, held)
+    ours('ZREM', P .. 'outlived', key)
+    return held
+end
+
+local WAITS = { queued = true, scheduled = true, failed = true, waiting = true }
+
+-- A unique key is said as "POLICY DURING WINDOW KEY"; during: "waiting", "active" or "-"; window: microseconds or "-".
+local function key_of(unique)
+    return string.match(unique, '^%S+ %S+ %S+ (.*)$')
+end
+
+-- Takes the key for a job unless another holds it. Answers what is to be done in that case, and the other job.
+local function take_unique(unique, id)
+    local policy, during, window, key = string.match(unique, '^(%S+) (%S+) (%S+) (.*)$')
+    local keep_until, holder = string.match(ours('HGET', P .. 'keys', key) or '', '^(%d+) (.*)$')
+    if holder and holder ~= id then
+        local v = read(holder, 'state')
+        local state = v and v[1] or ''
+        local held = during ~= '-' and WAITS[state] or during == 'active' and state == 'running'
+        if held or number(keep_until) > now then
+            return policy, holder
+        end
+    end
+    set_key(key, id, window ~= '-' and window or '')
+    return policy, nil
+end
+
 -- fragment: storing
 local whole = false
 local first, seq
@@ -23,15 +59,20 @@ local function owner_of(key)
 end
 
 local function take_key(key, id, keep_for)
-    local held = (keep_for ~= '' and int(now + tonumber(string.sub(keep_for, 2))) or '0') .. ' ' .. id
-    owners[key] = held
-    ours('HSET', P .. 'keys', key, held)
-    ours('ZREM', P .. 'outlived', key)
+    owners[key] = set_key(key, id, keep_for ~= '' and string.sub(keep_for, 2) or '')
 end
 
 local function note_key(id, key) -- one key more of a job that is there; deleting the job frees them all
-    if call('HSETNX', JOB .. id, 'key', key) == 0 then
-        call('HSET', JOB .. id, 'key:' .. ours('HINCRBY', JOB .. id, 'moreKeys', 1), key)
+    local first = call('HGET', JOB .. id, 'key')
+    if not first then
+        call('HSET', JOB .. id, 'key', key)
+    elseif first ~= key then
+        local other = key
+        if is_unique(first) then -- the first is the one that is shown
+            call('HSET', JOB .. id, 'key', key)
+            other = first
+        end
+        call('HSET', JOB .. id, 'key:' .. ours('HINCRBY', JOB .. id, 'moreKeys', 1), other)
     end
 end
 
@@ -95,7 +136,61 @@ local function create(id, kind, when, payload, key, options, given)
     entries[#entries + 1] = id
 end
 
-local function store(id, kind, when, payload, key, keep_for, options, given)
+-- Puts the jobs that were created where they wait.
+local function write_made()
+    for key, list in pairs(lists) do
+        if #list > 0 then
+            ours('ZADD', P .. 'queues', 0, list.queue)
+            if list.level ~= '0' then
+                ours('ZADD', levels_of(list.queue), -number(list.level), list.level)
+            end
+            ours('RPUSH', key, unpack(list))
+            for n = #list, 1, -1 do
+                list[n] = nil
+            end
+        end
+    end
+    for queue, entries in pairs(delayed) do
+        ours('ZADD', schedule_of(queue), unpack(entries))
+        rescheduled[queue] = true
+    end
+    delayed = {}
+end
+
+-- What a later submission makes of the waiting job that holds its unique key; whether anything.
+local function apply_conflict(policy, id, kind, when, payload)
+    local v = read(id, 'state', 'kind', 'seq', 'losses', 'created', 'dueTime')
+    local known = v and kind_of(v[2] or '')
+    if not known or v[1] ~= 'queued' and v[1] ~= 'scheduled' and v[1] ~= 'failed' then
+        return false
+    end
+    moving().withdraw(id, known, v[1], number(v[4]))
+    local due, later = NOW, false
+    if when ~= '' then
+        due, later = due_of(when)
+    end
+    local state = later and 'scheduled' or 'queued'
+    local fields = { 'state', state, 'dueTime', due, 'created', v[5] or v[6] }
+    if policy == 'replace' then
+        drop(id, 'payload')
+        pieces(fields, 'payload', payload, whole)
+        local text = string.match(kind.text, '^%S+') .. string.match(v[2], '^%S+(.*)$') -- its own but for the priority
+        fields[#fields + 1], fields[#fields + 2] = 'kind', text
+        known = kind_of(text)
+    end
+    call('HSET', JOB .. id, unpack(fields))
+    count(known.queue, v[1], -1)
+    count(known.queue, state, 1)
+    if later then
+        moving().schedule(known.queue, number(due), id)
+    else
+        moving().ready(known, number(due), number(v[3]), id, number(v[4]))
+    end
+    tell('news', 'queue:' .. known.queue)
+    return true
+end
+
+local function store(id, kind, when, payload, key, keep_for, options, given, unique)
     local owner = key and owner_of(key)
     if owner and owner ~= id then
         return owner
@@ -106,18 +201,32 @@ local function store(id, kind, when, payload, key, keep_for, options, given)
         end
         return 0
     end
+    if unique ~= '' then
+        local policy, holder = take_unique(unique, id)
+        if holder then
+            if made[holder] then
+                write_made()
+            end
+            local changed = policy ~= 'keep' and apply_conflict(policy, holder, kind, when, payload)
+            return changed and '+' .. holder or holder
+        end
+    end
     if key and not owner then
         take_key(key, id, keep_for)
     end
-    create(id, kind, when, payload, key, options, given)
+    create(id, kind, when, payload, key or unique ~= '' and key_of(unique), options, given)
+    if key and unique ~= '' then
+        note_key(id, key_of(unique))
+    end
     return 1
 end
 
 -- Stores a batch of jobs, said from ARGV[from] on: "1" where payloads stay in one piece, number of kinds, the kinds, then runs
 -- of jobs, each with what they have in common first: number, kind, when ("" at once, "+delay", "=instant"), "" or "x"; then id
--- and payload of each, with "x" also key, its lifetime and options, "=" before each, "" for none, and "1" where its client
--- chose the id. Answers 1 (created), 0 (known), or the id of the job its key stands for; where any was created, in the end
--- also the number of the last one's submission.
+-- and payload of each, with "x" also key, its lifetime and options, "=" before each, "" for none, "1" where its client
+-- chose the id, and its unique key as `take_unique` takes it, or "". Answers 1 (created), 0 (known), or the id of the job its
+-- key stands for, "+" before it where that was replaced or rescheduled; where any was created, in the end also the number of
+-- the last one's submission.
 local function store_batch(from)
     whole = ARGV[from] == '1'
     local at = from + 2 + tonumber(ARGV[from + 1])
@@ -131,31 +240,21 @@ local function store_batch(from)
     end
 
     while at <= #ARGV do
-        local kind, when, each = kinds_here[tonumber(ARGV[at + 1])], ARGV[at + 2], ARGV[at + 3] == 'x' and 6 or 2
+        local kind, when, each = kinds_here[tonumber(ARGV[at + 1])], ARGV[at + 2], ARGV[at + 3] == 'x' and 7 or 2
         local last = at + 3 + each * tonumber(ARGV[at])
         for n = at + 4, last, each do
-            local key, keep_for, options, given = nil, '', '', false
-            if each == 6 then
+            local key, keep_for, options, given, unique = nil, '', '', false, ''
+            if each == 7 then
                 key = ARGV[n + 2] ~= '' and string.sub(ARGV[n + 2], 2) or nil
-                keep_for, options, given = ARGV[n + 3], ARGV[n + 4], ARGV[n + 5] == '1'
+                keep_for, options, given, unique = ARGV[n + 3], ARGV[n + 4], ARGV[n + 5] == '1', ARGV[n + 6]
             end
-            answers[#answers + 1] = store(ARGV[n], kind, when, ARGV[n + 1], key, keep_for, options, given)
+            answers[#answers + 1] = store(ARGV[n], kind, when, ARGV[n + 1], key, keep_for, options, given, unique)
         end
         at = last + 1
     end
-
-    for key, list in pairs(lists) do
-        if #list > 0 then
-            ours('ZADD', P .. 'queues', 0, list.queue)
-            if list.level ~= '0' then
-                ours('ZADD', levels_of(list.queue), -number(list.level), list.level)
-            end
-            ours('RPUSH', key, unpack(list))
-        end
-    end
-    for queue, entries in pairs(delayed) do
-        ours('ZADD', schedule_of(queue), unpack(entries))
-        rescheduled[queue] = true
+    write_made()
+    if moves then
+        moves.place_ready()
     end
     for chunk, entries in pairs(indexes) do
         ours('HSET', P .. 'index:' .. int(chunk), unpack(entries))
@@ -176,13 +275,13 @@ local function store_batch(from)
     return answers
 end
 
--- name: submit (storing)
+-- name: submit (moving, uniqueness, storing)
 -- ARGV from 3 on: the batch. Answers as `store_batch`.
 local stored = store_batch(3)
 finish()
 return stored
 
--- name: write_schedule (storing)
+-- name: write_schedule (moving, uniqueness, storing)
 -- Replaces, adds or removes a schedule if it has the expected revision, and stores the jobs of its ticks. ARGV: 3 name, 4
 -- expected revision, 5 its next tick or "", 6 document, "" to remove it, 7 on: the batch. Answers its revision, or "" and nothing
 -- was changed; and what `store_batch` answers.

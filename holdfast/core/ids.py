@@ -1,0 +1,65 @@
+"""Ids of jobs: UUIDv7, minted by the client, and their spelling as ULIDs."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+import uuid
+
+
+class _IdMint:
+    """UUIDv7 (RFC 9562, method 1): a millisecond, then a 12-bit counter that keeps one process's ids in order.
+
+    The random bits come from a generator of its own: no ``random.seed`` in an application can make two processes mint
+    the same ids, and a fork begins a new sequence.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last = 0  # millisecond << 12 | counter
+        self._random = random.Random()
+        os.register_at_fork(after_in_child=self._random.seed)
+
+    def __call__(self) -> str:
+        with self._lock:
+            fresh = time.time_ns() // 1_000_000 << 12
+            self._last = last = fresh if fresh > self._last else self._last + 1
+            tail = self._random.getrandbits(62)
+        return "%08x-%04x-7%03x-%04x-%012x" % (  # noqa: UP031 - half the time of an f-string
+            last >> 28,
+            last >> 12 & 0xFFFF,
+            last & 0xFFF,
+            0x8000 | tail >> 48,
+            tail & 0xFFFFFFFFFFFF,
+        )
+
+
+new_id = _IdMint()
+
+
+def parse_id(text: str) -> str | None:
+    """The canonical form of a job id: a UUID in any spelling, or a ULID's 26 characters. None if it is neither."""
+    try:
+        return str(uuid.UUID(text))
+    except ValueError:
+        return _from_ulid(text.upper())
+
+
+_CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+
+
+def _from_ulid(text: str) -> str | None:
+    if len(text) != 26 or text[0] > "7" or any(letter not in _CROCKFORD for letter in text):
+        return None
+    number = 0
+    for letter in text:
+        number = number << 5 | _CROCKFORD.index(letter)
+    return str(uuid.UUID(int=number))
+
+
+def as_ulid(job_id: str) -> str:
+    """The 26-character form of a job id: sorts like the id and is shorter to type."""
+    number = uuid.UUID(job_id).int
+    return "".join(_CROCKFORD[number >> shift & 31] for shift in range(125, -5, -5))

@@ -1,0 +1,78 @@
+"""Operations on many jobs, as CLI and HTTP API run them in batches."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+
+from holdfast.core.lifecycle import CANCELLABLE, DELETABLE, REPLAYABLE
+from holdfast.core.models import JobFilter, JobState
+from holdfast.core.validation import parse_rate
+
+
+class BulkOperation(msgspec.Struct, frozen=True, kw_only=True):
+    """An operation on many jobs: how to do it, on which states, and how to report it."""
+
+    name: str  # of the operation of the application
+    done: str
+    legal: frozenset[JobState]
+    advice: str  # for those whose state does not allow it
+    options: dict[str, Any] = {}
+    rate: str | None = None  # of a replay that is not to come all at once
+
+    def describe_refusal(self, job_id: str, state: JobState) -> str:
+        """Words for why a job in this state is refused, and the remedy."""
+        if self.name == "replay" and state in self.legal:
+            return f"another job has its unique key; see: holdfast why {job_id}"
+        if self.name != "replay" or self.legal != {JobState.DEAD}:
+            return f"it is {state}; {self.advice}"
+        again = f"; to run it again: holdfast replay {job_id} --force" if state is JobState.SUCCEEDED else ""
+        return f"it is {state}, no dead letter{again}"
+
+
+CANCEL = BulkOperation(name="cancel", done="cancelled", legal=CANCELLABLE, advice="it has ended")
+DELETE = BulkOperation(name="delete", done="deleted", legal=DELETABLE, advice="it is running: cancel it first")
+
+
+class PacedCalls:
+    """The options of one call after another: a replay at a rate goes on where the call before it ended. ``after``: when
+    the first is to be ready."""
+
+    def __init__(self, change: BulkOperation, after: timedelta = timedelta(0)) -> None:
+        self._change = change
+        self._every = None if change.rate is None else parse_rate(change.rate)
+        self.after = after
+
+    def batch_options(self) -> dict[str, Any]:
+        """Returns the options of the next call."""
+        paced = {"rate": self._change.rate, "after": self.after} if self._every or self.after else {}
+        return {**self._change.options, **paced}
+
+    def pace_batch(self, number: int) -> None:
+        """Counts so many changed jobs, and waits for the rate."""
+        if self._every is not None:
+            self.after += number * self._every
+
+
+def replay_operation(
+    *, force: bool = False, states: Collection[JobState] = REPLAYABLE, rate: str | None = None, **options: Any
+) -> BulkOperation:
+    """Queueing jobs in one of these states again; ``force``: also succeeded ones."""
+    return BulkOperation(
+        name="replay",
+        done="queued again",
+        legal=frozenset(states) | ({JobState.SUCCEEDED} if force else set()),
+        advice="replay takes dead, failed and cancelled jobs, and with --force succeeded ones",
+        options={"force": force, **options},
+        rate=rate,
+    )
+
+
+def by_state(where: JobFilter, legal: Collection[JobState]) -> list[JobFilter]:
+    """The filter once for each state it asks for that the operation takes; running jobs come last."""
+    asked = [state for state in JobState if state in legal and (not where.states or state in where.states)]
+    asked.sort(key=lambda state: state is JobState.RUNNING)
+    return [msgspec.structs.replace(where, states=(state,)) for state in asked]

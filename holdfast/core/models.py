@@ -125,6 +125,7 @@ class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
     result: str | None = None  # JSON text; None where the task returned None
     key: str | None = None
     cancelling: bool = False  # running, and asked to stop
+    partition: str | None = None  # of a job under limits: the buckets it passes through (core.limits)
 
     def __repr__(self) -> str:
         """Returns the known fields, with instants in readable form."""
@@ -191,6 +192,8 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     key: str | None = None
     key_for: timedelta | None = None  # the key lives at least this long, and as long as the job's row
     options: Options | None = None
+    partition: str | None = None  # of a job under limits; a store sets it
+    weights: str | None = None  # JSON: its weight in each bucket of its partition; None: 1 in each
 
     @property
     def unique(self) -> UniqueKey | None:

@@ -16,7 +16,7 @@ import msgspec
 
 from holdfast.core.errors import Invalid
 from holdfast.core.models import MICROSECOND, Job, NewJob, Options, UniqueKey
-from holdfast.core.validation import check_span, did_you_mean
+from holdfast.core.validation import check_span, did_you_mean, value_at
 
 KEY_PREFIX = "\x1f"
 """What every key made here begins with, and no idempotency key: control characters are refused in those."""
@@ -115,11 +115,7 @@ def parse_window(value: object) -> timedelta:
     return span
 
 
-def _value_of(part: str, job: NewJob, payload: Any) -> Any:
-    head, _, path = part.partition(".")
-    if head != "args":
-        return job.task if head == "task" else job.queue
-    value = payload
-    for name in path.split(".") if path else ():
-        value = value.get(name) if isinstance(value, dict) else None
-    return value
+def _value_of(part: str, job: NewJob, payload: object) -> Any:
+    if part.startswith("args"):
+        return value_at(payload, part)
+    return job.task if part == "task" else job.queue

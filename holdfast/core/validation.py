@@ -378,3 +378,11 @@ def with_suggestions(function: Callable[P, R]) -> Callable[P, R]:
 def is_plain(text: str) -> bool:
     """Returns True if text is one line, without control characters or characters that no file can hold."""
     return bool(text) and not re.search(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]", text)
+
+
+def value_at(payload: object, path: str) -> Any:
+    """The value of a payload at a path like "args.order.id"; "args" is all of it. None where there is none."""
+    value: Any = payload
+    for name in path.split(".")[1:]:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value

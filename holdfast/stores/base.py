@@ -29,6 +29,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 import msgspec
 
 from holdfast.core.job_logs import LogPage, Record
+from holdfast.core.limits import BucketUse, Limit, LimitChange
 from holdfast.core.models import (
     Attempt,
     BulkResult,
@@ -77,6 +78,8 @@ class ClaimRequest(msgspec.Struct, frozen=True):
     last attempt: at the first one beyond it the claim of its queue ends, and says ``held_back``.
     ``alone``: take exactly one job that lost two or more leases in a row, and nothing beside it.
     ``only``: just these ids (a transport delivered them). ``promote``: make due jobs of these queues ready first.
+    ``idle``: runners that have nothing to do. Of jobs under limits a claim takes no more than those, so that none holds
+    room of a limit while it waits for a runner.
     ``elsewhere``: the worker may claim through other processes too, so what a claim took whose answer was lost is
     not given back: it cannot be distinguished from what the worker has begun.
     """
@@ -89,6 +92,7 @@ class ClaimRequest(msgspec.Struct, frozen=True):
     alone: bool = False
     only: Sequence[str] | None = None
     promote: bool = True
+    idle: int = 1 << 30
     elsewhere: bool = False
 
 
@@ -272,6 +276,40 @@ class Schedules(Protocol):
         """Schedules whose tick has come, the earliest first."""
 
 
+class Limits(Protocol):
+    """Limits, and the buckets they have. ``core/limits.py`` says which jobs pass through which buckets.
+
+    A claim takes a job under limits only if each of its buckets has room for it (``core.limits.Admission``), and then
+    takes its tokens in the same write. Room is what the running jobs leave: it is free again with the state of the job,
+    whatever ended it. The partitions of a queue take turns, by shares; a partition without room is passed over at no
+    cost for its jobs. A claim by ids (``only``) leaves such jobs where they are. ``submit`` gives jobs their partitions
+    by the limits that this process has read within 5 s; jobs of a limited queue that came without one get theirs from
+    the next claim of that queue.
+    """
+
+    async def write_limit(self, change: LimitChange) -> int | None:
+        """Replace, add or remove a limit, if it still has the expected revision. Returns its revision; None: another
+        write came first, and nothing was changed. The revision of a new limit begins at the store's clock."""
+
+    async def read_limits(self) -> list[Limit]:
+        """All limits, by name."""
+
+    async def assign_partitions(
+        self, *, queue: str | None = None, task: str | None = None, after: str = "", limit: int = 1000
+    ) -> tuple[int, str | None]:
+        """Gives waiting jobs of a queue or a task the partitions that the limits now say: up to ``limit`` jobs, those
+        behind the id ``after``. Returns how many were changed, and the id to go on behind; None: those were all."""
+
+    async def bucket_use(self, buckets: Sequence[str]) -> list[BucketUse]:
+        """Use of these buckets, in their order."""
+
+    async def take_tokens(self, bucket: str, tokens: int) -> timedelta:
+        """Takes tokens of a limit with a rate; returns 0, or how long until they can be taken, and takes none."""
+
+    async def pause_buckets(self, buckets: Sequence[str], pause_for: timedelta) -> None:
+        """Admits no job through these buckets before that time is over. A later end of an earlier pause stays."""
+
+
 class Statement(msgspec.Struct, frozen=True):
     """A statement for the caller's own connection. Each ``?`` in it stands for the next parameter; on SQLite also
     ``?1``, as its own driver has it.
@@ -332,6 +370,9 @@ class Store(Protocol):
 
     @property
     def schedules(self) -> Schedules: ...
+
+    @property
+    def limits(self) -> Limits: ...
 
     @property
     def health(self) -> Health: ...

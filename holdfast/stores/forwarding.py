@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
 from holdfast.core.job_logs import LogPage, Record
+from holdfast.core.limits import BucketUse, Limit, LimitChange
 from holdfast.core.models import (
     Attempt,
     BulkResult,
@@ -41,6 +42,7 @@ from holdfast.stores.base import (
     ClaimRequest,
     External,
     Health,
+    Limits,
     Maintenance,
     Query,
     Queueing,
@@ -91,6 +93,10 @@ class ForwardingStore:
     @property
     def schedules(self) -> Schedules:
         return ForwardingSchedules(self._inner.schedules, self._intercept)
+
+    @property
+    def limits(self) -> Limits:
+        return ForwardingLimits(self._inner.limits, self._intercept)
 
     @property
     def health(self) -> Health:
@@ -271,6 +277,36 @@ class ForwardingSchedules:
 
     async def due_schedules(self, *, limit: int) -> DueSchedules:
         return await self._intercept("due_schedules", lambda: self._inner.due_schedules(limit=limit))
+
+
+class ForwardingLimits:
+    """Forwards every verb to ``inner``."""
+
+    def __init__(self, inner: Limits, intercept: Interceptor = run_directly) -> None:
+        self._inner = inner
+        self._intercept = intercept
+
+    async def write_limit(self, change: LimitChange) -> int | None:
+        return await self._intercept("write_limit", lambda: self._inner.write_limit(change))
+
+    async def read_limits(self) -> list[Limit]:
+        return await self._intercept("read_limits", self._inner.read_limits)
+
+    async def assign_partitions(
+        self, *, queue: str | None = None, task: str | None = None, after: str = "", limit: int = 1000
+    ) -> tuple[int, str | None]:
+        return await self._intercept(
+            "assign_partitions", lambda: self._inner.assign_partitions(queue=queue, task=task, after=after, limit=limit)
+        )
+
+    async def bucket_use(self, buckets: Sequence[str]) -> list[BucketUse]:
+        return await self._intercept("bucket_use", lambda: self._inner.bucket_use(buckets))
+
+    async def take_tokens(self, bucket: str, tokens: int) -> timedelta:
+        return await self._intercept("take_tokens", lambda: self._inner.take_tokens(bucket, tokens))
+
+    async def pause_buckets(self, buckets: Sequence[str], pause_for: timedelta) -> None:
+        await self._intercept("pause_buckets", lambda: self._inner.pause_buckets(buckets, pause_for))
 
 
 class ForwardingHealth:

@@ -1,0 +1,250 @@
+"""Limits: how many jobs may run at once, how often they may start, and whose turn it is. A store says what the time is.
+
+A *limit* applies to jobs of a queue or of a task. It has one *bucket*, or one for each value of a key in the payload.
+A *partition* is the jobs of a queue that pass through the same buckets. A claim admits a job if each of its buckets has
+room; the partitions of a queue take turns, so a blocked one delays no other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from holdfast.core.models import NewJob
+from holdfast.core.validation import value_at
+
+MAX_LIMITS = 1000
+"""Limits of one store."""
+MAX_CONCURRENCY = 1_000_000
+MAX_RATE = 100_000
+"""Starts a second."""
+MAX_WEIGHT = 10_000
+MAX_SHARE = 1000
+TURN = 1_000_000
+"""By how much a job moves its partition back, divided by the share of the partition."""
+SEPARATOR = "\x1f"
+"""Between the buckets of a partition."""
+FULL = 0
+"""Answer of ``Admission.admit``: a bucket has no room until a running job ends."""
+_MAX_VALUE = 64  # characters of a key's value in a bucket's name; a longer one is hashed
+
+
+class LimitValues(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The numbers of a limit; they may change while everything runs.
+
+    concurrency: jobs that may run at once. rate, period_us: starts in a period; ``burst`` of them may come at once.
+    weight: the room and tokens a job takes: a number, or a path in the payload, like "args.pages".
+    shares: turns by value of the key; 1 where it has none.
+    """
+
+    concurrency: int | None = None
+    rate: int | None = None
+    period_us: int = 1_000_000
+    burst: int = 1
+    weight: int | str = 1
+    shares: dict[str, int] = {}
+
+    @property
+    def interval_us(self) -> int | None:
+        """Microseconds between two tokens; None for a limit without a rate."""
+        return None if self.rate is None else -(-self.period_us // self.rate)
+
+
+class Limit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A named limit. ``queue`` or ``task`` says which jobs it applies to; neither: handlers take tokens from it.
+
+    by: a path in the payload, like "args.tenant": each value has a bucket of its own.
+    owner: the application whose code declares it; None: an operator made it.
+    declared: the values of the code, while those of an operator are in force instead.
+    revision grows with each write; a store sets it.
+    """
+
+    name: str
+    queue: str | None = None
+    task: str | None = None
+    by: str | None = None
+    values: LimitValues = LimitValues()
+    owner: str | None = None
+    declared: LimitValues | None = None
+    revision: int = 0
+
+
+class LimitChange(msgspec.Struct, frozen=True):
+    """A write of one limit. ``expected``: the revision it replaces; 0: there is none yet. ``remove``: delete it."""
+
+    limit: Limit
+    expected: int
+    remove: bool = False
+
+
+class BucketState(msgspec.Struct, frozen=True):
+    """State of a bucket in a store, beside the jobs that run: its tokens, and whether it is paused.
+
+    full_at_us: the instant at which it has all its tokens again (GCRA's theoretical arrival time).
+    """
+
+    full_at_us: int = 0
+    paused_until_us: int = 0
+
+
+class BucketUse(msgspec.Struct, frozen=True, kw_only=True):
+    """Use of a bucket. ``used``: the weight of its running jobs. ``free_at_us``: when tokens and pauses let a job of
+    weight 1 start; 0: now."""
+
+    bucket: str
+    used: int
+    free_at_us: int
+
+
+class LimitTable:
+    """The limits of a store, by the jobs they apply to."""
+
+    def __init__(self, limits: Iterable[Limit] = ()) -> None:
+        self.limits = {limit.name: limit for limit in limits}
+        self._queues: dict[str, list[Limit]] = {}
+        self._tasks: dict[str, list[Limit]] = {}
+        for limit in self.limits.values():
+            if limit.queue is not None:
+                self._queues.setdefault(limit.queue, []).append(limit)
+            elif limit.task is not None:
+                self._tasks.setdefault(limit.task, []).append(limit)
+
+    def bind(self, jobs: Sequence[NewJob]) -> Sequence[NewJob]:
+        """Returns the jobs, those under limits with their partitions."""
+        if not self._queues and not self._tasks:
+            return jobs
+        return [self._bind(job) for job in jobs]
+
+    def _bind(self, job: NewJob) -> NewJob:
+        partition, weights = self.find_partition(job.task, job.queue, job.payload)
+        if partition is None:
+            return job
+        return msgspec.structs.replace(job, partition=partition, weights=weights)
+
+    def find_partition(self, task: str, queue: str, payload: str) -> tuple[str | None, str | None]:
+        """Returns the partition of a job, and the weights it has in its buckets as JSON; None where all are 1.
+
+        The partition is None for a job under no limit.
+        """
+        limits = [*self._queues.get(queue, ()), *self._tasks.get(task, ())]
+        if not limits:
+            return None, None
+        arguments = None
+        if any(limit.by is not None or isinstance(limit.values.weight, str) for limit in limits):
+            arguments = json.loads(payload)  # unlike msgspec, keeps integers exact and lone surrogates apart
+        buckets = sorted((_bucket_of(limit, arguments), _weight_of(limit, arguments)) for limit in limits)
+        weights = [weight for _, weight in buckets]
+        partition = SEPARATOR.join(bucket for bucket, _ in buckets)
+        return partition, None if all(weight == 1 for weight in weights) else json.dumps(weights)
+
+
+def split_partition(partition: str) -> list[str]:
+    """The buckets of a partition."""
+    return partition.split(SEPARATOR)
+
+
+def name_bucket(limit: Limit, value: Any = None) -> str:
+    """The bucket of a limit; for one with ``by``, that of a value of the key."""
+    if limit.by is None:
+        return limit.name
+    return f"{limit.name}={_value_text(value)}"
+
+
+def split_bucket(bucket: str) -> tuple[str, str | None]:
+    """The name of a bucket's limit, and the value of its key; None for a limit without one."""
+    name, separator, value = bucket.partition("=")
+    return name, value if separator else None
+
+
+def share_of(limits: Mapping[str, Limit], partition: str) -> int:
+    """The share of turns of a partition: that of its first bucket with one."""
+    for bucket in split_partition(partition):
+        name, value = split_bucket(bucket)
+        limit = limits.get(name)
+        if limit is not None and value is not None and value in limit.values.shares:
+            return limit.values.shares[value]
+    return 1
+
+
+class Admission:
+    """Decides which jobs may start now: counts running ones, takes tokens, says when a full bucket has room again."""
+
+    def __init__(
+        self, limits: Mapping[str, Limit], used: dict[str, int], states: dict[str, BucketState], now_us: int
+    ) -> None:
+        self._limits = limits
+        self._used = used
+        self._now_us = now_us
+        self.states = states
+        """State of each bucket; changed by ``admit``."""
+
+    def admit(self, partition: str, weights: Sequence[int] = ()) -> int | None:
+        """Takes room and tokens for one job of a partition, and returns None; or takes nothing, and returns the instant
+        at which the partition may have room, or ``FULL``.
+        """
+        buckets = split_partition(partition)
+        free_at = self._now_us
+        full = False
+        taken: list[tuple[str, int, BucketState | None]] = []
+        for bucket, weight in zip(buckets, weights or [1] * len(buckets), strict=True):
+            state = self.states.get(bucket, BucketState())
+            free_at = max(free_at, state.paused_until_us)
+            limit = self._limits.get(split_bucket(bucket)[0])
+            if limit is None:
+                continue
+            values = limit.values
+            room = weight
+            if values.concurrency is not None:
+                room = min(weight, values.concurrency)
+                full = full or self._used.get(bucket, 0) + room > values.concurrency
+            full_at = None
+            if values.interval_us is not None:
+                full_at, first = take_tokens(values, state.full_at_us, weight, self._now_us)
+                free_at = max(free_at, first)
+            taken.append(
+                (bucket, weight, None if full_at is None else msgspec.structs.replace(state, full_at_us=full_at))
+            )
+        if free_at > self._now_us:
+            return free_at
+        if full:
+            return FULL
+        for bucket, weight, after in taken:
+            self._used[bucket] = self._used.get(bucket, 0) + weight
+            if after is not None:
+                self.states[bucket] = after
+        return None
+
+
+def take_tokens(values: LimitValues, full_at_us: int, tokens: int, now_us: int) -> tuple[int, int]:
+    """Returns the instant at which a bucket is full again after giving tokens, and the first one at which it can."""
+    interval = values.interval_us or 0
+    tokens = min(tokens, values.burst)  # more than it ever holds: all of them
+    full_at = max(full_at_us, now_us) + tokens * interval
+    return full_at, full_at - values.burst * interval
+
+
+def _bucket_of(limit: Limit, arguments: Any) -> str:
+    return name_bucket(limit, None if limit.by is None else value_at(arguments, limit.by))
+
+
+def _weight_of(limit: Limit, arguments: Any) -> int:
+    """The weight of a job; 1 where the payload has no whole number from 1 at that place."""
+    weight = limit.values.weight
+    if isinstance(weight, str):
+        weight = value_at(arguments, weight)
+        if not isinstance(weight, int) or isinstance(weight, bool) or weight < 1:
+            return 1
+    return min(weight, MAX_WEIGHT)
+
+
+def _value_text(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True, separators=(",", ":"))
+    if len(text) <= _MAX_VALUE and text.isprintable():
+        return text
+    digest = hashlib.sha256(json.dumps(text).encode()).hexdigest()[:24]
+    shown = "".join(each for each in text[: _MAX_VALUE - 25] if each.isprintable() and each != "#")
+    return f"{shown}#{digest}"

@@ -1,0 +1,601 @@
+"""Limits: concurrency, rates and turns of partitions, decided by the claim; on every store, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from holdfast.core.clock import ManualClock
+from holdfast.core.limits import SEPARATOR, BucketUse, Limit, LimitChange, LimitValues
+from holdfast.core.models import Job, JobFilter, JobState, Options, Reason, Settlement
+from holdfast.core.unique import Unique
+from holdfast.stores.base import Store
+from tests.conformance.support import (
+    LEASE,
+    MINUTE,
+    SECOND,
+    Opener,
+    claim,
+    ending,
+    failing,
+    new_job,
+    put,
+    state_of,
+    take,
+)
+
+DAY = timedelta(days=1)
+
+
+async def limit(store: Store, name: str = "mail", *, revision: int = 0, **fields: Any) -> int:
+    """Write a limit: the fields of ``Limit`` and of its values."""
+    own = {field: fields.pop(field) for field in ("queue", "task", "by") if field in fields}
+    if not own:
+        own = {"queue": "default"}
+    written = await store.limits.write_limit(
+        LimitChange(Limit(name=name, values=LimitValues(**fields), **own), revision)
+    )
+    assert written is not None
+    return written
+
+
+def job_of(tenant: object, *, task: str = "work", **fields: Any) -> Any:
+    return new_job(task=task, payload=f'{{"tenant":{tenant}}}', **fields)
+
+
+async def end(store: Store, *jobs: Job) -> None:
+    answers = await store.queueing.settle([ending(job) for job in jobs])
+    assert all(answer.accepted for answer in answers)
+
+
+def tenants(jobs: Sequence[Job]) -> list[Any]:
+    return [job.decode_arguments().get("tenant") for job in jobs]
+
+
+async def get(store: Store, job_id: str) -> Job:
+    job = await store.query.get(job_id)
+    assert job is not None
+    return job
+
+
+# ── limits are stored ───────────────────────────────────────────────────────────────────────────────────────────────
+async def test_limit_is_replaced_by_its_revision(store: Store) -> None:
+    first = Limit(name="mail", queue="mail", by="args.tenant", values=LimitValues(concurrency=2, shares={"a": 3}))
+    revision = await store.limits.write_limit(LimitChange(first, 0))
+    assert revision is not None
+    assert revision > 0
+    assert await store.limits.write_limit(LimitChange(first, 0)) is None
+    assert await store.limits.write_limit(LimitChange(first, revision - 1)) is None
+    (known,) = await store.limits.read_limits()
+    assert known == Limit(name="mail", queue="mail", by="args.tenant", values=first.values, revision=revision)
+    second = await store.limits.write_limit(LimitChange(first, revision))
+    assert second is not None
+    assert second > revision
+    assert await store.limits.write_limit(LimitChange(first, revision, remove=True)) is None
+    assert await store.limits.write_limit(LimitChange(first, second, remove=True)) is not None
+    assert await store.limits.read_limits() == []
+
+
+async def test_limits_are_read_by_name(store: Store) -> None:
+    for name in ("b", "a", "c"):
+        await limit(store, name, task=name, concurrency=1)
+    assert [each.name for each in await store.limits.read_limits()] == ["a", "b", "c"]
+
+
+# ── concurrency ─────────────────────────────────────────────────────────────────────────────────────────────────────
+async def test_queue_runs_as_many_jobs_as_its_limit(store: Store) -> None:
+    await limit(store, concurrency=3)
+    await put(store, *[new_job() for _ in range(10)])
+    first = await take(store, 2)
+    second = await take(store, 5, worker="worker-2")
+    assert (len(first), len(second)) == (2, 1)
+    assert await take(store, 5) == []
+    await end(store, first[0], second[0])
+    assert len(await take(store, 5)) == 2
+    assert await take(store, 5) == []
+
+
+async def test_jobs_of_a_limited_queue_come_in_order(store: Store) -> None:
+    await limit(store, concurrency=3)
+    low, first, second = await put(store, new_job(priority=-1), new_job(), new_job())
+    high = (await put(store, new_job(priority=2)))[0]
+    assert [job.id for job in await take(store, 10)] == [high, first, second]
+    assert await state_of(store, low) is JobState.QUEUED
+
+
+async def test_other_queues_and_tasks_have_no_limit(store: Store) -> None:
+    await limit(store, "one", queue="mail", concurrency=1)
+    await limit(store, "two", task="slow", concurrency=1)
+    await put(
+        store, *[new_job(queue=queue, task=task) for queue in ("mail", "default") for task in ("slow", "quick") * 3]
+    )
+    jobs = await take(store, 50, {"*": 50})
+    assert Counter((job.queue, job.task) for job in jobs)["default", "quick"] == 3
+    assert sum(job.queue == "mail" for job in jobs) == 1
+    assert sum(job.task == "slow" for job in jobs) <= 1
+    assert len(jobs) == 5 - (sum(job.task == "slow" and job.queue == "mail" for job in jobs))
+
+
+async def test_task_counts_in_all_its_queues(store: Store) -> None:
+    await limit(store, task="slow", concurrency=2)
+    await put(store, *[new_job(queue=f"q{number % 3}", task="slow") for number in range(6)])
+    jobs = await take(store, 10, {"*": 10})
+    assert len(jobs) == 2
+    assert await take(store, 10, {"q0": 10, "q1": 10, "q2": 10}, worker="worker-2") == []
+    await end(store, *jobs)
+    assert len(await take(store, 10, {"*": 10})) == 2
+
+
+async def test_blocked_task_holds_up_no_other(store: Store) -> None:
+    await limit(store, task="slow", concurrency=1)
+    await put(store, *[new_job(task="slow", priority=5) for _ in range(20)])
+    plain = await put(store, *[new_job(task="quick") for _ in range(3)])
+    jobs = await take(store, 10)
+    assert {job.id for job in jobs if job.task == "quick"} == set(plain)
+    assert sum(job.task == "slow" for job in jobs) == 1
+
+
+async def test_each_key_has_room_of_its_own(store: Store) -> None:
+    await limit(store, by="args.tenant", concurrency=2)
+    await put(store, *[job_of(tenant) for tenant in [1] * 10 + [2] * 3 + ['"x"']])
+    jobs = await take(store, 20)
+    assert Counter(tenants(jobs)) == {1: 2, 2: 2, "x": 1}
+    (of_two, _) = [job for job in jobs if tenants([job]) == [2]]
+    await end(store, of_two)
+    assert tenants(await take(store, 20)) == [2]
+
+
+async def test_missing_key_counts_as_null(store: Store) -> None:
+    await limit(store, by="args.tenant.id", concurrency=1)
+    await put(store, new_job(), job_of("null"), job_of(7), job_of('{"id":7}'))
+    assert len(await take(store, 20)) == 2
+
+
+async def test_job_takes_the_room_of_its_weight(store: Store) -> None:
+    await limit(store, concurrency=5, weight="args.tenant")
+    ids = await put(store, *[job_of(weight) for weight in (2, 2, 2, 1)])
+    jobs = await take(store, 10)
+    assert [job.id for job in jobs] == ids[:2]  # the third has no room, and is not passed by
+    await end(store, jobs[0])
+    assert [job.id for job in await take(store, 10)] == [ids[2], ids[3]]
+
+
+async def test_weight_above_the_limit_runs_alone(store: Store) -> None:
+    await limit(store, concurrency=3, weight="args.tenant")
+    small, large = await put(store, job_of(1), job_of(100))
+    jobs = await take(store, 10)
+    assert [job.id for job in jobs] == [small]
+    await end(store, *jobs)
+    await put(store, job_of(1))
+    jobs = await take(store, 10)
+    assert [job.id for job in jobs] == [large]
+    await end(store, *jobs)
+    assert len(await take(store, 10)) == 1
+
+
+async def test_several_limits_hold_at_once(store: Store) -> None:
+    await limit(store, "queue", concurrency=4)
+    await limit(store, "tenant", by="args.tenant", concurrency=2)
+    await limit(store, "slow", task="slow", concurrency=1)
+    await put(store, *[job_of(tenant, task=task) for tenant in (1, 2, 3) for task in ("slow", "quick", "quick")])
+    jobs = await take(store, 20)
+    assert len(jobs) == 4
+    assert sum(job.task == "slow" for job in jobs) <= 1
+    assert max(Counter(tenants(jobs)).values()) <= 2
+
+
+# ── a slot is free again ────────────────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize("outcome", ["success", "retry", "dead", "release", "snooze"])
+async def test_every_outcome_frees_the_room(store: Store, outcome: str) -> None:
+    await limit(store, concurrency=1)
+    await put(store, new_job(), new_job())
+    (job,) = await take(store, 5)
+    settlements = {
+        "success": ending(job),
+        "retry": failing(job, delay=DAY),
+        "dead": ending(job, JobState.DEAD, reason=Reason.ERROR, error="x"),
+        "release": ending(job, JobState.QUEUED, reason=Reason.RELEASED, refund=True),
+        "snooze": ending(job, JobState.SCHEDULED, reason=Reason.SNOOZED, refund=True, delay=DAY),
+    }
+    (answer,) = await store.queueing.settle([settlements[outcome]])
+    assert answer.accepted
+    (again,) = await take(store, 5)
+    assert (again.id == job.id) is (outcome == "release")
+    assert await take(store, 5) == []
+
+
+async def test_lost_lease_frees_the_room_once_it_is_settled(store: Store, clock: ManualClock) -> None:
+    await limit(store, concurrency=1)
+    first, second = await put(store, new_job(), new_job())
+    (job,) = await take(store, 5)
+    clock.advance(LEASE.total_seconds() + 1)
+    assert await take(store, 5) == []  # it may still run
+    (expired,) = await store.maintenance.find_expired(limit=10)
+    lost = Settlement(
+        job_id=expired.id, claims=expired.claims, state=JobState.FAILED, reason=Reason.CRASHED, expired=True, delay=DAY
+    )
+    assert (await store.queueing.settle([lost]))[0].accepted
+    (late,) = await store.queueing.settle([ending(job)])
+    assert not late.accepted
+    (other,) = await take(store, 5)
+    assert (job.id, other.id) == (first, second)
+    assert await take(store, 5) == []
+
+
+async def test_retry_keeps_its_partition(store: Store, clock: ManualClock) -> None:
+    await limit(store, by="args.tenant", concurrency=1)
+    await put(store, job_of(1))
+    (job,) = await take(store, 5)
+    await store.queueing.settle([failing(job, delay=MINUTE)])
+    clock.advance(61)
+    await put(store, job_of(1))
+    (again,) = await take(store, 5)
+    assert (again.id, again.attempts) == (job.id, 2)
+    assert await take(store, 5) == []
+
+
+async def test_jobs_that_killed_processes_obey_limits(store: Store, clock: ManualClock) -> None:
+    await limit(store, concurrency=1)
+    (first,) = await put(store, new_job(max_attempts=9))
+    for _ in range(2):
+        (job,) = await take(store, 5)
+        assert job.id == first
+        clock.advance(LEASE.total_seconds() + 1)
+        lost = Settlement(job_id=job.id, claims=job.claims, state=JobState.FAILED, reason=Reason.CRASHED, expired=True)
+        assert (await store.queueing.settle([lost]))[0].accepted
+        clock.advance(1)
+    (other,) = await put(store, new_job())
+    assert [job.id for job in await take(store, 5)] == [other]  # the quarantined one runs alone
+    assert await take(store, 1, alone=True) == []
+    await end(store, await get(store, other))
+    assert [job.id for job in await take(store, 1, alone=True)] == [first]
+
+
+async def test_deleted_and_cancelled_jobs_leave_no_trace(store: Store) -> None:
+    await limit(store, by="args.tenant", concurrency=1)
+    ids = await put(store, *[job_of(1) for _ in range(4)])
+    await store.admin.cancel([ids[0]])
+    await store.admin.delete([ids[1]])
+    (job,) = await take(store, 5)
+    assert job.id == ids[2]
+    await store.admin.cancel([ids[2]])
+    await store.queueing.settle([ending(job, JobState.CANCELLED, reason=Reason.CANCELLED)])
+    assert [job.id for job in await take(store, 5)] == [ids[3]]
+
+
+async def test_replayed_job_obeys_limits(store: Store) -> None:
+    await limit(store, by="args.tenant", concurrency=1)
+    ids = await put(store, *[job_of(1) for _ in range(2)])
+    await store.admin.cancel(ids)
+    await store.admin.replay(ids)
+    (job,) = await take(store, 5)
+    assert await take(store, 5) == []
+    await end(store, job)
+    assert len(await take(store, 5)) == 1
+
+
+async def test_paused_queue_is_not_claimed(store: Store) -> None:
+    await limit(store, concurrency=5)
+    await put(store, new_job())
+    await store.admin.pause("default")
+    assert await take(store, 5) == []
+    await store.admin.resume("default")
+    assert len(await take(store, 5)) == 1
+
+
+async def test_idle_runners_bound_what_is_claimed_under_limits(store: Store) -> None:
+    await limit(store, concurrency=5)
+    await put(store, *[new_job() for _ in range(5)])
+    assert await take(store, 5, idle=0) == []
+    assert len(await take(store, 5, idle=2)) == 2
+
+
+async def test_claim_by_ids_leaves_limited_jobs(store: Store, carried: bool) -> None:
+    if carried:
+        pytest.skip("its deliveries are claims by ids")
+    await limit(store, concurrency=5)
+    ids = await put(store, new_job())
+    assert await take(store, 5, only=ids) == []
+    assert len(await take(store, 5)) == 1
+
+
+# ── rates ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+async def test_rate_spaces_the_starts(store: Store, clock: ManualClock) -> None:
+    await limit(store, rate=10, period_us=1_000_000)
+    await put(store, *[new_job() for _ in range(5)])
+    brought = await claim(store, 5)
+    assert len(brought.jobs) == 1
+    assert brought.next_due is not None
+    assert timedelta(0) < brought.next_due <= timedelta(seconds=0.1)
+    await end(store, *brought.jobs)
+    assert await take(store, 5) == []
+    clock.advance(0.1)
+    assert len(await take(store, 5)) == 1
+    clock.advance(10)
+    assert len(await take(store, 5)) == 1  # time without jobs saves no more than the burst
+
+
+async def test_burst_comes_at_once(store: Store, clock: ManualClock) -> None:
+    await limit(store, rate=1, period_us=1_000_000, burst=3)
+    await put(store, *[new_job() for _ in range(9)])
+    assert len(await take(store, 9)) == 3
+    clock.advance(2)
+    assert len(await take(store, 9)) == 2
+    clock.advance(60)
+    assert len(await take(store, 9)) == 3
+
+
+async def test_rate_of_a_key_blocks_no_other_key(store: Store, clock: ManualClock) -> None:
+    await limit(store, by="args.tenant", rate=1, period_us=60_000_000)
+    await put(store, *[job_of(1) for _ in range(50)])
+    assert tenants(await take(store, 50)) == [1]
+    assert await take(store, 50) == []
+    await put(store, job_of(2), job_of(2))
+    assert tenants(await take(store, 50)) == [2]
+    clock.advance(60)
+    assert sorted(tenants(await take(store, 50))) == [1, 2]
+
+
+async def test_weight_takes_so_many_tokens(store: Store, clock: ManualClock) -> None:
+    await limit(store, rate=1, period_us=1_000_000, burst=4, weight=3)
+    await put(store, *[new_job() for _ in range(3)])
+    assert len(await take(store, 5)) == 1
+    clock.advance(1.9)
+    assert await take(store, 5) == []
+    clock.advance(0.1)
+    assert len(await take(store, 5)) == 1
+
+
+# ── turns ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+async def test_keys_are_served_in_turn(store: Store) -> None:
+    await limit(store, by="args.tenant")
+    await put(store, *[job_of(1) for _ in range(100)])
+    await put(store, *[job_of(2) for _ in range(2)])
+    await put(store, job_of(3))
+    jobs = await take(store, 6)
+    assert Counter(tenants(jobs)) == {1: 3, 2: 2, 3: 1}
+    assert tenants(await take(store, 3)) == [1, 1, 1]
+
+
+async def test_newcomer_is_served_at_once(store: Store) -> None:
+    await limit(store, by="args.tenant")
+    await put(store, *[job_of(1) for _ in range(500)])
+    for _ in range(20):
+        assert len(await take(store, 5)) == 5
+    await put(store, job_of(2), job_of(2), job_of(2))
+    assert tenants(await take(store, 4)).count(2) == 2
+    assert tenants(await take(store, 4)).count(2) == 1
+
+
+async def test_shares_weigh_the_turns(store: Store) -> None:
+    await limit(store, by="args.tenant", shares={"1": 3})
+    await put(store, *[job_of(tenant) for tenant in (1, 2) for _ in range(100)])
+    counted = Counter(tenants([job for _ in range(10) for job in await take(store, 4)]))
+    assert abs(counted[1] - 30) <= 1
+    assert sum(counted.values()) == 40
+
+
+async def test_blocked_key_saves_no_turns(store: Store) -> None:
+    await limit(store, by="args.tenant", concurrency=1)
+    await put(store, *[job_of(1) for _ in range(50)])
+    await put(store, *[job_of(2) for _ in range(50)])
+    one, two = sorted(await take(store, 2), key=lambda job: str(tenants([job])))
+    for _ in range(20):  # the first key is blocked all the time
+        await end(store, two)
+        (two,) = await take(store, 2)
+        assert tenants([two]) == [2]
+    await limit_again(store, concurrency=10)
+    await end(store, one, two)
+    assert Counter(tenants(await take(store, 8))) == {1: 4, 2: 4}
+
+
+async def limit_again(store: Store, **values: Any) -> None:
+    """Change the values of the only limit."""
+    (known,) = await store.limits.read_limits()
+    changed = Limit(name=known.name, queue=known.queue, task=known.task, by=known.by, values=LimitValues(**values))
+    assert await store.limits.write_limit(LimitChange(changed, known.revision)) is not None
+
+
+async def test_many_blocked_keys_delay_no_other(store: Store) -> None:
+    await limit(store, by="args.tenant", rate=1, period_us=3_600_000_000)
+    await put(store, *[job_of(number) for number in range(300) for _ in range(2)])
+    assert len([job for _ in range(4) for job in await take(store, 100)]) == 300
+    assert await take(store, 100) == []
+    (fresh,) = await put(store, job_of(1000))
+    assert [job.id for job in await take(store, 100)] == [fresh]
+
+
+async def test_limited_and_plain_jobs_share_a_queue(store: Store) -> None:
+    await limit(store, task="slow", concurrency=100)
+    await put(store, *[new_job(task="quick") for _ in range(100)])
+    await put(store, *[new_job(task="slow") for _ in range(100)])
+    counted = Counter(job.task for _ in range(4) for job in await take(store, 10))
+    assert counted["slow"] >= 10
+    assert counted["quick"] >= 10
+
+
+# ── changes while everything runs ───────────────────────────────────────────────────────────────────────────────────
+async def test_values_change_at_once(store: Store, opener: Opener) -> None:
+    other = await opener()
+    await limit(store, concurrency=1)
+    await put(store, *[new_job() for _ in range(9)])
+    assert len(await take(other, 9)) == 1
+    await limit_again(store, concurrency=4)
+    assert len(await take(other, 9)) == 3
+    await limit_again(store, concurrency=2)
+    assert await take(other, 9) == []
+    (known,) = await store.limits.read_limits()
+    await store.limits.write_limit(LimitChange(known, known.revision, remove=True))
+    assert len(await take(other, 9)) == 5
+
+
+async def test_limit_holds_for_jobs_that_came_before_it(store: Store, opener: Opener) -> None:
+    other = await opener()
+    await put(other, *[job_of(tenant) for tenant in (1, 1, 1, 2)])
+    await limit(store, by="args.tenant", concurrency=1)
+    assert Counter(tenants(await take(store, 9))) == {1: 1, 2: 1}
+    await put(other, job_of(1), job_of(3))  # its limits may be older
+    assert tenants(await take(store, 9)) == [3]
+
+
+async def test_waiting_jobs_of_a_task_are_assigned(store: Store) -> None:
+    ids = await put(store, *[job_of(1, task="slow", delay=delay) for delay in (None, None, DAY)])
+    await put(store, job_of(1, task="quick"))
+    await limit(store, task="slow", by="args.tenant", concurrency=1)
+    changed, after = await store.limits.assign_partitions(task="slow", limit=2)
+    while after is not None:
+        more, after = await store.limits.assign_partitions(task="slow", after=after, limit=2)
+        changed += more
+    assert changed == 3
+    assert (await get(store, ids[2])).partition == "mail=1"
+    assert sum(job.task == "slow" for job in await take(store, 9)) == 1
+    assert await store.limits.assign_partitions(task="slow") == (0, None)
+
+
+async def test_job_shows_its_partition(store: Store) -> None:
+    await limit(store, "a", by="args.tenant", concurrency=1)
+    await limit(store, "b", concurrency=1)
+    (job_id,) = await put(store, job_of('"x"'))
+    assert (await get(store, job_id)).partition == f"a=x{SEPARATOR}b"
+    (plain,) = await put(store, new_job(queue="other"))
+    assert (await get(store, plain)).partition is None
+
+
+async def test_keys_tags_and_uniqueness_go_with_limits(store: Store) -> None:
+    await limit(store, by="args.tenant", concurrency=1)
+    policy = Unique("active")
+    jobs = [policy.bind(job_of(1, options=Options(tags=("t",)))), policy.bind(job_of(1))]
+    first, again, keyed, _ = await store.queueing.submit([*jobs, job_of(1, key="k"), job_of(1, key="k")])
+    assert (again.created, again.job_id) == (False, first.job_id)
+    assert await store.query.count(JobFilter()) == 2
+    (job,) = await take(store, 9)
+    assert job.id == first.job_id
+    await end(store, job)
+    assert [job.id for job in await take(store, 9)] == [keyed.job_id]
+
+
+async def test_replaced_payload_moves_to_its_partition(store: Store) -> None:
+    policy = Unique("waiting", by=["task", "queue"], on_conflict="replace")
+    await limit(store, by="args.tenant", concurrency=1)
+    await store.queueing.submit([policy.bind(job_of(1))])
+    (answer,) = await store.queueing.submit([policy.bind(job_of(2))])
+    assert answer.changed
+    await put(store, job_of(1))
+    assert sorted(tenants(await take(store, 9))) == [1, 2]
+
+
+# ── races and wake-ups ──────────────────────────────────────────────────────────────────────────────────────────────
+async def test_claims_at_once_never_exceed_the_limit(store: Store, opener: Opener) -> None:
+    stores = [store, *[await opener() for _ in range(3)]]
+    await limit(store, "all", concurrency=7)
+    await limit(store, "tenant", by="args.tenant", concurrency=2)
+    await put(store, *[job_of(number % 5) for number in range(200)])
+    ended = 0
+    held: list[Job] = []
+    for turn in range(40):
+        claims = [take(each, 3, worker=f"worker-{turn}-{number}") for number, each in enumerate(stores * 2)]
+        held += [job for jobs in await asyncio.gather(*claims) for job in jobs]
+        assert len(held) <= 7
+        assert max(Counter(tenants(held)).values(), default=0) <= 2
+        await end(store, *held[: turn % 5])
+        ended += len(held[: turn % 5])
+        held = held[turn % 5 :]
+    assert ended > 60
+
+
+async def test_submissions_during_claims_are_all_claimed(store: Store, opener: Opener) -> None:
+    other = await opener()
+    await limit(store, by="args.tenant", concurrency=50)
+    done = 0
+
+    async def submit_all() -> None:
+        for number in range(150):
+            await put(other, job_of(number % 3))
+
+    submitting = asyncio.ensure_future(submit_all())
+    while not submitting.done() or done < 150:
+        jobs = await take(store, 10)
+        await end(store, *jobs)
+        done += len(jobs)
+        if submitting.done() and not jobs:
+            break
+    await submitting
+    assert done == 150
+
+
+async def test_ending_wakes_a_worker_that_waits_for_room(store: Store, opener: Opener) -> None:
+    other = await opener()
+    await limit(store, concurrency=1)
+    await put(store, new_job(), new_job())
+    (job,) = await take(store, 5)
+    assert await take(other, 5) == []
+    waiting = asyncio.ensure_future(other.queueing.wait(["queue:default"], timeout=30))
+    await asyncio.sleep(0.05)
+    await end(store, job)
+    async with asyncio.timeout(20):
+        while not await take(other, 5):
+            await asyncio.wait([waiting], timeout=20)
+            waiting = asyncio.ensure_future(other.queueing.wait(["queue:default"], timeout=30))
+    waiting.cancel()
+
+
+# ── buckets ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+async def test_use_of_buckets_is_told(store: Store, clock: ManualClock) -> None:
+    await limit(store, by="args.tenant", concurrency=3, weight=2, rate=1, period_us=60_000_000, burst=4)
+    await put(store, *[job_of(1) for _ in range(3)])
+    (job,) = await take(store, 9)
+    one, two = await store.limits.bucket_use(["mail=1", "mail=2"])
+    assert (one.bucket, one.used, one.free_at_us) == ("mail=1", 2, 0)
+    assert two == BucketUse(bucket="mail=2", used=0, free_at_us=0)
+    await end(store, job)
+    (again,) = await take(store, 9)
+    (one,) = await store.limits.bucket_use(["mail=1"])
+    assert (one.used, one.free_at_us) == (2, await store.health.server_time_us() + 60_000_000)
+    assert again.id != job.id
+
+
+async def test_pause_holds_a_bucket_for_all(store: Store, clock: ManualClock) -> None:
+    await limit(store, by="args.tenant", concurrency=5)
+    await put(store, job_of(1), job_of(2))
+    await store.limits.pause_buckets(["mail=1"], MINUTE)
+    await store.limits.pause_buckets(["mail=1"], SECOND)
+    brought = await claim(store, 9)
+    assert tenants(brought.jobs) == [2]
+    brought = await claim(store, 9)
+    assert (brought.jobs, brought.next_due) == ([], MINUTE)
+    clock.advance(59)
+    assert await take(store, 9) == []
+    clock.advance(1)
+    assert tenants(await take(store, 9)) == [1]
+
+
+async def test_tokens_are_taken_by_handlers(store: Store, clock: ManualClock, opener: Opener) -> None:
+    written = await store.limits.write_limit(
+        LimitChange(Limit(name="api", values=LimitValues(rate=1, period_us=1_000_000, burst=2)), 0)
+    )
+    assert written
+    other = await opener()
+    answers = await asyncio.gather(*[each.limits.take_tokens("api", 1) for each in (store, other) * 3])
+    assert sorted(answers)[:2] == [timedelta(0)] * 2
+    assert sorted(answers)[2:] == [SECOND] * 4
+    assert await store.limits.take_tokens("api", 2) == 2 * SECOND
+    clock.advance(2)
+    assert await store.limits.take_tokens("api", 5) == timedelta(0)  # more than it ever holds: all of them
+    assert await store.limits.take_tokens("unknown", 1) == timedelta(0)
+
+
+async def test_many_keys_leave_nothing_behind(store: Store, clock: ManualClock) -> None:
+    await limit(store, by="args.tenant", concurrency=1, rate=1, period_us=1_000_000)
+    await put(store, *[job_of(number) for number in range(250)])
+    while jobs := await take(store, 100):
+        await end(store, *jobs)
+    clock.advance(3600)
+    for _ in range(5):
+        await store.maintenance.prune({}, limit=100)
+    assert await store.health.doctor()
+    assert await take(store, 5) == []

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence, Set
+from contextlib import suppress
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from holdfast.core.models import NewJob
 from holdfast.core.validation import value_at
@@ -100,6 +102,19 @@ class BucketUse(msgspec.Struct, frozen=True, kw_only=True):
     free_at_us: int
 
 
+def encode_limit(limit: Limit) -> str:
+    """A limit as a store keeps it, without its revision."""
+    return msgspec.json.encode(msgspec.structs.replace(limit, revision=0)).decode()
+
+
+_decode = msgspec.json.Decoder(Limit).decode
+
+
+def decode_limits(rows: Iterable[Sequence[Any]]) -> list[Limit]:
+    """Limits from document and revision of each."""
+    return [msgspec.structs.replace(_decode(document), revision=revision) for document, revision in rows]
+
+
 class LimitTable:
     """The limits of a store, by the jobs they apply to."""
 
@@ -112,6 +127,11 @@ class LimitTable:
                 self._queues.setdefault(limit.queue, []).append(limit)
             elif limit.task is not None:
                 self._tasks.setdefault(limit.task, []).append(limit)
+
+    @property
+    def queues(self) -> Set[str]:
+        """Queues with a limit of their own: each of their jobs has a partition."""
+        return self._queues.keys()
 
     def bind(self, jobs: Sequence[NewJob]) -> Sequence[NewJob]:
         """Returns the jobs, those under limits with their partitions."""
@@ -179,10 +199,11 @@ class Admission:
         self._limits = limits
         self._used = used
         self._now_us = now_us
-        self.states = states
-        """State of each bucket; changed by ``admit``."""
+        self._states = states
+        self.changed: set[str] = set()
+        """Buckets whose state ``admit`` changed."""
 
-    def admit(self, partition: str, weights: Sequence[int] = ()) -> int | None:
+    def admit(self, partition: str, weights: str | None = None) -> int | None:
         """Takes room and tokens for one job of a partition, and returns None; or takes nothing, and returns the instant
         at which the partition may have room, or ``FULL``.
         """
@@ -190,8 +211,8 @@ class Admission:
         free_at = self._now_us
         full = False
         taken: list[tuple[str, int, BucketState | None]] = []
-        for bucket, weight in zip(buckets, weights or [1] * len(buckets), strict=True):
-            state = self.states.get(bucket, BucketState())
+        for bucket, weight in zip(buckets, read_weights(weights, len(buckets)), strict=True):
+            state = self._states.get(bucket, BucketState())
             free_at = max(free_at, state.paused_until_us)
             limit = self._limits.get(split_bucket(bucket)[0])
             if limit is None:
@@ -215,7 +236,8 @@ class Admission:
         for bucket, weight, after in taken:
             self._used[bucket] = self._used.get(bucket, 0) + weight
             if after is not None:
-                self.states[bucket] = after
+                self._states[bucket] = after
+                self.changed.add(bucket)
         return None
 
 
@@ -225,6 +247,39 @@ def take_tokens(values: LimitValues, full_at_us: int, tokens: int, now_us: int) 
     tokens = min(tokens, values.burst)  # more than it ever holds: all of them
     full_at = max(full_at_us, now_us) + tokens * interval
     return full_at, full_at - values.burst * interval
+
+
+_decode_weights = msgspec.json.Decoder(list[Annotated[int, Meta(ge=1)]]).decode
+
+
+def read_weights(text: str | None, number: int) -> list[int]:
+    """A job's weight in each of its buckets; 1 where another program spoiled the text."""
+    if text is not None:
+        with suppress(msgspec.DecodeError):
+            weights = _decode_weights(text)
+            if len(weights) == number:
+                return weights
+    return [1] * number
+
+
+def free_instant(limit: Limit | None, state: BucketState | None, now_us: int) -> int:
+    """When tokens and pauses of a bucket let a job of weight 1 start; 0: now."""
+    if state is None:
+        return 0
+    free_at = state.paused_until_us
+    if limit is not None and limit.values.rate is not None:
+        free_at = max(free_at, take_tokens(limit.values, state.full_at_us, 1, now_us)[1])
+    return free_at if free_at > now_us else 0
+
+
+def use_of_running(rows: Iterable[Sequence[Any]]) -> dict[str, int]:
+    """Use of each bucket: from partition, weights and number of the running jobs."""
+    used: dict[str, int] = {}
+    for partition, weights, number in rows:
+        buckets = split_partition(partition)
+        for bucket, weight in zip(buckets, read_weights(weights, len(buckets)), strict=True):
+            used[bucket] = used.get(bucket, 0) + number * weight
+    return used
 
 
 def _bucket_of(limit: Limit, arguments: Any) -> str:

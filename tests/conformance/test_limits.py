@@ -35,8 +35,8 @@ DAY = timedelta(days=1)
 async def limit(store: Store, name: str = "mail", *, revision: int = 0, **fields: Any) -> int:
     """Write a limit: the fields of ``Limit`` and of its values."""
     own = {field: fields.pop(field) for field in ("queue", "task", "by") if field in fields}
-    if not own:
-        own = {"queue": "default"}
+    if "queue" not in own and "task" not in own:
+        own["queue"] = "default"
     written = await store.limits.write_limit(
         LimitChange(Limit(name=name, values=LimitValues(**fields), **own), revision)
     )
@@ -414,7 +414,7 @@ async def test_limited_and_plain_jobs_share_a_queue(store: Store) -> None:
     await limit(store, task="slow", concurrency=100)
     await put(store, *[new_job(task="quick") for _ in range(100)])
     await put(store, *[new_job(task="slow") for _ in range(100)])
-    counted = Counter(job.task for _ in range(4) for job in await take(store, 10))
+    counted = Counter([job.task for _ in range(4) for job in await take(store, 10)])
     assert counted["slow"] >= 10
     assert counted["quick"] >= 10
 

@@ -95,12 +95,6 @@ def noted_script(migration: Migration, note: str) -> str:
     return f"{migration.script.rstrip()}\n\n{note}\n"
 
 
-def split_script(script: str) -> list[str]:
-    """A migration's statements one by one, to run inside the caller's transaction. No ``;`` inside literals."""
-    bare = re.sub(r"--[^\n]*", "", script)
-    return [statement.strip() for statement in bare.split(";") if statement.strip()]
-
-
 def unnamed_queue(count: int, table: str) -> Finding:
     """A doctor's finding about jobs that wait in a queue with an empty name. ``table`` is the table of jobs."""
     if not count:

@@ -82,6 +82,8 @@ def job_row(job: NewJob, now_us: int) -> tuple[object, ...]:
         0 if job.key is None and job.unique is None else 1,
         None if job.options is None else encode_json(job.options).decode(),
         now_us if job.given_id else 0,
+        job.partition,
+        job.weights,
     )
 
 

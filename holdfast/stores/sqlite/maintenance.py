@@ -48,6 +48,7 @@ class SqliteMaintenance(SqliteFamily):
             pruned += len(rows)
         connection.execute(self._sql["outlived_keys"], {"now": now_us, "limit": limit})
         connection.execute(self._sql["prune_keys"], {"now": now_us, "limit": limit})
+        connection.execute(self._sql["prune_buckets"], {"now": now_us, "limit": limit})
         connection.execute(self._sql["prune_workers"], {"before": now_us - span_us(FORGOTTEN_AFTER)})
         return pruned
 

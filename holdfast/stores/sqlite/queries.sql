@@ -14,7 +14,7 @@ json_array(
         '["queued","scheduled","running","failed","waiting","succeeded","dead","cancelled"]', '$[' || j.state || ']'),
     j.worker, j.lease_until, j.started_at, j.ended_at, j.reason, j.error, j.result,
     case when j.keyed then (select k.key from holdfast_key k where k.job_id = j.id and k.key > ' ' limit 1) end, -- no unique key
-    json(case when j.cancelling then 'true' else 'false' end))
+    json(case when j.cancelling then 'true' else 'false' end), j.partition)
 
 -- fragment: claimed
 -- The chosen rows of a claim; their jobs as they will be once taken: the first fields of Job (core/models.py); and how many of
@@ -37,13 +37,15 @@ sum(losses > 0 or attempts + 1 >= max_attempts)
   and (:created_before is null or j.created_at < :created_before)
 
 -- own: insert_job
-insert into holdfast_job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, keyed, options, claims)
-values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+insert into holdfast_job
+    (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, keyed, options, claims, partition, weights)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 on conflict (id) do nothing;
 
 -- own: insert_single_job
-insert into holdfast_job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, keyed, options, claims)
-values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+insert into holdfast_job
+    (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, keyed, options, claims, partition, weights)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 on conflict (id) do nothing
 returning id;
 
@@ -70,7 +72,7 @@ delete from holdfast_key where key = ?1 and job_id = ?2;
 
 -- own: replace_unique
 -- What a later submission makes of the waiting job that holds its unique key.
-update holdfast_job set state = ?2, run_at = ?3, rank = ?4, payload = ?5
+update holdfast_job set state = ?2, run_at = ?3, rank = ?4, payload = ?5, partition = ?6, weights = ?7
 where id = ?1 and +state in (0, 1, 3)
 returning id;
 
@@ -95,10 +97,10 @@ select name from holdfast_queue where paused;
 
 -- own: next_ready_queue
 -- The first queue after :after with something to take: one index seek, however many queues there are.
-select min(queue) from holdfast_job where state = 0 and queue > :after;
+select min(queue) from holdfast_job where state = 0 and partition is null and queue > :after;
 
 -- own: any_ready
-select exists (select 1 from holdfast_job where state = 0 and queue = :queue);
+select exists (select 1 from holdfast_job where state = 0 and partition is null and queue = :queue);
 
 -- own: any_due
 select exists (select 1 from holdfast_job where state in (1, 3) and queue = :queue and run_at <= :now);
@@ -127,7 +129,7 @@ select min(run_at) from holdfast_job where state in (1, 3);
 select -- include: claimed
 from (
     select seq, id, task, queue, payload, claims, attempts, max_attempts, rank, losses, run_at, created_at, options
-    from holdfast_job where state = 0 and tier = 0 and queue = :queue
+    from holdfast_job where state = 0 and partition is null and tier = 0 and queue = :queue
     order by rank, run_at, seq limit :limit
 ) picked;
 
@@ -137,12 +139,12 @@ select -- include: claimed
 from (
     select * from (
         select seq, id, task, queue, payload, claims, attempts, max_attempts, rank, losses, run_at, created_at, options
-        from holdfast_job where state = 0 and tier = 0 and queue = :queue
+        from holdfast_job where state = 0 and partition is null and tier = 0 and queue = :queue
         order by rank, run_at, seq limit :limit)
     union all
     select * from (
         select seq, id, task, queue, payload, claims, attempts, max_attempts, rank, losses, run_at, created_at, options
-        from holdfast_job where state = 0 and tier = 1 and queue = :queue
+        from holdfast_job where state = 0 and partition is null and tier = 1 and queue = :queue
         order by rank, run_at, seq limit min(:limit, :startable))
     order by rank, run_at, seq limit :limit
 ) picked;
@@ -152,21 +154,21 @@ from (
 select -- include: claimed
 from (
     select seq, id, task, queue, payload, claims, attempts, max_attempts, rank, losses, run_at, created_at, options
-    from holdfast_job where state = 0 and tier = 2 and queue = :queue
+    from holdfast_job where state = 0 and partition is null and tier = 2 and queue = :queue
     order by rank, run_at, seq limit :limit
 ) picked;
 
 -- own: tiers
 -- Whether the queue has a quarantined job, and a suspect.
-select exists (select 1 from holdfast_job where state = 0 and tier = 2 and queue = :queue),
-    exists (select 1 from holdfast_job where state = 0 and tier = 1 and queue = :queue);
+select exists (select 1 from holdfast_job where state = 0 and partition is null and tier = 2 and queue = :queue),
+    exists (select 1 from holdfast_job where state = 0 and partition is null and tier = 1 and queue = :queue);
 
 -- own: pick_only
 select -- include: claimed
 from (
     select j.seq, j.id, task, queue, payload, claims, attempts, max_attempts, rank, losses, run_at, created_at, options
     from json_each(:ids) d cross join holdfast_job j on j.id = d.value
-    where +j.state = 0 and j.tier <= :most
+    where +j.state = 0 and j.tier <= :most and j.partition is null
       and (:queue is null or j.queue = :queue) and j.queue not in (select value from json_each(:excluded))
     order by rank, run_at, j.seq limit :limit
 ) picked;
@@ -224,7 +226,7 @@ set state = case when cancelling and :state < 5 then 7 else :state end,
     lease_until = null
 where id = :id and +claims = :claims and +state = 2 and (+lease_until <= :now) = :expired
   and (:worker is null or +worker = :worker)
-returning seq, state, run_at, started_at, attempts, worker, queue;
+returning seq, state, run_at, started_at, attempts, worker, queue, partition;
 
 -- own: standing
 select state, run_at from holdfast_job where id = :id;
@@ -379,7 +381,7 @@ select json_array(
     json(j.options), json_extract(
         '["queued","scheduled","running","failed","waiting","succeeded","dead","cancelled"]', '$[' || j.state || ']'),
     j.worker, j.lease_until, j.started_at, j.ended_at, j.reason, j.error, null, null,
-    json(case when j.cancelling then 'true' else 'false' end))
+    json(case when j.cancelling then 'true' else 'false' end), j.partition)
 from holdfast_job j where j.id in (select value from json_each(:ids));
 
 -- name: find
@@ -424,12 +426,16 @@ order by claims, number limit :limit;
 -- Every queue in which something waits, by skipping from one to the next.
 with recursive named (queue) as (
     select min(queue) from (
-        select min(queue) as queue from holdfast_job where state = 0
+        select min(queue) as queue from holdfast_job where state = 0 and partition is null
+        union all select min(queue) from holdfast_job where state = 0 and partition is not null
         union all select min(queue) from holdfast_job where state in (1, 3)
         union all select min(queue) from holdfast_job where state = 4)
     union all
     select (select min(queue) from (
-        select min(j.queue) as queue from holdfast_job j where j.state = 0 and j.queue > named.queue
+        select min(j.queue) as queue from holdfast_job j
+        where j.state = 0 and j.partition is null and j.queue > named.queue
+        union all select min(j.queue) from holdfast_job j
+        where j.state = 0 and j.partition is not null and j.queue > named.queue
         union all select min(j.queue) from holdfast_job j where j.state in (1, 3) and j.queue > named.queue
         union all select min(j.queue) from holdfast_job j where j.state = 4 and j.queue > named.queue))
     from named where named.queue is not null)
@@ -440,7 +446,10 @@ select queue from named where queue is not null;
 -- :since, and how long ago the first of them; :whole is 0 for dead ones only.
 select q.value as queue, 0 as state,
     (select count(*) from (
-        select 1 from holdfast_job j where j.state = 0 and j.queue = q.value limit :most)) as number, 0 as lately, 0 as age
+        select 1 from holdfast_job j where j.state = 0 and j.partition is null and j.queue = q.value limit :most)) + (
+    select count(*) from (
+        select 1 from holdfast_job j where j.state = 0 and j.partition is not null and j.queue = q.value limit :most)) as number,
+    0 as lately, 0 as age
 from json_each(:queues) q
 union all
 select q.value, 4, (
@@ -469,17 +478,20 @@ select queue, state, count(*), sum(ended_at >= :since), :now - min(ended_at) fro
 
 -- name: oldest_ready
 -- The first of each tier and priority in use, found by skipping from one to the next: two seeks each, however many jobs
--- there are.
+-- there are. Of jobs under limits, the first of each of a hundred partitions.
 with recursive used (tier, rank) as (
-    select t.value, (select min(j.rank) from holdfast_job j where j.state = 0 and j.tier = t.value and j.queue = :queue)
+    select t.value, (select min(j.rank) from holdfast_job j where j.state = 0 and j.partition is null and j.tier = t.value and j.queue = :queue)
     from json_each('[0,1,2]') t
     union all
     select used.tier, (select min(j.rank) from holdfast_job j
-        where j.state = 0 and j.tier = used.tier and j.queue = :queue and j.rank > used.rank)
+        where j.state = 0 and j.partition is null and j.tier = used.tier and j.queue = :queue and j.rank > used.rank)
     from used where used.rank is not null)
-select min((select min(j.run_at) from holdfast_job j
-    where j.state = 0 and j.tier = used.tier and j.queue = :queue and j.rank = used.rank))
-from used;
+select min(run_at) from (select (select min(j.run_at) from holdfast_job j
+    where j.state = 0 and j.partition is null and j.tier = used.tier and j.queue = :queue and j.rank = used.rank) as run_at
+from used
+union all select (select j.run_at from holdfast_job j
+    where j.state = 0 and j.partition is not null and j.queue = p.queue and j.partition = p.partition order by j.rank, j.run_at limit 1)
+from (select queue, partition from holdfast_partition where queue = :queue limit 100) p);
 
 -- name: known_queues
 select name, paused from holdfast_queue;
@@ -497,7 +509,10 @@ select queue, state, worker, attempts, run_at > :now and state in (1, 3), max(cr
     coalesce(:now - min(ended_at), 0) / 1000000.0
 from (
     select * from (select queue, state, worker, attempts, claims, run_at, created_at, started_at, ended_at, seq
-        from holdfast_job where state = 0 and queue > '' order by queue, tier, rank, run_at limit :most)
+        from holdfast_job where state = 0 and partition is null and queue > '' order by queue, tier, rank, run_at limit :most)
+    union all
+    select * from (select queue, state, worker, attempts, claims, run_at, created_at, started_at, ended_at, seq
+        from holdfast_job where state = 0 and partition is not null and queue > '' order by queue, partition limit :most)
     union all
     select * from (select queue, state, worker, attempts, claims, run_at, created_at, started_at, ended_at, seq
         from holdfast_job where state = 4 and queue > '' order by queue limit :most)
@@ -556,7 +571,8 @@ select max(at) from (
 
 -- name: unnamed_queue_jobs
 -- Jobs that wait in a queue with an empty name, which only another program can have written.
-select (select count(*) from holdfast_job where state = 0 and queue = '')
+select (select count(*) from holdfast_job where state = 0 and partition is null and queue = '')
+    + (select count(*) from holdfast_job where state = 0 and partition is not null and queue = '')
     + (select count(*) from holdfast_job where state = 4 and queue = '')
     + (select count(*) from holdfast_job where state in (1, 3) and queue = '');
 
@@ -586,3 +602,106 @@ select document, revision from holdfast_schedule where next_at <= :now order by 
 
 -- name: next_schedule
 select min(next_at) from holdfast_schedule where next_at > :now;
+
+-- ── limits ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+-- name: add_limit
+insert into holdfast_limit (name, revision, document) values (:name, :revision, :document)
+on conflict do nothing;
+
+-- name: replace_limit
+update holdfast_limit set revision = revision + 1, document = :document where name = :name and revision = :expected;
+
+-- name: remove_limit
+delete from holdfast_limit where name = :name and revision = :expected;
+
+-- name: limits
+select document, revision from holdfast_limit order by name;
+
+-- own: limits_version
+-- Changes with every write of a limit; and whether there ever was a job under one.
+select count(*), coalesce(sum(revision), 0), exists (select 1 from holdfast_limited_queue) from holdfast_limit;
+
+-- own: limited_queues
+select name from holdfast_limited_queue;
+
+-- own: any_open_partition
+-- Whether a queue may have a job under limits to take.
+select exists (select 1 from holdfast_partition where queue = :queue and blocked_until is null)
+    or exists (select 1 from holdfast_partition where queue = :queue and blocked_until <= :now)
+    or exists (select 1 from holdfast_job where state = 0 and partition is not null and losses > 1 and queue = :queue);
+
+-- own: next_unblocked
+select min(blocked_until) from holdfast_partition where queue = :queue and blocked_until is not null;
+
+-- own: unassigned_jobs
+-- Ready jobs without a partition of a queue with a limit of its own.
+select seq, task, queue, coalesce(payload, (select p.payload from holdfast_payload p where p.seq = j.seq)), id, null, null
+from holdfast_job j where state = 0 and partition is null and queue = :queue order by tier, rank, run_at, seq limit :limit;
+
+-- own: waiting_jobs
+-- Jobs of a queue or a task that wait, in the order of their ids.
+select seq, task, queue, coalesce(payload, (select p.payload from holdfast_payload p where p.seq = j.seq)), id, partition, weights
+from holdfast_job j where id > :after and state in (0, 1, 3, 4) and (queue = :queue or task = :task) order by id limit :limit;
+
+-- own: set_partition
+update holdfast_job set partition = ?2, weights = ?3 where seq = ?1 and state in (0, 1, 3, 4);
+
+-- own: running_partitions
+select partition, weights, count(*) from holdfast_job where state = 2 and partition is not null group by partition, weights;
+
+-- own: unblock_partitions
+-- One that was blocked saves no turns: it goes on with the turn of the queue.
+update holdfast_partition set blocked_until = null where queue = :queue and partition in (
+    select partition from holdfast_partition where queue = :queue and blocked_until <= :now order by blocked_until limit :limit);
+
+-- own: partitions_in_turn
+select partition, turn from holdfast_partition
+where queue = :queue and blocked_until is null and (turn, partition) > (:turn, :partition) order by turn, partition limit :limit;
+
+-- own: partition_jobs
+select seq, weights from holdfast_job
+where state = 0 and partition is not null and queue = :queue and partition = :partition and losses < 2
+order by rank, run_at, seq limit :limit offset :offset;
+
+-- own: limited_quarantined
+select seq, partition, weights from holdfast_job
+where state = 0 and partition is not null and losses > 1 and queue = :queue order by rank, run_at, seq limit :limit;
+
+-- own: any_limited_quarantined
+select exists (select 1 from holdfast_job where state = 0 and partition is not null and losses > 1 and queue = :queue);
+
+-- own: pick_admitted
+-- Jobs under limits that have been admitted, in the order in which they were.
+select -- include: claimed
+from (
+    select j.seq, j.id, task, queue, payload, claims, attempts, max_attempts, rank, losses, run_at, created_at, options
+    from json_each(:seqs) d cross join holdfast_job j on j.seq = d.value order by d.key
+) picked;
+
+-- own: move_partition
+update holdfast_partition set turn = ?3, blocked_until = ?4 where queue = ?1 and partition = ?2;
+
+-- own: drop_partition
+delete from holdfast_partition where queue = ?1 and partition = ?2;
+
+-- own: queue_turn
+select turn from holdfast_limited_queue where name = :queue;
+
+-- own: set_queue_turn
+update holdfast_limited_queue set turn = ?2 where name = ?1;
+
+-- own: buckets
+select name, full_at, paused_until from holdfast_bucket where name in (select value from json_each(:names));
+
+-- own: set_bucket
+insert into holdfast_bucket (name, full_at, paused_until) values (?1, ?2, ?3)
+on conflict (name) do update set full_at = excluded.full_at, paused_until = excluded.paused_until;
+
+-- name: prune_buckets
+-- Those that are full and not paused.
+delete from holdfast_bucket where name in (
+    select name from holdfast_bucket where full_at <= :now and paused_until <= :now limit :limit);
+
+-- own: limited_queues_of
+-- The queues, among those of these jobs, whose jobs were under limits: room of theirs is free.
+select distinct queue from holdfast_job where id in (select value from json_each(:ids)) and partition is not null;

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -13,6 +14,7 @@ import msgspec
 
 from holdfast.core.job_logs import NewLine, Record
 from holdfast.core.lifecycle import must_start
+from holdfast.core.limits import LimitTable
 from holdfast.core.models import (
     TERMINAL,
     Claim,
@@ -42,7 +44,8 @@ from holdfast.stores.sqlite.encoding import (
     job_row,
     span_us,
 )
-from holdfast.stores.sqlite.opened import SqliteFamily
+from holdfast.stores.sqlite.limits import LimitedClaim, SqliteLimits
+from holdfast.stores.sqlite.opened import OpenedSqlite, SqliteFamily
 from holdfast.stores.sqlite.query import Reads
 from holdfast.stores.sqlite.submission import extra_rows, is_plain, run_flow, submit_one_by_one
 from holdfast.stores.sqlite.writer import Transaction
@@ -57,12 +60,26 @@ class SqliteQueueing(SqliteFamily):
     """Family ``queueing`` of SQLite: each verb is one write transaction, made of the methods below it."""
 
     _served = ""  # the queue a claim of every queue served last
+    _served_limited = ""  # the queue whose jobs under limits were taken last
+    _limited_first = False  # whether the next claim looks for jobs under limits before the others
+
+    def __init__(
+        self,
+        opened: Callable[[], OpenedSqlite],
+        now: Callable[[], int],
+        statements: Mapping[str, str],
+        path: str,
+        limits: SqliteLimits,
+    ) -> None:
+        super().__init__(opened, now, statements, path)
+        self._limits = limits
 
     # ── submit ────────────────────────────────────────────────────────────────────────────────────────────────
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         if not jobs:
             return []
-        return await self._opened().writer.call(lambda transaction: self._submit(transaction, jobs))
+        bound = await self._limits.cache.bind(jobs)
+        return await self._opened().writer.call(lambda transaction: self._submit(transaction, bound))
 
     def _submit(self, transaction: Transaction, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Insert the batch in one go; where a key or a known id is among it, job by job."""
@@ -84,12 +101,11 @@ class SqliteQueueing(SqliteFamily):
 
     def _insert_all(self, transaction: Transaction, jobs: Sequence[NewJob]) -> bool:
         connection = transaction.connection
-        before = connection.total_changes
         now_us = transaction.now_us
         try:
             with transaction.savepoint():
-                connection.executemany(self._sql["insert_job"], [job_row(job, now_us) for job in jobs])
-                if connection.total_changes - before != len(jobs):
+                inserted = connection.executemany(self._sql["insert_job"], [job_row(job, now_us) for job in jobs])
+                if inserted.rowcount != len(jobs):
                     raise _Short
                 for name, rows in extra_rows(jobs):
                     connection.executemany(self._sql[name], rows)
@@ -122,7 +138,22 @@ class SqliteQueueing(SqliteFamily):
             )
         if ready or due:
             return None
-        return Claim(jobs=[], next_due=self._next_due(reader, queues, now_us))
+        limited = self._limited_queues(reader, queues, request)
+        if request.idle > 0 and any(
+            _one(reader, self._sql["any_open_partition"], {"queue": queue, "now": now_us}) for queue in limited
+        ):
+            return None
+        return Claim(jobs=[], next_due=self._next_due(reader, queues, limited, now_us))
+
+    def _limited_queues(
+        self, connection: sqlite3.Connection, queues: Sequence[str], request: ClaimRequest
+    ) -> list[str]:
+        """The wanted queues that have had jobs under limits, and those with a limit of their own."""
+        table = self._limits.current(connection)
+        if table is None:
+            return []
+        names = {name for (name,) in connection.execute(self._sql["limited_queues"])} | table.queues
+        return sorted(name for name in names if name in queues or (EVERY_QUEUE in queues and name not in request.wants))
 
     def _claim(self, transaction: Transaction, request: ClaimRequest) -> Claim:
         """Make due jobs ready, take what is wanted, say when the next falls due."""
@@ -137,12 +168,15 @@ class SqliteQueueing(SqliteFamily):
             return Claim(
                 jobs=taken.jobs, refused=refused, promoted=promoted, held_back=taken.held_back, lease_until_us=until
             )
-        for queue, slots in self._in_turn(connection, wants, paused, taken):
-            taken.take_ready(queue, slots)
+        limited = self._limited_queues(connection, list(wants), request)
+        if limited:
+            self._take_with_limits(taken, [queue for queue in limited if queue not in paused], wants, paused)
+        else:
+            self._take_plain(taken, wants, paused)
         return Claim(
             jobs=taken.jobs,
             promoted=promoted,
-            next_due=self._next_due(connection, list(wants), now_us),
+            next_due=self._next_due(connection, list(wants), limited, now_us),
             quarantined=taken.quarantined,
             held_back=taken.held_back,
             lease_until_us=until,
@@ -151,15 +185,36 @@ class SqliteQueueing(SqliteFamily):
     def _promote(
         self, connection: sqlite3.Connection, wants: Mapping[str, int], request: ClaimRequest, now_us: int
     ) -> int:
-        before = connection.total_changes
+        values = {"now": now_us, "limit": PROMOTE_MOST}
         if request.only is not None:
-            connection.execute(self._sql["promote_only"], {"ids": as_json(request.only), "now": now_us})
-        elif EVERY_QUEUE in wants:
-            connection.execute(self._sql["promote_anywhere"], {"now": now_us, "limit": PROMOTE_MOST}).fetchall()
-        else:
-            for queue in wants:
-                connection.execute(self._sql["promote_queue"], {"queue": queue, "now": now_us, "limit": PROMOTE_MOST})
-        return connection.total_changes - before
+            return connection.execute(self._sql["promote_only"], {"ids": as_json(request.only), "now": now_us}).rowcount
+        if EVERY_QUEUE in wants:
+            return len(connection.execute(self._sql["promote_anywhere"], values).fetchall())
+        return sum(
+            connection.execute(self._sql["promote_queue"], {"queue": queue, **values}).rowcount for queue in wants
+        )
+
+    def _take_plain(self, taken: _Taking, wants: Mapping[str, int], paused: set[str]) -> None:
+        for queue, slots in self._in_turn(taken.connection, wants, paused, taken):
+            taken.take_ready(queue, slots)
+
+    def _take_with_limits(
+        self, taken: _Taking, limited: Sequence[str], wants: Mapping[str, int], paused: set[str]
+    ) -> None:
+        """Takes jobs with and without limits; claim by claim, the other kind comes first."""
+        turn = bisect_right(limited, self._served_limited)
+        in_turn = [*limited[turn:], *limited[:turn]]
+        claim = taken.begin_limited(self._limits.table)
+        for queue in in_turn:
+            claim.assign_unassigned(queue)
+        self._limited_first = not self._limited_first
+        if not self._limited_first:
+            self._take_plain(taken, wants, paused)
+        for queue in in_turn:
+            if taken.take_limited(claim, queue, wants.get(queue, wants.get(EVERY_QUEUE, 0))):
+                self._served_limited = queue
+        if self._limited_first:
+            self._take_plain(taken, wants, paused)
 
     def _in_turn(
         self, connection: sqlite3.Connection, wants: Mapping[str, int], paused: set[str], taken: _Taking
@@ -188,11 +243,14 @@ class SqliteQueueing(SqliteFamily):
                 self._served = queue
                 yield queue, wants[EVERY_QUEUE]
 
-    def _next_due(self, connection: sqlite3.Connection, queues: Sequence[str], now_us: int) -> timedelta | None:
+    def _next_due(
+        self, connection: sqlite3.Connection, queues: Sequence[str], limited: Sequence[str], now_us: int
+    ) -> timedelta | None:
         if EVERY_QUEUE in queues:
             instants = [_one(connection, self._sql["next_due_anywhere"], {})]
         else:
             instants = [_one(connection, self._sql["next_due"], {"queue": queue}) for queue in queues]
+        instants += [_one(connection, self._sql["next_unblocked"], {"queue": queue}) for queue in limited]
         known = [each for each in instants if each is not None]
         return timedelta(microseconds=max(0, min(known) - now_us)) if known else None
 
@@ -221,6 +279,10 @@ class SqliteQueueing(SqliteFamily):
                     raise _Short
         except _Short:
             return False
+        if self._limits.current(connection) is not None:
+            ids = as_json(each.job_id for each in settlements)
+            for (queue,) in connection.execute(self._sql["limited_queues_of"], {"ids": ids}):
+                transaction.notify_topic(f"queue:{queue}")
         return True
 
     def _settle_one(self, transaction: Transaction, settlement: Settlement) -> Settled:
@@ -243,7 +305,7 @@ class SqliteQueueing(SqliteFamily):
             standing = connection.execute(self._sql["standing"], {"id": settlement.job_id}).fetchone()
             state = None if standing is None else STATES[standing[0]]
             return Settled(settlement.job_id, settlement.claims, False, state)
-        seq, code, run_at, started_at, attempts, worker, queue = row
+        seq, code, run_at, started_at, attempts, worker, queue, partition = row
         state = STATES[code]
         if not settlement.refund and state is not JobState.SUCCEEDED:
             values |= {"seq": seq, "state": code, "attempt": attempts, "worker": worker, "started_at": started_at}
@@ -251,7 +313,7 @@ class SqliteQueueing(SqliteFamily):
             connection.execute(self._sql["insert_attempt"], values)
         if state in TERMINAL:
             transaction.ended.append(settlement.job_id)
-        else:
+        if state not in TERMINAL or partition is not None:  # under limits, its room is free
             transaction.notify_topic(f"queue:{queue}")
         return Settled(settlement.job_id, settlement.claims, True, state, run_at)
 
@@ -338,15 +400,17 @@ class _Taking:
         now_us: int,
         until_us: int,
     ) -> None:
-        self._connection = connection
+        self.connection = connection
         self._sql = statements
         self._request = request
         self._lease = {"worker": request.worker, "until": until_us, "now": now_us}
         self._startable = 1 << 30 if request.alone else request.startable
         self.named = frozenset(request.wants)  # those without a free slot too: the star is for the others
+        self._now_us = now_us
         self.jobs: list[Job] = []
         self.quarantined = False
         self.held_back = False
+        self._limited: Counter[str] = Counter()  # jobs under limits, by queue
 
     @property
     def full(self) -> bool:
@@ -358,13 +422,33 @@ class _Taking:
         if self._request.alone:
             self._take("pick_quarantined", queue=queue, limit=1)
             return
-        room = min(slots, self._request.limit - len(self.jobs))
-        quarantined, suspect = self._connection.execute(self._sql["tiers"], {"queue": queue}).fetchone()
+        room = min(slots - self._limited[queue], self._request.limit - len(self.jobs))
+        quarantined, suspect = self.connection.execute(self._sql["tiers"], {"queue": queue}).fetchone()
         self.quarantined = self.quarantined or bool(quarantined)
         if suspect and self._startable > 0:
             self._take("pick_with_suspects", queue=queue, limit=room, startable=self._startable)
         else:
             self._take("pick_ready", queue=queue, limit=room)
+
+    def begin_limited(self, table: LimitTable) -> LimitedClaim:
+        """Begins to take jobs under limits."""
+        return LimitedClaim(self.connection, self._sql, table, self._now_us)
+
+    def take_limited(self, claim: LimitedClaim, queue: str, slots: int) -> bool:
+        """Takes jobs under limits from one queue: no more than can start now. Returns whether it took any."""
+        taken = len(self.jobs)
+        if self._request.alone:
+            seqs = [] if self.full else claim.choose_quarantined(queue)
+        else:
+            of_queue = sum(job.queue == queue for job in self.jobs)
+            room = min(slots - of_queue, self._request.limit - taken, self._request.idle - taken, self._startable)
+            seqs = claim.choose(queue, room) if room > 0 else []
+            quarantined = _one(self.connection, self._sql["any_limited_quarantined"], {"queue": queue})
+            self.quarantined = self.quarantined or bool(quarantined)
+        if seqs:
+            self._take("pick_admitted", seqs=as_json(seqs))
+            self._limited[queue] += len(self.jobs) - taken
+        return len(self.jobs) > taken
 
     def take_delivered(self, ids: Sequence[str], wants: Mapping[str, int], paused: set[str]) -> int:
         """Take just these ids; how many deliveries were refused, repeats included."""
@@ -386,7 +470,7 @@ class _Taking:
 
     def _take(self, pick: str, **parameters: object) -> None:
         values = {"now": self._lease["now"], **parameters}
-        seqs, shown, starting = self._connection.execute(self._sql[pick], values).fetchone()
+        seqs, shown, starting = self.connection.execute(self._sql[pick], values).fetchone()
         if seqs == "[]":
             return
         starting = starting or 0
@@ -399,7 +483,7 @@ class _Taking:
             shown = f"[{','.join(array_elements(shown)[number] for number in fitting)}]"
             starting = self._startable
         self._startable -= starting
-        self._connection.execute(self._sql["take"], {"seqs": seqs, **self._lease})
+        self.connection.execute(self._sql["take"], {"seqs": seqs, **self._lease})
         try:
             jobs = decode_jobs(shown)
         except UNREADABLE:
@@ -414,7 +498,7 @@ class _Taking:
                 jobs.append(decode_job(each))
             except UNREADABLE as error:
                 values = {"seq": seq, "now": self._lease["now"], "error": f"the stored job cannot be read: {error}"}
-                self._connection.execute(self._sql["mark_unreadable"], values)
+                self.connection.execute(self._sql["mark_unreadable"], values)
         return jobs
 
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable, Mapping
+
+import msgspec
 
 from holdfast.core.schedule import DueSchedules, Schedule, ScheduleChange, decode_schedules, encode_schedule
-from holdfast.stores.sqlite.opened import SqliteFamily
+from holdfast.stores.common.limit_cache import LimitCache
+from holdfast.stores.sqlite.opened import OpenedSqlite, SqliteFamily
 from holdfast.stores.sqlite.submission import run_flow, submit_one_by_one
 from holdfast.stores.sqlite.writer import Transaction
 
@@ -13,8 +17,20 @@ from holdfast.stores.sqlite.writer import Transaction
 class SqliteSchedules(SqliteFamily):
     """Family ``schedules`` of SQLite."""
 
+    def __init__(
+        self,
+        opened: Callable[[], OpenedSqlite],
+        now: Callable[[], int],
+        statements: Mapping[str, str],
+        path: str,
+        limits: LimitCache,
+    ) -> None:
+        super().__init__(opened, now, statements, path)
+        self._limits = limits
+
     async def write_schedule(self, change: ScheduleChange) -> int | None:
-        return await self._opened().writer.call(lambda transaction: self._write_in(transaction, change))
+        bound = msgspec.structs.replace(change, jobs=await self._limits.bind(change.jobs))
+        return await self._opened().writer.call(lambda transaction: self._write_in(transaction, bound))
 
     def _write_in(self, transaction: Transaction, change: ScheduleChange) -> int | None:
         schedule, expected = change.schedule, change.expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import threading
 import time
@@ -14,14 +15,13 @@ from typing import Any, TypeVar
 
 from holdfast.core.errors import ForkedConnection, HoldfastError, StoreMismatch
 from holdfast.core.portal import drive_coroutine
-from holdfast.stores.base import Admin, External, Health, Maintenance, Query, Queueing, Schedules
+from holdfast.stores.base import Admin, External, Health, Limits, Maintenance, Query, Queueing, Schedules
 from holdfast.stores.common.named_sql import (
     Migration,
     chosen_migrations,
     load_migrations,
     load_statements,
     noted_script,
-    split_script,
 )
 from holdfast.stores.sqlite.admin import SqliteAdmin
 from holdfast.stores.sqlite.connection import (
@@ -35,6 +35,7 @@ from holdfast.stores.sqlite.connection import (
 from holdfast.stores.sqlite.external_tx import SqliteExternal
 from holdfast.stores.sqlite.health import SqliteHealth
 from holdfast.stores.sqlite.identity import check_side_files
+from holdfast.stores.sqlite.limits import SqliteLimits
 from holdfast.stores.sqlite.maintenance import SqliteMaintenance
 from holdfast.stores.sqlite.opened import OpenedSqlite
 from holdfast.stores.sqlite.query import SqliteQuery
@@ -61,13 +62,15 @@ class SQLiteStore:
         self._patience = patience
         self._migrations = load_migrations(here / "migrations")
         parts = (self._current, self._now, self._sql, self.path)
-        self.queueing: Queueing = SqliteQueueing(*parts)
+        limits = SqliteLimits(*parts)
+        self.limits: Limits = limits
+        self.queueing: Queueing = SqliteQueueing(*parts, limits)
         self.maintenance: Maintenance = SqliteMaintenance(*parts)
         self.admin: Admin = SqliteAdmin(*parts)
         self.query: Query = SqliteQuery(*parts)
-        self.schedules: Schedules = SqliteSchedules(*parts)
+        self.schedules: Schedules = SqliteSchedules(*parts, limits.cache)
         self.health: Health = SqliteHealth(*parts)
-        self.external: External = SqliteExternal(*parts)
+        self.external: External = SqliteExternal(*parts, limits.cache)
         self._opened: OpenedSqlite | None = None
         self._lock = threading.Lock()
 
@@ -166,6 +169,23 @@ def apply_migrations(connection: sqlite3.Connection, migrations: Sequence[Migrat
         for statement in split_script(migration.script):
             connection.execute(statement)
     return [migration.name for migration in missing]
+
+
+def split_script(script: str) -> list[str]:
+    """A migration's statements one by one, to run inside the caller's transaction. No ``;`` inside literals."""
+    bare = re.sub(r"--[^\n]*", "", script)
+    statements: list[str] = []
+    begun = ""
+    for part in bare.split(";"):
+        begun += part
+        if not begun.strip():
+            begun = ""
+        elif sqlite3.complete_statement(f"{begun};"):  # not so inside a trigger
+            statements.append(begun.strip())
+            begun = ""
+        else:
+            begun += ";"
+    return statements
 
 
 def render_migrations(migrations: Sequence[Migration]) -> str:

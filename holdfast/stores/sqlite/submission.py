@@ -70,10 +70,10 @@ def _apply_conflict(
     """Replaces or reschedules the job that holds the unique key of this one; returns whether it did."""
     if policy == "keep":
         return False
-    _, _, _, payload, state, rank, run_at, *_ = job_row(job, now_us)
+    _, _, _, payload, state, rank, run_at, *_, partition, weights = job_row(job, now_us)
     if policy == "reschedule":
         return bool((yield Statement(statements["reschedule_unique"], (holder, state, run_at))))
-    values = (holder, state, run_at, rank, payload)
+    values = (holder, state, run_at, rank, payload, partition, weights)
     if not (yield Statement(statements["replace_unique"], values)):
         return False
     yield Statement(statements["drop_payload"], (holder,))

@@ -1,0 +1,316 @@
+"""Family ``limits`` of SQLite, and the claim of jobs under limits."""
+
+from __future__ import annotations
+
+import heapq
+import sqlite3
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+
+from holdfast.core.limits import (
+    FULL,
+    TURN,
+    Admission,
+    BucketState,
+    BucketUse,
+    Limit,
+    LimitChange,
+    LimitTable,
+    decode_limits,
+    encode_limit,
+    free_instant,
+    share_of,
+    split_bucket,
+    split_partition,
+    take_tokens,
+    use_of_running,
+)
+from holdfast.stores.common.limit_cache import LimitCache
+from holdfast.stores.sqlite.encoding import as_json, span_us
+from holdfast.stores.sqlite.opened import SqliteFamily
+from holdfast.stores.sqlite.writer import Transaction
+
+_ASSIGNED = 500  # jobs that a claim gives partitions at a time
+_ASSIGNED_MOST = 10_000  # and in all
+_UNBLOCKED = 1000  # partitions that a claim looks at again, as their time has come
+_PAGE = 100  # partitions that a claim reads at a time
+
+
+class SqliteLimits(SqliteFamily):
+    """Family ``limits`` of SQLite."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.cache = LimitCache(self.read_limits)
+        self._version: object = None
+        self.table = LimitTable()
+
+    async def write_limit(self, change: LimitChange) -> int | None:
+        self.cache.forget()
+        return await self._opened().writer.call(lambda transaction: self._write_in(transaction, change))
+
+    def _write_in(self, transaction: Transaction, change: LimitChange) -> int | None:
+        limit, expected = change.limit, change.expected
+        values = {
+            "name": limit.name,
+            "document": encode_limit(limit),
+            "expected": expected,
+            "revision": transaction.now_us,
+        }
+        name = "remove_limit" if change.remove else "replace_limit" if expected else "add_limit"
+        if transaction.connection.execute(self._sql[name], values).rowcount != 1:
+            return None
+        for (queue,) in transaction.connection.execute(self._sql["limited_queues"]):
+            transaction.notify_topic(f"queue:{queue}")
+        return expected + 1 if expected else transaction.now_us
+
+    async def read_limits(self) -> list[Limit]:
+        return await self._opened().read(self._read)
+
+    def _read(self, connection: sqlite3.Connection) -> list[Limit]:
+        return decode_limits(connection.execute(self._sql["limits"]).fetchall())
+
+    def current(self, connection: sqlite3.Connection) -> LimitTable | None:
+        """The limits as this connection sees them; None where there are none, and no job was ever under one."""
+        number, revisions, had_jobs = connection.execute(self._sql["limits_version"]).fetchone()
+        if not number and not had_jobs:
+            return None
+        if self._version != (number, revisions):
+            self.table = LimitTable(self._read(connection))
+            self._version = (number, revisions)
+        return self.table
+
+    async def assign_partitions(
+        self, *, queue: str | None = None, task: str | None = None, after: str = "", limit: int = 1000
+    ) -> tuple[int, str | None]:
+        def run_in_transaction(transaction: Transaction) -> tuple[int, str | None]:
+            values = {"queue": queue, "task": task, "after": after, "limit": limit}
+            rows = transaction.connection.execute(self._sql["waiting_jobs"], values).fetchall()
+            table = LimitTable(self._read(transaction.connection))
+            changed = assign(transaction.connection, self._sql, table, rows)
+            for name in {row[2] for row in rows}:
+                transaction.notify_topic(f"queue:{name}")
+            return changed, rows[-1][4] if len(rows) == limit else None
+
+        return await self._opened().writer.call(run_in_transaction)
+
+    async def bucket_use(self, buckets: Sequence[str]) -> list[BucketUse]:
+        now_us = self._now()
+
+        def read_use(reader: sqlite3.Connection) -> list[BucketUse]:
+            used = use_of_running(reader.execute(self._sql["running_partitions"]))
+            states = read_buckets(reader, self._sql, buckets)
+            limits = {limit.name: limit for limit in self._read(reader)}
+            return [
+                BucketUse(
+                    bucket=bucket,
+                    used=used.get(bucket, 0),
+                    free_at_us=free_instant(limits.get(split_bucket(bucket)[0]), states.get(bucket), now_us),
+                )
+                for bucket in buckets
+            ]
+
+        return await self._opened().read(read_use)
+
+    async def take_tokens(self, bucket: str, tokens: int) -> timedelta:
+        return await self._opened().writer.call(lambda transaction: self._take_in(transaction, bucket, tokens))
+
+    def _take_in(self, transaction: Transaction, bucket: str, tokens: int) -> timedelta:
+        connection, now_us = transaction.connection, transaction.now_us
+        limits = {limit.name: limit for limit in self._read(connection)}
+        limit = limits.get(split_bucket(bucket)[0])
+        state = read_buckets(connection, self._sql, [bucket]).get(bucket, BucketState())
+        free_at = state.paused_until_us
+        if limit is not None and limit.values.rate is not None:
+            full_at, first = take_tokens(limit.values, state.full_at_us, tokens, now_us)
+            free_at = max(free_at, first)
+            if free_at <= now_us:
+                connection.execute(self._sql["set_bucket"], (bucket, full_at, state.paused_until_us))
+        return timedelta(microseconds=max(0, free_at - now_us))
+
+    async def pause_buckets(self, buckets: Sequence[str], pause_for: timedelta) -> None:
+        def run_in_transaction(transaction: Transaction) -> None:
+            states = read_buckets(transaction.connection, self._sql, buckets)
+            until = transaction.now_us + span_us(pause_for)
+            for bucket in buckets:
+                state = states.get(bucket, BucketState())
+                values = (bucket, state.full_at_us, max(until, state.paused_until_us))
+                transaction.connection.execute(self._sql["set_bucket"], values)
+
+        await self._opened().writer.call(run_in_transaction)
+
+
+def read_buckets(
+    connection: sqlite3.Connection, statements: Mapping[str, str], buckets: Collection[str]
+) -> dict[str, BucketState]:
+    """States of the buckets that have one."""
+    rows = connection.execute(statements["buckets"], {"names": as_json(buckets)})
+    return {name: BucketState(full_at, paused_until) for name, full_at, paused_until in rows}
+
+
+def assign(
+    connection: sqlite3.Connection, statements: Mapping[str, str], table: LimitTable, rows: Sequence[Sequence[Any]]
+) -> int:
+    """Gives jobs their partitions: seq, task, queue, payload, id, partition and weights of each. Returns how many were
+    changed."""
+    changed = []
+    for seq, task, queue, payload, _, partition, weights in rows:
+        assigned = table.find_partition(task, queue, payload)
+        if assigned != (partition, weights):
+            changed.append((seq, *assigned))
+    connection.executemany(statements["set_partition"], changed)
+    return len(changed)
+
+
+class LimitedClaim:
+    """A claim's jobs under limits: chosen by turns, admitted by their buckets."""
+
+    def __init__(
+        self, connection: sqlite3.Connection, statements: Mapping[str, str], table: LimitTable, now_us: int
+    ) -> None:
+        self._connection = connection
+        self._sql = statements
+        self._limits = table.limits
+        self._table = table
+        self._now_us = now_us
+        used = use_of_running(connection.execute(statements["running_partitions"]))
+        self._states: dict[str, BucketState] = {}
+        self._loaded: set[str] = set()
+        self._admission = Admission(table.limits, used, self._states, now_us)
+
+    def assign_unassigned(self, queue: str) -> None:
+        """Gives partitions to ready jobs that came to a queue with a limit of its own without one."""
+        if queue not in self._table.queues:
+            return
+        for _ in range(0, _ASSIGNED_MOST, _ASSIGNED):
+            values = {"queue": queue, "limit": _ASSIGNED}
+            rows = self._connection.execute(self._sql["unassigned_jobs"], values).fetchall()
+            assign(self._connection, self._sql, self._table, rows)
+            if len(rows) < _ASSIGNED:
+                return
+
+    def choose(self, queue: str, room: int) -> list[int]:
+        """Chooses up to ``room`` jobs of a queue; returns their rows in their order."""
+        unblocking = {"queue": queue, "now": self._now_us, "limit": _UNBLOCKED}
+        self._connection.execute(self._sql["unblock_partitions"], unblocking)
+        row = self._connection.execute(self._sql["queue_turn"], {"queue": queue}).fetchone()
+        if row is None or room <= 0:
+            return []
+        turns = _Turns(self._connection, self._sql, queue, row[0])
+        chosen: list[int] = []
+        while len(chosen) < room and (partition := turns.next_partition()) is not None:
+            job = turns.next_job(partition, room - len(chosen))
+            if job is None:
+                turns.drop(partition)
+                continue
+            blocked_until = self._admit(partition, job[1])
+            if blocked_until is None:
+                chosen.append(job[0])
+                turns.serve(partition, TURN // share_of(self._limits, partition))
+            elif blocked_until != FULL:
+                turns.block(partition, blocked_until)
+        turns.save()
+        self._save_buckets()
+        return chosen
+
+    def choose_quarantined(self, queue: str) -> list[int]:
+        """Chooses one job that lost two leases in a row, if its buckets have room."""
+        values = {"queue": queue, "limit": _PAGE}
+        for seq, partition, weights in self._connection.execute(self._sql["limited_quarantined"], values).fetchall():
+            if self._admit(partition, weights) is None:
+                self._save_buckets()
+                return [seq]
+        return []
+
+    def _admit(self, partition: str, weights: str | None) -> int | None:
+        missing = [bucket for bucket in split_partition(partition) if bucket not in self._loaded]
+        if missing:
+            self._states |= read_buckets(self._connection, self._sql, missing)
+            self._loaded.update(missing)
+        return self._admission.admit(partition, weights)
+
+    def _save_buckets(self) -> None:
+        rows = [(bucket, *msgspec.structs.astuple(self._states[bucket])) for bucket in self._admission.changed]
+        self._connection.executemany(self._sql["set_bucket"], rows)
+        self._admission.changed.clear()
+
+
+class _Turns:
+    """The partitions of a queue in the order of their turns, read page by page."""
+
+    def __init__(
+        self, connection: sqlite3.Connection, statements: Mapping[str, str], queue: str, queue_turn: int
+    ) -> None:
+        self._connection = connection
+        self._sql = statements
+        self._queue = queue
+        self._queue_turn = queue_turn
+        self._heap: list[tuple[int, int, str]] = []  # turn, number, partition
+        self._read_to: tuple[int, str] | None = (-1, "")  # where the next page begins; None: all were read
+        self._jobs: dict[str, Iterator[tuple[int, str | None]]] = {}
+        self._moved: dict[str, int] = {}
+        self._number = 0
+        self._turn = queue_turn  # of the partition taken out last
+
+    def next_partition(self) -> str | None:
+        """Takes out the partition whose turn it is; None if there is no other."""
+        while self._read_to is not None and (not self._heap or self._heap[0][0] >= self._read_to[0]):
+            self._read_page(*self._read_to)
+        if not self._heap:
+            return None
+        turn, _, partition = heapq.heappop(self._heap)
+        self._turn = turn
+        return partition
+
+    def _read_page(self, turn: int, partition: str) -> None:
+        values = {"queue": self._queue, "turn": turn, "partition": partition, "limit": _PAGE}
+        rows = self._connection.execute(self._sql["partitions_in_turn"], values).fetchall()
+        for name, at in rows:
+            self._push(name, max(at, self._queue_turn))
+        self._read_to = (rows[-1][1], rows[-1][0]) if len(rows) == _PAGE else None
+
+    def _push(self, partition: str, turn: int) -> None:
+        self._number += 1
+        heapq.heappush(self._heap, (turn, self._number, partition))
+
+    def next_job(self, partition: str, room: int) -> tuple[int, str | None] | None:
+        """Returns row and weights of the first job of a partition that was not returned yet."""
+        if partition not in self._jobs:
+            self._jobs[partition] = self._read_jobs(partition, room)
+        return next(self._jobs[partition], None)
+
+    def _read_jobs(self, partition: str, room: int) -> Iterator[tuple[int, str | None]]:
+        size, offset = min(4, room), 0
+        while True:
+            values = {"queue": self._queue, "partition": partition, "limit": size, "offset": offset}
+            rows = self._connection.execute(self._sql["partition_jobs"], values).fetchall()
+            yield from rows
+            if len(rows) < size:
+                return
+            offset += size
+            size = min(4 * size, room)
+
+    def serve(self, partition: str, step: int) -> None:
+        """The partition was served: its next turn comes ``step`` later."""
+        self._queue_turn = max(self._queue_turn, self._turn)
+        self._moved[partition] = self._turn + step
+        self._push(partition, self._turn + step)
+
+    def block(self, partition: str, until: int) -> None:
+        """Leaves a partition alone until an instant."""
+        turn = self._moved.pop(partition, self._turn)
+        self._connection.execute(self._sql["move_partition"], (self._queue, partition, turn, until))
+
+    def drop(self, partition: str) -> None:
+        """Forgets a partition without ready jobs."""
+        self._moved.pop(partition, None)
+        self._connection.execute(self._sql["drop_partition"], (self._queue, partition))
+
+    def save(self) -> None:
+        """Writes the new turns."""
+        moved = [(self._queue, partition, turn, None) for partition, turn in self._moved.items()]
+        self._connection.executemany(self._sql["move_partition"], moved)
+        self._connection.execute(self._sql["set_queue_turn"], (self._queue, self._queue_turn))

@@ -22,7 +22,6 @@ from holdfast.app.handle import (
     refused_state,
 )
 from holdfast.app.registration import Middleware, TaskRegistration
-from holdfast.app.schedules import ScheduleManager
 from holdfast.app.submitter import JobOptions, Submitter, draft_job, split_batches
 from holdfast.app.sync import BlockingMethod, BlockingView, requires_loop
 from holdfast.core.clock import Clock, SystemClock
@@ -31,6 +30,7 @@ from holdfast.core.events import Events
 from holdfast.core.fault_injection import check_environment
 from holdfast.core.job_logs import LogPage
 from holdfast.core.lifecycle import check_replay, describe_holder
+from holdfast.core.limits import Limit
 from holdfast.core.models import (
     Attempt,
     BulkResult,
@@ -94,6 +94,7 @@ class Holdfast(TaskRegistration):
         self.lifespans: list[Callable[[Holdfast], AbstractAsyncContextManager[Any]]] = []
         self.providers: dict[type, Callable[[], Any]] = {}
         self.declared: dict[str, Schedule] = {}
+        self.declared_limits: dict[str, Limit] = {}
         self.views: weakref.WeakSet[Holdfast] = weakref.WeakSet()
         """Views of this application with a store of their own, which is closed with it."""
         self._store: Store | None = None
@@ -132,11 +133,6 @@ class Holdfast(TaskRegistration):
     def sync(self) -> BlockingHoldfast:
         """The same methods for blocking callers: ``app.sync.get(id)``."""
         return BlockingHoldfast(self, self)
-
-    @property
-    def schedules(self) -> ScheduleManager:
-        """Schedules in the store: those that ``schedule`` declares, and others."""
-        return ScheduleManager(self)  # of a view with a store of its own, too
 
     def run_blocking(self, call: Coroutine[Any, Any, T], *, here: bool = False) -> T:
         """Run one of this application's coroutines for a blocking caller; ``here``: in this very thread, to which the

@@ -13,14 +13,18 @@ import msgspec
 
 from holdfast.app.bound_task import BoundTask, TaskOwner
 from holdfast.app.handle import JobHandle
-from holdfast.app.schedules import draft_schedule, schedule_options
+from holdfast.app.limits import LimitManager, draft_limit, limit_options
+from holdfast.app.schedules import ScheduleManager, draft_schedule, schedule_options
 from holdfast.core.errors import ConfigError
+from holdfast.core.events import Events
+from holdfast.core.limits import Limit
 from holdfast.core.models import NewJob
 from holdfast.core.retry import Retry, as_retry
 from holdfast.core.schedule import Schedule
 from holdfast.core.unique import Unique, as_unique
 from holdfast.core.validation import check_name, check_tags, check_timeout, with_suggestions
 from holdfast.settings.settings import Settings
+from holdfast.stores.base import Store
 from holdfast.tasks import Context, ErrorMatch, Executor, Registry
 
 P = ParamSpec("P")
@@ -88,6 +92,23 @@ class TaskRegistration(ABC):
     lifespans: list[Callable[[Any], AbstractAsyncContextManager[Any]]]
     providers: dict[type, Callable[[], Any]]
     declared: dict[str, Schedule]
+    declared_limits: dict[str, Limit]
+
+    events: Events
+
+    @abstractmethod
+    async def open_store(self) -> Store:
+        """The store, open."""
+
+    @property
+    def schedules(self) -> ScheduleManager:
+        """Schedules in the store: those that ``schedule`` declares, and others."""
+        return ScheduleManager(self)  # of a view with a store of its own, too
+
+    @property
+    def limits(self) -> LimitManager:
+        """Limits in the store: those that ``limit`` declares, and others."""
+        return LimitManager(self)
 
     @abstractmethod
     async def submit(self, job: NewJob, *, connection: Any = None) -> JobHandle[Any]:
@@ -148,6 +169,17 @@ class TaskRegistration(ABC):
         if name in self.declared:
             raise ConfigError(f"schedule {name!r} is declared twice; give one of them another name")
         self.declared[name] = draft_schedule(name, job, schedule_options(options))
+
+    def limit(self, name: str, **options: Any) -> None:
+        """Declare a limit: ``app.limit("mail", queue="mail", concurrency=20)``, ``app.limit("crm", task="crm.sync",
+        by="args.tenant", concurrency=1, rate="10/s")``.
+
+        The options are the fields of ``LimitOptions``: queue or task; by, concurrency, rate, burst, weight, shares. A
+        worker adds and changes declared limits when it starts; values that an operator gave one stay.
+        """
+        if name in self.declared_limits:
+            raise ConfigError(f"limit {name!r} is declared twice; give one of them another name")
+        self.declared_limits[name] = draft_limit(name, limit_options(options))
 
     def middleware(self, function: M) -> M:
         """Wrap every job: ``async def middleware(job, call_next): return await call_next(job)``; first is outermost."""

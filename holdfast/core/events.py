@@ -186,11 +186,12 @@ class ScheduleFired(Event, frozen=True, kw_only=True):
     skipped: int  # by the policy for overlaps
 
 
-class ScheduleKept(Event, frozen=True, kw_only=True):
-    """A schedule in the store contradicts the code of this application, and stays as it is."""
+class DeclarationKept(Event, frozen=True, kw_only=True):
+    """A schedule or limit in the store contradicts the code of this application, and stays as it is."""
 
     level: ClassVar[str] = "warning"
-    schedule: str
+    kind: str  # "schedule" or "limit"
+    declared: str  # its name
     problem: str
     remedy: str
 

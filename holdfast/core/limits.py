@@ -128,6 +128,11 @@ class LimitTable:
             elif limit.task is not None:
                 self._tasks.setdefault(limit.task, []).append(limit)
 
+    def split(self, partition: str) -> list[tuple[str, Limit]]:
+        """The buckets of a partition with their limits; without those whose limit is gone."""
+        named = [(bucket, self.limits.get(split_bucket(bucket)[0])) for bucket in split_partition(partition)]
+        return [(bucket, limit) for bucket, limit in named if limit is not None]
+
     @property
     def queues(self) -> Set[str]:
         """Queues with a limit of their own: each of their jobs has a partition."""

@@ -104,14 +104,19 @@ class Task(Generic[P, R]):
 
     def check_unique(self, unique: Unique) -> None:
         """Invalid where the policy names an argument that the function does not take: it would be null in every job."""
+        for part in unique.by:
+            if part.startswith("args."):
+                self.check_argument(part, "unique.by")
+
+    def check_argument(self, path: str, field: str) -> None:
+        """Invalid where a path like "args.tenant" names an argument that the function does not take."""
         parameters = inspect.signature(self.function).parameters
         if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
             return
-        for part in unique.by:
-            argument = part.removeprefix("args.").partition(".")[0]
-            if part.startswith("args.") and argument not in parameters:
-                remedy = f"task {self.name!r} takes {', '.join(parameters) or 'no arguments'}"
-                raise Invalid("unique.by", part, remedy + did_you_mean(argument, parameters))
+        argument = path.removeprefix("args.").partition(".")[0]
+        if argument not in parameters:
+            remedy = f"task {self.name!r} takes {', '.join(parameters) or 'no arguments'}"
+            raise Invalid(field, path, remedy + did_you_mean(argument, parameters))
 
     # ── the payload ───────────────────────────────────────────────────────────────────────────────────────────
     def prepare(self) -> Signature:

@@ -490,8 +490,8 @@ select min(run_at) from (select (select min(j.run_at) from holdfast_job j
     where j.state = 0 and j.partition is null and j.tier = used.tier and j.queue = :queue and j.rank = used.rank) as run_at
 from used
 union all select (select j.run_at from holdfast_job j
-    where j.state = 0 and j.partition is not null and j.queue = p.queue and j.partition = p.partition order by j.rank, j.run_at limit 1)
-from (select queue, partition from holdfast_partition where queue = :queue limit 100) p);
+    where j.state = 0 and j.partition is not null and j.queue = some.queue and j.partition = some.partition order by j.rank, j.run_at limit 1)
+from (select queue, partition from holdfast_partition where queue = :queue limit 100) some);
 
 -- name: known_queues
 select name, paused from holdfast_queue;
@@ -626,7 +626,7 @@ select name from holdfast_limited_queue;
 
 -- own: any_open_partition
 -- Whether a queue may have a job under limits to take.
-select exists (select 1 from holdfast_partition where queue = :queue and blocked_until is null)
+select exists (select 1 from holdfast_partition indexed by holdfast_partition_turn where queue = :queue and blocked_until is null)
     or exists (select 1 from holdfast_partition where queue = :queue and blocked_until <= :now)
     or exists (select 1 from holdfast_job where state = 0 and partition is not null and losses > 1 and queue = :queue);
 
@@ -647,7 +647,8 @@ from holdfast_job j where id > :after and state in (0, 1, 3, 4) and (queue = :qu
 update holdfast_job set partition = ?2, weights = ?3 where seq = ?1 and state in (0, 1, 3, 4);
 
 -- own: running_partitions
-select partition, weights, count(*) from holdfast_job where state = 2 and partition is not null group by partition, weights;
+select partition, weights, count(*)
+from holdfast_job where state = 2 and partition > '' group by partition, weights;
 
 -- own: unblock_partitions
 -- One that was blocked saves no turns: it goes on with the turn of the queue.
@@ -655,7 +656,7 @@ update holdfast_partition set blocked_until = null where queue = :queue and part
     select partition from holdfast_partition where queue = :queue and blocked_until <= :now order by blocked_until limit :limit);
 
 -- own: partitions_in_turn
-select partition, turn from holdfast_partition
+select partition, turn from holdfast_partition indexed by holdfast_partition_turn
 where queue = :queue and blocked_until is null and (turn, partition) > (:turn, :partition) order by turn, partition limit :limit;
 
 -- own: partition_jobs
@@ -665,7 +666,7 @@ order by rank, run_at, seq limit :limit offset :offset;
 
 -- own: limited_quarantined
 select seq, partition, weights from holdfast_job
-where state = 0 and partition is not null and losses > 1 and queue = :queue order by rank, run_at, seq limit :limit;
+where state = 0 and partition is not null and losses > 1 and queue = :queue order by losses, rank, run_at, seq limit :limit;
 
 -- own: any_limited_quarantined
 select exists (select 1 from holdfast_job where state = 0 and partition is not null and losses > 1 and queue = :queue);

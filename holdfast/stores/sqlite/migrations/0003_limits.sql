@@ -9,7 +9,7 @@ create index holdfast_job_ready on holdfast_job (queue, tier, rank, run_at) wher
 -- Jobs under limits. What runs is counted from its rows: there is no counter that could be wrong.
 create index holdfast_job_limited on holdfast_job (queue, partition, rank, run_at) where state = 0 and partition is not null;
 create index holdfast_job_limited_running on holdfast_job (partition) where state = 2 and partition is not null;
-create index holdfast_job_limited_quarantined on holdfast_job (queue, rank, run_at)
+create index holdfast_job_limited_quarantined on holdfast_job (queue, losses, rank, run_at)
     where state = 0 and partition is not null and losses > 1;
 
 create table holdfast_limit (

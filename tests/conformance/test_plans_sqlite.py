@@ -96,7 +96,9 @@ HOT: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("find_ended", "choose_ended", "count_ended"), ("holdfast_job_unsuccessful",)),
     **dict.fromkeys(("replace_schedule", "remove_schedule", "schedule", "schedules"), ("PRIMARY KEY",)),
     **dict.fromkeys(("due_schedules", "next_schedule"), ("holdfast_schedule_due",)),
-    **dict.fromkeys(("replace_limit", "remove_limit", "queue_turn", "set_queue_turn", "buckets"), ("PRIMARY KEY",)),
+    **dict.fromkeys(
+        ("replace_limit", "remove_limit", "queue_turn", "set_queue_turn", "buckets", "list_partition"), ("PRIMARY KEY",)
+    ),
     **dict.fromkeys(("move_partition", "drop_partition"), ("PRIMARY KEY",)),
     "any_open_partition": ("holdfast_partition_turn", "holdfast_partition_blocked", "holdfast_job_limited_quarantined"),
     "next_unblocked": ("holdfast_partition_blocked",),
@@ -129,6 +131,7 @@ COLD = {
     **dict.fromkeys(
         (
             "insert_job",
+            "insert_limited_job",
             "insert_single_job",
             "insert_attempt",
             "insert_line",
@@ -139,6 +142,7 @@ COLD = {
         AS_GIVEN,
     ),
     "set_bucket": AS_GIVEN,
+    "list_queue": AS_GIVEN,
     **dict.fromkeys(("limits", "limits_version"), "a row for each limit, of which there are a thousand at most"),
     "limited_queues": "a row for each queue that ever had a job under a limit",
     "waiting_jobs": "when a limit is added or removed: goes through the table page by page",
@@ -220,6 +224,10 @@ FILL_BUCKETS = """
 with recursive n (n) as (values (1) union all select n + 1 from n where n < :rows)
 insert into holdfast_bucket (name, full_at, paused_until) select 'bucket-' || n, :now + n - :rows / 2, 0 from n
 """
+LIST_PARTITIONS = """
+insert into holdfast_partition (queue, partition, turn)
+select distinct queue, partition, 0 from holdfast_job where partition is not null
+"""
 BLOCK_PARTITIONS = """
 update holdfast_partition
 set turn = abs(random()) % 1000000, blocked_until = iif(abs(random()) % 2, :now + 1 + abs(random()) % 1000, null)
@@ -267,6 +275,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Statistics]:
         for state, losses, rows in ((0, 0, ROWS), (0, 2, SUSPECTS), (2, 0, SUSPECTS)):
             connection.execute(FILL_LIMITED, {"now": NOW, "rows": rows, "state": state, "losses": losses})
         connection.execute(FILL_BUCKETS, {"now": NOW, "rows": ROWS})
+        connection.execute(LIST_PARTITIONS)
         connection.execute(BLOCK_PARTITIONS, {"now": NOW})
         connection.execute(FILL_KEYS, {"now": NOW})
         connection.execute(FILL_SCHEDULES, {"now": NOW, "rows": ROWS})

@@ -37,6 +37,11 @@ sum(losses > 0 or attempts + 1 >= max_attempts)
   and (:created_before is null or j.created_at < :created_before)
 
 -- own: insert_job
+insert into holdfast_job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, keyed, options, claims)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+on conflict (id) do nothing;
+
+-- own: insert_limited_job
 insert into holdfast_job
     (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, keyed, options, claims, partition, weights)
 values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
@@ -623,6 +628,14 @@ select count(*), coalesce(sum(revision), 0), exists (select 1 from holdfast_limi
 
 -- own: limited_queues
 select name from holdfast_limited_queue;
+
+-- own: list_queue
+insert or ignore into holdfast_limited_queue (name, turn) values (?1, 0);
+
+-- own: list_partition
+-- A new partition comes when it is the queue's turn.
+insert or ignore into holdfast_partition (queue, partition, turn)
+select ?1, ?2, turn from holdfast_limited_queue where name = ?1;
 
 -- own: any_open_partition
 -- Whether a queue may have a job under limits to take.

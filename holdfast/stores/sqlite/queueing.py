@@ -42,6 +42,7 @@ from holdfast.stores.sqlite.encoding import (
     decode_seqs,
     encode_json,
     job_row,
+    limited_row,
     span_us,
 )
 from holdfast.stores.sqlite.limits import LimitedClaim, SqliteLimits
@@ -104,7 +105,12 @@ class SqliteQueueing(SqliteFamily):
         now_us = transaction.now_us
         try:
             with transaction.savepoint():
-                inserted = connection.executemany(self._sql["insert_job"], [job_row(job, now_us) for job in jobs])
+                if any(job.partition is not None for job in jobs):
+                    rows = [limited_row(job, now_us) for job in jobs]
+                    inserted = connection.executemany(self._sql["insert_limited_job"], rows)
+                else:
+                    rows = [job_row(job, now_us) for job in jobs]
+                    inserted = connection.executemany(self._sql["insert_job"], rows)
                 if inserted.rowcount != len(jobs):
                     raise _Short
                 for name, rows in extra_rows(jobs):

@@ -9,7 +9,7 @@ from typing import TypeVar
 from holdfast.core.models import NewJob, Submitted, UniqueKey
 from holdfast.stores.base import Statement, StatementFlow
 from holdfast.stores.common.named_sql import CODES
-from holdfast.stores.sqlite.encoding import INLINE_PAYLOAD, job_row, span_us
+from holdfast.stores.sqlite.encoding import INLINE_PAYLOAD, limited_row, span_us
 
 T = TypeVar("T")
 
@@ -39,7 +39,7 @@ def _submit_one(statements: Mapping[str, str], job: NewJob, now_us: int) -> Stat
             yield Statement(statements["release_key"], (job.key, job.id))
             changed = yield from _apply_conflict(statements, job, job.unique.on_conflict, holder, now_us)
             return Submitted(holder, False, changed=changed)
-    inserted = yield Statement(statements["insert_single_job"], job_row(job, now_us))
+    inserted = yield Statement(statements["insert_single_job"], limited_row(job, now_us))
     for name, rows in extra_rows([job]):
         for each in rows:
             yield Statement(statements[name], each)
@@ -70,7 +70,7 @@ def _apply_conflict(
     """Replaces or reschedules the job that holds the unique key of this one; returns whether it did."""
     if policy == "keep":
         return False
-    _, _, _, payload, state, rank, run_at, *_, partition, weights = job_row(job, now_us)
+    _, _, _, payload, state, rank, run_at, *_, partition, weights = limited_row(job, now_us)
     if policy == "reschedule":
         return bool((yield Statement(statements["reschedule_unique"], (holder, state, run_at))))
     values = (holder, state, run_at, rank, payload, partition, weights)
@@ -84,18 +84,22 @@ def _apply_conflict(
 
 
 def extra_rows(jobs: Sequence[NewJob]) -> list[tuple[str, list[tuple[object, ...]]]]:
-    """Returns the extra rows of some jobs: large payloads and tags."""
+    """Returns the extra rows of some jobs: large payloads, tags and partitions."""
     large: list[tuple[object, ...]] = [(job.id, job.payload) for job in jobs if len(job.payload) > INLINE_PAYLOAD]
     tags: list[tuple[object, ...]] = [
         (job.id, tag) for job in jobs if job.options is not None for tag in job.options.tags
     ]
-    return [(name, rows) for name, rows in (("insert_payload", large), ("insert_tag", tags)) if rows]
+    partitions: set[tuple[object, ...]] = {(job.queue, job.partition) for job in jobs if job.partition is not None}
+    queues: set[tuple[object, ...]] = {(queue,) for queue, _ in partitions}
+    lists = (("list_queue", [*queues]), ("list_partition", [*partitions]))
+    return [(name, rows) for name, rows in (("insert_payload", large), ("insert_tag", tags), *lists) if rows]
 
 
 def is_plain(job: NewJob) -> bool:
     """Returns True for a job whose row is all there is to store."""
     return (
         job.key is None
+        and job.partition is None
         and job.unique is None
         and len(job.payload) <= INLINE_PAYLOAD
         and (job.options is None or not job.options.tags)

@@ -95,8 +95,7 @@ class Holdfast(TaskRegistration):
         self.providers: dict[type, Callable[[], Any]] = {}
         self.declared: dict[str, Schedule] = {}
         self.declared_limits: dict[str, Limit] = {}
-        self.views: weakref.WeakSet[Holdfast] = weakref.WeakSet()
-        """Views of this application with a store of their own, which is closed with it."""
+        self.views: weakref.WeakSet[Holdfast] = weakref.WeakSet()  # with stores of their own, closed with it
         self._store: Store | None = None
         self._making = threading.Lock()
         self._users = 0
@@ -179,6 +178,10 @@ class Holdfast(TaskRegistration):
             await store.open()
         return store
 
+    def forget_limits(self) -> None:
+        """Reads the limits again at the next submission: one was changed."""
+        self._submitter.depths.forget()
+
     # ── submitting ────────────────────────────────────────────────────────────────────────────────────────────
     @requires_loop
     async def enqueue(
@@ -246,6 +249,7 @@ class Holdfast(TaskRegistration):
         )
 
     async def _submitted_within(self, connection: Any, jobs: Sequence[NewJob]) -> list[Submitted]:
+        await self._reached(self._submitter.depths.check(jobs))
         with submission(self.spans, jobs) as spanned:
             answers = await self.within.submit(connection, spanned)
         # Emits no event: whether these jobs exist is decided by a commit or rollback that we never hear of.

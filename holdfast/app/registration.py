@@ -100,6 +100,10 @@ class TaskRegistration(ABC):
     async def open_store(self) -> Store:
         """The store, open."""
 
+    @abstractmethod
+    def forget_limits(self) -> None:
+        """Reads the limits again at the next submission: one was changed."""
+
     @property
     def schedules(self) -> ScheduleManager:
         """Schedules in the store: those that ``schedule`` declares, and others."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from holdfast.app.backpressure import QueueDepths
 from holdfast.core.errors import Conflict, HoldfastError, Invalid, Unavailable
 from holdfast.core.events import Events, JobCreated, JobDuplicate, JobsSubmitted
 from holdfast.core.fault_injection import fault_point
@@ -135,6 +136,7 @@ class Submitter:
         spans: Spans | None = None,
     ) -> None:
         self._store = store
+        self.depths = QueueDepths(store)
         self._spans = spans
         self._settings = settings
         self._events = events
@@ -145,6 +147,7 @@ class Submitter:
     async def submit(self, job: NewJob) -> Submitted:
         """Store one job, together with other submissions of this moment. Jobs with a key go apart: another
         caller's open transaction may hold theirs, and jobs without one have no reason to wait for it."""
+        await self.depths.check([job])
         with submission(self._spans, [job]) as [spanned]:
             answer = await self._submit_lone(spanned)
             if not answer.created or self._events.has_subscriber(JobCreated):
@@ -163,6 +166,7 @@ class Submitter:
 
     async def submit_all(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Store a batch in one transaction. A Conflict lists the jobs stored all the same."""
+        await self.depths.check(jobs)
         if self._settings().strict_idempotency:
             await self._check_before([job for job in jobs if job.key is not None])
         with submission(self._spans, jobs) as spanned:

@@ -179,6 +179,7 @@ class LimitedClaim:
         used = use_of_running(connection.execute(statements["running_partitions"]))
         self._states: dict[str, BucketState] = {}
         self._loaded: set[str] = set()
+        (self._has_states,) = connection.execute(statements["any_bucket"]).fetchone()
         self._admission = Admission(table.limits, used, self._states, now_us)
 
     def assign_unassigned(self, queue: str) -> None:
@@ -227,7 +228,7 @@ class LimitedClaim:
 
     def _admit(self, partition: str, weights: str | None) -> int | None:
         missing = [bucket for bucket in split_partition(partition) if bucket not in self._loaded]
-        if missing:
+        if missing and self._has_states:
             self._states |= read_buckets(self._connection, self._sql, missing)
             self._loaded.update(missing)
         return self._admission.admit(partition, weights)
@@ -247,7 +248,7 @@ class _Turns:
         self._connection = connection
         self._sql = statements
         self._queue = queue
-        self._queue_turn = queue_turn
+        self._queue_turn = self._began_at = queue_turn
         self._heap: list[tuple[int, int, str]] = []  # turn, number, partition
         self._read_to: tuple[int, str] | None = (-1, "")  # where the next page begins; None: all were read
         self._jobs: dict[str, Iterator[tuple[int, str | None]]] = {}
@@ -257,7 +258,10 @@ class _Turns:
 
     def next_partition(self) -> str | None:
         """Takes out the partition whose turn it is; None if there is no other."""
-        while self._read_to is not None and (not self._heap or self._heap[0][0] >= self._read_to[0]):
+        while self._read_to is not None:
+            first = max(self._read_to[0], self._began_at)  # the earliest turn of a partition that was not read yet
+            if self._heap and self._heap[0][0] <= first:
+                break
             self._read_page(*self._read_to)
         if not self._heap:
             return None
@@ -269,7 +273,7 @@ class _Turns:
         values = {"queue": self._queue, "turn": turn, "partition": partition, "limit": _PAGE}
         rows = self._connection.execute(self._sql["partitions_in_turn"], values).fetchall()
         for name, at in rows:
-            self._push(name, max(at, self._queue_turn))
+            self._push(name, max(at, self._began_at))
         self._read_to = (rows[-1][1], rows[-1][0]) if len(rows) == _PAGE else None
 
     def _push(self, partition: str, turn: int) -> None:

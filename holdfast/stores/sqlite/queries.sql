@@ -707,6 +707,9 @@ update holdfast_limited_queue set turn = ?2 where name = ?1;
 -- own: buckets
 select name, full_at, paused_until from holdfast_bucket where name in (select value from json_each(:names));
 
+-- own: any_bucket
+select exists (select 1 from holdfast_bucket);
+
 -- own: set_bucket
 insert into holdfast_bucket (name, full_at, paused_until) values (?1, ?2, ?3)
 on conflict (name) do update set full_at = excluded.full_at, paused_until = excluded.paused_until;

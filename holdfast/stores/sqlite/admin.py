@@ -5,13 +5,14 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Mapping, Sequence
 
+from holdfast.core.job_changes import JobChanges
 from holdfast.core.models import BulkResult, JobFilter, JobState, ReplayRate, WorkerCommand
 from holdfast.stores.common.named_sql import CODES, STATES
 from holdfast.stores.common.requests import CHOOSE, UNSUCCESSFUL, Chosen, SelectionAdmin
 from holdfast.stores.sqlite.encoding import INLINE_PAYLOAD, as_json, decode_unique, filter_parameters, span_us
 from holdfast.stores.sqlite.maintenance import delete_rows
 from holdfast.stores.sqlite.opened import SqliteFamily
-from holdfast.stores.sqlite.submission import run_flow, take_unique
+from holdfast.stores.sqlite.submission import WAITING_STATES, rewrite_waiting, run_flow, take_unique
 from holdfast.stores.sqlite.writer import Transaction
 
 
@@ -79,6 +80,17 @@ class SqliteAdmin(SqliteFamily, SelectionAdmin):
         if len(payload) > INLINE_PAYLOAD:
             connection.execute(self._sql["clear_inline_payload"], (job_id,))
             connection.execute(self._sql["insert_payload"], (job_id, payload))
+
+    async def edit(self, job_id: str, changes: JobChanges) -> BulkResult:
+        return await self._opened().writer.call(lambda transaction: self._edit_in(transaction, job_id, changes))
+
+    def _edit_in(self, transaction: Transaction, job_id: str, changes: JobChanges) -> BulkResult:
+        flow = rewrite_waiting(self._sql, job_id, changes, transaction.now_us, WAITING_STATES)
+        rows = run_flow(transaction.connection, flow)
+        for _, _, queue in rows:
+            transaction.notify_topic(f"queue:{queue}")
+        changed = dict.fromkeys([job_id], STATES[rows[0][1]]) if rows else {}
+        return self._operated(transaction, [job_id], changed, more=False)
 
     async def _delete(self, chosen: Chosen) -> BulkResult:
         return await self._opened().writer.call(lambda transaction: self._delete_in(transaction, chosen))

@@ -163,7 +163,13 @@ PARAMETERS: dict[str, object] = {
 """What the statements are given; a parameter not named here is null."""
 
 
-POSITIONAL = {"take_key": ("key of id-7", "id-8", None, NOW, 255)}
+POSITIONAL = {
+    "take_key": ("key of id-7", "id-8", None, NOW, 255),
+    "rewrite_waiting": ("id-7", NOW, 31, "other", 1, NOW + 5),
+    "insert_expiry": ("id-7", NOW),
+    "drop_expiry": ("id-7",),
+    "drop_tags": ("id-7",),
+}
 """What the statements with places instead of names are given; nulls if nothing stands here."""
 
 
@@ -177,15 +183,19 @@ class Parameters(dict[str, Any]):
 FILL = """
 with recursive n (n) as (values (1) union all select n + 1 from n where n < :rows)
 insert into holdfast_job (id, queue, task, state, rank, run_at, created_at, max_attempts, claims, losses, keyed, worker,
-                          lease_until, ended_at)
+                          lease_until, ended_at, expires_at)
 select 'id-' || (n + :block * :rows), iif(n % 2, 'default', 'queue-' || n % 10), 'task', :state, n % 3,
        iif(:state in (1, 3), :now + n - :rows / 2, :now - n), :now - 1000000, 5, 1, :losses, 1, 'worker',
-       iif(:state = 2, :now + n - :rows / 2, null), iif(:state >= 5, :now - n, null)
+       iif(:state = 2, :now + n - :rows / 2, null), iif(:state >= 5, :now - n, null),
+       iif(n % 3, null, :now + n)
 from n limit :most
 """
 FILL_KEYS = """
 insert into holdfast_key (key, job_id, keep_until)
 select 'key of ' || id, id, iif(seq % 2, :now + 1000000, null) from holdfast_job
+"""
+FILL_EXPIRIES = """
+insert into holdfast_expiry (seq, expires_at) select seq, coalesce(expires_at, :now - seq) from holdfast_job
 """
 FILL_SCHEDULES = """
 with recursive n (n) as (values (1) union all select n + 1 from n where n < :rows)
@@ -224,6 +234,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Statistics]:
         _fill(connection, 0, block=8, most=SUSPECTS, losses=1)
         _fill(connection, 0, block=9, most=SUSPECTS, losses=2)
         connection.execute(FILL_KEYS, {"now": NOW})
+        connection.execute(FILL_EXPIRIES, {"now": NOW})
         connection.execute(FILL_SCHEDULES, {"now": NOW, "rows": ROWS})
         said["full"] = _statistics(connection)
         connection.commit()

@@ -51,7 +51,8 @@ update holdfast.job
 select t.*, due.now, due.run_at - :now, :lease_for + :now,
     exists (select from wanted w cross join lateral (
         select from holdfast.job j where j.state = 0 and j.tier = 2 and j.queue = w.queue limit 1) q),
-    (select queue from beyond order by turn desc limit 1), exists (select from holdfast.expiry where expires_at <= :now),
+    (select queue from beyond order by turn desc limit 1),
+    coalesce((select expires_at from holdfast.expiry order by expires_at limit 1) <= :now, false),
     mixing.now
 from due cross join mixing left join taken t on true
 order by array_position(:queues, t.queue), t.priority desc, t.run_at, t.seq
@@ -315,7 +316,7 @@ select t.*, due.run_at - :now, :lease_for + :now,
         order by s.rank, s.run_at, s.seq),
     array(select name from paused),
     exists (select from beyond),
-    exists (select from holdfast.expiry where expires_at <= :now)
+    coalesce((select expires_at from holdfast.expiry order by expires_at limit 1) <= :now, false)
 from due left join taken t on true
 order by t.priority desc, t.run_at, t.seq;
 

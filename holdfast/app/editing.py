@@ -17,7 +17,7 @@ from holdfast.core.job_changes import EDITABLE, NEVER, JobChanges, check_changes
 from holdfast.core.lifecycle import check_replay, describe_holder
 from holdfast.core.models import BulkResult, Job, JobState, ReplayRate, to_microseconds
 from holdfast.core.unique import holds_unique
-from holdfast.core.validation import check_name, check_priority, check_span, check_tags, parse_instant, with_suggestions
+from holdfast.core.validation import check_name, check_priority, check_span, check_tags, parse_instant
 from holdfast.stores.base import AT_ONCE, Selection, Store
 from holdfast.tasks import Registry, encode_payload
 from holdfast.tasks.command_policy import COMMAND, CommandPolicy
@@ -43,7 +43,6 @@ class JobEditing(TaskRegistration):
     async def _ids(self, selection: str | Selection) -> Selection: ...
 
     # ── edit ──────────────────────────────────────────────────────────────────────────────────────────────────
-    @with_suggestions
     @requires_loop
     async def edit(
         self,

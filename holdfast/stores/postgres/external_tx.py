@@ -76,7 +76,12 @@ class PostgresExternal:
         rows = yield Statement(self._sql["enlist"].sql, (encode_batch(jobs, self._instant()),))
         answers = [Submitted(job_id, created, changed=changed) for job_id, created, changed in map(_texts, rows)]
         expiring = [
-            {"id": answer.job_id, "expires_at": job.expires_at_us, "expires_in": span_us(job.expires_in)}
+            {
+                "id": answer.job_id,
+                "created": answer.created,
+                "expires_at": job.expires_at_us,
+                "expires_in": span_us(job.expires_in),
+            }
             for job, answer in zip(jobs, answers, strict=True)
             if answer.changed or (answer.created and job.expires)
         ]

@@ -34,12 +34,14 @@ begin
 end
 $$;
 
--- The same for jobs that were submitted inside a caller's transaction: {"at": null or microseconds, "jobs": [{"id", "expires_at",
--- "expires_in"}]}.
+-- The same for jobs that were submitted inside a caller's transaction: {"at": null or microseconds, "jobs": [{"id", "created",
+-- "expires_at", "expires_in"}]}. The span of a new job counts from the instant at which it was stored.
 create function holdfast.set_expiries(batch text) returns bigint
 language sql set search_path = pg_catalog, pg_temp as $$
-    select count(holdfast.set_expiry(d.id, coalesce(d.expires_at, n.now_us + d.expires_in)))
+    select count(holdfast.set_expiry(d.id, coalesce(d.expires_at, d.expires_in + case when d.created
+        then (select j.created_at from holdfast.job j where j.id = d.id) else n.now_us end)))
     from (select coalesce((batch::json ->> 'at')::bigint,
         (extract(epoch from statement_timestamp()) * 1000000)::bigint) as now_us offset 0) n
-    cross join json_to_recordset(batch::json -> 'jobs') as d (id uuid, expires_at bigint, expires_in bigint)
+    cross join json_to_recordset(batch::json -> 'jobs')
+        as d (id uuid, created boolean, expires_at bigint, expires_in bigint)
 $$;

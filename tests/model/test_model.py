@@ -20,13 +20,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from msgspec import UNSET
 
 from holdfast import Holdfast
 from holdfast.core.clock import ManualClock
 from holdfast.core.ids import new_id
 from holdfast.core.job_changes import JobChanges
-from holdfast.core.lifecycle import Cancelled, Failed, Lost, Outcome, Released, Snoozed, Succeeded, decide
+from holdfast.core.lifecycle import Lost, Outcome, Succeeded, decide
 from holdfast.core.models import (
     MICROSECOND,
     Claim,
@@ -39,9 +38,9 @@ from holdfast.core.models import (
     Settlement,
     WorkerHeartbeat,
 )
-from holdfast.core.unique import Unique
 from holdfast.stores.base import EVERY_QUEUE, ClaimRequest
 from tests.model.model import Model, ModelJob, crash_reason, reachable
+from tests.model.strategies import edits, new_jobs, outcomes, picks, spans
 from tests.support.stores import CARRIED, MIGRATED, Home, stores_of
 
 T = TypeVar("T")
@@ -55,57 +54,6 @@ MOST_JOBS = 8
 LEASE = timedelta(seconds=30)
 QUEUES = ("a", "b")
 MICROSECONDS_PER_SECOND = 1_000_000
-
-spans = st.sampled_from([0.0, 0.000001, 1.0, 10.0, 29.999999, 30.0, 45.0]).map(lambda s: timedelta(seconds=s))
-expiries = st.sampled_from([0.000001, 1.0, 10.0, 60.0]).map(lambda s: timedelta(seconds=s))
-picks = st.lists(st.integers(0, 10_000), min_size=1, max_size=4)
-policies = st.builds(
-    Unique,
-    during=st.sampled_from(["waiting", "active", 10]),
-    by=st.just(["task", "queue"]),
-    on_conflict=st.sampled_from(["keep", "replace", "reschedule"]),
-)
-
-
-def with_policy(job: NewJob, policy: Unique | None) -> NewJob:
-    """The job, with a key of its own for each kind of policy."""
-    if policy is None:
-        return job
-    bound = policy.bind(msgspec.structs.replace(job, task=f"{job.task}-{policy.during}"))
-    return msgspec.structs.replace(bound, task=job.task)
-
-
-plain_jobs = st.builds(
-    NewJob,
-    id=st.builds(new_id),
-    task=st.just("work"),
-    payload=st.just("{}"),
-    queue=st.sampled_from(["a", "a", "b"]),
-    priority=st.sampled_from([0, 0, 1, -1]),
-    delay=st.none() | spans,
-    max_attempts=st.sampled_from([1, 2, 3, None]),
-    key=st.none() | st.sampled_from(["k1", "k2"]),
-    key_for=st.none() | spans,
-    expires_in=st.none() | st.none() | expiries,
-)
-edits = st.builds(
-    JobChanges,
-    queue=st.none() | st.sampled_from(["a", "b"]),
-    priority=st.none() | st.sampled_from([0, 1, -1]),
-    payload=st.none() | st.sampled_from(["{}", '{"n":1}']),
-    delay=st.none() | spans,
-    expires_in=st.none() | expiries,
-    expires_at_us=st.sampled_from([UNSET, None]),
-)
-new_jobs = st.builds(with_policy, plain_jobs, st.none() | policies)
-outcomes: st.SearchStrategy[Outcome] = st.one_of(
-    st.just(Succeeded('"done"')),
-    st.builds(Failed, error=st.sampled_from(["boom", "x\0y"]), retryable=st.booleans(), delay=st.none() | spans),
-    st.builds(Snoozed, delay=spans),
-    st.just(Released()),
-    st.just(Cancelled()),
-    st.just(Lost()),
-)
 
 
 class _FiveSeconds:

@@ -22,6 +22,7 @@ from holdfast.core.errors import Conflict, HoldfastError, Invalid, Unavailable
 from holdfast.core.events import Events, JobCreated, JobDuplicate, JobsSubmitted
 from holdfast.core.fault_injection import fault_point
 from holdfast.core.ids import new_id, parse_id
+from holdfast.core.job_changes import with_expiry
 from holdfast.core.models import Job, NewJob, Options, Submitted, to_microseconds
 from holdfast.core.portal import running_loop
 from holdfast.core.retry import Retry, as_retry
@@ -65,6 +66,7 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     key: str | None = None
     key_for: float | timedelta | str | None = None
     unique: Unique | str | float | timedelta | None = None
+    expires: float | timedelta | datetime | str | None = None
     max_attempts: int | str | UnsetType | None = UNSET
     timeout: float | timedelta | str | None = None
     retry: Retry | str | None = None
@@ -100,6 +102,8 @@ def draft_job(task: str, payload: str, draft: JobOptions, settings: Settings) ->
         key_for=None if draft.key_for is None else check_span(draft.key_for, "key_for"),
         options=options if options != Options() else None,
     )
+    if draft.expires is not None:
+        job = with_expiry(job, draft.expires)
     return job if draft.unique is None else as_unique(draft.unique).bind(job)
 
 

@@ -53,7 +53,15 @@ HOT: dict[str, tuple[str, ...]] = {
     "take_key": (BY_ID,),
     "mark_keyed": (BY_ID, "PRIMARY KEY"),
     "release_key": ("PRIMARY KEY",),
-    **dict.fromkeys(("replace_unique", "reschedule_unique", "is_stored", "unique_keys_of"), (BY_ID,)),
+    **dict.fromkeys(("is_stored", "unique_keys_of"), (BY_ID,)),
+    **dict.fromkeys(("rewrite_waiting", "rewrite_options", "rewrite_payload", "set_expiry", "clear_expiry"), (BY_ID,)),
+    "insert_expiry": (BY_ID,),
+    "drop_tags": (BY_ID, "holdfast_tag_of"),
+    "drop_expiry": (BY_ID, BY_SEQ),
+    "any_overdue": ("holdfast_expiry_due",),
+    "overdue": ("holdfast_expiry_due",),
+    "drop_overdue": (BY_SEQ,),
+    "expire_jobs": (BY_SEQ,),
     "complete": (BY_ID,),
     "completed": (BY_ID,),
     "settle_succeeded": (BY_ID,),
@@ -107,6 +115,7 @@ HOT: dict[str, tuple[str, ...]] = {
     "partition_jobs": ("holdfast_job_limited",),
     "unassigned_jobs": ("holdfast_job_ready",),
     "set_partition": (BY_SEQ,),
+    "partitions_of": (BY_ID,),
     "running_partitions": ("holdfast_job_limited_running",),
     **dict.fromkeys(("limited_quarantined", "any_limited_quarantined"), ("holdfast_job_limited_quarantined",)),
     "pick_admitted": (BY_SEQ,),
@@ -193,7 +202,13 @@ PARAMETERS: dict[str, object] = {
 """What the statements are given; a parameter not named here is null."""
 
 
-POSITIONAL = {"take_key": ("key of id-7", "id-8", None, NOW, 255)}
+POSITIONAL = {
+    "take_key": ("key of id-7", "id-8", None, NOW, 255),
+    "rewrite_waiting": ("id-7", NOW, 31, "other", 1, NOW + 5),
+    "insert_expiry": ("id-7", NOW),
+    "drop_expiry": ("id-7",),
+    "drop_tags": ("id-7",),
+}
 """What the statements with places instead of names are given; nulls if nothing stands here."""
 
 
@@ -207,10 +222,11 @@ class Parameters(dict[str, Any]):
 FILL = """
 with recursive n (n) as (values (1) union all select n + 1 from n where n < :rows)
 insert into holdfast_job (id, queue, task, state, rank, run_at, created_at, max_attempts, claims, losses, keyed, worker,
-                          lease_until, ended_at)
+                          lease_until, ended_at, expires_at)
 select 'id-' || (n + :block * :rows), iif(n % 2, 'default', 'queue-' || n % 10), 'task', :state, n % 3,
        iif(:state in (1, 3), :now + n - :rows / 2, :now - n), :now - 1000000, 5, 1, :losses, 1, 'worker',
-       iif(:state = 2, :now + n - :rows / 2, null), iif(:state >= 5, :now - n, null)
+       iif(:state = 2, :now + n - :rows / 2, null), iif(:state >= 5, :now - n, null),
+       iif(n % 3, null, :now + n)
 from n limit :most
 """
 FILL_LIMITED = """
@@ -236,6 +252,9 @@ set turn = abs(random()) % 1000000, blocked_until = iif(abs(random()) % 2, :now 
 FILL_KEYS = """
 insert into holdfast_key (key, job_id, keep_until)
 select 'key of ' || id, id, iif(seq % 2, :now + 1000000, null) from holdfast_job
+"""
+FILL_EXPIRIES = """
+insert into holdfast_expiry (seq, expires_at) select seq, coalesce(expires_at, :now - seq) from holdfast_job
 """
 FILL_SCHEDULES = """
 with recursive n (n) as (values (1) union all select n + 1 from n where n < :rows)
@@ -279,6 +298,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Statistics]:
         connection.execute(LIST_PARTITIONS)
         connection.execute(BLOCK_PARTITIONS, {"now": NOW})
         connection.execute(FILL_KEYS, {"now": NOW})
+        connection.execute(FILL_EXPIRIES, {"now": NOW})
         connection.execute(FILL_SCHEDULES, {"now": NOW, "rows": ROWS})
         said["full"] = _statistics(connection)
         connection.commit()

@@ -83,6 +83,13 @@ class SqliteLimits(SqliteFamily):
             self._version = (number, revisions)
         return self.table
 
+    def assign_again(self, connection: sqlite3.Connection, ids: Sequence[str]) -> None:
+        """Gives jobs whose payload or queue has changed their partitions."""
+        table = self.current(connection)
+        if table is not None:
+            rows = connection.execute(self._sql["partitions_of"], {"ids": as_json(ids)}).fetchall()
+            assign(connection, self._sql, table, rows)
+
     async def assign_partitions(
         self, *, queue: str | None = None, task: str | None = None, after: str = "", limit: int = 1000
     ) -> tuple[int, str | None]:
@@ -200,7 +207,7 @@ class LimitedClaim:
         row = self._connection.execute(self._sql["queue_turn"], {"queue": queue}).fetchone()
         if row is None or room <= 0:
             return []
-        turns = _Turns(self._connection, self._sql, queue, row[0])
+        turns = _Turns(self._connection, self._sql, queue, row[0], self._now_us)
         chosen: list[int] = []
         while len(chosen) < room and (partition := turns.next_partition()) is not None:
             job = turns.next_job(partition, room - len(chosen))
@@ -219,7 +226,7 @@ class LimitedClaim:
 
     def choose_quarantined(self, queue: str) -> list[int]:
         """Chooses one job that lost two leases in a row, if its buckets have room."""
-        values = {"queue": queue, "limit": _PAGE}
+        values = {"queue": queue, "now": self._now_us, "limit": _PAGE}
         for seq, partition, weights in self._connection.execute(self._sql["limited_quarantined"], values).fetchall():
             if self._admit(partition, weights) is None:
                 self._save_buckets()
@@ -243,9 +250,10 @@ class _Turns:
     """The partitions of a queue in the order of their turns, read page by page."""
 
     def __init__(
-        self, connection: sqlite3.Connection, statements: Mapping[str, str], queue: str, queue_turn: int
+        self, connection: sqlite3.Connection, statements: Mapping[str, str], queue: str, queue_turn: int, now_us: int
     ) -> None:
         self._connection = connection
+        self._now_us = now_us
         self._sql = statements
         self._queue = queue
         self._queue_turn = self._began_at = queue_turn
@@ -289,7 +297,13 @@ class _Turns:
     def _read_jobs(self, partition: str, room: int) -> Iterator[tuple[int, str | None]]:
         size, offset = min(4, room), 0
         while True:
-            values = {"queue": self._queue, "partition": partition, "limit": size, "offset": offset}
+            values = {
+                "queue": self._queue,
+                "partition": partition,
+                "now": self._now_us,
+                "limit": size,
+                "offset": offset,
+            }
             rows = self._connection.execute(self._sql["partition_jobs"], values).fetchall()
             yield from rows
             if len(rows) < size:

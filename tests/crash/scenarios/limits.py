@@ -118,5 +118,5 @@ async def _read_spans(url: str) -> dict[str, list[Span]]:
 
 def _spans_of(job: Job, attempts: Sequence[Attempt]) -> list[Span]:
     tenant = str(job.decode_arguments()["by"])
-    executions = [(each.started_at_us, each.ended_at_us) for each in [*attempts, job]]
+    executions = [(each.started_at_us, each.ended_at_us) for each in attempts] + [(job.started_at_us, job.ended_at_us)]
     return [(started, ended, tenant) for started, ended in executions if started is not None and ended is not None]

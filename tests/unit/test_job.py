@@ -63,7 +63,7 @@ def test_forked_child_makes_other_ids_than_its_parent() -> None:
     """Only the random half differs: at the same instant both count from the same number on."""
     program = """
 import os, random
-from holdfast.core.models import new_id
+from holdfast.core.ids import new_id
 random.seed(7)
 new_id()
 child = os.fork()

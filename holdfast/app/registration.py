@@ -16,6 +16,7 @@ from holdfast.app.handle import JobHandle
 from holdfast.app.schedules import draft_schedule, schedule_options
 from holdfast.core.errors import ConfigError
 from holdfast.core.models import NewJob
+from holdfast.core.resources import Resources, as_resources
 from holdfast.core.retry import Retry, as_retry
 from holdfast.core.schedule import Schedule
 from holdfast.core.unique import Unique, as_unique
@@ -112,6 +113,7 @@ class TaskRegistration(ABC):
         priority: int = 0,
         tags: Sequence[str] = (),
         unique: Unique | str | float | timedelta | None = None,
+        resources: Resources | None = None,
     ) -> Decorator:
         """Register a function as a task: ``@app.task("email.send", max_attempts=5)``.
 
@@ -120,6 +122,7 @@ class TaskRegistration(ABC):
         max_attempts: executions a job may have, None for no limit. executor: "async", "thread" or "process".
         retry_on, dead_on: exception classes or predicates that are, or are not, worth another attempt.
         unique: a policy for jobs that do the same work: a Unique, or its ``during``: "active", "waiting", "10m".
+        resources: limits of a process task, such as Resources(memory="512M", cpu=60).
         """
         if callable(name):
             raise ConfigError("@app.task needs parentheses: write @app.task() or @app.task('name')")
@@ -135,6 +138,7 @@ class TaskRegistration(ABC):
             "priority": priority,
             "tags": check_tags(tags) if tags else (),
             "unique": None if unique is None else as_unique(unique),
+            "resources": None if resources is None else as_resources(resources),
         }
         return Decorator(self, name, options)
 

@@ -95,6 +95,22 @@ def permissions(target: Path) -> None:
 
 
 @way
+def permissions_by_descriptor(target: Path) -> None:
+    descriptor = os.open(target, os.O_RDONLY)
+    os.fchmod(descriptor, 0o777)
+
+
+@way
+def permissions_by_folder(target: Path) -> None:
+    os.chmod(target.name, 0o777, dir_fd=os.open(target.parent, os.O_RDONLY))  # noqa: S103 - refused, by fchmodat
+
+
+@way
+def owner(target: Path) -> None:
+    os.chown(target, os.geteuid(), os.getegid())
+
+
+@way
 def times(target: Path) -> None:
     os.utime(target, (1, 1))
 

@@ -117,6 +117,25 @@ def test_setting_limits_jobs_that_do_not_say(app: Holdfast) -> None:
     assert (job.reason, "1s allowed" in (job.error or "")) == ("resource", True)
 
 
+def test_kernel_ends_a_burner_that_is_not_watched(app: Holdfast, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource_limits.ResourceWatcher, "watch", lambda *_: None)
+    app.registry.register(limited_tasks.burn_cpu)
+    argv, resources = COMMANDS["cpu"]
+
+    async def run() -> list[Job]:
+        async with app:
+            command = await app.run_command(
+                *argv[:2], f"exec {sys.executable} -c 'while True: pass'", resources=resources
+            )
+            task = await app.enqueue("burn_cpu", {"path": "/dev/null"})
+            await drain(app)
+            return await jobs_of(command, task)
+
+    for job in asyncio.run(run()):
+        assert job.reason == "resource"
+        assert "resource limit: cpu: 1s allowed" in (job.error or "")
+
+
 def test_processes_that_leave_the_group_are_killed_too(app: Holdfast, tmp_path: Path) -> None:
     code = FORKS.format(escape="os.setsid()")
     marker = f"left-{tmp_path.name}"

@@ -174,6 +174,19 @@ def test_command_without_a_directory_gets_a_new_one(mechanism: Mechanism, tmp_pa
 
 
 @MECHANISMS
+def test_directory_that_becomes_a_link_is_not_entered(
+    mechanism: Mechanism, outside: Outside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(outside.folder)
+    monkeypatch.setattr(CommandPolicy, "resolve_directory", lambda *_: str(link))  # as it was before it was a link
+    outcome = run(mechanism, tmp_path, "touch", "made", cwd=str(link))
+    assert isinstance(outcome, Failed)
+    assert "symbolic links" in outcome.error
+    assert not (outside.folder / "made").exists()
+
+
+@MECHANISMS
 def test_network_is_reached_where_it_is_allowed(mechanism: Mechanism, outside: Outside, tmp_path: Path) -> None:
     argv = [sys.executable, str(SCRIPT), json.dumps(outside.aims), "tcp_socket", "udp_socket", "unix_socket"]
     done = json.loads(output(run(mechanism, tmp_path, *argv, cwd=str(outside.inside), network=True)))

@@ -84,6 +84,8 @@ class CommandRunner:
                 mechanism = await asyncio.to_thread(self._host.find_mechanism)
             except NoSandbox as error:
                 return _refused(error, error.remedy)
+            except OSError as error:
+                return _postponed("put up the sandbox of", error.strerror or str(error))
         async with contextlib.AsyncExitStack() as opened:
             try:
                 prepared = _Prepared.prepare(command, policy, limits, mechanism, opened)
@@ -124,7 +126,7 @@ class _Prepared:
         if command.cwd is not None:
             prepared.cwd = policy.resolve_directory(command.cwd)
         elif mechanism is not None:
-            prepared.cwd = tempfile.mkdtemp(prefix="holdfast-")
+            prepared.cwd = os.path.realpath(tempfile.mkdtemp(prefix="holdfast-"))
             opened.push_async_callback(asyncio.to_thread, _remove_folder, prepared.cwd)
         if mechanism is not None and prepared.cwd is not None:
             prepared.environment.setdefault("TMPDIR", prepared.cwd)
@@ -247,6 +249,7 @@ class _Running:
             running = cls(process, prepared.mark, stdout, stderr)
             try:
                 when_ended(process, running._end)
+                running.watch = watcher.watch(process, prepared.limits, prepared.helpers)
             except BaseException:
                 kill_group(process)
                 process.wait()
@@ -254,7 +257,6 @@ class _Running:
             undo.pop_all()
         stdout.listen()
         stderr.listen()
-        running.watch = watcher.watch(process, prepared.limits, prepared.helpers)
         return running
 
     async def wait(self) -> None:
@@ -324,12 +326,19 @@ def _refused(error: object, remedy: str) -> Outcome:
     return Failed(error=storable_text(f"{error}; {remedy}"), reason=Reason.SANDBOX, retryable=False)
 
 
+def _postponed(work: str, trouble: str) -> Outcome:
+    """The outcome of a command that this worker cannot start now: another worker, or a later try, may."""
+    return Released(storable_text(f"this worker cannot {work} a command: {trouble}"), UNSTARTABLE_DELAY)
+
+
 def _not_launched(prepared: _Prepared, failure: LaunchFailure) -> Outcome:
     """The outcome of a command that the launcher could not start."""
+    if failure.stage in ("limits", "sandbox") and failure.errno in _OURS:
+        return _postponed("launch", failure.text)
     if failure.stage == "sandbox":
         return _refused(f"the sandbox could not be put up: {failure.text}", "run `holdfast doctor` on this host")
     if failure.stage == "limits" or failure.errno is None:
-        return Released(storable_text(f"this worker cannot limit a command: {failure.text}"), UNSTARTABLE_DELAY)
+        return _postponed("limit", failure.text)
     name = prepared.command.words[0] if failure.stage == "exec" else prepared.cwd
     error = OSError(failure.errno, os.strerror(failure.errno), name)
     return _unstartable(prepared.command, error, prepared.environment["PATH"])

@@ -67,14 +67,20 @@ def limit_this_process(limits: ResourceLimits | None) -> Iterator[None]:
     if limits is not None:
         used = time.process_time()
         for kind, most in kernel_limits(limits, used):
-            soft, hard = resource.getrlimit(kind)
-            resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
-            before.append((kind, soft))
+            before.append((kind, resource.getrlimit(kind)[0]))
+            _set_soft_limit(kind, most)
     try:
         yield
     finally:
         for kind, soft in before:
-            resource.setrlimit(kind, (soft, resource.getrlimit(kind)[1]))
+            _set_soft_limit(kind, soft)
+
+
+def _set_soft_limit(kind: int, most: int) -> None:
+    """Set a soft limit as far as the hard one allows."""
+    hard = resource.getrlimit(kind)[1]
+    allowed = [each for each in (most, hard) if each != resource.RLIM_INFINITY]
+    resource.setrlimit(kind, (min(allowed, default=resource.RLIM_INFINITY), hard))
 
 
 def unsupported_limits(limits: ResourceLimits) -> Failed | None:
@@ -274,8 +280,13 @@ class ResourceWatcher:
             self._foreign.clear()
             self._begun += 1
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="holdfast-resources", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="holdfast-resources", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    self._watches.remove(watch)
+                    raise OSError(errno.EAGAIN, str(error)) from None
+                self._thread = thread
         return watch
 
     def _run(self) -> None:

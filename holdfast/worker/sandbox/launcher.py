@@ -76,16 +76,16 @@ def _offer_to_oom_killer() -> None:
 
 def _become_command(orders: dict[str, Any]) -> NoReturn:
     Stage.name = "cwd"
-    if orders["cwd"] is not None:
-        os.chdir(orders["cwd"])
     sandbox = orders["sandbox"]
+    if sandbox is not None:
+        enter_folder(orders["cwd"])
+    elif orders["cwd"] is not None:
+        os.chdir(orders["cwd"])
     if sandbox is not None:
         Stage.name = "sandbox"
         drop_privileges()
         if sandbox["landlock"]:
-            restrict_files(
-                sandbox["landlock"], orders["cwd"], network=sandbox["network"], alone=not sandbox["namespaces"]
-            )
+            restrict_files(sandbox["landlock"], network=sandbox["network"], alone=not sandbox["namespaces"])
     Stage.name = "limits"
     for kind, most in orders["rlimits"]:
         limit_resource(kind, most)
@@ -96,6 +96,13 @@ def _become_command(orders: dict[str, Any]) -> NoReturn:
         filter_calls(bytes.fromhex(sandbox["filter"]))
     Stage.name = "exec"
     os.execvpe(orders["argv"][0], orders["argv"], orders["environment"])  # noqa: S606 - that is its work
+
+
+def enter_folder(path: str) -> None:
+    """Change to a real path. ELOOP where another job has put a symbolic link into it since it was checked."""
+    os.chdir(path)
+    if os.getcwd() != path:  # noqa: PTH109 - pathlib costs 5 ms
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
 
 
 def limit_resource(kind: int, most: int) -> None:
@@ -110,7 +117,7 @@ def limit_resource(kind: int, most: int) -> None:
 def _enter_namespaces(orders: dict[str, Any], report: int) -> None:
     """Returns in the process that is to become the command."""
     Stage.name = "cwd"
-    os.chdir(orders["cwd"])
+    enter_folder(orders["cwd"])
     Stage.name = "sandbox"
     user, group = os.geteuid(), os.getegid()
     check(libc.unshare(_NAMESPACES | (0 if orders["sandbox"]["network"] else _NEW_NET)), "unshare")
@@ -173,10 +180,13 @@ def _arrange_mounts(folder: str) -> None:
     for name, target in (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
         os.symlink(f"/proc/self/{target}", f"/dev/{name}")  # noqa: PTH211 - pathlib costs 5 ms
     mount_at("proc", "/proc", "proc", _NO_SETUID | _NO_DEVICES | _NO_PROGRAMS)
-    mount_at(folder, folder, None, _BIND | _RECURSIVE)
+    before = os.stat(".")  # noqa: PTH116 - pathlib costs 5 ms
+    mount_at(".", ".", None, _BIND | _RECURSIVE)
     set_mount("/", _ALL_MOUNTS, _READ_ONLY | _NO_SETUID, 0)
-    set_mount(folder, 0, _NO_DEVICES, _READ_ONLY)
-    os.chdir(folder)
+    enter_folder(folder)  # its path leads to the new mount now
+    if not os.path.samestat(before, os.stat(".")):  # noqa: PTH116 - as above
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), folder)
+    set_mount(".", 0, _NO_DEVICES, _READ_ONLY)
 
 
 def mount_at(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
@@ -209,8 +219,8 @@ def drop_privileges() -> None:
         raise OSError(errno.EPERM, "root keeps capabilities")
 
 
-def restrict_files(abi: int, folder: str, *, network: bool, alone: bool) -> None:
-    """By Landlock: read everything but devices, write in ``folder``; ``alone``: no signal and no socket gets out."""
+def restrict_files(abi: int, *, network: bool, alone: bool) -> None:
+    """By Landlock: read all but devices, write in the working directory. ``alone``: no signal, no socket gets out."""
     files = (1 << (16 if abi >= 5 else 15 if abi >= 3 else 14 if abi == 2 else 13)) - 1
     attributes = struct.pack("=Q", files)
     if abi >= 4:
@@ -225,7 +235,7 @@ def restrict_files(abi: int, folder: str, *, network: bool, alone: bool) -> None
             _allow(rules, f"/{name}", _READ)
     for name in _DEVICES:
         _allow(rules, f"/dev/{name}", _DEVICE & files)
-    _allow(rules, folder, files & ~_MAKE_DEVICES)
+    _allow(rules, ".", files & ~_MAKE_DEVICES)
     check(libc.syscall(_LANDLOCK_RESTRICT, rules, 0), "landlock_restrict_self")
     os.close(rules)
 

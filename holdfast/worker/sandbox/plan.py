@@ -151,12 +151,12 @@ def landlock_version() -> int:
 
 
 def probe_mechanism(mechanism: Mechanism) -> str | None:
-    """Put the sandbox up once; None if it holds, else why it does not."""
+    """Put the sandbox up once; None if it holds, else why it does not. OSError where no process can be started now."""
     if sys.platform != "linux" or not is_supported():
         return f"{platform.system()} on {platform.machine()} is not supported"
     if not mechanism.namespaces and landlock_version() < _LEAST_LANDLOCK:
         return f"the kernel has version {landlock_version()} of Landlock, {_LEAST_LANDLOCK} is needed"
-    folder = tempfile.mkdtemp(prefix="holdfast-")
+    folder = os.path.realpath(tempfile.mkdtemp(prefix="holdfast-"))
     try:
         with Launch(Orders(["true"], {"PATH": os.defpath}, cwd=folder, mechanism=mechanism)) as launch:
             ran = subprocess.run(
@@ -170,8 +170,8 @@ def probe_mechanism(mechanism: Mechanism) -> str | None:
                 check=False,
             )
             failure = launch.read_failure()
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"the launcher cannot be run: {error}"
+    except subprocess.TimeoutExpired as error:
+        return f"the launcher does not end: {error}"
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if failure is None:

@@ -22,6 +22,10 @@ def limited(**resources: Any) -> Any:
     return decorate
 
 
+def process_task(function: Any) -> Task[..., Any]:
+    return Task(function.__name__, function, executor="process")
+
+
 def touched(size: int) -> bytearray:
     """Memory of that many bytes, really there."""
     return bytearray(b"x") * size
@@ -81,6 +85,12 @@ def grow(size: int) -> int:
 @limited(cpu=60)
 def neighbour(word: str) -> str:
     return word
+
+
+@process_task
+def leave_memory(size: int) -> int:
+    KEPT.append(touched(size))
+    return os.getpid()
 
 
 HOGS = {"memory": hold_memory, "cpu": burn_cpu, "processes": fork_many, "file_size": fill_disk, "open_files": open_many}

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast import Holdfast, Job, JobHandle, JobState, Resources
-from holdfast.core.resources import FIELDS
+from holdfast.core.events import Events
+from holdfast.core.lifecycle import Succeeded
+from holdfast.core.resources import FIELDS, UNLIMITED, ResourceLimits
+from holdfast.tasks import Task
 from holdfast.worker import Worker
 from holdfast.worker.executors import resource_limits
-from tests.unit.executor_support import alive, living_with
+from holdfast.worker.executors.process import ProcessExecutor
+from tests.unit.executor_support import alive, job, living_with, until
 from tests.worker import limited_tasks
 
 SECONDS = 90.0
@@ -22,7 +26,6 @@ FORKS = """
 import os, sys, time
 for _ in range(60):
     if not os.fork():
-        {escape}
         time.sleep(100)
         os._exit(0)
 time.sleep(100)
@@ -33,7 +36,7 @@ COMMANDS: dict[str, tuple[list[str], dict[str, Any]]] = {
         {"memory": "96M"},
     ),
     "cpu": (["sh", "-c", f"{sys.executable} -c 'while True: pass'; exit 0"], {"cpu": 1}),
-    "processes": ([sys.executable, "-c", FORKS.format(escape="")], {"processes": 10}),
+    "processes": ([sys.executable, "-c", FORKS], {"processes": 10}),
     "file_size": (["sh", "-c", "yes > big"], {"file_size": "1M"}),
     "open_files": ([sys.executable, "-c", "while True: open('/dev/null')"], {"open_files": 32}),
 }
@@ -131,41 +134,73 @@ def test_kernel_ends_a_burner_that_is_not_watched(app: Holdfast, monkeypatch: py
             await drain(app)
             return await jobs_of(command, task)
 
-    for job in asyncio.run(run()):
-        assert job.reason == "resource"
-        assert "resource limit: cpu: 1s allowed" in (job.error or "")
+    for each in asyncio.run(run()):
+        assert each.reason == "resource"
+        assert "resource limit: cpu: 1s allowed" in (each.error or "")
+
+
+LEAVERS = """
+import os, sys, time
+def leave():
+    if not os.fork():
+        os.setsid()
+        os.execve("/bin/sleep", [sys.argv[1], "100"], {})
+for _ in range(5):
+    leave()
+time.sleep(3)
+for _ in range(20):
+    if not os.fork():
+        break
+time.sleep(100)
+"""
 
 
 def test_processes_that_leave_the_group_are_killed_too(app: Holdfast, tmp_path: Path) -> None:
-    code = FORKS.format(escape="os.setsid()")
     marker = f"left-{tmp_path.name}"
 
     async def run() -> list[Job]:
         async with app:
-            handle = await app.run_command(sys.executable, "-c", code, marker, resources={"processes": 10})
+            handle = await app.run_command(sys.executable, "-c", LEAVERS, marker, resources={"processes": 15})
             await drain(app)
             return await jobs_of(handle)
 
     (job,) = asyncio.run(run())
     assert job.reason == "resource"
-    deadline = time.monotonic() + SECONDS
-    while living_with(marker):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    asyncio.run(until(lambda: not living_with(marker), SECONDS))
 
 
-def test_child_that_has_grown_is_recycled_between_jobs(app: Holdfast) -> None:
-    app.registry.register(limited_tasks.grow)
+def test_child_that_has_grown_is_recycled_between_jobs() -> None:
+    async def run() -> None:
+        executor = ProcessExecutor(1, app=None, events=Events())
+        await executor.start()
+        limits = limited_tasks.grow.resources.to_limits()
 
-    async def run() -> list[int]:
+        async def pid_of(task: Task[..., Any], size: int, limits: ResourceLimits) -> int:
+            outcome = await executor.run(task, job(task.name, json.dumps({"size": size})), limits=limits)
+            assert isinstance(outcome, Succeeded), outcome
+            return int(outcome.result or "")
+
+        first = await pid_of(limited_tasks.grow, 1 << 20, limits)
+        assert await pid_of(limited_tasks.grow, 130 << 20, limits) == first
+        await until(lambda: not alive(first), SECONDS)
+        full = await pid_of(limited_tasks.leave_memory, 170 << 20, UNLIMITED)
+        assert await pid_of(limited_tasks.leave_memory, 1 << 20, UNLIMITED) == full
+        assert await pid_of(limited_tasks.grow, 1 << 20, limits) != full
+        await executor.close()
+
+    asyncio.run(run())
+
+
+def test_open_files_are_counted_by_the_kernel(app: Holdfast) -> None:
+    code = "import os, sys\ntry:\n    while True: last = os.open('/dev/null', 0)\nexcept OSError: print(last)"
+
+    async def run() -> str:
         async with app:
-            handles = [await app.enqueue("grow", {"size": size}) for size in (1 << 20, 1 << 20, 140 << 20, 1 << 20)]
-            await drain(app, concurrency=1)
-            return [await handle.result(timeout=0) for handle in handles]
+            handle = await app.run_command(sys.executable, "-c", code, resources={"open_files": 32})
+            await drain(app)
+            return str((await handle.result(timeout=0))["stdout"])
 
-    first, second, grown, fresh = asyncio.run(run())
-    assert first == second == grown
-    assert fresh != grown
+    assert asyncio.run(run()) == "31\n"
 
 
 def test_worker_refuses_tasks_above_the_settings(app: Holdfast) -> None:

@@ -72,7 +72,7 @@ def serve(connection: socket.socket) -> None:
             os._exit(0)  # The handler forked, and this copy has come back from it: it is not the one to answer.
         served += 1
         reply.resident = resident_bytes()
-        reply.retiring = _has_had_its_share(setup, served, reply.resident, request.limits)
+        reply.retiring = _has_had_its_share(setup, served, reply.resident)
         try:
             outbox.send(msgspec.msgpack.encode(reply))
         except OSError as error:
@@ -265,11 +265,10 @@ def _import(module: str) -> None:
         sys.stderr.write(f"holdfast: importing {module} in a child process failed: {describe_error(error)}\n")
 
 
-def _has_had_its_share(setup: Setup, served: int, resident: int, limits: ResourceLimits | None) -> bool:
+def _has_had_its_share(setup: Setup, served: int, resident: int) -> bool:
     if setup.recycle_jobs is not None and served >= setup.recycle_jobs:
         return True
-    bounds = (setup.recycle_memory, None if limits is None else limits.memory)
-    return any(bound is not None and resident > bound for bound in bounds)
+    return setup.recycle_memory is not None and resident > setup.recycle_memory
 
 
 def _end_with_the_worker(descriptor: int, handlers: _Handlers) -> None:

@@ -151,7 +151,7 @@ class ProcessExecutor:
         """An idle child; None where there is none. For a job with a limit of memory: one that holds little of it."""
         while self._idle:
             child = self._idle.pop()
-            if limits.memory is None or child.resident <= _FULL * limits.memory:
+            if not self._is_full(child.resident, limits):
                 return child
             self._dismiss(child)
         return None
@@ -165,12 +165,17 @@ class ProcessExecutor:
             return breach or Failed(error=f"its process died: {child.cause}", reason=Reason.CRASHED)
         if breach is not None:
             child.kill()  # the job had ended a moment before
-        elif reply.retiring:
+        elif reply.retiring or self._is_full(reply.resident, limits):
             self._dismiss(child)
         else:
             child.resident = reply.resident
             self._idle.append(child)
         return outcome_in(reply)
+
+    @staticmethod
+    def _is_full(resident: int, limits: ResourceLimits) -> bool:
+        """Returns True if a child holds so much that a job with these limits would pay for the jobs before it."""
+        return limits.memory is not None and resident > _FULL * limits.memory
 
     @staticmethod
     def _dismiss(child: _Child) -> None:

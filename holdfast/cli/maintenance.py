@@ -144,7 +144,8 @@ def about_isolation(settings: Settings) -> Iterator[Finding]:
     else:
         refused = settings.sandbox == STRICT
         remedy = f"{'command jobs' if refused else 'command jobs that ask for it'} are refused here; {SANDBOX_REMEDY}"
-        yield Finding("sandbox", "error" if refused else "warning", text, remedy)
+        level = "error" if refused else "ok" if settings.commands == "off" else "warning"
+        yield Finding("sandbox", level, text, remedy)
 
 
 def _about_clock(app: Holdfast) -> Iterator[Finding]:

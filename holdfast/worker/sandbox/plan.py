@@ -202,4 +202,10 @@ class CommandHost:
 
 def describe_host() -> dict[str, str | None]:
     """Each mechanism by name, with the reason why it does not hold here; None if it holds."""
-    return {mechanism.name: probe_mechanism(mechanism) for mechanism in MECHANISMS}
+    held = {}
+    for mechanism in MECHANISMS:
+        try:
+            held[mechanism.name] = probe_mechanism(mechanism)
+        except OSError as error:
+            held[mechanism.name] = f"it cannot be tried: {error}"
+    return held

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -27,7 +27,7 @@ from holdfast.core.limits import (
     LimitValues,
     name_bucket,
 )
-from holdfast.core.validation import check_name, check_task_name, did_you_mean, parse_count
+from holdfast.core.validation import check_name, check_span, check_task_name, did_you_mean, parse_count
 from holdfast.settings.settings import Settings
 from holdfast.stores.base import Store
 from holdfast.tasks import Registry
@@ -229,6 +229,7 @@ class LimitManager:
             declared = limit.declared or (limit.values if limit.owner is not None else None)
             changed = replace(limit, values=parse_values(said), declared=declared)
             _check_sense(changed)
+            self._check_argument(changed)
             return changed
 
         return await self._change(name, with_values)
@@ -276,18 +277,14 @@ class LimitManager:
     @requires_loop
     async def use(self, name: str, *values: Any) -> list[BucketUse]:
         """Use of a limit's bucket; of one with ``by``, of the buckets of these values of the key."""
-        limit = await self._get(name)
-        if limit.by is not None and not values:
-            raise Invalid("values", None, f"give values of {limit.by}: each has a bucket of its own")
-        buckets = [name_bucket(limit, value) for value in values] if limit.by is not None else [limit.name]
+        buckets = _buckets_of(await self._get(name), values)
         return await (await self._app.open_store()).limits.bucket_use(buckets)
 
     @requires_loop
     async def pause(self, name: str, pause_for: float | timedelta, *values: Any) -> None:
         """Admit no job through a limit for so long; of one with ``by``, through the buckets of these values."""
-        limit = await self._get(name)
-        span = pause_for if isinstance(pause_for, timedelta) else timedelta(seconds=pause_for)
-        buckets = [name_bucket(limit, value) for value in values] if limit.by is not None else [limit.name]
+        span = check_span(pause_for, "pause_for")
+        buckets = _buckets_of(await self._get(name), values)
         await (await self._app.open_store()).limits.pause_buckets(buckets, span)
 
     async def reconcile(self, declared: Mapping[str, Limit]) -> None:
@@ -376,6 +373,14 @@ def scope_buckets(table: LimitTable, scope: str, task: str, queue: str, payload:
     if scope == "key":
         return [bucket for bucket, limit in buckets if limit.by is not None]
     return [bucket for bucket, limit in buckets if limit.by is None and getattr(limit, scope) is not None]
+
+
+def _buckets_of(limit: Limit, values: Sequence[Any]) -> list[str]:
+    if limit.by is None:
+        return [limit.name]
+    if not values:
+        raise Invalid("values", None, f"give values of {limit.by}: each has a bucket of its own")
+    return [name_bucket(limit, value) for value in values]
 
 
 def _applies_to(limit: Limit) -> tuple[object, ...]:

@@ -19,6 +19,7 @@ from holdfast.cli.context import Session
 from holdfast.cli.enqueue import enqueue
 from holdfast.cli.inspect import count_jobs, list_jobs, show_job, status, why
 from holdfast.cli.keys import keys
+from holdfast.cli.limit import limit
 from holdfast.cli.maintenance import backup, doctor, migrate
 from holdfast.cli.operations import cancel, delete, dlq, edit, replay
 from holdfast.cli.output import as_json
@@ -147,6 +148,7 @@ for _each in (
     dlq,
     queue,
     schedule,
+    limit,
     keys,
     audit,
     config,

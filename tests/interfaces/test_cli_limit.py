@@ -1,0 +1,158 @@
+"""holdfast limit: limits from the command line."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from holdfast import Holdfast
+from tests.interfaces.cli import Cli
+
+MAIL = ("limit", "add", "mail", "--queue", "mail")
+CRM = ("limit", "add", "crm", "--task", "crm.sync", "--by", "args.tenant", "--concurrency", "1")
+
+
+def declare(**values: object) -> None:
+    """Bring a limit of the code to the store, as a worker does when it starts."""
+
+    async def reconcile() -> None:
+        async with Holdfast() as app:
+            app.limit("mail", queue="mail", **values)
+            await app.limits.reconcile(app.declared_limits)
+
+    asyncio.run(reconcile())
+
+
+def test_limit_is_added_listed_shown_and_removed(cli: Cli) -> None:
+    added = cli.json(*MAIL, "--concurrency", "20", "--rate", "100/15m", "--burst", "7")
+    assert (added["queue"], added["task"], added["by"], added["concurrency"], added["rate"], added["burst"]) == (
+        "mail",
+        None,
+        None,
+        20,
+        "100/15m",
+        7,
+    )
+    assert (added["owner"], added["changed"], added["declared"], added["shares"]) == (None, False, None, {})
+    used = [{"value": None, "used": 0, "free_at": None}]
+    assert cli.json("limit", "list")["limits"] == [added | {"buckets": used}]
+    assert cli.json("limit", "show", "mail") == added | {"buckets": used}
+    listed = cli.run("limit", "list")
+    assert "queue mail" in listed
+    assert "20 at once, 100/15m (burst 7)" in listed
+    assert "operator" in listed
+    assert "20 at once" in cli.run("limit", "show", "mail")
+    assert cli.run("limit", "remove", "mail") == "mail: removed\n"
+    assert "no limits" in cli.run("limit", "list")
+
+
+def test_use_of_a_key_is_shown_for_named_values(cli: Cli) -> None:
+    cli.run(*CRM, "--share", "acme=3")
+    shown = cli.json("limit", "show", "crm", "acme", '{"b": 1, "a": [2]}', "7")
+    assert [each["value"] for each in shown["buckets"]] == ["acme", '{"a":[2],"b":1}', "7"]
+    assert cli.json("limit", "show", "crm")["buckets"] == []
+    assert "acme" in cli.run("limit", "show", "crm", "acme")
+    cli.run(*MAIL, "--concurrency", "1")
+    assert "one bucket" in cli.fail("limit", "show", "mail", "acme", code=2)
+
+
+def test_set_changes_and_takes_away_values(cli: Cli) -> None:
+    cli.run(*CRM, "--rate", "10/s", "--share", "acme=3")
+    changed = cli.json("limit", "set", "crm", "--concurrency", "5", "--weight", "args.pages", "--share", "globex=2")
+    assert (changed["concurrency"], changed["rate"], changed["weight"]) == (5, "10/s", "args.pages")
+    assert changed["shares"] == {"acme": 3, "globex": 2}
+    assert changed["revision"] > 0
+    taken = cli.json("limit", "set", "crm", "--rate", "none", "--weight", "none", "--share", "acme=none")
+    assert (taken["rate"], taken["burst"], taken["weight"], taken["shares"]) == (None, None, 1, {"globex": 2})
+    assert (taken["owner"], taken["changed"]) == (None, False)
+
+
+def test_declared_limit_is_changed_and_reset(cli: Cli) -> None:
+    cli.run("migrate")
+    declare(concurrency=5)
+    assert "declared in code" in cli.fail(*MAIL, "--concurrency", "1", "--replace", code=1)
+    changed = cli.json("limit", "set", "mail", "--concurrency", "50")
+    assert (changed["owner"], changed["changed"], changed["declared"]["concurrency"]) == ("code", True, 5)
+    assert "changed" in cli.run("limit", "list").splitlines()[-1]
+    assert "in code" in cli.run("limit", "show", "mail")
+    declare(concurrency=6)
+    assert cli.json("limit", "show", "mail")["concurrency"] == 50
+    assert cli.run("limit", "reset", "mail") == "mail: reset\n"
+    reset = cli.json("limit", "show", "mail")
+    assert (reset["concurrency"], reset["changed"]) == (6, False)
+
+
+def test_reset_of_an_operators_limit_is_refused(cli: Cli) -> None:
+    cli.run(*MAIL, "--concurrency", "5")
+    assert "declared by no code" in cli.fail("limit", "reset", "mail", code=1)
+
+
+def test_pause_shows_when_it_ends(cli: Cli) -> None:
+    cli.run(*MAIL, "--concurrency", "5")
+    cli.run(*CRM)
+    assert cli.run("limit", "pause", "mail", "--for", "10m") == "mail: paused for 10m\n"
+    assert cli.json("limit", "show", "mail")["buckets"][0]["free_at"] is not None
+    paused = cli.json("limit", "pause", "crm", "acme", "--for", "90")
+    assert paused == {"limit": "crm", "values": ["acme"], "paused_for": 90.0}
+    acme, globex = cli.json("limit", "show", "crm", "acme", "globex")["buckets"]
+    assert (acme["free_at"] is None, globex["free_at"]) == (False, None)
+    assert "values" in cli.fail("limit", "pause", "crm", "--for", "90", code=2)
+    assert "values" in cli.fail("limit", "pause", "mail", "acme", "--for", "90", code=2)
+    assert "for" in cli.fail("limit", "pause", "mail", "--for", "soon", code=2)
+
+
+def test_existing_name_is_refused_unless_replaced(cli: Cli) -> None:
+    cli.run(*MAIL, "--concurrency", "5")
+    assert "exists" in cli.fail(*MAIL, "--concurrency", "6", code=1)
+    assert cli.json(*MAIL, "--concurrency", "6", "--replace")["concurrency"] == 6
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "concurrency"),
+        (("--concurrency", "0"), "concurrency"),
+        (("--concurrency", "-5"), "concurrency"),
+        (("--concurrency", "many"), "concurrency"),
+        (("--rate", "-1/s"), "rate"),
+        (("--rate", "0/s"), "rate"),
+        (("--rate", "10"), "rate"),
+        (("--rate", "10/fortnight"), "rate"),
+        (("--burst", "5"), "burst"),
+        (("--concurrency", "5", "--weight", "0"), "weight"),
+        (("--concurrency", "5", "--weight", "pages"), "weight"),
+        (("--concurrency", "5", "--weight", "args"), "weight"),
+        (("--concurrency", "5", "--by", "tenant"), "by"),
+        (("--concurrency", "5", "--share", "acme=2"), "shares"),
+        (("--by", "args.tenant", "--share", "acme"), "share"),
+        (("--by", "args.tenant", "--share", "acme=0"), "share"),
+        (("--concurrency", "5", "--task", "send"), "task"),
+    ],
+)
+def test_bad_limit_is_refused_with_its_field(cli: Cli, words: tuple[str, ...], message: str) -> None:
+    cli.run("migrate")
+    assert message in cli.fail(*MAIL, *words, code=2)
+    assert cli.json("limit", "list")["limits"] == []
+
+
+def test_limit_of_a_registered_task_names_its_arguments(cli: Cli) -> None:
+    target = cli.write_jobs()
+    words = ("limit", "add", "send", "--task", "mail.send", "--concurrency", "1")
+    assert "did you mean copies" in cli.fail("--app", target, *words, "--weight", "args.copis", code=2)
+    cli.run("--app", target, *words, "--weight", "args.copies")
+    assert "takes to, copies" in cli.fail("--app", target, "limit", "set", "send", "--weight", "args.cc", code=2)
+
+
+def test_set_without_a_value_is_refused(cli: Cli) -> None:
+    cli.run(*MAIL, "--concurrency", "5")
+    assert "give a value to change" in cli.fail("limit", "set", "mail", code=2)
+
+
+@pytest.mark.parametrize(
+    "words", [("show", "other"), ("set", "other", "--rate", "1/s"), ("reset", "other"), ("remove", "mail", "other")]
+)
+def test_unknown_limit_exits_1(cli: Cli, words: tuple[str, ...]) -> None:
+    cli.run(*MAIL, "--concurrency", "5")
+    assert "there is no limit other" in cli.fail("limit", *words, code=1)
+    assert len(cli.json("limit", "list")["limits"]) == 1

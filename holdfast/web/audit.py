@@ -27,7 +27,8 @@ from holdfast.web.settlements import OUTCOMES
 _TARGETS = ("id", "ids", "filter", "all", "dry_run", "limit", "force", "rate", "task", "queue", "queues", "key")
 _OPTIONS = ("worker", "workers", "drain", "priority", "delay", "run_at", "expires", "tags", "after", "name", "replace")
 _TIMES = ("cron", "zone", "every", "at", "start", "end")
-_COUNTED = ("jobs", "leases", "lines", "settlements")
+_LIMITS = ("by", "concurrency", "burst", "weight")
+_COUNTED = ("jobs", "leases", "lines", "settlements", "shares", "values")
 _IDS_MOST = 50
 _TEXT_MOST = 1000
 
@@ -172,7 +173,7 @@ def _target(call: RequestContext) -> str:
 def _summary(body: Mapping[str, Any], operation: Operation) -> dict[str, Any]:
     """Returns a short summary of the request, without job contents."""
     said: dict[str, Any] = {}
-    for name in (*_TARGETS, *_OPTIONS, *_TIMES):
+    for name in (*_TARGETS, *_OPTIONS, *_TIMES, *_LIMITS):
         if name in body:
             value = body[name]
             if isinstance(value, list) and len(value) > _IDS_MOST:

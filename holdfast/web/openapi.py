@@ -45,6 +45,11 @@ _PLACES: dict[str, dict[str, Any]] = {
         "schema": {"type": "string", "pattern": NAME_PATTERN},
         "example": "nightly-report",
     },
+    "limit": {
+        "description": "The limit's name.",
+        "schema": {"type": "string", "pattern": NAME_PATTERN},
+        "example": "crm",
+    },
 }
 _SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "A key: `hf_…`. Each operation needs a scope of it."},
@@ -53,7 +58,7 @@ _SCHEMES = {
 REFUSALS = {
     401: "A key is needed, and none that is good was shown.",
     403: "The key does not allow it, or a page of another site asked.",
-    404: "There is no such job, queue, worker or schedule.",
+    404: "There is no such job, queue, worker, schedule or limit.",
     405: "This method is not possible here.",
     406: "It cannot be given in the format that is asked for.",
     408: "The body did not arrive in time.",

@@ -18,6 +18,7 @@ from holdfast.core.validation import did_you_mean, format_duration
 from holdfast.stores.base import Store
 from holdfast.tasks.command_policy import COMMAND
 from holdfast.views.formatting import clip_text, count_noun, format_moment, format_span
+from holdfast.views.limit_use import LimitUse, explain_use, read_limit_uses, shown_value
 
 _ELSEWHERE = (
     "start a worker whose application has it, and let applications on one store have queues of their own: "
@@ -47,11 +48,12 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     tasks: frozenset[str] | None = None
     gone: frozenset[str] = frozenset()  # workers of this host whose process is not there any more
     silence: timedelta = timedelta(days=1)  # how long a worker that lives may say nothing
-    ahead: int = 0  # ready jobs of its queue that go first
+    ahead: int = 0  # ready jobs of its queue that go first; of a job under limits, those of its partition
     exact: bool | None = True  # or at most that many; None: more than are counted are ready
     defer_for: timedelta = timedelta(hours=1)
     transport_away: bool = False  # what carries the wake-ups of its queue cannot be reached
     holder: Job | None = None  # that has its unique key, so that it cannot be replayed
+    limits: tuple[LimitUse, ...] = ()  # that a ready job passes through
     discreet: bool = False  # who asks may know nothing of other queues
 
     @property
@@ -78,6 +80,7 @@ async def job_facts(app: Holdfast, job: Job) -> JobFacts:
         defer_for=app.settings.defer_for,
         tasks=frozenset(app.registry.task_names()) or None if app.settings.app is not None else None,
         ahead=ahead,
+        limits=await read_limit_uses(store, job) if job.state is JobState.QUEUED else (),
         exact=exact,
         holder=await app.unique_holder(job.id) if job.state in REPLAYABLE else None,
     )
@@ -104,7 +107,10 @@ async def _counted_ahead(store: Store, job: Job) -> int:
     place = (-job.priority, job.run_at_us, job.id)
     while True:
         page = await store.query.find(where, limit=_PAGE, cursor=cursor)
-        ahead += sum((-other.priority, other.run_at_us, other.id) < place for other in page.jobs)
+        ahead += sum(
+            other.partition == job.partition and (-other.priority, other.run_at_us, other.id) < place
+            for other in page.jobs
+        )
         cursor = page.cursor
         if cursor is None:
             return ahead
@@ -262,6 +268,9 @@ def _obstacles(job: Job, known: JobFacts) -> Iterator[Explanation]:
     if known.paused:
         yield Explanation("paused", f"queue {job.queue} is paused", f"holdfast queue resume {job.queue}")
     yield from _unknown_task(job, known)
+    for use in known.limits:
+        for text, remedy in explain_use(job, use, known.now_us, discreet=known.discreet):
+            yield Explanation("limit", text, remedy)
     if not any(serves_queue(worker, job.queue) for worker in known.alive):
         others = ""
         if known.alive and not known.discreet:
@@ -310,7 +319,9 @@ def _in_line(job: Job, known: JobFacts) -> Iterator[Explanation]:
     if serving and all(worker.pulse.running >= worker.pulse.concurrency for worker in serving):
         busy = "" if known.discreet else f", with {count_noun(sum(worker.pulse.running for worker in serving), 'job')}"
         yield Explanation("busy", f"every worker of its queue is busy{busy}", "start more, or raise --concurrency")
-    if known.exact is None:
+    if known.limits:
+        yield _in_turn(job, known)
+    elif known.exact is None:
         text = f"its place in the line is not known: over {_COUNTED:,} jobs of queue {job.queue} are ready"
         yield Explanation("place_unknown", text, "start more workers, or give urgent jobs a higher priority")
     elif known.ahead:
@@ -324,8 +335,23 @@ def _in_line(job: Job, known: JobFacts) -> Iterator[Explanation]:
         others = f" (and {count_noun(len(serving) - 1, 'other')} as silent)" if len(serving) > 1 else ""
         text = f"{doubts[0]}{others}: if it died, no other worker takes the job"
         yield Explanation("worker_silent", text, f"start another: holdfast worker start --queues {job.queue}")
-    elif not known.ahead and known.exact is not None and not job.losses:
+    elif not known.ahead and known.exact is not None and not job.losses and not known.limits:
         yield Explanation("next", "nothing holds it back: a worker takes it any moment")
+
+
+def _in_turn(job: Job, known: JobFacts) -> Explanation:
+    """The place of a job under limits that have room."""
+    keyed = [use for use in known.limits if use.value is not None]
+    mine = f" {', '.join(f'{use.limit.by} = {shown_value(job, use)}' for use in keyed)}" if keyed else ""
+    text = f"limits have room for it; the keys of queue {job.queue} take turns"
+    if known.exact is None or (known.ahead and not known.exact):
+        text += f", and jobs of its key{mine} may go first"
+    elif known.ahead:
+        text += f", and {count_noun(known.ahead, 'job')} of its key{mine} go first"
+    remedy = "start more workers, or give urgent jobs a higher priority: it counts within a key"
+    if keyed:
+        remedy += f"; more turns for its key: holdfast limit set {keyed[0].limit.name} --share VALUE=N"
+    return Explanation("turn", text, remedy)
 
 
 def _serving(job: Job, known: JobFacts) -> Sequence[WorkerInfo]:

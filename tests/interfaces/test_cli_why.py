@@ -13,8 +13,10 @@ import pytest
 
 from holdfast import JobState
 from holdfast.core.lifecycle import Failed
+from holdfast.core.limits import Limit, LimitValues
 from holdfast.core.models import Job, Reason, WorkerCommand, WorkerHeartbeat, WorkerInfo
 from holdfast.views.explain import JobFacts, explain_job, serves_queue
+from holdfast.views.limit_use import LimitUse
 from tests.interfaces.cli import Cli
 
 NOW = 1_924_992_000_000_000
@@ -135,6 +137,111 @@ def test_every_reason_has_its_remedy(job: Job, known: JobFacts, expected: dict[s
     assert [each.code for each in reasons] == list(expected)
     assert all(remedy in each.remedy for each, remedy in zip(reasons, expected.values(), strict=True))
     assert all(each.text for each in reasons)
+
+
+def _use(*, used: int = 0, free_at_us: int = 0, weight: int = 1, **fields: Any) -> LimitUse:
+    """Use of a limit of queue mail by tenant: the fields of its values and of its use."""
+    by = fields.pop("by", "args.tenant")
+    limit = Limit(
+        name="crm",
+        queue=None if "task" in fields else "mail",
+        by=by,
+        task=fields.pop("task", None),
+        values=LimitValues(**{key: fields.pop(key) for key in ("concurrency", "rate") if key in fields}),
+    )
+    return LimitUse(
+        limit=limit, value=None if by is None else "acme", weight=weight, used=used, free_at_us=free_at_us, **fields
+    )
+
+
+def _held(use: LimitUse, *, discreet: bool = False, **fields: Any) -> list[Any]:
+    known = JobFacts(now_us=NOW, workers=(_worker(),), limits=(use,), discreet=discreet)
+    return list(explain_job(_job(JobState.QUEUED, payload='{"tenant":"acme"}', **fields), known))
+
+
+def test_full_limit_is_explained_with_its_holders() -> None:
+    (reason,) = _held(_use(concurrency=2, used=2, holders=(("job-1", "mail"), ("job-2", "mail"))))
+    assert (reason.code, reason.text) == (
+        "limit",
+        "limit crm of queue mail, for args.tenant = acme, has no room: 2 of 2 in use, held by job-1, job-2",
+    )
+    assert "holdfast limit set crm --concurrency 4" in reason.remedy
+    (reason,) = _held(_use(by=None, concurrency=9, used=8, weight=5, holders=(("job-1", "mail"),), has_more=True))
+    assert "8 of 9 in use, held by job-1 and others, and it takes 5" in reason.text
+
+
+def test_missing_tokens_and_pauses_are_explained_with_their_end() -> None:
+    (reason,) = _held(_use(rate=10, free_at_us=NOW + MINUTE))
+    assert "has no token, or is paused, until 2031-01-01 00:01" in reason.text
+    assert "in 1m" in reason.text
+    assert "10/s" in reason.text
+    assert "holdfast limit set crm --rate" in reason.remedy
+    (reason,) = _held(_use(concurrency=3, free_at_us=NOW + MINUTE))
+    assert "is paused until" in reason.text
+    (reason,) = _held(_use(rate=10, weight=3))
+    assert "fewer than the 3 tokens" in reason.text
+
+
+def test_each_limit_that_holds_a_job_is_explained() -> None:
+    reasons = _held(_use(concurrency=1, used=1, rate=10, free_at_us=NOW + MINUTE))
+    assert [each.code for each in reasons] == ["limit", "limit"]
+
+
+def test_job_that_waits_for_its_turn_is_explained_so() -> None:
+    (reason,) = _held(_use(concurrency=3, used=1))
+    assert reason.code == "turn"
+    assert "take turns" in reason.text
+    assert "holdfast limit set crm --share" in reason.remedy
+    known = JobFacts(now_us=NOW, workers=(_worker(),), limits=(_use(concurrency=3),), ahead=4)
+    (reason,) = explain_job(_job(JobState.QUEUED, payload='{"tenant":"acme"}'), known)
+    assert "4 jobs of its key args.tenant = acme go first" in reason.text
+
+
+def test_hidden_key_is_not_shown() -> None:
+    for payload in ('{"tenant":"[redacted]"}', '"[redacted]"', "spoiled"):
+        known = JobFacts(now_us=NOW, workers=(_worker(),), limits=(_use(concurrency=1, used=1),))
+        (reason,) = explain_job(_job(JobState.QUEUED, payload=payload), known)
+        assert "acme" not in reason.text
+        assert "args.tenant = [redacted]" in reason.text
+
+
+def test_discreet_explanation_of_a_task_limit_names_no_jobs() -> None:
+    use = _use(task="work", concurrency=1, used=1, holders=(("job-1", "other"),))
+    (reason,) = _held(use, discreet=True)
+    assert "job-1" not in reason.text
+    (reason,) = _held(use)
+    assert "job-1" in reason.text
+
+
+def test_job_under_limits_is_explained_from_the_store(cli: Cli) -> None:
+    cli.run("limit", "add", "crm", "--queue", "default", "--by", "args.tenant", "--concurrency", "1")
+    running, waiting, _, other = [
+        cli.run("enqueue", "work", f'{{"tenant":"{tenant}"}}').strip() for tenant in ("a", "a", "a", "b")
+    ]
+    _register_worker()
+    _claim_one()
+    (reason,) = cli.json("why", waiting)["reasons"]
+    assert reason["code"] == "limit"
+    assert f"args.tenant = a, has no room: 1 of 1 in use, held by {running}" in reason["text"]
+    assert [each["code"] for each in cli.json("why", other)["reasons"]] == ["turn"]
+    cli.run("limit", "set", "crm", "--concurrency", "2", "--rate", "1/h")
+    cli.run("limit", "pause", "crm", "a", "--for", "1h")
+    (reason,) = cli.json("why", waiting)["reasons"]
+    assert "has no token, or is paused" in reason["text"]
+
+
+def _claim_one() -> None:
+    from holdfast import Holdfast
+    from holdfast.stores.base import ClaimRequest
+
+    app = Holdfast()
+
+    async def claim() -> None:
+        request = ClaimRequest("w-1", {"*": 1}, limit=1, lease_for=timedelta(minutes=1))
+        assert len((await (await app.open_store()).queueing.claim(request)).jobs) == 1
+
+    app.run_blocking(claim())
+    app.sync.close()
 
 
 def test_misspelt_task_is_explained_with_the_nearest_name() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 
 import click
@@ -14,13 +14,15 @@ from holdfast.cli.context import Session, missing_database, open_application, st
 from holdfast.cli.output import Column, print_json, print_table
 from holdfast.cli.submission import server_time_us
 from holdfast.core.errors import ConfigError
+from holdfast.core.limits import Limit
 from holdfast.core.models import Finding, JobState, QueueInfo, WorkerInfo, to_microseconds
 from holdfast.core.resources import MAX_MEMORY, ResourceLimits
-from holdfast.core.validation import parse_instant
+from holdfast.core.validation import did_you_mean, parse_instant
 from holdfast.tasks.command_policy import STRICT, largest_limits
 from holdfast.views.documents import finding_document
 from holdfast.views.explain import serves_queue
 from holdfast.views.formatting import count_noun, format_span, format_timestamp, safe_text
+from holdfast.views.limits import describe_values
 
 _SKEW = 2.0  # seconds two clocks may differ before it is worth a word
 _RELEASED = to_microseconds(parse_instant("2026-01-01T00:00:00Z"))
@@ -111,7 +113,10 @@ def _findings(session: Session, *, repair: bool) -> Iterator[Finding]:
             yield from app.sync.repair() or [Finding("repair", "ok", "there was nothing to put right")]
         yield from app.sync.doctor()
         yield from _about_clock(app)
-        yield from about_workers(app.sync.queues(), app.sync.workers())
+        queues, workers = app.sync.queues(), app.sync.workers()
+        yield from about_workers(queues, workers)
+        tasks = frozenset(app.registry.task_names()) if settings.app is not None else frozenset[str]()
+        yield from about_limits(app.limits.sync.find_all(), queues, workers, tasks)
 
 
 def _about_settings(settings: Settings) -> Iterator[Finding]:
@@ -165,6 +170,32 @@ def _about_clock(app: Holdfast) -> Iterator[Finding]:
         yield Finding("clock", "warning", f"this host and the store are {format_span(apart)} apart", remedy)
     else:
         yield Finding("clock", "ok", f"{format_timestamp(now)}")
+
+
+def about_limits(
+    limits: Sequence[Limit], queues: Sequence[QueueInfo], workers: Sequence[WorkerInfo], tasks: Set[str]
+) -> Iterator[Finding]:
+    """Yields findings about limits with other values than those of the code, and about unused limits. None where there
+    are no limits. ``tasks``: those of the application; none if there is no application."""
+    if not limits:
+        return
+    changed = [limit for limit in limits if limit.declared is not None]
+    yield Finding("limits", "ok", f"{count_noun(len(limits), 'limit')}, {len(changed)} changed by operators")
+    for limit in changed:
+        declared = describe_values(limit.declared or limit.values)
+        text = f"limit {limit.name} has {describe_values(limit.values)}; the code says {declared}"
+        yield Finding("limits", "warning", text, f"holdfast limit reset {limit.name}, or write it into the code")
+    known = {queue.name for queue in queues}
+    for limit in limits:
+        if limit.queue is not None and limit.queue not in known:
+            if not any(serves_queue(worker, limit.queue) for worker in workers if worker.alive):
+                text = f"limit {limit.name}: queue {limit.queue} has no job and no worker"
+                remedy = f"correct its queue, or: holdfast limit remove {limit.name}"
+                yield Finding("limits", "warning", text + did_you_mean(limit.queue, known), remedy)
+        elif limit.task is not None and tasks and limit.task not in tasks:
+            text = f"limit {limit.name}: this application has no task {limit.task}{did_you_mean(limit.task, tasks)}"
+            remedy = f"if no other application has it: holdfast limit remove {limit.name}"
+            yield Finding("limits", "warning", text, remedy)
 
 
 def about_workers(queues: Sequence[QueueInfo], workers: Sequence[WorkerInfo]) -> Iterator[Finding]:

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from holdfast.core.models import NewJob
+from holdfast.core.models import Job, NewJob
 from holdfast.core.validation import value_at
 
 MAX_LIMITS = 1000
@@ -180,6 +180,17 @@ class LimitTable:
         weights = [weight for _, weight in buckets]
         partition = SEPARATOR.join(bucket for bucket, _ in buckets)
         return partition, None if all(weight == 1 for weight in weights) else json.dumps(weights)
+
+    def use_by_jobs(self, jobs: Iterable[Job]) -> dict[str, int]:
+        """Use of each bucket by these running jobs, by the weights that the limits say now."""
+        return use_of_running([(job.partition, self._weights(job), 1) for job in jobs if job.partition is not None])
+
+    def _weights(self, job: Job) -> str | None:
+        limits = [limit for _, limit in self.split(job.partition or "")]
+        if all(limit.values.weight == 1 for limit in limits):
+            return None
+        partition, weights = self.find_partition(job.task, job.queue, job.payload)
+        return weights if partition == job.partition else None
 
 
 def split_partition(partition: str) -> list[str]:

@@ -135,6 +135,29 @@ FAMILIES = (
         ("schedule",),
         place="api",
     ),
+    Family(
+        "limit_used",
+        "gauge",
+        "Weight of the running jobs of a limit with a concurrency; with a key, that of its fullest bucket. "
+        "Of the first 100 limits by name; those with a key by the latest 1,000 running jobs.",
+        ("limit",),
+        place="api",
+    ),
+    Family("limit_max", "gauge", "Its concurrency; with a key, that of each bucket.", ("limit",), place="api"),
+    Family(
+        "limit_buckets",
+        "gauge",
+        "Values of its key that have running jobs, of limits with a key.",
+        ("limit",),
+        place="api",
+    ),
+    Family(
+        "limit_waiting_jobs",
+        "gauge",
+        "Jobs that could run now but for limits and free workers, of limits of a queue.",
+        ("limit",),
+        place="api",
+    ),
     Family("workers", "gauge", "Worker processes that beat within their lease.", place="api"),
     Family(
         "throughput_jobs_per_second", "gauge", "Attempts all workers ended, over the last five minutes.", place="api"

@@ -9,10 +9,12 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
-from holdfast.core.errors import HoldfastError
-from holdfast.core.models import QueueInfo, WorkerInfo
+from holdfast.core.errors import Busy, HoldfastError, TooBroad
+from holdfast.core.limits import Limit, LimitTable, split_bucket
+from holdfast.core.models import Job, JobFilter, JobState, QueueInfo, WorkerInfo
 from holdfast.core.schedule import Schedule
 from holdfast.stores.base import Store
 from holdfast.telemetry.metric_definitions import GAUGES
@@ -23,6 +25,14 @@ COUNTED_MOST = 100_000
 
 MAX_SCHEDULES = 100
 """Schedules that are read, the first by name."""
+
+MAX_LIMITS = 100
+"""Limits that are read, the first by name."""
+
+MAX_RUNNING = 1000
+"""Running jobs that are read for the use of limits with a key, the latest."""
+
+_PAGE = 200  # of these at a time
 
 KEPT = 5.0
 """Seconds that figures are shown before the store is asked anew."""
@@ -77,14 +87,22 @@ def predicted_drain(waiting: int, rate: float) -> float:
     return min(LONGEST, waiting / rate) if rate > 0 else LONGEST
 
 
+class LimitSnapshot(NamedTuple):
+    """Limits, and the use of each of their buckets that has running jobs."""
+
+    limits: Sequence[Limit] = ()
+    used: Mapping[str, int] = {}
+
+
 class QueueSnapshot(NamedTuple):
-    """State of the queues and schedules at one moment, ``now_us`` by the store's clock."""
+    """State of the queues, schedules and limits at one moment, ``now_us`` by the store's clock."""
 
     queues: Sequence[QueueInfo]
     workers: Sequence[WorkerInfo]
     rate: float
     schedules: Sequence[Schedule]
     now_us: int
+    limits: LimitSnapshot = LimitSnapshot()
 
 
 # ── asking ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -117,6 +135,7 @@ class QueueFigures:
             workers = await store.query.workers()
             schedules = await store.schedules.read_schedules(limit=MAX_SCHEDULES)
             now_us = await store.health.server_time_us()
+            limits = await read_limit_snapshot(store)
         except HoldfastError:
             self._sight = None
         else:
@@ -124,8 +143,33 @@ class QueueFigures:
             self._pace.record_counts(time.monotonic(), ended)
             rate = self._pace.settle_rate()
             rate = lifetime_rate(workers) if rate is None else rate
-            self._sight = QueueSnapshot(queues, workers, rate, schedules, now_us)
+            self._sight = QueueSnapshot(queues, workers, rate, schedules, now_us, limits)
         self._until = time.monotonic() + KEPT
+
+
+async def read_limit_snapshot(store: Store) -> LimitSnapshot:
+    """The limits with a concurrency, and those of queues, with their use. One read where there are none."""
+    every = await store.limits.read_limits()
+    limits = [limit for limit in every[:MAX_LIMITS] if limit.queue is not None or limit.task is not None]
+    names = [limit.name for limit in limits if limit.by is None and limit.values.concurrency is not None]
+    used = {use.bucket: use.used for use in await store.limits.bucket_use(names)} if names else {}
+    if any(limit.by is not None for limit in limits):
+        running = LimitTable(every).use_by_jobs(await _running_jobs(store))
+        used |= {bucket: number for bucket, number in running.items() if split_bucket(bucket)[1] is not None}
+    return LimitSnapshot(limits, used)
+
+
+async def _running_jobs(store: Store) -> list[Job]:
+    jobs: list[Job] = []
+    cursor = None
+    with suppress(TooBroad, Busy):
+        while len(jobs) < MAX_RUNNING:
+            page = await store.query.find(JobFilter(states=(JobState.RUNNING,)), limit=_PAGE, cursor=cursor)
+            jobs += page.jobs
+            cursor = page.cursor
+            if cursor is None:
+                break
+    return jobs
 
 
 def gauge_readings(sight: QueueSnapshot | None, cap: Callable[[str], str]) -> Iterator[Reading]:
@@ -148,6 +192,7 @@ def gauge_readings(sight: QueueSnapshot | None, cap: Callable[[str], str]) -> It
     yield Reading(GAUGES["queue_oldest_seconds"], oldest)
     yield Reading(GAUGES["queue_paused"], paused)
     yield from _schedule_readings(sight)
+    yield from _limit_readings(sight)
     yield Reading(GAUGES["workers"], {(): float(sum(each.alive for each in sight.workers))})
     yield Reading(GAUGES["throughput_jobs_per_second"], {(): sight.rate})
     yield Reading(GAUGES["predicted_drain_seconds"], {(): predicted_drain(waiting, sight.rate)})
@@ -160,3 +205,22 @@ def _schedule_readings(sight: QueueSnapshot) -> Iterator[Reading]:
     yield Reading(GAUGES["schedule_late_seconds"], late)
     last: dict[Values, float] = {(each.name,): (each.last_us or 0) / 1e6 for each in sight.schedules}
     yield Reading(GAUGES["schedule_last_run_timestamp_seconds"], last)
+
+
+def _limit_readings(sight: QueueSnapshot) -> Iterator[Reading]:
+    limits, used = sight.limits
+    of_limits: dict[str, list[int]] = {}
+    for bucket, number in used.items():
+        of_limits.setdefault(split_bucket(bucket)[0], []).append(number)
+    ready = {queue.name: queue.states.get("queued", 0) for queue in sight.queues}
+    bounded = [limit for limit in limits if limit.values.concurrency is not None]
+    yield Reading(
+        GAUGES["limit_used"], {(each.name,): float(max(of_limits.get(each.name, ()), default=0)) for each in bounded}
+    )
+    yield Reading(GAUGES["limit_max"], {(each.name,): float(each.values.concurrency or 0) for each in bounded})
+    keyed = [limit for limit in limits if limit.by is not None]
+    yield Reading(GAUGES["limit_buckets"], {(each.name,): float(len(of_limits.get(each.name, ()))) for each in keyed})
+    of_queues: dict[Values, float] = {
+        (each.name,): float(ready.get(each.queue, 0)) for each in limits if each.queue is not None
+    }
+    yield Reading(GAUGES["limit_waiting_jobs"], of_queues)

@@ -144,6 +144,37 @@ def test_limit_of_a_registered_task_names_its_arguments(cli: Cli) -> None:
     assert "takes to, copies" in cli.fail("--app", target, "limit", "set", "send", "--weight", "args.cc", code=2)
 
 
+def limit_findings(cli: Cli, *words: str) -> list[dict[str, str]]:
+    return [each for each in cli.json(*words, "doctor")["findings"] if each["name"] == "limits"]
+
+
+def test_doctor_names_changed_limits(cli: Cli) -> None:
+    cli.run("enqueue", "work", "--queue", "mail")
+    assert limit_findings(cli) == []
+    declare(concurrency=5)
+    (kept,) = limit_findings(cli)
+    assert (kept["level"], kept["text"]) == ("ok", "1 limit, 0 changed by operators")
+    cli.run("limit", "set", "mail", "--concurrency", "50", "--rate", "10/s")
+    counted, changed = limit_findings(cli)
+    assert counted["text"] == "1 limit, 1 changed by operators"
+    assert (changed["level"], changed["text"]) == (
+        "warning",
+        "limit mail has 50 at once, 10/s (burst 1); the code says 5 at once",
+    )
+    assert "holdfast limit reset mail" in changed["remedy"]
+
+
+def test_doctor_names_limits_that_nothing_uses(cli: Cli) -> None:
+    target = cli.write_jobs()
+    cli.run("enqueue", "work", "--queue", "mail")
+    for name, *scope in (("a", "--queue", "mial"), ("b", "--task", "mail.sent"), ("c", "--task", "mail.send")):
+        cli.run("limit", "add", name, *scope, "--concurrency", "1")
+    _, queue, task = limit_findings(cli, "--app", target)
+    assert queue["text"] == "limit a: queue mial has no job and no worker; did you mean mail?"
+    assert task["text"] == "limit b: this application has no task mail.sent; did you mean mail.send?"
+    assert len(limit_findings(cli)) == 2  # without an application no task is known
+
+
 def test_set_without_a_value_is_refused(cli: Cli) -> None:
     cli.run(*MAIL, "--concurrency", "5")
     assert "give a value to change" in cli.fail("limit", "set", "mail", code=2)

@@ -13,14 +13,16 @@ from msgspec.structs import replace
 from holdfast import Holdfast
 from holdfast.core.errors import Unavailable
 from holdfast.core.events import Event, StoreAnswered
+from holdfast.core.limits import Limit, LimitValues
 from holdfast.core.models import NewJob, QueueInfo, WorkerCommand, WorkerHeartbeat, WorkerInfo
 from holdfast.core.schedule import Schedule
-from holdfast.stores.base import Store
+from holdfast.stores.base import ClaimRequest, Store
 from holdfast.telemetry import queue_metrics
 from holdfast.telemetry.metric_types import LabelLimiter, Reading
 from holdfast.telemetry.queue_metrics import (
     LONGEST,
     WINDOW,
+    LimitSnapshot,
     QueueFigures,
     QueueSnapshot,
     SettleRate,
@@ -112,6 +114,47 @@ def test_schedule_gauges_tell_lateness_and_last_run() -> None:
 
     assert figures["schedule_late_seconds"] == {("on-time",): 0.0, ("late",): 10.0, ("paused",): 0.0}
     assert figures["schedule_last_run_timestamp_seconds"] == {("on-time",): 70.0, ("late",): 0.0, ("paused",): 0.0}
+
+
+def test_limit_gauges_tell_use_and_bounds() -> None:
+    limits = [
+        Limit(name="mail", queue="mail", values=LimitValues(concurrency=5)),
+        Limit(name="crm", task="crm", by="args.tenant", values=LimitValues(concurrency=2)),
+        Limit(name="slow", queue="slow", values=LimitValues(rate=1)),
+    ]
+    used = {"mail": 4, "crm=a": 1, "crm=b": 2}
+    queues = [QueueInfo(name="mail", paused=False, states={"queued": 7}, oldest_ready=None)]
+    snapshot = QueueSnapshot(queues, [], 0.0, [], 0, LimitSnapshot(limits, used))
+
+    figures = shown(gauge_readings(snapshot, LabelLimiter(10)))
+
+    assert figures["limit_used"] == {("mail",): 4.0, ("crm",): 2.0}
+    assert figures["limit_max"] == {("mail",): 5.0, ("crm",): 2.0}
+    assert figures["limit_buckets"] == {("crm",): 2.0}
+    assert figures["limit_waiting_jobs"] == {("mail",): 7.0, ("slow",): 0.0}
+
+
+def test_use_of_limits_is_read_from_running_jobs(tmp_path: Path) -> None:
+    async def read() -> dict[str, Any]:
+        app = Holdfast(f"sqlite:///{tmp_path}/jobs.db")
+        asked: list[Event] = []
+        app.events.subscribe(asked.append, StoreAnswered)
+        async with app:
+            figures = await QueueFigures(app.open_store, labels=10).read()
+            assert shown(figures)["limit_used"] == {}
+            assert [each.verb for each in asked if isinstance(each, StoreAnswered)].count("find") == 0
+            await app.limits.add("all", queue="default", concurrency=9)
+            await app.limits.add("tenant", queue="default", by="args.tenant", concurrency=4, weight="args.n")
+            for tenant, number in (("a", 1), ("b", 2), ("b", 1), ("c", 9)):
+                await app.enqueue("work", {"tenant": tenant, "n": number})
+            request = ClaimRequest("w", {"*": 9}, limit=3, lease_for=timedelta(minutes=1))
+            await (await app.open_store()).queueing.claim(request)
+            return shown(await QueueFigures(app.open_store, labels=10).read())
+
+    figures = asyncio.run(read())
+    assert figures["limit_used"] == {("all",): 3.0, ("tenant",): 9.0}
+    assert figures["limit_buckets"] == {("tenant",): 3.0}
+    assert figures["limit_waiting_jobs"] == {("all",): 1.0, ("tenant",): 1.0}
 
 
 def test_many_readers_ask_the_store_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

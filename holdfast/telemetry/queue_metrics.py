@@ -220,7 +220,7 @@ def _limit_readings(sight: QueueSnapshot) -> Iterator[Reading]:
     yield Reading(GAUGES["limit_max"], {(each.name,): float(each.values.concurrency or 0) for each in bounded})
     keyed = [limit for limit in limits if limit.by is not None]
     yield Reading(GAUGES["limit_buckets"], {(each.name,): float(len(of_limits.get(each.name, ()))) for each in keyed})
-    of_queues: dict[Values, float] = {
+    waiting: dict[Values, float] = {
         (each.name,): float(ready.get(each.queue, 0)) for each in limits if each.queue is not None
     }
-    yield Reading(GAUGES["limit_waiting_jobs"], of_queues)
+    yield Reading(GAUGES["limit_waiting_jobs"], waiting)

@@ -1,0 +1,556 @@
+"""Limits: the arithmetic of buckets and partitions, and how limits are said, declared and changed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from holdfast import Conflict, Holdfast, Invalid, NotFound
+from holdfast.app.limits import (
+    MAX_OF_ONE,
+    LimitOptions,
+    draft_limit,
+    format_rate,
+    limit_options,
+    parse_values,
+    said_values,
+    scope_buckets,
+)
+from holdfast.core.errors import ConfigError
+from holdfast.core.events import DeclarationKept
+from holdfast.core.limits import (
+    FULL,
+    MAX_LIMITS,
+    MAX_WEIGHT,
+    SEPARATOR,
+    Admission,
+    BucketState,
+    Limit,
+    LimitTable,
+    LimitValues,
+    decode_limits,
+    encode_limit,
+    free_instant,
+    name_bucket,
+    read_weights,
+    share_of,
+    split_bucket,
+    split_partition,
+    take_tokens,
+    use_of_running,
+)
+from holdfast.core.models import Job, NewJob
+
+SECOND = 1_000_000
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+JSON = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3))
+
+
+def limit_of(name: str = "crm", **fields: Any) -> Limit:
+    own = {field: fields.pop(field) for field in ("queue", "task", "by", "owner", "declared") if field in fields}
+    return Limit(name=name, values=LimitValues(**fields), **(own or {"queue": "default"}))
+
+
+def admission(*limits: Limit, used: dict[str, int] | None = None, now_us: int = 0, **states: BucketState) -> Admission:
+    return Admission({each.name: each for each in limits}, used or {}, dict(states), now_us)
+
+
+# ── tokens ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+@given(
+    rate=st.integers(1, 1000),
+    period_us=st.sampled_from([SECOND, 60 * SECOND, 7 * SECOND, 3600 * SECOND]),
+    burst=st.integers(1, 50),
+    steps=st.lists(st.tuples(st.integers(0, 3 * SECOND), st.integers(1, 60)), min_size=1, max_size=80),
+)
+@example(rate=3, period_us=SECOND, burst=1, steps=[(333_333, 1)] * 12)
+def test_tokens_never_exceed_burst_and_rate_in_any_window(
+    rate: int, period_us: int, burst: int, steps: list[tuple[int, int]]
+) -> None:
+    values = LimitValues(rate=rate, period_us=period_us, burst=burst)
+    taken: list[tuple[int, int]] = []
+    now = full_at = 0
+    for pause, tokens in steps:
+        now += pause
+        after, first = take_tokens(values, full_at, tokens, now)
+        if first <= now:
+            full_at = after
+            taken.append((now, min(tokens, burst)))
+    for begin in range(len(taken)):
+        number = 0
+        for at, tokens in taken[begin:]:
+            number += tokens
+            assert number <= burst + (at - taken[begin][0]) * rate / period_us + 1e-9
+
+
+@given(rate=st.integers(1, 1000), burst=st.integers(1, 50), tokens=st.integers(1, 100), full_at=st.integers(0, SECOND))
+def test_tokens_can_be_taken_at_the_promised_instant(rate: int, burst: int, tokens: int, full_at: int) -> None:
+    values = LimitValues(rate=rate, burst=burst)
+    _, first = take_tokens(values, full_at, tokens, 0)
+    if first > 0:
+        assert take_tokens(values, full_at, tokens, first)[1] <= first
+        assert take_tokens(values, full_at, tokens, first - 1)[1] > first - 1
+
+
+def test_free_instant_is_the_later_of_tokens_and_pause() -> None:
+    limit = limit_of(rate=1)
+    assert free_instant(limit, None, 5) == 0
+    assert free_instant(limit, BucketState(full_at_us=10 * SECOND), 0) == 10 * SECOND
+    assert free_instant(limit, BucketState(full_at_us=10 * SECOND, paused_until_us=20 * SECOND), 0) == 20 * SECOND
+    assert free_instant(limit, BucketState(full_at_us=10 * SECOND), 10 * SECOND) == 0
+    assert free_instant(None, BucketState(full_at_us=10 * SECOND, paused_until_us=3), 0) == 3
+
+
+# ── admission ───────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_admission_takes_from_every_bucket_or_from_none() -> None:
+    states = {"rate": BucketState(full_at_us=5 * SECOND)}
+    decide = admission(limit_of("many", concurrency=2), limit_of("rate", rate=1), **states)
+    partition = SEPARATOR.join(["many", "rate"])
+    assert decide.admit(partition) == 5 * SECOND
+    assert decide.changed == set()
+    assert [decide.admit("many"), decide.admit("many"), decide.admit("many")] == [None, None, FULL]
+
+
+def test_weight_above_the_concurrency_needs_the_whole_limit() -> None:
+    limit = limit_of(concurrency=3)
+    assert admission(limit, used={"crm": 1}).admit("crm", "[100]") == FULL
+    decide = admission(limit)
+    assert decide.admit("crm", "[100]") is None
+    assert decide.admit("crm") == FULL
+
+
+def test_partition_of_a_removed_limit_is_admitted() -> None:
+    decide = admission()
+    assert decide.admit("gone=1") is None
+    assert admission(gone=BucketState(paused_until_us=7)).admit("gone") == 7
+
+
+@given(weights=st.lists(st.integers(1, 6), max_size=40), concurrency=st.integers(1, 9))
+def test_admitted_weight_never_exceeds_the_concurrency(weights: list[int], concurrency: int) -> None:
+    decide = admission(limit_of(concurrency=concurrency))
+    admitted = sum(min(weight, concurrency) for weight in weights if decide.admit("crm", f"[{weight}]") is None)
+    assert admitted <= concurrency
+
+
+@pytest.mark.parametrize("text", [None, "", "[]", "[1]", "[1,0]", "[1,-5]", '[1,"2"]', "{}", "spoiled", "[1,2,3]"])
+def test_spoiled_weights_count_as_one(text: str | None) -> None:
+    assert read_weights(text, 2) == [1, 1]
+
+
+def test_use_counts_rows_by_their_weights() -> None:
+    partition = SEPARATOR.join(["a", "b=1"])
+    rows = [(partition, "[2,3]", 4), (partition, None, 1), ("a", None, 5)]
+    assert use_of_running(rows) == {"a": 14, "b=1": 13}
+
+
+# ── partitions ──────────────────────────────────────────────────────────────────────────────────────────────────────
+@given(value=JSON)
+@example(value="\ud800")
+@example(value="é" * 1000)
+@example(value="a=b")
+@example(value=f"a{SEPARATOR}crm")
+@example(value="\x00\n\x1b[31m")
+@example(value={"z": [1.5, None], "a": "\u2028"})
+@example(value=10**400)
+@example(value=float("nan"))
+def test_bucket_of_any_value_is_short_printable_and_names_its_limit(value: Any) -> None:
+    bucket = name_bucket(limit_of(by="args.tenant"), value)
+    assert bucket == name_bucket(limit_of(by="args.tenant"), value)
+    assert len(bucket) <= len("crm=") + 64
+    assert bucket.isprintable()
+    assert split_partition(SEPARATOR.join([bucket, "other"])) == [bucket, "other"]
+    name, text = split_bucket(bucket)
+    assert name == "crm"
+    assert text is not None
+    bucket.encode()
+
+
+def test_long_and_unprintable_values_have_buckets_of_their_own() -> None:
+    limit = limit_of(by="args.tenant")
+    values = [
+        "x" * 65,
+        "x" * 66,
+        "\x00",
+        "\x01",
+        "\ud800",
+        "\ud801",
+        "",
+        " ",
+        "é",
+        "e\u0301",
+        [1],
+        [[1]],
+        {"a": 1},
+        1.5,
+    ]
+    assert len({name_bucket(limit, value) for value in values}) == len(values)
+
+
+def test_spelling_of_an_object_does_not_matter() -> None:
+    limit = limit_of(by="args.tenant")
+    assert name_bucket(limit, {"a": 1, "b": 2}) == name_bucket(limit, {"b": 2, "a": 1})
+
+
+def test_partition_has_every_limit_of_queue_and_task() -> None:
+    table = LimitTable(
+        [limit_of("q", queue="mail", concurrency=1), limit_of("t", task="send", by="args.to", weight="args.size")]
+    )
+    payload = '{"to":"a","size":3}'
+    assert table.find_partition("send", "mail", payload) == (SEPARATOR.join(["q", "t=a"]), "[1, 3]")
+    assert table.find_partition("send", "other", payload) == ("t=a", "[3]")
+    assert table.find_partition("other", "mail", payload) == ("q", None)
+    assert table.find_partition("other", "other", payload) == (None, None)
+    assert table.queues == {"mail"}
+
+
+def test_plain_jobs_are_bound_to_no_partition() -> None:
+    jobs = [NewJob(id="", task="send", payload="{}", queue="mail")]
+    assert LimitTable().bind(jobs) is jobs
+    assert LimitTable([limit_of("q", queue="other", concurrency=1)]).bind(jobs) == jobs
+    (bound,) = LimitTable([limit_of("q", queue="mail", concurrency=1)]).bind(jobs)
+    assert bound.partition == "q"
+
+
+@pytest.mark.parametrize(
+    ("payload", "bucket", "weights"),
+    [
+        ("{}", "crm=null", None),
+        ('{"tenant":null}', "crm=null", None),
+        ('{"tenant":"null"}', "crm=null", None),
+        ('{"tenant":1}', "crm=1", None),
+        ('{"tenant":true,"pages":true}', "crm=true", None),
+        ('{"tenant":1.0,"pages":2.0}', "crm=1.0", None),
+        ('{"tenant":"a","pages":0}', "crm=a", None),
+        ('{"tenant":"a","pages":-3}', "crm=a", None),
+        ('{"tenant":"a","pages":"7"}', "crm=a", None),
+        ('{"tenant":"a","pages":7}', "crm=a", "[7]"),
+        ('{"tenant":"a","pages":99999999}', "crm=a", f"[{MAX_WEIGHT}]"),
+    ],
+)
+def test_odd_payloads_have_a_defined_partition(payload: str, bucket: str, weights: str | None) -> None:
+    table = LimitTable([limit_of(queue="default", by="args.tenant", weight="args.pages")])
+    assert table.find_partition("work", "default", payload) == (bucket, weights)
+
+
+def test_use_by_jobs_follows_weights_of_the_limits() -> None:
+    table = LimitTable([limit_of(queue="default", by="args.tenant", weight="args.pages")])
+
+    def job(payload: str, partition: str | None) -> Job:
+        return Job("", "work", "default", payload, 0, 0, None, 0, 0, 0, 0, partition=partition)
+
+    jobs = [job('{"tenant":"a","pages":5}', "crm=a"), job('{"tenant":"a"}', "crm=a"), job("{}", None)]
+    assert table.use_by_jobs(jobs) == {"crm=a": 6}
+    assert table.use_by_jobs([job('{"tenant":"b","pages":5}', "crm=a")]) == {"crm=a": 1}  # not reassigned yet
+
+
+def test_share_is_that_of_the_first_bucket_with_one() -> None:
+    limits = {"crm": limit_of("crm", by="args.t", shares={"a": 3}), "q": limit_of("q", queue="q", concurrency=1)}
+    assert share_of(limits, SEPARATOR.join(["q", "crm=a"])) == 3
+    assert share_of(limits, "crm=b") == 1
+    assert share_of(limits, "gone=a") == 1
+
+
+def test_document_of_a_limit_is_read_back() -> None:
+    limit = limit_of(by="args.t", rate=10, burst=3, shares={"é": 2}, declared=LimitValues(concurrency=1), owner="code")
+    assert decode_limits([(encode_limit(limit), 7)]) == [Limit(**{**_fields(limit), "revision": 7})]
+
+
+def _fields(limit: Limit) -> dict[str, Any]:
+    return {field: getattr(limit, field) for field in limit.__struct_fields__}
+
+
+# ── how limits are said ─────────────────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize("rate", ["1/s", "10/s", "90/m", "100/15m", "500/h", "1/d", "3/7d", "100000/s"])
+def test_rate_is_said_as_it_was_read(rate: str) -> None:
+    assert format_rate(parse_values({"rate": rate})) == rate
+
+
+@pytest.mark.parametrize(
+    ("rate", "said"), [("10/1s", "10/s"), ("60/60s", "60/m"), ("10/24h", "10/d"), ("1/90s", "1/90s")]
+)
+def test_rate_is_said_in_its_largest_unit(rate: str, said: str) -> None:
+    assert format_rate(parse_values({"rate": rate})) == said
+
+
+@pytest.mark.parametrize(("rate", "burst"), [("1/s", 1), ("10/s", 1), ("90/m", 1), ("25/s", 2), ("1000/s", 100)])
+def test_burst_is_by_default_a_tenth_of_a_second(rate: str, burst: int) -> None:
+    assert parse_values({"rate": rate}).burst == burst
+
+
+@given(
+    concurrency=st.none() | st.integers(1, 1_000_000),
+    rate=st.none()
+    | st.from_regex(r"[1-9][0-9]{0,3}/[1-9]?[0-9]?[smhd]", fullmatch=True).filter(lambda t: "/0" not in t),
+    weight=st.integers(1, 10_000) | st.just("args.pages"),
+    shares=st.dictionaries(st.text(), st.integers(1, 1000), max_size=5),
+)
+def test_values_are_read_back_as_they_are_said(**said: Any) -> None:
+    values = parse_values(said)
+    assert parse_values(said_values(values)) == values
+
+
+BAD: list[tuple[str, dict[str, Any]]] = [
+    ("concurrency", {"concurrency": 0}),
+    ("concurrency", {"concurrency": -5}),
+    ("concurrency", {"concurrency": 1_000_001}),
+    ("concurrency", {"concurrency": 1.5}),
+    ("concurrency", {"concurrency": True}),
+    ("concurrency", {"concurrency": "5"}),
+    ("concurrency", {}),
+    ("rate", {"rate": "-1/s"}),
+    ("rate", {"rate": "0/s"}),
+    ("rate", {"rate": "1.5/s"}),
+    ("rate", {"rate": "10"}),
+    ("rate", {"rate": "10/0s"}),
+    ("rate", {"rate": "10/week"}),
+    ("rate", {"rate": 10}),
+    ("rate", {"rate": "100001/s"}),
+    ("rate", {"rate": "１/s"}),
+    ("burst", {"burst": 5}),
+    ("burst", {"rate": "1/s", "burst": 0}),
+    ("weight", {"concurrency": 1, "weight": 0}),
+    ("weight", {"concurrency": 1, "weight": MAX_WEIGHT + 1}),
+    ("weight", {"concurrency": 1, "weight": "pages"}),
+    ("weight", {"concurrency": 1, "weight": "args"}),
+    ("weight", {"concurrency": 1, "weight": "args..pages"}),
+    ("by", {"concurrency": 1, "by": "tenant"}),
+    ("by", {"concurrency": 1, "by": "args.a.b.c.d.e.f.g.h.i"}),
+    ("by", {"concurrency": 1, "by": f"args.{'x' * 65}"}),
+    ("by", {"concurrency": 1, "by": "args.\x1f"}),
+    ("shares", {"concurrency": 1, "shares": {"a": 2}}),
+    ("shares", {"by": "args.t", "shares": {"a": 0}}),
+    ("shares", {"by": "args.t", "shares": {"a": 1001}}),
+    ("shares", {"by": "args.t", "shares": ["a"]}),
+    ("shares", {"by": "args.t", "shares": {str(n): 1 for n in range(1001)}}),
+    ("queue", {"concurrency": 1, "queue": "No Queue"}),
+    ("task", {"concurrency": 1, "task": "send"}),
+    ("task", {"concurrency": 1, "queue": None, "task": "no task"}),
+    ("queue", {"queue": None, "concurrency": 1}),
+    ("queue", {"queue": None, "by": "args.t", "rate": "1/s"}),
+    ("queue", {"queue": None}),
+]
+
+
+@pytest.mark.parametrize(("field", "options"), BAD)
+def test_bad_limit_is_refused_with_field_and_remedy(field: str, options: dict[str, Any]) -> None:
+    with pytest.raises(Invalid) as caught:
+        draft_limit("mail", LimitOptions(**{"queue": "mail", **options}))
+    assert caught.value.field == field
+    assert caught.value.remedy
+
+
+def test_unknown_option_is_refused_with_a_suggestion() -> None:
+    with pytest.raises(Invalid, match="did you mean concurrency"):
+        limit_options({"concurency": 5})
+    with pytest.raises(Invalid, match="limit"):
+        draft_limit("No Name", LimitOptions(queue="mail", concurrency=1))
+
+
+def test_scope_names_the_buckets_to_pause() -> None:
+    table = LimitTable(
+        [
+            limit_of("q", queue="mail", concurrency=1),
+            limit_of("t", task="send", concurrency=1),
+            limit_of("k", task="send", by="args.to"),
+        ]
+    )
+    found = {scope: scope_buckets(table, scope, "send", "mail", '{"to":"a"}') for scope in ("key", "queue", "task")}
+    assert found == {"key": ["k=a"], "queue": ["q"], "task": ["t"]}
+    assert scope_buckets(table, "key", "other", "other", "{}") == []
+
+
+# ── declared and changed ────────────────────────────────────────────────────────────────────────────────────────────
+def with_app(tmp_path: Path, work: Callable[[Holdfast], Awaitable[None]], **settings: Any) -> None:
+    async def run() -> None:
+        async with Holdfast(f"sqlite:///{tmp_path}/jobs.db", **settings) as app:
+            await work(app)
+
+    asyncio.run(run())
+
+
+def drafts(**options: Any) -> dict[str, Limit]:
+    return {"mail": draft_limit("mail", LimitOptions(queue="mail", **options))}
+
+
+def test_limit_is_declared_once() -> None:
+    app = Holdfast("sqlite:///unused.db")
+    app.limit("mail", queue="mail", concurrency=1)
+    with pytest.raises(ConfigError, match="declared twice"):
+        app.limit("mail", queue="mail", concurrency=2)
+
+
+def test_operators_values_stay_until_they_are_reset(tmp_path: Path) -> None:
+    async def work(app: Holdfast) -> None:
+        await app.limits.reconcile(drafts(concurrency=5))
+        assert (await app.limits.get("mail")).owner == "code"
+        changed = await app.limits.change("mail", concurrency=50)
+        assert (changed.values.concurrency, changed.declared) == (50, LimitValues(concurrency=5))
+        await app.limits.change("mail", rate="10/s")
+        await app.limits.reconcile(drafts(concurrency=6, by="args.t"))
+        kept = await app.limits.get("mail")
+        assert (kept.values.concurrency, kept.values.rate, kept.by) == (50, 10, "args.t")
+        reset = await app.limits.reset("mail")
+        assert (reset.values, reset.declared) == (LimitValues(concurrency=6), None)
+        assert await app.limits.reset("mail") == reset
+
+    with_app(tmp_path, work)
+
+
+def test_reconcile_writes_nothing_that_is_there(tmp_path: Path) -> None:
+    async def work(app: Holdfast) -> None:
+        await app.limits.reconcile(drafts(concurrency=5))
+        first = await app.limits.get("mail")
+        await app.limits.reconcile(drafts(concurrency=5))
+        assert await app.limits.get("mail") == first
+        await app.limits.reconcile(drafts(concurrency=6))
+        assert (await app.limits.get("mail")).revision > first.revision
+
+    with_app(tmp_path, work)
+
+
+def test_operators_limit_of_a_declared_name_stays(tmp_path: Path) -> None:
+    async def work(app: Holdfast) -> None:
+        kept: list[Any] = []
+        app.events.subscribe(kept.append, DeclarationKept)
+        mine = await app.limits.add("mail", queue="mail", concurrency=1)
+        await app.limits.reconcile(drafts(concurrency=5))
+        assert await app.limits.get("mail") == mine
+        assert [(each.kind, each.declared) for each in kept] == [("limit", "mail")]
+        with pytest.raises(Conflict, match="declared by no code"):
+            await app.limits.reset("mail")
+
+    with_app(tmp_path, work)
+
+
+@pytest.mark.parametrize(("owner", "left"), [(None, ["mail", "mine"]), ("shop", ["mine"])])
+def test_limit_that_code_no_longer_declares(tmp_path: Path, owner: str | None, left: list[str]) -> None:
+    async def work(app: Holdfast) -> None:
+        await app.limits.add("mine", queue="mail", concurrency=1)
+        await app.limits.reconcile(drafts(concurrency=5))
+        await app.limits.reconcile({})
+        assert [each.name for each in await app.limits.find_all()] == left
+
+    with_app(tmp_path, work, schedule_owner=owner)
+
+
+def test_change_names_the_wrong_value(tmp_path: Path) -> None:
+    async def work(app: Holdfast) -> None:
+        await app.limits.add("mail", queue="mail", concurrency=5, rate="10/s", burst=7)
+        for values, words in (
+            ({"concurency": 5}, "did you mean concurrency"),
+            ({}, "there are these"),
+            ({"queue": "other"}, "there are these"),
+            ({"concurrency": -1}, "concurrency"),
+            ({"concurrency": None, "rate": None}, "concurrency"),
+            ({"shares": {"a": 2}}, "shares"),
+        ):
+            with pytest.raises(Invalid, match=words):
+                await app.limits.change("mail", **values)
+        assert (await app.limits.change("mail", rate="100/s")).values.burst == 10  # the usual one of the new rate
+        assert (await app.limits.change("mail", rate=None)).values == LimitValues(concurrency=5)
+        with pytest.raises(NotFound):
+            await app.limits.change("other", concurrency=1)
+
+    with_app(tmp_path, work)
+
+
+def test_argument_that_a_task_does_not_take_is_refused(tmp_path: Path) -> None:
+    async def work(app: Holdfast) -> None:
+        @app.task("send")
+        async def send(tenant: str, pages: int = 1) -> None: ...
+
+        with pytest.raises(Invalid, match="did you mean tenant"):
+            await app.limits.add("send", task="send", by="args.tenat")
+        await app.limits.add("send", task="send", by="args.tenant")
+        with pytest.raises(Invalid, match="takes tenant, pages"):
+            await app.limits.change("send", weight="args.size")
+        await app.limits.add("unknown", task="elsewhere", by="args.anything")
+
+    with_app(tmp_path, work)
+
+
+def test_use_and_pause_of_a_key_need_its_values(tmp_path: Path) -> None:
+    async def work(app: Holdfast) -> None:
+        await app.limits.add("crm", queue="crm", by="args.tenant")
+        for call in (app.limits.use("crm"), app.limits.pause("crm", 5)):
+            with pytest.raises(Invalid, match=r"give values of args\.tenant"):
+                await call
+        with pytest.raises(Invalid, match="pause_for"):
+            await app.limits.pause("crm", -1, "acme")
+        await app.limits.pause("crm", timedelta(minutes=1), "acme", 7)
+        acme, seven, other = await app.limits.use("crm", "acme", "7", "x")
+        assert (acme.free_at_us > 0, seven.free_at_us > 0, other.free_at_us) == (True, True, 0)
+
+    with_app(tmp_path, work)
+
+
+def test_number_of_limits_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(app: Holdfast) -> None:
+        for number in range(MAX_OF_ONE):
+            await app.limits.add(f"l-{number}", queue="mail", concurrency=1)
+        with pytest.raises(Invalid, match="has 8 limits"):
+            await app.limits.add("one-more", queue="mail", concurrency=1)
+        monkeypatch.setattr("holdfast.app.limits.MAX_LIMITS", MAX_OF_ONE)
+        with pytest.raises(Invalid, match="remove one first"):
+            await app.limits.add("one-more", queue="other", concurrency=1)
+        await app.limits.change("l-0", concurrency=2)
+
+    assert MAX_LIMITS == 1000
+    with_app(tmp_path, work)
+
+
+def test_writers_at_once_lose_no_change(tmp_path: Path) -> None:
+    async def work(app: Holdfast) -> None:
+        await app.limits.add("crm", queue="crm", by="args.tenant", concurrency=1)
+        changes = [{"concurrency": 7}, {"rate": "5/s"}, {"weight": 2}, {"shares": {"a": 2}}]
+        await asyncio.gather(*[app.limits.change("crm", **change) for change in changes])
+        values = (await app.limits.get("crm")).values
+        assert (values.concurrency, values.rate, values.weight, values.shares) == (7, 5, 2, {"a": 2})
+
+    with_app(tmp_path, work)
+
+
+def test_many_keys_stay_bounded_in_the_store(tmp_path: Path) -> None:
+    number = 3000
+
+    async def work(app: Holdfast) -> None:
+        await app.limits.add("crm", queue="default", by="args.tenant", concurrency=1, rate="1000/s")
+        for begin in range(0, number, 1000):
+            batch = [app.draft_job("work", {"tenant": f"t-{n}"}) for n in range(begin, begin + 1000)]
+            await (await app.open_store()).queueing.submit(batch)
+        handled = Counter[str]()
+        while jobs := await _claim_and_end(app):
+            handled.update(jobs)
+        assert (len(handled), set(handled.values())) == (number, {1})
+        await asyncio.sleep(0.01)  # every token has come
+        for _ in range(number // 1000 + 1):
+            await (await app.open_store()).maintenance.prune({}, limit=1000)
+
+    with_app(tmp_path, work)
+    with sqlite3.connect(tmp_path / "jobs.db") as connection:
+        counts = [
+            connection.execute(f"select count(*) from {table}").fetchone()[0]  # noqa: S608
+            for table in ("holdfast_partition", "holdfast_bucket")
+        ]
+    assert max(counts) <= 500
+
+
+async def _claim_and_end(app: Holdfast) -> list[str]:
+    from holdfast.core.models import JobState, Settlement
+    from holdfast.stores.base import ClaimRequest
+
+    store = await app.open_store()
+    request = ClaimRequest("w", {"*": 500}, limit=500, lease_for=timedelta(minutes=1))
+    jobs = (await store.queueing.claim(request)).jobs
+    ends = [Settlement(job_id=job.id, claims=job.claims, state=JobState.SUCCEEDED) for job in jobs]
+    await store.queueing.settle(ends)
+    return [json.loads(job.payload)["tenant"] for job in jobs]

@@ -54,6 +54,11 @@ def fail(how: str) -> None:
 
 
 @process_task
+async def limited(ctx: Context) -> None:
+    await ctx.limit("api")
+
+
+@process_task
 def snooze() -> None:
     raise Snooze(5)
 

@@ -34,6 +34,7 @@ class LimitValuesDocument(msgspec.Struct, frozen=True, kw_only=True):
     burst: Annotated[int | None, Meta(description="Starts that may come at once; null: it has no rate.")]
     weight: Weight
     shares: Annotated[dict[str, int], Meta(description="Turns by value of the key; 1 for any other value.")]
+    depth: Annotated[int | None, Meta(description="Jobs that may wait in the queue; null: any number.")]
 
 
 class BucketDocument(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +59,7 @@ class LimitDocument(msgspec.Struct, frozen=True, kw_only=True):
     burst: Annotated[int | None, Meta(description="Starts that may come at once; null: it has no rate.")]
     weight: Weight
     shares: Annotated[dict[str, int], Meta(description="Turns by value of the key; 1 for any other value.")]
+    depth: Annotated[int | None, Meta(description="Jobs that may wait in the queue; null: any number.")]
     owner: Annotated[str | None, Meta(description="The application whose code declares it; null: an operator made it.")]
     changed: Annotated[bool, Meta(description="An operator's values are in force, not those of the code.")]
     declared: Annotated[LimitValuesDocument | None, Meta(description="The values of the code, where it is changed.")]
@@ -88,6 +90,7 @@ def _values_document(values: LimitValues) -> LimitValuesDocument:
         burst=None if values.rate is None else values.burst,
         weight=values.weight,
         shares=values.shares,
+        depth=values.depth,
     )
 
 
@@ -122,6 +125,8 @@ def describe_values(values: LimitValues) -> str:
         words.append(f"weight {values.weight}")
     if values.shares:
         words.append(f"shares {', '.join(f'{value}={share}' for value, share in sorted(values.shares.items()))}")
+    if values.depth is not None:
+        words.append(f"depth {values.depth:,}")
     return ", ".join(words) or "turns only"
 
 
@@ -150,9 +155,10 @@ LIMIT: dict[str, Any] = {
     "burst": 1,
     "weight": 1,
     "shares": {"acme": 3},
+    "depth": None,
     "owner": "code",
     "changed": True,
-    "declared": {"concurrency": 1, "rate": "10/s", "burst": 1, "weight": 1, "shares": {}},
+    "declared": {"concurrency": 1, "rate": "10/s", "burst": 1, "weight": 1, "shares": {}, "depth": None},
     "buckets": [{"value": "acme", "used": 2, "free_at": "2030-01-31T08:00:00.100000Z"}],
     "revision": 1_896_048_000_000_031,
 }

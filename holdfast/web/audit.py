@@ -27,7 +27,7 @@ from holdfast.web.settlements import OUTCOMES
 _TARGETS = ("id", "ids", "filter", "all", "dry_run", "limit", "force", "rate", "task", "queue", "queues", "key")
 _OPTIONS = ("worker", "workers", "drain", "priority", "delay", "run_at", "expires", "tags", "after", "name", "replace")
 _TIMES = ("cron", "zone", "every", "at", "start", "end")
-_LIMITS = ("by", "concurrency", "burst", "weight")
+_LIMITS = ("by", "concurrency", "burst", "weight", "depth")
 _COUNTED = ("jobs", "leases", "lines", "settlements", "shares", "values")
 _IDS_MOST = 50
 _TEXT_MOST = 1000

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.core.errors import Conflict, Invalid, NotFound
-from holdfast.core.limits import MAX_CONCURRENCY, MAX_SHARE, MAX_WEIGHT, Limit
+from holdfast.core.limits import MAX_CONCURRENCY, MAX_DEPTH, MAX_SHARE, MAX_WEIGHT, Limit
 from holdfast.core.validation import check_name, parse_duration
 from holdfast.views.limits import LIMIT, MAX_VALUES, LimitDocument, limit_document, list_documents, parse_key_values
 from holdfast.web.bulk import NOTHING
@@ -86,6 +86,12 @@ _VALUES = (
         "burst",
         _or_null(integer_value(1, MAX_CONCURRENCY)),
         "Starts that may come at once; left out: a tenth of a second's worth, at least 1.",
+        nullable=True,
+    ),
+    Field(
+        "depth",
+        _or_null(integer_value(1, MAX_DEPTH)),
+        "Jobs that may wait in the queue; submissions beyond it are answered with 429. Without `by`.",
         nullable=True,
     ),
     Field("weight", _WEIGHT, "The room and tokens that a job takes, or the place in its payload that says so."),
@@ -197,7 +203,7 @@ async def change_limit(call: RequestContext) -> ApiResponse:
     """Changes values of a limit."""
     limit = await _named(call)
     if not call.body:
-        raise Invalid("body", {}, "name a value to change: concurrency, rate, burst, weight, shares")
+        raise Invalid("body", {}, "name a value to change: concurrency, rate, burst, weight, depth, shares")
     return json_response(200, limit_document(await call.app.limits.change(limit.name, **call.body)))
 
 

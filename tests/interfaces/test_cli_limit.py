@@ -175,6 +175,16 @@ def test_doctor_names_limits_that_nothing_uses(cli: Cli) -> None:
     assert len(limit_findings(cli)) == 2  # without an application no task is known
 
 
+def test_submission_beyond_the_depth_exits_75(cli: Cli) -> None:
+    assert cli.json(*MAIL, "--depth", "2")["depth"] == 2
+    assert "depth 2" in cli.run("limit", "list")
+    for _ in range(2):
+        cli.run("enqueue", "work", "--queue", "mail")
+    assert "queue mail is full" in cli.fail("enqueue", "work", "--queue", "mail", code=75)
+    assert "depth" in cli.fail(*CRM[:5], "--depth", "2", code=2)
+    assert "depth" in cli.fail("limit", "set", "mail", "--depth", "0", code=2)
+
+
 def test_set_without_a_value_is_refused(cli: Cli) -> None:
     cli.run(*MAIL, "--concurrency", "5")
     assert "give a value to change" in cli.fail("limit", "set", "mail", code=2)

@@ -290,6 +290,7 @@ def test_burst_is_by_default_a_tenth_of_a_second(rate: str, burst: int) -> None:
     concurrency=st.none() | st.integers(1, 1_000_000),
     rate=st.none()
     | st.from_regex(r"[1-9][0-9]{0,3}/[1-9]?[0-9]?[smhd]", fullmatch=True).filter(lambda t: "/0" not in t),
+    depth=st.none() | st.integers(1, 1_000_000),
     weight=st.integers(1, 10_000) | st.just("args.pages"),
     shares=st.dictionaries(st.text(), st.integers(1, 1000), max_size=5),
 )
@@ -317,6 +318,9 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("rate", {"rate": "１/s"}),
     ("burst", {"burst": 5}),
     ("burst", {"rate": "1/s", "burst": 0}),
+    ("depth", {"depth": 0}),
+    ("depth", {"depth": 5, "by": "args.t"}),
+    ("depth", {"depth": 5, "queue": None, "task": "send"}),
     ("weight", {"concurrency": 1, "weight": 0}),
     ("weight", {"concurrency": 1, "weight": MAX_WEIGHT + 1}),
     ("weight", {"concurrency": 1, "weight": "pages"}),

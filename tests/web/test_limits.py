@@ -111,6 +111,8 @@ def test_pause_holds_a_limit_or_values_of_its_key(api: Api) -> None:
         ("shares", {"shares": {"acme": 0}}),
         ("shares", {"shares": ["acme"]}),
         ("shares", {"by": None}),
+        ("depth", {"depth": 0}),
+        ("depth", {"depth": 5}),
         ("name", {"name": "No Name"}),
         ("concurency", {"concurency": 5}),
     ],
@@ -133,6 +135,17 @@ def test_values_of_a_limit_without_a_key_are_refused(api: Api, query: dict[str, 
     api.post("/v1/limits", MAIL, 201)
     answer = api.ask("GET", "/v1/limits/mail", params=query)
     assert (answer.status_code, answer.json()["field"]) == (422, next(iter(query)))
+
+
+def test_submission_beyond_the_depth_is_refused(api: Api) -> None:
+    added = api.post("/v1/limits", {"name": "mail", "queue": "mail", "depth": 1}, 201)
+    assert (added["depth"], added["concurrency"]) == (1, None)
+    api.submit(queue="mail")
+    answer = api.ask("POST", "/v1/jobs", json={"task": "work", "payload": {}, "queue": "mail"})
+    assert (answer.status_code, answer.json()["code"]) == (429, "queue_full")
+    assert int(answer.headers["retry-after"]) > 0
+    assert patch(api, "mail", {"depth": 2})["depth"] == 2
+    api.submit(queue="mail")
 
 
 def test_key_needs_its_scopes_and_its_queue(home: str, tmp_path: Path) -> None:

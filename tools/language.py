@@ -122,7 +122,7 @@ def measure(package: Path) -> list[Measure]:
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(package.rglob("*.py"))}
     opening = Measure("docstrings opening with a pronoun, %", 3.0, 0.5)
     pronouns = Measure("pronouns per 100 docstring words", 0.7, 0.65)
-    one_word = Measure("distinct one-word public functions", 160, 151)
+    one_word = Measure("distinct one-word public functions", 160, 158)
     unexplained = Measure("one-word functions not in the glossary", 0, 0)
     classes = Measure("class names in modules of different names", 3, 3)
     commits = Measure("commit subjects out of form", 0, 0)

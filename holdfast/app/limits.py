@@ -216,8 +216,8 @@ class LimitManager:
 
     @requires_loop
     async def change(self, /, name: str, **values: Any) -> Limit:
-        """Change values of a limit: concurrency, rate, burst, weight, shares. They hold at once, and go before those of
-        the code until ``reset``. None takes one away."""
+        """Change values of a limit: concurrency, rate, burst, weight, shares. They hold at once, and go before the
+        values of the code until ``reset``. None takes one away."""
         unknown = set(values) - set(_VALUES)
         if unknown or not values:
             wrong = min(unknown, default="nothing")
@@ -317,7 +317,7 @@ class LimitManager:
                 task.check_argument(path, field)
 
     async def _change(self, name: str, change: Callable[[Limit | None], Limit]) -> Limit:
-        """Writes what ``change`` makes of the present limit; again if another write came first."""
+        """Writes the limit that ``change`` makes of the present one; again if another write came first."""
         store = await self._app.open_store()
         for _ in range(_TRIES):
             limits = await self._read()

@@ -48,7 +48,7 @@ def limit() -> None:
 @limit.command("list", examples=["holdfast limit list", "holdfast limit list --json"])
 @click.pass_obj
 def limit_list(session: Session) -> None:
-    """List every limit with its values; those without a key with their use."""
+    """List every limit with its values, and its use if it has no key."""
     with session.open_jobs() as app:
         limits = app.limits.sync.find_all()
         documents = app.run_blocking(_documents(app, limits))
@@ -214,7 +214,7 @@ def limit_add(
 def limit_set(session: Session, /, *, name: str, shares: tuple[str, ...], **given: str | None) -> None:
     """Change values of a limit, while workers obey it. The word none takes a value away.
 
-    The values are in force before those of the code, until `holdfast limit reset`.
+    They go before the values of the code, until `holdfast limit reset`.
     """
     values = _parse_values(given, shares)
     if not values:

@@ -1,4 +1,4 @@
-"""Limits: how many jobs may run at once, how often they may start, and whose turn it is. A store says what the time is.
+"""Limits: how many jobs may run at once, how often they may start, and whose turn it is. A store tells the time.
 
 A *limit* applies to jobs of a queue or of a task. It has one *bucket*, or one for each value of a key in the payload.
 A *partition* is the jobs of a queue that pass through the same buckets. A claim admits a job if each of its buckets has
@@ -64,7 +64,7 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     by: a path in the payload, like "args.tenant": each value has a bucket of its own.
     owner: the application whose code declares it; None: an operator made it.
-    declared: the values of the code, while those of an operator are in force instead.
+    declared: the values of the code, while values of an operator are in force instead.
     revision grows with each write; a store sets it.
     """
 
@@ -144,7 +144,7 @@ class LimitTable:
                 self._tasks.setdefault(limit.task, []).append(limit)
 
     def split(self, partition: str) -> list[tuple[str, Limit]]:
-        """The buckets of a partition with their limits; without those whose limit is gone."""
+        """The buckets of a partition with their limits; buckets whose limit is gone are left out."""
         named = [(bucket, self.limits.get(split_bucket(bucket)[0])) for bucket in split_partition(partition)]
         return [(bucket, limit) for bucket, limit in named if limit is not None]
 
@@ -154,7 +154,7 @@ class LimitTable:
         return self._queues.keys()
 
     def bind(self, jobs: Sequence[NewJob]) -> Sequence[NewJob]:
-        """Returns the jobs, those under limits with their partitions."""
+        """Returns the jobs, with partitions where they are under limits."""
         if not self._queues and not self._tasks:
             return jobs
         return [self._bind(job) for job in jobs]
@@ -222,7 +222,7 @@ def share_of(limits: Mapping[str, Limit], partition: str) -> int:
 
 
 class Admission:
-    """Decides which jobs may start now: counts running ones, takes tokens, says when a full bucket has room again."""
+    """Decides which jobs may start now: counts running jobs, takes tokens, says when a full bucket has room again."""
 
     def __init__(
         self, limits: Mapping[str, Limit], used: dict[str, int], states: dict[str, BucketState], now_us: int

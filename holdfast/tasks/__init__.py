@@ -10,7 +10,7 @@ task.py        a registered function; the registry
 
 from holdfast.tasks.codec import PAYLOAD_LIMIT, RESULT_LIMIT, decode_payload, encode_payload, encode_result
 from holdfast.tasks.context import CURRENT, Context, LogOpener, current_job
-from holdfast.tasks.job_logger import NOTHING, JobLog, Limits, LogEntry
+from holdfast.tasks.job_logger import NOTHING, JobLog, LogEntry, LogLimits
 from holdfast.tasks.signature import Signature, provided
 from holdfast.tasks.task import ErrorMatch, Executor, Registry, Task
 
@@ -23,7 +23,7 @@ __all__ = [
     "ErrorMatch",
     "Executor",
     "JobLog",
-    "Limits",
+    "LogLimits",
     "LogEntry",
     "LogOpener",
     "Registry",

@@ -16,14 +16,14 @@ import msgspec
 LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
-class Limits(msgspec.Struct, frozen=True, array_like=True):
+class LogLimits(msgspec.Struct, frozen=True, array_like=True):
     """Limits of one attempt's log."""
 
     lines: int
     size: int  # bytes of one line: as many of its text, and of its fields
 
 
-NOTHING = Limits(0, 0)
+NOTHING = LogLimits(0, 0)
 
 
 class LogEntry(NamedTuple):
@@ -41,7 +41,7 @@ Keep = Callable[[int, LogEntry], None]
 class JobLog:
     """The log of one attempt. Callable from any thread."""
 
-    def __init__(self, limits: Limits, keep: Keep) -> None:
+    def __init__(self, limits: LogLimits, keep: Keep) -> None:
         self._limits = limits
         self._keep = keep
         self._lock = threading.Lock()

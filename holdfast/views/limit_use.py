@@ -29,7 +29,7 @@ class LimitUse(msgspec.Struct, frozen=True, kw_only=True):
     """Use of a limit's bucket that a job passes through.
 
     value: of the limit's key. weight: of the job. holders: running jobs with room of the bucket, id and queue.
-    has_more: there may be further ones.
+    has_more: there may be further holders.
     """
 
     limit: Limit

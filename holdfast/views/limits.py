@@ -103,7 +103,7 @@ def _bucket_document(use: BucketUse) -> BucketDocument:
 
 
 async def list_documents(store: Store, limits: Sequence[Limit]) -> list[LimitDocument]:
-    """Limits, those without a key with their use."""
+    """Limits; with their use where they have no key."""
     names = [limit.name for limit in limits if limit.by is None]
     uses = {use.bucket: use for use in await store.limits.bucket_use(names)} if names else {}
     return [limit_document(limit, [uses[limit.name]] if limit.name in uses else ()) for limit in limits]

@@ -228,7 +228,7 @@ async def pause_limit(call: RequestContext) -> ApiResponse:
 
 
 def _operation(name: str, method: str, path: str, summary: str, handler: Handler, **more: Any) -> Operation:
-    """An operation on limits; those with a name in their path may not find it."""
+    """An operation on limits; one with a name in its path may not find it."""
     parts: dict[str, Any] = {"scope": "read" if method == "GET" else "operate", "group": "Limits"}
     if "{" in path:
         parts["refusals"] = (404, *more.pop("refusals", ()))

@@ -17,7 +17,7 @@ from holdfast.core.errors import ConfigError
 from holdfast.core.lifecycle import Outcome, Released, Succeeded
 from holdfast.core.resources import UNLIMITED
 from holdfast.settings.settings import Settings
-from holdfast.tasks import Context, Limits, Task
+from holdfast.tasks import Context, LogLimits, Task
 from holdfast.tasks.command_policy import largest_limits
 from holdfast.worker.executors.outcome import UNSTARTABLE_DELAY
 from holdfast.worker.executors.process import ProcessExecutor
@@ -69,7 +69,7 @@ class HandlerInvoker:
                 recycle_jobs=self._settings.recycle_jobs,
                 recycle_memory=self._settings.recycle_memory,
                 result_limit=self._settings.result_limit,
-                log=Limits(self._settings.job_lines, self._settings.job_line_size),
+                log=LogLimits(self._settings.job_lines, self._settings.job_line_size),
                 events=app.events,
                 watcher=self.watcher,
             )

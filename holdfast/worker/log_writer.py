@@ -15,7 +15,7 @@ from holdfast.core.events import LinesLost
 from holdfast.core.job_logs import NewLine, Record
 from holdfast.core.models import Lease
 from holdfast.stores.base import Store
-from holdfast.tasks.job_logger import JobLog, Limits, LogEntry
+from holdfast.tasks.job_logger import JobLog, LogEntry, LogLimits
 from holdfast.worker.context import RetryDelay, WorkerContext
 
 _LINGER = 0.5  # seconds the first line may wait for others
@@ -49,7 +49,7 @@ class LogWriter:
     def open_log(self, lease: Lease) -> JobLog:
         """A log for the attempt under this lease."""
         settings = self._shared.settings
-        limits = Limits(settings.job_lines, settings.job_line_size)
+        limits = LogLimits(settings.job_lines, settings.job_line_size)
         return JobLog(limits, functools.partial(self._keep, lease))
 
     def _keep(self, lease: Lease, number: int, said: LogEntry) -> None:

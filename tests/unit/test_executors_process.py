@@ -20,7 +20,7 @@ import pytest
 from holdfast.core.events import ChildEnded, Event, Events
 from holdfast.core.lifecycle import Failed, Outcome, Released, Snoozed, Succeeded
 from holdfast.core.models import Reason
-from holdfast.tasks import JobLog, Limits, LogEntry, Task
+from holdfast.tasks import JobLog, LogEntry, LogLimits, Task
 from holdfast.worker.executors.child import Logged, _Outbox
 from holdfast.worker.executors.process import ProcessExecutor
 from tests.unit import executor_tasks as tasks
@@ -284,8 +284,8 @@ def test_children_die_with_a_worker_that_is_killed(tmp_path: Path) -> None:
 @on_both_loops
 async def test_what_a_handler_logs_comes_before_its_reply() -> None:
     kept: list[tuple[int, LogEntry]] = []
-    log = JobLog(Limits(2, 100), lambda number, line: kept.append((number, line)))
-    async with pool(log=Limits(2, 100)) as executor:
+    log = JobLog(LogLimits(2, 100), lambda number, line: kept.append((number, line)))
+    async with pool(log=LogLimits(2, 100)) as executor:
         assert await executor.run(tasks.write_logs, job("write_logs", '{"lines":5}'), lambda: log) == Succeeded("5")
         assert await run(executor, tasks.write_logs, lines=5) == Succeeded("5")  # nobody wants to know
     fields = '{{"number":{},"pid_differs":true}}'

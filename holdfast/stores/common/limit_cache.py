@@ -37,6 +37,6 @@ class LimitCache:
         self._read_at = -REFRESH
 
     async def bind(self, jobs: Sequence[NewJob]) -> Sequence[NewJob]:
-        """Returns the jobs, those under limits with their partitions."""
+        """Returns the jobs, with partitions where they are under limits."""
         table = self.keep(await self._read()) if self.is_stale else self.table
         return table.bind(jobs)

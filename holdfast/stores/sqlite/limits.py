@@ -73,7 +73,7 @@ class SqliteLimits(SqliteFamily):
     def _read(self, connection: sqlite3.Connection) -> list[Limit]:
         return decode_limits(connection.execute(self._sql["limits"]).fetchall())
 
-    def current(self, connection: sqlite3.Connection) -> LimitTable | None:
+    def current_table(self, connection: sqlite3.Connection) -> LimitTable | None:
         """The limits as this connection sees them; None where there are none, and no job was ever under one."""
         number, revisions, had_jobs = connection.execute(self._sql["limits_version"]).fetchone()
         if not number and not had_jobs:
@@ -85,10 +85,10 @@ class SqliteLimits(SqliteFamily):
 
     def assign_again(self, connection: sqlite3.Connection, ids: Sequence[str]) -> None:
         """Gives jobs whose payload or queue has changed their partitions."""
-        table = self.current(connection)
+        table = self.current_table(connection)
         if table is not None:
             rows = connection.execute(self._sql["partitions_of"], {"ids": as_json(ids)}).fetchall()
-            assign(connection, self._sql, table, rows)
+            write_partitions(connection, self._sql, table, rows)
 
     async def assign_partitions(
         self, *, queue: str | None = None, task: str | None = None, after: str = "", limit: int = 1000
@@ -97,7 +97,7 @@ class SqliteLimits(SqliteFamily):
             values = {"queue": queue, "task": task, "after": after, "limit": limit}
             rows = transaction.connection.execute(self._sql["waiting_jobs"], values).fetchall()
             table = LimitTable(self._read(transaction.connection))
-            changed = assign(transaction.connection, self._sql, table, rows)
+            changed = write_partitions(transaction.connection, self._sql, table, rows)
             for name in {row[2] for row in rows}:
                 transaction.notify_topic(f"queue:{name}")
             return changed, rows[-1][4] if len(rows) == limit else None
@@ -158,7 +158,7 @@ def read_buckets(
     return {name: BucketState(full_at, paused_until) for name, full_at, paused_until in rows}
 
 
-def assign(
+def write_partitions(
     connection: sqlite3.Connection, statements: Mapping[str, str], table: LimitTable, rows: Sequence[Sequence[Any]]
 ) -> int:
     """Gives jobs their partitions: seq, task, queue, payload, id, partition and weights of each. Returns how many were
@@ -196,11 +196,11 @@ class LimitedClaim:
         for _ in range(0, _ASSIGNED_MOST, _ASSIGNED):
             values = {"queue": queue, "limit": _ASSIGNED}
             rows = self._connection.execute(self._sql["unassigned_jobs"], values).fetchall()
-            assign(self._connection, self._sql, self._table, rows)
+            write_partitions(self._connection, self._sql, self._table, rows)
             if len(rows) < _ASSIGNED:
                 return
 
-    def choose(self, queue: str, room: int) -> list[int]:
+    def choose_jobs(self, queue: str, room: int) -> list[int]:
         """Chooses up to ``room`` jobs of a queue; returns their rows in their order."""
         unblocking = {"queue": queue, "now": self._now_us, "limit": _UNBLOCKED}
         self._connection.execute(self._sql["unblock_partitions"], unblocking)
@@ -212,15 +212,15 @@ class LimitedClaim:
         while len(chosen) < room and (partition := turns.next_partition()) is not None:
             job = turns.next_job(partition, room - len(chosen))
             if job is None:
-                turns.drop(partition)
+                turns.drop_partition(partition)
                 continue
             blocked_until = self._admit(partition, job[1])
             if blocked_until is None:
                 chosen.append(job[0])
                 turns.serve(partition, TURN // share_of(self._limits, partition))
             elif blocked_until != FULL:
-                turns.block(partition, blocked_until)
-        turns.save()
+                turns.block_partition(partition, blocked_until)
+        turns.save_turns()
         self._save_buckets()
         return chosen
 
@@ -317,17 +317,17 @@ class _Turns:
         self._moved[partition] = self._turn + step
         self._push(partition, self._turn + step)
 
-    def block(self, partition: str, until: int) -> None:
+    def block_partition(self, partition: str, until: int) -> None:
         """Leaves a partition alone until an instant."""
         turn = self._moved.pop(partition, self._turn)
         self._connection.execute(self._sql["move_partition"], (self._queue, partition, turn, until))
 
-    def drop(self, partition: str) -> None:
+    def drop_partition(self, partition: str) -> None:
         """Forgets a partition without ready jobs."""
         self._moved.pop(partition, None)
         self._connection.execute(self._sql["drop_partition"], (self._queue, partition))
 
-    def save(self) -> None:
+    def save_turns(self) -> None:
         """Writes the new turns."""
         moved = [(self._queue, partition, turn, None) for partition, turn in self._moved.items()]
         self._connection.executemany(self._sql["move_partition"], moved)

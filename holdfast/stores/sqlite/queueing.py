@@ -156,7 +156,7 @@ class SqliteQueueing(SqliteFamily):
         self, connection: sqlite3.Connection, queues: Sequence[str], request: ClaimRequest
     ) -> list[str]:
         """The wanted queues that have had jobs under limits, and those with a limit of their own."""
-        table = self._limits.current(connection)
+        table = self._limits.current_table(connection)
         if table is None:
             return []
         names = {name for (name,) in connection.execute(self._sql["limited_queues"])} | table.queues
@@ -293,7 +293,7 @@ class SqliteQueueing(SqliteFamily):
                     raise _Short
         except _Short:
             return False
-        if self._limits.current(connection) is not None:
+        if self._limits.current_table(connection) is not None:
             ids = as_json(each.job_id for each in settlements)
             for (queue,) in connection.execute(self._sql["limited_queues_of"], {"ids": ids}):
                 transaction.notify_topic(f"queue:{queue}")
@@ -456,7 +456,7 @@ class _Taking:
         else:
             of_queue = sum(job.queue == queue for job in self.jobs)
             room = min(slots - of_queue, self._request.limit - taken, self._request.idle - taken, self._startable)
-            seqs = claim.choose(queue, room) if room > 0 else []
+            seqs = claim.choose_jobs(queue, room) if room > 0 else []
             quarantined = _one(self.connection, self._sql["any_limited_quarantined"], {"queue": queue})
             self.quarantined = self.quarantined or bool(quarantined)
         if seqs:

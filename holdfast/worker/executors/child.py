@@ -32,7 +32,7 @@ from holdfast.core.errors import ConfigError, Invalid
 from holdfast.core.lifecycle import Failed, Outcome, Released, Snoozed, Succeeded
 from holdfast.core.models import Job, Lease, Reason
 from holdfast.core.resources import ResourceLimits
-from holdfast.tasks import CURRENT, Context, JobLog, Limits, LogEntry, Registry, Task
+from holdfast.tasks import CURRENT, Context, JobLog, LogEntry, LogLimits, Registry, Task
 from holdfast.telemetry.trace_context import open_traces
 from holdfast.worker.executors.outcome import (
     describe_error,
@@ -292,7 +292,7 @@ class Setup(msgspec.Struct, array_like=True):
     recycle_jobs: int | None
     recycle_memory: int | None  # bytes
     result_limit: int  # bytes a result may take
-    log: Limits
+    log: LogLimits
 
 
 class ChildRequest(msgspec.Struct, array_like=True):

@@ -127,17 +127,7 @@ class Context:
         Over the limit it raises `RateLimited`: the attempt fails, and is retried after the policy's delay; with
         ``wait`` it waits for the tokens, and keeps its runner.
         """
-        await self.limiter.take(name, tokens, wait=wait)
-
-    @property
-    def limiter(self) -> Limiter:
-        """The limits of the store, as the worker takes from them. HoldfastError where there is no store."""
-        if self._limiter is None:
-            raise HoldfastError(
-                "context.limit(): this code runs without a worker or in a process of its own, without a store; "
-                'let the task run with executor="async" or "thread"'
-            )
-        return self._limiter
+        await _limiter_of(self).take(name, tokens, wait=wait)
 
     @property
     def sync(self) -> SyncContext:
@@ -165,7 +155,18 @@ class SyncContext:
     def limit(self, name: str, tokens: int = 1, *, wait: bool = False) -> None:
         """``Context.limit``, in this thread."""
         forbid_running_loop("await context.limit(…) itself instead of context.sync.limit(…)")
-        self._context.limiter.take_blocking(name, tokens, wait=wait)
+        _limiter_of(self._context).take_blocking(name, tokens, wait=wait)
+
+
+def _limiter_of(context: Context) -> Limiter:
+    """The limits of the store, as the worker takes from them. HoldfastError where there is no store."""
+    limiter = context._limiter
+    if limiter is None:
+        raise HoldfastError(
+            "context.limit(): this code runs without a worker or in a process of its own, without a store; "
+            'let the task run with executor="async" or "thread"'
+        )
+    return limiter
 
 
 CURRENT: ContextVar[Context] = ContextVar("holdfast_current_job")

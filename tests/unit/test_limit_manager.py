@@ -1,0 +1,207 @@
+"""``app.limits`` on SQLite: declared, changed, reset and bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import Conflict, Holdfast, Invalid, NotFound
+from holdfast.app.limits import MAX_OF_ONE, LimitOptions, draft_limit
+from holdfast.core.errors import ConfigError
+from holdfast.core.events import DeclarationKept
+from holdfast.core.limits import MAX_LIMITS, Limit, LimitValues
+
+
+def with_app(tmp_path: Path, work: Callable[[Holdfast], Awaitable[None]], **settings: Any) -> None:
+    async def run() -> None:
+        async with Holdfast(f"sqlite:///{tmp_path}/jobs.db", **settings) as app:
+            await work(app)
+
+    asyncio.run(run())
+
+
+def drafts(**options: Any) -> dict[str, Limit]:
+    return {"mail": draft_limit("mail", LimitOptions(queue="mail", **options))}
+
+
+def test_limit_is_declared_once() -> None:
+    app = Holdfast("sqlite:///unused.db")
+    app.limit("mail", queue="mail", concurrency=1)
+    with pytest.raises(ConfigError, match="declared twice"):
+        app.limit("mail", queue="mail", concurrency=2)
+
+
+def test_operators_values_stay_until_they_are_reset(tmp_path: Path) -> None:
+    async def work(app: Holdfast) -> None:
+        await app.limits.reconcile(drafts(concurrency=5))
+        assert (await app.limits.get("mail")).owner == "code"
+        changed = await app.limits.change("mail", concurrency=50)
+        assert (changed.values.concurrency, changed.declared) == (50, LimitValues(concurrency=5))
+        await app.limits.change("mail", rate="10/s")
+        await app.limits.reconcile(drafts(concurrency=6, by="args.t"))
+        kept = await app.limits.get("mail")
+        assert (kept.values.concurrency, kept.values.rate, kept.by) == (50, 10, "args.t")
+        reset = await app.limits.reset("mail")
+        assert (reset.values, reset.declared) == (LimitValues(concurrency=6), None)
+        assert await app.limits.reset("mail") == reset
+
+    with_app(tmp_path, work)
+
+
+def test_reconcile_writes_nothing_that_is_there(tmp_path: Path) -> None:
+    async def work(app: Holdfast) -> None:
+        await app.limits.reconcile(drafts(concurrency=5))
+        first = await app.limits.get("mail")
+        await app.limits.reconcile(drafts(concurrency=5))
+        assert await app.limits.get("mail") == first
+        await app.limits.reconcile(drafts(concurrency=6))
+        assert (await app.limits.get("mail")).revision > first.revision
+
+    with_app(tmp_path, work)
+
+
+def test_operators_limit_of_a_declared_name_stays(tmp_path: Path) -> None:
+    async def work(app: Holdfast) -> None:
+        kept: list[Any] = []
+        app.events.subscribe(kept.append, DeclarationKept)
+        mine = await app.limits.add("mail", queue="mail", concurrency=1)
+        await app.limits.reconcile(drafts(concurrency=5))
+        assert await app.limits.get("mail") == mine
+        assert [(each.kind, each.declared) for each in kept] == [("limit", "mail")]
+        with pytest.raises(Conflict, match="declared by no code"):
+            await app.limits.reset("mail")
+
+    with_app(tmp_path, work)
+
+
+@pytest.mark.parametrize(("owner", "left"), [(None, ["mail", "mine"]), ("shop", ["mine"])])
+def test_limit_that_code_no_longer_declares(tmp_path: Path, owner: str | None, left: list[str]) -> None:
+    async def work(app: Holdfast) -> None:
+        await app.limits.add("mine", queue="mail", concurrency=1)
+        await app.limits.reconcile(drafts(concurrency=5))
+        await app.limits.reconcile({})
+        assert [each.name for each in await app.limits.find_all()] == left
+
+    with_app(tmp_path, work, schedule_owner=owner)
+
+
+def test_change_names_the_wrong_value(tmp_path: Path) -> None:
+    async def work(app: Holdfast) -> None:
+        await app.limits.add("mail", queue="mail", concurrency=5, rate="10/s", burst=7)
+        for values, words in (
+            ({"concurency": 5}, "did you mean concurrency"),
+            ({}, "there are these"),
+            ({"queue": "other"}, "there are these"),
+            ({"concurrency": -1}, "concurrency"),
+            ({"concurrency": None, "rate": None}, "concurrency"),
+            ({"shares": {"a": 2}}, "shares"),
+        ):
+            with pytest.raises(Invalid, match=words):
+                await app.limits.change("mail", **values)
+        assert (await app.limits.change("mail", rate="100/s")).values.burst == 10  # the usual one of the new rate
+        assert (await app.limits.change("mail", rate=None)).values == LimitValues(concurrency=5)
+        with pytest.raises(NotFound):
+            await app.limits.change("other", concurrency=1)
+
+    with_app(tmp_path, work)
+
+
+def test_argument_that_a_task_does_not_take_is_refused(tmp_path: Path) -> None:
+    async def work(app: Holdfast) -> None:
+        @app.task("send")
+        async def send(tenant: str, pages: int = 1) -> None: ...
+
+        with pytest.raises(Invalid, match="did you mean tenant"):
+            await app.limits.add("send", task="send", by="args.tenat")
+        await app.limits.add("send", task="send", by="args.tenant")
+        with pytest.raises(Invalid, match="takes tenant, pages"):
+            await app.limits.change("send", weight="args.size")
+        await app.limits.add("unknown", task="elsewhere", by="args.anything")
+
+    with_app(tmp_path, work)
+
+
+def test_use_and_pause_of_a_key_need_its_values(tmp_path: Path) -> None:
+    async def work(app: Holdfast) -> None:
+        await app.limits.add("crm", queue="crm", by="args.tenant")
+        for call in (app.limits.use("crm"), app.limits.pause("crm", 5)):
+            with pytest.raises(Invalid, match=r"give values of args\.tenant"):
+                await call
+        with pytest.raises(Invalid, match="pause_for"):
+            await app.limits.pause("crm", -1, "acme")
+        await app.limits.pause("crm", timedelta(minutes=1), "acme", 7)
+        acme, seven, other = await app.limits.use("crm", "acme", "7", "x")
+        assert (acme.free_at_us > 0, seven.free_at_us > 0, other.free_at_us) == (True, True, 0)
+
+    with_app(tmp_path, work)
+
+
+def test_number_of_limits_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(app: Holdfast) -> None:
+        for number in range(MAX_OF_ONE):
+            await app.limits.add(f"l-{number}", queue="mail", concurrency=1)
+        with pytest.raises(Invalid, match="has 8 limits"):
+            await app.limits.add("one-more", queue="mail", concurrency=1)
+        monkeypatch.setattr("holdfast.app.limits.MAX_LIMITS", MAX_OF_ONE)
+        with pytest.raises(Invalid, match="remove one first"):
+            await app.limits.add("one-more", queue="other", concurrency=1)
+        await app.limits.change("l-0", concurrency=2)
+
+    assert MAX_LIMITS == 1000
+    with_app(tmp_path, work)
+
+
+def test_writers_at_once_lose_no_change(tmp_path: Path) -> None:
+    async def work(app: Holdfast) -> None:
+        await app.limits.add("crm", queue="crm", by="args.tenant", concurrency=1)
+        changes = [{"concurrency": 7}, {"rate": "5/s"}, {"weight": 2}, {"shares": {"a": 2}}]
+        await asyncio.gather(*[app.limits.change("crm", **change) for change in changes])
+        values = (await app.limits.get("crm")).values
+        assert (values.concurrency, values.rate, values.weight, values.shares) == (7, 5, 2, {"a": 2})
+
+    with_app(tmp_path, work)
+
+
+def test_many_keys_stay_bounded_in_the_store(tmp_path: Path) -> None:
+    number = 3000
+
+    async def work(app: Holdfast) -> None:
+        await app.limits.add("crm", queue="default", by="args.tenant", concurrency=1, rate="1000/s")
+        for begin in range(0, number, 1000):
+            batch = [app.draft_job("work", {"tenant": f"t-{n}"}) for n in range(begin, begin + 1000)]
+            await (await app.open_store()).queueing.submit(batch)
+        handled = Counter[str]()
+        while jobs := await _claim_and_end(app):
+            handled.update(jobs)
+        assert (len(handled), set(handled.values())) == (number, {1})
+        await asyncio.sleep(0.01)  # every token has come
+        for _ in range(number // 1000 + 1):
+            await (await app.open_store()).maintenance.prune({}, limit=1000)
+
+    with_app(tmp_path, work)
+    with sqlite3.connect(tmp_path / "jobs.db") as connection:
+        counts = [
+            connection.execute(f"select count(*) from {table}").fetchone()[0]  # noqa: S608
+            for table in ("holdfast_partition", "holdfast_bucket")
+        ]
+    assert max(counts) <= 500
+
+
+async def _claim_and_end(app: Holdfast) -> list[str]:
+    from holdfast.core.models import JobState, Settlement
+    from holdfast.stores.base import ClaimRequest
+
+    store = await app.open_store()
+    request = ClaimRequest("w", {"*": 500}, limit=500, lease_for=timedelta(minutes=1))
+    jobs = (await store.queueing.claim(request)).jobs
+    ends = [Settlement(job_id=job.id, claims=job.claims, state=JobState.SUCCEEDED) for job in jobs]
+    await store.queueing.settle(ends)
+    return [json.loads(job.payload)["tenant"] for job in jobs]

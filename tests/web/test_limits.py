@@ -148,6 +148,21 @@ def test_submission_beyond_the_depth_is_refused(api: Api) -> None:
     api.submit(queue="mail")
 
 
+def test_workers_over_http_obey_limits(api: Api) -> None:
+    api.post("/v1/limits", {"name": "mail", "queue": "mail", "by": "args.to", "concurrency": 1}, 201)
+    for to in ("a", "a", "b"):
+        api.submit(queue="mail", payload={"to": to})
+    request = {"worker": "js-1", "queues": ["mail"], "limit": 5}
+    first = api.post("/v1/claims", request)["jobs"]
+    assert sorted(job["payload"]["to"] for job in first) == ["a", "b"]
+    assert api.post("/v1/claims", request)["jobs"] == []
+    (held,) = api.get("/v1/jobs", state="queued")["jobs"]
+    (reason,) = api.get(f"/v1/jobs/{held['id']}/why")["reasons"]
+    running = next(job["id"] for job in first if job["payload"]["to"] == "a")
+    assert reason["code"] == "limit"
+    assert f"1 of 1 in use, held by {running}" in reason["text"]
+
+
 def test_key_needs_its_scopes_and_its_queue(home: str, tmp_path: Path) -> None:
     keys = Keys(tmp_path)
     reader, operator = keys.make("read"), keys.make("operate")

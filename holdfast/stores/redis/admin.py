@@ -13,11 +13,11 @@ from holdfast.stores.common.requests import Chosen, SelectionAdmin
 from holdfast.stores.common.unconfirmed import perhaps_done
 from holdfast.stores.connections.redis import Script, in_pieces
 from holdfast.stores.connections.redis_protocol import Argument
+from holdfast.stores.redis.claiming import PIECE
 from holdfast.stores.redis.encoding import span_us, state_of
 from holdfast.stores.redis.notifications import RedisNotifications
 from holdfast.stores.redis.pool import NamespacePool
 from holdfast.stores.redis.query import Read
-from holdfast.stores.redis.queueing import PIECE
 
 
 class RedisAdmin(SelectionAdmin):

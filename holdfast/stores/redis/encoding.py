@@ -59,7 +59,7 @@ def encode_submission(jobs: Sequence[NewJob], *, whole: bool) -> list[Argument]:
     number_at = 0
     for job in jobs:
         common = kinds.setdefault(kind_text(job), len(kinds) + 1), _when(job)
-        if job.key is None and job.options is None and not job.given_id:
+        if job.key is None and job.options is None and not job.given_id and job.partition is None:
             if common != run:
                 run, number_at = common, len(rest)
                 rest += (0, *common, "")
@@ -71,7 +71,7 @@ def encode_submission(jobs: Sequence[NewJob], *, whole: bool) -> list[Argument]:
         keep_for = "" if job.key_for is None else f"={span_us(job.key_for)}"
         options = b"" if job.options is None else b"=" + _encode(job.options)
         rest += (1, *common, "x", job.id, job.payload, key, keep_for, options, "1" if job.given_id else "")
-        rest.append("" if job.unique is None else _unique_text(job.unique))
+        rest += ("" if job.unique is None else _unique_text(job.unique), job.partition or "", job.weights or "")
     return ["1" if whole else "0", len(kinds), *kinds, *rest]
 
 
@@ -314,6 +314,7 @@ def _shown(job_id: str, state: JobState, fields: Fields, lease: bytes | None, ki
         whole_text(fields, b"result"),
         _shown_key(fields),
         b"cancel" in fields,
+        _text(fields, b"partition"),
     )
 
 

@@ -15,6 +15,7 @@ from holdfast.core.models import Finding, Job, JobState
 from holdfast.stores.common.requests import FORGOTTEN_AFTER
 from holdfast.stores.connections.redis import DEADLINE, RedisPool, Script, in_pieces
 from holdfast.stores.connections.redis_protocol import Argument, Wire
+from holdfast.stores.redis.claiming import PIECE
 from holdfast.stores.redis.consistency import (
     FIELDS,
     IndexedJob,
@@ -26,7 +27,6 @@ from holdfast.stores.redis.consistency import (
 from holdfast.stores.redis.encoding import Kinds, shown_jobs, span_us
 from holdfast.stores.redis.notifications import RedisNotifications
 from holdfast.stores.redis.pool import NamespacePool, RedisAddress
-from holdfast.stores.redis.queueing import PIECE
 from holdfast.stores.redis.server_info import EvictionWatch
 
 

@@ -16,6 +16,7 @@ from holdfast.core.errors import Invalid, TooBroad
 from holdfast.core.job_logs import LogPage
 from holdfast.core.models import (
     MICROSECOND,
+    NOT_STARTED,
     TERMINAL,
     Attempt,
     Job,
@@ -160,6 +161,14 @@ class Read:
             if len(found) >= limit:
                 break
         return found[:limit]
+
+    async def find_waiting(self, queue: str | None, task: str | None, behind: int) -> tuple[list[Shown], int, bool]:
+        """Some waiting jobs of a queue or a task behind a number of submission, the last number looked at, and whether
+        there may be more."""
+        rows, last, more = await self._links.run(self._scripts["scan"], "oldest", behind, _PIECE, 0)
+        where = JobFilter(states=tuple(NOT_STARTED), queue=queue, tasks=() if task is None else (task,))
+        ids = [job.id for _, job in self._found(rows) if matches_filter(job, where)]
+        return await self._show(ids), int(last), bool(more)
 
     async def _newest(self, where: JobFilter, before: int, search: _Search) -> AsyncIterator[Shown]:
         everything = where == JobFilter()
@@ -373,6 +382,10 @@ class Counting:
                 found += await self._ids(
                     "ZRANGE", f"{self._prefix}quarantine:{queue}", 0, _last_of(self._most - len(found))
                 )
+        for queue in await self._ids("ZRANGE", self._prefix + "limited", 0, _last_of(self._most)):
+            if len(found) < self._most:
+                ids = await self._links.run(self._scripts["limited_ids"], queue, self._most - len(found))
+                found += [decode_text(each) for each in ids]
         return found
 
     async def _ids(self, *words: str | int) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from holdfast.core.models import NewJob
 from holdfast.core.schedule import DueSchedules, Schedule, ScheduleChange, decode_schedules, encode_schedule
+from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.stores.connections.redis import Script
 from holdfast.stores.redis.encoding import encode_submission
 from holdfast.stores.redis.notifications import RedisNotifications
@@ -17,24 +18,31 @@ class RedisSchedules:
     """Family ``schedules`` of Redis."""
 
     def __init__(
-        self, links: NamespacePool, news: RedisNotifications, scripts: Mapping[str, Script], eviction: EvictionWatch
+        self,
+        links: NamespacePool,
+        news: RedisNotifications,
+        scripts: Mapping[str, Script],
+        eviction: EvictionWatch,
+        limits: LimitCache,
     ) -> None:
         self._links = links
         self._news = news
         self._scripts = scripts
         self._eviction = eviction
+        self._limits = limits
 
     async def write_schedule(self, change: ScheduleChange) -> int | None:
         """One script, so at most as many jobs as ``schedule.MAX_CATCH_UP``."""
         await self._eviction.refuse_evicting(self._links)
         schedule = change.schedule
+        jobs = await self._limits.bind(change.jobs)
         revision, stored = await self._links.run(
             self._scripts["write_schedule"],
             schedule.name,
             change.expected,
             "" if change.remove or schedule.due_us is None else schedule.due_us,
             "" if change.remove else encode_schedule(schedule),
-            *encode_submission(change.jobs, whole=self._links.address.whole),
+            *encode_submission(jobs, whole=self._links.address.whole),
             synced=True,
         )
         if not revision:

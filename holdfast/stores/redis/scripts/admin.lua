@@ -1,4 +1,4 @@
--- name: operate (moving, uniqueness)
+-- name: operate (partitions, moving, uniqueness)
 -- Cancels, replays or deletes jobs. ARGV: 3 "cancel", "replay" or "delete", 4 "f" to replay successes too, "w" where
 -- payloads stay in one piece, 5 "" or "=" and the new payload, 6 a name for this very call: asked again under it, since the
 -- answer was lost, nothing is done again, 7 and 8 microseconds: after how long the first is to be replayed, and how long after
@@ -75,7 +75,7 @@ local function replay(id, v, known, later)
     if later > 0 then
         moving().schedule(known.queue, due, id)
     else
-        moving().ready(known, now, number(v[5]), id, 0)
+        moving().ready(known, now, number(v[5]), id, 0, v[11])
     end
     tell('news', 'queue:' .. known.queue)
     return state
@@ -94,7 +94,8 @@ local verbs = { cancel = cancel, replay = replay, delete = delete }
 local after, every = tonumber(ARGV[7]), tonumber(ARGV[8])
 for i = 9, #ARGV, 2 do
     local id, expected = ARGV[i], ARGV[i + 1]
-    local v = read(id, 'state', 'claims', 'kind', 'losses', 'seq', 'worker', 'dueTime', 'created', 'key', 'pickupTime')
+    local v = read(id, 'state', 'claims', 'kind', 'losses', 'seq', 'worker', 'dueTime', 'created', 'key', 'pickupTime',
+        'partition')
     local known = v and kind_of(v[3] or '')
     if not known then
         answers[#answers + 1] = { false, expected ~= '' and -1 or 0 }

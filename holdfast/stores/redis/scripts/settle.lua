@@ -1,10 +1,11 @@
--- name: settle (moving)
+-- name: settle (partitions, moving)
 -- Applies each settlement whose guard holds, in order. ARGV, from 3 on: runs of settlements, each with what it is of first:
 -- "worker", whose leases those that follow are under, "" for any worker;
 -- "first", a length and ids of that length in one text: successes without a result under a first claim, as most are;
 -- "success", a number, and so often id, claims and result ("" for none); both under a live lease;
 -- "other", id, claims, state, reason, delay, flags ("r" refund, "e" expired), result, error, traceback, "=" before an error
--- or traceback that is there. Answers 1 (accepted as asked), or {accepted, state, run_at}.
+-- or traceback that is there. Answers 1 (accepted as asked; 2 for a job under limits), or {accepted, state, run_at, 1 for a
+-- job under limits}.
 even_if_full()
 local answers, ended, settled, done = {}, {}, {}, 0
 local succeeded = {} -- how many, by kind
@@ -33,7 +34,7 @@ end
 
 local function succeed(id, claims, result)
     local key = JOB .. id
-    local v = redis.pcall('HMGET', key, 'state', 'claims', 'kind', 'cancel', 'worker')
+    local v = redis.pcall('HMGET', key, 'state', 'claims', 'kind', 'cancel', 'worker', 'partition')
     if v.err or not v[1] then
         return { 0 }
     elseif v[1] ~= 'running' or (v[2] or '1') ~= claims or is_others(v[5]) or (not all_live and (lease_end(id) or 0) <= now) then
@@ -57,6 +58,11 @@ local function succeed(id, claims, result)
     endings[#endings + 1] = id
     ended[#ended + 1] = STAMP .. id
     succeeded[v[3]] = (succeeded[v[3]] or 0) + 1
+    local known = v[6] and kind_of(v[3])
+    if known then
+        release(id, known.queue, v[6])
+        return 2
+    end
     return 1
 end
 
@@ -71,7 +77,8 @@ local function let_go(n)
     local id, claims, state, reason, delay = ARGV[n], ARGV[n + 1], ARGV[n + 2], ARGV[n + 3], ARGV[n + 4]
     local flags, result, error, traceback = ARGV[n + 5], ARGV[n + 6], ARGV[n + 7], ARGV[n + 8]
     local refund, expired = string.find(flags, 'r', 1, true), string.find(flags, 'e', 1, true) ~= nil
-    local v = read(id, 'state', 'claims', 'kind', 'cancel', 'attempts', 'worker', 'pickupTime', 'losses', 'dueTime', 'created', 'seq')
+    local v = read(id, 'state', 'claims', 'kind', 'cancel', 'attempts', 'worker', 'pickupTime', 'losses', 'dueTime', 'created', 'seq',
+        'partition')
     local known, lease = v and v[3] and kind_of(v[3]), lease_end(id)
     if not known then
         return { 0 }
@@ -125,12 +132,15 @@ local function let_go(n)
     settled[done] = id
     count(known.queue, 'running', -1)
     count(known.queue, state, 1)
+    if v[12] then
+        release(id, known.queue, v[12])
+    end
     if state == 'succeeded' then
         ended[#ended + 1] = STAMP .. id
     elseif ENDED[state] then
         ours('ZADD', P .. 'ended:' .. state, NOW, id)
     elseif state == 'queued' then
-        moving().ready(known, run_at, number(v[11]), id, losses)
+        moving().ready(known, run_at, number(v[11]), id, losses, v[12])
     elseif state ~= 'waiting' then
         moving().schedule(known.queue, run_at, id)
     end
@@ -139,7 +149,7 @@ local function let_go(n)
     else
         tell('news', 'queue:' .. known.queue)
     end
-    return { 1, state, int(run_at) }
+    return { 1, state, int(run_at), v[12] and 1 or 0 }
 end
 
 local at = 3
@@ -187,6 +197,7 @@ end
 if moves then
     moves.place_ready()
 end
+write_released()
 finish()
 return answers
 

@@ -1,0 +1,146 @@
+"""Family ``limits`` of Redis, and the partitions of jobs that came without one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+
+import msgspec
+
+from holdfast.core.limits import BucketUse, Limit, LimitChange, LimitTable
+from holdfast.core.models import MICROSECOND
+from holdfast.stores.common.limit_cache import LimitCache
+from holdfast.stores.connections.redis import Script, in_pieces
+from holdfast.stores.connections.redis_protocol import Argument
+from holdfast.stores.redis.claiming import PIECE
+from holdfast.stores.redis.encoding import Kinds, decode_text, span_us
+from holdfast.stores.redis.events import RedisQuery
+from holdfast.stores.redis.notifications import RedisNotifications
+from holdfast.stores.redis.pool import NamespacePool
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Limit).decode
+_PIECES_MOST = 50  # scripts of one ``assign_partitions``
+
+
+def decode_limits(flat: Sequence[bytes]) -> list[Limit]:
+    """Limits by name, of names and ``REVISION DOCUMENT`` each. One that another program spoiled is left out."""
+    limits = []
+    for text in flat[1::2]:
+        revision, _, document = text.partition(b" ")
+        try:
+            limits.append(msgspec.structs.replace(_decode(document), revision=int(revision)))
+        except (msgspec.MsgspecError, ValueError):
+            continue
+    return sorted(limits, key=lambda limit: limit.name)
+
+
+async def read_limits(links: NamespacePool) -> list[Limit]:
+    """All limits of a namespace, by name."""
+    return decode_limits(await links.run_command("HGETALL", links.address.prefix + "limits"))
+
+
+class PartitionAssigner:
+    """Gives jobs their partitions: what a payload says, the scripts never look into."""
+
+    def __init__(self, links: NamespacePool, scripts: Mapping[str, Script], kinds: Kinds) -> None:
+        self._links = links
+        self._scripts = scripts
+        self._kinds = kinds
+
+    async def assign_ready(self, worker: str, queue: str, *, alone: bool) -> None:
+        """Moves the first ready jobs of a queue that have no partition into theirs. ``alone``: quarantined ones."""
+        common = (worker, 0, self._links.address.task)
+        found, flat = await self._links.run(self._scripts["unassigned"], *common, queue, int(alone))
+        table = LimitTable(decode_limits(flat))
+        arguments: list[Argument] = []
+        for job_id, kind, payload in found:
+            _, _, name, task = self._kinds(kind)
+            arguments += (job_id, *find_partition(table, task, name, decode_text(payload)))
+        await self._links.run(self._scripts["assign"], *common, queue, *arguments)
+
+    async def assign(self, jobs: Sequence[tuple[str, str, str]]) -> int:
+        """Gives jobs, each with partition and weights, these; returns how many changed."""
+        changed = 0
+        for piece in in_pieces(jobs, PIECE):
+            arguments = [argument for job in piece for argument in job]
+            changed += await self._links.run(self._scripts["assign"], "", 0, self._links.address.task, "", *arguments)
+        return changed
+
+
+def find_partition(table: LimitTable, task: str, queue: str, payload: str) -> tuple[str, str]:
+    """Partition and weights of a job as the scripts take them. A payload that cannot be read has no keys."""
+    try:
+        partition, weights = table.find_partition(task, queue, payload)
+    except (ValueError, RecursionError):
+        partition, weights = table.find_partition(task, queue, "null")
+    return partition or "", weights or ""
+
+
+class RedisLimits:
+    """Family ``limits`` of Redis."""
+
+    def __init__(
+        self,
+        links: NamespacePool,
+        news: RedisNotifications,
+        scripts: Mapping[str, Script],
+        query: RedisQuery,
+        kinds: Kinds,
+        cache: LimitCache,
+    ) -> None:
+        self._links = links
+        self._news = news
+        self._scripts = scripts
+        self._query = query
+        self._assigner = PartitionAssigner(links, scripts, kinds)
+        self._cache = cache
+
+    async def write_limit(self, change: LimitChange) -> int | None:
+        document = "" if change.remove else _encode(msgspec.structs.replace(change.limit, revision=0))
+        revision = await self._links.run(
+            self._scripts["write_limit"], change.limit.name, change.expected, document, synced=True
+        )
+        self._cache.forget()
+        if not revision:
+            return None
+        self._news.notify_done({"queue:*"})
+        return int(revision)
+
+    async def read_limits(self) -> list[Limit]:
+        return await read_limits(self._links)
+
+    async def assign_partitions(
+        self, *, queue: str | None = None, task: str | None = None, after: str = "", limit: int = 1000
+    ) -> tuple[int, str | None]:
+        """Walks the index of submissions, some pieces a call: ``after`` is a number of submission."""
+        table = LimitTable(await self.read_limits())
+        behind, changed, looked, pieces, more = int(after or 0), 0, 0, 0, True
+        while more and looked < limit and pieces < _PIECES_MOST:
+            jobs, last, more = await self._query.find_waiting(queue, task, behind)
+            pieces += 1
+            if len(jobs) > limit - looked:
+                jobs, more = jobs[: limit - looked], True
+                last = jobs[-1][0]
+            changed += await self._assigner.assign(
+                [(job.id, *find_partition(table, job.task, job.queue, job.payload)) for _, job in jobs]
+            )
+            looked, behind = looked + len(jobs), last
+        return changed, str(behind) if more else None
+
+    async def bucket_use(self, buckets: Sequence[str]) -> list[BucketUse]:
+        uses: list[BucketUse] = []
+        for piece in in_pieces(buckets, PIECE):
+            found = await self._links.run(self._scripts["bucket_use"], *piece)
+            uses += [
+                BucketUse(bucket=bucket, used=int(used), free_at_us=int(free_at))
+                for bucket, (used, free_at) in zip(piece, found, strict=True)
+            ]
+        return uses
+
+    async def take_tokens(self, bucket: str, tokens: int) -> timedelta:
+        return int(await self._links.run(self._scripts["take_tokens"], bucket, tokens)) * MICROSECOND
+
+    async def pause_buckets(self, buckets: Sequence[str], pause_for: timedelta) -> None:
+        for piece in in_pieces(buckets, PIECE):
+            await self._links.run(self._scripts["pause_buckets"], span_us(pause_for), *piece)

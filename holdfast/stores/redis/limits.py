@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 
 import msgspec
 
-from holdfast.core.limits import BucketUse, Limit, LimitChange, LimitTable
+from holdfast.core.limits import BucketUse, Limit, LimitChange, LimitTable, decode_limits, encode_limit
 from holdfast.core.models import MICROSECOND
 from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.stores.connections.redis import Script, in_pieces
@@ -18,26 +19,22 @@ from holdfast.stores.redis.events import RedisQuery
 from holdfast.stores.redis.notifications import RedisNotifications
 from holdfast.stores.redis.pool import NamespacePool
 
-_encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(Limit).decode
 _PIECES_MOST = 50  # scripts of one ``assign_partitions``
 
 
-def decode_limits(flat: Sequence[bytes]) -> list[Limit]:
+def limits_of(flat: Sequence[bytes]) -> list[Limit]:
     """Limits by name, of names and ``REVISION DOCUMENT`` each. One that another program spoiled is left out."""
-    limits = []
+    limits: list[Limit] = []
     for text in flat[1::2]:
         revision, _, document = text.partition(b" ")
-        try:
-            limits.append(msgspec.structs.replace(_decode(document), revision=int(revision)))
-        except (msgspec.MsgspecError, ValueError):
-            continue
+        with suppress(msgspec.MsgspecError, ValueError):
+            limits += decode_limits([(document, int(revision))])
     return sorted(limits, key=lambda limit: limit.name)
 
 
 async def read_limits(links: NamespacePool) -> list[Limit]:
     """All limits of a namespace, by name."""
-    return decode_limits(await links.run_command("HGETALL", links.address.prefix + "limits"))
+    return limits_of(await links.run_command("HGETALL", links.address.prefix + "limits"))
 
 
 class PartitionAssigner:
@@ -52,7 +49,7 @@ class PartitionAssigner:
         """Moves the first ready jobs of a queue that have no partition into theirs. ``alone``: quarantined ones."""
         common = (worker, 0, self._links.address.task)
         found, flat = await self._links.run(self._scripts["unassigned"], *common, queue, int(alone))
-        table = LimitTable(decode_limits(flat))
+        table = LimitTable(limits_of(flat))
         arguments: list[Argument] = []
         for job_id, kind, payload in found:
             _, _, name, task = self._kinds(kind)
@@ -97,7 +94,7 @@ class RedisLimits:
         self._cache = cache
 
     async def write_limit(self, change: LimitChange) -> int | None:
-        document = "" if change.remove else _encode(msgspec.structs.replace(change.limit, revision=0))
+        document = "" if change.remove else encode_limit(change.limit)
         revision = await self._links.run(
             self._scripts["write_limit"], change.limit.name, change.expected, document, synced=True
         )
@@ -126,6 +123,7 @@ class RedisLimits:
                 [(job.id, *find_partition(table, job.task, job.queue, job.payload)) for _, job in jobs]
             )
             looked, behind = looked + len(jobs), last
+        self._news.notify_done({"queue:*"} if changed else ())
         return changed, str(behind) if more else None
 
     async def bucket_use(self, buckets: Sequence[str]) -> list[BucketUse]:

@@ -228,6 +228,10 @@ class Read:
         entries = await self._links.run_command("XRANGE", key, f"({claims}-{number}", "+", "COUNT", limit + 1)
         return line_page([shown_line(entry) for entry in entries], limit)
 
+    async def limited_ids(self, queue: str, most: int) -> list[str]:
+        """Ids of ready jobs under limits of a queue, up to ``most``."""
+        return [decode_text(each) for each in await self._links.run(self._scripts["limited_ids"], queue, most)]
+
     async def any_finished(self, job_ids: Sequence[str]) -> bool:
         """Returns True if one of these jobs has ended, or is gone."""
         states = await self._links.run(self._scripts["states"], *job_ids)
@@ -384,8 +388,7 @@ class Counting:
                 )
         for queue in await self._ids("ZRANGE", self._prefix + "limited", 0, _last_of(self._most)):
             if len(found) < self._most:
-                ids = await self._links.run(self._scripts["limited_ids"], queue, self._most - len(found))
-                found += [decode_text(each) for each in ids]
+                found += await self._read.limited_ids(queue, self._most - len(found))
         return found
 
     async def _ids(self, *words: str | int) -> list[str]:

@@ -20,9 +20,18 @@ local function partition_of(queue, partition)
     return P .. 'partition:' .. queue .. SEPARATOR .. partition
 end
 
-local function weights_of(text) -- nil where all are 1
+local function weights_of(text, partition) -- in its buckets; nil where all are 1, or another program spoiled the text
     local readable, weights = pcall(cjson.decode, text or '')
-    return readable and type(weights) == 'table' and weights or nil
+    local _, number_of = string.gsub(partition, SEPARATOR, '')
+    if not readable or type(weights) ~= 'table' or #weights ~= number_of + 1 then
+        return nil
+    end
+    for _, weight in ipairs(weights) do
+        if type(weight) ~= 'number' or weight < 1 or weight % 1 ~= 0 then
+            return nil
+        end
+    end
+    return weights
 end
 
 local PLACE = 28 -- characters of a member before its id
@@ -93,12 +102,26 @@ local function make_partitions()
         placed = {}
     end
 
+    -- A queue without partitions has no turns to remember; whether it is one.
+    local function forget_turns(queue)
+        if call('EXISTS', turns_of(queue), parked_of(queue)) > 0 then
+            return false
+        end
+        call('DEL', spent_of(queue))
+        ours('HDEL', P .. 'virtual', queue)
+        if call('EXISTS', quarantine_of(queue)) == 0 then
+            ours('ZREM', P .. 'limited', queue)
+        end
+        return true
+    end
+
     local function remove(queue, partition, member)
         local key = partition_of(queue, partition)
         ours('ZREM', key, member)
         if call('EXISTS', key) == 0 then
             ours('ZREM', turns_of(queue), partition)
             ours('ZREM', parked_of(queue), partition)
+            forget_turns(queue)
         end
     end
 
@@ -111,7 +134,14 @@ local function make_partitions()
         end
     end
 
-    return { add = add, place = place, remove = remove, return_to_turns = return_to_turns, unpark = unpark }
+    return {
+        add = add,
+        place = place,
+        forget_turns = forget_turns,
+        remove = remove,
+        return_to_turns = return_to_turns,
+        unpark = unpark,
+    }
 end
 
 local ready_partitions
@@ -124,10 +154,10 @@ local released, left = nil, {} -- weight by bucket; by queue the partitions that
 
 local function release(id, queue, partition)
     released = released or {}
-    local weights, n = weights_of(call('HGET', JOB .. id, 'weights')), 0
+    local weights, n = weights_of(call('HGET', JOB .. id, 'weights'), partition), 0
     for bucket in string.gmatch(partition, '[^\31]+') do
         n = n + 1
-        released[bucket] = (released[bucket] or 0) + (weights and tonumber(weights[n]) or 1)
+        released[bucket] = (released[bucket] or 0) + (weights and weights[n] or 1)
     end
     left[queue] = left[queue] or {}
     left[queue][partition] = true
@@ -276,7 +306,7 @@ end
 local function obstacle(found, weights)
     local free_at, full, why = now, nil, nil
     for n, bucket in ipairs(found) do
-        local limit, weight = bucket.limit, weights and tonumber(weights[n]) or 1
+        local limit, weight = bucket.limit, weights and weights[n] or 1
         local first = bucket.paused
         if limit and limit.interval then
             local _, free = after_taking(limit, bucket.full_at, weight)
@@ -297,7 +327,7 @@ end
 
 local function admit(found, weights)
     for n, bucket in ipairs(found) do
-        local weight = weights and tonumber(weights[n]) or 1
+        local weight = weights and weights[n] or 1
         bucket.used, bucket.is_taken = bucket.used + weight, true
         if bucket.limit and bucket.limit.interval then
             bucket.full_at, bucket.has_given = after_taking(bucket.limit, bucket.full_at, weight), true
@@ -499,7 +529,7 @@ local function serve_next(walk)
     entry.is_met = true
     local instant, bucket = obstacle(entry.buckets)
     local head = not instant and head_of(walk.queue, entry)
-    local weights = type(head) == 'table' and head[2][13] and weights_of(head[2][13])
+    local weights = type(head) == 'table' and head[2][13] and weights_of(head[2][13], entry.partition)
     if weights then
         instant, bucket = obstacle(entry.buckets, weights)
     end
@@ -558,13 +588,7 @@ local function write_turns(walk)
     in_pieces('ZREM', turns_of(queue), gone)
     in_pieces('ZADD', parked_of(queue), parked)
     in_pieces('ZADD', spent_of(queue), spent)
-    if call('EXISTS', turns_of(queue), parked_of(queue)) == 0 then
-        call('DEL', spent_of(queue))
-        ours('HDEL', P .. 'virtual', queue)
-        if call('EXISTS', quarantine_of(queue)) == 0 then
-            ours('ZREM', P .. 'limited', queue)
-        end
-    elseif walk.virtual > walk.began then
+    if not partitions().forget_turns(queue) and walk.virtual > walk.began then
         ours('HSET', P .. 'virtual', queue, int(walk.virtual))
         ours('ZREMRANGEBYSCORE', spent_of(queue), '-inf', int(walk.virtual))
     end
@@ -611,10 +635,11 @@ local function serve_quarantined(queue)
     end)
     read_buckets_of(names)
     for _, each in ipairs(found) do
-        local of_job, weights = buckets_of(each[3][12]), weights_of(each[3][13])
+        local of_job, weights = buckets_of(each[3][12]), weights_of(each[3][13], each[3][12])
         local instant = obstacle(of_job, weights)
         if not instant then
             call('ZREM', quarantine_of(queue), each[2])
+            partitions().forget_turns(queue)
             take(each[2], each[3])
             return admit(of_job, weights)
         elseif instant > 0 then
@@ -733,6 +758,7 @@ local function assign(id, partition, weights)
     if v[1] == 'queued' then
         moving().ready(known, number(v[4]), number(v[5]), id, number(v[3]), partition ~= '' and partition or nil)
     end
+    tell('news', 'queue:' .. known.queue)
     changed = changed + 1
 end
 
@@ -860,15 +886,18 @@ return uses
 -- Takes tokens of a bucket. ARGV: 3 bucket, 4 how many. Answers 0, or microseconds until they can be taken.
 read_buckets({ ARGV[3] })
 local bucket = buckets[ARGV[3]]
-if not bucket.limit or not bucket.limit.interval then
-    return '0'
+local has_rate = bucket.limit and bucket.limit.interval
+local after, first = 0, 0
+if has_rate then
+    after, first = after_taking(bucket.limit, bucket.full_at, tonumber(ARGV[4]))
 end
-local after, first = after_taking(bucket.limit, bucket.full_at, tonumber(ARGV[4]))
 first = math.max(first, bucket.paused)
 if first > now then
     return int(first - now)
 end
-bucket.full_at, bucket.has_given = after, true
+if has_rate then
+    bucket.full_at, bucket.has_given = after, true
+end
 write_admitted()
 finish()
 return '0'

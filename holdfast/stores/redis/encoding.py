@@ -55,11 +55,11 @@ def encode_submission(jobs: Sequence[NewJob], *, whole: bool) -> list[Argument]:
     """A batch as arguments of ``submit``. Invalid for values that Redis cannot hold exactly."""
     kinds: dict[str, int] = {}
     rest: list[Argument] = []
-    run: tuple[int, str] | None = None  # what the jobs before have in common, and where their number stands
+    run: tuple[int, str, str] | None = None  # what the jobs before have in common, and where their number stands
     number_at = 0
     for job in jobs:
-        common = kinds.setdefault(kind_text(job), len(kinds) + 1), _when(job)
-        if job.key is None and job.options is None and not job.given_id and job.partition is None:
+        common = kinds.setdefault(kind_text(job), len(kinds) + 1), _when(job), _partition_field(job)
+        if job.key is None and job.options is None and not job.given_id:
             if common != run:
                 run, number_at = common, len(rest)
                 rest += (0, *common, "")
@@ -71,8 +71,18 @@ def encode_submission(jobs: Sequence[NewJob], *, whole: bool) -> list[Argument]:
         keep_for = "" if job.key_for is None else f"={span_us(job.key_for)}"
         options = b"" if job.options is None else b"=" + _encode(job.options)
         rest += (1, *common, "x", job.id, job.payload, key, keep_for, options, "1" if job.given_id else "")
-        rest += ("" if job.unique is None else _unique_text(job.unique), job.partition or "", job.weights or "")
+        rest.append("" if job.unique is None else _unique_text(job.unique))
     return ["1" if whole else "0", len(kinds), *kinds, *rest]
+
+
+def _partition_field(job: NewJob) -> str:
+    """The field ``partition`` of a job's hash; "" for a job under no limit."""
+    return partition_field(job.partition, job.weights)
+
+
+def partition_field(partition: str | None, weights: str | None) -> str:
+    """A partition and the weights of a job in its buckets as one text; "" for none."""
+    return (partition or "") if weights is None else f"{partition}\n{weights}"
 
 
 def _unique_text(unique: UniqueKey) -> str:
@@ -314,7 +324,7 @@ def _shown(job_id: str, state: JobState, fields: Fields, lease: bytes | None, ki
         whole_text(fields, b"result"),
         _shown_key(fields),
         b"cancel" in fields,
-        _text(fields, b"partition"),
+        _shown_partition(fields),
     )
 
 
@@ -333,6 +343,11 @@ def _text(fields: Fields, name: bytes) -> str | None:
 def _shown_key(fields: Fields) -> str | None:
     key = _text(fields, b"key")
     return None if key is None or key.startswith(KEY_PREFIX) else key
+
+
+def _shown_partition(fields: Fields) -> str | None:
+    field = _text(fields, b"partition")
+    return None if field is None else field.partition("\n")[0]
 
 
 def _int(fields: Fields, name: bytes) -> int | None:

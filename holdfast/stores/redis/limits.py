@@ -14,7 +14,7 @@ from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.stores.connections.redis import Script, in_pieces
 from holdfast.stores.connections.redis_protocol import Argument
 from holdfast.stores.redis.claiming import PIECE
-from holdfast.stores.redis.encoding import Kinds, decode_text, span_us
+from holdfast.stores.redis.encoding import Kinds, decode_text, partition_field, span_us
 from holdfast.stores.redis.events import RedisQuery
 from holdfast.stores.redis.notifications import RedisNotifications
 from holdfast.stores.redis.pool import NamespacePool
@@ -53,11 +53,11 @@ class PartitionAssigner:
         arguments: list[Argument] = []
         for job_id, kind, payload in found:
             _, _, name, task = self._kinds(kind)
-            arguments += (job_id, *find_partition(table, task, name, decode_text(payload)))
+            arguments += (job_id, find_partition(table, task, name, decode_text(payload)))
         await self._links.run(self._scripts["assign"], *common, queue, *arguments)
 
-    async def assign(self, jobs: Sequence[tuple[str, str, str]]) -> int:
-        """Gives jobs, each with partition and weights, these; returns how many changed."""
+    async def assign(self, jobs: Sequence[tuple[str, str]]) -> int:
+        """Gives jobs the partitions that come with their ids; returns how many changed."""
         changed = 0
         for piece in in_pieces(jobs, PIECE):
             arguments = [argument for job in piece for argument in job]
@@ -65,13 +65,13 @@ class PartitionAssigner:
         return changed
 
 
-def find_partition(table: LimitTable, task: str, queue: str, payload: str) -> tuple[str, str]:
-    """Partition and weights of a job as the scripts take them. A payload that cannot be read has no keys."""
+def find_partition(table: LimitTable, task: str, queue: str, payload: str) -> str:
+    """Partition and weights of a job as its hash holds them. A payload that cannot be read has no keys."""
     try:
         partition, weights = table.find_partition(task, queue, payload)
     except (ValueError, RecursionError):
         partition, weights = table.find_partition(task, queue, "null")
-    return partition or "", weights or ""
+    return partition_field(partition, weights)
 
 
 class RedisLimits:
@@ -120,7 +120,7 @@ class RedisLimits:
                 jobs, more = jobs[: limit - looked], True
                 last = jobs[-1][0]
             changed += await self._assigner.assign(
-                [(job.id, *find_partition(table, job.task, job.queue, job.payload)) for _, job in jobs]
+                [(job.id, find_partition(table, job.task, job.queue, job.payload)) for _, job in jobs]
             )
             looked, behind = looked + len(jobs), last
         self._news.notify_done({"queue:*"} if changed else ())

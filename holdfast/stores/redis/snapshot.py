@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from holdfast.stores.connections.redis_protocol import Argument
 
-FIELDS = ("state", "kind", "dueTime", "seq", "losses", "key", "endTime", "partition", "weights")
+FIELDS = ("state", "kind", "dueTime", "seq", "losses", "key", "endTime", "partition")
 """What a job's hash is asked for."""
 
 _KIND = re.compile(rb"(-?\d+) \S+ (.*?)\n")
@@ -116,7 +116,7 @@ class IndexedJob(NamedTuple):
     @classmethod
     def from_hash(cls, fields: Sequence[bytes | None]) -> IndexedJob | None:
         """From FIELDS. None for a hash without a state: not ours. ValueError for values that make no sense."""
-        state, kind, due, seq, losses, key, ended, partition, weights = fields
+        state, kind, due, seq, losses, key, ended, field = fields
         if state is None:
             return None
         match = _KIND.match(kind or b"")
@@ -124,7 +124,8 @@ class IndexedJob(NamedTuple):
             raise ValueError(state)
         level, queue = int(match[1]), match[2]
         numbers = int(due or 0), int(seq or 0), int(losses or 0)
-        return cls(state, queue, level, *numbers, key, int(ended or 0), partition, weights)
+        partition, _, weights = (None, b"", b"") if field is None else field.partition(b"\n")
+        return cls(state, queue, level, *numbers, key, int(ended or 0), partition, weights or None)
 
 
 class NamespaceSnapshot(NamedTuple):

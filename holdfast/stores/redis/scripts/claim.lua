@@ -383,7 +383,7 @@ if known and v[1] == 'running' then
     count(known.queue, 'dead', 1)
     endings[1] = ARGV[3]
     if v[3] then
-        release(ARGV[3], known.queue, v[3])
+        release(known.queue, v[3])
         write_released()
     end
 end

@@ -66,9 +66,10 @@ end
 local weighed, noted = 0, 0
 if size('ZCARD', LEASES) <= 10000 and size('HLEN', P .. 'used') <= 10000 then
     for _, id in ipairs(listed('ZRANGE', LEASES, 0, -1)) do
-        local v = read(id, 'state', 'partition', 'weights')
-        local weights, n = v and weights_of(v[3], v[2] or ''), 0
-        for _ in string.gmatch(v and v[1] == 'running' and v[2] or '', '[^\31]+') do
+        local v = read(id, 'state', 'partition')
+        local partition, weights = split_field(v and v[1] == 'running' and v[2] or '')
+        local n = 0
+        for _ in string.gmatch(partition, '[^\31]+') do
             n = n + 1
             weighed = weighed + (weights and weights[n] or 1)
         end

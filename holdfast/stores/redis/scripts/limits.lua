@@ -20,18 +20,24 @@ local function partition_of(queue, partition)
     return P .. 'partition:' .. queue .. SEPARATOR .. partition
 end
 
-local function weights_of(text, partition) -- in its buckets; nil where all are 1, or another program spoiled the text
-    local readable, weights = pcall(cjson.decode, text or '')
+-- A job's partition and its weights in the buckets, of its field: the names of the buckets and, where not all weights are 1, a line
+-- break and these. Nil for the weights where all are 1, or another program spoiled them.
+local function split_field(field)
+    local partition, text = string.match(field, '^([^\n]*)\n(.*)$')
+    if not partition then
+        return field, nil
+    end
+    local readable, weights = pcall(cjson.decode, text)
     local _, number_of = string.gsub(partition, SEPARATOR, '')
     if not readable or type(weights) ~= 'table' or #weights ~= number_of + 1 then
-        return nil
+        return partition, nil
     end
     for _, weight in ipairs(weights) do
         if type(weight) ~= 'number' or weight < 1 or weight % 1 ~= 0 then
-            return nil
+            return partition, nil
         end
     end
-    return weights
+    return partition, weights
 end
 
 local PLACE = 28 -- characters of a member before its id
@@ -150,21 +156,27 @@ local function partitions()
     return ready_partitions
 end
 
-local released, left = nil, {} -- weight by bucket; by queue the partitions that running jobs were of
+local left -- by queue, what running jobs have left: their field, how often
 
-local function release(id, queue, partition)
-    released = released or {}
-    local weights, n = weights_of(call('HGET', JOB .. id, 'weights'), partition), 0
-    for bucket in string.gmatch(partition, '[^\31]+') do
-        n = n + 1
-        released[bucket] = (released[bucket] or 0) + (weights and weights[n] or 1)
-    end
-    left[queue] = left[queue] or {}
-    left[queue][partition] = true
+local function release(queue, field)
+    left = left or {}
+    local fields = left[queue] or {}
+    left[queue] = fields
+    fields[field] = (fields[field] or 0) + 1
 end
 
 local function subtract_released()
-    local names, kept, gone = {}, {}, {}
+    local released, names, kept, gone = {}, {}, {}, {}
+    for _, fields in pairs(left) do
+        for field, times in pairs(fields) do
+            local partition, weights = split_field(field)
+            local n = 0
+            for bucket in string.gmatch(partition, '[^\31]+') do
+                n = n + 1
+                released[bucket] = (released[bucket] or 0) + times * (weights and weights[n] or 1)
+            end
+        end
+    end
     for bucket in pairs(released) do
         names[#names + 1] = bucket
     end
@@ -191,19 +203,22 @@ end
 
 -- Gives the room of jobs that run no more back, and wakes who waits for it. A partition that was parked for it has its turn.
 local function write_released()
-    if not released then
+    if not left then
         return
     end
     subtract_released()
-    for queue, names in pairs(left) do
+    for queue, fields in pairs(left) do
         if call('EXISTS', parked_of(queue)) == 1 then
-            local parked = {}
-            for name in pairs(names) do
-                if ours('ZREM', parked_of(queue), name) == 1 then
-                    parked[#parked + 1] = name
-                end
+            local names, parked = {}, {}
+            for field in pairs(fields) do
+                names[#names + 1] = split_field(field)
+            end
+            local scores = ours('ZMSCORE', parked_of(queue), unpack(names))
+            for n, name in ipairs(names) do
+                parked[#parked + 1] = scores[n] and name or nil
             end
             if #parked > 0 then
+                call('ZREM', parked_of(queue), unpack(parked))
                 partitions().return_to_turns(queue, parked)
             end
         end
@@ -211,7 +226,7 @@ local function write_released()
     for _, queue in ipairs(ours('ZRANGE', P .. 'limited', 0, 99)) do
         tell('news', 'queue:' .. queue)
     end
-    released, left = nil, {}
+    left = nil
 end
 
 -- fragment: admission
@@ -430,7 +445,24 @@ local function fetch(entry)
     entry.is_whole = #entry.page < size
 end
 
--- The first job of a partition that may be taken, as {id, fields, member}; or "none", "last" for a job on its last attempt
+-- A job that was never claimed and whose id was minted, which is the rule.
+local function new_head(id, member, queue, partition)
+    local v = redis.pcall('HMGET', JOB .. id, 'state', 'kind', 'pickupTime', 'dueTime', 'created', 'payload', 'options', 'claims', 'partition')
+    local known = v[1] == 'queued' and not v[3] and not v[8] and kind_of(v[2])
+    if not known or known.queue ~= queue or known.most == 1 then -- a key of another type has no first field either
+        return nil
+    end
+    local field, weights = v[9], nil
+    if field ~= partition then
+        field, weights = split_field(field or '')
+        if field ~= partition then
+            return nil
+        end
+    end
+    return { id = id, new = v, member = member, weights = weights }
+end
+
+-- The first job of a partition that may be taken; or "none", "last" for a job on its last attempt
 -- that must not start now, "enough" where this script has read as many as it may.
 local function head_of(queue, entry)
     while reads > 0 do
@@ -443,11 +475,16 @@ local function head_of(queue, entry)
         local member = entry.page[entry.at]
         if member then
             local id = string.sub(member, PLACE + 1)
+            reads = reads - 1
+            local head = new_head(id, member, queue, entry.partition)
+            if head then
+                return head
+            end
             local v = read(id, unpack(FIELDS))
             local known = v and kind_of(v[2] or '')
             local tier = known and tier_of(v[5])
-            reads = reads - 1
-            if not known or v[1] ~= 'queued' or v[12] ~= entry.partition or known.queue ~= queue or tier == 2 then
+            local partition, weights = split_field(known and v[12] or '')
+            if not known or v[1] ~= 'queued' or partition ~= entry.partition or known.queue ~= queue or tier == 2 then
                 if known and v[1] == 'queued' and tier == 2 then
                     ours('ZADD', quarantine_of(known.queue), v[6], id)
                 elseif not known then
@@ -456,7 +493,7 @@ local function head_of(queue, entry)
                 entry.gone[#entry.gone + 1] = member
                 entry.at = entry.at + 1
             elseif startable > 0 or tier == 0 and not is_last(known, v) then
-                return { id, v, member, tier > 0 or is_last(known, v) }
+                return { id = id, v = v, member = member, weights = weights, must_start = tier > 0 or is_last(known, v) }
             elseif tier == 1 then
                 entry.has_rest, entry.at = true, entry.at + 1
             else
@@ -468,10 +505,15 @@ local function head_of(queue, entry)
 end
 
 local function take_head(entry, head, weights)
-    take(head[1], head[2])
+    local v = head.new
+    if v then
+        take_first(head.id, 'queued', v[2], v[6], v[4], v[5], v[7])
+    else
+        take(head.id, head.v)
+    end
     admit(entry.buckets, weights)
-    startable = startable - (head[4] and 1 or 0)
-    entry.gone[#entry.gone + 1] = head[3]
+    startable = startable - (head.must_start and 1 or 0)
+    entry.gone[#entry.gone + 1] = head.member
     entry.at = entry.at + 1
 end
 
@@ -529,7 +571,7 @@ local function serve_next(walk)
     entry.is_met = true
     local instant, bucket = obstacle(entry.buckets)
     local head = not instant and head_of(walk.queue, entry)
-    local weights = type(head) == 'table' and head[2][13] and weights_of(head[2][13], entry.partition)
+    local weights = type(head) == 'table' and head.weights or nil
     if weights then
         instant, bucket = obstacle(entry.buckets, weights)
     end
@@ -565,7 +607,9 @@ end
 local function write_turns(walk)
     local queue, turns, gone, parked, spent = walk.queue, {}, {}, {}, {}
     for _, entry in ipairs(walk.met) do
-        if #entry.gone > 0 then
+        if #entry.gone > 0 and #entry.gone == entry.fetched - #entry.page + entry.at - 1 then -- the first ones
+            ours('ZREMRANGEBYRANK', entry.key, 0, #entry.gone - 1)
+        elseif #entry.gone > 0 then
             in_pieces('ZREM', entry.key, entry.gone)
         end
         local is_empty = entry.is_empty
@@ -627,7 +671,7 @@ local function serve_quarantined(queue)
         local known = v and kind_of(v[2] or '')
         if known and v[1] == 'queued' and v[12] then
             found[#found + 1] = { member_of(known.level, number(v[6]), number(v[10]), id), id, v }
-            names[#names + 1] = v[12]
+            names[#names + 1] = split_field(v[12])
         end
     end
     table.sort(found, function(one, other)
@@ -635,7 +679,8 @@ local function serve_quarantined(queue)
     end)
     read_buckets_of(names)
     for _, each in ipairs(found) do
-        local of_job, weights = buckets_of(each[3][12]), weights_of(each[3][13], each[3][12])
+        local partition, weights = split_field(each[3][12])
+        local of_job = buckets_of(partition)
         local instant = obstacle(of_job, weights)
         if not instant then
             call('ZREM', quarantine_of(queue), each[2])
@@ -734,29 +779,26 @@ return { found, limits }
 
 -- name: assign (partitions, moving, taking)
 -- Gives waiting jobs their partitions. ARGV: 6 a queue whose ready lists are to lose the jobs at their heads that have one,
--- or "", then id, partition and weights of each job, "" for none. Answers how many changed.
+-- or "", then id and partition of each job as its field has it, "" for none. Answers how many changed.
 even_if_full()
 local queue, changed = ARGV[6], 0
 local WAITING = { queued = true, scheduled = true, failed = true, waiting = true }
 
-local function assign(id, partition, weights)
-    local v = read(id, 'state', 'kind', 'losses', 'dueTime', 'seq', 'partition', 'weights')
+local function assign(id, field)
+    local v = read(id, 'state', 'kind', 'losses', 'dueTime', 'seq', 'partition')
     local known = v and kind_of(v[2] or '')
-    if not known or not WAITING[v[1]] or (v[6] or '') == partition and (v[7] or '') == weights then
+    if not known or not WAITING[v[1]] or (v[6] or '') == field then
         return
     end
     if v[1] == 'queued' and (v[6] or queue == '' or tier_of(v[3]) == 2) then -- else it leaves its list below
         moving().withdraw(id, known, v[1], number(v[3]))
     end
-    call('HDEL', JOB .. id, 'partition', 'weights')
-    if partition ~= '' then
-        call('HSET', JOB .. id, 'partition', partition)
-    end
-    if weights ~= '' then
-        call('HSET', JOB .. id, 'weights', weights)
+    call('HDEL', JOB .. id, 'partition')
+    if field ~= '' then
+        call('HSET', JOB .. id, 'partition', field)
     end
     if v[1] == 'queued' then
-        moving().ready(known, number(v[4]), number(v[5]), id, number(v[3]), partition ~= '' and partition or nil)
+        moving().ready(known, number(v[4]), number(v[5]), id, number(v[3]), field ~= '' and field or nil)
     end
     tell('news', 'queue:' .. known.queue)
     changed = changed + 1
@@ -803,8 +845,8 @@ local function clear_head(list)
     end
 end
 
-for n = 7, #ARGV, 3 do
-    assign(ARGV[n], ARGV[n + 1], ARGV[n + 2])
+for n = 7, #ARGV, 2 do
+    assign(ARGV[n], ARGV[n + 1])
 end
 if queue ~= '' then
     for _, level in ipairs(ours('ZRANGE', levels_of(queue), 0, -1)) do

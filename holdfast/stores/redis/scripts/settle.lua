@@ -60,7 +60,7 @@ local function succeed(id, claims, result)
     succeeded[v[3]] = (succeeded[v[3]] or 0) + 1
     local known = v[6] and kind_of(v[3])
     if known then
-        release(id, known.queue, v[6])
+        release(known.queue, v[6])
         return 2
     end
     return 1
@@ -133,7 +133,7 @@ local function let_go(n)
     count(known.queue, 'running', -1)
     count(known.queue, state, 1)
     if v[12] then
-        release(id, known.queue, v[12])
+        release(known.queue, v[12])
     end
     if state == 'succeeded' then
         ended[#ended + 1] = STAMP .. id

@@ -87,7 +87,7 @@ local function due_of(when) -- eligible time, and whether that is to come
     return NOW, false
 end
 
-local function create(id, kind, when, payload, key, options, given, partition, weights)
+local function create(id, kind, when, payload, key, options, given, field)
     local due, later = NOW, false
     if when ~= '' then
         due, later = due_of(when)
@@ -100,14 +100,14 @@ local function create(id, kind, when, payload, key, options, given, partition, w
         entries[#entries + 1] = due
         entries[#entries + 1] = id
         kind.scheduled = kind.scheduled + 1
-    elseif partition then
-        partitions().add(kind.queue, partition, member_of(kind.level, number(due), seq, id))
+    elseif field then
+        partitions().add(kind.queue, (split_field(field)), member_of(kind.level, number(due), seq, id))
         kind.queued = kind.queued + 1
     else
         kind.list[#kind.list + 1] = id
         kind.queued = kind.queued + 1
     end
-    if not later and not key and not given and not partition and options == '' and #payload <= CHUNK then
+    if not later and not key and not given and not field and options == '' and #payload <= CHUNK then
         call('HSET', JOB .. id, 'state', 'queued', 'kind', kind.text, 'dueTime', due, 'seq', seq, 'payload', payload)
     else
         local fields = { 'state', later and 'scheduled' or 'queued', 'kind', kind.text, 'dueTime', due, 'seq', seq }
@@ -127,11 +127,8 @@ local function create(id, kind, when, payload, key, options, given, partition, w
                 fields[#fields + 1] = each
             end
         end
-        if partition then
-            fields[#fields + 1], fields[#fields + 2] = 'partition', partition
-        end
-        if weights then
-            fields[#fields + 1], fields[#fields + 2] = 'weights', weights
+        if field then
+            fields[#fields + 1], fields[#fields + 2] = 'partition', field
         end
         call('HSET', JOB .. id, unpack(fields))
     end
@@ -170,7 +167,7 @@ local function write_made()
 end
 
 -- What a later submission makes of the waiting job that holds its unique key; whether anything.
-local function apply_conflict(policy, id, kind, when, payload, partition, weights)
+local function apply_conflict(policy, id, kind, when, payload, field)
     local v = read(id, 'state', 'kind', 'seq', 'losses', 'created', 'dueTime', 'partition')
     local known = v and kind_of(v[2] or '')
     if not known or v[1] ~= 'queued' and v[1] ~= 'scheduled' and v[1] ~= 'failed' then
@@ -184,15 +181,12 @@ local function apply_conflict(policy, id, kind, when, payload, partition, weight
     local state = later and 'scheduled' or 'queued'
     local fields = { 'state', state, 'dueTime', due, 'created', v[5] or v[6] }
     if policy ~= 'replace' then
-        partition = v[7]
+        field = v[7]
     else
         drop(id, 'payload')
-        call('HDEL', JOB .. id, 'partition', 'weights')
-        if partition then
-            fields[#fields + 1], fields[#fields + 2] = 'partition', partition
-        end
-        if weights then
-            fields[#fields + 1], fields[#fields + 2] = 'weights', weights
+        call('HDEL', JOB .. id, 'partition')
+        if field then
+            fields[#fields + 1], fields[#fields + 2] = 'partition', field
         end
         pieces(fields, 'payload', payload, whole)
         local text = string.match(kind.text, '^%S+') .. string.match(v[2], '^%S+(.*)$') -- its own but for the priority
@@ -205,13 +199,13 @@ local function apply_conflict(policy, id, kind, when, payload, partition, weight
     if later then
         moving().schedule(known.queue, number(due), id)
     else
-        moving().ready(known, number(due), number(v[3]), id, number(v[4]), partition)
+        moving().ready(known, number(due), number(v[3]), id, number(v[4]), field)
     end
     tell('news', 'queue:' .. known.queue)
     return true
 end
 
-local function store(id, kind, when, payload, key, keep_for, options, given, unique, partition, weights)
+local function store(id, kind, when, payload, key, keep_for, options, given, unique, field)
     local owner = key and owner_of(key)
     if owner and owner ~= id then
         return owner
@@ -228,14 +222,14 @@ local function store(id, kind, when, payload, key, keep_for, options, given, uni
             if made[holder] then
                 write_made()
             end
-            local changed = policy ~= 'keep' and apply_conflict(policy, holder, kind, when, payload, partition, weights)
+            local changed = policy ~= 'keep' and apply_conflict(policy, holder, kind, when, payload, field)
             return changed and '+' .. holder or holder
         end
     end
     if key and not owner then
         take_key(key, id, keep_for)
     end
-    create(id, kind, when, payload, key or unique ~= '' and key_of(unique), options, given, partition, weights)
+    create(id, kind, when, payload, key or unique ~= '' and key_of(unique), options, given, field)
     if key and unique ~= '' then
         note_key(id, key_of(unique))
     end
@@ -243,9 +237,10 @@ local function store(id, kind, when, payload, key, keep_for, options, given, uni
 end
 
 -- Stores a batch of jobs, said from ARGV[from] on: "1" where payloads stay in one piece, number of kinds, the kinds, then runs
--- of jobs, each with what they have in common first: number, kind, when ("" at once, "+delay", "=instant"), "" or "x"; then id
+-- of jobs, each with what they have in common first: number, kind, when ("" at once, "+delay", "=instant"), partition as its
+-- field has it, or "", and "" or "x"; then id
 -- and payload of each, with "x" also key, its lifetime and options, "=" before each, "" for none, "1" where its client
--- chose the id, its unique key as `take_unique` takes it, or "", its partition and weights, or "". Answers 1 (created), 0 (known), or the id of the job its
+-- chose the id, and its unique key as `take_unique` takes it, or "". Answers 1 (created), 0 (known), or the id of the job its
 -- key stands for, "+" before it where that was replaced or rescheduled; where any was created, in the end also the number of
 -- the last one's submission.
 local function store_batch(from)
@@ -261,18 +256,16 @@ local function store_batch(from)
     end
 
     while at <= #ARGV do
-        local kind, when, each = kinds_here[tonumber(ARGV[at + 1])], ARGV[at + 2], ARGV[at + 3] == 'x' and 9 or 2
-        local last = at + 3 + each * tonumber(ARGV[at])
-        for n = at + 4, last, each do
-            local key, keep_for, options, given, unique, partition, weights = nil, '', '', false, '', nil, nil
-            if each == 9 then
+        local kind, when, each = kinds_here[tonumber(ARGV[at + 1])], ARGV[at + 2], ARGV[at + 4] == 'x' and 7 or 2
+        local field = ARGV[at + 3] ~= '' and ARGV[at + 3] or nil
+        local last = at + 4 + each * tonumber(ARGV[at])
+        for n = at + 5, last, each do
+            local key, keep_for, options, given, unique = nil, '', '', false, ''
+            if each == 7 then
                 key = ARGV[n + 2] ~= '' and string.sub(ARGV[n + 2], 2) or nil
                 keep_for, options, given, unique = ARGV[n + 3], ARGV[n + 4], ARGV[n + 5] == '1', ARGV[n + 6]
-                partition, weights = ARGV[n + 7] ~= '' and ARGV[n + 7] or nil, ARGV[n + 8] ~= '' and ARGV[n + 8] or nil
             end
-            answers[#answers + 1] = store(
-                ARGV[n], kind, when, ARGV[n + 1], key, keep_for, options, given, unique, partition, weights
-            )
+            answers[#answers + 1] = store(ARGV[n], kind, when, ARGV[n + 1], key, keep_for, options, given, unique, field)
         end
         at = last + 1
     end

@@ -124,16 +124,16 @@ local function make_moving()
     -- Ready jobs gathered by a script, to be placed together.
     local waiting = {}
 
-    local function ready(known, run_at, seq, id, losses, partition)
+    local function ready(known, run_at, seq, id, losses, field)
         if tier_of(losses) == 2 then
             ours('ZADD', quarantine_of(known.queue), int(run_at), id)
             ours('ZADD', P .. 'queues', 0, known.queue)
-            if partition then
+            if field then
                 ours('ZADD', P .. 'limited', 0, known.queue)
             end
             return
-        elseif partition then
-            return partitions().add(known.queue, partition, member_of(known.level, run_at, seq, id))
+        elseif field then
+            return partitions().add(known.queue, (split_field(field)), member_of(known.level, run_at, seq, id))
         end
         local levels = waiting[known.queue] or {}
         waiting[known.queue] = levels
@@ -157,7 +157,7 @@ local function make_moving()
     local function withdraw_ready(id, known)
         local v = read(id, 'partition', 'dueTime', 'seq')
         if v and v[1] then
-            partitions().remove(known.queue, v[1], member_of(known.level, number(v[2]), number(v[3]), id))
+            partitions().remove(known.queue, (split_field(v[1])), member_of(known.level, number(v[2]), number(v[3]), id))
         else
             haunt(ready_of(known.queue, known.level), id)
         end
@@ -252,7 +252,7 @@ local taken, leases, leased, started = {}, {}, 0, {}
 
 local FIELDS = {
     'state', 'kind', 'claims', 'attempts', 'losses', 'dueTime', 'created', 'payload', 'options', 'seq', 'pickupTime',
-    'partition', 'weights',
+    'partition',
 }
 
 -- A hash that was written by hand becomes a job: what it does not say is made up.

@@ -107,7 +107,7 @@ def kind_text(job: NewJob) -> str:
     if "\n" in job.queue:
         raise Invalid("queue", job.queue, "leave the line break out")
     most = "-" if job.max_attempts is None else job.max_attempts
-    return f"{job.priority} {most} {job.queue}\n{job.task}"
+    return f"{job.priority} {most} {job.queue}\n{job.task}" + ("" if job.partition is None else "\n")
 
 
 def encode_settlements(batch: Sequence[Settlement]) -> list[Argument]:
@@ -193,7 +193,7 @@ class Kinds:
         if known is None:
             head, _, task = text.decode().partition("\n")
             priority, most, queue = head.split(" ", 2)
-            known = (int(priority), None if most == "-" else int(most), queue, task)
+            known = (int(priority), None if most == "-" else int(most), queue, task.removesuffix("\n"))
             if len(self._known) >= 1000:
                 self._known.clear()
             self._known[text] = known

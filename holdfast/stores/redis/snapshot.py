@@ -12,6 +12,7 @@ FIELDS = ("state", "kind", "dueTime", "seq", "losses", "key", "endTime", "partit
 """What a job's hash is asked for."""
 
 _KIND = re.compile(rb"(-?\d+) \S+ (.*?)\n")
+_LIMITED = re.compile(rb"\n.*\n\Z", re.DOTALL)
 _STATES = frozenset(b"queued scheduled running failed waiting succeeded dead cancelled".split())
 _TYPES = {
     b"hash": (
@@ -124,7 +125,8 @@ class IndexedJob(NamedTuple):
             raise ValueError(state)
         level, queue = int(match[1]), match[2]
         numbers = int(due or 0), int(seq or 0), int(losses or 0)
-        partition, _, weights = (None, b"", b"") if field is None else field.partition(b"\n")
+        is_limited = field is not None and kind is not None and _LIMITED.search(kind)
+        partition, _, weights = field.partition(b"\n") if field is not None and is_limited else (None, b"", b"")
         return cls(state, queue, level, *numbers, key, int(ended or 0), partition, weights or None)
 
 

@@ -75,7 +75,7 @@ local function replay(id, v, known, later)
     if later > 0 then
         moving().schedule(known.queue, due, id)
     else
-        moving().ready(known, now, number(v[5]), id, 0, v[11])
+        moving().ready(known, now, number(v[5]), id, 0, field_of(id, known))
     end
     tell('news', 'queue:' .. known.queue)
     return state
@@ -94,8 +94,7 @@ local verbs = { cancel = cancel, replay = replay, delete = delete }
 local after, every = tonumber(ARGV[7]), tonumber(ARGV[8])
 for i = 9, #ARGV, 2 do
     local id, expected = ARGV[i], ARGV[i + 1]
-    local v = read(id, 'state', 'claims', 'kind', 'losses', 'seq', 'worker', 'dueTime', 'created', 'key', 'pickupTime',
-        'partition')
+    local v = read(id, 'state', 'claims', 'kind', 'losses', 'seq', 'worker', 'dueTime', 'created', 'key', 'pickupTime')
     local known = v and kind_of(v[3] or '')
     if not known then
         answers[#answers + 1] = { false, expected ~= '' and -1 or 0 }

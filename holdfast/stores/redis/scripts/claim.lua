@@ -51,7 +51,7 @@ local function take_quarantined(queue)
         local known = v and kind_of(v[2] or '')
         if not known or v[1] ~= 'queued' then
             call('ZREM', quarantine_of(queue), id)
-        elseif not v[12] then
+        elseif not known.is_limited then
             local stands = { -number(known.level), number(v[6]), number(v[10]) }
             local level = best and stands[1] - best[1] or -1
             if level < 0 or level == 0 and moving().before({ stands[2], stands[3] }, { best[2], best[3] }) then
@@ -87,7 +87,7 @@ local function claimable(id, queue, list)
         return nil
     end
     local tier = tier_of(v[5])
-    if v[12] then -- it waits in its partition
+    if known.is_limited and v[12] then -- it waits in its partition
         if v[1] ~= 'queued' then
             call('HSET', JOB .. id, 'state', 'queued')
             count(known.queue, v[1], -1)
@@ -112,9 +112,9 @@ end
 -- Takes an id that was met in a ready list, if it stands for a job that was never claimed and whose id was minted, which is the
 -- rule.
 local function taken_first(id)
-    local v = redis.pcall('HMGET', JOB .. id, 'state', 'kind', 'pickupTime', 'dueTime', 'created', 'payload', 'options', 'claims', 'partition')
-    local known = v[1] == 'queued' and not v[3] and not v[8] and not v[9] and kind_of(v[2])
-    if not known or known.most == 1 and startable <= 0 then -- a key of another type has no first field either
+    local v = redis.pcall('HMGET', JOB .. id, 'state', 'kind', 'pickupTime', 'dueTime', 'created', 'payload', 'options', 'claims')
+    local known = v[1] == 'queued' and not v[3] and not v[8] and kind_of(v[2])
+    if not known or known.is_limited or known.most == 1 and startable <= 0 then -- a key of another type has no first field either
         return false
     end
     if known.most == 1 then
@@ -298,7 +298,7 @@ end
 local function eligible(id)
     local v = read(id, unpack(FIELDS))
     local known = v and kind_of(v[2] or '')
-    if not known or paused[known.queue] or v[12] or guarded[known.queue] or tier_of(v[5]) > most then
+    if not known or paused[known.queue] or known.is_limited or guarded[known.queue] or tier_of(v[5]) > most then
         return nil -- a job under limits is claimed in its turn
     end
     local is_due = (v[1] == 'scheduled' or v[1] == 'failed') and ARGV[8] == '1' and number(v[6]) <= now
@@ -370,7 +370,7 @@ return { found, #ids - #found, #ids == MOST and 1 or 0 }
 -- name: mark_unreadable (partitions)
 -- Ends a claimed job that cannot be read. ARGV: 3 id, 4 error.
 even_if_full()
-local v = read(ARGV[3], 'state', 'kind', 'partition')
+local v = read(ARGV[3], 'state', 'kind')
 local known = v and kind_of(v[2] or '')
 if known and v[1] == 'running' then
     ours('ZREM', LEASES, ARGV[3])
@@ -382,8 +382,9 @@ if known and v[1] == 'running' then
     count(known.queue, 'running', -1)
     count(known.queue, 'dead', 1)
     endings[1] = ARGV[3]
-    if v[3] then
-        release(known.queue, v[3])
+    local field = field_of(ARGV[3], known)
+    if field then
+        release(known.queue, field)
         write_released()
     end
 end

@@ -66,8 +66,9 @@ end
 local weighed, noted = 0, 0
 if size('ZCARD', LEASES) <= 10000 and size('HLEN', P .. 'used') <= 10000 then
     for _, id in ipairs(listed('ZRANGE', LEASES, 0, -1)) do
-        local v = read(id, 'state', 'partition')
-        local partition, weights = split_field(v and v[1] == 'running' and v[2] or '')
+        local v = read(id, 'state', 'kind')
+        local known = v and v[1] == 'running' and kind_of(v[2] or '')
+        local partition, weights = split_field(known and field_of(id, known) or '')
         local n = 0
         for _ in string.gmatch(partition, '[^\31]+') do
             n = n + 1

@@ -284,12 +284,19 @@ end
 
 local function read_buckets_of(names) -- of partitions
     local unknown, seen = {}, {}
+    local function note(name)
+        if not buckets[name] and not seen[name] then
+            seen[name] = true
+            unknown[#unknown + 1] = name
+        end
+    end
     for _, partition in ipairs(names) do
-        for name in string.gmatch(partition, '[^\31]+') do
-            if not buckets[name] and not seen[name] then
-                seen[name] = true
-                unknown[#unknown + 1] = name
+        if string.find(partition, SEPARATOR, 1, true) then
+            for name in string.gmatch(partition, '[^\31]+') do
+                note(name)
             end
+        else
+            note(partition)
         end
     end
     for n = 1, #unknown, 1000 do
@@ -298,6 +305,9 @@ local function read_buckets_of(names) -- of partitions
 end
 
 local function buckets_of(partition)
+    if buckets[partition] then -- its only one
+        return { buckets[partition] }
+    end
     local found = {}
     for name in string.gmatch(partition, '[^\31]+') do
         found[#found + 1] = buckets[name]
@@ -449,7 +459,7 @@ end
 local function new_head(id, member, queue, partition)
     local v = redis.pcall('HMGET', JOB .. id, 'state', 'kind', 'pickupTime', 'dueTime', 'created', 'payload', 'options', 'claims', 'partition')
     local known = v[1] == 'queued' and not v[3] and not v[8] and kind_of(v[2])
-    if not known or known.queue ~= queue or known.most == 1 then -- a key of another type has no first field either
+    if not known or not known.is_limited or known.queue ~= queue or known.most == 1 then -- a key of another type has no first field either
         return nil
     end
     local field, weights = v[9], nil
@@ -483,7 +493,7 @@ local function head_of(queue, entry)
             local v = read(id, unpack(FIELDS))
             local known = v and kind_of(v[2] or '')
             local tier = known and tier_of(v[5])
-            local partition, weights = split_field(known and v[12] or '')
+            local partition, weights = split_field(known and known.is_limited and v[12] or '')
             if not known or v[1] ~= 'queued' or partition ~= entry.partition or known.queue ~= queue or tier == 2 then
                 if known and v[1] == 'queued' and tier == 2 then
                     ours('ZADD', quarantine_of(known.queue), v[6], id)
@@ -586,16 +596,16 @@ local function serve_next(walk)
     else
         take_head(entry, head, weights)
         walk.room, walk.virtual = walk.room - 1, entry.start
-        entry.start = entry.start + math.floor(TURN / share_of(entry.buckets))
+        entry.step = entry.step or math.floor(TURN / share_of(entry.buckets))
+        entry.start = entry.start + entry.step
         entry.turn, entry.has_moved = entry.start, true
         push(entry)
     end
 end
 
-local function append(list, ...)
-    for _, each in ipairs({ ... }) do
-        list[#list + 1] = each
-    end
+local function append(list, score, name)
+    local n = #list
+    list[n + 1], list[n + 2] = score, name
 end
 
 local function in_pieces(command, key, list)
@@ -617,7 +627,7 @@ local function write_turns(walk)
             is_empty = entry.is_whole or call('EXISTS', entry.key) == 0
         end
         if is_empty or entry.parked_until then
-            append(gone, entry.partition)
+            gone[#gone + 1] = entry.partition
             if entry.turn > walk.virtual then
                 append(spent, int(entry.turn), entry.partition)
             end
@@ -669,7 +679,7 @@ local function serve_quarantined(queue)
     for _, id in ipairs(ours('ZRANGE', quarantine_of(queue), 0, MOST - 1)) do
         local v = read(id, unpack(FIELDS))
         local known = v and kind_of(v[2] or '')
-        if known and v[1] == 'queued' and v[12] then
+        if known and v[1] == 'queued' and known.is_limited and v[12] then
             found[#found + 1] = { member_of(known.level, number(v[6]), number(v[10]), id), id, v }
             names[#names + 1] = split_field(v[12])
         end
@@ -753,7 +763,8 @@ local function look_at(id)
     if v and not v[2] then
         v = adopt(id, queue)
     end
-    if v and v[1] == 'queued' and not v[12] then
+    local known = v and kind_of(v[2] or '')
+    if known and v[1] == 'queued' and not (known.is_limited and v[12]) then
         found[#found + 1] = { id, v[2], joined(id, 'payload', v[8] or '') }
     end
 end
@@ -785,20 +796,23 @@ local queue, changed = ARGV[6], 0
 local WAITING = { queued = true, scheduled = true, failed = true, waiting = true }
 
 local function assign(id, field)
-    local v = read(id, 'state', 'kind', 'losses', 'dueTime', 'seq', 'partition')
+    local v = read(id, 'state', 'kind', 'losses', 'dueTime', 'seq')
     local known = v and kind_of(v[2] or '')
-    if not known or not WAITING[v[1]] or (v[6] or '') == field then
+    local old = known and field_of(id, known)
+    if not known or not WAITING[v[1]] or (old or '') == field then
         return
     end
-    if v[1] == 'queued' and (v[6] or queue == '' or tier_of(v[3]) == 2) then -- else it leaves its list below
+    if v[1] == 'queued' and (old or queue == '' or tier_of(v[3]) == 2) then -- else it leaves its list below
         moving().withdraw(id, known, v[1], number(v[3]))
     end
+    local new = field ~= '' and field or nil
     call('HDEL', JOB .. id, 'partition')
-    if field ~= '' then
-        call('HSET', JOB .. id, 'partition', field)
+    call('HSET', JOB .. id, 'kind', marked(v[2], new))
+    if new then
+        call('HSET', JOB .. id, 'partition', new)
     end
     if v[1] == 'queued' then
-        moving().ready(known, number(v[4]), number(v[5]), id, number(v[3]), field ~= '' and field or nil)
+        moving().ready(known, number(v[4]), number(v[5]), id, number(v[3]), new)
     end
     tell('news', 'queue:' .. known.queue)
     changed = changed + 1
@@ -825,8 +839,9 @@ local function leaves(id, list)
     elseif v[1] ~= 'queued' then
         return true
     end
-    if v[12] or known.queue ~= queue or tier_of(v[5]) == 2 then
-        moving().ready(known, number(v[6]), number(v[10]), id, number(v[5]), v[12])
+    local field = field_of(id, known)
+    if field or known.queue ~= queue or tier_of(v[5]) == 2 then
+        moving().ready(known, number(v[6]), number(v[10]), id, number(v[5]), field)
         return true
     end
     return false

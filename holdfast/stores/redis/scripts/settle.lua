@@ -32,9 +32,17 @@ local function refused(id, claims, state)
     return { 0, state }
 end
 
+local function give_back(id, known) -- room of limits; whether it had any
+    local field = field_of(id, known)
+    if field then
+        release(known.queue, field)
+    end
+    return field
+end
+
 local function succeed(id, claims, result)
     local key = JOB .. id
-    local v = redis.pcall('HMGET', key, 'state', 'claims', 'kind', 'cancel', 'worker', 'partition')
+    local v = redis.pcall('HMGET', key, 'state', 'claims', 'kind', 'cancel', 'worker')
     if v.err or not v[1] then
         return { 0 }
     elseif v[1] ~= 'running' or (v[2] or '1') ~= claims or is_others(v[5]) or (not all_live and (lease_end(id) or 0) <= now) then
@@ -58,10 +66,9 @@ local function succeed(id, claims, result)
     endings[#endings + 1] = id
     ended[#ended + 1] = STAMP .. id
     succeeded[v[3]] = (succeeded[v[3]] or 0) + 1
-    local known = v[6] and kind_of(v[3])
-    if known then
-        release(known.queue, v[6])
-        return 2
+    local known = kind_of(v[3])
+    if known and known.is_limited then
+        return give_back(id, known) and 2 or 1
     end
     return 1
 end
@@ -77,8 +84,7 @@ local function let_go(n)
     local id, claims, state, reason, delay = ARGV[n], ARGV[n + 1], ARGV[n + 2], ARGV[n + 3], ARGV[n + 4]
     local flags, result, error, traceback = ARGV[n + 5], ARGV[n + 6], ARGV[n + 7], ARGV[n + 8]
     local refund, expired = string.find(flags, 'r', 1, true), string.find(flags, 'e', 1, true) ~= nil
-    local v = read(id, 'state', 'claims', 'kind', 'cancel', 'attempts', 'worker', 'pickupTime', 'losses', 'dueTime', 'created', 'seq',
-        'partition')
+    local v = read(id, 'state', 'claims', 'kind', 'cancel', 'attempts', 'worker', 'pickupTime', 'losses', 'dueTime', 'created', 'seq')
     local known, lease = v and v[3] and kind_of(v[3]), lease_end(id)
     if not known then
         return { 0 }
@@ -132,15 +138,13 @@ local function let_go(n)
     settled[done] = id
     count(known.queue, 'running', -1)
     count(known.queue, state, 1)
-    if v[12] then
-        release(known.queue, v[12])
-    end
+    local field = give_back(id, known)
     if state == 'succeeded' then
         ended[#ended + 1] = STAMP .. id
     elseif ENDED[state] then
         ours('ZADD', P .. 'ended:' .. state, NOW, id)
     elseif state == 'queued' then
-        moving().ready(known, run_at, number(v[11]), id, losses, v[12])
+        moving().ready(known, run_at, number(v[11]), id, losses, field)
     elseif state ~= 'waiting' then
         moving().schedule(known.queue, run_at, id)
     end
@@ -149,7 +153,7 @@ local function let_go(n)
     else
         tell('news', 'queue:' .. known.queue)
     end
-    return { 1, state, int(run_at), v[12] and 1 or 0 }
+    return { 1, state, int(run_at), field and 1 or 0 }
 end
 
 local at = 3

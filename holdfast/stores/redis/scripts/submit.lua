@@ -168,7 +168,7 @@ end
 
 -- What a later submission makes of the waiting job that holds its unique key; whether anything.
 local function apply_conflict(policy, id, kind, when, payload, field)
-    local v = read(id, 'state', 'kind', 'seq', 'losses', 'created', 'dueTime', 'partition')
+    local v = read(id, 'state', 'kind', 'seq', 'losses', 'created', 'dueTime')
     local known = v and kind_of(v[2] or '')
     if not known or v[1] ~= 'queued' and v[1] ~= 'scheduled' and v[1] ~= 'failed' then
         return false
@@ -181,7 +181,7 @@ local function apply_conflict(policy, id, kind, when, payload, field)
     local state = later and 'scheduled' or 'queued'
     local fields = { 'state', state, 'dueTime', due, 'created', v[5] or v[6] }
     if policy ~= 'replace' then
-        field = v[7]
+        field = field_of(id, known)
     else
         drop(id, 'payload')
         call('HDEL', JOB .. id, 'partition')
@@ -189,7 +189,7 @@ local function apply_conflict(policy, id, kind, when, payload, field)
             fields[#fields + 1], fields[#fields + 2] = 'partition', field
         end
         pieces(fields, 'payload', payload, whole)
-        local text = string.match(kind.text, '^%S+') .. string.match(v[2], '^%S+(.*)$') -- its own but for the priority
+        local text = string.match(kind.text, '^%S+') .. string.match(marked(v[2], field), '^%S+(.*)$') -- its own but for the priority
         fields[#fields + 1], fields[#fields + 2] = 'kind', text
         known = kind_of(text)
     end

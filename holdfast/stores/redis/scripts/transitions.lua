@@ -155,9 +155,10 @@ local function make_moving()
     end
 
     local function withdraw_ready(id, known)
-        local v = read(id, 'partition', 'dueTime', 'seq')
-        if v and v[1] then
-            partitions().remove(known.queue, (split_field(v[1])), member_of(known.level, number(v[2]), number(v[3]), id))
+        local field = field_of(id, known)
+        local v = field and read(id, 'dueTime', 'seq')
+        if v then
+            partitions().remove(known.queue, (split_field(field)), member_of(known.level, number(v[1]), number(v[2]), id))
         else
             haunt(ready_of(known.queue, known.level), id)
         end
@@ -187,13 +188,13 @@ local function make_moving()
         rescheduled[queue] = true
         local promoted = 0
         for _, id in ipairs(ids) do
-            local v = read(id, 'state', 'kind', 'dueTime', 'seq', 'losses', 'partition')
+            local v = read(id, 'state', 'kind', 'dueTime', 'seq', 'losses')
             local known = v and kind_of(v[2] or '')
             if known and (v[1] == 'scheduled' or v[1] == 'failed') then
                 call('HSET', JOB .. id, 'state', 'queued')
                 count(known.queue, v[1], -1)
                 count(known.queue, 'queued', 1)
-                ready(known, number(v[3]), number(v[4]), id, number(v[5]), v[6])
+                ready(known, number(v[3]), number(v[4]), id, number(v[5]), field_of(id, known))
                 promoted = promoted + 1
             elseif not known and v and call('EXISTS', JOB .. id) == 1 then
                 ready({ queue = queue, level = '0' }, now, 0, id, 0) -- put there by hand: the claim makes it a job

@@ -256,12 +256,10 @@ local function limit_of(name) -- false where there is none of this name
     return limits_read[name]
 end
 
--- When a bucket is full again after giving tokens, and the first instant at which it can give them. It never lacks more than
--- its burst, even where its rate was another before.
+-- When a bucket is full again after giving tokens, and the first instant at which it can give them.
 local function after_taking(limit, full_at, tokens)
-    local most = limit.burst * limit.interval
-    local after = math.min(math.max(full_at, now), now + most) + math.min(tokens, limit.burst) * limit.interval
-    return after, after - most
+    local after = math.max(full_at, now) + math.min(tokens, limit.burst) * limit.interval
+    return after, after - limit.burst * limit.interval
 end
 
 local buckets = {}
@@ -271,14 +269,18 @@ local function read_buckets(names)
     local used = has_used and ours('HMGET', P .. 'used', unpack(names)) or {}
     local states = has_states and ours('HMGET', P .. 'buckets', unpack(names)) or {}
     for n, name in ipairs(names) do
-        local full_at, paused = string.match(states[n] or '', '^(%d+) (%d+)$')
-        buckets[name] = {
-            name = name,
-            limit = limit_of(string.match(name, '^[^=]*')),
-            used = number(used[n]),
-            full_at = number(full_at),
-            paused = number(paused),
+        local bucket = {
+            name = name, limit = limit_of(string.match(name, '^[^=]*')), used = number(used[n]), full_at = 0, paused = 0,
         }
+        if states[n] then
+            local full_at, paused = string.match(states[n], '^(%d+) (%d+)$')
+            bucket.full_at, bucket.paused = number(full_at), number(paused)
+            local most = bucket.limit and bucket.limit.interval and now + bucket.limit.burst * bucket.limit.interval
+            if most and bucket.full_at > most then -- its rate was another before: it lacks no more than its burst
+                bucket.full_at, bucket.has_given = most, true
+            end
+        end
+        buckets[name] = bucket
     end
 end
 
@@ -770,12 +772,16 @@ local function look_at(id)
 end
 
 if is_limited() then
-    local lists = { ready_of(queue, '0') }
-    for _, level in ipairs(ours('ZRANGE', levels_of(queue), 0, -1)) do
-        lists[#lists + 1] = ready_of(queue, level)
+    local lists, levels = {}, ours('ZRANGE', levels_of(queue), 0, -1, 'WITHSCORES')
+    for n = 1, #levels, 2 do
+        lists[#lists + 1] = { tonumber(levels[n + 1]), ready_of(queue, levels[n]) }
     end
+    lists[#lists + 1] = { 0, ready_of(queue, '0') }
+    table.sort(lists, function(one, other)
+        return one[1] < other[1]
+    end)
     for _, list in ipairs(ARGV[7] == '1' and {} or lists) do
-        for _, id in ipairs(#found < MOST and ours('LRANGE', list, 0, MOST - #found - 1) or {}) do
+        for _, id in ipairs(#found < MOST and ours('LRANGE', list[2], 0, MOST - #found - 1) or {}) do
             look_at(id)
         end
     end
@@ -948,16 +954,13 @@ local after, first = 0, 0
 if has_rate then
     after, first = after_taking(bucket.limit, bucket.full_at, tonumber(ARGV[4]))
 end
-first = math.max(first, bucket.paused)
-if first > now then
-    return int(first - now)
-end
-if has_rate then
+first = math.max(first, bucket.paused, now)
+if has_rate and first == now then
     bucket.full_at, bucket.has_given = after, true
 end
 write_admitted()
 finish()
-return '0'
+return int(first - now)
 
 -- name: pause_buckets (admission)
 -- Admits no job through the buckets from ARGV[4] on for ARGV[3] microseconds; a later end of an earlier pause stays.

@@ -14,6 +14,9 @@ from holdfast.core.lifecycle import Cancelled, Failed, Lost, Outcome, Released, 
 from holdfast.core.models import NewJob
 from holdfast.core.unique import Unique
 
+LIMITED = "limited"
+"""A queue with a limit, and with one for each value of ``n``."""
+
 spans = st.sampled_from([0.0, 0.000001, 1.0, 10.0, 29.999999, 30.0, 45.0]).map(lambda s: timedelta(seconds=s))
 expiries = st.sampled_from([0.000001, 1.0, 10.0, 60.0]).map(lambda s: timedelta(seconds=s))
 picks = st.lists(st.integers(0, 10_000), min_size=1, max_size=4)
@@ -37,8 +40,8 @@ plain_jobs = st.builds(
     NewJob,
     id=st.builds(new_id),
     task=st.just("work"),
-    payload=st.just("{}"),
-    queue=st.sampled_from(["a", "a", "b"]),
+    payload=st.sampled_from(["{}", '{"n":1}', '{"n":2}']),
+    queue=st.sampled_from(["a", "a", "b", LIMITED]),
     priority=st.sampled_from([0, 0, 1, -1]),
     delay=st.none() | spans,
     max_attempts=st.sampled_from([1, 2, 3, None]),
@@ -48,7 +51,7 @@ plain_jobs = st.builds(
 )
 edits = st.builds(
     JobChanges,
-    queue=st.none() | st.sampled_from(["a", "b"]),
+    queue=st.none() | st.sampled_from(["a", "b", LIMITED]),
     priority=st.none() | st.sampled_from([0, 1, -1]),
     payload=st.none() | st.sampled_from(["{}", '{"n":1}']),
     delay=st.none() | spans,

@@ -26,6 +26,7 @@ from holdfast.core.clock import ManualClock
 from holdfast.core.ids import new_id
 from holdfast.core.job_changes import JobChanges
 from holdfast.core.lifecycle import Lost, Outcome, Succeeded, decide
+from holdfast.core.limits import Limit, LimitChange, LimitValues
 from holdfast.core.models import (
     MICROSECOND,
     Claim,
@@ -40,7 +41,7 @@ from holdfast.core.models import (
 )
 from holdfast.stores.base import EVERY_QUEUE, ClaimRequest
 from tests.model.model import Model, ModelJob, crash_reason, reachable
-from tests.model.strategies import edits, new_jobs, outcomes, picks, spans
+from tests.model.strategies import LIMITED, edits, new_jobs, outcomes, picks, spans
 from tests.support.stores import CARRIED, MIGRATED, Home, stores_of
 
 T = TypeVar("T")
@@ -53,6 +54,11 @@ MOST_JOBS = 8
 """Few, so that each gets deep into its life."""
 LEASE = timedelta(seconds=30)
 QUEUES = ("a", "b")
+AT_ONCE, OF_A_KEY = 3, 2
+LIMITS = (
+    Limit(name="all", queue=LIMITED, values=LimitValues(concurrency=AT_ONCE)),
+    Limit(name="key", queue=LIMITED, by="args.n", values=LimitValues(concurrency=OF_A_KEY)),
+)
 MICROSECONDS_PER_SECOND = 1_000_000
 
 
@@ -77,6 +83,8 @@ class StoreMachine(RuleBasedStateMachine):
         folder = Path(self.lent.enter_context(tempfile.TemporaryDirectory()))
         self.store = Holdfast(self.lent.enter_context(type(self).home(folder)), now=self.clock).new_store()
         self.call(self.store.open())
+        for limit in LIMITS:
+            assert self.call_family(lambda limit=limit: self.store.limits.write_limit(LimitChange(limit, 0)))
         self.states: dict[str, JobState] = {}
         self.claims: dict[str, int] = {}
         self.leases: list[Lease] = []  # every lease there ever was
@@ -173,6 +181,39 @@ class StoreMachine(RuleBasedStateMachine):
         for queue in QUEUES:
             assert taken[queue] <= bounds[queue]
             assert self.are_first([job.id for job in claim.jobs if job.queue == queue], ready[queue])
+
+    @rule(
+        limit=st.integers(1, 4),
+        startable=st.integers(0, 4),
+        idle=st.integers(0, 4),
+        worker=st.sampled_from(["w1", "w2"]),
+    )
+    def claim_limited(self, limit: int, startable: int, idle: int, worker: str) -> None:
+        ready = [job for job in self.model.ready(LIMITED, self.clock()) if job.losses < 2]
+        running = [
+            job for job in self.model.jobs.values() if job.new.queue == LIMITED and job.state is JobState.RUNNING
+        ]
+        used = Counter(job.new.payload for job in running)
+        keys = Counter(job.new.payload for job in ready)
+        possible = sum(max(0, min(number, OF_A_KEY - used[key])) for key, number in keys.items())
+        claim = self.claimed(worker, {LIMITED: limit}, limit, startable=startable, idle=idle)
+        assert len(claim.jobs) == max(0, min(limit, startable, idle, AT_ONCE - len(running), possible))
+        for key in keys:
+            expected = [job.new.id for job in ready if job.new.payload == key]
+            taken = [job.id for job in claim.jobs if job.payload == key]
+            assert taken == expected[: len(taken)]
+
+    @rule()
+    def claim_limited_alone(self) -> None:
+        running = [
+            job for job in self.model.jobs.values() if job.new.queue == LIMITED and job.state is JobState.RUNNING
+        ]
+        used = Counter(job.new.payload for job in running)
+        poison = [job for job in self.model.ready(LIMITED, self.clock()) if job.losses >= 2]
+        fitting = {job.new.id for job in poison if len(running) < AT_ONCE and used[job.new.payload] < OF_A_KEY}
+        claim = self.claimed("w1", {LIMITED: 5}, 5, alone=True)
+        assert len(claim.jobs) == min(1, len(fitting))
+        assert {job.id for job in claim.jobs} <= fitting
 
     @rule(queue=st.sampled_from(QUEUES))
     def claim_alone(self, queue: str) -> None:
@@ -382,7 +423,7 @@ class StoreMachine(RuleBasedStateMachine):
     def operated(ids: list[str], won: list[str], changed: list[tuple[str, JobState]]) -> None:
         assert [job_id for job_id, _ in changed] == [job_id for job_id in ids if job_id in won]
 
-    @rule(queue=st.sampled_from(QUEUES), paused=st.booleans())
+    @rule(queue=st.sampled_from([*QUEUES, LIMITED]), paused=st.booleans())
     def pause_or_resume(self, queue: str, paused: bool) -> None:
         self.call_family(lambda: self.store.admin.pause(queue) if paused else self.store.admin.resume(queue))
         self.model.paused = self.model.paused | {queue} if paused else self.model.paused - {queue}

@@ -15,6 +15,7 @@ from holdfast.core.errors import Conflict, Invalid, NotFound
 from holdfast.core.events import DeclarationKept, Events
 from holdfast.core.limits import (
     MAX_CONCURRENCY,
+    MAX_DEPTH,
     MAX_LIMITS,
     MAX_RATE,
     MAX_SHARE,
@@ -50,6 +51,7 @@ class LimitOptions(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: jobs that run at once. rate: starts, like "10/s", "100/15m"; burst: how many of them may come at once,
     by default a tenth of a second's worth, at least 1.
     weight: the room and tokens that a job takes, or a path in its payload. shares: turns by value of the key.
+    depth: jobs that may wait in the queue; submissions beyond it raise `QueueFull`.
     """
 
     queue: str | None = None
@@ -60,9 +62,10 @@ class LimitOptions(msgspec.Struct, frozen=True, kw_only=True):
     burst: int | None = None
     weight: int | str = 1
     shares: Mapping[str, int] | None = None
+    depth: int | None = None
 
 
-_VALUES = ("concurrency", "rate", "burst", "weight", "shares")
+_VALUES = ("concurrency", "rate", "burst", "weight", "shares", "depth")
 
 
 def draft_limit(name: str, options: LimitOptions, *, owner: str | None = None) -> Limit:
@@ -92,13 +95,15 @@ def _check_sense(limit: Limit) -> None:
         raise Invalid("queue", None, "give a queue or a task; a limit that handlers take from has a rate alone")
     if values.shares and limit.by is None:
         raise Invalid("shares", dict(values.shares), "give by too: shares are turns by value of that key")
-    if values.concurrency is None and values.rate is None and limit.by is None:
-        raise Invalid("concurrency", None, "give concurrency, rate, or by, for keys that take turns")
+    if values.depth is not None and (limit.queue is None or limit.by is not None):
+        raise Invalid("depth", values.depth, "give it to a queue, in a limit without by")
+    if not limit.is_claimed and values.depth is None:
+        raise Invalid("concurrency", None, "give concurrency, rate, depth, or by, for keys that take turns")
 
 
 def parse_values(said: Mapping[str, Any]) -> LimitValues:
     """The numbers of a limit from how they are said. Raises `Invalid`, naming the field."""
-    concurrency, rate, burst, weight = (said.get(field) for field in ("concurrency", "rate", "burst", "weight"))
+    concurrency, rate, burst, weight, shares, depth = (said.get(field) for field in _VALUES)
     number, period_us = (None, 1_000_000) if rate is None else _parse_rate(rate)
     if burst is not None and number is None:
         raise Invalid("burst", burst, "give rate too")
@@ -111,7 +116,8 @@ def parse_values(said: Mapping[str, Any]) -> LimitValues:
         period_us=period_us,
         burst=usual if burst is None else parse_count(burst, "burst", least=1, most=MAX_CONCURRENCY, text=False),
         weight=_parse_weight(1 if weight is None else weight),
-        shares=_parse_shares(said.get("shares") or {}),
+        shares=_parse_shares(shares or {}),
+        depth=None if depth is None else parse_count(depth, "depth", least=1, most=MAX_DEPTH, text=False),
     )
 
 
@@ -172,6 +178,8 @@ class LimitOwner(Blocker, Protocol):
     events: Events
 
     async def open_store(self) -> Store: ...
+
+    def forget_limits(self) -> None: ...
 
 
 class LimitManager:
@@ -260,6 +268,7 @@ class LimitManager:
             known = await self._get(name)
             store = await self._app.open_store()
             if await store.limits.write_limit(LimitChange(known, known.revision, remove=True)) is not None:
+                self._app.forget_limits()
                 await self._assign(store, known)
                 return
         raise Conflict(f"limit {name} is changed by others at this moment; try again")
@@ -322,6 +331,7 @@ class LimitManager:
             _check_number(limits, changed)
             revision = await store.limits.write_limit(LimitChange(changed, 0 if known is None else known.revision))
             if revision is not None:
+                self._app.forget_limits()
                 if known is None or _applies_to(known) != _applies_to(changed):
                     await self._assign(store, changed)
                     if known is not None:
@@ -355,7 +365,7 @@ class BlockingLimits(BlockingView):
 
 def said_values(values: LimitValues) -> dict[str, Any]:
     """The values of a limit as they are said; ``parse_values`` reads them back."""
-    said = {field: getattr(values, field) for field in ("concurrency", "weight", "shares")}
+    said = {field: getattr(values, field) for field in ("concurrency", "weight", "shares", "depth")}
     return said | {"rate": format_rate(values), "burst": None if values.rate is None else values.burst}
 
 

@@ -17,6 +17,7 @@ from holdfast.app.limits import LimitManager, draft_limit, limit_options
 from holdfast.app.schedules import ScheduleManager, draft_schedule, schedule_options
 from holdfast.core.errors import ConfigError
 from holdfast.core.events import Events
+from holdfast.core.job_changes import parse_expiry_span
 from holdfast.core.limits import Limit
 from holdfast.core.models import NewJob
 from holdfast.core.retry import Retry, as_retry
@@ -100,6 +101,10 @@ class TaskRegistration(ABC):
     async def open_store(self) -> Store:
         """The store, open."""
 
+    @abstractmethod
+    def forget_limits(self) -> None:
+        """Reads the limits again at the next submission: one was changed."""
+
     @property
     def schedules(self) -> ScheduleManager:
         """Schedules in the store: those that ``schedule`` declares, and others."""
@@ -133,6 +138,7 @@ class TaskRegistration(ABC):
         priority: int = 0,
         tags: Sequence[str] = (),
         unique: Unique | str | float | timedelta | None = None,
+        expires: float | timedelta | str | None = None,
     ) -> Decorator:
         """Register a function as a task: ``@app.task("email.send", max_attempts=5)``.
 
@@ -141,6 +147,7 @@ class TaskRegistration(ABC):
         max_attempts: executions a job may have, None for no limit. executor: "async", "thread" or "process".
         retry_on, dead_on: exception classes or predicates that are, or are not, worth another attempt.
         unique: a policy for jobs that do the same work: a Unique, or its ``during``: "active", "waiting", "10m".
+        expires: a span within which a worker must take a job after its submission, else it is cancelled.
         """
         if callable(name):
             raise ConfigError("@app.task needs parentheses: write @app.task() or @app.task('name')")
@@ -156,6 +163,7 @@ class TaskRegistration(ABC):
             "priority": priority,
             "tags": check_tags(tags) if tags else (),
             "unique": None if unique is None else as_unique(unique),
+            "expires": None if expires is None else parse_expiry_span(expires),
         }
         return Decorator(self, name, options)
 

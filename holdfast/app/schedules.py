@@ -97,6 +97,8 @@ def _check_template(job: object) -> None:
     for field, given in (("delay", job.delay), ("run_at", job.run_at_us), ("key", job.key)):
         if given is not None:
             raise Invalid(field, given, f"leave {field} out of a scheduled job: the schedule decides when it runs")
+    if job.expires_at_us is not None:
+        raise Invalid("expires", job.expires_at_us, 'give a span, such as "10m": it counts from each run')
     if job.given_id:
         raise Invalid("id", job.id, "leave it out of a scheduled job: each run has an id of its own")
 

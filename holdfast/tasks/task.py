@@ -6,6 +6,7 @@ import inspect
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar
 
 from msgspec import UNSET, UnsetType
@@ -46,6 +47,7 @@ class Task(Generic[P, R]):
         "priority",
         "tags",
         "unique",
+        "expires",
         "_result",
         "_signature",
         "__weakref__",
@@ -66,6 +68,7 @@ class Task(Generic[P, R]):
         priority: int = 0,
         tags: Sequence[str] = (),
         unique: Unique | None = None,
+        expires: timedelta | None = None,
     ) -> None:
         """``timeout`` in seconds. ``max_attempts``: UNSET leaves it to the settings, None is no limit.
 
@@ -91,6 +94,7 @@ class Task(Generic[P, R]):
         self.priority = priority
         self.tags = tuple(tags)
         self.unique = unique
+        self.expires = expires
         if unique is not None:
             self.check_unique(unique)
         self._signature: Signature | None = None

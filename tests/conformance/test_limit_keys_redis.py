@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast.core.clock import ManualClock
+from holdfast.core.job_changes import JobChanges
 from holdfast.core.limits import Limit, LimitChange, LimitValues
 from holdfast.core.models import Finding, Job, JobFilter, JobState, NewJob, Reason, Settlement
 from holdfast.stores.base import ClaimRequest, Store
@@ -246,3 +247,43 @@ async def test_jobs_of_an_unanswered_claim_are_given_back(store: Any, clock: Man
     (third,) = await take(store, 3)
     assert third.id not in lost
     assert await take_ids(store, 3) == lost
+
+
+async def test_changed_payload_moves_a_job_to_its_partition(store: Store) -> None:
+    await limit(store, queue="default", by="args.tenant", concurrency=1)
+    edited, replayed = await put(store, job_of(1), job_of(1))
+    await store.admin.cancel([replayed])
+    await store.admin.edit(edited, JobChanges(payload='{"tenant":2}'))
+    await store.admin.replay([replayed], payload='{"tenant":3}')
+    await put(store, job_of(1))
+    assert sorted(tenants(await take(store))) == [1, 2, 3]
+    await everything_agrees(store)
+
+
+async def test_job_moves_between_limited_and_plain_queues(store: Store) -> None:
+    await limit(store, queue="mail", concurrency=1)
+    there, back = await put(store, new_job(), new_job(queue="mail"))
+    await store.admin.edit(there, JobChanges(queue="mail"))
+    await store.admin.edit(back, JobChanges(queue="default"))
+    assert await take_ids(store, 9, {"default": 9}) == [back]
+    assert await take_ids(store, 9, {"mail": 9}) == [there]
+    await everything_agrees(store)
+
+
+async def test_many_expired_jobs_of_a_partition_are_not_taken(store: Store, clock: ManualClock) -> None:
+    await limit(store, queue="default", by="args.tenant", concurrency=500)
+    await put(store, *[job_of(number % 3, expires_in=timedelta(minutes=1)) for number in range(450)])
+    (kept,) = await put(store, job_of(1))
+    clock.advance(61)
+    taken: list[str] = []
+    for _ in range(4):
+        taken += await take_ids(store, 50)
+    assert taken == [kept]
+    await everything_agrees(store)
+
+
+async def test_limit_of_depth_alone_leaves_jobs_plain(store: Store, keys: Keys) -> None:
+    await limit(store, queue="default", depth=5)
+    await put(store, new_job())
+    assert not keys.exists("guarded")
+    assert len(await take(store)) == 1

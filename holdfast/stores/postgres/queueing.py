@@ -18,6 +18,7 @@ from holdfast.core.lifecycle import must_start
 from holdfast.core.models import (
     Claim,
     DeliveredClaim,
+    ExpiredJob,
     HeartbeatReply,
     Job,
     JobState,
@@ -42,12 +43,14 @@ from holdfast.stores.postgres.encoding import (
     are_alike,
     claimed_job,
     is_id,
+    is_plain,
     job_columns,
     key_columns,
     record_columns,
     span_us,
     to_text,
 )
+from holdfast.stores.postgres.maintenance import expire_overdue
 from holdfast.stores.postgres.notifications import PostgresNotifications
 from holdfast.stores.postgres.pool import DuplicateKey, PostgresPool, Rows
 from holdfast.stores.postgres.query import PostgresQuery
@@ -145,13 +148,10 @@ class PostgresQueueing:
         self, jobs: Sequence[NewJob], fetch: Callable[..., Awaitable[Rows]]
     ) -> tuple[list[Submitted], bool]:
         """The answers; and whether others have heard of the jobs, as they were committed."""
-        if any(
-            job.key is not None or (job.options is not None and (job.options.tags or job.options.unique))
-            for job in jobs
-        ):
+        if not all(map(is_plain, jobs)):
             rows = await fetch(self._sql["insert_keyed_jobs"], **job_columns(jobs), **key_columns(jobs))
             in_turn = sorted(rows, key=lambda row: row[0])
-            answers = [Submitted(job_id, created, changed=changed) for _, job_id, created, changed in in_turn]
+            answers = [Submitted(job_id, created, changed=changed) for _, job_id, created, changed, _ in in_turn]
             return answers, False
         if are_alike(jobs):
             news = self._news.transaction_notice(f"queue:{jobs[0].queue}") if len(jobs) == 1 else {}
@@ -245,7 +245,7 @@ class PostgresQueueing:
         if rows[0][-1]:
             rows = await fetch(self._sql["claim_with_suspects"])
         seconds = time.monotonic() - at
-        due, due_in, until, quarantined, held_back, _ = rows[0][_SHOWN:]
+        due, due_in, until, quarantined, held_back, overdue, _ = rows[0][_SHOWN:]
         claiming.looked = True
         claiming.tried += queues
         claiming.quarantined = claiming.quarantined or quarantined
@@ -255,6 +255,7 @@ class PostgresQueueing:
         taken = [] if rows[0][0] is None else rows
         jobs = await self._readable(taken)
         claiming.take(jobs)
+        claiming.expired += await self._end_overdue() if overdue else ()
         await self._give_back_unanswered(request, until - (span_us(request.lease_for) or 0))
         if due:
             return True
@@ -289,6 +290,13 @@ class PostgresQueueing:
                 await self.settle(released)
         except HoldfastError:  # these end by themselves too; what was claimed now must not be lost with them
             return
+
+    async def _end_overdue(self) -> tuple[ExpiredJob, ...]:
+        """Ends jobs that a claim passed over, since their ``expires`` has come."""
+        try:
+            return tuple((await expire_overdue(self._links, self._news, self._sql, limit=PROMOTE_MOST))[0])
+        except HoldfastError:  # a sweep ends them; what was claimed now must not be lost with them
+            return ()
 
     async def _promote(self, claiming: _Claiming) -> int:
         if EVERY_QUEUE in claiming.wants:
@@ -342,7 +350,7 @@ class PostgresQueueing:
             worker=request.worker,
             lease_for=span_us(request.lease_for),
         )
-        due_in, until, quarantined, left, paused, held_back = rows[0][_SHOWN:]
+        due_in, until, quarantined, left, queues, paused, held_back, overdue = rows[0][_SHOWN:]
         await self._give_back_unanswered(request, until - (span_us(request.lease_for) or 0))
         jobs = await self._readable([] if rows[0][0] is None else rows)
         claim = Claim(
@@ -352,8 +360,9 @@ class PostgresQueueing:
             quarantined=quarantined,
             held_back=held_back,
             lease_until_us=until if jobs else None,
+            expired=await self._end_overdue() if overdue else (),
         )
-        return DeliveredClaim(claim, left, frozenset(paused))
+        return DeliveredClaim(claim, dict(zip(left, queues, strict=True)), frozenset(paused))
 
     async def _claim_named(self, request: ClaimRequest) -> Claim:
         """A claim of ids by who has not asked a transport: what is left is refused too."""
@@ -428,6 +437,7 @@ class _Claiming:
         self.startable = request.startable
         self.promote = request.promote
         self.jobs: list[Job] = []
+        self.expired: tuple[ExpiredJob, ...] = ()
         self.tried: list[str] = []
         self.promoted = 0
         self.quarantined = False
@@ -462,6 +472,7 @@ class _Claiming:
             quarantined=self.quarantined,
             held_back=self.held_back,
             lease_until_us=self.until_us,
+            expired=self.expired,
         )
 
 

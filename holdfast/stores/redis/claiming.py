@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from holdfast.core.lifecycle import must_start
-from holdfast.core.models import Claim, Job
+from holdfast.core.models import Claim, ExpiredJob, Job
 from holdfast.stores.base import EVERY_QUEUE, ClaimRequest
 from holdfast.stores.connections.redis_protocol import Argument
 from holdfast.stores.redis.encoding import decode_text
@@ -31,6 +31,7 @@ class DeliveryProgress:
         self._startable = 1 << 30 if request.alone else request.startable
         self.held_back = False
         self.jobs: list[Job] = []
+        self.expired: tuple[ExpiredJob, ...] = ()
         self._until_us: int | None = None
 
     def script_arguments(self) -> list[Argument]:
@@ -60,7 +61,13 @@ class DeliveryProgress:
 
     def claim(self, delivered: int) -> Claim:
         refused = delivered - len(self.jobs)
-        return Claim(jobs=self.jobs, refused=refused, held_back=self.held_back, lease_until_us=self._until_us)
+        return Claim(
+            jobs=self.jobs,
+            refused=refused,
+            held_back=self.held_back,
+            lease_until_us=self._until_us,
+            expired=self.expired,
+        )
 
 
 class ClaimProgress:
@@ -77,6 +84,7 @@ class ClaimProgress:
         self._looks = 0
         self._passed = b""  # what a script passed by, in its own words for the next one
         self.jobs: list[Job] = []
+        self.expired: tuple[ExpiredJob, ...] = ()
         self.is_idle = not any(self._slots.values()) and not self._star
         """Nothing is wanted."""
         self.over = self.is_idle
@@ -196,4 +204,5 @@ class ClaimProgress:
             quarantined=self._quarantined,
             held_back=self._held_back,
             lease_until_us=self._until_us,
+            expired=self.expired,
         )

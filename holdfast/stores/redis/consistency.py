@@ -40,6 +40,7 @@ def plan_repairs(seen: NamespaceSnapshot) -> list[RepairStep]:
         *audit.check_successes(),
         *audit.check_index(),
         *audit.check_keys(),
+        *audit.check_expiries(),
         *audit.check_leftovers(),
         *audit.check_counts(),
         *audit.check_queues(),
@@ -190,6 +191,15 @@ class _Audit:
                 continue  # another job may have had the unique key of one that was started, and be gone
             if held.get(kept.key, b"").partition(b" ")[2] not in self._seen.jobs:
                 yield RepairStep(KEYED, ("HSET", self._names("keys"), kept.key, b"0 " + job))
+
+    def check_expiries(self) -> Iterator[RepairStep]:
+        """Each job that waits has its instant noted; what is noted of others goes when its instant has come."""
+        key, noted = self._names("expiry"), self._zset("expiry")
+        for job in noted.keys() - self.jobs.keys():
+            yield RepairStep(OUT, ("ZREM", key, job))
+        for job, kept in self.jobs.items():
+            if kept.expires is not None and kept.state in _NOT_STARTED and noted.get(job) != kept.expires:
+                yield RepairStep(BACK, ("ZADD", key, kept.expires, job))
 
     def check_leftovers(self) -> Iterator[RepairStep]:
         """Checks attempt records and log lines without a job."""

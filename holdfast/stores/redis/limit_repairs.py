@@ -118,8 +118,9 @@ class _LimitAudit:
         queues = set()
         for text in self._seen.hashes.get(self._names("limits"), {}).values():
             with suppress(msgspec.MsgspecError):
-                queue = _decode(text.partition(b" ")[2]).queue
-                queues.update([] if queue is None else [queue.encode()])
+                limit = _decode(text.partition(b" ")[2])
+                if limit.queue is not None and limit.is_claimed:
+                    queues.add(limit.queue.encode())
         key = self._names("guarded")
         noted = self._seen.sets.get(key, frozenset())
         for name in noted - queues:

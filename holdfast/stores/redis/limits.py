@@ -9,7 +9,7 @@ from datetime import timedelta
 import msgspec
 
 from holdfast.core.limits import BucketUse, Limit, LimitChange, LimitTable, decode_limits, encode_limit
-from holdfast.core.models import MICROSECOND
+from holdfast.core.models import MICROSECOND, Job
 from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.stores.connections.redis import Script, in_pieces
 from holdfast.stores.connections.redis_protocol import Argument
@@ -53,8 +53,17 @@ class PartitionAssigner:
         arguments: list[Argument] = []
         for job_id, kind, payload in found:
             _, _, name, task = self._kinds(kind)
-            arguments += (job_id, find_partition(table, task, name, decode_text(payload)))
+            arguments += (job_id, _find_partition(table, task, name, decode_text(payload)))
         await self._links.run(self._scripts["assign"], *common, queue, *arguments)
+
+    async def find_partition(self, task: str, queue: str, payload: str) -> str:
+        """Partition of a job by the limits there are now, as its hash holds it; "" for none."""
+        return _find_partition(LimitTable(await read_limits(self._links)), task, queue, payload)
+
+    async def assign_again(self, jobs: Sequence[Job]) -> None:
+        """Gives jobs whose payload has changed their partitions."""
+        table = LimitTable(await read_limits(self._links)) if jobs else LimitTable()
+        await self.assign([(job.id, _find_partition(table, job.task, job.queue, job.payload)) for job in jobs])
 
     async def assign(self, jobs: Sequence[tuple[str, str]]) -> int:
         """Gives jobs the partitions that come with their ids; returns how many changed."""
@@ -65,7 +74,7 @@ class PartitionAssigner:
         return changed
 
 
-def find_partition(table: LimitTable, task: str, queue: str, payload: str) -> str:
+def _find_partition(table: LimitTable, task: str, queue: str, payload: str) -> str:
     """Partition and weights of a job as its hash holds them. A payload that cannot be read has no keys."""
     try:
         partition, weights = table.find_partition(task, queue, payload)
@@ -83,14 +92,14 @@ class RedisLimits:
         news: RedisNotifications,
         scripts: Mapping[str, Script],
         query: RedisQuery,
-        kinds: Kinds,
+        assigner: PartitionAssigner,
         cache: LimitCache,
     ) -> None:
         self._links = links
         self._news = news
         self._scripts = scripts
         self._query = query
-        self._assigner = PartitionAssigner(links, scripts, kinds)
+        self._assigner = assigner
         self._cache = cache
 
     async def write_limit(self, change: LimitChange) -> int | None:
@@ -120,7 +129,7 @@ class RedisLimits:
                 jobs, more = jobs[: limit - looked], True
                 last = jobs[-1][0]
             changed += await self._assigner.assign(
-                [(job.id, find_partition(table, job.task, job.queue, job.payload)) for _, job in jobs]
+                [(job.id, _find_partition(table, job.task, job.queue, job.payload)) for _, job in jobs]
             )
             looked, behind = looked + len(jobs), last
         self._news.notify_done({"queue:*"} if changed else ())

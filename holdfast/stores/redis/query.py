@@ -162,6 +162,10 @@ class Read:
                 break
         return found[:limit]
 
+    async def find_each(self, job_ids: Sequence[str]) -> list[Job]:
+        """These jobs, whole, without those that are not there."""
+        return [job for _, job in await self._show(job_ids)]
+
     async def find_waiting(self, queue: str | None, task: str | None, behind: int) -> tuple[list[Shown], int, bool]:
         """Some waiting jobs of a queue or a task behind a number of submission, the last number looked at, and whether
         there may be more."""

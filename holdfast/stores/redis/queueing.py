@@ -15,6 +15,7 @@ from holdfast.core.job_logs import Record
 from holdfast.core.models import (
     TERMINAL,
     Claim,
+    ExpiredJob,
     HeartbeatReply,
     Job,
     JobState,
@@ -48,6 +49,7 @@ from holdfast.stores.redis.encoding import (
     encode_logs,
     encode_settlements,
     encode_submission,
+    expired_jobs,
     record_pieces,
     span_us,
     state_of,
@@ -75,6 +77,7 @@ class RedisQueueing:
         kinds: Kinds,
         eviction: EvictionWatch,
         limits: LimitCache,
+        assigner: PartitionAssigner,
     ) -> None:
         self._links = links
         self._news = news
@@ -83,7 +86,7 @@ class RedisQueueing:
         self._kinds = kinds
         self._eviction = eviction
         self._limits = limits
-        self._assigner = PartitionAssigner(links, scripts, kinds)
+        self._assigner = assigner
         self._is_limited_first = False
         self._served_limited = ""
         self._served = ""  # the queue a claim served last
@@ -183,6 +186,7 @@ class RedisQueueing:
                 extra=request.limit / CLAIMED_A_SECOND,
             )
             self._served_limited = decode_text(reply[5])
+            claiming.expired += self._ended(reply.pop())
             more = claiming.take_limited(await self._readable(reply[0], request.worker), reply)
 
     async def _claim_plain(self, request: ClaimRequest, claiming: ClaimProgress) -> None:
@@ -202,13 +206,20 @@ class RedisQueueing:
                 raise
             for reply in replies:
                 self._served = decode_text(reply[5])
+                claiming.expired += self._ended(reply.pop())
                 claiming.take(await self._readable(reply[0], request.worker), reply)
+
+    def _ended(self, flat: Sequence[bytes]) -> tuple[ExpiredJob, ...]:
+        """Jobs that a script has ended, since their ``expires`` had come."""
+        expired = expired_jobs(flat, self._kinds)
+        self._news.notify_done((), [each.job_id for each in expired])
+        return expired
 
     async def _claim_delivered(self, request: ClaimRequest, only: Sequence[str]) -> Claim:
         delivery = DeliveryProgress(request)
         for ids in in_pieces(list(dict.fromkeys(only)), PIECE):
             try:
-                taken, until, held_back = await self._links.run(
+                taken, until, held_back, flat = await self._links.run(
                     self._scripts["deliver"],
                     request.worker,
                     span_us(request.lease_for),
@@ -222,6 +233,7 @@ class RedisQueueing:
                 if delivery.jobs:  # these are ours already
                     break
                 raise
+            delivery.expired += self._ended(flat)
             delivery.take(await self._readable(taken, request.worker), int(until), held_back=bool(held_back))
             if delivery.held_back:
                 break

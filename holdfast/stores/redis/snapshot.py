@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from holdfast.stores.connections.redis_protocol import Argument
 
-FIELDS = ("state", "kind", "dueTime", "seq", "losses", "key", "endTime", "partition")
+FIELDS = ("state", "kind", "dueTime", "seq", "losses", "key", "endTime", "expiresAt", "pickupTime", "partition")
 """What a job's hash is asked for."""
 
 _KIND = re.compile(rb"(-?\d+) \S+ (.*?)\n")
@@ -24,6 +24,7 @@ _TYPES = {
         b"queues",
         b"due",
         b"outlived",
+        b"expiry",
         b"workers",
         b"ended:dead",
         b"ended:cancelled",
@@ -108,6 +109,8 @@ class IndexedJob(NamedTuple):
     ended: int
     partition: bytes | None = None
     weights: bytes | None = None
+    expires: int | None = None
+    """When it ends, of one that no worker has taken."""
 
     @property
     def stands_in(self) -> bytes | None:
@@ -117,7 +120,7 @@ class IndexedJob(NamedTuple):
     @classmethod
     def from_hash(cls, fields: Sequence[bytes | None]) -> IndexedJob | None:
         """From FIELDS. None for a hash without a state: not ours. ValueError for values that make no sense."""
-        state, kind, due, seq, losses, key, ended, field = fields
+        state, kind, due, seq, losses, key, ended, expires, picked, field = fields
         if state is None:
             return None
         match = _KIND.match(kind or b"")
@@ -127,7 +130,8 @@ class IndexedJob(NamedTuple):
         numbers = int(due or 0), int(seq or 0), int(losses or 0)
         is_limited = field is not None and kind is not None and _LIMITED.search(kind)
         partition, _, weights = field.partition(b"\n") if field is not None and is_limited else (None, b"", b"")
-        return cls(state, queue, level, *numbers, key, int(ended or 0), partition, weights or None)
+        instant = int(expires) if expires is not None and picked is None else None
+        return cls(state, queue, level, *numbers, key, int(ended or 0), partition, weights or None, instant)
 
 
 class NamespaceSnapshot(NamedTuple):

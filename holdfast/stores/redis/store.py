@@ -13,7 +13,7 @@ from holdfast.stores.redis.admin import RedisAdmin
 from holdfast.stores.redis.encoding import Kinds
 from holdfast.stores.redis.events import RedisQuery
 from holdfast.stores.redis.health import RedisHealth
-from holdfast.stores.redis.limits import RedisLimits, read_limits
+from holdfast.stores.redis.limits import PartitionAssigner, RedisLimits, read_limits
 from holdfast.stores.redis.maintenance import RedisMaintenance
 from holdfast.stores.redis.notifications import RedisNotifications
 from holdfast.stores.redis.pool import LEVELS, NamespacePool, parse_url
@@ -60,11 +60,12 @@ class _OpenedRedis(Opened):
         self.news = news = RedisNotifications(links)
         self.query = query = RedisQuery(links, scripts, kinds)
         cache = LimitCache(lambda: read_limits(links))
-        self.queueing = RedisQueueing(links, news, scripts, query, kinds, eviction, cache)
+        assigner = PartitionAssigner(links, scripts, kinds)
+        self.queueing = RedisQueueing(links, news, scripts, query, kinds, eviction, cache, assigner)
         self.maintenance = RedisMaintenance(links, news, scripts, kinds, eviction)
-        self.admin = RedisAdmin(links, news, scripts, query)
+        self.admin = RedisAdmin(links, news, scripts, query, assigner)
         self.schedules = RedisSchedules(links, news, scripts, eviction, cache)
-        self.limits = RedisLimits(links, news, scripts, query, kinds, cache)
+        self.limits = RedisLimits(links, news, scripts, query, assigner, cache)
         self.health = RedisHealth(links, scripts, query, store.url)
         self._scripts = store.scripts
         super().__init__()

@@ -385,13 +385,13 @@ local function write_admitted()
     end
 end
 
--- name: claim_limited (partitions, moving, taking, admission)
+-- name: claim_limited (partitions, moving, expiring, taking, admission)
 -- Claims ready jobs under limits; the partitions of a queue take turns. ARGV: 6 limit, 7 startable, 8 "1" to take one
 -- quarantined job alone, 9 "1" to make due jobs ready first, 10 slots of every other queue or "", 11 the queue served last, then
 -- queue and slots of each that is named, in the order of their turn.
 -- Answers jobs, promoted, microseconds until a partition may have room or -1, quarantined, lease end, served, what to do: 0
 -- that was all, 1 there was more to look through, 2 more may be due; 1 where a queue was left at a job on its last attempt
--- beyond the startable ones.
+-- beyond the startable ones; id and kind of jobs that have expired.
 even_if_full()
 local limit, startable, alone = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8] == '1'
 local star, served = tonumber(ARGV[10]), ARGV[11]
@@ -404,6 +404,7 @@ for n = 12, #ARGV, 2 do
     turn[#turn + 1] = ARGV[n]
 end
 local paused = call('EXISTS', P .. 'paused') == 1 and paused_queues() or {}
+local overdue = call('EXISTS', P .. 'expiry') == 1 and expire_overdue(MOST) == MOST -- there may be more, which are not to be taken
 
 local function note_room_at(instant)
     due = due and math.min(due, instant) or instant
@@ -488,7 +489,7 @@ local function head_of(queue, entry)
         if member then
             local id = string.sub(member, PLACE + 1)
             reads = reads - 1
-            local head = new_head(id, member, queue, entry.partition)
+            local head = not overdue and new_head(id, member, queue, entry.partition)
             if head then
                 return head
             end
@@ -502,6 +503,11 @@ local function head_of(queue, entry)
                 elseif not known then
                     met('orphans')
                 end
+                entry.gone[#entry.gone + 1] = member
+                entry.at = entry.at + 1
+            elseif overdue and is_overdue(id) then
+                expire(id, v[1], v[2])
+                ours('ZREM', P .. 'expiry', id)
                 entry.gone[#entry.gone + 1] = member
                 entry.at = entry.at + 1
             elseif startable > 0 or tier == 0 and not is_last(known, v) then
@@ -681,7 +687,7 @@ local function serve_quarantined(queue)
     for _, id in ipairs(ours('ZRANGE', quarantine_of(queue), 0, MOST - 1)) do
         local v = read(id, unpack(FIELDS))
         local known = v and kind_of(v[2] or '')
-        if known and v[1] == 'queued' and known.is_limited and v[12] then
+        if known and v[1] == 'queued' and known.is_limited and v[12] and not (overdue and is_overdue(id)) then
             found[#found + 1] = { member_of(known.level, number(v[6]), number(v[10]), id), id, v }
             names[#names + 1] = split_field(v[12])
         end
@@ -741,9 +747,20 @@ end
 lease_taken()
 write_admitted()
 finish()
-return { taken, promoted, due and int(math.max(0, due - now)) or '-1', quarantined, until_, served, more, held_back }
+return { taken, promoted, due and int(math.max(0, due - now)) or '-1', quarantined, until_, served, more, held_back, expired }
 
--- name: unassigned (partitions, moving, taking)
+-- fragment: documents
+-- The queue whose claims obey the limit of a document, if any.
+local function queue_in(text)
+    local readable, document = pcall(cjson.decode, string.match(text or '', '^%d+ (.*)$') or '')
+    if not readable or type(document) ~= 'table' then
+        return nil
+    end
+    local values = type(document.values) == 'table' and document.values or {}
+    return (document.by or values.concurrency or values.rate) and document.queue or nil -- one that only bounds its depth is none
+end
+
+-- name: unassigned (partitions, moving, taking, documents)
 -- Ready jobs of a queue with limits that have no partition. ARGV: 6 queue, 7 "1" for quarantined ones. Answers {id, kind,
 -- payload} of up to MOST, and the limits, "REVISION DOCUMENT" by name.
 even_if_full()
@@ -752,8 +769,7 @@ local limits = ours('HGETALL', P .. 'limits')
 
 local function is_limited()
     for n = 2, #limits, 2 do
-        local readable, document = pcall(cjson.decode, string.match(limits[n], '^%d+ (.*)$') or '')
-        if readable and type(document) == 'table' and document.queue == queue then
+        if queue_in(limits[n]) == queue then
             return true
         end
     end
@@ -882,14 +898,9 @@ moving().place_ready()
 finish()
 return changed
 
--- name: write_limit
+-- name: write_limit (documents)
 -- Replaces, adds or removes a limit if it has the expected revision. ARGV: 3 name, 4 expected revision, 5 document, "" to
 -- remove it. Answers its revision, or "" and nothing was changed. What is parked looks again at the new values.
-local function queue_in(text)
-    local readable, document = pcall(cjson.decode, string.match(text or '', '^%d+ (.*)$') or '')
-    return readable and type(document) == 'table' and document.queue or nil
-end
-
 local before = ours('HGET', P .. 'limits', ARGV[3])
 local stands = string.match(before or '0', '^(%d+)')
 if stands ~= ARGV[4] then

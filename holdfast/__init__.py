@@ -33,6 +33,7 @@ from holdfast.core.errors import (
 )
 from holdfast.core.lifecycle import Dead, RetryAfter, Snooze
 from holdfast.core.models import Job, JobFilter, JobState
+from holdfast.core.resources import Resources
 from holdfast.core.retry import Retry
 from holdfast.core.unique import Unique
 from holdfast.settings.settings import Settings
@@ -62,6 +63,7 @@ __all__ = [
     "NotFound",
     "QueueFull",
     "RateLimited",
+    "Resources",
     "ResultTimeout",
     "Retry",
     "RetryAfter",

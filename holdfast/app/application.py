@@ -45,6 +45,7 @@ from holdfast.core.models import (
     WorkerInfo,
 )
 from holdfast.core.portal import drive_coroutine, running_loop
+from holdfast.core.resources import Resources
 from holdfast.core.schedule import Schedule
 from holdfast.core.stats import JobStats
 from holdfast.core.validation import check_name, check_task_name, did_you_mean, parse_count, parse_duration, parse_rate
@@ -52,7 +53,7 @@ from holdfast.settings.settings import Settings
 from holdfast.stores import ExternalTransactions, open_store
 from holdfast.stores.base import AT_ONCE, Selection, Store
 from holdfast.tasks import Registry, decode_payload, encode_payload
-from holdfast.tasks.command_policy import COMMAND, CommandPolicy
+from holdfast.tasks.command_policy import COMMAND, CommandPolicy, command_policy, draft_command
 from holdfast.telemetry.metrics import time_calls
 from holdfast.telemetry.trace_context import open_traces, submission
 from holdfast.transports import DeliveryLedger, TransportConfig, with_transport
@@ -153,9 +154,8 @@ class Holdfast(JobEditing):
         store = open_store(settings.url, now=self.now, patience=self.patience if patience is None else patience)
         if settings.transport == "none" or settings.transport_url is None:
             return time_calls(store, self.events)
-        way = TransportConfig(
-            settings.transport, settings.transport_url, settings.transport_key, settings.transport_dead_key
-        )
+        keys = settings.transport_key, settings.transport_dead_key
+        way = TransportConfig(settings.transport, settings.transport_url, *keys)
         carrying = with_transport(store, way, lease=settings.lease, in_hand=self._in_hand, emit=self.events.emit)
         return time_calls(carrying, self.events)
 
@@ -213,24 +213,24 @@ class Holdfast(JobEditing):
         return draft_job(task, text, draft, self.settings)
 
     def command_policy(self, settings: Settings | None = None) -> CommandPolicy:
-        """Returns the policy for command jobs of these settings, or of the application's."""
-        settings = settings or self.settings
-        return CommandPolicy(
-            mode=settings.commands,
-            allow=settings.command_allow,
-            environment=settings.command_environment,
-            output_limit=settings.output_limit,
-            roots=settings.command_roots,
-        )
+        """The policy for command jobs of these settings, or of the application's."""
+        return command_policy(settings or self.settings)
 
     @requires_loop
     async def run_command(
-        self, /, *argv: str, stdin: str | None = None, cwd: str | None = None, **options: Any
+        self,
+        /,
+        *argv: str,
+        stdin: str | None = None,
+        cwd: str | None = None,
+        resources: Resources | Mapping[str, Any] | None = None,
+        sandbox: str | None = None,
+        network: bool = False,
+        **options: Any,
     ) -> JobHandle[Any]:
         """Submit a command job: a program with its arguments, run without a shell where settings allow commands."""
-        payload: dict[str, Any] = {"argv": list(argv)}
-        payload |= {name: value for name, value in (("stdin", stdin), ("cwd", cwd)) if value is not None}
-        return await self.submit(self.draft_job(COMMAND, payload, **options))
+        fields = {"stdin": stdin, "cwd": cwd, "sandbox": sandbox, "network": network or None, "resources": resources}
+        return await self.submit(self.draft_job(COMMAND, draft_command({"argv": list(argv), **fields}), **options))
 
     async def submit(self, job: NewJob, *, connection: Any = None) -> JobHandle[Any]:
         """Submit a drafted job; inside the transaction of ``connection`` if one is given."""

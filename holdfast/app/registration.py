@@ -20,6 +20,7 @@ from holdfast.core.events import Events
 from holdfast.core.job_changes import parse_expiry_span
 from holdfast.core.limits import Limit
 from holdfast.core.models import NewJob
+from holdfast.core.resources import Resources, as_resources
 from holdfast.core.retry import Retry, as_retry
 from holdfast.core.schedule import Schedule
 from holdfast.core.unique import Unique, as_unique
@@ -139,6 +140,7 @@ class TaskRegistration(ABC):
         tags: Sequence[str] = (),
         unique: Unique | str | float | timedelta | None = None,
         expires: float | timedelta | str | None = None,
+        resources: Resources | None = None,
     ) -> Decorator:
         """Register a function as a task: ``@app.task("email.send", max_attempts=5)``.
 
@@ -148,6 +150,7 @@ class TaskRegistration(ABC):
         retry_on, dead_on: exception classes or predicates that are, or are not, worth another attempt.
         unique: a policy for jobs that do the same work: a Unique, or its ``during``: "active", "waiting", "10m".
         expires: a span within which a worker must take a job after its submission, else it is cancelled.
+        resources: limits of a process task, such as Resources(memory="512M", cpu=60).
         """
         if callable(name):
             raise ConfigError("@app.task needs parentheses: write @app.task() or @app.task('name')")
@@ -164,6 +167,7 @@ class TaskRegistration(ABC):
             "tags": check_tags(tags) if tags else (),
             "unique": None if unique is None else as_unique(unique),
             "expires": None if expires is None else parse_expiry_span(expires),
+            "resources": None if resources is None else as_resources(resources),
         }
         return Decorator(self, name, options)
 

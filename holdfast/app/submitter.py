@@ -151,7 +151,6 @@ class Submitter:
     async def submit(self, job: NewJob) -> Submitted:
         """Store one job, together with other submissions of this moment. Jobs with a key go apart: another
         caller's open transaction may hold theirs, and jobs without one have no reason to wait for it."""
-        await self.depths.check([job])
         with submission(self._spans, [job]) as [spanned]:
             answer = await self._submit_lone(spanned)
             if not answer.created or self._events.has_subscriber(JobCreated):
@@ -170,7 +169,6 @@ class Submitter:
 
     async def submit_all(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Store a batch in one transaction. A Conflict lists the jobs stored all the same."""
-        await self.depths.check(jobs)
         if self._settings().strict_idempotency:
             await self._check_before([job for job in jobs if job.key is not None])
         with submission(self._spans, jobs) as spanned:
@@ -202,6 +200,7 @@ class Submitter:
 
     async def _send(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         store = await self._store()
+        await self.depths.check(jobs)
         fault_point("submit.before")
         answers = await store.queueing.submit(jobs)
         fault_point("submit.after")

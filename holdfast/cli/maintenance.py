@@ -15,7 +15,9 @@ from holdfast.cli.output import Column, print_json, print_table
 from holdfast.cli.submission import server_time_us
 from holdfast.core.errors import ConfigError
 from holdfast.core.models import Finding, JobState, QueueInfo, WorkerInfo, to_microseconds
+from holdfast.core.resources import MAX_MEMORY, ResourceLimits
 from holdfast.core.validation import parse_instant
+from holdfast.tasks.command_policy import STRICT, largest_limits
 from holdfast.views.documents import finding_document
 from holdfast.views.explain import serves_queue
 from holdfast.views.formatting import count_noun, format_span, format_timestamp, safe_text
@@ -92,6 +94,7 @@ def _findings(session: Session, *, repair: bool) -> Iterator[Finding]:
         yield Finding("settings", "error", str(error), "mend it there; nothing else can be looked at before")
         return
     yield from _about_settings(settings)
+    yield from about_isolation(settings)
     try:
         app = session.load()
         if settings.app is not None:
@@ -116,6 +119,33 @@ def _about_settings(settings: Settings) -> Iterator[Finding]:
     yield Finding("settings", "ok", f"{settings.file}{there}")
     for warning in settings.warnings:
         yield Finding("settings", "warning", warning, "correct its name or remove it")
+
+
+def about_isolation(settings: Settings) -> Iterator[Finding]:
+    """Yields findings about what this host can limit, and about the sandbox of commands."""
+    from holdfast.worker.executors.resource_limits import unsupported_limits
+    from holdfast.worker.sandbox import NAMESPACES, SANDBOX_REMEDY, describe_host, landlock_version
+
+    limits = largest_limits(settings)
+    unsupported = unsupported_limits(limits.restricted_to(ResourceLimits(memory=MAX_MEMORY)))
+    if unsupported is None:
+        text = "memory, processes and CPU time by a watcher; open files and file size by the kernel"
+        yield Finding("resource limits", "ok", text)
+    else:
+        level = "ok" if limits.memory is None and limits.processes is None else "error"
+        text = "CPU time, open files and file size by the kernel; memory and processes cannot be limited"
+        yield Finding("resource limits", level, text, "" if level == "ok" else "run the workers on Linux")
+    held = describe_host()
+    text = "; ".join(f"{name}: {'holds' if cause is None else cause}" for name, cause in held.items())
+    if held[NAMESPACES.name] is None and not landlock_version():
+        text += "; without landlock a sandboxed command can write into named pipes outside its directory"
+    if None in held.values():
+        yield Finding("sandbox", "ok", text)
+    else:
+        refused = settings.sandbox == STRICT
+        remedy = f"{'command jobs' if refused else 'command jobs that ask for it'} are refused here; {SANDBOX_REMEDY}"
+        level = "error" if refused else "ok" if settings.commands == "off" else "warning"
+        yield Finding("sandbox", level, text, remedy)
 
 
 def _about_clock(app: Holdfast) -> Iterator[Finding]:

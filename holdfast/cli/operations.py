@@ -144,9 +144,10 @@ def delete(session: Session, *, ids: tuple[str, ...], filters: Filters, everythi
 def edit(
     session: Session, /, *, job_id: str, payload: str | None, tags: tuple[str, ...], no_tags: bool, **said: Any
 ) -> None:
-    """Change a job that waits: queued, scheduled, or failed and waiting for its retry.
+    """Change a job that waits.
 
-    A job that runs or has ended stays as it is. What is not given stays, too.
+    That is one that is queued, scheduled, or failed and waiting for its retry. A job that runs or has ended stays as it
+    is. What is not given stays, too.
     """
     if tags and no_tags:
         raise click.UsageError("give --tag or --no-tags, not both")

@@ -24,9 +24,18 @@ from holdfast.cli.submission import (
 )
 from holdfast.core.errors import ConfigError, Invalid
 from holdfast.core.models import Job, JobState
-from holdfast.tasks.command_policy import COMMAND
+from holdfast.tasks.command_policy import COMMAND, draft_command
 from holdfast.views.documents import job_document, to_plain
 from holdfast.views.formatting import safe_text
+
+_RESOURCES = {
+    "memory": "memory",
+    "cpu": "cpu",
+    "open_files": "open_files",
+    "file_size": "file_size",
+    "processes": "max_processes",
+}
+"""The option of each resource."""
 
 
 @add_command(
@@ -35,6 +44,7 @@ from holdfast.views.formatting import safe_text
         "holdfast run -- gzip -k access.log",
         "holdfast run --timeout 10m --max-attempts 3 --wait -- ./nightly.sh --full",
         "holdfast run --shell 'sort names.txt | uniq > unique.txt'",
+        "holdfast run --memory 512M --cpu 60 --sandbox strict -- ./convert photo.raw",
     ],
 )
 @click.argument("words", metavar="[--] PROGRAM [ARGUMENT]...", nargs=-1, type=click.UNPROCESSED)
@@ -44,6 +54,13 @@ from holdfast.views.formatting import safe_text
 @click.option("--env", "variables", metavar="NAME=TEXT", multiple=True, help="A variable of its environment.")
 @click.option("--retry-code", "retry_codes", type=int, multiple=True, metavar="N", help="Retry these exit codes only.")
 @click.option("--dead-code", "dead_codes", type=int, multiple=True, metavar="N", help="Never retry these exit codes.")
+@click.option("--memory", metavar="SIZE", help="The most memory its processes may use together: 512M.")
+@click.option("--cpu", metavar="SPAN", help="The most CPU time its processes may use together: 60, 5m.")
+@click.option("--open-files", metavar="N", help="The most files that one of its processes may have open.")
+@click.option("--file-size", metavar="SIZE", help="The largest file that it may write: 1G.")
+@click.option("--max-processes", metavar="N", help="The most processes that it may have at once.")
+@click.option("--sandbox", metavar="NAME", help="strict: it writes in its own directory only, without the network.")
+@click.option("--network", is_flag=True, help="It needs the network in its sandbox.")
 @job_options
 @wait_options
 @click.pass_obj
@@ -95,7 +112,8 @@ def _check_enabled(app: Holdfast, *, shell: bool) -> None:
 
 def _payload(app: Holdfast, words: tuple[str, ...], said: dict[str, Any]) -> dict[str, Any]:
     payload: dict[str, Any] = {"shell": said["shell"]} if said["shell"] is not None else {"argv": list(words)}
-    payload |= {name: said[name] for name in ("cwd", "retry_codes", "dead_codes") if said[name]}
+    payload |= {name: said[name] for name in ("cwd", "retry_codes", "dead_codes", "sandbox", "network") if said[name]}
+    payload["resources"] = {name: said[option] for name, option in _RESOURCES.items() if said[option] is not None}
     for name in ("retry_codes", "dead_codes"):
         if name in payload:
             payload[name] = list(payload[name])
@@ -103,7 +121,7 @@ def _payload(app: Holdfast, words: tuple[str, ...], said: dict[str, Any]) -> dic
         payload["env"] = dict(_variable(each) for each in said["variables"])
     if said["stdin"]:
         payload["stdin"] = _text(read_input(app.settings.payload_limit))
-    return payload
+    return draft_command({name: value for name, value in payload.items() if value != {}})
 
 
 def _variable(text: str) -> tuple[str, str]:

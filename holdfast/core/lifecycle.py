@@ -56,6 +56,9 @@ DELETABLE = frozenset(JobState) - {JobState.RUNNING}
 UNFIT = frozenset({Reason.NO_HANDLER, Reason.PAYLOAD})
 """Reasons of a job that one worker cannot run and another may: the other has newer or older code."""
 
+_KILLED = frozenset({Reason.CRASHED, Reason.RESOURCE})
+"""Reasons that a dead job keeps on its last attempt."""
+
 ERROR_LIMIT = 4096
 """Characters of an error text that are kept."""
 
@@ -148,7 +151,7 @@ def _after_failure(job: Job, failed: Failed, backoff: Backoff, rng: random.Rando
         claims=job.claims,
         state=JobState.FAILED if alive else JobState.DEAD,
         # A dead job says why it is dead: the budget, unless this very failure was final by itself, or killed a process.
-        reason=Reason.BUDGET if failed.retryable and spent and failed.reason is not Reason.CRASHED else failed.reason,
+        reason=Reason.BUDGET if failed.retryable and spent and failed.reason not in _KILLED else failed.reason,
         error=clip_error(failed.error),
         traceback=failed.traceback,
         delay=delay,

@@ -48,6 +48,8 @@ class Reason(StrEnum):
     RESULT = "result"  # the returned value cannot be stored
     CRASHED = "crashed"  # its process died (or lost its lease) under it
     TIMEOUT = "timeout"  # it ran longer than it may
+    RESOURCE = "resource"  # it used more memory, CPU time, files or processes than it may
+    SANDBOX = "sandbox"  # this host cannot give it the sandbox that it has to run in
     ERROR = "error"  # the handler raised
     CANCELLED = "cancelled"  # an operator asked
     RELEASED = "released"  # given back by a stopping worker

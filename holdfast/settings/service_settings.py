@@ -20,10 +20,43 @@ from holdfast.settings.types import (
     SERVICE,
     TASK_FIELD,
     Setting,
+    byte_size,
     duration,
+    one_of,
     optional,
     whole_number,
 )
+
+
+class ResourceSettings:
+    """Settings of what one job may use, and of the sandbox of command jobs."""
+
+    __slots__ = ()
+
+    job_memory = Setting(
+        optional("none", byte_size("16MiB", "1024GiB")),
+        "none",
+        "The most memory that a job of a process task or a command may use, with all its processes; the limit of those "
+        "that do not say.",
+    )
+    job_cpu = Setting(
+        optional("none", duration("100ms", "30d")), "none", "The most CPU time, of all its processes, in the same way."
+    )
+    job_open_files = Setting(
+        optional("none", whole_number(16, 1_000_000)),
+        "none",
+        "The most files that each of its processes may have open.",
+    )
+    job_file_size = Setting(optional("none", byte_size("0B", "1024GiB")), "none", "The largest file that it may write.")
+    job_processes = Setting(
+        optional("none", whole_number(1, 1_000_000)), "none", "The most processes that it may have at once."
+    )
+    sandbox = Setting(
+        one_of("none", "strict"),
+        "none",
+        "The sandbox of command jobs. With none a job may ask for strict; with strict no job may ask for less.",
+    )
+    sandbox_network = Setting(FLAG, False, "Whether a sandboxed command that asks for the network gets it.")
 
 
 class HttpSettings:

@@ -21,7 +21,7 @@ from holdfast.core.fault_injection import FAULTS_VARIABLE
 from holdfast.core.retry import Retry
 from holdfast.core.validation import KEY_LIMIT, did_you_mean
 from holdfast.settings import toml_file
-from holdfast.settings.service_settings import HttpSettings, MetricsSettings, find_conflicts
+from holdfast.settings.service_settings import HttpSettings, MetricsSettings, ResourceSettings, find_conflicts
 from holdfast.settings.types import (
     FLAG,
     FOLDERS,
@@ -79,7 +79,7 @@ class SourcedValue(NamedTuple):
     source: str
 
 
-class Settings(HttpSettings, MetricsSettings):
+class Settings(ResourceSettings, HttpSettings, MetricsSettings):
     """The settings of the whole program. Made by ``load``; frozen."""
 
     __slots__ = ("__dict__", "_loaded")
@@ -355,7 +355,7 @@ class Settings(HttpSettings, MetricsSettings):
 SETTINGS: Mapping[str, Setting[Any]] = MappingProxyType(
     {
         name: setting
-        for table in (Settings, HttpSettings, MetricsSettings)
+        for table in (Settings, ResourceSettings, HttpSettings, MetricsSettings)
         for name, setting in vars(table).items()
         if isinstance(setting, Setting)
     }

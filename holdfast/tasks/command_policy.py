@@ -1,7 +1,8 @@
 """Command jobs: the programs that may run. Checked where a job is submitted and again where it is run.
 
 The payload is ``{"argv": ["program", "argument", …]}`` or ``{"shell": "text"}``, and may carry ``env``, ``cwd``,
-``stdin`` (text), ``retry_codes`` (only these exit codes are retried) and ``dead_codes`` (these never are).
+``stdin`` (text), ``retry_codes`` (only these exit codes are retried), ``dead_codes`` (these never are), ``resources``
+(limits, by name), ``sandbox`` and ``network`` (true: it needs the network in its sandbox).
 """
 
 from __future__ import annotations
@@ -11,10 +12,14 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from holdfast.core.errors import Invalid, TooLarge
+from holdfast.core.resources import UNLIMITED, ResourceLimits, as_resources, resource_document
+from holdfast.core.validation import did_you_mean
+from holdfast.settings.settings import Settings
 
 ARGUMENTS_LIMIT = 96 * 1024
 """Bytes that the arguments and the environment of a command may take: every system we know can start that."""
@@ -32,6 +37,8 @@ _DANGEROUS = re.compile(
 _PLAIN = re.compile(r"[\w@%+=:,./ \t'\"-]*\Z", re.ASCII)
 
 
+SANDBOXES = ("none", "strict")
+STRICT = "strict"
 COMMAND = "command"
 """The task name of command jobs."""
 
@@ -49,6 +56,9 @@ class CommandPayload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stdin: str | None = None
     retry_codes: tuple[int, ...] | None = None
     dead_codes: tuple[int, ...] = ()
+    resources: dict[str, Any] | None = None
+    sandbox: str | None = None
+    network: bool = False
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -62,7 +72,9 @@ class CommandPolicy(msgspec.Struct, frozen=True, kw_only=True):
     ``allow``: the programs (``argv[0]``, as written) that may run, or whole shell texts; empty: all. A shell text that
     only names an allowed program and its arguments may run too. ``environment``: names that commands inherit from
     the worker besides PATH, HOME, LANG and TZ, and that a payload may set though they are dangerous. ``roots``:
-    absolute directories under which ``cwd`` must lie; empty: anywhere.
+    absolute directories under which ``cwd`` must lie; empty: anywhere. ``limits``: the most that a command may ask
+    for, and has if it does not ask. ``sandbox``: the least that it runs in. ``network``: a sandboxed command may ask
+    for the network.
     """
 
     mode: str = "off"
@@ -70,6 +82,9 @@ class CommandPolicy(msgspec.Struct, frozen=True, kw_only=True):
     environment: tuple[str, ...] = ()
     output_limit: int = OUTPUT_LIMIT
     roots: tuple[str, ...] = ()
+    limits: ResourceLimits = UNLIMITED
+    sandbox: str = "none"
+    network: bool = False
 
     def __post_init__(self) -> None:
         if self.mode not in ("off", "argv", "shell"):
@@ -87,8 +102,10 @@ class CommandPolicy(msgspec.Struct, frozen=True, kw_only=True):
         command = _decoded(payload)
         self._check_words(command)
         self._check_environment(command.env)
+        self._check_sandbox(command)
         if command.cwd is not None:
             self.resolve_directory(command.cwd)
+        self.limits_for(command)
         size = sum(len(text.encode()) + 9 for text in (*command.words, *command.env, *command.env.values()))
         if size > ARGUMENTS_LIMIT:
             remedy = f"arguments and environment may take {ARGUMENTS_LIMIT} bytes; pass more through stdin"
@@ -99,6 +116,30 @@ class CommandPolicy(msgspec.Struct, frozen=True, kw_only=True):
         """The clean environment of ``command``: the basics, the allowed names, its own."""
         inherited = {name: os.environ[name] for name in (*_BASE, *self.environment) if name in os.environ}
         return {"PATH": os.defpath, **inherited, **command.env}
+
+    def limits_for(self, command: CommandPayload) -> ResourceLimits:
+        """The limits of ``command``; Invalid where it asks for more than the policy allows."""
+        asked = UNLIMITED if command.resources is None else as_resources(command.resources).to_limits()
+        asked.check_within(self.limits, "resources")
+        return asked.restricted_to(self.limits)
+
+    def is_sandboxed(self, command: CommandPayload) -> bool:
+        """Returns True if ``command`` runs in the strict sandbox."""
+        return STRICT in (command.sandbox, self.sandbox)
+
+    def _check_sandbox(self, command: CommandPayload) -> None:
+        if command.sandbox not in (None, *SANDBOXES):
+            names = " or ".join(SANDBOXES)
+            raise Invalid("sandbox", command.sandbox, f"give {names}{did_you_mean(command.sandbox, SANDBOXES)}")
+        if command.sandbox == "none" and self.sandbox == STRICT:
+            raise Invalid("sandbox", "none", "leave it out: the setting sandbox is strict", "is less than has to be")
+        if not self.is_sandboxed(command):
+            return
+        if command.network and not self.network:
+            raise Invalid("network", True, "the setting sandbox_network does not allow it")
+        if command.cwd is not None and not self.roots:
+            remedy = "name its directory, or one above it, in command_roots; without cwd it gets a new directory"
+            raise Invalid("cwd", command.cwd, remedy, "may be written by a sandboxed command, and nothing allows that")
 
     def resolve_directory(self, cwd: str) -> str:
         """The real path of ``cwd``, symbolic links followed; Invalid unless absolute and under a root."""
@@ -151,6 +192,39 @@ class CommandPolicy(msgspec.Struct, frozen=True, kw_only=True):
                 remedy = "if that is meant, name it in command_environment, in the settings here and of the workers"
                 raise Invalid("env", name, remedy, "changes which code runs")
             _check_texts(f"env.{name}", [value])
+
+
+def draft_command(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The payload of a command with these fields; those that are None stand for nothing."""
+    payload = {name: value for name, value in fields.items() if value is not None}
+    if "resources" in payload:
+        payload["resources"] = resource_document(payload["resources"])
+    return payload
+
+
+def command_policy(settings: Settings) -> CommandPolicy:
+    """The policy for command jobs of these settings."""
+    return CommandPolicy(
+        mode=settings.commands,
+        allow=settings.command_allow,
+        environment=settings.command_environment,
+        output_limit=settings.output_limit,
+        roots=settings.command_roots,
+        limits=largest_limits(settings),
+        sandbox=settings.sandbox,
+        network=settings.sandbox_network,
+    )
+
+
+def largest_limits(settings: Settings) -> ResourceLimits:
+    """The most that a job may use by these settings."""
+    return ResourceLimits(
+        memory=settings.job_memory,
+        cpu=None if settings.job_cpu is None else settings.job_cpu.total_seconds(),
+        open_files=settings.job_open_files,
+        file_size=settings.job_file_size,
+        processes=settings.job_processes,
+    )
 
 
 def _decoded(payload: str | Mapping[str, object]) -> CommandPayload:

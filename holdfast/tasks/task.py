@@ -17,6 +17,7 @@ from holdfast.tasks.codec import PAYLOAD_LIMIT, RESULT_LIMIT, decode_json, encod
 from holdfast.tasks.signature import Signature, check_function, check_result_annotation, source_location
 
 if TYPE_CHECKING:
+    from holdfast.core.resources import Resources
     from holdfast.core.retry import Retry
     from holdfast.core.unique import Unique
 
@@ -48,6 +49,7 @@ class Task(Generic[P, R]):
         "tags",
         "unique",
         "expires",
+        "resources",
         "_result",
         "_signature",
         "__weakref__",
@@ -69,6 +71,7 @@ class Task(Generic[P, R]):
         tags: Sequence[str] = (),
         unique: Unique | None = None,
         expires: timedelta | None = None,
+        resources: Resources | None = None,
     ) -> None:
         """``timeout`` in seconds. ``max_attempts``: UNSET leaves it to the settings, None is no limit.
 
@@ -97,6 +100,11 @@ class Task(Generic[P, R]):
         self.expires = expires
         if unique is not None:
             self.check_unique(unique)
+        self.resources = resources
+        if resources is not None and self.executor != "process":
+            remedy = 'add executor="process": the event loop and threads share the worker\'s own process'
+            problem = f"cannot limit a task of executor {self.executor!r}"
+            raise Invalid(f"resources of task {name!r}", resources, remedy, problem)
         self._signature: Signature | None = None
         self._result: Callable[[str], Any] | None = None
 

@@ -215,6 +215,12 @@ def _dead(job: Job) -> Explanation:
         case Reason.CRASHED:
             text = f"its process died, or its lease was lost, {job.attempts} times{error}"
             remedy = f"look for memory, signals and blocking code in the task, then: {replayed}"
+        case Reason.RESOURCE:
+            text = f"it used more than it may{error}"
+            remedy = f"raise the limit of its task, its command or the settings, or mend the task; then: {replayed}"
+        case Reason.SANDBOX:
+            text = f"worker {job.worker} could not give it its sandbox{error}"
+            remedy = f"`holdfast doctor` on that host says what is missing; then: {replayed}"
         case _:
             text, remedy = (
                 f"{job.reason or 'it failed'}{error}",

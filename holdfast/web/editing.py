@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.core.errors import Invalid
+from holdfast.core.validation import check_name
 from holdfast.tasks.codec import Words
 from holdfast.views.documents import JOB, JobDocument
 from holdfast.web.bulk import EDITED_PAYLOAD
@@ -47,7 +48,7 @@ async def edit_one(call: RequestContext) -> ApiResponse:
     if "payload" in call.body:
         check_task(call, job.task)
     if "queue" in call.body:
-        call.caller.check_queue(call.body["queue"])
+        call.caller.check_queue(check_name("queue", call.body["queue"]))
     with named_as_said():
         edited = await call.app.edit(job.id, **call.body)
     call.changed.append(job.id)

@@ -15,10 +15,13 @@ import msgspec
 from holdfast.app import Holdfast
 from holdfast.core.errors import ConfigError
 from holdfast.core.lifecycle import Outcome, Released, Succeeded
+from holdfast.core.resources import UNLIMITED
 from holdfast.settings.settings import Settings
 from holdfast.tasks import Context, Limits, Task
+from holdfast.tasks.command_policy import largest_limits
 from holdfast.worker.executors.outcome import UNSTARTABLE_DELAY
 from holdfast.worker.executors.process import ProcessExecutor
+from holdfast.worker.executors.resource_limits import ResourceWatcher
 from holdfast.worker.executors.thread import NoThread, ThreadExecutor
 
 Next = Callable[[Context], Awaitable[Any]]
@@ -42,12 +45,17 @@ class HandlerInvoker:
         self._injected: dict[str, dict[str, Any]] = {}
         self._threads = ThreadExecutor(settings.concurrency)
         self._processes: ProcessExecutor | None = None
+        self.watcher = ResourceWatcher()
+        """Watches what jobs use in processes of their own."""
 
     async def open(self) -> None:
         """Check every task, enter the lifespans, make the dependencies, start child processes where tasks need them."""
         app = self._app
         for task in app.registry:
             self._check(task)
+            if task.resources is not None:
+                maxima = largest_limits(self._settings)
+                task.resources.to_limits().check_within(maxima, f"resources of task {task.name!r}")
         for lifespan in app.lifespans:
             await self._open.enter_async_context(lifespan(app))
         await self._provide()
@@ -63,6 +71,7 @@ class HandlerInvoker:
                 result_limit=self._settings.result_limit,
                 log=Limits(self._settings.job_lines, self._settings.job_line_size),
                 events=app.events,
+                watcher=self.watcher,
             )
             await self._processes.start()
 
@@ -153,7 +162,10 @@ class HandlerInvoker:
         if self._processes is None:
             raise ConfigError(f"task {task.name!r} was registered after the worker had started; restart the worker")
         carrier = None if self._app.spans is None else self._app.spans.trace_context()
-        return unwrap_outcome(await self._processes.run(task, context.job, lambda: context.log, carrier))
+        asked = UNLIMITED if task.resources is None else task.resources.to_limits()
+        limits = asked.restricted_to(largest_limits(self._settings))
+        ran = await self._processes.run(task, context.job, lambda: context.log, carrier, limits)
+        return unwrap_outcome(ran)
 
 
 def unwrap_outcome(outcome: Outcome) -> Any:

@@ -22,7 +22,7 @@ from holdfast.tasks import CURRENT, Context, LogOpener, Task
 from holdfast.tasks.command_policy import COMMAND
 from holdfast.telemetry.trace_context import trace_id_of
 from holdfast.worker.context import StopReason, TaskRun, WorkerContext
-from holdfast.worker.executors.command import run_command
+from holdfast.worker.executors.command import CommandRunner
 from holdfast.worker.executors.coroutine import Escaped, drive_in_context
 from holdfast.worker.executors.outcome import describe_error, outcome_of, payload_refused, success_outcome
 from holdfast.worker.handler_limits import HandlerLimits
@@ -41,6 +41,7 @@ class Runner:
         self._shared = shared
         self._calls = calls
         self._logs = logs
+        self._commands = CommandRunner(watcher=calls.watcher)
         self._completing = TxCompletion(shared)
         self._limits = limits
         self._registry = shared.app.registry
@@ -266,7 +267,8 @@ class Runner:
 
     async def _command(self, job: Job) -> Any:
         """Run a command job as if it were a handler: middlewares see its result, or its error."""
-        return unwrap_outcome(await run_command(job.payload, self._shared.app.command_policy(self._shared.settings)))
+        policy = self._shared.app.command_policy(self._shared.settings)
+        return unwrap_outcome(await self._commands.run(job.payload, policy))
 
     # ── deadlines ─────────────────────────────────────────────────────────────────────────────────────────────
     def _timeout(self, job: Job, task: Task[..., Any] | None = None) -> float | None:

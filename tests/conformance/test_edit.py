@@ -197,6 +197,18 @@ async def test_priority_moved_back_and_forth_keeps_the_place(store: Store, clock
     assert await take_ids(store) == []
 
 
+async def test_raised_priority_counts_in_the_midst_of_large_claims(store: Store, carried: bool) -> None:
+    """A claim may begin behind the last one: an edited job in front is not passed over."""
+    ids = await put(store, *[new_job() for _ in range(400)])
+    assert len(await take_ids(store, 200)) == 200
+    assert await edit(store, ids[-1], priority=5)
+    assert await edit(store, ids[-2], delay=timedelta(0), priority=7)
+
+    found = await take_ids(store, 2 if not carried else 200)
+    assert {ids[-1], ids[-2]} <= set(found)
+    assert carried or found == [ids[-2], ids[-1]]
+
+
 async def test_job_moved_to_another_queue_keeps_its_time(store: Store, clock: ManualClock, carried: bool) -> None:
     (moved,) = await put(store)
     clock.advance(1)

@@ -37,6 +37,7 @@ async def fill(store: Store, clock: ManualClock) -> None:
     for queue in QUEUES:
         for priority in (0, 5, -3):
             await put(store, *[new_job(queue=queue, priority=priority) for _ in range(3)])
+        await put(store, new_job(queue=queue, expires_in=HOUR), new_job(queue=queue, expires_in=HOUR, delay=HOUR))
         await put(store, new_job(queue=queue, delay=HOUR), new_job(queue=queue, key=f"{queue}-{mark}"))
         for state in (JobState.SUCCEEDED, JobState.DEAD, JobState.CANCELLED, JobState.FAILED):
             await ended(store, state, queue=queue, key=f"{state}-{queue}-{mark}", options=Options(tags=("t",)))
@@ -83,7 +84,7 @@ async def test_there_is_nothing_to_repair_where_nothing_is_wrong(store: Store, k
     [
         *("ready", "ready:mail", "ready@5", "ready@-3:mail", "schedule", "schedule:mail", "leases", "counts", "chunks"),
         *("index:0", "queues", "levels:default", "quarantine:mail", "due", "tombstones", "keys", "ended:succeeded"),
-        *("ended:dead", "ended:cancelled", "outlived"),
+        *("ended:dead", "ended:cancelled", "outlived", "expiry"),
     ],
 )
 @pytest.mark.parametrize("other", [False, True], ids=["missing", "of another type"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,8 @@ from holdfast.core.job_logs import NewLine, Record
 from holdfast.core.lifecycle import Failed, Succeeded
 from holdfast.core.models import QueueInfo
 from holdfast.views.formatting import format_span, safe_text
+from holdfast.worker.executors import resource_limits
+from holdfast.worker.sandbox import plan
 from tests.interfaces.cli import Cli
 
 INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
@@ -197,6 +200,28 @@ def test_doctor_names_what_is_odd_with_a_remedy(cli: Cli, monkeypatch: pytest.Mo
     assert any("HOLDFAST_LEESE" in text for text in warnings)
     assert warnings["queue mail is paused and holds 1 job"] == "holdfast queue resume mail"
     assert "holdfast worker start" in warnings["no worker serves queue default, which holds 1 job"]
+
+
+@pytest.mark.rows("Q69")
+def test_doctor_says_which_sandboxes_hold(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    cli.run("migrate")
+    monkeypatch.setattr(plan, "probe_mechanism", lambda each: None if each.name == "landlock" else "forbidden here")
+
+    def finding(name: str, *, code: int = 0) -> dict[str, str]:
+        (found,) = [each for each in cli.json("doctor", code=code)["findings"] if each["name"] == name]
+        return dict(found)
+
+    assert finding("sandbox")["text"] == "namespaces: forbidden here; landlock: holds"
+    monkeypatch.setattr(plan, "probe_mechanism", lambda each: "forbidden here")
+    assert finding("sandbox")["level"] == "ok"
+    monkeypatch.setenv("HOLDFAST_SANDBOX", "strict")
+    refused = finding("sandbox", code=1)
+    assert (refused["level"], "user.max_user_namespaces" in refused["remedy"]) == ("error", True)
+    monkeypatch.delenv("HOLDFAST_SANDBOX")
+    assert finding("resource limits")["level"] == "ok"
+    monkeypatch.setattr(resource_limits, "PROCESSES", Path("/no-proc"))
+    monkeypatch.setenv("HOLDFAST_JOB_MEMORY", "1GiB")
+    assert finding("resource limits", code=1)["remedy"] == "run the workers on Linux"
 
 
 def test_doctor_repairs_on_request(cli: Cli) -> None:

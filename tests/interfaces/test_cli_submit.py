@@ -235,6 +235,35 @@ def test_run_submits_arguments_as_they_are(cli: Cli, monkeypatch: pytest.MonkeyP
     }
 
 
+def test_run_submits_limits_and_sandbox(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_COMMANDS", "argv")
+    monkeypatch.setenv("HOLDFAST_SANDBOX_NETWORK", "true")
+    words = ["--memory", "512M", "--cpu", "5m", "--open-files", "64", "--file-size", "1GiB", "--max-processes", "8"]
+    job_id = cli.run("run", *words, "--sandbox", "strict", "--network", "--", "ls").strip()
+    assert cli.json("show", job_id)["payload"] == {
+        "argv": ["ls"],
+        "resources": {"memory": 512 << 20, "cpu": 300.0, "open_files": 64, "file_size": 1 << 30, "processes": 8},
+        "sandbox": "strict",
+        "network": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--memory", "lots"], "resources.memory: 'lots' is not valid"),
+        (["--memory", "-1"], "resources.memory: '-1' is not valid"),
+        (["--memory", "9G"], "resources.memory: '9GiB' is above what the settings allow; give at most 1GiB"),
+        (["--sandbox", "tight"], "sandbox: 'tight' is not valid; give none or strict"),
+        (["--sandbox", "strict", "--network"], "network: True is not valid; the setting sandbox_network"),
+    ],
+)
+def test_run_refuses_bad_limits(words: list[str], message: str, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_COMMANDS", "argv")
+    monkeypatch.setenv("HOLDFAST_JOB_MEMORY", "1GiB")
+    assert message in cli.fail("run", *words, "--", "ls", code=2)
+
+
 @pytest.mark.parametrize(
     ("mode", "words", "code"),
     [

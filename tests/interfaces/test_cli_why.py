@@ -121,6 +121,8 @@ CASES: list[tuple[Job, JobFacts, dict[str, str]]] = [
     (_job(JobState.DEAD, reason="no_handler", **DEAD), SERVED, {"dead_no_handler": "whose application has it"}),
     (_job(JobState.DEAD, reason="payload", **DEAD), SERVED, {"dead_payload": "--payload"}),
     (_job(JobState.DEAD, reason="crashed", **DEAD), SERVED, {"dead_crashed": "memory"}),
+    (_job(JobState.DEAD, reason="resource", **DEAD), SERVED, {"dead_resource": "raise the limit"}),
+    (_job(JobState.DEAD, reason="sandbox", **DEAD), SERVED, {"dead_sandbox": "holdfast doctor"}),
     (_job(JobState.DEAD, reason="timeout", **DEAD), SERVED, {"dead_timeout": "holdfast show"}),
 ]
 

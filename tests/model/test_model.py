@@ -119,6 +119,11 @@ class StoreMachine(RuleBasedStateMachine):
         assert [(answer.job_id, answer.created, answer.changed) for answer in answers] == expected
 
     @precondition(lambda self: len(self.model.jobs) < MOST_JOBS)
+    @rule(payloads=st.lists(st.sampled_from(["{}", "{}", '{"n":1}']), min_size=4, max_size=5))
+    def submit_limited(self, payloads: list[str]) -> None:
+        self.submit([NewJob(id=new_id(), task="work", payload=each, queue=LIMITED) for each in payloads])
+
+    @precondition(lambda self: len(self.model.jobs) < MOST_JOBS)
     @rule(job=new_jobs, span=spans)
     def submit_two_in_turn(self, job: NewJob, span: timedelta) -> None:
         """One that falls due after the next was submitted, though it came first."""
@@ -183,9 +188,9 @@ class StoreMachine(RuleBasedStateMachine):
             assert self.are_first([job.id for job in claim.jobs if job.queue == queue], ready[queue])
 
     @rule(
-        limit=st.integers(1, 4),
-        startable=st.integers(0, 4),
-        idle=st.integers(0, 4),
+        limit=st.integers(1, 5),
+        startable=st.sampled_from([0, 1, 5]),
+        idle=st.sampled_from([0, 1, 5, 5]),
         worker=st.sampled_from(["w1", "w2"]),
     )
     def claim_limited(self, limit: int, startable: int, idle: int, worker: str) -> None:

@@ -102,6 +102,13 @@ class Keys:
                 yield f"{job}, {fields['state']}, is not in {expected} alone"
         yield from (f"{job} is in {places[job]}, and there is no such job" for job in places)
         yield from (f"{name} is of nobody" for name in names if name.startswith("attempts:") and name[9:] not in jobs)
+        noted = set(self.patient(lambda: list(self.client.zrange(f"{self.prefix}expiry", 0, -1))))
+        waiting = ("queued", "scheduled", "failed", "waiting")
+        for job, fields in jobs.items():
+            may_expire = "expiresAt" in fields and "pickupTime" not in fields and fields["state"] in waiting
+            if may_expire and job not in noted:
+                yield f"{job} has lost its expiry"
+        yield from (f"{job} is to expire, and there is no such job" for job in noted - jobs.keys())
         owners = {held.partition(" ")[2] for held in self.hash("keys").values()}
         yield from (f"{job} has lost its key" for job, fields in jobs.items() if "key" in fields and job not in owners)
 

@@ -21,7 +21,7 @@ from holdfast.core.lifecycle import Failed, Outcome, Released, Succeeded
 from holdfast.core.models import Reason
 from holdfast.tasks.command_policy import CommandPolicy
 from holdfast.worker.executors import command, process_group
-from holdfast.worker.executors.command import run_command
+from holdfast.worker.executors.command import CommandRunner
 from tests.support.load import slowness
 from tests.unit.executor_support import living_with, on_both_loops, until
 
@@ -30,7 +30,7 @@ POLICY = CommandPolicy(mode="shell")
 
 async def run(policy: CommandPolicy = POLICY, *, text: str | None = None, **payload: Any) -> Outcome:
     """Run a command given by its fields; ``text`` is for a shell."""
-    return await run_command(payload if text is None else {"shell": text, **payload}, policy)
+    return await CommandRunner().run(payload if text is None else {"shell": text, **payload}, policy)
 
 
 async def result(policy: CommandPolicy = POLICY, **payload: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from importlib.resources import files
 import pytest
 
 from holdfast.core.errors import Conflict
+from holdfast.core.job_changes import EDITABLE
 from holdfast.core.lifecycle import (
     CANCELLABLE,
     DELETABLE,
@@ -212,6 +213,9 @@ def test_the_statements_accept_exactly_the_states_of_the_table(store: str) -> No
     settling = statements["settle_one" if store == "sqlite" else "settle_rest"]
     assert _guards(statements["cancel_unstarted"]) | _guards(statements["cancel_running"]) == CANCELLABLE
     assert _guards(statements["cancel_running"]) == {JobState.RUNNING}
+    assert _guards(statements["expire_jobs"]) - {JobState.CANCELLED} == EDITABLE  # that is what it sets
+    if store == "postgres":  # the states are a parameter of SQLite's
+        assert _guards(statements["rewrite_waiting"]) == EDITABLE
     assert _guards(statements["replay"]) == REPLAYABLE | {JobState.SUCCEEDED}
     assert _guards(settling) >= {JobState.RUNNING}
     assert _guards(statements["settle_succeeded"]) == {JobState.RUNNING}

@@ -16,6 +16,7 @@ from holdfast import Holdfast, JobState
 from holdfast.app.submitter import Submitter
 from holdfast.core.errors import Conflict, Invalid, TooLarge, Unavailable
 from holdfast.core.ids import new_id
+from holdfast.core.limits import Limit
 from holdfast.core.models import NewJob, Submitted
 from holdfast.stores.base import Store
 from holdfast.worker import Worker
@@ -134,6 +135,13 @@ def test_grouped_submitters_do_not_share_individual_errors(app: Holdfast) -> Non
     assert [type(answer) for answer in answers] == [Held, *[Submitted] * 4]
 
 
+class NoLimits:
+    """The limits of a store that has none."""
+
+    async def read_limits(self) -> list[Limit]:
+        return []
+
+
 class Counting:
     """A store that answers when it is told to, and knows how many transactions it was given at a time."""
 
@@ -141,6 +149,7 @@ class Counting:
         self.sizes: list[int] = []
         self.under_way = self.most = 0
         self.queueing = self
+        self.limits = NoLimits()
 
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         self.sizes.append(len(jobs))
@@ -194,6 +203,7 @@ def test_partly_stored_group_answers_each_submitter_for_its_job(app: Holdfast) -
     class Half:
         def __init__(self) -> None:
             self.queueing = self
+            self.limits = NoLimits()
 
         async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
             await asyncio.sleep(0)

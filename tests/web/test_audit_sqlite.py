@@ -193,6 +193,20 @@ def test_operation_is_recorded_with_all_changes_and_edits(audited: Audited) -> N
     assert CANARY not in audited.file.read_text()
 
 
+def test_edit_is_recorded_without_its_payload(audited: Audited) -> None:
+    job = audited.ask("POST", "/v1/jobs", {"task": "work", "payload": {}}).json()
+    changes = {"priority": 5, "queue": "mail", "delay": 60, "expires": "1h", "payload": {"x": CANARY}}
+    assert audited.ask("PATCH", f"/v1/jobs/{job['id']}", changes).status_code == 200
+    audited.ask("PATCH", f"/v1/jobs/{UNKNOWN_ID}", {"priority": 5})
+
+    asked = {name: value for name, value in changes.items() if name != "payload"} | {"payload_edited": True}
+    assert audited.asked("edit_job") == [asked, {"priority": 5}]
+    done, refused_entry = audited.done("edit_job")
+    assert (done["status"], done["ids"]) == (200, [job["id"]])
+    assert (refused_entry["status"], refused_entry["code"]) == (404, "not_found")
+    assert CANARY not in audited.file.read_text()
+
+
 def test_stop_request_is_recorded_when_one_worker_is_missing(audited: Audited) -> None:
     audited.ask("POST", "/v1/claims", {"worker": "w"})
     there = f"{id_of(audited.keys.spare)}.w"

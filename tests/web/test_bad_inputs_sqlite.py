@@ -65,7 +65,7 @@ def test_payload_with_many_names_is_stored(api: Api) -> None:
         ("GET", "/v1/jobs/..%2f..%2fetc", 422),
         ("GET", "/" + "a" * 9000, 414),
         ("PUT", "/v1/jobs", 405),
-        ("PATCH", f"/v1/jobs/{UNKNOWN_ID}", 405),
+        ("PUT", f"/v1/jobs/{UNKNOWN_ID}", 405),
         ("DELETE", "/v1/jobs", 405),
         ("OPTIONS", "/v1/jobs", 405),
         ("TRACE", "/health", 405),

@@ -57,6 +57,7 @@ def test_running_and_ended_jobs_are_a_conflict_with_their_state(api: Api) -> Non
         ({"priority": "high"}, "priority"),
         ({"priority": None}, "priority"),
         ({"queue": "No Queue"}, "queue"),
+        ({"queue": 5}, "queue"),
         ({"payload": [1]}, "payload"),
         ({"delay": -1}, "delay"),
         ({"delay": "5"}, "delay"),

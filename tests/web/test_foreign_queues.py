@@ -69,13 +69,21 @@ def two(home: str, tmp_path: Path) -> Iterator[Two]:
         yield Two(api, keys)
 
 
+def test_own_job_is_not_moved_to_a_queue_of_others(two: Two) -> None:
+    refused(two.ask("PATCH", "/v1/jobs/key:mail-key", {"queue": "vault"}), 403, "forbidden")
+    assert two.ask("PATCH", "/v1/jobs/key:mail-key", {"queue": "mail"}).json()["queue"] == "mail"
+    moved = ask(two.api, two.admin, "PATCH", "/v1/jobs/key:mail-key", {"queue": "vault"})
+    assert moved.json()["queue"] == "vault"
+    refused(two.ask("PATCH", "/v1/jobs/key:mail-key", {"priority": 1}), 404, "not_found")
+
+
 def test_a_job_of_another_queue_is_not_there(two: Two) -> None:
     for reference in (two.foreign, "key:vault-key"):
         for operation in OPERATIONS:
             if not operation.path.startswith("/v1/jobs/{job_id}"):
                 continue
             path = operation.path.replace("{job_id}", reference)
-            body = None if operation.method != "POST" else {}
+            body = {} if operation.method in ("POST", "PATCH") else None
             problem = refused(two.ask(operation.method, path, body), 404, "not_found")
             unknown = two.ask(operation.method, operation.path.replace("{job_id}", UNKNOWN_ID), body).json()
             assert problem.keys() == unknown.keys()

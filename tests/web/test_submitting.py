@@ -222,6 +222,10 @@ def test_fields_of_command_jobs_stand_in_the_payload(home: str) -> None:
     with Api(home, commands="argv") as api:
         said = {"task": "command", "payload": {"shell": "ls"}}
         assert api.refused("POST", "/v1/jobs", 422, json=said)["field"] == "payload.shell"
+        said = {"task": "command", "payload": {"argv": ["ls"], "resources": {"memory": "-1"}}}
+        assert api.refused("POST", "/v1/jobs", 422, json=said)["field"] == "payload.resources.memory"
+        said = {"task": "command", "payload": {"argv": ["ls"], "sandbox": "tight"}}
+        assert api.refused("POST", "/v1/jobs", 422, json=said)["field"] == "payload.sandbox"
 
 
 def test_what_a_job_shows_is_taken_as_it_is_shown(api: Api) -> None:

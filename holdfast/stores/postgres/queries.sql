@@ -532,7 +532,7 @@ with due as materialized (
     update holdfast.job
     set state = 7, reason = 'expired', error = coalesce(error, 'expired: no worker began it in time'), losses = 0, tier = 0,
         ended_at = :now
-    where id = any(array(select id from held where ends))
+    where id = any(array(select id from held where ends)) and (state + 0) in (0, 1, 3, 4)
     returning id::text, task, queue
 )
 select n.number, ended.id, ended.task, ended.queue

@@ -154,12 +154,12 @@ class ClaimProgress:
     def limited_call(self, served: str, *, promote: bool) -> list[Argument] | None:
         """Returns the arguments of the next script for jobs under limits; None where none is to be taken."""
         request = self._request
-        left = min((1 if request.alone else request.limit) - len(self.jobs), PIECE, self._idle)
+        startable = 1 if request.alone else self._startable  # each of them starts at once
+        left = min((1 if request.alone else request.limit) - len(self.jobs), PIECE, self._idle, startable)
         if left <= 0 or self.is_idle:
             return None
         return [
             left,
-            max(0, self._startable),
             int(request.alone),
             int(promote and request.promote and self._rounds < _PROMOTE_ROUNDS),
             max(0, self._star) or "",
@@ -169,13 +169,13 @@ class ClaimProgress:
 
     def take_limited(self, jobs: list[Job], reply: Sequence[Any]) -> bool:
         """Note the answer to ``limited_call``; returns True if there may be more."""
-        rows, promoted, due_in, quarantined, until, _, more, held_back = reply
+        rows, promoted, due_in, quarantined, until, _, more = reply
         self._promoted += promoted
         self._rounds += more == 2
         self._due_in["limited"] = int(due_in)
         self._quarantined = self._quarantined or bool(quarantined)
-        self._held_back = self._held_back or bool(held_back)
         self._until_us = int(until)
+        self._startable -= sum(not must_start(job) for job in jobs)
         self._idle -= len(rows)
         self._add(jobs)
         self.over = self.over or self.is_full
@@ -184,7 +184,7 @@ class ClaimProgress:
 
     # ── all jobs ──────────────────────────────────────────────────────────────────────────────────────────────
     def _wanted(self, served: str) -> list[Argument]:
-        """Named queues with their slots, those behind the one served last first."""
+        """Named queues with their slots, beginning behind the one served last."""
         named = sorted(self._slots)
         turn = bisect_right(named, served)
         return [argument for queue in named[turn:] + named[:turn] for argument in (queue, max(0, self._slots[queue]))]

@@ -1,4 +1,4 @@
-"""Repair steps for what belongs to limits: partitions, turns, used room, buckets."""
+"""Repair steps for the keys of limits: partitions, turns, used room, buckets."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 
@@ -22,10 +22,10 @@ from holdfast.stores.redis.pool import NamespacePool
 _PIECES_MOST = 50  # scripts of one ``assign_partitions``
 
 
-def limits_of(flat: Sequence[bytes]) -> list[Limit]:
-    """Limits by name, of names and ``REVISION DOCUMENT`` each. One that another program spoiled is left out."""
+def limits_of(texts: Iterable[bytes]) -> list[Limit]:
+    """Limits by name, of ``REVISION DOCUMENT`` each. One that another program spoiled is left out."""
     limits: list[Limit] = []
-    for text in flat[1::2]:
+    for text in texts:
         revision, _, document = text.partition(b" ")
         with suppress(msgspec.MsgspecError, ValueError):
             limits += decode_limits([(document, int(revision))])
@@ -34,11 +34,11 @@ def limits_of(flat: Sequence[bytes]) -> list[Limit]:
 
 async def read_limits(links: NamespacePool) -> list[Limit]:
     """All limits of a namespace, by name."""
-    return limits_of(await links.run_command("HGETALL", links.address.prefix + "limits"))
+    return limits_of(await links.run_command("HVALS", links.address.prefix + "limits"))
 
 
 class PartitionAssigner:
-    """Gives jobs their partitions: what a payload says, the scripts never look into."""
+    """Gives jobs their partitions: the scripts never look into a payload."""
 
     def __init__(self, links: NamespacePool, scripts: Mapping[str, Script], kinds: Kinds) -> None:
         self._links = links
@@ -48,8 +48,8 @@ class PartitionAssigner:
     async def assign_ready(self, worker: str, queue: str, *, alone: bool) -> None:
         """Moves the first ready jobs of a queue that have no partition into theirs. ``alone``: quarantined ones."""
         common = (worker, 0, self._links.address.task)
-        found, flat = await self._links.run(self._scripts["unassigned"], *common, queue, int(alone))
-        table = LimitTable(limits_of(flat))
+        found, texts = await self._links.run(self._scripts["unassigned"], *common, queue, int(alone))
+        table = LimitTable(limits_of(texts))
         arguments: list[Argument] = []
         for job_id, kind, payload in found:
             _, _, name, task = self._kinds(kind)

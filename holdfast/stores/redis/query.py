@@ -163,7 +163,7 @@ class Read:
         return found[:limit]
 
     async def find_each(self, job_ids: Sequence[str]) -> list[Job]:
-        """These jobs, whole, without those that are not there."""
+        """The jobs of these ids that are there, whole."""
         return [job for _, job in await self._show(job_ids)]
 
     async def find_waiting(self, queue: str | None, task: str | None, behind: int) -> tuple[list[Shown], int, bool]:

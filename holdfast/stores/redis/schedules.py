@@ -61,10 +61,8 @@ class RedisSchedules:
     async def read_schedules(self, name: str | None = None, *, after: str = "", limit: int = 1000) -> list[Schedule]:
         if name is not None:
             return _schedules(await self._links.run(self._scripts["schedules"], "one", name))
-        flat = await self._links.run_command("HGETALL", f"{self._links.address.prefix}schedules")
-        documents = {key.decode(): value for key, value in zip(flat[::2], flat[1::2], strict=True)}
-        names = sorted(each for each in documents if each > after)[:limit]
-        return _schedules([documents[each] for each in names])
+        found = _schedules(await self._links.run_command("HVALS", f"{self._links.address.prefix}schedules"))
+        return sorted((each for each in found if each.name > after), key=lambda each: each.name)[:limit]
 
     async def due_schedules(self, *, limit: int) -> DueSchedules:
         due, now_us, next_us = await self._links.run(self._scripts["schedules"], "due", limit)

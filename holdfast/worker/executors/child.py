@@ -31,6 +31,7 @@ import msgspec
 from holdfast.core.errors import ConfigError, Invalid
 from holdfast.core.lifecycle import Failed, Outcome, Released, Snoozed, Succeeded
 from holdfast.core.models import Job, Lease, Reason
+from holdfast.core.resources import ResourceLimits
 from holdfast.tasks import CURRENT, Context, JobLog, Limits, LogEntry, Registry, Task
 from holdfast.telemetry.trace_context import open_traces
 from holdfast.worker.executors.outcome import (
@@ -41,6 +42,7 @@ from holdfast.worker.executors.outcome import (
     success_outcome,
 )
 from holdfast.worker.executors.process_group import resident_bytes
+from holdfast.worker.executors.resource_limits import limit_behind_error, limit_this_process, replace_error
 
 _CHUNK = 256 * 1024
 _FAREWELL = 2.0  # seconds for an idle child to end in good order
@@ -64,11 +66,13 @@ def serve(connection: socket.socket) -> None:
     decoder = msgspec.msgpack.Decoder(ChildRequest)
     served = 0
     while (data := inbox.next()) is not None:
-        reply = reply_of(handlers.run(decoder.decode(data)))
+        request = decoder.decode(data)
+        reply = reply_of(handlers.run(request))
         if not outbox.is_ours:
             os._exit(0)  # The handler forked, and this copy has come back from it: it is not the one to answer.
         served += 1
-        reply.retiring = _has_had_its_share(setup, served)
+        reply.resident = resident_bytes()
+        reply.retiring = _has_had_its_share(setup, served, reply.resident)
         try:
             outbox.send(msgspec.msgpack.encode(reply))
         except OSError as error:
@@ -150,9 +154,10 @@ class _Handlers:
             return outcome_of(error, task)
         self.busy = True
         try:
-            value = self._call(task, request, arguments)
+            with limit_this_process(request.limits):
+                value = self._call(task, request, arguments)
         except BaseException as error:  # SystemExit too: the job has failed, this child has not
-            return outcome_of(error, task)
+            return _limited(outcome_of(error, task), error, request.limits)
         finally:
             self.busy = False
         return success_outcome(task, value, self._setup.result_limit)
@@ -224,6 +229,14 @@ async def _alone(handler: Coroutine[Any, Any, Any], ended: list[tuple[Any, BaseE
     await asyncio.gather(*left, return_exceptions=True)
 
 
+def _limited(outcome: Outcome, error: BaseException, limits: ResourceLimits | None) -> Outcome:
+    """The outcome of an error; of one that a limit has caused, with the reason of limits."""
+    name = None if limits is None else limit_behind_error(error, limits)
+    if limits is None or name is None or not isinstance(outcome, Failed):
+        return outcome
+    return replace_error(outcome, name, limits)
+
+
 def _find(reference: str, name: str, app: str | None) -> Task[..., Any]:
     """The task of this name: where its function stands, or in the application's registry."""
     module, _, qualname = reference.partition(":")
@@ -252,10 +265,10 @@ def _import(module: str) -> None:
         sys.stderr.write(f"holdfast: importing {module} in a child process failed: {describe_error(error)}\n")
 
 
-def _has_had_its_share(setup: Setup, served: int) -> bool:
+def _has_had_its_share(setup: Setup, served: int, resident: int) -> bool:
     if setup.recycle_jobs is not None and served >= setup.recycle_jobs:
         return True
-    return setup.recycle_memory is not None and resident_bytes() > setup.recycle_memory
+    return setup.recycle_memory is not None and resident > setup.recycle_memory
 
 
 def _end_with_the_worker(descriptor: int, handlers: _Handlers) -> None:
@@ -288,6 +301,7 @@ class ChildRequest(msgspec.Struct, array_like=True):
     reference: str
     job: Job
     carrier: dict[str, str] | None = None
+    limits: ResourceLimits | None = None
 
 
 class Logged(msgspec.Struct, array_like=True, tag="logged"):
@@ -309,6 +323,7 @@ class ChildReply(msgspec.Struct, array_like=True, tag="reply"):
     retryable: bool = True
     delay: timedelta | None = None
     pause: str | None = None
+    resident: int = 0  # bytes that the child holds after the job
 
 
 def encode_frame(data: bytes) -> bytes:

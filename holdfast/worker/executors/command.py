@@ -3,6 +3,8 @@
 Two pipes of our own, read by the event loop, and a pidfd: the end of the command is known the moment it happens, no
 matter who still holds its output. Its group is killed then, also after success, so a process left in the background
 neither holds the job nor outlives it.
+
+Where there are limits or a sandbox, the launcher (``worker/sandbox``) is started instead, and becomes the command.
 """
 
 from __future__ import annotations
@@ -17,16 +19,19 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from typing import IO
+from pathlib import Path
+from typing import IO, Any
 
 import msgspec
 
 from holdfast.core.errors import Invalid
 from holdfast.core.lifecycle import Failed, Outcome, Released, Succeeded
 from holdfast.core.models import Reason
+from holdfast.core.resources import ResourceLimits
 from holdfast.tasks.command_policy import CommandPayload, CommandPolicy
 from holdfast.worker.executors.outcome import UNSTARTABLE_DELAY, payload_refused, storable_text
 from holdfast.worker.executors.process_group import (
+    MARK,
     describe_exit,
     kill_group,
     kill_marked,
@@ -34,6 +39,16 @@ from holdfast.worker.executors.process_group import (
     signal_name,
     when_ended,
 )
+from holdfast.worker.executors.resource_limits import (
+    GroupWatch,
+    ResourceWatcher,
+    kernel_limits,
+    limit_behind_exit,
+    over_limit,
+    unsupported_limits,
+)
+from holdfast.worker.sandbox import CommandHost, Launch, Mechanism, NoSandbox, Orders
+from holdfast.worker.sandbox.plan import LaunchFailure
 
 _CHUNK = 64 * 1024
 _CHUNKS_AT_ONCE = 16  # Then the loop serves others: a command that writes without end must not hold it.
@@ -43,27 +58,116 @@ _DEATH = 5.0  # seconds a killed process may take to end (it may sit in a system
 _OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS, errno.ENOSPC, errno.ENOSYS})
 
 
-async def run_command(payload: str | Mapping[str, object], policy: CommandPolicy) -> Outcome:
-    """Run the command in ``payload``. Cancelled, it kills the command with all its processes.
+class CommandRunner:
+    """Runs the commands of one worker: it knows the host's sandbox, and watches limits."""
 
-    ``Released`` means that this worker could not run it: out of descriptors, processes or memory.
-    """
-    started = time.monotonic()
-    try:
-        command = policy.parse_command(payload)
-    except Invalid as error:
-        return payload_refused(error)
-    try:
-        running = _Running.start(command, policy)
-    except OSError as error:
-        return _unstartable(command, error, policy.environment_for(command)["PATH"])
-    try:
-        await running.wait()
-    except BaseException:
-        await running.abort_run()
-        raise
-    await running.finish()
-    return _outcome(command, running, time.monotonic() - started)
+    def __init__(self, host: CommandHost | None = None, watcher: ResourceWatcher | None = None) -> None:
+        self._host = host or CommandHost()
+        self._watcher = watcher or ResourceWatcher()
+
+    async def run(self, payload: str | Mapping[str, object], policy: CommandPolicy) -> Outcome:
+        """Run the command in ``payload``. Cancelled, it kills the command with all its processes.
+
+        ``Released`` means that this worker could not run it: out of descriptors, processes or memory.
+        """
+        started = time.monotonic()
+        try:
+            command = policy.parse_command(payload)
+            limits = policy.limits_for(command)
+        except Invalid as error:
+            return payload_refused(error)
+        if (unsupported := unsupported_limits(limits)) is not None:
+            return unsupported
+        mechanism = None
+        if policy.is_sandboxed(command):
+            try:
+                mechanism = await asyncio.to_thread(self._host.find_mechanism)
+            except NoSandbox as error:
+                return _refused(error, error.remedy)
+            except OSError as error:
+                return _postponed("put up the sandbox of", error.strerror or str(error))
+        async with contextlib.AsyncExitStack() as opened:
+            try:
+                prepared = _Prepared.prepare(command, policy, limits, mechanism, opened)
+                running = _Running.start(prepared, policy.output_limit, self._watcher)
+            except OSError as error:
+                return _unstartable(command, error, policy.environment_for(command)["PATH"])
+            try:
+                await running.wait()
+            except BaseException:
+                await running.abort_run()
+                raise
+            await running.finish()
+            return _outcome(prepared, running, time.monotonic() - started)
+
+
+class _Prepared:
+    """A command with its environment, its directory and its launch."""
+
+    def __init__(self, command: CommandPayload, limits: ResourceLimits, environment: dict[str, str]) -> None:
+        self.command = command
+        self.limits = limits
+        self.environment, self.mark = mark_environment(environment)
+        self.cwd: str | None = None
+        self.launch: Launch | None = None
+        self.helpers = 0
+
+    @classmethod
+    def prepare(
+        cls,
+        command: CommandPayload,
+        policy: CommandPolicy,
+        limits: ResourceLimits,
+        mechanism: Mechanism | None,
+        opened: contextlib.AsyncExitStack,
+    ) -> _Prepared:
+        """Prepare ``command``; ``opened`` is closed after its end."""
+        prepared = cls(command, limits, policy.environment_for(command))
+        if command.cwd is not None:
+            prepared.cwd = policy.resolve_directory(command.cwd)
+        elif mechanism is not None:
+            prepared.cwd = os.path.realpath(tempfile.mkdtemp(prefix="holdfast-"))
+            opened.push_async_callback(asyncio.to_thread, _remove_folder, prepared.cwd)
+        if mechanism is not None and prepared.cwd is not None:
+            prepared.environment.setdefault("TMPDIR", prepared.cwd)
+            prepared.helpers = 2 if mechanism.namespaces else 0
+        if mechanism is not None or limits.is_set:
+            orders = Orders(
+                argv=command.words,
+                environment=prepared.environment,
+                cwd=prepared.cwd,
+                rlimits=kernel_limits(limits),
+                memory=limits.memory is not None,
+                mechanism=mechanism,
+                network=command.network,
+            )
+            prepared.launch = opened.enter_context(Launch(orders))
+        return prepared
+
+    def start(self, **streams: Any) -> subprocess.Popen[bytes]:
+        """Start the command, or the launcher that becomes it."""
+        if self.launch is None:
+            return subprocess.Popen(
+                self.command.words, env=self.environment, cwd=self.cwd, start_new_session=True, **streams
+            )
+        environment = {MARK: self.mark}
+        descriptors = self.launch.descriptors
+        try:
+            return subprocess.Popen(
+                self.launch.argv, env=environment, pass_fds=descriptors, start_new_session=True, **streams
+            )
+        finally:
+            self.launch.close_inherited()
+
+
+def _remove_folder(path: str) -> None:
+    """Remove a command's own folder, also where the command has made parts of it unreadable."""
+    shutil.rmtree(path, ignore_errors=True)
+    for folder, names, _ in os.walk(path):
+        for each in (Path(folder, name) for name in names):
+            if not each.is_symlink():
+                each.chmod(0o700)
+    shutil.rmtree(path, ignore_errors=True)
 
 
 class _Capture:
@@ -122,6 +226,8 @@ class _Capture:
 class _Running:
     """A started command."""
 
+    watch: GroupWatch | None = None
+
     def __init__(self, process: subprocess.Popen[bytes], mark: str, stdout: _Capture, stderr: _Capture) -> None:
         self.process = process
         self.stdout = stdout
@@ -130,28 +236,20 @@ class _Running:
         self._waiter: asyncio.Future[None] | None = None
 
     @classmethod
-    def start(cls, command: CommandPayload, policy: CommandPolicy) -> _Running:
-        """Start ``command``; OSError where that fails."""
+    def start(cls, prepared: _Prepared, output_limit: int, watcher: ResourceWatcher) -> _Running:
+        """Start a command; OSError where that fails."""
         with contextlib.ExitStack() as undo:
             outputs = []
             for _ in range(2):
-                outputs.append(_Capture(policy.output_limit))
+                outputs.append(_Capture(output_limit))
                 undo.callback(outputs[-1].close_unused)
             stdout, stderr = outputs
-            environment, mark = mark_environment(policy.environment_for(command))
-            with _stdin(command.stdin) as stdin:
-                process = subprocess.Popen(
-                    command.words,
-                    stdin=stdin,
-                    stdout=stdout.writer,
-                    stderr=stderr.writer,
-                    env=environment,
-                    cwd=None if command.cwd is None else policy.resolve_directory(command.cwd),
-                    start_new_session=True,
-                )
-            running = cls(process, mark, stdout, stderr)
+            with _stdin(prepared.command.stdin) as stdin:
+                process = prepared.start(stdin=stdin, stdout=stdout.writer, stderr=stderr.writer)
+            running = cls(process, prepared.mark, stdout, stderr)
             try:
                 when_ended(process, running._end)
+                running.watch = watcher.watch(process, prepared.limits, prepared.helpers)
             except BaseException:
                 kill_group(process)
                 process.wait()
@@ -170,6 +268,7 @@ class _Running:
     async def finish(self) -> None:
         """Take the rest of the output. Bounded: a process that left the session may hold it open; it is killed."""
         outputs = (self.stdout, self.stderr)
+        breach = None if self.watch is None else self.watch.close()
         for output in outputs:
             if not output.closed.done():
                 output.read()
@@ -179,11 +278,15 @@ class _Running:
                 _, held_still = await asyncio.wait(held, timeout=_STRAGGLERS)
             finally:
                 self._stop_reading()
-            if held_still:
-                await self._sweep()
+        else:
+            held_still = set()
+        if held_still or breach is not None:
+            await self._sweep()
 
     async def abort_run(self) -> None:
         """Kill the command and all that descends from it."""
+        if self.watch is not None:
+            self.watch.close()
         kill_group(self.process)
         self._stop_reading()
         try:
@@ -218,6 +321,29 @@ def _stdin(text: str | None) -> Iterator[int | IO[bytes]]:
         yield file
 
 
+def _refused(error: object, remedy: str) -> Outcome:
+    """The outcome of a command that has to be sandboxed and cannot be."""
+    return Failed(error=storable_text(f"{error}; {remedy}"), reason=Reason.SANDBOX, retryable=False)
+
+
+def _postponed(work: str, trouble: str) -> Outcome:
+    """The outcome of a command that this worker cannot start now: another worker, or a later try, may."""
+    return Released(storable_text(f"this worker cannot {work} a command: {trouble}"), UNSTARTABLE_DELAY)
+
+
+def _not_launched(prepared: _Prepared, failure: LaunchFailure) -> Outcome:
+    """The outcome of a command that the launcher could not start."""
+    if failure.stage in ("limits", "sandbox") and failure.errno in _OURS:
+        return _postponed("launch", failure.text)
+    if failure.stage == "sandbox":
+        return _refused(f"the sandbox could not be put up: {failure.text}", "run `holdfast doctor` on this host")
+    if failure.stage == "limits" or failure.errno is None:
+        return _postponed("limit", failure.text)
+    name = prepared.command.words[0] if failure.stage == "exec" else prepared.cwd
+    error = OSError(failure.errno, os.strerror(failure.errno), name)
+    return _unstartable(prepared.command, error, prepared.environment["PATH"])
+
+
 def _unstartable(command: CommandPayload, error: OSError, path: str) -> Outcome:
     program = command.words[0]
     trouble = error.strerror or type(error).__name__
@@ -235,8 +361,13 @@ def _unstartable(command: CommandPayload, error: OSError, path: str) -> Outcome:
     return Failed(error=storable_text(f"{program}: {words}"))
 
 
-def _outcome(command: CommandPayload, running: _Running, seconds: float) -> Outcome:
-    code = running.process.returncode
+def _outcome(prepared: _Prepared, running: _Running, seconds: float) -> Outcome:
+    failure = None if prepared.launch is None else prepared.launch.read_failure()
+    if failure is not None:
+        return _not_launched(prepared, failure)
+    command, code = prepared.command, running.process.returncode
+    if code != 0 and running.watch is not None and running.watch.breach is not None:
+        return running.watch.breach
     if code == 0:
         result = {
             "exit_code": 0,
@@ -248,6 +379,8 @@ def _outcome(command: CommandPayload, running: _Running, seconds: float) -> Outc
         return Succeeded(msgspec.json.encode(result).decode())
     last_lines = running.stderr.last_lines or running.stdout.last_lines
     text = storable_text(f"{describe_exit(code)}{_hint(code)}{': ' if last_lines else ''}{last_lines}")
+    if (name := limit_behind_exit(code, last_lines, prepared.limits)) is not None:
+        return over_limit(name, prepared.limits, detail=text)
     if code < 0:
         return Failed(error=text, reason=Reason.CRASHED)
     retryable = code not in command.dead_codes and (command.retry_codes is None or code in command.retry_codes)

@@ -28,6 +28,7 @@ from holdfast.core.errors import ConfigError
 from holdfast.core.events import ChildEnded, Events
 from holdfast.core.lifecycle import Failed, Outcome, Released
 from holdfast.core.models import Job, Reason
+from holdfast.core.resources import UNLIMITED, ResourceLimits
 from holdfast.tasks import NOTHING, RESULT_LIMIT, JobLog, Limits, Task
 from holdfast.worker.executors.child import (
     ChildReply,
@@ -40,10 +41,12 @@ from holdfast.worker.executors.child import (
 )
 from holdfast.worker.executors.outcome import UNSTARTABLE_DELAY, describe_error
 from holdfast.worker.executors.process_group import describe_exit, kill_group, kill_marked, mark_environment, when_ended
+from holdfast.worker.executors.resource_limits import ResourceWatcher, limit_behind_exit, over_limit, unsupported_limits
 
 _BOOTSTRAP = str(Path(__file__).with_name("bootstrap.py"))
 _CHUNK = 256 * 1024
 _FAREWELL = 3.0  # seconds a child may take to end by itself once its connection is closed
+_FULL = 0.75  # share of a job's limit of memory that its child may hold before it begins
 _PATIENCE = (0.1, 5.0)  # seconds before a child that ended while starting is replaced: first, at most
 
 
@@ -65,7 +68,9 @@ class ProcessExecutor:
         recycle_memory: int | None = None,
         result_limit: int = RESULT_LIMIT,
         log: Limits = NOTHING,
+        watcher: ResourceWatcher | None = None,
     ) -> None:
+        self._watcher = watcher or ResourceWatcher()
         self._warm = size if warm is None else warm
         self._events = events
         self._setup = Setup(app, [], recycle_jobs, recycle_memory, result_limit, log)
@@ -91,9 +96,10 @@ class ProcessExecutor:
         job: Job,
         log: Callable[[], JobLog] | None = None,
         carrier: dict[str, str] | None = None,
+        limits: ResourceLimits = UNLIMITED,
     ) -> Outcome:
         """Run ``job`` in a child, as soon as one is free. Cancelled, it kills the child with all its processes.
-        ``log``: takes the handler's log lines; ``carrier``: the trace context it is to run in.
+        ``log``: takes the handler's log lines; ``carrier``: the trace context it is to run in; ``limits``: of the job.
 
         ``Released`` means that no child could be started: out of descriptors, processes or memory.
         """
@@ -101,19 +107,28 @@ class ProcessExecutor:
             reference = task.reference
         except ConfigError as error:
             return Failed(error=describe_error(error), reason=Reason.NO_HANDLER)
-        request = encode_frame(msgspec.msgpack.encode(ChildRequest(reference, job, carrier)))
+        if (unsupported := unsupported_limits(limits)) is not None:
+            return unsupported
+        own = limits if limits.is_set else None
+        request = encode_frame(msgspec.msgpack.encode(ChildRequest(reference, job, carrier, own)))
         async with self._places:
             try:
-                child = self._idle.pop() if self._idle else self._spawn()
+                child = self._take_idle(limits) or self._spawn()
             except OSError as error:
                 return Released(f"this worker cannot start a child process: {error}", UNSTARTABLE_DELAY)
             self._remember(reference)
+            watch = None
             try:
+                if limits.is_set:
+                    await child.ready.wait()  # what it takes to start is not the job's
+                    watch = self._watcher.watch(child.process, limits)
                 reply = await child.request_reply(request, log)
             except BaseException:
                 child.kill()
                 raise
-            return self._take_back(child, reply)
+            finally:
+                breach = None if watch is None else watch.close()
+            return self._take_back(child, reply, limits, breach)
 
     async def close(self) -> None:
         """End every child: idle ones in good order, busy ones by SIGKILL."""
@@ -132,15 +147,40 @@ class ProcessExecutor:
         for child in children:
             child.kill()
 
-    def _take_back(self, child: _Child, reply: ChildReply | None) -> Outcome:
+    def _take_idle(self, limits: ResourceLimits) -> _Child | None:
+        """An idle child; None where there is none. For a job with a limit of memory: one that holds little of it."""
+        while self._idle:
+            child = self._idle.pop()
+            if not self._is_full(child.resident, limits):
+                return child
+            self._dismiss(child)
+        return None
+
+    def _take_back(
+        self, child: _Child, reply: ChildReply | None, limits: ResourceLimits, breach: Failed | None
+    ) -> Outcome:
         if reply is None:
-            return Failed(error=f"its process died: {child.cause}", reason=Reason.CRASHED)
-        if reply.retiring:
-            child.close_connection()
-            asyncio.get_running_loop().call_later(_FAREWELL, child.kill)
+            if breach is None and (name := limit_behind_exit(child.exit_code, "", limits)) is not None:
+                breach = over_limit(name, limits)
+            return breach or Failed(error=f"its process died: {child.cause}", reason=Reason.CRASHED)
+        if breach is not None:
+            child.kill()  # the job had ended a moment before
+        elif reply.retiring or self._is_full(reply.resident, limits):
+            self._dismiss(child)
         else:
+            child.resident = reply.resident
             self._idle.append(child)
         return outcome_in(reply)
+
+    @staticmethod
+    def _is_full(resident: int, limits: ResourceLimits) -> bool:
+        """Returns True if a child holds so much that a job with these limits would pay for the jobs before it."""
+        return limits.memory is not None and resident > _FULL * limits.memory
+
+    @staticmethod
+    def _dismiss(child: _Child) -> None:
+        child.close_connection()
+        asyncio.get_running_loop().call_later(_FAREWELL, child.kill)
 
     def _remember(self, reference: str) -> None:
         module = reference.partition(":")[0]
@@ -205,6 +245,7 @@ class _Child:
         self.is_ready = False
         self.killed = False
         self.dismissed = False
+        self.resident = 0  # bytes after its last job
         self.reaped: asyncio.Future[None] = self._loop.create_future()
         self._socket, theirs = socket.socketpair()
         with theirs:
@@ -240,6 +281,14 @@ class _Child:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        return self._process
+
+    @property
+    def exit_code(self) -> int:
+        return self._process.returncode
 
     @property
     def cause(self) -> str:

@@ -6,7 +6,7 @@ alter table holdfast.job add column expires_at bigint; -- null for a plain job, 
 create table holdfast.expiry (
     job_id uuid primary key,
     expires_at bigint not null
-);
+) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
 create index expiry_due on holdfast.expiry (expires_at);
 
 create or replace view holdfast.jobs as

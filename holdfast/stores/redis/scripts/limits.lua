@@ -386,20 +386,19 @@ local function write_admitted()
 end
 
 -- name: claim_limited (partitions, moving, expiring, taking, admission)
--- Claims ready jobs under limits; the partitions of a queue take turns. ARGV: 6 limit, 7 startable, 8 "1" to take one
--- quarantined job alone, 9 "1" to make due jobs ready first, 10 slots of every other queue or "", 11 the queue served last, then
+-- Claims ready jobs under limits, which start at once; the partitions of a queue take turns. ARGV: 6 limit, 7 "1" to take one
+-- quarantined job alone, 8 "1" to make due jobs ready first, 9 slots of every other queue or "", 10 the queue served last, then
 -- queue and slots of each that is named, in the order of their turn.
 -- Answers jobs, promoted, microseconds until a partition may have room or -1, quarantined, lease end, served, what to do: 0
--- that was all, 1 there was more to look through, 2 more may be due; 1 where a queue was left at a job on its last attempt
--- beyond the startable ones; id and kind of jobs that have expired.
+-- that was all, 1 there was more to look through, 2 more may be due; id and kind of jobs that have expired.
 even_if_full()
-local limit, startable, alone = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8] == '1'
-local star, served = tonumber(ARGV[10]), ARGV[11]
+local limit, alone = tonumber(ARGV[6]), ARGV[7] == '1'
+local star, served = tonumber(ARGV[9]), ARGV[10]
 local TURN, KEPT, LOOKED, RECHECK = 1000000, 100, 300, 1000000
-local due, quarantined, more, held_back = nil, 0, 0, 0
+local due, quarantined, more = nil, 0, 0
 local looks, reads = LOOKED, limit + 2 * MOST -- at partitions without room; at jobs
 local named, turn = {}, {}
-for n = 12, #ARGV, 2 do
+for n = 11, #ARGV, 2 do
     named[ARGV[n]] = tonumber(ARGV[n + 1])
     turn[#turn + 1] = ARGV[n]
 end
@@ -462,7 +461,7 @@ end
 local function new_head(id, member, queue, partition)
     local v = redis.pcall('HMGET', JOB .. id, 'state', 'kind', 'pickupTime', 'dueTime', 'created', 'payload', 'options', 'claims', 'partition')
     local known = v[1] == 'queued' and not v[3] and not v[8] and kind_of(v[2])
-    if not known or not known.is_limited or known.queue ~= queue or known.most == 1 then -- a key of another type has no first field either
+    if not known or not known.is_limited or known.queue ~= queue then -- a key of another type has no first field either
         return nil
     end
     local field, weights = v[9], nil
@@ -475,8 +474,7 @@ local function new_head(id, member, queue, partition)
     return { id = id, new = v, member = member, weights = weights }
 end
 
--- The first job of a partition that may be taken; or "none", "last" for a job on its last attempt
--- that must not start now, "enough" where this script has read as many as it may.
+-- The first job of a partition; or "none", or "enough" where this script has read as many as it may.
 local function head_of(queue, entry)
     while reads > 0 do
         if entry.at > #entry.page then
@@ -510,12 +508,8 @@ local function head_of(queue, entry)
                 ours('ZREM', P .. 'expiry', id)
                 entry.gone[#entry.gone + 1] = member
                 entry.at = entry.at + 1
-            elseif startable > 0 or tier == 0 and not is_last(known, v) then
-                return { id = id, v = v, member = member, weights = weights, must_start = tier > 0 or is_last(known, v) }
-            elseif tier == 1 then
-                entry.has_rest, entry.at = true, entry.at + 1
             else
-                return 'last'
+                return { id = id, v = v, member = member, weights = weights }
             end
         end
     end
@@ -530,7 +524,6 @@ local function take_head(entry, head, weights)
         take(head.id, head.v)
     end
     admit(entry.buckets, weights)
-    startable = startable - (head.must_start and 1 or 0)
     entry.gone[#entry.gone + 1] = head.member
     entry.at = entry.at + 1
 end
@@ -596,9 +589,7 @@ local function serve_next(walk)
     if instant then
         return pass_by(walk, entry, instant, bucket)
     elseif head == 'none' then
-        entry.is_empty = not entry.has_rest
-    elseif head == 'last' then
-        held_back, walk.is_over = 1, true
+        entry.is_empty = true
     elseif head == 'enough' then
         more, walk.is_over = math.max(more, 1), true
     else
@@ -631,7 +622,7 @@ local function write_turns(walk)
             in_pieces('ZREM', entry.key, entry.gone)
         end
         local is_empty = entry.is_empty
-        if not is_empty and #entry.gone > 0 and entry.at > #entry.page and not entry.has_rest then
+        if not is_empty and #entry.gone > 0 and entry.at > #entry.page then
             is_empty = entry.is_whole or call('EXISTS', entry.key) == 0
         end
         if is_empty or entry.parked_until then
@@ -724,11 +715,11 @@ local function serve_queue(queue, slots)
 end
 
 local function is_full()
-    return leased >= (alone and 1 or limit) or held_back == 1 or reads <= 0 or looks <= 0
+    return leased >= (alone and 1 or limit) or reads <= 0 or looks <= 0
 end
 
 local promoted = 0
-if ARGV[9] == '1' and (not star or call('EXISTS', P .. 'due', SCHEDULE) > 0) then
+if ARGV[8] == '1' and (not star or call('EXISTS', P .. 'due', SCHEDULE) > 0) then
     promoted = make_due_ready(turn, named, star)
     more = promoted == MOST and 2 or 0
 end
@@ -747,7 +738,7 @@ end
 lease_taken()
 write_admitted()
 finish()
-return { taken, promoted, due and int(math.max(0, due - now)) or '-1', quarantined, until_, served, more, held_back, expired }
+return { taken, promoted, due and int(math.max(0, due - now)) or '-1', quarantined, until_, served, more, expired }
 
 -- fragment: documents
 -- The queue whose claims obey the limit of a document, if any.
@@ -762,14 +753,14 @@ end
 
 -- name: unassigned (partitions, moving, taking, documents)
 -- Ready jobs of a queue with limits that have no partition. ARGV: 6 queue, 7 "1" for quarantined ones. Answers {id, kind,
--- payload} of up to MOST, and the limits, "REVISION DOCUMENT" by name.
+-- payload} of up to MOST, and the limits, "REVISION DOCUMENT" each.
 even_if_full()
 local queue, found = ARGV[6], {}
-local limits = ours('HGETALL', P .. 'limits')
+local limits = ours('HVALS', P .. 'limits')
 
 local function is_limited()
-    for n = 2, #limits, 2 do
-        if queue_in(limits[n]) == queue then
+    for _, text in ipairs(limits) do
+        if queue_in(text) == queue then
             return true
         end
     end

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.errors import ConfigError, HoldfastError, StoreMismatch, Unavailable
+from holdfast.core.ids import new_id
+from holdfast.core.limits import Limit, LimitChange, LimitValues
+from holdfast.core.schedule import Schedule, ScheduleChange
 from holdfast.stores import open_store
 from tests.conformance.support import new_job, put, settle, stored, take
 from tests.faults.support import finding, opened
@@ -59,6 +62,12 @@ async def test_resp3_and_other_databases(server: Redis) -> None:
             assert (await stored(store, job_id)).result == "1"
             assert [each.level for each in await store.health.doctor()].count("error") == 0
             await store.admin.delete([job_id])
+            schedule = Schedule(id=new_id(), name="hourly", job=new_job(), every_us=3_600_000_000)
+            assert await store.schedules.write_schedule(ScheduleChange(schedule, 0)) is not None
+            assert [each.name for each in await store.schedules.read_schedules()] == ["hourly"]
+            limit = Limit(name="mail", queue="mail", values=LimitValues(concurrency=1))
+            assert await store.limits.write_limit(LimitChange(limit, 0)) is not None
+            assert [each.name for each in await store.limits.read_limits()] == ["mail"]
 
 
 async def test_a_namespace_that_is_not_ours_or_newer_is_refused(server: Redis) -> None:

@@ -14,23 +14,30 @@ from holdfast.stores.common.requests import Chosen, SelectionAdmin
 from holdfast.stores.common.unconfirmed import perhaps_done
 from holdfast.stores.connections.redis import Script, in_pieces
 from holdfast.stores.connections.redis_protocol import Argument
+from holdfast.stores.redis.claiming import PIECE
 from holdfast.stores.redis.encoding import encode_changes, span_us, state_of
+from holdfast.stores.redis.limits import PartitionAssigner
 from holdfast.stores.redis.notifications import RedisNotifications
 from holdfast.stores.redis.pool import NamespacePool
 from holdfast.stores.redis.query import Read
-from holdfast.stores.redis.queueing import PIECE
 
 
 class RedisAdmin(SelectionAdmin):
     """Family ``admin`` of Redis."""
 
     def __init__(
-        self, links: NamespacePool, news: RedisNotifications, scripts: Mapping[str, Script], read: Read
+        self,
+        links: NamespacePool,
+        news: RedisNotifications,
+        scripts: Mapping[str, Script],
+        read: Read,
+        assigner: PartitionAssigner,
     ) -> None:
         self._links = links
         self._news = news
         self._scripts = scripts
         self._read = read
+        self._assigner = assigner
 
     async def _cancel(self, chosen: Chosen) -> BulkResult:
         operated = await self._each("cancel", chosen)
@@ -41,12 +48,19 @@ class RedisAdmin(SelectionAdmin):
 
     async def _replay(self, chosen: Chosen, *, force: bool, payload: str | None, pace: ReplayRate) -> BulkResult:
         operated = await self._each("replay", chosen, force=force, payload=payload, pace=pace)
+        if payload is not None:
+            await self._assigner.assign_again(await self._read.find_each([job_id for job_id, _ in operated.changed]))
         self._news.notify_done({"queue:*"} if operated.changed else ())
         return operated
 
     async def edit(self, job_id: str, changes: JobChanges) -> BulkResult:
         whole = "w" if self._links.address.whole else ""
-        state, done = await self._once("edit", job_id, uuid4().hex, whole, *encode_changes(changes))
+        said = encode_changes(changes)
+        if changes.payload is not None or changes.queue is not None:
+            for job in await self._read.find_each([job_id]):
+                queue, payload = changes.queue or job.queue, changes.payload or job.payload
+                said += ("partition", await self._assigner.find_partition(job.task, queue, payload))
+        state, done = await self._once("edit", job_id, uuid4().hex, whole, *said)
         found = None if state is None else state_of(state)
         self._news.notify_done({"queue:*"} if done else ())
         if done and found is not None:

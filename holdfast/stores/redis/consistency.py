@@ -6,154 +6,27 @@ tombstone, which the next reader of the list removes.
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
 
 from holdfast.core.models import NOT_STARTED
 from holdfast.core.unique import KEY_PREFIX
-from holdfast.stores.connections.redis_protocol import Argument
-
-FIELDS = ("state", "kind", "dueTime", "seq", "losses", "key", "endTime", "expiresAt", "pickupTime")
-"""What a job's hash is asked for."""
+from holdfast.stores.redis.limit_repairs import plan_limit_repairs
+from holdfast.stores.redis.snapshot import (
+    ASIDE,
+    BACK,
+    COUNTED,
+    FORGOTTEN,
+    INDEXED,
+    KEYED,
+    OUT,
+    IndexedJob,
+    NamespaceSnapshot,
+    RepairStep,
+)
 
 _INDEXED = 64  # jobs a piece of the index, as the scripts have it
-_KIND = re.compile(rb"(-?\d+) \S+ (.*?)\n")
-_STATES = frozenset(b"queued scheduled running failed waiting succeeded dead cancelled".split())
 _NOT_STARTED = frozenset(state.value.encode() for state in NOT_STARTED)
-_TYPES = {
-    b"hash": (b"counts", b"keys", b"tombstones", b"meta", b"schedules"),
-    b"zset": (
-        b"chunks",
-        b"queues",
-        b"due",
-        b"outlived",
-        b"expiry",
-        b"workers",
-        b"ended:dead",
-        b"ended:cancelled",
-        b"setbacks",
-        b"ticks",
-    ),
-    b"list": (b"ended:succeeded",),
-    b"set": (b"paused",),
-    b"string": (b"seq",),
-}
-_TYPES_OF_MANY = {
-    b"levels:": b"zset",
-    b"quarantine:": b"zset",
-    b"index:": b"hash",
-    b"attempts:": b"list",
-    b"lines:": b"stream",
-}
-
-
-class NamespaceKeys:
-    """Names and types of a namespace's keys."""
-
-    def __init__(self, keys: Sequence[str]) -> None:
-        self.prefix, self.schedule, self.ready, self.leases, self.job = (key.encode() for key in keys)
-        self._types = {self.prefix + name: kind for kind, names in _TYPES.items() for name in names}
-        self._types[self.leases] = b"zset"
-
-    def __call__(self, name: str) -> bytes:
-        """The whole name of a key of ours."""
-        return self.prefix + name.encode()
-
-    def type_of(self, key: bytes) -> bytes | None:
-        """Of what type a key must be; None for a foreign one."""
-        if b":foreign:" in key:
-            return None
-        if key in self._types:
-            return self._types[key]
-        for name, kind in _TYPES_OF_MANY.items():
-            if key.startswith(self.prefix + name):
-                return kind
-        if self.is_schedule(key):
-            return b"zset"
-        if self.is_ready_list(key):
-            return b"list"
-        return b"hash" if key.startswith(self.job) else None
-
-    def is_schedule(self, key: bytes) -> bool:
-        """Returns True if it is the schedule of some queue."""
-        return key == self.schedule or key.startswith(self.schedule + b":")
-
-    def is_ready_list(self, key: bytes) -> bool:
-        """Returns True if it is a ready list of some queue and priority."""
-        return key == self.ready or key.startswith((self.ready + b":", self.ready + b"@"))
-
-    def schedule_of(self, queue: bytes) -> bytes:
-        """The queue's schedule."""
-        return self.schedule if queue == b"default" else self.schedule + b":" + queue
-
-    def ready_of(self, queue: bytes, level: int) -> bytes:
-        """The queue's ready list of one priority."""
-        key = self.ready if level == 0 else self.ready + b"@%d" % level
-        return key if queue == b"default" else key + b":" + queue
-
-    def tombstone_key(self, key: bytes, job: bytes) -> bytes:
-        """Returns the key of a tombstone: an id in a ready list whose job does not belong there."""
-        return key.removeprefix(self.ready) + b" " + job
-
-
-class IndexedJob(NamedTuple):
-    """Index-related fields of a job's hash."""
-
-    state: bytes
-    queue: bytes
-    level: int
-    due: int
-    seq: int
-    losses: int
-    key: bytes | None
-    ended: int
-    expires: int | None  # of one that no worker has taken
-
-    @classmethod
-    def from_hash(cls, fields: Sequence[bytes | None]) -> IndexedJob | None:
-        """From FIELDS. None for a hash without a state: not ours. ValueError for values that make no sense."""
-        state, kind, due, seq, losses, key, ended, expires, picked = fields
-        if state is None:
-            return None
-        match = _KIND.match(kind or b"")
-        if state not in _STATES or match is None:
-            raise ValueError(state)
-        level, queue = int(match[1]), match[2]
-        instant = int(expires) if expires is not None and picked is None else None
-        return cls(state, queue, level, int(due or 0), int(seq or 0), int(losses or 0), key, int(ended or 0), instant)
-
-
-class NamespaceSnapshot(NamedTuple):
-    """All that is there, at one instant."""
-
-    names: NamespaceKeys
-    now: int
-    jobs: Mapping[bytes, IndexedJob | None]
-    """By id; None for an unclaimed hash written by hand."""
-    spoiled: Sequence[bytes]
-    """Keys of another type than they must be, and jobs that make no sense."""
-    keys: frozenset[bytes]
-    lists: Mapping[bytes, Sequence[bytes]]
-    zsets: Mapping[bytes, Mapping[bytes, int]]
-    hashes: Mapping[bytes, Mapping[bytes, bytes]]
-
-
-class RepairStep(NamedTuple):
-    """A command, and its purpose."""
-
-    what: str
-    command: tuple[Argument, ...]
-
-
-BACK = "jobs put back where they belong"
-OUT = "ids dropped that stood for no job, or where their job is not"
-ASIDE = "keys that make no sense moved to …:foreign:…"
-COUNTED = "counts corrected"
-INDEXED = "places in the index corrected"
-KEYED = "idempotency keys corrected"
-FORGOTTEN = "remains of jobs that are gone removed"
 
 
 def plan_repairs(seen: NamespaceSnapshot) -> list[RepairStep]:
@@ -163,6 +36,7 @@ def plan_repairs(seen: NamespaceSnapshot) -> list[RepairStep]:
         *audit.check_set_aside(),
         *audit.sorted_sets(),
         *audit.ready_lists(),
+        *plan_limit_repairs(seen, audit.jobs),
         *audit.check_successes(),
         *audit.check_index(),
         *audit.check_keys(),
@@ -182,7 +56,7 @@ class _Audit:
     def __init__(self, seen: NamespaceSnapshot) -> None:
         self._seen = seen
         self._names = seen.names
-        self._jobs = {job: kept for job, kept in seen.jobs.items() if kept is not None}
+        self.jobs = {job: kept for job, kept in seen.jobs.items() if kept is not None}
         self._by_hand = {job for job, kept in seen.jobs.items() if kept is None}
         self._scheduled: defaultdict[bytes, dict[bytes, int]] = defaultdict(dict)  # by key, as it will be
 
@@ -200,7 +74,7 @@ class _Audit:
     def sorted_sets(self) -> Iterator[RepairStep]:
         """Schedules, leases, quarantines, ends: each id where its state says, and nowhere else."""
         wanted: defaultdict[bytes, dict[bytes, int]] = defaultdict(dict)
-        for job, kept in self._jobs.items():
+        for job, kept in self.jobs.items():
             key, score = self._place(job, kept)
             if key is not None:
                 wanted[key][job] = score
@@ -241,7 +115,11 @@ class _Audit:
         standing = Counter(
             (key, job) for key, ids in self._seen.lists.items() if self._names.is_ready_list(key) for job in ids
         )
-        ready = {job: kept for job, kept in self._jobs.items() if kept.state == b"queued" and kept.losses < 2}
+        ready = {
+            job: kept
+            for job, kept in self.jobs.items()
+            if kept.state == b"queued" and kept.losses < 2 and kept.partition is None
+        }
         lost = [job for job in ready if not standing[self._list_of(job), job]]
         for job in sorted(lost, key=lambda job: (ready[job].due, ready[job].seq), reverse=True):
             standing[self._list_of(job), job] += 1
@@ -259,21 +137,21 @@ class _Audit:
                 yield RepairStep(BACK, ("HDEL", self._names("tombstones"), tombstone))
 
     def _list_of(self, job: bytes) -> bytes:
-        return self._names.ready_of(self._jobs[job].queue, self._jobs[job].level)
+        return self._names.ready_of(self.jobs[job].queue, self.jobs[job].level)
 
     def check_successes(self) -> Iterator[RepairStep]:
         """The ends of successes are in a list; stale entries do no harm."""
         key = self._names("ended:succeeded")
         there = set(self._seen.lists.get(key, ()))
-        for job, kept in sorted(self._jobs.items(), key=lambda each: each[1].ended):
+        for job, kept in sorted(self.jobs.items(), key=lambda each: each[1].ended):
             if kept.state == b"succeeded" and b"%d:%s" % (kept.ended, job) not in there:
                 yield RepairStep(BACK, ("RPUSH", key, b"%d:%s" % (kept.ended, job)))
 
     def check_index(self) -> Iterator[RepairStep]:
         """Each job at its own number of submission; one that has none, or another's, gets a new one."""
-        last = max([0, *(kept.seq for kept in self._jobs.values())])
+        last = max([0, *(kept.seq for kept in self.jobs.values())])
         taken: dict[int, bytes] = {}
-        for job, kept in self._jobs.items():
+        for job, kept in self.jobs.items():
             seq = kept.seq
             if not seq or taken.setdefault(seq, job) != job:
                 last = seq = last + 1
@@ -308,7 +186,7 @@ class _Audit:
                 yield RepairStep(KEYED, ("HDEL", self._names("keys"), key))
             elif job not in self._seen.jobs and key not in self._zset("outlived"):
                 yield RepairStep(KEYED, ("ZADD", self._names("outlived"), int(until), key))
-        for job, kept in self._jobs.items():
+        for job, kept in self.jobs.items():
             if kept.key is None or (kept.key.startswith(KEY_PREFIX.encode()) and kept.state not in _NOT_STARTED):
                 continue  # another job may have had the unique key of one that was started, and be gone
             if held.get(kept.key, b"").partition(b" ")[2] not in self._seen.jobs:
@@ -317,9 +195,9 @@ class _Audit:
     def check_expiries(self) -> Iterator[RepairStep]:
         """Each job that waits has its instant noted; what is noted of others goes when its instant has come."""
         key, noted = self._names("expiry"), self._zset("expiry")
-        for job in noted.keys() - self._jobs.keys():
+        for job in noted.keys() - self.jobs.keys():
             yield RepairStep(OUT, ("ZREM", key, job))
-        for job, kept in self._jobs.items():
+        for job, kept in self.jobs.items():
             if kept.expires is not None and kept.state in _NOT_STARTED and noted.get(job) != kept.expires:
                 yield RepairStep(BACK, ("ZADD", key, kept.expires, job))
 
@@ -333,7 +211,7 @@ class _Audit:
 
     def check_counts(self) -> Iterator[RepairStep]:
         """Checks the counters by state and queue."""
-        found = Counter(b"%s:%s" % (kept.state, kept.queue) for kept in self._jobs.values())
+        found = Counter(b"%s:%s" % (kept.state, kept.queue) for kept in self.jobs.values())
         counted = self._hash("counts")
         for field in {*found, *counted}:
             if not found[field]:
@@ -344,8 +222,8 @@ class _Audit:
     def check_queues(self) -> Iterator[RepairStep]:
         """Checks the hints where to look: queues and priorities with ready jobs, and the next due instant."""
         known = self._zset("queues")
-        for kept in self._jobs.values():
-            if kept.state != b"queued":
+        for kept in self.jobs.values():
+            if kept.state != b"queued" or kept.stands_in is not None:
                 continue
             if kept.queue not in known:
                 known = {**known, kept.queue: 0}
@@ -355,7 +233,7 @@ class _Audit:
                 yield RepairStep(BACK, ("ZADD", levels, -kept.level, kept.level))
         first = {
             kept.queue: min(self._scheduled[self._names.schedule_of(kept.queue)].values())
-            for kept in self._jobs.values()
+            for kept in self.jobs.values()
             if kept.state in (b"scheduled", b"failed")
         }
         due = self._zset("due")

@@ -57,10 +57,10 @@ def encode_submission(jobs: Sequence[NewJob], *, whole: bool) -> list[Argument]:
     """A batch as arguments of ``submit``. Invalid for values that Redis cannot hold exactly."""
     kinds: dict[str, int] = {}
     rest: list[Argument] = []
-    run: tuple[int, str] | None = None  # what the jobs before have in common, and where their number stands
+    run: tuple[int, str, str] | None = None  # what the jobs before have in common, and where their number stands
     number_at = 0
     for job in jobs:
-        common = kinds.setdefault(kind_text(job), len(kinds) + 1), _when(job)
+        common = kinds.setdefault(kind_text(job), len(kinds) + 1), _when(job), _partition_field(job)
         if job.key is None and job.options is None and not job.given_id and not job.expires:
             if common != run:
                 run, number_at = common, len(rest)
@@ -76,6 +76,16 @@ def encode_submission(jobs: Sequence[NewJob], *, whole: bool) -> list[Argument]:
         rest.append("" if job.unique is None else _unique_text(job.unique))
         rest.append(_expiry(job) if job.expires else "")
     return ["1" if whole else "0", len(kinds), *kinds, *rest]
+
+
+def _partition_field(job: NewJob) -> str:
+    """The field ``partition`` of a job's hash; "" for a job under no limit."""
+    return partition_field(job.partition, job.weights)
+
+
+def partition_field(partition: str | None, weights: str | None) -> str:
+    """A partition and the weights of a job in its buckets as one text; "" for none."""
+    return (partition or "") if weights is None else f"{partition}\n{weights}"
 
 
 def _unique_text(unique: UniqueKey) -> str:
@@ -125,7 +135,7 @@ def kind_text(job: NewJob) -> str:
     _check_priority(job.priority)
     _check_queue(job.queue)
     most = "-" if job.max_attempts is None else job.max_attempts
-    return f"{job.priority} {most} {job.queue}\n{job.task}"
+    return f"{job.priority} {most} {job.queue}\n{job.task}" + ("" if job.partition is None else "\n")
 
 
 def _check_priority(priority: int) -> None:
@@ -227,7 +237,7 @@ class Kinds:
         if known is None:
             head, _, task = text.decode().partition("\n")
             priority, most, queue = head.split(" ", 2)
-            known = (int(priority), None if most == "-" else int(most), queue, task)
+            known = (int(priority), None if most == "-" else int(most), queue, task.removesuffix("\n"))
             if len(self._known) >= 1000:
                 self._known.clear()
             self._known[text] = known
@@ -358,6 +368,7 @@ def _shown(job_id: str, state: JobState, fields: Fields, lease: bytes | None, ki
         whole_text(fields, b"result"),
         _shown_key(fields),
         b"cancel" in fields,
+        _shown_partition(fields),
         _int(fields, b"expiresAt"),
     )
 
@@ -377,6 +388,11 @@ def _text(fields: Fields, name: bytes) -> str | None:
 def _shown_key(fields: Fields) -> str | None:
     key = _text(fields, b"key")
     return None if key is None or key.startswith(KEY_PREFIX) else key
+
+
+def _shown_partition(fields: Fields) -> str | None:
+    field = _text(fields, b"partition")
+    return None if field is None else field.partition("\n")[0]
 
 
 def _int(fields: Fields, name: bytes) -> int | None:

@@ -15,19 +15,13 @@ from holdfast.core.models import ExpiredJob, Finding, Job, JobState
 from holdfast.stores.common.requests import EXPIRY_ROUNDS, FORGOTTEN_AFTER
 from holdfast.stores.connections.redis import DEADLINE, RedisPool, Script, in_pieces
 from holdfast.stores.connections.redis_protocol import Argument, Wire
-from holdfast.stores.redis.consistency import (
-    FIELDS,
-    IndexedJob,
-    NamespaceKeys,
-    NamespaceSnapshot,
-    RepairStep,
-    plan_repairs,
-)
+from holdfast.stores.redis.claiming import PIECE
+from holdfast.stores.redis.consistency import plan_repairs
 from holdfast.stores.redis.encoding import Kinds, expired_jobs, shown_jobs, span_us
 from holdfast.stores.redis.notifications import RedisNotifications
 from holdfast.stores.redis.pool import NamespacePool, RedisAddress
-from holdfast.stores.redis.queueing import PIECE
 from holdfast.stores.redis.server_info import EvictionWatch
+from holdfast.stores.redis.snapshot import FIELDS, IndexedJob, NamespaceKeys, NamespaceSnapshot, RepairStep
 
 
 class RedisMaintenance:
@@ -177,6 +171,7 @@ class _Reading:
             },
             zsets={key: await self._zset(key) for key, kind in rest.items() if kind == b"zset"},
             hashes={key: await self._hash(key) for key, kind in rest.items() if kind == b"hash"},
+            sets={key: frozenset(await self._scanned("SSCAN", key)) for key, kind in rest.items() if kind == b"set"},
         )
 
     async def _keys(self) -> frozenset[bytes]:

@@ -16,6 +16,7 @@ from holdfast.core.errors import Invalid, TooBroad
 from holdfast.core.job_logs import LogPage
 from holdfast.core.models import (
     MICROSECOND,
+    NOT_STARTED,
     TERMINAL,
     Attempt,
     Job,
@@ -161,6 +162,18 @@ class Read:
                 break
         return found[:limit]
 
+    async def find_each(self, job_ids: Sequence[str]) -> list[Job]:
+        """The jobs of these ids that are there, whole."""
+        return [job for _, job in await self._show(job_ids)]
+
+    async def find_waiting(self, queue: str | None, task: str | None, behind: int) -> tuple[list[Shown], int, bool]:
+        """Some waiting jobs of a queue or a task behind a number of submission, the last number looked at, and whether
+        there may be more."""
+        rows, last, more = await self._links.run(self._scripts["scan"], "oldest", behind, _PIECE, 0)
+        where = JobFilter(states=tuple(NOT_STARTED), queue=queue, tasks=() if task is None else (task,))
+        ids = [job.id for _, job in self._found(rows) if matches_filter(job, where)]
+        return await self._show(ids), int(last), bool(more)
+
     async def _newest(self, where: JobFilter, before: int, search: _Search) -> AsyncIterator[Shown]:
         everything = where == JobFilter()
         async for _, jobs in self._scan("newest", before, search, whole=everything):
@@ -218,6 +231,10 @@ class Read:
         key = f"{self._prefix}lines:{job_id}"
         entries = await self._links.run_command("XRANGE", key, f"({claims}-{number}", "+", "COUNT", limit + 1)
         return line_page([shown_line(entry) for entry in entries], limit)
+
+    async def limited_ids(self, queue: str, most: int) -> list[str]:
+        """Ids of ready jobs under limits of a queue, up to ``most``."""
+        return [decode_text(each) for each in await self._links.run(self._scripts["limited_ids"], queue, most)]
 
     async def any_finished(self, job_ids: Sequence[str]) -> bool:
         """Returns True if one of these jobs has ended, or is gone."""
@@ -373,6 +390,9 @@ class Counting:
                 found += await self._ids(
                     "ZRANGE", f"{self._prefix}quarantine:{queue}", 0, _last_of(self._most - len(found))
                 )
+        for queue in await self._ids("ZRANGE", self._prefix + "limited", 0, _last_of(self._most)):
+            if len(found) < self._most:
+                found += await self._read.limited_ids(queue, self._most - len(found))
         return found
 
     async def _ids(self, *words: str | int) -> list[str]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_right
-from collections import deque
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from itertools import chain
@@ -14,7 +12,6 @@ import msgspec
 
 from holdfast.core.errors import HoldfastError, Unavailable
 from holdfast.core.job_logs import Record
-from holdfast.core.lifecycle import must_start
 from holdfast.core.models import (
     TERMINAL,
     Claim,
@@ -32,7 +29,8 @@ from holdfast.core.models import (
     WorkerCommand,
     WorkerHeartbeat,
 )
-from holdfast.stores.base import EVERY_QUEUE, ClaimRequest
+from holdfast.stores.base import ClaimRequest
+from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.stores.common.requests import BEAT_PATIENCE, CLAIMED_A_SECOND, extra_timeout
 from holdfast.stores.common.server_store import wait_for_news
 from holdfast.stores.common.unconfirmed import (
@@ -43,7 +41,7 @@ from holdfast.stores.common.unconfirmed import (
     perhaps_stored,
 )
 from holdfast.stores.connections.redis import Script, in_pieces
-from holdfast.stores.connections.redis_protocol import Argument
+from holdfast.stores.redis.claiming import PIECE, ClaimProgress, DeliveryProgress
 from holdfast.stores.redis.encoding import (
     Kinds,
     claimed_job,
@@ -58,14 +56,12 @@ from holdfast.stores.redis.encoding import (
     whole_number,
 )
 from holdfast.stores.redis.events import RedisQuery
+from holdfast.stores.redis.limits import PartitionAssigner
 from holdfast.stores.redis.notifications import RedisNotifications
 from holdfast.stores.redis.pool import NamespacePool
 from holdfast.stores.redis.server_info import EvictionWatch
 
-PIECE = 200
-"""Jobs one script handles: about 2 ms, for which all others wait."""
-_PROMOTE_ROUNDS = 5  # scripts a claim spends on what is due before it takes regardless
-_LOOKS_MOST = 100  # scripts a claim spends on ids that cannot be claimed any more
+_LIMITED = 2  # a script's answer for a success that gave back room of limits
 _HELD = (LeaseStatus.LOST, LeaseStatus.HELD, LeaseStatus.CANCEL)
 
 
@@ -80,6 +76,8 @@ class RedisQueueing:
         query: RedisQuery,
         kinds: Kinds,
         eviction: EvictionWatch,
+        limits: LimitCache,
+        assigner: PartitionAssigner,
     ) -> None:
         self._links = links
         self._news = news
@@ -87,6 +85,10 @@ class RedisQueueing:
         self._query = query
         self._kinds = kinds
         self._eviction = eviction
+        self._limits = limits
+        self._assigner = assigner
+        self._is_limited_first = False
+        self._served_limited = ""
         self._served = ""  # the queue a claim served last
         self._doubts = UnconfirmedSettlements()
         self._lost = UnconfirmedClaims()
@@ -98,6 +100,7 @@ class RedisQueueing:
         if not jobs:
             return []
         await self._eviction.refuse_evicting(self._links)
+        jobs = await self._limits.bind(jobs)
         whole, pieces = self._links.address.whole, list(in_pieces(jobs, PIECE))
         sent = _Sent()
         try:
@@ -152,7 +155,41 @@ class RedisQueueing:
         return claim
 
     async def _claim_ready(self, request: ClaimRequest) -> Claim:
-        claiming = _Claiming(request)
+        """Claims of plain jobs and of those under limits alternate: whose turn it is comes first."""
+        claiming = ClaimProgress(request)
+        limited_first, self._is_limited_first = self._is_limited_first, False
+        try:
+            if limited_first:
+                await self._claim_limited(request, claiming, promote=True)
+            promoted = claiming.promoted
+            await self._claim_plain(request, claiming)
+            for queue in claiming.unassigned:
+                await self._assigner.assign_ready(request.worker, queue, alone=request.alone)
+            is_changed = claiming.promoted > promoted or claiming.unassigned
+            if is_changed or (claiming.is_limited and not limited_first):
+                await self._claim_limited(request, claiming, promote=False)
+        except HoldfastError:
+            if not claiming.jobs:  # else these are ours already
+                raise
+        self._is_limited_first = claiming.is_limited and not limited_first
+        return claiming.claim()
+
+    async def _claim_limited(self, request: ClaimRequest, claiming: ClaimProgress, *, promote: bool) -> None:
+        common = (request.worker, span_us(request.lease_for), self._links.address.task)
+        more = True
+        while more and (arguments := claiming.limited_call(self._served_limited, promote=promote)) is not None:
+            reply = await self._links.run(
+                self._scripts["claim_limited"],
+                *common,
+                *arguments,
+                doubt=lambda: self._lost.add(request.worker),
+                extra=request.limit / CLAIMED_A_SECOND,
+            )
+            self._served_limited = decode_text(reply[5])
+            claiming.expired += self._ended(reply.pop())
+            more = claiming.take_limited(await self._readable(reply[0], request.worker), reply)
+
+    async def _claim_plain(self, request: ClaimRequest, claiming: ClaimProgress) -> None:
         common = (request.worker, span_us(request.lease_for), self._links.address.task)
         while not claiming.over:
             pieces = [(*common, *arguments) for arguments in claiming.script_calls(self._served)]
@@ -166,14 +203,11 @@ class RedisQueueing:
             except HoldfastError:
                 if len(pieces) > 1:  # some of them may have claimed
                     self._lost.add(request.worker)
-                if claiming.jobs:  # these are ours already
-                    break
                 raise
             for reply in replies:
                 self._served = decode_text(reply[5])
                 claiming.expired += self._ended(reply.pop())
                 claiming.take(await self._readable(reply[0], request.worker), reply)
-        return claiming.claim()
 
     def _ended(self, flat: Sequence[bytes]) -> tuple[ExpiredJob, ...]:
         """Jobs that a script has ended, since their ``expires`` had come."""
@@ -182,7 +216,7 @@ class RedisQueueing:
         return expired
 
     async def _claim_delivered(self, request: ClaimRequest, only: Sequence[str]) -> Claim:
-        delivery = _Delivery(request)
+        delivery = DeliveryProgress(request)
         for ids in in_pieces(list(dict.fromkeys(only)), PIECE):
             try:
                 taken, until, held_back, flat = await self._links.run(
@@ -258,16 +292,16 @@ class RedisQueueing:
             raise
         answers, ended, others = [], [], False
         for each, answer in zip(settlements, chain.from_iterable(replies), strict=True):
-            if answer == 1:
+            if isinstance(answer, int):
                 answers.append(Settled(each.job_id, each.claims, True, JobState.SUCCEEDED))
                 ended.append(each.job_id)
+                others = others or answer == _LIMITED
             elif answer[0]:
                 state = JobState(answer[1].decode())
                 answers.append(Settled(each.job_id, each.claims, True, state, int(answer[2])))
                 if state in TERMINAL:
                     ended.append(each.job_id)
-                else:
-                    others = True
+                others = others or state not in TERMINAL or bool(answer[3])
             else:
                 state_now = state_of(answer[1]) if len(answer) > 1 and answer[1] else None
                 answers.append(await self._refused(each, state_now))
@@ -338,55 +372,6 @@ class RedisQueueing:
         await wait_for_news(self._news, self._query.any_finished, topics, timeout)
 
 
-class _Delivery:
-    """A claim of delivered ids, and its progress through its scripts."""
-
-    def __init__(self, request: ClaimRequest) -> None:
-        self._request = request
-        self._slots = dict(request.wants)
-        self._star = self._slots.pop(EVERY_QUEUE, None)
-        self._startable = 1 << 30 if request.alone else request.startable
-        self.held_back = False
-        self.jobs: list[Job] = []
-        self.expired: tuple[ExpiredJob, ...] = ()
-        self._until_us: int | None = None
-
-    def script_arguments(self) -> list[Argument]:
-        """Returns the arguments of the next script."""
-        request = self._request
-        return [
-            (1 if request.alone else request.limit) - len(self.jobs),
-            1 << 30 if request.alone else min(1, self._startable),
-            int(request.promote),
-            "" if self._star is None else self._star,
-            self._startable,
-            len(self._slots),
-            *(argument for pair in self._slots.items() for argument in pair),
-        ]
-
-    def take(self, jobs: list[Job], until_us: int, *, held_back: bool) -> None:
-        """Note a script's answer."""
-        self._until_us = until_us
-        self.held_back = held_back
-        self._startable = max(0, self._startable - sum(map(must_start, jobs)))
-        self.jobs += jobs
-        for job in jobs:
-            if job.queue in self._slots:
-                self._slots[job.queue] -= 1
-            elif self._star is not None:
-                self._star -= 1
-
-    def claim(self, delivered: int) -> Claim:
-        refused = delivered - len(self.jobs)
-        return Claim(
-            jobs=self.jobs,
-            refused=refused,
-            held_back=self.held_back,
-            lease_until_us=self._until_us,
-            expired=self.expired,
-        )
-
-
 class _Sent:
     """Progress of a batch that is stored piece by piece."""
 
@@ -401,85 +386,6 @@ class _Sent:
     def read_replies(self, replies: list[Any]) -> None:
         """Some pieces were refused."""
         self.replies = replies
-
-
-class _Claiming:
-    """A claim's progress through its scripts."""
-
-    def __init__(self, request: ClaimRequest) -> None:
-        self._request = request
-        self._slots = {queue: max(0, slots) for queue, slots in request.wants.items()}
-        self._star = self._slots.pop(EVERY_QUEUE, 0)
-        self._startable = request.startable
-        self._asked: deque[int] = deque()  # how many jobs each of the scripts under way was asked for
-        self._rounds = 0
-        self._looks = 0
-        self._passed = b""  # what a script passed by, in its own words for the next one
-        self.jobs: list[Job] = []
-        self.expired: tuple[ExpiredJob, ...] = ()
-        self.over = not any(self._slots.values()) and not self._star
-        self._promoted = 0
-        self._quarantined = False
-        self._held_back = False
-        self._due_in = -1
-        self._until_us: int | None = None
-
-    def script_calls(self, served: str) -> list[list[Argument]]:
-        """Returns the arguments of the next scripts: one, or several if the first one's jobs fit every queue. Only the
-        first may take jobs that must start at once; jobs behind suspects are looked for by one at a time.
-        """
-        request = self._request
-        left = 1 if request.alone else request.limit - len(self.jobs)
-        ample = not self._passed and all(slots == 0 or slots >= left for slots in (*self._slots.values(), self._star))
-        self._asked = deque(min(PIECE, left - taken) for taken in range(0, left if ample else min(left, PIECE), PIECE))
-        named = sorted(self._slots)
-        turn = bisect_right(named, served)
-        pairs = [argument for queue in named[turn:] + named[:turn] for argument in (queue, self._slots[queue])]
-        return [
-            [
-                asked,
-                0 if number else max(0, self._startable),
-                int(request.alone),
-                int(request.promote),
-                int(self._rounds + 1 >= _PROMOTE_ROUNDS),
-                self._star or "",
-                served,
-                b"" if self._startable > 0 else self._passed,
-                *pairs,
-            ]
-            for number, asked in enumerate(self._asked)
-        ]
-
-    def take(self, jobs: list[Job], reply: Sequence[Any]) -> None:
-        """Note a script's answer."""
-        rows, promoted, due_in, quarantined, until, _, more, self._passed, held_back = reply
-        self._promoted += promoted
-        self._due_in = int(due_in)
-        self._quarantined = self._quarantined or bool(quarantined)
-        self._until_us = int(until)
-        self.jobs += jobs
-        for job in jobs:
-            self._startable -= must_start(job)
-            self._slots[job.queue] = self._slots.get(job.queue, self._star) - 1
-        self._rounds += more == 2
-        self._looks += more == 1
-        full = len(self.jobs) >= (1 if self._request.alone else self._request.limit)
-        asked = self._asked.popleft()
-        self._held_back = bool(held_back)
-        again = more == 2 or (more == 1 and self._looks < _LOOKS_MOST) or len(rows) >= asked
-        again = again or (self._held_back and self._startable > 0)  # by one that was not the first
-        self.over = full or not again
-
-    def claim(self) -> Claim:
-        return Claim(
-            jobs=self.jobs,
-            promoted=self._promoted,
-            next_due=None if self._due_in < 0 else timedelta(microseconds=self._due_in),
-            quarantined=self._quarantined,
-            held_back=self._held_back,
-            lease_until_us=self._until_us,
-            expired=self.expired,
-        )
 
 
 def _released(job_id: str, claims: int, worker: str) -> Settlement:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from holdfast.core.models import NewJob
 from holdfast.core.schedule import DueSchedules, Schedule, ScheduleChange, decode_schedules, encode_schedule
+from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.stores.connections.redis import Script
 from holdfast.stores.redis.encoding import encode_submission
 from holdfast.stores.redis.notifications import RedisNotifications
@@ -17,24 +18,31 @@ class RedisSchedules:
     """Family ``schedules`` of Redis."""
 
     def __init__(
-        self, links: NamespacePool, news: RedisNotifications, scripts: Mapping[str, Script], eviction: EvictionWatch
+        self,
+        links: NamespacePool,
+        news: RedisNotifications,
+        scripts: Mapping[str, Script],
+        eviction: EvictionWatch,
+        limits: LimitCache,
     ) -> None:
         self._links = links
         self._news = news
         self._scripts = scripts
         self._eviction = eviction
+        self._limits = limits
 
     async def write_schedule(self, change: ScheduleChange) -> int | None:
         """One script, so at most as many jobs as ``schedule.MAX_CATCH_UP``."""
         await self._eviction.refuse_evicting(self._links)
         schedule = change.schedule
+        jobs = await self._limits.bind(change.jobs)
         revision, stored = await self._links.run(
             self._scripts["write_schedule"],
             schedule.name,
             change.expected,
             "" if change.remove or schedule.due_us is None else schedule.due_us,
             "" if change.remove else encode_schedule(schedule),
-            *encode_submission(change.jobs, whole=self._links.address.whole),
+            *encode_submission(jobs, whole=self._links.address.whole),
             synced=True,
         )
         if not revision:
@@ -53,10 +61,8 @@ class RedisSchedules:
     async def read_schedules(self, name: str | None = None, *, after: str = "", limit: int = 1000) -> list[Schedule]:
         if name is not None:
             return _schedules(await self._links.run(self._scripts["schedules"], "one", name))
-        flat = await self._links.run_command("HGETALL", f"{self._links.address.prefix}schedules")
-        documents = {key.decode(): value for key, value in zip(flat[::2], flat[1::2], strict=True)}
-        names = sorted(each for each in documents if each > after)[:limit]
-        return _schedules([documents[each] for each in names])
+        found = _schedules(await self._links.run_command("HVALS", f"{self._links.address.prefix}schedules"))
+        return sorted((each for each in found if each.name > after), key=lambda each: each.name)[:limit]
 
     async def due_schedules(self, *, limit: int) -> DueSchedules:
         due, now_us, next_us = await self._links.run(self._scripts["schedules"], "due", limit)

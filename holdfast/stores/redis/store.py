@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping
 from importlib.resources import files
 
 from holdfast.core.errors import ConfigError, Invalid, StoreMismatch
+from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.stores.common.server_store import Opened, ServedStore
 from holdfast.stores.connections.redis import Script, load_scripts
 from holdfast.stores.redis.admin import RedisAdmin
 from holdfast.stores.redis.encoding import Kinds
 from holdfast.stores.redis.events import RedisQuery
 from holdfast.stores.redis.health import RedisHealth
+from holdfast.stores.redis.limits import PartitionAssigner, RedisLimits, read_limits
 from holdfast.stores.redis.maintenance import RedisMaintenance
 from holdfast.stores.redis.notifications import RedisNotifications
 from holdfast.stores.redis.pool import LEVELS, NamespacePool, parse_url
@@ -57,10 +59,13 @@ class _OpenedRedis(Opened):
         self.links = links = NamespacePool(store.address, now=store.now, lost=scripts["lost"], patience=store.patience)
         self.news = news = RedisNotifications(links)
         self.query = query = RedisQuery(links, scripts, kinds)
-        self.queueing = RedisQueueing(links, news, scripts, query, kinds, eviction)
+        cache = LimitCache(lambda: read_limits(links))
+        assigner = PartitionAssigner(links, scripts, kinds)
+        self.queueing = RedisQueueing(links, news, scripts, query, kinds, eviction, cache, assigner)
         self.maintenance = RedisMaintenance(links, news, scripts, kinds, eviction)
-        self.admin = RedisAdmin(links, news, scripts, query)
-        self.schedules = RedisSchedules(links, news, scripts, eviction)
+        self.admin = RedisAdmin(links, news, scripts, query, assigner)
+        self.schedules = RedisSchedules(links, news, scripts, eviction, cache)
+        self.limits = RedisLimits(links, news, scripts, query, assigner, cache)
         self.health = RedisHealth(links, scripts, query, store.url)
         self._scripts = store.scripts
         super().__init__()

@@ -1,4 +1,4 @@
--- name: operate (moving, uniqueness)
+-- name: operate (partitions, moving, uniqueness)
 -- Cancels, replays or deletes jobs. ARGV: 3 "cancel", "replay" or "delete", 4 "f" to replay successes too, "w" where
 -- payloads stay in one piece, 5 "" or "=" and the new payload, 6 a name for this very call: asked again under it, since the
 -- answer was lost, nothing is done again, 7 and 8 microseconds: after how long the first is to be replayed, and how long after
@@ -75,7 +75,7 @@ local function replay(id, v, known, later)
     if later > 0 then
         moving().schedule(known.queue, due, id)
     else
-        moving().ready(known, now, number(v[5]), id, 0)
+        moving().ready(known, now, number(v[5]), id, 0, field_of(id, known))
     end
     tell('news', 'queue:' .. known.queue)
     return state
@@ -116,7 +116,7 @@ moving().place_ready()
 finish()
 return answers
 
--- name: edit (moving, rewriting)
+-- name: edit (partitions, moving, rewriting)
 -- Changes a job that waits. ARGV: 3 id, 4 a name for this very call, as for `operate`, 5 "w" where payloads stay in one piece;
 -- then names and values of what `rewrite` changes. Answers the state it has now, and 1 where it was changed.
 local DONE, REMEMBERED = P .. 'done:' .. ARGV[4], 60 -- seconds

@@ -1,11 +1,13 @@
--- name: claim (moving, expiring, taking)
+-- name: claim (partitions, moving, expiring, taking)
 -- Claims ready jobs in their order. ARGV: 6 limit, 7 startable, 8 "1" to take one quarantined job alone, 9 "1" to make due
 -- jobs ready first, 10 "1" to take although more are due than this made ready, 11 slots of every other queue or "",
 -- 12 the queue served last, 13 what this claim has passed by already, then queue and slots of each that is named, in the
 -- order of their turn.
 -- Answers jobs, promoted, microseconds until the next falls due or -1, quarantined, lease end, served, what to do: 0
 -- that was all, 1 there was more to look through, 2 nothing was taken because more is due; what was passed by, or ""; 1
--- where a queue was left at a job on its last attempt beyond the startable ones; id and kind of jobs that have expired.
+-- where a queue was left at a job on its last attempt beyond the startable ones; 1 where a queue among these has jobs under
+-- limits, and the queues with limits of their own that have ready jobs without a partition: it takes none of either; id and kind
+-- of jobs that have expired.
 -- A full Redis lets this through: whatever it may do, it takes ids away first.
 local limit, startable, alone = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8] == '1'
 local promoting, star, served = ARGV[9] == '1', tonumber(ARGV[11]), ARGV[12]
@@ -19,28 +21,13 @@ for i = 14, #ARGV, 2 do
     named[ARGV[i]] = tonumber(ARGV[i + 1])
     turn[#turn + 1] = ARGV[i]
 end
-local paused, has_tombstones, scheduled, overdue = {}, false, false, false
-if call('EXISTS', P .. 'paused', P .. 'tombstones', P .. 'due', SCHEDULE, P .. 'expiry') > 0 then -- mostly there is none of these
+local paused, guarded, has_tombstones, scheduled, overdue = {}, {}, false, false, false
+-- Mostly there is none of these.
+if call('EXISTS', P .. 'paused', P .. 'tombstones', P .. 'due', SCHEDULE, P .. 'expiry', P .. 'guarded') > 0 then
     overdue = expire_overdue(MOST) == MOST -- there may be more, which are not to be taken
-    paused = paused_queues()
+    paused, guarded = paused_queues(), guarded_queues()
     has_tombstones = call('EXISTS', P .. 'tombstones') == 1
     scheduled = call('EXISTS', P .. 'due', SCHEDULE) > 0
-end
-
-local function make_ready()
-    local queues = turn
-    if star then
-        queues = ours('ZRANGEBYSCORE', P .. 'due', '-inf', NOW, 'LIMIT', 0, MOST)
-        if call('EXISTS', SCHEDULE) == 1 then
-            queues[#queues + 1] = 'default' -- a job may have been put there by hand
-        end
-    end
-    for _, queue in ipairs(queues) do
-        if (star or named[queue] > 0) and promoted < MOST then
-            promoted = promoted + moving().promote(queue, MOST - promoted)
-        end
-    end
-    note_due()
 end
 
 local function next_due()
@@ -66,7 +53,7 @@ local function take_quarantined(queue)
         local known = v and kind_of(v[2] or '')
         if not known or v[1] ~= 'queued' then
             call('ZREM', quarantine_of(queue), id)
-        else
+        elseif not known.is_limited then
             local stands = { -number(known.level), number(v[6]), number(v[10]) }
             local level = best and stands[1] - best[1] or -1
             if level < 0 or level == 0 and moving().before({ stands[2], stands[3] }, { best[2], best[3] }) then
@@ -107,6 +94,15 @@ local function claimable(id, queue, list)
         return nil
     end
     local tier = tier_of(v[5])
+    if known.is_limited and v[12] then -- it waits in its partition
+        if v[1] ~= 'queued' then
+            call('HSET', JOB .. id, 'state', 'queued')
+            count(known.queue, v[1], -1)
+            count(known.queue, 'queued', 1)
+        end
+        moving().ready(known, number(v[6]), number(v[10]), id, number(v[5]), v[12])
+        return nil
+    end
     if tier == 2 then
         ours('ZADD', quarantine_of(known.queue), v[6], id)
         return nil
@@ -125,7 +121,7 @@ end
 local function taken_first(id)
     local v = redis.pcall('HMGET', JOB .. id, 'state', 'kind', 'pickupTime', 'dueTime', 'created', 'payload', 'options', 'claims')
     local known = v[1] == 'queued' and not v[3] and not v[8] and kind_of(v[2])
-    if not known or known.most == 1 and startable <= 0 then -- a key of another type has no first field either
+    if not known or known.is_limited or known.most == 1 and startable <= 0 then -- a key of another type has no first field either
         return false
     end
     if known.most == 1 then
@@ -197,9 +193,38 @@ local function take_levels(queue, room)
     return at_zero and room or take_level(queue, '0', room)
 end
 
+-- Jobs of a queue with limits wait in its partitions; those without one are given theirs first.
+local function leave_to_limits(queue)
+    if ours('ZCARD', quarantine_of(queue)) > 0 then
+        quarantined = 1
+    elseif call('EXISTS', ready_of(queue, '0'), levels_of(queue)) == 0 then
+        ours('ZREM', P .. 'queues', queue)
+    end
+end
+
+local function note_limited()
+    local is_limited = star ~= nil and call('EXISTS', P .. 'limited')
+    for _, queue in ipairs(is_limited == 1 and {} or turn) do
+        if named[queue] > 0 and is_limited ~= 1 and ours('ZSCORE', P .. 'limited', queue) then
+            is_limited = 1
+        end
+    end
+    local unassigned = {}
+    for queue in pairs(guarded) do
+        local is_wanted = (named[queue] or star or 0) > 0 and not paused[queue]
+        if is_wanted and (alone and call('EXISTS', quarantine_of(queue))
+            or call('EXISTS', ready_of(queue, '0'), levels_of(queue))) > 0 then
+            unassigned[#unassigned + 1] = queue
+        end
+    end
+    return is_limited == 1 and 1 or 0, unassigned
+end
+
 local function take_from(queue, slots)
     served = queue
-    if alone then
+    if guarded[queue] then
+        return leave_to_limits(queue)
+    elseif alone then
         return take_quarantined(queue)
     end
     local room = math.min(slots, limit - leased)
@@ -242,7 +267,7 @@ local function take_in_turn()
 end
 
 if promoting and (scheduled or not star) then
-    make_ready()
+    promoted = make_due_ready(turn, named, star)
 end
 local due = (scheduled or not star) and next_due() or '-1'
 if due == '0' and promoting and ARGV[10] ~= '1' then
@@ -251,17 +276,27 @@ else
     take_in_turn()
     lease_taken()
 end
+if moves then
+    moves.place_ready()
+end
+local is_limited, unassigned = 0, {}
+if call('EXISTS', P .. 'limited', P .. 'guarded') > 0 then
+    is_limited, unassigned = note_limited()
+end
 finish()
-return { taken, promoted, due, quarantined, until_, served, more, next(passed) and cmsgpack.pack(passed) or '', held_back, expired }
+return {
+    taken, promoted, due, quarantined, until_, served, more, next(passed) and cmsgpack.pack(passed) or '', held_back,
+    is_limited, unassigned, expired,
+}
 
--- name: deliver (moving, expiring, taking)
+-- name: deliver (partitions, moving, expiring, taking)
 -- Claims just the delivered ids that can be claimed. ARGV: 6 limit, 7 the highest tier,
 -- 8 "1" to make due ones ready, 9 slots of every other queue or "", 10 startable, 11 number of named queues, queue and slots
 -- of each, then the ids. Answers jobs, lease end, "1" where a queue was left at a job on its last attempt, and id and kind of
 -- jobs that have expired.
 even_if_full()
 local limit, most, star, startable = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[9]), tonumber(ARGV[10])
-local named, paused, groups, order = {}, paused_queues(), {}, {}
+local named, paused, guarded, groups, order = {}, paused_queues(), guarded_queues(), {}, {}
 local at, held_back = 12 + 2 * tonumber(ARGV[11]), 0
 local overdue = expire_overdue(MOST) == MOST -- there may be more, which are not to be taken
 for i = 12, at - 1, 2 do
@@ -272,8 +307,8 @@ end
 local function eligible(id)
     local v = read(id, unpack(FIELDS))
     local known = v and kind_of(v[2] or '')
-    if not known or paused[known.queue] or tier_of(v[5]) > most then
-        return nil
+    if not known or paused[known.queue] or known.is_limited or guarded[known.queue] or tier_of(v[5]) > most then
+        return nil -- a job under limits is claimed in its turn
     end
     local is_due = (v[1] == 'scheduled' or v[1] == 'failed') and ARGV[8] == '1' and number(v[6]) <= now
     if v[1] ~= 'queued' and not is_due or overdue and is_overdue(id) then
@@ -341,7 +376,7 @@ for _, id in ipairs(ids) do
 end
 return { found, #ids - #found, #ids == MOST and 1 or 0 }
 
--- name: mark_unreadable
+-- name: mark_unreadable (partitions)
 -- Ends a claimed job that cannot be read. ARGV: 3 id, 4 error.
 even_if_full()
 local v = read(ARGV[3], 'state', 'kind')
@@ -356,6 +391,11 @@ if known and v[1] == 'running' then
     count(known.queue, 'running', -1)
     count(known.queue, 'dead', 1)
     endings[1] = ARGV[3]
+    local field = field_of(ARGV[3], known)
+    if field then
+        release(known.queue, field)
+        write_released()
+    end
 end
 finish()
 return 0

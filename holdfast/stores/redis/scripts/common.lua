@@ -88,14 +88,27 @@ end
 
 local kinds = {}
 
-local function kind_of(kind) -- what never changes of a job: "priority max_attempts queue\ntask"
+-- What rarely changes of a job: "priority max_attempts queue\ntask", with a line break behind it for one under limits. So the
+-- others are not asked for a partition.
+local function kind_of(kind)
     local known = kinds[kind]
     if not known then
         local level, most, queue = string.match(kind or '', '^(-?%d+) (%S+) (.-)\n')
         known = level and { level = level, most = tonumber(most), queue = queue } or false
+        if known and string.find(kind, '\n.*\n$') then
+            known.is_limited = true
+        end
         kinds[kind] = known
     end
     return known
+end
+
+local function field_of(id, known) -- its partition, and weights where not all are 1; nil for a job under no limit
+    return known.is_limited and call('HGET', JOB .. id, 'partition') or nil
+end
+
+local function marked(kind, field) -- a kind as it is for a job with this partition, or none
+    return string.gsub(kind, '\n$', '') .. (field and '\n' or '')
 end
 
 local function pieces(fields, field, text, whole) -- a text as fields of a hash, none longer than CHUNK

@@ -12,7 +12,7 @@ if not schema then
 end
 return tonumber(schema) or -1
 
--- name: ailing
+-- name: ailing (partitions)
 -- For the doctor: leases that ended over a minute ago, what odd things scripts have met, and for each kind of structure its
 -- name, how many jobs are counted there and how many ids it holds. Last, how many ids wait in a queue with an empty name.
 local function size(command, key)
@@ -38,7 +38,7 @@ for _, queue in ipairs(listed('ZRANGE', P .. 'queues', 0, -1)) do
     queues[queue] = true
 end
 
-local ready, delayed = 0, 0
+local ready, delayed, partitions_left = 0, 0, 10000
 for queue in pairs(queues) do
     local levels = listed('ZRANGE', levels_of(queue), 0, -1)
     levels[#levels + 1] = '0'
@@ -47,13 +47,37 @@ for queue in pairs(queues) do
     end
     ready = ready + size('ZCARD', quarantine_of(queue))
     delayed = delayed + size('ZCARD', schedule_of(queue))
+    for _, key in ipairs({ turns_of(queue), parked_of(queue) }) do
+        for _, name in ipairs(partitions_left > 0 and listed('ZRANGE', key, 0, partitions_left) or {}) do
+            ready = ready + size('ZCARD', partition_of(queue, name))
+            partitions_left = partitions_left - 1
+        end
+    end
 end
-if size('HLEN', P .. 'tombstones') <= 10000 then
+if size('HLEN', P .. 'tombstones') <= 10000 and partitions_left > 0 then
     for _, times in ipairs(listed('HVALS', P .. 'tombstones')) do
         ready = ready - number(times)
     end
 else -- too many to add them up while all clients wait
     ready = counted.queued or 0
+end
+
+-- What running jobs weigh in their buckets, against what is noted.
+local weighed, noted = 0, 0
+if size('ZCARD', LEASES) <= 10000 and size('HLEN', P .. 'used') <= 10000 then
+    for _, id in ipairs(listed('ZRANGE', LEASES, 0, -1)) do
+        local v = read(id, 'state', 'kind')
+        local known = v and v[1] == 'running' and kind_of(v[2] or '')
+        local partition, weights = split_field(known and field_of(id, known) or '')
+        local n = 0
+        for _ in string.gmatch(partition, '[^\31]+') do
+            n = n + 1
+            weighed = weighed + (weights and weights[n] or 1)
+        end
+    end
+    for _, weight in ipairs(listed('HVALS', P .. 'used')) do
+        noted = noted + number(weight)
+    end
 end
 
 local sizes = {
@@ -62,6 +86,7 @@ local sizes = {
     { 'running', counted.running or 0, size('ZCARD', LEASES) },
     { 'dead', counted.dead or 0, size('ZCARD', P .. 'ended:dead') },
     { 'cancelled', counted.cancelled or 0, size('ZCARD', P .. 'ended:cancelled') },
+    { 'running under limits, by weight,', weighed, noted },
 }
 local overdue = ours('ZCOUNT', LEASES, '-inf', int(now - 60000000))
 local met = ours('HMGET', P .. 'meta', 'orphans', 'foreign', 'lost')

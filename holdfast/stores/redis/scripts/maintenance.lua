@@ -1,4 +1,4 @@
--- name: promote (moving)
+-- name: promote (partitions, moving)
 -- Makes due jobs of every queue ready, up to ARGV[3]; how many.
 even_if_full()
 local most, promoted = tonumber(ARGV[3]), 0
@@ -17,7 +17,7 @@ end
 finish()
 return promoted
 
--- name: expire (moving, expiring)
+-- name: expire (partitions, moving, expiring)
 -- Ends jobs that no worker has taken by their instant. ARGV: 3 how many to look at. Answers how many those were; id and kind of
 -- those that ended.
 local looked = expire_overdue(tonumber(ARGV[3]))
@@ -44,7 +44,7 @@ end
 finish()
 return { jobs, looked }
 
--- name: prune (moving)
+-- name: prune (partitions, moving)
 -- Deletes jobs of a terminal state that ended long enough ago. ARGV: 3 state, 4 microseconds, 5 limit; how many, and
 -- whether to look again.
 even_if_full()
@@ -91,8 +91,8 @@ finish()
 return { pruned, looked }
 
 -- name: prune_rest
--- Deletes keys that outlived their job and their lifetime, and workers that fell silent long ago. ARGV: 3 limit, 4
--- microseconds a silent worker is listed.
+-- Deletes keys that outlived their job and their lifetime, workers that fell silent long ago, and buckets that are full again.
+-- ARGV: 3 limit, 4 microseconds a silent worker is listed.
 even_if_full()
 local outlived = P .. 'outlived'
 for _, key in ipairs(ours('ZRANGEBYSCORE', outlived, '-inf', NOW, 'LIMIT', 0, ARGV[3])) do
@@ -105,6 +105,10 @@ end
 for _, worker in ipairs(ours('ZRANGEBYSCORE', P .. 'workers', '-inf', int(now - tonumber(ARGV[4])), 'LIMIT', 0, ARGV[3])) do
     call('DEL', P .. 'worker:' .. worker)
     call('ZREM', P .. 'workers', worker)
+end
+for _, bucket in ipairs(ours('ZRANGEBYSCORE', P .. 'refills', '-inf', NOW, 'LIMIT', 0, ARGV[3])) do
+    ours('HDEL', P .. 'buckets', bucket)
+    call('ZREM', P .. 'refills', bucket)
 end
 finish()
 return 0

@@ -13,7 +13,7 @@ return jobs
 -- name: outline
 -- Jobs without what may be large: {id, fields, lease end or nil} of each of the ids from ARGV[3] on that is there.
 local ASKED = { 'state', 'kind', 'seq', 'dueTime', 'created', 'options', 'reason', 'worker', 'cancel', 'claims', 'attempts', 'losses',
-    'pickupTime', 'endTime', 'error', 'expiresAt' }
+    'pickupTime', 'endTime', 'error', 'expiresAt', 'partition' }
 local jobs = {}
 for n = 3, #ARGV do
     local id = ARGV[n]
@@ -47,7 +47,7 @@ return states
 -- whether there may be more.
 local newest, edge, most = ARGV[3] == 'newest', tonumber(ARGV[4]), tonumber(ARGV[5])
 local ASKED = { 'state', 'kind', 'seq', 'dueTime', 'created', 'options', 'reason', 'worker', 'cancel', 'claims', 'pickupTime',
-    'error' }
+    'error', 'partition' }
 local jobs, last, looked = {}, edge, 0
 
 local function shown(id)
@@ -111,7 +111,7 @@ if looked < most and not chunks.err and #chunks == 2 + math.ceil(most / INDEXED)
 end
 return { jobs, int(last), looked >= most and 1 or 0 }
 
--- name: queues
+-- name: queues (partitions)
 -- Counts by "state:queue", paused queues, and of each queue from ARGV[3] on the microseconds its oldest ready job has been
 -- eligible, nil where none is ready.
 if ARGV[3] == nil then
@@ -140,6 +140,14 @@ for n = 3, #ARGV do
     end
     for _, id in ipairs(ours('ZRANGE', quarantine_of(queue), 0, 0)) do
         consider(id)
+    end
+    for _, key in ipairs({ turns_of(queue), parked_of(queue) }) do
+        for _, name in ipairs(ours('ZRANGE', key, 0, MOST / 2 - 1)) do -- of more partitions these stand for all
+            local first = ours('ZRANGE', partition_of(queue, name), 0, 0)[1]
+            if first then
+                consider(string.sub(first, PLACE + 1))
+            end
+        end
     end
     ages[#ages + 1] = oldest and int(math.max(0, now - oldest)) or false
 end

@@ -1,10 +1,11 @@
--- name: settle (moving)
+-- name: settle (partitions, moving)
 -- Applies each settlement whose guard holds, in order. ARGV, from 3 on: runs of settlements, each with what it is of first:
 -- "worker", whose leases those that follow are under, "" for any worker;
 -- "first", a length and ids of that length in one text: successes without a result under a first claim, as most are;
 -- "success", a number, and so often id, claims and result ("" for none); both under a live lease;
 -- "other", id, claims, state, reason, delay, flags ("r" refund, "e" expired), result, error, traceback, "=" before an error
--- or traceback that is there. Answers 1 (accepted as asked), or {accepted, state, run_at}.
+-- or traceback that is there. Answers 1 (accepted as asked; 2 for a job under limits), or {accepted, state, run_at, 1 for a
+-- job under limits}.
 even_if_full()
 local answers, ended, settled, done = {}, {}, {}, 0
 local succeeded = {} -- how many, by kind
@@ -29,6 +30,14 @@ end
 local function refused(id, claims, state)
     note_refused(id, claims, worker)
     return { 0, state }
+end
+
+local function give_back(id, known) -- room of limits; whether it had any
+    local field = field_of(id, known)
+    if field then
+        release(known.queue, field)
+    end
+    return field
 end
 
 local function succeed(id, claims, result)
@@ -57,6 +66,10 @@ local function succeed(id, claims, result)
     endings[#endings + 1] = id
     ended[#ended + 1] = STAMP .. id
     succeeded[v[3]] = (succeeded[v[3]] or 0) + 1
+    local known = kind_of(v[3])
+    if known and known.is_limited then
+        return give_back(id, known) and 2 or 1
+    end
     return 1
 end
 
@@ -125,12 +138,13 @@ local function let_go(n)
     settled[done] = id
     count(known.queue, 'running', -1)
     count(known.queue, state, 1)
+    local field = give_back(id, known)
     if state == 'succeeded' then
         ended[#ended + 1] = STAMP .. id
     elseif ENDED[state] then
         ours('ZADD', P .. 'ended:' .. state, NOW, id)
     elseif state == 'queued' then
-        moving().ready(known, run_at, number(v[11]), id, losses)
+        moving().ready(known, run_at, number(v[11]), id, losses, field)
     elseif state ~= 'waiting' then
         moving().schedule(known.queue, run_at, id)
     end
@@ -139,7 +153,7 @@ local function let_go(n)
     else
         tell('news', 'queue:' .. known.queue)
     end
-    return { 1, state, int(run_at) }
+    return { 1, state, int(run_at), field and 1 or 0 }
 end
 
 local at = 3
@@ -187,6 +201,7 @@ end
 if moves then
     moves.place_ready()
 end
+write_released()
 finish()
 return answers
 

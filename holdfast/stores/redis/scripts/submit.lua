@@ -59,8 +59,8 @@ local function set_expiry(id, expires)
 end
 
 -- What an edit, or a later submission of its unique key, makes of a job that waits in one of these states: of `change` its
--- level, queue, when, payload, options and expires are said, or nil to leave them. Answers the state it is in, and whether
--- it was changed.
+-- level, queue, when, payload, options, expires and partition ("" for none) are said, or nil to leave them. Answers the state
+-- it is in, and whether it was changed.
 local function rewrite(id, change, states, whole)
     local v = read(id, 'state', 'kind', 'seq', 'losses', 'created', 'dueTime')
     local known = v and kind_of(v[2] or '')
@@ -68,6 +68,8 @@ local function rewrite(id, change, states, whole)
         return v and v[1] or false, false
     end
     local state, due, kind, fields = v[1], v[6], v[2], {}
+    local field = field_of(id, known)
+    local new = change.partition or field
     if change.when then
         local later
         due, later = due_of(change.when)
@@ -78,19 +80,27 @@ local function rewrite(id, change, states, whole)
         local level, most, queue, task = string.match(kind, '^(%S+) (%S+) (.-)\n(.*)$')
         kind = (change.level or level) .. ' ' .. most .. ' ' .. (change.queue or queue) .. '\n' .. task
     end
-    local moved = kind ~= v[2] or state ~= v[1] or due ~= v[6]
+    new = new ~= '' and new or nil
+    kind = marked(kind, new)
+    local moved = kind ~= v[2] or state ~= v[1] or due ~= v[6] or new ~= field
     if moved then
         moving().withdraw(id, known, v[1], number(v[4]))
         count(known.queue, v[1], -1)
         known = kind_of(kind)
         count(known.queue, state, 1)
     end
-    for _, field in ipairs({ 'payload', 'options' }) do
-        if change[field] then
-            drop(id, field)
-            if change[field] ~= '' then
-                pieces(fields, field, change[field], field == 'payload' and whole)
+    for _, text in ipairs({ 'payload', 'options' }) do
+        if change[text] then
+            drop(id, text)
+            if change[text] ~= '' then
+                pieces(fields, text, change[text], text == 'payload' and whole)
             end
+        end
+    end
+    if new ~= field then
+        call('HDEL', JOB .. id, 'partition')
+        if new then
+            fields[#fields + 1], fields[#fields + 2] = 'partition', new
         end
     end
     call('HSET', JOB .. id, 'state', state, 'kind', kind, unpack(fields))
@@ -98,7 +108,7 @@ local function rewrite(id, change, states, whole)
         set_expiry(id, change.expires)
     end
     if moved and state == 'queued' then
-        moving().ready(known, number(due), number(v[3]), id, number(v[4]))
+        moving().ready(known, number(due), number(v[3]), id, number(v[4]), new)
     elseif moved and state ~= 'waiting' then
         moving().schedule(known.queue, number(due), id)
     end
@@ -149,7 +159,7 @@ local function note_key(id, key) -- one key more of a job that is there; deletin
     end
 end
 
-local function create(id, kind, when, payload, key, options, given)
+local function create(id, kind, when, payload, key, options, given, field)
     local due, later = NOW, false
     if when ~= '' then
         due, later = due_of(when)
@@ -162,11 +172,14 @@ local function create(id, kind, when, payload, key, options, given)
         entries[#entries + 1] = due
         entries[#entries + 1] = id
         kind.scheduled = kind.scheduled + 1
+    elseif field then
+        partitions().add(kind.queue, (split_field(field)), member_of(kind.level, number(due), seq, id))
+        kind.queued = kind.queued + 1
     else
         kind.list[#kind.list + 1] = id
         kind.queued = kind.queued + 1
     end
-    if not later and not key and not given and options == '' and #payload <= CHUNK then
+    if not later and not key and not given and not field and options == '' and #payload <= CHUNK then
         call('HSET', JOB .. id, 'state', 'queued', 'kind', kind.text, 'dueTime', due, 'seq', seq, 'payload', payload)
     else
         local fields = { 'state', later and 'scheduled' or 'queued', 'kind', kind.text, 'dueTime', due, 'seq', seq }
@@ -185,6 +198,9 @@ local function create(id, kind, when, payload, key, options, given)
             for _, each in ipairs({ 'claims', NOW, 'attempts', '0' }) do
                 fields[#fields + 1] = each
             end
+        end
+        if field then
+            fields[#fields + 1], fields[#fields + 2] = 'partition', field
         end
         call('HSET', JOB .. id, unpack(fields))
     end
@@ -217,9 +233,12 @@ local function write_made()
         rescheduled[queue] = true
     end
     delayed = {}
+    if ready_partitions then
+        ready_partitions.place()
+    end
 end
 
-local function store(id, kind, when, payload, key, keep_for, options, given, unique, expires)
+local function store(id, kind, when, payload, key, keep_for, options, given, unique, expires, field)
     local owner = key and owner_of(key)
     if owner and owner ~= id then
         return owner
@@ -241,7 +260,7 @@ local function store(id, kind, when, payload, key, keep_for, options, given, uni
             end
             local change = { when = when, expires = expires ~= '' and expires or '-' }
             if policy == 'replace' then
-                change.payload, change.level = payload, string.match(kind.text, '^%S+')
+                change.payload, change.level, change.partition = payload, string.match(kind.text, '^%S+'), field or ''
             end
             local _, changed = rewrite(holder, change, REPLACEABLE, whole)
             return changed and '+' .. holder or holder
@@ -250,7 +269,7 @@ local function store(id, kind, when, payload, key, keep_for, options, given, uni
     if key and not owner then
         take_key(key, id, keep_for)
     end
-    create(id, kind, when, payload, key or unique ~= '' and key_of(unique), options, given)
+    create(id, kind, when, payload, key or unique ~= '' and key_of(unique), options, given, field)
     if expires ~= '' then
         set_expiry(id, expires)
     end
@@ -261,7 +280,8 @@ local function store(id, kind, when, payload, key, keep_for, options, given, uni
 end
 
 -- Stores a batch of jobs, said from ARGV[from] on: "1" where payloads stay in one piece, number of kinds, the kinds, then runs
--- of jobs, each with what they have in common first: number, kind, when ("" at once, "+delay", "=instant"), "" or "x"; then id
+-- of jobs, each with what they have in common first: number, kind, when ("" at once, "+delay", "=instant"), partition as its
+-- field has it, or "", and "" or "x"; then id
 -- and payload of each, with "x" also key, its lifetime and options, "=" before each, "" for none, "1" where its client
 -- chose the id, its unique key as `take_unique` takes it, or "", and its expiry, or "". Answers 1 (created), 0 (known), or the id of the job its
 -- key stands for, "+" before it where that was replaced or rescheduled; where any was created, in the end also the number of
@@ -275,20 +295,23 @@ local function store_batch(from)
         local known = kind_of(ARGV[n])
         local key = ready_of(known.queue, known.level)
         lists[key] = lists[key] or { queue = known.queue, level = known.level }
-        kinds_here[n - from - 1] = { text = ARGV[n], queue = known.queue, list = lists[key], queued = 0, scheduled = 0 }
+        kinds_here[n - from - 1] = { text = ARGV[n], queue = known.queue, level = known.level, list = lists[key], queued = 0, scheduled = 0 }
     end
 
     while at <= #ARGV do
-        local kind, when, each = kinds_here[tonumber(ARGV[at + 1])], ARGV[at + 2], ARGV[at + 3] == 'x' and 8 or 2
-        local last = at + 3 + each * tonumber(ARGV[at])
-        for n = at + 4, last, each do
+        local kind, when, each = kinds_here[tonumber(ARGV[at + 1])], ARGV[at + 2], ARGV[at + 4] == 'x' and 8 or 2
+        local field = ARGV[at + 3] ~= '' and ARGV[at + 3] or nil
+        local last = at + 4 + each * tonumber(ARGV[at])
+        for n = at + 5, last, each do
             local key, keep_for, options, given, unique, expires = nil, '', '', false, '', ''
             if each == 8 then
                 key = ARGV[n + 2] ~= '' and string.sub(ARGV[n + 2], 2) or nil
                 keep_for, options, given, unique = ARGV[n + 3], ARGV[n + 4], ARGV[n + 5] == '1', ARGV[n + 6]
                 expires = ARGV[n + 7]
             end
-            answers[#answers + 1] = store(ARGV[n], kind, when, ARGV[n + 1], key, keep_for, options, given, unique, expires)
+            answers[#answers + 1] = store(
+                ARGV[n], kind, when, ARGV[n + 1], key, keep_for, options, given, unique, expires, field
+            )
         end
         at = last + 1
     end
@@ -315,13 +338,13 @@ local function store_batch(from)
     return answers
 end
 
--- name: submit (moving, uniqueness, rewriting, storing)
+-- name: submit (partitions, moving, uniqueness, rewriting, storing)
 -- ARGV from 3 on: the batch. Answers as `store_batch`.
 local stored = store_batch(3)
 finish()
 return stored
 
--- name: write_schedule (moving, uniqueness, rewriting, storing)
+-- name: write_schedule (partitions, moving, uniqueness, rewriting, storing)
 -- Replaces, adds or removes a schedule if it has the expected revision, and stores the jobs of its ticks. ARGV: 3 name, 4
 -- expected revision, 5 its next tick or "", 6 document, "" to remove it, 7 on: the batch. Answers its revision, or "" and nothing
 -- was changed; and what `store_batch` answers.

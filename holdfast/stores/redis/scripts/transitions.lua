@@ -124,11 +124,16 @@ local function make_moving()
     -- Ready jobs gathered by a script, to be placed together.
     local waiting = {}
 
-    local function ready(known, run_at, seq, id, losses)
+    local function ready(known, run_at, seq, id, losses, field)
         if tier_of(losses) == 2 then
             ours('ZADD', quarantine_of(known.queue), int(run_at), id)
             ours('ZADD', P .. 'queues', 0, known.queue)
+            if field then
+                ours('ZADD', P .. 'limited', 0, known.queue)
+            end
             return
+        elseif field then
+            return partitions().add(known.queue, (split_field(field)), member_of(known.level, run_at, seq, id))
         end
         local levels = waiting[known.queue] or {}
         waiting[known.queue] = levels
@@ -144,6 +149,19 @@ local function make_moving()
             end
         end
         waiting = {}
+        if ready_partitions then
+            ready_partitions.place()
+        end
+    end
+
+    local function withdraw_ready(id, known)
+        local field = field_of(id, known)
+        local v = field and read(id, 'dueTime', 'seq')
+        if v then
+            partitions().remove(known.queue, (split_field(field)), member_of(known.level, number(v[1]), number(v[2]), id))
+        else
+            haunt(ready_of(known.queue, known.level), id)
+        end
     end
 
     -- Takes a job that is about to change out of where it waits for that.
@@ -151,7 +169,7 @@ local function make_moving()
         if state == 'queued' and tier_of(losses) == 2 then
             ours('ZREM', quarantine_of(known.queue), id)
         elseif state == 'queued' then
-            haunt(ready_of(known.queue, known.level), id)
+            withdraw_ready(id, known)
         elseif state == 'scheduled' or state == 'failed' then
             ours('ZREM', schedule_of(known.queue), id)
             rescheduled[known.queue] = true
@@ -176,7 +194,7 @@ local function make_moving()
                 call('HSET', JOB .. id, 'state', 'queued')
                 count(known.queue, v[1], -1)
                 count(known.queue, 'queued', 1)
-                ready(known, number(v[3]), number(v[4]), id, number(v[5]))
+                ready(known, number(v[3]), number(v[4]), id, number(v[5]), field_of(id, known))
                 promoted = promoted + 1
             elseif not known and v and call('EXISTS', JOB .. id) == 1 then
                 ready({ queue = queue, level = '0' }, now, 0, id, 0) -- put there by hand: the claim makes it a job
@@ -287,6 +305,7 @@ local taken, leases, leased, started = {}, {}, 0, {}
 
 local FIELDS = {
     'state', 'kind', 'claims', 'attempts', 'losses', 'dueTime', 'created', 'payload', 'options', 'seq', 'pickupTime',
+    'partition',
 }
 
 -- A hash that was written by hand becomes a job: what it does not say is made up.
@@ -356,6 +375,32 @@ local function paused_queues()
         paused[queue] = true
     end
     return paused
+end
+
+-- Makes due jobs of the queues that are wanted ready; how many. Only for scripts with `moving`.
+local function make_due_ready(queues, named, star)
+    local promoted = 0
+    if star then
+        queues = ours('ZRANGEBYSCORE', P .. 'due', '-inf', NOW, 'LIMIT', 0, MOST)
+        if call('EXISTS', SCHEDULE) == 1 then
+            queues[#queues + 1] = 'default' -- a job may have been put there by hand
+        end
+    end
+    for _, queue in ipairs(queues) do
+        if (star or named[queue] > 0) and promoted < MOST then
+            promoted = promoted + moving().promote(queue, MOST - promoted)
+        end
+    end
+    note_due()
+    return promoted
+end
+
+local function guarded_queues() -- those with a limit of their own
+    local guarded = {}
+    for _, queue in ipairs(ours('SMEMBERS', P .. 'guarded')) do
+        guarded[queue] = true
+    end
+    return guarded
 end
 
 local function lease_taken()

@@ -1,0 +1,133 @@
+"""Repair steps for the keys of limits: partitions, turns, used room, buckets."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+
+import msgspec
+
+from holdfast.core.limits import Limit, use_of_running
+from holdfast.stores.redis.snapshot import BACK, COUNTED, OUT, IndexedJob, NamespaceSnapshot, RepairStep
+
+SEPARATOR = b"\x1f"
+_MOST_PRIORITY = 1_000_000
+_LATEST, _SUBMISSIONS = (1 << 52) - 1, 1 << 36
+_STATE = re.compile(rb"(\d{1,16}) (\d{1,16})")
+_decode = msgspec.json.Decoder(Limit).decode
+
+
+def plan_limit_repairs(seen: NamespaceSnapshot, jobs: Mapping[bytes, IndexedJob]) -> Iterator[RepairStep]:
+    """Returns the steps that make the keys of limits agree with the jobs."""
+    audit = _LimitAudit(seen, jobs)
+    yield from audit.check_partitions()
+    yield from audit.check_turns()
+    yield from audit.check_used()
+    yield from audit.check_buckets()
+    yield from audit.check_guarded()
+
+
+def member_of(job: bytes, kept: IndexedJob) -> bytes:
+    """A ready job in the sorted set of its partition, as the scripts write it."""
+    rank = _MOST_PRIORITY - max(-_MOST_PRIORITY, min(_MOST_PRIORITY, kept.level))
+    return b"%06x%013x%09x%s" % (rank, max(0, min(_LATEST, kept.due)), kept.seq % _SUBMISSIONS, job)
+
+
+class _LimitAudit:
+    """A comparison of the keys of limits with the jobs."""
+
+    def __init__(self, seen: NamespaceSnapshot, jobs: Mapping[bytes, IndexedJob]) -> None:
+        self._seen = seen
+        self._names = seen.names
+        self._jobs = jobs
+        self._ready: defaultdict[bytes, defaultdict[bytes, set[bytes]]] = defaultdict(lambda: defaultdict(set))
+        for job, kept in jobs.items():
+            if (partition := kept.stands_in) is not None:
+                self._ready[kept.queue][partition].add(member_of(job, kept))
+
+    def check_partitions(self) -> Iterator[RepairStep]:
+        """Each ready job under limits stands in its partition, at its own place."""
+        prefix = self._names("partition:")
+        wanted = {
+            prefix + queue + SEPARATOR + partition: members
+            for queue, partitions in self._ready.items()
+            for partition, members in partitions.items()
+        }
+        for key, members in self._seen.zsets.items():
+            if key.startswith(prefix):
+                for member in members.keys() - wanted.get(key, set()):
+                    yield RepairStep(OUT, ("ZREM", key, member))
+        for key, ready in wanted.items():
+            there = self._seen.zsets.get(key, {})
+            for member in ready:
+                if there.get(member) != 0:
+                    yield RepairStep(BACK, ("ZADD", key, 0, member))
+
+    def check_turns(self) -> Iterator[RepairStep]:
+        """Each partition with ready jobs has its turn, or is parked."""
+        for name in ("turns:", "parked:"):
+            prefix = self._names(name)
+            for key, members in self._seen.zsets.items():
+                if key.startswith(prefix):
+                    for partition in members.keys() - self._ready.get(key.removeprefix(prefix), {}).keys():
+                        yield RepairStep(OUT, ("ZREM", key, partition))
+        virtual = self._seen.hashes.get(self._names("virtual"), {})
+        limited = self._seen.zsets.get(self._names("limited"), {})
+        for queue, partitions in self._ready.items():
+            turns = self._names("turns:") + queue
+            there = {*self._seen.zsets.get(turns, ()), *self._seen.zsets.get(self._names("parked:") + queue, ())}
+            for partition in partitions.keys() - there:
+                yield RepairStep(BACK, ("ZADD", turns, "NX", virtual.get(queue, b"0"), partition))
+        suspects = {job.queue for job in self._jobs.values() if job.state == b"queued" and job.partition is not None}
+        for queue in suspects - limited.keys():
+            yield RepairStep(BACK, ("ZADD", self._names("limited"), 0, queue))
+
+    def check_used(self) -> Iterator[RepairStep]:
+        """The weight of running jobs in each bucket."""
+        running = [
+            (_text(job.partition), None if job.weights is None else _text(job.weights), 1)
+            for job in self._jobs.values()
+            if job.state == b"running" and job.partition is not None
+        ]
+        used = {bucket.encode("utf-8", "surrogateescape"): weight for bucket, weight in use_of_running(running).items()}
+        key = self._names("used")
+        noted = self._seen.hashes.get(key, {})
+        for bucket in noted.keys() - used.keys():
+            yield RepairStep(COUNTED, ("HDEL", key, bucket))
+        for bucket, weight in used.items():
+            if noted.get(bucket) != b"%d" % weight:
+                yield RepairStep(COUNTED, ("HSET", key, bucket, weight))
+
+    def check_buckets(self) -> Iterator[RepairStep]:
+        """Each bucket's state is noted with the instant at which it may be forgotten."""
+        key, refills = self._names("buckets"), self._names("refills")
+        noted = dict(self._seen.zsets.get(refills, {}))
+        for bucket, text in self._seen.hashes.get(key, {}).items():
+            state = _STATE.fullmatch(text)
+            if state is None:
+                yield RepairStep(OUT, ("HDEL", key, bucket))
+            elif noted.pop(bucket, None) != (instant := max(int(state[1]), int(state[2]))):
+                yield RepairStep(BACK, ("ZADD", refills, instant, bucket))
+        for bucket in noted:
+            yield RepairStep(OUT, ("ZREM", refills, bucket))
+
+    def check_guarded(self) -> Iterator[RepairStep]:
+        """Queues with limits of their own are noted, as the limits say."""
+        queues = set()
+        for text in self._seen.hashes.get(self._names("limits"), {}).values():
+            with suppress(msgspec.MsgspecError):
+                limit = _decode(text.partition(b" ")[2])
+                if limit.queue is not None and limit.is_claimed:
+                    queues.add(limit.queue.encode())
+        key = self._names("guarded")
+        noted = self._seen.sets.get(key, frozenset())
+        for name in noted - queues:
+            yield RepairStep(OUT, ("SREM", key, name))
+        for name in queues - noted:
+            yield RepairStep(BACK, ("SADD", key, name))
+
+
+def _text(text: bytes | None) -> str:
+    return (text or b"").decode("utf-8", "surrogateescape")

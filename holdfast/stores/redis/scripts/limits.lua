@@ -1,0 +1,992 @@
+-- fragment: partitions
+-- Ready jobs under limits. Each partition of a queue has a sorted set of them, all scores 0, so its members are in their own
+-- order; the partitions of a queue that have any are in its turns, or parked until an instant. What running jobs release of
+-- their buckets is gathered, and written once a script.
+local SEPARATOR = '\31'
+
+local function turns_of(queue)
+    return P .. 'turns:' .. queue
+end
+
+local function parked_of(queue)
+    return P .. 'parked:' .. queue
+end
+
+local function spent_of(queue)
+    return P .. 'spent:' .. queue
+end
+
+local function partition_of(queue, partition)
+    return P .. 'partition:' .. queue .. SEPARATOR .. partition
+end
+
+-- A job's partition and its weights in the buckets, of its field: the names of the buckets and, where not all weights are 1, a line
+-- break and these. Nil for the weights where all are 1, or another program spoiled them.
+local function split_field(field)
+    local partition, text = string.match(field, '^([^\n]*)\n(.*)$')
+    if not partition then
+        return field, nil
+    end
+    local readable, weights = pcall(cjson.decode, text)
+    local _, number_of = string.gsub(partition, SEPARATOR, '')
+    if not readable or type(weights) ~= 'table' or #weights ~= number_of + 1 then
+        return partition, nil
+    end
+    for _, weight in ipairs(weights) do
+        if type(weight) ~= 'number' or weight < 1 or weight % 1 ~= 0 then
+            return partition, nil
+        end
+    end
+    return partition, weights
+end
+
+local PLACE = 28 -- characters of a member before its id
+local WORD = 4294967296
+
+-- A member: rank, eligible time and submission in hexadecimal digits, then the id. With a UUID it has 64 bytes: a set of few
+-- members stays compact.
+local function member_of(level, due, seq, id)
+    local rank = 1000000 - math.max(-1000000, math.min(1000000, number(level)))
+    due, seq = math.max(0, math.min(2 ^ 52 - 1, math.floor(due))), seq % 2 ^ 36
+    return string.format('%06x%05x%08x%x%08x', rank, math.floor(due / WORD), due % WORD, math.floor(seq / WORD), seq % WORD) .. id
+end
+
+local function make_partitions()
+    local placed = {} -- by queue and partition: score and member of each job
+
+    local function add(queue, partition, member)
+        local names = placed[queue] or {}
+        placed[queue] = names
+        local entries = names[partition] or {}
+        names[partition] = entries
+        entries[#entries + 1] = 0
+        entries[#entries + 1] = member
+    end
+
+    -- Partitions take turns again: none before the virtual time, nor before its own turn.
+    local function return_to_turns(queue, names)
+        local virtual = number(ours('HGET', P .. 'virtual', queue))
+        local spent = call('EXISTS', spent_of(queue)) == 1 and ours('ZMSCORE', spent_of(queue), unpack(names)) or {}
+        local entries = {}
+        for n, name in ipairs(names) do
+            entries[2 * n - 1], entries[2 * n] = int(math.max(virtual, number(spent[n]))), name
+        end
+        ours('ZADD', turns_of(queue), unpack(entries))
+        if #spent > 0 then
+            call('ZREM', spent_of(queue), unpack(names))
+        end
+    end
+
+    local function join_turns(queue, names)
+        local turns = ours('ZMSCORE', turns_of(queue), unpack(names))
+        local parked = call('EXISTS', parked_of(queue)) == 1 and ours('ZMSCORE', parked_of(queue), unpack(names)) or {}
+        local new = {}
+        for n, name in ipairs(names) do
+            if not turns[n] and not parked[n] then
+                new[#new + 1] = name
+            end
+        end
+        if #new > 0 then
+            ours('ZADD', P .. 'limited', 0, queue)
+            return_to_turns(queue, new)
+        end
+    end
+
+    local function place()
+        for queue, partitions in pairs(placed) do
+            local names = {}
+            for name, entries in pairs(partitions) do
+                for n = 1, #entries, 1000 do
+                    ours('ZADD', partition_of(queue, name), unpack(entries, n, math.min(n + 999, #entries)))
+                end
+                names[#names + 1] = name
+            end
+            for n = 1, #names, MOST do
+                join_turns(queue, { unpack(names, n, math.min(n + MOST - 1, #names)) })
+            end
+        end
+        placed = {}
+    end
+
+    -- A queue without partitions has no turns to remember; whether it is one.
+    local function forget_turns(queue)
+        if call('EXISTS', turns_of(queue), parked_of(queue)) > 0 then
+            return false
+        end
+        call('DEL', spent_of(queue))
+        ours('HDEL', P .. 'virtual', queue)
+        if call('EXISTS', quarantine_of(queue)) == 0 then
+            ours('ZREM', P .. 'limited', queue)
+        end
+        return true
+    end
+
+    local function remove(queue, partition, member)
+        local key = partition_of(queue, partition)
+        ours('ZREM', key, member)
+        if call('EXISTS', key) == 0 then
+            ours('ZREM', turns_of(queue), partition)
+            ours('ZREM', parked_of(queue), partition)
+            forget_turns(queue)
+        end
+    end
+
+    -- Parked partitions whose instant has come.
+    local function unpark(queue)
+        local due = ours('ZRANGEBYSCORE', parked_of(queue), '-inf', NOW, 'LIMIT', 0, MOST)
+        if #due > 0 then
+            call('ZREM', parked_of(queue), unpack(due))
+            return_to_turns(queue, due)
+        end
+    end
+
+    return {
+        add = add,
+        place = place,
+        forget_turns = forget_turns,
+        remove = remove,
+        return_to_turns = return_to_turns,
+        unpark = unpark,
+    }
+end
+
+local ready_partitions
+local function partitions()
+    ready_partitions = ready_partitions or make_partitions()
+    return ready_partitions
+end
+
+local left -- by queue, what running jobs have left: their field, how often
+
+local function release(queue, field)
+    left = left or {}
+    local fields = left[queue] or {}
+    left[queue] = fields
+    fields[field] = (fields[field] or 0) + 1
+end
+
+local function subtract_released()
+    local released, names, kept, gone = {}, {}, {}, {}
+    for _, fields in pairs(left) do
+        for field, times in pairs(fields) do
+            local partition, weights = split_field(field)
+            local n = 0
+            for bucket in string.gmatch(partition, '[^\31]+') do
+                n = n + 1
+                released[bucket] = (released[bucket] or 0) + times * (weights and weights[n] or 1)
+            end
+        end
+    end
+    for bucket in pairs(released) do
+        names[#names + 1] = bucket
+    end
+    for first = 1, #names, 1000 do
+        local used = ours('HMGET', P .. 'used', unpack(names, first, math.min(first + 999, #names)))
+        for n, weight in ipairs(used) do
+            local bucket = names[first + n - 1]
+            local rest = number(weight) - released[bucket]
+            if rest > 0 then
+                kept[#kept + 1] = bucket
+                kept[#kept + 1] = int(rest)
+            elseif weight then
+                gone[#gone + 1] = bucket
+            end
+        end
+    end
+    for first = 1, #kept, 1000 do
+        call('HSET', P .. 'used', unpack(kept, first, math.min(first + 999, #kept)))
+    end
+    for first = 1, #gone, 1000 do
+        call('HDEL', P .. 'used', unpack(gone, first, math.min(first + 999, #gone)))
+    end
+end
+
+-- Gives the room of jobs that run no more back, and wakes who waits for it. A partition that was parked for it has its turn.
+local function write_released()
+    if not left then
+        return
+    end
+    subtract_released()
+    for queue, fields in pairs(left) do
+        if call('EXISTS', parked_of(queue)) == 1 then
+            local names, parked = {}, {}
+            for field in pairs(fields) do
+                names[#names + 1] = split_field(field)
+            end
+            local scores = ours('ZMSCORE', parked_of(queue), unpack(names))
+            for n, name in ipairs(names) do
+                parked[#parked + 1] = scores[n] and name or nil
+            end
+            if #parked > 0 then
+                call('ZREM', parked_of(queue), unpack(parked))
+                partitions().return_to_turns(queue, parked)
+            end
+        end
+    end
+    for _, queue in ipairs(ours('ZRANGE', P .. 'limited', 0, 99)) do
+        tell('news', 'queue:' .. queue)
+    end
+    left = nil
+end
+
+-- fragment: admission
+-- Decides which jobs may start now, as `core.limits.Admission` does: room by what is used, tokens by GCRA, pauses.
+local limits_read = {}
+
+local function limit_of(name) -- false where there is none of this name
+    local known = limits_read[name]
+    if known ~= nil then
+        return known
+    end
+    local text = string.match(ours('HGET', P .. 'limits', name) or '', '^%d+ (.*)$')
+    local readable, document = pcall(cjson.decode, text or '')
+    limits_read[name] = false
+    if readable and type(document) == 'table' then
+        local values = type(document.values) == 'table' and document.values or {}
+        local rate, period = tonumber(values.rate), tonumber(values.period_us) or 1000000
+        local interval = rate and (period - period % rate) / rate + (period % rate > 0 and 1 or 0)
+        limits_read[name] = {
+            concurrency = tonumber(values.concurrency),
+            interval = interval,
+            burst = tonumber(values.burst) or 1,
+            shares = type(values.shares) == 'table' and values.shares or {},
+            queue = not document.by and document.queue, -- of whose partitions each passes through its bucket
+        }
+    end
+    return limits_read[name]
+end
+
+-- When a bucket is full again after giving tokens, and the first instant at which it can give them.
+local function after_taking(limit, full_at, tokens)
+    local after = math.max(full_at, now) + math.min(tokens, limit.burst) * limit.interval
+    return after, after - limit.burst * limit.interval
+end
+
+local buckets = {}
+local has_used, has_states = call('EXISTS', P .. 'used') == 1, call('EXISTS', P .. 'buckets') == 1
+
+local function read_buckets(names)
+    local used = has_used and ours('HMGET', P .. 'used', unpack(names)) or {}
+    local states = has_states and ours('HMGET', P .. 'buckets', unpack(names)) or {}
+    for n, name in ipairs(names) do
+        local bucket = {
+            name = name, limit = limit_of(string.match(name, '^[^=]*')), used = number(used[n]), full_at = 0, paused = 0,
+        }
+        if states[n] then
+            local full_at, paused = string.match(states[n], '^(%d+) (%d+)$')
+            bucket.full_at, bucket.paused = number(full_at), number(paused)
+            local most = bucket.limit and bucket.limit.interval and now + bucket.limit.burst * bucket.limit.interval
+            if most and bucket.full_at > most then -- its rate was another before: it lacks no more than its burst
+                bucket.full_at, bucket.has_given = most, true
+            end
+        end
+        buckets[name] = bucket
+    end
+end
+
+local function read_buckets_of(names) -- of partitions
+    local unknown, seen = {}, {}
+    local function note(name)
+        if not buckets[name] and not seen[name] then
+            seen[name] = true
+            unknown[#unknown + 1] = name
+        end
+    end
+    for _, partition in ipairs(names) do
+        if string.find(partition, SEPARATOR, 1, true) then
+            for name in string.gmatch(partition, '[^\31]+') do
+                note(name)
+            end
+        else
+            note(partition)
+        end
+    end
+    for n = 1, #unknown, 1000 do
+        read_buckets({ unpack(unknown, n, math.min(n + 999, #unknown)) })
+    end
+end
+
+local function buckets_of(partition)
+    if buckets[partition] then -- its only one
+        return { buckets[partition] }
+    end
+    local found = {}
+    for name in string.gmatch(partition, '[^\31]+') do
+        found[#found + 1] = buckets[name]
+    end
+    return found
+end
+
+local function share_of(found)
+    for _, bucket in ipairs(found) do
+        local value = bucket.limit and string.match(bucket.name, '=(.*)$')
+        local share = value and tonumber(bucket.limit.shares[value])
+        if share then
+            return share
+        end
+    end
+    return 1
+end
+
+-- Nil where each of the buckets has room for a job now; else the instant at which they may have, 0 for "when a job ends"; and
+-- the bucket that is in the way.
+local function obstacle(found, weights)
+    local free_at, full, why = now, nil, nil
+    for n, bucket in ipairs(found) do
+        local limit, weight = bucket.limit, weights and weights[n] or 1
+        local first = bucket.paused
+        if limit and limit.interval then
+            local _, free = after_taking(limit, bucket.full_at, weight)
+            first = math.max(first, free)
+        end
+        if first > free_at then
+            free_at, why = first, bucket
+        end
+        if limit and limit.concurrency and bucket.used + math.min(weight, limit.concurrency) > limit.concurrency then
+            full = full or bucket
+        end
+    end
+    if free_at > now then
+        return free_at, why
+    end
+    return full and 0, full
+end
+
+local function admit(found, weights)
+    for n, bucket in ipairs(found) do
+        local weight = weights and weights[n] or 1
+        bucket.used, bucket.is_taken = bucket.used + weight, true
+        if bucket.limit and bucket.limit.interval then
+            bucket.full_at, bucket.has_given = after_taking(bucket.limit, bucket.full_at, weight), true
+        end
+    end
+end
+
+local function write_admitted()
+    local used, states, refills = {}, {}, {}
+    for name, bucket in pairs(buckets) do
+        if bucket.is_taken then
+            used[#used + 1] = name
+            used[#used + 1] = int(bucket.used)
+        end
+        if bucket.has_given then
+            states[#states + 1] = name
+            states[#states + 1] = int(bucket.full_at) .. ' ' .. int(bucket.paused)
+            refills[#refills + 1] = int(math.max(bucket.full_at, bucket.paused))
+            refills[#refills + 1] = name
+        end
+    end
+    for n = 1, #used, 1000 do
+        ours('HSET', P .. 'used', unpack(used, n, math.min(n + 999, #used)))
+    end
+    for n = 1, #states, 1000 do
+        ours('HSET', P .. 'buckets', unpack(states, n, math.min(n + 999, #states)))
+        ours('ZADD', P .. 'refills', unpack(refills, n, math.min(n + 999, #refills)))
+    end
+end
+
+-- name: claim_limited (partitions, moving, expiring, taking, admission)
+-- Claims ready jobs under limits, which start at once; the partitions of a queue take turns. ARGV: 6 limit, 7 "1" to take one
+-- quarantined job alone, 8 "1" to make due jobs ready first, 9 slots of every other queue or "", 10 the queue served last, then
+-- queue and slots of each that is named, in the order of their turn.
+-- Answers jobs, promoted, microseconds until a partition may have room or -1, quarantined, lease end, served, what to do: 0
+-- that was all, 1 there was more to look through, 2 more may be due; id and kind of jobs that have expired.
+even_if_full()
+local limit, alone = tonumber(ARGV[6]), ARGV[7] == '1'
+local star, served = tonumber(ARGV[9]), ARGV[10]
+local TURN, KEPT, LOOKED, RECHECK = 1000000, 100, 300, 1000000
+local due, quarantined, more = nil, 0, 0
+local looks, reads = LOOKED, limit + 2 * MOST -- at partitions without room; at jobs
+local named, turn = {}, {}
+for n = 11, #ARGV, 2 do
+    named[ARGV[n]] = tonumber(ARGV[n + 1])
+    turn[#turn + 1] = ARGV[n]
+end
+local paused = call('EXISTS', P .. 'paused') == 1 and paused_queues() or {}
+local overdue = call('EXISTS', P .. 'expiry') == 1 and expire_overdue(MOST) == MOST -- there may be more, which are not to be taken
+
+local function note_room_at(instant)
+    due = due and math.min(due, instant) or instant
+end
+
+-- ── a heap of partitions by the start of their next job; of equal ones the first that came ──────────────────────
+local heap, pushed = {}, 0
+
+local function is_before(one, other)
+    return one.start < other.start or one.start == other.start and one.order < other.order
+end
+
+local function push(entry)
+    pushed = pushed + 1
+    entry.order = pushed
+    local n = #heap + 1
+    while n > 1 do
+        local parent = math.floor(n / 2)
+        if not is_before(entry, heap[parent]) then
+            break
+        end
+        heap[n], n = heap[parent], parent
+    end
+    heap[n] = entry
+end
+
+local function pop()
+    local top, last = heap[1], table.remove(heap)
+    if #heap > 0 then
+        local n = 1
+        while 2 * n <= #heap do
+            local child = 2 * n
+            if child < #heap and is_before(heap[child + 1], heap[child]) then
+                child = child + 1
+            end
+            if not is_before(heap[child], last) then
+                break
+            end
+            heap[n], n = heap[child], child
+        end
+        heap[n] = last
+    end
+    return top
+end
+
+-- ── one partition ───────────────────────────────────────────────────────────────────────────────────────────────
+local function fetch(entry)
+    local size = math.min(MOST, entry.size)
+    entry.page = ours('ZRANGE', entry.key, entry.fetched, entry.fetched + size - 1)
+    entry.fetched, entry.at, entry.size = entry.fetched + #entry.page, 1, 4 * entry.size
+    entry.is_whole = #entry.page < size
+end
+
+-- A job that was never claimed and whose id was minted, which is the rule.
+local function new_head(id, member, queue, partition)
+    local v = redis.pcall('HMGET', JOB .. id, 'state', 'kind', 'pickupTime', 'dueTime', 'created', 'payload', 'options', 'claims', 'partition')
+    local known = v[1] == 'queued' and not v[3] and not v[8] and kind_of(v[2])
+    if not known or not known.is_limited or known.queue ~= queue then -- a key of another type has no first field either
+        return nil
+    end
+    local field, weights = v[9], nil
+    if field ~= partition then
+        field, weights = split_field(field or '')
+        if field ~= partition then
+            return nil
+        end
+    end
+    return { id = id, new = v, member = member, weights = weights }
+end
+
+-- The first job of a partition; or "none", or "enough" where this script has read as many as it may.
+local function head_of(queue, entry)
+    while reads > 0 do
+        if entry.at > #entry.page then
+            if entry.is_whole then
+                return 'none'
+            end
+            fetch(entry)
+        end
+        local member = entry.page[entry.at]
+        if member then
+            local id = string.sub(member, PLACE + 1)
+            reads = reads - 1
+            local head = not overdue and new_head(id, member, queue, entry.partition)
+            if head then
+                return head
+            end
+            local v = read(id, unpack(FIELDS))
+            local known = v and kind_of(v[2] or '')
+            local tier = known and tier_of(v[5])
+            local partition, weights = split_field(known and known.is_limited and v[12] or '')
+            if not known or v[1] ~= 'queued' or partition ~= entry.partition or known.queue ~= queue or tier == 2 then
+                if known and v[1] == 'queued' and tier == 2 then
+                    ours('ZADD', quarantine_of(known.queue), v[6], id)
+                elseif not known then
+                    met('orphans')
+                end
+                entry.gone[#entry.gone + 1] = member
+                entry.at = entry.at + 1
+            elseif overdue and is_overdue(id) then
+                expire(id, v[1], v[2])
+                ours('ZREM', P .. 'expiry', id)
+                entry.gone[#entry.gone + 1] = member
+                entry.at = entry.at + 1
+            else
+                return { id = id, v = v, member = member, weights = weights }
+            end
+        end
+    end
+    return 'enough'
+end
+
+local function take_head(entry, head, weights)
+    local v = head.new
+    if v then
+        take_first(head.id, 'queued', v[2], v[6], v[4], v[5], v[7])
+    else
+        take(head.id, head.v)
+    end
+    admit(entry.buckets, weights)
+    entry.gone[#entry.gone + 1] = head.member
+    entry.at = entry.at + 1
+end
+
+-- ── the partitions of a queue ───────────────────────────────────────────────────────────────────────────────────
+local function load_turns(walk)
+    local size = math.max(20, math.min(100, walk.room))
+    local page, names = ours('ZRANGE', turns_of(walk.queue), walk.offset, walk.offset + size - 1, 'WITHSCORES'), {}
+    for n = 1, #page, 2 do
+        names[#names + 1] = page[n]
+    end
+    walk.offset, walk.is_whole = walk.offset + #names, #names < size
+    read_buckets_of(names)
+    for n, name in ipairs(names) do
+        local score = number(page[2 * n])
+        walk.last = score
+        push({
+            partition = name,
+            start = math.max(walk.virtual, score),
+            turn = score,
+            key = partition_of(walk.queue, name),
+            buckets = buckets_of(name),
+            page = {},
+            fetched = 0,
+            at = 1,
+            size = math.max(2, math.ceil(walk.room / walk.number)),
+            gone = {},
+        })
+    end
+end
+
+-- A partition without room: passed by, or parked. Beyond some of them also those are parked that wait for a running job:
+-- its end wakes them, or they look again after a while.
+local function pass_by(walk, entry, instant, bucket)
+    looks = looks - 1
+    walk.passed = walk.passed + (instant == 0 and 1 or 0)
+    if instant > 0 then
+        entry.parked_until = instant
+    elseif walk.passed > KEPT then
+        entry.parked_until = now + RECHECK
+    end
+    local blocks_all = bucket.limit and bucket.limit.queue == walk.queue
+    walk.is_over = blocks_all and obstacle({ bucket }) ~= nil
+    if walk.is_over and instant > 0 then
+        note_room_at(instant)
+    end
+end
+
+local function serve_next(walk)
+    local entry = pop()
+    if not entry then
+        walk.is_over = true
+        return
+    end
+    walk.met[#walk.met + 1] = not entry.is_met and entry or nil
+    entry.is_met = true
+    local instant, bucket = obstacle(entry.buckets)
+    local head = not instant and head_of(walk.queue, entry)
+    local weights = type(head) == 'table' and head.weights or nil
+    if weights then
+        instant, bucket = obstacle(entry.buckets, weights)
+    end
+    if instant then
+        return pass_by(walk, entry, instant, bucket)
+    elseif head == 'none' then
+        entry.is_empty = true
+    elseif head == 'enough' then
+        more, walk.is_over = math.max(more, 1), true
+    else
+        take_head(entry, head, weights)
+        walk.room, walk.virtual = walk.room - 1, entry.start
+        entry.step = entry.step or math.floor(TURN / share_of(entry.buckets))
+        entry.start = entry.start + entry.step
+        entry.turn, entry.has_moved = entry.start, true
+        push(entry)
+    end
+end
+
+local function append(list, score, name)
+    local n = #list
+    list[n + 1], list[n + 2] = score, name
+end
+
+local function in_pieces(command, key, list)
+    for n = 1, #list, 1000 do
+        ours(command, key, unpack(list, n, math.min(n + 999, #list)))
+    end
+end
+
+local function write_turns(walk)
+    local queue, turns, gone, parked, spent = walk.queue, {}, {}, {}, {}
+    for _, entry in ipairs(walk.met) do
+        if #entry.gone > 0 and #entry.gone == entry.fetched - #entry.page + entry.at - 1 then -- the first ones
+            ours('ZREMRANGEBYRANK', entry.key, 0, #entry.gone - 1)
+        elseif #entry.gone > 0 then
+            in_pieces('ZREM', entry.key, entry.gone)
+        end
+        local is_empty = entry.is_empty
+        if not is_empty and #entry.gone > 0 and entry.at > #entry.page then
+            is_empty = entry.is_whole or call('EXISTS', entry.key) == 0
+        end
+        if is_empty or entry.parked_until then
+            gone[#gone + 1] = entry.partition
+            if entry.turn > walk.virtual then
+                append(spent, int(entry.turn), entry.partition)
+            end
+            if not is_empty then
+                append(parked, int(entry.parked_until), entry.partition)
+            end
+        elseif entry.has_moved then
+            append(turns, int(entry.turn), entry.partition)
+        end
+    end
+    in_pieces('ZADD', turns_of(queue), turns)
+    in_pieces('ZREM', turns_of(queue), gone)
+    in_pieces('ZADD', parked_of(queue), parked)
+    in_pieces('ZADD', spent_of(queue), spent)
+    if not partitions().forget_turns(queue) and walk.virtual > walk.began then
+        ours('HSET', P .. 'virtual', queue, int(walk.virtual))
+        ours('ZREMRANGEBYSCORE', spent_of(queue), '-inf', int(walk.virtual))
+    end
+end
+
+local function serve(queue, slots)
+    partitions().unpark(queue)
+    local virtual = number(ours('HGET', P .. 'virtual', queue))
+    local walk = {
+        queue = queue, virtual = virtual, began = virtual, room = math.min(slots, limit - leased), offset = 0, last = -1,
+        number = math.max(1, ours('ZCARD', turns_of(queue))), passed = 0, met = {},
+    }
+    heap = {}
+    while walk.room > 0 and looks > 0 and not walk.is_over do
+        if not walk.is_whole and (not heap[1] or heap[1].start > math.max(walk.virtual, walk.last)) then
+            load_turns(walk)
+        else
+            serve_next(walk)
+        end
+    end
+    if looks <= 0 then
+        more = math.max(more, 1)
+    end
+    write_turns(walk)
+    local first = ours('ZRANGE', parked_of(queue), 0, 0, 'WITHSCORES')[2]
+    if first then
+        note_room_at(tonumber(first))
+    end
+end
+
+-- ── quarantined jobs ────────────────────────────────────────────────────────────────────────────────────────────
+local function serve_quarantined(queue)
+    local found, names = {}, {}
+    for _, id in ipairs(ours('ZRANGE', quarantine_of(queue), 0, MOST - 1)) do
+        local v = read(id, unpack(FIELDS))
+        local known = v and kind_of(v[2] or '')
+        if known and v[1] == 'queued' and known.is_limited and v[12] and not (overdue and is_overdue(id)) then
+            found[#found + 1] = { member_of(known.level, number(v[6]), number(v[10]), id), id, v }
+            names[#names + 1] = split_field(v[12])
+        end
+    end
+    table.sort(found, function(one, other)
+        return one[1] < other[1]
+    end)
+    read_buckets_of(names)
+    for _, each in ipairs(found) do
+        local partition, weights = split_field(each[3][12])
+        local of_job = buckets_of(partition)
+        local instant = obstacle(of_job, weights)
+        if not instant then
+            call('ZREM', quarantine_of(queue), each[2])
+            partitions().forget_turns(queue)
+            take(each[2], each[3])
+            return admit(of_job, weights)
+        elseif instant > 0 then
+            note_room_at(instant)
+        end
+    end
+end
+
+local function serve_queue(queue, slots)
+    served = queue
+    if call('EXISTS', quarantine_of(queue)) == 1 then
+        quarantined = 1
+    end
+    if alone then
+        serve_quarantined(queue)
+    else
+        serve(queue, slots)
+    end
+end
+
+local function is_full()
+    return leased >= (alone and 1 or limit) or reads <= 0 or looks <= 0
+end
+
+local promoted = 0
+if ARGV[8] == '1' and (not star or call('EXISTS', P .. 'due', SCHEDULE) > 0) then
+    promoted = make_due_ready(turn, named, star)
+    more = promoted == MOST and 2 or 0
+end
+for _, queue in ipairs(turn) do
+    if named[queue] > 0 and not paused[queue] and not is_full() and ours('ZSCORE', P .. 'limited', queue) then
+        serve_queue(queue, named[queue])
+    end
+end
+for _, range in ipairs(star and { { '(' .. served, '+' }, { '-', '[' .. served } } or {}) do
+    for _, queue in ipairs(is_full() and {} or ours('ZRANGEBYLEX', P .. 'limited', range[1], range[2], 'LIMIT', 0, 1000)) do
+        if not paused[queue] and not named[queue] and not is_full() then
+            serve_queue(queue, star)
+        end
+    end
+end
+lease_taken()
+write_admitted()
+finish()
+return { taken, promoted, due and int(math.max(0, due - now)) or '-1', quarantined, until_, served, more, expired }
+
+-- fragment: documents
+-- The queue whose claims obey the limit of a document, if any.
+local function queue_in(text)
+    local readable, document = pcall(cjson.decode, string.match(text or '', '^%d+ (.*)$') or '')
+    if not readable or type(document) ~= 'table' then
+        return nil
+    end
+    local values = type(document.values) == 'table' and document.values or {}
+    return (document.by or values.concurrency or values.rate) and document.queue or nil -- one that only bounds its depth is none
+end
+
+-- name: unassigned (partitions, moving, taking, documents)
+-- Ready jobs of a queue with limits that have no partition. ARGV: 6 queue, 7 "1" for quarantined ones. Answers {id, kind,
+-- payload} of up to MOST, and the limits, "REVISION DOCUMENT" each.
+even_if_full()
+local queue, found = ARGV[6], {}
+local limits = ours('HVALS', P .. 'limits')
+
+local function is_limited()
+    for _, text in ipairs(limits) do
+        if queue_in(text) == queue then
+            return true
+        end
+    end
+    return false
+end
+
+local function look_at(id)
+    local v = read(id, unpack(FIELDS))
+    if v and not v[2] then
+        v = adopt(id, queue)
+    end
+    local known = v and kind_of(v[2] or '')
+    if known and v[1] == 'queued' and not (known.is_limited and v[12]) then
+        found[#found + 1] = { id, v[2], joined(id, 'payload', v[8] or '') }
+    end
+end
+
+if is_limited() then
+    local lists, levels = {}, ours('ZRANGE', levels_of(queue), 0, -1, 'WITHSCORES')
+    for n = 1, #levels, 2 do
+        lists[#lists + 1] = { tonumber(levels[n + 1]), ready_of(queue, levels[n]) }
+    end
+    lists[#lists + 1] = { 0, ready_of(queue, '0') }
+    table.sort(lists, function(one, other)
+        return one[1] < other[1]
+    end)
+    for _, list in ipairs(ARGV[7] == '1' and {} or lists) do
+        for _, id in ipairs(#found < MOST and ours('LRANGE', list[2], 0, MOST - #found - 1) or {}) do
+            look_at(id)
+        end
+    end
+    for _, id in ipairs(ARGV[7] == '1' and ours('ZRANGE', quarantine_of(queue), 0, MOST - 1) or {}) do
+        look_at(id)
+    end
+else
+    ours('SREM', P .. 'guarded', queue)
+end
+finish()
+return { found, limits }
+
+-- name: assign (partitions, moving, taking)
+-- Gives waiting jobs their partitions. ARGV: 6 a queue whose ready lists are to lose the jobs at their heads that have one,
+-- or "", then id and partition of each job as its field has it, "" for none. Answers how many changed.
+even_if_full()
+local queue, changed = ARGV[6], 0
+local WAITING = { queued = true, scheduled = true, failed = true, waiting = true }
+
+local function assign(id, field)
+    local v = read(id, 'state', 'kind', 'losses', 'dueTime', 'seq')
+    local known = v and kind_of(v[2] or '')
+    local old = known and field_of(id, known)
+    if not known or not WAITING[v[1]] or (old or '') == field then
+        return
+    end
+    if v[1] == 'queued' and (old or queue == '' or tier_of(v[3]) == 2) then -- else it leaves its list below
+        moving().withdraw(id, known, v[1], number(v[3]))
+    end
+    local new = field ~= '' and field or nil
+    call('HDEL', JOB .. id, 'partition')
+    call('HSET', JOB .. id, 'kind', marked(v[2], new))
+    if new then
+        call('HSET', JOB .. id, 'partition', new)
+    end
+    if v[1] == 'queued' then
+        moving().ready(known, number(v[4]), number(v[5]), id, number(v[3]), new)
+    end
+    tell('news', 'queue:' .. known.queue)
+    changed = changed + 1
+end
+
+-- Whether an id at the head of a ready list is to leave it.
+local function leaves(id, list)
+    if moving().clear_tombstone(list, id) then
+        return true
+    end
+    local v = read(id, unpack(FIELDS))
+    if v and not v[2] then
+        v = adopt(id, queue)
+    end
+    local known = v and kind_of(v[2] or '')
+    if not known then
+        return true
+    end
+    local by_hand = (v[1] == 'scheduled' or v[1] == 'failed') and not ours('ZSCORE', schedule_of(known.queue), id)
+    if by_hand then
+        call('HSET', JOB .. id, 'state', 'queued')
+        count(known.queue, v[1], -1)
+        count(known.queue, 'queued', 1)
+    elseif v[1] ~= 'queued' then
+        return true
+    end
+    local field = field_of(id, known)
+    if field or known.queue ~= queue or tier_of(v[5]) == 2 then
+        moving().ready(known, number(v[6]), number(v[10]), id, number(v[5]), field)
+        return true
+    end
+    return false
+end
+
+local function clear_head(list)
+    local passed = 0
+    for _, id in ipairs(ours('LRANGE', list, 0, 2 * MOST - 1)) do
+        if not leaves(id, list) then
+            break
+        end
+        passed = passed + 1
+    end
+    if passed > 0 then
+        call('LTRIM', list, passed, -1)
+    end
+end
+
+for n = 7, #ARGV, 2 do
+    assign(ARGV[n], ARGV[n + 1])
+end
+if queue ~= '' then
+    for _, level in ipairs(ours('ZRANGE', levels_of(queue), 0, -1)) do
+        clear_head(ready_of(queue, level))
+        if call('EXISTS', ready_of(queue, level)) == 0 then
+            call('ZREM', levels_of(queue), level)
+        end
+    end
+    clear_head(ready_of(queue, '0'))
+end
+moving().place_ready()
+finish()
+return changed
+
+-- name: write_limit (documents)
+-- Replaces, adds or removes a limit if it has the expected revision. ARGV: 3 name, 4 expected revision, 5 document, "" to
+-- remove it. Answers its revision, or "" and nothing was changed. What is parked looks again at the new values.
+local before = ours('HGET', P .. 'limits', ARGV[3])
+local stands = string.match(before or '0', '^(%d+)')
+if stands ~= ARGV[4] then
+    return ''
+end
+local revision = stands == '0' and NOW or int(tonumber(stands) + 1)
+local after = ARGV[5] ~= '' and revision .. ' ' .. ARGV[5] or nil
+if after then
+    call('HSET', P .. 'limits', ARGV[3], after)
+else
+    call('HDEL', P .. 'limits', ARGV[3])
+end
+local old, new = queue_in(before), queue_in(after)
+if new then
+    ours('SADD', P .. 'guarded', new)
+end
+if old and old ~= new then
+    local is_guarded = false
+    for _, text in ipairs(call('HVALS', P .. 'limits')) do
+        is_guarded = is_guarded or queue_in(text) == old
+    end
+    if not is_guarded then
+        ours('SREM', P .. 'guarded', old)
+    end
+    tell('news', 'queue:' .. old)
+end
+for _, queue in ipairs(ours('ZRANGE', P .. 'limited', 0, 999)) do
+    local parked = P .. 'parked:' .. queue
+    if call('EXISTS', parked) == 1 then
+        ours('ZREMRANGEBYSCORE', parked, '+inf', '-inf') -- moves a key of another type out of the way
+        call('ZUNIONSTORE', parked, 1, parked, 'WEIGHTS', 0)
+    end
+    tell('news', 'queue:' .. queue)
+end
+finish()
+return revision
+
+-- name: bucket_use (admission)
+-- Use of the buckets from ARGV[3] on: used and the instant at which each may let a job of weight 1 start, 0 for now.
+local uses = {}
+for n = 3, #ARGV do
+    if not buckets[ARGV[n]] then
+        read_buckets({ ARGV[n] })
+    end
+    local bucket = buckets[ARGV[n]]
+    local free_at = bucket.paused
+    if bucket.limit and bucket.limit.interval then
+        local _, first = after_taking(bucket.limit, bucket.full_at, 1)
+        free_at = math.max(free_at, first)
+    end
+    uses[#uses + 1] = { int(bucket.used), free_at > now and int(free_at) or '0' }
+end
+finish()
+return uses
+
+-- name: take_tokens (admission)
+-- Takes tokens of a bucket. ARGV: 3 bucket, 4 how many. Answers 0, or microseconds until they can be taken.
+read_buckets({ ARGV[3] })
+local bucket = buckets[ARGV[3]]
+local has_rate = bucket.limit and bucket.limit.interval
+local after, first = 0, 0
+if has_rate then
+    after, first = after_taking(bucket.limit, bucket.full_at, tonumber(ARGV[4]))
+end
+first = math.max(first, bucket.paused, now)
+if has_rate and first == now then
+    bucket.full_at, bucket.has_given = after, true
+end
+write_admitted()
+finish()
+return int(first - now)
+
+-- name: pause_buckets (admission)
+-- Admits no job through the buckets from ARGV[4] on for ARGV[3] microseconds; a later end of an earlier pause stays.
+local until_ = now + tonumber(ARGV[3])
+for n = 4, #ARGV do
+    read_buckets({ ARGV[n] })
+    local bucket = buckets[ARGV[n]]
+    if until_ > bucket.paused then
+        bucket.paused, bucket.has_given = until_, true
+    end
+end
+write_admitted()
+finish()
+return 0
+
+-- name: limited_ids (partitions)
+-- Ids of ready jobs under limits in the queue ARGV[3], up to ARGV[4], of its first partitions.
+local found, most = {}, tonumber(ARGV[4])
+for _, key in ipairs({ turns_of(ARGV[3]), parked_of(ARGV[3]) }) do
+    for _, name in ipairs(#found < most and ours('ZRANGE', key, 0, most - #found - 1) or {}) do
+        for _, member in ipairs(#found < most and ours('ZRANGE', partition_of(ARGV[3], name), 0, most - #found - 1) or {}) do
+            found[#found + 1] = string.sub(member, PLACE + 1)
+        end
+    end
+end
+finish()
+return found

@@ -1,0 +1,166 @@
+"""Snapshot of a namespace's keys, and steps of a repair."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from holdfast.stores.connections.redis_protocol import Argument
+
+FIELDS = ("state", "kind", "dueTime", "seq", "losses", "key", "endTime", "expiresAt", "pickupTime", "partition")
+"""What a job's hash is asked for."""
+
+_KIND = re.compile(rb"(-?\d+) \S+ (.*?)\n")
+_LIMITED = re.compile(rb"\n.*\n\Z", re.DOTALL)
+_STATES = frozenset(b"queued scheduled running failed waiting succeeded dead cancelled".split())
+_TYPES = {
+    b"hash": (
+        *(b"counts", b"keys", b"tombstones", b"meta", b"schedules"),
+        *(b"limits", b"virtual", b"used", b"buckets"),
+    ),
+    b"zset": (
+        b"chunks",
+        b"queues",
+        b"due",
+        b"outlived",
+        b"expiry",
+        b"workers",
+        b"ended:dead",
+        b"ended:cancelled",
+        b"setbacks",
+        b"ticks",
+        b"limited",
+        b"refills",
+    ),
+    b"list": (b"ended:succeeded",),
+    b"set": (b"paused", b"guarded"),
+    b"string": (b"seq",),
+}
+_TYPES_OF_MANY = {
+    b"levels:": b"zset",
+    b"quarantine:": b"zset",
+    **dict.fromkeys((b"partition:", b"turns:", b"parked:", b"spent:"), b"zset"),
+    b"index:": b"hash",
+    b"attempts:": b"list",
+    b"lines:": b"stream",
+}
+
+
+class NamespaceKeys:
+    """Names and types of a namespace's keys."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self.prefix, self.schedule, self.ready, self.leases, self.job = (key.encode() for key in keys)
+        self._types = {self.prefix + name: kind for kind, names in _TYPES.items() for name in names}
+        self._types[self.leases] = b"zset"
+
+    def __call__(self, name: str) -> bytes:
+        """The whole name of a key of ours."""
+        return self.prefix + name.encode()
+
+    def type_of(self, key: bytes) -> bytes | None:
+        """Of what type a key must be; None for a foreign one."""
+        if b":foreign:" in key:
+            return None
+        if key in self._types:
+            return self._types[key]
+        for name, kind in _TYPES_OF_MANY.items():
+            if key.startswith(self.prefix + name):
+                return kind
+        if self.is_schedule(key):
+            return b"zset"
+        if self.is_ready_list(key):
+            return b"list"
+        return b"hash" if key.startswith(self.job) else None
+
+    def is_schedule(self, key: bytes) -> bool:
+        """Returns True if it is the schedule of some queue."""
+        return key == self.schedule or key.startswith(self.schedule + b":")
+
+    def is_ready_list(self, key: bytes) -> bool:
+        """Returns True if it is a ready list of some queue and priority."""
+        return key == self.ready or key.startswith((self.ready + b":", self.ready + b"@"))
+
+    def schedule_of(self, queue: bytes) -> bytes:
+        """The queue's schedule."""
+        return self.schedule if queue == b"default" else self.schedule + b":" + queue
+
+    def ready_of(self, queue: bytes, level: int) -> bytes:
+        """The queue's ready list of one priority."""
+        key = self.ready if level == 0 else self.ready + b"@%d" % level
+        return key if queue == b"default" else key + b":" + queue
+
+    def tombstone_key(self, key: bytes, job: bytes) -> bytes:
+        """Returns the key of a tombstone: an id in a ready list whose job does not belong there."""
+        return key.removeprefix(self.ready) + b" " + job
+
+
+class IndexedJob(NamedTuple):
+    """Index-related fields of a job's hash."""
+
+    state: bytes
+    queue: bytes
+    level: int
+    due: int
+    seq: int
+    losses: int
+    key: bytes | None
+    ended: int
+    partition: bytes | None = None
+    weights: bytes | None = None
+    expires: int | None = None
+    """When it ends, of one that no worker has taken."""
+
+    @property
+    def stands_in(self) -> bytes | None:
+        """The partition in which it is ready; None for a job that is not, or under no limit."""
+        return self.partition if self.state == b"queued" and self.losses < 2 else None
+
+    @classmethod
+    def from_hash(cls, fields: Sequence[bytes | None]) -> IndexedJob | None:
+        """From FIELDS. None for a hash without a state: not ours. ValueError for values that make no sense."""
+        state, kind, due, seq, losses, key, ended, expires, picked, field = fields
+        if state is None:
+            return None
+        match = _KIND.match(kind or b"")
+        if state not in _STATES or match is None:
+            raise ValueError(state)
+        level, queue = int(match[1]), match[2]
+        numbers = int(due or 0), int(seq or 0), int(losses or 0)
+        is_limited = field is not None and kind is not None and _LIMITED.search(kind)
+        partition, _, weights = field.partition(b"\n") if field is not None and is_limited else (None, b"", b"")
+        instant = int(expires) if expires is not None and picked is None else None
+        return cls(state, queue, level, *numbers, key, int(ended or 0), partition, weights or None, instant)
+
+
+class NamespaceSnapshot(NamedTuple):
+    """All that is there, at one instant."""
+
+    names: NamespaceKeys
+    now: int
+    jobs: Mapping[bytes, IndexedJob | None]
+    """By id; None for an unclaimed hash written by hand."""
+    spoiled: Sequence[bytes]
+    """Keys of another type than they must be, and jobs that make no sense."""
+    keys: frozenset[bytes]
+    lists: Mapping[bytes, Sequence[bytes]]
+    zsets: Mapping[bytes, Mapping[bytes, int]]
+    hashes: Mapping[bytes, Mapping[bytes, bytes]]
+    sets: Mapping[bytes, frozenset[bytes]]
+
+
+class RepairStep(NamedTuple):
+    """A command, and its purpose."""
+
+    what: str
+    command: tuple[Argument, ...]
+
+
+BACK = "jobs put back where they belong"
+OUT = "ids dropped that stood for no job, or where their job is not"
+ASIDE = "keys that make no sense moved to …:foreign:…"
+COUNTED = "counts corrected"
+INDEXED = "places in the index corrected"
+KEYED = "idempotency keys corrected"
+FORGOTTEN = "remains of jobs that are gone removed"

@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from holdfast.core.errors import ForkedConnection, HoldfastError
 from holdfast.core.portal import Portal
-from holdfast.stores.base import Admin, External, Health, Maintenance, Query, Queueing, Schedules
+from holdfast.stores.base import Admin, External, Health, Limits, Maintenance, Query, Queueing, Schedules
 from holdfast.stores.common.requests import awaited_jobs
 
 T = TypeVar("T")
@@ -41,6 +41,7 @@ class Opened(ABC):
     admin: Admin
     query: Query
     schedules: Schedules
+    limits: Limits
     health: Health
 
     def __init__(self) -> None:
@@ -165,6 +166,10 @@ class ServedStore(ABC, Generic[OpenedT]):
     @property
     def schedules(self) -> Schedules:
         return self._open.schedules
+
+    @property
+    def limits(self) -> Limits:
+        return self._open.limits
 
     @property
     def health(self) -> Health:

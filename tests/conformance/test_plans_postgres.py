@@ -33,10 +33,10 @@ ROWS = 10_000
 """Queued, scheduled, running, succeeded and dead each; a tenth of it in the other states."""
 SUSPECTS = 1_000
 BATCH = 50
-PAGES = 30 * BATCH
+PAGES = 32 * BATCH
 """Buffers that a statement may touch for a batch: each row with its index paths, several times over."""
 NOW = 1_000_000_000_000
-LARGE_TABLES = {"job", "key", "tag", "attempt", "line", "schedule"}
+LARGE_TABLES = {"job", "key", "tag", "attempt", "line", "schedule", "partition", "partition_inbox", "bucket"}
 
 FILL = """
 insert into {schema}.job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, claims, losses, tier,
@@ -48,6 +48,22 @@ select ('00000000-0000-0000-0000-' || lpad(to_hex({block} * {rows} + n), 12, '0'
        true, true, 'worker', case when {state} = 2 then {now} + n - 40 end,
        case when {state} >= 5 then {now} - n end
 from generate_series(1, {most}) n
+"""
+FILL_LIMITED = """
+insert into {schema}.job (id, queue, task, payload, state, rank, run_at, created_at, tier, partition, worker, lease_until,
+    keyed, tagged)
+select ('00000000-0000-0000-0003-' || lpad(to_hex(n), 12, '0'))::uuid, case when n % 2 = 1 then 'default' else 'queue-2' end,
+       'task', '{{}}', case when n % 20 = 0 then 2 else 0 end, n % 3, {now} - n, {now} - 1000000, 3,
+       'key=' || case when n < 5000 then 1 else n end, 'worker', {now} + 1000000 + n, true, true
+from generate_series(1, 25000) n;
+delete from {schema}.partition_inbox;
+insert into {schema}.partition (queue, name, turn, blocked_until)
+select queue, partition, min(seq), case when min(seq) % 2 = 0 then {now} + min(seq) end
+from {schema}.job where partition is not null and state = 0 group by queue, partition;
+insert into {schema}.partition_inbox (queue, name) select 'queue-4', 'key=' || n from generate_series(1, 10000) n;
+insert into {schema}.bucket (name, full_at) select 'key=' || n, {now} + n from generate_series(1, 20000) n;
+insert into {schema}.job_limit (name, revision, queue, keyed, concurrency, interval_us, burst, document)
+values ('key', 1, 'queue-8', true, 3, 1000, 2, '{{}}');
 """
 FILL_REST = """
 insert into {schema}.key (key, job_id, keep_until)
@@ -177,6 +193,13 @@ CASES = [
     Case("schedules", ("schedule_pkey(name)",)),
     Case("due_schedules", ("schedule_due(next_at)",)),
     Case("next_schedule", ("schedule_due(next_at)",)),
+    Case("unassigned_jobs", ("job_ready(queue, tier)",)),
+    Case("waiting_jobs", ("job_pkey(id)",), {"after": ids(1)[0]}),
+    Case("set_partitions", (BY_ID,), {"ids": ids(0), "versions": ["1"] * BATCH, "partitions": ["a"] * BATCH}),
+    Case("limits", ()),
+    Case("replace_limit", (), {"name": "key"}),
+    Case("remove_limit", (), {"name": "key"}),
+    Case("pause_buckets", (), {"buckets": ["key=1", "key=2"]}),
     Case("find", ("job_pkey(id)", "key_of(job_id)")),
     Case("find", ("job_pkey(id)",), {"before": ids(6)[0]}),
     Case("find", ("job_pkey(id)",), {"tag": "tagged"}),
@@ -194,6 +217,7 @@ COLUMNS = {
     "ranks": [0] * BATCH,
     **dict.fromkeys(("run_ats", "delays", "max_attempts", "options", "tags", "policies", "keep_for"), [None] * BATCH),
     "givens": [False] * BATCH,
+    **dict.fromkeys(("partitions", "weights")),
     "keys": [f"key {n}" for n in range(BATCH)],
 }
 ALIKE = COLUMNS | {
@@ -249,6 +273,8 @@ VALUES: dict[str, Any] = {
     "expected": 1,
     "next_at": NOW,
     "document": "{}",
+    **dict.fromkeys(("task", "shares", "weights")),
+    **{"keyed": True, "concurrency": 1, "interval_us": 1000, "burst": 1},
 }
 """What the statements are given, unless their case says otherwise."""
 OWN = {
@@ -260,6 +286,7 @@ OWN = {
     "oldest": {"queue": "default"},
     "passed": {"queue": "default", "margin": 100},
     "newest_dead": {"queue": "default"},
+    "waiting_jobs": {"queue": "default"},
     "find": {"states": None},
     "choose_again": {"states": [6]},
     **{name: {"states": [6], "state": 6} for name in ("find_ended", "choose_ended", "count_ended")},
@@ -288,6 +315,7 @@ def make(connection: psycopg.Connection[Any], schema: str, statistics: str) -> N
     if statistics == "idle":
         connection.execute(analyse)
     fill(connection, schema, 0, 1, 2, 3, 4)
+    connection.execute(FILL_LIMITED.format(schema=schema, now=NOW).encode())
     connection.execute(FILL_REST.format(schema=schema, now=NOW).encode())
     if statistics == "full":
         connection.execute(analyse)
@@ -392,6 +420,43 @@ def test_every_hot_statement_reads_only_what_its_batch_needs(
         if found:
             faults[f"{number} {case.name}"] = found
     assert faults == {}
+
+
+FUNCTIONS = {
+    "claim": "select from {schema}.claim_limited({now}, '{{default,queue-2,queue-4,none}}', '{{50,50,50,50}}', 100, 'w', "
+    "30000000, false, false, false, false)",
+    "isolated": "select from {schema}.claim_limited({now}, '{{default}}', '{{1}}', 1, 'w', 1000, true, true, true, true)",
+    "use": "select from {schema}.running_weights()",
+    "prune": "select {schema}.prune_limits({now}, 100)",
+    "take": "select {schema}.take_tokens({now}, 'key=7', 1)",
+}
+
+
+@pytest.mark.parametrize("statistics", STATISTICS)
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("major", [postgres.MAIN, postgres.FLOOR])
+def test_functions_of_limits_scan_no_table(plans: Plans, major: int, statistics: str, name: str) -> None:
+    schema, connection = plans.connect(major, statistics)
+    call = FUNCTIONS[name].format(schema=schema, now=NOW)
+    for _ in range(7):  # the plans of its statements change after some calls
+        connection.execute("begin")
+        before = read_rows(connection, schema)
+        connection.execute(f"explain (analyze, buffers) {call}".encode())
+        after = read_rows(connection, schema)
+        connection.execute("rollback")
+        assert {table for table in after if after[table][0] > before[table][0]} == set()
+        rows = {table: after[table][1] - before[table][1] for table in after}
+        assert {table: number for table, number in rows.items() if number > 5000} == {}  # of 25,000 jobs, 20,000 partitions
+
+
+def read_rows(connection: psycopg.Connection[Any], schema: str) -> dict[str, tuple[int, int]]:
+    """Sequential scans, and rows fetched through indexes, by table."""
+    rows = connection.execute(
+        "select relname, seq_scan, coalesce(idx_tup_fetch, 0) from pg_stat_xact_user_tables "
+        "where schemaname = %s and relname = any(%s)",
+        [schema, sorted(LARGE_TABLES)],
+    )
+    return {table: (scans, fetched) for table, scans, fetched in rows}
 
 
 def test_a_page_costs_the_same_however_deep(plans: Plans) -> None:

@@ -138,6 +138,7 @@ class LimitedClaims:
         doubt: Callable[[], object],
     ) -> Rows:
         """Rows of ``claim_limited``. Jobs of these queues that came without a partition get theirs first."""
+        rows: Rows = []
         for step in range(_ASSIGNING_TRIES + 1):
             rows = await self._links.fetch(
                 self._sql["claim_limited"],
@@ -171,7 +172,7 @@ async def set_partitions(
 ) -> int:
     """Writes the partitions that the limits now say for these jobs: id, version, task, queue, payload, partition and
     weights of each. Returns how many changed."""
-    columns: dict[str, list[str | None]] = {"ids": [], "versions": [], "partitions": [], "weights": []}
+    columns: dict[str, Any] = {"ids": [], "versions": [], "partitions": [], "weights": []}
     for job_id, version, task, queue, payload, *before in rows:
         partition, weights = table.find_partition(task, queue, from_text(payload))
         if [text_or_none(partition), weights] != before:

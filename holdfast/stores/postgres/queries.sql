@@ -50,8 +50,8 @@ select t.*, due.now, due.run_at - :now, :lease_for + :now,
         select from holdfast.job j where j.state = 0 and j.tier = 2 and j.queue = w.queue limit 1) q),
     (select queue from beyond order by turn desc limit 1),
     exists (select from unnest(:queues::text[]) w (queue) where
-        (select true from holdfast.partition p where p.queue = w.queue limit 1)
-        or (select true from holdfast.partition_inbox i where i.queue = w.queue limit 1)
+        (select true from holdfast.partition p where p.queue = w.queue order by p.name limit 1)
+        or (select true from holdfast.partition_inbox i where i.queue = w.queue order by i.name limit 1)
         or exists (select from holdfast.job_limit l where l.queue = w.queue)),
     mixing.now
 from due cross join mixing left join taken t on true
@@ -899,18 +899,22 @@ limit :limit;
 -- Rare and bounded, and through the table in its own order.
 select j.id::text, j.xmin::text, j.task, j.queue, j.payload, j.partition, j.weights
 from holdfast.job j
-where j.id > :after and (j.state + 0) in (0, 1, 3, 4)
-  and case when (:queue::text is null or j.queue = :queue) and (:task::text is null or j.task = :task) then true else false end
+where j.id > :after
+  and case when (j.state + 0) in (0, 1, 3, 4) and (:queue::text is null or j.queue = :queue) and (:task::text is null or j.task = :task) then true else false end
 order by j.id limit :limit;
 
 -- own: set_partitions
 -- `version`: nothing has changed the job since it was read. Those that other transactions hold are left.
+with free as materialized (
+    select l.id, d.partition, d.weights
+    from unnest(:ids::uuid[], :versions::text[], :partitions::text[], :weights::text[]) as d (id, version, partition, weights)
+    join holdfast.job l on l.id = d.id
+    where l.xmin::text = d.version and (l.state + 0) in (0, 1, 3, 4)
+    order by l.id for no key update of l skip locked
+)
 update holdfast.job j
-set partition = d.partition, weights = d.weights, tier = j.tier % 3 + case when d.partition is null then 0 else 3 end
-from unnest(:ids::uuid[], :versions::text[], :partitions::text[], :weights::text[]) as d (id, version, partition, weights)
-where j.id = d.id and j.xmin::text = d.version and (j.state + 0) in (0, 1, 3, 4)
-  and j.id = any(array(
-    select l.id from holdfast.job l where l.id = any(:ids::uuid[]) order by l.id for no key update skip locked))
+set partition = f.partition, weights = f.weights, tier = j.tier % 3 + case when f.partition is null then 0 else 3 end
+from free f where j.id = f.id
 returning j.queue;
 
 -- own: lock_limits

@@ -8,7 +8,7 @@ alter table holdfast.job drop constraint job_tier_check;
 alter table holdfast.job add constraint job_tier_check check (tier between 0 and 5) not valid;
 
 create index job_partition_ready on holdfast.job (queue, partition, rank, run_at, seq) where state = 0 and tier in (3, 4);
-create index job_partition_running on holdfast.job (partition) where state = 2 and partition is not null;
+create index job_partition_running on holdfast.job (partition) where (+state) = 2 and partition is not null; -- never to be taken for job_lease
 
 create table holdfast.job_limit (
     name text collate "C" primary key,
@@ -38,6 +38,7 @@ create table holdfast.partition (
     blocked_until bigint,               -- its first job has to wait for tokens or a pause
     primary key (queue, name)
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
+create index bucket_idle on holdfast.bucket (greatest(full_at, paused_until));
 create index partition_turn on holdfast.partition (queue, turn, name) where blocked_until is null;
 create index partition_blocked on holdfast.partition (queue, blocked_until) where blocked_until is not null;
 
@@ -92,7 +93,7 @@ language sql stable set search_path = pg_catalog, pg_temp set enable_seqscan = o
     select b.name, sum(coalesce(b.weight, 1))::bigint
     from holdfast.job j cross join lateral unnest(string_to_array(j.partition, chr(31)),
         translate(j.weights, '[] ', '{}')::bigint[]) as b (name, weight)
-    where j.state = 2 and j.partition is not null
+    where (+j.state) = 2 and j.partition is not null
     group by b.name
 $$;
 
@@ -116,7 +117,8 @@ create function holdfast.claim_limited(
     losses integer, run_at bigint, created_at bigint, options json, seq bigint,
     now_us bigint, due boolean, due_in bigint, unassigned text[], quarantined boolean
 ) language plpgsql
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off as $$
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+set enable_hashjoin = off set enable_mergejoin = off as $$
 #variable_conflict use_column
 declare
     most_parked constant int := 200; -- partitions parked, and freed again, by one claim of a queue
@@ -323,9 +325,11 @@ begin
         continue when isolated;
         close candidates;
         if cardinality(s_name) > 0 then
-            update holdfast.partition p set turn = s.turn, blocked_until = s.until
-            from unnest(s_name, s_turn, s_until) s (name, turn, until)
-            where p.queue = of_queue and p.name = s.name and (p.turn, p.blocked_until) is distinct from (s.turn, s.until);
+            for place in 1 .. cardinality(s_name) loop -- joined, a planner might read all of the queue
+                continue when s_step[place] is null and s_until[place] is null;
+                update holdfast.partition p set turn = s_turn[place], blocked_until = s_until[place]
+                where p.queue = of_queue and p.name = s_name[place];
+            end loop;
             insert into holdfast.limited_queue as q (queue, turn) values (of_queue, v)
             on conflict (queue) do update set turn = excluded.turn where q.turn <> excluded.turn;
         end if;
@@ -400,7 +404,9 @@ $$;
 
 -- Forgets buckets that are as new, and partitions without ready jobs.
 create function holdfast.prune_limits(at bigint, most integer) returns void
-language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
+language plpgsql set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+set enable_hashjoin = off set enable_mergejoin = off as $$
 declare
     now_us bigint;
     idle tid[];
@@ -408,14 +414,14 @@ begin
     perform holdfast.lock_limits();
     now_us := coalesce(at, (extract(epoch from clock_timestamp()) * 1000000)::bigint);
     delete from holdfast.bucket b where b.ctid = any(array(
-        select o.ctid from holdfast.bucket o where o.full_at <= now_us and o.paused_until <= now_us
-        order by o.name limit most for update skip locked));
+        select o.ctid from holdfast.bucket o where greatest(o.full_at, o.paused_until) <= now_us
+        order by greatest(o.full_at, o.paused_until) limit most for update skip locked));
     idle := array(
-        select p.ctid from (
-            select q.queue, q.name from holdfast.partition q where q.blocked_until is null
-            order by q.queue, q.turn, q.name limit most) o
-        join holdfast.partition p on p.queue = o.queue and p.name = o.name
-        where not holdfast.has_ready(p.queue, p.name) for update of p skip locked);
+        select p.ctid from holdfast.partition p
+        where p.ctid = any(array(
+            select q.ctid from holdfast.partition q where q.blocked_until is null
+            order by q.queue, q.turn, q.name limit most)) and not holdfast.has_ready(p.queue, p.name)
+        for update skip locked);
     if cardinality(idle) > 0 then
         delete from holdfast.partition p where p.ctid = any(idle) and not holdfast.has_ready(p.queue, p.name);
     end if;

@@ -50,10 +50,11 @@ select ('00000000-0000-0000-0000-' || lpad(to_hex({block} * {rows} + n), 12, '0'
 from generate_series(1, {most}) n
 """
 FILL_LIMITED = """
-insert into {schema}.job (id, queue, task, payload, state, rank, run_at, created_at, tier, partition, worker, lease_until,
-    keyed, tagged)
-select ('00000000-0000-0000-0003-' || lpad(to_hex(n), 12, '0'))::uuid, case when n % 2 = 1 then 'default' else 'queue-2' end,
-       'task', '{{}}', case when n % 20 = 0 then 2 else 0 end, n % 3, {now} - n, {now} - 1000000, 3,
+insert into {schema}.job (id, queue, task, payload, state, rank, run_at, created_at, tier, partition, worker,
+                          lease_until, keyed, tagged)
+select ('00000000-0000-0000-0003-' || lpad(to_hex(n), 12, '0'))::uuid,
+       case when n % 2 = 1 then 'default' else 'queue-2' end, 'task', '{{}}',
+       case when n % 20 = 0 then 2 else 0 end, n % 3, {now} - n, {now} - 1000000, 3,
        'key=' || case when n < 5000 then 1 else n end, 'worker', {now} + 1000000 + n, true, true
 from generate_series(1, 25000) n;
 delete from {schema}.partition_inbox;
@@ -274,7 +275,9 @@ VALUES: dict[str, Any] = {
     "next_at": NOW,
     "document": "{}",
     **dict.fromkeys(("task", "shares", "weights")),
-    **{"keyed": True, "concurrency": 1, "interval_us": 1000, "burst": 1},
+    "keyed": True,
+    "interval_us": 1000,
+    "burst": 1,
 }
 """What the statements are given, unless their case says otherwise."""
 OWN = {
@@ -423,9 +426,10 @@ def test_every_hot_statement_reads_only_what_its_batch_needs(
 
 
 FUNCTIONS = {
-    "claim": "select from {schema}.claim_limited({now}, '{{default,queue-2,queue-4,none}}', '{{50,50,50,50}}', 100, 'w', "
-    "30000000, false, false, false, false)",
-    "isolated": "select from {schema}.claim_limited({now}, '{{default}}', '{{1}}', 1, 'w', 1000, true, true, true, true)",
+    "claim": "select from {schema}.claim_limited({now}, '{{default,queue-2,queue-4,none}}', '{{50,50,50,50}}', 100, "
+    "'w', 30000000, false, false, false, false)",
+    "isolated": "select from {schema}.claim_limited({now}, '{{default}}', '{{1}}', 1, "
+    "'w', 1000, true, true, true, true)",
     "use": "select from {schema}.running_weights()",
     "prune": "select {schema}.prune_limits({now}, 100)",
     "take": "select {schema}.take_tokens({now}, 'key=7', 1)",
@@ -446,7 +450,9 @@ def test_functions_of_limits_scan_no_table(plans: Plans, major: int, statistics:
         connection.execute("rollback")
         assert {table for table in after if after[table][0] > before[table][0]} == set()
         rows = {table: after[table][1] - before[table][1] for table in after}
-        assert {table: number for table, number in rows.items() if number > 5000} == {}  # of 25,000 jobs, 20,000 partitions
+        assert {
+            table: number for table, number in rows.items() if number > 5000
+        } == {}  # of 25,000 jobs, 20,000 partitions
 
 
 def read_rows(connection: psycopg.Connection[Any], schema: str) -> dict[str, tuple[int, int]]:

@@ -58,7 +58,7 @@ class PostgresLimits:
         revision = await self._links.transaction(run_in_transaction, extra=UPKEEP)
         if revision is not None:
             self._cache.forget()
-            self._news.notify_committed({"queue:*"})
+            self._news.notify_committed({"queue:*", "due:*"})
         return revision
 
     async def _write_row(self, fetch: Fetch, change: LimitChange) -> Rows:
@@ -86,7 +86,7 @@ class PostgresLimits:
             limit=limit,
         )
         changed = await set_partitions(self._links, self._sql, table, rows)
-        self._news.notify_committed({f"queue:{row[3]}" for row in rows})
+        self._news.notify_committed({f"{kind}:{row[3]}" for row in rows for kind in ("queue", "due")})
         return changed, rows[-1][0] if len(rows) == limit else None
 
     async def bucket_use(self, buckets: Sequence[str]) -> list[BucketUse]:

@@ -268,6 +268,7 @@ with paused as materialized (
 ), standing as materialized (
     select id, queue, tier, attempts + 1 >= max_attempts as last, rank, run_at, seq from holdfast.job
     where id = any(:ids::uuid[]) and state + 0 = 0 and tier + 0 <= :most
+      and not queue = any(array(select l.queue from holdfast.job_limit l where l.queue is not null))
     for no key update skip locked
 ), welcome as materialized (
     select s.*, row_number() over (partition by s.tier order by s.rank, s.run_at, s.seq) as turn
@@ -310,7 +311,10 @@ select t.*, due.run_at - :now, :lease_for + :now,
     array(select s.id::text from standing s where not s.id = any(array(select id from chosen)) and s.tier < 2
         order by s.rank, s.run_at, s.seq),
     array(select name from paused),
-    exists (select from beyond)
+    exists (select from beyond),
+    exists (select from holdfast.partition p order by p.queue, p.name limit 1)
+    or exists (select from holdfast.partition_inbox i order by i.queue, i.name limit 1)
+    or exists (select from holdfast.job_limit l where l.queue is not null)
 from due left join taken t on true
 order by t.priority desc, t.run_at, t.seq;
 

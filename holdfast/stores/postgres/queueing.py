@@ -13,7 +13,6 @@ import msgspec
 
 from holdfast.core.errors import HoldfastError, Unavailable
 from holdfast.core.job_logs import Record
-from holdfast.core.lifecycle import must_start
 from holdfast.core.models import (
     Claim,
     DeliveredClaim,
@@ -35,6 +34,7 @@ from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.stores.common.requests import BEAT_PATIENCE, CLAIMED_A_SECOND, UNREADABLE, extra_timeout
 from holdfast.stores.common.server_store import wait_for_news
 from holdfast.stores.common.unconfirmed import perhaps_stored
+from holdfast.stores.postgres.claim_progress import ClaimProgress
 from holdfast.stores.postgres.cursors import START, Cursors, QueuePosition, plan_searches
 from holdfast.stores.postgres.encoding import NumberedStatement, claimed_job, is_id, record_columns, span_us, to_text
 from holdfast.stores.postgres.limits import LimitedClaims
@@ -114,7 +114,7 @@ class PostgresQueueing:
     ) -> None:
         for queue, first in firsts.items():
             self.note_ready(queue, first)
-        topics = {f"queue:{queue}" for queue in (*firsts, *roomy)}
+        topics = {f"queue:{queue}" for queue in (*firsts, *roomy)} | {f"due:{queue}" for queue in roomy}
         if heard:
             self._news.came_along(topics)
         else:
@@ -156,7 +156,7 @@ class PostgresQueueing:
         if request.alone:
             return await self._claim_quarantined(request, wants)
         self._limited_first = self._limits_seen and not self._limited_first
-        claiming = _Claiming(request, wants)
+        claiming = ClaimProgress(request, wants)
         claiming.limited_first = self._limited_first
         try:
             await self._claim_wanted(claiming)
@@ -165,7 +165,7 @@ class PostgresQueueing:
                 raise
         return claiming.claim()
 
-    async def _claim_wanted(self, claiming: _Claiming) -> None:
+    async def _claim_wanted(self, claiming: ClaimProgress) -> None:
         await self._claim_from(claiming, self._turn(claiming))
         if EVERY_QUEUE not in claiming.wants:
             return
@@ -174,12 +174,12 @@ class PostgresQueueing:
             await self._refresh()
             await self._claim_untried(claiming)
 
-    async def _claim_untried(self, claiming: _Claiming) -> None:
+    async def _claim_untried(self, claiming: ClaimProgress) -> None:
         untried = [queue for queue in self._turn(claiming) if queue not in claiming.tried]
         if untried:
             await self._claim_from(claiming, untried)
 
-    def _turn(self, claiming: _Claiming) -> list[str]:
+    def _turn(self, claiming: ClaimProgress) -> list[str]:
         """The queues to try in the order of their turn: those named, and after them all others for the star."""
         named = sorted(queue for queue in claiming.wants if queue != EVERY_QUEUE)
         others = []
@@ -188,7 +188,7 @@ class PostgresQueueing:
         after, after_others = bisect_right(named, self._served), bisect_right(others, self._served)
         return named[after:] + named[:after] + others[after_others:] + others[:after_others]
 
-    async def _claim_from(self, claiming: _Claiming, queues: list[str]) -> None:
+    async def _claim_from(self, claiming: ClaimProgress, queues: list[str]) -> None:
         """Take from these queues until the claim is full. Without any, still look for what falls due."""
         for first in range(0, max(1, len(queues)), _QUEUES_MOST):
             batch = queues[first : first + _QUEUES_MOST]
@@ -205,7 +205,7 @@ class PostgresQueueing:
                 else:  # another process is making them ready; taken in between, later jobs would go before them
                     await asyncio.sleep(_MOMENT)
 
-    async def _claim_batch(self, claiming: _Claiming, queues: list[str]) -> bool:
+    async def _claim_batch(self, claiming: ClaimProgress, queues: list[str]) -> bool:
         """Claims from these queues; returns True if it held back because something is due."""
         if claiming.limited_first:
             if await self._claim_limited(claiming, queues):
@@ -219,7 +219,24 @@ class PostgresQueueing:
             return await self._claim_limited(claiming, queues)
         return False
 
-    async def _claim_limited(self, claiming: _Claiming, queues: list[str]) -> bool:
+    async def claim_limited(self, request: ClaimRequest) -> Claim | None:
+        """Claims jobs under limits alone, for a transport; None if the latest claim saw none, or jobs are due."""
+        wants = {queue: slots for queue, slots in request.wants.items() if slots > 0}
+        if not self._limits_seen:
+            return None
+        if EVERY_QUEUE in wants and self._stale:
+            await self._refresh()
+        claiming = ClaimProgress(request, wants)
+        queues = self._turn(claiming)
+        for first in range(0, len(queues), _QUEUES_MOST):
+            due = await self._claim_limited(claiming, queues[first : first + _QUEUES_MOST])
+            if due and not claiming.jobs:
+                return None
+            if due or claiming.full:
+                break
+        return claiming.claim()
+
+    async def _claim_limited(self, claiming: ClaimProgress, queues: list[str]) -> bool:
         """Claims jobs under limits, for idle runners alone; returns True if it held back because something is due."""
         request = claiming.request
         room = min(request.limit - len(claiming.jobs), claiming.idle, claiming.startable)
@@ -242,7 +259,7 @@ class PostgresQueueing:
             self._served = taken[-1][_QUEUE]
         return bool(due)
 
-    async def _claim_plain(self, claiming: _Claiming, queues: list[str]) -> bool:
+    async def _claim_plain(self, claiming: ClaimProgress, queues: list[str]) -> bool:
         """Runs one statement; returns True if it held back because something is due."""
         request = claiming.request
         slots = [claiming.free_slots(queue) for queue in queues]
@@ -316,7 +333,7 @@ class PostgresQueueing:
         except HoldfastError:  # these end by themselves too; what was claimed now must not be lost with them
             return
 
-    async def _promote(self, claiming: _Claiming) -> int:
+    async def _promote(self, claiming: ClaimProgress) -> int:
         if EVERY_QUEUE in claiming.wants:
             rows = await self._links.fetch(self._sql["promote_anywhere"], limit=PROMOTE_MOST)
         else:
@@ -347,7 +364,7 @@ class PostgresQueueing:
             lease_for=span_us(request.lease_for),
         )
         if not rows:
-            claiming = _Claiming(request, wants)
+            claiming = ClaimProgress(request, wants)
             await self._claim_limited(claiming, queues)
             return claiming.claim()
         await self._give_back_unanswered(request, rows[0][_SHOWN] - (span_us(request.lease_for) or 0))
@@ -371,7 +388,7 @@ class PostgresQueueing:
             worker=request.worker,
             lease_for=span_us(request.lease_for),
         )
-        due_in, until, quarantined, left, paused, held_back = rows[0][_SHOWN:]
+        due_in, until, quarantined, left, paused, held_back, self._limits_seen = rows[0][_SHOWN:]
         await self._give_back_unanswered(request, until - (span_us(request.lease_for) or 0))
         jobs = await self._readable([] if rows[0][0] is None else rows)
         claim = Claim(
@@ -446,68 +463,3 @@ class PostgresQueueing:
 
     async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
         await wait_for_news(self._news, self._query.any_finished, topics, timeout)
-
-
-class _Claiming:
-    """A claim's progress through its queues."""
-
-    def __init__(self, request: ClaimRequest, wants: Mapping[str, int]) -> None:
-        self.request = request
-        self.wants = wants
-        self.startable = request.startable
-        self.idle = request.idle
-        self.limited = False  # there are jobs under limits in the queues just tried
-        self.limited_first = False
-        self.promote = request.promote
-        self.jobs: list[Job] = []
-        self.tried: list[str] = []
-        self.promoted = 0
-        self.quarantined = False
-        self.held_back = False
-        self.looked = False
-        self.until_us: int | None = None
-        self.due_in: int | None = None
-
-    @property
-    def full(self) -> bool:
-        """Returns True if the claim has all it asked for."""
-        return len(self.jobs) >= self.request.limit
-
-    def wanted_slots(self, queue: str) -> int:
-        """Returns the number of wanted jobs of this queue."""
-        return self.wants.get(queue, self.wants.get(EVERY_QUEUE, 0))
-
-    def free_slots(self, queue: str) -> int:
-        """Returns the number of wanted jobs of this queue that it has not brought yet."""
-        return self.wanted_slots(queue) - sum(job.queue == queue for job in self.jobs)
-
-    def take(self, jobs: list[Job]) -> None:
-        self.jobs += jobs
-        self.startable -= sum(map(must_start, jobs))
-
-    def take_limited(self, jobs: list[Job], until_us: int) -> None:
-        """Jobs under limits start at once."""
-        if jobs:
-            self.jobs += jobs
-            self.startable -= len(jobs)
-            self.idle -= len(jobs)
-            self.note_lease(until_us)
-
-    def note_lease(self, until_us: int) -> None:
-        """Notes the end of leases; the earliest counts."""
-        self.until_us = until_us if not self.jobs or self.until_us is None else min(self.until_us, until_us)
-
-    def fall_due(self, due_in: int | None) -> None:
-        """The next job of the queues just tried falls due in so many microseconds."""
-        if due_in is not None:
-            self.due_in = due_in if self.due_in is None else min(self.due_in, due_in)
-
-    def claim(self) -> Claim:
-        return Claim(
-            jobs=self.jobs,
-            promoted=self.promoted,
-            next_due=None if self.due_in is None else timedelta(microseconds=max(0, self.due_in)),
-            quarantined=self.quarantined,
-            held_back=self.held_back,
-            lease_until_us=self.until_us,
-        )

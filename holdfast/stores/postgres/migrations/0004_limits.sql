@@ -549,7 +549,7 @@ begin
     state := (select j.state from holdfast.job j where j.id = job);
     if accepted then
         perform holdfast.tell('ended', array['job:' || job::text]);
-        perform holdfast.tell('ready', array['queue:' || j.queue]) from holdfast.job j
+        perform holdfast.tell('ready', array['queue:' || j.queue, 'due:' || j.queue]) from holdfast.job j
         where j.id = job and j.partition is not null;
     end if;
     return next;

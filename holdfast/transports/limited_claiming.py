@@ -21,7 +21,7 @@ class LimitedTurns:
     def __init__(self) -> None:
         self.is_first = False
 
-    def switch(self) -> bool:
+    def take_turn(self) -> bool:
         """Returns True if jobs under limits go first this time."""
         self.is_first = not self.is_first
         return self.is_first
@@ -40,7 +40,7 @@ class LimitedClaiming:
 
     async def run(self, request: ClaimRequest) -> Claim:
         """Claim. Away where the transport is, and nothing was taken."""
-        limited = await self._queries.claim_limited(request) if self._turns.switch() else None
+        limited = await self._queries.claim_limited(request) if self._turns.take_turn() else None
         if limited is not None and len(limited.jobs) >= request.limit:
             return limited
         rest = request if limited is None else reduce_request(request, limited.jobs, are_limited=True)

@@ -98,7 +98,7 @@ language sql stable set search_path = pg_catalog, pg_temp set enable_seqscan = o
 $$;
 
 create function holdfast.has_ready(of_queue text, of_partition text) returns boolean
-language plpgsql stable set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
+language plpgsql stable as $$
 begin
     return exists (select from holdfast.job j
         where j.state = 0 and j.tier in (3, 4) and j.queue = of_queue and j.partition = of_partition limit 1);
@@ -186,6 +186,10 @@ begin
                     order by n.queue, n.name limit 1000 for update skip locked))
                 returning i.name)
             insert into holdfast.partition (queue, name, turn) select distinct of_queue, n.name, v from news n
+            on conflict do nothing;
+            insert into holdfast.partition (queue, name, turn) -- locked by submissions that rely on them
+            select distinct of_queue, i.name, v from (
+                select n.name from holdfast.partition_inbox n where n.queue = of_queue order by n.name limit 1000) i
             on conflict do nothing;
             update holdfast.partition p set blocked_until = null
             where p.queue = of_queue and p.name = any(array(

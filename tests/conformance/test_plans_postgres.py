@@ -194,8 +194,8 @@ CASES = [
     Case("schedules", ("schedule_pkey(name)",)),
     Case("due_schedules", ("schedule_due(next_at)",)),
     Case("next_schedule", ("schedule_due(next_at)",)),
-    Case("unassigned_jobs", ("job_ready(queue, tier)",)),
-    Case("waiting_jobs", ("job_pkey(id)",), {"after": ids(1)[0]}),
+    Case("jobs_without_partition", ("job_ready(queue, tier)",)),
+    Case("jobs_to_assign", ("job_pkey(id)",), {"after": ids(1)[0]}),
     Case("set_partitions", (BY_ID,), {"ids": ids(0), "versions": ["1"] * BATCH, "partitions": ["a"] * BATCH}),
     Case("limits", ()),
     Case("replace_limit", (), {"name": "key"}),
@@ -289,7 +289,7 @@ OWN = {
     "oldest": {"queue": "default"},
     "passed": {"queue": "default", "margin": 100},
     "newest_dead": {"queue": "default"},
-    "waiting_jobs": {"queue": "default"},
+    "jobs_to_assign": {"queue": "default"},
     "find": {"states": None},
     "choose_again": {"states": [6]},
     **{name: {"states": [6], "state": 6} for name in ("find_ended", "choose_ended", "count_ended")},
@@ -423,46 +423,6 @@ def test_every_hot_statement_reads_only_what_its_batch_needs(
         if found:
             faults[f"{number} {case.name}"] = found
     assert faults == {}
-
-
-FUNCTIONS = {
-    "claim": "select from {schema}.claim_limited({now}, '{{default,queue-2,queue-4,none}}', '{{50,50,50,50}}', 100, "
-    "'w', 30000000, false, false, false, false)",
-    "isolated": "select from {schema}.claim_limited({now}, '{{default}}', '{{1}}', 1, "
-    "'w', 1000, true, true, true, true)",
-    "use": "select from {schema}.running_weights()",
-    "prune": "select {schema}.prune_limits({now}, 100)",
-    "take": "select {schema}.take_tokens({now}, 'key=7', 1)",
-}
-
-
-@pytest.mark.parametrize("statistics", STATISTICS)
-@pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.parametrize("major", [postgres.MAIN, postgres.FLOOR])
-def test_functions_of_limits_scan_no_table(plans: Plans, major: int, statistics: str, name: str) -> None:
-    schema, connection = plans.connect(major, statistics)
-    call = FUNCTIONS[name].format(schema=schema, now=NOW)
-    for _ in range(7):  # the plans of its statements change after some calls
-        connection.execute("begin")
-        before = read_rows(connection, schema)
-        connection.execute(f"explain (analyze, buffers) {call}".encode())
-        after = read_rows(connection, schema)
-        connection.execute("rollback")
-        assert {table for table in after if after[table][0] > before[table][0]} == set()
-        rows = {table: after[table][1] - before[table][1] for table in after}
-        assert {
-            table: number for table, number in rows.items() if number > 5000
-        } == {}  # of 25,000 jobs, 20,000 partitions
-
-
-def read_rows(connection: psycopg.Connection[Any], schema: str) -> dict[str, tuple[int, int]]:
-    """Sequential scans, and rows fetched through indexes, by table."""
-    rows = connection.execute(
-        "select relname, seq_scan, coalesce(idx_tup_fetch, 0) from pg_stat_xact_user_tables "
-        "where schemaname = %s and relname = any(%s)",
-        [schema, sorted(LARGE_TABLES)],
-    )
-    return {table: (scans, fetched) for table, scans, fetched in rows}
 
 
 def test_a_page_costs_the_same_however_deep(plans: Plans) -> None:

@@ -44,6 +44,7 @@ class ClaimProgress:
         return self.wanted_slots(queue) - sum(job.queue == queue for job in self.jobs)
 
     def take(self, jobs: list[Job]) -> None:
+        """Adds plain jobs."""
         self.jobs += jobs
         self.startable -= sum(map(must_start, jobs))
 

@@ -52,7 +52,7 @@ class PostgresLimits:
             await fetch(self._sql["lock_limits"])
             rows = await self._write_row(fetch, change)
             if rows:
-                await fetch(self._sql["unblock_partitions"])
+                await fetch(self._sql["free_parked"])
             return int(rows[0][0]) if rows else None
 
         revision = await self._links.transaction(run_in_transaction, extra=UPKEEP)
@@ -77,7 +77,7 @@ class PostgresLimits:
     ) -> tuple[int, str | None]:
         table = self._cache.keep(await self.read_limits())
         rows = await self._links.search(
-            self._sql["waiting_jobs"],
+            self._sql["jobs_to_assign"],
             Turn.CHANGE,
             seconds=CHOOSE,
             queue=queue,
@@ -163,7 +163,7 @@ class LimitedClaims:
 
     async def _assign(self, queues: Sequence[str]) -> None:
         table = self._cache.keep(stored_limits(await self._links.fetch(self._sql["limits"])))
-        rows = await self._links.fetch(self._sql["unassigned_jobs"], queues=queues, limit=ASSIGNED_MOST)
+        rows = await self._links.fetch(self._sql["jobs_without_partition"], queues=queues, limit=ASSIGNED_MOST)
         await set_partitions(self._links, self._sql, table, [(*row, None, None) for row in rows])
 
 

@@ -891,7 +891,7 @@ select :now, (select min(next_at) from holdfast.schedule where next_at > :now);
 select * from holdfast.claim_limited(:at, :queues, :slots, :room, :worker, :lease_for, :promote, :anywhere, :assign, :isolated)
 order by array_position(:queues::text[], queue), priority desc, run_at, seq;
 
--- own: unassigned_jobs
+-- own: jobs_without_partition
 -- Ready jobs without a partition, of queues that have a limit.
 select j.id::text, j.xmin::text, j.task, j.queue, j.payload
 from unnest(:queues::text[]) w (queue) cross join lateral (
@@ -899,7 +899,7 @@ from unnest(:queues::text[]) w (queue) cross join lateral (
     order by r.tier, r.rank, r.run_at, r.seq limit :limit) j
 limit :limit;
 
--- own: waiting_jobs
+-- own: jobs_to_assign
 -- Rare and bounded, and through the table in its own order.
 select j.id::text, j.xmin::text, j.task, j.queue, j.payload, j.partition, j.weights
 from holdfast.job j
@@ -944,11 +944,11 @@ returning revision;
 delete from holdfast.job_limit where name = :name and revision = :expected
 returning revision + 1;
 
--- own: unblock_partitions
+-- own: free_parked
 -- They may have been parked by values that hold no longer.
 update holdfast.partition set blocked_until = null where blocked_until is not null;
 
--- name: bucket_use
+-- own: bucket_use
 select coalesce(u.used, 0), coalesce(b.full_at, 0), coalesce(b.paused_until, 0), :now
 from unnest(:buckets::text[]) with ordinality as d (name, turn)
 left join (select r.bucket, r.used from holdfast.running_weights() r) u on u.bucket = d.name
@@ -963,5 +963,5 @@ insert into holdfast.bucket as b (name, paused_until)
 select d.name, :now + :span::bigint from (select distinct unnest(:buckets::text[]) as name order by 1) d
 on conflict (name) do update set paused_until = greatest(b.paused_until, excluded.paused_until);
 
--- own: prune_limits
+-- name: prune_buckets
 select holdfast.prune_limits(:at, :limit)::text;

@@ -156,7 +156,7 @@ begin
             select u.name from unnest(used_names, used_weights) u (name, used)
             join holdfast.job_limit l on l.name = split_part(u.name, '=', 1) where u.used >= l.concurrency);
     end if;
-    now_us := coalesce(at, (extract(epoch from clock_timestamp()) * 1000000)::bigint);
+    now_us := coalesce(at, (extract(epoch from clock_timestamp()) * 1000000)::bigint); -- a clock: after a lock
     due := promote and case when anywhere
         then exists (select from holdfast.job j where (+j.state) in (1, 3) and j.run_at <= now_us order by j.run_at limit 1)
         else exists (select from unnest(queues) w (queue) cross join lateral (
@@ -392,7 +392,7 @@ begin
     end if;
     insert into holdfast.bucket (name) values (bucket_name) on conflict do nothing;
     select b.full_at, b.paused_until into state from holdfast.bucket b where b.name = bucket_name for no key update;
-    now_us := coalesce(at, (extract(epoch from clock_timestamp()) * 1000000)::bigint);
+    now_us := coalesce(at, (extract(epoch from clock_timestamp()) * 1000000)::bigint); -- a clock: after a lock
     free_at := coalesce(state.paused_until, 0);
     if rule.interval_us is not null then
         after := greatest(coalesce(state.full_at, 0), now_us) + least(tokens, rule.burst) * rule.interval_us;
@@ -416,7 +416,7 @@ declare
     idle tid[];
 begin
     perform holdfast.lock_limits();
-    now_us := coalesce(at, (extract(epoch from clock_timestamp()) * 1000000)::bigint);
+    now_us := coalesce(at, (extract(epoch from clock_timestamp()) * 1000000)::bigint); -- a clock: after a lock
     delete from holdfast.bucket b where b.ctid = any(array(
         select o.ctid from holdfast.bucket o where greatest(o.full_at, o.paused_until) <= now_us
         order by greatest(o.full_at, o.paused_until) limit most for update skip locked));

@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from holdfast.app.bound_task import with_defaults
+from holdfast.app.editing import JobEditing
 from holdfast.app.handle import (
     JobHandle,
     batch_size,
@@ -19,25 +20,22 @@ from holdfast.app.handle import (
     check_selection,
     checked_filter,
     looked_at,
-    refused_state,
 )
-from holdfast.app.registration import Middleware, TaskRegistration
-from holdfast.app.schedules import ScheduleManager
+from holdfast.app.registration import Middleware
 from holdfast.app.submitter import JobOptions, Submitter, draft_job, split_batches
 from holdfast.app.sync import BlockingMethod, BlockingView, requires_loop
 from holdfast.core.clock import Clock, SystemClock
-from holdfast.core.errors import Conflict, ForkedConnection, Invalid, NotFound
+from holdfast.core.errors import ForkedConnection, Invalid, NotFound
 from holdfast.core.events import Events
 from holdfast.core.fault_injection import check_environment
 from holdfast.core.job_logs import LogPage
-from holdfast.core.lifecycle import check_replay, describe_holder
+from holdfast.core.limits import Limit
 from holdfast.core.models import (
     Attempt,
     BulkResult,
     Finding,
     Job,
     JobFilter,
-    JobState,
     NewJob,
     Page,
     QueueInfo,
@@ -49,7 +47,6 @@ from holdfast.core.models import (
 from holdfast.core.portal import drive_coroutine, running_loop
 from holdfast.core.schedule import Schedule
 from holdfast.core.stats import JobStats
-from holdfast.core.unique import holds_unique
 from holdfast.core.validation import check_name, check_task_name, did_you_mean, parse_count, parse_duration, parse_rate
 from holdfast.settings.settings import Settings
 from holdfast.stores import ExternalTransactions, open_store
@@ -63,7 +60,7 @@ from holdfast.transports import DeliveryLedger, TransportConfig, with_transport
 T = TypeVar("T")
 
 
-class Holdfast(TaskRegistration):
+class Holdfast(JobEditing):
     """An application: its tasks and the queue they run on.
 
     ``url`` names the store (``sqlite:///holdfast.db``); without it, settings decide: HOLDFAST_URL, holdfast.toml.
@@ -94,8 +91,8 @@ class Holdfast(TaskRegistration):
         self.lifespans: list[Callable[[Holdfast], AbstractAsyncContextManager[Any]]] = []
         self.providers: dict[type, Callable[[], Any]] = {}
         self.declared: dict[str, Schedule] = {}
-        self.views: weakref.WeakSet[Holdfast] = weakref.WeakSet()
-        """Views of this application with a store of their own, which is closed with it."""
+        self.declared_limits: dict[str, Limit] = {}
+        self.views: weakref.WeakSet[Holdfast] = weakref.WeakSet()  # with stores of their own, closed with it
         self._store: Store | None = None
         self._making = threading.Lock()
         self._users = 0
@@ -132,11 +129,6 @@ class Holdfast(TaskRegistration):
     def sync(self) -> BlockingHoldfast:
         """The same methods for blocking callers: ``app.sync.get(id)``."""
         return BlockingHoldfast(self, self)
-
-    @property
-    def schedules(self) -> ScheduleManager:
-        """Schedules in the store: those that ``schedule`` declares, and others."""
-        return ScheduleManager(self)  # of a view with a store of its own, too
 
     def run_blocking(self, call: Coroutine[Any, Any, T], *, here: bool = False) -> T:
         """Run one of this application's coroutines for a blocking caller; ``here``: in this very thread, to which the
@@ -182,6 +174,10 @@ class Holdfast(TaskRegistration):
             self._store = store = self.new_store()
             await store.open()
         return store
+
+    def forget_limits(self) -> None:
+        """Reads the limits again at the next submission: one was changed."""
+        self._submitter.depths.forget()
 
     # ── submitting ────────────────────────────────────────────────────────────────────────────────────────────
     @requires_loop
@@ -250,6 +246,7 @@ class Holdfast(TaskRegistration):
         )
 
     async def _submitted_within(self, connection: Any, jobs: Sequence[NewJob]) -> list[Submitted]:
+        await self._reached(self._submitter.depths.check(jobs))
         with submission(self.spans, jobs) as spanned:
             answers = await self.within.submit(connection, spanned)
         # Emits no event: whether these jobs exist is decided by a commit or rollback that we never hear of.
@@ -407,31 +404,6 @@ class Holdfast(TaskRegistration):
         check_limit(limit)
         return await (await self.open_store()).admin.delete(await self._ids(selection), limit=limit)
 
-    async def cancel_one(self, job_id: str) -> JobState:
-        """Cancel one job; its state then. NotFound, or Conflict if it has ended."""
-        operated = await (await self.open_store()).admin.cancel(await self._ids(job_id))
-        if operated.changed:
-            return operated.changed[0][1]
-        state = refused_state(operated)
-        raise Conflict(f"job {job_id} cannot be cancelled: it has ended, {state}")
-
-    async def replay_one(self, job_id: str, *, force: bool = False, payload: Mapping[str, Any] | None = None) -> None:
-        """Replay one job. NotFound, or Conflict where its state or its unique key does not allow it."""
-        operated = await self._replay(job_id, force=force, payload=payload)
-        if operated.changed:
-            return
-        check_replay(job_id, refused_state(operated), force=force)
-        holder = await self.unique_holder(job_id)
-        advice = "it has just changed; look at it, and try again" if holder is None else describe_holder(holder)
-        raise Conflict(f"job {job_id} cannot be replayed: {advice}")
-
-    async def unique_holder(self, job_id: str) -> Job | None:
-        """The job that keeps this one from being replayed, since it has its unique key; None where there is none."""
-        job = await self._get(job_id)
-        unique = job.carried.unique
-        holder = None if unique is None else await (await self.open_store()).query.by_key(unique.key)
-        return None if holder is None or holder.id == job.id or not holds_unique(holder, job) else holder
-
     async def _ids(self, selection: str | Selection) -> Selection:
         if isinstance(selection, JobFilter):
             return selection
@@ -490,6 +462,7 @@ class BlockingHoldfast(BlockingView):
     cancel = BlockingMethod(Holdfast.cancel)
     replay = BlockingMethod(Holdfast.replay)
     delete = BlockingMethod(Holdfast.delete)
+    edit = BlockingMethod(Holdfast.edit)
     cancel_one = BlockingMethod(Holdfast.cancel_one)
     replay_one = BlockingMethod(Holdfast.replay_one)
     unique_holder = BlockingMethod(Holdfast.unique_holder)

@@ -83,6 +83,7 @@ class BoundTask(Task[P, R], Generic[P, R, F]):
         key: str | None = None,
         key_for: float | timedelta | str | None = None,
         unique: Unique | str | float | timedelta | None = None,
+        expires: float | timedelta | datetime | str | None = None,
         max_attempts: int | UnsetType | None = UNSET,
         timeout: float | timedelta | str | None = None,
         retry: Retry | str | None = None,
@@ -98,6 +99,7 @@ class BoundTask(Task[P, R], Generic[P, R, F]):
         run_at: an aware datetime, or RFC 3339 text with offset.
         key: an idempotency key: at most one job is created for it; key_for: it lives at least that long.
         unique: a policy for jobs that do the same work: a ``Unique``, or its ``during`` alone, like "active".
+        expires: a span or an instant by which a worker must have taken the job, else it is cancelled; or "never".
         connection: submit inside the transaction of this connection of yours, to the same database.
 
         Raises `Invalid` at once for a value that is not valid.
@@ -111,6 +113,7 @@ class BoundTask(Task[P, R], Generic[P, R, F]):
             key=key,
             key_for=key_for,
             unique=None if unique is None else as_unique(unique),
+            expires=expires,
             max_attempts=max_attempts,
             timeout=timeout,
             retry=retry,
@@ -209,6 +212,8 @@ def with_defaults(draft: JobOptions, task: Task[..., Any]) -> JobOptions:
         said["unique"] = task.unique
     else:
         task.check_unique(as_unique(draft.unique))
+    if draft.expires is None:
+        said["expires"] = task.expires
     if task.tags:
         said["tags"] = (*task.tags, *(tag for tag in draft.tags if tag not in task.tags))
     return msgspec.structs.replace(draft, **said)

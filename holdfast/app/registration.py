@@ -13,14 +13,19 @@ import msgspec
 
 from holdfast.app.bound_task import BoundTask, TaskOwner
 from holdfast.app.handle import JobHandle
-from holdfast.app.schedules import draft_schedule, schedule_options
+from holdfast.app.limits import LimitManager, draft_limit, limit_options
+from holdfast.app.schedules import ScheduleManager, draft_schedule, schedule_options
 from holdfast.core.errors import ConfigError
+from holdfast.core.events import Events
+from holdfast.core.job_changes import parse_expiry_span
+from holdfast.core.limits import Limit
 from holdfast.core.models import NewJob
 from holdfast.core.retry import Retry, as_retry
 from holdfast.core.schedule import Schedule
 from holdfast.core.unique import Unique, as_unique
 from holdfast.core.validation import check_name, check_tags, check_timeout, with_suggestions
 from holdfast.settings.settings import Settings
+from holdfast.stores.base import Store
 from holdfast.tasks import Context, ErrorMatch, Executor, Registry
 
 P = ParamSpec("P")
@@ -88,6 +93,27 @@ class TaskRegistration(ABC):
     lifespans: list[Callable[[Any], AbstractAsyncContextManager[Any]]]
     providers: dict[type, Callable[[], Any]]
     declared: dict[str, Schedule]
+    declared_limits: dict[str, Limit]
+
+    events: Events
+
+    @abstractmethod
+    async def open_store(self) -> Store:
+        """The store, open."""
+
+    @abstractmethod
+    def forget_limits(self) -> None:
+        """Reads the limits again at the next submission: one was changed."""
+
+    @property
+    def schedules(self) -> ScheduleManager:
+        """Schedules in the store: those that ``schedule`` declares, and others."""
+        return ScheduleManager(self)  # of a view with a store of its own, too
+
+    @property
+    def limits(self) -> LimitManager:
+        """Limits in the store: those that ``limit`` declares, and others."""
+        return LimitManager(self)
 
     @abstractmethod
     async def submit(self, job: NewJob, *, connection: Any = None) -> JobHandle[Any]:
@@ -112,6 +138,7 @@ class TaskRegistration(ABC):
         priority: int = 0,
         tags: Sequence[str] = (),
         unique: Unique | str | float | timedelta | None = None,
+        expires: float | timedelta | str | None = None,
     ) -> Decorator:
         """Register a function as a task: ``@app.task("email.send", max_attempts=5)``.
 
@@ -120,6 +147,7 @@ class TaskRegistration(ABC):
         max_attempts: executions a job may have, None for no limit. executor: "async", "thread" or "process".
         retry_on, dead_on: exception classes or predicates that are, or are not, worth another attempt.
         unique: a policy for jobs that do the same work: a Unique, or its ``during``: "active", "waiting", "10m".
+        expires: a span within which a worker must take a job after its submission, else it is cancelled.
         """
         if callable(name):
             raise ConfigError("@app.task needs parentheses: write @app.task() or @app.task('name')")
@@ -135,6 +163,7 @@ class TaskRegistration(ABC):
             "priority": priority,
             "tags": check_tags(tags) if tags else (),
             "unique": None if unique is None else as_unique(unique),
+            "expires": None if expires is None else parse_expiry_span(expires),
         }
         return Decorator(self, name, options)
 
@@ -148,6 +177,17 @@ class TaskRegistration(ABC):
         if name in self.declared:
             raise ConfigError(f"schedule {name!r} is declared twice; give one of them another name")
         self.declared[name] = draft_schedule(name, job, schedule_options(options))
+
+    def limit(self, name: str, **options: Any) -> None:
+        """Declare a limit: ``app.limit("mail", queue="mail", concurrency=20)``, ``app.limit("crm", task="crm.sync",
+        by="args.tenant", concurrency=1, rate="10/s")``.
+
+        The options are the fields of ``LimitOptions``: queue or task; by, concurrency, rate, burst, weight, shares. A
+        worker adds and changes declared limits when it starts; values that an operator gave one stay.
+        """
+        if name in self.declared_limits:
+            raise ConfigError(f"limit {name!r} is declared twice; give one of them another name")
+        self.declared_limits[name] = draft_limit(name, limit_options(options))
 
     def middleware(self, function: M) -> M:
         """Wrap every job: ``async def middleware(job, call_next): return await call_next(job)``; first is outermost."""

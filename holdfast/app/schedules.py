@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from holdfast.app.handle import JobHandle
 from holdfast.app.sync import Blocker, BlockingMethod, BlockingView, requires_loop
 from holdfast.core.errors import Conflict, Invalid, NotFound
-from holdfast.core.events import Events, ScheduleKept
+from holdfast.core.events import DeclarationKept, Events
 from holdfast.core.ids import new_id
 from holdfast.core.models import MICROSECOND, NewJob, to_datetime, to_microseconds
 from holdfast.core.schedule import (
@@ -97,6 +97,8 @@ def _check_template(job: object) -> None:
     for field, given in (("delay", job.delay), ("run_at", job.run_at_us), ("key", job.key)):
         if given is not None:
             raise Invalid(field, given, f"leave {field} out of a scheduled job: the schedule decides when it runs")
+    if job.expires_at_us is not None:
+        raise Invalid("expires", job.expires_at_us, 'give a span, such as "10m": it counts from each run')
     if job.given_id:
         raise Invalid("id", job.id, "leave it out of a scheduled job: each run has an id of its own")
 
@@ -258,7 +260,7 @@ class ScheduleManager:
         await store.schedules.write_schedule(ScheduleChange(known, known.revision, remove=True))
 
     def _warn(self, name: str, problem: str, remedy: str) -> None:
-        self._app.events.emit(ScheduleKept(schedule=name, problem=problem, remedy=remedy))
+        self._app.events.emit(DeclarationKept(kind="schedule", declared=name, problem=problem, remedy=remedy))
 
     async def _change(self, name: str, change: Callable[[Schedule | None], Schedule | None]) -> Schedule:
         """Writes what ``change`` makes of the present schedule; again if another write came first. None: leave it."""

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from holdfast.app.backpressure import QueueDepths
 from holdfast.core.errors import Conflict, HoldfastError, Invalid, Unavailable
 from holdfast.core.events import Events, JobCreated, JobDuplicate, JobsSubmitted
 from holdfast.core.fault_injection import fault_point
 from holdfast.core.ids import new_id, parse_id
+from holdfast.core.job_changes import with_expiry
 from holdfast.core.models import Job, NewJob, Options, Submitted, to_microseconds
 from holdfast.core.portal import running_loop
 from holdfast.core.retry import Retry, as_retry
@@ -64,6 +66,7 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     key: str | None = None
     key_for: float | timedelta | str | None = None
     unique: Unique | str | float | timedelta | None = None
+    expires: float | timedelta | datetime | str | None = None
     max_attempts: int | str | UnsetType | None = UNSET
     timeout: float | timedelta | str | None = None
     retry: Retry | str | None = None
@@ -99,6 +102,8 @@ def draft_job(task: str, payload: str, draft: JobOptions, settings: Settings) ->
         key_for=None if draft.key_for is None else check_span(draft.key_for, "key_for"),
         options=options if options != Options() else None,
     )
+    if draft.expires is not None:
+        job = with_expiry(job, draft.expires)
     return job if draft.unique is None else as_unique(draft.unique).bind(job)
 
 
@@ -135,6 +140,7 @@ class Submitter:
         spans: Spans | None = None,
     ) -> None:
         self._store = store
+        self.depths = QueueDepths(store)
         self._spans = spans
         self._settings = settings
         self._events = events
@@ -145,6 +151,7 @@ class Submitter:
     async def submit(self, job: NewJob) -> Submitted:
         """Store one job, together with other submissions of this moment. Jobs with a key go apart: another
         caller's open transaction may hold theirs, and jobs without one have no reason to wait for it."""
+        await self.depths.check([job])
         with submission(self._spans, [job]) as [spanned]:
             answer = await self._submit_lone(spanned)
             if not answer.created or self._events.has_subscriber(JobCreated):
@@ -163,6 +170,7 @@ class Submitter:
 
     async def submit_all(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Store a batch in one transaction. A Conflict lists the jobs stored all the same."""
+        await self.depths.check(jobs)
         if self._settings().strict_idempotency:
             await self._check_before([job for job in jobs if job.key is not None])
         with submission(self._spans, jobs) as spanned:

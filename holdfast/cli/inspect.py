@@ -301,6 +301,7 @@ def _facts(job: Job, now: int) -> Iterable[tuple[str, object]]:
     yield f"{last}worker", job.worker
     yield "created", _dated(job.created_at_us, now)
     yield "run at", _dated(job.run_at_us, now)
+    yield "expires", None if job.started_at_us is not None else _dated(job.expires_at_us, now)
     yield f"{last}started", _dated(job.started_at_us, now)
     yield "lease until", _dated(job.lease_until_us, now)
     yield "ended", _dated(job.ended_at_us, now)

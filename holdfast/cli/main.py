@@ -20,7 +20,7 @@ from holdfast.cli.enqueue import enqueue
 from holdfast.cli.inspect import count_jobs, list_jobs, show_job, status, why
 from holdfast.cli.keys import keys
 from holdfast.cli.maintenance import backup, doctor, migrate
-from holdfast.cli.operations import cancel, delete, dlq, replay
+from holdfast.cli.operations import cancel, delete, dlq, edit, replay
 from holdfast.cli.output import as_json
 from holdfast.cli.queue import queue
 from holdfast.cli.run import run
@@ -140,6 +140,7 @@ for _each in (
     show_job,
     watch,
     why,
+    edit,
     cancel,
     replay,
     delete,

@@ -1,4 +1,4 @@
-"""``cancel``, ``replay`` and ``delete``, by ids or everything a filter matches; and the dead letters, ``dlq``."""
+"""``edit``, ``cancel``, ``replay`` and ``delete``, by ids or filter; and the dead letters, ``dlq``."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from holdfast.cli.base import add_command, add_group
 from holdfast.cli.context import Session
 from holdfast.cli.inspect import print_page, print_story
 from holdfast.cli.output import print_json, print_note
-from holdfast.cli.submission import check_choice, filter_options, operate_on_all, read_payload
+from holdfast.cli.submission import check_choice, filter_options, operate_on_all, parse_options, read_payload
 from holdfast.core.errors import Conflict
 from holdfast.core.lifecycle import REPLAYABLE
 from holdfast.core.models import BulkResult, JobFilter
+from holdfast.core.redaction import Redaction
 from holdfast.views.bulk_operations import CANCEL, DELETE, BulkOperation, PacedCalls, by_state, replay_operation
-from holdfast.views.documents import operated_document, to_plain
+from holdfast.views.documents import job_document, operated_document, to_plain
 from holdfast.views.formatting import Filters, count_noun, format_span
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -118,6 +119,48 @@ def delete(session: Session, *, ids: tuple[str, ...], filters: Filters, everythi
     Their keys are free again. Exits 1 if one of the ids could not be deleted.
     """
     return carry_out(session, DELETE, ids, filters, everything=everything, dry_run=dry_run)
+
+
+@add_command(
+    "edit",
+    examples=[
+        "holdfast edit key:invoice-7 --priority 5 --queue urgent",
+        "holdfast edit 0193e4a0-1c2f-7a35-9d3b-5f0a4c1e2b77 --delay 10m --expires 1h",
+        """holdfast edit key:invoice-7 --payload '{"number": 7}'""",
+    ],
+)
+@click.argument("job_id", metavar="ID")
+@click.option("--payload", metavar="JSON", help="All arguments by name; - reads them from stdin.")
+@click.option("--priority", type=int, metavar="N", help="From -100 to 100; higher runs first.")
+@click.option("--delay", metavar="SPAN", help="Not before this long from now: 90, 5m, 2h; 0: at once.")
+@click.option("--run-at", metavar="INSTANT", help="Not before this instant: 2030-01-31T08:00:00Z.")
+@click.option("--queue", "-Q", metavar="NAME", help="Move it to this queue.")
+@click.option("--tag", "tags", metavar="TEXT", multiple=True, help="A tag; those that are given replace all it has.")
+@click.option("--no-tags", is_flag=True, help="Take all its tags off.")
+@click.option(
+    "--expires", metavar="WHEN", help="Cancelled unless a worker takes it within a span or by an instant; never."
+)
+@click.pass_obj
+def edit(
+    session: Session, /, *, job_id: str, payload: str | None, tags: tuple[str, ...], no_tags: bool, **said: Any
+) -> None:
+    """Change a job that waits: queued, scheduled, or failed and waiting for its retry.
+
+    A job that runs or has ended stays as it is. What is not given stays, too.
+    """
+    if tags and no_tags:
+        raise click.UsageError("give --tag or --no-tags, not both")
+    changes = parse_options({name: value for name, value in said.items() if value is not None})
+    if tags or no_tags:
+        changes["tags"] = tags
+    if payload is not None:
+        changes["payload"] = read_payload(payload, session.settings().payload_limit)
+    with session.open_target() if payload is not None else session.open_jobs() as app:
+        job = app.sync.edit(job_id, **changes)
+    if session.json:
+        print_json(to_plain(job_document(Redaction(app.settings.redacted).redact_job(job))))
+    else:
+        click.echo(f"job {job.id} edited: {job.state}, queue {job.queue}, priority {job.priority}")
 
 
 def carry_out(

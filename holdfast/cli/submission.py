@@ -37,6 +37,7 @@ OPTIONS = (
     "key",
     "key_for",
     "unique",
+    "expires",
     "max_attempts",
     "timeout",
     "retry",
@@ -66,6 +67,9 @@ _DECORATORS: dict[str, Callable[[Any], Any]] = {
         "--unique",
         metavar="POLICY",
         help='At most one job for the same work: active, waiting, 10m, or JSON: {"during": …}.',
+    ),
+    "expires": click.option(
+        "--expires", metavar="WHEN", help="Cancelled unless a worker takes it within a span (10m) or by an instant."
     ),
     "max_attempts": click.option("--max-attempts", metavar="N", help=_ATTEMPTS),
     "timeout": click.option("--timeout", metavar="SPAN", help="How long one attempt may take."),
@@ -128,6 +132,8 @@ def _parse_option(name: str, value: Any) -> Any:
             return parse_duration(value, name)
         case "run_at":
             return parse_instant(value, name)
+        case "expires":
+            return parse_expiry_text(value)
         case "retry":
             return Retry.parse(value) if isinstance(value, str) else Retry.from_builtins(value)
         case "max_attempts" if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10:
@@ -138,6 +144,11 @@ def _parse_option(name: str, value: Any) -> Any:
             return parse_object("metadata", value)
         case _:
             return value
+
+
+def parse_expiry_text(value: Any) -> Any:
+    """An expiry from the command line, where a bare number is one of seconds."""
+    return float(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10 else value
 
 
 def parse_object(field: str, text: str) -> dict[str, Any]:

@@ -15,8 +15,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Something that happened. In log lines its ``name`` is that of its class: ``job_created``."""
 
     name: ClassVar[str]
-    level: ClassVar[str] = "info"
-    """The level a user expects it at."""
+    level: ClassVar[str] = "info"  # that a user expects it at
 
     def __init_subclass__(cls) -> None:
         cls.name = re.sub(r"\B(?=[A-Z])", "_", cls.__name__).lower()
@@ -97,8 +96,7 @@ class JobDead(TaskEvent, frozen=True, kw_only=True, omit_defaults=True):
     reason: str
     error: str
     seconds: float
-    dlq_key: str | None = None
-    """Where the transport lists it, if there is one."""
+    dlq_key: str | None = None  # where the transport lists it, if there is one
     trace_id: str | None = None
 
 
@@ -107,6 +105,12 @@ class JobCancelled(TaskEvent, frozen=True, kw_only=True, omit_defaults=True):
 
     attempt: int
     trace_id: str | None = None
+
+
+class JobExpired(TaskEvent, frozen=True, kw_only=True):
+    """A job ended as cancelled: no worker took it by its ``expires``."""
+
+    queue: str
 
 
 class JobReleased(TaskEvent, frozen=True, kw_only=True):
@@ -172,6 +176,7 @@ class SweepComplete(Event, frozen=True, kw_only=True):
     recovered: int
     pruned: int
     reannounced: int = 0
+    expired: int = 0
 
 
 class ScheduleFired(Event, frozen=True, kw_only=True):
@@ -186,11 +191,12 @@ class ScheduleFired(Event, frozen=True, kw_only=True):
     skipped: int  # by the policy for overlaps
 
 
-class ScheduleKept(Event, frozen=True, kw_only=True):
-    """A schedule in the store contradicts the code of this application, and stays as it is."""
+class DeclarationKept(Event, frozen=True, kw_only=True):
+    """A schedule or limit in the store contradicts the code of this application, and stays as it is."""
 
     level: ClassVar[str] = "warning"
-    schedule: str
+    kind: str  # "schedule" or "limit"
+    declared: str  # its name
     problem: str
     remedy: str
 
@@ -265,10 +271,8 @@ class WorkerStopping(Event, frozen=True, kw_only=True):
 
     worker_id: str
     reason: str
-    running: int = 0
-    """Jobs it lets finish,"""
-    grace: float = 0.0
-    """for at most so many seconds; a second signal gives them back at once."""
+    running: int = 0  # jobs it lets finish,
+    grace: float = 0.0  # for at most so many seconds; a second signal gives them back at once
 
 
 class WorkerStopped(Event, frozen=True, kw_only=True):
@@ -313,8 +317,7 @@ class SettingsChanged(Event, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class SettingsRefused(Event, frozen=True, kw_only=True):
-    """A setting that cannot be followed: the file was changed to what cannot be used, and the settings that were valid
-    stay; or no supervisor would start the worker that is to come after this one. Emitted once."""
+    """A setting that cannot be followed: the file is unusable, or no supervisor would start the next worker."""
 
     level: ClassVar[str] = "warning"
     problem: str
@@ -435,10 +438,9 @@ class Events:
                 logging.getLogger(__name__).exception("a subscriber to %s raised", event.name)
 
 
-KINDS: tuple[type[Event], ...] = tuple(
+KINDS: tuple[type[Event], ...] = tuple(  # that a log line can tell
     kind for base in (Event, TaskEvent, ApiChange) for kind in base.__subclasses__() if kind is not TaskEvent
 )
-"""Every kind of event there is that a log line can tell."""
 
 
 # ── observations for metrics alone, one a batch ───────────────────────────────────────────────────────────────────────
@@ -456,8 +458,7 @@ class JobsSubmitted(Measure, frozen=True, kw_only=True):
 
 
 class JobsClaimed(Measure, frozen=True, kw_only=True):
-    """A claim was answered. ``retried``: jobs of which an attempt was counted before; ``late``: by queue, how many
-    seconds each of its jobs could have been claimed earlier."""
+    """A claim was answered. ``retried``: jobs with an earlier attempt; ``late``: by queue, seconds each job waited."""
 
     retried: int
     refused: int

@@ -21,7 +21,7 @@ from typing import Protocol
 
 import msgspec
 
-from holdfast.core.errors import Conflict
+from holdfast.core.errors import Conflict, Invalid
 from holdfast.core.models import Job, JobState, Reason, Settlement
 from holdfast.core.validation import check_span
 
@@ -67,13 +67,15 @@ class Succeeded(msgspec.Struct, frozen=True, gc=False):
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The attempt failed. ``delay`` overrides the policy (``RetryAfter``)."""
+    """The attempt failed. ``delay`` overrides the policy, and ``pause`` names a scope that is paused for as long
+    (``RetryAfter``)."""
 
     error: str
     reason: Reason = Reason.ERROR
     traceback: str | None = None
     retryable: bool = True
     delay: timedelta | None = None
+    pause: str | None = None
 
 
 class Snoozed(msgspec.Struct, frozen=True, gc=False):
@@ -224,14 +226,21 @@ class HandlerSignal(Exception):
     """Base of the exceptions by which a handler says how its attempt ends."""
 
 
+RETRY_SCOPES = ("job", "key", "queue", "task")
+
+
 class RetryAfter(HandlerSignal):
     """The attempt failed; try again after ``delay``: seconds, a timedelta or text such as ``5m``.
 
     The policy is not asked. The budget still counts: on the last attempt the job is dead.
+    ``scope``: "key", "queue" or "task" pauses the limits of that scope for as long, for every job they apply to.
     """
 
-    def __init__(self, delay: float | timedelta | str, message: str = "") -> None:
+    def __init__(self, delay: float | timedelta | str, message: str = "", *, scope: str = "job") -> None:
         self.delay = check_span(delay, "delay")
+        if scope not in RETRY_SCOPES:
+            raise Invalid("scope", scope, f"give one of {', '.join(RETRY_SCOPES)}")
+        self.scope = scope
         super().__init__(message or f"retry after {self.delay}")
 
 

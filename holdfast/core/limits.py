@@ -22,6 +22,7 @@ from holdfast.core.validation import value_at
 MAX_LIMITS = 1000
 """Limits of one store."""
 MAX_CONCURRENCY = 1_000_000
+MAX_DEPTH = 1_000_000
 MAX_RATE = 100_000
 """Starts a second."""
 MAX_WEIGHT = 10_000
@@ -41,6 +42,7 @@ class LimitValues(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     concurrency: jobs that may run at once. rate, period_us: starts in a period; ``burst`` of them may come at once.
     weight: the room and tokens a job takes: a number, or a path in the payload, like "args.pages".
     shares: turns by value of the key; 1 where it has none.
+    depth: jobs that may wait in the queue; submissions beyond it are refused.
     """
 
     concurrency: int | None = None
@@ -49,6 +51,7 @@ class LimitValues(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     burst: int = 1
     weight: int | str = 1
     shares: dict[str, int] = {}
+    depth: int | None = None
 
     @property
     def interval_us(self) -> int | None:
@@ -73,6 +76,12 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     owner: str | None = None
     declared: LimitValues | None = None
     revision: int = 0
+
+    @property
+    def is_claimed(self) -> bool:
+        """Returns True if claims obey it: not if it only bounds the depth of its queue."""
+        values = self.values
+        return self.by is not None or values.concurrency is not None or values.rate is not None
 
 
 class LimitChange(msgspec.Struct, frozen=True):
@@ -122,11 +131,22 @@ class LimitTable:
         self.limits = {limit.name: limit for limit in limits}
         self._queues: dict[str, list[Limit]] = {}
         self._tasks: dict[str, list[Limit]] = {}
+        self.depths: dict[str, int] = {}
+        """Jobs that may wait, by queue."""
         for limit in self.limits.values():
+            if limit.queue is not None and limit.values.depth is not None:
+                self.depths[limit.queue] = min(limit.values.depth, self.depths.get(limit.queue, limit.values.depth))
+            if not limit.is_claimed:
+                continue
             if limit.queue is not None:
                 self._queues.setdefault(limit.queue, []).append(limit)
             elif limit.task is not None:
                 self._tasks.setdefault(limit.task, []).append(limit)
+
+    def split(self, partition: str) -> list[tuple[str, Limit]]:
+        """The buckets of a partition with their limits; without those whose limit is gone."""
+        named = [(bucket, self.limits.get(split_bucket(bucket)[0])) for bucket in split_partition(partition)]
+        return [(bucket, limit) for bucket, limit in named if limit is not None]
 
     @property
     def queues(self) -> Set[str]:

@@ -52,6 +52,7 @@ class Reason(StrEnum):
     CANCELLED = "cancelled"  # an operator asked
     RELEASED = "released"  # given back by a stopping worker
     SNOOZED = "snoozed"  # given back by the handler
+    EXPIRED = "expired"  # it had not begun by its ``expires``
 
 
 class UniqueKey(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -126,6 +127,7 @@ class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
     key: str | None = None
     cancelling: bool = False  # running, and asked to stop
     partition: str | None = None  # of a job under limits: the buckets it passes through (core.limits)
+    expires_at_us: int | None = None  # ends as cancelled if no worker has taken it by then
 
     def __repr__(self) -> str:
         """Returns the known fields, with instants in readable form."""
@@ -176,6 +178,10 @@ class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
     def lease_until(self) -> datetime | None:
         return None if self.lease_until_us is None else to_datetime(self.lease_until_us)
 
+    @property
+    def expires_at(self) -> datetime | None:
+        return None if self.expires_at_us is None else to_datetime(self.expires_at_us)
+
 
 class NewJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A job as it is submitted. Already validated: a store only refuses a job beyond its own limits."""
@@ -194,11 +200,26 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     options: Options | None = None
     partition: str | None = None  # of a job under limits; a store sets it
     weights: str | None = None  # JSON: its weight in each bucket of its partition; None: 1 in each
+    expires_in: timedelta | None = None  # ends as cancelled if it has not begun so long after the store's now; or
+    expires_at_us: int | None = None  # by an instant the user named
 
     @property
     def unique(self) -> UniqueKey | None:
         """Its key under a policy of uniqueness."""
         return None if self.options is None else self.options.unique
+
+    @property
+    def expires(self) -> bool:
+        """Returns True if it ends by itself unless it has begun by some instant."""
+        return self.expires_in is not None or self.expires_at_us is not None
+
+
+class ExpiredJob(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A job that has ended because it had not begun by its ``expires``."""
+
+    job_id: str
+    task: str
+    queue: str
 
 
 class Submitted(msgspec.Struct, frozen=True, gc=False):
@@ -265,6 +286,7 @@ class Claim(msgspec.Struct, frozen=True):
     quarantined: bool = False  # a job that lost two leases in a row waits to be run alone
     held_back: bool = False  # a ready job on its last attempt was not taken: it was one too many to start at once
     lease_until_us: int | None = None  # of all its jobs
+    expired: tuple[ExpiredJob, ...] = ()  # jobs that this claim met too late, and ended
 
 
 class Delivery(msgspec.Struct, frozen=True, gc=False):
@@ -279,7 +301,7 @@ class DeliveredClaim(msgspec.Struct, frozen=True):
     """Result of a claim of delivered ids. ``claim.refused`` counts what cannot be claimed by its id any more."""
 
     claim: Claim
-    left: list[str]  # ready, and not taken: their queue is paused, or they were too many
+    left: dict[str, str]  # ready, and not taken: their queue, which it names, is paused, or they were too many
     paused: frozenset[str]  # every queue that is
 
 

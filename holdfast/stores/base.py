@@ -8,7 +8,7 @@ Every store keeps these promises:
 4. A job whose lease ran out is found by ``maintenance.find_expired`` and can be settled by anyone, once.
 5. An idempotency key creates at most one job while it lives; every caller gets that job, losers of a race too.
 6. Within a queue: higher priority first, then earlier eligible time, then submission order.
-7. ``claim`` never delivers a job before its ``run_at``.
+7. ``claim`` never delivers a job before its ``run_at``, nor for the first time after its ``expires``.
 8. A batch is one transaction: all of it or nothing. Answers come in the order of the questions. (Redis: each 200 of a
    batch, in order; where a later piece fails the call raises, and repeating it is harmless.)
 9. A store decides nothing. It applies transitions if their guard holds. One rule is its own, because only it can
@@ -28,6 +28,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
+from holdfast.core.job_changes import JobChanges
 from holdfast.core.job_logs import LogPage, Record
 from holdfast.core.limits import BucketUse, Limit, LimitChange
 from holdfast.core.models import (
@@ -35,6 +36,7 @@ from holdfast.core.models import (
     BulkResult,
     Claim,
     DeliveredClaim,
+    ExpiredJob,
     Finding,
     HeartbeatReply,
     Job,
@@ -149,8 +151,12 @@ class Admin(Protocol):
         limit: int = 1000,
         pace: ReplayRate = AT_ONCE,
     ) -> BulkResult:
-        """Queue again with a new budget, error cleared, history kept. ``payload`` replaces the stored one. Those that
-        are not to run at once, by ``pace``, become ``scheduled``."""
+        """Queue again with a new budget, error and expiry cleared, history kept. ``payload`` replaces the stored one.
+        Those that are not to run at once, by ``pace``, become ``scheduled``."""
+
+    async def edit(self, job_id: str, changes: JobChanges) -> BulkResult:
+        """Change a job that waits, in the one write that finds it waiting: a worker takes it with all of the changes,
+        or they are refused. With a new time it becomes ``scheduled``, or ``queued`` where that has come."""
 
     async def delete(self, selection: Selection, *, limit: int = 1000) -> BulkResult:
         """Remove jobs that are not running, with their keys and history."""
@@ -170,6 +176,9 @@ class Maintenance(Protocol):
 
     async def promote_due(self, *, limit: int) -> int:
         """Make due jobs of every queue ready; how many."""
+
+    async def expire_waiting(self, *, limit: int) -> list[ExpiredJob]:
+        """End waiting jobs that no worker has taken by their ``expires`` as ``cancelled``; returns them."""
 
     async def find_expired(self, *, limit: int) -> list[Job]:
         """Running jobs whose lease ran out. The remedy is ``settle``."""

@@ -10,12 +10,14 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
+from holdfast.core.job_changes import JobChanges
 from holdfast.core.job_logs import LogPage, Record
 from holdfast.core.limits import BucketUse, Limit, LimitChange
 from holdfast.core.models import (
     Attempt,
     BulkResult,
     Claim,
+    ExpiredJob,
     Finding,
     HeartbeatReply,
     Job,
@@ -167,6 +169,9 @@ class ForwardingMaintenance:
     async def promote_due(self, *, limit: int) -> int:
         return await self._intercept("promote_due", lambda: self._inner.promote_due(limit=limit))
 
+    async def expire_waiting(self, *, limit: int) -> list[ExpiredJob]:
+        return await self._intercept("expire_waiting", lambda: self._inner.expire_waiting(limit=limit))
+
     async def find_expired(self, *, limit: int) -> list[Job]:
         return await self._intercept("find_expired", lambda: self._inner.find_expired(limit=limit))
 
@@ -199,6 +204,9 @@ class ForwardingAdmin:
         return await self._intercept(
             "replay", lambda: self._inner.replay(selection, force=force, payload=payload, limit=limit, pace=pace)
         )
+
+    async def edit(self, job_id: str, changes: JobChanges) -> BulkResult:
+        return await self._intercept("edit", lambda: self._inner.edit(job_id, changes))
 
     async def delete(self, selection: Selection, *, limit: int = 1000) -> BulkResult:
         return await self._intercept("delete", lambda: self._inner.delete(selection, limit=limit))

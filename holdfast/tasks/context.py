@@ -24,13 +24,28 @@ class LogOpener(Protocol):
     def open_log(self, lease: Lease) -> JobLog: ...
 
 
+class Limiter(Protocol):
+    """Protocol of an object that takes tokens of limits for handlers."""
+
+    async def take(self, name: str, tokens: int, *, wait: bool) -> None: ...
+
+    def take_blocking(self, name: str, tokens: int, *, wait: bool) -> None: ...
+
+
 class Context:
     """The running job. A handler whose first parameter is annotated ``Context`` gets it; ``current_job()`` too."""
 
-    __slots__ = ("job", "cancelled", "completing", "_completer", "_log", "_opener")
+    __slots__ = ("job", "cancelled", "completing", "_completer", "_limiter", "_log", "_opener")
 
-    def __init__(self, job: Job, completer: Completer | None = None, opener: LogOpener | None = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        completer: Completer | None = None,
+        opener: LogOpener | None = None,
+        limiter: Limiter | None = None,
+    ) -> None:
         self.job = job
+        self._limiter = limiter
         self._completer = completer
         self._opener = opener
         self._log: JobLog | None = None  # made when something is logged: most jobs log nothing
@@ -106,6 +121,24 @@ class Context:
         await self._completer.complete(self, connection, result)
         return result
 
+    async def limit(self, name: str, tokens: int = 1, *, wait: bool = False) -> None:
+        """Take tokens of a limit with a rate, before a call that it covers: ``await context.limit("api")``.
+
+        Over the limit it raises `RateLimited`: the attempt fails, and is retried after the policy's delay; with
+        ``wait`` it waits for the tokens, and keeps its runner.
+        """
+        await self.limiter.take(name, tokens, wait=wait)
+
+    @property
+    def limiter(self) -> Limiter:
+        """The limits of the store, as the worker takes from them. HoldfastError where there is no store."""
+        if self._limiter is None:
+            raise HoldfastError(
+                "context.limit(): this code runs without a worker or in a process of its own, without a store; "
+                'let the task run with executor="async" or "thread"'
+            )
+        return self._limiter
+
     @property
     def sync(self) -> SyncContext:
         """For handlers in threads: ``context.sync.complete(connection, result)``."""
@@ -128,6 +161,11 @@ class SyncContext:
         """``Context.complete``, in this thread, to which the connection belongs."""
         forbid_running_loop("await context.complete(…) itself instead of context.sync.complete(…)")
         return drive_coroutine(self._context.complete(connection, result))
+
+    def limit(self, name: str, tokens: int = 1, *, wait: bool = False) -> None:
+        """``Context.limit``, in this thread."""
+        forbid_running_loop("await context.limit(…) itself instead of context.sync.limit(…)")
+        self._context.limiter.take_blocking(name, tokens, wait=wait)
 
 
 CURRENT: ContextVar[Context] = ContextVar("holdfast_current_job")

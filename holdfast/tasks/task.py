@@ -6,6 +6,7 @@ import inspect
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar
 
 from msgspec import UNSET, UnsetType
@@ -46,6 +47,7 @@ class Task(Generic[P, R]):
         "priority",
         "tags",
         "unique",
+        "expires",
         "_result",
         "_signature",
         "__weakref__",
@@ -66,6 +68,7 @@ class Task(Generic[P, R]):
         priority: int = 0,
         tags: Sequence[str] = (),
         unique: Unique | None = None,
+        expires: timedelta | None = None,
     ) -> None:
         """``timeout`` in seconds. ``max_attempts``: UNSET leaves it to the settings, None is no limit.
 
@@ -91,6 +94,7 @@ class Task(Generic[P, R]):
         self.priority = priority
         self.tags = tuple(tags)
         self.unique = unique
+        self.expires = expires
         if unique is not None:
             self.check_unique(unique)
         self._signature: Signature | None = None
@@ -104,14 +108,19 @@ class Task(Generic[P, R]):
 
     def check_unique(self, unique: Unique) -> None:
         """Invalid where the policy names an argument that the function does not take: it would be null in every job."""
+        for part in unique.by:
+            if part.startswith("args."):
+                self.check_argument(part, "unique.by")
+
+    def check_argument(self, path: str, field: str) -> None:
+        """Invalid where a path like "args.tenant" names an argument that the function does not take."""
         parameters = inspect.signature(self.function).parameters
         if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
             return
-        for part in unique.by:
-            argument = part.removeprefix("args.").partition(".")[0]
-            if part.startswith("args.") and argument not in parameters:
-                remedy = f"task {self.name!r} takes {', '.join(parameters) or 'no arguments'}"
-                raise Invalid("unique.by", part, remedy + did_you_mean(argument, parameters))
+        argument = path.removeprefix("args.").partition(".")[0]
+        if argument not in parameters:
+            remedy = f"task {self.name!r} takes {', '.join(parameters) or 'no arguments'}"
+            raise Invalid(field, path, remedy + did_you_mean(argument, parameters))
 
     # ── the payload ───────────────────────────────────────────────────────────────────────────────────────────
     def prepare(self) -> Signature:

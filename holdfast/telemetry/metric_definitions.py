@@ -28,6 +28,9 @@ FAMILIES = (
         "Jobs given back for a worker that can run them: `no_handler` or `payload` says why this one could not.",
         ("task", "reason"),
     ),
+    Family(
+        "jobs_expired_total", "counter", "Jobs that ended because no worker took them by their `expires`.", ("task",)
+    ),
     Family("jobs_retried_total", "counter", "Jobs taken again after an attempt that failed or was lost."),
     Family("jobs_recovered_total", "counter", "Jobs whose lease had ended unsettled: their worker was gone."),
     Family("jobs_pruned_total", "counter", "Ended jobs deleted because their time was over."),

@@ -21,6 +21,7 @@ from holdfast.core.events import (
     Events,
     JobDead,
     JobDeferred,
+    JobExpired,
     JobFailed,
     JobsClaimed,
     JobsSubmitted,
@@ -65,6 +66,7 @@ class Metrics:
             JobFailed: self._failed,
             JobDead: self._dead,
             JobDeferred: self._deferred,
+            JobExpired: self._expired,
             ScheduleFired: self._count_ticks,
             LeaseLost: self._lost,
             SweepComplete: self._swept,
@@ -159,6 +161,11 @@ class Metrics:
             shown = self._task(event.task)
             self._add_zeros_of(shown)
             self._counters["jobs_deferred_total"].add(1, shown, event.reason)
+
+    def _expired(self, event: Event) -> None:
+        assert isinstance(event, JobExpired)  # noqa: S101 - subscribed to nothing else
+        with self._figures.lock:
+            self._counters["jobs_expired_total"].add(1, self._task(event.task))
 
     def _count_ticks(self, event: Event) -> None:
         assert isinstance(event, ScheduleFired)  # noqa: S101 - subscribed to nothing else

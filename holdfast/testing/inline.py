@@ -21,6 +21,7 @@ from holdfast.core.portal import drive_coroutine
 from holdfast.stores.base import EVERY_QUEUE, ClaimRequest
 from holdfast.tasks import Context
 from holdfast.worker.context import WorkerContext
+from holdfast.worker.handler_limits import HandlerLimits
 from holdfast.worker.invocation import HandlerInvoker
 from holdfast.worker.log_writer import LogWriter
 from holdfast.worker.runner import Runner
@@ -113,7 +114,8 @@ async def run_once(app: Holdfast, job_ids: Sequence[str]) -> None:
     calls = HandlerInvoker(app, app.settings)
     await calls.open()
     recorder = LogWriter(shared, store)
-    runner, settler = Runner(shared, calls, recorder), Settler(shared, store, recorder.flush)
+    runner = Runner(shared, calls, recorder, HandlerLimits(shared, store))
+    settler = Settler(shared, store, recorder.flush)
     watching = asyncio.create_task(runner.watch_deadlines())
     try:
         claim = await store.queueing.claim(

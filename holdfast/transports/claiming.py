@@ -9,7 +9,7 @@ import msgspec
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.lifecycle import must_start
-from holdfast.core.models import Claim, DeliveredClaim, Delivery, Job
+from holdfast.core.models import Claim, DeliveredClaim, Delivery, ExpiredJob, Job
 from holdfast.stores.base import EVERY_QUEUE, ClaimRequest, TransportQueries
 from holdfast.transports.session import Away, DeliveryLedger, TransportSession, canonical_id
 
@@ -38,6 +38,7 @@ class Claiming:
         self._lease_until_us: int | None = None  # of the jobs taken first
         self._quarantined = False
         self._held_back = False
+        self._expired: tuple[ExpiredJob, ...] = ()
 
     async def run(self) -> Claim:
         """Claim. Away where the transport is, and nothing was taken."""
@@ -56,6 +57,7 @@ class Claiming:
             quarantined=self._quarantined,
             lease_until_us=self._lease_until_us,
             held_back=self._held_back,
+            expired=self._expired,
         )
 
     async def _rounds(self) -> None:
@@ -151,7 +153,11 @@ class Claiming:
             self._jobs.append(job)
             self._taken[job.queue] += 1
             self._in_hand.take(self._request.worker, job.lease, by_id.pop(job.id))
-        self._left += [by_id.pop(job_id) for job_id in delivered.left]
+        self._expired += delivered.claim.expired
+        for job_id, queue in delivered.left.items():
+            delivery = by_id.pop(job_id)
+            # One that has moved to another queue was announced there: here it would come back for ever.
+            (self._left if delivery.queue == queue else self._over).append(delivery)
         self._over += by_id.values()
 
     async def _promote(self) -> bool:

@@ -82,6 +82,7 @@ def merge_claims(first: Claim, second: Claim) -> Claim:
         refused=first.refused + second.refused,
         next_due=min((due for due in (first.next_due, second.next_due) if due is not None), default=None),
         quarantined=first.quarantined or second.quarantined,
+        expired=(*first.expired, *second.expired),
         held_back=first.held_back or second.held_back,
         lease_until_us=min(
             (until for until in (first.lease_until_us, second.lease_until_us) if until is not None), default=None

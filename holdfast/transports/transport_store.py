@@ -15,6 +15,7 @@ from holdfast.core.clock import wait_first
 from holdfast.core.errors import HoldfastError
 from holdfast.core.events import Event
 from holdfast.core.fault_injection import fault_point
+from holdfast.core.job_changes import JobChanges
 from holdfast.core.models import (
     BulkResult,
     Claim,
@@ -277,6 +278,14 @@ class TransportAdmin(ForwardingAdmin):
             with suppress(HoldfastError):  # done: a sweep does the rest
                 queues = await self._transport.announce_changes([job_id for job_id, _ in operated.changed])
                 await self._transport.reconciler.sync_dead_letters(queues)
+        return operated
+
+    async def edit(self, job_id: str, changes: JobChanges) -> BulkResult:
+        """Edit, and announce a ready job in the queue that it is in now; its id is refused where it was before."""
+        operated = await self._inner.edit(job_id, changes)
+        if operated.changed and (changes.queue is not None or changes.has_time):
+            with suppress(HoldfastError):  # it is stored: a sweep does the rest
+                await self._transport.announce_changes([job_id])
         return operated
 
     async def delete(self, selection: Selection, *, limit: int = 1000) -> BulkResult:

@@ -83,6 +83,9 @@ class JobDocument(msgspec.Struct, frozen=True, kw_only=True):
     worker: Annotated[str | None, Meta(description="Who took it last.")]
     created_at: Instant
     run_at: Annotated[Instant, Meta(description="Not before this instant.")]
+    expires_at: Annotated[
+        Instant | None, Meta(description="It is cancelled if no worker has taken it by then; null: it does not expire.")
+    ]
     started_at: Annotated[Instant | None, Meta(description="When its latest attempt began.")]
     lease_until: Annotated[Instant | None, Meta(description="Until then it is its worker's.")]
     ended_at: Instant | None
@@ -223,6 +226,7 @@ def job_document(job: Job) -> JobDocument:
         worker=job.worker,
         created_at=format_timestamp(job.created_at_us),
         run_at=format_timestamp(job.run_at_us),
+        expires_at=_dated(job.expires_at_us),
         started_at=_dated(job.started_at_us),
         lease_until=_dated(job.lease_until_us),
         ended_at=_dated(job.ended_at_us),
@@ -395,6 +399,7 @@ JOB: dict[str, Any] = {
     "worker": None,
     "created_at": _AT,
     "run_at": _AT,
+    "expires_at": None,
     "started_at": None,
     "lease_until": None,
     "ended_at": None,

@@ -124,6 +124,10 @@ def explain_job(job: Job, known: JobFacts) -> Iterator[Explanation]:
         case JobState.SUCCEEDED:
             text = f"it has succeeded, at {format_moment(job.ended_at_us)}"
             yield Explanation("succeeded", text, f"to run it again: holdfast replay {job.id} --force")
+        case JobState.CANCELLED if job.reason == Reason.EXPIRED:
+            by = f"by {format_moment(job.expires_at_us)}, when it expired"
+            yield Explanation("expired", f"no worker took it {by}", f"to run it after all: holdfast replay {job.id}")
+            yield from _held_key(known)
         case JobState.CANCELLED:
             text = f"it was cancelled, at {format_moment(job.ended_at_us)}"
             yield Explanation("cancelled", text, f"to run it after all: holdfast replay {job.id}")
@@ -133,10 +137,25 @@ def explain_job(job: Job, known: JobFacts) -> Iterator[Explanation]:
             yield from _held_key(known)
         case JobState.WAITING:
             yield Explanation("waiting", "it waits for another job or a signal")
+            yield from _expiry(job, known)
         case _:
             obstacles = [*_not_due(job, known), *_obstacles(job, known)]
             doubts = list(_doubtful_task(job, known))
             yield from [*obstacles, *doubts] if obstacles else [*doubts, *_in_line(job, known)]
+            yield from _expiry(job, known)
+
+
+def _expiry(job: Job, known: JobFacts) -> Iterator[Explanation]:
+    if job.expires_at_us is None or job.started_at_us is not None:
+        return
+    left = timedelta(microseconds=job.expires_at_us - known.now_us)
+    if left > timedelta(0):
+        text = f"it expires in {format_span(left)}, at {format_moment(job.expires_at_us)}"
+        remedy = f"to give it more time: holdfast edit {job.id} --expires 1h"
+    else:
+        text = f"it has expired, at {format_moment(job.expires_at_us)}: the next claim or sweep ends it"
+        remedy = "start a worker if none is alive"
+    yield Explanation("expires", text, remedy)
 
 
 def _held_key(known: JobFacts) -> Iterator[Explanation]:

@@ -25,6 +25,7 @@ from holdfast.web import (
     bulk,
     claims,
     dead_letters,
+    editing,
     event_stream,
     heartbeats,
     jobs,
@@ -63,6 +64,7 @@ OPERATIONS = with_description(
     (
         *submissions.OPERATIONS,
         *jobs.OPERATIONS,
+        *editing.OPERATIONS,
         *bulk.OPERATIONS,
         *dead_letters.OPERATIONS,
         *queues.OPERATIONS,

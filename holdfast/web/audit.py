@@ -25,7 +25,7 @@ from holdfast.web.routing import Operation, RequestContext
 from holdfast.web.settlements import OUTCOMES
 
 _TARGETS = ("id", "ids", "filter", "all", "dry_run", "limit", "force", "rate", "task", "queue", "queues", "key")
-_OPTIONS = ("worker", "workers", "drain", "priority", "delay", "run_at", "after", "name", "replace")
+_OPTIONS = ("worker", "workers", "drain", "priority", "delay", "run_at", "expires", "tags", "after", "name", "replace")
 _TIMES = ("cron", "zone", "every", "at", "start", "end")
 _COUNTED = ("jobs", "leases", "lines", "settlements")
 _IDS_MOST = 50

@@ -159,7 +159,7 @@ class Origins:
         if request.headers.get(b"origin") not in self._allowed:
             return None
         allow = (
-            (b"access-control-allow-methods", b"GET, POST, DELETE"),
+            (b"access-control-allow-methods", b"GET, POST, PATCH, DELETE"),
             (b"access-control-allow-headers", _HEADERS),
             (b"access-control-max-age", b"600"),
         )

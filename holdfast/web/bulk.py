@@ -116,7 +116,7 @@ AFTER = Field(
     "Seconds until the first is ready: where a call goes on at a `rate`, what `seconds` of the one before said.",
     example=0,
 )
-_PAYLOAD = Field("payload", OBJECT, "Edited arguments; leave it out to keep them.", example={"to": "a@b.c"})
+EDITED_PAYLOAD = Field("payload", OBJECT, "Edited arguments; leave it out to keep them.", example={"to": "a@b.c"})
 _SELECTION = (
     Field("ids", array_value(text_value(1, 600), MOST), "These jobs, each by its id or `key:NAME`.", example=[ID]),
     Field(
@@ -144,7 +144,7 @@ REPLAY = Form(
     inner=(FILTER,),
     refused=_NOT_ONE,
 )
-REPLAY_ONE = Form(name="ReplayJobRequest", doc="How to replay a job.", fields=(_FORCE, _PAYLOAD))
+REPLAY_ONE = Form(name="ReplayJobRequest", doc="How to replay a job.", fields=(_FORCE, EDITED_PAYLOAD))
 NOTHING = Form(name="EmptyBody", doc="Nothing more is to be said.", fields=())
 
 

@@ -23,6 +23,7 @@ from holdfast.core.errors import (
     HoldfastError,
     Invalid,
     NotFound,
+    QueueFull,
     TooBroad,
     Unavailable,
     quote_value,
@@ -312,6 +313,10 @@ def answer_to(error: Exception, request_id: str) -> ApiResponse:
         case ConfigError():
             remedy = "tell its operator; `holdfast doctor` says what is wrong"
             return problem_response(500, error.code, _MISSET, request_id, remedy=remedy)
+        case QueueFull():
+            retry = (b"retry-after", str(RETRY_AFTER).encode())
+            remedy = "send it again later; more workers empty the queue sooner"
+            return problem_response(error.http_status, error.code, str(error), request_id, retry, remedy=remedy)
         case HoldfastError() if error.http_status < 500:
             return problem_response(error.http_status, error.code, str(error), request_id)
     return problem_response(500, "internal", _BROKEN, request_id, remedy="tell its operator")

@@ -35,7 +35,19 @@ _NAME = ValueType({"type": "string", "pattern": NAME_PATTERN}, lambda value, fie
 _SPAN = ValueType({"type": ["number", "string"], "minimum": 0, "maxLength": 40}, any_value)
 _INSTANT = ValueType({"type": "string", "format": "date-time"}, any_value)
 _TIMING = ("cron", "zone", "every", "at", "catch_up", "overlap", "jitter", "max_runs")
-_OF_JOBS = ("task", "payload", "queue", "priority", "max_attempts", "timeout", "retry", "tags", "metadata", "unique")
+_OF_JOBS = (
+    "task",
+    "payload",
+    "queue",
+    "priority",
+    "max_attempts",
+    "timeout",
+    "retry",
+    "tags",
+    "metadata",
+    "unique",
+    "expires",
+)
 _HIDDEN = Raw(b"{}")
 _PAGE = Field("limit", integer_text(1, 1000, default=100), "Schedules on this page.", example=100)
 _AFTER = Field("after", _NAME, "Continue behind this name.", example="nightly-report")

@@ -58,6 +58,15 @@ def _attempts(value: Any, field: str) -> Any:
 
 
 _SPAN = ValueType({"type": ["number", "string"], "minimum": 0, "maxLength": 40}, any_value)
+EXPIRY = ValueType(
+    {
+        "type": ["number", "string"],
+        "exclusiveMinimum": 0,
+        "maxLength": 40,
+        "description": 'Seconds, a span such as "10m", an instant as RFC 3339 with its offset, or "never".',
+    },
+    any_value,
+)
 _ATTEMPTS = {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 25}, {"type": "string", "const": "unlimited"}]}
 SUBMISSION = Form(
     name="Submission",
@@ -88,6 +97,7 @@ SUBMISSION = Form(
             "with `during`, `by` and `on_conflict`.",
             example="active",
         ),
+        Field("expires", EXPIRY, "Cancelled unless a worker takes it by then.", example="10m"),
         Field(
             "max_attempts",
             ValueType(_ATTEMPTS, _attempts),
@@ -225,6 +235,7 @@ def as_stored(new: NewJob, *, now_us: int) -> Job:
     """A job at the moment it was stored."""
     delayed = now_us + new.delay // timedelta(microseconds=1) if new.delay is not None else now_us
     run_at_us = max(now_us, delayed if new.run_at_us is None else new.run_at_us)
+    span = new.expires_in
     return Job(
         id=new.id,
         task=new.task,
@@ -240,6 +251,7 @@ def as_stored(new: NewJob, *, now_us: int) -> Job:
         options=new.options,
         state=JobState.QUEUED if run_at_us <= now_us else JobState.SCHEDULED,
         key=new.key,
+        expires_at_us=new.expires_at_us if span is None else now_us + span // timedelta(microseconds=1),
     )
 
 

@@ -156,6 +156,7 @@ class Fetcher:
                 startable=max(0, min(self._places, max(1, min(idle, room)))),
                 alone=alone,
                 promote=shared.settings.role != "follower",
+                idle=max(0, idle),
             )
         )
         self._claiming = asyncio.ensure_future(self._take(claiming, since))

@@ -12,6 +12,7 @@ from holdfast.core.events import (
     JobCancelled,
     JobDead,
     JobDeferred,
+    JobExpired,
     JobFailed,
     JobReleased,
     JobsClaimed,
@@ -22,7 +23,7 @@ from holdfast.core.events import (
     LeaseRejected,
 )
 from holdfast.core.lifecycle import UNFIT
-from holdfast.core.models import Claim, Job, JobState, Settled, Settlement, to_datetime
+from holdfast.core.models import Claim, ExpiredJob, Job, JobState, Settled, Settlement, to_datetime
 from holdfast.settings.settings import Settings
 from holdfast.telemetry.trace_context import trace_id_of
 from holdfast.transports.contract import TransportKeys
@@ -32,6 +33,7 @@ def tell_claim(events: Events, claim: Claim, worker_id: str, lease_for: timedelt
     """Emits the events of a claim."""
     if (claim.jobs or claim.refused) and events.has_subscriber(JobsClaimed):
         _measure_claim(events, claim, lease_for)
+    tell_expired(events, claim.expired)
     if claim.refused and events.has_subscriber(LeaseRejected):
         events.emit(LeaseRejected(count=claim.refused, worker_id=worker_id))
     if claim.jobs and events.has_subscriber(LeaseAcquired):
@@ -42,6 +44,12 @@ def tell_claim(events: Events, claim: Claim, worker_id: str, lease_for: timedelt
                     job_id=job.id, task=job.task, attempt=job.attempts, worker_id=worker_id, locked_until=until
                 )
             )
+
+
+def tell_expired(events: Events, expired: Iterable[ExpiredJob]) -> None:
+    """Emits the events of jobs that have ended because no worker took them in time."""
+    for each in expired:
+        events.emit(JobExpired(job_id=each.job_id, task=each.task, queue=each.queue))
 
 
 def _measure_claim(events: Events, claim: Claim, lease_for: timedelta) -> None:

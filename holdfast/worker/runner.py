@@ -25,6 +25,7 @@ from holdfast.worker.context import StopReason, TaskRun, WorkerContext
 from holdfast.worker.executors.command import run_command
 from holdfast.worker.executors.coroutine import Escaped, drive_in_context
 from holdfast.worker.executors.outcome import describe_error, outcome_of, payload_refused, success_outcome
+from holdfast.worker.handler_limits import HandlerLimits
 from holdfast.worker.invocation import HandlerInvoker, RemoteOutcome, unwrap_outcome
 from holdfast.worker.policy import Unfit
 from holdfast.worker.tx_completion import UNDONE, TxCompletion
@@ -36,11 +37,12 @@ _STUCK_AFTER = 1.0  # seconds a cancelled runner may take to end
 class Runner:
     """The runners of one shared: as many as its concurrency, and one watchdog over their deadlines."""
 
-    def __init__(self, shared: WorkerContext, calls: HandlerInvoker, logs: LogOpener) -> None:
+    def __init__(self, shared: WorkerContext, calls: HandlerInvoker, logs: LogOpener, limits: HandlerLimits) -> None:
         self._shared = shared
         self._calls = calls
         self._logs = logs
         self._completing = TxCompletion(shared)
+        self._limits = limits
         self._registry = shared.app.registry
         self._runners: set[asyncio.Task[None]] = set()
         self._doubts: set[asyncio.Task[None]] = set()
@@ -136,7 +138,7 @@ class Runner:
         shared, job = self._shared, run.job
         monotonic = shared.clock.monotonic
         run.runner = runner
-        run.context = Context(job, self._completing, self._logs)
+        run.context = Context(job, self._completing, self._logs, self._limits)
         run.started = monotonic()
         if shared.is_stale(run, run.started):
             shared.forget_run(run)
@@ -153,6 +155,8 @@ class Runner:
             outcome = await self._execute(run, run.context)
             if type(outcome) is Failed and Unfit.is_unfit(outcome, job):
                 [outcome] = await self._unfit.settle_unfit([job], [outcome], shared.settings)
+            if type(outcome) is Failed and outcome.pause is not None:
+                outcome = await self._limits.pause_scope(job, outcome)
         except asyncio.CancelledError:
             if run.why is None:  # not the job is being stopped, but this runner
                 raise

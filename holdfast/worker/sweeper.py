@@ -1,5 +1,5 @@
-"""The sweeper: on its own clock, under load too, in any number of workers at once: settles expired leases, makes due
-jobs ready in unserved queues, republishes ids that the transport has lost, and prunes by retention."""
+"""The sweeper: on its own clock, under load too, in any number of workers at once: ends expired jobs, settles expired
+leases, makes due jobs ready in unserved queues, republishes ids that the transport has lost, prunes by retention."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.core.lifecycle import Lost, decide
 from holdfast.core.models import Job, JobState, Settled
 from holdfast.stores.base import Store
 from holdfast.worker.context import RetryDelay, WorkerContext
-from holdfast.worker.reporting import tell_recovered
+from holdfast.worker.reporting import tell_expired, tell_recovered
 
 _BATCH = 500
 _PRUNE_EVERY = 60.0  # seconds
@@ -49,6 +49,7 @@ class Sweeper:
         done = {}
         failed: HoldfastError | None = None
         parts = {
+            "expired": self._expire,
             "recovered": self._recover_all,
             "requeued": self._promote,
             "reannounced": self._store.maintenance.reannounce,
@@ -63,6 +64,14 @@ class Sweeper:
             self._shared.emit(SweepComplete(**{"recovered": 0, "requeued": 0, "pruned": 0, **done}))
         if failed is not None:
             raise failed
+
+    async def _expire(self) -> int:
+        """End the jobs whose ``expires`` has come, of every queue."""
+        expired = 0
+        while batch := await self._store.maintenance.expire_waiting(limit=_BATCH):
+            tell_expired(self._shared.events, batch)
+            expired += len(batch)
+        return expired
 
     async def _promote(self) -> int:
         """Make due jobs ready: for unserved queues, and for followers while this worker is too busy to claim. An

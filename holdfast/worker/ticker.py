@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
+from holdfast.app.limits import LimitManager
 from holdfast.app.schedules import ScheduleManager
 from holdfast.core.errors import HoldfastError, StoreReplaced, Unavailable
 from holdfast.core.events import ScheduleFired, StoreTrouble
@@ -53,6 +54,7 @@ class Ticker:
     async def _fire_due(self) -> float:
         """Fires what is due; returns the seconds to sleep."""
         if not self._reconciled:
+            await LimitManager(self._shared.app).reconcile(self._shared.app.declared_limits)
             await ScheduleManager(self._shared.app).reconcile(self._declared)
             self._reconciled = True
         longest = self._shared.settings.poll.total_seconds()

@@ -14,6 +14,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from holdfast.app import Holdfast
+from holdfast.app.limits import LimitManager
 from holdfast.core.errors import HoldfastError, StoreReplaced, Unavailable
 from holdfast.core.events import StoreTrouble, WorkerStarted, WorkerStopped, WorkerStopping
 from holdfast.core.lifecycle import Cancelled, Released
@@ -24,6 +25,7 @@ from holdfast.stores.base import Store
 from holdfast.worker.context import StopReason, WorkerContext
 from holdfast.worker.executors.process_group import is_gone
 from holdfast.worker.fetcher import Fetcher
+from holdfast.worker.handler_limits import HandlerLimits
 from holdfast.worker.heartbeat import Heartbeat
 from holdfast.worker.invocation import HandlerInvoker
 from holdfast.worker.log_writer import LogWriter
@@ -105,7 +107,7 @@ class Worker:
         store = await app.open_store()
         self.calls = calls = await self._open(store)
         self.recorder = LogWriter(shared, store)
-        self.runner = Runner(shared, calls, self.recorder)
+        self.runner = Runner(shared, calls, self.recorder, HandlerLimits(shared, store))
         self.settler = Settler(shared, store, self.recorder.flush)
         self.ticker = Ticker(shared, store, app.declared)
         self.fetcher = Fetcher(shared, store, drain=self._drain)
@@ -133,6 +135,7 @@ class Worker:
                 concurrency=shared.settings.concurrency,
             )
         )
+        await self._or_reported(LimitManager(app).reconcile(app.declared_limits), "writing the limits of the code")
         fetching = asyncio.create_task(self.fetcher.run(), name="holdfast-fetcher")
         try:
             await self._until_stopped([fetching, settling, heartbeat.ended, self.runner.failed, *background])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import cast
 
 import asyncpg
 import pytest
 
+from holdfast.core.clock import ManualClock
+from holdfast.core.job_changes import JobChanges
 from holdfast.core.limits import Limit, LimitChange, LimitTable, LimitValues
 from holdfast.stores.base import Store
 from holdfast.stores.postgres.external_tx import encode_batch
@@ -56,3 +59,25 @@ async def test_tier_of_an_older_process_is_corrected(store: Store) -> None:
         await link.close()
     assert [each.id for each in await take(store, 9)] == [first]
     assert await take(store, 9, only=[second]) == []
+
+
+async def test_edited_and_replayed_jobs_move_to_their_partitions(store: Store) -> None:
+    await limit_queue(store, concurrency=1)
+    edited, replayed = await put(store, *[new_job(payload='{"tenant":1}') for _ in range(2)])
+    await store.admin.edit(edited, JobChanges(payload='{"tenant":2}'))
+    await store.admin.cancel([replayed])
+    await store.admin.replay([replayed], payload='{"tenant":3}')
+    assert {each.id for each in await take(store, 9)} == {edited, replayed}
+    found = [await store.query.get(each) for each in (edited, replayed)]
+    assert [each.partition for each in found if each is not None] == ["mail=2", "mail=3"]
+    (moved,) = await put(store, new_job(payload='{"tenant":2}'))
+    await store.admin.edit(moved, JobChanges(queue="other"))
+    assert [each.id for each in await take(store, 9, {"other": 9})] == [moved]
+
+
+async def test_overdue_job_under_limits_is_not_started(store: Store, clock: ManualClock) -> None:
+    await limit_queue(store, concurrency=1)
+    await put(store, new_job(payload='{"tenant":1}', expires_in=timedelta(seconds=5)))
+    clock.advance(6)
+    (other,) = await put(store, new_job(payload='{"tenant":1}'))
+    assert [each.id for each in await take(store, 9)] == [other]

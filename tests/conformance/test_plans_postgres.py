@@ -36,17 +36,17 @@ BATCH = 50
 PAGES = 32 * BATCH
 """Buffers that a statement may touch for a batch: each row with its index paths, several times over."""
 NOW = 1_000_000_000_000
-LARGE_TABLES = {"job", "key", "tag", "attempt", "line", "schedule", "partition", "partition_inbox", "bucket"}
+LARGE_TABLES = {"job", "key", "tag", "expiry", "attempt", "line", "schedule", "partition", "partition_inbox", "bucket"}
 
 FILL = """
 insert into {schema}.job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, claims, losses, tier,
-                          keyed, tagged, worker, lease_until, ended_at)
+                          keyed, tagged, worker, lease_until, ended_at, expires_at)
 select ('00000000-0000-0000-0000-' || lpad(to_hex({block} * {rows} + n), 12, '0'))::uuid,
        case when n % 2 = 1 then 'default' else 'queue-' || n % 10 end, 'task', '{{}}', {state}, n % 3,
        case when {state} in (1, 3) then {now} + n - {rows} / 2 else {now} - n end, {now} - 1000000, 5, 1, {losses},
        {losses},
        true, true, 'worker', case when {state} = 2 then {now} + n - 40 end,
-       case when {state} >= 5 then {now} - n end
+       case when {state} >= 5 then {now} - n end, case when n % 3 = 0 then {now} + n end
 from generate_series(1, {most}) n
 """
 FILL_LIMITED = """
@@ -69,6 +69,7 @@ values ('key', 1, 'queue-8', true, 3, 1000, 2, '{{}}');
 FILL_REST = """
 insert into {schema}.key (key, job_id, keep_until)
 select 'key of ' || id, id, case when seq % 2 = 0 then {now} + 1000000 end from {schema}.job;
+insert into {schema}.expiry (job_id, expires_at) select id, coalesce(expires_at, {now} - seq) from {schema}.job;
 insert into {schema}.tag (tag, job_id) select 'tagged', id from {schema}.job;
 insert into {schema}.attempt (job_id, claims, attempt, ended_at, state)
 select id, 1, 1, {now} - seq, 3 from {schema}.job;
@@ -144,12 +145,22 @@ CASES = [
     Case("beat", (BY_ID,), RUNNING),
     Case("expired", ("job_lease(lease_until)",)),
     Case("prune_jobs", ("job_ended(state, ended_at)",), {"span": ROWS // 2}),
-    Case("delete_jobs", (BY_ID, "attempt_pkey(job_id)", "tag_of(job_id)", "line_pkey(job_id)"), {"ids": ids(5)}),
+    Case(
+        "delete_jobs",
+        (BY_ID, "attempt_pkey(job_id)", "tag_of(job_id)", "line_pkey(job_id)", "expiry_pkey(job_id)"),
+        {"ids": ids(5)},
+    ),
     Case("delete_keys_of", ("key_of(job_id)",), {"ids": ids(5), "whatever": True}),
     Case("prune_keys", ("key_over(keep_until)",)),
     Case("outlived_keys", ("key_over(keep_until)",)),
     Case("cancel_unstarted", (BY_ID,), {"ids": ids(0)}),
     Case("cancel_running", (BY_ID,), {"ids": ids(2)}),
+    Case("expire_jobs", ("expiry_due(expires_at)", "expiry_pkey(job_id)", BY_ID)),
+    Case("rewrite_waiting", (BY_ID,), {"id": ids(0)[0]}),
+    Case("rewrite_waiting", (BY_ID,), {"id": ids(0)[0], "delay": 5, "queue": "other"}),
+    Case("drop_tags", ("tag_of(job_id)",)),
+    Case("add_tags", ()),
+    Case("set_expiry", ()),
     Case("replay", (BY_ID,), {"ids": ids(6), "laters": [0] * BATCH}),
     Case(
         "figures",
@@ -196,8 +207,8 @@ CASES = [
     Case("next_schedule", ("schedule_due(next_at)",)),
     Case("jobs_without_partition", ("job_ready(queue, tier)",)),
     Case("jobs_to_assign", ("job_pkey(id)",), {"after": ids(1)[0]}),
+    Case("partition_facts", (BY_ID,)),
     Case("set_partitions", (BY_ID,), {"ids": ids(0), "versions": ["1"] * BATCH, "partitions": ["a"] * BATCH}),
-    Case("limits", ()),
     Case("replace_limit", (), {"name": "key"}),
     Case("remove_limit", (), {"name": "key"}),
     Case("pause_buckets", (), {"buckets": ["key=1", "key=2"]}),
@@ -216,7 +227,10 @@ COLUMNS = {
     "tasks": ["task"] * BATCH,
     "payloads": ["{}"] * BATCH,
     "ranks": [0] * BATCH,
-    **dict.fromkeys(("run_ats", "delays", "max_attempts", "options", "tags", "policies", "keep_for"), [None] * BATCH),
+    **dict.fromkeys(
+        ("run_ats", "delays", "max_attempts", "options", "tags", "policies", "keep_for", "expires_ats", "expires_ins"),
+        [None] * BATCH,
+    ),
     "givens": [False] * BATCH,
     **dict.fromkeys(("partitions", "weights")),
     "keys": [f"key {n}" for n in range(BATCH)],
@@ -267,7 +281,7 @@ VALUES: dict[str, Any] = {
     "payload": None,
     "unasked": True,
     "before": "ffffffff-ffff-ffff-ffff-ffffffffffff",
-    **dict.fromkeys(("running", "succeeded", "failed", "concurrency", "pid"), 1),
+    **dict.fromkeys(("running", "succeeded", "failed", "concurrency", "pid", "interval_us", "burst"), 1),
     "host": "here",
     "name": "schedule-7",
     "after": "schedule-5",
@@ -276,8 +290,11 @@ VALUES: dict[str, Any] = {
     "document": "{}",
     **dict.fromkeys(("task", "shares", "weights")),
     "keyed": True,
-    "interval_us": 1000,
-    "burst": 1,
+    **dict.fromkeys(("rank", "run_at", "delay", "options"), None),
+    "tags": ["t"],
+    "retagged": True,
+    "expires_at": NOW,
+    "expires_in": None,
 }
 """What the statements are given, unless their case says otherwise."""
 OWN = {

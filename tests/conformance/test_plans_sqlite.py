@@ -53,7 +53,15 @@ HOT: dict[str, tuple[str, ...]] = {
     "take_key": (BY_ID,),
     "mark_keyed": (BY_ID, "PRIMARY KEY"),
     "release_key": ("PRIMARY KEY",),
-    **dict.fromkeys(("replace_unique", "reschedule_unique", "is_stored", "unique_keys_of"), (BY_ID,)),
+    **dict.fromkeys(("is_stored", "unique_keys_of"), (BY_ID,)),
+    **dict.fromkeys(("rewrite_waiting", "rewrite_options", "rewrite_payload", "set_expiry", "clear_expiry"), (BY_ID,)),
+    "insert_expiry": (BY_ID,),
+    "drop_tags": (BY_ID, "holdfast_tag_of"),
+    "drop_expiry": (BY_ID, BY_SEQ),
+    "any_overdue": ("holdfast_expiry_due",),
+    "overdue": ("holdfast_expiry_due",),
+    "drop_overdue": (BY_SEQ,),
+    "expire_jobs": (BY_SEQ,),
     "complete": (BY_ID,),
     "completed": (BY_ID,),
     "settle_succeeded": (BY_ID,),
@@ -71,6 +79,7 @@ HOT: dict[str, tuple[str, ...]] = {
     "replay": (BY_ID,),
     "figures": (
         "holdfast_job_ready",
+        "holdfast_job_limited",
         "holdfast_job_waiting",
         "holdfast_job_due_anywhere",
         "holdfast_job_lease",
@@ -91,13 +100,30 @@ HOT: dict[str, tuple[str, ...]] = {
     "outlived_keys": ("holdfast_key", BY_ID),
     "prune_keys": ("holdfast_key",),
     "delete_worker": ("PRIMARY KEY",),
-    "oldest_ready": ("holdfast_job_ready",),
+    "oldest_ready": ("holdfast_job_ready", "holdfast_job_limited", "PRIMARY KEY"),
     **dict.fromkeys(("find_ended", "choose_ended", "count_ended"), ("holdfast_job_unsuccessful",)),
     **dict.fromkeys(("replace_schedule", "remove_schedule", "schedule", "schedules"), ("PRIMARY KEY",)),
     **dict.fromkeys(("due_schedules", "next_schedule"), ("holdfast_schedule_due",)),
-    "glance_queues": ("holdfast_job_ready", "holdfast_job_waiting", "holdfast_job_due"),
+    **dict.fromkeys(
+        ("replace_limit", "remove_limit", "queue_turn", "set_queue_turn", "buckets", "list_partition"), ("PRIMARY KEY",)
+    ),
+    **dict.fromkeys(("move_partition", "drop_partition"), ("PRIMARY KEY",)),
+    "any_open_partition": ("holdfast_partition_turn", "holdfast_partition_blocked", "holdfast_job_limited_quarantined"),
+    "next_unblocked": ("holdfast_partition_blocked",),
+    "unblock_partitions": ("holdfast_partition_blocked",),
+    "partitions_in_turn": ("holdfast_partition_turn",),
+    "partition_jobs": ("holdfast_job_limited",),
+    "unassigned_jobs": ("holdfast_job_ready",),
+    "set_partition": (BY_SEQ,),
+    "partitions_of": (BY_ID,),
+    "running_partitions": ("holdfast_job_limited_running",),
+    **dict.fromkeys(("limited_quarantined", "any_limited_quarantined"), ("holdfast_job_limited_quarantined",)),
+    "pick_admitted": (BY_SEQ,),
+    "limited_queues_of": (BY_ID,),
+    "glance_queues": ("holdfast_job_ready", "holdfast_job_limited", "holdfast_job_waiting", "holdfast_job_due"),
     "glance": (
         "holdfast_job_ready",
+        "holdfast_job_limited",
         "holdfast_job_waiting",
         "holdfast_job_due",
         "holdfast_job_lease",
@@ -112,8 +138,25 @@ FEW_WORKERS = "a row for each worker"
 BY_HAND = "an operator's question, rare and bounded, that the table answers in its own order"
 COLD = {
     **dict.fromkeys(
-        ("insert_job", "insert_single_job", "insert_attempt", "insert_line", "upsert_worker", "add_schedule"), AS_GIVEN
+        (
+            "insert_job",
+            "insert_limited_job",
+            "insert_single_job",
+            "insert_attempt",
+            "insert_line",
+            "upsert_worker",
+            "add_schedule",
+            "add_limit",
+        ),
+        AS_GIVEN,
     ),
+    "set_bucket": AS_GIVEN,
+    "list_queue": AS_GIVEN,
+    "any_bucket": "the first row it meets",
+    **dict.fromkeys(("limits", "limits_version"), "a row for each limit, of which there are a thousand at most"),
+    "limited_queues": "a row for each queue that ever had a job under a limit",
+    "waiting_jobs": "when a limit is added or removed: goes through the table page by page",
+    "prune_buckets": "a row for each bucket that has tokens missing, page by page, in a sweep",
     **dict.fromkeys(("paused_queues", "known_queues", "set_paused"), FEW_QUEUES),
     **dict.fromkeys(("workers", "order_workers", "prune_workers"), FEW_WORKERS),
     **dict.fromkeys(("choose", "count", "stuck", "unnamed_queue_jobs"), BY_HAND),
@@ -147,6 +190,10 @@ PARAMETERS: dict[str, object] = {
     "state": 5,
     "states": "[6]",
     "worker": None,
+    "partition": "",
+    "turn": -1,
+    "offset": 0,
+    "names": '["bucket-7", "bucket-8"]',
     "name": "schedule-7",
     "expected": 1,
     "revision": 1,
@@ -155,7 +202,13 @@ PARAMETERS: dict[str, object] = {
 """What the statements are given; a parameter not named here is null."""
 
 
-POSITIONAL = {"take_key": ("key of id-7", "id-8", None, NOW, 255)}
+POSITIONAL = {
+    "take_key": ("key of id-7", "id-8", None, NOW, 255),
+    "rewrite_waiting": ("id-7", NOW, 31, "other", 1, NOW + 5),
+    "insert_expiry": ("id-7", NOW),
+    "drop_expiry": ("id-7",),
+    "drop_tags": ("id-7",),
+}
 """What the statements with places instead of names are given; nulls if nothing stands here."""
 
 
@@ -169,15 +222,39 @@ class Parameters(dict[str, Any]):
 FILL = """
 with recursive n (n) as (values (1) union all select n + 1 from n where n < :rows)
 insert into holdfast_job (id, queue, task, state, rank, run_at, created_at, max_attempts, claims, losses, keyed, worker,
-                          lease_until, ended_at)
+                          lease_until, ended_at, expires_at)
 select 'id-' || (n + :block * :rows), iif(n % 2, 'default', 'queue-' || n % 10), 'task', :state, n % 3,
        iif(:state in (1, 3), :now + n - :rows / 2, :now - n), :now - 1000000, 5, 1, :losses, 1, 'worker',
-       iif(:state = 2, :now + n - :rows / 2, null), iif(:state >= 5, :now - n, null)
+       iif(:state = 2, :now + n - :rows / 2, null), iif(:state >= 5, :now - n, null),
+       iif(n % 3, null, :now + n)
 from n limit :most
+"""
+FILL_LIMITED = """
+with recursive n (n) as (values (1) union all select n + 1 from n where n < :rows)
+insert into holdfast_job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, losses, worker,
+                          lease_until, partition)
+select 'limited-' || :state || :losses || n, iif(n % 2, 'default', 'queue-' || n % 10), 'task', '{}', :state, n % 3,
+       :now - n, :now - 1000000, 5, :losses, 'worker', iif(:state = 2, :now + n, null), 'tenant=' || n % 5000
+from n
+"""
+FILL_BUCKETS = """
+with recursive n (n) as (values (1) union all select n + 1 from n where n < :rows)
+insert into holdfast_bucket (name, full_at, paused_until) select 'bucket-' || n, :now + n - :rows / 2, 0 from n
+"""
+LIST_PARTITIONS = """
+insert into holdfast_partition (queue, partition, turn)
+select distinct queue, partition, 0 from holdfast_job where partition is not null
+"""
+BLOCK_PARTITIONS = """
+update holdfast_partition
+set turn = abs(random()) % 1000000, blocked_until = iif(abs(random()) % 2, :now + 1 + abs(random()) % 1000, null)
 """
 FILL_KEYS = """
 insert into holdfast_key (key, job_id, keep_until)
 select 'key of ' || id, id, iif(seq % 2, :now + 1000000, null) from holdfast_job
+"""
+FILL_EXPIRIES = """
+insert into holdfast_expiry (seq, expires_at) select seq, coalesce(expires_at, :now - seq) from holdfast_job
 """
 FILL_SCHEDULES = """
 with recursive n (n) as (values (1) union all select n + 1 from n where n < :rows)
@@ -215,7 +292,13 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Statistics]:
             _fill(connection, state)
         _fill(connection, 0, block=8, most=SUSPECTS, losses=1)
         _fill(connection, 0, block=9, most=SUSPECTS, losses=2)
+        for state, losses, rows in ((0, 0, ROWS), (0, 2, SUSPECTS), (2, 0, SUSPECTS)):
+            connection.execute(FILL_LIMITED, {"now": NOW, "rows": rows, "state": state, "losses": losses})
+        connection.execute(FILL_BUCKETS, {"now": NOW, "rows": ROWS})
+        connection.execute(LIST_PARTITIONS)
+        connection.execute(BLOCK_PARTITIONS, {"now": NOW})
         connection.execute(FILL_KEYS, {"now": NOW})
+        connection.execute(FILL_EXPIRIES, {"now": NOW})
         connection.execute(FILL_SCHEDULES, {"now": NOW, "rows": ROWS})
         said["full"] = _statistics(connection)
         connection.commit()

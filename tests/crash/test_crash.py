@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.crash.report import kept
-from tests.crash.scenarios import crowds, faults, files, freezes, handlers, kills, stops, submitters, ticks
+from tests.crash.scenarios import crowds, faults, files, freezes, handlers, kills, limits, stops, submitters, ticks
 from tests.support.stores import CARRIED, STORES, Home, stores_of
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(400)]
@@ -103,3 +103,7 @@ def test_a_worker_waits_out_a_full_disk(tmp_path: Path) -> None:
 
 def test_every_tick_of_a_schedule_makes_one_job(tmp_path: Path, home: Home, seed: int) -> None:
     assert kept(ticks.ticks(tmp_path, home, count=200, workers=3, kills=3, seed=seed))
+
+
+def test_limits_are_never_exceeded_and_no_slot_leaks(tmp_path: Path, home: Home, seed: int) -> None:
+    assert kept(limits.limits(tmp_path, home, jobs=150, workers=4, kills=4, seed=seed))

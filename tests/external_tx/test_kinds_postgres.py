@@ -70,6 +70,31 @@ def test_same_work_is_stored_once_inside_a_transaction(place: Place, kind: str) 
     assert place.app.sync.get(first.id).state is JobState.QUEUED
 
 
+def test_expiry_is_stored_inside_a_transaction(place: Place, kind: str) -> None:
+    policy = Unique("active", by=["task", "queue"], on_conflict="reschedule")
+    first = place.app.sync.enqueue("work", {}, delay=600, expires="1h", unique=policy)
+
+    async def body(held: Any) -> None:
+        for options in (
+            {"expires": "10m"},
+            {"expires": "2035-01-31T08:00:00Z"},
+            {},
+            {"task": "work", "unique": policy},
+        ):
+            task = options.pop("task", "other")
+            handle = await does(place.app, "enqueue", task, {}, connection=held.connection, **options)
+            handles.append(handle)
+
+    handles: list[Any] = []
+    place.holding(kind, body)
+
+    span, instant, plain, renewed = [place.app.sync.get(each.id) for each in handles]
+    assert span.expires_at is not None
+    assert span.expires_at - span.created_at == timedelta(minutes=10)
+    assert instant.expires_at_us == 2053843200000000
+    assert (plain.expires_at, renewed.id, renewed.expires_at) == (None, first.id, None)
+
+
 def test_rolled_back_neither_ever_was(place: Place, kind: str) -> None:
     async def body(held: Any) -> None:
         await does(place.app, "enqueue", "work", {}, connection=held.connection, key="k")

@@ -8,9 +8,11 @@ from datetime import timedelta
 
 import msgspec
 
+from holdfast.core.job_changes import EDITABLE, JobChanges
 from holdfast.core.lifecycle import CANCELLABLE, DELETABLE, LEGAL, REPLAYABLE
 from holdfast.core.models import MICROSECOND, TERMINAL, Job, JobState, Lease, LeaseStatus, NewJob, Reason, Settlement
 
+EXPIRED = "expired: no worker began it in time"
 AGAIN = frozenset({JobState.FAILED, JobState.QUEUED, JobState.SCHEDULED, JobState.WAITING})
 """Where a settlement lets a job run again: a cancelling job ends instead."""
 
@@ -31,6 +33,8 @@ class ModelJob:
     worker: str | None = None
     lease_until: int = 0
     ended_at: int = 0
+    expires_at: int | None = None
+    started: bool = False
     counted: set[int] = field(default_factory=set)  # claims of attempts that counted and did not succeed
     given_back: set[int] = field(default_factory=set)  # claims of attempts that were refunded
 
@@ -88,7 +92,7 @@ class Model:
         run_at = now if new.delay is None else now + new.delay // MICROSECOND
         self.accepted += 1
         state = JobState.QUEUED if run_at <= now else JobState.SCHEDULED
-        self.jobs[new.id] = ModelJob(new, self.accepted, state, run_at)
+        self.jobs[new.id] = ModelJob(new, self.accepted, state, run_at, expires_at=expiry(new, now))
         if new.key is not None:
             self.keys[new.key] = (new.id, 0 if new.key_for is None else now + new.key_for // MICROSECOND)
         self._take_unique(new, now)
@@ -114,6 +118,7 @@ class Model:
             return False
         job.run_at = now if new.delay is None else now + new.delay // MICROSECOND
         job.state = JobState.QUEUED if job.run_at <= now else JobState.SCHEDULED
+        job.expires_at = expiry(new, now)
         if policy == "replace":
             job.new = msgspec.structs.replace(job.new, payload=new.payload, priority=new.priority)
         return True
@@ -127,12 +132,25 @@ class Model:
             if job.state in (JobState.SCHEDULED, JobState.FAILED) and job.run_at <= now
         ]
 
+    def overdue(self, now: int) -> list[ModelJob]:
+        """Jobs that may never be started any more, and end soon."""
+        return [
+            job
+            for job in self.jobs.values()
+            if job.state in AGAIN and not job.started and job.expires_at is not None and job.expires_at <= now
+        ]
+
+    def end_overdue(self, job: ModelJob, now: int) -> None:
+        """Note that the store has ended this job."""
+        job.state, job.ended_at, job.losses, job.error = JobState.CANCELLED, now, 0, job.error or EXPIRED
+
     def ready(self, queue: str, now: int) -> list[ModelJob]:
         """What a claim of this queue may take, in the order it must be taken."""
         if queue in self.paused:
             return []
         due = {job.new.id for job in self.due(now)}
-        jobs = self.jobs.values()
+        overdue = {job.new.id for job in self.overdue(now)}
+        jobs = [job for job in self.jobs.values() if job.new.id not in overdue]
         mine = [job for job in jobs if job.new.queue == queue and (job.state is JobState.QUEUED or job.new.id in due)]
         return sorted(mine, key=lambda job: job.order)
 
@@ -142,6 +160,7 @@ class Model:
         job.state, job.worker, job.lease_until = JobState.RUNNING, worker, lease_until
         job.claims += 1
         job.attempts += 1
+        job.started = True
         return job
 
     # ── settle ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -206,7 +225,21 @@ class Model:
             return False
         self._take_unique(job.new, now)
         job.state = JobState.SCHEDULED if later else JobState.QUEUED
-        job.attempts, job.losses, job.error, job.run_at = 0, 0, None, now + later
+        job.attempts, job.losses, job.error, job.run_at, job.expires_at = 0, 0, None, now + later, None
+        return True
+
+    def edit(self, job_id: str, changes: JobChanges, now: int) -> bool:
+        job = self.jobs.get(job_id)
+        if job is None or job.state not in EDITABLE:
+            return False
+        names = ("queue", "priority", "payload")
+        said = {name: value for name in names if (value := getattr(changes, name)) is not None}
+        job.new = msgspec.structs.replace(job.new, **said)
+        if changes.delay is not None:
+            job.run_at = now + changes.delay // MICROSECOND
+            job.state = JobState.QUEUED if job.run_at <= now else JobState.SCHEDULED
+        if changes.has_expiry:
+            job.expires_at = expiry(changes, now)
         return True
 
     def delete(self, job_id: str) -> bool:
@@ -235,6 +268,11 @@ class Model:
     def _remove(self, job_id: str) -> None:
         del self.jobs[job_id]
         self.removed += 1
+
+
+def expiry(said: NewJob | JobChanges, now: int) -> int | None:
+    """The instant by which a job must be started."""
+    return None if said.expires_in is None else now + said.expires_in // MICROSECOND
 
 
 def reachable(before: JobState, after: JobState) -> bool:

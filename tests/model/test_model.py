@@ -9,7 +9,7 @@ import os
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
@@ -24,7 +24,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from holdfast import Holdfast
 from holdfast.core.clock import ManualClock
 from holdfast.core.ids import new_id
-from holdfast.core.lifecycle import Cancelled, Failed, Lost, Outcome, Released, Snoozed, Succeeded, decide
+from holdfast.core.job_changes import JobChanges
+from holdfast.core.lifecycle import Lost, Outcome, Succeeded, decide
+from holdfast.core.limits import Limit, LimitChange, LimitValues
 from holdfast.core.models import (
     MICROSECOND,
     Claim,
@@ -37,9 +39,9 @@ from holdfast.core.models import (
     Settlement,
     WorkerHeartbeat,
 )
-from holdfast.core.unique import Unique
 from holdfast.stores.base import EVERY_QUEUE, ClaimRequest
 from tests.model.model import Model, ModelJob, crash_reason, reachable
+from tests.model.strategies import LIMITED, edits, new_jobs, outcomes, picks, spans
 from tests.support.stores import CARRIED, MIGRATED, Home, stores_of
 
 T = TypeVar("T")
@@ -52,47 +54,12 @@ MOST_JOBS = 8
 """Few, so that each gets deep into its life."""
 LEASE = timedelta(seconds=30)
 QUEUES = ("a", "b")
+AT_ONCE, OF_A_KEY = 3, 2
+LIMITS = (
+    Limit(name="all", queue=LIMITED, values=LimitValues(concurrency=AT_ONCE)),
+    Limit(name="key", queue=LIMITED, by="args.n", values=LimitValues(concurrency=OF_A_KEY)),
+)
 MICROSECONDS_PER_SECOND = 1_000_000
-
-spans = st.sampled_from([0.0, 0.000001, 1.0, 10.0, 29.999999, 30.0, 45.0]).map(lambda s: timedelta(seconds=s))
-picks = st.lists(st.integers(0, 10_000), min_size=1, max_size=4)
-policies = st.builds(
-    Unique,
-    during=st.sampled_from(["waiting", "active", 10]),
-    by=st.just(["task", "queue"]),
-    on_conflict=st.sampled_from(["keep", "replace", "reschedule"]),
-)
-
-
-def with_policy(job: NewJob, policy: Unique | None) -> NewJob:
-    """The job, with a key of its own for each kind of policy."""
-    if policy is None:
-        return job
-    bound = policy.bind(msgspec.structs.replace(job, task=f"{job.task}-{policy.during}"))
-    return msgspec.structs.replace(bound, task=job.task)
-
-
-plain_jobs = st.builds(
-    NewJob,
-    id=st.builds(new_id),
-    task=st.just("work"),
-    payload=st.just("{}"),
-    queue=st.sampled_from(["a", "a", "b"]),
-    priority=st.sampled_from([0, 0, 1, -1]),
-    delay=st.none() | spans,
-    max_attempts=st.sampled_from([1, 2, 3, None]),
-    key=st.none() | st.sampled_from(["k1", "k2"]),
-    key_for=st.none() | spans,
-)
-new_jobs = st.builds(with_policy, plain_jobs, st.none() | policies)
-outcomes: st.SearchStrategy[Outcome] = st.one_of(
-    st.just(Succeeded('"done"')),
-    st.builds(Failed, error=st.sampled_from(["boom", "x\0y"]), retryable=st.booleans(), delay=st.none() | spans),
-    st.builds(Snoozed, delay=spans),
-    st.just(Released()),
-    st.just(Cancelled()),
-    st.just(Lost()),
-)
 
 
 class _FiveSeconds:
@@ -116,6 +83,8 @@ class StoreMachine(RuleBasedStateMachine):
         folder = Path(self.lent.enter_context(tempfile.TemporaryDirectory()))
         self.store = Holdfast(self.lent.enter_context(type(self).home(folder)), now=self.clock).new_store()
         self.call(self.store.open())
+        for limit in LIMITS:
+            assert self.call_family(lambda limit=limit: self.store.limits.write_limit(LimitChange(limit, 0)))
         self.states: dict[str, JobState] = {}
         self.claims: dict[str, int] = {}
         self.leases: list[Lease] = []  # every lease there ever was
@@ -148,6 +117,11 @@ class StoreMachine(RuleBasedStateMachine):
         answers = self.call_family(lambda: self.store.queueing.submit(jobs))
         expected = [self.model.submit(job, self.clock()) for job in jobs]
         assert [(answer.job_id, answer.created, answer.changed) for answer in answers] == expected
+
+    @precondition(lambda self: len(self.model.jobs) < MOST_JOBS)
+    @rule(payloads=st.lists(st.sampled_from(["{}", "{}", '{"n":1}']), min_size=4, max_size=5))
+    def submit_limited(self, payloads: list[str]) -> None:
+        self.submit([NewJob(id=new_id(), task="work", payload=each, queue=LIMITED) for each in payloads])
 
     @precondition(lambda self: len(self.model.jobs) < MOST_JOBS)
     @rule(job=new_jobs, span=spans)
@@ -191,7 +165,9 @@ class StoreMachine(RuleBasedStateMachine):
             assert len(ids) == limit or set(brought) == set(innocent)
             assert ids or not startable or not suspected
         assert claim.quarantined == bool(quarantined)
-        assert claim.next_due == self.next_due([queue])
+        overdue = {job.new.id for job in self.model.overdue(self.clock())}
+        ended_meanwhile = [timedelta(0)] if claim.expired else []  # one that was due, too
+        assert claim.next_due in (self.next_due([queue]), self.next_due([queue], overdue), *ended_meanwhile)
 
     @rule(
         wants=st.fixed_dictionaries({queue: st.integers(0, 3) for queue in QUEUES})
@@ -210,6 +186,39 @@ class StoreMachine(RuleBasedStateMachine):
         for queue in QUEUES:
             assert taken[queue] <= bounds[queue]
             assert self.are_first([job.id for job in claim.jobs if job.queue == queue], ready[queue])
+
+    @rule(
+        limit=st.integers(1, 5),
+        startable=st.sampled_from([0, 1, 5]),
+        idle=st.sampled_from([0, 1, 5, 5]),
+        worker=st.sampled_from(["w1", "w2"]),
+    )
+    def claim_limited(self, limit: int, startable: int, idle: int, worker: str) -> None:
+        ready = [job for job in self.model.ready(LIMITED, self.clock()) if job.losses < 2]
+        running = [
+            job for job in self.model.jobs.values() if job.new.queue == LIMITED and job.state is JobState.RUNNING
+        ]
+        used = Counter(job.new.payload for job in running)
+        keys = Counter(job.new.payload for job in ready)
+        possible = sum(max(0, min(number, OF_A_KEY - used[key])) for key, number in keys.items())
+        claim = self.claimed(worker, {LIMITED: limit}, limit, startable=startable, idle=idle)
+        assert len(claim.jobs) == max(0, min(limit, startable, idle, AT_ONCE - len(running), possible))
+        for key in keys:
+            expected = [job.new.id for job in ready if job.new.payload == key]
+            taken = [job.id for job in claim.jobs if job.payload == key]
+            assert taken == expected[: len(taken)]
+
+    @rule()
+    def claim_limited_alone(self) -> None:
+        running = [
+            job for job in self.model.jobs.values() if job.new.queue == LIMITED and job.state is JobState.RUNNING
+        ]
+        used = Counter(job.new.payload for job in running)
+        poison = [job for job in self.model.ready(LIMITED, self.clock()) if job.losses >= 2]
+        fitting = {job.new.id for job in poison if len(running) < AT_ONCE and used[job.new.payload] < OF_A_KEY}
+        claim = self.claimed("w1", {LIMITED: 5}, 5, alone=True)
+        assert len(claim.jobs) == min(1, len(fitting))
+        assert {job.id for job in claim.jobs} <= fitting
 
     @rule(queue=st.sampled_from(QUEUES))
     def claim_alone(self, queue: str) -> None:
@@ -234,6 +243,9 @@ class StoreMachine(RuleBasedStateMachine):
         claim = self.call_family(
             lambda: self.store.queueing.claim(ClaimRequest(worker, wants, limit=limit, lease_for=LEASE, **options))
         )
+        overdue = {job.new.id for job in self.model.overdue(now)}
+        assert {each.job_id for each in claim.expired} <= overdue
+        assert not overdue & {job.id for job in claim.jobs}, "expired"
         for job in claim.jobs:
             kept = self.model.jobs[job.id]
             assert kept.state is not JobState.RUNNING, "two live leases"
@@ -258,13 +270,16 @@ class StoreMachine(RuleBasedStateMachine):
     def innocent(self, queue: str) -> list[str]:
         return [job.new.id for job in self.model.ready(queue, self.clock()) if job.losses == 0]
 
-    def next_due(self, queues: list[str]) -> timedelta | None:
+    def next_due(self, queues: list[str], ended: Collection[str] = ()) -> timedelta | None:
         """What a claim has to answer once it has promoted what is due."""
         now = self.clock()
         later = [
             job.run_at - now
             for job in self.model.jobs.values()
-            if job.new.queue in queues and job.state in (JobState.SCHEDULED, JobState.FAILED) and job.run_at > now
+            if job.new.id not in ended
+            and job.new.queue in queues
+            and job.state in (JobState.SCHEDULED, JobState.FAILED)
+            and job.run_at > now
         ]
         return timedelta(microseconds=min(later)) if later else None
 
@@ -366,6 +381,20 @@ class StoreMachine(RuleBasedStateMachine):
         assert all(answer.accepted for answer in self.call_family(lambda: self.store.queueing.settle(settlements)))
         assert all(self.model.settle(each, self.clock())[0] for each in settlements)
 
+    @rule(limit=st.sampled_from([1, 1000]))
+    def expire(self, limit: int) -> None:
+        overdue = {job.new.id for job in self.model.overdue(self.clock())}
+        expired = self.call_family(lambda: self.store.maintenance.expire_waiting(limit=limit))
+        assert len(expired) == min(limit, len(overdue))
+        assert {each.job_id for each in expired} <= overdue
+
+    @rule(number=st.integers(0, 10_000), changes=edits)
+    def edit(self, number: int, changes: JobChanges) -> None:
+        self.meet_the_due()
+        (job_id,) = self.chosen([number])
+        done = self.call_family(lambda: self.store.admin.edit(job_id, changes))
+        self.operated([job_id], [job_id] if self.model.edit(job_id, changes, self.clock()) else [], done.changed)
+
     @rule(limit=st.sampled_from([1, 2, 1000]))
     def promote(self, limit: int) -> None:
         self.meet_the_due()
@@ -399,7 +428,7 @@ class StoreMachine(RuleBasedStateMachine):
     def operated(ids: list[str], won: list[str], changed: list[tuple[str, JobState]]) -> None:
         assert [job_id for job_id, _ in changed] == [job_id for job_id in ids if job_id in won]
 
-    @rule(queue=st.sampled_from(QUEUES), paused=st.booleans())
+    @rule(queue=st.sampled_from([*QUEUES, LIMITED]), paused=st.booleans())
     def pause_or_resume(self, queue: str, paused: bool) -> None:
         self.call_family(lambda: self.store.admin.pause(queue) if paused else self.store.admin.resume(queue))
         self.model.paused = self.model.paused | {queue} if paused else self.model.paused - {queue}
@@ -419,8 +448,12 @@ class StoreMachine(RuleBasedStateMachine):
         return self.call_family(lambda: self.store.query.find(JobFilter(), limit=10_000)).jobs
 
     def meet_the_due(self) -> None:
-        """Whether a due job already stands as queued is the store's affair: the model follows."""
+        """Whether a due job already stands as queued, and an expired one as ended, is the store's affair: the model
+        follows."""
         actual = {job.id: job.state for job in self.everything()}
+        for job in self.model.overdue(self.clock()):
+            if actual[job.new.id] is JobState.CANCELLED:
+                self.model.end_overdue(job, self.clock())
         for job in self.model.due(self.clock()):
             if actual[job.new.id] is JobState.QUEUED:
                 job.state = JobState.QUEUED
@@ -440,12 +473,16 @@ class StoreMachine(RuleBasedStateMachine):
 
     @staticmethod
     def seen(job: Any) -> tuple[object, ...]:
-        return (job.state, job.claims, job.attempts, job.losses, job.run_at_us, job.cancelling, job.error, job.key)
+        edited = (job.queue, job.priority, job.payload, job.expires_at_us)
+        ran = (job.state, job.claims, job.attempts, job.losses, job.run_at_us, job.cancelling, job.error, job.key)
+        return (*ran, *edited)
 
     @staticmethod
     def expected(job: ModelJob) -> tuple[object, ...]:
         error = job.error
-        return (job.state, job.claims, job.attempts, job.losses, job.run_at, job.cancelling, error, job.new.key)
+        edited = (job.new.queue, job.new.priority, job.new.payload, job.expires_at)
+        ran = (job.state, job.claims, job.attempts, job.losses, job.run_at, job.cancelling, error, job.new.key)
+        return (*ran, *edited)
 
     @invariant()
     def the_states_sum_to_the_jobs_accepted(self) -> None:

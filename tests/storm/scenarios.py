@@ -17,6 +17,7 @@ from tests.crash.scenarios import (
     handlers,
     javascript,
     kills,
+    limits,
     networks,
     punctual,
     redis_servers,
@@ -69,6 +70,9 @@ ON_EVERY_STORE: dict[str, OnStore] = {
     ),
     "ticks": lambda folder, home, count, seed: ticks.ticks(
         folder, home, count=count(10_000), workers=5, kills=count(50), seed=seed
+    ),
+    "limits": lambda folder, home, count, seed: limits.limits(
+        folder, home, jobs=count(1000), workers=4, kills=count(20), seed=seed
     ),
     "crowd": lambda folder, home, count, seed: crowds.crowd(folder, home, kills=count(50), seed=seed),
     "api-kills": lambda folder, home, count, seed: api.kills(folder, home, clients=16, kills=count(20), seed=seed),

@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 
 from holdfast.core.clock import ManualClock
+from holdfast.core.job_changes import JobChanges
 from holdfast.core.models import JobState, Lease, LeaseStatus, Reason, WorkerHeartbeat
 from holdfast.stores.base import EVERY_QUEUE, Store
 from tests.transports.support import PATIENCE, Pairing, claim, ending, new_job, put, take
@@ -233,3 +234,33 @@ async def test_a_lost_lease_needs_no_delivery(pairing: Pairing) -> None:
         beat = await store.queueing.heartbeat(pulse, [Lease(job.id, job.claims)], lease_for=timedelta(seconds=30))
 
         assert beat.held == [LeaseStatus.LOST]
+
+
+async def test_edited_job_is_announced_in_its_new_queue(pairing: Pairing) -> None:
+    async with pairing.app() as app:
+        store = await app.open_store()
+        moved, put_off, soon = await put(store, new_job(), new_job(), new_job(delay=timedelta(hours=1)))
+        await store.admin.edit(moved, JobChanges(queue="mail"))
+        await store.admin.edit(put_off, JobChanges(delay=SECOND * 60))
+        await store.admin.edit(soon, JobChanges(delay=SECOND * 0))
+
+        assert pairing.waiting("mail") == [moved]
+        assert pairing.waiting() == [moved, put_off, soon]
+        assert await take(store) == [soon]
+        assert pairing.waiting() == []  # what does not belong there was acknowledged
+        assert await take(store, wants={"mail": 9}) == [moved]
+        assert pairing.waiting("mail") == []
+
+
+async def test_expired_job_is_refused_and_acknowledged(pairing: Pairing) -> None:
+    clock = ManualClock()
+    async with pairing.app(now=clock) as app:
+        store = await app.open_store()
+        await put(store, new_job(expires_in=SECOND))
+        kept = await put(store, new_job())
+        clock.advance(2)
+
+        claimed = await claim(store)
+        assert [job.id for job in claimed.jobs] == kept
+        assert (len(claimed.expired), claimed.refused) == (1, 1)
+        assert pairing.waiting() == []

@@ -91,6 +91,7 @@ def test_pyright_sees_the_same_types_and_the_same_mistakes(tmp_path: Path) -> No
 def test_every_async_method_has_a_blocking_twin() -> None:
     """With the same parameters; the view of a handle says its result's type itself."""
     for kind, view in ((Holdfast, BlockingHoldfast), (JobHandle, BlockingHandle)):
-        methods = {name: inspect.unwrap(method) for name, method in vars(kind).items() if not name.startswith("_")}
+        members = inspect.getmembers(kind)
+        methods = {name: inspect.unwrap(method) for name, method in members if not name.startswith("_")}
         twins = {name for name, method in methods.items() if inspect.iscoroutinefunction(method)} - {"open_store"}
         assert {name for name in vars(view) if not name.startswith("_")} == twins

@@ -18,6 +18,9 @@ from holdfast.stores.base import AT_ONCE, Selection
 FORGOTTEN_AFTER = timedelta(days=1)
 """How long a worker that fell silent is still listed."""
 
+EXPIRY_ROUNDS = 20
+"""Batches of one call that ends expired jobs: most of a batch may have begun long ago."""
+
 GLANCED = frozenset(set(JobState) - {JobState.SUCCEEDED, JobState.CANCELLED})
 """States whose jobs ``glance`` counts: those that still want something."""
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
+from holdfast.core.job_changes import JobChanges
 from holdfast.core.models import BulkResult, JobFilter, JobState, ReplayRate, WorkerCommand
 from holdfast.stores.common.named_sql import CODES, STATES
 from holdfast.stores.common.requests import CHOOSE, UNSUCCESSFUL, UPKEEP, Chosen, SelectionAdmin
 from holdfast.stores.postgres.encoding import (
     NumberedStatement,
+    edit_parameters,
     encode_unique,
     filter_parameters,
     is_id,
@@ -17,6 +19,7 @@ from holdfast.stores.postgres.encoding import (
     stored_unique,
     text_or_none,
 )
+from holdfast.stores.postgres.limits import update_partitions
 from holdfast.stores.postgres.maintenance import notify_ready
 from holdfast.stores.postgres.notifications import PostgresNotifications
 from holdfast.stores.postgres.pool import Fetch, PostgresPool, Turn
@@ -63,7 +66,32 @@ class PostgresAdmin(SelectionAdmin):
             text = text_or_none(payload)
             rows = await fetch(self._sql["replay"], ids=free, laters=laters, force=force, payload=text)
             changed = {job_id: STATES[code] for job_id, _, code in rows}
+            if changed and payload is not None:
+                await update_partitions(fetch, self._sql, list(changed))
             return await self._operated(fetch, ids, changed, chosen), {queue for _, queue, _ in rows}
+
+        operated, queues = await self._changed(run_in_transaction)
+        notify_ready(self._news, self._ready, queues)
+        return operated
+
+    async def edit(self, job_id: str, changes: JobChanges) -> BulkResult:
+        chosen = Chosen([job_id], False, None)
+        if not is_id(job_id):
+            return BulkResult([], [(job_id, None)])
+
+        async def run_in_transaction(fetch: Fetch) -> tuple[BulkResult, set[str]]:
+            said = edit_parameters(job_id, changes)
+            rows = await fetch(self._sql["rewrite_waiting"], **said)
+            if rows and changes.options is not None:
+                await fetch(self._sql["drop_tags"], id=job_id, tags=said["tags"])
+                await fetch(self._sql["add_tags"], id=job_id, tags=said["tags"])
+            if rows and changes.has_expiry:
+                instant, span = changes.expires_at_us or None, span_us(changes.expires_in)
+                await fetch(self._sql["set_expiry"], id=job_id, expires_at=instant, expires_in=span)
+            if rows and (changes.queue is not None or changes.payload is not None):
+                await update_partitions(fetch, self._sql, [job_id])
+            changed = {each: STATES[code] for each, code, _ in rows}
+            return await self._operated(fetch, [job_id], changed, chosen), {queue for _, _, queue in rows}
 
         operated, queues = await self._changed(run_in_transaction)
         notify_ready(self._news, self._ready, queues)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 
 from holdfast.core.lifecycle import must_start
-from holdfast.core.models import Claim, Job
+from holdfast.core.models import Claim, ExpiredJob, Job
 from holdfast.stores.base import EVERY_QUEUE, ClaimRequest
 
 
@@ -22,6 +22,7 @@ class ClaimProgress:
         self.limited_first = False
         self.promote = request.promote
         self.jobs: list[Job] = []
+        self.expired: tuple[ExpiredJob, ...] = ()
         self.tried: list[str] = []
         self.promoted = 0
         self.quarantined = False
@@ -73,4 +74,5 @@ class ClaimProgress:
             quarantined=self.quarantined,
             held_back=self.held_back,
             lease_until_us=self.until_us,
+            expired=self.expired,
         )

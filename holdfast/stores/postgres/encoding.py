@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from holdfast.core.job_changes import JobChanges
 from holdfast.core.job_logs import LogLine, Record
 from holdfast.core.models import (
     MICROSECOND,
@@ -102,6 +103,12 @@ def shown_line(row: Sequence[Any]) -> LogLine:
     return LogLine(claims, number, attempt, at, from_text(level), from_text(text), _back(fields))
 
 
+def is_plain(job: NewJob) -> bool:
+    """Returns True for a job whose row is all there is to store."""
+    options = job.options
+    return job.key is None and not job.expires and (options is None or not (options.tags or options.unique))
+
+
 def are_alike(jobs: Sequence[NewJob]) -> bool:
     """Returns True if these jobs differ in their ids and payloads alone, and are under no limit."""
     first = jobs[0]
@@ -169,6 +176,24 @@ def key_columns(jobs: Sequence[NewJob]) -> dict[str, Any]:
         "keep_for": [span_us(job.key_for) for job in jobs],
         "tags": [_encode(job.options.tags).decode() if job.options and job.options.tags else None for job in jobs],
         "policies": [None if job.unique is None else encode_unique(job.unique) for job in jobs],
+        "expires_ats": [job.expires_at_us for job in jobs],
+        "expires_ins": [span_us(job.expires_in) for job in jobs],
+    }
+
+
+def edit_parameters(job_id: str, changes: JobChanges) -> dict[str, Any]:
+    """Changes as the parameters of ``rewrite_waiting``."""
+    options = None if changes.options in (None, Options()) else changes.options
+    return {
+        "id": job_id,
+        "queue": changes.queue,
+        "rank": None if changes.priority is None else -changes.priority,
+        "payload": text_or_none(changes.payload),
+        "run_at": changes.run_at_us,
+        "delay": span_us(changes.delay),
+        "retagged": changes.options is not None,
+        "options": None if options is None else encode_options(options),
+        "tags": [] if options is None else [to_text(tag) for tag in options.tags],
     }
 
 
@@ -265,8 +290,8 @@ def _numbered(name: str, sql: str) -> NumberedStatement:
     names = tuple(dict.fromkeys(_PARAMETER.findall(bare)))
     places = {parameter: f"${place}" for place, parameter in enumerate(names, 1)}
 
-    def placeholder(found: re.Match[str]) -> str:
+    def number_parameter(found: re.Match[str]) -> str:
         number = places[found[1]]
         return _CLOCK.format(number) if found[1] == "now" else number
 
-    return NumberedStatement(name, _PARAMETER.sub(placeholder, bare).strip(), names)
+    return NumberedStatement(name, _PARAMETER.sub(number_parameter, bare).strip(), names)

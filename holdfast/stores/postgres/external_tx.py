@@ -82,7 +82,20 @@ class PostgresExternal:
             self._limit_cache.keep(stored_limits(map(_texts, limits)))
         jobs = self._limit_cache.table.bind(jobs)
         rows = yield Statement(self._sql["enlist"].sql, (encode_batch(jobs, self._instant()),))
-        return [Submitted(job_id, created, changed=changed) for job_id, created, changed in map(_texts, rows)]
+        answers = [Submitted(job_id, created, changed=changed) for job_id, created, changed in map(_texts, rows)]
+        expiring = [
+            {
+                "id": answer.job_id,
+                "created": answer.created,
+                "expires_at": job.expires_at_us,
+                "expires_in": span_us(job.expires_in),
+            }
+            for job, answer in zip(jobs, answers, strict=True)
+            if answer.changed or (answer.created and job.expires)
+        ]
+        if expiring:
+            yield Statement(self._sql["set_expiries"].sql, (_ascii({"at": self._instant(), "jobs": expiring}),))
+        return answers
 
     def complete_steps(self, lease: Lease, result: str | None) -> StatementFlow[Settled]:
         done = {"at": self._instant(), "id": lease.job_id, "claims": lease.claims, "result": text_or_none(result)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -85,7 +85,7 @@ class PostgresLimits:
             after=after if is_id(after) else _NO_ID,
             limit=limit,
         )
-        changed = await set_partitions(self._links, self._sql, table, rows)
+        changed = await set_partitions(self._links.fetch, self._sql, table, rows)
         self._news.notify_committed({f"{kind}:{row[3]}" for row in rows for kind in ("queue", "due")})
         return changed, rows[-1][0] if len(rows) == limit else None
 
@@ -164,11 +164,22 @@ class LimitedClaims:
     async def _assign(self, queues: Sequence[str]) -> None:
         table = self._cache.keep(stored_limits(await self._links.fetch(self._sql["limits"])))
         rows = await self._links.fetch(self._sql["jobs_without_partition"], queues=queues, limit=ASSIGNED_MOST)
-        await set_partitions(self._links, self._sql, table, [(*row, None, None) for row in rows])
+        await set_partitions(self._links.fetch, self._sql, table, [(*row, None, None) for row in rows])
+
+
+async def update_partitions(
+    fetch: Callable[..., Awaitable[Rows]], statements: Mapping[str, NumberedStatement], ids: Sequence[str]
+) -> None:
+    """Gives changed jobs the partitions that the limits now say."""
+    table = LimitTable(stored_limits(await fetch(statements["limits"])))
+    await set_partitions(fetch, statements, table, await fetch(statements["partition_facts"], ids=ids))
 
 
 async def set_partitions(
-    links: PostgresPool, statements: Mapping[str, NumberedStatement], table: LimitTable, rows: Sequence[Sequence[Any]]
+    fetch: Callable[..., Awaitable[Rows]],
+    statements: Mapping[str, NumberedStatement],
+    table: LimitTable,
+    rows: Sequence[Sequence[Any]],
 ) -> int:
     """Writes the partitions that the limits now say for these jobs: id, version, task, queue, payload, partition and
     weights of each. Returns how many changed."""
@@ -180,7 +191,7 @@ async def set_partitions(
                 columns[name].append(value)
     if not columns["ids"]:
         return 0
-    return len(await links.fetch(statements["set_partitions"], **columns))
+    return len(await fetch(statements["set_partitions"], **columns))
 
 
 def stored_limits(rows: Iterable[Sequence[Any]]) -> list[Limit]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 
-from holdfast.core.models import Job, JobState
+from holdfast.core.models import ExpiredJob, Job, JobState
 from holdfast.stores.common.named_sql import CODES
-from holdfast.stores.common.requests import FORGOTTEN_AFTER, UPKEEP
+from holdfast.stores.common.requests import EXPIRY_ROUNDS, FORGOTTEN_AFTER, UPKEEP
 from holdfast.stores.postgres.encoding import NumberedStatement, shown_job, span_us
 from holdfast.stores.postgres.notifications import PostgresNotifications
 from holdfast.stores.postgres.pool import Fetch, PostgresPool
@@ -43,6 +43,16 @@ class PostgresMaintenance:
         notify_ready(self._news, self._ready, set(ready))
         return ready
 
+    async def expire_waiting(self, *, limit: int) -> list[ExpiredJob]:
+        ended: list[ExpiredJob] = []
+        for _ in range(EXPIRY_ROUNDS):
+            most = limit - len(ended)
+            found, looked = await expire_overdue(self._links, self._news, self._sql, limit=most)
+            ended += found
+            if looked < most or len(ended) >= limit:
+                break
+        return ended
+
     async def find_expired(self, *, limit: int) -> list[Job]:
         return [shown_job(row) for row in await self._links.fetch(self._sql["expired"], limit=limit, extra=UPKEEP)]
 
@@ -71,6 +81,17 @@ class PostgresMaintenance:
 
     async def reannounce(self) -> int:
         return 0
+
+
+async def expire_overdue(
+    links: PostgresPool, news: PostgresNotifications, statements: Mapping[str, NumberedStatement], *, limit: int
+) -> tuple[list[ExpiredJob], int]:
+    """Looks at jobs whose ``expires`` has come, at most so many, and ends those that no worker has taken. Returns them,
+    and the number of jobs it looked at."""
+    rows = await links.fetch(statements["expire_jobs"], limit=limit, extra=UPKEEP)
+    ended = [ExpiredJob(*row) for _, *row in rows if row[0] is not None]
+    news.notify_committed(set(), [each.job_id for each in ended])
+    return ended, rows[0][0]
 
 
 def notify_ready(news: PostgresNotifications, ready: Callable[[str], None], queues: set[str]) -> None:

@@ -13,12 +13,16 @@
 j.id::text, j.task, j.queue, j.payload, j.claims, j.attempts, j.max_attempts, -j.rank, j.losses, j.run_at,
 j.created_at, j.options, j.state, j.worker, j.lease_until, j.started_at, j.ended_at, j.reason, j.error, j.result,
 case when j.keyed then (select k.key from holdfast.key k where k.job_id = j.id and k.key > ' ' limit 1) end, j.cancelling,
-j.partition
+j.partition, j.expires_at
 
 -- fragment: claimed
 -- What a claim delivers of a job: the first fields of Job (core/models.py).
 id::text, task, queue, payload, claims, attempts, max_attempts, -rank as priority, losses, run_at, created_at, options,
 seq
+
+-- fragment: unexpired
+-- A job whose instant has passed is never started. One that a worker has taken before has begun, and does not expire.
+(expires_at is null or expires_at > :now or started_at is not null)
 
 -- fragment: claim_begin
 -- The queues of a claim, and what is due in them.
@@ -53,6 +57,7 @@ select t.*, due.now, due.run_at - :now, :lease_for + :now,
         (select true from holdfast.partition p where p.queue = w.queue order by p.name limit 1)
         or (select true from holdfast.partition_inbox i where i.queue = w.queue order by i.name limit 1)
         or exists (select from holdfast.job_limit l where l.queue = w.queue)),
+    coalesce((select expires_at from holdfast.expiry order by expires_at limit 1) <= :now, false),
     mixing.now
 from due cross join mixing left join taken t on true
 order by array_position(:queues, t.queue), t.priority desc, t.run_at, t.seq
@@ -73,6 +78,9 @@ then true else false end
 
 -- own: enlist
 select job_id, created, changed from holdfast.enlist(?) order by turn;
+
+-- own: set_expiries
+select holdfast.set_expiries(?);
 
 -- own: find_identity
 -- Whether there is a queue of ours in this database that this role may use. No error on any server.
@@ -124,7 +132,9 @@ returning id::text;
 -- own: insert_keyed_jobs
 -- Any batch, job by job and in the order of their keys, so that two batches never wait for each other; their place among
 -- equals (seq) is that of their submission. Where a job has two keys no order serves, and a deadlock is tried again.
-select d.turn, a.job_id::text, a.created, a.changed
+select d.turn, a.job_id::text, a.created, a.changed,
+    case when a.changed or a.created and coalesce(d.expires_at, d.expires_in) is not null
+        then holdfast.set_expiry(a.job_id, coalesce(d.expires_at, n.now + d.expires_in)) end
 from (select :now as now offset 0) n
 cross join lateral (
     select * from (
@@ -132,10 +142,10 @@ cross join lateral (
             bool_or(u.key is not null and u.policy is not null) over () as mixed
         from unnest(:ids::uuid[], :queues::text[], :tasks::text[], :payloads::text[], :ranks::int[],
             :run_ats::bigint[], :delays::bigint[], :max_attempts::bigint[], :options::json[], :givens::boolean[],
-            :keys::text[], :keep_for::bigint[], :tags::json[], :policies::json[], :partitions::text[], :weights::text[])
-            with ordinality
+            :keys::text[], :keep_for::bigint[], :tags::json[], :policies::json[], :expires_ats::bigint[],
+            :expires_ins::bigint[], :partitions::text[], :weights::text[]) with ordinality
             as u (id, queue, task, payload, rank, run_at, delay, max_attempts, options, given, key, keep_for, tags, policy,
-                partition, weights, turn)
+                expires_at, expires_in, partition, weights, turn)
         offset 0) d
     order by case when not mixed then coalesce(key, policy ->> 'key') end collate "C" nulls first, turn
 ) d
@@ -176,7 +186,7 @@ select queue from named where queue is not null;
     from wanted w cross join lateral (
         select j.ctid, j.attempts, j.max_attempts from holdfast.job j
         where j.state = 0 and j.tier = 0 and j.queue = w.queue and (j.rank, j.run_at, j.seq) > (w.rank, w.run_at, w.seq)
-          and not (select now from due) and not (select now from mixing)
+          and not (select now from due) and not (select now from mixing) and -- include: unexpired
         order by j.rank, j.run_at, j.seq limit w.slots for no key update skip locked) r
     limit :limit
 ), numbered as materialized ( -- nothing, where all can start
@@ -213,7 +223,7 @@ select queue from named where queue is not null;
     from wanted w cross join lateral (
         select j.ctid, j.attempts, j.max_attempts, j.rank, j.run_at, j.seq from holdfast.job j
         where j.state = 0 and j.tier = 0 and j.queue = w.queue and (j.rank, j.run_at, j.seq) > (w.rank, w.run_at, w.seq)
-          and not (select now from due)
+          and not (select now from due) and -- include: unexpired
         order by j.rank, j.run_at, j.seq limit w.slots for no key update skip locked) r
     limit :limit
 ), mixed as materialized (
@@ -268,7 +278,7 @@ with paused as materialized (
 ), standing as materialized (
     select id, queue, tier, attempts + 1 >= max_attempts as last, rank, run_at, seq from holdfast.job
     where id = any(:ids::uuid[]) and state + 0 = 0 and tier + 0 <= :most
-      and not queue = any(array(select l.queue from holdfast.job_limit l where l.queue is not null))
+      and not queue = any(array(select l.queue from holdfast.job_limit l where l.queue is not null)) and -- include: unexpired
     for no key update skip locked
 ), welcome as materialized (
     select s.*, row_number() over (partition by s.tier order by s.rank, s.run_at, s.seq) as turn
@@ -310,11 +320,14 @@ select t.*, due.run_at - :now, :lease_for + :now,
         and not j.queue = any(array(select name from paused))),
     array(select s.id::text from standing s where not s.id = any(array(select id from chosen)) and s.tier < 2
         order by s.rank, s.run_at, s.seq),
+    array(select s.queue from standing s where not s.id = any(array(select id from chosen)) and s.tier < 2
+        order by s.rank, s.run_at, s.seq),
     array(select name from paused),
     exists (select from beyond),
     exists (select from holdfast.partition p order by p.queue, p.name limit 1)
     or exists (select from holdfast.partition_inbox i order by i.queue, i.name limit 1)
-    or exists (select from holdfast.job_limit l where l.queue is not null)
+    or exists (select from holdfast.job_limit l where l.queue is not null),
+    coalesce((select expires_at from holdfast.expiry order by expires_at limit 1) <= :now, false)
 from due left join taken t on true
 order by t.priority desc, t.run_at, t.seq;
 
@@ -478,9 +491,11 @@ order by state, ended_at limit :limit for update skip locked;
 -- name: delete_jobs
 with gone as (
     delete from holdfast.job where id = any(:ids::uuid[])
-    returning id, tagged
+    returning id, tagged, expires_at
 ), untagged as (
     delete from holdfast.tag where job_id = any(array(select id from gone where tagged))
+), unexpiring as (
+    delete from holdfast.expiry where job_id = any(array(select id from gone where expires_at is not null))
 ), unsaid as (
     delete from holdfast.line where job_id = any(array(select id from gone))
 )
@@ -512,6 +527,51 @@ delete from holdfast.key where key = any(array(
 -- name: prune_workers
 delete from holdfast.worker where alive_until <= :now - :span::bigint;
 
+-- name: expire_jobs
+-- Of the jobs whose instant has come those that no worker has taken; and how many instants were looked at. The rows that
+-- others have in hand are not waited for: those stay for the next call.
+with due as materialized (
+    select job_id from holdfast.expiry where expires_at <= :now
+    order by expires_at limit :limit for update skip locked
+), held as materialized (
+    select id, (state + 0) in (0, 1, 3, 4) and started_at is null and expires_at <= :now as ends from holdfast.job
+    where id = any(array(select job_id from due)) order by id for no key update skip locked
+), looked as (
+    delete from holdfast.expiry e
+    where e.job_id = any(array(select job_id from due)) and (e.job_id = any(array(select id from held))
+        or not exists (select from holdfast.job j where j.id = e.job_id))
+), ended as (
+    update holdfast.job
+    set state = 7, reason = 'expired', error = coalesce(error, 'expired: no worker began it in time'), losses = 0, tier = 0,
+        ended_at = :now
+    where id = any(array(select id from held where ends))
+    returning id::text, task, queue
+)
+select n.number, ended.id, ended.task, ended.queue
+from (select count(*) as number from due) n left join ended on true;
+
+-- name: rewrite_waiting
+-- An edit of a job that waits. Null leaves a value as it is.
+update holdfast.job j
+set queue = coalesce(:queue, j.queue), rank = coalesce(:rank, j.rank), payload = coalesce(:payload, j.payload),
+    run_at = coalesce(d.run_at, j.run_at),
+    state = case when d.run_at is null or j.state = 4 then j.state when d.run_at <= :now then 0 else 1 end,
+    options = case when :retagged then :options else j.options end,
+    tagged = case when :retagged then :tags::text[] <> '{}' else j.tagged end
+from (select case when n.run_at is not null then greatest(:now, n.run_at) end as run_at
+      from (select coalesce(:run_at::bigint, :now + :delay::bigint) as run_at offset 0) n) d
+where j.id = :id and (j.state + 0) in (0, 1, 3, 4)
+returning j.id::text, j.state, j.queue;
+
+-- name: drop_tags
+delete from holdfast.tag where job_id = :id::uuid and not tag = any(:tags::text[]);
+
+-- own: add_tags
+insert into holdfast.tag (tag, job_id) select distinct t, :id::uuid from unnest(:tags::text[]) t on conflict do nothing;
+
+-- name: set_expiry
+select holdfast.set_expiry(:id, coalesce(:expires_at::bigint, :now + :expires_in::bigint));
+
 -- name: cancel_unstarted
 update holdfast.job
 set state = 7, reason = 'cancelled', error = coalesce(error, 'cancelled'), losses = 0, tier = 0, ended_at = :now
@@ -527,7 +587,8 @@ returning id::text, worker;
 update holdfast.job j
 set state = case when d.later > 0 then 1 else 0 end, attempts = 0, losses = 0,
     tier = case when j.partition is null then 0 else 3 end, reason = null, error = null,
-    result = null, ended_at = null, ended_by = null, payload = coalesce(:payload, j.payload), run_at = d.later + :now
+    result = null, ended_at = null, ended_by = null, expires_at = null, payload = coalesce(:payload, j.payload),
+    run_at = d.later + :now
 from unnest(:ids::uuid[], :laters::bigint[]) as d (id, later)
 where j.id = d.id and ((j.state + 0) in (3, 6, 7) or (:force and j.state + 0 = 5))
 returning j.id::text, j.queue, j.state;
@@ -656,7 +717,8 @@ from holdfast.job j where j.id = any(:ids::uuid[]);
 -- name: outlines
 -- `get` of many, without what may be large.
 select j.id::text, j.task, j.queue, '{}', j.claims, j.attempts, j.max_attempts, -j.rank, j.losses, j.run_at, j.created_at,
-    j.options, j.state, j.worker, j.lease_until, j.started_at, j.ended_at, j.reason, j.error, null, null, j.cancelling, j.partition
+    j.options, j.state, j.worker, j.lease_until, j.started_at, j.ended_at, j.reason, j.error, null, null, j.cancelling,
+    j.partition, j.expires_at
 from holdfast.job j where j.id = any(:ids::uuid[]);
 
 -- name: find
@@ -906,6 +968,10 @@ from holdfast.job j
 where j.id > :after
   and case when (j.state + 0) in (0, 1, 3, 4) and (:queue::text is null or j.queue = :queue) and (:task::text is null or j.task = :task) then true else false end
 order by j.id limit :limit;
+
+-- own: partition_facts
+select j.id::text, j.xmin::text, j.task, j.queue, j.payload, j.partition, j.weights
+from holdfast.job j where j.id = any(:ids::uuid[]);
 
 -- own: set_partitions
 -- `version`: nothing has changed the job since it was read. Those that other transactions hold are left.

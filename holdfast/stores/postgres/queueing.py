@@ -16,6 +16,7 @@ from holdfast.core.job_logs import Record
 from holdfast.core.models import (
     Claim,
     DeliveredClaim,
+    ExpiredJob,
     HeartbeatReply,
     Job,
     JobState,
@@ -38,6 +39,7 @@ from holdfast.stores.postgres.claim_progress import ClaimProgress
 from holdfast.stores.postgres.cursors import START, Cursors, QueuePosition, plan_searches
 from holdfast.stores.postgres.encoding import NumberedStatement, claimed_job, is_id, record_columns, span_us, to_text
 from holdfast.stores.postgres.limits import LimitedClaims
+from holdfast.stores.postgres.maintenance import expire_overdue
 from holdfast.stores.postgres.notifications import PostgresNotifications
 from holdfast.stores.postgres.pool import PostgresPool, Rows
 from holdfast.stores.postgres.query import PostgresQuery
@@ -286,7 +288,7 @@ class PostgresQueueing:
         if rows[0][-1]:
             rows = await fetch(self._sql["claim_with_suspects"])
         seconds = time.monotonic() - at
-        due, due_in, until, quarantined, held_back, limited, _ = rows[0][_SHOWN:]
+        due, due_in, until, quarantined, held_back, limited, overdue, _ = rows[0][_SHOWN:]
         claiming.limited = claiming.limited or limited
         self._limits_seen = claiming.limited
         claiming.looked = True
@@ -298,6 +300,7 @@ class PostgresQueueing:
         taken = [] if rows[0][0] is None else rows
         jobs = await self._readable(taken)
         claiming.take(jobs)
+        claiming.expired += await self._end_overdue() if overdue else ()
         await self._give_back_unanswered(request, until - (span_us(request.lease_for) or 0))
         if due:
             return True
@@ -332,6 +335,13 @@ class PostgresQueueing:
                 await self.settle(released)
         except HoldfastError:  # these end by themselves too; what was claimed now must not be lost with them
             return
+
+    async def _end_overdue(self) -> tuple[ExpiredJob, ...]:
+        """Ends jobs that a claim passed over, since their ``expires`` has come."""
+        try:
+            return tuple((await expire_overdue(self._links, self._news, self._sql, limit=PROMOTE_MOST))[0])
+        except HoldfastError:  # a sweep ends them; what was claimed now must not be lost with them
+            return ()
 
     async def _promote(self, claiming: ClaimProgress) -> int:
         if EVERY_QUEUE in claiming.wants:
@@ -388,7 +398,7 @@ class PostgresQueueing:
             worker=request.worker,
             lease_for=span_us(request.lease_for),
         )
-        due_in, until, quarantined, left, paused, held_back, self._limits_seen = rows[0][_SHOWN:]
+        due_in, until, quarantined, left, queues, paused, held_back, self._limits_seen, overdue = rows[0][_SHOWN:]
         await self._give_back_unanswered(request, until - (span_us(request.lease_for) or 0))
         jobs = await self._readable([] if rows[0][0] is None else rows)
         claim = Claim(
@@ -398,8 +408,9 @@ class PostgresQueueing:
             quarantined=quarantined,
             held_back=held_back,
             lease_until_us=until if jobs else None,
+            expired=await self._end_overdue() if overdue else (),
         )
-        return DeliveredClaim(claim, left, frozenset(paused))
+        return DeliveredClaim(claim, dict(zip(left, queues, strict=True)), frozenset(paused))
 
     async def _claim_named(self, request: ClaimRequest) -> Claim:
         """A claim of ids by who has not asked a transport: what is left is refused too."""

@@ -7,7 +7,14 @@ from contextlib import suppress
 
 from holdfast.core.models import NewJob, Submitted
 from holdfast.stores.postgres.cursors import END, START, QueuePosition
-from holdfast.stores.postgres.encoding import NumberedStatement, alike_columns, are_alike, job_columns, key_columns
+from holdfast.stores.postgres.encoding import (
+    NumberedStatement,
+    alike_columns,
+    are_alike,
+    is_plain,
+    job_columns,
+    key_columns,
+)
 from holdfast.stores.postgres.notifications import PostgresNotifications
 from holdfast.stores.postgres.pool import DuplicateKey, Rows
 
@@ -19,12 +26,10 @@ async def insert_batch(
     fetch: Callable[..., Awaitable[Rows]],
 ) -> tuple[list[Submitted], bool]:
     """The answers; and whether others have heard of the jobs, as they were committed."""
-    if any(
-        job.key is not None or (job.options is not None and (job.options.tags or job.options.unique)) for job in jobs
-    ):
+    if not all(map(is_plain, jobs)):
         rows = await fetch(statements["insert_keyed_jobs"], **job_columns(jobs), **key_columns(jobs))
         in_turn = sorted(rows, key=lambda row: row[0])
-        answers = [Submitted(job_id, created, changed=changed) for _, job_id, created, changed in in_turn]
+        answers = [Submitted(job_id, created, changed=changed) for _, job_id, created, changed, _ in in_turn]
         return answers, False
     if are_alike(jobs):
         notice = news.transaction_notice(f"queue:{jobs[0].queue}") if len(jobs) == 1 else {}

@@ -7,13 +7,14 @@ from typing import Any
 from uuid import uuid4
 
 from holdfast.core.errors import Unavailable
+from holdfast.core.job_changes import JobChanges
 from holdfast.core.models import BulkResult, JobFilter, JobState, ReplayRate, WorkerCommand
 from holdfast.stores.base import AT_ONCE
 from holdfast.stores.common.requests import Chosen, SelectionAdmin
 from holdfast.stores.common.unconfirmed import perhaps_done
 from holdfast.stores.connections.redis import Script, in_pieces
 from holdfast.stores.connections.redis_protocol import Argument
-from holdfast.stores.redis.encoding import span_us, state_of
+from holdfast.stores.redis.encoding import encode_changes, span_us, state_of
 from holdfast.stores.redis.notifications import RedisNotifications
 from holdfast.stores.redis.pool import NamespacePool
 from holdfast.stores.redis.query import Read
@@ -43,6 +44,15 @@ class RedisAdmin(SelectionAdmin):
         self._news.notify_done({"queue:*"} if operated.changed else ())
         return operated
 
+    async def edit(self, job_id: str, changes: JobChanges) -> BulkResult:
+        whole = "w" if self._links.address.whole else ""
+        state, done = await self._once("edit", job_id, uuid4().hex, whole, *encode_changes(changes))
+        found = None if state is None else state_of(state)
+        self._news.notify_done({"queue:*"} if done else ())
+        if done and found is not None:
+            return BulkResult([(job_id, found)], [])
+        return BulkResult([], [(job_id, found)])
+
     async def _delete(self, chosen: Chosen) -> BulkResult:
         return await self._each("delete", chosen)
 
@@ -59,7 +69,7 @@ class RedisAdmin(SelectionAdmin):
         for number, ids in enumerate(in_pieces(chosen.ids, PIECE)):
             after = span_us(pace.after) + number * PIECE * every
             guarded = [argument for job_id in ids for argument in (job_id, standing.get(job_id, ""))]
-            reply = await self._once(verb, flags, said, uuid4().hex, after, every, *guarded)
+            reply = await self._once("operate", verb, flags, said, uuid4().hex, after, every, *guarded)
             for job_id, (state, done) in zip(ids, reply, strict=True):
                 if done == 1:
                     changed.append((job_id, state_of(state) or JobState.DEAD))  # else a deleted one in no state
@@ -67,12 +77,12 @@ class RedisAdmin(SelectionAdmin):
                     refused.append((job_id, None if state is None else state_of(state)))
         return BulkResult(changed=changed, refused=refused, more=chosen.more)
 
-    async def _once(self, *arguments: Argument) -> Any:
+    async def _once(self, script: str, *arguments: Argument) -> Any:
         """Returns the answer of the script. It may be sent more than once, but does nothing twice."""
         doubts: list[bool] = []
         try:
             return await self._links.run(
-                self._scripts["operate"], *arguments, doubt=lambda: doubts.append(True), synced=True
+                self._scripts[script], *arguments, doubt=lambda: doubts.append(True), synced=True
             )
         except Unavailable as error:
             if not doubts:

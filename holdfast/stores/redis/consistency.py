@@ -15,7 +15,7 @@ from holdfast.core.models import NOT_STARTED
 from holdfast.core.unique import KEY_PREFIX
 from holdfast.stores.connections.redis_protocol import Argument
 
-FIELDS = ("state", "kind", "dueTime", "seq", "losses", "key", "endTime")
+FIELDS = ("state", "kind", "dueTime", "seq", "losses", "key", "endTime", "expiresAt", "pickupTime")
 """What a job's hash is asked for."""
 
 _INDEXED = 64  # jobs a piece of the index, as the scripts have it
@@ -29,6 +29,7 @@ _TYPES = {
         b"queues",
         b"due",
         b"outlived",
+        b"expiry",
         b"workers",
         b"ended:dead",
         b"ended:cancelled",
@@ -108,18 +109,20 @@ class IndexedJob(NamedTuple):
     losses: int
     key: bytes | None
     ended: int
+    expires: int | None  # of one that no worker has taken
 
     @classmethod
     def from_hash(cls, fields: Sequence[bytes | None]) -> IndexedJob | None:
         """From FIELDS. None for a hash without a state: not ours. ValueError for values that make no sense."""
-        state, kind, due, seq, losses, key, ended = fields
+        state, kind, due, seq, losses, key, ended, expires, picked = fields
         if state is None:
             return None
         match = _KIND.match(kind or b"")
         if state not in _STATES or match is None:
             raise ValueError(state)
         level, queue = int(match[1]), match[2]
-        return cls(state, queue, level, int(due or 0), int(seq or 0), int(losses or 0), key, int(ended or 0))
+        instant = int(expires) if expires is not None and picked is None else None
+        return cls(state, queue, level, int(due or 0), int(seq or 0), int(losses or 0), key, int(ended or 0), instant)
 
 
 class NamespaceSnapshot(NamedTuple):
@@ -163,6 +166,7 @@ def plan_repairs(seen: NamespaceSnapshot) -> list[RepairStep]:
         *audit.check_successes(),
         *audit.check_index(),
         *audit.check_keys(),
+        *audit.check_expiries(),
         *audit.check_leftovers(),
         *audit.check_counts(),
         *audit.check_queues(),
@@ -309,6 +313,15 @@ class _Audit:
                 continue  # another job may have had the unique key of one that was started, and be gone
             if held.get(kept.key, b"").partition(b" ")[2] not in self._seen.jobs:
                 yield RepairStep(KEYED, ("HSET", self._names("keys"), kept.key, b"0 " + job))
+
+    def check_expiries(self) -> Iterator[RepairStep]:
+        """Each job that waits has its instant noted; what is noted of others goes when its instant has come."""
+        key, noted = self._names("expiry"), self._zset("expiry")
+        for job in noted.keys() - self._jobs.keys():
+            yield RepairStep(OUT, ("ZREM", key, job))
+        for job, kept in self._jobs.items():
+            if kept.expires is not None and kept.state in _NOT_STARTED and noted.get(job) != kept.expires:
+                yield RepairStep(BACK, ("ZADD", key, kept.expires, job))
 
     def check_leftovers(self) -> Iterator[RepairStep]:
         """Checks attempt records and log lines without a job."""

@@ -12,10 +12,12 @@ from typing import Any, TypeAlias
 import msgspec
 
 from holdfast.core.errors import Invalid
+from holdfast.core.job_changes import JobChanges
 from holdfast.core.job_logs import LogLine, NewLine, Record
 from holdfast.core.models import (
     MICROSECOND,
     Attempt,
+    ExpiredJob,
     Job,
     JobFilter,
     JobState,
@@ -59,7 +61,7 @@ def encode_submission(jobs: Sequence[NewJob], *, whole: bool) -> list[Argument]:
     number_at = 0
     for job in jobs:
         common = kinds.setdefault(kind_text(job), len(kinds) + 1), _when(job)
-        if job.key is None and job.options is None and not job.given_id:
+        if job.key is None and job.options is None and not job.given_id and not job.expires:
             if common != run:
                 run, number_at = common, len(rest)
                 rest += (0, *common, "")
@@ -72,6 +74,7 @@ def encode_submission(jobs: Sequence[NewJob], *, whole: bool) -> list[Argument]:
         options = b"" if job.options is None else b"=" + _encode(job.options)
         rest += (1, *common, "x", job.id, job.payload, key, keep_for, options, "1" if job.given_id else "")
         rest.append("" if job.unique is None else _unique_text(job.unique))
+        rest.append(_expiry(job) if job.expires else "")
     return ["1" if whole else "0", len(kinds), *kinds, *rest]
 
 
@@ -81,7 +84,34 @@ def _unique_text(unique: UniqueKey) -> str:
     return f"{unique.on_conflict} {unique.during or '-'} {window} {unique.key}"
 
 
-def _when(job: NewJob) -> str:
+def encode_changes(changes: JobChanges) -> list[Argument]:
+    """Changes as names and values for ``edit``. Invalid for values that Redis cannot hold exactly."""
+    if changes.priority is not None:
+        _check_priority(changes.priority)
+    if changes.queue is not None:
+        _check_queue(changes.queue)
+    said: dict[str, Argument | None] = {
+        "level": changes.priority,
+        "queue": changes.queue,
+        "when": _when(changes) if changes.has_time else None,
+        "payload": changes.payload,
+        "expires": _expiry(changes) if changes.has_expiry else None,
+    }
+    if changes.options is not None:
+        said["options"] = b"" if changes.options == Options() else _encode(changes.options)
+    return [argument for name, value in said.items() if value is not None for argument in (name, value)]
+
+
+def _expiry(job: NewJob | JobChanges) -> str:
+    """By when it must have begun: "-" for never."""
+    if job.expires_in is not None:
+        return f"+{span_us(job.expires_in)}"
+    if isinstance(job.expires_at_us, int) and abs(job.expires_at_us) >= _MOST:
+        raise Invalid("expires", job.expires_at_us, "give an instant within 200 years")
+    return f"={job.expires_at_us}" if isinstance(job.expires_at_us, int) else "-"
+
+
+def _when(job: NewJob | JobChanges) -> str:
     """When it is eligible: at once, after a span, at an instant."""
     if job.run_at_us is None:
         return "" if job.delay is None else f"+{span_us(job.delay)}"
@@ -92,12 +122,26 @@ def _when(job: NewJob) -> str:
 
 def kind_text(job: NewJob) -> str:
     """Returns the constant fields of a job, as its hash holds them."""
-    if abs(job.priority) > _LEVELS:
-        raise Invalid("priority", job.priority, f"give from -{_LEVELS} to {_LEVELS}")
-    if "\n" in job.queue:
-        raise Invalid("queue", job.queue, "leave the line break out")
+    _check_priority(job.priority)
+    _check_queue(job.queue)
     most = "-" if job.max_attempts is None else job.max_attempts
     return f"{job.priority} {most} {job.queue}\n{job.task}"
+
+
+def _check_priority(priority: int) -> None:
+    if abs(priority) > _LEVELS:
+        raise Invalid("priority", priority, f"give from -{_LEVELS} to {_LEVELS}")
+
+
+def _check_queue(queue: str) -> None:
+    if "\n" in queue:
+        raise Invalid("queue", queue, "leave the line break out")
+
+
+def expired_jobs(flat: Sequence[bytes], kinds: Kinds) -> tuple[ExpiredJob, ...]:
+    """Jobs that have expired, from the ids and kinds that a script answers."""
+    read = [(decode_text(job_id), kinds(kind)) for job_id, kind in zip(flat[::2], flat[1::2], strict=True)]
+    return tuple(ExpiredJob(job_id, task, queue) for job_id, (_, _, queue, task) in read)
 
 
 def encode_settlements(batch: Sequence[Settlement]) -> list[Argument]:
@@ -314,6 +358,7 @@ def _shown(job_id: str, state: JobState, fields: Fields, lease: bytes | None, ki
         whole_text(fields, b"result"),
         _shown_key(fields),
         b"cancel" in fields,
+        _int(fields, b"expiresAt"),
     )
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from redis import exceptions as driver
 
-from holdfast.core.models import Finding, Job, JobState
-from holdfast.stores.common.requests import FORGOTTEN_AFTER
+from holdfast.core.models import ExpiredJob, Finding, Job, JobState
+from holdfast.stores.common.requests import EXPIRY_ROUNDS, FORGOTTEN_AFTER
 from holdfast.stores.connections.redis import DEADLINE, RedisPool, Script, in_pieces
 from holdfast.stores.connections.redis_protocol import Argument, Wire
 from holdfast.stores.redis.consistency import (
@@ -23,7 +23,7 @@ from holdfast.stores.redis.consistency import (
     RepairStep,
     plan_repairs,
 )
-from holdfast.stores.redis.encoding import Kinds, shown_jobs, span_us
+from holdfast.stores.redis.encoding import Kinds, expired_jobs, shown_jobs, span_us
 from holdfast.stores.redis.notifications import RedisNotifications
 from holdfast.stores.redis.pool import NamespacePool, RedisAddress
 from holdfast.stores.redis.queueing import PIECE
@@ -57,6 +57,17 @@ class RedisMaintenance:
                 break
         self._news.notify_done({"queue:*"} if promoted else ())
         return promoted
+
+    async def expire_waiting(self, *, limit: int) -> list[ExpiredJob]:
+        ended: list[ExpiredJob] = []
+        for _ in range(EXPIRY_ROUNDS):
+            piece = min(PIECE, limit - len(ended))
+            looked, flat = await self._links.run(self._scripts["expire"], piece)
+            ended += expired_jobs(flat, self._kinds)
+            if looked < piece or len(ended) >= limit:
+                break
+        self._news.notify_done((), [each.job_id for each in ended])
+        return ended
 
     async def find_expired(self, *, limit: int) -> list[Job]:
         """Running jobs whose lease ran out. Workers that submit nothing notice here that the server evicts."""

@@ -18,6 +18,7 @@ from holdfast.core.lifecycle import must_start
 from holdfast.core.models import (
     TERMINAL,
     Claim,
+    ExpiredJob,
     HeartbeatReply,
     Job,
     JobState,
@@ -50,6 +51,7 @@ from holdfast.stores.redis.encoding import (
     encode_logs,
     encode_settlements,
     encode_submission,
+    expired_jobs,
     record_pieces,
     span_us,
     state_of,
@@ -169,14 +171,21 @@ class RedisQueueing:
                 raise
             for reply in replies:
                 self._served = decode_text(reply[5])
+                claiming.expired += self._ended(reply.pop())
                 claiming.take(await self._readable(reply[0], request.worker), reply)
         return claiming.claim()
+
+    def _ended(self, flat: Sequence[bytes]) -> tuple[ExpiredJob, ...]:
+        """Jobs that a script has ended, since their ``expires`` had come."""
+        expired = expired_jobs(flat, self._kinds)
+        self._news.notify_done((), [each.job_id for each in expired])
+        return expired
 
     async def _claim_delivered(self, request: ClaimRequest, only: Sequence[str]) -> Claim:
         delivery = _Delivery(request)
         for ids in in_pieces(list(dict.fromkeys(only)), PIECE):
             try:
-                taken, until, held_back = await self._links.run(
+                taken, until, held_back, flat = await self._links.run(
                     self._scripts["deliver"],
                     request.worker,
                     span_us(request.lease_for),
@@ -190,6 +199,7 @@ class RedisQueueing:
                 if delivery.jobs:  # these are ours already
                     break
                 raise
+            delivery.expired += self._ended(flat)
             delivery.take(await self._readable(taken, request.worker), int(until), held_back=bool(held_back))
             if delivery.held_back:
                 break
@@ -338,6 +348,7 @@ class _Delivery:
         self._startable = 1 << 30 if request.alone else request.startable
         self.held_back = False
         self.jobs: list[Job] = []
+        self.expired: tuple[ExpiredJob, ...] = ()
         self._until_us: int | None = None
 
     def script_arguments(self) -> list[Argument]:
@@ -367,7 +378,13 @@ class _Delivery:
 
     def claim(self, delivered: int) -> Claim:
         refused = delivered - len(self.jobs)
-        return Claim(jobs=self.jobs, refused=refused, held_back=self.held_back, lease_until_us=self._until_us)
+        return Claim(
+            jobs=self.jobs,
+            refused=refused,
+            held_back=self.held_back,
+            lease_until_us=self._until_us,
+            expired=self.expired,
+        )
 
 
 class _Sent:
@@ -399,6 +416,7 @@ class _Claiming:
         self._looks = 0
         self._passed = b""  # what a script passed by, in its own words for the next one
         self.jobs: list[Job] = []
+        self.expired: tuple[ExpiredJob, ...] = ()
         self.over = not any(self._slots.values()) and not self._star
         self._promoted = 0
         self._quarantined = False
@@ -460,6 +478,7 @@ class _Claiming:
             quarantined=self._quarantined,
             held_back=self._held_back,
             lease_until_us=self._until_us,
+            expired=self.expired,
         )
 
 

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from holdfast.core.job_changes import JobChanges
 from holdfast.core.models import BulkResult, JobFilter, JobState, ReplayRate, WorkerCommand
 from holdfast.stores.common.named_sql import CODES, STATES
 from holdfast.stores.common.requests import CHOOSE, UNSUCCESSFUL, Chosen, SelectionAdmin
 from holdfast.stores.sqlite.encoding import INLINE_PAYLOAD, as_json, decode_unique, filter_parameters, span_us
+from holdfast.stores.sqlite.limits import SqliteLimits
 from holdfast.stores.sqlite.maintenance import delete_rows
-from holdfast.stores.sqlite.opened import SqliteFamily
-from holdfast.stores.sqlite.submission import run_flow, take_unique
+from holdfast.stores.sqlite.opened import OpenedSqlite, SqliteFamily
+from holdfast.stores.sqlite.submission import WAITING_STATES, rewrite_waiting, run_flow, take_unique
 from holdfast.stores.sqlite.writer import Transaction
 
 
 class SqliteAdmin(SqliteFamily, SelectionAdmin):
     """Family ``admin`` of SQLite."""
+
+    def __init__(
+        self,
+        opened: Callable[[], OpenedSqlite],
+        now: Callable[[], int],
+        statements: Mapping[str, str],
+        path: str,
+        limits: SqliteLimits,
+    ) -> None:
+        super().__init__(opened, now, statements, path)
+        self._limits = limits
 
     async def _cancel(self, chosen: Chosen) -> BulkResult:
         return await self._opened().writer.call(lambda transaction: self._cancel_in(transaction, chosen))
@@ -58,6 +71,8 @@ class SqliteAdmin(SqliteFamily, SelectionAdmin):
             transaction.notify_topic(f"queue:{queue}")
             if payload is not None:
                 self._replace_payload(transaction, job_id, payload)
+        if payload is not None:
+            self._limits.assign_again(connection, [job_id for job_id, _, _ in rows])
         return self._operated(transaction, ids, {job_id: STATES[code] for job_id, _, code in rows}, chosen.more)
 
     def _with_unique_keys(self, transaction: Transaction, ids: Sequence[str], *, force: bool) -> set[str]:
@@ -79,6 +94,19 @@ class SqliteAdmin(SqliteFamily, SelectionAdmin):
         if len(payload) > INLINE_PAYLOAD:
             connection.execute(self._sql["clear_inline_payload"], (job_id,))
             connection.execute(self._sql["insert_payload"], (job_id, payload))
+
+    async def edit(self, job_id: str, changes: JobChanges) -> BulkResult:
+        return await self._opened().writer.call(lambda transaction: self._edit_in(transaction, job_id, changes))
+
+    def _edit_in(self, transaction: Transaction, job_id: str, changes: JobChanges) -> BulkResult:
+        flow = rewrite_waiting(self._sql, job_id, changes, transaction.now_us, WAITING_STATES)
+        rows = run_flow(transaction.connection, flow)
+        for _, _, queue in rows:
+            transaction.notify_topic(f"queue:{queue}")
+        if rows and (changes.payload is not None or changes.queue is not None):
+            self._limits.assign_again(transaction.connection, [job_id])
+        changed = dict.fromkeys([job_id], STATES[rows[0][1]]) if rows else {}
+        return self._operated(transaction, [job_id], changed, more=False)
 
     async def _delete(self, chosen: Chosen) -> BulkResult:
         return await self._opened().writer.call(lambda transaction: self._delete_in(transaction, chosen))

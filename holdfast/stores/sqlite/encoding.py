@@ -9,7 +9,8 @@ from datetime import timedelta
 
 import msgspec
 
-from holdfast.core.models import MICROSECOND, Job, JobFilter, NewJob, UniqueKey, to_microseconds
+from holdfast.core.job_changes import JobChanges
+from holdfast.core.models import MICROSECOND, Job, JobFilter, NewJob, Options, UniqueKey, to_microseconds
 from holdfast.stores.common.named_sql import CODES
 from holdfast.stores.common.requests import UNREADABLE
 
@@ -64,11 +65,28 @@ def span_us(span: timedelta) -> int:
     return span // MICROSECOND
 
 
+def eligible_us(job: NewJob | JobChanges, now_us: int) -> int:
+    """The instant at which a job may begin: at once where it does not say, and never in the past."""
+    if job.run_at_us is not None:
+        return max(job.run_at_us, now_us)
+    return now_us if job.delay is None else now_us + span_us(job.delay)
+
+
+def expiry_us(job: NewJob | JobChanges, now_us: int) -> int | None:
+    """The instant by which a job must have begun; None for no such instant."""
+    if job.expires_in is not None:
+        return now_us + span_us(job.expires_in)
+    return job.expires_at_us or None
+
+
+def options_text(options: Options | None) -> str | None:
+    """Options as they are stored; None for a plain job."""
+    return None if options is None or options == Options() else encode_json(options).decode()
+
+
 def job_row(job: NewJob, now_us: int) -> tuple[object, ...]:
     """The parameters of the insert statements, in their order."""
-    run_at = job.run_at_us
-    if run_at is None:
-        run_at = now_us if job.delay is None else now_us + span_us(job.delay)
+    run_at = eligible_us(job, now_us)
     return (
         job.id,
         job.queue,
@@ -76,15 +94,18 @@ def job_row(job: NewJob, now_us: int) -> tuple[object, ...]:
         job.payload if len(job.payload) <= INLINE_PAYLOAD else None,
         0 if run_at <= now_us else 1,
         -job.priority,
-        run_at if run_at > now_us or job.run_at_us is None else now_us,
+        run_at,
         now_us,
         job.max_attempts,
         0 if job.key is None and job.unique is None else 1,
         None if job.options is None else encode_json(job.options).decode(),
         now_us if job.given_id else 0,
-        job.partition,
-        job.weights,
     )
+
+
+def limited_row(job: NewJob, now_us: int) -> tuple[object, ...]:
+    """The same with partition and weights."""
+    return *job_row(job, now_us), job.partition, job.weights
 
 
 def filter_parameters(where: JobFilter) -> dict[str, object]:

@@ -83,6 +83,13 @@ class SqliteLimits(SqliteFamily):
             self._version = (number, revisions)
         return self.table
 
+    def assign_again(self, connection: sqlite3.Connection, ids: Sequence[str]) -> None:
+        """Gives jobs whose payload or queue has changed their partitions."""
+        table = self.current(connection)
+        if table is not None:
+            rows = connection.execute(self._sql["partitions_of"], {"ids": as_json(ids)}).fetchall()
+            assign(connection, self._sql, table, rows)
+
     async def assign_partitions(
         self, *, queue: str | None = None, task: str | None = None, after: str = "", limit: int = 1000
     ) -> tuple[int, str | None]:
@@ -179,6 +186,7 @@ class LimitedClaim:
         used = use_of_running(connection.execute(statements["running_partitions"]))
         self._states: dict[str, BucketState] = {}
         self._loaded: set[str] = set()
+        (self._has_states,) = connection.execute(statements["any_bucket"]).fetchone()
         self._admission = Admission(table.limits, used, self._states, now_us)
 
     def assign_unassigned(self, queue: str) -> None:
@@ -199,7 +207,7 @@ class LimitedClaim:
         row = self._connection.execute(self._sql["queue_turn"], {"queue": queue}).fetchone()
         if row is None or room <= 0:
             return []
-        turns = _Turns(self._connection, self._sql, queue, row[0])
+        turns = _Turns(self._connection, self._sql, queue, row[0], self._now_us)
         chosen: list[int] = []
         while len(chosen) < room and (partition := turns.next_partition()) is not None:
             job = turns.next_job(partition, room - len(chosen))
@@ -218,7 +226,7 @@ class LimitedClaim:
 
     def choose_quarantined(self, queue: str) -> list[int]:
         """Chooses one job that lost two leases in a row, if its buckets have room."""
-        values = {"queue": queue, "limit": _PAGE}
+        values = {"queue": queue, "now": self._now_us, "limit": _PAGE}
         for seq, partition, weights in self._connection.execute(self._sql["limited_quarantined"], values).fetchall():
             if self._admit(partition, weights) is None:
                 self._save_buckets()
@@ -227,7 +235,7 @@ class LimitedClaim:
 
     def _admit(self, partition: str, weights: str | None) -> int | None:
         missing = [bucket for bucket in split_partition(partition) if bucket not in self._loaded]
-        if missing:
+        if missing and self._has_states:
             self._states |= read_buckets(self._connection, self._sql, missing)
             self._loaded.update(missing)
         return self._admission.admit(partition, weights)
@@ -242,12 +250,13 @@ class _Turns:
     """The partitions of a queue in the order of their turns, read page by page."""
 
     def __init__(
-        self, connection: sqlite3.Connection, statements: Mapping[str, str], queue: str, queue_turn: int
+        self, connection: sqlite3.Connection, statements: Mapping[str, str], queue: str, queue_turn: int, now_us: int
     ) -> None:
         self._connection = connection
+        self._now_us = now_us
         self._sql = statements
         self._queue = queue
-        self._queue_turn = queue_turn
+        self._queue_turn = self._began_at = queue_turn
         self._heap: list[tuple[int, int, str]] = []  # turn, number, partition
         self._read_to: tuple[int, str] | None = (-1, "")  # where the next page begins; None: all were read
         self._jobs: dict[str, Iterator[tuple[int, str | None]]] = {}
@@ -257,7 +266,10 @@ class _Turns:
 
     def next_partition(self) -> str | None:
         """Takes out the partition whose turn it is; None if there is no other."""
-        while self._read_to is not None and (not self._heap or self._heap[0][0] >= self._read_to[0]):
+        while self._read_to is not None:
+            first = max(self._read_to[0], self._began_at)  # the earliest turn of a partition that was not read yet
+            if self._heap and self._heap[0][0] <= first:
+                break
             self._read_page(*self._read_to)
         if not self._heap:
             return None
@@ -269,7 +281,7 @@ class _Turns:
         values = {"queue": self._queue, "turn": turn, "partition": partition, "limit": _PAGE}
         rows = self._connection.execute(self._sql["partitions_in_turn"], values).fetchall()
         for name, at in rows:
-            self._push(name, max(at, self._queue_turn))
+            self._push(name, max(at, self._began_at))
         self._read_to = (rows[-1][1], rows[-1][0]) if len(rows) == _PAGE else None
 
     def _push(self, partition: str, turn: int) -> None:
@@ -285,7 +297,13 @@ class _Turns:
     def _read_jobs(self, partition: str, room: int) -> Iterator[tuple[int, str | None]]:
         size, offset = min(4, room), 0
         while True:
-            values = {"queue": self._queue, "partition": partition, "limit": size, "offset": offset}
+            values = {
+                "queue": self._queue,
+                "partition": partition,
+                "now": self._now_us,
+                "limit": size,
+                "offset": offset,
+            }
             rows = self._connection.execute(self._sql["partition_jobs"], values).fetchall()
             yield from rows
             if len(rows) < size:

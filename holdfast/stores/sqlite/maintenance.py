@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import timedelta
 
-from holdfast.core.models import Job, JobState
+from holdfast.core.models import ExpiredJob, Job, JobState
 from holdfast.stores.common.named_sql import CODES
-from holdfast.stores.common.requests import FORGOTTEN_AFTER
+from holdfast.stores.common.requests import EXPIRY_ROUNDS, FORGOTTEN_AFTER
 from holdfast.stores.sqlite.encoding import as_json, read_job, span_us
 from holdfast.stores.sqlite.opened import SqliteFamily
 from holdfast.stores.sqlite.writer import Transaction
@@ -25,6 +25,21 @@ class SqliteMaintenance(SqliteFamily):
             return len(rows)
 
         return await self._opened().writer.call(run_in_transaction)
+
+    async def expire_waiting(self, *, limit: int) -> list[ExpiredJob]:
+        values = {"now": self._now()}
+        ended: list[ExpiredJob] = []
+        for _ in range(EXPIRY_ROUNDS):
+            overdue = await self._opened().read(
+                lambda reader: reader.execute(self._sql["any_overdue"], values).fetchone()
+            )
+            if not overdue[0] or len(ended) >= limit:
+                break
+            most = limit - len(ended)
+            ended += await self._opened().writer.call(
+                lambda transaction, most=most: expire_overdue(transaction, self._sql, limit=most)  # type: ignore[misc]
+            )
+        return ended
 
     async def find_expired(self, *, limit: int) -> list[Job]:
         values = {"now": self._now(), "limit": limit}
@@ -54,6 +69,18 @@ class SqliteMaintenance(SqliteFamily):
 
     async def reannounce(self) -> int:
         return 0
+
+
+def expire_overdue(transaction: Transaction, statements: Mapping[str, str], *, limit: int) -> tuple[ExpiredJob, ...]:
+    """Looks at jobs whose ``expires`` has come, at most so many, and ends those that no worker has taken."""
+    connection, now = transaction.connection, {"now": transaction.now_us}
+    seqs = as_json(seq for (seq,) in connection.execute(statements["overdue"], now | {"limit": limit}))
+    if seqs == "[]":
+        return ()
+    rows = connection.execute(statements["expire_jobs"], now | {"seqs": seqs}).fetchall()
+    connection.execute(statements["drop_overdue"], {"seqs": seqs})
+    transaction.ended += [job_id for job_id, _, _ in rows]
+    return tuple(ExpiredJob(*row) for row in rows)
 
 
 def delete_rows(

@@ -14,7 +14,7 @@ json_array(
         '["queued","scheduled","running","failed","waiting","succeeded","dead","cancelled"]', '$[' || j.state || ']'),
     j.worker, j.lease_until, j.started_at, j.ended_at, j.reason, j.error, j.result,
     case when j.keyed then (select k.key from holdfast_key k where k.job_id = j.id and k.key > ' ' limit 1) end, -- no unique key
-    json(case when j.cancelling then 'true' else 'false' end), j.partition)
+    json(case when j.cancelling then 'true' else 'false' end), j.partition, j.expires_at)
 
 -- fragment: claimed
 -- The chosen rows of a claim; their jobs as they will be once taken: the first fields of Job (core/models.py); and how many of
@@ -23,6 +23,10 @@ json_group_array(seq), json_group_array(json_array(
     id, task, queue, coalesce(payload, (select p.payload from holdfast_payload p where p.seq = picked.seq)),
     claims + 1, attempts + 1, max_attempts, -rank, losses, run_at, created_at, json(options))),
 sum(losses > 0 or attempts + 1 >= max_attempts)
+
+-- fragment: unexpired
+-- A job whose instant has passed is never started. One that a worker has taken before has begun, and does not expire.
+(expires_at is null or expires_at > :now or started_at is not null)
 
 -- fragment: matching
 -- What a filter says of a job; null leaves a condition out.
@@ -37,6 +41,11 @@ sum(losses > 0 or attempts + 1 >= max_attempts)
   and (:created_before is null or j.created_at < :created_before)
 
 -- own: insert_job
+insert into holdfast_job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, keyed, options, claims)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+on conflict (id) do nothing;
+
+-- own: insert_limited_job
 insert into holdfast_job
     (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, keyed, options, claims, partition, weights)
 values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
@@ -70,16 +79,55 @@ where coalesce(keep_until, 0) <= ?4 and not exists (
 -- own: release_key
 delete from holdfast_key where key = ?1 and job_id = ?2;
 
--- own: replace_unique
--- What a later submission makes of the waiting job that holds its unique key.
-update holdfast_job set state = ?2, run_at = ?3, rank = ?4, payload = ?5, partition = ?6, weights = ?7
-where id = ?1 and +state in (0, 1, 3)
-returning id;
+-- own: insert_expiry
+-- changes(): only if the insert just before created the job, or the update just before changed it.
+insert into holdfast_expiry (seq, expires_at)
+select seq, ?2 from holdfast_job where id = ?1 and changes() > 0
+on conflict (seq) do update set expires_at = excluded.expires_at;
 
--- own: reschedule_unique
-update holdfast_job set state = ?2, run_at = ?3
-where id = ?1 and +state in (0, 1, 3)
-returning id;
+-- name: set_expiry
+update holdfast_job set expires_at = ?2 where id = ?1 and changes() > 0;
+
+-- name: rewrite_waiting
+-- What an edit, or a later submission of its unique key, makes of a job that waits, in one of the states ?3: a sum of bits.
+-- Null leaves a value as it is.
+update holdfast_job
+set queue = coalesce(?4, queue), rank = coalesce(?5, rank), run_at = coalesce(?6, run_at),
+    state = case when ?6 is null or state = 4 then state when ?6 <= ?2 then 0 else 1 end
+where id = ?1 and (1 << state) & ?3
+returning seq, state, queue;
+
+-- own: rewrite_options
+update holdfast_job set options = ?2 where id = ?1;
+
+-- own: rewrite_payload
+update holdfast_job set payload = ?2 where id = ?1;
+
+-- name: drop_tags
+delete from holdfast_tag where seq = (select seq from holdfast_job where id = ?);
+
+-- own: drop_expiry
+delete from holdfast_expiry where seq = (select seq from holdfast_job where id = ?);
+
+-- own: clear_expiry
+update holdfast_job set expires_at = null where id = ?;
+
+-- own: any_overdue
+select exists (select 1 from holdfast_expiry where expires_at <= :now);
+
+-- own: overdue
+select seq from holdfast_expiry where expires_at <= :now order by expires_at limit :limit;
+
+-- own: drop_overdue
+delete from holdfast_expiry where seq in (select value from json_each(:seqs));
+
+-- name: expire_jobs
+-- One that a worker has taken has begun, and does not expire any more.
+update holdfast_job
+set state = 7, reason = 'expired', error = coalesce(error, 'expired: no worker began it in time'), ended_at = :now, losses = 0
+where seq in (select value from json_each(:seqs))
+  and +state in (0, 1, 3, 4) and started_at is null and expires_at <= :now
+returning id, task, queue;
 
 -- own: is_stored
 select 1 from holdfast_job where id = ?;
@@ -129,7 +177,7 @@ select min(run_at) from holdfast_job where state in (1, 3);
 select -- include: claimed
 from (
     select seq, id, task, queue, payload, claims, attempts, max_attempts, rank, losses, run_at, created_at, options
-    from holdfast_job where state = 0 and partition is null and tier = 0 and queue = :queue
+    from holdfast_job where state = 0 and partition is null and tier = 0 and queue = :queue and -- include: unexpired
     order by rank, run_at, seq limit :limit
 ) picked;
 
@@ -139,7 +187,7 @@ select -- include: claimed
 from (
     select * from (
         select seq, id, task, queue, payload, claims, attempts, max_attempts, rank, losses, run_at, created_at, options
-        from holdfast_job where state = 0 and partition is null and tier = 0 and queue = :queue
+        from holdfast_job where state = 0 and partition is null and tier = 0 and queue = :queue and -- include: unexpired
         order by rank, run_at, seq limit :limit)
     union all
     select * from (
@@ -170,6 +218,7 @@ from (
     from json_each(:ids) d cross join holdfast_job j on j.id = d.value
     where +j.state = 0 and j.tier <= :most and j.partition is null
       and (:queue is null or j.queue = :queue) and j.queue not in (select value from json_each(:excluded))
+      and -- include: unexpired
     order by rank, run_at, j.seq limit :limit
 ) picked;
 
@@ -320,7 +369,8 @@ returning id, worker;
 -- name: replay
 update holdfast_job
 set state = case when :after + d.key * :every > 0 then 1 else 0 end, attempts = 0, losses = 0, reason = null, error = null,
-    result = null, ended_at = null, run_at = :now + :after + d.key * :every, payload = coalesce(:payload, payload)
+    result = null, ended_at = null, expires_at = null, run_at = :now + :after + d.key * :every,
+    payload = coalesce(:payload, payload)
 from json_each(:ids) d
 where holdfast_job.id = d.value and (+state in (3, 6, 7) or (:force and +state = 5))
 returning id, queue, state;
@@ -381,7 +431,7 @@ select json_array(
     json(j.options), json_extract(
         '["queued","scheduled","running","failed","waiting","succeeded","dead","cancelled"]', '$[' || j.state || ']'),
     j.worker, j.lease_until, j.started_at, j.ended_at, j.reason, j.error, null, null,
-    json(case when j.cancelling then 'true' else 'false' end), j.partition)
+    json(case when j.cancelling then 'true' else 'false' end), j.partition, j.expires_at)
 from holdfast_job j where j.id in (select value from json_each(:ids));
 
 -- name: find
@@ -490,8 +540,8 @@ select min(run_at) from (select (select min(j.run_at) from holdfast_job j
     where j.state = 0 and j.partition is null and j.tier = used.tier and j.queue = :queue and j.rank = used.rank) as run_at
 from used
 union all select (select j.run_at from holdfast_job j
-    where j.state = 0 and j.partition is not null and j.queue = p.queue and j.partition = p.partition order by j.rank, j.run_at limit 1)
-from (select queue, partition from holdfast_partition where queue = :queue limit 100) p);
+    where j.state = 0 and j.partition is not null and j.queue = some.queue and j.partition = some.partition order by j.rank, j.run_at limit 1)
+from (select queue, partition from holdfast_partition where queue = :queue limit 100) some);
 
 -- name: known_queues
 select name, paused from holdfast_queue;
@@ -624,9 +674,17 @@ select count(*), coalesce(sum(revision), 0), exists (select 1 from holdfast_limi
 -- own: limited_queues
 select name from holdfast_limited_queue;
 
+-- own: list_queue
+insert or ignore into holdfast_limited_queue (name, turn) values (?1, 0);
+
+-- own: list_partition
+-- A new partition comes when it is the queue's turn.
+insert or ignore into holdfast_partition (queue, partition, turn)
+select ?1, ?2, turn from holdfast_limited_queue where name = ?1;
+
 -- own: any_open_partition
 -- Whether a queue may have a job under limits to take.
-select exists (select 1 from holdfast_partition where queue = :queue and blocked_until is null)
+select exists (select 1 from holdfast_partition indexed by holdfast_partition_turn where queue = :queue and blocked_until is null)
     or exists (select 1 from holdfast_partition where queue = :queue and blocked_until <= :now)
     or exists (select 1 from holdfast_job where state = 0 and partition is not null and losses > 1 and queue = :queue);
 
@@ -643,11 +701,17 @@ from holdfast_job j where state = 0 and partition is null and queue = :queue ord
 select seq, task, queue, coalesce(payload, (select p.payload from holdfast_payload p where p.seq = j.seq)), id, partition, weights
 from holdfast_job j where id > :after and state in (0, 1, 3, 4) and (queue = :queue or task = :task) order by id limit :limit;
 
+-- own: partitions_of
+-- The same of these jobs, whose payload or queue has changed.
+select seq, task, queue, coalesce(payload, (select p.payload from holdfast_payload p where p.seq = j.seq)), id, partition, weights
+from holdfast_job j where id in (select value from json_each(:ids));
+
 -- own: set_partition
 update holdfast_job set partition = ?2, weights = ?3 where seq = ?1 and state in (0, 1, 3, 4);
 
 -- own: running_partitions
-select partition, weights, count(*) from holdfast_job where state = 2 and partition is not null group by partition, weights;
+select partition, weights, count(*)
+from holdfast_job where state = 2 and partition > '' group by partition, weights;
 
 -- own: unblock_partitions
 -- One that was blocked saves no turns: it goes on with the turn of the queue.
@@ -655,17 +719,20 @@ update holdfast_partition set blocked_until = null where queue = :queue and part
     select partition from holdfast_partition where queue = :queue and blocked_until <= :now order by blocked_until limit :limit);
 
 -- own: partitions_in_turn
-select partition, turn from holdfast_partition
+select partition, turn from holdfast_partition indexed by holdfast_partition_turn
 where queue = :queue and blocked_until is null and (turn, partition) > (:turn, :partition) order by turn, partition limit :limit;
 
 -- own: partition_jobs
 select seq, weights from holdfast_job
 where state = 0 and partition is not null and queue = :queue and partition = :partition and losses < 2
+  and -- include: unexpired
 order by rank, run_at, seq limit :limit offset :offset;
 
 -- own: limited_quarantined
 select seq, partition, weights from holdfast_job
-where state = 0 and partition is not null and losses > 1 and queue = :queue order by rank, run_at, seq limit :limit;
+where state = 0 and partition is not null and losses > 1 and queue = :queue
+  and -- include: unexpired
+order by losses, rank, run_at, seq limit :limit;
 
 -- own: any_limited_quarantined
 select exists (select 1 from holdfast_job where state = 0 and partition is not null and losses > 1 and queue = :queue);
@@ -692,6 +759,9 @@ update holdfast_limited_queue set turn = ?2 where name = ?1;
 
 -- own: buckets
 select name, full_at, paused_until from holdfast_bucket where name in (select value from json_each(:names));
+
+-- own: any_bucket
+select exists (select 1 from holdfast_bucket);
 
 -- own: set_bucket
 insert into holdfast_bucket (name, full_at, paused_until) values (?1, ?2, ?3)

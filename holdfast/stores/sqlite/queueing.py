@@ -42,9 +42,11 @@ from holdfast.stores.sqlite.encoding import (
     decode_seqs,
     encode_json,
     job_row,
+    limited_row,
     span_us,
 )
 from holdfast.stores.sqlite.limits import LimitedClaim, SqliteLimits
+from holdfast.stores.sqlite.maintenance import expire_overdue
 from holdfast.stores.sqlite.opened import OpenedSqlite, SqliteFamily
 from holdfast.stores.sqlite.query import Reads
 from holdfast.stores.sqlite.submission import extra_rows, is_plain, run_flow, submit_one_by_one
@@ -104,10 +106,15 @@ class SqliteQueueing(SqliteFamily):
         now_us = transaction.now_us
         try:
             with transaction.savepoint():
-                inserted = connection.executemany(self._sql["insert_job"], [job_row(job, now_us) for job in jobs])
+                if any(job.partition is not None for job in jobs):
+                    rows = [limited_row(job, now_us) for job in jobs]
+                    inserted = connection.executemany(self._sql["insert_limited_job"], rows)
+                else:
+                    rows = [job_row(job, now_us) for job in jobs]
+                    inserted = connection.executemany(self._sql["insert_job"], rows)
                 if inserted.rowcount != len(jobs):
                     raise _Short
-                for name, rows in extra_rows(jobs):
+                for name, rows in extra_rows(jobs, now_us):
                     connection.executemany(self._sql[name], rows)
         except _Short:
             return False
@@ -159,6 +166,7 @@ class SqliteQueueing(SqliteFamily):
         """Make due jobs ready, take what is wanted, say when the next falls due."""
         connection, now_us = transaction.connection, transaction.now_us
         wants = {queue: slots for queue, slots in request.wants.items() if slots > 0}
+        expired = expire_overdue(transaction, self._sql, limit=PROMOTE_MOST)
         promoted = self._promote(connection, wants, request, now_us) if request.promote else 0
         paused = {name for (name,) in connection.execute(self._sql["paused_queues"])}
         until = now_us + span_us(request.lease_for)
@@ -166,7 +174,12 @@ class SqliteQueueing(SqliteFamily):
         if request.only is not None:
             refused = taken.take_delivered(request.only, wants, paused)
             return Claim(
-                jobs=taken.jobs, refused=refused, promoted=promoted, held_back=taken.held_back, lease_until_us=until
+                jobs=taken.jobs,
+                refused=refused,
+                promoted=promoted,
+                held_back=taken.held_back,
+                lease_until_us=until,
+                expired=expired,
             )
         limited = self._limited_queues(connection, list(wants), request)
         if limited:
@@ -180,6 +193,7 @@ class SqliteQueueing(SqliteFamily):
             quarantined=taken.quarantined,
             held_back=taken.held_back,
             lease_until_us=until,
+            expired=expired,
         )
 
     def _promote(

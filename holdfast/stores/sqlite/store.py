@@ -66,7 +66,7 @@ class SQLiteStore:
         self.limits: Limits = limits
         self.queueing: Queueing = SqliteQueueing(*parts, limits)
         self.maintenance: Maintenance = SqliteMaintenance(*parts)
-        self.admin: Admin = SqliteAdmin(*parts)
+        self.admin: Admin = SqliteAdmin(*parts, limits)
         self.query: Query = SqliteQuery(*parts)
         self.schedules: Schedules = SqliteSchedules(*parts, limits.cache)
         self.health: Health = SqliteHealth(*parts)

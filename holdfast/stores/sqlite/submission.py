@@ -6,14 +6,19 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from holdfast.core.models import NewJob, Submitted, UniqueKey
-from holdfast.stores.base import Statement, StatementFlow
+from msgspec.structs import replace
+
+from holdfast.core.job_changes import EDITABLE, JobChanges
+from holdfast.core.models import JobState, NewJob, Submitted, UniqueKey
+from holdfast.stores.base import Rows, Statement, StatementFlow
 from holdfast.stores.common.named_sql import CODES
-from holdfast.stores.sqlite.encoding import INLINE_PAYLOAD, job_row, span_us
+from holdfast.stores.sqlite.encoding import INLINE_PAYLOAD, eligible_us, expiry_us, limited_row, options_text, span_us
 
 T = TypeVar("T")
 
 _IN_ANY_STATE = 255  # bits of every state
+WAITING_STATES = sum(1 << CODES[state] for state in EDITABLE)
+_UNCLAIMED = WAITING_STATES - (1 << CODES[JobState.WAITING])
 
 
 def submit_one_by_one(
@@ -39,8 +44,8 @@ def _submit_one(statements: Mapping[str, str], job: NewJob, now_us: int) -> Stat
             yield Statement(statements["release_key"], (job.key, job.id))
             changed = yield from _apply_conflict(statements, job, job.unique.on_conflict, holder, now_us)
             return Submitted(holder, False, changed=changed)
-    inserted = yield Statement(statements["insert_single_job"], job_row(job, now_us))
-    for name, rows in extra_rows([job]):
+    inserted = yield Statement(statements["insert_single_job"], limited_row(job, now_us))
+    for name, rows in extra_rows([job], now_us):
         for each in rows:
             yield Statement(statements[name], each)
     if job.key is not None:
@@ -70,33 +75,75 @@ def _apply_conflict(
     """Replaces or reschedules the job that holds the unique key of this one; returns whether it did."""
     if policy == "keep":
         return False
-    _, _, _, payload, state, rank, run_at, *_, partition, weights = job_row(job, now_us)
-    if policy == "reschedule":
-        return bool((yield Statement(statements["reschedule_unique"], (holder, state, run_at))))
-    values = (holder, state, run_at, rank, payload, partition, weights)
-    if not (yield Statement(statements["replace_unique"], values)):
-        return False
-    yield Statement(statements["drop_payload"], (holder,))
-    if payload is None:
-        yield Statement(statements["clear_inline_payload"], (holder,))
-        yield Statement(statements["insert_payload"], (holder, job.payload))
-    return True
+    changes = JobChanges(run_at_us=eligible_us(job, now_us), expires_at_us=expiry_us(job, now_us))
+    if policy == "replace":
+        changes = replace(changes, priority=job.priority, payload=job.payload)
+    rewritten = yield from rewrite_waiting(statements, holder, changes, now_us, _UNCLAIMED)
+    if rewritten and policy == "replace":  # it is under the limits of the payload it has now
+        yield Statement(statements["set_partition"], (rewritten[0][0], job.partition, job.weights))
+    return bool(rewritten)
 
 
-def extra_rows(jobs: Sequence[NewJob]) -> list[tuple[str, list[tuple[object, ...]]]]:
-    """Returns the extra rows of some jobs: large payloads and tags."""
+def rewrite_waiting(
+    statements: Mapping[str, str], job_id: str, changes: JobChanges, now_us: int, states: int
+) -> StatementFlow[Rows]:
+    """Changes a job that waits, in one of these states, as bits. Returns its row; none where it is in another."""
+    rank = None if changes.priority is None else -changes.priority
+    run_at = eligible_us(changes, now_us) if changes.has_time else None
+    rewritten = yield Statement(statements["rewrite_waiting"], (job_id, now_us, states, changes.queue, rank, run_at))
+    if not rewritten:
+        return []
+    if changes.payload is not None:
+        large = len(changes.payload) > INLINE_PAYLOAD
+        yield Statement(statements["drop_payload"], (job_id,))
+        yield Statement(statements["rewrite_payload"], (job_id, None if large else changes.payload))
+        if large:
+            yield Statement(statements["insert_payload"], (job_id, changes.payload))
+    if changes.options is not None:
+        yield Statement(statements["drop_tags"], (job_id,))
+        yield Statement(statements["rewrite_options"], (job_id, options_text(changes.options)))
+        for tag in changes.options.tags:
+            yield Statement(statements["insert_tag"], (job_id, tag))
+    if changes.has_expiry:
+        yield from _rewrite_expiry(statements, job_id, expiry_us(changes, now_us))
+    return rewritten
+
+
+def _rewrite_expiry(statements: Mapping[str, str], job_id: str, expires_at: int | None) -> StatementFlow[None]:
+    yield Statement(statements["drop_expiry"], (job_id,))
+    yield Statement(statements["clear_expiry"], (job_id,))
+    if expires_at is not None:
+        yield Statement(statements["set_expiry"], (job_id, expires_at))
+        yield Statement(statements["insert_expiry"], (job_id, expires_at))
+
+
+def extra_rows(jobs: Sequence[NewJob], now_us: int) -> list[tuple[str, list[tuple[object, ...]]]]:
+    """Returns the extra rows of some jobs: large payloads, tags, expiries and partitions."""
     large: list[tuple[object, ...]] = [(job.id, job.payload) for job in jobs if len(job.payload) > INLINE_PAYLOAD]
     tags: list[tuple[object, ...]] = [
         (job.id, tag) for job in jobs if job.options is not None for tag in job.options.tags
     ]
-    return [(name, rows) for name, rows in (("insert_payload", large), ("insert_tag", tags)) if rows]
+    expiring: list[tuple[object, ...]] = [(job.id, expiry_us(job, now_us)) for job in jobs if job.expires]
+    partitions: set[tuple[object, ...]] = {(job.queue, job.partition) for job in jobs if job.partition is not None}
+    queues: set[tuple[object, ...]] = {(queue,) for queue, _ in partitions}
+    named = (
+        ("insert_payload", large),
+        ("insert_tag", tags),
+        ("set_expiry", expiring),
+        ("insert_expiry", expiring),
+        ("list_queue", [*queues]),
+        ("list_partition", [*partitions]),
+    )
+    return [(name, rows) for name, rows in named if rows]
 
 
 def is_plain(job: NewJob) -> bool:
     """Returns True for a job whose row is all there is to store."""
     return (
         job.key is None
+        and job.partition is None
         and job.unique is None
+        and not job.expires
         and len(job.payload) <= INLINE_PAYLOAD
         and (job.options is None or not job.options.tags)
     )

@@ -308,6 +308,7 @@ class ChildReply(msgspec.Struct, array_like=True, tag="reply"):
     traceback: str | None = None
     retryable: bool = True
     delay: timedelta | None = None
+    pause: str | None = None
 
 
 def encode_frame(data: bytes) -> bytes:
@@ -340,6 +341,7 @@ def reply_of(outcome: Outcome) -> ChildReply:
                 traceback=outcome.traceback,
                 retryable=outcome.retryable,
                 delay=outcome.delay,
+                pause=outcome.pause,
             )
         case Snoozed(delay=delay):
             return ChildReply("snoozed", delay=delay)
@@ -359,6 +361,7 @@ def outcome_in(reply: ChildReply) -> Outcome:
                 traceback=reply.traceback,
                 retryable=reply.retryable,
                 delay=reply.delay,
+                pause=reply.pause,
             )
         case "snoozed":
             return Snoozed(reply.delay or timedelta(0))

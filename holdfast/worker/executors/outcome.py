@@ -52,8 +52,9 @@ def _meaning(error: BaseException, task: Task[..., Any] | None) -> Outcome:
     match error:
         case Snooze(delay=delay):
             return Snoozed(check_span(delay, "delay"))
-        case RetryAfter(delay=delay):
-            return Failed(error=describe_error(error), delay=check_span(delay, "delay"))
+        case RetryAfter(delay=delay, scope=scope):
+            pause = None if scope == "job" else str(scope)
+            return Failed(error=describe_error(error), delay=check_span(delay, "delay"), pause=pause)
         case Dead():
             return Failed(error=describe_error(error), reason=Reason.NON_RETRYABLE, retryable=False)
         case SystemExit():

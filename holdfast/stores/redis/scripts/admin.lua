@@ -59,7 +59,7 @@ local function replay(id, v, known, later)
         end
     end
     moving().withdraw(id, known, v[1], 0)
-    call('HDEL', JOB .. id, 'losses', 'reason', 'endTime', 'cancel')
+    call('HDEL', JOB .. id, 'losses', 'reason', 'endTime', 'cancel', 'expiresAt')
     drop(id, 'error')
     drop(id, 'result')
     local state, due = later > 0 and 'scheduled' or 'queued', now + later
@@ -115,6 +115,28 @@ call('SET', DONE, cmsgpack.pack(answers), 'EX', REMEMBERED)
 moving().place_ready()
 finish()
 return answers
+
+-- name: edit (moving, rewriting)
+-- Changes a job that waits. ARGV: 3 id, 4 a name for this very call, as for `operate`, 5 "w" where payloads stay in one piece;
+-- then names and values of what `rewrite` changes. Answers the state it has now, and 1 where it was changed.
+local DONE, REMEMBERED = P .. 'done:' .. ARGV[4], 60 -- seconds
+local done = redis.pcall('GET', DONE)
+if type(done) == 'string' then
+    return cmsgpack.unpack(done)
+end
+local change = {}
+for n = 6, #ARGV, 2 do
+    change[ARGV[n]] = ARGV[n + 1]
+end
+local EDITABLE = { queued = true, scheduled = true, failed = true, waiting = true }
+local state, changed = rewrite(ARGV[3], change, EDITABLE, ARGV[5] == 'w')
+local answer = { state, changed and 1 or 0 }
+if changed then
+    call('SET', DONE, cmsgpack.pack(answer), 'EX', REMEMBERED)
+    moving().place_ready()
+end
+finish()
+return answer
 
 -- name: pause
 -- Closes (ARGV[3] "1") or opens a queue for claims. ARGV: 4 queue.

@@ -1,11 +1,11 @@
--- name: claim (moving, taking)
+-- name: claim (moving, expiring, taking)
 -- Claims ready jobs in their order. ARGV: 6 limit, 7 startable, 8 "1" to take one quarantined job alone, 9 "1" to make due
 -- jobs ready first, 10 "1" to take although more are due than this made ready, 11 slots of every other queue or "",
 -- 12 the queue served last, 13 what this claim has passed by already, then queue and slots of each that is named, in the
 -- order of their turn.
 -- Answers jobs, promoted, microseconds until the next falls due or -1, quarantined, lease end, served, what to do: 0
 -- that was all, 1 there was more to look through, 2 nothing was taken because more is due; what was passed by, or ""; 1
--- where a queue was left at a job on its last attempt beyond the startable ones.
+-- where a queue was left at a job on its last attempt beyond the startable ones; id and kind of jobs that have expired.
 -- A full Redis lets this through: whatever it may do, it takes ids away first.
 local limit, startable, alone = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8] == '1'
 local promoting, star, served = ARGV[9] == '1', tonumber(ARGV[11]), ARGV[12]
@@ -19,8 +19,9 @@ for i = 14, #ARGV, 2 do
     named[ARGV[i]] = tonumber(ARGV[i + 1])
     turn[#turn + 1] = ARGV[i]
 end
-local paused, has_tombstones, scheduled = {}, false, false
-if call('EXISTS', P .. 'paused', P .. 'tombstones', P .. 'due', SCHEDULE) > 0 then -- mostly there is none of these
+local paused, has_tombstones, scheduled, overdue = {}, false, false, false
+if call('EXISTS', P .. 'paused', P .. 'tombstones', P .. 'due', SCHEDULE, P .. 'expiry') > 0 then -- mostly there is none of these
+    overdue = expire_overdue(MOST) == MOST -- there may be more, which are not to be taken
     paused = paused_queues()
     has_tombstones = call('EXISTS', P .. 'tombstones') == 1
     scheduled = call('EXISTS', P .. 'due', SCHEDULE) > 0
@@ -100,6 +101,11 @@ local function claimable(id, queue, list)
     elseif v[1] ~= 'queued' then
         return nil
     end
+    if overdue and is_overdue(id) then
+        expire(id, v[1], v[2])
+        ours('ZREM', P .. 'expiry', id)
+        return nil
+    end
     local tier = tier_of(v[5])
     if tier == 2 then
         ours('ZADD', quarantine_of(known.queue), v[6], id)
@@ -149,7 +155,7 @@ local function take_level(queue, level, room)
         end
         budget = budget - #ids
         for n, id in ipairs(ids) do
-            if not has_tombstones and taken_first(id) then
+            if not has_tombstones and not overdue and taken_first(id) then
                 room = room - 1
             else
                 local v = claimable(id, queue, list)
@@ -246,16 +252,18 @@ else
     lease_taken()
 end
 finish()
-return { taken, promoted, due, quarantined, until_, served, more, next(passed) and cmsgpack.pack(passed) or '', held_back }
+return { taken, promoted, due, quarantined, until_, served, more, next(passed) and cmsgpack.pack(passed) or '', held_back, expired }
 
--- name: deliver (moving, taking)
+-- name: deliver (moving, expiring, taking)
 -- Claims just the delivered ids that can be claimed. ARGV: 6 limit, 7 the highest tier,
 -- 8 "1" to make due ones ready, 9 slots of every other queue or "", 10 startable, 11 number of named queues, queue and slots
--- of each, then the ids. Answers jobs, lease end and "1" where a queue was left at a job on its last attempt.
+-- of each, then the ids. Answers jobs, lease end, "1" where a queue was left at a job on its last attempt, and id and kind of
+-- jobs that have expired.
 even_if_full()
 local limit, most, star, startable = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[9]), tonumber(ARGV[10])
 local named, paused, groups, order = {}, paused_queues(), {}, {}
 local at, held_back = 12 + 2 * tonumber(ARGV[11]), 0
+local overdue = expire_overdue(MOST) == MOST -- there may be more, which are not to be taken
 for i = 12, at - 1, 2 do
     named[ARGV[i]] = tonumber(ARGV[i + 1])
     order[#order + 1] = ARGV[i]
@@ -268,7 +276,7 @@ local function eligible(id)
         return nil
     end
     local is_due = (v[1] == 'scheduled' or v[1] == 'failed') and ARGV[8] == '1' and number(v[6]) <= now
-    if v[1] ~= 'queued' and not is_due then
+    if v[1] ~= 'queued' and not is_due or overdue and is_overdue(id) then
         return nil
     end
     local lane = named[known.queue] and known.queue or star and ''
@@ -316,7 +324,7 @@ for _, lane in ipairs(order) do
 end
 lease_taken()
 finish()
-return { taken, until_, held_back }
+return { taken, until_, held_back, expired }
 
 -- name: unheard
 -- Running jobs that a worker claimed after an instant. ARGV: 3 worker, 4 the instant, 5 the lease in microseconds that it

@@ -17,6 +17,13 @@ end
 finish()
 return promoted
 
+-- name: expire (moving, expiring)
+-- Ends jobs that no worker has taken by their instant. ARGV: 3 how many to look at. Answers how many those were; id and kind of
+-- those that ended.
+local looked = expire_overdue(tonumber(ARGV[3]))
+finish()
+return { looked, expired }
+
 -- name: expired
 -- Running jobs whose lease ran out. ARGV: 3 how many to skip, 4 limit. Answers {fields, lease end} of each, and how many
 -- leases were looked at. A lease of nothing is dropped.

@@ -13,7 +13,7 @@ return jobs
 -- name: outline
 -- Jobs without what may be large: {id, fields, lease end or nil} of each of the ids from ARGV[3] on that is there.
 local ASKED = { 'state', 'kind', 'seq', 'dueTime', 'created', 'options', 'reason', 'worker', 'cancel', 'claims', 'attempts', 'losses',
-    'pickupTime', 'endTime', 'error' }
+    'pickupTime', 'endTime', 'error', 'expiresAt' }
 local jobs = {}
 for n = 3, #ARGV do
     local id = ARGV[n]

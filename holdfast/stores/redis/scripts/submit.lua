@@ -34,7 +34,80 @@ local function take_unique(unique, id)
     return policy, nil
 end
 
+-- fragment: rewriting
+-- Times are said as "" at once, "+SPAN" from now, "=INSTANT"; of expiries "-" is never. All in microseconds.
+local function due_of(when) -- eligible time, and whether that is to come
+    local run_at = number(string.sub(when, 2))
+    if string.sub(when, 1, 1) == '+' then
+        run_at = now + run_at
+    end
+    if run_at > now then
+        return int(run_at), true
+    end
+    return NOW, false
+end
+
+local function set_expiry(id, expires)
+    if expires == '-' then
+        call('HDEL', JOB .. id, 'expiresAt')
+        ours('ZREM', P .. 'expiry', id)
+        return
+    end
+    local instant = number(string.sub(expires, 2)) + (string.sub(expires, 1, 1) == '+' and now or 0)
+    call('HSET', JOB .. id, 'expiresAt', int(instant))
+    ours('ZADD', P .. 'expiry', int(instant), id)
+end
+
+-- What an edit, or a later submission of its unique key, makes of a job that waits in one of these states: of `change` its
+-- level, queue, when, payload, options and expires are said, or nil to leave them. Answers the state it is in, and whether
+-- it was changed.
+local function rewrite(id, change, states, whole)
+    local v = read(id, 'state', 'kind', 'seq', 'losses', 'created', 'dueTime')
+    local known = v and kind_of(v[2] or '')
+    if not known or not states[v[1]] then
+        return v and v[1] or false, false
+    end
+    local state, due, kind, fields = v[1], v[6], v[2], {}
+    if change.when then
+        local later
+        due, later = due_of(change.when)
+        state = state == 'waiting' and state or later and 'scheduled' or 'queued'
+        fields = { 'dueTime', due, 'created', v[5] or v[6] }
+    end
+    if change.level or change.queue then
+        local level, most, queue, task = string.match(kind, '^(%S+) (%S+) (.-)\n(.*)$')
+        kind = (change.level or level) .. ' ' .. most .. ' ' .. (change.queue or queue) .. '\n' .. task
+    end
+    local moved = kind ~= v[2] or state ~= v[1] or due ~= v[6]
+    if moved then
+        moving().withdraw(id, known, v[1], number(v[4]))
+        count(known.queue, v[1], -1)
+        known = kind_of(kind)
+        count(known.queue, state, 1)
+    end
+    for _, field in ipairs({ 'payload', 'options' }) do
+        if change[field] then
+            drop(id, field)
+            if change[field] ~= '' then
+                pieces(fields, field, change[field], field == 'payload' and whole)
+            end
+        end
+    end
+    call('HSET', JOB .. id, 'state', state, 'kind', kind, unpack(fields))
+    if change.expires then
+        set_expiry(id, change.expires)
+    end
+    if moved and state == 'queued' then
+        moving().ready(known, number(due), number(v[3]), id, number(v[4]))
+    elseif moved and state ~= 'waiting' then
+        moving().schedule(known.queue, number(due), id)
+    end
+    tell('news', 'queue:' .. known.queue)
+    return state, true
+end
+
 -- fragment: storing
+local REPLACEABLE = { queued = true, scheduled = true, failed = true }
 local whole = false
 local first, seq
 local made, owners, answers = {}, {}, {}
@@ -74,17 +147,6 @@ local function note_key(id, key) -- one key more of a job that is there; deletin
         end
         call('HSET', JOB .. id, 'key:' .. ours('HINCRBY', JOB .. id, 'moreKeys', 1), other)
     end
-end
-
-local function due_of(when) -- eligible time, and whether that is to come
-    local run_at = number(string.sub(when, 2))
-    if string.sub(when, 1, 1) == '+' then
-        run_at = now + run_at
-    end
-    if run_at > now then
-        return int(run_at), true
-    end
-    return NOW, false
 end
 
 local function create(id, kind, when, payload, key, options, given)
@@ -157,40 +219,7 @@ local function write_made()
     delayed = {}
 end
 
--- What a later submission makes of the waiting job that holds its unique key; whether anything.
-local function apply_conflict(policy, id, kind, when, payload)
-    local v = read(id, 'state', 'kind', 'seq', 'losses', 'created', 'dueTime')
-    local known = v and kind_of(v[2] or '')
-    if not known or v[1] ~= 'queued' and v[1] ~= 'scheduled' and v[1] ~= 'failed' then
-        return false
-    end
-    moving().withdraw(id, known, v[1], number(v[4]))
-    local due, later = NOW, false
-    if when ~= '' then
-        due, later = due_of(when)
-    end
-    local state = later and 'scheduled' or 'queued'
-    local fields = { 'state', state, 'dueTime', due, 'created', v[5] or v[6] }
-    if policy == 'replace' then
-        drop(id, 'payload')
-        pieces(fields, 'payload', payload, whole)
-        local text = string.match(kind.text, '^%S+') .. string.match(v[2], '^%S+(.*)$') -- its own but for the priority
-        fields[#fields + 1], fields[#fields + 2] = 'kind', text
-        known = kind_of(text)
-    end
-    call('HSET', JOB .. id, unpack(fields))
-    count(known.queue, v[1], -1)
-    count(known.queue, state, 1)
-    if later then
-        moving().schedule(known.queue, number(due), id)
-    else
-        moving().ready(known, number(due), number(v[3]), id, number(v[4]))
-    end
-    tell('news', 'queue:' .. known.queue)
-    return true
-end
-
-local function store(id, kind, when, payload, key, keep_for, options, given, unique)
+local function store(id, kind, when, payload, key, keep_for, options, given, unique, expires)
     local owner = key and owner_of(key)
     if owner and owner ~= id then
         return owner
@@ -207,7 +236,14 @@ local function store(id, kind, when, payload, key, keep_for, options, given, uni
             if made[holder] then
                 write_made()
             end
-            local changed = policy ~= 'keep' and apply_conflict(policy, holder, kind, when, payload)
+            if policy == 'keep' then
+                return holder
+            end
+            local change = { when = when, expires = expires ~= '' and expires or '-' }
+            if policy == 'replace' then
+                change.payload, change.level = payload, string.match(kind.text, '^%S+')
+            end
+            local _, changed = rewrite(holder, change, REPLACEABLE, whole)
             return changed and '+' .. holder or holder
         end
     end
@@ -215,6 +251,9 @@ local function store(id, kind, when, payload, key, keep_for, options, given, uni
         take_key(key, id, keep_for)
     end
     create(id, kind, when, payload, key or unique ~= '' and key_of(unique), options, given)
+    if expires ~= '' then
+        set_expiry(id, expires)
+    end
     if key and unique ~= '' then
         note_key(id, key_of(unique))
     end
@@ -224,7 +263,7 @@ end
 -- Stores a batch of jobs, said from ARGV[from] on: "1" where payloads stay in one piece, number of kinds, the kinds, then runs
 -- of jobs, each with what they have in common first: number, kind, when ("" at once, "+delay", "=instant"), "" or "x"; then id
 -- and payload of each, with "x" also key, its lifetime and options, "=" before each, "" for none, "1" where its client
--- chose the id, and its unique key as `take_unique` takes it, or "". Answers 1 (created), 0 (known), or the id of the job its
+-- chose the id, its unique key as `take_unique` takes it, or "", and its expiry, or "". Answers 1 (created), 0 (known), or the id of the job its
 -- key stands for, "+" before it where that was replaced or rescheduled; where any was created, in the end also the number of
 -- the last one's submission.
 local function store_batch(from)
@@ -240,15 +279,16 @@ local function store_batch(from)
     end
 
     while at <= #ARGV do
-        local kind, when, each = kinds_here[tonumber(ARGV[at + 1])], ARGV[at + 2], ARGV[at + 3] == 'x' and 7 or 2
+        local kind, when, each = kinds_here[tonumber(ARGV[at + 1])], ARGV[at + 2], ARGV[at + 3] == 'x' and 8 or 2
         local last = at + 3 + each * tonumber(ARGV[at])
         for n = at + 4, last, each do
-            local key, keep_for, options, given, unique = nil, '', '', false, ''
-            if each == 7 then
+            local key, keep_for, options, given, unique, expires = nil, '', '', false, '', ''
+            if each == 8 then
                 key = ARGV[n + 2] ~= '' and string.sub(ARGV[n + 2], 2) or nil
                 keep_for, options, given, unique = ARGV[n + 3], ARGV[n + 4], ARGV[n + 5] == '1', ARGV[n + 6]
+                expires = ARGV[n + 7]
             end
-            answers[#answers + 1] = store(ARGV[n], kind, when, ARGV[n + 1], key, keep_for, options, given, unique)
+            answers[#answers + 1] = store(ARGV[n], kind, when, ARGV[n + 1], key, keep_for, options, given, unique, expires)
         end
         at = last + 1
     end
@@ -275,13 +315,13 @@ local function store_batch(from)
     return answers
 end
 
--- name: submit (moving, uniqueness, storing)
+-- name: submit (moving, uniqueness, rewriting, storing)
 -- ARGV from 3 on: the batch. Answers as `store_batch`.
 local stored = store_batch(3)
 finish()
 return stored
 
--- name: write_schedule (moving, uniqueness, storing)
+-- name: write_schedule (moving, uniqueness, rewriting, storing)
 -- Replaces, adds or removes a schedule if it has the expected revision, and stores the jobs of its ticks. ARGV: 3 name, 4
 -- expected revision, 5 its next tick or "", 6 document, "" to remove it, 7 on: the batch. Answers its revision, or "" and nothing
 -- was changed; and what `store_batch` answers.

@@ -188,6 +188,16 @@ local function make_moving()
         return promoted
     end
 
+    local has_expiries -- asked once a script
+    local function drop_expiry(id)
+        if has_expiries == nil then
+            has_expiries = call('EXISTS', P .. 'expiry') == 1
+        end
+        if has_expiries then
+            ours('ZREM', P .. 'expiry', id)
+        end
+    end
+
     -- Forgets a job that has left every structure. Its key outlives it where its lifetime does and `keys_live`.
     local function forget(id, seq, key, keys_live)
         local keys = key and more_keys(id) or {}
@@ -195,6 +205,7 @@ local function make_moving()
             keys[#keys + 1] = key
         end
         call('DEL', JOB .. id, P .. 'attempts:' .. id, P .. 'lines:' .. id)
+        drop_expiry(id)
         local index = index_of(seq)
         ours('HDEL', index, int(seq))
         if call('EXISTS', index) == 0 then
@@ -226,6 +237,47 @@ local moves
 local function moving()
     moves = moves or make_moving()
     return moves
+end
+
+-- fragment: expiring
+-- Jobs that end by themselves unless a worker has taken them by an instant: id and kind of those that ended.
+local expired = {}
+local EXPIRABLE = { queued = true, scheduled = true, failed = true, waiting = true }
+
+local function expire(id, state, kind)
+    call('HDEL', JOB .. id, 'losses')
+    call('HSET', JOB .. id, 'state', 'cancelled', 'reason', 'expired', 'endTime', NOW)
+    call('HSETNX', JOB .. id, 'error', 'expired: no worker began it in time')
+    ours('ZADD', P .. 'ended:cancelled', NOW, id)
+    count(kind_of(kind).queue, state, -1)
+    count(kind_of(kind).queue, 'cancelled', 1)
+    endings[#endings + 1] = id
+    expired[#expired + 1], expired[#expired + 2] = id, kind
+end
+
+-- Whether a job that waits has an instant that has come, and no worker has taken it.
+local function is_overdue(id)
+    local v = read(id, 'expiresAt', 'pickupTime')
+    return v and v[1] and not v[2] and number(v[1]) <= now
+end
+
+-- Looks at jobs whose instant has come, and ends those that wait; how many it looked at.
+local function expire_overdue(most)
+    local ids = ours('ZRANGEBYSCORE', P .. 'expiry', '-inf', NOW, 'LIMIT', 0, most)
+    if #ids == 0 then
+        return 0
+    end
+    even_if_full()
+    for _, id in ipairs(ids) do
+        local v = read(id, 'state', 'kind', 'losses')
+        local known = v and kind_of(v[2] or '')
+        if known and EXPIRABLE[v[1]] and is_overdue(id) then
+            moving().withdraw(id, known, v[1], number(v[3]))
+            expire(id, v[1], v[2])
+        end
+    end
+    ours('ZREM', P .. 'expiry', unpack(ids))
+    return #ids
 end
 
 -- fragment: taking

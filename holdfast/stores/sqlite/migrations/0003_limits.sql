@@ -9,7 +9,7 @@ create index holdfast_job_ready on holdfast_job (queue, tier, rank, run_at) wher
 -- Jobs under limits. What runs is counted from its rows: there is no counter that could be wrong.
 create index holdfast_job_limited on holdfast_job (queue, partition, rank, run_at) where state = 0 and partition is not null;
 create index holdfast_job_limited_running on holdfast_job (partition) where state = 2 and partition is not null;
-create index holdfast_job_limited_quarantined on holdfast_job (queue, rank, run_at)
+create index holdfast_job_limited_quarantined on holdfast_job (queue, losses, rank, run_at)
     where state = 0 and partition is not null and losses > 1;
 
 create table holdfast_limit (
@@ -40,15 +40,8 @@ create table holdfast_partition (       -- partitions that may have ready jobs
 create index holdfast_partition_turn on holdfast_partition (queue, turn) where blocked_until is null;
 create index holdfast_partition_blocked on holdfast_partition (queue, blocked_until) where blocked_until is not null;
 
--- A partition with a ready job has a row, whatever made the job ready.
-create trigger holdfast_partition_inserted after insert on holdfast_job
-when new.partition is not null and new.state = 0
-begin
-    insert or ignore into holdfast_limited_queue (name, turn) values (new.queue, 0);
-    insert or ignore into holdfast_partition (queue, partition, turn)
-    select new.queue, new.partition, turn from holdfast_limited_queue where name = new.queue;
-end;
-
+-- A partition with a ready job has a row, whatever made the job ready. Submissions write it themselves: a trigger on each
+-- insertion would cost plain jobs a third of theirs.
 create trigger holdfast_partition_updated after update of state, queue, partition on holdfast_job
 when new.partition is not null and new.state = 0
 begin

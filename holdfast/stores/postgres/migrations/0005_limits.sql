@@ -240,6 +240,7 @@ begin
                 select j.id, j.rank, j.run_at, j.seq, j.weights into job from holdfast.job j
                 where j.state = 0 and j.tier in (3, 4) and j.queue = of_queue and j.partition = s_name[place]
                   and (j.rank, j.run_at, j.seq) > (s_rank[place], s_run_at[place], s_seq[place])
+                  and (j.expires_at is null or j.expires_at > now_us or j.started_at is not null)
                 order by j.rank, j.run_at, j.seq limit 1 for no key update skip locked;
                 continue when not found;
             end if;

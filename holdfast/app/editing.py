@@ -1,0 +1,148 @@
+"""Changes of one job: edited while it waits, cancelled, replayed."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from holdfast.app.handle import refused_state
+from holdfast.app.registration import TaskRegistration
+from holdfast.app.sync import requires_loop
+from holdfast.core.errors import Conflict, Invalid
+from holdfast.core.job_changes import EDITABLE, NEVER, JobChanges, check_changes, check_edit, parse_expiry
+from holdfast.core.lifecycle import check_replay, describe_holder
+from holdfast.core.models import BulkResult, Job, JobState, ReplayRate, to_microseconds
+from holdfast.core.unique import holds_unique
+from holdfast.core.validation import check_name, check_priority, check_span, check_tags, parse_instant
+from holdfast.stores.base import AT_ONCE, Selection, Store
+from holdfast.tasks import Registry, encode_payload
+from holdfast.tasks.command_policy import COMMAND, CommandPolicy
+
+
+class JobEditing(TaskRegistration):
+    """The part of an application that changes one job."""
+
+    registry: Registry
+
+    @abstractmethod
+    async def open_store(self) -> Store:
+        """The store, open."""
+
+    @abstractmethod
+    def command_policy(self) -> CommandPolicy:
+        """Returns the policy for command jobs."""
+
+    @abstractmethod
+    async def _get(self, job_id: str) -> Job: ...
+
+    @abstractmethod
+    async def _ids(self, selection: str | Selection) -> Selection: ...
+
+    # ── edit ──────────────────────────────────────────────────────────────────────────────────────────────────
+    @requires_loop
+    async def edit(
+        self,
+        job_id: str,
+        *,
+        payload: Mapping[str, Any] | None = None,
+        priority: int | None = None,
+        delay: float | timedelta | str | None = None,
+        run_at: datetime | str | None = None,
+        queue: str | None = None,
+        tags: Sequence[str] | None = None,
+        expires: float | timedelta | datetime | str | None = None,
+    ) -> Job:
+        """Change a job that waits; None leaves a value as it is. Returns the job as it is now.
+
+        payload: all arguments by name, checked as for a submission. tags: all of them. delay, run_at: a new time.
+        expires: a span from now or an instant, or "never".
+
+        Raises `Conflict` if the job runs or has ended, and nothing was changed.
+        """
+        job = await self._get(job_id)
+        check_edit(job.id, job.state)
+        changes = JobChanges(
+            payload=None if payload is None else self._checked_payload(job, payload),
+            priority=None if priority is None else check_priority(priority),
+            delay=None if delay is None else check_span(delay, "delay"),
+            run_at_us=None if run_at is None else to_microseconds(parse_instant(run_at)),
+            queue=None if queue is None else check_name("queue", queue),
+            options=None if tags is None else msgspec.structs.replace(job.carried, tags=check_tags(tags)),
+            **_expiry(expires),
+        )
+        if changes == JobChanges():
+            raise Invalid("edit", "nothing", "give payload, priority, delay, run_at, queue, tags or expires")
+        if delay is not None and run_at is not None:
+            raise Invalid("run_at", run_at, "give delay or run_at, not both")
+        check_changes(job, changes)
+        operated = await (await self.open_store()).admin.edit(job.id, changes)
+        if not operated.changed:
+            state = refused_state(operated)
+            check_edit(job.id, state)
+            assert state in EDITABLE  # noqa: S101 - else it was refused
+            raise Conflict(f"job {job.id} was not edited: a worker had it meanwhile; look at it, and try again")
+        return await self._get(job.id)
+
+    def _checked_payload(self, job: Job, payload: Mapping[str, Any]) -> str:
+        if not isinstance(payload, Mapping):
+            raise Invalid("payload", payload, "give an object: the arguments by name")
+        text = encode_payload(payload, self.settings.payload_limit)
+        registered = self.registry.get(job.task)
+        if registered is not None:
+            registered.check_payload(text)
+        elif job.task == COMMAND:
+            self.command_policy().parse_command(text)
+        return text
+
+    # ── cancel and replay ─────────────────────────────────────────────────────────────────────────────────────
+    async def cancel_one(self, job_id: str) -> JobState:
+        """Cancel one job; its state then. NotFound, or Conflict if it has ended."""
+        operated = await (await self.open_store()).admin.cancel(await self._ids(job_id))
+        if operated.changed:
+            return operated.changed[0][1]
+        state = refused_state(operated)
+        raise Conflict(f"job {job_id} cannot be cancelled: it has ended, {state}")
+
+    async def replay_one(self, job_id: str, *, force: bool = False, payload: Mapping[str, Any] | None = None) -> None:
+        """Replay one job. NotFound, or Conflict where its state or its unique key does not allow it."""
+        operated = await self._replay(job_id, force=force, payload=payload)
+        if operated.changed:
+            return
+        check_replay(job_id, refused_state(operated), force=force)
+        holder = await self.unique_holder(job_id)
+        advice = "it has just changed; look at it, and try again" if holder is None else describe_holder(holder)
+        raise Conflict(f"job {job_id} cannot be replayed: {advice}")
+
+    @abstractmethod
+    async def _replay(
+        self,
+        selection: str | Selection,
+        *,
+        force: bool,
+        payload: Mapping[str, Any] | None,
+        limit: int = 1000,
+        pace: ReplayRate = AT_ONCE,
+    ) -> BulkResult: ...
+
+    async def unique_holder(self, job_id: str) -> Job | None:
+        """The job that keeps this one from being replayed, since it has its unique key; None where there is none."""
+        job = await self._get(job_id)
+        unique = job.carried.unique
+        holder = None if unique is None else await (await self.open_store()).query.by_key(unique.key)
+        return None if holder is None or holder.id == job.id or not holds_unique(holder, job) else holder
+
+
+def _expiry(value: float | timedelta | datetime | str | None) -> dict[str, Any]:
+    """The fields of ``JobChanges`` for an expiry."""
+    if value is None:
+        return {}
+    if value == NEVER:
+        return {"expires_at_us": None}
+    expiry = parse_expiry(value)
+    if isinstance(expiry, datetime):
+        return {"expires_at_us": to_microseconds(expiry)}
+    return {"expires_in": expiry}

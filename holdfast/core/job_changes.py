@@ -1,0 +1,94 @@
+"""Changes of a job that waits: what may be changed, in which states, and what an expiry needs. Pure."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from holdfast.core.errors import Conflict, Invalid
+from holdfast.core.models import NOT_STARTED, Job, JobState, NewJob, Options, to_microseconds
+from holdfast.core.validation import check_span, parse_instant
+
+EDITABLE = NOT_STARTED
+"""States of a job that may be edited: it waits."""
+NEVER = "never"
+"""Text for no expiry, where a value cannot be left out."""
+
+
+class JobChanges(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Changes of a job that waits, already validated. None leaves a value as it is."""
+
+    queue: str | None = None
+    priority: int | None = None
+    payload: str | None = None
+    delay: timedelta | None = None  # from the store's now; or
+    run_at_us: int | None = None
+    options: Options | None = None  # all of them, as they will be
+    expires_in: timedelta | None = None  # from the store's now; or
+    expires_at_us: int | UnsetType | None = UNSET  # None: never
+
+    @property
+    def has_time(self) -> bool:
+        """Returns True if they say when the job is eligible."""
+        return self.delay is not None or self.run_at_us is not None
+
+    @property
+    def has_expiry(self) -> bool:
+        """Returns True if they say when the job expires, or that it never does."""
+        return self.expires_in is not None or self.expires_at_us is not UNSET
+
+
+def parse_expiry(value: float | timedelta | datetime | str) -> timedelta | datetime:
+    """A span from now or an instant, from a value or its text. Raises `Invalid` for a span of 0, naming ``expires``."""
+    if isinstance(value, datetime) or (isinstance(value, str) and value.strip()[4:5] == "-"):
+        return parse_instant(value, "expires")
+    span = check_span(value, "expires")
+    if span <= timedelta(0):
+        raise Invalid("expires", value, 'give a span above 0, such as "10m", or an instant')
+    return span
+
+
+def parse_expiry_span(value: float | timedelta | str) -> timedelta:
+    """The span of jobs that are still to be submitted. Raises `Invalid` for an instant."""
+    span = parse_expiry(value)
+    if isinstance(span, datetime):
+        raise Invalid("expires", value, 'give a span, such as "10m": it counts from the submission of each job')
+    return span
+
+
+def with_expiry(job: NewJob, value: float | timedelta | datetime | str) -> NewJob:
+    """The job with its expiry. Raises `Invalid` if it would expire before it may begin."""
+    if value == NEVER:
+        return job
+    expiry = parse_expiry(value)
+    if isinstance(expiry, datetime):
+        expiring = msgspec.structs.replace(job, expires_at_us=to_microseconds(expiry))
+        never = job.run_at_us is not None and to_microseconds(expiry) <= job.run_at_us
+    else:
+        expiring = msgspec.structs.replace(job, expires_in=expiry)
+        never = job.delay is not None and expiry <= job.delay
+    if never:
+        raise Invalid("expires", value, "give a later time: the job would expire before it may begin")
+    return expiring
+
+
+def check_edit(job_id: str, state: JobState) -> None:
+    """Raise Conflict, saying what to do instead, where ``state`` does not allow an edit."""
+    if state in EDITABLE:
+        return
+    advice = {
+        JobState.RUNNING: "it is running; cancel it, then replay it with other arguments",
+        JobState.SUCCEEDED: "it has succeeded; submit another job",
+    }.get(state, f"it is {state}; replay it, with other arguments if need be")
+    raise Conflict(f"job {job_id} cannot be edited: {advice}")
+
+
+def check_changes(job: Job, changes: JobChanges) -> None:
+    """Raise Conflict where the job cannot be changed in this way, whatever its state."""
+    if job.carried.unique is not None and (changes.payload is not None or changes.queue is not None):
+        remedy = "cancel it, and submit another"
+        raise Conflict(f"job {job.id} has a unique key, made of what it does: its payload and queue stay; {remedy}")
+    if job.started_at_us is not None and changes.has_expiry and changes.expires_at_us is not None:
+        raise Conflict(f"job {job.id} has begun, and cannot expire any more; to end it: holdfast cancel {job.id}")

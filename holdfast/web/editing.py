@@ -1,0 +1,72 @@
+"""Editing a job that waits."""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.core.errors import Invalid
+from holdfast.tasks.codec import Words
+from holdfast.views.documents import JOB, JobDocument
+from holdfast.web.bulk import EDITED_PAYLOAD
+from holdfast.web.fields import Form, at_most_one, named_as_said
+from holdfast.web.jobs import find_job
+from holdfast.web.messages import ApiResponse, json_response
+from holdfast.web.routing import Operation, RequestContext, ResponseSpec
+from holdfast.web.submissions import SUBMISSION, check_task
+
+_DOCS = {
+    "queue": "Move it to this queue.",
+    "delay": "A new time, so long from now; 0: at once.",
+    "run_at": "A new time. Not together with `delay`.",
+    "tags": "All its tags; an empty list takes them off.",
+    "expires": 'Cancelled unless a worker takes it by then; "never": it does not expire.',
+}
+_FIELDS = ("priority", "queue", "delay", "run_at", "tags", "expires")
+EDIT = Form(
+    name="JobEdit",
+    doc="Changes of a job; at least one. What is left out stays.",
+    fields=(
+        EDITED_PAYLOAD,
+        *(
+            msgspec.structs.replace(field, doc=_DOCS.get(field.name, field.doc))
+            for field in SUBMISSION.fields
+            if field.name in _FIELDS
+        ),
+    ),
+    refused=at_most_one("delay", "run_at"),
+)
+
+_NAMES = [field.name for field in EDIT.fields]
+
+
+async def edit_one(call: RequestContext) -> ApiResponse:
+    """Change a job that waits."""
+    job = await find_job(call, call.path["job_id"])
+    if not call.body:
+        raise Invalid("body", Words("nothing"), f"give at least one of {', '.join(_NAMES)}", "says no change")
+    if "payload" in call.body:
+        check_task(call, job.task)
+    if "queue" in call.body:
+        call.caller.check_queue(call.body["queue"])
+    with named_as_said():
+        edited = await call.app.edit(job.id, **call.body)
+    call.changed.append(job.id)
+    return json_response(200, call.visible_job(edited))
+
+
+OPERATIONS = (
+    Operation(
+        name="edit_job",
+        method="PATCH",
+        path="/v1/jobs/{job_id}",
+        scope="operate",
+        group="Jobs",
+        summary="Change a job that waits",
+        doc="A job that is queued, scheduled, failed or waiting is changed in place: a worker takes it with all of the "
+        "changes, or they are refused. One that runs or has ended stays as it is, and the answer is 409.",
+        handler=edit_one,
+        body=EDIT,
+        answers={200: ResponseSpec(JobDocument, "The job as it is now.", JOB)},
+        refusals=(404, 409),
+    ),
+)

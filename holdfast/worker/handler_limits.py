@@ -1,0 +1,76 @@
+"""Limits as handlers use them: tokens of shared buckets, and pauses after ``RetryAfter`` with a scope."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+from msgspec.structs import replace
+
+from holdfast.app.limits import scope_buckets
+from holdfast.core.errors import HoldfastError, Invalid, RateLimited
+from holdfast.core.lifecycle import Failed
+from holdfast.core.limits import MAX_WEIGHT, LimitTable
+from holdfast.core.models import Job
+from holdfast.core.validation import did_you_mean, format_duration, parse_count
+from holdfast.stores.base import Store
+from holdfast.stores.common.limit_cache import LimitCache
+from holdfast.worker.context import WorkerContext
+
+
+class HandlerLimits:
+    """The limits of the store, for the handlers of one worker."""
+
+    def __init__(self, shared: WorkerContext, store: Store) -> None:
+        self._shared = shared
+        self._store = store
+        self._cache = LimitCache(store.limits.read_limits)
+
+    async def take(self, name: str, tokens: int, *, wait: bool) -> None:
+        """Takes tokens of a limit; `RateLimited` if there are too few, unless ``wait``: then waits for them."""
+        while delay := await self._try_to_take(name, tokens):
+            if not wait:
+                raise _too_few(name, delay)
+            await self._shared.clock.sleep(delay.total_seconds())
+
+    def take_blocking(self, name: str, tokens: int, *, wait: bool) -> None:
+        """The same for a handler in a thread."""
+        while delay := self._shared.app.run_blocking(self._try_to_take(name, tokens)):
+            if not wait:
+                raise _too_few(name, delay)
+            time.sleep(delay.total_seconds())
+
+    async def _try_to_take(self, name: str, tokens: int) -> timedelta:
+        parse_count(tokens, "tokens", least=1, most=MAX_WEIGHT, text=False)
+        limit = (await self._limits()).limits.get(name)
+        if limit is None or limit.values.rate is None or limit.by is not None:
+            usable = [each.name for each in self._cache.table.limits.values() if each.values.rate and not each.by]
+            problem = "there is no such limit" if limit is None else "it has no rate, or a bucket for each key"
+            remedy = f'{problem}; declare one: app.limit("{name}", rate="10/s"){did_you_mean(name, usable)}'
+            raise Invalid("limit", name, remedy)
+        return await self._store.limits.take_tokens(name, tokens)
+
+    async def _limits(self) -> LimitTable:
+        if self._cache.is_stale:
+            self._cache.keep(await self._store.limits.read_limits())
+        return self._cache.table
+
+    async def pause_scope(self, job: Job, failed: Failed) -> Failed:
+        """Pauses the limits that a failed handler asked to pause; returns its outcome, which says so."""
+        if failed.pause is None or failed.delay is None:
+            return failed
+        scope = failed.pause
+        try:
+            buckets = scope_buckets(await self._limits(), scope, job.task, job.queue, job.payload)
+            if buckets:
+                await self._store.limits.pause_buckets(buckets, failed.delay)
+        except HoldfastError as error:
+            return replace(failed, error=f"{failed.error}; its {scope} could not be paused: {error}")
+        if not buckets:
+            return replace(failed, error=f"{failed.error}; nothing was paused: no limit applies to its {scope}")
+        return replace(failed, error=f"{failed.error}; paused: {', '.join(buckets)}")
+
+
+def _too_few(name: str, delay: timedelta) -> RateLimited:
+    rounded = timedelta(milliseconds=max(1, round(delay.total_seconds() * 1000)))
+    return RateLimited(f"rate limited: limit {name} has too few tokens for the next {format_duration(rounded)}")

@@ -1,0 +1,69 @@
+"""What the calls of the model test are given."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import msgspec
+from hypothesis import strategies as st
+from msgspec import UNSET
+
+from holdfast.core.ids import new_id
+from holdfast.core.job_changes import JobChanges
+from holdfast.core.lifecycle import Cancelled, Failed, Lost, Outcome, Released, Snoozed, Succeeded
+from holdfast.core.models import NewJob
+from holdfast.core.unique import Unique
+
+LIMITED = "limited"
+"""A queue with a limit, and with one for each value of ``n``."""
+
+spans = st.sampled_from([0.0, 0.000001, 1.0, 10.0, 29.999999, 30.0, 45.0]).map(lambda s: timedelta(seconds=s))
+expiries = st.sampled_from([0.000001, 1.0, 10.0, 60.0]).map(lambda s: timedelta(seconds=s))
+picks = st.lists(st.integers(0, 10_000), min_size=1, max_size=4)
+policies = st.builds(
+    Unique,
+    during=st.sampled_from(["waiting", "active", 10]),
+    by=st.just(["task", "queue"]),
+    on_conflict=st.sampled_from(["keep", "replace", "reschedule"]),
+)
+
+
+def with_policy(job: NewJob, policy: Unique | None) -> NewJob:
+    """The job, with a key of its own for each kind of policy."""
+    if policy is None:
+        return job
+    bound = policy.bind(msgspec.structs.replace(job, task=f"{job.task}-{policy.during}"))
+    return msgspec.structs.replace(bound, task=job.task)
+
+
+plain_jobs = st.builds(
+    NewJob,
+    id=st.builds(new_id),
+    task=st.just("work"),
+    payload=st.sampled_from(["{}", '{"n":1}', '{"n":2}']),
+    queue=st.sampled_from(["a", "a", "b", LIMITED]),
+    priority=st.sampled_from([0, 0, 1, -1]),
+    delay=st.none() | spans,
+    max_attempts=st.sampled_from([1, 2, 3, None]),
+    key=st.none() | st.sampled_from(["k1", "k2"]),
+    key_for=st.none() | spans,
+    expires_in=st.none() | st.none() | expiries,
+)
+edits = st.builds(
+    JobChanges,
+    queue=st.none() | st.sampled_from(["a", "b", LIMITED]),
+    priority=st.none() | st.sampled_from([0, 1, -1]),
+    payload=st.none() | st.sampled_from(["{}", '{"n":1}']),
+    delay=st.none() | spans,
+    expires_in=st.none() | expiries,
+    expires_at_us=st.sampled_from([UNSET, None]),
+)
+new_jobs = st.builds(with_policy, plain_jobs, st.none() | policies)
+outcomes: st.SearchStrategy[Outcome] = st.one_of(
+    st.just(Succeeded('"done"')),
+    st.builds(Failed, error=st.sampled_from(["boom", "x\0y"]), retryable=st.booleans(), delay=st.none() | spans),
+    st.builds(Snoozed, delay=spans),
+    st.just(Released()),
+    st.just(Cancelled()),
+    st.just(Lost()),
+)

@@ -324,8 +324,8 @@ select t.*, due.run_at - :now, :lease_for + :now,
         order by s.rank, s.run_at, s.seq),
     array(select name from paused),
     exists (select from beyond),
-    exists (select from holdfast.partition p order by p.queue, p.name limit 1)
-    or exists (select from holdfast.partition_inbox i order by i.queue, i.name limit 1)
+    coalesce((select true from holdfast.partition p order by p.queue, p.name limit 1), false)
+    or coalesce((select true from holdfast.partition_inbox i order by i.queue, i.name limit 1), false)
     or exists (select from holdfast.job_limit l where l.queue is not null),
     coalesce((select expires_at from holdfast.expiry order by expires_at limit 1) <= :now, false)
 from due left join taken t on true

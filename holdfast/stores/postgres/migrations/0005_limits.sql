@@ -140,7 +140,7 @@ declare
     s_name text[]; s_turn bigint[]; s_until bigint[]; s_step bigint[]; -- partitions of the queue that were looked at
     s_rank int[]; s_run_at bigint[]; s_seq bigint[];
     r_place int[]; r_start bigint[]; r_first int; -- those that were served, by their next start
-    number int; place int; left_slots int; taken int; parked int; i int; k int;
+    number int; drained int; place int; left_slots int; taken int; parked int; i int; k int;
     c_turn bigint; c_name text;          -- the candidate that was looked at last
     t_queue text[] := '{}'; t_name text[] := '{}'; idle tid[]; -- partitions of all queues that were looked at
     of_queue text; names text[]; weights bigint[]; weight bigint;
@@ -185,12 +185,15 @@ begin
                     select n.ctid from holdfast.partition_inbox n where n.queue = of_queue
                     order by n.queue, n.name limit 1000 for update skip locked))
                 returning i.name)
-            insert into holdfast.partition (queue, name, turn) select distinct of_queue, n.name, v from news n
+            select count(*), array_agg(distinct n.name) into drained, names from news n;
+            insert into holdfast.partition (queue, name, turn) select of_queue, n.name, v from unnest(names) n (name)
             on conflict do nothing;
-            insert into holdfast.partition (queue, name, turn) -- locked by submissions that rely on them
-            select distinct of_queue, i.name, v from (
-                select n.name from holdfast.partition_inbox n where n.queue = of_queue order by n.name limit 1000) i
-            on conflict do nothing;
+            if drained < 1000 then -- what is left is locked by submissions that rely on it
+                insert into holdfast.partition (queue, name, turn)
+                select distinct of_queue, i.name, v from (
+                    select n.name from holdfast.partition_inbox n where n.queue = of_queue order by n.name limit 1000) i
+                on conflict do nothing;
+            end if;
             update holdfast.partition p set blocked_until = null
             where p.queue = of_queue and p.name = any(array(
                 select f.name from holdfast.partition f

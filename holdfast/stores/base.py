@@ -420,6 +420,10 @@ class TransportQueries(Protocol):
         """``claim`` of ``request.only``, and of what it says the rest. Makes nothing ready: ``next_due`` is 0 where
         something is due. Every id is a UUID in its canonical form."""
 
+    async def claim_limited(self, request: ClaimRequest) -> Claim | None:
+        """``claim`` of jobs under limits alone: an id that arrives does no more than wake. None: the latest claim saw
+        no such jobs, or jobs that are due must be made ready first."""
+
     async def make_ready(self, queues: Sequence[str] | None, *, limit: int) -> dict[str, list[str]]:
         """Make due jobs of these queues (None: of every queue) ready; their ids by queue, in the order of claims."""
 

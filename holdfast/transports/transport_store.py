@@ -60,8 +60,8 @@ from holdfast.stores.forwarding import (
     ForwardingSchedules,
     ForwardingStore,
 )
-from holdfast.transports.claiming import Claiming
 from holdfast.transports.contract import Transport
+from holdfast.transports.limited_claiming import LimitedClaiming, LimitedTurns
 from holdfast.transports.reconciler import Reconciler
 from holdfast.transports.session import Away, DeliveryLedger, TransportSession, run_checks
 
@@ -170,7 +170,7 @@ class TransportQueueing(ForwardingQueueing):
             await session.stop_listening()
             session.wants = request.wants
             with suppress(Away):
-                return await Claiming(self._queries, session, self._in_hand, request).run()
+                return await LimitedClaiming(self._queries, session, self._in_hand, self._transport.turns).run(request)
         return await self._inner.claim(request)
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
@@ -376,6 +376,7 @@ class _OpenTransport:
         self.queries = queries
         self.session = session
         self.in_hand = in_hand
+        self.turns = LimitedTurns()
         self.reconciler = Reconciler(queries, session)
         self._touching: asyncio.Task[None] | None = None
 

@@ -33,10 +33,10 @@ ROWS = 10_000
 """Queued, scheduled, running, succeeded and dead each; a tenth of it in the other states."""
 SUSPECTS = 1_000
 BATCH = 50
-PAGES = 30 * BATCH
+PAGES = 32 * BATCH
 """Buffers that a statement may touch for a batch: each row with its index paths, several times over."""
 NOW = 1_000_000_000_000
-LARGE_TABLES = {"job", "key", "tag", "expiry", "attempt", "line", "schedule"}
+LARGE_TABLES = {"job", "key", "tag", "expiry", "attempt", "line", "schedule", "partition", "partition_inbox", "bucket"}
 
 FILL = """
 insert into {schema}.job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, claims, losses, tier,
@@ -48,6 +48,23 @@ select ('00000000-0000-0000-0000-' || lpad(to_hex({block} * {rows} + n), 12, '0'
        true, true, 'worker', case when {state} = 2 then {now} + n - 40 end,
        case when {state} >= 5 then {now} - n end, case when n % 3 = 0 then {now} + n end
 from generate_series(1, {most}) n
+"""
+FILL_LIMITED = """
+insert into {schema}.job (id, queue, task, payload, state, rank, run_at, created_at, tier, partition, worker,
+                          lease_until, keyed, tagged)
+select ('00000000-0000-0000-0003-' || lpad(to_hex(n), 12, '0'))::uuid,
+       case when n % 2 = 1 then 'default' else 'queue-2' end, 'task', '{{}}',
+       case when n % 20 = 0 then 2 else 0 end, n % 3, {now} - n, {now} - 1000000, 3,
+       'key=' || case when n < 5000 then 1 else n end, 'worker', {now} + 1000000 + n, true, true
+from generate_series(1, 25000) n;
+delete from {schema}.partition_inbox;
+insert into {schema}.partition (queue, name, turn, blocked_until)
+select queue, partition, min(seq), case when min(seq) % 2 = 0 then {now} + min(seq) end
+from {schema}.job where partition is not null and state = 0 group by queue, partition;
+insert into {schema}.partition_inbox (queue, name) select 'queue-4', 'key=' || n from generate_series(1, 10000) n;
+insert into {schema}.bucket (name, full_at) select 'key=' || n, {now} + n from generate_series(1, 20000) n;
+insert into {schema}.job_limit (name, revision, queue, keyed, concurrency, interval_us, burst, document)
+values ('key', 1, 'queue-8', true, 3, 1000, 2, '{{}}');
 """
 FILL_REST = """
 insert into {schema}.key (key, job_id, keep_until)
@@ -188,6 +205,13 @@ CASES = [
     Case("schedules", ("schedule_pkey(name)",)),
     Case("due_schedules", ("schedule_due(next_at)",)),
     Case("next_schedule", ("schedule_due(next_at)",)),
+    Case("jobs_without_partition", ("job_ready(queue, tier)",)),
+    Case("jobs_to_assign", ("job_pkey(id)",), {"after": ids(1)[0]}),
+    Case("partition_facts", (BY_ID,)),
+    Case("set_partitions", (BY_ID,), {"ids": ids(0), "versions": ["1"] * BATCH, "partitions": ["a"] * BATCH}),
+    Case("replace_limit", (), {"name": "key"}),
+    Case("remove_limit", (), {"name": "key"}),
+    Case("pause_buckets", (), {"buckets": ["key=1", "key=2"]}),
     Case("find", ("job_pkey(id)", "key_of(job_id)")),
     Case("find", ("job_pkey(id)",), {"before": ids(6)[0]}),
     Case("find", ("job_pkey(id)",), {"tag": "tagged"}),
@@ -208,6 +232,7 @@ COLUMNS = {
         [None] * BATCH,
     ),
     "givens": [False] * BATCH,
+    **dict.fromkeys(("partitions", "weights")),
     "keys": [f"key {n}" for n in range(BATCH)],
 }
 ALIKE = COLUMNS | {
@@ -256,13 +281,15 @@ VALUES: dict[str, Any] = {
     "payload": None,
     "unasked": True,
     "before": "ffffffff-ffff-ffff-ffff-ffffffffffff",
-    **dict.fromkeys(("running", "succeeded", "failed", "concurrency", "pid"), 1),
+    **dict.fromkeys(("running", "succeeded", "failed", "concurrency", "pid", "interval_us", "burst"), 1),
     "host": "here",
     "name": "schedule-7",
     "after": "schedule-5",
     "expected": 1,
     "next_at": NOW,
     "document": "{}",
+    **dict.fromkeys(("task", "shares", "weights")),
+    "keyed": True,
     **dict.fromkeys(("rank", "run_at", "delay", "options"), None),
     "tags": ["t"],
     "retagged": True,
@@ -279,6 +306,7 @@ OWN = {
     "oldest": {"queue": "default"},
     "passed": {"queue": "default", "margin": 100},
     "newest_dead": {"queue": "default"},
+    "jobs_to_assign": {"queue": "default"},
     "find": {"states": None},
     "choose_again": {"states": [6]},
     **{name: {"states": [6], "state": 6} for name in ("find_ended", "choose_ended", "count_ended")},
@@ -307,6 +335,7 @@ def make(connection: psycopg.Connection[Any], schema: str, statistics: str) -> N
     if statistics == "idle":
         connection.execute(analyse)
     fill(connection, schema, 0, 1, 2, 3, 4)
+    connection.execute(FILL_LIMITED.format(schema=schema, now=NOW).encode())
     connection.execute(FILL_REST.format(schema=schema, now=NOW).encode())
     if statistics == "full":
         connection.execute(analyse)

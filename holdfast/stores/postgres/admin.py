@@ -19,6 +19,7 @@ from holdfast.stores.postgres.encoding import (
     stored_unique,
     text_or_none,
 )
+from holdfast.stores.postgres.limits import update_partitions
 from holdfast.stores.postgres.maintenance import notify_ready
 from holdfast.stores.postgres.notifications import PostgresNotifications
 from holdfast.stores.postgres.pool import Fetch, PostgresPool, Turn
@@ -65,6 +66,8 @@ class PostgresAdmin(SelectionAdmin):
             text = text_or_none(payload)
             rows = await fetch(self._sql["replay"], ids=free, laters=laters, force=force, payload=text)
             changed = {job_id: STATES[code] for job_id, _, code in rows}
+            if changed and payload is not None:
+                await update_partitions(fetch, self._sql, list(changed))
             return await self._operated(fetch, ids, changed, chosen), {queue for _, queue, _ in rows}
 
         operated, queues = await self._changed(run_in_transaction)
@@ -85,6 +88,8 @@ class PostgresAdmin(SelectionAdmin):
             if rows and changes.has_expiry:
                 instant, span = changes.expires_at_us or None, span_us(changes.expires_in)
                 await fetch(self._sql["set_expiry"], id=job_id, expires_at=instant, expires_in=span)
+            if rows and (changes.queue is not None or changes.payload is not None):
+                await update_partitions(fetch, self._sql, [job_id])
             changed = {each: STATES[code] for each, code, _ in rows}
             return await self._operated(fetch, [job_id], changed, chosen), {queue for _, _, queue in rows}
 

@@ -86,7 +86,7 @@ def shown_job(row: Sequence[Any]) -> Job:
         fields[11] = None
     fields[3] = from_text(row[3])
     fields[12] = STATES[row[12]]
-    for place in (18, 19, 20):  # error, result, key
+    for place in (18, 19, 20, 22):  # error, result, key, partition
         fields[place] = _back(row[place])
     return Job(*fields)
 
@@ -110,7 +110,7 @@ def is_plain(job: NewJob) -> bool:
 
 
 def are_alike(jobs: Sequence[NewJob]) -> bool:
-    """Returns True if these jobs differ in their ids and payloads alone."""
+    """Returns True if these jobs differ in their ids and payloads alone, and are under no limit."""
     first = jobs[0]
     return all(
         job.queue == first.queue
@@ -121,6 +121,7 @@ def are_alike(jobs: Sequence[NewJob]) -> bool:
         and job.max_attempts == first.max_attempts
         and job.options == first.options
         and job.given_id == first.given_id
+        and job.partition is None
         for job in jobs
     )
 
@@ -144,6 +145,7 @@ def alike_columns(jobs: Sequence[NewJob]) -> dict[str, Any]:
 
 def job_columns(jobs: Sequence[NewJob]) -> dict[str, Any]:
     """A batch as the parameters of the insert statements."""
+    is_limited = any(job.partition is not None for job in jobs)
     return {
         "ids": [job.id for job in jobs],
         "queues": [job.queue for job in jobs],
@@ -155,6 +157,8 @@ def job_columns(jobs: Sequence[NewJob]) -> dict[str, Any]:
         "max_attempts": [job.max_attempts for job in jobs],
         "options": [None if job.options is None else encode_options(job.options) for job in jobs],
         "givens": [job.given_id for job in jobs],
+        "partitions": [text_or_none(job.partition) for job in jobs] if is_limited else None,
+        "weights": [job.weights for job in jobs] if is_limited else None,
     }
 
 

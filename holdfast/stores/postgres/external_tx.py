@@ -15,8 +15,10 @@ import msgspec
 from holdfast.core.errors import Invalid
 from holdfast.core.models import JobState, Lease, NewJob, Settled, Submitted, TxOutcome
 from holdfast.stores.base import Statement, StatementFlow
+from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.stores.common.named_sql import STATES
 from holdfast.stores.postgres.encoding import NumberedStatement, encode_options, is_id, span_us, text_or_none, to_text
+from holdfast.stores.postgres.limits import stored_limits
 from holdfast.stores.postgres.pool import PostgresPool
 
 _encode = msgspec.json.Encoder().encode
@@ -42,11 +44,13 @@ class PostgresExternal:
         statements: Mapping[str, NumberedStatement],
         now: Callable[[], int] | None,
         place: str,
+        limit_cache: LimitCache,
     ) -> None:
         self._links = links
         self._sql = statements
         self._now = now
         self._place = place
+        self._limit_cache = limit_cache
         self._identity: Identity | None = None
 
     async def verify(self) -> StatementFlow[None]:
@@ -73,6 +77,10 @@ class PostgresExternal:
     def submit_steps(self, jobs: Sequence[NewJob]) -> StatementFlow[list[Submitted]]:
         if not jobs:
             return []
+        if self._limit_cache.is_stale:
+            limits = yield Statement(self._sql["limits"].sql)
+            self._limit_cache.keep(stored_limits(map(_texts, limits)))
+        jobs = self._limit_cache.table.bind(jobs)
         rows = yield Statement(self._sql["enlist"].sql, (encode_batch(jobs, self._instant()),))
         answers = [Submitted(job_id, created, changed=changed) for job_id, created, changed in map(_texts, rows)]
         expiring = [
@@ -135,6 +143,8 @@ def _row(job: NewJob) -> dict[str, Any]:
         "given": job.given_id,
         "tags": None if options is None or not options.tags else options.tags,
         "policy": job.unique,
+        "partition": text_or_none(job.partition),
+        "weights": job.weights,
     }
 
 

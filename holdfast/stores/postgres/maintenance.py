@@ -64,6 +64,7 @@ class PostgresMaintenance:
         await self._links.fetch(self._sql["outlived_keys"], limit=limit, extra=UPKEEP)
         await self._links.fetch(self._sql["prune_keys"], limit=limit, extra=UPKEEP)
         await self._links.fetch(self._sql["prune_workers"], span=span_us(FORGOTTEN_AFTER), extra=UPKEEP)
+        await self._links.fetch(self._sql["prune_buckets"], at=self._links.instant, limit=limit, extra=UPKEEP)
         return pruned
 
     async def _prune_state(self, state: JobState, span: timedelta, limit: int) -> int:

@@ -13,7 +13,7 @@
 j.id::text, j.task, j.queue, j.payload, j.claims, j.attempts, j.max_attempts, -j.rank, j.losses, j.run_at,
 j.created_at, j.options, j.state, j.worker, j.lease_until, j.started_at, j.ended_at, j.reason, j.error, j.result,
 case when j.keyed then (select k.key from holdfast.key k where k.job_id = j.id and k.key > ' ' limit 1) end, j.cancelling,
-j.expires_at
+j.partition, j.expires_at
 
 -- fragment: claimed
 -- What a claim delivers of a job: the first fields of Job (core/models.py).
@@ -31,6 +31,7 @@ with wanted as materialized (
     from unnest(:queues::text[], :slots::int[], :ranks::int[], :run_ats::bigint[], :seqs::bigint[])
         with ordinality as w (queue, slots, rank, run_at, seq, turn)
     where not w.queue = any(array(select name from holdfast.queue where paused)) -- a join might change their turn
+      and not w.queue = any(array(select l.queue from holdfast.job_limit l where l.queue is not null))
 ), due as materialized (
     select min(n.run_at) as run_at, coalesce(bool_or(:promote and n.run_at <= n.now), false) as now
     from (
@@ -52,6 +53,10 @@ select t.*, due.now, due.run_at - :now, :lease_for + :now,
     exists (select from wanted w cross join lateral (
         select from holdfast.job j where j.state = 0 and j.tier = 2 and j.queue = w.queue limit 1) q),
     (select queue from beyond order by turn desc limit 1),
+    exists (select from unnest(:queues::text[]) w (queue) where
+        (select true from holdfast.partition p where p.queue = w.queue order by p.name limit 1)
+        or (select true from holdfast.partition_inbox i where i.queue = w.queue order by i.name limit 1)
+        or exists (select from holdfast.job_limit l where l.queue = w.queue)),
     coalesce((select expires_at from holdfast.expiry order by expires_at limit 1) <= :now, false),
     mixing.now
 from due cross join mixing left join taken t on true
@@ -110,16 +115,17 @@ cross join unnest(:ids::uuid[], :payloads::text[]) as d (id, payload)
 returning pg_notify(:channel, :news);
 
 -- own: insert_jobs
--- The plain jobs of a batch.
-insert into holdfast.job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, options, claims)
+-- The jobs of a batch without keys and tags. Three levels of tiers higher are those under limits.
+insert into holdfast.job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, options, claims,
+    partition, weights, tier)
 select d.id, d.queue, d.task, d.payload,
     case when coalesce(d.run_at, d.delay) is null or coalesce(d.run_at, n.now + d.delay) <= n.now then 0 else 1 end,
     d.rank, greatest(n.now, coalesce(d.run_at, n.now + d.delay)), n.now, d.max_attempts, d.options,
-    case when d.given then n.now else 0 end
+    case when d.given then n.now else 0 end, d.partition, d.weights, case when d.partition is null then 0 else 3 end
 from (select :now as now offset 0) n
 cross join unnest(:ids::uuid[], :queues::text[], :tasks::text[], :payloads::text[], :ranks::int[], :run_ats::bigint[],
-    :delays::bigint[], :max_attempts::bigint[], :options::json[], :givens::boolean[])
-    as d (id, queue, task, payload, rank, run_at, delay, max_attempts, options, given)
+    :delays::bigint[], :max_attempts::bigint[], :options::json[], :givens::boolean[], :partitions::text[], :weights::text[])
+    as d (id, queue, task, payload, rank, run_at, delay, max_attempts, options, given, partition, weights)
 on conflict (id) do nothing
 returning id::text;
 
@@ -137,16 +143,16 @@ cross join lateral (
         from unnest(:ids::uuid[], :queues::text[], :tasks::text[], :payloads::text[], :ranks::int[],
             :run_ats::bigint[], :delays::bigint[], :max_attempts::bigint[], :options::json[], :givens::boolean[],
             :keys::text[], :keep_for::bigint[], :tags::json[], :policies::json[], :expires_ats::bigint[],
-            :expires_ins::bigint[]) with ordinality
+            :expires_ins::bigint[], :partitions::text[], :weights::text[]) with ordinality
             as u (id, queue, task, payload, rank, run_at, delay, max_attempts, options, given, key, keep_for, tags, policy,
-                expires_at, expires_in, turn)
+                expires_at, expires_in, partition, weights, turn)
         offset 0) d
     order by case when not mixed then coalesce(key, policy ->> 'key') end collate "C" nulls first, turn
 ) d
 cross join lateral holdfast.add_job(
     d.id, d.seq, d.queue, d.task, d.payload, d.rank, greatest(n.now, coalesce(d.run_at, n.now + d.delay)), n.now,
     d.max_attempts, d.key, n.now + d.keep_for, d.options, d.given,
-    case when d.tags is not null then array(select json_array_elements_text(d.tags)) end, d.policy) a;
+    case when d.tags is not null then array(select json_array_elements_text(d.tags)) end, d.policy, d.partition, d.weights) a;
 
 -- name: key_owner
 select job_id::text from holdfast.key where key = :key;
@@ -248,6 +254,7 @@ where state = 2 and worker = :worker and started_at > :since and started_at < :b
 with wanted as materialized (
     select queue from unnest(:queues::text[]) w (queue)
     where not exists (select from holdfast.queue p where p.name = w.queue and p.paused)
+      and not w.queue = any(array(select l.queue from holdfast.job_limit l where l.queue is not null))
 ), taken as (
     update holdfast.job
     set state = 2, claims = claims + 1, attempts = attempts + 1, worker = :worker, started_at = :now,
@@ -270,7 +277,8 @@ with paused as materialized (
     select name from holdfast.queue where paused
 ), standing as materialized (
     select id, queue, tier, attempts + 1 >= max_attempts as last, rank, run_at, seq from holdfast.job
-    where id = any(:ids::uuid[]) and state + 0 = 0 and tier + 0 <= :most and -- include: unexpired
+    where id = any(:ids::uuid[]) and state + 0 = 0 and tier + 0 <= :most
+      and not queue = any(array(select l.queue from holdfast.job_limit l where l.queue is not null)) and -- include: unexpired
     for no key update skip locked
 ), welcome as materialized (
     select s.*, row_number() over (partition by s.tier order by s.rank, s.run_at, s.seq) as turn
@@ -316,6 +324,9 @@ select t.*, due.run_at - :now, :lease_for + :now,
         order by s.rank, s.run_at, s.seq),
     array(select name from paused),
     exists (select from beyond),
+    coalesce((select true from holdfast.partition p order by p.queue, p.name limit 1), false)
+    or coalesce((select true from holdfast.partition_inbox i order by i.queue, i.name limit 1), false)
+    or exists (select from holdfast.job_limit l where l.queue is not null),
     coalesce((select expires_at from holdfast.expiry order by expires_at limit 1) <= :now, false)
 from due left join taken t on true
 order by t.priority desc, t.run_at, t.seq;
@@ -356,7 +367,7 @@ from unnest(:ids::uuid[], :claims::bigint[], :results::text[]) as d (id, claims,
 where j.id = d.id and j.claims = d.claims and j.state + 0 = 2 and j.lease_until + 0 > :now
   and (:worker::text is null or j.worker = :worker)
   and (select set_config('lock_timeout', '250ms', true)) is not null
-returning j.id::text;
+returning j.id::text, case when j.partition is not null then j.queue end, j.partition;
 
 -- name: complete
 select accepted, state from holdfast.complete(?);
@@ -376,7 +387,8 @@ with settled as (
         run_at = case when d.delay is null then j.run_at else d.delay + :now end,
         attempts = greatest(0, j.attempts - case when d.refund then 1 else 0 end), -- another program may have set it to 0
         losses = case when d.expired then j.losses + 1 when d.refund then j.losses else 0 end,
-        tier = case when d.expired then least(j.losses + 1, 2) when d.refund then j.tier else 0 end,
+        tier = case when d.expired then least(j.losses + 1, 2) when d.refund then j.tier % 3 else 0 end
+            + case when j.partition is null then 0 else 3 end,
         ended_at = case when d.state >= 5 or j.cancelling then :now end,
         cancelling = false,
         lease_until = null
@@ -388,14 +400,14 @@ with settled as (
       and (j.lease_until <= :now) = d.expired
       and (select set_config('lock_timeout', '250ms', true)) is not null
     returning d.turn, j.id, j.claims, j.state, j.run_at, j.queue, j.attempts, j.worker, j.started_at, d.reason, d.error,
-        d.traceback, d.refund
+        d.traceback, d.refund, j.partition
 ), noted as (
     insert into holdfast.attempt (job_id, claims, attempt, worker, started_at, ended_at, state, reason, error, traceback)
     select id, claims, attempts, worker, started_at, :now, state, reason, error, traceback
     from settled where not refund and state <> 5
     on conflict do nothing
 )
-select turn, state, run_at, queue from settled;
+select turn, state, run_at, queue, partition from settled;
 
 -- own: unlocked
 -- Those of the jobs that no other transaction holds right now.
@@ -573,7 +585,8 @@ returning id::text, worker;
 
 -- name: replay
 update holdfast.job j
-set state = case when d.later > 0 then 1 else 0 end, attempts = 0, losses = 0, tier = 0, reason = null, error = null,
+set state = case when d.later > 0 then 1 else 0 end, attempts = 0, losses = 0,
+    tier = case when j.partition is null then 0 else 3 end, reason = null, error = null,
     result = null, ended_at = null, ended_by = null, expires_at = null, payload = coalesce(:payload, j.payload),
     run_at = d.later + :now
 from unnest(:ids::uuid[], :laters::bigint[]) as d (id, later)
@@ -705,7 +718,7 @@ from holdfast.job j where j.id = any(:ids::uuid[]);
 -- `get` of many, without what may be large.
 select j.id::text, j.task, j.queue, '{}', j.claims, j.attempts, j.max_attempts, -j.rank, j.losses, j.run_at, j.created_at,
     j.options, j.state, j.worker, j.lease_until, j.started_at, j.ended_at, j.reason, j.error, null, null, j.cancelling,
-    j.expires_at
+    j.partition, j.expires_at
 from holdfast.job j where j.id = any(:ids::uuid[]);
 
 -- name: find
@@ -799,7 +812,7 @@ from unnest(:queues::text[]) w (queue) cross join lateral (
     with recursive used (tier, rank) as (
         select s.tier, (select j.rank from holdfast.job j where j.state = 0 and j.tier = s.tier and j.queue = w.queue
                         order by j.rank, j.run_at, j.seq limit 1)
-        from unnest('{0,1,2}'::smallint[]) s (tier)
+        from unnest('{0,1,2,3,4,5}'::smallint[]) s (tier)
         union all
         select used.tier, (select j.rank from holdfast.job j
                 where j.state = 0 and j.tier = used.tier and j.queue = w.queue and j.rank > used.rank
@@ -934,3 +947,87 @@ select document, revision from holdfast.schedule where next_at <= :now order by 
 
 -- name: next_schedule
 select :now, (select min(next_at) from holdfast.schedule where next_at > :now);
+
+-- ── limits ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+-- own: claim_limited
+select * from holdfast.claim_limited(:at, :queues, :slots, :room, :worker, :lease_for, :promote, :anywhere, :assign, :isolated)
+order by array_position(:queues::text[], queue), priority desc, run_at, seq;
+
+-- own: jobs_without_partition
+-- Ready jobs without a partition, of queues that have a limit.
+select j.id::text, j.xmin::text, j.task, j.queue, j.payload
+from unnest(:queues::text[]) w (queue) cross join lateral (
+    select r.*, r.xmin from holdfast.job r where r.state = 0 and r.queue = w.queue and r.tier < 3
+    order by r.tier, r.rank, r.run_at, r.seq limit :limit) j
+limit :limit;
+
+-- own: jobs_to_assign
+-- Rare and bounded, and through the table in its own order.
+select j.id::text, j.xmin::text, j.task, j.queue, j.payload, j.partition, j.weights
+from holdfast.job j
+where j.id > :after
+  and case when (j.state + 0) in (0, 1, 3, 4) and (:queue::text is null or j.queue = :queue) and (:task::text is null or j.task = :task) then true else false end
+order by j.id limit :limit;
+
+-- own: partition_facts
+select j.id::text, j.xmin::text, j.task, j.queue, j.payload, j.partition, j.weights
+from holdfast.job j where j.id = any(:ids::uuid[]);
+
+-- own: set_partitions
+-- `version`: nothing has changed the job since it was read. Those that other transactions hold are left.
+with free as materialized (
+    select l.id, d.partition, d.weights
+    from unnest(:ids::uuid[], :versions::text[], :partitions::text[], :weights::text[]) as d (id, version, partition, weights)
+    join holdfast.job l on l.id = d.id
+    where l.xmin::text = d.version and (l.state + 0) in (0, 1, 3, 4)
+    order by l.id for no key update of l skip locked
+)
+update holdfast.job j
+set partition = f.partition, weights = f.weights, tier = j.tier % 3 + case when f.partition is null then 0 else 3 end
+from free f where j.id = f.id
+returning j.queue;
+
+-- own: lock_limits
+select holdfast.lock_limits()::text;
+
+-- name: limits
+select document, revision from holdfast.job_limit order by name;
+
+-- name: add_limit
+insert into holdfast.job_limit (name, revision, queue, task, keyed, concurrency, interval_us, burst, shares, document)
+values (:name, :now, :queue, :task, :keyed, :concurrency, :interval_us, :burst, :shares, :document)
+on conflict do nothing
+returning revision;
+
+-- name: replace_limit
+update holdfast.job_limit
+set revision = revision + 1, queue = :queue, task = :task, keyed = :keyed, concurrency = :concurrency,
+    interval_us = :interval_us, burst = :burst, shares = :shares, document = :document
+where name = :name and revision = :expected
+returning revision;
+
+-- name: remove_limit
+delete from holdfast.job_limit where name = :name and revision = :expected
+returning revision + 1;
+
+-- own: free_parked
+-- They may have been parked by values that hold no longer.
+update holdfast.partition set blocked_until = null where blocked_until is not null;
+
+-- own: bucket_use
+select coalesce(u.used, 0), coalesce(b.full_at, 0), coalesce(b.paused_until, 0), :now
+from unnest(:buckets::text[]) with ordinality as d (name, turn)
+left join (select r.bucket, r.used from holdfast.running_weights() r) u on u.bucket = d.name
+left join holdfast.bucket b on b.name = d.name
+order by d.turn;
+
+-- own: take_tokens
+select holdfast.take_tokens(:at, :bucket, :tokens);
+
+-- own: pause_buckets
+insert into holdfast.bucket as b (name, paused_until)
+select d.name, :now + :span::bigint from (select distinct unnest(:buckets::text[]) as name order by 1) d
+on conflict (name) do update set paused_until = greatest(b.paused_until, excluded.paused_until);
+
+-- name: prune_buckets
+select holdfast.prune_limits(:at, :limit)::text;

@@ -6,15 +6,13 @@ import asyncio
 import functools
 import time
 from bisect import bisect_right
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 
 import msgspec
 
 from holdfast.core.errors import HoldfastError, Unavailable
 from holdfast.core.job_logs import Record
-from holdfast.core.lifecycle import must_start
 from holdfast.core.models import (
     Claim,
     DeliveredClaim,
@@ -33,28 +31,20 @@ from holdfast.core.models import (
     WorkerHeartbeat,
 )
 from holdfast.stores.base import EVERY_QUEUE, ClaimRequest
+from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.stores.common.requests import BEAT_PATIENCE, CLAIMED_A_SECOND, UNREADABLE, extra_timeout
 from holdfast.stores.common.server_store import wait_for_news
 from holdfast.stores.common.unconfirmed import perhaps_stored
-from holdfast.stores.postgres.cursors import END, START, Cursors, QueuePosition, plan_searches
-from holdfast.stores.postgres.encoding import (
-    NumberedStatement,
-    alike_columns,
-    are_alike,
-    claimed_job,
-    is_id,
-    is_plain,
-    job_columns,
-    key_columns,
-    record_columns,
-    span_us,
-    to_text,
-)
+from holdfast.stores.postgres.claim_progress import ClaimProgress
+from holdfast.stores.postgres.cursors import START, Cursors, QueuePosition, plan_searches
+from holdfast.stores.postgres.encoding import NumberedStatement, claimed_job, is_id, record_columns, span_us, to_text
+from holdfast.stores.postgres.limits import LimitedClaims
 from holdfast.stores.postgres.maintenance import expire_overdue
 from holdfast.stores.postgres.notifications import PostgresNotifications
-from holdfast.stores.postgres.pool import DuplicateKey, PostgresPool, Rows
+from holdfast.stores.postgres.pool import PostgresPool, Rows
 from holdfast.stores.postgres.query import PostgresQuery
 from holdfast.stores.postgres.settlement import Settling
+from holdfast.stores.postgres.submission import first_positions, insert_batch
 
 PROMOTE_MOST = 1000
 """Due jobs made ready by one claim; more are made ready by the next."""
@@ -78,7 +68,12 @@ class PostgresQueueing:
         news: PostgresNotifications,
         statements: Mapping[str, NumberedStatement],
         query: PostgresQuery,
+        limit_cache: LimitCache,
     ) -> None:
+        self._limit_cache = limit_cache
+        self._limited = LimitedClaims(links, statements, limit_cache)
+        self._limits_seen = False  # the latest claim saw jobs under limits
+        self._limited_first = False  # they and the plain ones take turns to go first
         self._links = links
         self._news = news
         self._sql = statements
@@ -89,7 +84,7 @@ class PostgresQueueing:
         self._served = ""  # the queue a claim of every queue served last
         self._answered_at: dict[str, int] = {}  # by worker: the server's instant of its latest claim that was answered
         self._unanswered: set[str] = set()  # workers whose claim was sent and never answered
-        self._settling = Settling(links, statements, self._tell)
+        self._settling = Settling(links, statements, self._tell, limit_cache)
         news.on_queue = self._heard
 
     def note_ready(self, queue: str, first: QueuePosition = START) -> None:
@@ -111,10 +106,17 @@ class PostgresQueueing:
         if not place or self._known[place - 1] != queue:
             self._known.insert(place, queue)
 
-    def _tell(self, firsts: Mapping[str, QueuePosition], ended: Sequence[str] = (), *, heard: bool = False) -> None:
+    def _tell(
+        self,
+        firsts: Mapping[str, QueuePosition],
+        ended: Sequence[str] = (),
+        *,
+        heard: bool = False,
+        roomy: Collection[str] = (),
+    ) -> None:
         for queue, first in firsts.items():
             self.note_ready(queue, first)
-        topics = {f"queue:{queue}" for queue in firsts}
+        topics = {f"queue:{queue}" for queue in (*firsts, *roomy)} | {f"due:{queue}" for queue in roomy}
         if heard:
             self._news.came_along(topics)
         else:
@@ -126,8 +128,11 @@ class PostgresQueueing:
             return []
         doubts: list[bool] = []  # a try that was cut off may have stored the batch: then "known" means "created"
         try:
-            answers, heard = await self._submit(
-                jobs,
+            bound = await self._limit_cache.bind(jobs)
+            answers, heard = await insert_batch(
+                self._sql,
+                self._news,
+                bound,
                 functools.partial(
                     self._links.fetch,
                     doubt=lambda: doubts.append(True),
@@ -141,26 +146,8 @@ class PostgresQueueing:
                 msgspec.structs.replace(answer, created=answer.created or answer.job_id == job.id)
                 for job, answer in zip(jobs, answers, strict=True)
             ]
-        self._tell(_firsts(jobs, answers), heard=heard)
+        self._tell(first_positions(jobs, answers), heard=heard)
         return answers
-
-    async def _submit(
-        self, jobs: Sequence[NewJob], fetch: Callable[..., Awaitable[Rows]]
-    ) -> tuple[list[Submitted], bool]:
-        """The answers; and whether others have heard of the jobs, as they were committed."""
-        if not all(map(is_plain, jobs)):
-            rows = await fetch(self._sql["insert_keyed_jobs"], **job_columns(jobs), **key_columns(jobs))
-            in_turn = sorted(rows, key=lambda row: row[0])
-            answers = [Submitted(job_id, created, changed=changed) for _, job_id, created, changed, _ in in_turn]
-            return answers, False
-        if are_alike(jobs):
-            news = self._news.transaction_notice(f"queue:{jobs[0].queue}") if len(jobs) == 1 else {}
-            with suppress(DuplicateKey):
-                await fetch(
-                    self._sql["insert_lone_job" if news else "insert_alike_jobs"], **alike_columns(jobs), **news
-                )
-                return [Submitted(job.id, True) for job in jobs], bool(news)
-        return _created(jobs, await fetch(self._sql["insert_jobs"], **job_columns(jobs))), False
 
     # ── claim ─────────────────────────────────────────────────────────────────────────────────────────────────
     async def claim(self, request: ClaimRequest) -> Claim:
@@ -170,7 +157,9 @@ class PostgresQueueing:
             return await self._claim_named(request)
         if request.alone:
             return await self._claim_quarantined(request, wants)
-        claiming = _Claiming(request, wants)
+        self._limited_first = self._limits_seen and not self._limited_first
+        claiming = ClaimProgress(request, wants)
+        claiming.limited_first = self._limited_first
         try:
             await self._claim_wanted(claiming)
         except HoldfastError:
@@ -178,7 +167,7 @@ class PostgresQueueing:
                 raise
         return claiming.claim()
 
-    async def _claim_wanted(self, claiming: _Claiming) -> None:
+    async def _claim_wanted(self, claiming: ClaimProgress) -> None:
         await self._claim_from(claiming, self._turn(claiming))
         if EVERY_QUEUE not in claiming.wants:
             return
@@ -187,12 +176,12 @@ class PostgresQueueing:
             await self._refresh()
             await self._claim_untried(claiming)
 
-    async def _claim_untried(self, claiming: _Claiming) -> None:
+    async def _claim_untried(self, claiming: ClaimProgress) -> None:
         untried = [queue for queue in self._turn(claiming) if queue not in claiming.tried]
         if untried:
             await self._claim_from(claiming, untried)
 
-    def _turn(self, claiming: _Claiming) -> list[str]:
+    def _turn(self, claiming: ClaimProgress) -> list[str]:
         """The queues to try in the order of their turn: those named, and after them all others for the star."""
         named = sorted(queue for queue in claiming.wants if queue != EVERY_QUEUE)
         others = []
@@ -201,7 +190,7 @@ class PostgresQueueing:
         after, after_others = bisect_right(named, self._served), bisect_right(others, self._served)
         return named[after:] + named[:after] + others[after_others:] + others[:after_others]
 
-    async def _claim_from(self, claiming: _Claiming, queues: list[str]) -> None:
+    async def _claim_from(self, claiming: ClaimProgress, queues: list[str]) -> None:
         """Take from these queues until the claim is full. Without any, still look for what falls due."""
         for first in range(0, max(1, len(queues)), _QUEUES_MOST):
             batch = queues[first : first + _QUEUES_MOST]
@@ -218,10 +207,64 @@ class PostgresQueueing:
                 else:  # another process is making them ready; taken in between, later jobs would go before them
                     await asyncio.sleep(_MOMENT)
 
-    async def _claim_batch(self, claiming: _Claiming, queues: list[str]) -> bool:
+    async def _claim_batch(self, claiming: ClaimProgress, queues: list[str]) -> bool:
+        """Claims from these queues; returns True if it held back because something is due."""
+        if claiming.limited_first:
+            if await self._claim_limited(claiming, queues):
+                return True
+            if claiming.full:
+                return False
+        claiming.limited = False
+        if await self._claim_plain(claiming, queues):
+            return True
+        if claiming.limited and not claiming.limited_first and not claiming.full:
+            return await self._claim_limited(claiming, queues)
+        return False
+
+    async def claim_limited(self, request: ClaimRequest) -> Claim | None:
+        """Claims jobs under limits alone, for a transport; None if the latest claim saw none, or jobs are due."""
+        wants = {queue: slots for queue, slots in request.wants.items() if slots > 0}
+        if not self._limits_seen:
+            return None
+        if EVERY_QUEUE in wants and self._stale:
+            await self._refresh()
+        claiming = ClaimProgress(request, wants)
+        queues = self._turn(claiming)
+        for first in range(0, len(queues), _QUEUES_MOST):
+            due = await self._claim_limited(claiming, queues[first : first + _QUEUES_MOST])
+            if due and not claiming.jobs:
+                return None
+            if due or claiming.full:
+                break
+        return claiming.claim()
+
+    async def _claim_limited(self, claiming: ClaimProgress, queues: list[str]) -> bool:
+        """Claims jobs under limits, for idle runners alone; returns True if it held back because something is due."""
+        request = claiming.request
+        room = min(request.limit - len(claiming.jobs), claiming.idle, claiming.startable)
+        rows = await self._limited.claim(
+            request,
+            {queue: claiming.free_slots(queue) for queue in queues},
+            max(0, room),
+            promote=claiming.promote,
+            anywhere=EVERY_QUEUE in claiming.wants,
+            doubt=lambda: self._unanswered.add(request.worker),
+        )
+        claimed_at, due, due_in, _, quarantined = rows[0][_SHOWN:]
+        claiming.quarantined = claiming.quarantined or quarantined
+        claiming.fall_due(due_in)
+        taken = [] if rows[0][0] is None else rows
+        jobs = await self._readable(taken)
+        claiming.take_limited(jobs, claimed_at + (span_us(request.lease_for) or 0))
+        await self._give_back_unanswered(request, claimed_at)
+        if taken:
+            self._served = taken[-1][_QUEUE]
+        return bool(due)
+
+    async def _claim_plain(self, claiming: ClaimProgress, queues: list[str]) -> bool:
         """Runs one statement; returns True if it held back because something is due."""
         request = claiming.request
-        slots = [claiming.wanted_slots(queue) for queue in queues]
+        slots = [claiming.free_slots(queue) for queue in queues]
         places = [self._cursors.start_position(queue) for queue in queues]
         room = request.limit - len(claiming.jobs)
         at = time.monotonic()
@@ -245,12 +288,14 @@ class PostgresQueueing:
         if rows[0][-1]:
             rows = await fetch(self._sql["claim_with_suspects"])
         seconds = time.monotonic() - at
-        due, due_in, until, quarantined, held_back, overdue, _ = rows[0][_SHOWN:]
+        due, due_in, until, quarantined, held_back, limited, overdue, _ = rows[0][_SHOWN:]
+        claiming.limited = claiming.limited or limited
+        self._limits_seen = claiming.limited
         claiming.looked = True
         claiming.tried += queues
         claiming.quarantined = claiming.quarantined or quarantined
         claiming.held_back = claiming.held_back or held_back is not None
-        claiming.until_us = until
+        claiming.note_lease(until)
         claiming.fall_due(due_in)
         taken = [] if rows[0][0] is None else rows
         jobs = await self._readable(taken)
@@ -265,7 +310,7 @@ class PostgresQueueing:
         if served:
             self._served = max(served, key=queues.index)
         if not taken and any(place != START for place in places):
-            return await self._claim_batch(claiming, queues)  # behind the cursors there is nothing: from the start
+            return await self._claim_plain(claiming, queues)  # behind the cursors there is nothing: from the start
         return False
 
     async def _give_back_unanswered(self, request: ClaimRequest, claimed_at: int) -> None:
@@ -298,7 +343,7 @@ class PostgresQueueing:
         except HoldfastError:  # a sweep ends them; what was claimed now must not be lost with them
             return ()
 
-    async def _promote(self, claiming: _Claiming) -> int:
+    async def _promote(self, claiming: ClaimProgress) -> int:
         if EVERY_QUEUE in claiming.wants:
             rows = await self._links.fetch(self._sql["promote_anywhere"], limit=PROMOTE_MOST)
         else:
@@ -328,9 +373,12 @@ class PostgresQueueing:
             worker=request.worker,
             lease_for=span_us(request.lease_for),
         )
-        if rows:
-            await self._give_back_unanswered(request, rows[0][_SHOWN] - (span_us(request.lease_for) or 0))
-        return Claim(jobs=await self._readable(rows), lease_until_us=rows[0][_SHOWN] if rows else None)
+        if not rows:
+            claiming = ClaimProgress(request, wants)
+            await self._claim_limited(claiming, queues)
+            return claiming.claim()
+        await self._give_back_unanswered(request, rows[0][_SHOWN] - (span_us(request.lease_for) or 0))
+        return Claim(jobs=await self._readable(rows), lease_until_us=rows[0][_SHOWN])
 
     async def claim_delivered(self, request: ClaimRequest) -> DeliveredClaim:
         wants = {queue: slots for queue, slots in request.wants.items() if queue != EVERY_QUEUE}
@@ -344,13 +392,13 @@ class PostgresQueueing:
             slots=list(wants.values()),
             others=request.wants.get(EVERY_QUEUE, 0),
             anywhere=EVERY_QUEUE in request.wants,
-            most=1 << 30 if request.alone else 1,
+            most=2 if request.alone else 1,
             startable=1 << 30 if request.alone else request.startable,
             limit=1 if request.alone else request.limit,
             worker=request.worker,
             lease_for=span_us(request.lease_for),
         )
-        due_in, until, quarantined, left, queues, paused, held_back, overdue = rows[0][_SHOWN:]
+        due_in, until, quarantined, left, queues, paused, held_back, self._limits_seen, overdue = rows[0][_SHOWN:]
         await self._give_back_unanswered(request, until - (span_us(request.lease_for) or 0))
         jobs = await self._readable([] if rows[0][0] is None else rows)
         claim = Claim(
@@ -426,75 +474,3 @@ class PostgresQueueing:
 
     async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
         await wait_for_news(self._news, self._query.any_finished, topics, timeout)
-
-
-class _Claiming:
-    """A claim's progress through its queues."""
-
-    def __init__(self, request: ClaimRequest, wants: Mapping[str, int]) -> None:
-        self.request = request
-        self.wants = wants
-        self.startable = request.startable
-        self.promote = request.promote
-        self.jobs: list[Job] = []
-        self.expired: tuple[ExpiredJob, ...] = ()
-        self.tried: list[str] = []
-        self.promoted = 0
-        self.quarantined = False
-        self.held_back = False
-        self.looked = False
-        self.until_us: int | None = None
-        self.due_in: int | None = None
-
-    @property
-    def full(self) -> bool:
-        """Returns True if the claim has all it asked for."""
-        return len(self.jobs) >= self.request.limit
-
-    def wanted_slots(self, queue: str) -> int:
-        """Returns the number of wanted jobs of this queue."""
-        return self.wants.get(queue, self.wants.get(EVERY_QUEUE, 0))
-
-    def take(self, jobs: list[Job]) -> None:
-        self.jobs += jobs
-        self.startable -= sum(map(must_start, jobs))
-
-    def fall_due(self, due_in: int | None) -> None:
-        """The next job of the queues just tried falls due in so many microseconds."""
-        if due_in is not None:
-            self.due_in = due_in if self.due_in is None else min(self.due_in, due_in)
-
-    def claim(self) -> Claim:
-        return Claim(
-            jobs=self.jobs,
-            promoted=self.promoted,
-            next_due=None if self.due_in is None else timedelta(microseconds=max(0, self.due_in)),
-            quarantined=self.quarantined,
-            held_back=self.held_back,
-            lease_until_us=self.until_us,
-            expired=self.expired,
-        )
-
-
-def _created(jobs: Sequence[NewJob], rows: Rows) -> list[Submitted]:
-    """Which of the jobs were stored: all of them, or those among the rows, each once."""
-    if len(rows) == len(jobs):
-        return [Submitted(job.id, True) for job in jobs]
-    new = {job_id for (job_id,) in rows}
-    answers = []
-    for job in jobs:
-        answers.append(Submitted(job.id, job.id in new))
-        new.discard(job.id)
-    return answers
-
-
-def _firsts(jobs: Sequence[NewJob], answers: Sequence[Submitted]) -> dict[str, QueuePosition]:
-    """Returns the position of the first new or changed job of each queue: behind all of its priority, since it is
-    ready from now on.
-    """
-    ranks: dict[str, int] = {}
-    for job, answer in zip(jobs, answers, strict=True):
-        rank = START.rank if answer.changed else -job.priority  # a changed job may have any priority
-        if (answer.created or answer.changed) and rank < ranks.get(job.queue, END.rank):
-            ranks[job.queue] = rank
-    return {queue: END._replace(rank=rank) for queue, rank in ranks.items()}

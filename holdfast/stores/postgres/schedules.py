@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from holdfast.core.schedule import DueSchedules, Schedule, ScheduleChange, decode_schedules, encode_schedule
+from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.stores.postgres.encoding import NumberedStatement, from_text, to_text
 from holdfast.stores.postgres.external_tx import encode_batch
 from holdfast.stores.postgres.maintenance import notify_ready
@@ -21,17 +22,21 @@ class PostgresSchedules:
         news: PostgresNotifications,
         statements: Mapping[str, NumberedStatement],
         ready: Callable[[str], None],
+        limit_cache: LimitCache,
     ) -> None:
+        self._limit_cache = limit_cache
         self._links = links
         self._news = news
         self._sql = statements
         self._ready = ready
 
     async def write_schedule(self, change: ScheduleChange) -> int | None:
+        jobs = await self._limit_cache.bind(change.jobs) if change.jobs else ()
+
         async def run_in_transaction(fetch: Fetch) -> int | None:
             rows = await self._write_row(fetch, change)
-            if rows and change.jobs:
-                await fetch(self._sql["submit_ticks"], batch=encode_batch(change.jobs, self._links.instant))
+            if rows and jobs:
+                await fetch(self._sql["submit_ticks"], batch=encode_batch(jobs, self._links.instant))
             return int(rows[0][0]) if rows else None
 
         revision = await self._links.transaction(run_in_transaction)

@@ -11,7 +11,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import attrgetter
 
 from holdfast.core.errors import HoldfastError
+from holdfast.core.limits import split_bucket, split_partition
 from holdfast.core.models import TERMINAL, JobState, Settled, Settlement
+from holdfast.stores.base import EVERY_QUEUE
+from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.stores.common.named_sql import STATES
 from holdfast.stores.common.requests import extra_timeout
 from holdfast.stores.common.unconfirmed import SettlementEvidence, UnconfirmedSettlements, accepted_as
@@ -30,8 +33,10 @@ class Settling:
         self,
         links: PostgresPool,
         statements: Mapping[str, NumberedStatement],
-        tell: Callable[[Mapping[str, QueuePosition], Sequence[str]], None],
+        tell: Callable[..., None],
+        limit_cache: LimitCache,
     ) -> None:
+        self._limit_cache = limit_cache
         self._links = links
         self._sql = statements
         self._tell = tell
@@ -114,11 +119,11 @@ class Settling:
             results=results if any(results) else None,  # an array of nulls costs as much as one of texts
         )
         if len(rows) < len(batch):
-            taken = {job_id for (job_id,) in rows}
+            taken = {row[0] for row in rows}
             batch = [each for each in batch if each.job_id in taken]
         for each in batch:
             answers[each.job_id] = Settled(each.job_id, each.claims, True, JobState.SUCCEEDED)
-        self._tell({}, [each.job_id for each in batch])
+        self._tell({}, [each.job_id for each in batch], roomy=self._roomy([row[1:] for row in rows]))
 
     async def _settle_rest(self, batch: list[Settlement], answers: dict[str, Settled]) -> None:
         rows = await self._links.fetch(
@@ -129,7 +134,7 @@ class Settling:
         )
         ended: list[str] = []
         firsts: dict[str, QueuePosition] = {}
-        for turn, code, run_at, queue in rows:
+        for turn, code, run_at, queue, _ in rows:
             each, state = batch[turn - 1], STATES[code]
             answers[each.job_id] = Settled(each.job_id, each.claims, True, state, run_at)
             if state in TERMINAL:
@@ -138,7 +143,17 @@ class Settling:
                 firsts[queue] = START  # given back: to where it was
             else:
                 firsts.setdefault(queue, END)  # not ready yet; who sleeps until something falls due must know
-        self._tell(firsts, ended)
+        self._tell(firsts, ended, roomy=self._roomy([row[3:] for row in rows]))
+
+    def _roomy(self, places: Sequence[Sequence[str | None]]) -> set[str]:
+        """Queues in which ended jobs made room, by queues and partitions. A limit of a task holds in every queue."""
+        limits = self._limit_cache.table.limits
+        queues = set()
+        for queue, partition in {(queue, partition) for queue, partition in places if queue and partition}:
+            found = [limits.get(split_bucket(bucket)[0]) for bucket in split_partition(from_text(partition))]
+            has_task = any(limit is not None and limit.task is not None for limit in found)
+            queues.add(EVERY_QUEUE if has_task else queue)
+        return queues
 
     # ── what was not applied ──────────────────────────────────────────────────────────────────────────────────
     async def _answer_refused(

@@ -11,7 +11,9 @@ from importlib.resources import files
 import asyncpg
 
 from holdfast.core.errors import ConfigError, StoreMismatch, Unavailable
+from holdfast.core.limits import Limit
 from holdfast.stores.base import TransportQueries
+from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.stores.common.named_sql import (
     Migration,
     chosen_migrations,
@@ -24,6 +26,7 @@ from holdfast.stores.postgres.admin import PostgresAdmin
 from holdfast.stores.postgres.encoding import in_schema, number_parameters
 from holdfast.stores.postgres.external_tx import PostgresExternal
 from holdfast.stores.postgres.health import PostgresHealth
+from holdfast.stores.postgres.limits import PostgresLimits
 from holdfast.stores.postgres.maintenance import PostgresMaintenance
 from holdfast.stores.postgres.notifications import PostgresNotifications
 from holdfast.stores.postgres.pool import Connection, PostgresPool, parse_url
@@ -46,7 +49,11 @@ class PostgresStore(ServedStore["_OpenedPostgres"]):
         here = files("holdfast.stores.postgres")
         self.sql = number_parameters(load_statements(here / "queries.sql"), self.address.schema)
         self.migrations = load_migrations(here / "migrations")
-        self.external = PostgresExternal(lambda: self._open.links, self.sql, now, self.url)
+        self.limit_cache = LimitCache(self._read_limits)
+        self.external = PostgresExternal(lambda: self._open.links, self.sql, now, self.url, self.limit_cache)
+
+    async def _read_limits(self) -> list[Limit]:
+        return await self._open.limits.read_limits()
 
     def _opening(self) -> _OpenedPostgres:
         return _OpenedPostgres(self)
@@ -76,11 +83,13 @@ class _OpenedPostgres(Opened):
         self.links = links = PostgresPool(store.address, now=store.now, patience=store.patience)
         self.news = news = PostgresNotifications(links)
         sql = store.sql
+        limit_cache = store.limit_cache
         self.query = query = PostgresQuery(links, sql)
-        self.queueing = queueing = PostgresQueueing(links, news, sql, query)
+        self.limits = PostgresLimits(links, news, sql, limit_cache)
+        self.queueing = queueing = PostgresQueueing(links, news, sql, query, limit_cache)
         self.maintenance = maintenance = PostgresMaintenance(links, news, sql, queueing.note_ready)
         self.admin = PostgresAdmin(links, news, sql, queueing.note_ready)
-        self.schedules = PostgresSchedules(links, news, sql, queueing.note_ready)
+        self.schedules = PostgresSchedules(links, news, sql, queueing.note_ready, limit_cache)
         self.health = PostgresHealth(links, sql, query)
         self.transport_queries = PostgresTransportQueries(links, news, sql, queueing, maintenance)
         self._migrations = store.migrations

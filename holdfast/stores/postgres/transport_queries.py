@@ -29,6 +29,7 @@ class PostgresTransportQueries:
         self._news = news
         self._sql = statements
         self.claim_delivered = queueing.claim_delivered
+        self.claim_limited = queueing.claim_limited
         self.make_ready = maintenance.make_ready
 
     async def ready_queues(self) -> list[str]:

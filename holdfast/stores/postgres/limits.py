@@ -1,0 +1,216 @@
+"""Family ``limits`` of PostgreSQL, and the claim of jobs under limits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from holdfast.core.limits import (
+    BucketState,
+    BucketUse,
+    Limit,
+    LimitChange,
+    LimitTable,
+    decode_limits,
+    encode_limit,
+    free_instant,
+    split_bucket,
+)
+from holdfast.stores.base import ClaimRequest
+from holdfast.stores.common.limit_cache import LimitCache
+from holdfast.stores.common.requests import CHOOSE, CLAIMED_A_SECOND, UPKEEP
+from holdfast.stores.postgres.encoding import NumberedStatement, from_text, is_id, span_us, text_or_none, to_text
+from holdfast.stores.postgres.notifications import PostgresNotifications
+from holdfast.stores.postgres.pool import Fetch, PostgresPool, Rows, Turn
+
+ASSIGNED_MOST = 500
+"""Jobs without a partition that one step of a claim gives theirs."""
+_ASSIGNING_TRIES = 4  # steps of one claim
+_NO_ID = "00000000-0000-0000-0000-000000000000"
+_UNASSIGNED = 16  # column of ``claim_limited``
+
+
+class PostgresLimits:
+    """Family ``limits`` of PostgreSQL."""
+
+    def __init__(
+        self,
+        links: PostgresPool,
+        news: PostgresNotifications,
+        statements: Mapping[str, NumberedStatement],
+        cache: LimitCache,
+    ) -> None:
+        self._links = links
+        self._news = news
+        self._sql = statements
+        self._cache = cache
+
+    async def write_limit(self, change: LimitChange) -> int | None:
+        async def run_in_transaction(fetch: Fetch) -> int | None:
+            await fetch(self._sql["lock_limits"])
+            rows = await self._write_row(fetch, change)
+            if rows:
+                await fetch(self._sql["free_parked"])
+            return int(rows[0][0]) if rows else None
+
+        revision = await self._links.transaction(run_in_transaction, extra=UPKEEP)
+        if revision is not None:
+            self._cache.forget()
+            self._news.notify_committed({"queue:*", "due:*"})
+        return revision
+
+    async def _write_row(self, fetch: Fetch, change: LimitChange) -> Rows:
+        limit, expected = change.limit, change.expected
+        if change.remove:
+            return await fetch(self._sql["remove_limit"], name=to_text(limit.name), expected=expected)
+        if not expected:
+            return await fetch(self._sql["add_limit"], **_limit_columns(limit))
+        return await fetch(self._sql["replace_limit"], expected=expected, **_limit_columns(limit))
+
+    async def read_limits(self) -> list[Limit]:
+        return stored_limits(await self._links.fetch(self._sql["limits"]))
+
+    async def assign_partitions(
+        self, *, queue: str | None = None, task: str | None = None, after: str = "", limit: int = 1000
+    ) -> tuple[int, str | None]:
+        table = self._cache.keep(await self.read_limits())
+        rows = await self._links.search(
+            self._sql["jobs_to_assign"],
+            Turn.CHANGE,
+            seconds=CHOOSE,
+            queue=queue,
+            task=task,
+            after=after if is_id(after) else _NO_ID,
+            limit=limit,
+        )
+        changed = await set_partitions(self._links.fetch, self._sql, table, rows)
+        self._news.notify_committed({f"{kind}:{row[3]}" for row in rows for kind in ("queue", "due")})
+        return changed, rows[-1][0] if len(rows) == limit else None
+
+    async def bucket_use(self, buckets: Sequence[str]) -> list[BucketUse]:
+        limits = {limit.name: limit for limit in await self.read_limits()}
+        rows = await self._links.fetch(self._sql["bucket_use"], buckets=[to_text(bucket) for bucket in buckets])
+        return [
+            BucketUse(
+                bucket=bucket,
+                used=used,
+                free_at_us=free_instant(
+                    limits.get(split_bucket(bucket)[0]), BucketState(full_at, paused_until), now_us
+                ),
+            )
+            for bucket, (used, full_at, paused_until, now_us) in zip(buckets, rows, strict=True)
+        ]
+
+    async def take_tokens(self, bucket: str, tokens: int) -> timedelta:
+        ((wait_us,),) = await self._links.fetch(
+            self._sql["take_tokens"], at=self._links.instant, bucket=to_text(bucket), tokens=tokens
+        )
+        return timedelta(microseconds=wait_us)
+
+    async def pause_buckets(self, buckets: Sequence[str], pause_for: timedelta) -> None:
+        names = [to_text(bucket) for bucket in buckets]
+
+        async def run_in_transaction(fetch: Fetch) -> None:
+            await fetch(self._sql["lock_limits"])  # a claim writes several buckets too
+            await fetch(self._sql["pause_buckets"], buckets=names, span=span_us(pause_for))
+
+        await self._links.transaction(run_in_transaction)
+
+
+class LimitedClaims:
+    """Claims of jobs under limits."""
+
+    def __init__(self, links: PostgresPool, statements: Mapping[str, NumberedStatement], cache: LimitCache) -> None:
+        self._links = links
+        self._sql = statements
+        self._cache = cache
+
+    async def claim(
+        self,
+        request: ClaimRequest,
+        slots: Mapping[str, int],
+        room: int,
+        *,
+        promote: bool,
+        anywhere: bool,
+        doubt: Callable[[], object],
+    ) -> Rows:
+        """Rows of ``claim_limited``. Jobs of these queues that came without a partition get theirs first."""
+        rows: Rows = []
+        for step in range(_ASSIGNING_TRIES + 1):
+            rows = await self._links.fetch(
+                self._sql["claim_limited"],
+                doubt=doubt,
+                extra=room / CLAIMED_A_SECOND,
+                at=self._links.instant,
+                queues=list(slots),
+                slots=list(slots.values()),
+                room=room,
+                worker=request.worker,
+                lease_for=span_us(request.lease_for),
+                promote=promote,
+                anywhere=anywhere,
+                assign=step < _ASSIGNING_TRIES,
+                isolated=request.alone,
+            )
+            unassigned = rows[0][_UNASSIGNED]
+            if not unassigned:
+                break
+            await self._assign(unassigned)
+        return rows
+
+    async def _assign(self, queues: Sequence[str]) -> None:
+        table = self._cache.keep(stored_limits(await self._links.fetch(self._sql["limits"])))
+        rows = await self._links.fetch(self._sql["jobs_without_partition"], queues=queues, limit=ASSIGNED_MOST)
+        await set_partitions(self._links.fetch, self._sql, table, [(*row, None, None) for row in rows])
+
+
+async def update_partitions(
+    fetch: Callable[..., Awaitable[Rows]], statements: Mapping[str, NumberedStatement], ids: Sequence[str]
+) -> None:
+    """Gives changed jobs the partitions that the limits now say."""
+    table = LimitTable(stored_limits(await fetch(statements["limits"])))
+    await set_partitions(fetch, statements, table, await fetch(statements["partition_facts"], ids=ids))
+
+
+async def set_partitions(
+    fetch: Callable[..., Awaitable[Rows]],
+    statements: Mapping[str, NumberedStatement],
+    table: LimitTable,
+    rows: Sequence[Sequence[Any]],
+) -> int:
+    """Writes the partitions that the limits now say for these jobs: id, version, task, queue, payload, partition and
+    weights of each. Returns how many changed."""
+    columns: dict[str, Any] = {"ids": [], "versions": [], "partitions": [], "weights": []}
+    for job_id, version, task, queue, payload, *before in rows:
+        partition, weights = table.find_partition(task, queue, from_text(payload))
+        if [text_or_none(partition), weights] != before:
+            for name, value in zip(columns, (job_id, version, text_or_none(partition), weights), strict=True):
+                columns[name].append(value)
+    if not columns["ids"]:
+        return 0
+    return len(await fetch(statements["set_partitions"], **columns))
+
+
+def stored_limits(rows: Iterable[Sequence[Any]]) -> list[Limit]:
+    """Limits from their rows."""
+    return decode_limits((from_text(document), revision) for document, revision in rows)
+
+
+def _limit_columns(limit: Limit) -> dict[str, Any]:
+    """A limit as the parameters of the statements that write it."""
+    values = limit.values
+    shares = {key: share for key, share in values.shares.items() if "\0" not in key}  # no bucket's name holds one
+    return {
+        "name": to_text(limit.name),
+        "queue": limit.queue,
+        "task": limit.task,
+        "keyed": limit.by is not None,
+        "concurrency": values.concurrency,
+        "interval_us": values.interval_us,
+        "burst": values.burst,
+        "shares": to_text(json.dumps(shares)) if shares else None,
+        "document": to_text(encode_limit(limit)),
+    }

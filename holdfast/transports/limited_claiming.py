@@ -1,0 +1,90 @@
+"""Claim of delivered jobs and of jobs under limits: those the store alone hands out, in turn with the others."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+from holdfast.core.errors import HoldfastError
+from holdfast.core.lifecycle import must_start
+from holdfast.core.models import Claim, Job
+from holdfast.stores.base import EVERY_QUEUE, ClaimRequest, TransportQueries
+from holdfast.transports.claiming import Claiming
+from holdfast.transports.session import DeliveryLedger, TransportSession
+
+
+class LimitedTurns:
+    """Which jobs go first in the next claim: they take turns, so that neither kind starves the other."""
+
+    def __init__(self) -> None:
+        self.is_first = False
+
+    def take_turn(self) -> bool:
+        """Returns True if jobs under limits go first this time."""
+        self.is_first = not self.is_first
+        return self.is_first
+
+
+class LimitedClaiming:
+    """A claim of both kinds of jobs."""
+
+    def __init__(
+        self, queries: TransportQueries, session: TransportSession, in_hand: DeliveryLedger, turns: LimitedTurns
+    ) -> None:
+        self._queries = queries
+        self._session = session
+        self._in_hand = in_hand
+        self._turns = turns
+
+    async def run(self, request: ClaimRequest) -> Claim:
+        """Claim. Away where the transport is, and nothing was taken."""
+        limited = await self._queries.claim_limited(request) if self._turns.take_turn() else None
+        if limited is not None and len(limited.jobs) >= request.limit:
+            return limited
+        rest = request if limited is None else reduce_request(request, limited.jobs, are_limited=True)
+        try:
+            delivered = await Claiming(self._queries, self._session, self._in_hand, rest).run()
+        except HoldfastError:
+            if limited is None or not limited.jobs:  # else no process would know of their leases
+                raise
+            return limited
+        if limited is None and len(delivered.jobs) < request.limit:
+            try:
+                limited = await self._queries.claim_limited(reduce_request(request, delivered.jobs, are_limited=False))
+            except HoldfastError:
+                if not delivered.jobs:
+                    raise
+        return delivered if limited is None else merge_claims(delivered, limited)
+
+
+def reduce_request(request: ClaimRequest, jobs: Sequence[Job], *, are_limited: bool) -> ClaimRequest:
+    """The request that is left when these jobs were taken."""
+    wants = dict(request.wants)
+    for queue, number in Counter(job.queue for job in jobs).items():
+        wants[queue] = max(0, wants.get(queue, wants.get(EVERY_QUEUE, 0)) - number)
+    started = len(jobs) if are_limited else sum(map(must_start, jobs))
+    return msgspec.structs.replace(
+        request,
+        wants=wants,
+        limit=request.limit - len(jobs),
+        startable=max(0, request.startable - started),
+        idle=request.idle - len(jobs) if are_limited else request.idle,
+    )
+
+
+def merge_claims(first: Claim, second: Claim) -> Claim:
+    """Both claims as one."""
+    return Claim(
+        jobs=[*first.jobs, *second.jobs],
+        promoted=first.promoted + second.promoted,
+        refused=first.refused + second.refused,
+        next_due=min((due for due in (first.next_due, second.next_due) if due is not None), default=None),
+        quarantined=first.quarantined or second.quarantined,
+        expired=(*first.expired, *second.expired),
+        held_back=first.held_back or second.held_back,
+        lease_until_us=min(
+            (until for until in (first.lease_until_us, second.lease_until_us) if until is not None), default=None
+        ),
+    )

@@ -1,0 +1,83 @@
+"""Limits in PostgreSQL beside open transactions of callers and processes of an older version."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import cast
+
+import asyncpg
+import pytest
+
+from holdfast.core.clock import ManualClock
+from holdfast.core.job_changes import JobChanges
+from holdfast.core.limits import Limit, LimitChange, LimitTable, LimitValues
+from holdfast.stores.base import Store
+from holdfast.stores.postgres.external_tx import encode_batch
+from holdfast.stores.postgres.store import PostgresStore
+from tests.conformance.support import new_job, put, take
+
+
+async def limit_queue(store: Store, **values: int) -> None:
+    limit = Limit(name="mail", queue="default", by="args.tenant", values=LimitValues(**values))
+    assert await store.limits.write_limit(LimitChange(limit, 0)) is not None
+
+
+async def connect(store: Store) -> tuple[asyncpg.Connection[asyncpg.Record], str]:
+    address = cast("PostgresStore", store).address
+    link = await asyncpg.connect(address.shown.partition("?")[0])
+    return link, f'"{address.schema}"'
+
+
+@pytest.mark.parametrize("isolation", ["read_committed", "repeatable_read"])
+async def test_open_transaction_delays_no_job_of_its_partition(store: Store, isolation: str) -> None:
+    await limit_queue(store, concurrency=9)
+    (first,) = await put(store, new_job(payload='{"tenant":1}'))
+    (job,) = LimitTable(await store.limits.read_limits()).bind([new_job(payload='{"tenant":1}')])
+    link, schema = await connect(store)
+    try:
+        transaction = link.transaction(isolation=isolation)
+        await transaction.start()
+        await link.fetch(f"select * from {schema}.enlist($1)", encode_batch([job], None))  # noqa: S608
+        assert [each.id for each in await take(store, 9)] == [first]
+        (second,) = await put(store, new_job(payload='{"tenant":1}'))
+        assert [each.id for each in await take(store, 9)] == [second]
+        await transaction.commit()
+    finally:
+        await link.close()
+    assert [each.id for each in await take(store, 9)] == [job.id]
+
+
+async def test_tier_of_an_older_process_is_corrected(store: Store) -> None:
+    await limit_queue(store, concurrency=1)
+    first, second = await put(store, *[new_job(payload='{"tenant":1}') for _ in range(2)])
+    link, schema = await connect(store)
+    try:
+        await link.execute(f"update {schema}.job set state = 3")  # noqa: S608
+        await link.execute(f"update {schema}.job set tier = 0")  # noqa: S608
+        await link.execute(f"update {schema}.job set state = 0")  # noqa: S608
+    finally:
+        await link.close()
+    assert [each.id for each in await take(store, 9)] == [first]
+    assert await take(store, 9, only=[second]) == []
+
+
+async def test_edited_and_replayed_jobs_move_to_their_partitions(store: Store) -> None:
+    await limit_queue(store, concurrency=1)
+    edited, replayed = await put(store, *[new_job(payload='{"tenant":1}') for _ in range(2)])
+    await store.admin.edit(edited, JobChanges(payload='{"tenant":2}'))
+    await store.admin.cancel([replayed])
+    await store.admin.replay([replayed], payload='{"tenant":3}')
+    assert {each.id for each in await take(store, 9)} == {edited, replayed}
+    found = [await store.query.get(each) for each in (edited, replayed)]
+    assert [each.partition for each in found if each is not None] == ["mail=2", "mail=3"]
+    (moved,) = await put(store, new_job(payload='{"tenant":2}'))
+    await store.admin.edit(moved, JobChanges(queue="other"))
+    assert [each.id for each in await take(store, 9, {"other": 9})] == [moved]
+
+
+async def test_overdue_job_under_limits_is_not_started(store: Store, clock: ManualClock) -> None:
+    await limit_queue(store, concurrency=1)
+    await put(store, new_job(payload='{"tenant":1}', expires_in=timedelta(seconds=5)))
+    clock.advance(6)
+    (other,) = await put(store, new_job(payload='{"tenant":1}'))
+    assert [each.id for each in await take(store, 9)] == [other]

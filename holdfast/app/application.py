@@ -177,7 +177,7 @@ class Holdfast(JobEditing):
 
     def forget_limits(self) -> None:
         """Reads the limits again at the next submission: one was changed."""
-        self._submitter.depths.forget()
+        self._submitter.depths.mark_stale()
 
     # ── submitting ────────────────────────────────────────────────────────────────────────────────────────────
     @requires_loop

@@ -33,7 +33,7 @@ class QueueDepths:
         """
         table = self._limits.table
         if self._limits.is_stale:
-            table = self._limits.keep(await self._read_limits())
+            table = self._limits.set_limits(await self._read_limits())
         if not table.depths:
             return
         wanted = Counter(job.queue for job in jobs if job.queue in table.depths)
@@ -49,9 +49,9 @@ class QueueDepths:
         self._depths.update(wanted)
         self._passed.update(wanted)
 
-    def forget(self) -> None:
+    def mark_stale(self) -> None:
         """Reads the limits again at the next submission: this process changed one."""
-        self._limits.forget()
+        self._limits.mark_stale()
 
     def _full(self, table: LimitTable, wanted: Counter[str]) -> str | None:
         """The first queue without room."""

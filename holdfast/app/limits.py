@@ -307,7 +307,7 @@ class LimitManager:
                 await self._assign(store, limit)
 
     def _warn(self, name: str, problem: str, remedy: str) -> None:
-        self._app.events.emit(DeclarationKept(kind="limit", declared=name, problem=problem, remedy=remedy))
+        self._app.events.emit(DeclarationKept(declared=f"limit {name}", problem=problem, remedy=remedy))
 
     def _check_argument(self, limit: Limit) -> None:
         """Invalid where a limit of a task that is registered here names an argument that it does not take."""
@@ -369,7 +369,7 @@ def said_values(values: LimitValues) -> dict[str, Any]:
 def scope_buckets(table: LimitTable, scope: str, task: str, queue: str, payload: str) -> list[str]:
     """The buckets of a job that belong to a scope: "key", "queue" or "task"."""
     partition, _ = table.find_partition(task, queue, payload)
-    buckets = [] if partition is None else table.split(partition)
+    buckets = [] if partition is None else table.split_buckets(partition)
     if scope == "key":
         return [bucket for bucket, limit in buckets if limit.by is not None]
     return [bucket for bucket, limit in buckets if limit.by is None and getattr(limit, scope) is not None]

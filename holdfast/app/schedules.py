@@ -260,7 +260,7 @@ class ScheduleManager:
         await store.schedules.write_schedule(ScheduleChange(known, known.revision, remove=True))
 
     def _warn(self, name: str, problem: str, remedy: str) -> None:
-        self._app.events.emit(DeclarationKept(kind="schedule", declared=name, problem=problem, remedy=remedy))
+        self._app.events.emit(DeclarationKept(declared=f"schedule {name}", problem=problem, remedy=remedy))
 
     async def _change(self, name: str, change: Callable[[Schedule | None], Schedule | None]) -> Schedule:
         """Writes what ``change`` makes of the present schedule; again if another write came first. None: leave it."""

@@ -195,8 +195,7 @@ class DeclarationKept(Event, frozen=True, kw_only=True):
     """A schedule or limit in the store contradicts the code of this application, and stays as it is."""
 
     level: ClassVar[str] = "warning"
-    kind: str  # "schedule" or "limit"
-    declared: str  # its name
+    declared: str  # "schedule NAME" or "limit NAME"
     problem: str
     remedy: str
 

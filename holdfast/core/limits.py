@@ -143,7 +143,7 @@ class LimitTable:
             elif limit.task is not None:
                 self._tasks.setdefault(limit.task, []).append(limit)
 
-    def split(self, partition: str) -> list[tuple[str, Limit]]:
+    def split_buckets(self, partition: str) -> list[tuple[str, Limit]]:
         """The buckets of a partition with their limits; buckets whose limit is gone are left out."""
         named = [(bucket, self.limits.get(split_bucket(bucket)[0])) for bucket in split_partition(partition)]
         return [(bucket, limit) for bucket, limit in named if limit is not None]
@@ -186,7 +186,7 @@ class LimitTable:
         return use_of_running([(job.partition, self._weights(job), 1) for job in jobs if job.partition is not None])
 
     def _weights(self, job: Job) -> str | None:
-        limits = [limit for _, limit in self.split(job.partition or "")]
+        limits = [limit for _, limit in self.split_buckets(job.partition or "")]
         if all(limit.values.weight == 1 for limit in limits):
             return None
         partition, weights = self.find_partition(job.task, job.queue, job.payload)

@@ -67,7 +67,7 @@ async def read_limit_uses(store: Store, job: Job) -> tuple[LimitUse, ...]:
     buckets = split_partition(partition)
     weights = read_weights(assigned[1] if partition == assigned[0] else None, len(buckets))
     weight_of = dict(zip(buckets, weights, strict=True))
-    known = table.split(partition)
+    known = table.split_buckets(partition)
     uses = await store.limits.bucket_use([bucket for bucket, _ in known])
     return tuple(
         [

@@ -52,7 +52,7 @@ class HandlerLimits:
 
     async def _limits(self) -> LimitTable:
         if self._cache.is_stale:
-            self._cache.keep(await self._store.limits.read_limits())
+            self._cache.set_limits(await self._store.limits.read_limits())
         return self._cache.table
 
     async def pause_scope(self, job: Job, failed: Failed) -> Failed:

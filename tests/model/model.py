@@ -154,6 +154,9 @@ class Model:
         mine = [job for job in jobs if job.new.queue == queue and (job.state is JobState.QUEUED or job.new.id in due)]
         return sorted(mine, key=lambda job: job.order)
 
+    def running(self, queue: str) -> list[ModelJob]:
+        return [job for job in self.jobs.values() if job.new.queue == queue and job.state is JobState.RUNNING]
+
     def claimed(self, job_id: str, worker: str, lease_until: int) -> ModelJob:
         """Note that the store has delivered this job."""
         job = self.jobs[job_id]

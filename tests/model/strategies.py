@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from datetime import timedelta
 
 import msgspec
@@ -11,11 +12,25 @@ from msgspec import UNSET
 from holdfast.core.ids import new_id
 from holdfast.core.job_changes import JobChanges
 from holdfast.core.lifecycle import Cancelled, Failed, Lost, Outcome, Released, Snoozed, Succeeded
+from holdfast.core.limits import Limit, LimitValues
 from holdfast.core.models import NewJob
 from holdfast.core.unique import Unique
 
 LIMITED = "limited"
 """A queue with a limit, and with one for each value of ``n``."""
+AT_ONCE, OF_A_KEY = 3, 2
+LIMITS = (
+    Limit(name="all", queue=LIMITED, values=LimitValues(concurrency=AT_ONCE)),
+    Limit(name="key", queue=LIMITED, by="args.n", values=LimitValues(concurrency=OF_A_KEY)),
+)
+
+
+class FiveSeconds:
+    """A policy that needs no luck."""
+
+    def delay_after(self, failures: int, rng: random.Random) -> timedelta:
+        return timedelta(seconds=5)
+
 
 spans = st.sampled_from([0.0, 0.000001, 1.0, 10.0, 29.999999, 30.0, 45.0]).map(lambda s: timedelta(seconds=s))
 expiries = st.sampled_from([0.000001, 1.0, 10.0, 60.0]).map(lambda s: timedelta(seconds=s))

@@ -26,7 +26,7 @@ from holdfast.core.clock import ManualClock
 from holdfast.core.ids import new_id
 from holdfast.core.job_changes import JobChanges
 from holdfast.core.lifecycle import Lost, Outcome, Succeeded, decide
-from holdfast.core.limits import Limit, LimitChange, LimitValues
+from holdfast.core.limits import LimitChange
 from holdfast.core.models import (
     MICROSECOND,
     Claim,
@@ -41,7 +41,18 @@ from holdfast.core.models import (
 )
 from holdfast.stores.base import EVERY_QUEUE, ClaimRequest
 from tests.model.model import Model, ModelJob, crash_reason, reachable
-from tests.model.strategies import LIMITED, edits, new_jobs, outcomes, picks, spans
+from tests.model.strategies import (
+    AT_ONCE,
+    LIMITED,
+    LIMITS,
+    OF_A_KEY,
+    FiveSeconds,
+    edits,
+    new_jobs,
+    outcomes,
+    picks,
+    spans,
+)
 from tests.support.stores import CARRIED, MIGRATED, Home, stores_of
 
 T = TypeVar("T")
@@ -54,19 +65,7 @@ MOST_JOBS = 8
 """Few, so that each gets deep into its life."""
 LEASE = timedelta(seconds=30)
 QUEUES = ("a", "b")
-AT_ONCE, OF_A_KEY = 3, 2
-LIMITS = (
-    Limit(name="all", queue=LIMITED, values=LimitValues(concurrency=AT_ONCE)),
-    Limit(name="key", queue=LIMITED, by="args.n", values=LimitValues(concurrency=OF_A_KEY)),
-)
 MICROSECONDS_PER_SECOND = 1_000_000
-
-
-class _FiveSeconds:
-    """A policy that needs no luck."""
-
-    def delay_after(self, failures: int, rng: random.Random) -> timedelta:
-        return timedelta(seconds=5)
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -195,9 +194,7 @@ class StoreMachine(RuleBasedStateMachine):
     )
     def claim_limited(self, limit: int, startable: int, idle: int, worker: str) -> None:
         ready = [job for job in self.model.ready(LIMITED, self.clock()) if job.losses < 2]
-        running = [
-            job for job in self.model.jobs.values() if job.new.queue == LIMITED and job.state is JobState.RUNNING
-        ]
+        running = self.model.running(LIMITED)
         used = Counter(job.new.payload for job in running)
         keys = Counter(job.new.payload for job in ready)
         possible = sum(max(0, min(number, OF_A_KEY - used[key])) for key, number in keys.items())
@@ -210,9 +207,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def claim_limited_alone(self) -> None:
-        running = [
-            job for job in self.model.jobs.values() if job.new.queue == LIMITED and job.state is JobState.RUNNING
-        ]
+        running = self.model.running(LIMITED)
         used = Counter(job.new.payload for job in running)
         poison = [job for job in self.model.ready(LIMITED, self.clock()) if job.losses >= 2]
         fitting = {job.new.id for job in poison if len(running) < AT_ONCE and used[job.new.payload] < OF_A_KEY}
@@ -339,7 +334,7 @@ class StoreMachine(RuleBasedStateMachine):
         job = self.model.jobs.get(lease.job_id)
         if job is None or job.claims != lease.claims:
             return Settlement(job_id=lease.job_id, claims=lease.claims, state=JobState.SUCCEEDED, result='"stale"')
-        settlement = decide(job.as_job(), outcome, _FiveSeconds(), random.Random(0))
+        settlement = decide(job.as_job(), outcome, FiveSeconds(), random.Random(0))
         assert crash_reason(settlement) == isinstance(outcome, Lost)
         return settlement
 
@@ -377,7 +372,7 @@ class StoreMachine(RuleBasedStateMachine):
         lost = self.model.expired(self.clock())
         assert {job.id for job in found} <= lost
         assert len(found) == min(limit, len(lost))
-        settlements = [decide(job, Lost(), _FiveSeconds(), random.Random(0)) for job in found]
+        settlements = [decide(job, Lost(), FiveSeconds(), random.Random(0)) for job in found]
         assert all(answer.accepted for answer in self.call_family(lambda: self.store.queueing.settle(settlements)))
         assert all(self.model.settle(each, self.clock())[0] for each in settlements)
 

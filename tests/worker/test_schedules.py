@@ -232,7 +232,7 @@ async def test_code_adds_changes_and_removes_only_its_own(app: Holdfast) -> None
     assert sorted(second) == ["by-hand", "kept", "operators"]
     assert '"changed"' in second["kept"].job.payload
     assert (second["kept"].id, second["kept"].next_us) == (first["kept"].id, first["kept"].next_us)
-    assert [event.declared for event in recorder.of(DeclarationKept)] == ["operators"]
+    assert [event.declared for event in recorder.of(DeclarationKept)] == ["schedule operators"]
 
 
 async def test_schedule_of_another_application_is_not_removed(app: Holdfast) -> None:

@@ -26,17 +26,17 @@ class LimitCache:
         """Returns True if the limits must be read before they are used."""
         return time.monotonic() - self._read_at >= REFRESH
 
-    def keep(self, limits: Sequence[Limit]) -> LimitTable:
+    def set_limits(self, limits: Sequence[Limit]) -> LimitTable:
         """Keeps limits that were just read."""
         self._read_at = time.monotonic()
         self.table = LimitTable(limits)
         return self.table
 
-    def forget(self) -> None:
+    def mark_stale(self) -> None:
         """Reads the limits again at their next use: this process changed one."""
         self._read_at = -REFRESH
 
     async def bind(self, jobs: Sequence[NewJob]) -> Sequence[NewJob]:
         """Returns the jobs, with partitions where they are under limits."""
-        table = self.keep(await self._read()) if self.is_stale else self.table
+        table = self.set_limits(await self._read()) if self.is_stale else self.table
         return table.bind(jobs)

@@ -79,7 +79,7 @@ class PostgresExternal:
             return []
         if self._limit_cache.is_stale:
             limits = yield Statement(self._sql["limits"].sql)
-            self._limit_cache.keep(stored_limits(map(_texts, limits)))
+            self._limit_cache.set_limits(stored_limits(map(_texts, limits)))
         jobs = self._limit_cache.table.bind(jobs)
         rows = yield Statement(self._sql["enlist"].sql, (encode_batch(jobs, self._instant()),))
         answers = [Submitted(job_id, created, changed=changed) for job_id, created, changed in map(_texts, rows)]

@@ -57,7 +57,7 @@ class PostgresLimits:
 
         revision = await self._links.transaction(run_in_transaction, extra=UPKEEP)
         if revision is not None:
-            self._cache.forget()
+            self._cache.mark_stale()
             self._news.notify_committed({"queue:*", "due:*"})
         return revision
 
@@ -75,7 +75,7 @@ class PostgresLimits:
     async def assign_partitions(
         self, *, queue: str | None = None, task: str | None = None, after: str = "", limit: int = 1000
     ) -> tuple[int, str | None]:
-        table = self._cache.keep(await self.read_limits())
+        table = self._cache.set_limits(await self.read_limits())
         rows = await self._links.search(
             self._sql["jobs_to_assign"],
             Turn.CHANGE,
@@ -162,7 +162,7 @@ class LimitedClaims:
         return rows
 
     async def _assign(self, queues: Sequence[str]) -> None:
-        table = self._cache.keep(stored_limits(await self._links.fetch(self._sql["limits"])))
+        table = self._cache.set_limits(stored_limits(await self._links.fetch(self._sql["limits"])))
         rows = await self._links.fetch(self._sql["jobs_without_partition"], queues=queues, limit=ASSIGNED_MOST)
         await set_partitions(self._links.fetch, self._sql, table, [(*row, None, None) for row in rows])
 

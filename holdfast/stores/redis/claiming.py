@@ -70,7 +70,7 @@ class DeliveryProgress:
         )
 
 
-class ClaimProgress:
+class RedisClaimProgress:
     """Progress of a claim through its scripts."""
 
     def __init__(self, request: ClaimRequest) -> None:

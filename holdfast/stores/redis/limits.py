@@ -63,9 +63,11 @@ class PartitionAssigner:
     async def assign_again(self, jobs: Sequence[Job]) -> None:
         """Gives jobs whose payload has changed their partitions."""
         table = LimitTable(await read_limits(self._links)) if jobs else LimitTable()
-        await self.assign([(job.id, _find_partition(table, job.task, job.queue, job.payload)) for job in jobs])
+        await self.write_partitions(
+            [(job.id, _find_partition(table, job.task, job.queue, job.payload)) for job in jobs]
+        )
 
-    async def assign(self, jobs: Sequence[tuple[str, str]]) -> int:
+    async def write_partitions(self, jobs: Sequence[tuple[str, str]]) -> int:
         """Gives jobs the partitions that come with their ids; returns how many changed."""
         changed = 0
         for piece in in_pieces(jobs, PIECE):
@@ -107,7 +109,7 @@ class RedisLimits:
         revision = await self._links.run(
             self._scripts["write_limit"], change.limit.name, change.expected, document, synced=True
         )
-        self._cache.forget()
+        self._cache.mark_stale()
         if not revision:
             return None
         self._news.notify_done({"queue:*"})
@@ -128,7 +130,7 @@ class RedisLimits:
             if len(jobs) > limit - looked:
                 jobs, more = jobs[: limit - looked], True
                 last = jobs[-1][0]
-            changed += await self._assigner.assign(
+            changed += await self._assigner.write_partitions(
                 [(job.id, _find_partition(table, job.task, job.queue, job.payload)) for _, job in jobs]
             )
             looked, behind = looked + len(jobs), last

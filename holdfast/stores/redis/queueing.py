@@ -41,7 +41,7 @@ from holdfast.stores.common.unconfirmed import (
     perhaps_stored,
 )
 from holdfast.stores.connections.redis import Script, in_pieces
-from holdfast.stores.redis.claiming import PIECE, ClaimProgress, DeliveryProgress
+from holdfast.stores.redis.claiming import PIECE, DeliveryProgress, RedisClaimProgress
 from holdfast.stores.redis.encoding import (
     Kinds,
     claimed_job,
@@ -156,7 +156,7 @@ class RedisQueueing:
 
     async def _claim_ready(self, request: ClaimRequest) -> Claim:
         """Claims of plain jobs and of those under limits alternate: whose turn it is comes first."""
-        claiming = ClaimProgress(request)
+        claiming = RedisClaimProgress(request)
         limited_first, self._is_limited_first = self._is_limited_first, False
         try:
             if limited_first:
@@ -174,7 +174,7 @@ class RedisQueueing:
         self._is_limited_first = claiming.is_limited and not limited_first
         return claiming.claim()
 
-    async def _claim_limited(self, request: ClaimRequest, claiming: ClaimProgress, *, promote: bool) -> None:
+    async def _claim_limited(self, request: ClaimRequest, claiming: RedisClaimProgress, *, promote: bool) -> None:
         common = (request.worker, span_us(request.lease_for), self._links.address.task)
         more = True
         while more and (arguments := claiming.limited_call(self._served_limited, promote=promote)) is not None:
@@ -189,7 +189,7 @@ class RedisQueueing:
             claiming.expired += self._ended(reply.pop())
             more = claiming.take_limited(await self._readable(reply[0], request.worker), reply)
 
-    async def _claim_plain(self, request: ClaimRequest, claiming: ClaimProgress) -> None:
+    async def _claim_plain(self, request: ClaimRequest, claiming: RedisClaimProgress) -> None:
         common = (request.worker, span_us(request.lease_for), self._links.address.task)
         while not claiming.over:
             pieces = [(*common, *arguments) for arguments in claiming.script_calls(self._served)]

@@ -55,7 +55,7 @@ class SqliteExternal(SqliteFamily):
 
     def _submit(self, jobs: Sequence[NewJob]) -> StatementFlow[list[Submitted]]:
         if self._limits.is_stale:
-            self._limits.keep(decode_limits((yield Statement(self._sql["limits"]))))
+            self._limits.set_limits(decode_limits((yield Statement(self._sql["limits"]))))
         return (yield from submit_one_by_one(self._sql, self._limits.table.bind(jobs), self._now()))
 
     def complete_steps(self, lease: Lease, result: str | None) -> StatementFlow[Settled]:

@@ -49,7 +49,7 @@ class SqliteLimits(SqliteFamily):
         self.table = LimitTable()
 
     async def write_limit(self, change: LimitChange) -> int | None:
-        self.cache.forget()
+        self.cache.mark_stale()
         return await self._opened().writer.call(lambda transaction: self._write_in(transaction, change))
 
     def _write_in(self, transaction: Transaction, change: LimitChange) -> int | None:

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import sqlite3
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from holdfast.core.job_logs import NewLine, Record
-from holdfast.core.lifecycle import must_start
-from holdfast.core.limits import LimitTable
 from holdfast.core.models import (
     TERMINAL,
     Claim,
     HeartbeatReply,
-    Job,
     JobState,
     Lease,
     LeaseStatus,
@@ -33,19 +28,10 @@ from holdfast.core.models import (
 from holdfast.core.portal import running_loop
 from holdfast.stores.base import EVERY_QUEUE, ClaimRequest
 from holdfast.stores.common.named_sql import CODES, STATES
-from holdfast.stores.common.requests import UNREADABLE, awaited_jobs
-from holdfast.stores.sqlite.encoding import (
-    array_elements,
-    as_json,
-    decode_job,
-    decode_jobs,
-    decode_seqs,
-    encode_json,
-    job_row,
-    limited_row,
-    span_us,
-)
-from holdfast.stores.sqlite.limits import LimitedClaim, SqliteLimits
+from holdfast.stores.common.requests import awaited_jobs
+from holdfast.stores.sqlite.claiming import ClaimTaking, read_value
+from holdfast.stores.sqlite.encoding import as_json, encode_json, job_row, limited_row, span_us
+from holdfast.stores.sqlite.limits import SqliteLimits
 from holdfast.stores.sqlite.maintenance import expire_overdue
 from holdfast.stores.sqlite.opened import OpenedSqlite, SqliteFamily
 from holdfast.stores.sqlite.query import Reads
@@ -136,18 +122,18 @@ class SqliteQueueing(SqliteFamily):
         queues = [queue for queue, slots in request.wants.items() if slots > 0]
         every = EVERY_QUEUE in queues
         if every:
-            ready = _one(reader, self._sql["next_ready_queue"], {"after": ""}) is not None
-            due = request.promote and _one(reader, self._sql["any_due_anywhere"], {"now": now_us})
+            ready = read_value(reader, self._sql["next_ready_queue"], {"after": ""}) is not None
+            due = request.promote and read_value(reader, self._sql["any_due_anywhere"], {"now": now_us})
         else:
-            ready = any(_one(reader, self._sql["any_ready"], {"queue": queue}) for queue in queues)
+            ready = any(read_value(reader, self._sql["any_ready"], {"queue": queue}) for queue in queues)
             due = request.promote and any(
-                _one(reader, self._sql["any_due"], {"queue": queue, "now": now_us}) for queue in queues
+                read_value(reader, self._sql["any_due"], {"queue": queue, "now": now_us}) for queue in queues
             )
         if ready or due:
             return None
         limited = self._limited_queues(reader, queues, request)
         if request.idle > 0 and any(
-            _one(reader, self._sql["any_open_partition"], {"queue": queue, "now": now_us}) for queue in limited
+            read_value(reader, self._sql["any_open_partition"], {"queue": queue, "now": now_us}) for queue in limited
         ):
             return None
         return Claim(jobs=[], next_due=self._next_due(reader, queues, limited, now_us))
@@ -170,7 +156,7 @@ class SqliteQueueing(SqliteFamily):
         promoted = self._promote(connection, wants, request, now_us) if request.promote else 0
         paused = {name for (name,) in connection.execute(self._sql["paused_queues"])}
         until = now_us + span_us(request.lease_for)
-        taken = _Taking(connection, self._sql, request, now_us, until)
+        taken = ClaimTaking(connection, self._sql, request, now_us, until)
         if request.only is not None:
             refused = taken.take_delivered(request.only, wants, paused)
             return Claim(
@@ -208,12 +194,12 @@ class SqliteQueueing(SqliteFamily):
             connection.execute(self._sql["promote_queue"], {"queue": queue, **values}).rowcount for queue in wants
         )
 
-    def _take_plain(self, taken: _Taking, wants: Mapping[str, int], paused: set[str]) -> None:
+    def _take_plain(self, taken: ClaimTaking, wants: Mapping[str, int], paused: set[str]) -> None:
         for queue, slots in self._in_turn(taken.connection, wants, paused, taken):
             taken.take_ready(queue, slots)
 
     def _take_with_limits(
-        self, taken: _Taking, limited: Sequence[str], wants: Mapping[str, int], paused: set[str]
+        self, taken: ClaimTaking, limited: Sequence[str], wants: Mapping[str, int], paused: set[str]
     ) -> None:
         """Takes jobs with and without limits; claim by claim, the other kind comes first."""
         turn = bisect_right(limited, self._served_limited)
@@ -231,7 +217,7 @@ class SqliteQueueing(SqliteFamily):
             self._take_plain(taken, wants, paused)
 
     def _in_turn(
-        self, connection: sqlite3.Connection, wants: Mapping[str, int], paused: set[str], taken: _Taking
+        self, connection: sqlite3.Connection, wants: Mapping[str, int], paused: set[str], taken: ClaimTaking
     ) -> Iterator[tuple[str, int]]:
         """Each queue that is wanted and not paused, with its slots, until the claim is full."""
         named = sorted(queue for queue in wants if queue != EVERY_QUEUE and queue not in paused)
@@ -246,7 +232,7 @@ class SqliteQueueing(SqliteFamily):
         start = self._served
         after, wrapped = start, False
         while not taken.full:
-            queue = _one(connection, self._sql["next_ready_queue"], {"after": after})
+            queue = read_value(connection, self._sql["next_ready_queue"], {"after": after})
             if queue is None or (wrapped and queue > start):
                 if wrapped or not start:
                     return
@@ -261,10 +247,10 @@ class SqliteQueueing(SqliteFamily):
         self, connection: sqlite3.Connection, queues: Sequence[str], limited: Sequence[str], now_us: int
     ) -> timedelta | None:
         if EVERY_QUEUE in queues:
-            instants = [_one(connection, self._sql["next_due_anywhere"], {})]
+            instants = [read_value(connection, self._sql["next_due_anywhere"], {})]
         else:
-            instants = [_one(connection, self._sql["next_due"], {"queue": queue}) for queue in queues]
-        instants += [_one(connection, self._sql["next_unblocked"], {"queue": queue}) for queue in limited]
+            instants = [read_value(connection, self._sql["next_due"], {"queue": queue}) for queue in queues]
+        instants += [read_value(connection, self._sql["next_unblocked"], {"queue": queue}) for queue in limited]
         known = [each for each in instants if each is not None]
         return timedelta(microseconds=max(0, min(known) - now_us)) if known else None
 
@@ -401,139 +387,3 @@ def _said(line: NewLine) -> tuple[str, str, str | None]:
 
 class _Short(Exception):
     """A batch statement changed fewer rows than it was given."""
-
-
-class _Taking:
-    """A claim's progress through its queues."""
-
-    def __init__(
-        self,
-        connection: sqlite3.Connection,
-        statements: Mapping[str, str],
-        request: ClaimRequest,
-        now_us: int,
-        until_us: int,
-    ) -> None:
-        self.connection = connection
-        self._sql = statements
-        self._request = request
-        self._lease = {"worker": request.worker, "until": until_us, "now": now_us}
-        self._startable = 1 << 30 if request.alone else request.startable
-        self.named = frozenset(request.wants)  # those without a free slot too: the star is for the others
-        self._now_us = now_us
-        self.jobs: list[Job] = []
-        self.quarantined = False
-        self.held_back = False
-        self._limited: Counter[str] = Counter()  # jobs under limits, by queue
-
-    @property
-    def full(self) -> bool:
-        """Returns True if the claim has all it asked for."""
-        return len(self.jobs) >= (1 if self._request.alone else self._request.limit)
-
-    def take_ready(self, queue: str, slots: int) -> None:
-        """Take from one queue, suspects among the rest."""
-        if self._request.alone:
-            self._take("pick_quarantined", queue=queue, limit=1)
-            return
-        room = min(slots - self._limited[queue], self._request.limit - len(self.jobs))
-        quarantined, suspect = self.connection.execute(self._sql["tiers"], {"queue": queue}).fetchone()
-        self.quarantined = self.quarantined or bool(quarantined)
-        if suspect and self._startable > 0:
-            self._take("pick_with_suspects", queue=queue, limit=room, startable=self._startable)
-        else:
-            self._take("pick_ready", queue=queue, limit=room)
-
-    def begin_limited(self, table: LimitTable) -> LimitedClaim:
-        """Begins to take jobs under limits."""
-        return LimitedClaim(self.connection, self._sql, table, self._now_us)
-
-    def take_limited(self, claim: LimitedClaim, queue: str, slots: int) -> bool:
-        """Takes jobs under limits from one queue: no more than can start now. Returns whether it took any."""
-        taken = len(self.jobs)
-        if self._request.alone:
-            seqs = [] if self.full else claim.choose_quarantined(queue)
-        else:
-            of_queue = sum(job.queue == queue for job in self.jobs)
-            room = min(slots - of_queue, self._request.limit - taken, self._request.idle - taken, self._startable)
-            seqs = claim.choose_jobs(queue, room) if room > 0 else []
-            quarantined = _one(self.connection, self._sql["any_limited_quarantined"], {"queue": queue})
-            self.quarantined = self.quarantined or bool(quarantined)
-        if seqs:
-            self._take("pick_admitted", seqs=as_json(seqs))
-            self._limited[queue] += len(self.jobs) - taken
-        return len(self.jobs) > taken
-
-    def take_delivered(self, ids: Sequence[str], wants: Mapping[str, int], paused: set[str]) -> int:
-        """Take just these ids; how many deliveries were refused, repeats included."""
-        batch = as_json(dict.fromkeys(ids))
-        most = 1 << 30 if self._request.alone else min(1, self._startable)
-        for queue, slots in wants.items():
-            every = queue == EVERY_QUEUE
-            excluded = paused | (self.named if every else set())
-            room = min(slots, (1 if self._request.alone else self._request.limit) - len(self.jobs))
-            self._take(
-                "pick_only",
-                ids=batch,
-                queue=None if every else queue,
-                excluded=as_json(sorted(excluded)),
-                most=most,
-                limit=room,
-            )
-        return len(ids) - len(self.jobs)
-
-    def _take(self, pick: str, **parameters: object) -> None:
-        values = {"now": self._lease["now"], **parameters}
-        seqs, shown, starting = self.connection.execute(self._sql[pick], values).fetchone()
-        if seqs == "[]":
-            return
-        starting = starting or 0
-        if starting > self._startable:
-            fitting, held_back = _fitting(array_elements(shown), self._startable)
-            self.held_back = self.held_back or held_back
-            if not fitting:
-                return
-            seqs = as_json(decode_seqs(seqs)[number] for number in fitting)
-            shown = f"[{','.join(array_elements(shown)[number] for number in fitting)}]"
-            starting = self._startable
-        self._startable -= starting
-        self.connection.execute(self._sql["take"], {"seqs": seqs, **self._lease})
-        try:
-            jobs = decode_jobs(shown)
-        except UNREADABLE:
-            jobs = self._readable(decode_seqs(seqs), array_elements(shown))
-        self.jobs += jobs
-
-    def _readable(self, seqs: Sequence[int], shown: Sequence[str]) -> list[Job]:
-        """The jobs that can be read. One that another program spoiled is dead, and does not hold up its queue."""
-        jobs = []
-        for seq, each in zip(seqs, shown, strict=True):
-            try:
-                jobs.append(decode_job(each))
-            except UNREADABLE as error:
-                values = {"seq": seq, "now": self._lease["now"], "error": f"the stored job cannot be read: {error}"}
-                self.connection.execute(self._sql["mark_unreadable"], values)
-        return jobs
-
-
-def _fitting(shown: Sequence[str], startable: int) -> tuple[list[int], bool]:
-    """The places of the jobs a claim takes, and whether it ends at one on its last attempt beyond ``startable``.
-
-    A suspect beyond them is left where it is, and stops no claim.
-    """
-    fitting: list[int] = []
-    for number, each in enumerate(shown):
-        with suppress(*UNREADABLE):
-            job = decode_job(each)
-            if must_start(job) and startable == 0:
-                if not job.losses:
-                    return fitting, True
-                continue
-            startable -= must_start(job)
-        fitting.append(number)
-    return fitting, False
-
-
-def _one(connection: sqlite3.Connection, sql: str, parameters: Mapping[str, object]) -> Any:
-    """The single value a statement gives."""
-    return connection.execute(sql, parameters).fetchone()[0]

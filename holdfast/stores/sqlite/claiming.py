@@ -1,0 +1,153 @@
+"""A claim on SQLite: takes jobs queue by queue, inside one write transaction."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from holdfast.core.lifecycle import must_start
+from holdfast.core.limits import LimitTable
+from holdfast.core.models import Job
+from holdfast.stores.base import EVERY_QUEUE, ClaimRequest
+from holdfast.stores.common.requests import UNREADABLE
+from holdfast.stores.sqlite.encoding import array_elements, as_json, decode_job, decode_jobs, decode_seqs
+from holdfast.stores.sqlite.limits import LimitedClaim
+
+
+class ClaimTaking:
+    """A claim's progress through its queues."""
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        statements: Mapping[str, str],
+        request: ClaimRequest,
+        now_us: int,
+        until_us: int,
+    ) -> None:
+        self.connection = connection
+        self._sql = statements
+        self._request = request
+        self._lease = {"worker": request.worker, "until": until_us, "now": now_us}
+        self._startable = 1 << 30 if request.alone else request.startable
+        self.named = frozenset(request.wants)  # those without a free slot too: the star is for the others
+        self._now_us = now_us
+        self.jobs: list[Job] = []
+        self.quarantined = False
+        self.held_back = False
+        self._limited: Counter[str] = Counter()  # jobs under limits, by queue
+
+    @property
+    def full(self) -> bool:
+        """Returns True if the claim has all it asked for."""
+        return len(self.jobs) >= (1 if self._request.alone else self._request.limit)
+
+    def take_ready(self, queue: str, slots: int) -> None:
+        """Take from one queue, suspects among the rest."""
+        if self._request.alone:
+            self._take("pick_quarantined", queue=queue, limit=1)
+            return
+        room = min(slots - self._limited[queue], self._request.limit - len(self.jobs))
+        quarantined, suspect = self.connection.execute(self._sql["tiers"], {"queue": queue}).fetchone()
+        self.quarantined = self.quarantined or bool(quarantined)
+        if suspect and self._startable > 0:
+            self._take("pick_with_suspects", queue=queue, limit=room, startable=self._startable)
+        else:
+            self._take("pick_ready", queue=queue, limit=room)
+
+    def begin_limited(self, table: LimitTable) -> LimitedClaim:
+        """Begins to take jobs under limits."""
+        return LimitedClaim(self.connection, self._sql, table, self._now_us)
+
+    def take_limited(self, claim: LimitedClaim, queue: str, slots: int) -> bool:
+        """Takes jobs under limits from one queue: no more than can start now. Returns whether it took any."""
+        taken = len(self.jobs)
+        if self._request.alone:
+            seqs = [] if self.full else claim.choose_quarantined(queue)
+        else:
+            of_queue = sum(job.queue == queue for job in self.jobs)
+            room = min(slots - of_queue, self._request.limit - taken, self._request.idle - taken, self._startable)
+            seqs = claim.choose_jobs(queue, room) if room > 0 else []
+            quarantined = read_value(self.connection, self._sql["any_limited_quarantined"], {"queue": queue})
+            self.quarantined = self.quarantined or bool(quarantined)
+        if seqs:
+            self._take("pick_admitted", seqs=as_json(seqs))
+            self._limited[queue] += len(self.jobs) - taken
+        return len(self.jobs) > taken
+
+    def take_delivered(self, ids: Sequence[str], wants: Mapping[str, int], paused: set[str]) -> int:
+        """Take just these ids; how many deliveries were refused, repeats included."""
+        batch = as_json(dict.fromkeys(ids))
+        most = 1 << 30 if self._request.alone else min(1, self._startable)
+        for queue, slots in wants.items():
+            every = queue == EVERY_QUEUE
+            excluded = paused | (self.named if every else set())
+            room = min(slots, (1 if self._request.alone else self._request.limit) - len(self.jobs))
+            self._take(
+                "pick_only",
+                ids=batch,
+                queue=None if every else queue,
+                excluded=as_json(sorted(excluded)),
+                most=most,
+                limit=room,
+            )
+        return len(ids) - len(self.jobs)
+
+    def _take(self, pick: str, **parameters: object) -> None:
+        values = {"now": self._lease["now"], **parameters}
+        seqs, shown, starting = self.connection.execute(self._sql[pick], values).fetchone()
+        if seqs == "[]":
+            return
+        starting = starting or 0
+        if starting > self._startable:
+            fitting, held_back = _fitting(array_elements(shown), self._startable)
+            self.held_back = self.held_back or held_back
+            if not fitting:
+                return
+            seqs = as_json(decode_seqs(seqs)[number] for number in fitting)
+            shown = f"[{','.join(array_elements(shown)[number] for number in fitting)}]"
+            starting = self._startable
+        self._startable -= starting
+        self.connection.execute(self._sql["take"], {"seqs": seqs, **self._lease})
+        try:
+            jobs = decode_jobs(shown)
+        except UNREADABLE:
+            jobs = self._readable(decode_seqs(seqs), array_elements(shown))
+        self.jobs += jobs
+
+    def _readable(self, seqs: Sequence[int], shown: Sequence[str]) -> list[Job]:
+        """The jobs that can be read. One that another program spoiled is dead, and does not hold up its queue."""
+        jobs = []
+        for seq, each in zip(seqs, shown, strict=True):
+            try:
+                jobs.append(decode_job(each))
+            except UNREADABLE as error:
+                values = {"seq": seq, "now": self._lease["now"], "error": f"the stored job cannot be read: {error}"}
+                self.connection.execute(self._sql["mark_unreadable"], values)
+        return jobs
+
+
+def _fitting(shown: Sequence[str], startable: int) -> tuple[list[int], bool]:
+    """The places of the jobs a claim takes, and whether it ends at one on its last attempt beyond ``startable``.
+
+    A suspect beyond them is left where it is, and stops no claim.
+    """
+    fitting: list[int] = []
+    for number, each in enumerate(shown):
+        with suppress(*UNREADABLE):
+            job = decode_job(each)
+            if must_start(job) and startable == 0:
+                if not job.losses:
+                    return fitting, True
+                continue
+            startable -= must_start(job)
+        fitting.append(number)
+    return fitting, False
+
+
+def read_value(connection: sqlite3.Connection, sql: str, parameters: Mapping[str, object]) -> Any:
+    """The single value a statement gives."""
+    return connection.execute(sql, parameters).fetchone()[0]

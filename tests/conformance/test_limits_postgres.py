@@ -14,7 +14,7 @@ from holdfast.core.limits import Limit, LimitChange, LimitTable, LimitValues
 from holdfast.stores.base import Store
 from holdfast.stores.postgres.external_tx import encode_batch
 from holdfast.stores.postgres.store import PostgresStore
-from tests.conformance.support import new_job, put, take
+from tests.conformance.support import claim, new_job, put, take
 
 
 async def limit_queue(store: Store, **values: int) -> None:
@@ -54,7 +54,7 @@ async def test_tier_of_an_older_process_is_corrected(store: Store) -> None:
     try:
         await link.execute(f"update {schema}.job set state = 3")  # noqa: S608
         await link.execute(f"update {schema}.job set tier = 0")  # noqa: S608
-        await link.execute(f"update {schema}.job set state = 0")  # noqa: S608
+        await link.execute(f"update {schema}.job set state = 0, run_at = run_at")  # noqa: S608
     finally:
         await link.close()
     assert [each.id for each in await take(store, 9)] == [first]
@@ -81,3 +81,23 @@ async def test_overdue_job_under_limits_is_not_started(store: Store, clock: Manu
     clock.advance(6)
     (other,) = await put(store, new_job(payload='{"tenant":1}'))
     assert [each.id for each in await take(store, 9)] == [other]
+
+
+async def test_claim_that_waits_for_room_is_not_due(store: Store) -> None:
+    await limit_queue(store, concurrency=1)
+    await put(store, *[new_job(payload='{"tenant":1}') for _ in range(2)])
+    assert len(await take(store, 9)) == 1
+    assert [(await claim(store, 9)).next_due for _ in range(2)] == [None, None]
+
+
+async def test_partition_that_an_older_process_promoted_is_listed(store: Store) -> None:
+    await limit_queue(store, concurrency=1)
+    (delayed,) = await put(store, new_job(payload='{"tenant":1}', delay=timedelta(days=1)))
+    link, schema = await connect(store)
+    try:
+        await link.execute(f"update {schema}.job set state = 0")  # noqa: S608
+    finally:
+        await link.close()
+    assert await take(store, 9) == []
+    await store.maintenance.prune({}, limit=100)
+    assert [each.id for each in await take(store, 9)] == [delayed]

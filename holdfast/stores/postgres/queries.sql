@@ -332,7 +332,7 @@ from due left join taken t on true
 order by t.priority desc, t.run_at, t.seq;
 
 -- own: promote_queues
-update holdfast.job set state = 0
+update holdfast.job set state = 0, partition = partition
 where id = any(array(
     select d.id from unnest(:queues::text[]) w (queue) cross join lateral (
         select id from holdfast.job where state in (1, 3) and queue = w.queue and run_at <= :now
@@ -341,14 +341,14 @@ where id = any(array(
 returning queue, rank, run_at, id::text;
 
 -- name: promote_anywhere
-update holdfast.job set state = 0
+update holdfast.job set state = 0, partition = partition
 where id = any(array(
     select id from holdfast.job where (+state) in (1, 3) and run_at <= :now
     order by run_at limit :limit for no key update skip locked))
 returning queue, rank, run_at, id::text;
 
 -- own: promote_delivered
-update holdfast.job set state = 0
+update holdfast.job set state = 0, partition = partition
 where id = any(array(
     select id from holdfast.job where id = any(:ids::uuid[]) and (state + 0) in (1, 3) and run_at + 0 <= :now
     order by id for no key update skip locked));

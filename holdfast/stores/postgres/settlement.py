@@ -123,7 +123,9 @@ class Settling:
             batch = [each for each in batch if each.job_id in taken]
         for each in batch:
             answers[each.job_id] = Settled(each.job_id, each.claims, True, JobState.SUCCEEDED)
-        self._tell({}, [each.job_id for each in batch], roomy=self._roomy([row[1:] for row in rows]))
+        self._tell(
+            {}, [each.job_id for each in batch], roomy=self._roomy([row[1:] for row in rows if row[1] is not None])
+        )
 
     async def _settle_rest(self, batch: list[Settlement], answers: dict[str, Settled]) -> None:
         rows = await self._links.fetch(

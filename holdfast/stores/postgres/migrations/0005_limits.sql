@@ -83,7 +83,8 @@ end
 $$;
 create trigger list_new_partition after insert on holdfast.job for each row
     when (new.partition is not null and new.state = 0) execute function holdfast.list_partition();
-create trigger list_partition after update of state, queue, partition on holdfast.job for each row
+-- Of these columns each statement that makes jobs ready sets one; a claim and a success, which would pay for it, none.
+create trigger list_partition after update of run_at, queue, partition on holdfast.job for each row
     when (new.partition is not null and new.state = 0) execute function holdfast.list_partition();
 
 -- ── the claim ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -352,7 +353,7 @@ begin
         order by n.name
         on conflict (name) do update set full_at = excluded.full_at;
     end if;
-    due_in := greatest(0, least_due - now_us);
+    due_in := case when least_due is not null then greatest(0, least_due - now_us) end; -- else a worker would ask at once
     return query
         update holdfast.job j
         set state = 2, claims = j.claims + 1, attempts = j.attempts + 1, worker = worker_id, started_at = now_us,
@@ -410,7 +411,7 @@ begin
 end
 $$;
 
--- Forgets buckets that are as new, and partitions without ready jobs.
+-- Forgets buckets that are as new, and partitions without ready jobs; lists those whose jobs an older process made ready.
 create function holdfast.prune_limits(at bigint, most integer) returns void
 language plpgsql set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
@@ -433,6 +434,19 @@ begin
     if cardinality(idle) > 0 then
         delete from holdfast.partition p where p.ctid = any(idle) and not holdfast.has_ready(p.queue, p.name);
     end if;
+    with recursive ready (queue, name, turn) as (
+        (select j.queue, j.partition, 1 from holdfast.job j where j.state = 0 and j.tier in (3, 4)
+         order by j.queue, j.partition, j.rank, j.run_at, j.seq limit 1)
+        union all
+        select f.queue, f.partition, r.turn + 1
+        from ready r cross join lateral (
+            select j.queue, j.partition from holdfast.job j
+            where j.state = 0 and j.tier in (3, 4) and (j.queue, j.partition) > (r.queue, r.name)
+            order by j.queue, j.partition, j.rank, j.run_at, j.seq limit 1) f
+        where r.turn < most)
+    insert into holdfast.partition (queue, name, turn)
+    select r.queue, r.name, coalesce((select q.turn from holdfast.limited_queue q where q.queue = r.queue), 0) from ready r
+    on conflict do nothing;
     delete from holdfast.limited_queue q where not exists (select from holdfast.partition p where p.queue = q.queue);
 end
 $$;

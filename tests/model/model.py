@@ -47,6 +47,13 @@ class ModelJob:
     def lease(self) -> Lease:
         return Lease(self.new.id, self.claims)
 
+    @property
+    def seen(self) -> tuple[object, ...]:
+        """What the store must say of the job."""
+        edited = (self.new.queue, self.new.priority, self.new.payload, self.expires_at)
+        ran = (self.state, self.claims, self.attempts, self.losses, self.run_at, self.cancelling, self.error)
+        return (*ran, self.new.key, *edited)
+
     def as_job(self) -> Job:
         """The job as ``decide`` wants it."""
         new = self.new
@@ -288,3 +295,9 @@ def reachable(before: JobState, after: JobState) -> bool:
 def crash_reason(settlement: Settlement) -> bool:
     """Whether the settlement is the remedy for a lost lease."""
     return settlement.expired and settlement.reason in (Reason.CRASHED, Reason.CANCELLED)
+
+
+def seen(job: Job) -> tuple[object, ...]:
+    """What the store says of a job, as ``ModelJob.seen``."""
+    ran = (job.state, job.claims, job.attempts, job.losses, job.run_at_us, job.cancelling, job.error)
+    return (*ran, job.key, job.queue, job.priority, job.payload, job.expires_at_us)

@@ -40,7 +40,7 @@ from holdfast.core.models import (
     WorkerHeartbeat,
 )
 from holdfast.stores.base import EVERY_QUEUE, ClaimRequest
-from tests.model.model import Model, ModelJob, crash_reason, reachable
+from tests.model.model import Model, crash_reason, reachable, seen
 from tests.model.strategies import (
     AT_ONCE,
     LIMITED,
@@ -459,25 +459,12 @@ class StoreMachine(RuleBasedStateMachine):
         jobs = {job.id: job for job in self.everything()}
         assert jobs.keys() == self.model.jobs.keys()
         for job_id, job in jobs.items():
-            assert self.seen(job) == self.expected(self.model.jobs[job_id])
+            assert seen(job) == self.model.jobs[job_id].seen
             assert reachable(self.states.get(job_id, job.state), job.state)
             assert job.claims >= self.claims.get(job_id, 0)
             assert job.max_attempts is None or job.attempts <= job.max_attempts
         self.states = {job_id: job.state for job_id, job in jobs.items()}
         self.claims |= {job_id: job.claims for job_id, job in jobs.items()}
-
-    @staticmethod
-    def seen(job: Any) -> tuple[object, ...]:
-        edited = (job.queue, job.priority, job.payload, job.expires_at_us)
-        ran = (job.state, job.claims, job.attempts, job.losses, job.run_at_us, job.cancelling, job.error, job.key)
-        return (*ran, *edited)
-
-    @staticmethod
-    def expected(job: ModelJob) -> tuple[object, ...]:
-        error = job.error
-        edited = (job.new.queue, job.new.priority, job.new.payload, job.expires_at)
-        ran = (job.state, job.claims, job.attempts, job.losses, job.run_at, job.cancelling, error, job.new.key)
-        return (*ran, *edited)
 
     @invariant()
     def the_states_sum_to_the_jobs_accepted(self) -> None:

@@ -139,6 +139,8 @@ CASES = [
     Case("key_owners", ("key_pkey(key)",), {"keys": ["a", "b"]}),
     Case("settle_succeeded", (BY_ID,), RUNNING),
     Case("settle_succeeded", (BY_ID,), RUNNING | {"results": None}),
+    Case("settle_limited_succeeded", (BY_ID,), RUNNING),
+    Case("any_limited", ("partition_pkey(queue)", "partition_inbox_name(queue)")),
     Case("settle_rest", (BY_ID,), RUNNING),
     Case("record", (BY_ID,), RUNNING | LINES),
     Case("states_of", (BY_ID,)),

@@ -53,10 +53,6 @@ select t.*, due.now, due.run_at - :now, :lease_for + :now,
     exists (select from wanted w cross join lateral (
         select from holdfast.job j where j.state = 0 and j.tier = 2 and j.queue = w.queue limit 1) q),
     (select queue from beyond order by turn desc limit 1),
-    exists (select from unnest(:queues::text[]) w (queue) where
-        (select true from holdfast.partition p where p.queue = w.queue order by p.name limit 1)
-        or (select true from holdfast.partition_inbox i where i.queue = w.queue order by i.name limit 1)
-        or exists (select from holdfast.job_limit l where l.queue = w.queue)),
     coalesce((select expires_at from holdfast.expiry order by expires_at limit 1) <= :now, false),
     mixing.now
 from due cross join mixing left join taken t on true
@@ -358,7 +354,7 @@ where id = any(array(
 update holdfast.job set state = 6, reason = 'payload', error = :error, ended_at = :now, lease_until = null
 where id = :id;
 
--- name: settle_succeeded
+-- fragment: succeed
 -- The rows that others have in hand are not waited for: no open transaction keeps a batch of others' jobs.
 update holdfast.job j
 set state = 5, ended_at = :now, result = d.result, lease_until = null, losses = 0, tier = 0, cancelling = false,
@@ -367,6 +363,14 @@ from unnest(:ids::uuid[], :claims::bigint[], :results::text[]) as d (id, claims,
 where j.id = d.id and j.claims = d.claims and j.state + 0 = 2 and j.lease_until + 0 > :now
   and (:worker::text is null or j.worker = :worker)
   and (select set_config('lock_timeout', '250ms', true)) is not null
+
+-- name: settle_succeeded
+-- include: succeed
+returning j.id::text;
+
+-- own: settle_limited_succeeded
+-- The same with the queues and partitions in which there is room again.
+-- include: succeed
 returning j.id::text, case when j.partition is not null then j.queue end, j.partition;
 
 -- name: complete
@@ -952,6 +956,13 @@ select :now, (select min(next_at) from holdfast.schedule where next_at > :now);
 -- own: claim_limited
 select * from holdfast.claim_limited(:at, :queues, :slots, :room, :worker, :lease_for, :promote, :anywhere, :assign, :isolated)
 order by array_position(:queues::text[], queue), priority desc, run_at, seq;
+
+-- own: any_limited
+-- Whether one of these queues may have jobs under limits.
+select exists (select from unnest(:queues::text[]) w (queue) where
+        (select true from holdfast.partition p where p.queue = w.queue order by p.name limit 1)
+        or (select true from holdfast.partition_inbox i where i.queue = w.queue order by i.name limit 1)
+        or exists (select from holdfast.job_limit l where l.queue = w.queue));
 
 -- own: jobs_without_partition
 -- Ready jobs without a partition, of queues that have a limit.

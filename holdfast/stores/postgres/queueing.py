@@ -50,6 +50,7 @@ PROMOTE_MOST = 1000
 """Due jobs made ready by one claim; more are made ready by the next."""
 _QUEUES_MOST = 32  # queues that one statement looks into
 _TRIES, _MOMENT = 5, 0.005  # how often, and after how many seconds, a claim looks again for what others promote
+_LOOKED_FOR = 0.05  # seconds for which a claim believes what the last look for jobs under limits saw
 _REFRESH = 1.0  # seconds the names of the queues with ready jobs are believed
 _SHOWN = 13  # columns of a claimed job, its place in the order included
 _QUEUE = 2  # the column of its queue
@@ -73,6 +74,7 @@ class PostgresQueueing:
         self._limit_cache = limit_cache
         self._limited = LimitedClaims(links, statements, limit_cache)
         self._limits_seen = False  # the latest claim saw jobs under limits
+        self._looked_at = -_LOOKED_FOR  # when that was seen
         self._limited_first = False  # they and the plain ones take turns to go first
         self._links = links
         self._news = news
@@ -256,6 +258,7 @@ class PostgresQueueing:
         taken = [] if rows[0][0] is None else rows
         jobs = await self._readable(taken)
         claiming.take_limited(jobs, claimed_at + (span_us(request.lease_for) or 0))
+        self._settling.has_limited = self._settling.has_limited or bool(jobs)
         await self._give_back_unanswered(request, claimed_at)
         if taken:
             self._served = taken[-1][_QUEUE]
@@ -288,9 +291,7 @@ class PostgresQueueing:
         if rows[0][-1]:
             rows = await fetch(self._sql["claim_with_suspects"])
         seconds = time.monotonic() - at
-        due, due_in, until, quarantined, held_back, limited, overdue, _ = rows[0][_SHOWN:]
-        claiming.limited = claiming.limited or limited
-        self._limits_seen = claiming.limited
+        due, due_in, until, quarantined, held_back, overdue, _ = rows[0][_SHOWN:]
         claiming.looked = True
         claiming.tried += queues
         claiming.quarantined = claiming.quarantined or quarantined
@@ -300,6 +301,7 @@ class PostgresQueueing:
         taken = [] if rows[0][0] is None else rows
         jobs = await self._readable(taken)
         claiming.take(jobs)
+        await self._look_for_limited(claiming, queues, at_once=not taken)
         claiming.expired += await self._end_overdue() if overdue else ()
         await self._give_back_unanswered(request, until - (span_us(request.lease_for) or 0))
         if due:
@@ -312,6 +314,15 @@ class PostgresQueueing:
         if not taken and any(place != START for place in places):
             return await self._claim_plain(claiming, queues)  # behind the cursors there is nothing: from the start
         return False
+
+    async def _look_for_limited(self, claiming: ClaimProgress, queues: list[str], *, at_once: bool) -> None:
+        """Notes whether there are jobs under limits. Where plain jobs were found, an answer counts for a moment: asking
+        with each claim would cost them some per cent."""
+        now = time.monotonic()
+        if at_once or now - self._looked_at > _LOOKED_FOR:
+            ((self._limits_seen,),) = await self._links.fetch(self._sql["any_limited"], queues=queues)
+            self._looked_at = now
+        claiming.limited = claiming.limited or self._limits_seen
 
     async def _give_back_unanswered(self, request: ClaimRequest, claimed_at: int) -> None:
         """A claim that was cut off may have taken unknown jobs: what this worker took between the last claim

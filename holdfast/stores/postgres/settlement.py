@@ -37,6 +37,8 @@ class Settling:
         limit_cache: LimitCache,
     ) -> None:
         self._limit_cache = limit_cache
+        self.has_limited = False
+        """Whether this process has ever claimed jobs under limits."""
         self._links = links
         self._sql = statements
         self._tell = tell
@@ -110,7 +112,7 @@ class Settling:
     async def _settle_simple(self, worker: str | None, batch: list[Settlement], answers: dict[str, Settled]) -> None:
         results = [text_or_none(each.result) for each in batch]
         rows = await self._links.fetch(
-            self._sql["settle_succeeded"],
+            self._sql["settle_limited_succeeded" if self.has_limited else "settle_succeeded"],
             doubt=lambda: self._doubts.add(batch),
             extra=extra_timeout(len(batch), sum(len(each.result or "") for each in batch)),
             ids=[each.job_id for each in batch],
@@ -123,9 +125,8 @@ class Settling:
             batch = [each for each in batch if each.job_id in taken]
         for each in batch:
             answers[each.job_id] = Settled(each.job_id, each.claims, True, JobState.SUCCEEDED)
-        self._tell(
-            {}, [each.job_id for each in batch], roomy=self._roomy([row[1:] for row in rows if row[1] is not None])
-        )
+        roomy = self._roomy([row[1:] for row in rows if row[1] is not None]) if self.has_limited else set()
+        self._tell({}, [each.job_id for each in batch], roomy=roomy)
 
     async def _settle_rest(self, batch: list[Settlement], answers: dict[str, Settled]) -> None:
         rows = await self._links.fetch(

@@ -18,7 +18,7 @@ PIECE = 200
 """Jobs one script handles: about 2 ms, for which all others wait."""
 _PROMOTE_ROUNDS = 5  # scripts a claim spends on what is due before it takes regardless
 _LOOKS_MOST = 100  # scripts a claim spends on ids that cannot be claimed any more
-_LIMITED_LOOKS_MOST = 5  # the same, on partitions without room
+_LIMITED_LOOKS_MOST = 3  # the same, on partitions without room
 
 
 class DeliveryProgress:
@@ -180,6 +180,8 @@ class RedisClaimProgress:
         self._add(jobs)
         self.over = self.over or self.is_full
         self._limited_looks += not rows
+        if more and not jobs:
+            self._due_in["limited"] = 0
         return len(rows) >= PIECE or more == 2 or (more == 1 and self._limited_looks < _LIMITED_LOOKS_MOST)
 
     # ── all jobs ──────────────────────────────────────────────────────────────────────────────────────────────

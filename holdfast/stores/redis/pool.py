@@ -138,7 +138,19 @@ _NAMES = {"schedule": "schedule", "ready": "ready", "leases": "leases", "job": "
 """The keys whose names can be chosen, and their names unless they are."""
 _TAKEN = ("meta", "seq", "index:", "chunks", "counts", "queues", "due", "levels:", "quarantine:", "tombstones")
 _TAKEN_TOO = ("ended:", "keys", "outlived", "attempts:", "lines:", "workers", "worker:", "paused", "schedules", "ticks")
-_OF_LIMITS = ("limits", "guarded", "limited", "partition:", "turns:", "parked:", "spent:", "virtual", "used", "buckets")
+_OF_LIMITS = (
+    "limits",
+    "guarded",
+    "limited",
+    "partition:",
+    "turns:",
+    "parked:",
+    "waiting:",
+    "spent:",
+    "virtual",
+    "used",
+    "buckets",
+)
 _CHANNELS = ("news", "orders", "ended", "nothing")
 _OWN = ("namespace", "prefix", "durability", "replicas", "task", "payload", "ids", *_NAMES)
 

@@ -40,7 +40,7 @@ _TYPES = {
 _TYPES_OF_MANY = {
     b"levels:": b"zset",
     b"quarantine:": b"zset",
-    **dict.fromkeys((b"partition:", b"turns:", b"parked:", b"spent:"), b"zset"),
+    **dict.fromkeys((b"partition:", b"turns:", b"parked:", b"waiting:", b"spent:"), b"zset"),
     b"index:": b"hash",
     b"attempts:": b"list",
     b"lines:": b"stream",

@@ -47,7 +47,7 @@ for queue in pairs(queues) do
     end
     ready = ready + size('ZCARD', quarantine_of(queue))
     delayed = delayed + size('ZCARD', schedule_of(queue))
-    for _, key in ipairs({ turns_of(queue), parked_of(queue) }) do
+    for _, key in ipairs({ turns_of(queue), parked_of(queue), waiting_of(queue) }) do
         for _, name in ipairs(partitions_left > 0 and listed('ZRANGE', key, 0, partitions_left) or {}) do
             ready = ready + size('ZCARD', partition_of(queue, name))
             partitions_left = partitions_left - 1

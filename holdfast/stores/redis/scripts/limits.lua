@@ -1,8 +1,9 @@
 -- fragment: partitions
 -- Ready jobs under limits. Each partition of a queue has a sorted set of them, all scores 0, so its members are in their own
--- order; the partitions of a queue that have any are in its turns, or parked until an instant. What running jobs release of
--- their buckets is gathered, and written once a script.
+-- order; the partitions of a queue that have any are in its turns, parked until an instant, or wait for a running job to end.
+-- What running jobs release of their buckets is gathered, and written once a script.
 local SEPARATOR = '\31'
+local KEPT = 100 -- partitions without room that keep their places in the turns of their queue; others wait beside them
 
 local function turns_of(queue)
     return P .. 'turns:' .. queue
@@ -10,6 +11,10 @@ end
 
 local function parked_of(queue)
     return P .. 'parked:' .. queue
+end
+
+local function waiting_of(queue)
+    return P .. 'waiting:' .. queue
 end
 
 local function spent_of(queue)
@@ -69,7 +74,7 @@ local function make_partitions()
         local spent = call('EXISTS', spent_of(queue)) == 1 and ours('ZMSCORE', spent_of(queue), unpack(names)) or {}
         local entries = {}
         for n, name in ipairs(names) do
-            entries[2 * n - 1], entries[2 * n] = int(math.max(virtual, number(spent[n]))), name
+            entries[2 * n - 1], entries[2 * n] = math.max(virtual, number(spent[n])), name
         end
         ours('ZADD', turns_of(queue), unpack(entries))
         if #spent > 0 then
@@ -80,9 +85,10 @@ local function make_partitions()
     local function join_turns(queue, names)
         local turns = ours('ZMSCORE', turns_of(queue), unpack(names))
         local parked = call('EXISTS', parked_of(queue)) == 1 and ours('ZMSCORE', parked_of(queue), unpack(names)) or {}
+        local waiting = call('EXISTS', waiting_of(queue)) == 1 and ours('ZMSCORE', waiting_of(queue), unpack(names)) or {}
         local new = {}
         for n, name in ipairs(names) do
-            if not turns[n] and not parked[n] then
+            if not turns[n] and not parked[n] and not waiting[n] then
                 new[#new + 1] = name
             end
         end
@@ -110,7 +116,7 @@ local function make_partitions()
 
     -- A queue without partitions has no turns to remember; whether it is one.
     local function forget_turns(queue)
-        if call('EXISTS', turns_of(queue), parked_of(queue)) > 0 then
+        if call('EXISTS', turns_of(queue), parked_of(queue), waiting_of(queue)) > 0 then
             return false
         end
         call('DEL', spent_of(queue))
@@ -127,17 +133,32 @@ local function make_partitions()
         if call('EXISTS', key) == 0 then
             ours('ZREM', turns_of(queue), partition)
             ours('ZREM', parked_of(queue), partition)
+            ours('ZREM', waiting_of(queue), partition)
             forget_turns(queue)
         end
     end
 
-    -- Parked partitions whose instant has come.
-    local function unpark(queue)
-        local due = ours('ZRANGEBYSCORE', parked_of(queue), '-inf', NOW, 'LIMIT', 0, MOST)
+    local function return_due(queue, key)
+        local due = ours('ZRANGEBYSCORE', key, '-inf', NOW, 'LIMIT', 0, MOST)
         if #due > 0 then
-            call('ZREM', parked_of(queue), unpack(due))
+            call('ZREM', key, unpack(due))
             return_to_turns(queue, due)
         end
+    end
+
+    -- Partitions whose instant has come take turns again, and some that wait where the turns have become few. How many have
+    -- turns then.
+    local function unpark(queue)
+        if call('EXISTS', parked_of(queue), waiting_of(queue)) > 0 then
+            return_due(queue, parked_of(queue))
+            return_due(queue, waiting_of(queue))
+            local first = ours('ZCARD', turns_of(queue)) < KEPT and ours('ZRANGE', waiting_of(queue), 0, KEPT - 1) or {}
+            if #first > 0 then
+                call('ZREM', waiting_of(queue), unpack(first))
+                return_to_turns(queue, first)
+            end
+        end
+        return ours('ZCARD', turns_of(queue))
     end
 
     return {
@@ -166,14 +187,22 @@ local function release(queue, field)
 end
 
 local function subtract_released()
-    local released, names, kept, gone = {}, {}, {}, {}
-    for _, fields in pairs(left) do
+    local released, partitions_left, names, kept, gone = {}, {}, {}, {}, {}
+    for queue, fields in pairs(left) do
+        local of_queue = {}
+        partitions_left[queue] = of_queue
         for field, times in pairs(fields) do
-            local partition, weights = split_field(field)
-            local n = 0
-            for bucket in string.gmatch(partition, '[^\31]+') do
-                n = n + 1
-                released[bucket] = (released[bucket] or 0) + times * (weights and weights[n] or 1)
+            if not string.find(field, '[\31\n]') then -- one bucket, and a weight of 1
+                released[field] = (released[field] or 0) + times
+                of_queue[#of_queue + 1] = field
+            else
+                local partition, weights = split_field(field)
+                local n = 0
+                for bucket in string.gmatch(partition, '[^\31]+') do
+                    n = n + 1
+                    released[bucket] = (released[bucket] or 0) + times * (weights and weights[n] or 1)
+                end
+                of_queue[#of_queue + 1] = partition
             end
         end
     end
@@ -187,7 +216,7 @@ local function subtract_released()
             local rest = number(weight) - released[bucket]
             if rest > 0 then
                 kept[#kept + 1] = bucket
-                kept[#kept + 1] = int(rest)
+                kept[#kept + 1] = rest
             elseif weight then
                 gone[#gone + 1] = bucket
             end
@@ -199,27 +228,23 @@ local function subtract_released()
     for first = 1, #gone, 1000 do
         call('HDEL', P .. 'used', unpack(gone, first, math.min(first + 999, #gone)))
     end
+    return partitions_left
 end
 
--- Gives the room of jobs that run no more back, and wakes who waits for it. A partition that was parked for it has its turn.
+-- Gives the room of jobs that run no more back, and wakes workers. A partition that waited for it has its turn.
 local function write_released()
     if not left then
         return
     end
-    subtract_released()
-    for queue, fields in pairs(left) do
-        if call('EXISTS', parked_of(queue)) == 1 then
-            local names, parked = {}, {}
-            for field in pairs(fields) do
-                names[#names + 1] = split_field(field)
-            end
-            local scores = ours('ZMSCORE', parked_of(queue), unpack(names))
+    for queue, names in pairs(subtract_released()) do
+        if call('EXISTS', waiting_of(queue)) == 1 then
+            local scores, found = ours('ZMSCORE', waiting_of(queue), unpack(names)), {}
             for n, name in ipairs(names) do
-                parked[#parked + 1] = scores[n] and name or nil
+                found[#found + 1] = scores[n] and name or nil
             end
-            if #parked > 0 then
-                call('ZREM', parked_of(queue), unpack(parked))
-                partitions().return_to_turns(queue, parked)
+            if #found > 0 then
+                call('ZREM', waiting_of(queue), unpack(found))
+                partitions().return_to_turns(queue, found)
             end
         end
     end
@@ -367,12 +392,12 @@ local function write_admitted()
     for name, bucket in pairs(buckets) do
         if bucket.is_taken then
             used[#used + 1] = name
-            used[#used + 1] = int(bucket.used)
+            used[#used + 1] = bucket.used
         end
         if bucket.has_given then
             states[#states + 1] = name
             states[#states + 1] = int(bucket.full_at) .. ' ' .. int(bucket.paused)
-            refills[#refills + 1] = int(math.max(bucket.full_at, bucket.paused))
+            refills[#refills + 1] = math.max(bucket.full_at, bucket.paused)
             refills[#refills + 1] = name
         end
     end
@@ -394,7 +419,7 @@ end
 even_if_full()
 local limit, alone = tonumber(ARGV[6]), ARGV[7] == '1'
 local star, served = tonumber(ARGV[9]), ARGV[10]
-local TURN, KEPT, LOOKED, RECHECK = 1000000, 100, 300, 1000000
+local TURN, LOOKED, RECHECK = 1000000, 300, 1000000
 local due, quarantined, more = nil, 0, 0
 local looks, reads = LOOKED, limit + 2 * MOST -- at partitions without room; at jobs
 local named, turn = {}, {}
@@ -409,8 +434,8 @@ local function note_room_at(instant)
     due = due and math.min(due, instant) or instant
 end
 
--- ── a heap of partitions by the start of their next job; of equal ones the first that came ──────────────────────
-local heap, pushed = {}, 0
+-- ── partitions by the start of their next job: in a list as they were loaded, and in a heap those that were served ──
+local loaded, next_loaded, heap, pushed = {}, 1, {}, 0
 
 local function is_before(one, other)
     return one.start < other.start or one.start == other.start and one.order < other.order
@@ -447,6 +472,20 @@ local function pop()
         heap[n] = last
     end
     return top
+end
+
+local function first_start() -- nil for none
+    local fresh, again = loaded[next_loaded], heap[1]
+    return fresh and again and math.min(fresh.start, again.start) or fresh and fresh.start or again and again.start
+end
+
+local function next_entry()
+    local fresh, again = loaded[next_loaded], heap[1]
+    if fresh and not (again and again.start < fresh.start) then
+        next_loaded = next_loaded + 1
+        return fresh
+    end
+    return again and pop()
 end
 
 -- ── one partition ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -529,6 +568,8 @@ local function take_head(entry, head, weights)
 end
 
 -- ── the partitions of a queue ───────────────────────────────────────────────────────────────────────────────────
+local NONE = {}
+
 local function load_turns(walk)
     local size = math.max(20, math.min(100, walk.room))
     local page, names = ours('ZRANGE', turns_of(walk.queue), walk.offset, walk.offset + size - 1, 'WITHSCORES'), {}
@@ -540,30 +581,22 @@ local function load_turns(walk)
     for n, name in ipairs(names) do
         local score = number(page[2 * n])
         walk.last = score
-        push({
-            partition = name,
-            start = math.max(walk.virtual, score),
-            turn = score,
-            key = partition_of(walk.queue, name),
-            buckets = buckets_of(name),
-            page = {},
-            fetched = 0,
-            at = 1,
-            size = math.max(2, math.ceil(walk.room / walk.number)),
-            gone = {},
-        })
+        loaded[#loaded + 1] = {
+            partition = name, start = math.max(walk.began, score), turn = score, order = 0, step = false, buckets = buckets_of(name),
+            key = partition_of(walk.queue, name), page = NONE, fetched = 0, at = 1, size = walk.size, is_whole = false, gone = {},
+            is_met = false, is_empty = false, has_moved = false, parked_until = false, waits = false,
+        }
     end
 end
 
--- A partition without room: passed by, or parked. Beyond some of them also those are parked that wait for a running job:
--- its end wakes them, or they look again after a while.
+-- A partition without room: it is parked, or passed by. Beyond some of them those wait beside the turns: the end of a running
+-- job of theirs brings them back, or they look again after a while.
 local function pass_by(walk, entry, instant, bucket)
-    looks = looks - 1
-    walk.passed = walk.passed + (instant == 0 and 1 or 0)
     if instant > 0 then
         entry.parked_until = instant
-    elseif walk.passed > KEPT then
-        entry.parked_until = now + RECHECK
+    else
+        walk.passed = walk.passed + 1
+        entry.waits = walk.passed > KEPT
     end
     local blocks_all = bucket.limit and bucket.limit.queue == walk.queue
     walk.is_over = blocks_all and obstacle({ bucket }) ~= nil
@@ -572,14 +605,27 @@ local function pass_by(walk, entry, instant, bucket)
     end
 end
 
+local function go_on(walk, entry) -- after a job of the partition
+    entry.step = entry.step or math.floor(TURN / share_of(entry.buckets))
+    walk.room, walk.virtual = walk.room - 1, entry.start
+    entry.start = entry.start + entry.step
+    entry.turn, entry.has_moved = entry.start, true
+    local instant, bucket = obstacle(entry.buckets)
+    if instant then
+        return pass_by(walk, entry, instant, bucket)
+    end
+    push(entry)
+end
+
 local function serve_next(walk)
-    local entry = pop()
+    local entry = next_entry()
     if not entry then
         walk.is_over = true
         return
+    elseif not entry.is_met then
+        walk.met[#walk.met + 1] = entry
+        entry.is_met = true
     end
-    walk.met[#walk.met + 1] = not entry.is_met and entry or nil
-    entry.is_met = true
     local instant, bucket = obstacle(entry.buckets)
     local head = not instant and head_of(walk.queue, entry)
     local weights = type(head) == 'table' and head.weights or nil
@@ -587,6 +633,7 @@ local function serve_next(walk)
         instant, bucket = obstacle(entry.buckets, weights)
     end
     if instant then
+        looks = looks - 1
         return pass_by(walk, entry, instant, bucket)
     elseif head == 'none' then
         entry.is_empty = true
@@ -594,11 +641,7 @@ local function serve_next(walk)
         more, walk.is_over = math.max(more, 1), true
     else
         take_head(entry, head, weights)
-        walk.room, walk.virtual = walk.room - 1, entry.start
-        entry.step = entry.step or math.floor(TURN / share_of(entry.buckets))
-        entry.start = entry.start + entry.step
-        entry.turn, entry.has_moved = entry.start, true
-        push(entry)
+        go_on(walk, entry)
     end
 end
 
@@ -614,7 +657,7 @@ local function in_pieces(command, key, list)
 end
 
 local function write_turns(walk)
-    local queue, turns, gone, parked, spent = walk.queue, {}, {}, {}, {}
+    local queue, turns, gone, parked, waiting, spent = walk.queue, {}, {}, {}, {}, {}
     for _, entry in ipairs(walk.met) do
         if #entry.gone > 0 and #entry.gone == entry.fetched - #entry.page + entry.at - 1 then -- the first ones
             ours('ZREMRANGEBYRANK', entry.key, 0, #entry.gone - 1)
@@ -625,21 +668,24 @@ local function write_turns(walk)
         if not is_empty and #entry.gone > 0 and entry.at > #entry.page then
             is_empty = entry.is_whole or call('EXISTS', entry.key) == 0
         end
-        if is_empty or entry.parked_until then
+        if is_empty or entry.parked_until or entry.waits then
             gone[#gone + 1] = entry.partition
             if entry.turn > walk.virtual then
-                append(spent, int(entry.turn), entry.partition)
+                append(spent, entry.turn, entry.partition)
             end
-            if not is_empty then
-                append(parked, int(entry.parked_until), entry.partition)
+            if not is_empty and entry.waits then
+                append(waiting, now + RECHECK, entry.partition)
+            elseif not is_empty then
+                append(parked, entry.parked_until, entry.partition)
             end
         elseif entry.has_moved then
-            append(turns, int(entry.turn), entry.partition)
+            append(turns, entry.turn, entry.partition)
         end
     end
     in_pieces('ZADD', turns_of(queue), turns)
     in_pieces('ZREM', turns_of(queue), gone)
     in_pieces('ZADD', parked_of(queue), parked)
+    in_pieces('ZADD', waiting_of(queue), waiting)
     in_pieces('ZADD', spent_of(queue), spent)
     if not partitions().forget_turns(queue) and walk.virtual > walk.began then
         ours('HSET', P .. 'virtual', queue, int(walk.virtual))
@@ -648,15 +694,17 @@ local function write_turns(walk)
 end
 
 local function serve(queue, slots)
-    partitions().unpark(queue)
+    local number_of = math.max(1, partitions().unpark(queue))
     local virtual = number(ours('HGET', P .. 'virtual', queue))
     local walk = {
-        queue = queue, virtual = virtual, began = virtual, room = math.min(slots, limit - leased), offset = 0, last = -1,
-        number = math.max(1, ours('ZCARD', turns_of(queue))), passed = 0, met = {},
+        queue = queue, virtual = virtual, began = virtual, room = math.min(slots, limit - leased), offset = 0, last = -1, passed = 0,
+        met = {},
     }
-    heap = {}
+    walk.size = math.max(2, math.ceil(walk.room / number_of)) -- jobs of a partition that are read at first
+    loaded, next_loaded, heap = {}, 1, {}
     while walk.room > 0 and looks > 0 and not walk.is_over do
-        if not walk.is_whole and (not heap[1] or heap[1].start > math.max(walk.virtual, walk.last)) then
+        local start = not walk.is_whole and first_start()
+        if not walk.is_whole and (not start or start > math.max(walk.began, walk.last)) then
             load_turns(walk)
         else
             serve_next(walk)
@@ -666,9 +714,11 @@ local function serve(queue, slots)
         more = math.max(more, 1)
     end
     write_turns(walk)
-    local first = ours('ZRANGE', parked_of(queue), 0, 0, 'WITHSCORES')[2]
-    if first then
-        note_room_at(tonumber(first))
+    for _, key in ipairs({ parked_of(queue), waiting_of(queue) }) do
+        local first = ours('ZRANGE', key, 0, 0, 'WITHSCORES')[2]
+        if first then
+            note_room_at(tonumber(first))
+        end
     end
 end
 
@@ -919,10 +969,11 @@ if old and old ~= new then
     tell('news', 'queue:' .. old)
 end
 for _, queue in ipairs(ours('ZRANGE', P .. 'limited', 0, 999)) do
-    local parked = P .. 'parked:' .. queue
-    if call('EXISTS', parked) == 1 then
-        ours('ZREMRANGEBYSCORE', parked, '+inf', '-inf') -- moves a key of another type out of the way
-        call('ZUNIONSTORE', parked, 1, parked, 'WEIGHTS', 0)
+    for _, key in ipairs({ P .. 'parked:' .. queue, P .. 'waiting:' .. queue }) do
+        if call('EXISTS', key) == 1 then
+            ours('ZREMRANGEBYSCORE', key, '+inf', '-inf') -- moves a key of another type out of the way
+            call('ZUNIONSTORE', key, 1, key, 'WEIGHTS', 0)
+        end
     end
     tell('news', 'queue:' .. queue)
 end
@@ -981,7 +1032,7 @@ return 0
 -- name: limited_ids (partitions)
 -- Ids of ready jobs under limits in the queue ARGV[3], up to ARGV[4], of its first partitions.
 local found, most = {}, tonumber(ARGV[4])
-for _, key in ipairs({ turns_of(ARGV[3]), parked_of(ARGV[3]) }) do
+for _, key in ipairs({ turns_of(ARGV[3]), parked_of(ARGV[3]), waiting_of(ARGV[3]) }) do
     for _, name in ipairs(#found < most and ours('ZRANGE', key, 0, most - #found - 1) or {}) do
         for _, member in ipairs(#found < most and ours('ZRANGE', partition_of(ARGV[3], name), 0, most - #found - 1) or {}) do
             found[#found + 1] = string.sub(member, PLACE + 1)

@@ -141,7 +141,7 @@ for n = 3, #ARGV do
     for _, id in ipairs(ours('ZRANGE', quarantine_of(queue), 0, 0)) do
         consider(id)
     end
-    for _, key in ipairs({ turns_of(queue), parked_of(queue) }) do
+    for _, key in ipairs({ turns_of(queue), parked_of(queue), waiting_of(queue) }) do
         for _, name in ipairs(ours('ZRANGE', key, 0, MOST / 2 - 1)) do -- of more partitions these stand for all
             local first = ours('ZRANGE', partition_of(queue, name), 0, 0)[1]
             if first then

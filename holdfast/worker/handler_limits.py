@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from datetime import timedelta
 
@@ -24,6 +25,7 @@ class HandlerLimits:
     def __init__(self, shared: WorkerContext, store: Store) -> None:
         self._shared = shared
         self._store = store
+        self._loop = asyncio.get_running_loop()  # the store's
         self._cache = LimitCache(store.limits.read_limits)
 
     async def take(self, name: str, tokens: int, *, wait: bool) -> None:
@@ -35,7 +37,7 @@ class HandlerLimits:
 
     def take_blocking(self, name: str, tokens: int, *, wait: bool) -> None:
         """The same for a handler in a thread."""
-        while delay := self._shared.app.run_blocking(self._try_to_take(name, tokens)):
+        while delay := asyncio.run_coroutine_threadsafe(self._try_to_take(name, tokens), self._loop).result():
             if not wait:
                 raise _too_few(name, delay)
             time.sleep(delay.total_seconds())

@@ -287,3 +287,18 @@ async def test_limit_of_depth_alone_leaves_jobs_plain(store: Store, keys: Keys) 
     await put(store, new_job())
     assert not keys.exists("guarded")
     assert len(await take(store)) == 1
+
+
+async def test_partitions_that_wait_for_one_bucket_are_drained_without_pauses(store: Store, keys: Keys) -> None:
+    await limit(store, "slow", task="slow", concurrency=1)
+    await limit(store, "tenant", queue="default", by="args.tenant", concurrency=5)
+    await put(store, *[job_of(number, task="slow") for number in range(400)])
+    taken = 0
+    while jobs := await take(store, 5):  # the clock stands still
+        assert len(jobs) == 1
+        taken += 1
+        if taken == 5:
+            await everything_agrees(store)
+        await end(store, *jobs)
+    assert taken == 400
+    assert not keys.exists("waiting:default", keys.prefix + "turns:default", keys.prefix + "limited")

@@ -138,8 +138,8 @@ local function make_partitions()
         end
     end
 
-    local function return_due(queue, key)
-        local due = ours('ZRANGEBYSCORE', key, '-inf', NOW, 'LIMIT', 0, MOST)
+    local function return_due(queue, key, most)
+        local due = ours('ZRANGEBYSCORE', key, '-inf', NOW, 'LIMIT', 0, most)
         if #due > 0 then
             call('ZREM', key, unpack(due))
             return_to_turns(queue, due)
@@ -150,8 +150,8 @@ local function make_partitions()
     -- turns then.
     local function unpark(queue)
         if call('EXISTS', parked_of(queue), waiting_of(queue)) > 0 then
-            return_due(queue, parked_of(queue))
-            return_due(queue, waiting_of(queue))
+            return_due(queue, parked_of(queue), MOST)
+            return_due(queue, waiting_of(queue), KEPT / 2)
             local first = ours('ZCARD', turns_of(queue)) < KEPT and ours('ZRANGE', waiting_of(queue), 0, KEPT - 1) or {}
             if #first > 0 then
                 call('ZREM', waiting_of(queue), unpack(first))
@@ -274,7 +274,7 @@ local function limit_of(name) -- false where there is none of this name
             concurrency = tonumber(values.concurrency),
             interval = interval,
             burst = tonumber(values.burst) or 1,
-            shares = type(values.shares) == 'table' and values.shares or {},
+            shares = type(values.shares) == 'table' and next(values.shares) and values.shares or nil,
             queue = not document.by and document.queue, -- of whose partitions each passes through its bucket
         }
     end
@@ -344,7 +344,7 @@ end
 
 local function share_of(found)
     for _, bucket in ipairs(found) do
-        local value = bucket.limit and string.match(bucket.name, '=(.*)$')
+        local value = bucket.limit and bucket.limit.shares and string.match(bucket.name, '=(.*)$')
         local share = value and tonumber(bucket.limit.shares[value])
         if share then
             return share
@@ -489,35 +489,62 @@ local function next_entry()
 end
 
 -- ── one partition ───────────────────────────────────────────────────────────────────────────────────────────────
-local function fetch(entry)
-    local size = math.min(MOST, entry.size)
-    entry.page = ours('ZRANGE', entry.key, entry.fetched, entry.fetched + size - 1)
-    entry.fetched, entry.at, entry.size = entry.fetched + #entry.page, 1, 4 * entry.size
-    entry.is_whole = #entry.page < size
+-- An entry: its jobs before `base` + `at` have left it. `fate`: "moved" to a later start, "empty", "parked" until an instant,
+-- "waits" for a running job; nil where nothing has changed.
+local NONE = {}
+
+local function entry_of(walk, name, score)
+    return {
+        partition = name, key = walk.prefix .. name, start = math.max(walk.began, score), order = 0, buckets = buckets_of(name),
+        page = NONE, base = 0, at = 1, size = walk.size, fate = nil,
+    }
 end
 
--- A job that was never claimed and whose id was minted, which is the rule.
-local function new_head(id, member, queue, partition)
+local function fetch(entry)
+    entry.base = entry.base + #entry.page
+    entry.page = ours('ZRANGE', entry.key, entry.base, entry.base + entry.size - 1)
+    entry.at = 1
+    entry.size = #entry.page == entry.size and math.min(MOST, 4 * entry.size) or 0 -- 0: that was the rest
+end
+
+-- A job that was never claimed and whose id was minted, which is the rule: its fields and weights, or nil.
+local function new_job(id, queue, partition)
     local v = redis.pcall('HMGET', JOB .. id, 'state', 'kind', 'pickupTime', 'dueTime', 'created', 'payload', 'options', 'claims', 'partition')
     local known = v[1] == 'queued' and not v[3] and not v[8] and kind_of(v[2])
     if not known or not known.is_limited or known.queue ~= queue then -- a key of another type has no first field either
         return nil
+    elseif v[9] == partition then
+        return v
     end
-    local field, weights = v[9], nil
-    if field ~= partition then
-        field, weights = split_field(field or '')
-        if field ~= partition then
-            return nil
-        end
-    end
-    return { id = id, new = v, member = member, weights = weights }
+    local named, weights = split_field(v[9] or '')
+    return named == partition and v or nil, weights
 end
 
--- The first job of a partition; or "none", or "enough" where this script has read as many as it may.
-local function head_of(queue, entry)
+-- Any other job: nil for one that does not stand here.
+local function other_job(id, queue, partition)
+    local v = read(id, unpack(FIELDS))
+    local known = v and kind_of(v[2] or '')
+    local named, weights = split_field(known and known.is_limited and v[12] or '')
+    if not known then
+        met('orphans')
+    elseif v[1] ~= 'queued' or named ~= partition or known.queue ~= queue then
+        return nil
+    elseif tier_of(v[5]) == 2 then
+        ours('ZADD', quarantine_of(queue), v[6], id)
+    elseif overdue and is_overdue(id) then
+        expire(id, v[1], v[2])
+        ours('ZREM', P .. 'expiry', id)
+    else
+        return v, weights
+    end
+end
+
+-- The first job of a partition: "new" or "other", id, fields and weights; or "none", or "enough" where this script has read as many
+-- jobs as it may.
+local function first_job(queue, entry)
     while reads > 0 do
         if entry.at > #entry.page then
-            if entry.is_whole then
+            if entry.size == 0 then
                 return 'none'
             end
             fetch(entry)
@@ -526,50 +553,24 @@ local function head_of(queue, entry)
         if member then
             local id = string.sub(member, PLACE + 1)
             reads = reads - 1
-            local head = not overdue and new_head(id, member, queue, entry.partition)
-            if head then
-                return head
-            end
-            local v = read(id, unpack(FIELDS))
-            local known = v and kind_of(v[2] or '')
-            local tier = known and tier_of(v[5])
-            local partition, weights = split_field(known and known.is_limited and v[12] or '')
-            if not known or v[1] ~= 'queued' or partition ~= entry.partition or known.queue ~= queue or tier == 2 then
-                if known and v[1] == 'queued' and tier == 2 then
-                    ours('ZADD', quarantine_of(known.queue), v[6], id)
-                elseif not known then
-                    met('orphans')
+            local v, weights
+            if not overdue then
+                v, weights = new_job(id, queue, entry.partition)
+                if v then
+                    return 'new', id, v, weights
                 end
-                entry.gone[#entry.gone + 1] = member
-                entry.at = entry.at + 1
-            elseif overdue and is_overdue(id) then
-                expire(id, v[1], v[2])
-                ours('ZREM', P .. 'expiry', id)
-                entry.gone[#entry.gone + 1] = member
-                entry.at = entry.at + 1
-            else
-                return { id = id, v = v, member = member, weights = weights }
             end
+            v, weights = other_job(id, queue, entry.partition)
+            if v then
+                return 'other', id, v, weights
+            end
+            entry.at = entry.at + 1
         end
     end
     return 'enough'
 end
 
-local function take_head(entry, head, weights)
-    local v = head.new
-    if v then
-        take_first(head.id, 'queued', v[2], v[6], v[4], v[5], v[7])
-    else
-        take(head.id, head.v)
-    end
-    admit(entry.buckets, weights)
-    entry.gone[#entry.gone + 1] = head.member
-    entry.at = entry.at + 1
-end
-
 -- ── the partitions of a queue ───────────────────────────────────────────────────────────────────────────────────
-local NONE = {}
-
 local function load_turns(walk)
     local size = math.max(20, math.min(100, walk.room))
     local page, names = ours('ZRANGE', turns_of(walk.queue), walk.offset, walk.offset + size - 1, 'WITHSCORES'), {}
@@ -579,13 +580,8 @@ local function load_turns(walk)
     walk.offset, walk.is_whole = walk.offset + #names, #names < size
     read_buckets_of(names)
     for n, name in ipairs(names) do
-        local score = number(page[2 * n])
-        walk.last = score
-        loaded[#loaded + 1] = {
-            partition = name, start = math.max(walk.began, score), turn = score, order = 0, step = false, buckets = buckets_of(name),
-            key = partition_of(walk.queue, name), page = NONE, fetched = 0, at = 1, size = walk.size, is_whole = false, gone = {},
-            is_met = false, is_empty = false, has_moved = false, parked_until = false, waits = false,
-        }
+        walk.last = number(page[2 * n])
+        loaded[#loaded + 1] = entry_of(walk, name, walk.last)
     end
 end
 
@@ -593,10 +589,10 @@ end
 -- job of theirs brings them back, or they look again after a while.
 local function pass_by(walk, entry, instant, bucket)
     if instant > 0 then
-        entry.parked_until = instant
+        entry.fate, entry.until_ = 'parked', instant
     else
         walk.passed = walk.passed + 1
-        entry.waits = walk.passed > KEPT
+        entry.fate = walk.passed > KEPT and 'waits' or entry.fate
     end
     local blocks_all = bucket.limit and bucket.limit.queue == walk.queue
     walk.is_over = blocks_all and obstacle({ bucket }) ~= nil
@@ -605,44 +601,44 @@ local function pass_by(walk, entry, instant, bucket)
     end
 end
 
-local function go_on(walk, entry) -- after a job of the partition
-    entry.step = entry.step or math.floor(TURN / share_of(entry.buckets))
-    walk.room, walk.virtual = walk.room - 1, entry.start
-    entry.start = entry.start + entry.step
-    entry.turn, entry.has_moved = entry.start, true
-    local instant, bucket = obstacle(entry.buckets)
-    if instant then
-        return pass_by(walk, entry, instant, bucket)
-    end
-    push(entry)
-end
-
 local function serve_next(walk)
     local entry = next_entry()
     if not entry then
         walk.is_over = true
         return
-    elseif not entry.is_met then
+    elseif entry.order == 0 then
         walk.met[#walk.met + 1] = entry
-        entry.is_met = true
     end
     local instant, bucket = obstacle(entry.buckets)
-    local head = not instant and head_of(walk.queue, entry)
-    local weights = type(head) == 'table' and head.weights or nil
-    if weights then
-        instant, bucket = obstacle(entry.buckets, weights)
+    local what, id, v, weights
+    if not instant then
+        what, id, v, weights = first_job(walk.queue, entry)
+        if weights then
+            instant, bucket = obstacle(entry.buckets, weights)
+        end
     end
     if instant then
         looks = looks - 1
         return pass_by(walk, entry, instant, bucket)
-    elseif head == 'none' then
-        entry.is_empty = true
-    elseif head == 'enough' then
+    elseif what == 'none' then
+        entry.fate = 'empty'
+        return
+    elseif what == 'enough' then
         more, walk.is_over = math.max(more, 1), true
+        return
+    elseif what == 'new' then
+        take_first(id, 'queued', v[2], v[6], v[4], v[5], v[7])
     else
-        take_head(entry, head, weights)
-        go_on(walk, entry)
+        take(id, v)
     end
+    admit(entry.buckets, weights)
+    walk.room, walk.virtual = walk.room - 1, entry.start
+    entry.start, entry.at, entry.fate = entry.start + math.floor(TURN / share_of(entry.buckets)), entry.at + 1, 'moved'
+    instant, bucket = obstacle(entry.buckets)
+    if instant then
+        return pass_by(walk, entry, instant, bucket)
+    end
+    push(entry)
 end
 
 local function append(list, score, name)
@@ -659,27 +655,25 @@ end
 local function write_turns(walk)
     local queue, turns, gone, parked, waiting, spent = walk.queue, {}, {}, {}, {}, {}
     for _, entry in ipairs(walk.met) do
-        if #entry.gone > 0 and #entry.gone == entry.fetched - #entry.page + entry.at - 1 then -- the first ones
-            ours('ZREMRANGEBYRANK', entry.key, 0, #entry.gone - 1)
-        elseif #entry.gone > 0 then
-            in_pieces('ZREM', entry.key, entry.gone)
+        local left_it, fate = entry.base + entry.at - 1, entry.fate
+        if left_it > 0 then
+            ours('ZREMRANGEBYRANK', entry.key, 0, left_it - 1)
+            if entry.at > #entry.page and (entry.size == 0 or call('EXISTS', entry.key) == 0) then
+                fate = 'empty'
+            end
         end
-        local is_empty = entry.is_empty
-        if not is_empty and #entry.gone > 0 and entry.at > #entry.page then
-            is_empty = entry.is_whole or call('EXISTS', entry.key) == 0
-        end
-        if is_empty or entry.parked_until or entry.waits then
+        if fate == 'moved' then
+            append(turns, entry.start, entry.partition)
+        elseif fate then
             gone[#gone + 1] = entry.partition
-            if entry.turn > walk.virtual then
-                append(spent, entry.turn, entry.partition)
+            if entry.start > walk.virtual then
+                append(spent, entry.start, entry.partition)
             end
-            if not is_empty and entry.waits then
+            if fate == 'parked' then
+                append(parked, entry.until_, entry.partition)
+            elseif fate == 'waits' then
                 append(waiting, now + RECHECK, entry.partition)
-            elseif not is_empty then
-                append(parked, entry.parked_until, entry.partition)
             end
-        elseif entry.has_moved then
-            append(turns, entry.turn, entry.partition)
         end
     end
     in_pieces('ZADD', turns_of(queue), turns)
@@ -698,7 +692,7 @@ local function serve(queue, slots)
     local virtual = number(ours('HGET', P .. 'virtual', queue))
     local walk = {
         queue = queue, virtual = virtual, began = virtual, room = math.min(slots, limit - leased), offset = 0, last = -1, passed = 0,
-        met = {},
+        met = {}, prefix = partition_of(queue, ''),
     }
     walk.size = math.max(2, math.ceil(walk.room / number_of)) -- jobs of a partition that are read at first
     loaded, next_loaded, heap = {}, 1, {}
@@ -714,11 +708,13 @@ local function serve(queue, slots)
         more = math.max(more, 1)
     end
     write_turns(walk)
-    for _, key in ipairs({ parked_of(queue), waiting_of(queue) }) do
-        local first = ours('ZRANGE', key, 0, 0, 'WITHSCORES')[2]
-        if first then
-            note_room_at(tonumber(first))
-        end
+    local parked = ours('ZRANGE', parked_of(queue), 0, 0, 'WITHSCORES')[2]
+    if parked then
+        note_room_at(tonumber(parked))
+    end
+    local waits = ours('ZRANGE', waiting_of(queue), 0, 0, 'WITHSCORES')[2]
+    if waits then -- of many that wait, each claim looks at some
+        note_room_at(math.max(tonumber(waits), now + RECHECK / 10))
     end
 end
 

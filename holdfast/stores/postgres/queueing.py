@@ -228,17 +228,21 @@ class PostgresQueueing:
         wants = {queue: slots for queue, slots in request.wants.items() if slots > 0}
         if not self._limits_seen:
             return None
-        if EVERY_QUEUE in wants and self._stale:
-            await self._refresh()
         claiming = ClaimProgress(request, wants)
-        queues = self._turn(claiming)
+        due = await self._claim_all_limited(claiming, self._turn(claiming))
+        if EVERY_QUEUE in wants and not due and (not claiming.jobs or self._stale):
+            tried = set(self._turn(claiming))
+            await self._refresh()  # empty-handed it answers only when it is sure
+            due = await self._claim_all_limited(claiming, [each for each in self._turn(claiming) if each not in tried])
+        return None if due and not claiming.jobs else claiming.claim()
+
+    async def _claim_all_limited(self, claiming: ClaimProgress, queues: list[str]) -> bool:
         for first in range(0, len(queues), _QUEUES_MOST):
-            due = await self._claim_limited(claiming, queues[first : first + _QUEUES_MOST])
-            if due and not claiming.jobs:
-                return None
-            if due or claiming.full:
+            if claiming.full:
                 break
-        return claiming.claim()
+            if await self._claim_limited(claiming, queues[first : first + _QUEUES_MOST]):
+                return True
+        return False
 
     async def _claim_limited(self, claiming: ClaimProgress, queues: list[str]) -> bool:
         """Claims jobs under limits, for idle runners alone; returns True if it held back because something is due."""

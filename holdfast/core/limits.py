@@ -54,6 +54,11 @@ class LimitValues(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     depth: int | None = None
 
     @property
+    def most_lacking_us(self) -> int | None:
+        """Microseconds in which an empty bucket fills; None for a limit without a rate."""
+        return None if self.interval_us is None else self.burst * self.interval_us
+
+    @property
     def interval_us(self) -> int | None:
         """Microseconds between two tokens; None for a limit without a rate."""
         return None if self.rate is None else -(-self.period_us // self.rate)

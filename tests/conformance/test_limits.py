@@ -363,3 +363,15 @@ async def test_limited_and_plain_jobs_share_a_queue(store: Store) -> None:
     counted = Counter([job.task for _ in range(4) for job in await take(store, 10)])
     assert counted["slow"] >= 10
     assert counted["quick"] >= 10
+
+
+async def test_key_that_comes_job_by_job_starves_no_other(store: Store) -> None:
+    await limit(store, by="args.tenant", concurrency=1)
+    await put(store, *[job_of(1) for _ in range(30)])
+    served = []
+    for _ in range(30):
+        await put(store, job_of(2))
+        (job,) = await take(store, 1)
+        served += tenants([job])
+        await end(store, job)
+    assert abs(served.count(1) - 15) <= 1

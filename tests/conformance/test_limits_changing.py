@@ -32,6 +32,18 @@ async def test_values_change_at_once(store: Store, opener: Opener) -> None:
     assert len(await take(other, 9)) == 5
 
 
+async def test_raised_rate_holds_at_once(store: Store, clock: ManualClock) -> None:
+    await limit(store, rate=1, period_us=3_600_000_000)
+    await put(store, *[new_job() for _ in range(3)])
+    assert len(await take(store, 9)) == 1
+    assert await take(store, 9) == []
+    await limit_again(store, rate=10, period_us=1_000_000)
+    assert await take(store, 9) == []
+    clock.advance(0.1)
+    assert len(await take(store, 9)) == 1
+    assert await store.limits.take_tokens("mail", 1) <= timedelta(seconds=0.1)
+
+
 async def test_limit_holds_for_jobs_that_came_before_it(store: Store, opener: Opener) -> None:
     other = await opener()
     await put(other, *[job_of(tenant) for tenant in (1, 1, 1, 2)])

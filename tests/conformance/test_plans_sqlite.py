@@ -153,6 +153,8 @@ COLD = {
     "set_bucket": AS_GIVEN,
     "list_queue": AS_GIVEN,
     "any_bucket": "the first row it meets",
+    "bound_buckets": "when a limit changes: a row for each of its buckets",
+    "free_partitions": "when a limit changes: every partition that waits",
     **dict.fromkeys(("limits", "limits_version"), "a row for each limit, of which there are a thousand at most"),
     "limited_queues": "a row for each queue that ever had a job under a limit",
     "waiting_jobs": "when a limit is added or removed: goes through the table page by page",

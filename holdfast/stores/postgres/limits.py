@@ -53,6 +53,9 @@ class PostgresLimits:
             rows = await self._write_row(fetch, change)
             if rows:
                 await fetch(self._sql["free_parked"])
+            if rows and change.limit.values.most_lacking_us is not None:
+                name, most = to_text(change.limit.name), change.limit.values.most_lacking_us
+                await fetch(self._sql["bound_buckets"], name=name, most=most)
             return int(rows[0][0]) if rows else None
 
         revision = await self._links.transaction(run_in_transaction, extra=UPKEEP)

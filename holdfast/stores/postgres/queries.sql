@@ -1021,6 +1021,11 @@ returning revision;
 delete from holdfast.job_limit where name = :name and revision = :expected
 returning revision + 1;
 
+-- own: bound_buckets
+-- The buckets of a limit lack no more than they hold by the new values: of the limit itself and, after "=", of its keys.
+update holdfast.bucket set full_at = least(full_at, :now + :most::bigint)
+where name = :name or (name > :name || '=' and name < :name || '>');
+
 -- own: free_parked
 -- They may have been parked by values that hold no longer.
 update holdfast.partition set blocked_until = null where blocked_until is not null;

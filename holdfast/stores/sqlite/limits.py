@@ -63,6 +63,11 @@ class SqliteLimits(SqliteFamily):
         name = "remove_limit" if change.remove else "replace_limit" if expected else "add_limit"
         if transaction.connection.execute(self._sql[name], values).rowcount != 1:
             return None
+        most = limit.values.most_lacking_us
+        if most is not None:
+            values = {"name": limit.name, "most": transaction.now_us + most}
+            transaction.connection.execute(self._sql["bound_buckets"], values)
+        transaction.connection.execute(self._sql["free_partitions"])
         for (queue,) in transaction.connection.execute(self._sql["limited_queues"]):
             transaction.notify_topic(f"queue:{queue}")
         return expected + 1 if expected else transaction.now_us
@@ -323,7 +328,11 @@ class _Turns:
         self._connection.execute(self._sql["move_partition"], (self._queue, partition, turn, until))
 
     def drop_partition(self, partition: str) -> None:
-        """Forgets a partition without ready jobs."""
+        """Forgets a partition without ready jobs, now that its turn has come.
+
+        Forgotten sooner, a key whose jobs come one by one would go first each time.
+        """
+        self._queue_turn = max(self._queue_turn, self._turn)
         self._moved.pop(partition, None)
         self._connection.execute(self._sql["drop_partition"], (self._queue, partition))
 

@@ -246,7 +246,10 @@ begin
                   and (j.rank, j.run_at, j.seq) > (s_rank[place], s_run_at[place], s_seq[place])
                   and (j.expires_at is null or j.expires_at > now_us or j.started_at is not null)
                 order by j.rank, j.run_at, j.seq limit 1 for no key update skip locked;
-                continue when not found;
+                if not found then
+                    v := greatest(v, start); -- it is forgotten, and comes anew at this turn
+                    continue;
+                end if;
             end if;
             s_rank[place] := job.rank; s_run_at[place] := job.run_at; s_seq[place] := job.seq;
             names := string_to_array(s_name[place], separator);
@@ -364,11 +367,13 @@ begin
     if not found then
         return next;
     end if;
-    -- Partitions without ready jobs are not listed any longer. Those that a submission relies on are locked, and stay.
+    -- Partitions without ready jobs are not listed any longer once their turn has come: else a key whose jobs come one by
+    -- one would go first each time. Those that a submission relies on are locked, and stay.
     idle := array(
         select l.ctid from unnest(t_queue, t_name) t (queue, name) cross join lateral (
             select p.ctid from holdfast.partition p
             where p.queue = t.queue and p.name = t.name and not holdfast.has_ready(p.queue, p.name)
+              and p.turn <= (select q.turn from holdfast.limited_queue q where q.queue = p.queue)
             for update skip locked) l);
     if cardinality(idle) > 0 then
         delete from holdfast.partition p where p.ctid = any(idle) and not holdfast.has_ready(p.queue, p.name);

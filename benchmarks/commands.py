@@ -12,10 +12,11 @@ import uvloop
 from benchmarks.harness import Line, Plan, at_least, at_most, percentile, times_at_most
 from holdfast.core.lifecycle import Succeeded
 from holdfast.tasks.command_policy import CommandPolicy
-from holdfast.worker.executors.command import run_command
+from holdfast.worker.executors.command import CommandRunner
 
 TITLE = "Command jobs"
 _POLICY = CommandPolicy(mode="shell")
+_RUNNER = CommandRunner()
 _TRUE: dict[str, object] = {"argv": ["/bin/true"]}
 _SLEEPERS: dict[str, object] = {"shell": "sleep 300 & sleep 300"}
 _ABANDONED: dict[str, object] = {"shell": "sleep 300 & echo done"}
@@ -56,7 +57,7 @@ async def _milliseconds(payload: dict[str, Any], timeout: float = _TIMEOUT) -> f
     started = time.perf_counter()
     try:
         async with asyncio.timeout(timeout):
-            outcome = await run_command(payload, _POLICY)
+            outcome = await _RUNNER.run(payload, _POLICY)
     except TimeoutError:
         outcome = None
     took = (time.perf_counter() - started) * 1000
@@ -70,7 +71,7 @@ async def _rate(commands: int) -> float:
 
     async def caller() -> None:
         for _ in left:
-            await run_command(_TRUE, _POLICY)
+            await _RUNNER.run(_TRUE, _POLICY)
 
     started = time.perf_counter()
     await asyncio.gather(*[caller() for _ in range(4)])

@@ -42,7 +42,10 @@ _NONE = "none"
 
 @add_group("limit")
 def limit() -> None:
-    """List, add, change and pause limits: how many jobs run at once, how often they start."""
+    """List, add, change and pause limits of queues and tasks.
+
+    A limit says how many jobs run at once, how often they start, and how many may wait.
+    """
 
 
 @limit.command("list", examples=["holdfast limit list", "holdfast limit list --json"])
@@ -82,7 +85,10 @@ def _row(each: Limit, document: LimitDocument) -> list[object]:
 @click.argument("values", metavar="[VALUE]...", nargs=-1)
 @click.pass_obj
 def limit_show(session: Session, *, name: str, values: tuple[str, ...]) -> None:
-    """Show a limit and its use; of one with a key, the use of these values of the key."""
+    """Show a limit and its use.
+
+    Of a limit with a key, the use of these values of the key.
+    """
     with session.open_jobs() as app:
         limits = app.limits.sync
         found = limits.get(name)
@@ -191,7 +197,10 @@ def limit_add(
     replace: bool,
     **given: str | None,
 ) -> None:
-    """Add a limit of a queue or a task; of neither: handlers take tokens of it by `context.limit`."""
+    """Add a limit of a queue or a task.
+
+    Of neither: handlers take tokens of it by `context.limit`.
+    """
     scope = {field: text for field, text in (("queue", queue), ("task", task), ("by", by)) if text is not None}
     values = {field: value for field, value in _parse_values(given, shares).items() if value is not None}
     if "shares" in values:
@@ -261,7 +270,9 @@ def _each_of(session: Session, names: tuple[str, ...], done: str, change: Callab
 @click.option("--for", "span", metavar="SPAN", required=True, help="How long: 30, 10m, 2h.")
 @click.pass_obj
 def limit_pause(session: Session, *, name: str, values: tuple[str, ...], span: str) -> None:
-    """Start no job under a limit for so long; of one with a key, none of these values of the key.
+    """Start no job under a limit for so long.
+
+    Of a limit with a key, none of these values of the key.
 
     Running jobs go on. A pause ends by itself; a later one makes it longer, never shorter.
     """

@@ -17,6 +17,7 @@ from holdfast.worker.reporting import tell_expired, tell_recovered
 
 _BATCH = 500
 _PRUNE_EVERY = 60.0  # seconds
+_END_OVERDUE_EVERY = 4.0  # seconds between two looks for jobs that have expired, however often it sweeps
 _REFUSED = 1000  # limit of reported jobs that cannot be settled
 
 
@@ -28,6 +29,7 @@ class Sweeper:
         self._store = store
         self._patience = RetryDelay(shared, "sweeper")
         self._pruned_at = shared.clock.monotonic()
+        self._ended_overdue_at = -_END_OVERDUE_EVERY
         self._refused: set[str] = set()  # reported jobs that the store cannot settle
 
     async def run(self) -> None:
@@ -66,7 +68,11 @@ class Sweeper:
             raise failed
 
     async def _expire(self) -> int:
-        """End the jobs whose ``expires`` has come, of every queue."""
+        """End the jobs whose ``expires`` has come, of every queue: claims end those of the queues that are served."""
+        now = self._shared.clock.monotonic()
+        if now - self._ended_overdue_at < _END_OVERDUE_EVERY:
+            return 0
+        self._ended_overdue_at = now
         expired = 0
         while batch := await self._store.maintenance.expire_waiting(limit=_BATCH):
             tell_expired(self._shared.events, batch)

@@ -97,7 +97,7 @@ class Pairing:
             return [fields[b"id"].decode() for _, fields in self.entries(self.dead_key(queue))]
         return [each.decode() for each in self.execute("LRANGE", self.dead_key(queue), 0, -1)]
 
-    def mark_stale(self) -> None:
+    def forget(self) -> None:
         """Lose every key of this pairing, and nobody else's."""
         for base in (self.key(), self.dead_key()):
             for key in self.execute("KEYS", base.replace("{", "\\{") + "*"):

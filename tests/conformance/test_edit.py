@@ -280,7 +280,7 @@ async def test_running_and_ended_jobs_stay_as_they_are(store: Store) -> None:
     assert await store.query.count(JobFilter(tag="x")) == 0
 
 
-async def test_each_of_64_edits_is_claimed_or_refused(opener: Opener) -> None:
+async def test_each_of_64_edits_is_claimed_or_refused(opener: Opener, clock: ManualClock) -> None:
     stores = [await opener() for _ in range(4)]
     ids = await put(stores[0], *[new_job(payload='{"n":0}') for _ in range(64)])
 
@@ -289,19 +289,21 @@ async def test_each_of_64_edits_is_claimed_or_refused(opener: Opener) -> None:
         changes = JobChanges(payload='{"n":1}', priority=number % 3)
         return bool((await stores[number % 4].admin.edit(ids[number], changes)).changed)
 
-    async def claim_all(store: Store) -> list[Job]:
-        taken: list[Job] = []
+    taken: list[Job] = []
+
+    async def claim_all(store: Store) -> None:
         async with asyncio.timeout(60):
-            while len(taken) < 16:
+            while len(taken) < 64:
                 brought = await take(store, 4)
-                taken += brought
+                taken.extend(brought)
                 if not brought:  # an id that was delivered while its job was being edited is announced again by a sweep
+                    clock.advance(1)
                     await store.maintenance.reannounce()
-        return taken
 
     claims = [asyncio.ensure_future(claim_all(store)) for store in stores]
     edited = await asyncio.gather(*map(edit_one, range(64)))
-    jobs = {job.id: job for taken in await asyncio.gather(*claims) for job in taken}
+    await asyncio.gather(*claims)
+    jobs = {job.id: job for job in taken}
 
     assert len(jobs) == 64
     for number, job_id in enumerate(ids):

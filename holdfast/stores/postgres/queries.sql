@@ -1021,7 +1021,7 @@ returning revision;
 delete from holdfast.job_limit where name = :name and revision = :expected
 returning revision + 1;
 
--- own: bound_buckets
+-- name: bound_buckets
 -- The buckets of a limit lack no more than they hold by the new values: of the limit itself and, after "=", of its keys.
 update holdfast.bucket set full_at = least(full_at, :now + :most::bigint)
 where name = :name or (name > :name || '=' and name < :name || '>');

@@ -718,7 +718,7 @@ from holdfast_job where state = 2 and partition > '' group by partition, weights
 update holdfast_partition set blocked_until = null where queue = :queue and partition in (
     select partition from holdfast_partition where queue = :queue and blocked_until <= :now order by blocked_until limit :limit);
 
--- own: bound_buckets
+-- name: bound_buckets
 -- The buckets of a limit lack no more than they hold by the new values: of the limit itself and, after "=", of its keys.
 update holdfast_bucket set full_at = min(full_at, :most)
 where name = :name or (name > :name || '=' and name < :name || '>');

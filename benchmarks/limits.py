@@ -1,4 +1,4 @@
-"""What limits cost: drains of limited queues, claims with blocked jobs, and how long a flood delays another's job.
+"""Cost of limits: drains of limited queues, claims with blocked jobs, and how long a flood delays another's job.
 
 A drain is claims and settlements of a hundred jobs at a time, by one process and without handlers.
 """
@@ -24,7 +24,7 @@ from holdfast.worker import Worker
 TITLE = "what limits cost"
 
 Place = Callable[[], AbstractContextManager[Path | str]]
-"""Where empty stores may be: their URL, as long as the context lasts."""
+"""Gives the URL of an empty store, for as long as the context lasts."""
 
 _BATCH, _KEYS = 100, 10_000
 _HOUR = "1/h"

@@ -31,9 +31,7 @@ class QueueDepths:
 
         The count may be a second old: by as much as other processes submit meanwhile, a queue may become deeper.
         """
-        table = self._limits.table
-        if self._limits.is_stale:
-            table = self._limits.set_limits(await self._read_limits())
+        table = await self._limits.current_limits()
         if not table.depths:
             return
         wanted = Counter(job.queue for job in jobs if job.queue in table.depths)

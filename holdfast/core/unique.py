@@ -19,7 +19,7 @@ from holdfast.core.models import MICROSECOND, Job, NewJob, Options, UniqueKey
 from holdfast.core.validation import check_span, did_you_mean, value_at
 
 KEY_PREFIX = "\x1f"
-"""What every key made here begins with, and no idempotency key: control characters are refused in those."""
+"""Prefix of the keys made here. No idempotency key begins so: control characters are refused in those."""
 
 _SCOPES = ("waiting", "active")
 _CONFLICTS = ("keep", "replace", "reschedule")

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from holdfast.app.limits import scope_buckets
 from holdfast.core.errors import HoldfastError, Invalid, RateLimited
 from holdfast.core.lifecycle import Failed
-from holdfast.core.limits import MAX_WEIGHT, LimitTable
+from holdfast.core.limits import MAX_WEIGHT
 from holdfast.core.models import Job
 from holdfast.core.validation import did_you_mean, format_duration, parse_count
 from holdfast.stores.base import Store
@@ -44,7 +44,7 @@ class HandlerLimits:
 
     async def _try_to_take(self, name: str, tokens: int) -> timedelta:
         parse_count(tokens, "tokens", least=1, most=MAX_WEIGHT, text=False)
-        limit = (await self._limits()).limits.get(name)
+        limit = (await self._cache.current_limits()).limits.get(name)
         if limit is None or limit.values.rate is None or limit.by is not None:
             usable = [each.name for each in self._cache.table.limits.values() if each.values.rate and not each.by]
             problem = "there is no such limit" if limit is None else "it has no rate, or a bucket for each key"
@@ -52,18 +52,13 @@ class HandlerLimits:
             raise Invalid("limit", name, remedy)
         return await self._store.limits.take_tokens(name, tokens)
 
-    async def _limits(self) -> LimitTable:
-        if self._cache.is_stale:
-            self._cache.set_limits(await self._store.limits.read_limits())
-        return self._cache.table
-
     async def pause_scope(self, job: Job, failed: Failed) -> Failed:
         """Pauses the limits that a failed handler asked to pause; returns its outcome, which says so."""
         if failed.pause is None or failed.delay is None:
             return failed
         scope = failed.pause
         try:
-            buckets = scope_buckets(await self._limits(), scope, job.task, job.queue, job.payload)
+            buckets = scope_buckets(await self._cache.current_limits(), scope, job.task, job.queue, job.payload)
             if buckets:
                 await self._store.limits.pause_buckets(buckets, failed.delay)
         except HoldfastError as error:

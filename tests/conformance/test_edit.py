@@ -37,7 +37,7 @@ BOTH = {"default": 9, "other": 9}
 
 
 async def edit(store: Store, job_id: str, **changes: Any) -> bool:
-    """Whether the job was edited; if not, the answer names its state."""
+    """Edits a job; True if it was edited. If not, the answer names its state."""
     answer = await store.admin.edit(job_id, JobChanges(**changes))
     standing = await store.query.get(job_id)
     found = None if standing is None else standing.state

@@ -49,7 +49,7 @@ class ModelJob:
 
     @property
     def seen(self) -> tuple[object, ...]:
-        """What the store must say of the job."""
+        """Fields that the store must show of the job."""
         edited = (self.new.queue, self.new.priority, self.new.payload, self.expires_at)
         ran = (self.state, self.claims, self.attempts, self.losses, self.run_at, self.cancelling, self.error)
         return (*ran, self.new.key, *edited)
@@ -298,6 +298,6 @@ def crash_reason(settlement: Settlement) -> bool:
 
 
 def seen(job: Job) -> tuple[object, ...]:
-    """What the store says of a job, as ``ModelJob.seen``."""
+    """Fields that the store shows of a job, as ``ModelJob.seen``."""
     ran = (job.state, job.claims, job.attempts, job.losses, job.run_at_us, job.cancelling, job.error)
     return (*ran, job.key, job.queue, job.priority, job.payload, job.expires_at_us)

@@ -1,4 +1,4 @@
-"""What the calls of the model test are given."""
+"""Arguments for the calls of the model test."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from holdfast import Resources
 from holdfast.tasks import Task
 
 KEPT: list[bytearray] = []
-"""What a job leaves behind in its child."""
+"""Memory that a job leaves behind in its child."""
 
 
 def limited(**resources: Any) -> Any:

@@ -36,7 +36,10 @@ class LimitCache:
         """Reads the limits again at their next use: this process changed one."""
         self._read_at = -REFRESH
 
+    async def current_limits(self) -> LimitTable:
+        """Returns the limits, read again if they are stale."""
+        return self.set_limits(await self._read()) if self.is_stale else self.table
+
     async def bind(self, jobs: Sequence[NewJob]) -> Sequence[NewJob]:
         """Returns the jobs, with partitions where they are under limits."""
-        table = self.set_limits(await self._read()) if self.is_stale else self.table
-        return table.bind(jobs)
+        return (await self.current_limits()).bind(jobs)

@@ -38,7 +38,7 @@ class Settling:
     ) -> None:
         self._limit_cache = limit_cache
         self.has_limited = False
-        """Whether this process has ever claimed jobs under limits."""
+        """True once this process has claimed jobs under limits."""
         self._links = links
         self._sql = statements
         self._tell = tell

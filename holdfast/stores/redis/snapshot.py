@@ -9,7 +9,7 @@ from typing import NamedTuple
 from holdfast.stores.connections.redis_protocol import Argument
 
 FIELDS = ("state", "kind", "dueTime", "seq", "losses", "key", "endTime", "expiresAt", "pickupTime", "partition")
-"""What a job's hash is asked for."""
+"""Fields that are read of a job's hash."""
 
 _KIND = re.compile(rb"(-?\d+) \S+ (.*?)\n")
 _LIMITED = re.compile(rb"\n.*\n\Z", re.DOTALL)

@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from holdfast.core.job_changes import JobChanges
 from holdfast.core.models import BulkResult, JobFilter, JobState, ReplayRate, WorkerCommand
 from holdfast.stores.common.named_sql import CODES, STATES
 from holdfast.stores.common.requests import CHOOSE, UNSUCCESSFUL, Chosen, SelectionAdmin
 from holdfast.stores.sqlite.encoding import INLINE_PAYLOAD, as_json, decode_unique, filter_parameters, span_us
-from holdfast.stores.sqlite.limits import SqliteLimits
+from holdfast.stores.sqlite.limits import LimitedFamily
 from holdfast.stores.sqlite.maintenance import delete_rows
-from holdfast.stores.sqlite.opened import OpenedSqlite, SqliteFamily
 from holdfast.stores.sqlite.submission import WAITING_STATES, rewrite_waiting, run_flow, take_unique
 from holdfast.stores.sqlite.writer import Transaction
 
 
-class SqliteAdmin(SqliteFamily, SelectionAdmin):
+class SqliteAdmin(LimitedFamily, SelectionAdmin):
     """Family ``admin`` of SQLite."""
-
-    def __init__(
-        self,
-        opened: Callable[[], OpenedSqlite],
-        now: Callable[[], int],
-        statements: Mapping[str, str],
-        path: str,
-        limits: SqliteLimits,
-    ) -> None:
-        super().__init__(opened, now, statements, path)
-        self._limits = limits
 
     async def _cancel(self, chosen: Chosen) -> BulkResult:
         return await self._opened().writer.call(lambda transaction: self._cancel_in(transaction, chosen))

@@ -3,36 +3,24 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from holdfast.core.errors import Invalid
 from holdfast.core.limits import decode_limits
 from holdfast.core.models import JobState, Lease, NewJob, Settled, Submitted, TxOutcome
 from holdfast.stores.base import Statement, StatementFlow
-from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.stores.common.named_sql import STATES
 from holdfast.stores.sqlite.connection import SOUND_CHECKPOINT
-from holdfast.stores.sqlite.opened import OpenedSqlite, SqliteFamily
+from holdfast.stores.sqlite.limits import LimitedFamily
 from holdfast.stores.sqlite.submission import submit_one_by_one
 from holdfast.stores.sqlite.writer import Transaction
 
 
-class SqliteExternal(SqliteFamily):
+class SqliteExternal(LimitedFamily):
     """Family ``external`` of SQLite."""
 
     dialect = "sqlite"
-
-    def __init__(
-        self,
-        opened: Callable[[], OpenedSqlite],
-        now: Callable[[], int],
-        statements: Mapping[str, str],
-        path: str,
-        limits: LimitCache,
-    ) -> None:
-        super().__init__(opened, now, statements, path)
-        self._limits = limits
 
     async def verify(self) -> StatementFlow[None]:
         return self._verify()
@@ -54,9 +42,9 @@ class SqliteExternal(SqliteFamily):
         return self._submit(jobs)
 
     def _submit(self, jobs: Sequence[NewJob]) -> StatementFlow[list[Submitted]]:
-        if self._limits.is_stale:
-            self._limits.set_limits(decode_limits((yield Statement(self._sql["limits"]))))
-        return (yield from submit_one_by_one(self._sql, self._limits.table.bind(jobs), self._now()))
+        if self._limits.cache.is_stale:
+            self._limits.cache.set_limits(decode_limits((yield Statement(self._sql["limits"]))))
+        return (yield from submit_one_by_one(self._sql, self._limits.cache.table.bind(jobs), self._now()))
 
     def complete_steps(self, lease: Lease, result: str | None) -> StatementFlow[Settled]:
         self._opened().identity.check_files()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import sqlite3
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -30,7 +30,7 @@ from holdfast.core.limits import (
 )
 from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.stores.sqlite.encoding import as_json, span_us
-from holdfast.stores.sqlite.opened import SqliteFamily
+from holdfast.stores.sqlite.opened import OpenedSqlite, SqliteFamily
 from holdfast.stores.sqlite.writer import Transaction
 
 _ASSIGNED = 500  # jobs that a claim gives partitions at a time
@@ -153,6 +153,21 @@ class SqliteLimits(SqliteFamily):
                 transaction.connection.execute(self._sql["set_bucket"], values)
 
         await self._opened().writer.call(run_in_transaction)
+
+
+class LimitedFamily(SqliteFamily):
+    """Base of the families that obey limits or give jobs their partitions."""
+
+    def __init__(
+        self,
+        opened: Callable[[], OpenedSqlite],
+        now: Callable[[], int],
+        statements: Mapping[str, str],
+        path: str,
+        limits: SqliteLimits,
+    ) -> None:
+        super().__init__(opened, now, statements, path)
+        self._limits = limits
 
 
 def read_buckets(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TypeVar
 
@@ -31,9 +31,8 @@ from holdfast.stores.common.named_sql import CODES, STATES
 from holdfast.stores.common.requests import awaited_jobs
 from holdfast.stores.sqlite.claiming import ClaimTaking, read_value
 from holdfast.stores.sqlite.encoding import as_json, encode_json, job_row, limited_row, span_us
-from holdfast.stores.sqlite.limits import SqliteLimits
+from holdfast.stores.sqlite.limits import LimitedFamily
 from holdfast.stores.sqlite.maintenance import expire_overdue
-from holdfast.stores.sqlite.opened import OpenedSqlite, SqliteFamily
 from holdfast.stores.sqlite.query import Reads
 from holdfast.stores.sqlite.submission import extra_rows, is_plain, run_flow, submit_one_by_one
 from holdfast.stores.sqlite.writer import Transaction
@@ -44,23 +43,12 @@ PROMOTE_MOST = 1000
 """Due jobs made ready by one claim; more are made ready by the next."""
 
 
-class SqliteQueueing(SqliteFamily):
+class SqliteQueueing(LimitedFamily):
     """Family ``queueing`` of SQLite: each verb is one write transaction, made of the methods below it."""
 
     _served = ""  # the queue a claim of every queue served last
     _served_limited = ""  # the queue whose jobs under limits were taken last
     _limited_first = False  # whether the next claim looks for jobs under limits before the others
-
-    def __init__(
-        self,
-        opened: Callable[[], OpenedSqlite],
-        now: Callable[[], int],
-        statements: Mapping[str, str],
-        path: str,
-        limits: SqliteLimits,
-    ) -> None:
-        super().__init__(opened, now, statements, path)
-        self._limits = limits
 
     # ── submit ────────────────────────────────────────────────────────────────────────────────────────────────
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:

@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Mapping
 
 import msgspec
 
 from holdfast.core.schedule import DueSchedules, Schedule, ScheduleChange, decode_schedules, encode_schedule
-from holdfast.stores.common.limit_cache import LimitCache
-from holdfast.stores.sqlite.opened import OpenedSqlite, SqliteFamily
+from holdfast.stores.sqlite.limits import LimitedFamily
 from holdfast.stores.sqlite.submission import run_flow, submit_one_by_one
 from holdfast.stores.sqlite.writer import Transaction
 
 
-class SqliteSchedules(SqliteFamily):
+class SqliteSchedules(LimitedFamily):
     """Family ``schedules`` of SQLite."""
 
-    def __init__(
-        self,
-        opened: Callable[[], OpenedSqlite],
-        now: Callable[[], int],
-        statements: Mapping[str, str],
-        path: str,
-        limits: LimitCache,
-    ) -> None:
-        super().__init__(opened, now, statements, path)
-        self._limits = limits
-
     async def write_schedule(self, change: ScheduleChange) -> int | None:
-        bound = msgspec.structs.replace(change, jobs=await self._limits.bind(change.jobs))
+        bound = msgspec.structs.replace(change, jobs=await self._limits.cache.bind(change.jobs))
         return await self._opened().writer.call(lambda transaction: self._write_in(transaction, bound))
 
     def _write_in(self, transaction: Transaction, change: ScheduleChange) -> int | None:

@@ -68,9 +68,9 @@ class SQLiteStore:
         self.maintenance: Maintenance = SqliteMaintenance(*parts)
         self.admin: Admin = SqliteAdmin(*parts, limits)
         self.query: Query = SqliteQuery(*parts)
-        self.schedules: Schedules = SqliteSchedules(*parts, limits.cache)
+        self.schedules: Schedules = SqliteSchedules(*parts, limits)
         self.health: Health = SqliteHealth(*parts)
-        self.external: External = SqliteExternal(*parts, limits.cache)
+        self.external: External = SqliteExternal(*parts, limits)
         self._opened: OpenedSqlite | None = None
         self._lock = threading.Lock()
 

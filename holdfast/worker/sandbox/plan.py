@@ -32,7 +32,7 @@ class Mechanism(NamedTuple):
     name: str
     namespaces: bool
     remedy: str
-    """How a host gets it."""
+    """Instructions for making it available on a host."""
 
 
 NAMESPACES = Mechanism(

@@ -32,9 +32,15 @@ class Ticker:
         self._store = store
         self._declared = declared
         self._patience = RetryDelay(shared, "ticker")
-        self._reconciled = False
+        self._limits_written = self._schedules_written = False
         self.next_tick = math.inf
         """The clock's reading when the next schedule is due, as far as this worker knows."""
+
+    async def write_limits(self) -> None:
+        """Reconciles the stored limits with the code's. Awaited before the first claim, and again until it succeeds."""
+        app = self._shared.app
+        await LimitManager(app).reconcile(app.declared_limits)
+        self._limits_written = True
 
     async def run(self) -> None:
         """Wakes at the next tick, and every poll: other programs may have added an earlier one."""
@@ -53,10 +59,11 @@ class Ticker:
 
     async def _fire_due(self) -> float:
         """Fires what is due; returns the seconds to sleep."""
-        if not self._reconciled:
-            await LimitManager(self._shared.app).reconcile(self._shared.app.declared_limits)
+        if not self._limits_written:
+            await self.write_limits()
+        if not self._schedules_written:
             await ScheduleManager(self._shared.app).reconcile(self._declared)
-            self._reconciled = True
+            self._schedules_written = True
         longest = self._shared.settings.poll.total_seconds()
         due = await self._store.schedules.due_schedules(limit=_BATCH)
         moved = 0

@@ -14,7 +14,6 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from holdfast.app import Holdfast
-from holdfast.app.limits import LimitManager
 from holdfast.core.errors import HoldfastError, StoreReplaced, Unavailable
 from holdfast.core.events import StoreTrouble, WorkerStarted, WorkerStopped, WorkerStopping
 from holdfast.core.lifecycle import Cancelled, Released
@@ -120,7 +119,6 @@ class Worker:
                 ("watchdog", self.runner.watch_deadlines()),
                 ("log_writer", self.recorder.run()),
                 ("sweeper", Sweeper(shared, store).run()),
-                ("ticker", self.ticker.run()),
                 ("reloader", Reloader(shared, self._resize, self._recycle if self.supervised else None).run()),
             )
         ]
@@ -135,7 +133,8 @@ class Worker:
                 concurrency=shared.settings.concurrency,
             )
         )
-        await self._or_reported(LimitManager(app).reconcile(app.declared_limits), "writing the limits of the code")
+        await self._or_reported(self.ticker.write_limits(), "writing the limits of the code")
+        background.append(asyncio.create_task(self.ticker.run(), name="holdfast-ticker"))
         fetching = asyncio.create_task(self.fetcher.run(), name="holdfast-fetcher")
         try:
             await self._until_stopped([fetching, settling, heartbeat.ended, self.runner.failed, *background])
@@ -271,8 +270,9 @@ class Worker:
             async with asyncio.timeout(_AFTER_GRACE):
                 await ending
         except (HoldfastError, TimeoutError) as error:
-            if self._reason == "store_replaced" and isinstance(error, StoreReplaced):
-                return  # the worker ends with this very error
+            ending_by_it = self._reason == "store_replaced" or not self.shared.stopping.is_set()
+            if ending_by_it and isinstance(error, StoreReplaced):
+                return  # every service meets this error, and the worker ends with it
             self.shared.emit(StoreTrouble(service="worker", error=f"{what}: {error}", retry_in=0.0))
 
     def _resize(self, concurrency: int) -> None:

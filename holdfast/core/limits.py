@@ -107,6 +107,9 @@ class BucketState(msgspec.Struct, frozen=True):
     paused_until_us: int = 0
 
 
+_FULL_BUCKET = BucketState()
+
+
 class BucketUse(msgspec.Struct, frozen=True, kw_only=True):
     """Use of a bucket. ``used``: the weight of its running jobs. ``free_at_us``: when tokens and pauses let a job of
     weight 1 start; 0: now."""
@@ -136,6 +139,7 @@ class LimitTable:
         self.limits = {limit.name: limit for limit in limits}
         self._queues: dict[str, list[Limit]] = {}
         self._tasks: dict[str, list[Limit]] = {}
+        self._has_shares = any(limit.values.shares for limit in self.limits.values())
         self.depths: dict[str, int] = {}
         """Jobs that may wait, by queue."""
         for limit in self.limits.values():
@@ -147,6 +151,15 @@ class LimitTable:
                 self._queues.setdefault(limit.queue, []).append(limit)
             elif limit.task is not None:
                 self._tasks.setdefault(limit.task, []).append(limit)
+
+    def share_of(self, partition: str) -> int:
+        """The share of turns of a partition: that of its first bucket with one."""
+        for bucket in split_partition(partition) if self._has_shares else ():
+            name, value = split_bucket(bucket)
+            limit = self.limits.get(name)
+            if limit is not None and value is not None and value in limit.values.shares:
+                return limit.values.shares[value]
+        return 1
 
     def split_buckets(self, partition: str) -> list[tuple[str, Limit]]:
         """The buckets of a partition with their limits; buckets whose limit is gone are left out."""
@@ -216,16 +229,6 @@ def split_bucket(bucket: str) -> tuple[str, str | None]:
     return name, value if separator else None
 
 
-def share_of(limits: Mapping[str, Limit], partition: str) -> int:
-    """The share of turns of a partition: that of its first bucket with one."""
-    for bucket in split_partition(partition):
-        name, value = split_bucket(bucket)
-        limit = limits.get(name)
-        if limit is not None and value is not None and value in limit.values.shares:
-            return limit.values.shares[value]
-    return 1
-
-
 class Admission:
     """Decides which jobs may start now: counts running jobs, takes tokens, says when a full bucket has room again."""
 
@@ -248,23 +251,19 @@ class Admission:
         full = False
         taken: list[tuple[str, int, BucketState | None]] = []
         for bucket, weight in zip(buckets, read_weights(weights, len(buckets)), strict=True):
-            state = self._states.get(bucket, BucketState())
+            state = self._states.get(bucket, _FULL_BUCKET)
             free_at = max(free_at, state.paused_until_us)
             limit = self._limits.get(split_bucket(bucket)[0])
             if limit is None:
                 continue
-            values = limit.values
-            room = weight
+            values, after = limit.values, None
             if values.concurrency is not None:
-                room = min(weight, values.concurrency)
-                full = full or self._used.get(bucket, 0) + room > values.concurrency
-            full_at = None
-            if values.interval_us is not None:
+                full = full or self._used.get(bucket, 0) + min(weight, values.concurrency) > values.concurrency
+            if values.rate is not None:
                 full_at, first = take_tokens(values, state.full_at_us, weight, self._now_us)
                 free_at = max(free_at, first)
-            taken.append(
-                (bucket, weight, None if full_at is None else msgspec.structs.replace(state, full_at_us=full_at))
-            )
+                after = BucketState(full_at, state.paused_until_us)
+            taken.append((bucket, weight, after))
         if free_at > self._now_us:
             return free_at
         if full:

@@ -111,7 +111,7 @@ HOT: dict[str, tuple[str, ...]] = {
     "any_open_partition": ("holdfast_partition_turn", "holdfast_partition_blocked", "holdfast_job_limited_quarantined"),
     "next_unblocked": ("holdfast_partition_blocked",),
     "unblock_partitions": ("holdfast_partition_blocked",),
-    "partitions_in_turn": ("holdfast_partition_turn",),
+    "partitions_in_turn": ("holdfast_partition_turn", "holdfast_job_limited", BY_SEQ),
     "partition_jobs": ("holdfast_job_limited",),
     "unassigned_jobs": ("holdfast_job_ready",),
     "set_partition": (BY_SEQ,),

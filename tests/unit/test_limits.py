@@ -32,7 +32,6 @@ from holdfast.core.limits import (
     free_instant,
     name_bucket,
     read_weights,
-    share_of,
     split_bucket,
     split_partition,
     take_tokens,
@@ -242,10 +241,10 @@ def test_use_by_jobs_follows_weights_of_the_limits() -> None:
 
 
 def test_share_is_that_of_the_first_bucket_with_one() -> None:
-    limits = {"crm": limit_of("crm", by="args.t", shares={"a": 3}), "q": limit_of("q", queue="q", concurrency=1)}
-    assert share_of(limits, SEPARATOR.join(["q", "crm=a"])) == 3
-    assert share_of(limits, "crm=b") == 1
-    assert share_of(limits, "gone=a") == 1
+    table = LimitTable([limit_of("crm", by="args.t", shares={"a": 3}), limit_of("q", queue="q", concurrency=1)])
+    assert table.share_of(SEPARATOR.join(["q", "crm=a"])) == 3
+    assert table.share_of("crm=b") == 1
+    assert table.share_of("gone=a") == 1
 
 
 def test_document_of_a_limit_is_read_back() -> None:

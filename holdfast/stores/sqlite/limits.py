@@ -22,7 +22,6 @@ from holdfast.core.limits import (
     decode_limits,
     encode_limit,
     free_instant,
-    share_of,
     split_bucket,
     split_partition,
     take_tokens,
@@ -200,7 +199,6 @@ class LimitedClaim:
     ) -> None:
         self._connection = connection
         self._sql = statements
-        self._limits = table.limits
         self._table = table
         self._now_us = now_us
         used = use_of_running(connection.execute(statements["running_partitions"]))
@@ -227,17 +225,17 @@ class LimitedClaim:
         row = self._connection.execute(self._sql["queue_turn"], {"queue": queue}).fetchone()
         if row is None or room <= 0:
             return []
-        turns = _Turns(self._connection, self._sql, queue, row[0], self._now_us)
+        turns = _Turns(self._connection, self._sql, queue, row[0], self._now_us, room)
         chosen: list[int] = []
         while len(chosen) < room and (partition := turns.next_partition()) is not None:
-            job = turns.next_job(partition, room - len(chosen))
+            job = turns.next_job(partition)
             if job is None:
                 turns.drop_partition(partition)
                 continue
             blocked_until = self._admit(partition, job[1])
             if blocked_until is None:
                 chosen.append(job[0])
-                turns.serve(partition, TURN // share_of(self._limits, partition))
+                turns.serve(partition, TURN // self._table.share_of(partition))
             elif blocked_until != FULL:
                 turns.block_partition(partition, blocked_until)
         turns.save_turns()
@@ -254,10 +252,11 @@ class LimitedClaim:
         return []
 
     def _admit(self, partition: str, weights: str | None) -> int | None:
-        missing = [bucket for bucket in split_partition(partition) if bucket not in self._loaded]
-        if missing and self._has_states:
-            self._states |= read_buckets(self._connection, self._sql, missing)
-            self._loaded.update(missing)
+        if self._has_states:
+            missing = [bucket for bucket in split_partition(partition) if bucket not in self._loaded]
+            if missing:
+                self._states |= read_buckets(self._connection, self._sql, missing)
+                self._loaded.update(missing)
         return self._admission.admit(partition, weights)
 
     def _save_buckets(self) -> None:
@@ -270,7 +269,13 @@ class _Turns:
     """The partitions of a queue in the order of their turns, read page by page."""
 
     def __init__(
-        self, connection: sqlite3.Connection, statements: Mapping[str, str], queue: str, queue_turn: int, now_us: int
+        self,
+        connection: sqlite3.Connection,
+        statements: Mapping[str, str],
+        queue: str,
+        queue_turn: int,
+        now_us: int,
+        room: int,
     ) -> None:
         self._connection = connection
         self._now_us = now_us
@@ -279,6 +284,8 @@ class _Turns:
         self._queue_turn = self._began_at = queue_turn
         self._heap: list[tuple[int, int, str]] = []  # turn, number, partition
         self._read_to: tuple[int, str] | None = (-1, "")  # where the next page begins; None: all were read
+        self._page = min(room, _PAGE)
+        self._room = room
         self._jobs: dict[str, Iterator[tuple[int, str | None]]] = {}
         self._moved: dict[str, int] = {}
         self._number = 0
@@ -298,24 +305,27 @@ class _Turns:
         return partition
 
     def _read_page(self, turn: int, partition: str) -> None:
-        values = {"queue": self._queue, "turn": turn, "partition": partition, "limit": _PAGE}
+        values = {"queue": self._queue, "turn": turn, "partition": partition, "now": self._now_us, "limit": self._page}
         rows = self._connection.execute(self._sql["partitions_in_turn"], values).fetchall()
-        for name, at in rows:
+        for name, at, seq, weights in rows:
             self._push(name, max(at, self._began_at))
-        self._read_to = (rows[-1][1], rows[-1][0]) if len(rows) == _PAGE else None
+            self._jobs[name] = self._read_jobs(name, seq, weights)
+        self._read_to = (rows[-1][1], rows[-1][0]) if len(rows) == self._page else None
+        self._page = min(4 * self._page, _PAGE)
 
     def _push(self, partition: str, turn: int) -> None:
         self._number += 1
         heapq.heappush(self._heap, (turn, self._number, partition))
 
-    def next_job(self, partition: str, room: int) -> tuple[int, str | None] | None:
+    def next_job(self, partition: str) -> tuple[int, str | None] | None:
         """Returns row and weights of the first job of a partition that was not returned yet."""
-        if partition not in self._jobs:
-            self._jobs[partition] = self._read_jobs(partition, room)
         return next(self._jobs[partition], None)
 
-    def _read_jobs(self, partition: str, room: int) -> Iterator[tuple[int, str | None]]:
-        size, offset = min(4, room), 0
+    def _read_jobs(self, partition: str, first: int | None, weights: str | None) -> Iterator[tuple[int, str | None]]:
+        if first is None:
+            return
+        yield first, weights
+        size, offset = min(4, self._room), 1
         while True:
             values = {
                 "queue": self._queue,
@@ -329,7 +339,7 @@ class _Turns:
             if len(rows) < size:
                 return
             offset += size
-            size = min(4 * size, room)
+            size = min(4 * size, self._room)
 
     def serve(self, partition: str, step: int) -> None:
         """The partition was served: its next turn comes ``step`` later."""

@@ -728,8 +728,18 @@ where name = :name or (name > :name || '=' and name < :name || '>');
 update holdfast_partition set blocked_until = null where blocked_until is not null;
 
 -- own: partitions_in_turn
-select partition, turn from holdfast_partition indexed by holdfast_partition_turn
-where queue = :queue and blocked_until is null and (turn, partition) > (:turn, :partition) order by turn, partition limit :limit;
+-- Each with its first job, and the weights of that.
+select page.partition, page.turn, j.seq, j.weights
+from (
+    select partition, turn, (
+        select seq from holdfast_job
+        where state = 0 and partition is not null and queue = named.queue and partition = named.partition and losses < 2
+          and -- include: unexpired
+        order by rank, run_at, seq limit 1) as first
+    from holdfast_partition named indexed by holdfast_partition_turn
+    where queue = :queue and blocked_until is null and (turn, partition) > (:turn, :partition)
+    order by turn, partition limit :limit
+) page left join holdfast_job j on j.seq = page.first order by page.turn, page.partition;
 
 -- own: partition_jobs
 select seq, weights from holdfast_job

@@ -21,7 +21,7 @@ def run(plan: Plan) -> list[Line]:
     cpu = Line("CPU a job, worker", "µs", other="PgQueuer", target=at_most(12))
     served = Line("CPU a job, server", "µs", other="PgQueuer")
     two = Line("two worker processes", "jobs/s", other="PgQueuer's two", target=times_at_least(2.5))
-    alone = Line("two worker processes, against one", "jobs/s", other="our one", target=times_at_least(1))
+    isolated = Line("two worker processes, against one", "jobs/s", other="our one", target=times_at_least(1))
     share = Line("the slower of two's share of the jobs", "%", other="PgQueuer", target=at_least(30))
     claim = Line("claim p99, two workers", "ms")
     floor = Line("one worker process, against claims and updates in a loop", "jobs/s", other="asyncpg")
@@ -37,13 +37,13 @@ def run(plan: Plan) -> list[Line]:
         cpu.add(cpu_us(first), cpu_us(their_first))
         served.add(first_cpu, their_cpu)
         two.add(rate_of(pair), rate_of(their_pair))
-        alone.add(rate_of(pair), rate_of(first))
+        isolated.add(rate_of(pair), rate_of(first))
         share.add(share_of_slowest(pair), share_of_slowest(their_pair))
         claim.add(percentile(milliseconds(took for each in pair for took in each["claims"]), 99))
         floor.add(rate_of(first), bare.measured(jobs, bare.cycled, 500)["both"])
         once.add(rate_of(ours(jobs, 1, max_attempts=1)[0]), rate_of(first))
         unprefetched.add(rate_of(ours(jobs, 1, "--no-prefetch")[0]), rate_of(first))
-    return [one, cpu, served, two, alone, share, claim, floor, once, unprefetched]
+    return [one, cpu, served, two, isolated, share, claim, floor, once, unprefetched]
 
 
 def ours(jobs: int, workers: int, *options: str, max_attempts: int = 5) -> tuple[Figures, float]:

@@ -86,5 +86,5 @@ def cpu_seconds() -> float:
 
 def version() -> str:
     """That of the server, started or not."""
-    said = subprocess.check_output([installed(MAIN) / "bin" / "postgres", "--version"], text=True)
-    return said.split()[-1]
+    given = subprocess.check_output([installed(MAIN) / "bin" / "postgres", "--version"], text=True)
+    return given.split()[-1]

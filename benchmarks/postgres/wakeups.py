@@ -17,7 +17,7 @@ def run(plan: Plan) -> list[Line]:
     """The same processes, with and without wake-ups in turn. The worker hears all of it and serves another queue."""
     writers = plan.size(32, 2)
     line = Line(f"{writers} processes", "jobs/s", other="without", target=times_at_least(0.9))
-    alone = Line("1 process", "jobs/s", other="without")
+    isolated = Line("1 process", "jobs/s", other="without")
     for _ in range(plan.rounds):
         with server.database() as home:
             uvloop.run(fill(home.url, 0))
@@ -27,9 +27,9 @@ def run(plan: Plan) -> list[Line]:
             ):
                 worker.say("go")
                 line.add(*_alternating(plan, family))
-                alone.add(*_alternating(plan, family[:1]))
+                isolated.add(*_alternating(plan, family[:1]))
                 worker.ask("stop")
-    return [line, alone]
+    return [line, isolated]
 
 
 def _alternating(plan: Plan, family: list[Child]) -> tuple[float, float]:

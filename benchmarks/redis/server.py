@@ -103,5 +103,5 @@ def used_bytes() -> int:
 
 def version() -> str:
     """That of the server, started or not."""
-    said = subprocess.check_output([installed(MAIN), "--version"], text=True)
-    return next(word.removeprefix("v=") for word in said.split() if word.startswith("v="))
+    given = subprocess.check_output([installed(MAIN), "--version"], text=True)
+    return next(word.removeprefix("v=") for word in given.split() if word.startswith("v="))

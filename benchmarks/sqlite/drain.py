@@ -27,8 +27,8 @@ def run(plan: Plan) -> list[Line]:
     unprefetched = Line(UNPREFETCHED, "jobs/s", other="our one")
     jobs, theirs = plan.size(50_000, 500), plan.size(5_000, 50)
     for _ in range(plan.rounds):
-        alone = emptied(plan, jobs, 1)
-        rate, spent = rate_of(alone), cpu_us(alone)
+        isolated = emptied(plan, jobs, 1)
+        rate, spent = rate_of(isolated), cpu_us(isolated)
         peer_rate, peer_spent = _peer(plan, theirs)
         pair = emptied(plan, jobs, 2)
         one.add(rate, peer_rate)

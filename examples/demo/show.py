@@ -199,9 +199,9 @@ async def _kill_one(console: Console, app: Holdfast, began: float, *, idle_too: 
     """kill -9 to the worker with most jobs in hand; None if no worker has any right now, which may have to do."""
     busiest, most = None, -1 if idle_too else 0
     for worker in await app.workers():
-        held = await app.count(JobFilter(states=(JobState.RUNNING,), worker=worker.pulse.worker))
+        held = await app.count(JobFilter(states=(JobState.RUNNING,), worker=worker.heartbeat.worker))
         if worker.alive and held > most:
-            busiest, most = worker.pulse, held
+            busiest, most = worker.heartbeat, held
     if busiest is None:
         return None
     os.kill(busiest.pid, signal.SIGKILL)

@@ -79,9 +79,9 @@ class Holdfast(JobEditing):
         **arguments: Any,
     ) -> None:
         check_environment()
-        said = {name: value for name, value in {"url": url, **arguments}.items() if value is not None}
+        given = {name: value for name, value in {"url": url, **arguments}.items() if value is not None}
         self.settings = (
-            Settings.load(**said) if settings is None else settings.replace_values(**said) if said else settings
+            Settings.load(**given) if settings is None else settings.replace_values(**given) if given else settings
         )
         self.clock: Clock = clock or SystemClock()
         self.now = now
@@ -156,7 +156,7 @@ class Holdfast(JobEditing):
             return time_calls(store, self.events)
         keys = settings.transport_key, settings.transport_dead_key
         way = TransportConfig(settings.transport, settings.transport_url, *keys)
-        carrying = with_transport(store, way, lease=settings.lease, in_hand=self._in_hand, emit=self.events.emit)
+        carrying = with_transport(store, way, lease=settings.lease, in_flight=self._in_hand, emit=self.events.emit)
         return time_calls(carrying, self.events)
 
     def _unopened(self) -> Store:

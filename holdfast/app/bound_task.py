@@ -201,19 +201,19 @@ class BlockingTask(Generic[P, R]):
 
 def with_defaults(draft: JobOptions, task: Task[..., Any]) -> JobOptions:
     """The draft, with the task's values where it has none."""
-    said: dict[str, Any] = {}
+    given: dict[str, Any] = {}
     if draft.queue is None:
-        said["queue"] = task.queue
+        given["queue"] = task.queue
     if draft.priority is None:
-        said["priority"] = task.priority
+        given["priority"] = task.priority
     if draft.max_attempts is UNSET:
-        said["max_attempts"] = task.max_attempts
+        given["max_attempts"] = task.max_attempts
     if draft.unique is None:
-        said["unique"] = task.unique
+        given["unique"] = task.unique
     else:
         task.check_unique(as_unique(draft.unique))
     if draft.expires is None:
-        said["expires"] = task.expires
+        given["expires"] = task.expires
     if task.tags:
-        said["tags"] = (*task.tags, *(tag for tag in draft.tags if tag not in task.tags))
-    return msgspec.structs.replace(draft, **said)
+        given["tags"] = (*task.tags, *(tag for tag in draft.tags if tag not in task.tags))
+    return msgspec.structs.replace(draft, **given)

@@ -101,9 +101,9 @@ def _check_sense(limit: Limit) -> None:
         raise Invalid("concurrency", None, "give concurrency, rate, depth, or by, for keys that take turns")
 
 
-def parse_values(said: Mapping[str, Any]) -> LimitValues:
+def parse_values(given: Mapping[str, Any]) -> LimitValues:
     """The numbers of a limit from how they are said. Raises `Invalid`, naming the field."""
-    concurrency, rate, burst, weight, shares, depth = (said.get(field) for field in _VALUES)
+    concurrency, rate, burst, weight, shares, depth = (given.get(field) for field in _VALUES)
     number, period_us = (None, 1_000_000) if rate is None else _parse_rate(rate)
     if burst is not None and number is None:
         raise Invalid("burst", burst, "give rate too")
@@ -225,9 +225,9 @@ class LimitManager:
 
         def with_values(known: Limit | None) -> Limit:
             limit = _there(known, name)
-            said = {**said_values(limit.values), **({"burst": None} if "rate" in values else {}), **values}
+            given = {**said_values(limit.values), **({"burst": None} if "rate" in values else {}), **values}
             declared = limit.declared or (limit.values if limit.owner is not None else None)
-            changed = replace(limit, values=parse_values(said), declared=declared)
+            changed = replace(limit, values=parse_values(given), declared=declared)
             _check_sense(changed)
             self._check_argument(changed)
             return changed
@@ -362,8 +362,8 @@ class BlockingLimits(BlockingView):
 
 def said_values(values: LimitValues) -> dict[str, Any]:
     """The values of a limit as they are said; ``parse_values`` reads them back."""
-    said = {field: getattr(values, field) for field in ("concurrency", "weight", "shares", "depth")}
-    return said | {"rate": format_rate(values), "burst": None if values.rate is None else values.burst}
+    given = {field: getattr(values, field) for field in ("concurrency", "weight", "shares", "depth")}
+    return given | {"rate": format_rate(values), "burst": None if values.rate is None else values.burst}
 
 
 def scope_buckets(table: LimitTable, scope: str, task: str, queue: str, payload: str) -> list[str]:

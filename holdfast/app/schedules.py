@@ -99,7 +99,7 @@ def _check_template(job: object) -> None:
             raise Invalid(field, given, f"leave {field} out of a scheduled job: the schedule decides when it runs")
     if job.expires_at_us is not None:
         raise Invalid("expires", job.expires_at_us, 'give a span, such as "10m": it counts from each run')
-    if job.given_id:
+    if job.has_client_id:
         raise Invalid("id", job.id, "leave it out of a scheduled job: each run has an id of its own")
 
 
@@ -208,7 +208,7 @@ class ScheduleManager:
         """Submit a job of the schedule now, beside its ticks: whether it is paused, overlaps or has ended."""
         schedule = await self._get(name)
         job = tick_job(schedule, await self._now_us())
-        return await self._app.submit(replace(job, id=new_id(), given_id=False, delay=None))
+        return await self._app.submit(replace(job, id=new_id(), has_client_id=False, delay=None))
 
     @requires_loop
     async def backfill(self, name: str, start: datetime | str, end: datetime | str) -> list[JobHandle[Any]]:

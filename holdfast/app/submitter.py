@@ -90,7 +90,7 @@ def draft_job(task: str, payload: str, draft: JobOptions, settings: Settings) ->
     )
     job = NewJob(
         id=new_id() if draft.id is None else _checked_id(draft.id),
-        given_id=draft.id is not None,
+        has_client_id=draft.id is not None,
         task=check_task_name(task),
         payload=payload,
         queue="default" if draft.queue is None else check_name("queue", draft.queue),

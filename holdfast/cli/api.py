@@ -108,7 +108,7 @@ Versions = dict[str, int]
 @click.option("--api/--no-api", default=True, show_default=True, help="Serve the HTTP API beside the worker.")
 @click.option("--reload/--no-reload", default=True, show_default=True, help="Start anew when a .py file changes.")
 @click.pass_obj
-def develop(session: Session, /, *, api: bool, reload: bool, **said: str | None) -> int:
+def develop(session: Session, /, *, api: bool, reload: bool, **given: str | None) -> int:
     """Run API and worker in one process for development.
 
     Command jobs are enabled and logs are readable. When a .py file under the working directory changes it starts anew,
@@ -120,7 +120,7 @@ def develop(session: Session, /, *, api: bool, reload: bool, **said: str | None)
 
     watcher = Watcher(Path.cwd()) if reload else None
     with _mended(watcher):
-        app = _load(session, said)
+        app = _load(session, given)
     if api:
         _serve_beside(app)
     finish_logs = configure_logs(app.settings, app.events)
@@ -137,9 +137,9 @@ def develop(session: Session, /, *, api: bool, reload: bool, **said: str | None)
     return code
 
 
-def _load(session: Session, said: dict[str, str | None]) -> Holdfast:
+def _load(session: Session, given: dict[str, str | None]) -> Holdfast:
     return session.with_tasks(
-        "dev", commands="shell", log_format="pretty", job_log_level="INFO", processes=1, grace="3s", **said
+        "dev", commands="shell", log_format="pretty", job_log_level="INFO", processes=1, grace="3s", **given
     )
 
 

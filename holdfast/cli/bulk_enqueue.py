@@ -18,7 +18,7 @@ from holdfast.cli.submission import Interrupted, parse_options, standard_input
 from holdfast.core.errors import HoldfastError, Invalid, TooLarge
 from holdfast.core.models import NewJob
 from holdfast.tasks import decode_payload
-from holdfast.tasks.codec import Words
+from holdfast.tasks.codec import RawText
 from holdfast.views.formatting import count_noun
 
 _BESIDE_PAYLOAD = 64 * 1024  # bytes of a line for everything that is not the payload
@@ -57,7 +57,7 @@ class Tally:
         return f"the jobs of lines 1 to {self.last_line} are stored, and none after them"
 
 
-def enqueue_stream(session: Session, source: str, *, task: str | None, said: Mapping[str, Any], batch: int) -> int:
+def enqueue_stream(session: Session, source: str, *, task: str | None, provided: Mapping[str, Any], batch: int) -> int:
     """Submit every line. Jobs before a bad line stay stored, and the message says how far that is."""
     tally = Tally()
     with (
@@ -65,7 +65,7 @@ def enqueue_stream(session: Session, source: str, *, task: str | None, said: Map
         _opened(source) as (file, size),
         _progress(session, size) as progress,
     ):
-        lines = _lines(file, app, task, parse_options(said))
+        lines = _lines(file, app, task, parse_options(provided))
         try:
             for jobs in _batches(lines, batch):
                 _store(session, app, jobs, tally)
@@ -117,7 +117,7 @@ def _lines(file: BinaryIO, app: Holdfast, task: str | None, options: Mapping[str
 
 def _fields(text: bytes, limit: int) -> dict[str, Any]:
     if len(text) > limit:
-        raise TooLarge("job", Words(f"{len(text):,} bytes or more"), f"a line takes at most {limit:,} bytes here")
+        raise TooLarge("job", RawText(f"{len(text):,} bytes or more"), f"a line takes at most {limit:,} bytes here")
     try:
         return decode_payload(text, limit)
     except Invalid as error:

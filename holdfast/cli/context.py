@@ -30,8 +30,8 @@ class Session:
             return Settings.load(path=self.config, url=self.url, app=self.app, **arguments)
         except ConfigError as error:
             for name, value in {"url": self.url, "app": self.app, **arguments}.items():
-                start, said, wrong = str(error).partition(f"argument: {name}")
-                if value is not None and said and not start and wrong[0] in ":.":  # a part of it: queues.mail
+                start, provided, wrong = str(error).partition(f"argument: {name}")
+                if value is not None and provided and not start and wrong[0] in ":.":  # a part of it: queues.mail
                     raise click.UsageError(f"{_option(name)}: {wrong[1:].strip()}") from None
             raise
 
@@ -61,9 +61,9 @@ class Session:
         app = load_application(settings.app, settings.source_of("app"))
         given = {name: value for name, value in {"url": self.url, **arguments}.items() if value is not None}
         if given or self.config:
-            said = _said_in_code(app.settings)
+            provided = _said_in_code(app.settings)
             file = self.config or (app.settings.file if app.settings.stamp else None)
-            app.settings = Settings.load(path=file, **{**said, **given, "app": settings.app})
+            app.settings = Settings.load(path=file, **{**provided, **given, "app": settings.app})
         return app
 
     def with_tasks(self, purpose: str, **arguments: Any) -> Holdfast:
@@ -138,9 +138,9 @@ def missing_database(app: Holdfast) -> tuple[str, str] | None:
 
 def _said_in_code(settings: Settings) -> dict[str, Any]:
     """Returns the settings that the application's code gave, as arguments for loading them again."""
-    said: dict[str, Any] = {}
+    provided: dict[str, Any] = {}
     for name in SETTINGS:
         if settings.source_of(name) == "argument":
             # The text form reads back for every kind; a URL's hides its password, so that goes as it is.
-            said[name] = settings.url if name == "url" else settings.describe_setting(name).text
-    return said
+            provided[name] = settings.url if name == "url" else settings.describe_setting(name).text
+    return provided

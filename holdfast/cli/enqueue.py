@@ -67,7 +67,7 @@ def enqueue(
     if stream is not None:
         if payload is not None or arguments or wait or wait_for:
             raise click.UsageError("--stream takes payloads from its lines, and does not wait")
-        return enqueue_stream(session, stream, task=task, said=options, batch=batch)
+        return enqueue_stream(session, stream, task=task, provided=options, batch=batch)
     if task is None:
         raise click.UsageError("name the task, or give --stream FILE")
     return _enqueue_one(session, task, payload, arguments, options, wait or wait_for is not None, wait_for)

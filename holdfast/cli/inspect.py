@@ -117,14 +117,14 @@ def worker_rows(workers: Iterable[WorkerInfo], now: int) -> list[list[object]]:
     """Returns one row a worker."""
     return [
         [
-            each.pulse.worker,
+            each.heartbeat.worker,
             worker_state(each),
-            each.pulse.host,
-            each.pulse.pid,
-            each.pulse.queues,
-            f"{each.pulse.running}/{each.pulse.concurrency}",
-            each.pulse.succeeded,
-            each.pulse.failed,
+            each.heartbeat.host,
+            each.heartbeat.pid,
+            each.heartbeat.queues,
+            f"{each.heartbeat.running}/{each.heartbeat.concurrency}",
+            each.heartbeat.succeeded,
+            each.heartbeat.failed,
             f"{format_span(max(0.0, (now - each.seen_at_us) / 1e6))} ago",
         ]
         for each in workers

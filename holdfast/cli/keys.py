@@ -135,12 +135,12 @@ def keys_revoke(session: Session, *, key_id: str, file: str | None) -> None:
 
 
 def _path(session: Session, file: str | None) -> Path:
-    said = file if file is not None else session.settings().keys_file
-    if said is None:
+    given = file if file is not None else session.settings().keys_file
+    if given is None:
         raise ConfigError(
             f"no file of keys is named: give --file {_FILE_NEW}, or write `holdfast config set keys_file {_FILE_NEW}`"
         )
-    return Path(said)
+    return Path(given)
 
 
 def _named(present: Mapping[str, Key], key_id: str) -> Key:

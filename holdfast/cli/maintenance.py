@@ -204,7 +204,8 @@ def about_workers(queues: Sequence[QueueInfo], workers: Sequence[WorkerInfo]) ->
     yield Finding("workers", "ok", f"{len(alive)} alive")
     for worker in workers:
         if not worker.alive:
-            text = f"{worker.pulse.worker} on {worker.pulse.host} fell silent at {format_timestamp(worker.seen_at_us)}"
+            name, host = worker.heartbeat.worker, worker.heartbeat.host
+            text = f"{name} on {host} fell silent at {format_timestamp(worker.seen_at_us)}"
             yield Finding("workers", "warning", text, "its log says why; a living worker recovers its jobs")
     for queue in queues:
         states = {JobState.QUEUED, JobState.SCHEDULED, JobState.FAILED}

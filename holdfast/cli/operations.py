@@ -49,7 +49,7 @@ def cancel(session: Session, *, ids: tuple[str, ...], filters: Filters, everythi
 
     Exits 1 if one of the ids could not be cancelled.
     """
-    return carry_out(session, CANCEL, ids, filters, everything=everything, dry_run=dry_run)
+    return run_bulk(session, CANCEL, ids, filters, everything=everything, dry_run=dry_run)
 
 
 @add_command(
@@ -104,7 +104,7 @@ def replay_jobs(
     """``replay``, and ``dlq replay`` with fewer states."""
     edited = {} if payload is None else {"payload": read_payload(payload, session.settings().payload_limit)}
     change = replay_operation(force=force, states=states, rate=rate, **edited)
-    return carry_out(session, change, ids, filters, everything=everything, dry_run=dry_run)
+    return run_bulk(session, change, ids, filters, everything=everything, dry_run=dry_run)
 
 
 @add_command(
@@ -118,7 +118,7 @@ def delete(session: Session, *, ids: tuple[str, ...], filters: Filters, everythi
 
     Their keys are free again. Exits 1 if one of the ids could not be deleted.
     """
-    return carry_out(session, DELETE, ids, filters, everything=everything, dry_run=dry_run)
+    return run_bulk(session, DELETE, ids, filters, everything=everything, dry_run=dry_run)
 
 
 @add_command(
@@ -142,7 +142,7 @@ def delete(session: Session, *, ids: tuple[str, ...], filters: Filters, everythi
 )
 @click.pass_obj
 def edit(
-    session: Session, /, *, job_id: str, payload: str | None, tags: tuple[str, ...], no_tags: bool, **said: Any
+    session: Session, /, *, job_id: str, payload: str | None, tags: tuple[str, ...], no_tags: bool, **given: Any
 ) -> None:
     """Change a job that waits.
 
@@ -151,7 +151,7 @@ def edit(
     """
     if tags and no_tags:
         raise click.UsageError("give --tag or --no-tags, not both")
-    changes = parse_options({name: value for name, value in said.items() if value is not None})
+    changes = parse_options({name: value for name, value in given.items() if value is not None})
     if tags or no_tags:
         changes["tags"] = tags
     if payload is not None:
@@ -164,7 +164,7 @@ def edit(
         click.echo(f"job {job.id} edited: {job.state}, queue {job.queue}, priority {job.priority}")
 
 
-def carry_out(
+def run_bulk(
     session: Session, change: BulkOperation, ids: tuple[str, ...], filters: Filters, *, everything: bool, dry_run: bool
 ) -> int:
     """Do it and say what was done; 1 if an id was refused."""
@@ -317,4 +317,4 @@ def dlq_purge(session: Session, *, ids: tuple[str, ...], filters: Filters, every
         for job_id in ids:
             if (state := app.sync.get(job_id).state) is not JobState.DEAD:
                 raise Conflict(f"job {job_id} is no dead letter: it is {state}; `holdfast delete` takes any job")
-    return carry_out(session, change, ids, filters, everything=everything, dry_run=dry_run)
+    return run_bulk(session, change, ids, filters, everything=everything, dry_run=dry_run)

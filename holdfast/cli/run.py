@@ -72,18 +72,18 @@ def run(
     options: dict[str, Any],
     wait: bool,
     wait_for: str | None,
-    **said: Any,
+    **given: Any,
 ) -> int:
     """Submit a program with its arguments as a job.
 
     No shell reads the arguments; a timeout kills all of its processes. Workers run commands only where the settings
     enable them. With --wait its output is printed and its exit code is this program's.
     """
-    if bool(words) == (said["shell"] is not None):
+    if bool(words) == (given["shell"] is not None):
         raise click.UsageError("give a program with its arguments after --, or --shell TEXT")
     with session.open_target(creating=True) as app:
-        _check_enabled(app, shell=said["shell"] is not None)
-        job = app.draft_job(COMMAND, _payload(app, words, said), **parse_options(options))
+        _check_enabled(app, shell=given["shell"] is not None)
+        job = app.draft_job(COMMAND, _payload(app, words, given), **parse_options(options))
         handle = submit_one(app, job)
         if not wait and wait_for is None:
             print_submitted(session, app, job, handle)
@@ -110,16 +110,16 @@ def _check_enabled(app: Holdfast, *, shell: bool) -> None:
         )
 
 
-def _payload(app: Holdfast, words: tuple[str, ...], said: dict[str, Any]) -> dict[str, Any]:
-    payload: dict[str, Any] = {"shell": said["shell"]} if said["shell"] is not None else {"argv": list(words)}
-    payload |= {name: said[name] for name in ("cwd", "retry_codes", "dead_codes", "sandbox", "network") if said[name]}
-    payload["resources"] = {name: said[option] for name, option in _RESOURCES.items() if said[option] is not None}
+def _payload(app: Holdfast, words: tuple[str, ...], given: dict[str, Any]) -> dict[str, Any]:
+    payload: dict[str, Any] = {"shell": given["shell"]} if given["shell"] is not None else {"argv": list(words)}
+    payload |= {name: given[name] for name in ("cwd", "retry_codes", "dead_codes", "sandbox", "network") if given[name]}
+    payload["resources"] = {name: given[option] for name, option in _RESOURCES.items() if given[option] is not None}
     for name in ("retry_codes", "dead_codes"):
         if name in payload:
             payload[name] = list(payload[name])
-    if said["variables"]:
-        payload["env"] = dict(_variable(each) for each in said["variables"])
-    if said["stdin"]:
+    if given["variables"]:
+        payload["env"] = dict(_variable(each) for each in given["variables"])
+    if given["stdin"]:
         payload["stdin"] = _text(read_input(app.settings.payload_limit))
     return draft_command({name: value for name, value in payload.items() if value != {}})
 

@@ -94,10 +94,10 @@ def template_options(function: F) -> F:
 
 def _add_options(function: F, names: Sequence[str]) -> F:
     @functools.wraps(function)
-    def collect_options(*args: Any, **said: Any) -> Any:
-        given = {name: said.pop(name) for name in names}
+    def collect_options(*args: Any, **provided: Any) -> Any:
+        given = {name: provided.pop(name) for name in names}
         return function(
-            *args, options={name: value for name, value in given.items() if value not in (None, ())}, **said
+            *args, options={name: value for name, value in given.items() if value not in (None, ())}, **provided
         )
 
     decorated: Any = collect_options
@@ -114,10 +114,10 @@ def wait_options(function: F) -> F:
     return wait(limit(function))
 
 
-def parse_options(said: Mapping[str, Any]) -> dict[str, Any]:
+def parse_options(provided: Mapping[str, Any]) -> dict[str, Any]:
     """Options as text (or as JSON has them) to what ``app.draft`` takes; Invalid names the one that is wrong."""
     options: dict[str, Any] = {}
-    for name, value in said.items():
+    for name, value in provided.items():
         if name not in OPTIONS:
             raise Invalid("option", name, f"there are {', '.join(OPTIONS)}{did_you_mean(name, OPTIONS)}")
         options[name] = _parse_option(name, value)
@@ -319,9 +319,9 @@ def filter_options(*, states: bool = True) -> Callable[[F], F]:
 
     def add_options(function: F) -> F:
         @functools.wraps(function)
-        def collect_filters(*args: Any, **said: Any) -> Any:
-            fields = {name: said.pop(name) for name in Filters.__struct_fields__ if name in said}
-            return function(*args, filters=Filters(**fields), **said)
+        def collect_filters(*args: Any, **provided: Any) -> Any:
+            fields = {name: provided.pop(name) for name in Filters.__struct_fields__ if name in provided}
+            return function(*args, filters=Filters(**fields), **provided)
 
         decorated: Any = collect_filters
         for option in reversed(options):

@@ -48,7 +48,7 @@ def worker() -> None:
 @click.option("--grace", metavar="SPAN", help="How long running jobs may go on when the worker is stopped [30s].")
 @click.option("--metrics-port", metavar="N", help="Tell metrics and health on this port of 127.0.0.1 [none].")
 @click.pass_obj
-def worker_start(session: Session, /, *, drain: bool, **said: str | None) -> int:
+def worker_start(session: Session, /, *, drain: bool, **given: str | None) -> int:
     """Run jobs until stopped.
 
     SIGTERM, Ctrl-C or `holdfast worker stop` let running jobs finish within the grace, then give them back; a second
@@ -59,7 +59,7 @@ def worker_start(session: Session, /, *, drain: bool, **said: str | None) -> int
     from holdfast.worker import run_worker, supervise
     from holdfast.worker.supervisor import is_supervised
 
-    app = session.with_tasks("a worker", **said)
+    app = session.with_tasks("a worker", **given)
     settings = app.settings
     for warning in settings.warnings:
         print_note(f"warning: {warning}")
@@ -69,7 +69,7 @@ def worker_start(session: Session, /, *, drain: bool, **said: str | None) -> int
     try:
         # One process that is to be recycled also needs a supervisor that starts the next one.
         if not is_supervised() and (settings.processes > 1 or settings.recycles):
-            return supervise(child_arguments(session, said, drain=drain), settings, app.events)
+            return supervise(child_arguments(session, given, drain=drain), settings, app.events)
         with startup_explained():
             return run_worker(app, settings, drain=drain)
     finally:
@@ -85,9 +85,9 @@ def _tell_waiting(event: Event) -> None:
         )
 
 
-def child_arguments(session: Session, said: dict[str, str | None], *, drain: bool) -> list[str]:
+def child_arguments(session: Session, given: dict[str, str | None], *, drain: bool) -> list[str]:
     """Returns the arguments of a child process beside ``worker start``."""
-    passed = {"app": session.app, "url": session.url, "config": session.config, **said}
+    passed = {"app": session.app, "url": session.url, "config": session.config, **given}
     passed.pop("processes", None)
     arguments = [word for name, value in passed.items() if value is not None for word in (_option(name), value)]
     return [*arguments, *(["--drain"] if drain else [])]
@@ -150,4 +150,4 @@ def _await_stopped(app: Holdfast, asked: list[str], most: float | None) -> None:
 
 def _still_there(app: Holdfast, asked: list[str]) -> list[str]:
     workers: list[Any] = app.sync.workers()
-    return [each.pulse.worker for each in workers if each.alive and each.pulse.worker in asked]
+    return [each.heartbeat.worker for each in workers if each.alive and each.heartbeat.worker in asked]

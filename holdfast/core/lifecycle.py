@@ -198,9 +198,9 @@ def budget_spent(job: Job) -> bool:
     return job.max_attempts is not None and job.attempts >= job.max_attempts
 
 
-def must_start(job: Job) -> bool:
+def must_start_now(job: Job) -> bool:
     """Returns True if a claimed job must not be buffered: its last lease was lost, or it is on its last attempt."""
-    return job.losses > 0 or budget_spent(job)
+    return job.lost_leases > 0 or budget_spent(job)
 
 
 def clip_error(error: str) -> str:
@@ -220,7 +220,7 @@ def check_replay(job_id: str, state: JobState, *, force: bool) -> None:
 
 
 def describe_holder(holder: Job) -> str:
-    """Words for a job that has the unique key of another one."""
+    """RawText for a job that has the unique key of another one."""
     return f"job {holder.id} has the same unique key, and is {holder.state}; replay it when that one gives it up"
 
 
@@ -286,7 +286,7 @@ def deferral_of(job: Job) -> Deferral | None:
 
 
 def describe_outlook(job: Job) -> str:
-    """Words for the outlook of a job that has not ended."""
+    """RawText for the outlook of a job that has not ended."""
     if deferral_of(job) is None:
         return "it goes on"
     return f"it is deferred, because its worker cannot run it; see: holdfast why {job.id}"

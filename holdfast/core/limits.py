@@ -100,10 +100,10 @@ class LimitChange(msgspec.Struct, frozen=True):
 class BucketState(msgspec.Struct, frozen=True):
     """State of a bucket in a store, beside the jobs that run: its tokens, and whether it is paused.
 
-    full_at_us: the instant at which it has all its tokens again (GCRA's theoretical arrival time).
+    refilled_at_us: the instant at which it has all its tokens again (GCRA's theoretical arrival time).
     """
 
-    full_at_us: int = 0
+    refilled_at_us: int = 0
     paused_until_us: int = 0
 
 
@@ -260,9 +260,9 @@ class Admission:
             if values.concurrency is not None:
                 full = full or self._used.get(bucket, 0) + min(weight, values.concurrency) > values.concurrency
             if values.rate is not None:
-                full_at, first = take_tokens(values, state.full_at_us, weight, self._now_us)
+                refilled_at, first = take_tokens(values, state.refilled_at_us, weight, self._now_us)
                 free_at = max(free_at, first)
-                after = BucketState(full_at, state.paused_until_us)
+                after = BucketState(refilled_at, state.paused_until_us)
             taken.append((bucket, weight, after))
         if free_at > self._now_us:
             return free_at
@@ -276,12 +276,12 @@ class Admission:
         return None
 
 
-def take_tokens(values: LimitValues, full_at_us: int, tokens: int, now_us: int) -> tuple[int, int]:
+def take_tokens(values: LimitValues, refilled_at_us: int, tokens: int, now_us: int) -> tuple[int, int]:
     """Returns the instant at which a bucket is full again after giving tokens, and the first one at which it can."""
     interval = values.interval_us or 0
     tokens = min(tokens, values.burst)  # more than it ever holds: all of them
-    full_at = max(full_at_us, now_us) + tokens * interval
-    return full_at, full_at - values.burst * interval
+    refilled_at = max(refilled_at_us, now_us) + tokens * interval
+    return refilled_at, refilled_at - values.burst * interval
 
 
 _decode_weights = msgspec.json.Decoder(list[Annotated[int, Meta(ge=1)]]).decode
@@ -303,7 +303,7 @@ def free_instant(limit: Limit | None, state: BucketState | None, now_us: int) ->
         return 0
     free_at = state.paused_until_us
     if limit is not None and limit.values.rate is not None:
-        free_at = max(free_at, take_tokens(limit.values, state.full_at_us, 1, now_us)[1])
+        free_at = max(free_at, take_tokens(limit.values, state.refilled_at_us, 1, now_us)[1])
     return free_at if free_at > now_us else 0
 
 

@@ -114,7 +114,7 @@ class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
     attempts: int
     max_attempts: int | None  # None: unlimited
     priority: int
-    losses: int  # leases lost in a row: a suspect for killing its process
+    lost_leases: int  # leases lost in a row: a suspect for killing its process
     run_at_us: int
     created_at_us: int
     options: Options | None = None
@@ -191,7 +191,7 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     id: str
     task: str
     payload: str
-    given_id: bool = False  # its client chose the id, which may return after deletion: claims begin at the clock
+    has_client_id: bool = False  # its client chose the id, which may return after deletion: claims begin at the clock
     queue: str = "default"
     priority: int = 0
     delay: timedelta | None = None  # from the store's now; or
@@ -286,7 +286,9 @@ class Claim(msgspec.Struct, frozen=True):
     promoted: int = 0  # due jobs made ready
     next_due: timedelta | None = None  # when the next job of these queues falls due; None: none is scheduled
     quarantined: bool = False  # a job that lost two leases in a row waits to be run alone
-    held_back: bool = False  # a ready job on its last attempt was not taken: it was one too many to start at once
+    stopped_at_last_attempt: bool = (
+        False  # a ready job on its last attempt was not taken: it was one too many to start at once
+    )
     lease_until_us: int | None = None  # of all its jobs
     expired: tuple[ExpiredJob, ...] = ()  # jobs that this claim met too late, and ended
 
@@ -360,7 +362,7 @@ class Attempt(msgspec.Struct, frozen=True, array_like=True):
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A registered worker process."""
 
-    pulse: WorkerHeartbeat
+    heartbeat: WorkerHeartbeat
     started_at_us: int
     seen_at_us: int
     alive: bool  # beaten within its last lease
@@ -434,13 +436,15 @@ class JobEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class JobEvents(msgspec.Struct, frozen=True, kw_only=True):
-    """A piece of the feed of endings, in about the order of their instants. ``mark``: where the next piece begins.
-    ``bookmark``: the same for a reader who may not know of every job; it names none, and leads back to the begin of an
-    instant where the piece ended within it."""
+    """A page of the stream of job events, in about the order of their instants. ``mark``: the cursor of the next page.
+
+    ``public_cursor``: a cursor that contains no job id, for readers who may not know of every job. It names an instant
+    only, so the next page may repeat events of that instant.
+    """
 
     endings: list[JobEvent]
     mark: str
-    bookmark: str
+    public_cursor: str
     more: bool = False  # there is a next piece already
     gap: bool = False  # what was asked for is too long ago, or of another store: this is what comes from now on
 

@@ -123,18 +123,18 @@ def _without(value: Any, paths: Sequence[Path], hidden: list[Any]) -> Any:
     return value
 
 
-def _unquoted(value: Any, said: Sequence[str]) -> Any:
+def _unquoted(value: Any, given: Sequence[str]) -> Any:
     """The value with these texts replaced in every text of it, and numbers that are one of them."""
     match value:
         case str():
-            for each in said:
+            for each in given:
                 value = value.replace(each, REDACTED)
             return value
         case list():
-            return [_unquoted(each, said) for each in value]
+            return [_unquoted(each, given) for each in value]
         case dict():
-            return {name: _unquoted(each, said) for name, each in value.items()}
-    return REDACTED if str(value) in said else value
+            return {name: _unquoted(each, given) for name, each in value.items()}
+    return REDACTED if str(value) in given else value
 
 
 def _inside(name: str, value: Any, paths: Sequence[Path], hidden: list[Any]) -> Any:

@@ -246,7 +246,7 @@ def tick_job(schedule: Schedule, tick_us: int) -> NewJob:
     return replace(
         schedule.job,
         id=job_id,
-        given_id=True,  # it returns if the tick is run again after its job was deleted
+        has_client_id=True,  # it returns if the tick is run again after its job was deleted
         delay=jitter * MICROSECOND if jitter else None,
         options=_marked(schedule, to_datetime(tick_us).isoformat().replace("+00:00", "Z")),
     )

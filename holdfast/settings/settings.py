@@ -268,12 +268,12 @@ class Settings(ResourceSettings, HttpSettings, MetricsSettings):
             raise ConfigError(f"{problem}; start in a directory that is there and may be read") from None
         problems: list[str] = []
         document = _read(file, _label(file, folder), problems) if there else None
-        said = [
+        given = [
             *_from_document(document, _label(file, folder), file.parent),
             *_from_environment(environ),
             *(SourcedValue(name, value, "argument") for name, value in arguments.items() if value is not None),
         ]
-        values, sources = _resolve(said, problems)
+        values, sources = _resolve(given, problems)
         if problems:
             raise ConfigError(_listed(problems))
         return cls(
@@ -468,12 +468,12 @@ def _unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
             yield f"environment variable {variable} is not a setting and has no effect{close}"
 
 
-def _resolve(said: list[SourcedValue], problems: list[str]) -> tuple[dict[str, Any], dict[str, str]]:
+def _resolve(given: list[SourcedValue], problems: list[str]) -> tuple[dict[str, Any], dict[str, str]]:
     """The value of every setting and the source of those that were said; errors go to ``problems``."""
     values = {name: setting.default for name, setting in SETTINGS.items()}
     sources: dict[str, str] = {}
     wrong: set[str] = set()
-    for name, value, source in said:
+    for name, value, source in given:
         if name not in SETTINGS:
             problems.append(
                 f"{source}: {quote_value(name)} is not a setting{did_you_mean(name, SETTINGS) or '; remove it'}"

@@ -5,7 +5,7 @@ Every store keeps these promises:
 1. What ``submit`` answered survives ``kill -9`` of anything at any instant.
 2. At most one live lease per job. A write under a lost or expired lease changes nothing and says so.
 3. Every claim grows ``claims``. ``attempts`` grows with each claim and is given back only by a refunding settlement.
-4. A job whose lease ran out is found by ``maintenance.find_expired`` and can be settled by anyone, once.
+4. A job whose lease ran out is found by ``maintenance.find_expired_leases`` and can be settled by anyone, once.
 5. An idempotency key creates at most one job while it lives; every caller gets that job, losers of a race too.
 6. Within a queue: higher priority first, then earlier eligible time, then submission order.
 7. ``claim`` never delivers a job before its ``run_at``, nor for the first time after its ``expires``.
@@ -75,9 +75,9 @@ EVERY_QUEUE = "*"
 class ClaimRequest(msgspec.Struct, frozen=True):
     """A worker's request: up to ``limit`` ready jobs, of each queue at most what it wants (queue → free slots).
 
-    ``startable``: how many of them may be jobs that must start at once, because a crash before that costs them too
+    ``max_must_start``: how many of them may be jobs that must start at once, because a crash before that costs them too
     much. Those are jobs whose last lease was lost, which a claim passes over beyond that number, and jobs on their
-    last attempt: at the first one beyond it the claim of its queue ends, and says ``held_back``.
+    last attempt: at the first one beyond it the claim of its queue ends, and says ``stopped_at_last_attempt``.
     ``alone``: take exactly one job that lost two or more leases in a row, and nothing beside it.
     ``only``: just these ids (a transport delivered them). ``promote``: make due jobs of these queues ready first.
     ``idle``: runners that have nothing to do. Of jobs under limits a claim takes no more than those, so that none holds
@@ -87,15 +87,15 @@ class ClaimRequest(msgspec.Struct, frozen=True):
     """
 
     worker: str
-    wants: Mapping[str, int]
+    capacity: Mapping[str, int]
     limit: int
     lease_for: timedelta
-    startable: int = 1 << 30
-    alone: bool = False
+    max_must_start: int = 1 << 30
+    isolated: bool = False
     only: Sequence[str] | None = None
     promote: bool = True
     idle: int = 1 << 30
-    elsewhere: bool = False
+    shared_worker_id: bool = False
 
 
 class Queueing(Protocol):
@@ -114,7 +114,7 @@ class Queueing(Protocol):
         """
 
     async def heartbeat(
-        self, pulse: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta
+        self, heartbeat: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta
     ) -> HeartbeatReply:
         """Register the worker, extend its live leases, and return the status of each."""
 
@@ -180,7 +180,7 @@ class Maintenance(Protocol):
     async def expire_waiting(self, *, limit: int) -> list[ExpiredJob]:
         """End waiting jobs that no worker has taken by their ``expires`` as ``cancelled``; returns them."""
 
-    async def find_expired(self, *, limit: int) -> list[Job]:
+    async def find_expired_leases(self, *, limit: int) -> list[Job]:
         """Running jobs whose lease ran out. The remedy is ``settle``."""
 
     async def prune(self, ended_for: Mapping[str, timedelta], *, limit: int) -> int:

@@ -145,9 +145,9 @@ class ForwardingQueueing:
         return await self._intercept("settle", lambda: self._inner.settle(settlements))
 
     async def heartbeat(
-        self, pulse: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta
+        self, heartbeat: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta
     ) -> HeartbeatReply:
-        return await self._intercept("heartbeat", lambda: self._inner.heartbeat(pulse, leases, lease_for=lease_for))
+        return await self._intercept("heartbeat", lambda: self._inner.heartbeat(heartbeat, leases, lease_for=lease_for))
 
     async def append_logs(self, records: Sequence[Record]) -> list[bool]:
         return await self._intercept("append_logs", lambda: self._inner.append_logs(records))
@@ -172,8 +172,8 @@ class ForwardingMaintenance:
     async def expire_waiting(self, *, limit: int) -> list[ExpiredJob]:
         return await self._intercept("expire_waiting", lambda: self._inner.expire_waiting(limit=limit))
 
-    async def find_expired(self, *, limit: int) -> list[Job]:
-        return await self._intercept("find_expired", lambda: self._inner.find_expired(limit=limit))
+    async def find_expired_leases(self, *, limit: int) -> list[Job]:
+        return await self._intercept("find_expired_leases", lambda: self._inner.find_expired_leases(limit=limit))
 
     async def prune(self, ended_for: Mapping[str, timedelta], *, limit: int) -> int:
         return await self._intercept("prune", lambda: self._inner.prune(ended_for, limit=limit))

@@ -41,7 +41,7 @@ _KEYS = re.compile(rb'"((?:[^"\\]+|\\.)*+)"(:?)', re.DOTALL)
 _DEEPER = f"is nested deeper than {DEPTH_LIMIT} levels, or contains itself"
 
 
-class Words(str):
+class RawText(str):
     """They stand in place of a value: an error shows them unquoted, and no foreign ``__repr__`` is ever asked."""
 
     __slots__ = ()
@@ -57,7 +57,7 @@ class EncodingProblem(NamedTuple):
     code: str = "invalid"
 
     def error(self, field: str) -> Invalid:
-        return Invalid(field + self.path, Words(self.what), self.remedy, code=self.code)
+        return Invalid(field + self.path, RawText(self.what), self.remedy, code=self.code)
 
 
 class Rule(Enum):
@@ -126,7 +126,7 @@ def encode(value: Any, field: str, limit: int) -> bytes:
         raise _unwritable(value, error).error(field) from error
     if len(text) > limit:
         remedy = f"at most {limit:,} bytes are stored; keep the data elsewhere and pass where it is"
-        raise TooLarge(field, Words(f"{len(text):,} bytes"), remedy)
+        raise TooLarge(field, RawText(f"{len(text):,} bytes"), remedy)
     if _too_deep(text):
         raise EncodingProblem("", "a value that " + _DEEPER, f"nest at most {DEPTH_LIMIT} levels").error(field)
     return text
@@ -139,7 +139,7 @@ def encode_payload(payload: Mapping[str, Any], limit: int = PAYLOAD_LIMIT) -> st
     makes of it is up to its annotations.
     """
     if not isinstance(payload, Mapping):
-        raise Invalid("payload", Words(_a(payload)), "give a mapping: the arguments by name")
+        raise Invalid("payload", RawText(_a(payload)), "give a mapping: the arguments by name")
     text = _exact(dict(payload), "payload", limit)
     check_keys(text, "payload")
     return text.decode()
@@ -174,7 +174,7 @@ def check_keys(text: bytes, field: str) -> None:
             and len(key := decode_json(b'"' + match[1] + b'"').encode()) > OBJECT_KEY_LIMIT
         ):
             remedy = f"a key of an object may take at most {OBJECT_KEY_LIMIT:,} bytes"
-            raise Invalid(field, Words(f"a key of {len(key):,} bytes"), remedy)
+            raise Invalid(field, RawText(f"a key of {len(key):,} bytes"), remedy)
 
 
 def _too_deep(text: bytes, limit: int = DEPTH_LIMIT) -> bool:
@@ -206,15 +206,15 @@ def decode_object(text: str | bytes, limit: int, field: str, depth: int = DEPTH_
     many objects and arrays may stand inside one another."""
     data = _utf8(text, field)
     if len(data) > limit:
-        raise TooLarge(field, Words(f"{len(data):,} bytes"), f"at most {limit:,} bytes are stored")
+        raise TooLarge(field, RawText(f"{len(data):,} bytes"), f"at most {limit:,} bytes are stored")
     if _too_deep(data, depth):
         raise Invalid(
-            field, Words(f"a text nested deeper than {depth} levels"), f"nest at most {depth} levels", code="too_deep"
+            field, RawText(f"a text nested deeper than {depth} levels"), f"nest at most {depth} levels", code="too_deep"
         )
     try:
         decoded = _STRICT_JSON.decode(data.decode())
     except _Refused as refused:
-        raise Invalid(field, Words(refused.what), refused.remedy, code=refused.code) from None
+        raise Invalid(field, RawText(refused.what), refused.remedy, code=refused.code) from None
     except json.JSONDecodeError as error:
         remedy = f"give JSON: {error.msg} at character {error.pos}"
         raise Invalid(field, data.decode(), remedy, code="invalid_json") from None
@@ -230,10 +230,10 @@ def _utf8(text: str | bytes, field: str) -> bytes:
         data = text.encode() if isinstance(text, str) else bytes(text)
         data.decode()
     except UnicodeError:
-        what = Words("text that is not valid UTF-8")
+        what = RawText("text that is not valid UTF-8")
         raise Invalid(field, what, "give JSON in UTF-8", code="invalid_unicode") from None
     if data.startswith(b"\xef\xbb\xbf"):
-        what = Words("text with a byte order mark")
+        what = RawText("text with a byte order mark")
         raise Invalid(field, what, "give JSON in UTF-8 without one", code="invalid_unicode")
     return data
 

@@ -22,8 +22,8 @@ from holdfast.core.errors import ConfigError, Invalid, TooLarge
 from holdfast.tasks.codec import (
     PAYLOAD_LIMIT,
     EncodingProblem,
+    RawText,
     Rule,
-    Words,
     check_keys,
     encode,
     find_difference,
@@ -179,7 +179,7 @@ class Signature:
         try:
             given = _anything(payload)
         except (msgspec.MsgspecError, UnicodeError, RecursionError):
-            return Invalid("payload", Words(f"the payload of task {self.task!r}"), "it is not JSON that can be read")
+            return Invalid("payload", RawText(f"the payload of task {self.task!r}"), "it is not JSON that can be read")
         if not isinstance(given, dict):
             return Invalid("payload", given, "a payload is a JSON object: the arguments by name")
         unknown = [] if self._open else [name for name in given if name not in self.names]
@@ -212,7 +212,7 @@ class Signature:
         return Invalid(self.field_name(name), given[name], f"there is no such parameter; {hint}{takes}")
 
     def _provided_given(self, name: str) -> Invalid:
-        return Invalid(self.field_name(name), Words("a value"), "the worker provides it; leave it out")
+        return Invalid(self.field_name(name), RawText("a value"), "the worker provides it; leave it out")
 
     def field_name(self, name: str, inside: str = "") -> Argument:
         """Returns the name in errors of an argument, or of a place inside it (``.a[0]``)."""
@@ -242,11 +242,11 @@ class Signature:
     def _by_name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         if len(args) > len(self._positional):
             takes = f"task '{self.task}' takes at most {len(self._positional)} by position"
-            raise Invalid("arguments", Words(f"a call with {len(args)} positional arguments"), takes)
+            raise Invalid("arguments", RawText(f"a call with {len(args)} positional arguments"), takes)
         given = dict(zip(self._positional, args, strict=False))
         if kwargs:
             for name in given.keys() & kwargs.keys():
-                raise Invalid(self.field_name(name), Words("a value by position and one by name"), "give one of them")
+                raise Invalid(self.field_name(name), RawText("a value by position and one by name"), "give one of them")
             given.update(kwargs)
         return given
 
@@ -268,7 +268,7 @@ class Signature:
 
 
 def _missing(field: str) -> Invalid:
-    return Invalid(field, Words("a value"), "give one: it has no default", problem="is missing")
+    return Invalid(field, RawText("a value"), "give one: it has no default", problem="is missing")
 
 
 def _at(value: Any, inside: str) -> Any:

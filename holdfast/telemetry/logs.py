@@ -145,8 +145,8 @@ def _record_fields(record: logging.LogRecord, task_field: str) -> dict[str, Any]
     fields: dict[str, Any] = {"logger": record.name, **job_fields(task_field)}
     extra = {name: value for name, value in vars(record).items() if name not in _STANDARD}
     bound = extra.pop(_BOUND, {})
-    said = extra | bound
-    fields |= {name: value for name, value in said.items() if name not in fields}
+    given = extra | bound
+    fields |= {name: value for name, value in given.items() if name not in fields}
     if record.exc_info:
         fields["exception"] = exception_text(record.exc_info)
     if record.stack_info:

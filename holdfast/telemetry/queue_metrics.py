@@ -74,7 +74,7 @@ class SettleRate:
 def lifetime_rate(workers: Sequence[WorkerInfo]) -> float:
     """The rate where nothing better is known: the jobs that the living workers ended, each over its life."""
     return sum(
-        (each.pulse.succeeded + each.pulse.failed) * 1e6 / max(1, each.seen_at_us - each.started_at_us)
+        (each.heartbeat.succeeded + each.heartbeat.failed) * 1e6 / max(1, each.seen_at_us - each.started_at_us)
         for each in workers
         if each.alive
     )
@@ -139,7 +139,7 @@ class QueueFigures:
         except HoldfastError:
             self._sight = None
         else:
-            ended = {each.pulse.worker: each.pulse.succeeded + each.pulse.failed for each in workers}
+            ended = {each.heartbeat.worker: each.heartbeat.succeeded + each.heartbeat.failed for each in workers}
             self._pace.record_counts(time.monotonic(), ended)
             rate = self._pace.settle_rate()
             rate = lifetime_rate(workers) if rate is None else rate

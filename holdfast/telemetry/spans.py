@@ -157,20 +157,20 @@ def _is_alike(values: Sequence[str]) -> bool:
 
 
 def _submission_attributes(jobs: Sequence[NewJob]) -> dict[str, str | int]:
-    said: dict[str, str | int] = {
+    given: dict[str, str | int] = {
         "messaging.system": "holdfast",
         "messaging.operation.name": "submit",
         "messaging.operation.type": "send",
     }
     if _is_alike([job.queue for job in jobs]):
-        said["messaging.destination.name"] = jobs[0].queue
+        given["messaging.destination.name"] = jobs[0].queue
     if _is_alike([job.task for job in jobs]):
-        said["holdfast.task"] = jobs[0].task
+        given["holdfast.task"] = jobs[0].task
     if len(jobs) == 1:
-        said["messaging.message.id"] = jobs[0].id
+        given["messaging.message.id"] = jobs[0].id
     else:
-        said["messaging.batch.message_count"] = len(jobs)
-    return said
+        given["messaging.batch.message_count"] = len(jobs)
+    return given
 
 
 def _execution_attributes(job: Job, worker_id: str) -> dict[str, str | int]:

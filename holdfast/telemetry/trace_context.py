@@ -42,8 +42,8 @@ def submission(spans: Spans | None, jobs: Sequence[NewJob]) -> AbstractContextMa
 
 def trace_id_of(job: Job) -> str | None:
     """The trace that a job was submitted in, if any; also None for text that is no traceparent."""
-    said = None if job.options is None else job.options.traceparent
-    found = None if said is None else _TRACEPARENT.fullmatch(said)
+    given = None if job.options is None else job.options.traceparent
+    found = None if given is None else _TRACEPARENT.fullmatch(given)
     return None if found is None else found[1]
 
 

@@ -50,7 +50,7 @@ class Activity:
         self._loops: set[asyncio.AbstractEventLoop] = set()
         self._none_left = asyncio.Event()
         self._under_way = 0
-        self.news = ObservedNotifications()
+        self.notifications = ObservedNotifications()
         self.movers = 0
         """How many are moving time, or starting workers."""
         self.count = 0
@@ -163,9 +163,9 @@ class ObservedNotifications:
             self._notified.update(kinds)
             heard = [each for each in self._waiting if kinds & each[0]]
             self._waiting = [each for each in self._waiting if not kinds & each[0] and not each[2].done()]
-        for _, loop, news in heard:
+        for _, loop, notifications in heard:
             if not loop.is_closed():
-                loop.call_soon_threadsafe(_resolve, news)
+                loop.call_soon_threadsafe(_resolve, notifications)
 
     def notified_count(self, kinds: frozenset[str]) -> int:
         """Returns the number of notifications about topics of these kinds."""
@@ -175,12 +175,12 @@ class ObservedNotifications:
     async def wait_notified(self, count: int, kinds: frozenset[str]) -> None:
         """Returns after further notifications."""
         loop = asyncio.get_running_loop()
-        news = loop.create_future()
+        notifications = loop.create_future()
         with self._lock:
             if sum(self._notified[kind] for kind in kinds) != count:
                 return
-            self._waiting.append((kinds, loop, news))
-        await news
+            self._waiting.append((kinds, loop, notifications))
+        await notifications
 
 
 class WatchedStore(ForwardingStore):
@@ -208,7 +208,7 @@ class WatchedStore(ForwardingStore):
             answer = await call()
             changed = not isinstance(answer, Claim) or bool(answer.jobs)
             if verb in _NEWS and changed and not (verb == "reannounce" and not answer):
-                self._activity.news.notify_kinds(_NEWS[verb])
+                self._activity.notifications.notify_kinds(_NEWS[verb])
             return answer
         finally:
             self._activity.call_ended()
@@ -244,15 +244,15 @@ class WatchedStore(ForwardingStore):
     async def _wait(self, topics: Sequence[str], *, timeout: float) -> None:
         """Until there is news of the store's own or of another store of this harness. It may be of other topics."""
         kinds = frozenset(topic.partition(":")[0] for topic in topics)
-        news = self._activity.news
-        brought = asyncio.ensure_future(news.wait_notified(self._heard.get(kinds, 0), kinds))
+        notifications = self._activity.notifications
+        brought = asyncio.ensure_future(notifications.wait_notified(self._heard.get(kinds, 0), kinds))
         own = asyncio.ensure_future(self._inner.queueing.wait(topics, timeout=timeout))
         try:
             done, _ = await asyncio.wait((brought, own), return_when=asyncio.FIRST_COMPLETED)
             for each in done:
                 each.result()
         finally:
-            self._heard[kinds] = news.notified_count(kinds)
+            self._heard[kinds] = notifications.notified_count(kinds)
             brought.cancel()
             own.cancel()
 

@@ -36,11 +36,11 @@ class TransportConfig(NamedTuple):
 
 
 def with_transport(
-    store: Store, way: TransportConfig, *, lease: timedelta, in_hand: DeliveryLedger, emit: Callable[[Event], None]
+    store: Store, way: TransportConfig, *, lease: timedelta, in_flight: DeliveryLedger, emit: Callable[[Event], None]
 ) -> Store:
     """``store``, whose ready jobs' ids that transport carries. It must be an TransportableStore.
 
-    ``lease``: for how long who has a delivery may be silent. ``in_hand`` is shared by the stores of an application.
+    ``lease``: for how long who has a delivery may be silent. ``in_flight`` is shared by the stores of an application.
     ``emit`` receives an event when the transport leaves and when it is back.
     """
     try:
@@ -52,7 +52,7 @@ def with_transport(
 
     def make_transport() -> Transport:
         if way.kind == "redis_list":
-            return RedisList(server, names, in_hand.consumer)
-        return RedisStream(server, names, in_hand.consumer, silence=lease)
+            return RedisList(server, names, in_flight.consumer)
+        return RedisStream(server, names, in_flight.consumer, silence=lease)
 
-    return TransportStore(cast(TransportableStore, store), make_transport, in_hand, emit)
+    return TransportStore(cast(TransportableStore, store), make_transport, in_flight, emit)

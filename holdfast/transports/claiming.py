@@ -8,7 +8,7 @@ from datetime import timedelta
 import msgspec
 
 from holdfast.core.errors import HoldfastError
-from holdfast.core.lifecycle import must_start
+from holdfast.core.lifecycle import must_start_now
 from holdfast.core.models import Claim, DeliveredClaim, Delivery, ExpiredJob, Job
 from holdfast.stores.base import EVERY_QUEUE, ClaimRequest, TransportQueries
 from holdfast.transports.session import Away, DeliveryLedger, TransportSession, canonical_id
@@ -22,11 +22,11 @@ class Claiming:
     """A claim's progress. It keeps the jobs it has taken, also when the transport goes away meanwhile."""
 
     def __init__(
-        self, queries: TransportQueries, session: TransportSession, in_hand: DeliveryLedger, request: ClaimRequest
+        self, queries: TransportQueries, session: TransportSession, in_flight: DeliveryLedger, request: ClaimRequest
     ) -> None:
         self._queries = queries
         self._session = session
-        self._in_hand = in_hand
+        self._in_hand = in_flight
         self._request = request
         self._jobs: list[Job] = []
         self._taken: Counter[str] = Counter()
@@ -56,7 +56,7 @@ class Claiming:
             promoted=self._promoted or 0,
             quarantined=self._quarantined,
             lease_until_us=self._lease_until_us,
-            held_back=self._held_back,
+            stopped_at_last_attempt=self._held_back,
             expired=self._expired,
         )
 
@@ -88,24 +88,24 @@ class Claiming:
 
     def _wants(self) -> dict[str, int]:
         """Returns the number still wanted of each queue."""
-        wants = dict(self._request.wants)
-        others = wants.get(EVERY_QUEUE)
+        capacity = dict(self._request.capacity)
+        others = capacity.get(EVERY_QUEUE)
         for queue, number in self._taken.items():
-            if queue in wants or others is not None:
-                wants[queue] = wants.get(queue, others or 0) - number
-        return {queue: max(0, slots) for queue, slots in wants.items()}
+            if queue in capacity or others is not None:
+                capacity[queue] = capacity.get(queue, others or 0) - number
+        return {queue: max(0, slots) for queue, slots in capacity.items()}
 
     async def _receive(self, *, many: bool, first: bool) -> list[Delivery]:
-        wants, session = self._wants(), self._session
+        capacity, session = self._wants(), self._session
         deliveries: list[Delivery] = []
         if first:
-            deliveries, rest = session.take_deliveries(wants, self._room)
+            deliveries, rest = session.take_deliveries(capacity, self._room)
             self._left += rest
         limit = _MANY if many else self._room
         if many:
-            wants = {queue: _MANY for queue, slots in wants.items() if slots > 0}
-        if self._room > len(deliveries) and any(wants.values()):
-            arrived = session.transport.receive(wants, limit=limit - len(deliveries), closed=session.paused)
+            capacity = {queue: _MANY for queue, slots in capacity.items() if slots > 0}
+        if self._room > len(deliveries) and any(capacity.values()):
+            arrived = session.transport.receive(capacity, limit=limit - len(deliveries), closed=session.paused)
             try:
                 deliveries += await session.call_transport(arrived)
             except Away:
@@ -125,14 +125,14 @@ class Claiming:
             else:
                 by_id[canonical] = each
         request = self._request
-        startable = request.startable - sum(map(must_start, self._jobs))
+        max_must_start = request.max_must_start - sum(map(must_start_now, self._jobs))
         try:
             delivered = await self._queries.claim_delivered(
                 msgspec.structs.replace(
                     request,
-                    wants=self._wants(),
+                    capacity=self._wants(),
                     limit=self._room,
-                    startable=max(0, startable),
+                    max_must_start=max(0, max_must_start),
                     only=list(by_id),
                     promote=False,
                 )
@@ -147,7 +147,7 @@ class Claiming:
         self._quarantined = self._quarantined or delivered.claim.quarantined
         if self._lease_until_us is None:
             self._lease_until_us = delivered.claim.lease_until_us
-        self._held_back = self._held_back or delivered.claim.held_back
+        self._held_back = self._held_back or delivered.claim.stopped_at_last_attempt
         self._session.paused = delivered.paused
         for job in delivered.claim.jobs:
             self._jobs.append(job)
@@ -165,8 +165,8 @@ class Claiming:
         due = self._last.next_due
         if not self._request.promote or self._promoted is not None or due is None or due > timedelta(0):
             return False
-        wants = self._request.wants
-        queues = None if EVERY_QUEUE in wants else [queue for queue, slots in wants.items() if slots > 0]
+        capacity = self._request.capacity
+        queues = None if EVERY_QUEUE in capacity else [queue for queue, slots in capacity.items() if slots > 0]
         ready = await self._queries.make_ready(queues, limit=_PROMOTED_MOST)
         self._promoted = sum(map(len, ready.values()))
         if ready:

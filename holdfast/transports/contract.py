@@ -25,7 +25,7 @@ class Transport(Protocol):
     async def publish(self, ready: Mapping[str, Sequence[str]]) -> None:
         """Publishes ready jobs, by queue and in this order."""
 
-    async def receive(self, wants: Mapping[str, int], *, limit: int, closed: Collection[str]) -> list[Delivery]:
+    async def receive(self, capacity: Mapping[str, int], *, limit: int, closed: Collection[str]) -> list[Delivery]:
         """Returns waiting deliveries in the order of arrival: of each queue at most the wanted number, of ``closed``
         ones none.
         """

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from holdfast.core.errors import HoldfastError
-from holdfast.core.lifecycle import must_start
+from holdfast.core.lifecycle import must_start_now
 from holdfast.core.models import Claim, Job
 from holdfast.stores.base import EVERY_QUEUE, ClaimRequest, TransportQueries
 from holdfast.transports.claiming import Claiming
@@ -31,11 +31,11 @@ class LimitedClaiming:
     """A claim of both kinds of jobs."""
 
     def __init__(
-        self, queries: TransportQueries, session: TransportSession, in_hand: DeliveryLedger, turns: LimitedTurns
+        self, queries: TransportQueries, session: TransportSession, in_flight: DeliveryLedger, turns: LimitedTurns
     ) -> None:
         self._queries = queries
         self._session = session
-        self._in_hand = in_hand
+        self._in_hand = in_flight
         self._turns = turns
 
     async def run(self, request: ClaimRequest) -> Claim:
@@ -61,15 +61,15 @@ class LimitedClaiming:
 
 def reduce_request(request: ClaimRequest, jobs: Sequence[Job], *, are_limited: bool) -> ClaimRequest:
     """The request that is left when these jobs were taken."""
-    wants = dict(request.wants)
+    capacity = dict(request.capacity)
     for queue, number in Counter(job.queue for job in jobs).items():
-        wants[queue] = max(0, wants.get(queue, wants.get(EVERY_QUEUE, 0)) - number)
-    started = len(jobs) if are_limited else sum(map(must_start, jobs))
+        capacity[queue] = max(0, capacity.get(queue, capacity.get(EVERY_QUEUE, 0)) - number)
+    started = len(jobs) if are_limited else sum(map(must_start_now, jobs))
     return msgspec.structs.replace(
         request,
-        wants=wants,
+        capacity=capacity,
         limit=request.limit - len(jobs),
-        startable=max(0, request.startable - started),
+        max_must_start=max(0, request.max_must_start - started),
         idle=request.idle - len(jobs) if are_limited else request.idle,
     )
 
@@ -83,7 +83,7 @@ def merge_claims(first: Claim, second: Claim) -> Claim:
         next_due=min((due for due in (first.next_due, second.next_due) if due is not None), default=None),
         quarantined=first.quarantined or second.quarantined,
         expired=(*first.expired, *second.expired),
-        held_back=first.held_back or second.held_back,
+        stopped_at_last_attempt=first.stopped_at_last_attempt or second.stopped_at_last_attempt,
         lease_until_us=min(
             (until for until in (first.lease_until_us, second.lease_until_us) if until is not None), default=None
         ),

@@ -63,8 +63,8 @@ class RedisTransport(ABC):
     def __init__(self, server: Server, names: TransportKeys, consumer: str) -> None:
         self.names = names
         self.consumer = consumer
-        self.links = RedisPool(server, names.key, patience=PATIENCE, deadline=DEADLINE)
-        self.place = self.links.place
+        self.pool = RedisPool(server, names.key, patience=PATIENCE, deadline=DEADLINE)
+        self.place = self.pool.place
         self._scripts = scripts_of(self.kind)
         self._served = ""  # the queue served last
         self._sweep = ""  # what our lock holds
@@ -73,7 +73,7 @@ class RedisTransport(ABC):
     # ── calls ─────────────────────────────────────────────────────────────────────────────────────────────────
     async def run(self, name: str, *arguments: Argument) -> Any:
         """Returns the answer of a script."""
-        return await self.links.evaluate(self._scripts[name], self.names, self.consumer, *arguments)
+        return await self.pool.evaluate(self._scripts[name], self.names, self.consumer, *arguments)
 
     async def run_grouped(self, name: str, grouped: Mapping[str, Sequence[Argument]]) -> None:
         """Run a script that takes QUEUE, NUMBER and that many arguments, in pieces."""
@@ -87,14 +87,14 @@ class RedisTransport(ABC):
     async def close(self) -> None:
         while self._readers:
             self._readers.pop().close()
-        await self.links.close()
+        await self.pool.close()
 
     # ── ids come and go ───────────────────────────────────────────────────────────────────────────────────────
     async def publish(self, ready: Mapping[str, Sequence[str]]) -> None:
         await self.run_grouped("announce", ready)
 
-    async def receive(self, wants: Mapping[str, int], *, limit: int, closed: Collection[str]) -> list[Delivery]:
-        slots = [word for queue, number in wants.items() for word in (queue, number)]
+    async def receive(self, capacity: Mapping[str, int], *, limit: int, closed: Collection[str]) -> list[Delivery]:
+        slots = [word for queue, number in capacity.items() for word in (queue, number)]
         flat = await self.run("take", limit, self._served, len(closed), *closed, *slots)
         deliveries = deliveries_of(flat)
         if deliveries:
@@ -136,7 +136,7 @@ class RedisTransport(ABC):
 
     async def begin_sweep(self) -> bool:
         token = uuid4().hex
-        got = await self.links.run_command("SET", f"{self.names.key}@sweep", token, "NX", "PX", _LOCKED)
+        got = await self.pool.run_command("SET", f"{self.names.key}@sweep", token, "NX", "PX", _LOCKED)
         self._sweep = token if got is not None else ""
         return bool(self._sweep)
 
@@ -203,8 +203,8 @@ class RedisTransport(ABC):
 
     async def _open_reader(self) -> BlockingReader:
         try:
-            wire = await self.links.connect(protocol=2)
-            return BlockingReader(wire, self.links, int(await wire.send_command("CLIENT", "ID")))
+            wire = await self.pool.connect(protocol=2)
+            return BlockingReader(wire, self.pool, int(await wire.send_command("CLIENT", "ID")))
         except _TROUBLE as error:
             raise Unavailable(f"{self.place} cannot be reached: {' '.join(str(error).split())}") from error
 
@@ -212,10 +212,10 @@ class RedisTransport(ABC):
 class BlockingReader:
     """A connection of its own to block on, that can be stopped without losing what it may just have taken."""
 
-    def __init__(self, wire: Wire, links: RedisPool, number: int) -> None:
+    def __init__(self, wire: Wire, pool: RedisPool, number: int) -> None:
         """``number``: by which another connection can unblock this one."""
         self._wire = wire
-        self._links = links
+        self._pool = pool
         self._number = number
 
     async def read_blocking(self, *words: Argument, seconds: float, stop: asyncio.Event) -> Any:
@@ -226,7 +226,7 @@ class BlockingReader:
             async with asyncio.timeout(seconds + _PROVEN_IN):
                 await asyncio.wait([answering, stopping], return_when=asyncio.FIRST_COMPLETED)
                 while not answering.done():
-                    await self._links.run_command("CLIENT", "UNBLOCK", self._number)
+                    await self._pool.run_command("CLIENT", "UNBLOCK", self._number)
                     await asyncio.wait([answering], timeout=_NUDGE)
             return answering.result()
         finally:
@@ -336,8 +336,8 @@ class RedisStream(RedisTransport):
                 found.append(Delivery(_id(fields), self.queue_of(key), receipt.decode()))
         rung = [each.receipt for each in found if not each.queue]
         if rung:
-            await self.links.run_command("XACK", self.key_of(""), GROUP, *rung)
-            await self.links.run_command("XDEL", self.key_of(""), *rung)
+            await self.pool.run_command("XACK", self.key_of(""), GROUP, *rung)
+            await self.pool.run_command("XDEL", self.key_of(""), *rung)
         return [each for each in found if each.queue] if found else None
 
 

@@ -87,9 +87,9 @@ class TransportSession:
         self.back.set()
         self.hand: list[Delivery] = []
         """Deliveries that arrived during a wait, for the next claim."""
-        self.news = False
+        self.notifications = False
         """True if a delivery arrived after the last wait ended."""
-        self.wants: Mapping[str, int] = {}
+        self.capacity: Mapping[str, int] = {}
         """Of the latest claim."""
         self.paused: frozenset[str] = frozenset()
         """Queues of which nothing can be claimed, as the latest claim knows."""
@@ -149,8 +149,8 @@ class TransportSession:
     # ── deliveries during a wait ─────────────────────────────────────────────────────────────────────
     def queues_with_room(self, queues: Sequence[str]) -> list[str]:
         """Returns the queues that have room for more deliveries."""
-        others = self.wants.get(EVERY_QUEUE)
-        return [queue for queue in queues if self.wants.get(queue, 1 if others is None else others) > 0]
+        others = self.capacity.get(EVERY_QUEUE)
+        return [queue for queue in queues if self.capacity.get(queue, 1 if others is None else others) > 0]
 
     async def listen(self, queues: Sequence[str], timeout: float) -> None:
         """Return when something is in hand, or after ``timeout`` seconds. It may come into the hand later, too."""
@@ -168,7 +168,7 @@ class TransportSession:
             arriving = self.transport.listen(queues, closed=self.paused, timeout=timeout, stop=stop)
             arrived = await self.without_malformed(await self.call_transport(arriving))
             self.hand += arrived
-            self.news = self.news or bool(arrived)
+            self.notifications = self.notifications or bool(arrived)
 
     async def stop_listening(self) -> None:
         """Stops listening: everything delivered is in hand."""
@@ -177,14 +177,14 @@ class TransportSession:
         if self._listening:
             await asyncio.wait(list(self._listening))
 
-    def take_deliveries(self, wants: Mapping[str, int], limit: int) -> tuple[list[Delivery], list[Delivery]]:
+    def take_deliveries(self, capacity: Mapping[str, int], limit: int) -> tuple[list[Delivery], list[Delivery]]:
         """Takes all deliveries in hand: the wanted ones, and the ones to give back."""
-        hand, self.hand, self.news = self.hand, [], False
-        room, slots = limit, dict(wants)
+        hand, self.hand, self.notifications = self.hand, [], False
+        room, slots = limit, dict(capacity)
         kept: list[Delivery] = []
         rest: list[Delivery] = []
         for each in hand:
-            name = each.queue if each.queue in wants else EVERY_QUEUE
+            name = each.queue if each.queue in capacity else EVERY_QUEUE
             if room > 0 and slots.get(name, 0) > 0 and each.queue not in self.paused:
                 room, slots[name] = room - 1, slots[name] - 1
                 kept.append(each)

@@ -75,12 +75,12 @@ class TransportStore(ForwardingStore):
         self,
         store: TransportableStore,
         make: Callable[[], Transport],
-        in_hand: DeliveryLedger,
+        in_flight: DeliveryLedger,
         emit: Callable[[Event], None],
     ) -> None:
         super().__init__(store)
         self._make = make
-        self._in_hand = in_hand
+        self._in_hand = in_flight
         self._emit = emit
         self._opened: dict[asyncio.AbstractEventLoop, _OpenTransport] = {}
 
@@ -147,7 +147,7 @@ class TransportQueueing(ForwardingQueueing):
         self._queries = transport.queries
         self._transport = transport
         self._session = transport.session
-        self._in_hand = transport.in_hand
+        self._in_hand = transport.in_flight
 
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Store the jobs, and announce those that are ready. For the transport's sake nothing stored is refused."""
@@ -166,9 +166,9 @@ class TransportQueueing(ForwardingQueueing):
         """Of what the transport has delivered; while it is away, of what the store has ready. A quarantined job is
         taken from the store."""
         session = self._session
-        if request.only is None and not request.alone:
+        if request.only is None and not request.isolated:
             await session.stop_listening()
-            session.wants = request.wants
+            session.capacity = request.capacity
             with suppress(Away):
                 return await LimitedClaiming(self._queries, session, self._in_hand, self._transport.turns).run(request)
         return await self._inner.claim(request)
@@ -186,12 +186,12 @@ class TransportQueueing(ForwardingQueueing):
         return answers
 
     async def heartbeat(
-        self, pulse: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta
+        self, heartbeat: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta
     ) -> HeartbeatReply:
         """Beat; a held lease keeps its delivery, a lost one has no use for it."""
-        beat = await self._inner.heartbeat(pulse, leases, lease_for=lease_for)
+        beat = await self._inner.heartbeat(heartbeat, leases, lease_for=lease_for)
         lost = [lease for lease, held in zip(leases, beat.held, strict=True) if held is LeaseStatus.LOST]
-        over, touched = self._in_hand.let_go(lost), self._in_hand.held(pulse.worker, leases)
+        over, touched = self._in_hand.let_go(lost), self._in_hand.held(heartbeat.worker, leases)
         if over or touched:
             self._transport.touch(touched, over)
         return beat
@@ -210,15 +210,15 @@ class TransportQueueing(ForwardingQueueing):
             await self._inner.wait(topics, timeout=timeout)
         elif session.away:
             await _first_of(self._inner.wait(topics, timeout=timeout), session.back.wait())
-        elif session.news:
-            session.news = False
+        elif session.notifications:
+            session.notifications = False
         else:
             others = [topic for topic in topics if not topic.startswith("queue:")]
             waits = [self._inner.wait([*others, *(f"due:{queue}" for queue in queues)], timeout=timeout)]
             wanted = session.queues_with_room(queues)
             await _first_of(*waits, *([session.listen(wanted, timeout)] if wanted else []))
             await session.stop_listening()
-            session.news = False
+            session.notifications = False
 
 
 class TransportSchedules(ForwardingSchedules):
@@ -358,7 +358,7 @@ class TransportExternal(ForwardingExternal):
         completion = await self._inner.tx_outcome(lease)
         if completion in (TxOutcome.KEPT, TxOutcome.LOST):
             transport = self._transport()
-            over = transport.in_hand.let_go([lease])
+            over = transport.in_flight.let_go([lease])
             if over:
                 await transport.session.try_call(transport.session.transport.ack(over))
         return completion
@@ -372,10 +372,10 @@ _TO_ANNOUNCE = frozenset({JobState.QUEUED, JobState.DEAD, JobState.FAILED, JobSt
 class _OpenTransport:
     """The transport in one event loop."""
 
-    def __init__(self, queries: TransportQueries, session: TransportSession, in_hand: DeliveryLedger) -> None:
+    def __init__(self, queries: TransportQueries, session: TransportSession, in_flight: DeliveryLedger) -> None:
         self.queries = queries
         self.session = session
-        self.in_hand = in_hand
+        self.in_flight = in_flight
         self.turns = LimitedTurns()
         self.reconciler = Reconciler(queries, session)
         self._touching: asyncio.Task[None] | None = None

@@ -70,7 +70,7 @@ class JobDocument(msgspec.Struct, frozen=True, kw_only=True):
     max_attempts: Annotated[int | None, Meta(description="Executions it may have; null: no limit.")]
     failures: Annotated[int, Meta(description="Executions that failed.", ge=0)]
     claims: Annotated[int, Meta(description="The fencing token: grows with each claim. 0: never taken.", ge=0)]
-    losses: Annotated[int, Meta(description="Leases lost in a row.", ge=0)]
+    lost_leases: Annotated[int, Meta(description="Leases lost in a row.", ge=0)]
     cancelling: Annotated[bool, Meta(description="It is running, and was asked to stop.")]
     key: Annotated[str | None, Meta(description="Its idempotency key.")]
     unique: Annotated[
@@ -215,7 +215,7 @@ def job_document(job: Job) -> JobDocument:
         max_attempts=job.max_attempts,
         failures=job.failures,
         claims=job.claims,
-        losses=job.losses,
+        lost_leases=job.lost_leases,
         cancelling=job.cancelling,
         key=job.key,
         unique=None if carried.unique is None else _unique_document(carried.unique),
@@ -295,17 +295,17 @@ def queue_document(queue: QueueInfo) -> QueueDocument:
 
 def worker_document(worker: WorkerInfo) -> WorkerDocument:
     """A worker process as it last said of itself."""
-    pulse = worker.pulse
+    heartbeat = worker.heartbeat
     return WorkerDocument(
-        id=pulse.worker,
-        host=pulse.host,
-        pid=pulse.pid,
+        id=heartbeat.worker,
+        host=heartbeat.host,
+        pid=heartbeat.pid,
         state=worker_state(worker),
-        queues=pulse.queues,
-        concurrency=pulse.concurrency,
-        running=pulse.running,
-        succeeded=pulse.succeeded,
-        failed=pulse.failed,
+        queues=heartbeat.queues,
+        concurrency=heartbeat.concurrency,
+        running=heartbeat.running,
+        succeeded=heartbeat.succeeded,
+        failed=heartbeat.failed,
         started_at=format_timestamp(worker.started_at_us),
         seen_at=format_timestamp(worker.seen_at_us),
     )
@@ -388,7 +388,7 @@ JOB: dict[str, Any] = {
     "max_attempts": 5,
     "failures": 0,
     "claims": 0,
-    "losses": 0,
+    "lost_leases": 0,
     "cancelling": False,
     "key": "welcome-42",
     "unique": None,

@@ -54,7 +54,7 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     transport_away: bool = False  # what carries the wake-ups of its queue cannot be reached
     holder: Job | None = None  # that has its unique key, so that it cannot be replayed
     limits: tuple[LimitUse, ...] = ()  # that a ready job passes through
-    discreet: bool = False  # who asks may know nothing of other queues
+    redacted: bool = False  # who asks may know nothing of other queues
 
     @property
     def alive(self) -> list[WorkerInfo]:
@@ -75,7 +75,7 @@ async def job_facts(app: Holdfast, job: Job) -> JobFacts:
         paused=any(queue.paused for queue in queues),
         transport_away=app.settings.transport != "none" and any(queue.announced is None for queue in queues),
         workers=tuple(workers),
-        gone=frozenset(each.pulse.worker for each in workers if is_gone(each.pulse.host, each.pulse.pid)),
+        gone=frozenset(each.heartbeat.worker for each in workers if is_gone(each.heartbeat.host, each.heartbeat.pid)),
         silence=app.settings.beat + _LATE,
         defer_for=app.settings.defer_for,
         tasks=frozenset(app.registry.task_names()) or None if app.settings.app is not None else None,
@@ -118,7 +118,7 @@ async def _counted_ahead(store: Store, job: Job) -> int:
 
 def serves_queue(worker: WorkerInfo, queue: str) -> bool:
     """Returns True if this worker takes jobs of the queue. One whose key is limited says patterns."""
-    names = [name.partition(":")[0].strip() for name in worker.pulse.queues.split(",")]
+    names = [name.partition(":")[0].strip() for name in worker.heartbeat.queues.split(",")]
     return worker.order is WorkerCommand.NONE and any(fnmatchcase(queue, name) for name in names)
 
 
@@ -167,7 +167,7 @@ def _expiry(job: Job, known: JobFacts) -> Iterator[Explanation]:
 def _held_key(known: JobFacts) -> Iterator[Explanation]:
     holder = known.holder
     if holder is not None:
-        which = "another job" if known.discreet else f"job {holder.id}"
+        which = "another job" if known.redacted else f"job {holder.id}"
         text = f"it cannot be replayed now: {which} has the same unique key, and is {holder.state}"
         yield Explanation("unique", text, f"replay it when that one gives it up; see: holdfast why {holder.id}")
 
@@ -185,7 +185,7 @@ def _running(job: Job, known: JobFacts) -> Explanation:
     if job.cancelling:
         text = f"{where}, and was asked to stop"
         return Explanation("cancelling", text, "a handler in a thread stops when it looks; one in a process is killed")
-    doubts = [doubt for each in known.alive if each.pulse.worker == job.worker and (doubt := _doubt(each, known))]
+    doubts = [doubt for each in known.alive if each.heartbeat.worker == job.worker and (doubt := _doubt(each, known))]
     if doubts and job.lease_until_us is not None:
         until = format_moment(job.lease_until_us)
         text = f"{where}; but {doubts[0]}: if that worker died, the job runs again after {until}"
@@ -194,11 +194,11 @@ def _running(job: Job, known: JobFacts) -> Explanation:
 
 
 def _doubt(worker: WorkerInfo, known: JobFacts) -> str:
-    """Words for why a worker that counts as alive may not be; empty where nothing speaks against it."""
+    """RawText for why a worker that counts as alive may not be; empty where nothing speaks against it."""
     silent = timedelta(microseconds=known.now_us - worker.seen_at_us)
-    heard = f"worker {worker.pulse.worker} was last heard from {format_span(silent)} ago"
-    if worker.pulse.worker in known.gone:
-        return f"{heard}, and this host has no process {worker.pulse.pid}"
+    heard = f"worker {worker.heartbeat.worker} was last heard from {format_span(silent)} ago"
+    if worker.heartbeat.worker in known.gone:
+        return f"{heard}, and this host has no process {worker.heartbeat.pid}"
     return heard if silent > known.silence else ""
 
 
@@ -269,11 +269,11 @@ def _obstacles(job: Job, known: JobFacts) -> Iterator[Explanation]:
         yield Explanation("paused", f"queue {job.queue} is paused", f"holdfast queue resume {job.queue}")
     yield from _unknown_task(job, known)
     for use in known.limits:
-        for text, remedy in explain_use(job, use, known.now_us, discreet=known.discreet):
+        for text, remedy in explain_use(job, use, known.now_us, redacted=known.redacted):
             yield Explanation("limit", text, remedy)
     if not any(serves_queue(worker, job.queue) for worker in known.alive):
         others = ""
-        if known.alive and not known.discreet:
+        if known.alive and not known.redacted:
             does = "serves other queues or is" if len(known.alive) == 1 else "serve other queues or are"
             others = f"; {count_noun(len(known.alive), 'living worker')} {does} stopping"
         text = f"no living worker serves queue {job.queue}{others}"
@@ -299,7 +299,7 @@ def _doubtful_task(job: Job, known: JobFacts) -> Iterator[Explanation]:
     text = f"task {job.task} is not registered in this application{did_you_mean(job.task, known.tasks)}"
     wrong = f"if the name is wrong, holdfast cancel {job.id} and correct the name where it is submitted"
     if serving := _serving(job, known):
-        hint = f"worker {serving[0].pulse.worker}, which serves its queue, may have it"
+        hint = f"worker {serving[0].heartbeat.worker}, which serves its queue, may have it"
         text = f"{text} {hint}" if text.endswith("?") else f"{text}; {hint}"
         yield Explanation("handler_unknown", text, wrong)
     else:
@@ -307,17 +307,21 @@ def _doubtful_task(job: Job, known: JobFacts) -> Iterator[Explanation]:
 
 
 def _in_line(job: Job, known: JobFacts) -> Iterator[Explanation]:
-    if job.losses >= 2:
-        text = f"it is quarantined: {job.losses} leases in a row were lost under it, so it runs alone in its process"
+    if job.lost_leases >= 2:
+        text = (
+            f"it is quarantined: {job.lost_leases} leases in a row were lost under it, so it runs alone in its process"
+        )
         yield Explanation(
             "quarantined", text, "it starts when a worker is idle; look in the workers' logs for what kills them"
         )
-    elif job.losses:
+    elif job.lost_leases:
         text = "its last lease was lost, so it is taken singly: it may have killed its process"
         yield Explanation("suspect", text, "look in the workers' logs for what happened to the last attempt")
     serving = _serving(job, known)
-    if serving and all(worker.pulse.running >= worker.pulse.concurrency for worker in serving):
-        busy = "" if known.discreet else f", with {count_noun(sum(worker.pulse.running for worker in serving), 'job')}"
+    if serving and all(worker.heartbeat.running >= worker.heartbeat.concurrency for worker in serving):
+        busy = (
+            "" if known.redacted else f", with {count_noun(sum(worker.heartbeat.running for worker in serving), 'job')}"
+        )
         yield Explanation("busy", f"every worker of its queue is busy{busy}", "start more, or raise --concurrency")
     if known.limits:
         yield _in_turn(job, known)
@@ -335,7 +339,7 @@ def _in_line(job: Job, known: JobFacts) -> Iterator[Explanation]:
         others = f" (and {count_noun(len(serving) - 1, 'other')} as silent)" if len(serving) > 1 else ""
         text = f"{doubts[0]}{others}: if it died, no other worker takes the job"
         yield Explanation("worker_silent", text, f"start another: holdfast worker start --queues {job.queue}")
-    elif not known.ahead and known.exact is not None and not job.losses and not known.limits:
+    elif not known.ahead and known.exact is not None and not job.lost_leases and not known.limits:
         yield Explanation("next", "nothing holds it back: a worker takes it any moment")
 
 

@@ -105,10 +105,10 @@ async def _find_holders(store: Store, limit: Limit, bucket: str) -> tuple[tuple[
     return tuple(found[:_NAMED]), True
 
 
-def explain_use(job: Job, use: LimitUse, now_us: int, *, discreet: bool) -> Iterator[tuple[str, str]]:
+def explain_use(job: Job, use: LimitUse, now_us: int, *, redacted: bool) -> Iterator[tuple[str, str]]:
     """Texts and remedies of the ways in which a limit holds a ready job. ``job`` is redacted.
 
-    ``discreet``: the reader may know nothing of other queues.
+    ``redacted``: the reader may know nothing of other queues.
     """
     limit = use.limit
     named = f"limit {limit.name} of {describe_scope(limit)}"
@@ -117,7 +117,7 @@ def explain_use(job: Job, use: LimitUse, now_us: int, *, discreet: bool) -> Iter
     change = f"holdfast limit set {limit.name}"
     if use.is_full:
         yield (
-            f"{named}, has no room: {_describe_holders(job, use, discreet=discreet)}",
+            f"{named}, has no room: {_describe_holders(job, use, redacted=redacted)}",
             (
                 f"it starts when one of them ends; to let more run: {change} --concurrency "
                 f"{(limit.values.concurrency or 0) * 2}"
@@ -138,12 +138,12 @@ def explain_use(job: Job, use: LimitUse, now_us: int, *, discreet: bool) -> Iter
         yield text, f"it starts when they have come; to let more start: {change} --rate …"
 
 
-def _describe_holders(job: Job, use: LimitUse, *, discreet: bool) -> str:
-    if discreet and use.limit.queue is None:
+def _describe_holders(job: Job, use: LimitUse, *, redacted: bool) -> str:
+    if redacted and use.limit.queue is None:
         return "jobs of its task hold it"  # some may be of other queues
     most = use.limit.values.concurrency or 0
     takes = f", and it takes {min(use.weight, most):,}" if use.weight > 1 else ""
-    jobs = ", ".join(holder for holder, queue in use.holders if not discreet or queue == job.queue)
+    jobs = ", ".join(holder for holder, queue in use.holders if not redacted or queue == job.queue)
     others = (" and others" if jobs else "jobs") if use.has_more else ""
     held = f", held by {jobs}{others}" if jobs or others else ""
     return f"{use.used:,} of {most:,} in use{held}{takes}"

@@ -103,7 +103,7 @@ def _as_job(schedule: Schedule) -> Job:
         attempts=0,
         max_attempts=template.max_attempts,
         priority=template.priority,
-        losses=0,
+        lost_leases=0,
         run_at_us=0,
         created_at_us=0,
     )

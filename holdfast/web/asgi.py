@@ -193,8 +193,8 @@ class Api:
         if operation.results:
             limit = max(limit, settings.result_limit * BODY_PAYLOADS)
         patience = settings.body_timeout.total_seconds()
-        said = await read_document(request, limit, patience, optional=operation.body_optional)
-        return said if operation.raw else form.read(said)
+        given = await read_document(request, limit, patience, optional=operation.body_optional)
+        return given if operation.raw else form.read(given)
 
     def _waiters_here(self) -> ClaimWaiters:
         """Returns the waiting claims of the running event loop: requests may come on several."""

@@ -152,7 +152,7 @@ def _kind(operation: Operation) -> type[ApiChange | ApiSubmission]:
 
 
 def _entry(
-    step: Literal["asked", "done", "refused"], call: RequestContext, operation: Operation, **said: Any
+    step: Literal["asked", "done", "refused"], call: RequestContext, operation: Operation, **given: Any
 ) -> AuditEntry:
     return AuditEntry(
         at=format_timestamp(time.time_ns() // 1000),
@@ -162,7 +162,7 @@ def _entry(
         request_id=call.request.id,
         operation=operation.name,
         target=_target(call),
-        **said,
+        **given,
     )
 
 
@@ -172,31 +172,31 @@ def _target(call: RequestContext) -> str:
 
 def _summary(body: Mapping[str, Any], operation: Operation) -> dict[str, Any]:
     """Returns a short summary of the request, without job contents."""
-    said: dict[str, Any] = {}
+    given: dict[str, Any] = {}
     for name in (*_TARGETS, *_OPTIONS, *_TIMES, *_LIMITS):
         if name in body:
             value = body[name]
             if isinstance(value, list) and len(value) > _IDS_MOST:
-                said[f"{name}_count"] = len(value)
+                given[f"{name}_count"] = len(value)
                 value = value[:_IDS_MOST]
             text = _encode(value)
-            said[name] = value if len(text) <= _TEXT_MOST * 4 else text[:_TEXT_MOST].decode("utf-8", "replace")
+            given[name] = value if len(text) <= _TEXT_MOST * 4 else text[:_TEXT_MOST].decode("utf-8", "replace")
     if not operation.raw:  # else it is unread
-        said |= {f"{name}_count": len(body[name]) for name in _COUNTED if name in body}
+        given |= {f"{name}_count": len(body[name]) for name in _COUNTED if name in body}
         words = [each.get("outcome") for each in body.get("settlements", ())]
-        said |= {"settlements": {word: words.count(word) for word in OUTCOMES if word in words}} if words else {}
+        given |= {"settlements": {word: words.count(word) for word in OUTCOMES if word in words}} if words else {}
     if operation.scope == "operate" and "payload" in body:  # that they were, and not to what
-        said["payload_edited"] = True
-    return said if len(_encode(said)) <= _TEXT_MOST * 8 else {"fields": sorted(said)}
+        given["payload_edited"] = True
+    return given if len(_encode(given)) <= _TEXT_MOST * 8 else {"fields": sorted(given)}
 
 
 def _outcome(answer: ApiResponse, call: RequestContext) -> dict[str, Any]:
     """Returns the outcome of a call: the code of its refusal, its changes if they are few, and their number."""
     problem = _decode(answer.body) if answer.status >= 400 else None
-    said: dict[str, Any] = {} if problem is None else {"code": problem.code}
+    given: dict[str, Any] = {} if problem is None else {"code": problem.code}
     ids = call.changed or ([] if problem is None else [each for each in problem.stored if each is not None])
     if ids:
-        said["ids"] = ids[:_IDS_MOST]
+        given["ids"] = ids[:_IDS_MOST]
     if ids or problem is None:
-        said["count"] = len(ids)
-    return {**said, "verdicts": call.verdicts} if call.verdicts else said
+        given["count"] = len(ids)
+    return {**given, "verdicts": call.verdicts} if call.verdicts else given

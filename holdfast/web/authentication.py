@@ -65,13 +65,13 @@ class Authenticator:
         return self._origins.preflight(request)
 
     def _check_host(self, request: ApiRequest) -> None:
-        said = request.headers.get(b"host")
-        if said is None:  # HTTP/1.0; no browser
+        given = request.headers.get(b"host")
+        if given is None:  # HTTP/1.0; no browser
             return
-        host = host_of(said)
+        host = host_of(given)
         if host is None or not (host in self._hosts or host == self._own_host or is_unforgeable(host)):
             remedy = "call it by its address, or name this host in allowed_hosts"
-            raise Refusal(421, "unknown_host", f"this API is not called {quote_value(said.decode('latin-1'))}", remedy)
+            raise Refusal(421, "unknown_host", f"this API is not called {quote_value(given.decode('latin-1'))}", remedy)
 
     def authorize_operation(self, request: ApiRequest, name: str, scope: KeyScope | None, group: str = "") -> Principal:
         """Returns the principal of an operation that needs this scope; raises Refusal if it is not allowed."""

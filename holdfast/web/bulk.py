@@ -14,7 +14,7 @@ from holdfast.core.errors import Busy, Conflict, Invalid, NotFound, TooBroad
 from holdfast.core.models import Job, JobFilter, JobState
 from holdfast.core.validation import LONGEST, RATE_PATTERN, check_key, parse_rate
 from holdfast.stores.common.requests import CHOOSE, UNSUCCESSFUL
-from holdfast.tasks.codec import Words
+from holdfast.tasks.codec import RawText
 from holdfast.views.bulk_operations import CANCEL, DELETE, BulkOperation, PacedCalls, by_state, replay_operation
 from holdfast.views.documents import ID, JOB, JobDocument, JobSnapshot
 from holdfast.web.fields import (
@@ -94,7 +94,7 @@ def _filter(value: Any, field: str) -> dict[str, Any]:
     """The jobs that match. An empty selection is refused: every job is ``all``."""
     read: dict[str, Any] = FILTER.value.check(value, field)
     if not read:
-        raise Invalid(field, Words("an empty object"), "name a field in it, or say all: true in its place")
+        raise Invalid(field, RawText("an empty object"), "name a field in it, or say all: true in its place")
     return read
 
 
@@ -191,25 +191,25 @@ async def delete_one(call: RequestContext) -> ApiResponse:
 def _on_many(change: BulkOperation | None) -> Handler:
     async def handle(call: RequestContext) -> ApiResponse:
         done = change or replay_operation(force=call.body.get("force", False), rate=call.body.get("rate"))
-        return json_response(200, await carried_out(call, done, call.body))
+        return json_response(200, await run_bulk(call, done, call.body))
 
     return handle
 
 
-async def carried_out(
-    call: RequestContext, change: BulkOperation, said: Mapping[str, Any], states: Sequence[JobState] = ()
+async def run_bulk(
+    call: RequestContext, change: BulkOperation, provided: Mapping[str, Any], states: Sequence[JobState] = ()
 ) -> BulkAnswer:
     """Do it, or count; ``states``: where the filter names none."""
-    ids = said.get("ids")
-    ways = [name for name in _WAYS if name in said]
+    ids = provided.get("ids")
+    ways = [name for name in _WAYS if name in provided]
     if len(ways) != 1:
-        given = Words(" and ".join(ways) or "nothing")
+        given = RawText(" and ".join(ways) or "nothing")
         raise Invalid("ids", given, "give exactly one of ids, filter and all", "does not say which jobs")
-    limit, dry_run = said.get("limit", MOST), said.get("dry_run", False)
-    turns = PacedCalls(change, timedelta(seconds=said.get("after", 0)))
+    limit, dry_run = provided.get("limit", MOST), provided.get("dry_run", False)
+    turns = PacedCalls(change, timedelta(seconds=provided.get("after", 0)))
     if ids is not None:
         return await _named(call, change, turns, ids, dry_run=dry_run)
-    wheres = by_state(await parse_filter(call, said.get("filter") or {}, tuple(states)), change.legal)
+    wheres = by_state(await parse_filter(call, provided.get("filter") or {}, tuple(states)), change.legal)
     return await (_counted(call.app, turns, wheres) if dry_run else _matched(call, change, turns, wheres, limit))
 
 

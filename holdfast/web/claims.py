@@ -12,7 +12,7 @@ from msgspec import Meta, Raw
 
 from holdfast.core.errors import HoldfastError, Invalid
 from holdfast.core.models import Job, WorkerCommand, WorkerHeartbeat
-from holdfast.tasks.codec import Words
+from holdfast.tasks.codec import RawText
 from holdfast.views.documents import ID, Instant, JobId, QueueName, raw_json
 from holdfast.views.formatting import format_timestamp
 from holdfast.web.fields import NAME_PATTERN, TASK_VALUE, Field, Form, ValueType, array_value, integer_value
@@ -65,7 +65,7 @@ class ClaimedJob(msgspec.Struct, frozen=True, kw_only=True):
     max_attempts: Annotated[int | None, Meta(description="Executions it may have; null: no limit.")]
     priority: int
     timeout: Annotated[float | None, Meta(description="Seconds it may take; then stop it and settle it as failed.")]
-    alone: Annotated[bool, Meta(description="It may have killed two workers: run no other job beside it.")]
+    isolated: Annotated[bool, Meta(description="It may have killed two workers: run no other job beside it.")]
     run_at: Instant
     created_at: Instant
     tags: list[str]
@@ -97,7 +97,7 @@ def _queues(value: Any, field: str) -> dict[str, int | None]:
     """Queues with their free slots, or without: then the claim's limit is theirs too."""
     if isinstance(value, dict):
         if not 1 <= len(value) <= _QUEUES_MOST:
-            raise Invalid(field, Words(f"an object of {len(value):,}"), f"name 1 to {_QUEUES_MOST} queues")
+            raise Invalid(field, RawText(f"an object of {len(value):,}"), f"name 1 to {_QUEUES_MOST} queues")
         return {queue_or_star(name, field): _SLOTS.check(slots, f"{field}.{name}") for name, slots in value.items()}
     return dict.fromkeys(_NAMES.check(value, field))
 
@@ -152,15 +152,15 @@ CLAIM = Form(
 )
 
 
-def _ask(call: RequestContext, wants: dict[str, int], limit: int, said: About) -> RemoteClaimRequest:
+def _ask(call: RequestContext, capacity: dict[str, int], limit: int, given: About) -> RemoteClaimRequest:
     tasks = call.body.get("tasks")
     return RemoteClaimRequest(
         worker=worker_of(call),
-        wants=wants,
+        capacity=capacity,
         limit=limit,
         lease_for=lease_for(call),
         tasks=None if tasks is None else frozenset(tasks),
-        idle=said.running == 0,
+        idle=given.running == 0,
     )
 
 
@@ -176,46 +176,46 @@ def _shown_queues(call: RequestContext, names: Iterable[str]) -> str:
     return ",".join(sorted(shown))
 
 
-def pulse_of(call: RequestContext, said: About, queues: str | None = None) -> WorkerHeartbeat:
+def pulse_of(call: RequestContext, given: About, queues: str | None = None) -> WorkerHeartbeat:
     """Returns the stored state of a worker; missing fields come from this process."""
     known = call.fleet.get_worker(worker_of(call))
     known.queues = queues or known.queues or ",".join(call.caller.queues)
     return WorkerHeartbeat(
         worker=worker_of(call),
-        host=said.host,
-        pid=said.pid,
+        host=given.host,
+        pid=given.pid,
         queues=known.queues,
-        concurrency=said.concurrency,
-        running=said.running,
-        succeeded=known.succeeded if said.succeeded is None else said.succeeded,
-        failed=known.failed if said.failed is None else said.failed,
+        concurrency=given.concurrency,
+        running=given.running,
+        succeeded=known.succeeded if given.succeeded is None else given.succeeded,
+        failed=known.failed if given.failed is None else given.failed,
     )
 
 
 # ── the operation ─────────────────────────────────────────────────────────────────────────────────────────────────
 async def claim(call: RequestContext) -> ApiResponse:
     """Long-polls for jobs. Releases them if the client has disconnected."""
-    said = parse_worker(call)
+    given = parse_worker(call)
     slots = call.body.get("queues") or {EVERY: None}
     limit = call.body.get("limit") or min(LIMIT_MOST, sum(each or 0 for each in slots.values())) or 1
-    wants = {name: limit if each is None else each for name, each in slots.items()}
-    ask = _ask(call, await own_wants(call, wants), limit, said)
-    pulse = pulse_of(call, said, _shown_queues(call, slots))
+    capacity = {name: limit if each is None else each for name, each in slots.items()}
+    ask = _ask(call, await own_wants(call, capacity), limit, given)
+    heartbeat = pulse_of(call, given, _shown_queues(call, slots))
     await call.fleet.sweep()
-    order = await _heard(call, pulse, ask.lease_for)
-    if order is WorkerCommand.STOP or not any(wants.values()):
+    order = await _heard(call, heartbeat, ask.lease_for)
+    if order is WorkerCommand.STOP or not any(capacity.values()):
         return _answer(call, ask, ClaimResult([]), order)
-    visit = _Visit(call, wants, ask, pulse, order)
+    visit = _Visit(call, capacity, ask, heartbeat, order)
     taken = await visit.claim_jobs(min(call.body.get("wait", 0), call.app.settings.claim_wait.total_seconds()))
     return _answer(call, ask, taken, visit.order)
 
 
-async def _heard(call: RequestContext, pulse: WorkerHeartbeat, lease_for: timedelta) -> WorkerCommand:
+async def _heard(call: RequestContext, heartbeat: WorkerHeartbeat, lease_for: timedelta) -> WorkerCommand:
     """The worker's order. A worker that has beaten a moment ago is registered, and need not be again."""
-    known, often = call.fleet.get_worker(pulse.worker), min(call.app.settings.beat, lease_for / 3).total_seconds()
+    known, often = call.fleet.get_worker(heartbeat.worker), min(call.app.settings.beat, lease_for / 3).total_seconds()
     if known.beaten_at is not None and call.app.clock.monotonic() - known.beaten_at < often:
         return known.order
-    return (await call.fleet.heartbeat(pulse, [], lease_for)).order
+    return (await call.fleet.heartbeat(heartbeat, [], lease_for)).order
 
 
 class _Visit:
@@ -224,15 +224,15 @@ class _Visit:
     def __init__(
         self,
         call: RequestContext,
-        wants: dict[str, int],
+        capacity: dict[str, int],
         ask: RemoteClaimRequest,
-        pulse: WorkerHeartbeat,
+        heartbeat: WorkerHeartbeat,
         order: WorkerCommand,
     ) -> None:
         self._call = call
-        self._wants = wants  # as said; a limited key's star stands for more queues once there are more
+        self._wants = capacity  # as said; a limited key's star stands for more queues once there are more
         self._ask = ask
-        self._pulse = pulse
+        self._pulse = heartbeat
         self._waiters = call.waiters
         self.order = order
         self._gone = asyncio.ensure_future(wait_disconnected(call.request))
@@ -285,30 +285,30 @@ class _Visit:
         clock, spell = self._call.app.clock, self._call.app.settings.beat.total_seconds()
         deadline = clock.monotonic() + wait
         while self.order is not WorkerCommand.STOP and (left := deadline - clock.monotonic()) > 0:
-            await clock.run_bounded(self._news(place.taken, left), min(left, spell))
+            await clock.run_bounded(self._notifications(place.taken, left), min(left, spell))
             if place.taken.done() or self._gone.done() or not self._call.still():
                 return
-            wants = await own_wants(self._call, self._wants)
-            self._waiters.renew(place, msgspec.structs.replace(self._ask, wants=wants))
+            capacity = await own_wants(self._call, self._wants)
+            self._waiters.renew(place, msgspec.structs.replace(self._ask, capacity=capacity))
             self.order = (await self._call.fleet.heartbeat(self._pulse, [], self._ask.lease_for)).order
 
-    async def _news(self, taken: asyncio.Future[ClaimResult], seconds: float) -> None:
+    async def _notifications(self, taken: asyncio.Future[ClaimResult], seconds: float) -> None:
         """Until there are jobs, the client has gone, or there is news for this very worker."""
         store = await self._call.app.open_store()
-        news = asyncio.ensure_future(store.queueing.wait([f"worker:{self._ask.worker}"], timeout=seconds + 1))
-        waits: list[asyncio.Future[Any]] = [taken, self._gone, news]
+        notifications = asyncio.ensure_future(store.queueing.wait([f"worker:{self._ask.worker}"], timeout=seconds + 1))
+        waits: list[asyncio.Future[Any]] = [taken, self._gone, notifications]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            if news.done():
-                news.result()
+            if notifications.done():
+                notifications.result()
         finally:
-            news.cancel()
+            notifications.cancel()
 
 
 def _answer(call: RequestContext, ask: RemoteClaimRequest, taken: ClaimResult, order: WorkerCommand) -> ApiResponse:
     call.changed += [job.id for job in taken.jobs]
     claimed = ClaimAnswer(
-        jobs=[_claimed(call, job, alone=taken.alone) for job in taken.jobs],
+        jobs=[_claimed(call, job, isolated=taken.isolated) for job in taken.jobs],
         lease=ask.lease_for.total_seconds(),
         order=order,
         quarantined=taken.quarantined,
@@ -316,7 +316,7 @@ def _answer(call: RequestContext, ask: RemoteClaimRequest, taken: ClaimResult, o
     return json_response(200, claimed)
 
 
-def _claimed(call: RequestContext, job: Job, *, alone: bool) -> ClaimedJob:
+def _claimed(call: RequestContext, job: Job, *, isolated: bool) -> ClaimedJob:
     carried = job.carried
     return ClaimedJob(
         token=token_of(job.lease),
@@ -329,7 +329,7 @@ def _claimed(call: RequestContext, job: Job, *, alone: bool) -> ClaimedJob:
         max_attempts=job.max_attempts,
         priority=job.priority,
         timeout=_timeout(call, job),
-        alone=alone,
+        isolated=isolated,
         run_at=format_timestamp(job.run_at_us),
         created_at=format_timestamp(job.created_at_us),
         tags=list(carried.tags),

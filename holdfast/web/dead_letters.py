@@ -16,9 +16,9 @@ from holdfast.web.bulk import (
     RATE,
     REPLAY_ONE,
     BulkAnswer,
-    carried_out,
     job_operation,
     replay_job,
+    run_bulk,
 )
 from holdfast.web.fields import FILTERS, PAGING, Field, Form
 from holdfast.web.jobs import JobDetails, JobPage, find_job, job_story, page_of, parse_filter
@@ -74,8 +74,8 @@ async def _dead_letter(call: RequestContext) -> Job:
 async def replay(call: RequestContext) -> ApiResponse:
     """Queue dead letters of a queue again."""
     queue = named_queue(call)
-    said = {**call.body, "filter": {**call.body.get("filter", {}), "queue": queue}}
-    return json_response(200, await carried_out(call, replay_operation(states=_DEAD, rate=call.body.get("rate")), said))
+    given = {**call.body, "filter": {**call.body.get("filter", {}), "queue": queue}}
+    return json_response(200, await run_bulk(call, replay_operation(states=_DEAD, rate=call.body.get("rate")), given))
 
 
 OPERATIONS = (

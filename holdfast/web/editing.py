@@ -6,7 +6,7 @@ import msgspec
 
 from holdfast.core.errors import Invalid
 from holdfast.core.validation import check_name
-from holdfast.tasks.codec import Words
+from holdfast.tasks.codec import RawText
 from holdfast.views.documents import JOB, JobDocument
 from holdfast.web.bulk import EDITED_PAYLOAD
 from holdfast.web.fields import Form, at_most_one, named_as_said
@@ -44,7 +44,7 @@ async def edit_one(call: RequestContext) -> ApiResponse:
     """Change a job that waits."""
     job = await find_job(call, call.path["job_id"])
     if not call.body:
-        raise Invalid("body", Words("nothing"), f"give at least one of {', '.join(_NAMES)}", "says no change")
+        raise Invalid("body", RawText("nothing"), f"give at least one of {', '.join(_NAMES)}", "says no change")
     if "payload" in call.body:
         check_task(call, job.task)
     if "queue" in call.body:

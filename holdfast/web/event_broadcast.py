@@ -53,7 +53,7 @@ class Subscriber:
 
     def __init__(self) -> None:
         self._pieces: deque[JobEvents] = deque()
-        self._news = asyncio.Event()
+        self._notifications = asyncio.Event()
         self.late = False
         """It took so long that something was thrown away: it has to begin again where it was."""
 
@@ -64,18 +64,18 @@ class Subscriber:
             self._pieces.clear()
         if not self.late:
             self._pieces.append(piece)
-        self._news.set()
+        self._notifications.set()
 
     async def next(self, seconds: float) -> JobEvents | None:
         """The next piece; None where there is none within so long, or it is late."""
         try:
             async with asyncio.timeout(seconds):
-                await self._news.wait()
+                await self._notifications.wait()
         except TimeoutError:
             return None
         piece = self._pieces.popleft() if self._pieces else None
         if not self._pieces:
-            self._news.clear()
+            self._notifications.clear()
         return piece
 
 
@@ -90,7 +90,7 @@ class EventBroadcaster:
         self._sent = SeenEvents()
         self._mark = ""
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self.bookmark = ""
+        self.public_cursor = ""
         """Position up to which every subscriber has all events."""
 
     @asynccontextmanager
@@ -124,7 +124,7 @@ class EventBroadcaster:
         """At a mark of our own: a follower's may be made up, and pass by what the others wait for."""
         store = await self._app.open_store()
         begin = await store.query.events(None, limit=_PIECE, within=_WITHIN)
-        self._mark, self.bookmark, self._sent = begin.mark, begin.bookmark, SeenEvents()
+        self._mark, self.public_cursor, self._sent = begin.mark, begin.public_cursor, SeenEvents()
         self._looking = asyncio.create_task(self._look_on(), name="holdfast-feed")
 
     async def _look_on(self) -> None:
@@ -137,7 +137,7 @@ class EventBroadcaster:
     async def _look(self) -> None:
         store = await self._app.open_store()
         piece = await store.query.events(self._mark, limit=_PIECE, within=_OPEN)
-        self._mark, self.bookmark = piece.mark, piece.bookmark
+        self._mark, self.public_cursor = piece.mark, piece.public_cursor
         fresh = msgspec.structs.replace(piece, endings=self._sent.filter_new(piece.endings))
         if fresh.endings or fresh.gap:
             for follower in self._followers:

@@ -12,7 +12,7 @@ from msgspec import Meta
 from holdfast.core.errors import HoldfastError, Invalid
 from holdfast.core.ids import parse_id
 from holdfast.core.models import JobEvent, JobEvents, JobState
-from holdfast.tasks.codec import Words
+from holdfast.tasks.codec import RawText
 from holdfast.views.documents import ID, Counted, Instant, JobId, QueueName, TaskName
 from holdfast.views.formatting import format_timestamp
 from holdfast.web.event_broadcast import EventBroadcaster, SeenEvents, Subscriber
@@ -57,7 +57,7 @@ async def stream_events(call: RequestContext) -> ApiResponse:
     try:
         begin = await stream.events_after(after.decode("latin-1") if after else None)
     except Invalid as error:
-        raise Invalid("Last-Event-ID", Words(f"{len(after or b''):,} characters"), error.remedy) from None
+        raise Invalid("Last-Event-ID", RawText(f"{len(after or b''):,} characters"), error.remedy) from None
     chunk_timeout = 2 * call.app.settings.body_timeout.total_seconds()
     return Streamed(200, media=_MEDIA, chunks=_chunks(stream, begin), chunk_timeout=chunk_timeout)
 
@@ -91,10 +91,10 @@ class _Stream:
 
     async def event_chunks(self, piece: JobEvents) -> AsyncIterator[bytes]:
         """Yields missed events, then new events."""
-        yield self._shown(piece) or _position(piece.bookmark)
+        yield self._shown(piece) or _position(piece.public_cursor)
         while piece.more and self._lasts():
             piece = await self.events_after(piece.mark)
-            yield self._shown(piece) or _position(piece.bookmark)
+            yield self._shown(piece) or _position(piece.public_cursor)
         async with self._feed.subscribe_from() as follower:
             more = True
             while more and self._lasts():  # once more: events before the subscription
@@ -114,7 +114,7 @@ class _Stream:
                 yield shown
                 beat_at = clock.monotonic() + _BEAT
             elif clock.monotonic() >= beat_at and not follower.late:
-                yield b": still here\n" + _position(self._feed.bookmark if piece is None else piece.bookmark)
+                yield b": still here\n" + _position(self._feed.public_cursor if piece is None else piece.public_cursor)
                 beat_at = clock.monotonic() + _BEAT
 
     async def events_after(self, mark: str | None) -> JobEvents:
@@ -131,7 +131,7 @@ class _Stream:
         parts += [self._event(each) for each in self._sent.filter_new(piece.endings) if self._wants(each)]
         if not parts:
             return b""
-        return b"".join([*parts[:-1], b"id: " + piece.bookmark.encode() + b"\n", parts[-1]])
+        return b"".join([*parts[:-1], b"id: " + piece.public_cursor.encode() + b"\n", parts[-1]])
 
     def _wants(self, ending: JobEvent) -> bool:
         return (
@@ -150,9 +150,9 @@ class _Stream:
 _GAP = b'event: gap\ndata: {"detail": "some of what happened since that id is not known any more"}\n\n'
 
 
-def _position(bookmark: str) -> bytes:
+def _position(public_cursor: str) -> bytes:
     """Returns an event that only carries the position."""
-    return b"id: " + bookmark.encode() + b"\n\n"
+    return b"id: " + public_cursor.encode() + b"\n\n"
 
 
 def _kind(ending: JobEvent) -> str:

@@ -26,7 +26,7 @@ from holdfast.core.validation import (
     did_you_mean,
     parse_count,
 )
-from holdfast.tasks.codec import Words
+from holdfast.tasks.codec import RawText
 from holdfast.tasks.command_policy import CommandPayload
 from holdfast.tasks.signature import Argument
 
@@ -98,10 +98,10 @@ class Form:
         """An object of these fields."""
         return self.reference._replace(check=lambda value, field: self.read(check_object(value, field), f"{field}."))
 
-    def read(self, said: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    def read(self, given: Mapping[str, Any], path: str = "") -> dict[str, Any]:
         """Returns the checked values by name; Invalid names the field, with ``path`` before it."""
         values = {}
-        for name, value in said.items():
+        for name, value in given.items():
             check = self._known.get(name)
             if check is None:
                 raise _unknown(path + name, name, list(self._known))
@@ -119,21 +119,21 @@ def read_query(text: bytes, fields: Sequence[Field]) -> dict[str, Any]:
     if not text and not fields:
         return {}
     known = {field.name: field for field in fields}
-    said: dict[str, list[str]] = {}
+    given: dict[str, list[str]] = {}
     for name, value in _pairs(text):
         if name not in known:
             raise _unknown(name, name, list(known))
-        said.setdefault(name, []).append(value)
+        given.setdefault(name, []).append(value)
     values: dict[str, Any] = {}
     for field in fields:
-        texts = said.get(field.name)
+        texts = given.get(field.name)
         if texts is None:
             if field.required:
                 raise missing_field(field.name)
         elif field.many:
             values[field.name] = tuple(field.value.check(each, field.name) for each in texts)
         elif len(texts) > 1:
-            raise Invalid(field.name, Words(f"said {len(texts)} times"), "say it once", code="duplicate_key")
+            raise Invalid(field.name, RawText(f"said {len(texts)} times"), "say it once", code="duplicate_key")
         else:
             values[field.name] = field.value.check(texts[0], field.name)
     return values
@@ -181,7 +181,7 @@ def _unknown(path: str, name: str, known: Sequence[str]) -> Invalid:
 
 def missing_field(path: str) -> Invalid:
     """The error of a field that is required and was left out."""
-    return Invalid(path, Words("nothing"), "it is required", "was given", code="missing")
+    return Invalid(path, RawText("nothing"), "it is required", "was given", code="missing")
 
 
 # ── kinds of values ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -282,7 +282,7 @@ def array_value(entry: ValueType, most: int, least: int = 1) -> ValueType:
 
     def check_value(value: Any, field: str) -> list[Any]:
         if not isinstance(value, list) or not least <= len(value) <= most:
-            shown = Words(f"an array of {len(value):,}") if isinstance(value, list) else value
+            shown = RawText(f"an array of {len(value):,}") if isinstance(value, list) else value
             raise Invalid(field, shown, f"give a JSON array of {least} to {most:,} entries, also where it is one")
         return [entry.check(each, f"{field}[{place}]") for place, each in enumerate(value)]
 

@@ -168,12 +168,12 @@ async def page_of(call: RequestContext, where: JobFilter, limit: int, cursor: st
 
 
 async def parse_filter(
-    call: RequestContext, said: Mapping[str, object], states: tuple[JobState, ...] = ()
+    call: RequestContext, given: Mapping[str, object], states: tuple[JobState, ...] = ()
 ) -> JobFilter:
     """The filter that a query or a body says, within the caller's queues; ``states`` where it names none."""
-    if "error" in said:
+    if "error" in given:
         _check_error_scope(call)
-    filters = msgspec.convert(said, Filters)
+    filters = msgspec.convert(given, Filters)
     where = await filters.build_filter(call.app, states)
     return msgspec.structs.replace(where, queue=call.caller.own_queue(where.queue))
 
@@ -200,7 +200,7 @@ async def lines(call: RequestContext) -> ApiResponse:
 async def why(call: RequestContext) -> ApiResponse:
     """Why a job is where it is."""
     job = await find_job(call, call.path["job_id"])
-    seen = msgspec.structs.replace(await job_facts(call.app, job), discreet=call.caller.limited)
+    seen = msgspec.structs.replace(await job_facts(call.app, job), redacted=call.caller.limited)
     reasons = list(explain_job(call.redaction.redact_job(job), seen))
     return json_response(200, JobExplanation(id=job.id, state=job.state, reasons=reasons))
 

@@ -128,10 +128,10 @@ def valid_key_id(keys: Mapping[str, Key], token: str, now: datetime) -> str | No
     return key_id if problem is None else None
 
 
-def id_in(said: str) -> str:
+def id_in(given: str) -> str:
     """The id, from itself or from a whole key: the finder of a leaked key has that."""
-    found = _WHOLE.match(said)
-    return found[1] if found else said
+    found = _WHOLE.match(given)
+    return found[1] if found else given
 
 
 def check_scopes(scopes: tuple[str, ...]) -> tuple[Scope, ...]:

@@ -18,7 +18,7 @@ from holdfast.core.errors import Invalid
 from holdfast.core.models import Job, JobState, Lease
 from holdfast.core.validation import check_name, check_worker_id
 from holdfast.stores.base import Store
-from holdfast.tasks.codec import Words
+from holdfast.tasks.codec import RawText
 from holdfast.web.fields import Field, ValueType, array_value, integer_value, seconds_value, text_value
 from holdfast.web.routing import RequestContext
 
@@ -62,7 +62,7 @@ def check_once(leases: Sequence[Lease], field: str) -> None:
     seen: set[Lease] = set()
     for place, lease in enumerate(leases):
         if lease in seen:
-            raise Invalid(field.format(place), Words("this lease"), "name each lease once", "is named twice")
+            raise Invalid(field.format(place), RawText("this lease"), "name each lease once", "is named twice")
         seen.add(lease)
 
 
@@ -161,8 +161,8 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
 
 def parse_worker(call: RequestContext) -> About:
     """Reads the worker's fields of a request."""
-    said = {field.name: call.body[field.name] for field in ABOUT if field.name in call.body}
-    return About(**{"host": call.request.client or "unknown", **said})
+    given = {field.name: call.body[field.name] for field in ABOUT if field.name in call.body}
+    return About(**{"host": call.request.client or "unknown", **given})
 
 
 # ── queues ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -177,18 +177,18 @@ def queue_or_star(name: Any, field: str) -> str:
     return EVERY if name == EVERY else check_name(field, name)
 
 
-async def own_wants(call: RequestContext, wants: dict[str, int]) -> dict[str, int]:
+async def own_wants(call: RequestContext, capacity: dict[str, int]) -> dict[str, int]:
     """Returns the wanted jobs within the caller's queues: a star means these alone. A queue that is named and not
     theirs is refused.
     """
-    for name in wants:
+    for name in capacity:
         if name != EVERY:
             call.caller.check_queue(name)
-    if EVERY not in wants or not call.caller.limited:
-        return wants
+    if EVERY not in capacity or not call.caller.limited:
+        return capacity
     named = [pattern for pattern in call.caller.queues if not set(pattern) & set("*?[")]
     patterned = len(named) < len(call.caller.queues)
     queues = await call.app.queues(most=_NAMING) if patterned else []
     there = [each.name for each in queues if call.caller.allows_queue(each.name)]
-    said = {name: slots for name, slots in wants.items() if name != EVERY}
-    return {**dict.fromkeys([*named, *there], wants[EVERY]), **said}
+    given = {name: slots for name, slots in capacity.items() if name != EVERY}
+    return {**dict.fromkeys([*named, *there], capacity[EVERY]), **given}

@@ -58,7 +58,7 @@ _SPAN = ValueType({"type": ["number", "string"], "minimum": 0, "maxLength": 40},
 def _or_null(value: ValueType) -> ValueType:
     return ValueType(
         {"anyOf": [value.schema, {"type": "null"}]},
-        lambda said, field: None if said is None else value.check(said, field),
+        lambda given, field: None if given is None else value.check(given, field),
     )
 
 
@@ -180,20 +180,20 @@ async def show_limit(call: RequestContext) -> ApiResponse:
 
 async def add_limit(call: RequestContext) -> ApiResponse:
     """Adds a limit, or replaces one."""
-    said = {field: value for field, value in call.body.items() if value is not None}
-    name, replacing = said.pop("name"), said.pop("replace", False)
-    _check_scope(call, said)
+    given = {field: value for field, value in call.body.items() if value is not None}
+    name, replacing = given.pop("name"), given.pop("replace", False)
+    _check_scope(call, given)
     known = {each.name: each for each in await call.app.limits.find_all()}.get(name)
     if known is not None and not _allows(call, known):
         raise Conflict(f"limit {name} exists; choose another name")
-    limit = await call.app.limits.add(name, replace_existing=replacing, **said)
+    limit = await call.app.limits.add(name, replace_existing=replacing, **given)
     return json_response(200 if known else 201, limit_document(limit))
 
 
-def _check_scope(call: RequestContext, said: Mapping[str, Any]) -> None:
+def _check_scope(call: RequestContext, given: Mapping[str, Any]) -> None:
     """Refuses a limit of jobs of other queues than the caller's."""
-    if "queue" in said:
-        call.caller.check_queue(said["queue"])
+    if "queue" in given:
+        call.caller.check_queue(given["queue"])
     elif call.caller.limited:
         detail = "a limit of a task or of handlers concerns every queue, and this key is limited to some"
         raise Refusal(403, "forbidden", detail, "name a queue, or use a key for every queue")

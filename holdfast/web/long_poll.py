@@ -19,7 +19,7 @@ from holdfast.core.events import ApiStopping, Event
 from holdfast.core.models import Claim, Job
 from holdfast.stores.base import ClaimRequest
 from holdfast.web.remote_workers import RemoteWorkers
-from holdfast.worker.reporting import tell_claim
+from holdfast.worker.reporting import emit_claim
 
 _BREATH = 0.01  # seconds at least between two rounds for the sake of what is due
 _WARY = 60.0  # seconds for which it is remembered that a job waits to be run alone
@@ -29,7 +29,7 @@ class RemoteClaimRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Request of a claim. ``tasks``: those the worker knows; None: it takes every one. ``idle``: it has no job."""
 
     worker: str
-    wants: Mapping[str, int]
+    capacity: Mapping[str, int]
     limit: int
     lease_for: timedelta
     tasks: frozenset[str] | None = None
@@ -40,7 +40,7 @@ class ClaimResult(msgspec.Struct, frozen=True):
     """Result of a claim. ``alone``: its one job runs with no other beside it. ``quarantined``: such a job waits."""
 
     jobs: list[Job]
-    alone: bool = False
+    isolated: bool = False
     quarantined: bool = False
     next_due: timedelta | None = None
 
@@ -73,7 +73,7 @@ class ClaimWaiters:
     # ── taking ────────────────────────────────────────────────────────────────────────────────────────────────
     async def take(self, ask: RemoteClaimRequest) -> ClaimResult:
         """Takes the jobs that are ready now; call it shielded, since they must reach a caller."""
-        if not any(ask.wants.values()):
+        if not any(ask.capacity.values()):
             return ClaimResult([])
         clock = self._app.clock
         wary = clock.monotonic() - self._quarantined_at < _WARY
@@ -91,23 +91,23 @@ class ClaimWaiters:
         return ClaimResult(jobs, quarantined=claim.quarantined, next_due=claim.next_due)
 
     async def _take_alone(self, ask: RemoteClaimRequest) -> ClaimResult:
-        claim = await self._claim(ask, alone=True)
+        claim = await self._claim(ask, isolated=True)
         jobs = await self._without_unknown(ask, claim.jobs)
-        return ClaimResult(jobs, alone=bool(jobs), quarantined=claim.quarantined, next_due=claim.next_due)
+        return ClaimResult(jobs, isolated=bool(jobs), quarantined=claim.quarantined, next_due=claim.next_due)
 
-    async def _claim(self, ask: RemoteClaimRequest, *, alone: bool = False) -> Claim:
+    async def _claim(self, ask: RemoteClaimRequest, *, isolated: bool = False) -> Claim:
         store = await self._app.open_store()
         claim = await store.queueing.claim(
             ClaimRequest(
                 ask.worker,
-                ask.wants,
-                limit=1 if alone else ask.limit,
+                ask.capacity,
+                limit=1 if isolated else ask.limit,
                 lease_for=ask.lease_for,
-                alone=alone,
-                elsewhere=True,
+                isolated=isolated,
+                shared_worker_id=True,
             )
         )
-        tell_claim(self._app.events, claim, ask.worker, ask.lease_for)
+        emit_claim(self._app.events, claim, ask.worker, ask.lease_for)
         return claim
 
     async def _without_unknown(self, ask: RemoteClaimRequest, jobs: list[Job]) -> list[Job]:
@@ -163,7 +163,7 @@ class ClaimWaiters:
             try:
                 due = await self._round()
                 if self._places:
-                    await self._news(due)
+                    await self._notifications(due)
             except HoldfastError as error:
                 for place in list(self._places):
                     del self._places[place]
@@ -174,7 +174,7 @@ class ClaimWaiters:
         due = math.inf
         in_vain: set[tuple[frozenset[str], bool]] = set()
         for place in list(self._places):
-            like = frozenset(queue for queue, slots in place.ask.wants.items() if slots), place.ask.idle
+            like = frozenset(queue for queue, slots in place.ask.capacity.items() if slots), place.ask.idle
             if place not in self._places or like in in_vain:
                 continue
             del self._places[place]  # a client that leaves now waits for its result
@@ -192,12 +192,12 @@ class ClaimWaiters:
                 due = min(due, taken.next_due.total_seconds())
         return due
 
-    async def _news(self, due: float) -> None:
+    async def _notifications(self, due: float) -> None:
         """Until something may be ready, something falls due, or another claim has come."""
         clock, poll = self._app.clock, self._app.settings.poll.total_seconds()
         store = await self._app.open_store()
         topics = sorted(
-            {f"queue:{queue}" for place in self._places for queue, slots in place.ask.wants.items() if slots}
+            {f"queue:{queue}" for place in self._places for queue, slots in place.ask.capacity.items() if slots}
         )
         most = max(_BREATH, min(poll, due))
         waits: list[asyncio.Future[object]] = [asyncio.ensure_future(self._came.wait())]

@@ -29,7 +29,7 @@ from holdfast.core.errors import (
     quote_value,
 )
 from holdfast.core.validation import DEPTH_LIMIT
-from holdfast.tasks.codec import Words, decode_object
+from holdfast.tasks.codec import RawText, decode_object
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -90,8 +90,8 @@ class ApiRequest:
                 self.repeated.add(name)
             else:
                 self.headers[name] = value
-        said = self.headers.get(b"x-request-id")
-        self.id = said.decode() if said is not None and _REQUEST_ID.fullmatch(said) else new_request_id()
+        given = self.headers.get(b"x-request-id")
+        self.id = given.decode() if given is not None and _REQUEST_ID.fullmatch(given) else new_request_id()
 
     def set_mount(self, scope: Mapping[str, Any]) -> None:
         """Reads from the scope where the API is mounted: a site may have middlewares of the API around itself."""
@@ -160,7 +160,7 @@ def json_response(status: int, value: Any, *headers: Header) -> ApiResponse:
 
 
 def join_words(words: Sequence[str]) -> str:
-    """Words for a sentence: ``a, b and c``."""
+    """RawText for a sentence: ``a, b and c``."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
@@ -299,8 +299,8 @@ def answer_to(error: Exception, request_id: str) -> ApiResponse:
                 error.status, error.code, error.detail, request_id, *error.headers, remedy=error.remedy
             )
         case Invalid():
-            said = {"field": error.field, "value": quote_value(error.value), "remedy": error.remedy}
-            return problem_response(error.http_status, error.code, str(error), request_id, **said)
+            given = {"field": error.field, "value": quote_value(error.value), "remedy": error.remedy}
+            return problem_response(error.http_status, error.code, str(error), request_id, **given)
         case Conflict() if any(error.stored):
             return problem_response(error.http_status, error.code, str(error), request_id, stored=list(error.stored))
         case Unavailable():
@@ -335,7 +335,7 @@ def _unavailable(error: Unavailable, request_id: str) -> ApiResponse:
 
 
 def problem_response(
-    status: int, code: str, detail: str, request_id: str, *headers: Header, **said: Any
+    status: int, code: str, detail: str, request_id: str, *headers: Header, **given: Any
 ) -> ApiResponse:
     """A problem document as an answer."""
     body = Problem(
@@ -345,7 +345,7 @@ def problem_response(
         detail=detail,
         code=code,
         request_id=request_id,
-        **said,
+        **given,
     )
     return ApiResponse(status, _encode(body), PROBLEM, headers)
 
@@ -387,7 +387,7 @@ async def read_body(request: ApiRequest, limit: int, patience: float) -> bytes:
 def decode_body(body: bytes, limit: int) -> dict[str, Any]:
     """The JSON object of a body: each key once, and nothing that other JSON parsers read otherwise."""
     if not body:
-        raise Invalid("body", Words("nothing"), "send a JSON object", code="body_required")
+        raise Invalid("body", RawText("nothing"), "send a JSON object", code="body_required")
     return decode_object(body, limit, "body", DEPTH_LIMIT + _AROUND)
 
 

@@ -133,7 +133,7 @@ def refusals_of(operation: Operation) -> list[int]:
 
 
 def _described(operation: Operation, *, keys: bool) -> dict[str, Any]:
-    said: dict[str, Any] = {
+    given: dict[str, Any] = {
         "operationId": operation.name,
         "tags": [operation.group],
         "summary": operation.summary,
@@ -143,33 +143,36 @@ def _described(operation: Operation, *, keys: bool) -> dict[str, Any]:
         },
     }
     if operation.doc:
-        said["description"] = operation.doc
+        given["description"] = operation.doc
     if operation.scope is not None:
-        said["security"] = [{scheme: [operation.scope]} for scheme in _SCHEMES]
+        given["security"] = [{scheme: [operation.scope]} for scheme in _SCHEMES]
         if not keys:
-            said["security"].append({})
+            given["security"].append({})
     if parameters := list(_parameters(operation)):
-        said["parameters"] = parameters
+        given["parameters"] = parameters
     if operation.body is not None:
         schema = {"$ref": _REF.format(name=operation.body.name)}
         content = {"application/json": {"schema": schema, "example": example_body(operation.body)}}
-        said["requestBody"] = {"required": not operation.body_optional, "content": content}
-    return said
+        given["requestBody"] = {"required": not operation.body_optional, "content": content}
+    return given
 
 
 def _response(spec: ResponseSpec) -> dict[str, Any]:
-    said: dict[str, Any] = {"description": spec.doc, "headers": {"X-Request-Id": _REQUEST_ID}}
+    given: dict[str, Any] = {"description": spec.doc, "headers": {"X-Request-Id": _REQUEST_ID}}
     if spec.document is not None:
         schema = {"type": "object"} if spec.document is dict else {"$ref": _REF.format(name=spec.document.__name__)}
         content: dict[str, Any] = {"schema": schema}
         if spec.example is not None:
             content["example"] = spec.example
         if spec.stream:
-            return said | {"content": {"text/event-stream": {"x-event-data": schema}}}
-        said["content"] = {**{text: {"schema": {"type": "string"}} for text in spec.texts}, "application/json": content}
+            return given | {"content": {"text/event-stream": {"x-event-data": schema}}}
+        given["content"] = {
+            **{text: {"schema": {"type": "string"}} for text in spec.texts},
+            "application/json": content,
+        }
     elif spec.texts:
-        said["content"] = {text: {"schema": {"type": "string"}} for text in spec.texts}
-    return said
+        given["content"] = {text: {"schema": {"type": "string"}} for text in spec.texts}
+    return given
 
 
 _REQUEST_ID = {"description": "Names this request in logs.", "schema": {"type": "string"}}
@@ -196,12 +199,12 @@ def _parameters(operation: Operation) -> Iterator[dict[str, Any]]:
 
 def _parameter(place: str, field: Field) -> dict[str, Any]:
     schema = {"type": "array", "items": field.value.schema} if field.many else field.value.schema
-    said: dict[str, Any] = {"name": field.name, "in": place, "description": field.doc, "schema": schema}
+    given: dict[str, Any] = {"name": field.name, "in": place, "description": field.doc, "schema": schema}
     if field.required:
-        said["required"] = True
+        given["required"] = True
     if field.example is not None:
-        said["example"] = [field.example] if field.many else field.example
-    return said
+        given["example"] = [field.example] if field.many else field.example
+    return given
 
 
 # ── schemas ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -231,8 +234,8 @@ def _hoisted(value: Any, schemas: dict[str, Any], *, top: bool = False) -> Any:
             rest = {key: each for key, each in value.items() if key not in ("type", "enum", "title")}
             return {"$ref": _REF.format(name=name), **rest}
         case dict():
-            said = {key: _hoisted(each, schemas) for key, each in value.items()}
-            return {**said, "additionalProperties": True} if _is_open(value) else said
+            given = {key: _hoisted(each, schemas) for key, each in value.items()}
+            return {**given, "additionalProperties": True} if _is_open(value) else given
         case list():
             return [_hoisted(each, schemas) for each in value]
     return value
@@ -264,8 +267,8 @@ def schema_of(form: Form) -> dict[str, Any]:
 
 
 def _property(field: Field) -> dict[str, Any]:
-    said = {**field.value.schema, "description": field.doc}
-    return said if field.example is None else {**said, "examples": [field.example]}
+    given = {**field.value.schema, "description": field.doc}
+    return given if field.example is None else {**given, "examples": [field.example]}
 
 
 def example_body(form: Form) -> dict[str, Any]:

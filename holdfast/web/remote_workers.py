@@ -26,7 +26,7 @@ from holdfast.core.models import (
 )
 from holdfast.worker.context import WorkerContext
 from holdfast.worker.policy import Unfit, backoff_of
-from holdfast.worker.reporting import dead_letters, measure_settled, tell_lost, tell_rest, tell_success
+from holdfast.worker.reporting import dead_letter_key, emit_lease_lost, emit_success, emit_unsuccessful, measure_settled
 from holdfast.worker.sweeper import Sweeper
 
 _KNOWN_MOST = 10_000  # workers that are remembered
@@ -79,12 +79,14 @@ class RemoteWorkers:
         """It has left."""
         self._known.pop(worker, None)
 
-    async def heartbeat(self, pulse: WorkerHeartbeat, leases: Sequence[Lease], lease_for: timedelta) -> HeartbeatReply:
+    async def heartbeat(
+        self, heartbeat: WorkerHeartbeat, leases: Sequence[Lease], lease_for: timedelta
+    ) -> HeartbeatReply:
         """Register the worker and extend its leases."""
         store = await self.app.open_store()
         beaten_at = self.app.clock.monotonic()
-        beat = await store.queueing.heartbeat(pulse, leases, lease_for=lease_for)
-        known = self.get_worker(pulse.worker)
+        beat = await store.queueing.heartbeat(heartbeat, leases, lease_for=lease_for)
+        known = self.get_worker(heartbeat.worker)
         known.beaten_at, known.order = beaten_at, beat.order
         return beat
 
@@ -137,14 +139,14 @@ class RemoteWorkers:
     def _tell(self, worker: str, job: Job, settlement: Settlement, answer: Settled, seconds: float) -> None:
         events, known = self.app.events, self.get_worker(worker)
         if not answer.accepted:
-            tell_lost(events, job, worker)
+            emit_lease_lost(events, job, worker)
         elif answer.state is JobState.SUCCEEDED:
             known.succeeded += 1
-            tell_success(events, job, seconds)
+            emit_success(events, job, seconds)
         else:
             known.failed += answer.state in (JobState.FAILED, JobState.DEAD)
-            letters = dead_letters(self.app.settings, job.queue)
-            tell_rest(events, job, settlement, answer, seconds=seconds, dlq_key=letters)
+            letters = dead_letter_key(self.app.settings, job.queue)
+            emit_unsuccessful(events, job, settlement, answer, seconds=seconds, dlq_key=letters)
 
     async def nack(self, worker: str, jobs: Sequence[Job]) -> None:
         """Releases jobs that were not started. Where the store is away, their leases end."""

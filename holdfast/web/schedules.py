@@ -141,11 +141,11 @@ async def show_schedule(call: RequestContext) -> ApiResponse:
 
 async def add_schedule(call: RequestContext) -> ApiResponse:
     """Adds a schedule, or replaces one."""
-    said = dict(call.body)
-    name, replacing = said.pop("name"), said.pop("replace", False)
-    timing: Mapping[str, Any] = {field: said.pop(field) for field in _TIMING if field in said}
+    given = dict(call.body)
+    name, replacing = given.pop("name"), given.pop("replace", False)
+    timing: Mapping[str, Any] = {field: given.pop(field) for field in _TIMING if field in given}
     with named_as_said():
-        job = call.app.draft_job(said.pop("task"), said.pop("payload"), **said)
+        job = call.app.draft_job(given.pop("task"), given.pop("payload"), **given)
     _check_may_submit(call, job.queue, job.task)
     known = await (await call.app.open_store()).schedules.read_schedules(name)
     if any(not call.caller.allows_queue(each.job.queue) for each in known):

@@ -16,7 +16,7 @@ from holdfast.core.lifecycle import UNFIT, Cancelled, Failed, Outcome, Released,
 from holdfast.core.models import JobState, Lease, Reason, Settled, Settlement
 from holdfast.core.validation import check_span
 from holdfast.settings.settings import Settings
-from holdfast.tasks.codec import Words, encode_result
+from holdfast.tasks.codec import RawText, encode_result
 from holdfast.views.documents import ID, Instant
 from holdfast.views.formatting import format_timestamp
 from holdfast.web.fields import TEXT, Field, Form, ValueType, any_value, array_value, choice_value, text_value
@@ -152,25 +152,25 @@ SETTLE = Form(
 )
 
 
-def outcome_of(said: Mapping[str, Any], settings: Settings, path: str = "") -> Outcome:
+def outcome_of(given: Mapping[str, Any], settings: Settings, path: str = "") -> Outcome:
     """The outcome that a settlement means; Invalid where it contradicts itself."""
-    word = said["outcome"]
-    for name in said.keys() - {"token", "outcome"} - _MEANT[word]:
+    word = given["outcome"]
+    for name in given.keys() - {"token", "outcome"} - _MEANT[word]:
         known = ", ".join(sorted(_MEANT[word])) or "nothing more"
-        raise Invalid(path + name, Words("it"), f"with {word!r} goes {known}", f"does not go with {word!r}")
+        raise Invalid(path + name, RawText("it"), f"with {word!r} goes {known}", f"does not go with {word!r}")
     needed = _NEEDED.get(word)
-    if needed is not None and needed not in said:
-        raise Invalid(path + needed, Words("nothing"), f"it is required with {word!r}", "was given", code="missing")
+    if needed is not None and needed not in given:
+        raise Invalid(path + needed, RawText("nothing"), f"it is required with {word!r}", "was given", code="missing")
     match word:
         case "succeeded":
-            return _succeeded(said.get("result"), settings)
+            return _succeeded(given.get("result"), settings)
         case "snoozed":
-            return Snoozed(said["delay"])
+            return Snoozed(given["delay"])
         case "released":
             return Released()
         case "cancelled":
             return Cancelled()
-    return _failed(said, retryable=word == "failed", path=path)
+    return _failed(given, retryable=word == "failed", path=path)
 
 
 def _succeeded(result: Any, settings: Settings) -> Outcome:
@@ -181,12 +181,12 @@ def _succeeded(result: Any, settings: Settings) -> Outcome:
         return Failed(error=storable_text(f"{type(error).__name__}: {error}"), reason=Reason.RESULT, retryable=False)
 
 
-def _failed(said: Mapping[str, Any], *, retryable: bool, path: str) -> Failed:
+def _failed(given: Mapping[str, Any], *, retryable: bool, path: str) -> Failed:
     own = _FAILED if retryable else _DEAD
-    reason = Reason(said.get("reason", own[0]))
+    reason = Reason(given.get("reason", own[0]))
     if reason not in own:
-        raise Invalid(path + "reason", str(reason), f"with {said['outcome']!r} give one of {', '.join(own)}")
-    error = said["error"]
+        raise Invalid(path + "reason", str(reason), f"with {given['outcome']!r} give one of {', '.join(own)}")
+    error = given["error"]
     headline = ": ".join(part for part in (error.get("type"), error["message"]) if part) or "it failed"
     trace = error.get("traceback")
     return Failed(
@@ -194,7 +194,7 @@ def _failed(said: Mapping[str, Any], *, retryable: bool, path: str) -> Failed:
         reason=reason,
         traceback=traceback_tail(trace) if trace else None,
         retryable=retryable,
-        delay=said.get("delay"),
+        delay=given.get("delay"),
     )
 
 
@@ -226,10 +226,10 @@ async def settle(call: RequestContext) -> ApiResponse:
     return json_response(200, SettleAnswer(verdicts))
 
 
-def read_settlements(said: Sequence[Mapping[str, Any]], settings: Settings) -> tuple[list[Lease], list[Outcome]]:
+def read_settlements(given: Sequence[Mapping[str, Any]], settings: Settings) -> tuple[list[Lease], list[Outcome]]:
     """The leases that are to be settled, each once, and the outcomes."""
     leases, outcomes = [], []
-    for place, each in enumerate(said):
+    for place, each in enumerate(given):
         path = f"settlements[{place}]."
         read = SETTLEMENT.read(each, path)
         leases.append(read["token"])

@@ -15,7 +15,7 @@ from holdfast.app import Holdfast, JobHandle
 from holdfast.core.errors import Conflict, Invalid, NotFound, Unavailable
 from holdfast.core.models import Job, JobState, NewJob
 from holdfast.core.retry import Retry
-from holdfast.tasks.codec import Words
+from holdfast.tasks.codec import RawText
 from holdfast.tasks.command_policy import COMMAND
 from holdfast.views.documents import ID, JOB, JobDocument, JobId
 from holdfast.web.fields import (
@@ -116,7 +116,7 @@ SUBMISSION = Form(
             "When to try again, as text or as a job shows it.",
             example="exponential:base=5",
         ),
-        Field("tags", array_value(TAG_VALUE, 100, least=0), "Words to find it by.", example=["spring"]),
+        Field("tags", array_value(TAG_VALUE, 100, least=0), "RawText to find it by.", example=["spring"]),
         Field("metadata", OBJECT, "Your own, kept with the job; at most 16 KiB."),
         Field(
             "id",
@@ -186,7 +186,7 @@ async def submit(call: RequestContext) -> ApiResponse:
     """Store one job; when the answer is there, it is stored."""
     key = header_key(call.request)
     if key is None and call.app.settings.key_required and "key" not in call.body:
-        raise Invalid(KEY_HEADER, Words("nothing"), "send one; the settings require it", "was given", code="missing")
+        raise Invalid(KEY_HEADER, RawText("nothing"), "send one; the settings require it", "was given", code="missing")
     asked = draft_submission(call.app, call.body, key=key)
     handle, job = await submit_job(call, asked)
     location = (b"location", f"{quote(call.request.root_path)}/v1/jobs/{handle.id}".encode())
@@ -241,11 +241,11 @@ def as_stored(new: NewJob, *, now_us: int) -> Job:
         task=new.task,
         queue=new.queue,
         payload=new.payload,
-        claims=now_us if new.given_id else 0,
+        claims=now_us if new.has_client_id else 0,
         attempts=0,
         max_attempts=new.max_attempts,
         priority=new.priority,
-        losses=0,
+        lost_leases=0,
         run_at_us=run_at_us,
         created_at_us=now_us,
         options=new.options,
@@ -271,7 +271,7 @@ def header_key(request: ApiRequest) -> str | None:
     if raw is None:
         return None
     if b"idempotency-key" in request.repeated:
-        raise Invalid(KEY_HEADER, Words("several"), "send one", "were given", code="duplicate_key")
+        raise Invalid(KEY_HEADER, RawText("several"), "send one", "were given", code="duplicate_key")
     try:
         text = raw.decode()
     except UnicodeDecodeError:
@@ -279,9 +279,9 @@ def header_key(request: ApiRequest) -> str | None:
     return str(KEY_VALUE.check(text, KEY_HEADER))
 
 
-def draft_submission(app: Holdfast, said: Mapping[str, Any], path: str = "", key: str | None = None) -> NewJob:
+def draft_submission(app: Holdfast, given: Mapping[str, Any], path: str = "", key: str | None = None) -> NewJob:
     """The job a submission stands for; Invalid names the field, with ``path`` before it."""
-    options = SUBMISSION.read(said, path)
+    options = SUBMISSION.read(given, path)
     if key is not None:
         options["key"] = key
     with named_as_said(path):
@@ -291,13 +291,13 @@ def draft_submission(app: Holdfast, said: Mapping[str, Any], path: str = "", key
 async def submit_batch(call: RequestContext) -> ApiResponse:
     """Store a batch in one transaction."""
     if header_key(call.request) is not None:
-        raise Invalid(KEY_HEADER, Words("a key for a batch"), "give each job of the batch its own key", "was given")
+        raise Invalid(KEY_HEADER, RawText("a key for a batch"), "give each job of the batch its own key", "was given")
     required = call.app.settings.key_required
-    jobs = [draft_submission(call.app, said, f"jobs[{place}].") for place, said in enumerate(call.body["jobs"])]
+    jobs = [draft_submission(call.app, given, f"jobs[{place}].") for place, given in enumerate(call.body["jobs"])]
     for place, job in enumerate(jobs):
         if required and job.key is None:
             remedy = "give one; the settings require it"
-            raise Invalid(f"jobs[{place}].key", Words("nothing"), remedy, "was given", code="missing")
+            raise Invalid(f"jobs[{place}].key", RawText("nothing"), remedy, "was given", code="missing")
     handles = await submit_authorized(call, jobs, lambda: call.app.enqueue_many(jobs, batch=BATCH_MOST), list)
     call.unknown_tasks.record_jobs(jobs)
     call.changed += [handle.id for handle in handles if handle.created]
@@ -403,7 +403,7 @@ def _taken(stored: Sequence[str | None] = ()) -> Conflict:
 async def _is_taken(call: RequestContext, jobs: Sequence[NewJob]) -> bool:
     """Returns True if one of the keys, or of the ids that the caller gave, is that of a job in another's queue."""
     bodies = call.body.get("jobs", [call.body])
-    if await _is_foreign(call, [job.id for job, said in zip(jobs, bodies, strict=True) if "id" in said]):
+    if await _is_foreign(call, [job.id for job, given in zip(jobs, bodies, strict=True) if "id" in given]):
         return True
     store = await call.app.open_store()
     keys = [job.key for job in jobs if job.key is not None]

@@ -24,7 +24,7 @@ from holdfast.core.models import Job, JobState, Lease, Settlement
 from holdfast.settings.settings import Settings
 from holdfast.tasks import Context
 from holdfast.worker.policy import backoff_of
-from holdfast.worker.reporting import dead_letters, measure_settled, tell_lost, tell_success
+from holdfast.worker.reporting import dead_letter_key, emit_lease_lost, emit_success, measure_settled
 
 if TYPE_CHECKING:
     from holdfast.telemetry.spans import Execution
@@ -107,7 +107,7 @@ class WorkerContext:
         self.held: dict[Lease, TaskRun] = {}
         self.buffer: deque[TaskRun] = deque()
         self.running: set[TaskRun] = set()
-        self.in_hand: Counter[str] = Counter()  # buffered and running jobs by queue
+        self.in_flight: Counter[str] = Counter()  # buffered and running jobs by queue
         self.outcomes: list[TaskRun] = []
         self.last_attempts = 0  # jobs in ``held`` that a crash would end
         self.urgent = False  # ``outcomes`` has one that is to be written at once
@@ -134,8 +134,8 @@ class WorkerContext:
             run = TaskRun(job, since)
             self.held[run.lease] = run
             self.last_attempts += run.is_last
-            self.in_hand[job.queue] += 1
-            if job.losses:
+            self.in_flight[job.queue] += 1
+            if job.lost_leases:
                 self.buffer.appendleft(run)
             else:
                 self.buffer.append(run)
@@ -164,7 +164,7 @@ class WorkerContext:
         run.settlement = decide(job, outcome, backoff, self.rng)
         if run.span is not None:
             run.span.record_settlement(run.settlement, outcome)
-        self.in_hand[job.queue] -= 1
+        self.in_flight[job.queue] -= 1
         self.finished += 1
         outcomes = self.outcomes
         outcomes.append(run)
@@ -184,7 +184,7 @@ class WorkerContext:
         """
         return now - max(run.since, self.renewed_at) > self.settings.lease.total_seconds() * FENCE
 
-    def let_go(self, run: TaskRun) -> None:
+    def untrack_run(self, run: TaskRun) -> None:
         """Ends the hold on a job."""
         known = self.held.pop(run.lease, None) is not None
         self.make_room(known and run.is_last)
@@ -195,12 +195,12 @@ class WorkerContext:
         if last_attempts or not self.held or not self.settings.prefetch:
             self.may_fetch.set()
 
-    def forget_run(self, run: TaskRun) -> None:
+    def discard_run(self, run: TaskRun) -> None:
         """Drops a job that another worker has now, without an event."""
-        self.let_go(run)
+        self.untrack_run(run)
         if run.span is not None:
             run.span.end_span("lost")
-        self.in_hand[run.job.queue] -= 1
+        self.in_flight[run.job.queue] -= 1
         self.may_fetch.set()
         if not self.busy:
             self.full.set()
@@ -209,26 +209,26 @@ class WorkerContext:
         """Its handler's own transaction has ended the job."""
         if run.span is not None:
             run.span.end_span(JobState.SUCCEEDED)
-        self.forget_run(run)
+        self.discard_run(run)
         self.finished += 1
         self.succeeded += 1
         if self.events.has_subscriber(JobSucceeded):
-            self.tell_success(run)
+            self.emit_success(run)
         if self.events.has_subscriber(BatchSettled):
             measure_settled(self.events, 1, [(run.job.task, run.seconds)])
 
-    def tell_success(self, run: TaskRun) -> None:
+    def emit_success(self, run: TaskRun) -> None:
         """Tell observers that the job has succeeded."""
-        tell_success(self.events, run.job, run.seconds)
+        emit_success(self.events, run.job, run.seconds)
 
     def drop_run(self, run: TaskRun) -> None:
         """Drops a job whose lease was lost at work, with an event."""
-        tell_lost(self.events, run.job, self.worker_id)
-        self.forget_run(run)
+        emit_lease_lost(self.events, run.job, self.worker_id)
+        self.discard_run(run)
 
-    def dead_letters(self, job: Job) -> str | None:
+    def dead_letter_key(self, job: Job) -> str | None:
         """The key under which the transport lists the job if it is dead; None where there is no transport."""
-        return dead_letters(self.settings, job.queue)
+        return dead_letter_key(self.settings, job.queue)
 
     # ── interruptions ─────────────────────────────────────────────────────────────────────────────────────────
     def interrupt_run(self, lease: Lease, why: StopReason) -> TaskRun | None:

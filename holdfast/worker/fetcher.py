@@ -21,7 +21,7 @@ from holdfast.core.lifecycle import Released, budget_spent
 from holdfast.core.models import Claim
 from holdfast.stores.base import EVERY_QUEUE, ClaimRequest, Store
 from holdfast.worker.context import FENCE, FULL, RetryDelay, WorkerContext
-from holdfast.worker.reporting import tell_claim
+from holdfast.worker.reporting import emit_claim
 
 AHEAD = 0.02  # seconds of work at the measured rate that may be claimed beforehand
 _SMALL = 0.003  # seconds a small claim is left to grow: others write meanwhile
@@ -31,7 +31,7 @@ _SMOOTHING = 0.5
 
 
 class Fetcher:
-    """Fills the buffer of one shared."""
+    """Fills the buffer of one worker."""
 
     def __init__(self, shared: WorkerContext, store: Store, *, drain: bool = False) -> None:
         self._shared = shared
@@ -51,14 +51,14 @@ class Fetcher:
         """While it waits because nothing is ready: the clock's reading when the next job falls due (inf: none will)."""
 
     def drain(self) -> None:
-        """Stop the shared once there is nothing to run."""
+        """Stop the worker once there is nothing to run."""
         self._draining = True
         self._roused = True
         if self._listening is not None:
             self._listening.cancel()
 
     async def run(self) -> None:
-        """Fetch until the shared is stopping."""
+        """Fetch until the worker is stopping."""
         shared = self._shared
         while not shared.stopping.is_set():
             room = self._room()
@@ -88,8 +88,8 @@ class Fetcher:
                 await self._patience.wait_after(error)
                 continue
             self._patience.reset()
-            self._narrow = claim.held_back or (bool(claim.jobs) and all(map(budget_spent, claim.jobs)))
-            if claim.held_back:
+            self._narrow = claim.stopped_at_last_attempt or (bool(claim.jobs) and all(map(budget_spent, claim.jobs)))
+            if claim.stopped_at_last_attempt:
                 continue
             if not claim.jobs:
                 await self._idle(claim.next_due)
@@ -130,31 +130,31 @@ class Fetcher:
         """Free slots by queue: all of the room, or the part that a queue's own limit leaves."""
         shared = self._shared
         limits = shared.settings.queues or {EVERY_QUEUE: None}
-        unnamed = sum(number for queue, number in shared.in_hand.items() if queue not in limits)
+        unnamed = sum(number for queue, number in shared.in_flight.items() if queue not in limits)
         return {
             queue: room
             if limit is None
-            else max(0, min(room, limit - (unnamed if queue == EVERY_QUEUE else shared.in_hand[queue])))
+            else max(0, min(room, limit - (unnamed if queue == EVERY_QUEUE else shared.in_flight[queue])))
             for queue, limit in limits.items()
         }
 
-    async def _claim(self, room: int, *, alone: bool = False) -> Claim:
+    async def _claim(self, room: int, *, isolated: bool = False) -> Claim:
         shared = self._shared
         since = shared.clock.monotonic()
         idle = shared.settings.concurrency - len(shared.running) - len(shared.buffer)
         shared.may_fetch.clear()  # from here on, a job that leaves makes room this claim does not know of
-        wants = self.free_slots(room)
-        self._capped = min(wants.values()) < room
+        capacity = self.free_slots(room)
+        self._capped = min(capacity.values()) < room
         fault_point("claim.before")
         # Shielded: a claim that was cancelled half-way would hold its jobs until their leases end.
         claiming = self._store.queueing.claim(
             ClaimRequest(
                 shared.worker_id,
-                wants,
-                limit=min(room, max(1, sum(wants.values()))),
+                capacity,
+                limit=min(room, max(1, sum(capacity.values()))),
                 lease_for=shared.settings.lease,
-                startable=max(0, min(self._places, max(1, min(idle, room)))),
-                alone=alone,
+                max_must_start=max(0, min(self._places, max(1, min(idle, room)))),
+                isolated=isolated,
                 promote=shared.settings.role != "follower",
                 idle=max(0, idle),
             )
@@ -182,7 +182,7 @@ class Fetcher:
         shared.deliver_jobs(claim.jobs, since)
         if shared.stopping.is_set():
             self.release_buffered()
-        tell_claim(shared.events, claim, shared.worker_id, shared.settings.lease)
+        emit_claim(shared.events, claim, shared.worker_id, shared.settings.lease)
         return claim
 
     async def _run_one_alone(self) -> None:
@@ -200,11 +200,11 @@ class Fetcher:
             self._step_aside = min(2 * self._step_aside, _STEP_ASIDE_MOST)
             return
         self._step_aside = _STEP_ASIDE
-        await self._claim(1, alone=True)
+        await self._claim(1, isolated=True)
         await self._emptied()
 
     async def _emptied(self) -> None:
-        """Until nothing is in hand, settlements included, or the shared is stopping."""
+        """Until nothing is in hand, settlements included, or the worker is stopping."""
         shared = self._shared
         while shared.held and not shared.stopping.is_set():
             shared.is_full = True
@@ -227,7 +227,7 @@ class Fetcher:
             self._rate = 0.0
 
     async def _until_settled(self) -> None:
-        """Wait until a job on its last attempt may come in hand, or the shared is stopping."""
+        """Wait until a job on its last attempt may come in hand, or the worker is stopping."""
         shared = self._shared
         while self._places <= 0 and not shared.stopping.is_set():
             shared.may_fetch.clear()
@@ -251,14 +251,14 @@ class Fetcher:
         self.quiet_until = shared.clock.monotonic() + due
         shared.wakes_on_time = EVERY_QUEUE in shared.settings.queues and shared.settings.role != "follower"
         try:
-            await shared.clock.run_bounded(self._news(min(limit, due) + 1), min(limit, due))
+            await shared.clock.run_bounded(self._notifications(min(limit, due) + 1), min(limit, due))
         except HoldfastError as error:
             await self._patience.wait_after(error)
         finally:
             self.quiet_until = None
             shared.wakes_on_time = False
 
-    async def _news(self, timeout: float) -> None:
+    async def _notifications(self, timeout: float) -> None:
         shared = self._shared
         topics = [f"queue:{queue}" for queue in (shared.settings.queues or (EVERY_QUEUE,))]
         if not self._roused:

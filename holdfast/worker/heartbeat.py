@@ -32,14 +32,14 @@ class Heartbeat:
     def __init__(
         self,
         shared: WorkerContext,
-        pulse: Callable[[], WorkerHeartbeat],
+        heartbeat: Callable[[], WorkerHeartbeat],
         *,
         interrupt: Callable[[Lease, StopReason], None],
         order: Callable[[WorkerCommand], None],
     ) -> None:
-        """``interrupt`` and ``order`` are called on the shared's event loop."""
+        """``interrupt`` and ``order`` are called on the worker's event loop."""
         self._shared = shared
-        self._pulse = pulse
+        self._pulse = heartbeat
         self._interrupt = interrupt
         self._order = order
         self._main = asyncio.get_running_loop()
@@ -99,12 +99,12 @@ class Heartbeat:
     async def _beat(self, store: Store) -> None:
         shared = self._shared
         started = shared.clock.monotonic()
-        leases, pulse = list(shared.held), self._pulse()
+        leases, heartbeat = list(shared.held), self._pulse()
         try:
             async with asyncio.timeout(shared.settings.lease.total_seconds() * _DEADLINE):
                 await store.open()
                 fault_point("beat.before")
-                beat = await store.queueing.heartbeat(pulse, leases, lease_for=shared.settings.lease)
+                beat = await store.queueing.heartbeat(heartbeat, leases, lease_for=shared.settings.lease)
         except StoreReplaced:
             raise
         except (HoldfastError, TimeoutError) as error:
@@ -113,7 +113,7 @@ class Heartbeat:
             self._failing = True
             self._fence()
             return
-        self._failing, self._sent = False, pulse
+        self._failing, self._sent = False, heartbeat
         shared.renewed_at = started
         for lease, held in zip(leases, beat.held, strict=True):
             if held is LeaseStatus.LOST:
@@ -141,21 +141,21 @@ class Heartbeat:
         await shared.clock.run_bounded(self._stop.wait(), gap)
         if self._stop.is_set() or self._failing or interval <= gap:
             return
-        news = asyncio.ensure_future(store.queueing.wait([f"worker:{shared.worker_id}"], timeout=interval))
+        notifications = asyncio.ensure_future(store.queueing.wait([f"worker:{shared.worker_id}"], timeout=interval))
         stopped = asyncio.ensure_future(self._stop.wait())
         try:
             left = interval - gap
             while left > 0:
-                await shared.clock.run_bounded(wait_first(news, stopped), min(left, _RECENT))
+                await shared.clock.run_bounded(wait_first(notifications, stopped), min(left, _RECENT))
                 left -= _RECENT
-                if news.done() or stopped.done() or self._pulse() != self._sent:
+                if notifications.done() or stopped.done() or self._pulse() != self._sent:
                     break
         except StoreReplaced:
             raise
         except HoldfastError:
             await shared.clock.run_bounded(self._stop.wait(), gap)
         finally:
-            news.cancel()
+            notifications.cancel()
             stopped.cancel()
 
     def _on_main(self, call: Callable[..., object], *arguments: object) -> None:

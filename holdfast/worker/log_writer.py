@@ -29,11 +29,11 @@ class _Line(NamedTuple):
     lease: Lease
     number: int
     said_at: float  # the clock's reading
-    said: LogEntry
+    given: LogEntry
 
 
 class LogWriter:
-    """The log lines of one shared. Lines come from any thread; all else happens on the shared's event loop."""
+    """The log lines of one worker. Lines come from any thread; all else happens on the worker's event loop."""
 
     def __init__(self, shared: WorkerContext, store: Store) -> None:
         self._shared = shared
@@ -52,8 +52,8 @@ class LogWriter:
         limits = LogLimits(settings.job_lines, settings.job_line_size)
         return JobLog(limits, functools.partial(self._keep, lease))
 
-    def _keep(self, lease: Lease, number: int, said: LogEntry) -> None:
-        line = _Line(lease, number, self._shared.clock.monotonic(), said)
+    def _keep(self, lease: Lease, number: int, given: LogEntry) -> None:
+        line = _Line(lease, number, self._shared.clock.monotonic(), given)
         with self._lock:
             self._waiting.append(line)
             count = len(self._waiting)
@@ -115,7 +115,7 @@ class LogWriter:
 def _records(batch: Sequence[_Line], now: float) -> list[Record]:
     """The lines by their leases."""
     found: dict[Lease, list[NewLine]] = {}
-    for lease, number, said_at, said in batch:
+    for lease, number, said_at, given in batch:
         ago = timedelta(seconds=max(0.0, now - said_at))
-        found.setdefault(lease, []).append(NewLine(number, ago, *said))
+        found.setdefault(lease, []).append(NewLine(number, ago, *given))
     return [Record(lease, lines) for lease, lines in found.items()]

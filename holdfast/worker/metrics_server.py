@@ -30,7 +30,7 @@ _JSON = "application/json"
 
 
 class MetricsServer:
-    """While entered, the shared's figures are counted and served, if the settings name a port."""
+    """While entered, the worker's figures are counted and served, if the settings name a port."""
 
     def __init__(self, shared: WorkerContext) -> None:
         self._shared = shared
@@ -90,12 +90,12 @@ class MetricsServer:
         return self._health_page(health, good=health.live)
 
     def _health_page(self, health: WorkerHealth, *, good: bool) -> MetricsPage:
-        said = {
+        given = {
             "status": "ok" if good else health.status,
             "service": "holdfast-worker",
             "worker": self._shared.worker_id,
         }
-        return MetricsPage(200 if good else 503, msgspec.json.encode(said), _JSON)
+        return MetricsPage(200 if good else 503, msgspec.json.encode(given), _JSON)
 
 
 def _check_exposure(settings: Settings) -> None:
@@ -243,8 +243,8 @@ class MetricsProcess:
 
 
 def _accepted(headers: list[str]) -> str:
-    said = (header.partition(":") for header in headers)
-    return ",".join(value.strip() for name, _, value in said if name.strip().lower() == "accept")
+    given = (header.partition(":") for header in headers)
+    return ",".join(value.strip() for name, _, value in given if name.strip().lower() == "accept")
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -29,11 +29,11 @@ from holdfast.telemetry.trace_context import trace_id_of
 from holdfast.transports.contract import TransportKeys
 
 
-def tell_claim(events: Events, claim: Claim, worker_id: str, lease_for: timedelta) -> None:
+def emit_claim(events: Events, claim: Claim, worker_id: str, lease_for: timedelta) -> None:
     """Emits the events of a claim."""
     if (claim.jobs or claim.refused) and events.has_subscriber(JobsClaimed):
         _measure_claim(events, claim, lease_for)
-    tell_expired(events, claim.expired)
+    emit_expired(events, claim.expired)
     if claim.refused and events.has_subscriber(LeaseRejected):
         events.emit(LeaseRejected(count=claim.refused, worker_id=worker_id))
     if claim.jobs and events.has_subscriber(LeaseAcquired):
@@ -46,7 +46,7 @@ def tell_claim(events: Events, claim: Claim, worker_id: str, lease_for: timedelt
             )
 
 
-def tell_expired(events: Events, expired: Iterable[ExpiredJob]) -> None:
+def emit_expired(events: Events, expired: Iterable[ExpiredJob]) -> None:
     """Emits the events of jobs that have ended because no worker took them in time."""
     for each in expired:
         events.emit(JobExpired(job_id=each.job_id, task=each.task, queue=each.queue))
@@ -72,7 +72,7 @@ def measure_settled(events: Events, size: int, succeeded: Iterable[tuple[str, fl
     events.emit(BatchSettled(size=size, succeeded=seconds))
 
 
-def tell_success(events: Events, job: Job, seconds: float) -> None:
+def emit_success(events: Events, job: Job, seconds: float) -> None:
     """The job has succeeded, and that is stored. A caller that settles many asks for subscribers first."""
     events.emit(
         JobSucceeded(
@@ -81,12 +81,12 @@ def tell_success(events: Events, job: Job, seconds: float) -> None:
     )
 
 
-def tell_lost(events: Events, job: Job, worker_id: str) -> None:
+def emit_lease_lost(events: Events, job: Job, worker_id: str) -> None:
     """The job is not this worker's any more, though it worked on it."""
     events.emit(LeaseLost(job_id=job.id, task=job.task, worker_id=worker_id))
 
 
-def tell_rest(
+def emit_unsuccessful(
     events: Events, job: Job, settlement: Settlement, answer: Settled, *, seconds: float, dlq_key: str | None
 ) -> None:
     """Outcome of a job whose settlement was accepted, where it is no success."""
@@ -107,7 +107,7 @@ def tell_rest(
                 )
             )
         case JobState.DEAD:
-            _tell_dead(events, job, reason, error, seconds, dlq_key)
+            _emit_dead(events, job, reason, error, seconds, dlq_key)
         case JobState.CANCELLED:
             events.emit(JobCancelled(job_id=job.id, task=job.task, attempt=job.attempts, trace_id=trace_id_of(job)))
         case JobState.SCHEDULED if settlement.reason in UNFIT:
@@ -119,14 +119,14 @@ def tell_rest(
             events.emit(JobReleased(job_id=job.id, task=job.task, reason=reason))
 
 
-def tell_recovered(events: Events, job: Job, answer: Settled, dlq_key: str | None) -> None:
+def emit_recovered(events: Events, job: Job, answer: Settled, dlq_key: str | None) -> None:
     """Outcome of a job whose lease ran out."""
     error = f"lease expired: worker {job.worker} died, froze or was cut off"
     match answer.state:
         case JobState.CANCELLED:
             events.emit(JobCancelled(job_id=job.id, task=job.task, attempt=job.attempts, trace_id=trace_id_of(job)))
         case JobState.DEAD:
-            _tell_dead(events, job, "crashed", error, 0.0, dlq_key)
+            _emit_dead(events, job, "crashed", error, 0.0, dlq_key)
         case JobState.QUEUED:
             events.emit(
                 JobFailed(
@@ -142,7 +142,7 @@ def tell_recovered(events: Events, job: Job, answer: Settled, dlq_key: str | Non
             )
 
 
-def _tell_dead(events: Events, job: Job, reason: str, error: str, seconds: float, dlq_key: str | None) -> None:
+def _emit_dead(events: Events, job: Job, reason: str, error: str, seconds: float, dlq_key: str | None) -> None:
     events.emit(
         JobDead(
             job_id=job.id,
@@ -157,7 +157,7 @@ def _tell_dead(events: Events, job: Job, reason: str, error: str, seconds: float
     )
 
 
-def dead_letters(settings: Settings, queue: str) -> str | None:
+def dead_letter_key(settings: Settings, queue: str) -> str | None:
     """The key under which the transport lists dead jobs of this queue; None where there is no transport."""
     if settings.transport == "none":
         return None

@@ -35,7 +35,7 @@ _STUCK_AFTER = 1.0  # seconds a cancelled runner may take to end
 
 
 class Runner:
-    """The runners of one shared: as many as its concurrency, and one watchdog over their deadlines."""
+    """The runners of one worker: as many as its concurrency, and one watchdog over their deadlines."""
 
     def __init__(self, shared: WorkerContext, calls: HandlerInvoker, logs: LogOpener, limits: HandlerLimits) -> None:
         self._shared = shared
@@ -142,7 +142,7 @@ class Runner:
         run.context = Context(job, self._completing, self._logs, self._limits)
         run.started = monotonic()
         if shared.is_stale(run, run.started):
-            shared.forget_run(run)
+            shared.discard_run(run)
             return
         if shared.app.spans is not None:
             run.span = shared.app.spans.start_execution(job, shared.worker_id)
@@ -173,7 +173,7 @@ class Runner:
         elif run.completing and type(outcome) is Succeeded:
             outcome = Failed(error=UNDONE)
         if outcome is None:
-            shared.forget_run(run)
+            shared.discard_run(run)
         else:
             shared.settle(run, outcome)
 

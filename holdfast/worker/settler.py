@@ -12,14 +12,14 @@ from holdfast.core.fault_injection import fault_point
 from holdfast.core.models import JobState, Lease, Reason, Settled
 from holdfast.stores.base import Store
 from holdfast.worker.context import FULL, RetryDelay, TaskRun, WorkerContext
-from holdfast.worker.reporting import measure_settled, tell_lost, tell_rest
+from holdfast.worker.reporting import emit_lease_lost, emit_unsuccessful, measure_settled
 
 _LINGER = 0.004  # seconds a batch may still grow while other handlers run
 _LOCKED = 0.5  # seconds between looks at jobs locked by another transaction
 
 
 class Settler:
-    """Empties the outcomes of one shared."""
+    """Empties the outcomes of one worker."""
 
     def __init__(self, shared: WorkerContext, store: Store, write_lines: Callable[[], Awaitable[object]]) -> None:
         """``write_lines``: writes the jobs' log lines, which are refused once they are settled."""
@@ -80,7 +80,7 @@ class Settler:
             except HoldfastError as error:
                 if len(batch) == 1:
                     # The store cannot take this one: renewed no more, its lease will end and the sweeper settle it.
-                    self._shared.let_go(batch[0])
+                    self._shared.untrack_run(batch[0])
                     self._locked.pop(batch[0].lease, None)
                     await self._patience.wait_after(error)
                     return
@@ -95,7 +95,7 @@ class Settler:
     # ── after the commit ──────────────────────────────────────────────────────────────────────────────────────
     def _answered(self, batch: Sequence[TaskRun], answers: Sequence[Settled]) -> None:
         shared = self._shared
-        tell_success = shared.events.has_subscriber(JobSucceeded)
+        emit_success = shared.events.has_subscriber(JobSucceeded)
         succeeded: list[TaskRun] = []
         held, last_attempts = shared.held, 0
         for run, answer in zip(batch, answers, strict=True):
@@ -108,8 +108,8 @@ class Settler:
                 self._locked.pop(run.lease, None)
             if answer.accepted and answer.state is JobState.SUCCEEDED:
                 succeeded.append(run)
-                if tell_success:
-                    shared.tell_success(run)
+                if emit_success:
+                    shared.emit_success(run)
             else:
                 self._tell_rest(run, answer)
         shared.make_room(last_attempts)
@@ -129,10 +129,12 @@ class Settler:
     def _tell_rest(self, run: TaskRun, answer: Settled) -> None:
         shared, job, settlement = self._shared, run.job, run.settlement
         if not answer.accepted:
-            tell_lost(shared.events, job, shared.worker_id)
+            emit_lease_lost(shared.events, job, shared.worker_id)
             return
         if answer.state in (JobState.FAILED, JobState.DEAD):
             shared.failed += 1
         elif answer.state is not JobState.CANCELLED:
             shared.released += settlement.reason is Reason.RELEASED
-        tell_rest(shared.events, job, settlement, answer, seconds=run.seconds, dlq_key=shared.dead_letters(job))
+        emit_unsuccessful(
+            shared.events, job, settlement, answer, seconds=run.seconds, dlq_key=shared.dead_letter_key(job)
+        )

@@ -13,7 +13,7 @@ from holdfast.core.lifecycle import Lost, decide
 from holdfast.core.models import Job, JobState, Settled
 from holdfast.stores.base import Store
 from holdfast.worker.context import RetryDelay, WorkerContext
-from holdfast.worker.reporting import tell_expired, tell_recovered
+from holdfast.worker.reporting import emit_expired, emit_recovered
 
 _BATCH = 500
 _PRUNE_EVERY = 60.0  # seconds
@@ -75,7 +75,7 @@ class Sweeper:
         self._ended_overdue_at = now
         expired = 0
         while batch := await self._store.maintenance.expire_waiting(limit=_BATCH):
-            tell_expired(self._shared.events, batch)
+            emit_expired(self._shared.events, batch)
             expired += len(batch)
         return expired
 
@@ -93,7 +93,7 @@ class Sweeper:
         """Settle every lease that ran out; a worker that renews in between keeps its job."""
         recovered = 0
         limit = _BATCH + len(self._refused)  # which come first, each time
-        while jobs := await self._store.maintenance.find_expired(limit=limit):
+        while jobs := await self._store.maintenance.find_expired_leases(limit=limit):
             number = await self._recover(jobs)
             recovered += number
             if len(jobs) < limit or not number:
@@ -132,7 +132,7 @@ class Sweeper:
         for job, answer in zip(jobs, answers, strict=True):
             if answer.accepted:
                 recovered += 1
-                tell_recovered(self._shared.events, job, answer, self._shared.dead_letters(job))
+                emit_recovered(self._shared.events, job, answer, self._shared.dead_letter_key(job))
         return recovered
 
     async def _prune(self) -> int:

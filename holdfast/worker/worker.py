@@ -97,7 +97,7 @@ class Worker:
         if why is StopReason.CANCEL:
             self.shared.settle(unstarted, Cancelled())
         else:
-            self.shared.forget_run(unstarted)
+            self.shared.discard_run(unstarted)
 
     # ── life ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def run(self) -> None:
@@ -157,7 +157,7 @@ class Worker:
         return calls
 
     async def _until_stopped(self, services: Sequence[asyncio.Future[Any]]) -> None:
-        """Until the shared is stopping. A service that dies of a bug takes the worker down, loudly: its supervisor
+        """Until the worker is stopping. A service that dies of a bug takes the worker down, loudly: its supervisor
         starts another, and no promise depends on one that half works."""
         stopping = asyncio.ensure_future(self.shared.stopping.wait())
         try:
@@ -243,8 +243,8 @@ class Worker:
             return
         ours = (socket.gethostname(), os.getpid())
         for each in await store.query.workers():
-            host, pid = each.pulse.host, each.pulse.pid
-            if each.pulse.worker == self.id and each.alive and (host, pid) != ours and not is_gone(host, pid):
+            host, pid = each.heartbeat.host, each.heartbeat.pid
+            if each.heartbeat.worker == self.id and each.alive and (host, pid) != ours and not is_gone(host, pid):
                 taken = Unavailable(
                     f"worker_id: {self.id} is the name of a living worker, process {pid} on {host}; give this one "
                     "another name, or start it again when that one has stopped or, if it died, its lease has ended"

@@ -79,21 +79,21 @@ async def put(store: Store, *jobs: NewJob) -> list[str]:
     return [answer.job_id for answer in await store.queueing.submit(jobs or [new_job()])]
 
 
-async def claim(store: Store, limit: int = 100, wants: dict[str, int] | None = None, **options: Any) -> Claim:
+async def claim(store: Store, limit: int = 100, capacity: dict[str, int] | None = None, **options: Any) -> Claim:
     options = {"worker": WORKER, "lease_for": LEASE, **options}
     worker = options.pop("worker")
     return await store.queueing.claim(
-        ClaimRequest(worker, {"default": limit} if wants is None else wants, limit=limit, **options)
+        ClaimRequest(worker, {"default": limit} if capacity is None else capacity, limit=limit, **options)
     )
 
 
-async def take(store: Store, limit: int = 100, wants: dict[str, int] | None = None, **options: Any) -> list[Job]:
+async def take(store: Store, limit: int = 100, capacity: dict[str, int] | None = None, **options: Any) -> list[Job]:
     """The jobs a claim brings."""
-    return (await claim(store, limit, wants, **options)).jobs
+    return (await claim(store, limit, capacity, **options)).jobs
 
 
-async def take_ids(store: Store, limit: int = 100, wants: dict[str, int] | None = None, **options: Any) -> list[str]:
-    return [job.id for job in await take(store, limit, wants, **options)]
+async def take_ids(store: Store, limit: int = 100, capacity: dict[str, int] | None = None, **options: Any) -> list[str]:
+    return [job.id for job in await take(store, limit, capacity, **options)]
 
 
 async def running(store: Store, **fields: Any) -> Job:
@@ -148,7 +148,7 @@ async def ended(store: Store, state: JobState, **fields: Any) -> str:
 async def lose_all(store: Store, clock: ManualClock) -> dict[str, Settled]:
     """Let every lease run out and settle the lost attempts as a sweeper does; the answers by job."""
     clock.advance(LEASE.total_seconds() + 1)
-    found = await store.maintenance.find_expired(limit=1000)
+    found = await store.maintenance.find_expired_leases(limit=1000)
     answers = await store.queueing.settle([decide(job, Lost(), _NoBackoff(), random.Random(0)) for job in found])
     assert all(answer.accepted for answer in answers)
     return {answer.job_id: answer for answer in answers}
@@ -189,7 +189,7 @@ def changed_ids(answers: Sequence[BulkResult]) -> list[str]:
     return [job_id for answer in answers for job_id, _ in answer.changed]
 
 
-def pulse(worker: str = WORKER, **fields: Any) -> WorkerHeartbeat:
+def heartbeat(worker: str = WORKER, **fields: Any) -> WorkerHeartbeat:
     return WorkerHeartbeat(
         **{"worker": worker, "host": "here", "pid": 1, "queues": "default", "concurrency": 1, **fields}
     )

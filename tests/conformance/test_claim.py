@@ -54,7 +54,7 @@ async def test_an_expired_lease_is_not_simply_taken_over(store: Store, clock: Ma
     await running(store)
     clock.advance(3600)
 
-    assert await take(store, startable=9) == []
+    assert await take(store, max_must_start=9) == []
 
 
 async def test_every_claim_grows_claims_and_attempts(store: Store) -> None:
@@ -178,9 +178,9 @@ async def test_next_due_is_none_where_nothing_is_scheduled(store: Store) -> None
     await put(store, new_job(), new_job(queue="other", delay=timedelta(seconds=5)))
 
     assert (await claim(store)).next_due is None
-    assert (await claim(store, wants={"other": 1})).next_due == timedelta(seconds=5)
-    assert (await claim(store, wants={"default": 1, "other": 1})).next_due == timedelta(seconds=5)
-    assert (await claim(store, wants={EVERY_QUEUE: 1})).next_due == timedelta(seconds=5)
+    assert (await claim(store, capacity={"other": 1})).next_due == timedelta(seconds=5)
+    assert (await claim(store, capacity={"default": 1, "other": 1})).next_due == timedelta(seconds=5)
+    assert (await claim(store, capacity={EVERY_QUEUE: 1})).next_due == timedelta(seconds=5)
 
 
 async def test_of_each_queue_at_most_what_it_wants(store: Store) -> None:
@@ -210,8 +210,8 @@ async def test_no_named_queue_starves_behind_another(store: Store) -> None:
 async def test_queues_that_are_not_wanted_are_left_alone(store: Store) -> None:
     await put(store, new_job(queue="other"))
 
-    assert await take(store, wants={"default": 5}) == []
-    assert await take(store, wants={}) == []
+    assert await take(store, capacity={"default": 5}) == []
+    assert await take(store, capacity={}) == []
 
 
 async def test_the_star_serves_queues_in_turn_and_starves_none(store: Store) -> None:
@@ -254,11 +254,11 @@ async def test_a_paused_queue_is_skipped_until_it_is_resumed(store: Store, opene
     (other_id,) = await put(store, new_job(queue="other"))
     await (await opener()).admin.pause("default")
 
-    assert await take_ids(store, wants={wanted: 5, "other": 5} if wanted == "default" else {wanted: 5}) == [other_id]
-    assert await take_ids(store, wants={wanted: 5}, only=[job_id]) == []
+    assert await take_ids(store, capacity={wanted: 5, "other": 5} if wanted == "default" else {wanted: 5}) == [other_id]
+    assert await take_ids(store, capacity={wanted: 5}, only=[job_id]) == []
 
     await store.admin.resume("default")
-    assert await take_ids(store, wants={wanted: 5}) == [job_id]
+    assert await take_ids(store, capacity={wanted: 5}) == [job_id]
 
 
 async def test_only_ready_delivered_ids_are_claimed_and_others_refused(store: Store) -> None:
@@ -286,7 +286,7 @@ async def test_delivered_ids_of_any_queue_are_claimed_for_the_star(store: Store)
     ids = await put(store, new_job(queue="a"), new_job(queue="b"), new_job(queue="closed"))
     await store.admin.pause("closed")
 
-    brought = await claim(store, wants={EVERY_QUEUE: 5}, only=ids)
+    brought = await claim(store, capacity={EVERY_QUEUE: 5}, only=ids)
 
     assert ([job.id for job in brought.jobs], brought.refused) == (ids[:2], 1)
 
@@ -339,9 +339,9 @@ async def test_a_batch_with_keys_keeps_its_order(store: Store) -> None:
 
 async def test_wildcard_claim_takes_jobs_it_made_ready_elsewhere(store: Store, clock: ManualClock) -> None:
     await put(store, new_job(queue="a"))
-    assert len(await take(store, wants={EVERY_QUEUE: 5})) == 1
+    assert len(await take(store, capacity={EVERY_QUEUE: 5})) == 1
     await put(store, new_job(queue="b", delay=timedelta(seconds=1)))
-    assert await take(store, wants={EVERY_QUEUE: 5}) == []
+    assert await take(store, capacity={EVERY_QUEUE: 5}) == []
     await put(store, *[new_job(queue="a") for _ in range(2)])
     clock.advance(2)
 

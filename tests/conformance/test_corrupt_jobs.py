@@ -29,7 +29,7 @@ async def test_lost_job_with_deep_options_does_not_hide_others(store: Store, hom
     spoil(home, deep.id, options='{"metadata": {"a": ' + "[" * 990 + "]" * 990 + "}}")
 
     assert set(await lose_all(store, clock)) == {deep.id, innocent.id}
-    assert [job.id for job in (await claim(store, startable=2)).jobs] == [innocent.id]
+    assert [job.id for job in (await claim(store, max_must_start=2)).jobs] == [innocent.id]
     assert (await stored(store, deep.id)).state is JobState.DEAD
 
 

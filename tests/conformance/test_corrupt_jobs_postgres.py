@@ -7,14 +7,14 @@ import pytest
 from holdfast.core.errors import HoldfastError
 from holdfast.core.models import JobState, LeaseStatus
 from holdfast.stores.base import Store
-from tests.conformance.support import LEASE, claim, new_job, pulse, put, running, state_of, stored, take
+from tests.conformance.support import LEASE, claim, heartbeat, new_job, put, running, state_of, stored, take
 from tests.support.spoiling import session
 
 
 async def test_what_was_taken_before_a_claim_failed_is_delivered(store: Store) -> None:
     (job_id,) = await put(store, new_job(queue="q00"))
     (stuck,) = await put(store, new_job(queue="q39"))
-    wants = {f"q{number:02}": 2 for number in range(40)}  # more than one statement looks into
+    capacity = {f"q{number:02}": 2 for number in range(40)}  # more than one statement looks into
     with session(store.url) as other:
         other.execute("create function refuse() returns trigger language plpgsql as $$ begin raise 'no'; end $$")
         other.execute(
@@ -22,9 +22,9 @@ async def test_what_was_taken_before_a_claim_failed_is_delivered(store: Store) -
         )
         other.commit()
 
-    assert [job.id for job in await take(store, 2, wants)] == [job_id]
+    assert [job.id for job in await take(store, 2, capacity)] == [job_id]
     with pytest.raises(HoldfastError, match="no"):
-        await take(store, 2, wants)
+        await take(store, 2, capacity)
     assert await state_of(store, stuck) is JobState.QUEUED
 
 
@@ -35,7 +35,7 @@ async def test_foreign_key_to_a_job_does_not_block_it(store: Store) -> None:
     with session(store.url) as other:
         other.execute("select from job where id = any(%s) for key share", [[held.id, waiting]])
 
-        beat = await store.queueing.heartbeat(pulse(), [held.lease], lease_for=LEASE * 2)
+        beat = await store.queueing.heartbeat(heartbeat(), [held.lease], lease_for=LEASE * 2)
         assert beat.held == [LeaseStatus.HELD]
         assert (
             await stored(store, held.id)
@@ -45,15 +45,15 @@ async def test_foreign_key_to_a_job_does_not_block_it(store: Store) -> None:
 
 async def test_a_worker_s_own_row_is_not_waited_for_either(store: Store) -> None:
     held = await running(store)
-    await store.queueing.heartbeat(pulse(), [held.lease], lease_for=LEASE)
+    await store.queueing.heartbeat(heartbeat(), [held.lease], lease_for=LEASE)
     with session(store.url) as other:
         other.execute("select from worker for update")
 
-        beat = await store.queueing.heartbeat(pulse(running=1), [held.lease], lease_for=LEASE * 2)
+        beat = await store.queueing.heartbeat(heartbeat(running=1), [held.lease], lease_for=LEASE * 2)
         assert beat.held == [LeaseStatus.HELD]
         assert (
             await stored(store, held.id)
         ).lease_until_us == await store.health.server_time_us() + 2 * LEASE.total_seconds() * 1e6
     # The server lets go of the row in its own time.
-    while [info.pulse.running for info in await store.query.workers()] != [1]:
-        await store.queueing.heartbeat(pulse(running=1), [], lease_for=LEASE)
+    while [info.heartbeat.running for info in await store.query.workers()] != [1]:
+        await store.queueing.heartbeat(heartbeat(running=1), [], lease_for=LEASE)

@@ -168,11 +168,11 @@ async def test_expiry_is_set_moved_and_taken_off(store: Store, clock: ManualCloc
 
 
 # ── order (promise 6) ───────────────────────────────────────────────────────────────────────────────────────────────
-async def in_order(store: Store, *, carried: bool, wants: dict[str, int] | None = None) -> list[str]:
+async def in_order(store: Store, *, carried: bool, capacity: dict[str, int] | None = None) -> list[str]:
     """The ids of the ready jobs, in the order of claims; over a transport, where arrival decides, by order."""
     if not carried:
-        return [job_id for _ in range(9) for job_id in await take_ids(store, 1, wants)]
-    jobs = await take(store, 9, wants)
+        return [job_id for _ in range(9) for job_id in await take_ids(store, 1, capacity)]
+    jobs = await take(store, 9, capacity)
     return [job.id for job in sorted(jobs, key=lambda job: (-job.priority, job.run_at_us, job.id))]
 
 
@@ -216,7 +216,7 @@ async def test_job_moved_to_another_queue_keeps_its_time(store: Store, clock: Ma
     assert await edit(store, moved, queue="other")
 
     assert await take_ids(store, 1, {"default": 1}) == []
-    assert await in_order(store, carried=carried, wants={"other": 1 if not carried else 9}) == [moved, there]
+    assert await in_order(store, carried=carried, capacity={"other": 1 if not carried else 9}) == [moved, there]
     counted = {queue.name: queue.states.get("queued", 0) for queue in await queues(store)}
     assert counted.get("default", 0) == 0
 

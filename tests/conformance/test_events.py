@@ -60,7 +60,7 @@ async def test_every_final_state_is_reported_once(store: Store, clock: ManualClo
 
 async def test_an_ending_says_what_its_job_was(store: Store, clock: ManualClock, follower: Follower) -> None:
     (job_id,) = await put(store, new_job(task="email.send", queue="mail"))
-    (job,) = await take(store, wants={"mail": 1})
+    (job,) = await take(store, capacity={"mail": 1})
     clock.advance(3)
     started = clock()
     await store.queueing.settle([ending(job, JobState.DEAD, reason=Reason.NON_RETRYABLE, error="no such address")])
@@ -91,7 +91,7 @@ async def test_failed_attempts_are_reported_before_the_end(
     (job,) = await take(store)
     await lose(store, clock, job)
     clock.advance(5)
-    (job,) = await take(store, startable=1)
+    (job,) = await take(store, max_must_start=1)
     await settle(store, job)
 
     told = await follower.told()
@@ -250,9 +250,9 @@ async def test_a_bookmark_names_no_job_and_passes_nothing_by(
         piece = await store.query.events(mark, limit=1, within=HOUR)
         mark, more = piece.mark, piece.more
         told |= {each.job_id for each in piece.endings}
-        assert not [job_id for job_id in jobs if job_id in piece.bookmark]
+        assert not [job_id for job_id in jobs if job_id in piece.public_cursor]
         other = Follower(store, limit=1)
-        other.mark = piece.bookmark
+        other.mark = piece.public_cursor
         assert told | {each.job_id for each in await other.told()} == set(jobs)
 
 

@@ -40,9 +40,9 @@ async def connected(store: Store) -> AsyncIterator[Any]:
 
 async def complete(link: Any, store: Store, clock: ManualClock, job: Job) -> None:
     """End a job within the transaction that is open there."""
-    said = json.dumps({"at": clock(), "id": job.id, "claims": job.claims, "result": None})
+    given = json.dumps({"at": clock(), "id": job.id, "claims": job.claims, "result": None})
     schema = parse_url(store.url).schema
-    assert await link.fetchval(f'select accepted from "{schema}".complete($1)', said)  # noqa: S608 - a name of ours
+    assert await link.fetchval(f'select accepted from "{schema}".complete($1)', given)  # noqa: S608 - a name of ours
 
 
 async def begun(store: Store, clock: ManualClock, within: timedelta = timedelta(hours=1)) -> Follower:

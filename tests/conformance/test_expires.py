@@ -227,7 +227,7 @@ async def test_deleted_and_pruned_jobs_leave_nothing(store: Store, clock: Manual
 
     assert await store.query.get(pruned) is None
     assert await store.maintenance.expire_waiting(limit=10) == []
-    (again,) = await put(store, new_job(id=deleted, given_id=True))
+    (again,) = await put(store, new_job(id=deleted, has_client_id=True))
     assert await take_ids(store) == [again]
 
 

@@ -20,7 +20,7 @@ from holdfast.core.errors import HoldfastError, StoreMismatch, StoreReplaced, Un
 from holdfast.core.models import JobFilter
 from holdfast.stores.sqlite import identity
 from holdfast.stores.sqlite.store import SQLiteStore
-from tests.conformance.support import LEASE, Opener, claim, ending, new_job, pulse, put, running
+from tests.conformance.support import LEASE, Opener, claim, ending, heartbeat, new_job, put, running
 
 OTHER_PROGRAM = """
 import asyncio, sys
@@ -134,7 +134,7 @@ async def test_open_store_refuses_replaced_files(
         put(store),
         claim(store),
         store.queueing.settle([ending(job)]),
-        store.queueing.heartbeat(pulse(), [job.lease], lease_for=LEASE),
+        store.queueing.heartbeat(heartbeat(), [job.lease], lease_for=LEASE),
         store.query.find(JobFilter()),
         store.health.doctor(),
         store.health.durability(),

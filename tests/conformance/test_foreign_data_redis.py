@@ -16,8 +16,8 @@ from tests.conformance.support import (
     ended,
     ending,
     failing,
+    heartbeat,
     new_job,
-    pulse,
     put,
     queues,
     running,
@@ -59,10 +59,10 @@ async def read_everything(store: Store) -> None:
         await store.query.count(JobFilter(states=(state,), tasks=("work",)))
     await queues(store)
     await store.query.workers()
-    await store.maintenance.find_expired(limit=100)
+    await store.maintenance.find_expired_leases(limit=100)
     await store.health.doctor()
     await store.maintenance.promote_due(limit=100)
-    await store.queueing.heartbeat(pulse(), [], lease_for=LATER)
+    await store.queueing.heartbeat(heartbeat(), [], lease_for=LATER)
     await store.maintenance.prune({"succeeded": LATER, "dead": LATER, "cancelled": LATER}, limit=100)
     for verb in (store.admin.cancel, store.admin.replay, store.admin.delete):
         await verb(JobFilter(tag="none"), limit=10)
@@ -103,7 +103,7 @@ async def test_unknown_id_is_dropped_wherever_it_is_listed(store: Store, keys: K
     await read_everything(store)
 
     assert ours in await take_ids(store, 10, {EVERY_QUEUE: 10})
-    assert await take(store, 1, alone=True) == []
+    assert await take(store, 1, isolated=True) == []
     await read_everything(store)
     await store.health.repair()
     assert list(keys.strays()) == []
@@ -117,7 +117,7 @@ FIELDS = (
     ("dueTime", "soon"),
     ("claims", "many"),
     ("attempts", "few"),
-    ("losses", "-1"),
+    ("lost_leases", "-1"),
     ("seq", "first"),
     ("worker", b"\xff"),
     ("payload", b"\xff"),
@@ -195,10 +195,10 @@ async def test_malformed_attempt_and_worker_records_are_tolerated(store: Store, 
     raw(keys, "RPUSH", f"attempts:{job.id}", b"\xff\xff", b"\x93\x01\x02\x03", "x")
     raw(keys, "ZADD", "workers", 1, "stranger")
     raw(keys, "HSET", "worker:stranger", "seen", "yesterday")
-    await store.queueing.heartbeat(pulse(), [], lease_for=LATER)
+    await store.queueing.heartbeat(heartbeat(), [], lease_for=LATER)
 
     assert [each.error for each in await store.query.attempts(job.id)] == ["boom"]
-    assert [info.pulse.worker for info in await store.query.workers()] == [pulse().worker]
+    assert [info.heartbeat.worker for info in await store.query.workers()] == [heartbeat().worker]
     await store.queueing.deregister("stranger")
 
 

@@ -8,19 +8,31 @@ from holdfast.core.clock import ManualClock
 from holdfast.core.ids import new_id
 from holdfast.core.models import HeartbeatReply, JobState, Lease, LeaseStatus, WorkerCommand
 from holdfast.stores.base import Store
-from tests.conformance.support import LEASE, Opener, ending, lose, new_job, pulse, put, running, settle, stored, take
+from tests.conformance.support import (
+    LEASE,
+    Opener,
+    ending,
+    heartbeat,
+    lose,
+    new_job,
+    put,
+    running,
+    settle,
+    stored,
+    take,
+)
 
 
 async def test_a_beat_extends_a_live_lease(store: Store, clock: ManualClock) -> None:
     job = await running(store)
     for _ in range(5):
         clock.advance(LEASE.total_seconds() - 1)
-        assert await store.queueing.heartbeat(pulse(), [job.lease], lease_for=LEASE) == HeartbeatReply(
+        assert await store.queueing.heartbeat(heartbeat(), [job.lease], lease_for=LEASE) == HeartbeatReply(
             [LeaseStatus.HELD]
         )
         assert (await stored(store, job.id)).lease_until_us == clock() + LEASE // timedelta(microseconds=1)
 
-    assert await store.maintenance.find_expired(limit=10) == []
+    assert await store.maintenance.find_expired_leases(limit=10) == []
     assert (await settle(store, job)).accepted
 
 
@@ -28,20 +40,20 @@ async def test_an_expired_lease_is_not_revived(store: Store, clock: ManualClock)
     job = await running(store)
     clock.advance(LEASE.total_seconds() + 1)
 
-    assert (await store.queueing.heartbeat(pulse(), [job.lease], lease_for=LEASE)).held == [LeaseStatus.LOST]
+    assert (await store.queueing.heartbeat(heartbeat(), [job.lease], lease_for=LEASE)).held == [LeaseStatus.LOST]
 
-    assert [each.id for each in await store.maintenance.find_expired(limit=10)] == [job.id]
+    assert [each.id for each in await store.maintenance.find_expired_leases(limit=10)] == [job.id]
     assert not (await settle(store, job)).accepted
 
 
 async def test_superseded_lease_is_lost_and_new_lease_is_kept(store: Store, clock: ManualClock) -> None:
     old = await running(store)
     await lose(store, clock, old)
-    (new,) = await take(store, startable=1)
+    (new,) = await take(store, max_must_start=1)
     until = (await stored(store, new.id)).lease_until_us
     clock.advance(1)
 
-    assert (await store.queueing.heartbeat(pulse("other"), [old.lease], lease_for=LEASE)).held == [LeaseStatus.LOST]
+    assert (await store.queueing.heartbeat(heartbeat("other"), [old.lease], lease_for=LEASE)).held == [LeaseStatus.LOST]
     assert (await stored(store, new.id)).lease_until_us == until
 
 
@@ -52,13 +64,13 @@ async def test_settled_deleted_and_unknown_leases_are_lost(store: Store) -> None
     await store.admin.delete([deleted.id])
     leases = [settled.lease, deleted.lease, Lease(new_id(), 1)]
 
-    assert (await store.queueing.heartbeat(pulse(), leases, lease_for=LEASE)).held == [LeaseStatus.LOST] * 3
+    assert (await store.queueing.heartbeat(heartbeat(), leases, lease_for=LEASE)).held == [LeaseStatus.LOST] * 3
 
 
 async def test_a_queued_job_is_not_held(store: Store) -> None:
     (job_id,) = await put(store)
 
-    assert (await store.queueing.heartbeat(pulse(), [Lease(job_id, 0)], lease_for=LEASE)).held == [LeaseStatus.LOST]
+    assert (await store.queueing.heartbeat(heartbeat(), [Lease(job_id, 0)], lease_for=LEASE)).held == [LeaseStatus.LOST]
     assert (await stored(store, job_id)).lease_until_us is None
 
 
@@ -67,10 +79,10 @@ async def test_cancelled_running_job_is_reported_by_heartbeat_and_stays_held(sto
     await store.admin.cancel([job.id])
     clock.advance(LEASE.total_seconds() - 1)
 
-    assert (await store.queueing.heartbeat(pulse(), [job.lease], lease_for=LEASE)).held == [LeaseStatus.CANCEL]
+    assert (await store.queueing.heartbeat(heartbeat(), [job.lease], lease_for=LEASE)).held == [LeaseStatus.CANCEL]
 
     clock.advance(LEASE.total_seconds() - 1)
-    assert (await store.queueing.heartbeat(pulse(), [job.lease], lease_for=LEASE)).held == [LeaseStatus.CANCEL]
+    assert (await store.queueing.heartbeat(heartbeat(), [job.lease], lease_for=LEASE)).held == [LeaseStatus.CANCEL]
     answer = await settle(store, job, JobState.CANCELLED)
     assert (answer.accepted, answer.state) == (True, JobState.CANCELLED)
 
@@ -81,7 +93,7 @@ async def test_verdicts_answer_the_leases_in_their_order(store: Store) -> None:
     await store.admin.cancel([job.id for job in jobs[1::3]])
     await store.queueing.settle([ending(job) for job in jobs[2::3]])
 
-    held = (await store.queueing.heartbeat(pulse(), [job.lease for job in jobs[::-1]], lease_for=LEASE)).held
+    held = (await store.queueing.heartbeat(heartbeat(), [job.lease for job in jobs[::-1]], lease_for=LEASE)).held
 
     assert held == ([LeaseStatus.HELD, LeaseStatus.CANCEL, LeaseStatus.LOST] * 100)[::-1]
 
@@ -89,95 +101,95 @@ async def test_verdicts_answer_the_leases_in_their_order(store: Store) -> None:
 async def test_the_same_job_under_two_leases_is_answered_for_each(store: Store, clock: ManualClock) -> None:
     old = await running(store)
     await lose(store, clock, old)
-    (new,) = await take(store, startable=1)
+    (new,) = await take(store, max_must_start=1)
 
-    held = (await store.queueing.heartbeat(pulse(), [old.lease, new.lease, old.lease], lease_for=LEASE)).held
+    held = (await store.queueing.heartbeat(heartbeat(), [old.lease, new.lease, old.lease], lease_for=LEASE)).held
 
     assert held == [LeaseStatus.LOST, LeaseStatus.HELD, LeaseStatus.LOST]
 
 
 async def test_a_beat_without_leases_registers_the_worker(store: Store, clock: ManualClock) -> None:
-    said = pulse("w", host="höst", pid=42, queues="a:2,*", concurrency=7, running=3, succeeded=10, failed=2)
+    given = heartbeat("w", host="höst", pid=42, queues="a:2,*", concurrency=7, running=3, succeeded=10, failed=2)
     started = clock()
-    await store.queueing.heartbeat(pulse("w", host="höst", pid=42), [], lease_for=LEASE)
+    await store.queueing.heartbeat(heartbeat("w", host="höst", pid=42), [], lease_for=LEASE)
     clock.advance(10)
 
-    assert await store.queueing.heartbeat(said, [], lease_for=LEASE) == HeartbeatReply([], WorkerCommand.NONE)
+    assert await store.queueing.heartbeat(given, [], lease_for=LEASE) == HeartbeatReply([], WorkerCommand.NONE)
 
     (info,) = await store.query.workers()
-    assert (info.pulse, info.started_at_us, info.seen_at_us) == (said, started, clock())
+    assert (info.heartbeat, info.started_at_us, info.seen_at_us) == (given, started, clock())
     assert (info.alive, info.order) == (True, WorkerCommand.NONE)
 
 
 async def test_a_worker_is_alive_while_its_last_beats_lease_lasts(store: Store, clock: ManualClock) -> None:
-    await store.queueing.heartbeat(pulse("quiet"), [], lease_for=LEASE)
+    await store.queueing.heartbeat(heartbeat("quiet"), [], lease_for=LEASE)
     clock.advance(LEASE.total_seconds() - 1)
     assert [info.alive for info in await store.query.workers()] == [True]
 
     clock.advance(2)
     assert [info.alive for info in await store.query.workers()] == [False]
 
-    await store.queueing.heartbeat(pulse("quiet"), [], lease_for=LEASE)
+    await store.queueing.heartbeat(heartbeat("quiet"), [], lease_for=LEASE)
     assert [info.alive for info in await store.query.workers()] == [True]
 
 
 async def test_a_worker_that_leaves_is_forgotten(store: Store) -> None:
-    await store.queueing.heartbeat(pulse("stays"), [], lease_for=LEASE)
-    await store.queueing.heartbeat(pulse("goes"), [], lease_for=LEASE)
+    await store.queueing.heartbeat(heartbeat("stays"), [], lease_for=LEASE)
+    await store.queueing.heartbeat(heartbeat("goes"), [], lease_for=LEASE)
 
     await store.queueing.deregister("goes")
     await store.queueing.deregister("never came")
 
-    assert [info.pulse.worker for info in await store.query.workers()] == ["stays"]
+    assert [info.heartbeat.worker for info in await store.query.workers()] == ["stays"]
 
 
 async def test_pruning_forgets_workers_that_fell_silent_long_ago(store: Store, clock: ManualClock) -> None:
-    await store.queueing.heartbeat(pulse("silent"), [], lease_for=LEASE)
+    await store.queueing.heartbeat(heartbeat("silent"), [], lease_for=LEASE)
     clock.advance(86_400 - 60)
     await store.maintenance.prune({}, limit=100)
-    assert [info.pulse.worker for info in await store.query.workers()] == ["silent"]
+    assert [info.heartbeat.worker for info in await store.query.workers()] == ["silent"]
     clock.advance(60 + 2 * LEASE.total_seconds())
-    await store.queueing.heartbeat(pulse("alive"), [], lease_for=LEASE)
+    await store.queueing.heartbeat(heartbeat("alive"), [], lease_for=LEASE)
 
     await store.maintenance.prune({}, limit=100)
 
-    assert [info.pulse.worker for info in await store.query.workers()] == ["alive"]
+    assert [info.heartbeat.worker for info in await store.query.workers()] == ["alive"]
 
 
 async def test_an_order_reaches_the_worker_at_its_next_beat(store: Store, opener: Opener) -> None:
     for worker in ("a", "b"):
-        await store.queueing.heartbeat(pulse(worker), [], lease_for=LEASE)
+        await store.queueing.heartbeat(heartbeat(worker), [], lease_for=LEASE)
 
     assert await (await opener()).admin.send_command(WorkerCommand.DRAIN, ["a"]) == ["a"]
 
-    assert (await store.queueing.heartbeat(pulse("a"), [], lease_for=LEASE)).order is WorkerCommand.DRAIN
-    assert (await store.queueing.heartbeat(pulse("b"), [], lease_for=LEASE)).order is WorkerCommand.NONE
-    assert {info.pulse.worker: info.order for info in await store.query.workers()} == {
+    assert (await store.queueing.heartbeat(heartbeat("a"), [], lease_for=LEASE)).order is WorkerCommand.DRAIN
+    assert (await store.queueing.heartbeat(heartbeat("b"), [], lease_for=LEASE)).order is WorkerCommand.NONE
+    assert {info.heartbeat.worker: info.order for info in await store.query.workers()} == {
         "a": WorkerCommand.DRAIN,
         "b": WorkerCommand.NONE,
     }
 
 
 async def test_a_later_order_replaces_an_earlier_one(store: Store) -> None:
-    await store.queueing.heartbeat(pulse("a"), [], lease_for=LEASE)
+    await store.queueing.heartbeat(heartbeat("a"), [], lease_for=LEASE)
     await store.admin.send_command(WorkerCommand.DRAIN, ["a"])
     await store.admin.send_command(WorkerCommand.STOP, ["a"])
 
-    assert (await store.queueing.heartbeat(pulse("a"), [], lease_for=LEASE)).order is WorkerCommand.STOP
+    assert (await store.queueing.heartbeat(heartbeat("a"), [], lease_for=LEASE)).order is WorkerCommand.STOP
 
 
 async def test_command_to_all_reaches_every_live_worker(store: Store, clock: ManualClock) -> None:
-    await store.queueing.heartbeat(pulse("silent"), [], lease_for=LEASE)
+    await store.queueing.heartbeat(heartbeat("silent"), [], lease_for=LEASE)
     clock.advance(LEASE.total_seconds() + 1)
     for worker in ("a", "b"):
-        await store.queueing.heartbeat(pulse(worker), [], lease_for=LEASE)
+        await store.queueing.heartbeat(heartbeat(worker), [], lease_for=LEASE)
 
     assert sorted(await store.admin.send_command(WorkerCommand.STOP)) == ["a", "b"]
 
 
 async def test_command_to_unknown_worker_reaches_no_worker(store: Store) -> None:
-    await store.queueing.heartbeat(pulse("a"), [], lease_for=LEASE)
+    await store.queueing.heartbeat(heartbeat("a"), [], lease_for=LEASE)
 
     assert await store.admin.send_command(WorkerCommand.STOP, ["unknown"]) == []
     assert await store.admin.send_command(WorkerCommand.STOP, []) == []
-    assert (await store.queueing.heartbeat(pulse("a"), [], lease_for=LEASE)).order is WorkerCommand.NONE
+    assert (await store.queueing.heartbeat(heartbeat("a"), [], lease_for=LEASE)).order is WorkerCommand.NONE

@@ -16,7 +16,7 @@ from holdfast.stores.base import Store
 from tests.conformance.support import LEASE, ended, failing, lose, new_job, put, running, settle, take
 
 
-def said(*texts: str, first: int = 1, ago: float = 0) -> list[NewLine]:
+def given(*texts: str, first: int = 1, ago: float = 0) -> list[NewLine]:
     return [NewLine(first + n, timedelta(seconds=ago), "info", text) for n, text in enumerate(texts)]
 
 
@@ -48,7 +48,7 @@ async def test_a_line_is_kept_as_it_was_said(store: Store, clock: ManualClock) -
 async def test_lines_of_many_jobs_are_kept_together(store: Store) -> None:
     jobs = [await running(store) for _ in range(3)]
 
-    answers = await store.queueing.append_logs([record(job, said(f"{n} a", f"{n} b")) for n, job in enumerate(jobs)])
+    answers = await store.queueing.append_logs([record(job, given(f"{n} a", f"{n} b")) for n, job in enumerate(jobs)])
 
     assert answers == [True] * 3
     assert [await texts_of(store, job.id) for job in jobs] == [[f"{n} a", f"{n} b"] for n in range(3)]
@@ -59,7 +59,7 @@ async def test_logs_longer_than_one_chunk_keep_their_order(store: Store) -> None
     many = [str(n) for n in range(450)]
 
     assert (
-        await store.queueing.append_logs([record(other, said("a")), record(job, said(*many)), record(other, [])])
+        await store.queueing.append_logs([record(other, given("a")), record(job, given(*many)), record(other, [])])
         == [True] * 3
     )
 
@@ -71,11 +71,11 @@ async def test_a_lost_lease_keeps_nothing(store: Store, clock: ManualClock) -> N
     await store.queueing.settle([failing(freed)])
     clock.advance(LEASE.total_seconds() + 1)
     await lose(store, clock, retaken)
-    (again,) = await take(store, only=[retaken.id], startable=1)
+    (again,) = await take(store, only=[retaken.id], max_must_start=1)
     nobody = Lease(new_id(), 1)
     leases = [expired, retaken, freed, nobody, Lease("nonsense", 1), Lease(again.id, 99), again]
 
-    answers = await store.queueing.append_logs([record(lease, said("late")) for lease in leases])
+    answers = await store.queueing.append_logs([record(lease, given("late")) for lease in leases])
 
     assert answers == [False] * 6 + [True]
     assert await texts_of(store, expired.id) == await texts_of(store, freed.id) == []
@@ -86,8 +86,8 @@ async def test_a_lease_under_which_the_job_succeeded_still_stands(store: Store) 
     job = await running(store)
     await settle(store, job)
 
-    assert await store.queueing.append_logs([record(job, said("done"))]) == [True]
-    assert await store.queueing.append_logs([record(Lease(job.id, 7), said("forged"))]) == [False]
+    assert await store.queueing.append_logs([record(job, given("done"))]) == [True]
+    assert await store.queueing.append_logs([record(Lease(job.id, 7), given("forged"))]) == [False]
 
     assert await texts_of(store, job.id) == ["done"]
 
@@ -97,14 +97,14 @@ async def test_no_other_ending_leaves_the_lease_standing(store: Store) -> None:
         job = await running(store)
         await settle(store, job, state, delay=timedelta(hours=1) if state is JobState.FAILED else None)
 
-        assert await store.queueing.append_logs([record(job, said("late"))]) == [False]
+        assert await store.queueing.append_logs([record(job, given("late"))]) == [False]
 
 
 async def test_a_repeated_record_changes_nothing(store: Store) -> None:
     job = await running(store)
-    await store.queueing.append_logs([record(job, said("one", "two"))])
+    await store.queueing.append_logs([record(job, given("one", "two"))])
 
-    assert await store.queueing.append_logs([record(job, said("other", "two", "three"))]) == [True]
+    assert await store.queueing.append_logs([record(job, given("other", "two", "three"))]) == [True]
 
     assert await texts_of(store, job.id) == ["one", "two", "three"]
 
@@ -112,10 +112,10 @@ async def test_a_repeated_record_changes_nothing(store: Store) -> None:
 async def test_lines_that_come_late_are_kept_in_their_places(store: Store, clock: ManualClock) -> None:
     """Whoever sent the first could not reach the store, sent the next, and then those again."""
     job = await running(store)
-    await store.queueing.append_logs([record(job, said("before"))])
+    await store.queueing.append_logs([record(job, given("before"))])
     await lose(store, clock, job)
-    (again,) = await take(store, startable=1)
-    lines = said(*"abcdefg", "größer")
+    (again,) = await take(store, max_must_start=1)
+    lines = given(*"abcdefg", "größer")
 
     for some in (lines[5:6], lines[3:5], lines[:2], [lines[7], lines[2], lines[6], lines[2]], lines):
         assert await store.queueing.append_logs([record(again, some)]) == [True]
@@ -126,11 +126,11 @@ async def test_lines_that_come_late_are_kept_in_their_places(store: Store, clock
 
 async def test_each_attempt_adds_its_lines(store: Store, clock: ManualClock) -> None:
     job = await running(store)
-    await store.queueing.append_logs([record(job, said("first"))])
+    await store.queueing.append_logs([record(job, given("first"))])
     await store.queueing.settle([failing(job)])
     (again,) = await take(store, 1)
     clock.advance(1)
-    await store.queueing.append_logs([record(again, said("second"))])
+    await store.queueing.append_logs([record(again, given("second"))])
 
     kept = [(line.claims, line.attempt, line.text) for line in await lines_of(store, job.id)]
 
@@ -139,11 +139,11 @@ async def test_each_attempt_adds_its_lines(store: Store, clock: ManualClock) -> 
 
 async def test_lines_survive_a_replay(store: Store) -> None:
     job = await running(store)
-    await store.queueing.append_logs([record(job, said("before"))])
+    await store.queueing.append_logs([record(job, given("before"))])
     await settle(store, job, JobState.DEAD)
     await store.admin.replay([job.id])
     (again,) = await take(store, 1)
-    await store.queueing.append_logs([record(again, said("after"))])
+    await store.queueing.append_logs([record(again, given("after"))])
 
     kept = [(line.attempt, line.text) for line in await lines_of(store, job.id)]
 
@@ -152,10 +152,10 @@ async def test_lines_survive_a_replay(store: Store) -> None:
 
 async def test_pages_of_lines_follow_one_another(store: Store) -> None:
     job = await running(store)
-    await store.queueing.append_logs([record(job, said(*"abcde"))])
+    await store.queueing.append_logs([record(job, given(*"abcde"))])
     await store.queueing.settle([failing(job)])
     (again,) = await take(store, 1)
-    await store.queueing.append_logs([record(again, said(*"fg"))])
+    await store.queueing.append_logs([record(again, given(*"fg"))])
 
     pages, cursor = [], None
     while not pages or cursor is not None:
@@ -178,7 +178,7 @@ async def test_a_job_that_is_not_there_has_no_lines(store: Store) -> None:
 
 async def test_deleting_a_job_deletes_its_lines(store: Store) -> None:
     job = await running(store)
-    await store.queueing.append_logs([record(job, said("x"))])
+    await store.queueing.append_logs([record(job, given("x"))])
     await settle(store, job)
     await store.admin.delete([job.id])
     await put(store, new_job(id=job.id))
@@ -189,7 +189,7 @@ async def test_deleting_a_job_deletes_its_lines(store: Store) -> None:
 
 async def test_pruning_a_job_deletes_its_lines(store: Store, clock: ManualClock) -> None:
     job = await running(store)
-    await store.queueing.append_logs([record(job, said("x"))])
+    await store.queueing.append_logs([record(job, given("x"))])
     await settle(store, job)
     kept = await ended(store, JobState.DEAD)
     clock.advance(10)

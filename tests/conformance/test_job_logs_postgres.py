@@ -8,7 +8,7 @@ from holdfast.stores.base import Store
 from holdfast.stores.postgres.pool import parse_url
 from tests.conformance.support import running
 from tests.conformance.test_events_postgres import connected
-from tests.conformance.test_job_logs import lines_of, record, said
+from tests.conformance.test_job_logs import given, lines_of, record
 
 
 async def test_a_job_that_is_being_deleted_gets_no_lines(store: Store) -> None:
@@ -17,7 +17,7 @@ async def test_a_job_that_is_being_deleted_gets_no_lines(store: Store) -> None:
     schema = parse_url(store.url).schema
     async with connected(store) as link, link.transaction():
         await link.execute(f'delete from "{schema}".job')  # noqa: S608 - a name of ours
-        recording = asyncio.create_task(store.queueing.append_logs([record(job, said("late"))]))
+        recording = asyncio.create_task(store.queueing.append_logs([record(job, given("late"))]))
         await asyncio.wait([recording], timeout=1)
 
     assert await recording == [False]

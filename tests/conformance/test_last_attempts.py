@@ -20,14 +20,14 @@ def last(**fields: Any) -> NewJob:
 async def test_claim_ends_before_last_attempts_that_cannot_start(store: Store) -> None:
     ids = await put(store, last(), new_job(), last(), new_job(), last(), new_job())
 
-    first = await claim(store, startable=2)
-    assert ([job.id for job in first.jobs], first.held_back, first.refused) == (ids[:4], True, 0)
+    first = await claim(store, max_must_start=2)
+    assert ([job.id for job in first.jobs], first.stopped_at_last_attempt, first.refused) == (ids[:4], True, 0)
 
-    none = await claim(store, startable=0)
-    assert ([job.id for job in none.jobs], none.held_back, none.refused) == ([], True, 0)
+    none = await claim(store, max_must_start=0)
+    assert ([job.id for job in none.jobs], none.stopped_at_last_attempt, none.refused) == ([], True, 0)
 
-    rest = await claim(store, startable=1)
-    assert ([job.id for job in rest.jobs], rest.held_back, rest.refused) == (ids[4:], False, 0)
+    rest = await claim(store, max_must_start=1)
+    assert ([job.id for job in rest.jobs], rest.stopped_at_last_attempt, rest.refused) == (ids[4:], False, 0)
 
 
 async def test_claim_takes_every_last_attempt_without_a_bound(store: Store) -> None:
@@ -35,7 +35,7 @@ async def test_claim_takes_every_last_attempt_without_a_bound(store: Store) -> N
 
     brought = await claim(store)
 
-    assert ([job.id for job in brought.jobs], brought.held_back) == (ids, False)
+    assert ([job.id for job in brought.jobs], brought.stopped_at_last_attempt) == (ids, False)
 
 
 async def test_retry_on_its_last_attempt_is_held_back(store: Store) -> None:
@@ -44,48 +44,48 @@ async def test_retry_on_its_last_attempt_is_held_back(store: Store) -> None:
     await store.maintenance.promote_due(limit=1)
     (other,) = await put(store)
 
-    held = await claim(store, startable=0)
-    assert ([each.id for each in held.jobs], held.held_back) == ([], True)
-    assert await take_ids(store, startable=1) == [job.id, other]
+    held = await claim(store, max_must_start=0)
+    assert ([each.id for each in held.jobs], held.stopped_at_last_attempt) == ([], True)
+    assert await take_ids(store, max_must_start=1) == [job.id, other]
 
 
 async def test_unlimited_attempts_are_never_the_last(store: Store) -> None:
     ids = await put(store, new_job(max_attempts=None), new_job(max_attempts=None))
 
-    brought = await claim(store, startable=0)
+    brought = await claim(store, max_must_start=0)
 
-    assert ([job.id for job in brought.jobs], brought.held_back) == (ids, False)
+    assert ([job.id for job in brought.jobs], brought.stopped_at_last_attempt) == (ids, False)
 
 
 async def test_limit_that_is_reached_holds_nothing_back(store: Store) -> None:
     ids = await put(store, *[last() for _ in range(4)])
 
-    brought = await claim(store, 2, startable=2)
+    brought = await claim(store, 2, max_must_start=2)
 
-    assert ([job.id for job in brought.jobs], brought.held_back) == (ids[:2], False)
+    assert ([job.id for job in brought.jobs], brought.stopped_at_last_attempt) == (ids[:2], False)
 
 
-@pytest.mark.parametrize("wants", [{"a": 9, "b": 9, "c": 9}, {EVERY_QUEUE: 9}], ids=["named", "star"])
-async def test_startable_bounds_the_whole_claim(store: Store, wants: dict[str, int]) -> None:
+@pytest.mark.parametrize("capacity", [{"a": 9, "b": 9, "c": 9}, {EVERY_QUEUE: 9}], ids=["named", "star"])
+async def test_startable_bounds_the_whole_claim(store: Store, capacity: dict[str, int]) -> None:
     ids = {queue: await put(store, *[last(queue=queue) for _ in range(2)], new_job(queue=queue)) for queue in "abc"}
 
-    brought = await claim(store, 9, wants, startable=3)
+    brought = await claim(store, 9, capacity, max_must_start=3)
 
-    assert brought.held_back
+    assert brought.stopped_at_last_attempt
     assert sum(job.max_attempts == 1 for job in brought.jobs) == 3
     for queue in "abc":
         taken = [job.id for job in brought.jobs if job.queue == queue]
         assert taken == ids[queue][: len(taken)]
 
 
-@pytest.mark.parametrize("wants", [{"a": 2, "b": 2}, {EVERY_QUEUE: 2}], ids=["named", "star"])
-async def test_queue_that_is_held_back_does_not_starve_others(store: Store, wants: dict[str, int]) -> None:
+@pytest.mark.parametrize("capacity", [{"a": 2, "b": 2}, {EVERY_QUEUE: 2}], ids=["named", "star"])
+async def test_queue_that_is_held_back_does_not_starve_others(store: Store, capacity: dict[str, int]) -> None:
     await put(store, *[last(queue="a") for _ in range(4)])
     innocent = await put(store, *[new_job(queue="b") for _ in range(4)])
 
     brought = []
     for _ in range(4):
-        brought += await take_ids(store, 2, wants, startable=0)
+        brought += await take_ids(store, 2, capacity, max_must_start=0)
 
     assert brought == innocent
 
@@ -95,29 +95,29 @@ async def test_suspect_counts_as_startable(store: Store, clock: ManualClock) -> 
     await lose(store, clock, suspect)
     (single,) = await put(store, last())
 
-    brought = await claim(store, startable=1)
+    brought = await claim(store, max_must_start=1)
 
-    assert ([job.id for job in brought.jobs], brought.held_back) == ([suspect.id], True)
-    assert await take_ids(store, startable=1) == [single]
+    assert ([job.id for job in brought.jobs], brought.stopped_at_last_attempt) == ([suspect.id], True)
+    assert await take_ids(store, max_must_start=1) == [single]
 
 
 async def test_named_jobs_on_their_last_attempt_are_bounded(store: Store) -> None:
     ids = await put(store, last(), new_job(), last(), new_job())
 
-    brought = await claim(store, only=ids, startable=1)
+    brought = await claim(store, only=ids, max_must_start=1)
 
-    assert ([job.id for job in brought.jobs], brought.held_back) == (ids[:2], True)
-    assert await take_ids(store, only=ids, startable=1) == ids[2:]
+    assert ([job.id for job in brought.jobs], brought.stopped_at_last_attempt) == (ids[:2], True)
+    assert await take_ids(store, only=ids, max_must_start=1) == ids[2:]
 
 
 async def test_long_claim_counts_last_attempts_throughout(store: Store) -> None:
     jobs = [last() if number in (250, 260, 270) else new_job() for number in range(400)]
     ids = await put(store, *jobs)
 
-    first = await claim(store, 400, startable=2)
-    assert ([job.id for job in first.jobs], first.held_back) == (ids[:270], True)
+    first = await claim(store, 400, max_must_start=2)
+    assert ([job.id for job in first.jobs], first.stopped_at_last_attempt) == (ids[:270], True)
 
-    rest = await take(store, 400, startable=1)
+    rest = await take(store, 400, max_must_start=1)
     assert [job.id for job in rest] == ids[270:]
 
 
@@ -125,9 +125,9 @@ async def test_lower_priority_does_not_pass_what_is_held_back(store: Store) -> N
     low = await put(store, new_job(), new_job(priority=-1))
     high = await put(store, last(priority=1), last(priority=1))
 
-    brought = await claim(store, startable=1)
+    brought = await claim(store, max_must_start=1)
     assert [job.id for job in brought.jobs] == high[:1]
-    assert await take_ids(store, startable=1) == [high[1], *low]
+    assert await take_ids(store, max_must_start=1) == [high[1], *low]
 
 
 async def test_held_back_claim_reports_jobs_that_fall_due(store: Store, clock: ManualClock) -> None:
@@ -135,12 +135,12 @@ async def test_held_back_claim_reports_jobs_that_fall_due(store: Store, clock: M
     clock.advance(1)
     (single,) = await put(store, last())
 
-    held = await claim(store, 1, startable=0)
-    if not held.held_back:  # what fell due was ready first
+    held = await claim(store, 1, max_must_start=0)
+    if not held.stopped_at_last_attempt:  # what fell due was ready first
         assert [job.id for job in held.jobs] == later[:1]
-        held = await claim(store, 1, startable=0)
+        held = await claim(store, 1, max_must_start=0)
 
-    assert (held.jobs, held.held_back, held.next_due) == ([], True, 2 * SECOND)
+    assert (held.jobs, held.stopped_at_last_attempt, held.next_due) == ([], True, 2 * SECOND)
     assert single in await take_ids(store)
 
 
@@ -149,7 +149,7 @@ async def test_suspect_behind_a_last_attempt_stops_no_claim(store: Store, clock:
     await lose(store, clock, suspect)
     (single,) = await put(store, last(priority=1))
 
-    first = await take_ids(store, startable=1)
-    second = await take_ids(store, startable=1)
+    first = await take_ids(store, max_must_start=1)
+    second = await take_ids(store, max_must_start=1)
 
     assert (len(first), {*first, *second}) == (1, {suspect.id, single})

@@ -54,16 +54,16 @@ async def fill(store: Store, clock: ManualClock) -> None:
     await put(store, *[job_of(number % 4, priority=number % 3) for number in range(40)])
     await put(store, *[job_of(7, queue="mail", task="slow", delay=delay) for delay in (*[None] * 6, HOUR)])
     await put(store, *[new_job(payload='{"tenant":9,"weight":4}') for _ in range(3)], new_job(queue="plain"))
-    suspect, poison = await take(store, 2, startable=9)
-    for job, losses in ((suspect, 1), (poison, 2)):
+    suspect, poison = await take(store, 2, max_must_start=9)
+    for job, lost_leases in ((suspect, 1), (poison, 2)):
         held = job
-        for _ in range(losses):
+        for _ in range(lost_leases):
             clock.advance(LEASE.total_seconds() + 1)
             lost = Settlement(
                 job_id=held.id, claims=held.claims, state=JobState.FAILED, reason=Reason.CRASHED, expired=True
             )
             await store.queueing.settle([lost])
-            again = [each for each in await take(store, 50, startable=9) if each.id != job.id]
+            again = [each for each in await take(store, 50, max_must_start=9) if each.id != job.id]
             await end(store, *again)
             held = (await store.query.get(job.id)) or held
     await put(store, *[job_of(number) for number in range(20, 30)])
@@ -106,8 +106,8 @@ async def test_key_of_limits_that_is_gone_is_made_again(
     await everything_agrees(store)
     taken: set[str] = set()
     for _ in range(100):
-        jobs = await take(store, 50, {"*": 50}, startable=50)
-        jobs += await take(store, 1, {"*": 1}, alone=True)
+        jobs = await take(store, 50, {"*": 50}, max_must_start=50)
+        jobs += await take(store, 1, {"*": 1}, isolated=True)
         await end(store, *jobs)
         taken |= {job.id for job in jobs}
         clock.advance(1800)
@@ -121,7 +121,7 @@ async def test_claim_survives_a_foreign_key(store: Store, keys: Keys, clock: Man
     keys.set(name, "not ours")
     clock.advance(7200)
     await put(store, job_of(99))
-    assert 99 in tenants(await take(store, 50, startable=50))
+    assert 99 in tenants(await take(store, 50, max_must_start=50))
     assert [key for key in keys.all() if key.startswith(f"{name}:foreign:")]
 
 

@@ -170,7 +170,7 @@ async def test_lost_lease_frees_the_room_once_it_is_settled(store: Store, clock:
     (job,) = await take(store, 5)
     clock.advance(LEASE.total_seconds() + 1)
     assert await take(store, 5) == []  # it may still run
-    (expired,) = await store.maintenance.find_expired(limit=10)
+    (expired,) = await store.maintenance.find_expired_leases(limit=10)
     lost = Settlement(
         job_id=expired.id, claims=expired.claims, state=JobState.FAILED, reason=Reason.CRASHED, expired=True, delay=DAY
     )
@@ -206,9 +206,9 @@ async def test_jobs_that_killed_processes_obey_limits(store: Store, clock: Manua
         clock.advance(1)
     (other,) = await put(store, new_job())
     assert [job.id for job in await take(store, 5)] == [other]  # the quarantined one runs alone
-    assert await take(store, 1, alone=True) == []
+    assert await take(store, 1, isolated=True) == []
     await end(store, await get(store, other))
-    assert [job.id for job in await take(store, 1, alone=True)] == [first]
+    assert [job.id for job in await take(store, 1, isolated=True)] == [first]
 
 
 async def test_deleted_and_cancelled_jobs_leave_no_trace(store: Store) -> None:

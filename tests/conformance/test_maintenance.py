@@ -78,7 +78,7 @@ async def test_expired_finds_what_the_remedy_needs_to_know(store: Store, clock: 
     live = await running(store)
     clock.advance(LEASE.total_seconds() / 2 + 1)
 
-    found = {each.id: each for each in await store.maintenance.find_expired(limit=10)}
+    found = {each.id: each for each in await store.maintenance.find_expired_leases(limit=10)}
 
     assert len(found) == 2
     assert live.id not in found
@@ -92,7 +92,7 @@ async def test_expired_is_bounded_and_changes_nothing(store: Store, clock: Manua
     await take(store)
     clock.advance(3600)
 
-    assert len(await store.maintenance.find_expired(limit=4)) == 4
+    assert len(await store.maintenance.find_expired_leases(limit=4)) == 4
     assert await store.query.count(JobFilter(states=(JobState.RUNNING,))) == 10
 
 
@@ -103,14 +103,14 @@ async def test_racing_sweepers_settle_each_lost_lease_once(store: Store, opener:
     clock.advance(3600)
 
     async def sweep(each: Store) -> int:
-        found = await each.maintenance.find_expired(limit=100)
+        found = await each.maintenance.find_expired_leases(limit=100)
         lost = [
             ending(job, JobState.QUEUED, reason=Reason.CRASHED, error="lease expired", expired=True) for job in found
         ]
         return sum(answer.accepted for answer in await each.queueing.settle(lost))
 
     assert sum(await asyncio.gather(*[sweep(each) for each in stores])) == 60
-    assert {job.losses for job in await take(store, startable=100)} == {1}
+    assert {job.lost_leases for job in await take(store, max_must_start=100)} == {1}
 
 
 # ── prune ─────────────────────────────────────────────────────────────────────────────────────────────────────

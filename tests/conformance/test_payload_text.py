@@ -40,7 +40,7 @@ async def test_batch_keeps_payloads_to_the_letter(store: Store, kind: str) -> No
     jobs = batch_of(kind)
     await put(store, *jobs)
     assert [(await stored(store, job.id)).payload for job in jobs] == PAYLOADS
-    taken = {job.id: job.payload for _ in jobs for job in await take(store, wants={"*": 100})}
+    taken = {job.id: job.payload for _ in jobs for job in await take(store, capacity={"*": 100})}
     assert taken == {job.id: job.payload for job in jobs}
 
 

@@ -39,12 +39,12 @@ NOW = 1_000_000_000_000
 LARGE_TABLES = {"job", "key", "tag", "expiry", "attempt", "line", "schedule", "partition", "partition_inbox", "bucket"}
 
 FILL = """
-insert into {schema}.job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, claims, losses, tier,
-                          keyed, tagged, worker, lease_until, ended_at, expires_at)
+insert into {schema}.job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, claims,
+                          lost_leases, tier, keyed, tagged, worker, lease_until, ended_at, expires_at)
 select ('00000000-0000-0000-0000-' || lpad(to_hex({block} * {rows} + n), 12, '0'))::uuid,
        case when n % 2 = 1 then 'default' else 'queue-' || n % 10 end, 'task', '{{}}', {state}, n % 3,
-       case when {state} in (1, 3) then {now} + n - {rows} / 2 else {now} - n end, {now} - 1000000, 5, 1, {losses},
-       {losses},
+       case when {state} in (1, 3) then {now} + n - {rows} / 2 else {now} - n end, {now} - 1000000, 5, 1, {lost_leases},
+       {lost_leases},
        true, true, 'worker', case when {state} = 2 then {now} + n - 40 end,
        case when {state} >= 5 then {now} - n end, case when n % 3 = 0 then {now} + n end
 from generate_series(1, {most}) n
@@ -62,7 +62,7 @@ insert into {schema}.partition (queue, name, turn, blocked_until)
 select queue, partition, min(seq), case when min(seq) % 2 = 0 then {now} + min(seq) end
 from {schema}.job where partition is not null and state = 0 group by queue, partition;
 insert into {schema}.partition_inbox (queue, name) select 'queue-4', 'key=' || n from generate_series(1, 10000) n;
-insert into {schema}.bucket (name, full_at) select 'key=' || n, {now} + n from generate_series(1, 20000) n;
+insert into {schema}.bucket (name, refilled_at) select 'key=' || n, {now} + n from generate_series(1, 20000) n;
 insert into {schema}.job_limit (name, revision, queue, keyed, concurrency, interval_us, burst, document)
 values ('key', 1, 'queue-8', true, 3, 1000, 2, '{{}}');
 """
@@ -108,7 +108,7 @@ ANYWHERE = {"anywhere": True, "promote": True}
 FEED = {"low": 0, "at": 0, "job": NO_JOB, "claims": 0, "seen": "3:3:", "shown": f"{1 << 31}:{1 << 31}:", "top": 1 << 31}
 """Everything there is, for who has seen nothing."""
 CASES = [
-    Case("claim", (*CLAIM, "job_due(queue)"), {"startable": 0}),
+    Case("claim", (*CLAIM, "job_due(queue)"), {"max_must_start": 0}),
     Case("claim", ("job_ready(queue, tier)",)),
     Case("claim_with_suspects", (*CLAIM, "job_due(queue)")),
     Case("claim", (*CLAIM, "job_due(queue)"), {"ranks": [1] * 4, "run_ats": [NOW - 5000] * 4, "seqs": [9] * 4}),
@@ -257,7 +257,7 @@ VALUES: dict[str, Any] = {
     "seqs": [START.seq] * len(QUEUES),
     "anywhere": False,
     "promote": False,
-    "startable": 10,
+    "max_must_start": 10,
     "limit": BATCH,
     "worker": "worker",
     "lease_for": 30_000_000,
@@ -316,11 +316,11 @@ OWN = {
 def fill(connection: psycopg.Connection[Any], schema: str, *states: int) -> None:
     for state in states:
         most = ROWS if state in (0, 1, 2, 5, 6) else ROWS // 10
-        words = {"schema": schema, "rows": ROWS, "now": NOW, "state": state, "block": state, "most": most, "losses": 0}
-        connection.execute(FILL.format(**words).encode())
+        words = {"schema": schema, "rows": ROWS, "now": NOW, "state": state, "block": state, "most": most}
+        connection.execute(FILL.format(lost_leases=0, **words).encode())
         if state == 0:
-            for losses in (1, 2):
-                again = {"block": 7 + losses, "most": SUSPECTS, "losses": losses}
+            for lost_leases in (1, 2):
+                again = {"block": 7 + lost_leases, "most": SUSPECTS, "lost_leases": lost_leases}
                 connection.execute(FILL.format(**words | again).encode())
 
 

@@ -176,7 +176,7 @@ PARAMETERS: dict[str, object] = {
     "until": NOW,
     "least": 1,
     "most": 1,
-    "startable": 50,
+    "max_must_start": 50,
     "ids": json.dumps([f"id-{n}" for n in range(0, ROWS * 9, ROWS * 9 // 50)]),
     "queues": '["default"]',
     "seqs": json.dumps(list(range(1, ROWS * 9, ROWS * 9 // 50))),
@@ -223,25 +223,26 @@ class Parameters(dict[str, Any]):
 
 FILL = """
 with recursive n (n) as (values (1) union all select n + 1 from n where n < :rows)
-insert into holdfast_job (id, queue, task, state, rank, run_at, created_at, max_attempts, claims, losses, keyed, worker,
-                          lease_until, ended_at, expires_at)
+insert into holdfast_job (id, queue, task, state, rank, run_at, created_at, max_attempts, claims,
+                          lost_leases, keyed, worker, lease_until, ended_at, expires_at)
 select 'id-' || (n + :block * :rows), iif(n % 2, 'default', 'queue-' || n % 10), 'task', :state, n % 3,
-       iif(:state in (1, 3), :now + n - :rows / 2, :now - n), :now - 1000000, 5, 1, :losses, 1, 'worker',
+       iif(:state in (1, 3), :now + n - :rows / 2, :now - n), :now - 1000000, 5, 1, :lost_leases, 1, 'worker',
        iif(:state = 2, :now + n - :rows / 2, null), iif(:state >= 5, :now - n, null),
        iif(n % 3, null, :now + n)
 from n limit :most
 """
 FILL_LIMITED = """
 with recursive n (n) as (values (1) union all select n + 1 from n where n < :rows)
-insert into holdfast_job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, losses, worker,
+insert into holdfast_job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, lost_leases, worker,
                           lease_until, partition)
-select 'limited-' || :state || :losses || n, iif(n % 2, 'default', 'queue-' || n % 10), 'task', '{}', :state, n % 3,
-       :now - n, :now - 1000000, 5, :losses, 'worker', iif(:state = 2, :now + n, null), 'tenant=' || n % 5000
+select 'limited-' || :state || :lost_leases || n, iif(n % 2, 'default', 'queue-' || n % 10), 'task', '{}', :state,
+       n % 3, :now - n, :now - 1000000, 5, :lost_leases, 'worker', iif(:state = 2, :now + n, null),
+       'tenant=' || n % 5000
 from n
 """
 FILL_BUCKETS = """
 with recursive n (n) as (values (1) union all select n + 1 from n where n < :rows)
-insert into holdfast_bucket (name, full_at, paused_until) select 'bucket-' || n, :now + n - :rows / 2, 0 from n
+insert into holdfast_bucket (name, refilled_at, paused_until) select 'bucket-' || n, :now + n - :rows / 2, 0 from n
 """
 LIST_PARTITIONS = """
 insert into holdfast_partition (queue, partition, turn)
@@ -273,7 +274,7 @@ def _statistics(connection: sqlite3.Connection) -> list[tuple[Any, ...]]:
 
 
 def _fill(connection: sqlite3.Connection, state: int, **values: int) -> None:
-    values = {"rows": ROWS, "now": NOW, "state": state, "block": state, "most": ROWS, "losses": 0, **values}
+    values = {"rows": ROWS, "now": NOW, "state": state, "block": state, "most": ROWS, "lost_leases": 0, **values}
     connection.execute(FILL, values)
 
 
@@ -284,36 +285,36 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Statistics]:
     store = open_store(f"sqlite:///{path}", now=ManualClock())
     asyncio.run(store.open())
     asyncio.run(store.close())
-    said: Statistics = {"never analysed": []}
+    given: Statistics = {"never analysed": []}
     with closing(sqlite3.connect(path)) as connection:
-        said["empty"] = _statistics(connection)
+        given["empty"] = _statistics(connection)
         for state in (5, 6, 7):
             _fill(connection, state)
-        said["idle"] = _statistics(connection)
+        given["idle"] = _statistics(connection)
         for state in (0, 1, 2, 3, 4):
             _fill(connection, state)
-        _fill(connection, 0, block=8, most=SUSPECTS, losses=1)
-        _fill(connection, 0, block=9, most=SUSPECTS, losses=2)
-        for state, losses, rows in ((0, 0, ROWS), (0, 2, SUSPECTS), (2, 0, SUSPECTS)):
-            connection.execute(FILL_LIMITED, {"now": NOW, "rows": rows, "state": state, "losses": losses})
+        _fill(connection, 0, block=8, most=SUSPECTS, lost_leases=1)
+        _fill(connection, 0, block=9, most=SUSPECTS, lost_leases=2)
+        for state, lost_leases, rows in ((0, 0, ROWS), (0, 2, SUSPECTS), (2, 0, SUSPECTS)):
+            connection.execute(FILL_LIMITED, {"now": NOW, "rows": rows, "state": state, "lost_leases": lost_leases})
         connection.execute(FILL_BUCKETS, {"now": NOW, "rows": ROWS})
         connection.execute(LIST_PARTITIONS)
         connection.execute(BLOCK_PARTITIONS, {"now": NOW})
         connection.execute(FILL_KEYS, {"now": NOW})
         connection.execute(FILL_EXPIRIES, {"now": NOW})
         connection.execute(FILL_SCHEDULES, {"now": NOW, "rows": ROWS})
-        said["full"] = _statistics(connection)
+        given["full"] = _statistics(connection)
         connection.commit()
-    return path, said
+    return path, given
 
 
 @pytest.fixture(params=["never analysed", "empty", "idle", "full"])
 def connection(request: pytest.FixtureRequest, filled: tuple[Path, Statistics]) -> Iterator[sqlite3.Connection]:
     """The full file as a planner sees it that was told the statistics of another day."""
-    path, said = filled
+    path, given = filled
     with closing(sqlite3.connect(path, isolation_level=None)) as writer:
         writer.execute("delete from sqlite_stat1")
-        writer.executemany("insert into sqlite_stat1 values (?, ?, ?)", said[request.param])
+        writer.executemany("insert into sqlite_stat1 values (?, ?, ?)", given[request.param])
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         yield connection
 

@@ -261,7 +261,7 @@ async def test_queue_depths_count_waiting_jobs(store: Store) -> None:
     (info,) = await store.query.queue_depths(most=1000)
 
     assert (info.name, info.states) == ("steps", {"waiting": 2})
-    assert await take(store, wants={"steps": 9}) == []
+    assert await take(store, capacity={"steps": 9}) == []
 
 
 async def test_queue_depths_report_a_lower_bound_for_many_jobs(store: Store) -> None:
@@ -333,21 +333,23 @@ async def test_age_of_oldest_ready_job_counts_from_readiness(store: Store, clock
     assert ages == {"a": timedelta(seconds=7.5), "b": None, "c": timedelta(seconds=2.5)}
 
 
-@pytest.mark.parametrize("losses", [0, 1, 2])
-async def test_oldest_ready_job_may_have_any_priority_or_tier(store: Store, clock: ManualClock, losses: int) -> None:
+@pytest.mark.parametrize("lost_leases", [0, 1, 2])
+async def test_oldest_ready_job_may_have_any_priority_or_tier(
+    store: Store, clock: ManualClock, lost_leases: int
+) -> None:
     (oldest,) = await put(store, new_job(queue="a", priority=-7))
-    for lost in range(losses):
-        (job,) = await take(store, 1, {"a": 1}, startable=lost)
+    for lost in range(lost_leases):
+        (job,) = await take(store, 1, {"a": 1}, max_must_start=lost)
         await lose(store, clock, job)
     clock.advance(10)
-    alone = [info.oldest_ready for info in await queues(store)]
+    isolated = [info.oldest_ready for info in await queues(store)]
     await put(store, *[new_job(queue="a", priority=priority) for priority in (-100, -8, -7, 5)])
 
     together = [info.oldest_ready for info in await queues(store)]
 
     age = timedelta(microseconds=clock() - (await stored(store, oldest)).run_at_us)
     assert age >= timedelta(seconds=10)
-    assert (alone, together) == ([age], [age])
+    assert (isolated, together) == ([age], [age])
 
 
 async def test_a_paused_queue_is_listed_even_without_jobs(store: Store) -> None:

@@ -46,8 +46,8 @@ async def fill(store: Store, clock: ManualClock) -> None:
         poison = await running(store, queue=queue)
         for _ in range(2):
             await lose(store, clock, poison)
-            if not poison.losses:
-                (poison,) = await take(store, 1, {queue: 1}, only=[poison.id], startable=1)
+            if not poison.lost_leases:
+                (poison,) = await take(store, 1, {queue: 1}, only=[poison.id], max_must_start=1)
         await running(store, queue=queue)
 
 
@@ -63,12 +63,12 @@ async def everything_agrees(store: Store, keys: Keys) -> None:
     findings = await store.health.doctor()
     assert finding_named(findings, "structures").level == "ok", finding_named(findings, "structures")
     queued = await store.query.find(JobFilter(states=(JobState.QUEUED,)), limit=10_000)
-    ready = {job.id for job in queued.jobs if job.losses < 2}
+    ready = {job.id for job in queued.jobs if job.lost_leases < 2}
     taken = []
-    while jobs := await take_ids(store, 100, {EVERY_QUEUE: 100}, startable=100):
+    while jobs := await take_ids(store, 100, {EVERY_QUEUE: 100}, max_must_start=100):
         taken += jobs
     assert sorted(taken) == sorted(ready)
-    while jobs := await take(store, 1, {EVERY_QUEUE: 1}, alone=True):
+    while jobs := await take(store, 1, {EVERY_QUEUE: 1}, isolated=True):
         await store.queueing.settle([ending(jobs[0], JobState.DEAD, error="poison")])
 
 
@@ -120,7 +120,7 @@ async def test_stranded_job_is_an_error_and_runs_after_repair(store: Store, keys
     assert await store.health.repair() == [Finding("repair", "ok", "2 jobs put back where they belong")]
 
     assert await take_ids(store) == [first, second]
-    assert [job.id for job in await store.maintenance.find_expired(limit=10)] == [held.id]
+    assert [job.id for job in await store.maintenance.find_expired_leases(limit=10)] == [held.id]
 
 
 @pytest.mark.parametrize("number", [3, 20_000])

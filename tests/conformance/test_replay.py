@@ -39,7 +39,7 @@ async def test_a_replayed_job_is_ready_with_a_new_budget(store: Store, clock: Ma
 
     job = await stored(store, job_id)
     assert (job.state, job.attempts, job.max_attempts, job.claims) == (JobState.QUEUED, 0, 1, 1)
-    assert (job.error, job.reason, job.result, job.ended_at_us, job.losses) == (None, None, None, None, 0)
+    assert (job.error, job.reason, job.result, job.ended_at_us, job.lost_leases) == (None, None, None, None, 0)
     assert job.run_at_us == clock()
     (again,) = await take(store)
     assert (again.id, again.claims, again.attempts) == (job_id, 2, 1)

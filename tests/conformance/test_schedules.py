@@ -73,7 +73,7 @@ async def test_write_with_another_revision_changes_nothing(store: Store, clock: 
 
 async def test_write_submits_its_jobs_and_wakes_their_queue(store: Store, clock: ManualClock) -> None:
     first = await added(store, schedule_of(next_us=clock()))
-    ready, later = new_job(given_id=True), new_job(delay=None, run_at_us=clock() + SECOND_US)
+    ready, later = new_job(has_client_id=True), new_job(delay=None, run_at_us=clock() + SECOND_US)
 
     revision = await store.schedules.write_schedule(
         ScheduleChange(replace(first, next_us=clock() + SECOND_US), first.revision, [ready, later])
@@ -86,7 +86,7 @@ async def test_write_submits_its_jobs_and_wakes_their_queue(store: Store, clock:
 
 async def test_job_that_is_there_already_stays_one(store: Store, clock: ManualClock) -> None:
     first = await added(store, schedule_of(next_us=clock()))
-    job = new_job(given_id=True)
+    job = new_job(has_client_id=True)
     await store.queueing.submit([job])
 
     assert await store.schedules.write_schedule(ScheduleChange(first, first.revision, [job])) == first.revision + 1

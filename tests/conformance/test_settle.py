@@ -149,8 +149,8 @@ async def test_lost_attempt_counts_and_next_success_clears_its_error(store: Stor
     job = await running(store)
     await lose(store, clock, job)
 
-    (again,) = await take(store, startable=1)
-    assert (again.attempts, again.claims, again.losses) == (2, 2, 1)
+    (again,) = await take(store, max_must_start=1)
+    assert (again.attempts, again.claims, again.lost_leases) == (2, 2, 1)
     await settle(store, again)
     assert await state_of(store, job.id) is JobState.SUCCEEDED
 
@@ -170,7 +170,7 @@ async def test_an_unlimited_delay_of_175_years_is_kept(store: Store, clock: Manu
 async def test_a_superseded_lease_cannot_settle(store: Store, clock: ManualClock) -> None:
     old = await running(store)
     await lose(store, clock, old)
-    (new,) = await take(store, startable=1)
+    (new,) = await take(store, max_must_start=1)
 
     answer = await settle(store, old, result='"late"')
 
@@ -206,7 +206,7 @@ async def test_at_every_instant_exactly_one_side_may_settle(store: Store, clock:
     holder, sweeper = await running(store), await running(store)
     clock.advance(LEASE.total_seconds() + offset_us / 1e6)
 
-    found = {job.id for job in await store.maintenance.find_expired(limit=10)}
+    found = {job.id for job in await store.maintenance.find_expired_leases(limit=10)}
     by_holder = await settle(store, holder)
     by_sweeper = await settle(store, sweeper, **LOST)
 
@@ -223,7 +223,7 @@ async def test_a_lost_lease_is_settled_once(store: Store, opener: Opener, clock:
     answers = [await settle(each, job, **LOST) for each in (store, other, store)]
 
     assert [answer.accepted for answer in answers] == [True, False, False]
-    assert (await stored(store, job.id)).losses == 1
+    assert (await stored(store, job.id)).lost_leases == 1
 
 
 async def test_a_settled_job_cannot_be_settled_again(store: Store) -> None:
@@ -280,7 +280,7 @@ async def test_stale_and_current_in_a_batch_are_answered_separately(
 ) -> None:
     stale = await running(store)
     await lose(store, clock, stale)
-    (current,) = await take(store, startable=1)
+    (current,) = await take(store, max_must_start=1)
     batch = [ending(stale, result='"stale"'), ending(current, result='"current"')]
 
     answers = await store.queueing.settle(batch if stale_first else batch[::-1])

@@ -348,7 +348,7 @@ async def test_dropped_table_raises_an_error_of_the_library(opener: Opener, conn
         lambda: take_ids(store),
         lambda: store.query.find(JobFilter()),
         lambda: store.admin.cancel(JobFilter()),
-        lambda: store.maintenance.find_expired(limit=1),
+        lambda: store.maintenance.find_expired_leases(limit=1),
         lambda: store.maintenance.prune({}, limit=1),
     ]
 

@@ -28,7 +28,7 @@ async def test_they_agree_with_the_jobs_there_are(store: Store, clock: ManualClo
     quarantined = await running(store, queue="poison")
     for _ in range(2):
         await lose(store, clock, quarantined)
-        taken = await take(store, wants={"poison": 1}, startable=1)
+        taken = await take(store, capacity={"poison": 1}, max_must_start=1)
         quarantined = taken[0] if taken else quarantined
 
     found = await figures(store)
@@ -59,7 +59,7 @@ async def test_recent_activity_is_separated_from_the_total(store: Store, clock: 
     (waiting,) = await put(store, new_job(queue="third"))
     clock.advance(600)
     new = await ended(store, JobState.SUCCEEDED)
-    (late,) = await take(store, wants={"third": 1})
+    (late,) = await take(store, capacity={"third": 1})
     clock.advance(20)
     await store.queueing.settle([failing(late, delay=timedelta(hours=9))])
     clock.advance(290)
@@ -101,7 +101,7 @@ async def test_the_rate_of_many_endings_is_that_of_the_latest(store: Store, cloc
     """Also of one queue, whose own first may be younger: those that were looked at took as long for all."""
     for queue in ("a", "a", "b"):
         await put(store, *[new_job(queue=queue) for _ in range(10)])
-        await store.queueing.settle([ending(job) for job in await take(store, wants={queue: 10})])
+        await store.queueing.settle([ending(job) for job in await take(store, capacity={queue: 10})])
         clock.advance(1)
 
     found = await figures(store, most=20)

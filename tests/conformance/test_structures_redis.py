@@ -124,8 +124,8 @@ async def test_a_lost_job_is_back_in_the_ready_list_once(store: Store, keys: Key
     await lose(store, clock, job)
 
     assert keys.lrange("ready", 0, -1)[0] == job_id
-    assert len(await take_ids(store, startable=5)) == 2
-    assert await take_ids(store, startable=5) == []
+    assert len(await take_ids(store, max_must_start=5)) == 2
+    assert await take_ids(store, max_must_start=5) == []
 
 
 async def test_everything_goes_when_all_jobs_are_deleted_or_pruned(
@@ -138,7 +138,7 @@ async def test_everything_goes_when_all_jobs_are_deleted_or_pruned(
     clock.advance(1)
     await store.maintenance.prune({state.value: timedelta(0) for state in JobState}, limit=100)
     await store.admin.delete(JobFilter())
-    assert await take(store, wants={EVERY_QUEUE: 10}) == []
+    assert await take(store, capacity={EVERY_QUEUE: 10}) == []
 
     left = keys.all()
     answered = {name for name in left if name.startswith("done:")}  # what operations said, for a minute
@@ -184,7 +184,7 @@ async def test_a_hash_that_names_its_task_needs_no_setting(store: Store, keys: K
     keys.hset("job:by-hand", mapping={"payload": "{}", "task": "work"})
     keys.lpush("ready", "by-hand")
 
-    assert [job.task for job in await take(store, wants={EVERY_QUEUE: 5})] == ["work"]
+    assert [job.task for job in await take(store, capacity={EVERY_QUEUE: 5})] == ["work"]
 
 
 async def test_scheduled_job_moved_to_the_ready_list_by_hand_runs(store: Store, keys: Keys) -> None:
@@ -238,7 +238,7 @@ async def test_ids_without_a_job_are_dropped_and_reported(store: Store, keys: Ke
 
     assert await take_ids(store, 1) == [job_id]
     while place == "leases" and keys.exists("leases") and keys.zcard("leases") > 1:
-        assert await store.maintenance.find_expired(limit=100) == []
+        assert await store.maintenance.find_expired_leases(limit=100) == []
     while await take_ids(store):
         pass
     (finding,) = [each for each in await store.health.doctor() if each.name == "keys"]
@@ -253,7 +253,7 @@ async def test_job_without_its_hash_affects_no_other_job(store: Store, keys: Key
         keys.delete(f"job:{each}")
     clock.advance(3600)
 
-    assert await store.maintenance.find_expired(limit=10) == []
+    assert await store.maintenance.find_expired_leases(limit=10) == []
     assert await take_ids(store) == [job_id, other]
     assert not (await settle(store, lost)).accepted
     assert len((await store.query.find(JobFilter())).jobs) == 2
@@ -280,7 +280,7 @@ async def test_a_key_of_another_type_is_moved_away_and_reported(store: Store, ke
     await settle(store, jobs[0])
     await settle(store, jobs[1], JobState.DEAD, error="boom", reason=None)
     await store.admin.cancel(later)
-    await store.maintenance.find_expired(limit=10)
+    await store.maintenance.find_expired_leases(limit=10)
     await store.maintenance.prune({}, limit=10)
     await store.admin.send_command(WorkerCommand.STOP)
     await store.admin.pause("other")
@@ -480,5 +480,5 @@ async def test_empty_queues_do_not_slow_down_claims(store: Store, keys: Keys) ->
 
     assert len(taken) == 300
     assert "queues" not in keys.all()
-    assert (await claim(store, wants={EVERY_QUEUE: 5})).next_due is None
+    assert (await claim(store, capacity={EVERY_QUEUE: 5})).next_due is None
     assert await state_of(store, new_id()) is None

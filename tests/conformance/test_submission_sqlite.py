@@ -50,7 +50,7 @@ async def test_a_committed_submission_exists(store: Store, connection: sqlite3.C
     job = await stored(store, new.id)
     assert (job.state, job.payload, job.queue, job.priority) == (JobState.QUEUED, new.payload, "q", 2)
     assert job.carried.tags == ("t",)
-    assert await take_ids(store, wants={"q": 1}) == [new.id]
+    assert await take_ids(store, capacity={"q": 1}) == [new.id]
 
 
 async def test_job_submitted_by_sql_equals_one_submitted_by_the_store(

@@ -36,7 +36,7 @@ async def test_a_submitted_job_is_stored_as_it_was_given(store: Store, clock: Ma
     job = await stored(store, new.id)
     assert (job.id, job.task, job.payload, job.queue) == (new.id, "email.send", '{"to":"a@b.c"}', "mail")
     assert (job.priority, job.max_attempts, job.key, job.options) == (-7, 3, "k", options)
-    assert (job.state, job.claims, job.attempts, job.losses) == (JobState.QUEUED, 0, 0, 0)
+    assert (job.state, job.claims, job.attempts, job.lost_leases) == (JobState.QUEUED, 0, 0, 0)
     assert job.run_at_us == job.created_at_us == clock()
     assert (job.worker, job.lease_until_us, job.started_at_us, job.ended_at_us) == (None, None, None, None)
     assert (job.reason, job.error, job.result, job.cancelling) == (None, None, None, False)

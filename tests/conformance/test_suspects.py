@@ -27,9 +27,9 @@ async def test_a_suspect_is_delivered_only_where_suspects_are_welcome(store: Sto
     await lose(store, clock, suspect)
     innocent, second = await put(store, new_job(), new_job())
 
-    assert await take_ids(store, 1, startable=0) == [innocent]
-    assert await take_ids(store, startable=0) == [second]
-    assert await take_ids(store, startable=1) == [suspect.id]
+    assert await take_ids(store, 1, max_must_start=0) == [innocent]
+    assert await take_ids(store, max_must_start=0) == [second]
+    assert await take_ids(store, max_must_start=1) == [suspect.id]
 
 
 async def test_no_more_suspects_than_are_welcome(store: Store, clock: ManualClock) -> None:
@@ -38,9 +38,9 @@ async def test_no_more_suspects_than_are_welcome(store: Store, clock: ManualCloc
     await lose_all(store, clock)
     await put(store, *[new_job() for _ in range(3)])
 
-    jobs = await take(store, startable=2)
+    jobs = await take(store, max_must_start=2)
 
-    assert sorted(job.losses for job in jobs) == [0, 0, 0, 1, 1]
+    assert sorted(job.lost_leases for job in jobs) == [0, 0, 0, 1, 1]
 
 
 async def test_suspects_count_towards_limit_and_wants(store: Store, clock: ManualClock) -> None:
@@ -49,8 +49,8 @@ async def test_suspects_count_towards_limit_and_wants(store: Store, clock: Manua
     await lose_all(store, clock)
     await put(store, *[new_job() for _ in range(5)])
 
-    assert len(await take(store, 3, {"default": 9}, startable=2)) == 3
-    assert len(await take(store, 9, {"default": 2}, startable=2)) == 2
+    assert len(await take(store, 3, {"default": 9}, max_must_start=2)) == 3
+    assert len(await take(store, 9, {"default": 2}, max_must_start=2)) == 2
 
 
 @pytest.mark.parametrize("limit", [2, 3, 9])
@@ -63,7 +63,7 @@ async def test_suspect_keeps_its_place_among_priorities(
     await lose(store, clock, suspect)
     low, high = await put(store, new_job(priority=-1), new_job(priority=1))
 
-    assert await take_ids(store, limit, startable=1) == [high, suspect.id, low][:limit]
+    assert await take_ids(store, limit, max_must_start=1) == [high, suspect.id, low][:limit]
 
 
 async def test_suspects_are_spread_among_many_priorities(store: Store, clock: ManualClock, carried: bool) -> None:
@@ -74,8 +74,8 @@ async def test_suspects_are_spread_among_many_priorities(store: Store, clock: Ma
     await lose_all(store, clock)
     others = await put(store, *[new_job(priority=priority) for priority in (2, 0, -2)])
 
-    assert await take_ids(store, 4, startable=9) == [suspects[0], others[0], suspects[1], others[1]]
-    assert await take_ids(store, 4, startable=9) == [suspects[2], others[2]]
+    assert await take_ids(store, 4, max_must_start=9) == [suspects[0], others[0], suspects[1], others[1]]
+    assert await take_ids(store, 4, max_must_start=9) == [suspects[2], others[2]]
 
 
 @pytest.mark.parametrize("star", [False, True])
@@ -83,13 +83,13 @@ async def test_no_more_suspects_than_the_limit_leaves(
     store: Store, opener: Opener, clock: ManualClock, star: bool
 ) -> None:
     await put(store, *[new_job(queue="q39") for _ in range(3)])
-    await take(store, wants={"q39": 3})
+    await take(store, capacity={"q39": 3})
     await lose_all(store, clock)
     other = await opener()
     await other.queueing.submit([new_job(queue="q00")])  # the queue it knows of, and looks into first
 
-    wants = {EVERY_QUEUE: 2} if star else {f"q{number:02}": 2 for number in range(40)}
-    jobs = await take(other, 2, wants, startable=2)
+    capacity = {EVERY_QUEUE: 2} if star else {f"q{number:02}": 2 for number in range(40)}
+    jobs = await take(other, 2, capacity, max_must_start=2)
 
     assert len(jobs) == 2
     assert await other.query.count(JobFilter(states=(JobState.RUNNING,))) == 2
@@ -100,39 +100,39 @@ async def test_the_star_treats_suspects_alike(store: Store, clock: ManualClock) 
     await lose(store, clock, suspect)
     (innocent,) = await put(store, new_job(queue="b"))
 
-    assert await take_ids(store, wants={EVERY_QUEUE: 9}, startable=0) == [innocent]
-    assert await take_ids(store, wants={EVERY_QUEUE: 9}, startable=1) == [suspect.id]
+    assert await take_ids(store, capacity={EVERY_QUEUE: 9}, max_must_start=0) == [innocent]
+    assert await take_ids(store, capacity={EVERY_QUEUE: 9}, max_must_start=1) == [suspect.id]
 
 
 async def test_job_that_lost_two_leases_is_claimed_alone(store: Store, clock: ManualClock) -> None:
     poison = await running(store)
     await lose(store, clock, poison)
-    (poison,) = await take(store, startable=1)
-    assert poison.losses == 1
+    (poison,) = await take(store, max_must_start=1)
+    assert poison.lost_leases == 1
     await lose(store, clock, poison)
     (innocent,) = await put(store)
 
-    beside = await claim(store, startable=5)
+    beside = await claim(store, max_must_start=5)
     assert [job.id for job in beside.jobs] == [innocent]
     assert beside.quarantined
 
     (other,) = await put(store)
-    alone = await claim(store, alone=True)
-    assert [(job.id, job.losses) for job in alone.jobs] == [(poison.id, 2)]
+    isolated = await claim(store, isolated=True)
+    assert [(job.id, job.lost_leases) for job in isolated.jobs] == [(poison.id, 2)]
     assert await take_ids(store) == [other]
 
 
 async def test_alone_is_exactly_one(store: Store, clock: ManualClock) -> None:
     ids = await put(store, new_job(), new_job())
     for _ in range(2):
-        assert sorted(await take_ids(store, startable=2)) == sorted(ids)
+        assert sorted(await take_ids(store, max_must_start=2)) == sorted(ids)
         await lose_all(store, clock)
 
-    (first,) = await take_ids(store, alone=True)
-    (second,) = await take_ids(store, alone=True)
+    (first,) = await take_ids(store, isolated=True)
+    (second,) = await take_ids(store, isolated=True)
 
     assert sorted([first, second]) == sorted(ids)
-    assert await take(store, alone=True) == []
+    assert await take(store, isolated=True) == []
 
 
 async def test_alone_takes_no_ordinary_job(store: Store, clock: ManualClock) -> None:
@@ -140,7 +140,7 @@ async def test_alone_takes_no_ordinary_job(store: Store, clock: ManualClock) -> 
     await lose(store, clock, suspect)
     await put(store)
 
-    assert await take(store, alone=True) == []
+    assert await take(store, isolated=True) == []
 
 
 async def test_nothing_is_quarantined_without_two_losses(store: Store, clock: ManualClock) -> None:
@@ -153,9 +153,9 @@ async def test_nothing_is_quarantined_without_two_losses(store: Store, clock: Ma
 async def test_an_attempt_that_ends_by_itself_clears_the_suspicion(store: Store, clock: ManualClock) -> None:
     job = await running(store)
     await lose(store, clock, job)
-    (job,) = await take(store, startable=1)
+    (job,) = await take(store, max_must_start=1)
     await store.queueing.settle([failing(job)])
 
     (job,) = await take(store)
-    assert job.losses == 0
+    assert job.lost_leases == 0
     await settle(store, job)

@@ -22,12 +22,12 @@ async def test_healthy_jobs_behind_many_suspects_are_claimed(
     keys = Keys(home)
     before = keys.client.info("commandstats")["cmdstat_evalsha"]["calls"]
 
-    claimed = await claim(store, limit, startable=1)
+    claimed = await claim(store, limit, max_must_start=1)
 
     scripts = keys.client.info("commandstats")["cmdstat_evalsha"]["calls"] - before
     keys.client.close()
-    assert [job.losses for job in claimed.jobs] == [1] + [0] * (limit - 1)
+    assert [job.lost_leases for job in claimed.jobs] == [1] + [0] * (limit - 1)
     assert [job.id for job in claimed.jobs] == [suspects[1], *healthy[: limit - 1]]
     assert scripts < 12
-    assert await take_ids(store, 1000, startable=0) == healthy[limit - 1 :]
-    assert await take_ids(store, 200, startable=200) == suspects[3:403:2]
+    assert await take_ids(store, 1000, max_must_start=0) == healthy[limit - 1 :]
+    assert await take_ids(store, 200, max_must_start=200) == suspects[3:403:2]

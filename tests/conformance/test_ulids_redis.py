@@ -21,9 +21,9 @@ from tests.conformance.support import (
     WORKER,
     Opener,
     claim,
+    heartbeat,
     lose,
     new_job,
-    pulse,
     put,
     settle,
     state_of,
@@ -62,13 +62,13 @@ async def test_whole_lifecycle_is_stored_as_ulids_and_reported_as_uuids(
     (job,) = await take(store)
     assert (job.id, keys.zrange("leases", 0, -1)) == (first.id, [as_ulid(first.id)])
     leases = [job.lease, Lease(later.id, 1)]
-    assert (await store.queueing.heartbeat(pulse(), leases, lease_for=LEASE)).held == [
+    assert (await store.queueing.heartbeat(heartbeat(), leases, lease_for=LEASE)).held == [
         LeaseStatus.HELD,
         LeaseStatus.LOST,
     ]
     assert (await lose(store, clock, job)).state is JobState.QUEUED
     assert [each.reason for each in await store.query.attempts(first.id)] == ["crashed"]
-    (job,) = await take(store, startable=1)
+    (job,) = await take(store, max_must_start=1)
     answer = await settle(store, job, result="1")
     assert (answer.job_id, answer.accepted) == (first.id, True)
     assert await store.query.by_key("k") == await stored(store, first.id)
@@ -101,7 +101,7 @@ async def test_job_written_by_hand_runs_whatever_its_id(store: Store, keys: Keys
     keys.hset(f"job:{by_hand}", mapping={"payload": "{}", "task": "work"})
     keys.rpush("ready", by_hand)
 
-    (job,) = await take(store, wants={EVERY_QUEUE: 5})
+    (job,) = await take(store, capacity={EVERY_QUEUE: 5})
 
     assert (await settle(store, job)).accepted
     assert keys.hget(f"job:{by_hand}", "state") == "succeeded"

@@ -9,7 +9,7 @@ from datetime import timedelta
 
 from holdfast.core.models import JobState, Reason, WorkerCommand
 from holdfast.stores.base import Store
-from tests.conformance.support import LEASE, Opener, new_job, pulse, put, running, settle, stored, take
+from tests.conformance.support import LEASE, Opener, heartbeat, new_job, put, running, settle, stored, take
 from tests.support.load import slowness
 
 LONG = 120.0
@@ -34,7 +34,7 @@ async def quiet(waiting: Store, topics: list[str]) -> None:
     raise AssertionError("wait keeps returning without news")
 
 
-async def seconds_until_woken(waiting: Store, topics: list[str], news: Awaitable[object]) -> float:
+async def seconds_until_woken(waiting: Store, topics: list[str], notifications: Awaitable[object]) -> float:
     """How long ``wait`` lasted when ``news`` happened after it had begun."""
     await quiet(waiting, topics)
     for _ in range(10):
@@ -44,7 +44,7 @@ async def seconds_until_woken(waiting: Store, topics: list[str], news: Awaitable
             break
     assert not waiter.done(), "keeps waking before there is any news"
     started = time.monotonic()
-    await news
+    await notifications
     await waiter
     return time.monotonic() - started
 
@@ -78,9 +78,9 @@ async def test_submission_wakes_waiter_in_another_process(store: Store, opener: 
 
 
 async def test_submission_wakes_waiter_for_every_queue(store: Store, opener: Opener) -> None:
-    news = put(store, new_job(queue="never seen before"))
+    notifications = put(store, new_job(queue="never seen before"))
 
-    assert await seconds_until_woken(await opener(), ["queue:*"], news) < soon()
+    assert await seconds_until_woken(await opener(), ["queue:*"], notifications) < soon()
 
 
 async def test_submission_wakes_all_waiters(store: Store, opener: Opener, carried: bool) -> None:
@@ -133,16 +133,16 @@ async def test_cancellation_wakes_waiter_for_the_job(store: Store, opener: Opene
 
 async def test_a_released_job_wakes_its_queue(store: Store, opener: Opener) -> None:
     job = await running(store)
-    news = settle(store, job, JobState.QUEUED, reason=Reason.RELEASED, refund=True)
+    notifications = settle(store, job, JobState.QUEUED, reason=Reason.RELEASED, refund=True)
 
-    assert await seconds_until_woken(await opener(), ["queue:default"], news) < soon()
+    assert await seconds_until_woken(await opener(), ["queue:default"], notifications) < soon()
 
 
 async def test_a_retry_without_a_delay_wakes_its_queue(store: Store, opener: Opener) -> None:
     job = await running(store)
-    news = settle(store, job, JobState.FAILED, error="boom", delay=timedelta(0))
+    notifications = settle(store, job, JobState.FAILED, error="boom", delay=timedelta(0))
 
-    assert await seconds_until_woken(await opener(), ["queue:default"], news) < soon()
+    assert await seconds_until_woken(await opener(), ["queue:default"], notifications) < soon()
 
 
 async def test_a_replay_wakes_its_queue(store: Store, opener: Opener) -> None:
@@ -160,7 +160,7 @@ async def test_resuming_wakes_the_queue(store: Store, opener: Opener) -> None:
 
 
 async def test_an_order_wakes_its_worker(store: Store, opener: Opener) -> None:
-    await store.queueing.heartbeat(pulse("w"), [], lease_for=LEASE)
+    await store.queueing.heartbeat(heartbeat("w"), [], lease_for=LEASE)
 
     assert (
         await seconds_until_woken(await opener(), ["worker:w"], store.admin.send_command(WorkerCommand.STOP, ["w"]))

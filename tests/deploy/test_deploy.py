@@ -107,7 +107,7 @@ def commands() -> Iterator[tuple[str, list[str]]]:
             yield path.name, shlex.split(line)
 
 
-def said(words: Sequence[str]) -> dict[str, Any]:
+def given(words: Sequence[str]) -> dict[str, Any]:
     """The options of the command these words mean, as click reads them; UsageError where it cannot."""
     command: click.Command = main
     context = None
@@ -126,7 +126,7 @@ def test_every_command_is_one_of_ours() -> None:
     places = []
     for place, (program, *words) in commands():
         assert Path(program).name == "holdfast", place
-        for name, value in said(words).items():
+        for name, value in given(words).items():
             if value is not None and name in SETTINGS:
                 SETTINGS[name].kind.parse(name, value)
         places.append(place)
@@ -139,9 +139,9 @@ def _name(path: Path) -> str:
 
 def test_a_command_that_is_none_is_noticed() -> None:
     with pytest.raises(click.UsageError):
-        said(["worker", "start", "--proceses", "2"])
+        given(["worker", "start", "--proceses", "2"])
     with pytest.raises(click.UsageError):
-        said(["serve"])
+        given(["serve"])
 
 
 def variables() -> Iterator[tuple[str, str]]:
@@ -242,7 +242,7 @@ def test_every_alert_says_what_happened_and_what_to_do(rule: dict[str, Any]) -> 
     assert set(rule["annotations"]) == {"summary", "runbook"}
     assert rule["labels"]["severity"] in {"page", "ticket"}
     for command in re.findall(r"`(holdfast [a-z][^`]*)`", rule["annotations"]["runbook"]):
-        said(re.sub(r"\{\{[^}]*\}\}", "x", command).split()[1:])
+        given(re.sub(r"\{\{[^}]*\}\}", "x", command).split()[1:])
 
 
 def test_alert_and_group_names_are_unique() -> None:
@@ -277,7 +277,7 @@ def test_the_worker_listens_where_it_is_asked() -> None:
     scrape = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text(encoding="utf-8"))
     asked = next(found(scrape, "dns_sd_configs"))[0]["port"]
     text = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
-    assert ports[0]["containerPort"] == int(annotations["prometheus.io/port"]) == int(said(args[1:])["metrics_port"])
+    assert ports[0]["containerPort"] == int(annotations["prometheus.io/port"]) == int(given(args[1:])["metrics_port"])
     assert f"HOLDFAST_METRICS_PORT={asked}" in text
     assert {each["port"] for each in found(worker, "httpGet")} == {ports[0]["name"]}
 

@@ -172,9 +172,9 @@ class Instance(Program):
 
     def submit(self, job_type: str = "demo.sleep", payload: Any = '{"seconds": 0}', **others: Any) -> str:
         """The same for a job that must be new; its id."""
-        said = self.post(job_type, payload, **others)
-        assert said.status == 201, said
-        return str(said.document["job_id"])
+        provided = self.post(job_type, payload, **others)
+        assert provided.status == 201, provided
+        return str(provided.document["job_id"])
 
     def submit_many(self, count: int, job_type: str, payload: str) -> list[str]:
         """That many at once, from several threads."""
@@ -183,9 +183,9 @@ class Instance(Program):
 
     def job(self, job_id: str) -> dict[str, Any]:
         """GET /jobs/{id}."""
-        said = self.get(f"/jobs/{job_id}")
-        assert said.status == 200, said
-        return told(said.document)
+        provided = self.get(f"/jobs/{job_id}")
+        assert provided.status == 200, provided
+        return told(provided.document)
 
     def when(self, job_id: str, status: str, attempts: int = 0) -> dict[str, Any]:
         """The job, once it has this status and at least so many failures."""

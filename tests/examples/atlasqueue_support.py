@@ -224,15 +224,15 @@ class Api(Program):
         self.start()
         self.told("api_started", started + 1)
 
-    def post(self, job_type: Any = "noop", payload: Any = None, key: str | None = "", **said: Any) -> httpx.Response:
+    def post(self, job_type: Any = "noop", payload: Any = None, key: str | None = "", **given: Any) -> httpx.Response:
         """Submit, under a key of its own unless there is one; None: without."""
         headers = {} if key is None else {"Idempotency-Key": key or str(uuid4())}
-        body = {"type": job_type, "payload": {} if payload is None else payload, **said}
+        body = {"type": job_type, "payload": {} if payload is None else payload, **given}
         return self.client.post("/v1/jobs", json=body, headers=headers)
 
-    def submit(self, job_type: str = "noop", payload: Any = None, **said: Any) -> str:
+    def submit(self, job_type: str = "noop", payload: Any = None, **given: Any) -> str:
         """The same for a job that must be new; its id."""
-        answer = self.post(job_type, payload, **said)
+        answer = self.post(job_type, payload, **given)
         assert answer.status_code == 201, answer.text
         return str(answer.json()["id"])
 

@@ -73,8 +73,8 @@ class Delayed:
     def environment(self, **variables: str) -> dict[str, str]:
         """Of a process on this database; its folder is the test's, its settings file the example's."""
         ours = ("JOB_COUNT", "TIME_OFFSET_SEC", "API_URL", "SERVER_PORT")
-        said = {"HOLDFAST_CONFIG": str(SETTINGS), "HOLDFAST_URL": self.url, "HOLDFAST_GRACE": "0s"}
-        return programs.environment(EXAMPLE, ours, **{**said, **variables})
+        given = {"HOLDFAST_CONFIG": str(SETTINGS), "HOLDFAST_URL": self.url, "HOLDFAST_GRACE": "0s"}
+        return programs.environment(EXAMPLE, ours, **{**given, **variables})
 
     @contextmanager
     def workers(self, *arguments: Sequence[str], **variables: str) -> Iterator[list[Program]]:

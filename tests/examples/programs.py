@@ -107,11 +107,11 @@ class Program:
     def says(self, text: str) -> None:
         """Wait until it has said that; it must not have ended."""
 
-        def said() -> bool:
+        def given() -> bool:
             assert self.process.poll() is None, self.log()
             return text in self.log()
 
-        until(said, text)
+        until(given, text)
 
     def events(self, *names: str) -> list[dict[str, Any]]:
         """The events of these names that it has told, in their order; all of them where none is named."""

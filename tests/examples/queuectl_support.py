@@ -139,7 +139,11 @@ class Workers:
 
     def pids(self) -> list[int]:
         """The pids of the living workers."""
-        return [each.pulse.pid for each in self.queue.app.sync.workers() if each.alive and is_running(each.pulse.pid)]
+        return [
+            each.heartbeat.pid
+            for each in self.queue.app.sync.workers()
+            if each.alive and is_running(each.heartbeat.pid)
+        ]
 
     def log(self) -> str:
         """What they have written."""

@@ -71,8 +71,8 @@ class Readme:
             self.ran.append(line)
 
     def _started(self, variables: str, words: str) -> Program:
-        said = dict(each.split("=", 1) for each in self._said(variables).split())
-        program = Program(words.split(), self._folder, {**self._variables, **said})
+        provided = dict(each.split("=", 1) for each in self._said(variables).split())
+        program = Program(words.split(), self._folder, {**self._variables, **provided})
         try:
             for text in self._ready[:1] if words.endswith(" worker") else self._ready:
                 program.says(text)

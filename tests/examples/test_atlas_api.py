@@ -35,10 +35,10 @@ def api(atlas: Atlas) -> Iterator[Instance]:
 # ── submitting ────────────────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.rows("J2", "J3", "J41", "J46", "J47", "J49", "J66")
 def test_job_is_stored_before_it_is_answered(atlas: Atlas, api: Instance) -> None:
-    said = api.post("email.send", '{"to": "a@b.c"}', max_attempts=7, key="welcome-1")
+    given = api.post("email.send", '{"to": "a@b.c"}', max_attempts=7, key="welcome-1")
     api.kill()
-    assert said.status == 201
-    job_id = said.document["job_id"]
+    assert given.status == 201
+    job_id = given.document["job_id"]
     assert str(UUID(job_id)) == job_id
     row = atlas.row(job_id)
     times = [row.pop(name) for name in ("created_at", "updated_at", "next_run_at")]
@@ -56,7 +56,7 @@ def test_job_is_stored_before_it_is_answered(atlas: Atlas, api: Instance) -> Non
     }
     api.start()
     api.ready()
-    assert api.get(f"/jobs/{job_id}").document == said.document
+    assert api.get(f"/jobs/{job_id}").document == given.document
     assert api.post("email.send").document["max_attempts"] == 3
 
 
@@ -83,9 +83,9 @@ def test_same_key_returns_the_same_job(atlas: Atlas, api: Instance) -> None:
 def test_fifty_concurrent_submissions_of_one_key_make_one_job(atlas: Atlas) -> None:
     with atlas.running("one", "two", **ONLY_API) as instances, ThreadPoolExecutor(50) as pool:
         for round_ in range(3):
-            said = list(pool.map(lambda n, key=f"key-{round_}": instances[n % 2].post(key=key), range(50)))
-            assert Counter(each.status for each in said) == {201: 1, 200: 49}
-            assert len({each.document["job_id"] for each in said}) == 1
+            given = list(pool.map(lambda n, key=f"key-{round_}": instances[n % 2].post(key=key), range(50)))
+            assert Counter(each.status for each in given) == {201: 1, 200: 49}
+            assert len({each.document["job_id"] for each in given}) == 1
     assert atlas.value("select count(*) from jobs") == 3
 
 
@@ -105,9 +105,9 @@ def test_payload_is_kept_byte_for_byte(atlas: Atlas, api: Instance) -> None:
 @pytest.mark.rows("J36", "J43", "J46", "J66")
 def test_submission_accepts_names_in_camel_case(api: Instance) -> None:
     camel = b'{"jobType": "email.send", "payload": {"b":1,  "a" : 2e400}, "maxAttempts": 7, "idempotencyKey": "k1"}'
-    said = api.ask("POST", "/jobs", camel)
-    assert said.status == 201
-    job = {name: said.document[name] for name in ("job_type", "payload", "max_attempts", "idempotency_key")}
+    given = api.ask("POST", "/jobs", camel)
+    assert given.status == 201
+    job = {name: given.document[name] for name in ("job_type", "payload", "max_attempts", "idempotency_key")}
     assert job == {
         "job_type": "email.send",
         "payload": '{"b":1,  "a" : 2e400}',
@@ -115,7 +115,7 @@ def test_submission_accepts_names_in_camel_case(api: Instance) -> None:
         "idempotency_key": "k1",
     }
     both = b'{"jobType": "email.send", "job_type": "email.send", "idempotencyKey": "k1", "idempotency_key": "k1"}'
-    assert api.ask("POST", "/jobs", both).document == said.document
+    assert api.ask("POST", "/jobs", both).document == given.document
     for snake, camel_name, values in (
         ("job_type", "jobType", ["a", "b"]),
         ("max_attempts", "maxAttempts", [1, 2]),
@@ -147,11 +147,11 @@ REFUSED: dict[str, tuple[bytes, int, str]] = {
 def test_invalid_requests_are_refused_whole(atlas: Atlas, api: Instance) -> None:
     for body, status, names in REFUSED.values():
         try:
-            said = api.ask("POST", "/jobs", body)
+            given = api.ask("POST", "/jobs", body)
         except OSError:  # it answered, and hung up on a body it does not want
             assert status == 413
         else:
-            assert (said.status, names in said.document["error"]) == (status, True), said
+            assert (given.status, names in given.document["error"]) == (status, True), given
     assert api.get("/jobs/00000000-0000-7000-8000-000000000000").status == 404
     assert api.get("/jobs/no-uuid").status == 422
     assert api.get("/nothing").status == 404
@@ -329,9 +329,9 @@ def test_connections_are_pooled(atlas: Atlas) -> None:
     ):
         counts = []
         for _ in range(5):
-            said = [pool.submit(instance.post) for _ in range(40)]
+            given = [pool.submit(instance.post) for _ in range(40)]
             counts.append(atlas.value(connected))
-            assert {each.result().status for each in said} == {201}
+            assert {each.result().status for each in given} == {201}
         assert max(counts) <= 20
         assert atlas.value(connected) >= 1
 

@@ -212,8 +212,8 @@ def test_every_test_has_real_postgresql_and_an_empty_database(postgres: Postgres
 def test_compose_file_has_the_postgresql_of_the_settings() -> None:
     compose = (EXAMPLE / "compose.yaml").read_text(encoding="utf-8")
     settings = (EXAMPLE / "holdfast.toml").read_text(encoding="utf-8")
-    said = {name: re.search(rf"POSTGRES_{name}: (\w+)", compose) for name in ("DB", "USER", "PASSWORD")}
-    words = {name: found[1] for name, found in said.items() if found is not None}
+    given = {name: re.search(rf"POSTGRES_{name}: (\w+)", compose) for name in ("DB", "USER", "PASSWORD")}
+    words = {name: found[1] for name, found in given.items() if found is not None}
     assert "image: postgres:16" in compose
     assert f"HOLDFAST_URL: postgresql://{words['USER']}:{words['PASSWORD']}@postgres:5432/{words['DB']}\n" in compose
     assert (EXAMPLE / "Dockerfile").is_file()
@@ -265,9 +265,9 @@ def test_every_kind_of_use_has_a_task(atlas: Atlas) -> None:
 
 @pytest.mark.rows("J81")
 def test_documented_command_runs_the_tests() -> None:
-    files, said = run_documented_tests(README, "scheduling_setting_leaves_jobs_queued")
+    files, given = run_documented_tests(README, "scheduling_setting_leaves_jobs_queued")
     assert files == {path.name for path in Path(__file__).parent.glob("test_atlas_*.py")}
-    assert said.startswith("1 passed") or "\n1 passed" in said
+    assert given.startswith("1 passed") or "\n1 passed" in given
 
 
 @pytest.mark.rows("J79")

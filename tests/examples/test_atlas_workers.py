@@ -31,10 +31,10 @@ FOR_EVER = "demo.sleep", '{"seconds": 600}'
 def _agreed(atlas: Atlas, instance: Instance, job_id: str) -> dict[str, Any]:
     """The job as row and as answer: the same, unless it moved between the two looks."""
     while True:
-        before, said, after = atlas.row(job_id), instance.job(job_id), atlas.row(job_id)
+        before, given, after = atlas.row(job_id), instance.job(job_id), atlas.row(job_id)
         if before == after:
-            assert said == before
-            return said
+            assert given == before
+            return given
 
 
 @pytest.mark.rows("J11", "J21", "J29", "J42", "J43", "J45", "J50", "J51")

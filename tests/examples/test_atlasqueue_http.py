@@ -119,8 +119,8 @@ def test_invalid_requests_are_refused_whole(atlasqueue: Atlasqueue, api: Api) ->
         ({"headers": {"Idempotency-Key": "k2", "Content-Type": "text/plain"}, "content": "{}"}, 415),
         ({"headers": {"Idempotency-Key": "k3", "Content-Type": "application/json"}, "content": "no JSON"}, 422),
     ]
-    for said, status in raw:
-        assert api.client.post("/v1/jobs", **said).status_code == status
+    for given, status in raw:
+        assert api.client.post("/v1/jobs", **given).status_code == status
     assert atlasqueue.value("select count(*) from jobs") == len(GOOD)
     assert set(atlasqueue.sql("select max_attempts from jobs")) == {(1,), (2,), (5,), (25,)}
 

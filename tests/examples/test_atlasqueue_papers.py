@@ -185,10 +185,10 @@ def test_containers_have_every_variable() -> None:
     from atlasqueue.config import DELAYS, HANDLER_MODULES, VARIABLES, settings
 
     assert {*VARIABLES, *DELAYS, HANDLER_MODULES} <= ENVIRONMENT.keys()
-    said = settings(ENVIRONMENT)
-    changed = {name for name in SETTINGS if said.get_value(name) != settings({}).get_value(name)}
+    given = settings(ENVIRONMENT)
+    changed = {name for name in SETTINGS if given.get_value(name) != settings({}).get_value(name)}
     assert changed == {"api_host", "metrics_host", "metrics_open"}
-    assert said.retry.schedule(6) == settings({}).retry.schedule(6)
+    assert given.retry.schedule(6) == settings({}).retry.schedule(6)
     dockerfile = (EXAMPLE / "Dockerfile").read_text(encoding="utf-8")
     targets = dict(re.findall(r"^FROM base AS (\w+)$.*?^CMD (\[.*?\])$", dockerfile, re.MULTILINE | re.DOTALL))
     assert {name: json.loads(words)[3] for name, words in targets.items()} == {"api": "api", "worker": "worker"}
@@ -327,9 +327,9 @@ def test_documented_install_and_tests_need_no_service() -> None:
         requirement = Requirement(text)
         if requirement.marker is None or requirement.marker.evaluate():
             assert requirement.specifier.contains(version(requirement.name), prereleases=True), text
-    files, said = run_documented_tests(README, "status_is_one_of_five")
+    files, given = run_documented_tests(README, "status_is_one_of_five")
     assert files == {path.name for path in Path(__file__).parent.glob("test_atlasqueue_*.py")}
-    assert said.startswith("1 passed") or "\n1 passed" in said
+    assert given.startswith("1 passed") or "\n1 passed" in given
 
 
 @pytest.mark.rows("A153")

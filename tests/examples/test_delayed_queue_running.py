@@ -34,8 +34,8 @@ def _listens(port: int) -> bool:
 @pytest.mark.rows("D1", "D3", "D4", "D10")
 def test_one_command_starts_everything_and_one_stops_it(delayed: Delayed, tmp_path: Path) -> None:
     redis, server = delayed.free_port(), Server(delayed.free_port())
-    said = {"HOLDFAST_URL": f"redis://127.0.0.1:{redis}/0?{QUERY}", "SERVER_PORT": str(server.port)}
-    environment = delayed.environment(**said)
+    given = {"HOLDFAST_URL": f"redis://127.0.0.1:{redis}/0?{QUERY}", "SERVER_PORT": str(server.port)}
+    environment = delayed.environment(**given)
 
     def run(*words: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-m", "delayed_queue", *words], cwd=tmp_path, env=environment)

@@ -198,9 +198,9 @@ def test_batches_run_through_two_servers_and_five_workers(delayed: Delayed) -> N
     with delayed.servers(2) as servers, delayed.workers(LEADER, *[FOLLOWER] * 4) as workers:
         began, clients = delayed.now(), []
         for number, (count, window) in enumerate(BATCHES.items()):
-            said = {"JOB_COUNT": count, "TIME_OFFSET_SEC": str(window), "API_URL": servers[number % 2].url}
+            given = {"JOB_COUNT": count, "TIME_OFFSET_SEC": str(window), "API_URL": servers[number % 2].url}
             command = [sys.executable, "-m", "delayed_queue", "submit-jobs"]
-            environment = delayed.environment(**said)
+            environment = delayed.environment(**given)
             clients.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
         accepted = [client.communicate(timeout=PATIENCE)[0].split() for client in clients]
         submitted = delayed.now()
@@ -222,17 +222,17 @@ def test_batches_run_through_two_servers_and_five_workers(delayed: Delayed) -> N
 
 @pytest.mark.rows("D5")
 @pytest.mark.parametrize(
-    ("variables", "said"),
+    ("variables", "given"),
     [
         ({"JOB_COUNT": "many"}, "JOB_COUNT: 'many' is not valid; give a whole number from 0 to 1,000,000"),
         ({"TIME_OFFSET_SEC": "-1"}, "TIME_OFFSET_SEC: '-1' is not valid; give a number from 0"),
         ({"API_URL": "http://127.0.0.1:1"}, "http://127.0.0.1:1 does not answer"),
     ],
 )
-def test_client_reports_errors(delayed: Delayed, variables: dict[str, str], said: str) -> None:
+def test_client_reports_errors(delayed: Delayed, variables: dict[str, str], given: str) -> None:
     command = [sys.executable, "-m", "delayed_queue", "submit-jobs"]
     environment = delayed.environment(**variables)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode != 0
-    assert said in done.stderr
+    assert given in done.stderr
     assert "Traceback" not in done.stderr

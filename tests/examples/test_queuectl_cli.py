@@ -179,8 +179,8 @@ def test_context_object_locates_the_queue(queue: Queue, tmp_path: Path) -> None:
     assert call(other, "enqueue", '{"id": "job1", "command": "true"}').exit_code == 0
     assert other.job("job1")["state"] == "pending"
     assert answer(queue, "status", "--json")["total"] == 0
-    elsewhere = call(queue, "--db", str(other.place.database), "status", "--json")
-    assert json.loads(elsewhere.output)["total"] == 1
+    shared_worker_id = call(queue, "--db", str(other.place.database), "status", "--json")
+    assert json.loads(shared_worker_id.output)["total"] == 1
     assert Place.here().database.name == "queuectl.db"
     other.app.sync.close()
 

@@ -176,7 +176,7 @@ def q18_q28_q29_q34_an_idle_worker_looks_once_per_interval_and_locks_what_it_run
             queue.edit("update holdfast_job set run_at = ? where seq = ?", now, number + 2)
             job = queue.until(f"job{number}", "processing")
             waited.append(datetime.fromisoformat(job["locked_at"]).timestamp() - now / 1e6)
-            assert queue.app.sync.workers()[0].pulse.worker == job["locked_by"]
+            assert queue.app.sync.workers()[0].heartbeat.worker == job["locked_by"]
             (queue.folder / f"go{number}").touch()
             done = queue.until(f"job{number}", "completed")
             assert (done["locked_by"], done["locked_at"]) == (None, None)

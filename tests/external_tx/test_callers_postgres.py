@@ -38,14 +38,14 @@ def test_a_connection_that_would_commit_by_itself_is_refused(place: Place) -> No
                 place.app.sync.enqueue("work", connection=connection)
     by_sqlalchemy.engine.dispose()
 
-    async def alone() -> None:
+    async def isolated() -> None:
         link = await asyncpg.connect(url)
         with pytest.raises(Conflict, match=r"async with connection\.transaction"):
             await place.app.enqueue("work", connection=link)
         await link.close()
         await place.app.close()
 
-    asyncio.run(alone())
+    asyncio.run(isolated())
     assert place.jobs() == 0
 
 

@@ -165,10 +165,10 @@ def test_a_failed_transaction_is_refused_with_what_to_do(place: Place, kind: str
 def test_another_database_is_refused_and_the_transaction_goes_on(place: Place, kind: str, tmp_path: Path) -> None:
     """A database without a queue, a schema of ours elsewhere, and a copy under another name; nothing is spoiled."""
     database = place.server.create_database()
-    elsewhere = place.server.url(database, schema=place.schema)
+    shared_worker_id = place.server.url(database, schema=place.schema)
     foreign_apps = [
         Holdfast(place.server.url(database, schema="nothing")),
-        Holdfast(elsewhere),
+        Holdfast(shared_worker_id),
         Holdfast(f"sqlite:///{tmp_path}/jobs.db"),
     ]
     for foreign_app in foreign_apps[:2]:

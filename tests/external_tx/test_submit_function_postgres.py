@@ -132,11 +132,11 @@ BAD: list[tuple[object, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("jobs", "said"), BAD, ids=range(len(BAD)))
-def test_invalid_jobs_are_refused_whole(place: Place, jobs: object, said: str) -> None:
+@pytest.mark.parametrize(("jobs", "given"), BAD, ids=range(len(BAD)))
+def test_invalid_jobs_are_refused_whole(place: Place, jobs: object, given: str) -> None:
     with pytest.raises(psycopg.Error) as caught:
         submit(place, jobs)
-    assert said in (caught.value.diag.message_primary or "")
+    assert given in (caught.value.diag.message_primary or "")
     assert place.jobs() == 0
 
 

@@ -60,7 +60,7 @@ def server() -> Redis:
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Deadlines a test can wait for."""
-    for links in (postgres_links, redis_links):
-        monkeypatch.setattr(links, "PATIENCE", 0.3)
-        monkeypatch.setattr(links, "DEADLINE", 0.7)
-        monkeypatch.setattr(links, "_CONNECT", 0.7)
+    for pool in (postgres_links, redis_links):
+        monkeypatch.setattr(pool, "PATIENCE", 0.3)
+        monkeypatch.setattr(pool, "DEADLINE", 0.7)
+        monkeypatch.setattr(pool, "_CONNECT", 0.7)

@@ -145,11 +145,11 @@ async def test_stored_claim_without_answer_costs_no_attempt(proxy: FaultProxy, p
 async def test_worker_that_claims_on_two_stores_keeps_its_jobs(proxy: FaultProxy, proxied_url: str, url: str) -> None:
     async with opened(proxied_url) as store, opened(url) as other:
         await put(store, *[new_job() for _ in range(4)])
-        (first,) = await take(store, 1, worker="unlucky", elsewhere=True)
-        (second,) = await take(other, 1, worker="unlucky", elsewhere=True)
+        (first,) = await take(store, 1, worker="unlucky", shared_worker_id=True)
+        (second,) = await take(other, 1, worker="unlucky", shared_worker_id=True)
         proxy.cut_after(b"unlucky", answer=b"SELECT 1")
 
-        (fourth,) = await take(store, 1, worker="unlucky", elsewhere=True)
+        (fourth,) = await take(store, 1, worker="unlucky", shared_worker_id=True)
 
         assert proxy.cuts == 1
         assert [(await settle(store, job)).accepted for job in (first, second, fourth)] == [True] * 3

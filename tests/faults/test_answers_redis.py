@@ -12,15 +12,15 @@ from redis import exceptions as driver
 from holdfast.core.errors import Unavailable
 from holdfast.core.ids import new_id
 from holdfast.core.models import JobFilter, JobState, LeaseStatus, Reason, Submitted
-from holdfast.stores.connections import redis as links
+from holdfast.stores.connections import redis as pool
 from holdfast.stores.connections.redis_protocol import Argument, Wire
 from tests.conformance.support import (
     LEASE,
     ended,
     ending,
     failing,
+    heartbeat,
     new_job,
-    pulse,
     put,
     running,
     settle,
@@ -68,7 +68,7 @@ async def test_a_settlement_that_was_written_and_never_answered_is_accepted(
 async def test_stored_failure_without_answer_is_accepted_despite_later_claims(
     proxy: FaultProxy, proxied_url: str, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(links, "PATIENCE", 30.0)
+    monkeypatch.setattr(pool, "PATIENCE", 30.0)
     async with opened(proxied_url) as store, opened(url) as other:
         await settle(store, await running(store))  # the server knows the script
         failed, released = await running(store), await running(store)
@@ -89,7 +89,7 @@ async def test_stored_failure_without_answer_is_accepted_despite_later_claims(
 async def test_stored_replay_without_answer_is_not_repeated(
     proxy: FaultProxy, proxied_url: str, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(links, "PATIENCE", 30.0)
+    monkeypatch.setattr(pool, "PATIENCE", 30.0)
     async with opened(proxied_url) as store, opened(url) as other:
         assert (await store.admin.replay([new_id()])).changed == []  # the server knows the script
         job_id = await ended(store, JobState.SUCCEEDED)
@@ -108,7 +108,7 @@ async def test_stored_replay_without_answer_is_not_repeated(
 async def test_operation_with_unknown_outcome_says_so(
     proxy: FaultProxy, proxied_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(links, "PATIENCE", 0.3)
+    monkeypatch.setattr(pool, "PATIENCE", 0.3)
     async with opened(proxied_url) as store:
         assert (await store.admin.cancel([new_id()])).changed == []
         (job_id,) = await put(store)
@@ -152,11 +152,11 @@ async def test_stored_claim_without_answer_costs_no_attempt(
 async def test_worker_that_claims_on_two_stores_keeps_its_jobs(proxy: FaultProxy, proxied_url: str, url: str) -> None:
     async with opened(proxied_url) as store, opened(url) as other:
         await put(store, *[new_job() for _ in range(4)])
-        (first,) = await take(store, 1, worker="unlucky", elsewhere=True)
-        (second,) = await take(other, 1, worker="unlucky", elsewhere=True)
+        (first,) = await take(store, 1, worker="unlucky", shared_worker_id=True)
+        (second,) = await take(other, 1, worker="unlucky", shared_worker_id=True)
         proxy.cut_after(b"unlucky", answer=b"work")
 
-        (fourth,) = await take(store, 1, worker="unlucky", elsewhere=True)
+        (fourth,) = await take(store, 1, worker="unlucky", shared_worker_id=True)
 
         assert proxy.cuts == 1
         assert [(await settle(store, job)).accepted for job in (first, second, fourth)] == [True] * 3
@@ -165,7 +165,7 @@ async def test_worker_that_claims_on_two_stores_keeps_its_jobs(proxy: FaultProxy
 async def test_abandoned_claim_is_returned_by_the_next_claim(
     proxy: FaultProxy, proxied_url: str, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(links, "PATIENCE", 0.2)
+    monkeypatch.setattr(pool, "PATIENCE", 0.2)
     async with opened(proxied_url) as store, opened(url) as other:
         await put(store, *[new_job(priority=n % 3) for n in range(250)])
         (kept,) = await take(other, 1, worker="lucky")
@@ -194,15 +194,15 @@ async def test_submission_to_a_reloading_server_may_be_stored(
     tries: list[int] = []
 
     async def ask_each(link: Wire, commands: Iterable[tuple[Argument, ...]]) -> list[Any]:
-        said = list(commands)
-        tries.append(len(said))
+        given = list(commands)
+        tries.append(len(given))
         if len(tries) == 1:
-            await whole(link, said)
+            await whole(link, given)
             raise driver.ConnectionError("Connection closed by server.")
-        return [driver.ResponseError("LOADING Redis is loading the dataset in memory")] * len(said)
+        return [driver.ResponseError("LOADING Redis is loading the dataset in memory")] * len(given)
 
     whole = Wire.ask_each
-    monkeypatch.setattr(links, "PATIENCE", 0.1)
+    monkeypatch.setattr(pool, "PATIENCE", 0.1)
     async with opened(url) as store:
         await store.admin.delete(await put(store))  # the server knows the script
         with monkeypatch.context() as patch:
@@ -265,9 +265,9 @@ async def test_lease_number_given_twice_belongs_to_the_recorded_worker(server: R
         (first,) = await take(store, worker="first")
         server.execute("HSET", key, "worker", "second")
 
-        assert (await store.queueing.heartbeat(pulse("first"), [first.lease], lease_for=LEASE)).held == [
+        assert (await store.queueing.heartbeat(heartbeat("first"), [first.lease], lease_for=LEASE)).held == [
             LeaseStatus.LOST
         ]
-        assert (await store.queueing.heartbeat(pulse("second"), [first.lease], lease_for=LEASE)).held == [
+        assert (await store.queueing.heartbeat(heartbeat("second"), [first.lease], lease_for=LEASE)).held == [
             LeaseStatus.HELD
         ]

@@ -15,7 +15,7 @@ from holdfast.core.lifecycle import Lost, decide
 from holdfast.core.models import JobState, LeaseStatus
 from holdfast.core.retry import Retry
 from holdfast.stores.base import Store
-from tests.conformance.support import LEASE, claim, new_job, pulse, put, running, settle, stored, take
+from tests.conformance.support import LEASE, claim, heartbeat, new_job, put, running, settle, stored, take
 from tests.faults.support import opened
 from tests.support.stores import MIGRATED
 
@@ -69,7 +69,7 @@ async def test_skewed_caller_claims_for_the_length_of_a_lease(skewed: Skewed) ->
         for instant_us in (job.created_at_us, job.run_at_us, job.started_at_us, await store.health.server_time_us()):
             assert seconds_from_now(instant_us) == pytest.approx(0, abs=NEAR)
 
-        beat = await store.queueing.heartbeat(pulse(), [job.lease], lease_for=2 * LEASE)
+        beat = await store.queueing.heartbeat(heartbeat(), [job.lease], lease_for=2 * LEASE)
         assert beat.held == [LeaseStatus.HELD]
         assert seconds_from_now((await stored(store, job_id)).lease_until_us) == pytest.approx(60, abs=NEAR)
         assert (await settle(store, job)).accepted
@@ -81,7 +81,7 @@ async def test_skewed_caller_takes_over_no_live_lease(url: str, skewed: Skewed) 
         await put(owner)
         (job,) = await take(owner, lease_for=HALF_AN_HOUR)
         async with skewed() as store:
-            assert await store.maintenance.find_expired(limit=10) == []
+            assert await store.maintenance.find_expired_leases(limit=10) == []
             assert await take(store) == []
             lost = decide(job, Lost(), Retry.fixed(1), random.Random(0))
             assert [each.accepted for each in await store.queueing.settle([lost])] == [False]
@@ -93,7 +93,7 @@ async def test_skewed_caller_recovers_an_expired_lease(url: str, skewed: Skewed)
         await put(owner)
         (job,) = await take(owner, lease_for=timedelta(milliseconds=1))
         async with skewed() as store:
-            assert [each.id for each in await store.maintenance.find_expired(limit=10)] == [job.id]
+            assert [each.id for each in await store.maintenance.find_expired_leases(limit=10)] == [job.id]
             assert not (await settle(store, job)).accepted
 
 
@@ -138,6 +138,6 @@ async def test_outlived_key_ends_by_the_servers_clock(url: str, skewed: Skewed) 
 
 async def test_skewed_worker_is_seen_as_living(skewed: Skewed) -> None:
     async with skewed() as store:
-        await store.queueing.heartbeat(pulse(), [], lease_for=LEASE)
+        await store.queueing.heartbeat(heartbeat(), [], lease_for=LEASE)
         (worker,) = await store.query.workers()
         assert seconds_from_now(worker.seen_at_us) == pytest.approx(0, abs=NEAR)

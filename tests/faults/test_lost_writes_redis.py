@@ -11,7 +11,7 @@ from holdfast.core.lifecycle import Cancelled, Failed, Lost, Outcome, Released, 
 from holdfast.core.models import Job, JobFilter, JobState, LeaseStatus, Settlement
 from holdfast.core.retry import Retry
 from holdfast.stores.base import Store
-from tests.conformance.support import LEASE, new_job, pulse, put, settle, take
+from tests.conformance.support import LEASE, heartbeat, new_job, put, settle, take
 from tests.faults.support import finding, opened, until_it_works
 from tests.support.redis import Redis
 from tests.support.redis_groups import replicated
@@ -37,7 +37,7 @@ async def expired(store: Store, number: int) -> list[Job]:
     jobs: list[Job] = []
 
     async def has_expired() -> bool:
-        jobs[:] = await store.maintenance.find_expired(limit=10)
+        jobs[:] = await store.maintenance.find_expired_leases(limit=10)
         return len(jobs) >= number
 
     await until_true(has_expired, "the leases to run out")
@@ -46,9 +46,9 @@ async def expired(store: Store, number: int) -> list[Job]:
 
 async def stale_lives(store: Store, *, is_given: bool) -> list[Job]:
     """Jobs as they were claimed twice, before each was cancelled and deleted."""
-    ids = await put(store, *[new_job(given_id=is_given) for _ in range(4)])
+    ids = await put(store, *[new_job(has_client_id=is_given) for _ in range(4)])
     for _ in range(2):
-        await take(store, worker="stale", startable=4, lease_for=timedelta(milliseconds=1))
+        await take(store, worker="stale", max_must_start=4, lease_for=timedelta(milliseconds=1))
         jobs = await expired(store, 4)
         await store.queueing.settle([decided(job, Lost()) for job in jobs])
     await store.admin.cancel(ids)
@@ -61,7 +61,7 @@ async def stale_lives(store: Store, *, is_given: bool) -> list[Job]:
 async def test_stale_write_after_an_id_returned_is_no_loss(url: str, *, is_given: bool, is_claimed: bool) -> None:
     async with opened(url) as store:
         stale = await stale_lives(store, is_given=is_given)
-        await put(store, *[new_job(id=job.id, given_id=True) for job in stale])
+        await put(store, *[new_job(id=job.id, has_client_id=True) for job in stale])
         owned = await take(store, worker="owner") if is_claimed else []
 
         outcomes = Succeeded(), Succeeded('"done"'), Failed(error="boom")
@@ -69,10 +69,10 @@ async def test_stale_write_after_an_id_returned_is_no_loss(url: str, *, is_given
             [decided(job, outcome) for job, outcome in zip(stale, outcomes, strict=False)]
         )
         assert [answer.accepted for answer in answers] == [False] * 3
-        beat = await store.queueing.heartbeat(pulse("stale"), [job.lease for job in stale], lease_for=LEASE)
+        beat = await store.queueing.heartbeat(heartbeat("stale"), [job.lease for job in stale], lease_for=LEASE)
         assert beat.held == [LeaseStatus.LOST] * 4
 
-        assert (await finding(store, "losses")).level == "ok"
+        assert (await finding(store, "lost_leases")).level == "ok"
         for job in owned:
             assert (await settle(store, job)).accepted
 
@@ -80,7 +80,7 @@ async def test_stale_write_after_an_id_returned_is_no_loss(url: str, *, is_given
 async def test_plain_claim_of_a_given_id_begins_at_the_clock(url: str) -> None:
     async with opened(url) as store:
         before = await store.health.server_time_us()
-        await put(store, new_job(), new_job(given_id=True))
+        await put(store, new_job(), new_job(has_client_id=True))
         minted, given = await take(store)
         assert minted.claims == 1
         assert before <= given.claims <= await store.health.server_time_us()
@@ -90,16 +90,16 @@ async def test_plain_claim_of_a_given_id_begins_at_the_clock(url: str) -> None:
 async def test_lost_claim_of_a_given_id_is_reported() -> None:
     with Redis(settings={"appendfsync": "always", "aof-use-rdb-preamble": "no"}) as server:
         async with opened(server.url(namespace="lost")) as store:
-            await put(store, new_job(given_id=True), new_job(given_id=True))
+            await put(store, new_job(has_client_id=True), new_job(has_client_id=True))
             size = server.written_log.stat().st_size
             jobs = await take(store)
             server.crash_back(size)
 
-            beat = await until_it_works(lambda: store.queueing.heartbeat(pulse(), [jobs[0].lease], lease_for=LEASE))
+            beat = await until_it_works(lambda: store.queueing.heartbeat(heartbeat(), [jobs[0].lease], lease_for=LEASE))
             assert beat.held == [LeaseStatus.LOST]
             assert not (await settle(store, jobs[1])).accepted
 
-            assert "at least 2 acknowledged" in (await finding(store, "losses")).text
+            assert "at least 2 acknowledged" in (await finding(store, "lost_leases")).text
 
 
 async def test_lost_claim_settles_nothing_after_a_failover() -> None:
@@ -117,9 +117,9 @@ async def test_lost_claim_settles_nothing_after_a_failover() -> None:
             late = [decided(stale[job.id], outcome) for job, outcome in zip(owned, OUTCOMES, strict=True)]
             answers = await store.queueing.settle(late)
             assert {(answer.accepted, answer.state) for answer in answers} == {(False, JobState.RUNNING)}
-            beat = await store.queueing.heartbeat(pulse("stale"), [job.lease for job in owned], lease_for=LEASE)
+            beat = await store.queueing.heartbeat(heartbeat("stale"), [job.lease for job in owned], lease_for=LEASE)
             assert beat.held == [LeaseStatus.LOST] * len(OUTCOMES)
-            assert f"at least {2 * len(OUTCOMES)} acknowledged" in (await finding(store, "losses")).text
+            assert f"at least {2 * len(OUTCOMES)} acknowledged" in (await finding(store, "lost_leases")).text
 
             assert all([(await settle(store, job, worker="owner")).accepted for job in owned])
             assert await store.query.count(JobFilter(states=(JobState.SUCCEEDED,))) == len(OUTCOMES)

@@ -15,7 +15,19 @@ from holdfast.core.ids import new_id
 from holdfast.core.models import Job, JobFilter, JobState, Lease, Settlement
 from holdfast.stores import open_store
 from holdfast.stores.postgres import notifications, pool
-from tests.conformance.support import LEASE, claim, ending, failing, new_job, pulse, put, running, settle, stored, take
+from tests.conformance.support import (
+    LEASE,
+    claim,
+    ending,
+    failing,
+    heartbeat,
+    new_job,
+    put,
+    running,
+    settle,
+    stored,
+    take,
+)
 from tests.faults.support import opened, until_it_works
 from tests.support.fault_proxy import FaultProxy
 from tests.support.load import slowness
@@ -46,8 +58,8 @@ async def test_a_black_hole_is_noticed_by_every_verb(proxy: FaultProxy, proxied_
         for call in (
             store.queueing.submit([new_job()]),
             store.queueing.settle([failing(job)]),
-            store.queueing.heartbeat(pulse(), [job.lease], lease_for=LEASE),
-            store.maintenance.find_expired(limit=1),
+            store.queueing.heartbeat(heartbeat(), [job.lease], lease_for=LEASE),
+            store.maintenance.find_expired_leases(limit=1),
             store.query.get(job.id),
             store.admin.cancel([job.id]),
         ):
@@ -203,7 +215,7 @@ async def test_heartbeat_does_not_wait_for_a_handler_holding_its_job(postgres: P
                 await link.execute(f"select from {schema}.job where id = $1 for update", held.id)
                 leases: list[Lease] = [held.lease, other.lease]
                 beat = await asyncio.wait_for(
-                    store.queueing.heartbeat(pulse(), leases, lease_for=LEASE * 2), timeout=60
+                    store.queueing.heartbeat(heartbeat(), leases, lease_for=LEASE * 2), timeout=60
                 )
                 assert [str(each) for each in beat.held] == ["held", "held"]
             assert (await stored(store, other.id)).lease_until_us > (await stored(store, held.id)).lease_until_us  # type: ignore[operator]
@@ -221,7 +233,7 @@ async def test_a_beat_says_in_time_what_it_waited_for(
         proxy.cut()
         with pytest.raises(Unavailable, match="cannot be reached"):
             await asyncio.wait_for(
-                store.queueing.heartbeat(pulse(), [job.lease], lease_for=timedelta(seconds=1)), timeout=30
+                store.queueing.heartbeat(heartbeat(), [job.lease], lease_for=timedelta(seconds=1)), timeout=30
             )
 
 

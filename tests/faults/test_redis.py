@@ -13,7 +13,7 @@ from holdfast.core.events import StoreTrouble
 from holdfast.core.models import JobFilter
 from holdfast.stores import open_store
 from holdfast.stores.redis import notifications
-from tests.conformance.support import LEASE, claim, failing, new_job, pulse, put, running, settle, stored, take
+from tests.conformance.support import LEASE, claim, failing, heartbeat, new_job, put, running, settle, stored, take
 from tests.faults.support import opened, until_it_works
 from tests.support.fault_proxy import FaultProxy
 from tests.support.redis import FLOORS, MAIN, Redis, shared
@@ -33,7 +33,7 @@ async def test_scripts_that_were_flushed_are_loaded_again_at_every_call(kind: st
                 server.execute("SCRIPT", "FLUSH")
                 (job,) = await take(store)
                 server.execute("SCRIPT", "FLUSH")
-                await store.queueing.heartbeat(pulse(), [job.lease], lease_for=LEASE)
+                await store.queueing.heartbeat(heartbeat(), [job.lease], lease_for=LEASE)
                 server.execute("SCRIPT", "FLUSH")
                 assert (await settle(store, job)).accepted
                 assert job.id == job_id
@@ -112,8 +112,8 @@ async def test_a_half_open_connection_is_noticed_by_every_verb(
             claim(store),
             store.queueing.submit([new_job()]),
             store.queueing.settle([failing(job)]),
-            store.queueing.heartbeat(pulse(), [job.lease], lease_for=LEASE),
-            store.maintenance.find_expired(limit=1),
+            store.queueing.heartbeat(heartbeat(), [job.lease], lease_for=LEASE),
+            store.maintenance.find_expired_leases(limit=1),
             store.query.get(job.id),
             store.admin.cancel([job.id]),
         ):

@@ -22,8 +22,8 @@ from tests.conformance.support import (
     LEASE,
     ending,
     failing,
+    heartbeat,
     new_job,
-    pulse,
     put,
     running,
     settle,
@@ -110,20 +110,20 @@ async def test_acknowledged_jobs_lost_in_a_crash_are_reported(kind: str) -> None
             server.crash_back(size)
 
             await until_it_works(lambda: store.queueing.submit([new_job()]))
-            told = await finding(store, "losses")
+            told = await finding(store, "lost_leases")
             assert (told.level, "at least 8 acknowledged writes" in told.text) == ("error", True)
             await until_it_works(lambda: other.queueing.submit([new_job()]))
             await until_it_works(lambda: late.queueing.submit([new_job() for _ in range(10)]))
-            assert "at least 8 acknowledged" in (await finding(store, "losses")).text
+            assert "at least 8 acknowledged" in (await finding(store, "lost_leases")).text
 
             await store.health.repair()
             size = server.written_log.stat().st_size
             await put(other)
             server.crash_back(size)
             await until_it_works(lambda: late.queueing.submit([new_job() for _ in range(10)]))
-            assert (await finding(store, "losses")).level == "ok", "nobody knows yet"
+            assert (await finding(store, "lost_leases")).level == "ok", "nobody knows yet"
             await until_it_works(lambda: other.queueing.submit([new_job()]))
-            assert "at least 1 acknowledged" in (await finding(store, "losses")).text
+            assert "at least 1 acknowledged" in (await finding(store, "lost_leases")).text
 
 
 async def test_each_of_several_losses_is_reported_until_recorded() -> None:
@@ -135,14 +135,14 @@ async def test_each_of_several_losses_is_reported_until_recorded() -> None:
             for _ in range(2):  # the second time the telling is lost, too
                 server.crash_back(size)
                 await until_it_works(lambda: store.query.count(JobFilter()))
-                assert "at least 20 acknowledged" in (await finding(store, "losses")).text
+                assert "at least 20 acknowledged" in (await finding(store, "lost_leases")).text
 
             await store.health.repair()
             size = server.written_log.stat().st_size
             await put(store, new_job())  # fewer than were lost before
             server.crash_back(size)
             await until_it_works(lambda: store.query.count(JobFilter()))
-            assert "at least 1 acknowledged" in (await finding(store, "losses")).text
+            assert "at least 1 acknowledged" in (await finding(store, "lost_leases")).text
 
 
 async def test_loss_is_reported_for_acknowledgements_in_any_order() -> None:
@@ -152,16 +152,16 @@ async def test_loss_is_reported_for_acknowledgements_in_any_order() -> None:
             (first,) = await put(store)
             size = server.written_log.stat().st_size
             (second,) = await put(store)
-            links = NamespacePool(
+            pool = NamespacePool(
                 address, now=None, lost=load_scripts(files("holdfast.stores.redis") / "scripts", "common")["lost"]
             )
-            links.note_stored(2, second)
-            links.note_stored(1, first)
+            pool.note_stored(2, second)
+            pool.note_stored(1, first)
         server.crash_back(size)
         async with opened(server.url(namespace="lost")) as store:
-            assert await links.run_command("PING") == b"PONG"
-            await links.close()
-            assert "at least 1 acknowledged" in (await finding(store, "losses")).text
+            assert await pool.run_command("PING") == b"PONG"
+            await pool.close()
+            assert "at least 1 acknowledged" in (await finding(store, "lost_leases")).text
 
 
 @pytest.mark.parametrize("setting", ["maxmemory", "min-replicas-to-write"])
@@ -179,7 +179,7 @@ async def test_loss_is_reported_once_the_server_accepts_writes(setting: str) -> 
             server.execute("CONFIG", "SET", setting, 0)
             await put(store)
 
-            assert "at least 1 acknowledged" in (await finding(store, "losses")).text
+            assert "at least 1 acknowledged" in (await finding(store, "lost_leases")).text
 
 
 async def test_claim_lost_in_a_crash_is_reported_by_its_worker() -> None:
@@ -190,11 +190,11 @@ async def test_claim_lost_in_a_crash_is_reported_by_its_worker() -> None:
             jobs = await take(store)
             server.crash_back(size)
 
-            beat = await until_it_works(lambda: store.queueing.heartbeat(pulse(), [jobs[0].lease], lease_for=LEASE))
+            beat = await until_it_works(lambda: store.queueing.heartbeat(heartbeat(), [jobs[0].lease], lease_for=LEASE))
             assert beat.held == [LeaseStatus.LOST]
             assert not (await settle(store, jobs[1])).accepted
 
-            assert "at least 2 acknowledged" in (await finding(store, "losses")).text
+            assert "at least 2 acknowledged" in (await finding(store, "lost_leases")).text
             assert [job.claims for job in await take(store)] == [1, 1]
 
 
@@ -214,9 +214,9 @@ async def test_worker_with_a_lost_claim_settles_no_newer_claim() -> None:
                 [_decided(job, outcome) for job, outcome in zip(stale, outcomes, strict=True)]
             )
             assert {(answer.accepted, answer.state) for answer in answers} == {(False, JobState.RUNNING)}
-            beat = await store.queueing.heartbeat(pulse("stale"), [last.lease], lease_for=LEASE)
+            beat = await store.queueing.heartbeat(heartbeat("stale"), [last.lease], lease_for=LEASE)
             assert beat.held == [LeaseStatus.LOST]
-            assert "at least 5 acknowledged" in (await finding(store, "losses")).text
+            assert "at least 5 acknowledged" in (await finding(store, "lost_leases")).text
 
             answers = await other.queueing.settle(
                 [_decided(job, outcome) for job, outcome in zip(jobs, outcomes, strict=False)]
@@ -395,7 +395,7 @@ async def test_a_full_server_refuses_submissions_and_lets_jobs_finish(kind: str)
             assert await store.query.count(JobFilter()) == 10
             assert (await finding(store, "memory")).level == "error"
 
-            beat = await store.queueing.heartbeat(pulse(), [job.lease for job in jobs], lease_for=LEASE * 2)
+            beat = await store.queueing.heartbeat(heartbeat(), [job.lease for job in jobs], lease_for=LEASE * 2)
             assert [str(each) for each in beat.held] == ["held"] * 5
             answers = await store.queueing.settle(
                 [ending(jobs[0], result="1"), failing(jobs[1]), *map(ending, jobs[2:])]

@@ -120,19 +120,19 @@ async def test_a_certificate_that_is_not_trusted_is_refused_by_default(authority
     with (
         Redis() as server,
         FaultProxy(server.port, tls=authority.server()) as proxy,
-        FaultProxy(server.port, tls=authority.server("elsewhere.example")) as elsewhere,
+        FaultProxy(server.port, tls=authority.server("elsewhere.example")) as shared_worker_id,
     ):
         refused = [
             (secured(server, proxy), "unable to get local issuer certificate"),
             (secured(server, proxy, ssl_ca_certs=str(other_user.file)), "unable to get local issuer certificate"),
-            (secured(server, elsewhere, ssl_ca_certs=str(authority.file)), "not valid for '127.0.0.1'"),
+            (secured(server, shared_worker_id, ssl_ca_certs=str(authority.file)), "not valid for '127.0.0.1'"),
         ]
         for url, why in refused:
             for kind in ("rediss:", "rediss+cluster:", "rediss+sentinel:"):
                 path = "/name/0?" if "sentinel" in kind else "/0?"
                 with pytest.raises(ConfigError, match=f"certificate is not trusted: .*{why}.*ssl_ca_certs=FILE"):
                     await open_store(url.replace("rediss:", kind).replace("/0?", path)).open()
-        unchecked = secured(server, elsewhere, ssl_ca_certs=str(authority.file), ssl_check_hostname="no")
+        unchecked = secured(server, shared_worker_id, ssl_ca_certs=str(authority.file), ssl_check_hostname="no")
         for accepted in (unchecked, secured(server, proxy, ssl_cert_reqs="none")):
             async with opened(accepted) as store:
                 await put(store)

@@ -50,8 +50,8 @@ class Receiver:
         return [span for span in self.spans if span.name == name]
 
 
-def _attributes(said: Any) -> dict[str, Any]:
-    return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in said}
+def _attributes(given: Any) -> dict[str, Any]:
+    return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in given}
 
 
 def _span(service: str, span: Any) -> Span:

@@ -160,7 +160,7 @@ def test_a_policy_is_refused_where_it_is_made(name: str, parameters: dict[str, A
 
 
 # ── at the command line's door ────────────────────────────────────────────────────────────────────────────────────
-class Words(NamedTuple):
+class RawText(NamedTuple):
     """A command that ends with an exit code and a message with this in it."""
 
     id: str
@@ -171,31 +171,31 @@ class Words(NamedTuple):
 
 
 WORDS = [
-    Words("B65-unknown-flag", ["enqueue", "work", "--nonsense"], "--nonsense"),
-    Words("B65-missing-value", ["enqueue", "work", "--key"], "--key"),
-    Words("B65-dashes-alone", ["--"], "Missing command"),
-    Words("B65-empty-word", [""], "There is no command"),
-    Words("B65-nul", ["enqueue", "work", "--key", "a\0b"], "U+0000"),
-    Words("B65-no-utf-8", ["enqueue", "work", "--key", "a\udcffb"], "argument 4 is not valid UTF-8"),
-    Words("B66-binary", ["enqueue", "work", "-"], "UTF-8", stdin=b"\x00\xff\xfe"),
-    Words("B66-nothing", ["enqueue", "work", "-"], "payload", stdin=b""),
-    Words("B66-too-much", ["enqueue", "work", "-"], "262,145 bytes", stdin=b" " * 1_000_000),
-    Words("B66-no-object", ["enqueue", "work", "-"], "JSON object", stdin=b"[1, 2]"),
-    Words("B69-missing", ["enqueue", "work", "--config", "missing.toml"], "missing.toml: no such file", 78),
-    Words("B69-directory", ["enqueue", "work", "--config", "."], "directory", 78),
-    Words("B70-unknown-scheme", ["enqueue", "work", "--url", "mongodb://host/x"], "mongodb", 78),
-    Words("B70-memory", ["enqueue", "work", "--url", "sqlite:///:memory:"], "memory", 78),
-    Words("B70-host", ["enqueue", "work", "--url", "sqlite://jobs.db"], "three slashes", 78),
-    Words("B70-directory", ["enqueue", "work", "--url", "sqlite:///."], "is a directory", 78),
-    Words("B70-parameters", ["enqueue", "work", "--url", "sqlite:///a.db?mode=ro"], "parameters", 78),
-    Words("B70-nul", ["enqueue", "work", "--url", "sqlite:///a%00b.db"], "NUL", 78),
-    Words("B70-full-or-missing", ["enqueue", "work", "--url", "sqlite:////nowhere/at/all.db"], "does not exist", 78),
-    Words("B82-path-by-command", ["enqueue", "../x"], "task: '../x'"),
+    RawText("B65-unknown-flag", ["enqueue", "work", "--nonsense"], "--nonsense"),
+    RawText("B65-missing-value", ["enqueue", "work", "--key"], "--key"),
+    RawText("B65-dashes-alone", ["--"], "Missing command"),
+    RawText("B65-empty-word", [""], "There is no command"),
+    RawText("B65-nul", ["enqueue", "work", "--key", "a\0b"], "U+0000"),
+    RawText("B65-no-utf-8", ["enqueue", "work", "--key", "a\udcffb"], "argument 4 is not valid UTF-8"),
+    RawText("B66-binary", ["enqueue", "work", "-"], "UTF-8", stdin=b"\x00\xff\xfe"),
+    RawText("B66-nothing", ["enqueue", "work", "-"], "payload", stdin=b""),
+    RawText("B66-too-much", ["enqueue", "work", "-"], "262,145 bytes", stdin=b" " * 1_000_000),
+    RawText("B66-no-object", ["enqueue", "work", "-"], "JSON object", stdin=b"[1, 2]"),
+    RawText("B69-missing", ["enqueue", "work", "--config", "missing.toml"], "missing.toml: no such file", 78),
+    RawText("B69-directory", ["enqueue", "work", "--config", "."], "directory", 78),
+    RawText("B70-unknown-scheme", ["enqueue", "work", "--url", "mongodb://host/x"], "mongodb", 78),
+    RawText("B70-memory", ["enqueue", "work", "--url", "sqlite:///:memory:"], "memory", 78),
+    RawText("B70-host", ["enqueue", "work", "--url", "sqlite://jobs.db"], "three slashes", 78),
+    RawText("B70-directory", ["enqueue", "work", "--url", "sqlite:///."], "is a directory", 78),
+    RawText("B70-parameters", ["enqueue", "work", "--url", "sqlite:///a.db?mode=ro"], "parameters", 78),
+    RawText("B70-nul", ["enqueue", "work", "--url", "sqlite:///a%00b.db"], "NUL", 78),
+    RawText("B70-full-or-missing", ["enqueue", "work", "--url", "sqlite:////nowhere/at/all.db"], "does not exist", 78),
+    RawText("B82-path-by-command", ["enqueue", "../x"], "task: '../x'"),
 ]
 
 
 @pytest.mark.parametrize("row", WORDS, ids=lambda row: row.id)
-def test_a_command_is_refused_and_nothing_is_stored(row: Words, cli: Cli) -> None:
+def test_a_command_is_refused_and_nothing_is_stored(row: RawText, cli: Cli) -> None:
     cli.run("migrate")
     assert row.told in cli.fail(*row.words, code=row.code, stdin=row.stdin)
     assert cli.json("status")["queues"] == []
@@ -210,8 +210,8 @@ def test_command_without_arguments_prints_the_usage(cli: Cli) -> None:
 @pytest.mark.rows("B70")
 @pytest.mark.parametrize("password", ["p@ss", "pa:ss", "pa/ss", "pa?ss", "pa#ss", "pa%41ss", "pässwörd"])
 def test_password_is_never_echoed(password: str, cli: Cli) -> None:
-    said = cli.fail("enqueue", "work", "--url", f"mongodb://me:{password}@host/db", code=78)
-    assert password not in said
+    given = cli.fail("enqueue", "work", "--url", f"mongodb://me:{password}@host/db", code=78)
+    assert password not in given
 
 
 # ── in the settings file ──────────────────────────────────────────────────────────────────────────────────────────
@@ -229,9 +229,9 @@ FILES: list[tuple[str, bytes, list[str]]] = [
 @pytest.mark.parametrize(("name", "content", "told"), FILES, ids=[name for name, *_ in FILES])
 def test_a_settings_file_is_refused_with_its_line(name: str, content: bytes, told: list[str], cli: Cli) -> None:
     Path("holdfast.toml").write_bytes(content)
-    said = cli.fail("enqueue", "work", code=78)
+    given = cli.fail("enqueue", "work", code=78)
     for word in told:
-        assert word in said
+        assert word in given
     assert not Path("holdfast.db").exists()
 
 
@@ -274,8 +274,8 @@ def test_a_worker_does_not_start_with_a_broken_module(name: str, source: str, to
 
 @pytest.mark.rows("B74")
 def test_missing_module_is_reported(cli: Cli) -> None:
-    said = cli.fail("worker", "start", "--drain", "--app", "no_such_module_here:app", code=78)
-    assert "there is no module no_such_module_here" in said
+    given = cli.fail("worker", "start", "--drain", "--app", "no_such_module_here:app", code=78)
+    assert "there is no module no_such_module_here" in given
 
 
 # ── command jobs ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -75,9 +75,9 @@ USAGE = [
 @pytest.mark.parametrize(("words", "told"), USAGE, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
 def test_usage_errors_exit_2_and_store_nothing(words: list[str], told: str, cli: Cli) -> None:
     cli.run("migrate")
-    said = cli.fail(*words, code=2)
-    assert told in said
-    assert said.splitlines()[-1].startswith("holdfast: ")
+    given = cli.fail(*words, code=2)
+    assert told in given
+    assert given.splitlines()[-1].startswith("holdfast: ")
     assert cli.json("status")["queues"] == []
 
 
@@ -96,23 +96,23 @@ SETTINGS = [
     ("words", "told"), SETTINGS, ids=lambda value: value if isinstance(value, str) else " ".join(value)
 )
 def test_configuration_errors_exit_78(words: list[str], told: str, cli: Cli) -> None:
-    said = cli.fail("status", *words, code=78)
-    assert told in said
-    assert said.startswith("holdfast: ")
+    given = cli.fail("status", *words, code=78)
+    assert told in given
+    assert given.startswith("holdfast: ")
 
 
 @pytest.mark.parametrize("password", ["se:c@ret/?#%", "s%65cret", "geheim-ß"])
 def test_a_password_is_never_echoed(password: str, cli: Cli) -> None:
-    said = cli.fail("status", "--url", f"mysql://me:{password}@host/db", code=78)
-    assert password not in said
+    given = cli.fail("status", "--url", f"mysql://me:{password}@host/db", code=78)
+    assert password not in given
 
 
 def test_all_problems_of_a_settings_file_are_reported_together(cli: Cli) -> None:
     Path("holdfast.toml").write_text('lease = "soon"\nconcurrencey = 3\n', encoding="utf-8")
-    said = cli.fail("status", code=78)
-    assert "holdfast.toml:1" in said
-    assert "holdfast.toml:2" in said
-    assert "did you mean concurrency?" in said
+    given = cli.fail("status", code=78)
+    assert "holdfast.toml:1" in given
+    assert "holdfast.toml:2" in given
+    assert "did you mean concurrency?" in given
 
 
 BROKEN = [
@@ -203,22 +203,22 @@ def test_a_file_name_or_a_task_is_no_application(cli: Cli) -> None:
     target = cli.write_jobs()
     module = target.removesuffix(":app")
     assert f"leave out .py: {module}" in cli.fail("worker", "start", "--app", f"{module}.py:app", code=78)
-    said = cli.fail("worker", "start", "--app", f"{module}:send", code=78)
-    assert f"{module}:send is a task; name the application: {target}" in said
+    given = cli.fail("worker", "start", "--app", f"{module}:send", code=78)
+    assert f"{module}:send is a task; name the application: {target}" in given
 
 
 def test_worker_option_is_named_as_written(cli: Cli) -> None:
-    said = cli.fail("worker", "start", "--app", "jobs:app", "--concurrency", "lots", code=2)
-    assert "holdfast: --concurrency: 'lots' is not valid" in said
+    given = cli.fail("worker", "start", "--app", "jobs:app", "--concurrency", "lots", code=2)
+    assert "holdfast: --concurrency: 'lots' is not valid" in given
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "given"),
     [
         (["worker", "start", "--queues", "mail:x"], "holdfast: --queues: mail: 'x' is not valid"),
         (["status", "--url", "own.db"], "holdfast: --url: 'own.db' is not valid; write a store's URL"),
         (["worker", "start", "--app", "tasks"], "holdfast: --app: 'tasks' is not valid; write module:attribute"),
     ],
 )
-def test_invalid_option_value_names_the_option_and_exits_2(words: list[str], said: str, cli: Cli) -> None:
-    assert said in cli.fail(*words, code=2)
+def test_invalid_option_value_names_the_option_and_exits_2(words: list[str], given: str, cli: Cli) -> None:
+    assert given in cli.fail(*words, code=2)

@@ -60,9 +60,9 @@ def test_value_in_conflict_with_others_is_not_written(cli: Cli) -> None:
 def test_a_password_is_hidden_in_every_listing(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_URL", "postgresql://me:se%63ret@host/db")
     for words in (["config", "list"], ["config", "get", "url"], ["config", "list", "--json"]):
-        said = cli.run(*words)
-        assert "se%63ret" not in said
-        assert "me:***@host" in said
+        given = cli.run(*words)
+        assert "se%63ret" not in given
+        assert "me:***@host" in given
 
 
 # ── retry-schedule ────────────────────────────────────────────────────────────────────────────────────────────────

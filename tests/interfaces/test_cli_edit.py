@@ -13,11 +13,11 @@ def _enqueue(cli: Cli, *words: str) -> str:
 
 def test_every_value_of_a_waiting_job_is_edited(cli: Cli) -> None:
     job_id = _enqueue(cli, '{"n": 1}', "--key", "k", "--tag", "a")
-    said = cli.run(
+    given = cli.run(
         "edit", "key:k", "--priority", "5", "--queue", "urgent", "--delay", "1h", "--tag", "b", "--expires", "2h",
         "--payload", '{"n": 2}',
     )  # fmt: skip
-    assert said == f"job {job_id} edited: scheduled, queue urgent, priority 5\n"
+    assert given == f"job {job_id} edited: scheduled, queue urgent, priority 5\n"
     job = cli.json("show", job_id)
     assert (job["queue"], job["priority"], job["payload"], job["tags"]) == ("urgent", 5, {"n": 2}, ["b"])
     assert job["expires_at"] > job["run_at"]

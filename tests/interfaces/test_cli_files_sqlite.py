@@ -40,9 +40,9 @@ def test_worker_ends_with_75_when_a_file_is_removed(cli: Cli, suffix: str) -> No
     with started(cli, "worker", "start", "--app", target) as worker:
         until(lambda: cli.json("worker", "list")["workers"])
         (cli.folder / f"holdfast.db{suffix}").unlink()
-        said, problem = worker.communicate(timeout=_DEADLINE)
+        given, problem = worker.communicate(timeout=_DEADLINE)
     assert worker.returncode == 75
-    events = [json.loads(line) for line in said.splitlines()]
+    events = [json.loads(line) for line in given.splitlines()]
     (stopping,) = [line for line in events if line["event"] == "worker_stopping"]
     assert stopping["reason"] == "store_replaced"
     assert not [line for line in events if line["event"] == "store_trouble" and line["retry_in"] == 0.0]

@@ -37,10 +37,10 @@ LOOKING = [
 
 @pytest.mark.parametrize("words", LOOKING, ids=" ".join)
 def test_looking_makes_no_database(words: list[str], cli: Cli) -> None:
-    said = cli.fail(*words, "--json", code=1).splitlines()
-    assert said[0].startswith(f"holdfast: there is no database at {cli.folder}/holdfast.db yet (url from default); ")
-    assert "`holdfast enqueue`" in said[0]
-    assert json.loads(said[1])["error"]["type"] == "NotFound"
+    given = cli.fail(*words, "--json", code=1).splitlines()
+    assert given[0].startswith(f"holdfast: there is no database at {cli.folder}/holdfast.db yet (url from default); ")
+    assert "`holdfast enqueue`" in given[0]
+    assert json.loads(given[1])["error"]["type"] == "NotFound"
     assert list(cli.folder.iterdir()) == []
 
 
@@ -77,11 +77,11 @@ def test_reading_a_foreign_database_changes_nothing_in_it(words: list[str], cli:
     with closing(sqlite3.connect("holdfast.db")) as connection:
         connection.execute("create table customer (name text)")
     before = Path("holdfast.db").read_bytes()
-    said = cli.fail(*words, code=1)
-    assert said.startswith(
+    given = cli.fail(*words, code=1)
+    assert given.startswith(
         f"holdfast: the database at {cli.folder}/holdfast.db has no tables of Holdfast yet (url from "
     )
-    assert "`holdfast migrate` makes it" in said
+    assert "`holdfast migrate` makes it" in given
     assert [(each.name, each.read_bytes()) for each in cli.folder.iterdir()] == [("holdfast.db", before)]
     cli.run("migrate")
     assert cli.run("status")

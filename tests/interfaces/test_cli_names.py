@@ -30,9 +30,9 @@ from tests.interfaces.cli import JOBS, Cli
     ],
 )
 def test_misspelt_word_is_answered_with_the_nearest(words: list[str], meant: str, cli: Cli) -> None:
-    said = cli.fail(*words, code=2)
+    provided = cli.fail(*words, code=2)
 
-    assert re.search(rf"[Dd]id you mean (one of: )?.?{meant}\b", said.splitlines()[-1])
+    assert re.search(rf"[Dd]id you mean (one of: )?.?{meant}\b", provided.splitlines()[-1])
 
 
 def _groups(group: click.Group, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

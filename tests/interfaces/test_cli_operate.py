@@ -142,11 +142,11 @@ def test_a_queue_is_paused_and_resumed(cli: Cli) -> None:
 
 def test_purging_a_queue_leaves_what_runs_and_what_has_ended(cli: Cli) -> None:
     queued, scheduled = _enqueue(cli, "--queue", "mail"), _enqueue(cli, "--queue", "mail", "--delay", "1h")
-    running, dead, elsewhere = _enqueue(cli, "--queue", "mail"), cli.dead("--queue", "mail"), _enqueue(cli)
+    running, dead, shared_worker_id = _enqueue(cli, "--queue", "mail"), cli.dead("--queue", "mail"), _enqueue(cli)
     cli.claim(running)
     assert cli.run("queue", "purge", "mail", "--dry-run") == "2 jobs would be deleted\n"
     assert cli.run("queue", "purge", "mail") == "2 jobs deleted\n"
-    assert [cli.state(each) for each in (running, dead, elsewhere)] == ["running", "dead", "queued"]
+    assert [cli.state(each) for each in (running, dead, shared_worker_id)] == ["running", "dead", "queued"]
     for gone in (queued, scheduled):
         cli.fail("show", gone, code=1)
 

@@ -29,7 +29,7 @@ def strict() -> Iterator[Postgres]:
         yield server
 
 
-def said(folder: Path, code: int, *words: str) -> str:
+def given(folder: Path, code: int, *words: str) -> str:
     """All that the program in a process of its own says when it fails so."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HOLDFAST_LOG_LEVEL": "debug"}
     ran = subprocess.run(
@@ -57,7 +57,7 @@ WORKER = ["worker", "start", "--drain", "--app", "jobs:app"]
 def test_a_wrong_password_exits_78(strict: Postgres, tmp_path: Path, words: list[str]) -> None:
     (tmp_path / "jobs.py").write_text(JOBS)
     url = strict.url().replace(":hunter2", f":{SECRET}")
-    output = said(tmp_path, 78, *words, "--url", url)
+    output = given(tmp_path, 78, *words, "--url", url)
     assert "password authentication failed" in output
 
 
@@ -69,13 +69,13 @@ def test_a_missing_database_exits_78(strict: Postgres, cli: Cli) -> None:
 def test_a_server_that_is_away_exits_75(tmp_path: Path, words: list[str]) -> None:
     (tmp_path / "jobs.py").write_text(JOBS)
     with closing(Postgres(authenticated=True)) as server:
-        output = said(tmp_path, 75, *words, "--url", server.url().replace(":hunter2", f":{SECRET}"))
+        output = given(tmp_path, 75, *words, "--url", server.url().replace(":hunter2", f":{SECRET}"))
     assert "cannot be reached" in output
 
 
 def test_a_password_that_was_not_encoded_is_not_shown(tmp_path: Path) -> None:
     for url in (f"postgresql://app:{SECRET}#2@host/db", f"postgresql://app:1/{SECRET}@host/db"):
-        assert "percent-encode" in said(tmp_path, 78, "status", "--url", url)
+        assert "percent-encode" in given(tmp_path, 78, "status", "--url", url)
 
 
 # ── migrate --sql ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -115,9 +115,9 @@ def test_looking_into_a_database_without_our_tables_makes_none(cli: Cli) -> None
     with postgres.shared().fresh_schema() as schema:
         url = postgres.shared().url(schema=schema)
         for words in (["status"], ["list"], ["queue", "list"], ["dlq", "purge", "--all"]):
-            said = cli.fail(*words, "--url", url, code=1)
-            assert f"has no tables of Holdfast in its schema {schema!r} yet (url from argument)" in said
-            assert PASSWORD not in said
+            given = cli.fail(*words, "--url", url, code=1)
+            assert f"has no tables of Holdfast in its schema {schema!r} yet (url from argument)" in given
+            assert PASSWORD not in given
         assert cli.json("migrate", "--url", url)["applied"] == migrations("postgres")
         assert cli.run("status", "--url", url)
 

@@ -69,9 +69,9 @@ def test_supervised_workers_log_the_supervisor_as_stop_reason(cli: Cli) -> None:
     with _started(cli, "worker", "start", "--processes", "2", "--app", cli.write_jobs()) as process:
         _until(lambda: len(cli.json("worker", "list")["workers"]) == 2)
         process.send_signal(signal.SIGINT)
-        said, _ = process.communicate(timeout=30)
+        given, _ = process.communicate(timeout=30)
         assert process.returncode == 0
-    reasons = [(line["event"], line["reason"]) for line in map(json.loads, said.splitlines()) if "reason" in line]
+    reasons = [(line["event"], line["reason"]) for line in map(json.loads, given.splitlines()) if "reason" in line]
     assert sorted(reasons) == [("supervisor_stopping", "SIGINT"), *[("worker_stopping", "supervisor")] * 2]
 
 
@@ -96,14 +96,14 @@ def test_first_ctrl_c_explains_the_wait_and_second_ends_it(cli: Cli) -> None:
         os.close(terminal)
         _until(lambda: Path("begun").exists())
         process.send_signal(signal.SIGINT)
-        said = b""
-        while b"gives them back" not in said:
-            said += os.read(controller, 1000)
+        given = b""
+        while b"gives them back" not in given:
+            given += os.read(controller, 1000)
         time.sleep(1.2)  # within a second it would belong to the first
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
     os.close(controller)
-    assert b"waiting up to 30s for 1 running job; Ctrl-C again gives them back to the queue" in said
+    assert b"waiting up to 30s for 1 running job; Ctrl-C again gives them back to the queue" in given
     assert cli.state(job_id) == "queued"
 
 
@@ -210,9 +210,9 @@ def test_stuck_threads_do_not_delay_a_stopped_worker(cli: Cli) -> None:
 def test_child_processes_get_the_options_of_the_supervisor() -> None:
     session = Session()
     session.app, session.config = "shop:app", "x.toml"
-    said = {"queues": "mail:1", "concurrency": None, "processes": "3", "role": "follower", "grace": "5s"}
+    given = {"queues": "mail:1", "concurrency": None, "processes": "3", "role": "follower", "grace": "5s"}
     told = "--app shop:app --config x.toml --queues mail:1 --role follower --grace 5s --drain"
-    assert child_arguments(session, said, drain=True) == told.split()
+    assert child_arguments(session, given, drain=True) == told.split()
 
 
 def test_a_reader_that_goes_away_ends_the_program_quietly(cli: Cli) -> None:
@@ -286,8 +286,8 @@ def test_failing_lifespan_is_reported_with_the_user_frames(cli: Cli) -> None:
         "@app.lifespan\n@asynccontextmanager\nasync def life(app):\n    raise RuntimeError('no database')\n    yield\n"
     )
     done = cli.complete("worker", "start", "--app", target)
-    said = done.stderr.decode()
-    assert done.returncode == 78, said
-    assert "holdfast: starting the application failed: RuntimeError: no database\n" in said
-    assert "in life\n    raise RuntimeError" in said
-    assert said.count('File "') == 1
+    given = done.stderr.decode()
+    assert done.returncode == 78, given
+    assert "holdfast: starting the application failed: RuntimeError: no database\n" in given
+    assert "in life\n    raise RuntimeError" in given
+    assert given.count('File "') == 1

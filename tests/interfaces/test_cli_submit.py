@@ -110,9 +110,9 @@ def test_waiting_ends_with_its_limit(cli: Cli) -> None:
 
 def test_waiting_warns_once_that_no_worker_serves_the_queue(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(submission, "_QUIET", 0.01)
-    said = cli.fail("enqueue", "work", "--queue", "mail", "--wait-for", "100ms", "--json", code=75)
-    assert said.count("no living worker serves queue mail; start one with `holdfast worker start`") == 1
-    assert "after 0.1 s; it goes on" in said
+    given = cli.fail("enqueue", "work", "--queue", "mail", "--wait-for", "100ms", "--json", code=75)
+    assert given.count("no living worker serves queue mail; start one with `holdfast worker start`") == 1
+    assert "after 0.1 s; it goes on" in given
 
 
 def test_waiting_says_which_attempt_failed_and_when_the_next_is(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,13 +122,13 @@ def test_waiting_says_which_attempt_failed_and_when_the_next_is(cli: Cli, monkey
     app = Holdfast()
 
     async def be_there() -> None:
-        pulse = WorkerHeartbeat(worker="w-1", host="here", pid=1, queues="*", concurrency=2)
-        await (await app.open_store()).queueing.heartbeat(pulse, [], lease_for=timedelta(minutes=1))
+        heartbeat = WorkerHeartbeat(worker="w-1", host="here", pid=1, queues="*", concurrency=2)
+        await (await app.open_store()).queueing.heartbeat(heartbeat, [], lease_for=timedelta(minutes=1))
 
     app.run_blocking(be_there())
     app.sync.close()
-    said = cli.fail("enqueue", "work", "--key", "k", "--wait-for", "100ms", code=75)
-    assert said.count("attempt 1 failed: no luck; next at 20") == 1
+    given = cli.fail("enqueue", "work", "--key", "k", "--wait-for", "100ms", code=75)
+    assert given.count("attempt 1 failed: no luck; next at 20") == 1
 
 
 @pytest.mark.parametrize("stored", [True, False])
@@ -141,9 +141,9 @@ def test_ctrl_c_while_submitting_leaves_no_doubt(stored: bool, cli: Cli, monkeyp
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Holdfast, "submit", interrupted)
-    said = cli.fail("enqueue", "work", "--key", "k", code=130)
-    assert ("is stored" in said.split("known whether")[0]) is stored
-    assert ("repeating it with --key k is harmless" in said) is not stored
+    given = cli.fail("enqueue", "work", "--key", "k", code=130)
+    assert ("is stored" in given.split("known whether")[0]) is stored
+    assert ("repeating it with --key k is harmless" in given) is not stored
     assert len(cli.json("list")["jobs"]) == stored
 
 
@@ -177,8 +177,8 @@ def test_a_stream_stores_every_line_with_its_options(cli: Cli) -> None:
 
 
 def test_a_stream_prints_json_lines(cli: Cli) -> None:
-    said = cli.run("enqueue", "a", "--stream", "-", "--json", stdin=_lines({"key": "k"}, {"key": "k"}))
-    first, second = map(json.loads, said.splitlines())
+    given = cli.run("enqueue", "a", "--stream", "-", "--json", stdin=_lines({"key": "k"}, {"key": "k"}))
+    first, second = map(json.loads, given.splitlines())
     assert (first["line"], first["created"]) == (1, True)
     assert second == {"line": 2, "id": first["id"], "created": False}
 
@@ -202,10 +202,10 @@ BAD_LINES = [
 def test_invalid_line_is_named_and_its_batch_not_stored(line: str, told: str, cli: Cli) -> None:
     cli.run("migrate")
     stream = _lines({"task": "a"}, {"task": "a"}, {"task": "a"}) + line + "\n" + _lines({"task": "a"})
-    said = cli.fail("enqueue", "--stream", "-", "--batch", "2", code=2, stdin=stream)
-    assert said.startswith("holdfast: line 4: ")
-    assert told in said
-    assert "the jobs of lines 1 to 2 are stored, and none after them" in said
+    given = cli.fail("enqueue", "--stream", "-", "--batch", "2", code=2, stdin=stream)
+    assert given.startswith("holdfast: line 4: ")
+    assert told in given
+    assert "the jobs of lines 1 to 2 are stored, and none after them" in given
     assert len(cli.json("list")["jobs"]) == 2
 
 
@@ -216,9 +216,9 @@ def test_an_empty_stream_stores_nothing(cli: Cli) -> None:
 # ── run ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_run_explains_how_to_enable_commands(cli: Cli) -> None:
     cli.run("migrate")
-    said = cli.fail("run", "--", "ls", code=78)
-    assert "config set commands argv" in said
-    assert "HOLDFAST_COMMANDS=argv" in said
+    given = cli.fail("run", "--", "ls", code=78)
+    assert "config set commands argv" in given
+    assert "HOLDFAST_COMMANDS=argv" in given
     assert cli.json("status")["queues"] == []
 
 
@@ -312,11 +312,11 @@ def test_only_a_job_that_succeeded_counts_as_success() -> None:
 
 def test_text_for_a_non_text_argument_suggests_json_syntax(cli: Cli) -> None:
     target = cli.write_jobs()
-    said = cli.fail("enqueue", "mail.send", "--arg", "to=ann", "--arg", "copies=3", "--app", target, code=2)
-    assert "argument 'copies'" in said
-    assert "write --arg copies:=3" in said
-    said = cli.fail("enqueue", "mail.send", "--arg", "to=ann", "--arg", "copies=three", "--app", target, code=2)
-    assert ":=" not in said
+    given = cli.fail("enqueue", "mail.send", "--arg", "to=ann", "--arg", "copies=3", "--app", target, code=2)
+    assert "argument 'copies'" in given
+    assert "write --arg copies:=3" in given
+    given = cli.fail("enqueue", "mail.send", "--arg", "to=ann", "--arg", "copies=three", "--app", target, code=2)
+    assert ":=" not in given
     assert ":=" not in cli.fail("enqueue", "mail.send", '{"to": "ann", "copies": "3"}', "--app", target, code=2)
 
 

@@ -66,8 +66,8 @@ def test_why_reports_an_unavailable_transport(carried: Cli, server: Redis) -> No
     app = Holdfast()
 
     async def beat() -> None:
-        pulse = WorkerHeartbeat(worker="w", host="elsewhere", pid=1, queues="*", concurrency=1)
-        await (await app.open_store()).queueing.heartbeat(pulse, [], lease_for=timedelta(minutes=5))
+        heartbeat = WorkerHeartbeat(worker="w", host="elsewhere", pid=1, queues="*", concurrency=1)
+        await (await app.open_store()).queueing.heartbeat(heartbeat, [], lease_for=timedelta(minutes=5))
 
     app.run_blocking(beat())
     app.sync.close()

@@ -125,10 +125,10 @@ def test_completion_comes_for_each_shell(cli: Cli) -> None:
 
 @pytest.mark.parametrize("words", [(), ("worker",)])
 def test_a_bare_group_prints_its_help_once(words: tuple[str, ...], cli: Cli) -> None:
-    said = cli.fail(*words, code=2)
-    assert said.startswith("Usage: ")
-    assert said.count("Usage:") == 1
-    assert "Commands:" in said
+    given = cli.fail(*words, code=2)
+    assert given.startswith("Usage: ")
+    assert given.count("Usage:") == 1
+    assert "Commands:" in given
 
 
 def test_options_of_a_program_belong_behind_dashes(cli: Cli) -> None:

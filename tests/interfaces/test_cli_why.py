@@ -33,7 +33,7 @@ def _job(state: JobState, **fields: Any) -> Job:
         "attempts": 1,
         "max_attempts": 5,
         "priority": 0,
-        "losses": 0,
+        "lost_leases": 0,
         "run_at_us": NOW - MINUTE,
         "created_at_us": NOW - MINUTE,
         "worker": "w-1",
@@ -44,8 +44,8 @@ def _job(state: JobState, **fields: Any) -> Job:
 def _worker(
     queues: str = "mail:2", *, alive: bool = True, order: WorkerCommand = WorkerCommand.NONE, running: int = 0
 ) -> WorkerInfo:
-    pulse = WorkerHeartbeat(worker="w-1", host="here", pid=1, queues=queues, concurrency=2, running=running)
-    return WorkerInfo(pulse=pulse, started_at_us=NOW, seen_at_us=NOW, alive=alive, order=order)
+    heartbeat = WorkerHeartbeat(worker="w-1", host="here", pid=1, queues=queues, concurrency=2, running=running)
+    return WorkerInfo(heartbeat=heartbeat, started_at_us=NOW, seen_at_us=NOW, alive=alive, order=order)
 
 
 SERVED = JobFacts(now_us=NOW, workers=(_worker(),))
@@ -103,8 +103,8 @@ CASES: list[tuple[Job, JobFacts, dict[str, str]]] = [
     (_job(JobState.QUEUED), GONE, {"worker_silent": "holdfast worker start --queues mail"}),
     (_job(JobState.QUEUED), SILENT, {"worker_silent": "holdfast worker start"}),
     (_job(JobState.RUNNING, lease_until_us=NOW + MINUTE), GONE, {"worker_silent": "holdfast worker start"}),
-    (_job(JobState.QUEUED, losses=1), SERVED, {"suspect": "logs"}),
-    (_job(JobState.QUEUED, losses=2), SERVED, {"quarantined": "logs"}),
+    (_job(JobState.QUEUED, lost_leases=1), SERVED, {"suspect": "logs"}),
+    (_job(JobState.QUEUED, lost_leases=2), SERVED, {"quarantined": "logs"}),
     (_job(JobState.SCHEDULED, run_at_us=NOW + MINUTE), SERVED, {"scheduled": ""}),
     (
         _job(JobState.SCHEDULED, run_at_us=NOW + MINUTE),
@@ -154,8 +154,8 @@ def _use(*, used: int = 0, free_at_us: int = 0, weight: int = 1, **fields: Any) 
     )
 
 
-def _held(use: LimitUse, *, discreet: bool = False, **fields: Any) -> list[Any]:
-    known = JobFacts(now_us=NOW, workers=(_worker(),), limits=(use,), discreet=discreet)
+def _held(use: LimitUse, *, redacted: bool = False, **fields: Any) -> list[Any]:
+    known = JobFacts(now_us=NOW, workers=(_worker(),), limits=(use,), redacted=redacted)
     return list(explain_job(_job(JobState.QUEUED, payload='{"tenant":"acme"}', **fields), known))
 
 
@@ -207,7 +207,7 @@ def test_hidden_key_is_not_shown() -> None:
 
 def test_discreet_explanation_of_a_task_limit_names_no_jobs() -> None:
     use = _use(task="work", concurrency=1, used=1, holders=(("job-1", "other"),))
-    (reason,) = _held(use, discreet=True)
+    (reason,) = _held(use, redacted=True)
     assert "job-1" not in reason.text
     (reason,) = _held(use)
     assert "job-1" in reason.text
@@ -269,9 +269,9 @@ def test_workers_of_other_queues_are_counted_in_words() -> None:
 
 
 def test_discreet_explanation_mentions_no_other_queues() -> None:
-    (reason,) = explain_job(_job(JobState.QUEUED), JobFacts(now_us=NOW, workers=(_worker("other"),), discreet=True))
+    (reason,) = explain_job(_job(JobState.QUEUED), JobFacts(now_us=NOW, workers=(_worker("other"),), redacted=True))
     assert reason.text == "no living worker serves queue mail"
-    busy = JobFacts(now_us=NOW, workers=(_worker("*", running=2),), discreet=True)
+    busy = JobFacts(now_us=NOW, workers=(_worker("*", running=2),), redacted=True)
     assert next(each.text for each in explain_job(_job(JobState.QUEUED), busy)) == "every worker of its queue is busy"
 
 
@@ -324,8 +324,8 @@ def _register_worker(name: str = "w-1", *, host: str = "here", pid: int = 1) -> 
     app = Holdfast()
 
     async def beat() -> None:
-        pulse = WorkerHeartbeat(worker=name, host=host, pid=pid, queues="*", concurrency=2)
-        await (await app.open_store()).queueing.heartbeat(pulse, [], lease_for=timedelta(minutes=1))
+        heartbeat = WorkerHeartbeat(worker=name, host=host, pid=pid, queues="*", concurrency=2)
+        await (await app.open_store()).queueing.heartbeat(heartbeat, [], lease_for=timedelta(minutes=1))
 
     app.run_blocking(beat())
     app.sync.close()

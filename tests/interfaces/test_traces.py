@@ -61,9 +61,9 @@ def tree(spans: list[Span], parent: str = "", depth: int = 0) -> list[list[str]]
     """The spans as the page shows them."""
     rows = []
     for span in sorted((each for each in spans if each.parent == parent), key=lambda each: each.began):
-        said = span.attributes
-        came = f"attempt {said['holdfast.attempt']}: {said['holdfast.state']}" if "holdfast.attempt" in said else ""
-        came += f", {said['error.type']}" if "error.type" in said else ""
+        given = span.attributes
+        came = f"attempt {given['holdfast.attempt']}: {given['holdfast.state']}" if "holdfast.attempt" in given else ""
+        came += f", {given['error.type']}" if "error.type" in given else ""
         rows.append(["  " * depth + span.name, span.service, span.kind, came])
         rows += tree(spans, span.id, depth + 1)
     return rows
@@ -78,7 +78,7 @@ def test_submit_run_retry_success_is_one_trace_across_two_processes(cli: Cli) ->
             until(lambda: cli.state(job_id) == "succeeded", "the end of the job")
         finally:
             worker.send_signal(signal.SIGTERM)
-            said, _ = worker.communicate(timeout=40)
+            given, _ = worker.communicate(timeout=40)
         until(lambda: len(receiver.spans) >= 6, "every span")
 
     (root,) = receiver.named("close the month")
@@ -108,7 +108,7 @@ def test_submit_run_retry_success_is_one_trace_across_two_processes(cli: Cli) ->
     told = ["".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     assert told == SHOWN.splitlines()
 
-    lines = [json.loads(line) for line in said.splitlines()]
+    lines = [json.loads(line) for line in given.splitlines()]
     about = [line for line in lines if line["event"] in ("reading", "job_failed")]
     assert {line["event"] for line in about} == {"reading", "job_failed"}
     assert {(line["job_id"], line["task"], line["trace_id"]) for line in about} == {
@@ -161,9 +161,9 @@ def test_a_receiver_that_is_away_hinders_nothing(cli: Cli) -> None:
     submitting = cli.process(*words, env=gone)
     worker = cli.process("worker", "start", "--app", target, env=gone)
     try:
-        said, _ = submitting.communicate(timeout=90)
+        given, _ = submitting.communicate(timeout=90)
     finally:
         submitting.kill()
         worker.send_signal(signal.SIGTERM)
         worker.communicate(timeout=60)
-    assert (submitting.returncode, said.decode().strip(), worker.returncode) == (0, '"report of may"', 0)
+    assert (submitting.returncode, given.decode().strip(), worker.returncode) == (0, '"report of may"', 0)

@@ -27,7 +27,7 @@ class ModelJob:
     run_at: int
     claims: int = 0
     attempts: int = 0
-    losses: int = 0
+    lost_leases: int = 0
     cancelling: bool = False
     error: str | None = None
     worker: str | None = None
@@ -51,7 +51,7 @@ class ModelJob:
     def seen(self) -> tuple[object, ...]:
         """Fields that the store must show of the job."""
         edited = (self.new.queue, self.new.priority, self.new.payload, self.expires_at)
-        ran = (self.state, self.claims, self.attempts, self.losses, self.run_at, self.cancelling, self.error)
+        ran = (self.state, self.claims, self.attempts, self.lost_leases, self.run_at, self.cancelling, self.error)
         return (*ran, self.new.key, *edited)
 
     def as_job(self) -> Job:
@@ -66,7 +66,7 @@ class ModelJob:
             attempts=self.attempts,
             max_attempts=new.max_attempts,
             priority=new.priority,
-            losses=self.losses,
+            lost_leases=self.lost_leases,
             run_at_us=self.run_at,
             created_at_us=0,
             worker=self.worker,
@@ -149,7 +149,7 @@ class Model:
 
     def end_overdue(self, job: ModelJob, now: int) -> None:
         """Note that the store has ended this job."""
-        job.state, job.ended_at, job.losses, job.error = JobState.CANCELLED, now, 0, job.error or EXPIRED
+        job.state, job.ended_at, job.lost_leases, job.error = JobState.CANCELLED, now, 0, job.error or EXPIRED
 
     def ready(self, queue: str, now: int) -> list[ModelJob]:
         """What a claim of this queue may take, in the order it must be taken."""
@@ -198,7 +198,7 @@ class Model:
     @staticmethod
     def _note(job: ModelJob, settlement: Settlement, state: JobState) -> None:
         if not settlement.refund:  # a job given back is as suspect as it was
-            job.losses = job.losses + 1 if settlement.expired else 0
+            job.lost_leases = job.lost_leases + 1 if settlement.expired else 0
         if settlement.refund:
             job.attempts -= 1
             job.given_back.add(job.claims)
@@ -224,7 +224,7 @@ class Model:
         if job.state is JobState.RUNNING:
             job.cancelling = True
         else:
-            job.state, job.ended_at, job.losses, job.error = JobState.CANCELLED, now, 0, job.error or "cancelled"
+            job.state, job.ended_at, job.lost_leases, job.error = JobState.CANCELLED, now, 0, job.error or "cancelled"
         return True
 
     def replay(self, job_id: str, now: int, later: int, *, force: bool) -> bool:
@@ -235,7 +235,7 @@ class Model:
             return False
         self._take_unique(job.new, now)
         job.state = JobState.SCHEDULED if later else JobState.QUEUED
-        job.attempts, job.losses, job.error, job.run_at, job.expires_at = 0, 0, None, now + later, None
+        job.attempts, job.lost_leases, job.error, job.run_at, job.expires_at = 0, 0, None, now + later, None
         return True
 
     def edit(self, job_id: str, changes: JobChanges, now: int) -> bool:
@@ -243,8 +243,8 @@ class Model:
         if job is None or job.state not in EDITABLE:
             return False
         names = ("queue", "priority", "payload")
-        said = {name: value for name in names if (value := getattr(changes, name)) is not None}
-        job.new = msgspec.structs.replace(job.new, **said)
+        given = {name: value for name in names if (value := getattr(changes, name)) is not None}
+        job.new = msgspec.structs.replace(job.new, **given)
         if changes.delay is not None:
             job.run_at = now + changes.delay // MICROSECOND
             job.state = JobState.QUEUED if job.run_at <= now else JobState.SCHEDULED
@@ -280,9 +280,9 @@ class Model:
         self.removed += 1
 
 
-def expiry(said: NewJob | JobChanges, now: int) -> int | None:
+def expiry(given: NewJob | JobChanges, now: int) -> int | None:
     """The instant by which a job must be started."""
-    return None if said.expires_in is None else now + said.expires_in // MICROSECOND
+    return None if given.expires_in is None else now + given.expires_in // MICROSECOND
 
 
 def reachable(before: JobState, after: JobState) -> bool:
@@ -299,5 +299,5 @@ def crash_reason(settlement: Settlement) -> bool:
 
 def seen(job: Job) -> tuple[object, ...]:
     """Fields that the store shows of a job, as ``ModelJob.seen``."""
-    ran = (job.state, job.claims, job.attempts, job.losses, job.run_at_us, job.cancelling, job.error)
+    ran = (job.state, job.claims, job.attempts, job.lost_leases, job.run_at_us, job.cancelling, job.error)
     return (*ran, job.key, job.queue, job.priority, job.payload, job.expires_at_us)

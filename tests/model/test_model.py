@@ -142,45 +142,45 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(
         queue=st.sampled_from(QUEUES),
         limit=st.integers(1, 4),
-        startable=st.integers(0, 2),
+        max_must_start=st.integers(0, 2),
         worker=st.sampled_from(["w1", "w2"]),
     )
-    def claim_one_queue(self, queue: str, limit: int, startable: int, worker: str) -> None:
+    def claim_one_queue(self, queue: str, limit: int, max_must_start: int, worker: str) -> None:
         innocent = self.innocent(queue)
-        quarantined = [job for job in self.model.ready(queue, self.clock()) if job.losses >= 2]
-        suspected = [job.new.id for job in self.model.ready(queue, self.clock()) if job.losses == 1]
-        bounded = {job_id for job_id in [*innocent, *suspected] if self.must_start(job_id)}
-        claim = self.claimed(worker, {queue: limit}, limit, startable=startable)
+        quarantined = [job for job in self.model.ready(queue, self.clock()) if job.lost_leases >= 2]
+        suspected = [job.new.id for job in self.model.ready(queue, self.clock()) if job.lost_leases == 1]
+        bounded = {job_id for job_id in [*innocent, *suspected] if self.must_start_now(job_id)}
+        claim = self.claimed(worker, {queue: limit}, limit, max_must_start=max_must_start)
         ids = [job.id for job in claim.jobs]
         brought = [job_id for job_id in ids if job_id not in suspected]
         assert len(ids) <= limit
-        assert len(bounded & set(ids)) <= startable
+        assert len(bounded & set(ids)) <= max_must_start
         assert self.are_first([job_id for job_id in ids if job_id in suspected], suspected)
         assert self.are_first(brought, innocent)
-        if claim.held_back:
-            assert len(ids) == limit or len(bounded & set(ids)) == startable
+        if claim.stopped_at_last_attempt:
+            assert len(ids) == limit or len(bounded & set(ids)) == max_must_start
             assert self.carried or innocent[len(brought)] in bounded
         else:
             assert len(ids) == limit or set(brought) == set(innocent)
-            assert ids or not startable or not suspected
+            assert ids or not max_must_start or not suspected
         assert claim.quarantined == bool(quarantined)
         overdue = {job.new.id for job in self.model.overdue(self.clock())}
         ended_meanwhile = [timedelta(0)] if claim.expired else []  # one that was due, too
         assert claim.next_due in (self.next_due([queue]), self.next_due([queue], overdue), *ended_meanwhile)
 
     @rule(
-        wants=st.fixed_dictionaries({queue: st.integers(0, 3) for queue in QUEUES})
+        capacity=st.fixed_dictionaries({queue: st.integers(0, 3) for queue in QUEUES})
         | st.fixed_dictionaries({EVERY_QUEUE: st.integers(1, 3)}),
         limit=st.integers(1, 6),
     )
-    def claim_many_queues(self, wants: dict[str, int], limit: int) -> None:
-        bounds = {queue: wants.get(queue, wants.get(EVERY_QUEUE, 0)) for queue in QUEUES}
+    def claim_many_queues(self, capacity: dict[str, int], limit: int) -> None:
+        bounds = {queue: capacity.get(queue, capacity.get(EVERY_QUEUE, 0)) for queue in QUEUES}
         ready = {queue: self.innocent(queue) for queue in QUEUES}
-        bounded = {job_id for queue in QUEUES for job_id in ready[queue] if self.must_start(job_id)}
-        claim = self.claimed("w1", wants, limit, startable=0)
+        bounded = {job_id for queue in QUEUES for job_id in ready[queue] if self.must_start_now(job_id)}
+        claim = self.claimed("w1", capacity, limit, max_must_start=0)
         taken = Counter(job.queue for job in claim.jobs)
         most = min(limit, sum(min(bounds[queue], len(ready[queue])) for queue in QUEUES))
-        assert sum(taken.values()) == most or (claim.held_back and sum(taken.values()) < most)
+        assert sum(taken.values()) == most or (claim.stopped_at_last_attempt and sum(taken.values()) < most)
         assert not bounded & {job.id for job in claim.jobs}
         for queue in QUEUES:
             assert taken[queue] <= bounds[queue]
@@ -188,18 +188,18 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(
         limit=st.integers(1, 5),
-        startable=st.sampled_from([0, 1, 5]),
+        max_must_start=st.sampled_from([0, 1, 5]),
         idle=st.sampled_from([0, 1, 5, 5]),
         worker=st.sampled_from(["w1", "w2"]),
     )
-    def claim_limited(self, limit: int, startable: int, idle: int, worker: str) -> None:
-        ready = [job for job in self.model.ready(LIMITED, self.clock()) if job.losses < 2]
+    def claim_limited(self, limit: int, max_must_start: int, idle: int, worker: str) -> None:
+        ready = [job for job in self.model.ready(LIMITED, self.clock()) if job.lost_leases < 2]
         running = self.model.running(LIMITED)
         used = Counter(job.new.payload for job in running)
         keys = Counter(job.new.payload for job in ready)
         possible = sum(max(0, min(number, OF_A_KEY - used[key])) for key, number in keys.items())
-        claim = self.claimed(worker, {LIMITED: limit}, limit, startable=startable, idle=idle)
-        assert len(claim.jobs) == max(0, min(limit, startable, idle, AT_ONCE - len(running), possible))
+        claim = self.claimed(worker, {LIMITED: limit}, limit, max_must_start=max_must_start, idle=idle)
+        assert len(claim.jobs) == max(0, min(limit, max_must_start, idle, AT_ONCE - len(running), possible))
         for key in keys:
             expected = [job.new.id for job in ready if job.new.payload == key]
             taken = [job.id for job in claim.jobs if job.payload == key]
@@ -209,16 +209,16 @@ class StoreMachine(RuleBasedStateMachine):
     def claim_limited_alone(self) -> None:
         running = self.model.running(LIMITED)
         used = Counter(job.new.payload for job in running)
-        poison = [job for job in self.model.ready(LIMITED, self.clock()) if job.losses >= 2]
+        poison = [job for job in self.model.ready(LIMITED, self.clock()) if job.lost_leases >= 2]
         fitting = {job.new.id for job in poison if len(running) < AT_ONCE and used[job.new.payload] < OF_A_KEY}
-        claim = self.claimed("w1", {LIMITED: 5}, 5, alone=True)
+        claim = self.claimed("w1", {LIMITED: 5}, 5, isolated=True)
         assert len(claim.jobs) == min(1, len(fitting))
         assert {job.id for job in claim.jobs} <= fitting
 
     @rule(queue=st.sampled_from(QUEUES))
     def claim_alone(self, queue: str) -> None:
-        poison = [job.new.id for job in self.model.ready(queue, self.clock()) if job.losses >= 2]
-        claim = self.claimed("w1", {queue: 5}, 5, alone=True)
+        poison = [job.new.id for job in self.model.ready(queue, self.clock()) if job.lost_leases >= 2]
+        claim = self.claimed("w1", {queue: 5}, 5, isolated=True)
         assert [job.id for job in claim.jobs] == poison[:1]
 
     @rule(numbers=picks)
@@ -228,15 +228,15 @@ class StoreMachine(RuleBasedStateMachine):
         ids = self.chosen(numbers)
         jobs = [job for queue in QUEUES for job in self.model.ready(queue, self.clock())]
         claim = self.claimed("w1", dict.fromkeys(QUEUES, 10), 10, only=ids)
-        assert {job.id for job in claim.jobs} == {job.new.id for job in jobs if job.losses < 2} & set(ids)
+        assert {job.id for job in claim.jobs} == {job.new.id for job in jobs if job.lost_leases < 2} & set(ids)
         assert claim.refused == len(ids) - len(claim.jobs)
 
-    def claimed(self, worker: str, wants: dict[str, int], limit: int, **options: Any) -> Claim:
+    def claimed(self, worker: str, capacity: dict[str, int], limit: int, **options: Any) -> Claim:
         """Claim, and check what holds for every delivery."""
         now = self.clock()
         before = {job_id: (job.claims, job.attempts) for job_id, job in self.model.jobs.items()}
         claim = self.call_family(
-            lambda: self.store.queueing.claim(ClaimRequest(worker, wants, limit=limit, lease_for=LEASE, **options))
+            lambda: self.store.queueing.claim(ClaimRequest(worker, capacity, limit=limit, lease_for=LEASE, **options))
         )
         overdue = {job.new.id for job in self.model.overdue(now)}
         assert {each.job_id for each in claim.expired} <= overdue
@@ -247,7 +247,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert kept.run_at <= now, "early"
             assert kept.new.queue not in self.model.paused
             assert (job.claims, job.attempts) == (before[job.id][0] + 1, before[job.id][1] + 1)
-            assert (job.losses, job.run_at_us, job.priority) == (kept.losses, kept.run_at, kept.new.priority)
+            assert (job.lost_leases, job.run_at_us, job.priority) == (kept.lost_leases, kept.run_at, kept.new.priority)
             self.model.claimed(job.id, worker, now + LEASE // MICROSECOND)
             self.leases.append(job.lease)
             self.workers[job.lease] = worker
@@ -257,13 +257,13 @@ class StoreMachine(RuleBasedStateMachine):
         """Whether the right ones of those that were ready were taken. A transport has an order of its own."""
         return set(taken) <= set(ready) if self.carried else taken == ready[: len(taken)]
 
-    def must_start(self, job_id: str) -> bool:
+    def must_start_now(self, job_id: str) -> bool:
         """Whether a claim has to count this job among those that can start at once."""
         job = self.model.jobs[job_id]
-        return job.losses > 0 or (job.new.max_attempts is not None and job.attempts + 1 >= job.new.max_attempts)
+        return job.lost_leases > 0 or (job.new.max_attempts is not None and job.attempts + 1 >= job.new.max_attempts)
 
     def innocent(self, queue: str) -> list[str]:
-        return [job.new.id for job in self.model.ready(queue, self.clock()) if job.losses == 0]
+        return [job.new.id for job in self.model.ready(queue, self.clock()) if job.lost_leases == 0]
 
     def next_due(self, queues: list[str], ended: Collection[str] = ()) -> timedelta | None:
         """What a claim has to answer once it has promoted what is due."""
@@ -299,10 +299,10 @@ class StoreMachine(RuleBasedStateMachine):
         self.settle([(number, Succeeded("1"))])
 
     @precondition(lambda self: any(lease.claims > 1 for lease in self.alive()))
-    @rule(alone=st.booleans())
-    def succeed_by_superseded_leases(self, alone: bool) -> None:
+    @rule(isolated=st.booleans())
+    def succeed_by_superseded_leases(self, isolated: bool) -> None:
         stale = [Lease(lease.job_id, lease.claims - 1) for lease in self.alive() if lease.claims > 1]
-        stale = stale[:1] if alone else stale
+        stale = stale[:1] if isolated else stale
         settlements = [self.decided(lease, Succeeded("1")) for lease in stale]
         assert not any(answer.accepted for answer in self.call_family(lambda: self.store.queueing.settle(settlements)))
 
@@ -354,10 +354,10 @@ class StoreMachine(RuleBasedStateMachine):
         until = self.clock() + seconds * MICROSECONDS_PER_SECOND
         for worker in ("w1", "w2"):
             mine = [lease for lease in leases if self.workers[lease] == worker]
-            said = WorkerHeartbeat(worker=worker, host="h", pid=1, queues="*", concurrency=1)
+            given = WorkerHeartbeat(worker=worker, host="h", pid=1, queues="*", concurrency=1)
             beat = self.call_family(
-                lambda said=said, mine=mine, span=timedelta(seconds=seconds): self.store.queueing.heartbeat(  # type: ignore[misc]
-                    said, mine, lease_for=span
+                lambda given=given, mine=mine, span=timedelta(seconds=seconds): self.store.queueing.heartbeat(  # type: ignore[misc]
+                    given, mine, lease_for=span
                 )
             )
             assert beat.held == [self.model.held(lease, self.clock(), until) for lease in mine]
@@ -368,7 +368,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(limit=st.integers(1, 5))
     def sweep(self, limit: int) -> None:
-        found = self.call_family(lambda: self.store.maintenance.find_expired(limit=limit))
+        found = self.call_family(lambda: self.store.maintenance.find_expired_leases(limit=limit))
         lost = self.model.expired(self.clock())
         assert {job.id for job in found} <= lost
         assert len(found) == min(limit, len(lost))

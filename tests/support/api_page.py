@@ -67,9 +67,9 @@ def _operation(operation: Operation) -> Iterator[str]:
     yield from _fields("header", operation.headers)
     yield from _fields("query", operation.query)
     if operation.body is not None:
-        said = " (may be left out)" if operation.body_optional else ""
+        given = " (may be left out)" if operation.body_optional else ""
         if operation.body.fields:
-            yield from _fields(f"body{said}", operation.body.fields)
+            yield from _fields(f"body{given}", operation.body.fields)
             yield f"\n```json\n{_spread(example_body(operation.body))}\n```\n"
     yield "\n| answer | |\n|---|---|\n"
     for status, told in operation.answers.items():

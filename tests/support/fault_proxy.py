@@ -28,7 +28,7 @@ AT_ONCE = struct.pack("ii", 1, 0)
 class _Trap:
     """Cuts the connection whose client says ``said``."""
 
-    said: bytes
+    given: bytes
     answer: bytes | None
     """Cut when the server has answered with this, which the client never sees; None: before the server hears of it."""
     left: int
@@ -38,7 +38,7 @@ class _Connection:
     """One client and its server, and what is held back between them."""
 
     def __init__(self, client: asyncio.StreamWriter, server: asyncio.StreamWriter, proxy: FaultProxy) -> None:
-        self.said = b""
+        self.given = b""
         self.to_server, self.to_client = asyncio.Event(), asyncio.Event()
         self._client, self._server = client, server
         # asyncio's TLS transport forgets its socket when it is closed after the client has gone.
@@ -49,7 +49,7 @@ class _Connection:
 
     async def pump_to_server(self, reader: asyncio.StreamReader) -> None:
         while data := await _read(reader):
-            self.said = (self.said + data)[:REMEMBERED]
+            self.given = (self.given + data)[:REMEMBERED]
             trap = self._trapped(data)
             if trap is not None:
                 self._caught = trap.answer
@@ -72,8 +72,8 @@ class _Connection:
     def _trapped(self, data: bytes) -> _Trap | None:
         """The trap whose words this completes, if any; words may come in pieces."""
         for trap in self._proxy.traps:
-            end_of_before = self._before[max(0, len(self._before) - len(trap.said) + 1) :]
-            if trap.left and trap.said in end_of_before + data:
+            end_of_before = self._before[max(0, len(self._before) - len(trap.given) + 1) :]
+            if trap.left and trap.given in end_of_before + data:
                 trap.left -= 1
                 return trap
         self._before = (self._before + data)[-REMEMBERED:]
@@ -203,16 +203,16 @@ class FaultProxy:
         """Reset the connections there are."""
         self._do(lambda: [connection.cut() for connection in self._of(of)])
 
-    def cut_before(self, said: bytes, *, times: int = 1) -> None:
+    def cut_before(self, given: bytes, *, times: int = 1) -> None:
         """Reset the next connections whose client says this; the server never hears it."""
-        self._do(lambda: self.traps.append(_Trap(said, None, times)))
+        self._do(lambda: self.traps.append(_Trap(given, None, times)))
 
-    def cut_after(self, said: bytes, *, answer: bytes = b"", times: int = 1) -> None:
+    def cut_after(self, given: bytes, *, answer: bytes = b"", times: int = 1) -> None:
         """Reset the next connections whose client says this, when the server has done it and answered ``answer``.
 
         The client never hears the answer. Empty: whatever the server says next is the answer.
         """
-        self._do(lambda: self.traps.append(_Trap(said, answer, times)))
+        self._do(lambda: self.traps.append(_Trap(given, answer, times)))
 
     def refuse(self) -> None:
         """Refuse new connections; those there are stay."""
@@ -236,8 +236,8 @@ class FaultProxy:
         if self._server is None:
             self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
 
-    def _of(self, said: bytes) -> list[_Connection]:
-        return [connection for connection in self._connections if said in connection.said]
+    def _of(self, given: bytes) -> list[_Connection]:
+        return [connection for connection in self._connections if given in connection.given]
 
     # ── forwarding ────────────────────────────────────────────────────────────────────────────────────────────
     async def _serve(self, from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:

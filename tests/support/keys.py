@@ -92,7 +92,7 @@ class Keys:
         places = self._places(names, jobs)
         for job, fields in jobs.items():
             expected = {
-                "queued": "quarantine" if int(fields.get("losses", 0)) > 1 else "ready",
+                "queued": "quarantine" if int(fields.get("lost_leases", 0)) > 1 else "ready",
                 "scheduled": "schedule",
                 "failed": "schedule",
                 "running": "leases",

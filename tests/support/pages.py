@@ -159,8 +159,8 @@ class Reader:
         if command.startswith(_SKIPPED):
             return
         command = command.replace("8000", str(self._port.number))  # whoever reads may have it; here others may
-        if said := _EXPORT.match(command):
-            self._environment[said[1]] = said[2]
+        if given := _EXPORT.match(command):
+            self._environment[given[1]] = given[2]
             return
         if _FOR_EVER.search(command):
             self._start(command)

@@ -209,7 +209,7 @@ class Redis:
         tool = self._folder / f"{self.kind}-check-aof"
         tool.unlink(missing_ok=True)
         tool.symlink_to(installed(self.kind))
-        as_server([tool, "--fix", self.written_log], said="y\n")
+        as_server([tool, "--fix", self.written_log], given="y\n")
 
     # ── use ───────────────────────────────────────────────────────────────────────────────────────────────────
     def url(self, **parameters: str) -> str:

@@ -51,7 +51,7 @@ def private_folder(prefix: str) -> Path:
     return folder
 
 
-def as_server(argv: Sequence[str | Path], said: str = "") -> None:
+def as_server(argv: Sequence[str | Path], given: str = "") -> None:
     """Run a program as the servers' user and say something to it; RuntimeError with its answer where it fails."""
     done = subprocess.run(
         [str(word) for word in argv],
@@ -60,7 +60,7 @@ def as_server(argv: Sequence[str | Path], said: str = "") -> None:
         extra_groups=None if SERVER_USER is None else [],
         cwd="/",
         env={"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"},
-        input=said,
+        input=given,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

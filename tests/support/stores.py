@@ -58,14 +58,14 @@ def carried(kind: str, *, migrated: bool = False) -> Home:
     def home(folder: Path) -> Iterator[str]:
         server = redis.shared()
         with schema(folder) as url, server.fresh_namespace() as namespace:
-            said = {
+            given = {
                 "TRANSPORT": kind,
                 "TRANSPORT_URL": server.url(),
                 "TRANSPORT_KEY": f"{{{namespace}}}:ready",
                 "TRANSPORT_DEAD_KEY": f"{{{namespace}}}:dead",
             }
             with pytest.MonkeyPatch.context() as patch:
-                for name, value in said.items():
+                for name, value in given.items():
                     patch.setenv(PREFIX + name, value)
                 yield url
 

@@ -61,7 +61,7 @@ def proxy(echo: Echo) -> Iterator[FaultProxy]:
 @pytest.fixture
 def client(proxy: FaultProxy) -> Iterator[socket.socket]:
     with connected(proxy) as client:
-        assert said(client, b"hello") == b"echo hello\n"
+        assert given(client, b"hello") == b"echo hello\n"
         yield client
 
 
@@ -69,7 +69,7 @@ def connected(proxy: FaultProxy) -> socket.socket:
     return socket.create_connection(("127.0.0.1", proxy.port), timeout=30)
 
 
-def said(client: socket.socket, line: bytes) -> bytes:
+def given(client: socket.socket, line: bytes) -> bytes:
     """Say a line; the answer."""
     client.sendall(line + b"\n")
     return client.recv(1000)
@@ -90,7 +90,7 @@ def silent(client: socket.socket) -> bool:
 def reset(client: socket.socket, line: bytes = b"anyone?") -> bool:
     """Whether the connection ends with a reset, here and now."""
     try:
-        said(client, line)
+        given(client, line)
     except ConnectionError:
         return True
     else:
@@ -141,10 +141,10 @@ def test_tls_connection_both_ends_left_can_be_cut(tmp_path: Path) -> None:
 
 def test_one_kind_of_connection_is_held_alone(proxy: FaultProxy, client: socket.socket) -> None:
     with connected(proxy) as listener:
-        assert said(listener, b"LISTEN") == b"echo LISTEN\n"
+        assert given(listener, b"LISTEN") == b"echo LISTEN\n"
         proxy.hold(of=b"LISTEN")
         listener.sendall(b"more\n")
-        assert said(client, b"still here") == b"echo still here\n"
+        assert given(client, b"still here") == b"echo still here\n"
         assert silent(listener)
 
 
@@ -163,7 +163,7 @@ def test_a_cut_resets_and_new_connections_work(proxy: FaultProxy, client: socket
     proxy.cut()
     assert reset(client)
     with connected(proxy) as other:
-        assert said(other, b"again") == b"echo again\n"
+        assert given(other, b"again") == b"echo again\n"
     assert proxy.cuts == 1
 
 
@@ -175,7 +175,7 @@ def test_what_is_held_when_it_is_cut_never_arrives(proxy: FaultProxy, client: so
     assert reset(client)
     proxy.heal()
     with connected(proxy) as other:
-        assert said(other, b"after") == b"echo after\n"
+        assert given(other, b"after") == b"echo after\n"
     assert echo.heard == [b"hello", b"after"]
 
 
@@ -183,22 +183,22 @@ def test_refusal_spares_existing_connections(proxy: FaultProxy, client: socket.s
     proxy.refuse()
     with pytest.raises(ConnectionRefusedError):
         connected(proxy)
-    assert said(client, b"inside") == b"echo inside\n"
+    assert given(client, b"inside") == b"echo inside\n"
     proxy.accept()
     with connected(proxy) as other:
-        assert said(other, b"again") == b"echo again\n"
+        assert given(other, b"again") == b"echo again\n"
 
 
 def test_cut_after_the_server_has_done_it(proxy: FaultProxy, client: socket.socket, echo: Echo) -> None:
-    assert said(client, b"COMMIT 0") == b"echo COMMIT 0\n"
+    assert given(client, b"COMMIT 0") == b"echo COMMIT 0\n"
     proxy.cut_after(b"COMMIT", answer=b"echo COMMIT")
-    assert said(client, b"before") == b"echo before\n"
+    assert given(client, b"before") == b"echo before\n"
     client.sendall(b"COM")
     assert silent(client)
     assert reset(client, b"MIT 1")
     assert echo.heard == [b"hello", b"COMMIT 0", b"before", b"COMMIT 1"]
     with connected(proxy) as other:
-        assert said(other, b"COMMIT 2") == b"echo COMMIT 2\n"
+        assert given(other, b"COMMIT 2") == b"echo COMMIT 2\n"
 
 
 def test_cut_before_request_hides_it_from_the_server(proxy: FaultProxy, client: socket.socket, echo: Echo) -> None:
@@ -207,14 +207,14 @@ def test_cut_before_request_hides_it_from_the_server(proxy: FaultProxy, client: 
     with connected(proxy) as other:
         assert reset(other, b"COMMIT 2")
     with connected(proxy) as other:
-        assert said(other, b"COMMIT 3") == b"echo COMMIT 3\n"
+        assert given(other, b"COMMIT 3") == b"echo COMMIT 3\n"
     assert echo.heard == [b"hello", b"COMMIT 3"]
 
 
 def test_everything_takes_longer(proxy: FaultProxy, client: socket.socket) -> None:
     proxy.delay(0.1)
     began = time.monotonic()
-    assert said(client, b"slow") == b"echo slow\n"
+    assert given(client, b"slow") == b"echo slow\n"
     assert time.monotonic() - began >= 0.2
 
 

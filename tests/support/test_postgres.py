@@ -80,8 +80,8 @@ with Postgres(durable=False) as server:
 """
     test = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert test.stdout is not None
-    with test.stdout as said:
-        pid, folder = said.readline().split()
+    with test.stdout as given:
+        pid, folder = given.readline().split()
         postmaster = psutil.Process(int(pid))
         assert Path(folder).exists()
         test.kill()

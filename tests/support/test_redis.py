@@ -51,8 +51,8 @@ with Redis() as server:
 """
     test = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert test.stdout is not None
-    with test.stdout as said:
-        pid, folder = said.readline().split()
+    with test.stdout as given:
+        pid, folder = given.readline().split()
         process = psutil.Process(int(pid))
         test.kill()
     test.wait()

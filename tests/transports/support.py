@@ -134,10 +134,10 @@ async def put(store: Store, *jobs: NewJob) -> list[str]:
     return [answer.job_id for answer in await store.queueing.submit(jobs or [new_job()])]
 
 
-async def claim(store: Store, limit: int = 10, wants: dict[str, int] | None = None, **options: Any) -> Claim:
-    options = {"worker": "w", "lease_for": timedelta(seconds=30), "startable": 5, **options}
+async def claim(store: Store, limit: int = 10, capacity: dict[str, int] | None = None, **options: Any) -> Claim:
+    options = {"worker": "w", "lease_for": timedelta(seconds=30), "max_must_start": 5, **options}
     return await store.queueing.claim(
-        ClaimRequest(options.pop("worker"), wants or {"default": limit}, limit=limit, **options)
+        ClaimRequest(options.pop("worker"), capacity or {"default": limit}, limit=limit, **options)
     )
 
 

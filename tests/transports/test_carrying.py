@@ -175,7 +175,7 @@ async def test_deliveries_without_free_capacity_go_to_other_workers(pairing: Pai
         (job_id,) = await put(store)
         await into_the_ledger(store, pairing)
 
-        assert await take(store, 1, wants={"elsewhere": 1}) == []
+        assert await take(store, 1, capacity={"elsewhere": 1}) == []
         assert await take(await other.open_store()) == [job_id]
 
 
@@ -224,14 +224,14 @@ async def test_a_lost_lease_needs_no_delivery(pairing: Pairing) -> None:
         await put(store)
         (job,) = (await claim(store)).jobs
         clock.advance(31)
-        (lost,) = await sweeper.maintenance.find_expired(limit=10)
+        (lost,) = await sweeper.maintenance.find_expired_leases(limit=10)
         await sweeper.queueing.settle(
             [ending(lost, JobState.QUEUED, reason=Reason.CRASHED, error="lost", expired=True)]
         )
         assert await take(sweeper) == [job.id]
 
-        pulse = WorkerHeartbeat(worker="w", host="h", pid=1, queues="*", concurrency=1)
-        beat = await store.queueing.heartbeat(pulse, [Lease(job.id, job.claims)], lease_for=timedelta(seconds=30))
+        heartbeat = WorkerHeartbeat(worker="w", host="h", pid=1, queues="*", concurrency=1)
+        beat = await store.queueing.heartbeat(heartbeat, [Lease(job.id, job.claims)], lease_for=timedelta(seconds=30))
 
         assert beat.held == [LeaseStatus.LOST]
 
@@ -248,7 +248,7 @@ async def test_edited_job_is_announced_in_its_new_queue(pairing: Pairing) -> Non
         assert pairing.waiting() == [moved, put_off, soon]
         assert await take(store) == [soon]
         assert pairing.waiting() == []  # what does not belong there was acknowledged
-        assert await take(store, wants={"mail": 9}) == [moved]
+        assert await take(store, capacity={"mail": 9}) == [moved]
         assert pairing.waiting("mail") == []
 
 

@@ -19,10 +19,10 @@ async def test_server_failure_during_a_nudge_leaves_no_unretrieved_error(redis_o
     """asyncio logs as an error what a future has failed with if nobody ever looks at it."""
     unseen: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
-    links = RedisPool(parse_server(redis_of_its_own.url())[0], "atlas:jobs", patience=1, deadline=1)
-    wire = await links.connect(protocol=2)
-    reader, stop = BlockingReader(wire, links, int(await wire.send_command("CLIENT", "ID"))), asyncio.Event()
-    await links.run_command("PING")
+    pool = RedisPool(parse_server(redis_of_its_own.url())[0], "atlas:jobs", patience=1, deadline=1)
+    wire = await pool.connect(protocol=2)
+    reader, stop = BlockingReader(wire, pool, int(await wire.send_command("CLIENT", "ID"))), asyncio.Event()
+    await pool.run_command("PING")
     asking = asyncio.create_task(reader.read_blocking("BRPOP", "nothing", "30", seconds=30, stop=stop))
     await asyncio.sleep(0.1)
     redis_of_its_own.freeze()
@@ -32,7 +32,7 @@ async def test_server_failure_during_a_nudge_leaves_no_unretrieved_error(redis_o
     with pytest.raises(Unavailable):
         await asking
     reader.close()
-    await links.close()
+    await pool.close()
     del asking, wire
     gc.collect()
     await asyncio.sleep(0)

@@ -108,15 +108,15 @@ async def test_sweeps_of_a_very_deep_queue_repeat_nothing(pairing: Pairing, monk
         pairing.forget()
         clock.advance(AGED)
 
-        said: list[int] = []
+        given: list[int] = []
         taken: list[str] = []
         for _ in range(12):
-            said += await asyncio.gather(*[store.maintenance.reannounce() for store in stores])
+            given += await asyncio.gather(*[store.maintenance.reannounce() for store in stores])
             waiting = pairing.waiting()
             assert len(waiting) == len(set(waiting)) <= 20
             taken += await take(stores[0], 6)
 
-        assert (sorted(taken), sum(said), max(said)) == (sorted(ids), 50, 10)
+        assert (sorted(taken), sum(given), max(given)) == (sorted(ids), 50, 10)
 
 
 async def test_lost_id_of_a_deep_queue_is_announced_once_shallow(
@@ -156,10 +156,10 @@ async def test_lost_id_of_a_deep_queue_is_announced_while_deep(
             ids.extend(await put(stores[0], *[new_job(priority=n % 3) for n in range(4)]))
             taken.extend(await take(stores[0], takes))
             before = pairing.waiting()
-            said = sum(await asyncio.gather(*[store.maintenance.reannounce() for store in stores]))
+            given = sum(await asyncio.gather(*[store.maintenance.reannounce() for store in stores]))
             waiting = pairing.waiting()
             assert len(waiting) > reconciler.ROUND or not taken
-            assert (waiting[: len(before)], len(waiting)) == (before, len(before) + said)
+            assert (waiting[: len(before)], len(waiting)) == (before, len(before) + given)
             return waiting[len(before) :]
 
         for _ in range(5):
@@ -199,7 +199,7 @@ async def test_a_suspect_that_was_lost_is_announced_again(pairing: Pairing) -> N
         (job_id,) = await put(store)
         await claim(store, lease_for=timedelta(seconds=1))
         clock.advance(AGED)
-        (lost,) = await store.maintenance.find_expired(limit=10)
+        (lost,) = await store.maintenance.find_expired_leases(limit=10)
         await store.queueing.settle([ending(lost, JobState.QUEUED, reason=Reason.CRASHED, error="lost", expired=True)])
         pairing.forget()
 
@@ -236,7 +236,7 @@ async def test_each_queue_lists_its_latest_dead_letters(pairing: Pairing, monkey
         store = await app.open_store()
         (mail,) = await put(store, new_job(queue="mail"))
         old, *young = await put(store, *[new_job() for _ in range(4)])
-        jobs = {job.id: job for job in (await claim(store, wants={"*": 10})).jobs}
+        jobs = {job.id: job for job in (await claim(store, capacity={"*": 10})).jobs}
         for job_id in (mail, *young, old):
             clock.advance(1)
             await store.queueing.settle([ending(jobs[job_id], JobState.DEAD, reason=Reason.BUDGET, error="boom")])
@@ -255,7 +255,7 @@ async def test_replay_and_delete_wait_only_for_lists_of_their_queues(pairing: Pa
     async with pairing.app() as app:
         store = await app.open_store()
         ids = await put(store, *[new_job(queue=queue) for queue in ("mail", "mail", "mail", "other")])
-        jobs = (await claim(store, wants={"*": 10})).jobs
+        jobs = (await claim(store, capacity={"*": 10})).jobs
         await store.queueing.settle([ending(job, JobState.DEAD, reason=Reason.BUDGET, error="boom") for job in jobs])
         pairing.execute("DEL", pairing.dead_key("other"))
 

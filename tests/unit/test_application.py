@@ -158,7 +158,7 @@ def test_what_other_queues_call_submitting_is_answered_with_our_word(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "provided"),
     [
         ("postgresql+asyncpg://a@b/c", r"leave out \+asyncpg: postgresql://"),
         ("sqlite+aiosqlite:///a.db", r"leave out \+aiosqlite: sqlite://"),
@@ -166,6 +166,6 @@ def test_what_other_queues_call_submitting_is_answered_with_our_word(tmp_path: P
         ("sqlite://own.db", r"url: own\.db stands where others name a host; .* sqlite:///own\.db"),
     ],
 )
-def test_misspelt_url_suggests_the_right_one(url: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_misspelt_url_suggests_the_right_one(url: str, provided: str) -> None:
+    with pytest.raises(ConfigError, match=provided):
         open_store(url)

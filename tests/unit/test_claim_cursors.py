@@ -169,8 +169,8 @@ def test_of_ten_thousand_queues_no_more_is_remembered(cursors: Cursors, clock: C
 
 
 # ── several queues in one claim ───────────────────────────────────────────────────────────────────────────────────
-def row(queue: str, seq: int, *, losses: int = 0, priority: int = 0) -> list[Any]:
-    return [None, None, queue, None, None, None, None, priority, losses, 0, None, None, seq]
+def row(queue: str, seq: int, *, lost_leases: int = 0, priority: int = 0) -> list[Any]:
+    return [None, None, queue, None, None, None, None, priority, lost_leases, 0, None, None, seq]
 
 
 def seen(rows: list[list[Any]], free_slots: int, **slots: int) -> dict[str, tuple[QueuePosition | None, int, bool]]:
@@ -189,9 +189,9 @@ def test_an_empty_queue_before_the_last_one_was_seen() -> None:
 
 
 def test_suspects_count_but_are_no_place() -> None:
-    rows = [row("a", 9, losses=1), row("a", 1, priority=4)]
+    rows = [row("a", 9, lost_leases=1), row("a", 1, priority=4)]
     assert seen(rows, 9, a=2) == {"a": (at(1, rank=-4), 2, True)}
-    assert seen([row("a", 9, losses=1)], 1, a=2, b=1) == {}
+    assert seen([row("a", 9, lost_leases=1)], 1, a=2, b=1) == {}
 
 
 # ── the bound ─────────────────────────────────────────────────────────────────────────────────────────────────────

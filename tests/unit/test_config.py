@@ -62,8 +62,8 @@ def test_argument_over_environment_over_file_over_default(folder):
 
 @pytest.mark.parametrize("name", sorted(SETTINGS))
 def test_what_was_not_said_never_clobbers_the_file(folder, name):
-    said = {"url": "sqlite:///other.db", "app": "shop:app", "retry": "fixed:1", "queues": "mail"}
-    text = said.get(name) or SETTINGS[name].kind.show(SETTINGS[name].default)
+    given = {"url": "sqlite:///other.db", "app": "shop:app", "retry": "fixed:1", "queues": "mail"}
+    text = given.get(name) or SETTINGS[name].kind.show(SETTINGS[name].default)
     settings = load(folder, f'{name} = "{text}"\n', {SETTINGS[name].variable: " "}, **{name: None})
     assert settings.source_of(name) == "holdfast.toml:1"
 
@@ -290,7 +290,7 @@ def test_a_third_of_the_lease_is_enough(folder):
 
 
 @pytest.mark.parametrize(
-    ("said", "meant"),
+    ("given", "meant"),
     [
         ("sqlite:///jobs.db", "sqlite:///{}/jobs.db"),
         ("sqlite:///../data/a%20b.db", "sqlite:///{}/../data/a%20b.db"),
@@ -302,14 +302,14 @@ def test_a_third_of_the_lease_is_enough(folder):
         ("postgresql://host/jobs.db", "postgresql://host/jobs.db"),
     ],
 )
-def test_relative_sqlite_url_starts_at_the_folder_of_its_file(folder, said, meant):
+def test_relative_sqlite_url_starts_at_the_folder_of_its_file(folder, given, meant):
     project = folder / "a project #1"
     (project / "deep" / "er").mkdir(parents=True)
-    (project / "holdfast.toml").write_text(f'url = "{said}"\n')
+    (project / "holdfast.toml").write_text(f'url = "{given}"\n')
     expected = meant.format(f"{folder}/a%20project%20%231")
     assert load(project).url == load(project / "deep" / "er").url == expected
     assert load(folder, path="a project #1/holdfast.toml").url == expected
-    assert load(project, environ={"HOLDFAST_URL": said}).url == load(project, url=said).url == said
+    assert load(project, environ={"HOLDFAST_URL": given}).url == load(project, url=given).url == given
 
 
 def test_unknown_variables_are_warned_of_without_their_values(folder):

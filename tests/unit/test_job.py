@@ -148,14 +148,14 @@ def test_a_job_shows_its_instants_as_people_write_them() -> None:
     job = Job("a", "work", "default", "{}", 0, 0, 5, 0, 0, 1_000_000, 1_500_000, state=JobState.QUEUED)
     assert repr(job) == (
         "Job(id='a', task='work', queue='default', payload='{}', claims=0, attempts=0, max_attempts=5, priority=0, "
-        "losses=0, run_at=1970-01-01T00:00:01Z, created_at=1970-01-01T00:00:01.500000Z, state='queued', "
+        "lost_leases=0, run_at=1970-01-01T00:00:01Z, created_at=1970-01-01T00:00:01.500000Z, state='queued', "
         "cancelling=False)"
     )
     assert "run_at_us=9223372036854775807" in repr(msgspec.structs.replace(job, run_at_us=(1 << 63) - 1))
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "provided"),
     [
         ({"states": "dead"}, "states: 'dead' is not valid; give a tuple: states=\\('dead',\\)"),
         ({"states": ("ded",)}, "states: 'ded' .* did you mean dead\\?"),
@@ -164,8 +164,8 @@ def test_a_job_shows_its_instants_as_people_write_them() -> None:
     ],
     ids=str,
 )
-def test_a_filter_that_could_match_nothing_is_refused(fields: dict[str, Any], said: str) -> None:
-    with pytest.raises(Invalid, match=said):
+def test_a_filter_that_could_match_nothing_is_refused(fields: dict[str, Any], provided: str) -> None:
+    with pytest.raises(Invalid, match=provided):
         JobFilter(**fields)
 
 

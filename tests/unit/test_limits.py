@@ -66,12 +66,12 @@ def test_tokens_never_exceed_burst_and_rate_in_any_window(
 ) -> None:
     values = LimitValues(rate=rate, period_us=period_us, burst=burst)
     taken: list[tuple[int, int]] = []
-    now = full_at = 0
+    now = refilled_at = 0
     for pause, tokens in steps:
         now += pause
-        after, first = take_tokens(values, full_at, tokens, now)
+        after, first = take_tokens(values, refilled_at, tokens, now)
         if first <= now:
-            full_at = after
+            refilled_at = after
             taken.append((now, min(tokens, burst)))
     for begin in range(len(taken)):
         number = 0
@@ -80,27 +80,29 @@ def test_tokens_never_exceed_burst_and_rate_in_any_window(
             assert number <= burst + (at - taken[begin][0]) * rate / period_us + 1e-9
 
 
-@given(rate=st.integers(1, 1000), burst=st.integers(1, 50), tokens=st.integers(1, 100), full_at=st.integers(0, SECOND))
-def test_tokens_can_be_taken_at_the_promised_instant(rate: int, burst: int, tokens: int, full_at: int) -> None:
+@given(
+    rate=st.integers(1, 1000), burst=st.integers(1, 50), tokens=st.integers(1, 100), refilled_at=st.integers(0, SECOND)
+)
+def test_tokens_can_be_taken_at_the_promised_instant(rate: int, burst: int, tokens: int, refilled_at: int) -> None:
     values = LimitValues(rate=rate, burst=burst)
-    _, first = take_tokens(values, full_at, tokens, 0)
+    _, first = take_tokens(values, refilled_at, tokens, 0)
     if first > 0:
-        assert take_tokens(values, full_at, tokens, first)[1] <= first
-        assert take_tokens(values, full_at, tokens, first - 1)[1] > first - 1
+        assert take_tokens(values, refilled_at, tokens, first)[1] <= first
+        assert take_tokens(values, refilled_at, tokens, first - 1)[1] > first - 1
 
 
 def test_free_instant_is_the_later_of_tokens_and_pause() -> None:
     limit = limit_of(rate=1)
     assert free_instant(limit, None, 5) == 0
-    assert free_instant(limit, BucketState(full_at_us=10 * SECOND), 0) == 10 * SECOND
-    assert free_instant(limit, BucketState(full_at_us=10 * SECOND, paused_until_us=20 * SECOND), 0) == 20 * SECOND
-    assert free_instant(limit, BucketState(full_at_us=10 * SECOND), 10 * SECOND) == 0
-    assert free_instant(None, BucketState(full_at_us=10 * SECOND, paused_until_us=3), 0) == 3
+    assert free_instant(limit, BucketState(refilled_at_us=10 * SECOND), 0) == 10 * SECOND
+    assert free_instant(limit, BucketState(refilled_at_us=10 * SECOND, paused_until_us=20 * SECOND), 0) == 20 * SECOND
+    assert free_instant(limit, BucketState(refilled_at_us=10 * SECOND), 10 * SECOND) == 0
+    assert free_instant(None, BucketState(refilled_at_us=10 * SECOND, paused_until_us=3), 0) == 3
 
 
 # ── admission ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_admission_takes_from_every_bucket_or_from_none() -> None:
-    states = {"rate": BucketState(full_at_us=5 * SECOND)}
+    states = {"rate": BucketState(refilled_at_us=5 * SECOND)}
     decide = admission(limit_of("many", concurrency=2), limit_of("rate", rate=1), **states)
     partition = SEPARATOR.join(["many", "rate"])
     assert decide.admit(partition) == 5 * SECOND
@@ -263,10 +265,10 @@ def test_rate_is_said_as_it_was_read(rate: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rate", "said"), [("10/1s", "10/s"), ("60/60s", "60/m"), ("10/24h", "10/d"), ("1/90s", "1/90s")]
+    ("rate", "provided"), [("10/1s", "10/s"), ("60/60s", "60/m"), ("10/24h", "10/d"), ("1/90s", "1/90s")]
 )
-def test_rate_is_said_in_its_largest_unit(rate: str, said: str) -> None:
-    assert format_rate(parse_values({"rate": rate})) == said
+def test_rate_is_said_in_its_largest_unit(rate: str, provided: str) -> None:
+    assert format_rate(parse_values({"rate": rate})) == provided
 
 
 @pytest.mark.parametrize(("rate", "burst"), [("1/s", 1), ("10/s", 1), ("90/m", 1), ("25/s", 2), ("1000/s", 100)])
@@ -282,8 +284,8 @@ def test_burst_is_by_default_a_tenth_of_a_second(rate: str, burst: int) -> None:
     weight=st.integers(1, 10_000) | st.just("args.pages"),
     shares=st.dictionaries(st.text(), st.integers(1, 1000), max_size=5),
 )
-def test_values_are_read_back_as_they_are_said(**said: Any) -> None:
-    values = parse_values(said)
+def test_values_are_read_back_as_they_are_said(**provided: Any) -> None:
+    values = parse_values(provided)
     assert parse_values(said_values(values)) == values
 
 

@@ -228,17 +228,17 @@ def test_colours_only_on_a_terminal_that_wants_them(monkeypatch: pytest.MonkeyPa
 
 def test_log_records_are_lines_too() -> None:
     logger = logging.getLogger("shop.mail")
-    (said,) = _said(lambda: logger.warning("sent %d to\n%s", 3, "bob", extra={"order": 7, "level": "forged"}))
-    del said["timestamp"]
-    assert said == {"level": "warning", "event": "sent 3 to\nbob", "logger": "shop.mail", "order": 7}
+    (provided,) = _said(lambda: logger.warning("sent %d to\n%s", 3, "bob", extra={"order": 7, "level": "forged"}))
+    del provided["timestamp"]
+    assert provided == {"level": "warning", "event": "sent 3 to\nbob", "logger": "shop.mail", "order": 7}
 
 
 def test_records_below_the_level_are_dropped_and_level_restored() -> None:
     before = logging.getLogger().level, list(logging.getLogger().handlers)
     logger = logging.getLogger("shop")
-    assert [said["level"] for said in _said(lambda: (logger.debug("a"), logger.info("b")), log_level="INFO")] == [
-        "info"
-    ]
+    assert [
+        provided["level"] for provided in _said(lambda: (logger.debug("a"), logger.info("b")), log_level="INFO")
+    ] == ["info"]
     assert (logging.getLogger().level, logging.getLogger().handlers) == before
 
 
@@ -268,24 +268,33 @@ def test_a_traceback_is_a_field_and_hides_passwords() -> None:
         except ValueError:
             structlog.get_logger().exception("it failed")
 
-    (said,) = _said(fail)
-    assert said["level"] == "error"
-    assert said["exception"].startswith("Traceback")
-    assert said["exception"].endswith("ValueError: redis://:***@cache")
+    (provided,) = _said(fail)
+    assert provided["level"] == "error"
+    assert provided["exception"].startswith("Traceback")
+    assert provided["exception"].endswith("ValueError: redis://:***@cache")
 
 
 def test_values_of_any_kind_are_shown() -> None:
     endless: list[Any] = []
     endless.append(endless)
     extra = {"where": Path("a"), "many": {1, 2}, "endless": endless, "odd": {(1, 2): b"x"}, "big": 2**70}
-    (said,) = _said(lambda: logging.getLogger("shop").info("odd", extra=extra))
-    assert (said["where"], sorted(said["many"]), said["odd"], said["big"]) == ("a", [1, 2], {"(1, 2)": "b'x'"}, 2**70)
+    (provided,) = _said(lambda: logging.getLogger("shop").info("odd", extra=extra))
+    assert (provided["where"], sorted(provided["many"]), provided["odd"], provided["big"]) == (
+        "a",
+        [1, 2],
+        {"(1, 2)": "b'x'"},
+        2**70,
+    )
 
 
 def test_fields_with_secret_names_are_hidden() -> None:
     extra = {"api_token": "hunter2", "login": {"user": "bob", "Password": "hunter2"}, "tokens": 5}
-    (said,) = _said(lambda: logging.getLogger("shop").info("odd", extra=extra))
-    assert (said["api_token"], said["login"], said["tokens"]) == ("***", {"user": "bob", "Password": "***"}, 5)
+    (provided,) = _said(lambda: logging.getLogger("shop").info("odd", extra=extra))
+    assert (provided["api_token"], provided["login"], provided["tokens"]) == (
+        "***",
+        {"user": "bob", "Password": "***"},
+        5,
+    )
 
 
 def test_an_application_s_own_structlog_is_left_alone() -> None:

@@ -21,8 +21,8 @@ PAYLOAD = {
 }
 
 
-def job(**said: Any) -> Job:
-    told: dict[str, Any] = {"payload": json.dumps(PAYLOAD), "result": '{"token":"t","n":1}', **said}
+def job(**given: Any) -> Job:
+    told: dict[str, Any] = {"payload": json.dumps(PAYLOAD), "result": '{"token":"t","n":1}', **given}
     return Job(
         id="x",
         task="t",
@@ -31,7 +31,7 @@ def job(**said: Any) -> Job:
         attempts=1,
         max_attempts=5,
         priority=0,
-        losses=0,
+        lost_leases=0,
         run_at_us=0,
         created_at_us=0,
         options=Options(metadata={"user": "ada", "key": "k"}, tags=("a",)),
@@ -120,8 +120,8 @@ def line(text: str, fields: str | None) -> LogLine:
     ],
 )
 def test_log_lines_are_without_what_is_hidden(path: str, text: str, fields: Any) -> None:
-    said = {"card": "4111-1111", "of": ["no 4111-1111"], "sum": 123456}
-    (shown,) = Redaction([path]).redact_logs(job(), [line("paid 4111-1111", json.dumps(said))])
+    given = {"card": "4111-1111", "of": ["no 4111-1111"], "sum": 123456}
+    (shown,) = Redaction([path]).redact_logs(job(), [line("paid 4111-1111", json.dumps(given))])
     assert (shown.text, json.loads(shown.fields or "")) == (text, fields)
     (bare,) = Redaction([path]).redact_logs(job(), [line("done", None)])
     assert (bare.text, bare.fields) == (HIDDEN if path == "lines" else "done", None)

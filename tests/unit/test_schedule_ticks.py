@@ -152,7 +152,7 @@ def test_ids_of_ticks_are_uuids_of_their_instant_and_differ_by_schedule() -> Non
     assert len({one.id, other.id, tick_job(schedule_of(), tick + 1).id}) == 3
     assert one.id[14] == "7"
     assert int(one.id.replace("-", "")[:12], 16) == tick // 1000
-    assert one.given_id  # it may return after its job was deleted: its claims begin at the clock
+    assert one.has_client_id  # it may return after its job was deleted: its claims begin at the clock
     assert one.options is not None
     assert one.options.tags == ("schedule:s",)
     assert one.options.metadata == {"schedule": "s", "scheduled_for": "2031-01-01T00:00:00Z"}

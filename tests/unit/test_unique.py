@@ -49,14 +49,14 @@ def test_named_values_count_alone() -> None:
     assert key(by("args.a"), '{"a":"\\ud800"}') != key(by("args.a"), '{"a":"\\ud801"}')
 
 
-@pytest.mark.parametrize("said", ["10m", 600, 600.0, timedelta(minutes=10), {"during": "10m"}, Unique("600s")])
-def test_window_can_be_said_as_any_span(said: object) -> None:
-    assert bound(said) == UniqueKey(key=key("active"), window_us=600_000_000)
+@pytest.mark.parametrize("given", ["10m", 600, 600.0, timedelta(minutes=10), {"during": "10m"}, Unique("600s")])
+def test_window_can_be_said_as_any_span(given: object) -> None:
+    assert bound(given) == UniqueKey(key=key("active"), window_us=600_000_000)
 
 
 # ── bad input ───────────────────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize(
-    ("said", "message"),
+    ("given", "message"),
     [
         ("activ", "unique.during.*did you mean active"),
         ("", "unique.during"),
@@ -84,14 +84,14 @@ def test_window_can_be_said_as_any_span(said: object) -> None:
         ({"during": "active", "on_conflict": "reschedule", "by": ["queue"]}, "unique.by.*task"),
     ],
 )
-def test_bad_policy_names_field_and_remedy(said: Any, message: str, app: Holdfast) -> None:
+def test_bad_policy_names_field_and_remedy(given: Any, message: str, app: Holdfast) -> None:
     with pytest.raises(Invalid, match=f"(?s){message}"):
-        as_unique(said)
-    if said is not None:
+        as_unique(given)
+    if given is not None:
         with pytest.raises(Invalid, match=f"(?s){message}"):
-            app.task("work", unique=said)
+            app.task("work", unique=given)
         with pytest.raises(Invalid, match=f"(?s){message}"):
-            app.draft_job("work", {}, unique=said)
+            app.draft_job("work", {}, unique=given)
 
 
 def test_argument_that_the_function_does_not_take_is_refused(app: Holdfast) -> None:
@@ -128,7 +128,7 @@ def test_submission_goes_before_the_task(app: Holdfast) -> None:
         plain.new_job(1),
         plain.options(unique="waiting").new_job(1),
     ]
-    said = [job.unique and (job.unique.during, job.unique.window_us) for job in jobs]
-    assert said == [("active", None), (None, 300_000_000), ("active", None), None, ("waiting", None)]
+    given = [job.unique and (job.unique.during, job.unique.window_us) for job in jobs]
+    assert given == [("active", None), (None, 300_000_000), ("active", None), None, ("waiting", None)]
     assert jobs[0].unique == jobs[2].unique
     assert jobs[0].unique != work.new_job(2).unique

@@ -22,8 +22,8 @@ class Bad(NamedTuple):
     headers: dict[str, str] = JSON
 
 
-def job(**said: Any) -> bytes:
-    return json.dumps({"task": "work", "payload": {}, **said}).encode()
+def job(**given: Any) -> bytes:
+    return json.dumps({"task": "work", "payload": {}, **given}).encode()
 
 
 def in_payload(text: str) -> bytes:

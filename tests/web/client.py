@@ -67,19 +67,19 @@ class Api:
             await asyncio.sleep(0.01)
 
     # ── asking ────────────────────────────────────────────────────────────────────────────────────────────────────
-    async def raw(self, method: str, path: str, **said: Any) -> httpx.Response:
+    async def raw(self, method: str, path: str, **provided: Any) -> httpx.Response:
         """Ask."""
-        return await self._client.request(method, path, **said)
+        return await self._client.request(method, path, **provided)
 
-    async def send(self, method: str, path: str, **said: Any) -> httpx.Response:
+    async def send(self, method: str, path: str, **provided: Any) -> httpx.Response:
         """Ask, and check the answer's form."""
-        answer = await self.raw(method, path, **said)
+        answer = await self.raw(method, path, **provided)
         check_form(answer)
         return answer
 
-    def ask(self, method: str, path: str, **said: Any) -> httpx.Response:
+    def ask(self, method: str, path: str, **provided: Any) -> httpx.Response:
         """The same for a test that is not async."""
-        return self.run(self.send(method, path, **said))
+        return self.run(self.send(method, path, **provided))
 
     def get(self, path: str, **query: Any) -> Any:
         """The document of an answer that is no refusal."""
@@ -92,16 +92,16 @@ class Api:
         given = JSON if body is not None else {}
         return _document(self.ask("POST", path, content=content, headers={**given, **named}), status)
 
-    def refused(self, method: str, path: str, status: int, **said: Any) -> dict[str, Any]:
+    def refused(self, method: str, path: str, status: int, **provided: Any) -> dict[str, Any]:
         """The problem of an answer that refuses with this status."""
-        answer = self.ask(method, path, **said)
+        answer = self.ask(method, path, **provided)
         assert answer.status_code == status, answer.text
         problem: dict[str, Any] = answer.json()
         return problem
 
-    def submit(self, status: int = 201, **said: Any) -> dict[str, Any]:
+    def submit(self, status: int = 201, **provided: Any) -> dict[str, Any]:
         """Submit a job of task work, unless another is named."""
-        document: dict[str, Any] = self.post("/v1/jobs", {"task": "work", "payload": {}, **said}, status)
+        document: dict[str, Any] = self.post("/v1/jobs", {"task": "work", "payload": {}, **provided}, status)
         return document
 
     def count(self) -> int:
@@ -131,9 +131,9 @@ class Api:
         """Let this job succeed."""
         self.run(self.end(job_id, Succeeded(result=result)))
 
-    def dead(self, error: str = "it broke", **said: Any) -> str:
+    def dead(self, error: str = "it broke", **provided: Any) -> str:
         """The id of a new dead letter."""
-        job_id: str = self.submit(**said)["id"]
+        job_id: str = self.submit(**provided)["id"]
         self.run(self.end(job_id, Failed(error=error, retryable=False)))
         return job_id
 

@@ -188,8 +188,8 @@ def requests(operation: Operation) -> Iterator[Asked]:
     for whole in BODIES:
         yield Asked(method, plain, whole, JSON)
     if operation.body is not None:
-        for said in _spoiled(operation.body):
-            yield Asked(method, plain, json.dumps(said).encode(), JSON)
+        for given in _spoiled(operation.body):
+            yield Asked(method, plain, json.dumps(given).encode(), JSON)
 
 
 def usual(operation: Operation) -> Asked:
@@ -208,9 +208,9 @@ def _spoiled(form: Form) -> Iterator[dict[str, Any]]:
     for inner in form.inner:
         for holder in form.fields:
             if f"/{inner.name}" in json.dumps(holder.value.schema):
-                for said in _spoiled(inner):
+                for given in _spoiled(inner):
                     many = holder.value.schema.get("type") == "array"
-                    yield {**good, holder.name: [said] if many else said}
+                    yield {**good, holder.name: [given] if many else given}
     yield {**good, "unknown": 1}
 
 

@@ -29,11 +29,11 @@ class Served:
             for name, value in os.environ.items()
             if not name.startswith("HOLDFAST_") or name.startswith("HOLDFAST_TRANSPORT")  # a home says that by it
         }
-        said = {f"HOLDFAST_{name.upper()}": value for name, value in settings.items()}
+        given = {f"HOLDFAST_{name.upper()}": value for name, value in settings.items()}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "holdfast", "api", "--port", "0", "--url", url, *words],
             cwd=folder,
-            env={**kept, "PYTHONPATH": str(ROOT), "HOLDFAST_LOG_FORMAT": "json", **said},
+            env={**kept, "PYTHONPATH": str(ROOT), "HOLDFAST_LOG_FORMAT": "json", **given},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -33,19 +33,19 @@ class Front:
         self.runner = asyncio.Runner()
 
     def ask(
-        self, method: str, path: str, *, peer: str = "10.1.1.1", site: str = "http://api", **said: Any
+        self, method: str, path: str, *, peer: str = "10.1.1.1", site: str = "http://api", **given: Any
     ) -> httpx.Response:
         async def send() -> httpx.Response:
             transport = httpx.ASGITransport(self._application, client=(peer, 5))
             async with httpx.AsyncClient(transport=transport, base_url=site) as client:
-                return await client.request(method, path, **said)
+                return await client.request(method, path, **given)
 
         answer = self.runner.run(send())
         check_form(answer)
         return answer
 
-    def statuses(self, count: int, path: str = "/health", **said: Any) -> list[int]:
-        return [self.ask("GET", path, **said).status_code for _ in range(count)]
+    def statuses(self, count: int, path: str = "/health", **given: Any) -> list[int]:
+        return [self.ask("GET", path, **given).status_code for _ in range(count)]
 
 
 @contextmanager
@@ -129,7 +129,7 @@ def test_bad_keys_make_an_address_wait_and_good_ones_never(tmp_path: Path) -> No
 
 # ── addresses ─────────────────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize(
-    ("peer", "said", "client"),
+    ("peer", "given", "client"),
     [
         ("10.0.0.1", ["203.0.113.5"], "203.0.113.5"),
         ("10.0.0.1", ["1.1.1.1, 203.0.113.5, 10.0.0.2"], "203.0.113.5"),
@@ -145,8 +145,8 @@ def test_bad_keys_make_an_address_wait_and_good_ones_never(tmp_path: Path) -> No
     ],
     ids=str,
 )
-def test_only_a_trusted_proxys_word_counts(peer: str, said: list[str], client: str) -> None:
-    headers = [(b"x-forwarded-for", each.encode()) for each in said]
+def test_only_a_trusted_proxys_word_counts(peer: str, given: list[str], client: str) -> None:
+    headers = [(b"x-forwarded-for", each.encode()) for each in given]
     assert Proxies(["10.0.0.0/24", "fd00::/8"]).client_of(peer, headers) == client
     assert Proxies([]).client_of(peer, headers) == peer
 
@@ -243,8 +243,8 @@ def test_mounted_or_with_keys_the_name_does_not_matter(tmp_path: Path) -> None:
 
 
 def test_hosts_are_read_as_they_are_written() -> None:
-    said = ["A.example:80", "[::1]:80", "[::1]", "a b", "", "a:b", "a\x00"]
-    assert [host_of(each.encode()) for each in said] == ["a.example", "[::1]", "[::1]", None, None, None, None]
+    given = ["A.example:80", "[::1]:80", "[::1]", "a b", "", "a:b", "a\x00"]
+    assert [host_of(each.encode()) for each in given] == ["a.example", "[::1]", "[::1]", None, None, None, None]
     assert [is_unforgeable(each) for each in ("[::1]", "10.0.0.1", "api", "a.b", "10.0.0.1.nip.io")] == [
         True,
         True,

@@ -259,10 +259,10 @@ def test_unwritable_audit_file_is_refused_at_start(tmp_path: Path, name: str) ->
     Keys(tmp_path)
     (tmp_path / "folder").mkdir()
     (tmp_path / "notes.txt").write_text("notes\n")
-    said = {"keys_file": str(tmp_path / "keys.toml"), "audit_file": str(tmp_path / name)}
+    given = {"keys_file": str(tmp_path / "keys.toml"), "audit_file": str(tmp_path / name)}
     before = (tmp_path / "keys.toml").read_bytes()
     with pytest.raises(ConfigError, match="audit_file"):
-        Api(f"sqlite:///{tmp_path}/jobs.db", **said)
+        Api(f"sqlite:///{tmp_path}/jobs.db", **given)
     assert (tmp_path / "keys.toml").read_bytes() == before
 
 
@@ -295,8 +295,8 @@ def test_tampering_breaks_the_hash_chain(tmp_path: Path) -> None:
         5: [*lines[:4], lines[4].strip()],
         1: [b"notes\n", *lines],
     }
-    for place, said in tampered.items():
-        path.write_bytes(b"".join(said))
+    for place, given in tampered.items():
+        path.write_bytes(b"".join(given))
         with pytest.raises(AuditBroken, match=f":{place}: "):
             verify(path)
     path.write_bytes(b"".join(lines[3:]))  # taken out at the front

@@ -21,14 +21,14 @@ def _fill_after_the_first_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     ask_each = Wire.ask_each
 
     def asked(wire: Wire, commands: Iterable[tuple[Argument, ...]]) -> asyncio.Future[list[Any]]:
-        said = list(commands)
-        scripts = [place for place, words in enumerate(said) if words[0] == "EVALSHA"]
+        given = list(commands)
+        scripts = [place for place, words in enumerate(given) if words[0] == "EVALSHA"]
         if len(scripts) < 2:
-            return ask_each(wire, said)
-        said.insert(scripts[1], ("CONFIG", "SET", "maxmemory", 1))
+            return ask_each(wire, given)
+        given.insert(scripts[1], ("CONFIG", "SET", "maxmemory", 1))
 
         async def answers() -> list[Any]:
-            replies = await ask_each(wire, said)
+            replies = await ask_each(wire, given)
             return replies[: scripts[1]] + replies[scripts[1] + 1 :]
 
         return asyncio.ensure_future(answers())

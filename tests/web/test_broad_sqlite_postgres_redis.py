@@ -23,7 +23,7 @@ from holdfast.stores.sqlite.admin import SqliteAdmin
 from holdfast.stores.sqlite.query import SqliteQuery
 from holdfast.views import explain
 from holdfast.web import bulk
-from tests.conformance.support import pulse
+from tests.conformance.support import heartbeat
 from tests.support.load import slowness
 from tests.support.postgres import shared
 from tests.web.client import JSON, Api
@@ -55,9 +55,9 @@ def slow(home: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
 def test_slow_filter_is_refused_without_delaying_others(slow: Api, home: str) -> None:
     job, _ = slow.submit(), slow.dead()
 
-    async def timed(method: str, path: str, **said: Any) -> tuple[httpx.Response, float]:
+    async def timed(method: str, path: str, **given: Any) -> tuple[httpx.Response, float]:
         begun = time.monotonic()
-        return await slow.send(method, path, **said), time.monotonic() - begun
+        return await slow.send(method, path, **given), time.monotonic() - begun
 
     async def asked() -> tuple[list[tuple[httpx.Response, float]], list[tuple[httpx.Response, float]]]:
         searches = [asyncio.ensure_future(timed("GET", "/v1/jobs?error=a")) for _ in range(12)]
@@ -101,7 +101,7 @@ def test_dry_run_and_queue_position_are_bounded_in_time(slow: Api, home: str, mo
 
 async def beat(api: Api) -> None:
     """A worker that serves every queue is there."""
-    await (await api.app.open_store()).queueing.heartbeat(pulse(queues="*"), [], lease_for=timedelta(minutes=1))
+    await (await api.app.open_store()).queueing.heartbeat(heartbeat(queues="*"), [], lease_for=timedelta(minutes=1))
 
 
 def test_position_in_a_very_long_queue_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

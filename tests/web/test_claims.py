@@ -42,8 +42,8 @@ def stored(api: Api, job: dict[str, Any]) -> dict[str, Any]:
 
 # ── claiming ──────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_a_claim_hands_over_all_that_a_handler_needs(api: Api, worker: Worker) -> None:
-    said = {"task": "mail.send", "payload": {"to": "ä", "n": [1.5, None]}, "timeout": 7, "metadata": {"m": 1}}
-    job = api.submit(**said, tags=["t"], priority=3, max_attempts=4)
+    given = {"task": "mail.send", "payload": {"to": "ä", "n": [1.5, None]}, "timeout": 7, "metadata": {"m": 1}}
+    job = api.submit(**given, tags=["t"], priority=3, max_attempts=4)
 
     answer = worker.answer(lease=45)
 
@@ -173,10 +173,10 @@ OUTCOMES: list[tuple[str, dict[str, Any], tuple[str, str | None, int]]] = [
 
 
 def test_outcome_leaves_the_job_as_a_python_worker_would(api: Api, worker: Worker) -> None:
-    for outcome, said, now in OUTCOMES:
+    for outcome, given, now in OUTCOMES:
         api.submit()
         job = worker.one()
-        assert worker.settle(job, outcome, **said) == ("accepted", now[0])
+        assert worker.settle(job, outcome, **given) == ("accepted", now[0])
         told = stored(api, job)
         assert (told["state"], told["reason"], told["attempts"]) == now, outcome
 
@@ -260,12 +260,17 @@ def test_a_batch_is_answered_in_its_order(api: Api, worker: Worker, clock: Manua
 
 def test_to_settle_twice_is_harmless_and_says_so(api: Api, worker: Worker) -> None:
     unfit = {"error": ERROR, "reason": "payload"}
-    for outcome, said in (("succeeded", {}), ("failed", {"error": ERROR}), ("dead", {"error": ERROR}), ("dead", unfit)):
+    for outcome, given in (
+        ("succeeded", {}),
+        ("failed", {"error": ERROR}),
+        ("dead", {"error": ERROR}),
+        ("dead", unfit),
+    ):
         api.submit()
         job = worker.one()
-        assert worker.settle(job, outcome, **said)[0] == "accepted"
+        assert worker.settle(job, outcome, **given)[0] == "accepted"
         before = stored(api, job)
-        assert worker.settle(job, outcome, **said) == ("repeated", before["state"])
+        assert worker.settle(job, outcome, **given) == ("repeated", before["state"])
         assert worker.settle(job, "released") == ("lost", before["state"])
         assert stored(api, job) == before
 
@@ -287,7 +292,7 @@ def test_a_lease_that_ran_out_is_lost(api: Api, worker: Worker, clock: ManualClo
 async def recovered(api: Api) -> int:
     """Settle what has expired, as a sweep does."""
     store = await api.app.open_store()
-    expired = await store.maintenance.find_expired(limit=10)
+    expired = await store.maintenance.find_expired_leases(limit=10)
     await store.queueing.settle([decide(job, Lost(), Retry.fixed(1), random.Random(0)) for job in expired])
     return len(expired)
 
@@ -362,13 +367,13 @@ def test_a_job_that_lost_two_workers_is_run_alone(api: Api, worker: Worker, cloc
 def test_log_lines_are_kept_with_the_job(api: Api, worker: Worker) -> None:
     api.submit()
     job = worker.one()
-    said = [
+    given = [
         {"number": 2, "text": "then\0that", "level": "warning"},
         {"number": 1, "text": "first this", "fields": {"rows": 3}, "ago": 1.5},
     ]
-    assert worker.say(job, *said) == {"kept": True, "dropped": 0}
-    assert worker.say(job, *said, {"number": 1_000_000, "text": "too many"}) == {"kept": True, "dropped": 1}
-    assert Worker(api, "js-2").say(job, *said) == {"kept": False, "dropped": 0}
+    assert worker.say(job, *given) == {"kept": True, "dropped": 0}
+    assert worker.say(job, *given, {"number": 1_000_000, "text": "too many"}) == {"kept": True, "dropped": 1}
+    assert Worker(api, "js-2").say(job, *given) == {"kept": False, "dropped": 0}
     worker.settle(job, "failed", error=ERROR)
     assert worker.say(job, {"number": 3, "text": "late"}) == {"kept": False, "dropped": 0}
 
@@ -392,10 +397,10 @@ def test_events_equal_those_of_a_python_worker(api: Api, worker: Worker) -> None
         ("snoozed", {"delay": 60}, "job_released"),
     )
     expected = []
-    for outcome, said, name in settled:
+    for outcome, given, name in settled:
         api.submit()
         job = worker.one()
-        worker.settle(job, outcome, **said)
+        worker.settle(job, outcome, **given)
         expected += [("lease_acquired", job["id"]), (name, job["id"])]
     assert told == expected
 

@@ -28,8 +28,8 @@ def api(home: str, keys: Keys) -> Iterator[Api]:
         yield api
 
 
-def work(api: Api, token: str, what: str, worker: str, **said: Any) -> Any:
-    answer = ask(api, token, "POST", f"/v1/claims{what}", {"worker": worker, **said})
+def work(api: Api, token: str, what: str, worker: str, **given: Any) -> Any:
+    answer = ask(api, token, "POST", f"/v1/claims{what}", {"worker": worker, **given})
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -94,11 +94,11 @@ def test_a_key_whose_queues_are_not_there_claims_nothing(api: Api, keys: Keys) -
 
 
 # ── what changes while a claim waits ──────────────────────────────────────────────────────────────────────────────
-def waited(api: Api, token: str, method: str, path: str, said: Any, meanwhile: Callable[[], Awaitable[object]]) -> Any:
+def waited(api: Api, token: str, method: str, path: str, given: Any, meanwhile: Callable[[], Awaitable[object]]) -> Any:
     """The answer to a request that waits, when this has been done meanwhile."""
 
     async def use() -> httpx.Response:
-        asking = asyncio.create_task(api.raw(method, path, headers={"authorization": f"Bearer {token}"}, **said))
+        asking = asyncio.create_task(api.raw(method, path, headers={"authorization": f"Bearer {token}"}, **given))
         await asyncio.sleep(0.3)
         assert not asking.done()
         await meanwhile()
@@ -152,13 +152,13 @@ def test_limited_key_waits_for_queues_that_appear_later(api: Api, keys: Keys) ->
 
 
 @pytest.mark.parametrize(
-    ("said", "number"), [({}, 1), ({"queues": {"*": 2}}, 2), ({"queues": ["mail.a", "mail.b"]}, 1), ({"limit": 3}, 3)]
+    ("given", "number"), [({}, 1), ({"queues": {"*": 2}}, 2), ({"queues": ["mail.a", "mail.b"]}, 1), ({"limit": 3}, 3)]
 )
-def test_a_claim_brings_no_more_jobs_than_it_asks_for(api: Api, keys: Keys, said: Any, number: int) -> None:
+def test_a_claim_brings_no_more_jobs_than_it_asks_for(api: Api, keys: Keys, given: Any, number: int) -> None:
     token = keys.make("work", queues=("mail.*",))
     for queue in ("mail.a", "mail.b", "mail.c", "mail.d"):
         submit(api, keys, queue)
-    assert len(work(api, token, "", "w", **said)["jobs"]) == number
+    assert len(work(api, token, "", "w", **given)["jobs"]) == number
 
 
 def test_worker_with_a_limited_key_is_listed_with_its_queues(api: Api, keys: Keys) -> None:

@@ -69,9 +69,9 @@ BAD_SETTLEMENTS: list[tuple[dict[str, Any], str]] = [
 
 def test_what_is_wrong_is_named_and_nothing_is_changed(api: Api, worker: Worker) -> None:
     api.submit()
-    for path, said, field in BAD:
-        problem = api.refused("POST", f"/v1/{path}", 422, json=said)
-        assert problem["field"] == field, said
+    for path, given, field in BAD:
+        problem = api.refused("POST", f"/v1/{path}", 422, json=given)
+        assert problem["field"] == field, given
     job = worker.one()
     for bad, field in BAD_SETTLEMENTS:
         settlements = [{"token": job["token"], "outcome": "succeeded"}, {"token": "MS5h", **bad}]

@@ -50,8 +50,8 @@ class Two:
         self.foreign = self._submit(self.admin, queue="vault", key="vault-key", payload={"secret": SECRET})
         self.own = self._submit(self.key, queue="mail.eu", key="mail-key", payload={})
 
-    def _submit(self, token: str, **said: Any) -> str:
-        answer = ask(self.api, token, "POST", "/v1/jobs", {"task": "work", **said})
+    def _submit(self, token: str, **given: Any) -> str:
+        answer = ask(self.api, token, "POST", "/v1/jobs", {"task": "work", **given})
         assert answer.status_code == 201, answer.text
         job_id: str = answer.json()["id"]
         return job_id

@@ -60,10 +60,10 @@ def test_the_story_has_result_and_attempts(api: Api) -> None:
 def test_log_lines_come_in_pages(api: Api) -> None:
     job_id = api.submit()["id"]
     job = api.run(api.claim(job_id))
-    said = [NewLine(n, timedelta(0), "info", f"line {n}", {2: '{"n":2}'}.get(n)) for n in (1, 2, 3)]
+    given = [NewLine(n, timedelta(0), "info", f"line {n}", {2: '{"n":2}'}.get(n)) for n in (1, 2, 3)]
 
     async def append() -> list[bool]:
-        return await (await api.app.open_store()).queueing.append_logs([Record(job.lease, said)])
+        return await (await api.app.open_store()).queueing.append_logs([Record(job.lease, given)])
 
     assert api.run(append()) == [True]
 
@@ -209,10 +209,10 @@ def test_why_leaves_open_which_tasks_a_worker_has(home: str, registered: bool, c
         if registered:
             api.app.task("other")(_other)
         job_id = api.submit()["id"]
-        pulse = WorkerHeartbeat(worker="w-1", host="elsewhere", pid=1, queues="*", concurrency=2)
+        heartbeat = WorkerHeartbeat(worker="w-1", host="elsewhere", pid=1, queues="*", concurrency=2)
 
         async def beat() -> None:
-            await (await api.app.open_store()).queueing.heartbeat(pulse, [], lease_for=timedelta(minutes=1))
+            await (await api.app.open_store()).queueing.heartbeat(heartbeat, [], lease_for=timedelta(minutes=1))
 
         api.run(beat())
         assert [reason["code"] for reason in api.get(f"/v1/jobs/{job_id}/why")["reasons"]] == codes

@@ -80,9 +80,9 @@ def test_the_description_says_which_scope_each_operation_needs(api: Api, tokens:
     document = ask(api, tokens["read"], "GET", "/openapi.json").json()
     assert document["components"]["securitySchemes"].keys() == {"bearer", "header"}
     for operation in OPERATIONS:
-        said = document["paths"][operation.path][operation.method.lower()]
+        given = document["paths"][operation.path][operation.method.lower()]
         scope = operation.scope
-        assert said.get("security") == (None if scope is None else [{"bearer": [scope]}, {"header": [scope]}])
+        assert given.get("security") == (None if scope is None else [{"bearer": [scope]}, {"header": [scope]}])
 
 
 # ── good keys and others ──────────────────────────────────────────────────────────────────────────────────────────
@@ -337,10 +337,10 @@ def test_invalid_keys_file_is_refused_at_start(tmp_path: Path) -> None:
 
 def test_changes_leave_the_rest_of_the_file_alone(tmp_path: Path) -> None:
     keys = Keys(tmp_path)
-    said = keys.path.read_text().replace("scopes =", "# who may do everything\nscopes =")
-    keys.path.write_text(said)
+    given = keys.path.read_text().replace("scopes =", "# who may do everything\nscopes =")
+    keys.path.write_text(given)
     keys.make("read")
-    assert keys.path.read_text().startswith(said)
+    assert keys.path.read_text().startswith(given)
     assert keys.path.stat().st_mode & 0o777 == 0o600
 
 

@@ -90,7 +90,7 @@ def test_pause_holds_a_limit_or_values_of_its_key(api: Api) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "said"),
+    ("field", "given"),
     [
         ("queue", {"queue": None, "concurrency": None, "by": None, "shares": None, "rate": None}),
         ("queue", {"queue": "No Queue"}),
@@ -117,8 +117,8 @@ def test_pause_holds_a_limit_or_values_of_its_key(api: Api) -> None:
         ("concurency", {"concurency": 5}),
     ],
 )
-def test_bad_limit_is_refused_with_its_field(api: Api, field: str, said: dict[str, Any]) -> None:
-    body = {name: value for name, value in {**CRM, **said}.items() if value is not None}
+def test_bad_limit_is_refused_with_its_field(api: Api, field: str, given: dict[str, Any]) -> None:
+    body = {name: value for name, value in {**CRM, **given}.items() if value is not None}
     problem = api.refused("POST", "/v1/limits", 422, json=body)
     assert problem["field"] == field
     assert problem["remedy"]

@@ -47,7 +47,7 @@ def test_api_is_mounted_below_a_path_of_another_site(home: str) -> None:
 
 async def _lifespan(api: Any) -> tuple[list[str], asyncio.Event, asyncio.Task[None]]:
     """Start the API as a server would; what it said, what ends it, and its task."""
-    said: list[str] = []
+    given: list[str] = []
     begun, end = asyncio.Event(), asyncio.Event()
     messages = iter(("lifespan.startup", "lifespan.shutdown"))
 
@@ -58,24 +58,24 @@ async def _lifespan(api: Any) -> tuple[list[str], asyncio.Event, asyncio.Task[No
         return {"type": message}
 
     async def send(message: dict[str, Any]) -> None:
-        said.append(message["type"])
+        given.append(message["type"])
         begun.set()
 
     task = asyncio.create_task(api({"type": "lifespan"}, receive, send))
     await begun.wait()
-    return said, end, task
+    return given, end, task
 
 
 def test_lifespan_opens_and_closes_the_store(home: str) -> None:
     api = create_app(Holdfast(home))
 
     async def use() -> None:
-        said, end, task = await _lifespan(api)
-        assert said == ["lifespan.startup.complete"]
+        given, end, task = await _lifespan(api)
+        assert given == ["lifespan.startup.complete"]
         store = await api.app.open_store()
         end.set()
         await task
-        assert said == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+        assert given == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
         assert await api.app.open_store() is not store
         await api.app.close()
 
@@ -153,23 +153,23 @@ def test_a_store_that_is_not_ours_fails_the_start(tmp_path: Any) -> None:
     api = create_app(Holdfast(f"sqlite:///{tmp_path}/notes.txt"))
 
     async def use() -> None:
-        said, end, task = await _lifespan(api)
+        given, end, task = await _lifespan(api)
         end.set()
         with pytest.raises(ConfigError):
             await task
-        assert said == ["lifespan.startup.failed"]
+        assert given == ["lifespan.startup.failed"]
 
     asyncio.run(asyncio.wait_for(use(), 200))
 
 
 def test_a_web_socket_is_closed(home: str) -> None:
-    said: list[Any] = []
+    given: list[Any] = []
 
     async def receive() -> dict[str, Any]:
         return {"type": "websocket.connect"}
 
     async def send(message: Any) -> None:
-        said.append(message["type"])
+        given.append(message["type"])
 
     asyncio.run(create_app(Holdfast(home))({"type": "websocket", "path": "/", "headers": []}, receive, send))
-    assert said == ["websocket.close"]
+    assert given == ["websocket.close"]

@@ -122,20 +122,20 @@ def test_security_schemes_stand_with_and_without_keys() -> None:
 def test_operations_have_names_and_words_of_their_own() -> None:
     assert len(set(NAMES)) == len(NAMES)
     for operation in OPERATIONS:
-        said = _described(operation)
-        assert said["summary"]
-        assert not said["summary"].endswith(".")
-        assert {"503", *map(str, operation.answers)} <= set(said["responses"])
+        given = _described(operation)
+        assert given["summary"]
+        assert not given["summary"].endswith(".")
+        assert {"503", *map(str, operation.answers)} <= set(given["responses"])
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=NAMES)
 def test_every_example_fits_its_schema(operation: Operation) -> None:
-    said = _described(operation)
-    for parameter in said.get("parameters", []):
+    given = _described(operation)
+    for parameter in given.get("parameters", []):
         if "example" in parameter:
             assert _resolver(parameter["schema"]).is_valid(parameter["example"]), parameter
-    contents = [response["content"] for response in said["responses"].values() if "content" in response]
-    contents += [said["requestBody"]["content"]] if "requestBody" in said else []
+    contents = [response["content"] for response in given["responses"].values() if "content" in response]
+    contents += [given["requestBody"]["content"]] if "requestBody" in given else []
     for content in contents:
         for each in content.values():
             if "example" in each:

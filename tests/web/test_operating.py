@@ -235,8 +235,8 @@ def test_queues_count_their_jobs_and_are_paused_and_resumed(api: Api) -> None:
 def test_workers_are_listed_and_asked_to_stop(api: Api) -> None:
     async def beat() -> None:
         store = await api.app.open_store()
-        pulse = WorkerHeartbeat(worker="w-1", host="here", pid=1, queues="mail:2", concurrency=2)
-        await store.queueing.heartbeat(pulse, [], lease_for=timedelta(minutes=1))
+        heartbeat = WorkerHeartbeat(worker="w-1", host="here", pid=1, queues="mail:2", concurrency=2)
+        await store.queueing.heartbeat(heartbeat, [], lease_for=timedelta(minutes=1))
 
     assert api.get("/v1/workers") == {"workers": []}
     api.run(beat())

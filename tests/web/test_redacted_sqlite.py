@@ -23,10 +23,10 @@ OTHER = "junipertruss-monsoon-wicket-yodel"
 def test_over_http_and_on_the_command_line(tmp_path: Path) -> None:
     url, paths = f"sqlite:///{tmp_path}/jobs.db", "payload.card.number,result.token,metadata.user"
     with Api(url, redacted=paths) as api:
-        said = {"payload": {"card": {"number": CANARY, "name": "Ada"}}, "metadata": {"user": OTHER, "plan": "x"}}
-        answers = [json.dumps(api.submit(key="one", **said))]
-        job_id = api.dead(error=f"no such card: {CANARY}", **said)
-        done = api.submit(**said)["id"]
+        given = {"payload": {"card": {"number": CANARY, "name": "Ada"}}, "metadata": {"user": OTHER, "plan": "x"}}
+        answers = [json.dumps(api.submit(key="one", **given))]
+        job_id = api.dead(error=f"no such card: {CANARY}", **given)
+        done = api.submit(**given)["id"]
         api.succeed(done, json.dumps({"token": OTHER, "count": 1}))
         paths_shown = ("/v1/jobs", f"/v1/jobs/{job_id}", f"/v1/jobs/{job_id}/why", "/v1/queues/default/dead")
         answers += [json.dumps(api.get(path)) for path in (*paths_shown, f"/v1/queues/default/dead/{job_id}")]
@@ -53,8 +53,8 @@ def test_in_what_jobs_log(tmp_path: Path) -> None:
         job_id = api.submit(payload={"card": CANARY})["id"]
         job = api.run(api.claim(job_id))
         fields = json.dumps({"token": OTHER, "card": CANARY, "n": 1})
-        said = NewLine(number=1, ago=timedelta(0), level="info", text=f"paid by {CANARY}", fields=fields)
-        api.run(api.run(api.app.open_store()).queueing.append_logs([Record(job.lease, [said])]))
+        given = NewLine(number=1, ago=timedelta(0), level="info", text=f"paid by {CANARY}", fields=fields)
+        api.run(api.run(api.app.open_store()).queueing.append_logs([Record(job.lease, [given])]))
         (line,) = api.get(f"/v1/jobs/{job_id}/lines")["lines"]
         hidden = "[redacted]"
         assert (line["text"], line["fields"]) == (f"paid by {hidden}", {"token": hidden, "card": hidden, "n": 1})

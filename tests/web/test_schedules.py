@@ -77,7 +77,7 @@ def test_backfill_submits_each_run_of_a_range_once(api: Api) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "said"),
+    ("field", "given"),
     [
         ("schedule", {"cron": None}),
         ("schedule", {"every": 60}),
@@ -100,8 +100,8 @@ def test_backfill_submits_each_run_of_a_range_once(api: Api) -> None:
         ("delay", {"delay": 5}),
     ],
 )
-def test_bad_schedule_is_refused_with_its_field(api: Api, field: str, said: dict[str, Any]) -> None:
-    body = {name: value for name, value in {**NIGHTLY, **said}.items() if value is not None}
+def test_bad_schedule_is_refused_with_its_field(api: Api, field: str, given: dict[str, Any]) -> None:
+    body = {name: value for name, value in {**NIGHTLY, **given}.items() if value is not None}
     problem = api.refused("POST", "/v1/schedules", 422, json=body)
     assert problem["field"] == field
     assert problem["remedy"]
@@ -109,16 +109,16 @@ def test_bad_schedule_is_refused_with_its_field(api: Api, field: str, said: dict
 
 
 @pytest.mark.parametrize(
-    "said",
+    "given",
     [
         {"start": "2030-01-02T00:00:00Z", "end": "2030-01-01T00:00:00Z"},
         {"start": "yesterday", "end": "2030-01-01T00:00:00Z"},
         {"start": "2000-01-01T00:00:00Z", "end": "2199-01-01T00:00:00Z"},
     ],
 )
-def test_bad_backfill_is_refused_and_submits_nothing(api: Api, said: dict[str, str]) -> None:
+def test_bad_backfill_is_refused_and_submits_nothing(api: Api, given: dict[str, str]) -> None:
     api.post("/v1/schedules", NIGHTLY, 201)
-    api.refused("POST", "/v1/schedules/nightly/backfill", 422, json=said)
+    api.refused("POST", "/v1/schedules/nightly/backfill", 422, json=given)
     assert api.count() == 0
 
 

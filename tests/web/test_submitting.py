@@ -31,7 +31,7 @@ def test_a_new_job_answers_201_with_the_job(api: Api) -> None:
 
 
 def test_every_option_is_stored_as_it_was_said(api: Api) -> None:
-    said: dict[str, Any] = {
+    given: dict[str, Any] = {
         "queue": "mail",
         "priority": -7,
         "delay": "5m",
@@ -44,9 +44,9 @@ def test_every_option_is_stored_as_it_was_said(api: Api) -> None:
         "metadata": {"asked_by": "ada"},
         "id": new_id(),
     }
-    job = api.submit(**said)
+    job = api.submit(**given)
     kept = ("id", "queue", "priority", "key", "max_attempts", "timeout", "tags", "metadata")
-    assert {name: job[name] for name in kept} == {name: said[name] for name in kept}
+    assert {name: job[name] for name in kept} == {name: given[name] for name in kept}
     assert (job["state"], job["retry"]["delays"]) == ("scheduled", [1, 5, 25])
     assert job["run_at"] > job["created_at"]
     again = api.submit(retry=job["retry"], run_at="2030-01-31T09:00:00+01:00")
@@ -68,8 +68,8 @@ def test_unlimited_attempts_are_stored_without_a_limit(home: str) -> None:
 
 
 @pytest.mark.rows("A100")
-@pytest.mark.parametrize("said", [{}, {"key": "k", "priority": 3, "tags": ["t"]}])
-def test_201_shows_the_job_before_any_attempt(api: Api, monkeypatch: pytest.MonkeyPatch, said: dict[str, Any]) -> None:
+@pytest.mark.parametrize("given", [{}, {"key": "k", "priority": 3, "tags": ["t"]}])
+def test_201_shows_the_job_before_any_attempt(api: Api, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]) -> None:
     submit = api.app.submit
 
     async def claimed_at_once(*args: Any, **kwargs: Any) -> Any:
@@ -79,7 +79,7 @@ def test_201_shows_the_job_before_any_attempt(api: Api, monkeypatch: pytest.Monk
         return handle
 
     monkeypatch.setattr(api.app, "submit", claimed_at_once)
-    job = api.submit(**said)
+    job = api.submit(**given)
     now = api.get(f"/v1/jobs/{job['id']}")
     assert (now["state"], now["attempts"]) == ("running", 1)
     assert {name: job[name] for name in job if job[name] != now[name]} == {
@@ -197,8 +197,8 @@ def test_problems_name_fields_as_the_client_said_them(api: Api) -> None:
     @api.app.task("mail.send")
     async def send(to: dict[str, int]) -> None: ...
 
-    def problem(**said: Any) -> dict[str, Any]:
-        return api.refused("POST", "/v1/jobs", 422, json={"payload": {}, **said})
+    def problem(**given: Any) -> dict[str, Any]:
+        return api.refused("POST", "/v1/jobs", 422, json={"payload": {}, **given})
 
     assert problem(task="mail.send", payload={"too": {}})["field"] == "payload.too"
     inside = problem(task="mail.send", payload={"to": {"a b": "x"}})
@@ -220,12 +220,12 @@ def test_whole_numbers_may_have_a_decimal_point(api: Api) -> None:
 
 def test_fields_of_command_jobs_stand_in_the_payload(home: str) -> None:
     with Api(home, commands="argv") as api:
-        said = {"task": "command", "payload": {"shell": "ls"}}
-        assert api.refused("POST", "/v1/jobs", 422, json=said)["field"] == "payload.shell"
-        said = {"task": "command", "payload": {"argv": ["ls"], "resources": {"memory": "-1"}}}
-        assert api.refused("POST", "/v1/jobs", 422, json=said)["field"] == "payload.resources.memory"
-        said = {"task": "command", "payload": {"argv": ["ls"], "sandbox": "tight"}}
-        assert api.refused("POST", "/v1/jobs", 422, json=said)["field"] == "payload.sandbox"
+        given = {"task": "command", "payload": {"shell": "ls"}}
+        assert api.refused("POST", "/v1/jobs", 422, json=given)["field"] == "payload.shell"
+        given = {"task": "command", "payload": {"argv": ["ls"], "resources": {"memory": "-1"}}}
+        assert api.refused("POST", "/v1/jobs", 422, json=given)["field"] == "payload.resources.memory"
+        given = {"task": "command", "payload": {"argv": ["ls"], "sandbox": "tight"}}
+        assert api.refused("POST", "/v1/jobs", 422, json=given)["field"] == "payload.sandbox"
 
 
 def test_what_a_job_shows_is_taken_as_it_is_shown(api: Api) -> None:
@@ -269,11 +269,11 @@ def _deleting(api: Api, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
 
 
 def test_job_deleted_before_the_answer_is_returned_as_stored(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: dict[str, Any] = {"queue": "mail", "priority": 3, "tags": ["a"], "key": "k", "payload": {"n": 1}}
-    there = {name: value for name, value in api.submit(**said).items() if name not in ("id", "run_at", "created_at")}
+    given: dict[str, Any] = {"queue": "mail", "priority": 3, "tags": ["a"], "key": "k", "payload": {"n": 1}}
+    there = {name: value for name, value in api.submit(**given).items() if name not in ("id", "run_at", "created_at")}
     api.post("/v1/jobs/delete", {"filter": {"queue": "mail"}})
     _deleting(api, monkeypatch, 1)
-    gone = api.submit(**said)
+    gone = api.submit(**given)
     assert {name: gone[name] for name in there} == there
     assert api.count() == 0
     assert gone["run_at"] == gone["created_at"]
@@ -306,8 +306,8 @@ def test_job_that_cannot_be_read_back_is_returned_as_stored(api: Api, monkeypatc
 
 
 # ── batches ───────────────────────────────────────────────────────────────────────────────────────────────────────
-def _job(**said: Any) -> dict[str, Any]:
-    return {"task": "work", "payload": {}, **said}
+def _job(**given: Any) -> dict[str, Any]:
+    return {"task": "work", "payload": {}, **given}
 
 
 def test_a_batch_is_answered_in_its_order(api: Api) -> None:

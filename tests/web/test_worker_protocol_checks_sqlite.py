@@ -70,6 +70,6 @@ def _extended(**verdicts: str) -> Said:
 
 
 def test_settlement_sent_before_its_lease_was_lost_continues() -> None:
-    said = [_extended(a="held"), _settled("a"), _extended(a="lost", b="lost"), _settled("a")]
-    assert begun_when_lost(said) == set()
-    assert begun_when_lost([*said, _settled("b")]) == {"b"}
+    given = [_extended(a="held"), _settled("a"), _extended(a="lost", b="lost"), _settled("a")]
+    assert begun_when_lost(given) == set()
+    assert begun_when_lost([*given, _settled("b")]) == {"b"}

@@ -12,32 +12,32 @@ ERROR = {"type": "ConnectionError", "message": "refused", "traceback": "at send 
 class Worker:
     """Asks through an ``Api``; ``lease``: seconds, of every claim and beat."""
 
-    def __init__(self, api: Api, name: str = "js-1", **said: Any) -> None:
+    def __init__(self, api: Api, name: str = "js-1", **given: Any) -> None:
         self.api = api
         self.name = name
-        self._said = said
+        self._said = given
 
-    def _ask(self, path: str, **said: Any) -> dict[str, Any]:
-        answer: dict[str, Any] = self.api.post(path, {"worker": self.name, **said})
+    def _ask(self, path: str, **given: Any) -> dict[str, Any]:
+        answer: dict[str, Any] = self.api.post(path, {"worker": self.name, **given})
         return answer
 
-    def answer(self, **said: Any) -> dict[str, Any]:
+    def answer(self, **given: Any) -> dict[str, Any]:
         """What a claim is answered."""
-        return self._ask("/v1/claims", **{"limit": 10, **self._said, **said})
+        return self._ask("/v1/claims", **{"limit": 10, **self._said, **given})
 
-    def claim(self, **said: Any) -> list[dict[str, Any]]:
+    def claim(self, **given: Any) -> list[dict[str, Any]]:
         """The jobs of a claim."""
-        jobs: list[dict[str, Any]] = self.answer(**said)["jobs"]
+        jobs: list[dict[str, Any]] = self.answer(**given)["jobs"]
         return jobs
 
-    def one(self, **said: Any) -> dict[str, Any]:
+    def one(self, **given: Any) -> dict[str, Any]:
         """The only job there is."""
-        (job,) = self.claim(**said)
+        (job,) = self.claim(**given)
         return job
 
-    def settle(self, job: dict[str, Any], outcome: str, **said: Any) -> tuple[str, str | None]:
+    def settle(self, job: dict[str, Any], outcome: str, **given: Any) -> tuple[str, str | None]:
         """Settle one job; the verdict, and where the job stands."""
-        (told,) = self.settle_all([{"token": job["token"], "outcome": outcome, **said}])
+        (told,) = self.settle_all([{"token": job["token"], "outcome": outcome, **given}])
         return told["verdict"], told["state"]
 
     def settle_all(self, settlements: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -45,11 +45,11 @@ class Worker:
         told: list[dict[str, Any]] = self._ask("/v1/claims/settle", settlements=settlements)["jobs"]
         return told
 
-    def extend(self, *jobs: dict[str, Any], **said: Any) -> dict[str, Any]:
+    def extend(self, *jobs: dict[str, Any], **given: Any) -> dict[str, Any]:
         """Beat; the whole answer."""
         leases = [job["token"] for job in jobs]
         kept = {name: value for name, value in self._said.items() if name == "lease"}
-        return self._ask("/v1/claims/extend", leases=leases, **{**kept, **said})
+        return self._ask("/v1/claims/extend", leases=leases, **{**kept, **given})
 
     def verdicts(self, *jobs: dict[str, Any]) -> list[str]:
         """Beat; what became of each lease."""

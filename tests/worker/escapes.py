@@ -201,8 +201,8 @@ def inherited_descriptor(target: Path) -> None:
 
 @way
 def set_user_id_program(target: Path) -> None:
-    said = subprocess.run([aims["setuid"], "-u"], capture_output=True, text=True, check=True).stdout
-    assert int(said) != os.getuid()
+    given = subprocess.run([aims["setuid"], "-u"], capture_output=True, text=True, check=True).stdout
+    assert int(given) != os.getuid()
 
 
 @way

@@ -50,16 +50,22 @@ async def lose(app: Holdfast, handle: JobHandle[Any], clock: Any) -> None:
     store = await app.open_store()
     claim = await store.queueing.claim(
         ClaimRequest(
-            "doomed", {"*": 1}, limit=1, lease_for=timedelta(seconds=1), startable=1, only=[handle.id], promote=True
+            "doomed",
+            {"*": 1},
+            limit=1,
+            lease_for=timedelta(seconds=1),
+            max_must_start=1,
+            only=[handle.id],
+            promote=True,
         )
     )
     if not claim.jobs:
         claim = await store.queueing.claim(
-            ClaimRequest("doomed", {"*": 1}, limit=1, lease_for=timedelta(seconds=1), startable=1, alone=True)
+            ClaimRequest("doomed", {"*": 1}, limit=1, lease_for=timedelta(seconds=1), max_must_start=1, isolated=True)
         )
     assert [job.id for job in claim.jobs] == [handle.id]
     clock.advance(2)
-    (expired,) = await store.maintenance.find_expired(limit=10)
+    (expired,) = await store.maintenance.find_expired_leases(limit=10)
     (answer,) = await store.queueing.settle([decide(expired, Lost(), Retry(), random.Random(0))])
     assert answer.accepted
 

@@ -103,7 +103,9 @@ async def test_job_that_loses_every_lease_ends_dead(app: Holdfast) -> None:
             await lose(app, job, harnessed.clock)
         store = await app.open_store()
         claim = await store.queueing.claim(
-            ClaimRequest("last", {"*": 1}, limit=1, lease_for=harnessed.app.settings.lease, startable=1, alone=True)
+            ClaimRequest(
+                "last", {"*": 1}, limit=1, lease_for=harnessed.app.settings.lease, max_must_start=1, isolated=True
+            )
         )
         assert [each.id for each in claim.jobs] == [job.id]
         await harnessed.run_until_idle()

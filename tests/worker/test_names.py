@@ -27,7 +27,7 @@ async def test_named_worker_signs_its_jobs_and_unnamed_mints_one(app: Holdfast) 
             job = await quick.enqueue()
             hand = await harnessed.start()
             await harnessed.run_until_idle()
-            assert [each.pulse.worker for each in await app.workers()] == [hand.worker.id]
+            assert [each.heartbeat.worker for each in await app.workers()] == [hand.worker.id]
             names.append((await job.job()).worker)
     assert names[0] == "mail-1"
     assert len({*names, "minted"}) == 4
@@ -61,11 +61,11 @@ async def test_name_of_a_live_worker_is_refused_until_lease_end(app: Holdfast, h
         await store.queueing.heartbeat(living, [], lease_for=timedelta(seconds=30))
         with pytest.raises(Unavailable, match="mail-1 is the name of a living worker"):
             await harnessed.start()
-        assert [each.pulse.host for each in await app.workers()] == [host]
+        assert [each.heartbeat.host for each in await app.workers()] == [host]
     async with harness(app, worker_id="mail-1") as harnessed:
         harnessed.clock.advance(31)
         await harnessed.start()
-        assert [(each.pulse.pid, each.alive) for each in await app.workers()] == [(os.getpid(), True)]
+        assert [(each.heartbeat.pid, each.alive) for each in await app.workers()] == [(os.getpid(), True)]
 
 
 async def test_name_taken_during_start_is_refused_and_resources_closed(app: Holdfast) -> None:
@@ -83,5 +83,5 @@ async def test_name_taken_during_start_is_refused_and_resources_closed(app: Hold
     async with harness(app, worker_id="mail-1") as harnessed:
         with pytest.raises(Unavailable, match="mail-1 is the name of a living worker"):
             await harnessed.start()
-        assert [each.pulse.host for each in await app.workers()] == ["elsewhere"]
+        assert [each.heartbeat.host for each in await app.workers()] == ["elsewhere"]
     assert seen == ["opened", "closed"]

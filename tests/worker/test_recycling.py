@@ -88,7 +88,7 @@ def test_one_process_goes_on_through_its_replacements(app: Holdfast, tmp_path: P
             seen.add(app.sync.enqueue("who").sync.result(timeout=60))
         assert supervisor.poll() is None
         supervisor.send_signal(signal.SIGTERM)
-        _, said = supervisor.communicate(timeout=60)
-        assert (supervisor.returncode, b"Traceback" in said) == (0, False), said
+        _, given = supervisor.communicate(timeout=60)
+        assert (supervisor.returncode, b"Traceback" in given) == (0, False), given
     assert app.sync.count(JobFilter(states=(JobState.SUCCEEDED,))) == app.sync.count()
     app.sync.close()

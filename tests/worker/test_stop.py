@@ -164,13 +164,13 @@ async def test_stop_during_a_claim_leaves_nothing_leased(app: Holdfast, moment: 
 
 
 async def test_handler_that_ignores_cancellation_does_not_delay_the_worker(app: Holdfast) -> None:
-    let_go = asyncio.Event()
+    untrack_run = asyncio.Event()
 
     @app.task("stubborn")
     async def stubborn() -> None:
-        while not let_go.is_set():
+        while not untrack_run.is_set():
             try:
-                await let_go.wait()
+                await untrack_run.wait()
             except asyncio.CancelledError:
                 continue
 
@@ -183,7 +183,7 @@ async def test_handler_that_ignores_cancellation_does_not_delay_the_worker(app: 
             await asyncio.wait([hand.running], timeout=0.1)
             await harnessed.advance(0.01)
         ended = hand.running.done()
-        let_go.set()
+        untrack_run.set()
         assert ended
         assert hand.worker.stuck == 1
         assert ((await job.job()).state, (await job.job()).attempts) == ("queued", 0)
@@ -240,7 +240,7 @@ async def test_heartbeats_are_frequent_at_work_and_rare_when_idle(app: Holdfast)
         await work.enqueue()
         await harnessed.advance(4)
         (info,) = await app.workers()
-        assert info.pulse.succeeded == 1
+        assert info.heartbeat.succeeded == 1
         idle = set()
         for _ in range(60):
             await harnessed.advance(1)
@@ -260,8 +260,12 @@ async def test_a_worker_signs_on_and_off(app: Holdfast) -> None:
         await harnessed.advance(11)
         (info,) = await app.workers()
         assert info.alive
-        assert (info.pulse.worker, info.pulse.concurrency, info.pulse.queues) == (hand.worker.id, 3, "mail:2,default")
-        assert info.pulse.succeeded == 1
+        assert (info.heartbeat.worker, info.heartbeat.concurrency, info.heartbeat.queues) == (
+            hand.worker.id,
+            3,
+            "mail:2,default",
+        )
+        assert info.heartbeat.succeeded == 1
         (started,) = events.of(WorkerStarted)
         assert started.store == (await app.open_store()).url
         hand.worker.stop("SIGTERM")

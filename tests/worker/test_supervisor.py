@@ -201,19 +201,19 @@ say("at once" if not signal.sigpending() else "more than twice")
 """
 
     async def stop_twice() -> None:
-        with await asyncio.to_thread(_said, tmp_path) as said:
-            child = int(await asyncio.to_thread(said.readline))
+        with await asyncio.to_thread(_said, tmp_path) as given:
+            child = int(await asyncio.to_thread(given.readline))
             signal.raise_signal(number)
-            assert await asyncio.to_thread(said.readline) == "stopping\n"
+            assert await asyncio.to_thread(given.readline) == "stopping\n"
             clock.advance(0.9)
             signal.raise_signal(signal.SIGTERM)
             signal.raise_signal(signal.SIGINT)
             await asyncio.sleep(0.1)  # the event loop has heard both
             os.kill(child, signal.SIGUSR1)
-            assert await asyncio.to_thread(said.readline) == "once\n"
+            assert await asyncio.to_thread(given.readline) == "once\n"
             clock.advance(0.2)
             signal.raise_signal(number)
-            assert await asyncio.to_thread(said.read) == "at once\n"
+            assert await asyncio.to_thread(given.read) == "at once\n"
 
     assert _run(tmp_path, program, meanwhile=stop_twice) == (0, [])
 
@@ -222,8 +222,8 @@ def test_child_that_does_not_stop_is_killed_and_reported(tmp_path: Path) -> None
     os.mkfifo(tmp_path / "said")
 
     async def stop() -> None:
-        with await asyncio.to_thread(_said, tmp_path) as said:
-            await asyncio.to_thread(said.readline)
+        with await asyncio.to_thread(_said, tmp_path) as given:
+            await asyncio.to_thread(given.readline)
         signal.raise_signal(signal.SIGTERM)
 
     program = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nsay('deaf')\nwhile True: signal.pause()"
@@ -251,8 +251,8 @@ def test_children_get_a_grace_period_that_just_changed(tmp_path: Path, before: s
     file.write_text(f'grace = "{before}"\n')
 
     async def change_and_stop() -> None:
-        with await asyncio.to_thread(_said, tmp_path) as said:
-            await asyncio.to_thread(said.readline)
+        with await asyncio.to_thread(_said, tmp_path) as given:
+            await asyncio.to_thread(given.readline)
         file.write_text(f'grace = "{after}"\n')
         signal.raise_signal(signal.SIGTERM)
 
@@ -277,8 +277,8 @@ def test_changed_grace_period_survives_a_broken_file(tmp_path: Path, monkeypatch
     monkeypatch.setattr(supervising, "_LOOK_EVERY", 0.01)
 
     async def change_break_and_stop() -> None:
-        with await asyncio.to_thread(_said, tmp_path) as said:
-            await asyncio.to_thread(said.readline)
+        with await asyncio.to_thread(_said, tmp_path) as given:
+            await asyncio.to_thread(given.readline)
         file.write_text('grace = "1m"\n')
         await followed.wait()
         file.write_text("grace =")
@@ -295,8 +295,8 @@ def test_children_are_stopped_when_the_directory_is_gone(tmp_path: Path) -> None
     (folder / "holdfast.toml").write_text('grace = "1m"\n')
 
     async def delete_and_stop() -> None:
-        with await asyncio.to_thread(_said, tmp_path) as said:
-            await asyncio.to_thread(said.readline)
+        with await asyncio.to_thread(_said, tmp_path) as given:
+            await asyncio.to_thread(given.readline)
         shutil.rmtree(tmp_path / "release")
         signal.raise_signal(signal.SIGTERM)
 
@@ -361,25 +361,25 @@ def test_children_do_not_outlive_a_killed_supervisor(tmp_path: Path, stubborn: b
     program = PREAMBLE + ORPHAN.format(stubborn=stubborn, variable=SUPERVISOR_PIPE)
     command = [sys.executable, "-c", ORPHANED, sys.executable, "-c", program, str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
-    with subprocess.Popen(command, env=environment) as supervisor, _said(tmp_path) as said:
-        assert [said.readline(), said.readline()] == ["watching\n"] * 2
+    with subprocess.Popen(command, env=environment) as supervisor, _said(tmp_path) as given:
+        assert [given.readline(), given.readline()] == ["watching\n"] * 2
         supervisor.kill()
-        assert said.read() == "orphaned\n" * 2
+        assert given.read() == "orphaned\n" * 2
 
 
 @pytest.mark.parametrize(
-    ("said", "ports"),
+    ("given", "ports"),
     [({}, ["", ""]), ({"metrics_port": 9091}, [" --metrics-port 9091", " --metrics-port 9092"])],
     ids=["no port", "a port"],
 )
 def test_supervise_starts_one_worker_for_each_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: dict[str, int], ports: list[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, int], ports: list[str]
 ) -> None:
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/started\nexit {FINISHED}\n')
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
-    settings = Settings.load(environ={}, directory=tmp_path, processes=2, **said)
+    settings = Settings.load(environ={}, directory=tmp_path, processes=2, **given)
     assert supervise(["--app", "shop:app"], settings, Events()) == 0
     line = "-m holdfast worker start --app shop:app --processes 1"
     assert sorted((tmp_path / "started").read_text().splitlines()) == [line + port for port in ports]

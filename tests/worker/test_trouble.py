@@ -60,7 +60,7 @@ async def test_the_events_of_a_job_s_life(app: Holdfast) -> None:
     assert (first.worker_id, first.attempt, (first.locked_until - began).total_seconds()) == (worker.id, 1, 30)
 
 
-@pytest.mark.parametrize("verbs", [(), ("claim",), ("settle",), ("find_expired", "promote_due"), ("heartbeat",)])
+@pytest.mark.parametrize("verbs", [(), ("claim",), ("settle",), ("find_expired_leases", "promote_due"), ("heartbeat",)])
 async def test_a_store_that_is_away_for_a_while_costs_nothing(app: Holdfast, verbs: tuple[str, ...]) -> None:
     events = Recorder(app)
     runs: list[int] = []

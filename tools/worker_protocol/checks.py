@@ -115,7 +115,7 @@ async def lets_go(course: Course) -> None:
     await (await course.app.open_store()).queueing.settle([stolen])
     ended = await _ended(course, job_id, JobState.SUCCEEDED)
     _expect(ended.claims == job.claims + 1, f"expected {job.claims + 1} claims, got {ended.claims}")
-    _expect(not begun_when_lost(course.recorder.said), "it settled a job whose lease it knew to be lost")
+    _expect(not begun_when_lost(course.recorder.given), "it settled a job whose lease it knew to be lost")
 
 
 def begun_when_lost(requests: Sequence[Said]) -> set[str]:
@@ -123,12 +123,12 @@ def begun_when_lost(requests: Sequence[Said]) -> set[str]:
     lost: set[str] = set()
     settled: set[str] = set()
     begun: set[str] = set()
-    for said in requests:
-        if said.what == "extend" and said.status == 200:
-            verdicts = zip(said.asked["leases"], said.told["leases"], strict=True)
+    for given in requests:
+        if given.what == "extend" and given.status == 200:
+            verdicts = zip(given.asked["leases"], given.told["leases"], strict=True)
             lost |= {token for token, told in verdicts if told["verdict"] == "lost"}
-        if said.what == "settle":
-            tokens = {each.get("token") for each in said.asked.get("settlements", [])}
+        if given.what == "settle":
+            tokens = {each.get("token") for each in given.asked.get("settlements", [])}
             begun |= tokens & lost - settled
             settled |= tokens
     return begun
@@ -150,11 +150,11 @@ async def stays_within_its_slots(course: Course) -> None:
 
 async def settles_again(course: Course) -> None:
     """A settlement whose answer was lost is said again; ``repeated`` is as good as ``accepted``."""
-    course.recorder.swallow, before = True, len(course.recorder.said)
+    course.recorder.swallow, before = True, len(course.recorder.given)
     await _ended(course, await course.submit("echo", {"value": 1}), JobState.SUCCEEDED)
 
     async def repeated() -> bool:
-        told = [said.told.get("jobs", []) for said in course.recorder.said[before:] if said.what == "settle"]
+        told = [given.told.get("jobs", []) for given in course.recorder.given[before:] if given.what == "settle"]
         return any(job.get("verdict") == "repeated" for jobs in told for job in jobs)
 
     await course.until(repeated, "it did not settle again")
@@ -163,11 +163,11 @@ async def settles_again(course: Course) -> None:
 
 async def outlasts_absences(course: Course) -> None:
     """While the API is away it tries again, with pauses; then it goes on by itself."""
-    before = len(course.recorder.said)
+    before = len(course.recorder.given)
     course.recorder.away = True
     await asyncio.sleep(_AWAY)
     course.recorder.away = False
-    tries = len(course.recorder.said) - before
+    tries = len(course.recorder.given) - before
     _expect(tries <= _HURRIED, f"expected at most {_HURRIED} requests in {_AWAY:g} s, got {tries}")
     await _ended(course, await course.submit("echo", {"value": 3}), JobState.SUCCEEDED)
 
@@ -175,7 +175,7 @@ async def outlasts_absences(course: Course) -> None:
 async def obeys_orders(course: Course) -> None:
     """``stop`` of an operator ends it."""
     (worker,) = await course.app.workers()
-    await course.app.stop_workers([worker.pulse.worker])
+    await course.app.stop_workers([worker.heartbeat.worker])
     await course.ended()
 
 

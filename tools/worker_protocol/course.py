@@ -86,7 +86,7 @@ class Course:
         if code:
             raise Broken(f"expected exit code 0, got {code}")
         if left := await self.app.workers():
-            raise Broken(f"it ended and did not leave: {left[0].pulse.worker} is still listed")
+            raise Broken(f"it ended and did not leave: {left[0].heartbeat.worker} is still listed")
 
     async def kill(self) -> None:
         """Whatever is left of the worker."""
@@ -105,8 +105,8 @@ class Course:
     # ── jobs ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def submit(self, task: str, payload: dict[str, Any] | None = None, **options: Any) -> str:
         """The id of a new job."""
-        said = {"retry": "fixed:0.2", "max_attempts": 3, **options}
-        return (await self.app.enqueue(f"conformance.{task}", payload or {}, **said)).id
+        given = {"retry": "fixed:0.2", "max_attempts": 3, **options}
+        return (await self.app.enqueue(f"conformance.{task}", payload or {}, **given)).id
 
     async def reached(self, job_id: str, *states: JobState) -> Job:
         """The job in one of these states."""

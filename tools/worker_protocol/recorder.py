@@ -27,7 +27,7 @@ class Recorder:
 
     def __init__(self, api: Api) -> None:
         self._api = api
-        self.said: list[Said] = []
+        self.given: list[Said] = []
         self.away = False
         """Answer nothing but 503."""
         self.swallow = False
@@ -67,7 +67,7 @@ class Recorder:
             await send(message)
 
     def _note(self, what: str, asked: bytes, status: int, told: bytes) -> None:
-        self.said.append(Said(what, time.monotonic(), _read(asked), status, _read(told)))
+        self.given.append(Said(what, time.monotonic(), _read(asked), status, _read(told)))
 
     @staticmethod
     async def _refuse(send: Any) -> None:

@@ -44,10 +44,10 @@ class Celery(Peer):
         return ready(submit)
 
     async def work(self) -> None:
-        alone = ("--without-gossip", "--without-mingle", "--without-heartbeat")
+        isolated = ("--without-gossip", "--without-mingle", "--without-heartbeat")
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "celery", "--quiet", "-A", "benchmarks.redis.peers.celery", "worker"),
-            *("--pool", "prefork", "--concurrency", "1", "--loglevel", "CRITICAL", *alone),
+            *("--pool", "prefork", "--concurrency", "1", "--loglevel", "CRITICAL", *isolated),
             env={**os.environ, _URL: self.url, "C_FORCE_ROOT": "1"},
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,

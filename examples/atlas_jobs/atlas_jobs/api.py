@@ -136,15 +136,15 @@ async def _body(request: Request) -> bytes:
 
 def _wanted(body: bytes) -> Wanted:
     """Returns a submission. Its fields may have their names in camel case."""
-    said = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    given = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     for camel, snake in _CAMEL.items():
-        if camel not in said:
+        if camel not in given:
             continue
-        value = said.pop(camel)
-        both = [msgspec.json.decode(each) for each in (said.setdefault(snake, value), value)]
+        value = given.pop(camel)
+        both = [msgspec.json.decode(each) for each in (given.setdefault(snake, value), value)]
         if both[0] != both[1]:
             raise Invalid(f"{snake}, {camel}", both, "give one of the two", "differ")
-    return msgspec.json.decode(msgspec.json.encode(said), type=Wanted)
+    return msgspec.json.decode(msgspec.json.encode(given), type=Wanted)
 
 
 def _answer(status: int, document: Any, headers: Mapping[str, str] | None = None) -> Response:

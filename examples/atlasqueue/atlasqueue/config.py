@@ -38,17 +38,17 @@ def settings(environ: Mapping[str, str] = os.environ) -> Settings:
 
     Invalid and ConfigError name the variable that cannot be right.
     """
-    said: dict[str, Any] = {}
+    given: dict[str, Any] = {}
     for variable, names in VARIABLES.items():
         if text := environ.get(variable, "").strip():
-            said |= {name: SETTINGS[name].kind.parse(variable, text) for name in names}
-    if "url" in said:
-        said["url"] = said["url"].replace("postgresql+asyncpg://", "postgresql://", 1)  # as SQLAlchemy writes it
+            given |= {name: SETTINGS[name].kind.parse(variable, text) for name in names}
+    if "url" in given:
+        given["url"] = given["url"].replace("postgresql+asyncpg://", "postgresql://", 1)  # as SQLAlchemy writes it
     if any(environ.get(variable) for variable in DELAYS):
         base, jitter = (_seconds(variable, environ.get(variable) or default) for variable, default in DELAYS.items())
-        said["retry"] = f"exponential:base={base:g},factor=2,offset=0,cap=none,jitter=add:{jitter:g}"
+        given["retry"] = f"exponential:base={base:g},factor=2,offset=0,cap=none,jitter=add:{jitter:g}"
     try:
-        return Settings.load(path=FILE, environ=environ, **said)
+        return Settings.load(path=FILE, environ=environ, **given)
     except ConfigError as error:
         raise ConfigError(_by_variables(str(error))) from None
 

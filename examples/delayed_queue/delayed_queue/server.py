@@ -39,25 +39,25 @@ _UNITS = {"seconds": (1_000_000, 1), "milliseconds": (1_000, 1), "nanoseconds": 
 async def schedule(request: Request) -> Response:
     """POST /jobs: store a job; its id."""
     plain = ApiRequest(request.scope, request.receive)
-    said = await read_document(plain, _MAX_BODY, _BODY_TIMEOUT, optional=False)
-    handle = await api.app.enqueue(CALLBACK, {"payload": _payload(said)}, **_time(said))
+    given = await read_document(plain, _MAX_BODY, _BODY_TIMEOUT, optional=False)
+    handle = await api.app.enqueue(CALLBACK, {"payload": _payload(given)}, **_time(given))
     return _answer({"jobId": as_ulid(handle.id)})
 
 
-def _payload(said: Mapping[str, Any]) -> Any:
+def _payload(given: Mapping[str, Any]) -> Any:
     """Returns the payload of a submission. Invalid: it has none, what it has is wrong, or a field is unknown."""
-    for name in said:
+    for name in given:
         if name not in _FIELDS:
-            raise Invalid(name, said[name], f"there are {', '.join(_FIELDS)}", "is not known here")
-    if "payload" not in said:
+            raise Invalid(name, given[name], f"there are {', '.join(_FIELDS)}", "is not known here")
+    if "payload" not in given:
         raise Invalid("payload", None, "give any JSON value", "is missing")
-    wait_seconds(said["payload"])
-    return said["payload"]
+    wait_seconds(given["payload"])
+    return given["payload"]
 
 
-def _time(said: Mapping[str, Any]) -> dict[str, Any]:
+def _time(given: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the options that say when a job is due: at once, at ``dueTime`` or after ``delay``."""
-    due, delay = said.get("dueTime"), said.get("delay")
+    due, delay = given.get("dueTime"), given.get("delay")
     if due is not None and delay is not None:
         raise Invalid("dueTime, delay", [due, delay], "give one of the two", "were given together")
     if delay is not None:

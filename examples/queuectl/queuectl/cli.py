@@ -106,7 +106,7 @@ def status(place: Place, as_json: bool) -> None:
     """Show how many jobs are in each state, and the workers."""
     with _opened(place) as app:
         counted = counts(queue.states for queue in app.sync.queues(most=1_000_000))
-        workers = [_worker(each.pulse) for each in app.sync.workers() if each.alive]
+        workers = [_worker(each.heartbeat) for each in app.sync.workers() if each.alive]
     if as_json:
         click.echo(json.dumps({"jobs": counted, "total": sum(counted.values()), "workers": workers}))
         return
@@ -117,8 +117,8 @@ def status(place: Place, as_json: bool) -> None:
         click.echo(f"  {worker['id']}  pid {worker['pid']}  {'at work' if worker['running'] else 'idle'}")
 
 
-def _worker(pulse: Any) -> dict[str, Any]:
-    return {"id": pulse.worker, "host": pulse.host, "pid": pulse.pid, "running": pulse.running}
+def _worker(heartbeat: Any) -> dict[str, Any]:
+    return {"id": heartbeat.worker, "host": heartbeat.host, "pid": heartbeat.pid, "running": heartbeat.running}
 
 
 @main.command("list")
@@ -238,7 +238,7 @@ def stop(place: Place, wait: bool) -> None:
     """Tell every worker to finish its job and end."""
     with _opened(place) as app:
         told = app.sync.stop_workers()
-        while wait and any(each.alive and each.pulse.worker in told for each in app.sync.workers()):
+        while wait and any(each.alive and each.heartbeat.worker in told for each in app.sync.workers()):
             time.sleep(_LOOK)
     click.echo(f"{len(told)} workers told to stop")
 

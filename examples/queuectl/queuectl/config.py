@@ -139,13 +139,13 @@ class Place:
         except FileNotFoundError:
             return {}
         try:
-            said = json.loads(text)
+            provided = json.loads(text)
         except ValueError as error:
             raise ConfigError(f"{self.config.name}: not valid JSON: {error}; correct it, or delete it") from None
-        if not isinstance(said, dict):
+        if not isinstance(provided, dict):
             raise ConfigError(f"{self.config.name}: give a JSON object: {{}} says nothing")
         try:
-            return {name: option(name).check(name, value) for name, value in said.items()}
+            return {name: option(name).check(name, value) for name, value in provided.items()}
         except Invalid as error:
             raise ConfigError(f"{self.config.name}: {error}") from None
 
@@ -161,10 +161,10 @@ class Place:
             given = text
         value = option(name).check(name, given)
         with self._locked():
-            said = self.read() | {name: value}
-            self._load(said)
+            provided = self.read() | {name: value}
+            self._load(provided)
             fresh = self.config.with_name(f".{self.config.name}.{os.getpid()}")
-            fresh.write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
+            fresh.write_text(json.dumps(provided, indent=2) + "\n", encoding="utf-8")
             fresh.replace(self.config)
         return value
 
@@ -193,8 +193,8 @@ class Place:
             )
         )
 
-    def _load(self, said: Mapping[str, Any]) -> Settings:
+    def _load(self, provided: Mapping[str, Any]) -> Settings:
         mapped: dict[str, Any] = {}
-        for name, value in said.items():
+        for name, value in provided.items():
             mapped |= OPTIONS[name].mapped(value)
         return Settings.load(path=DEFAULTS, environ={}, url=f"sqlite:///{self.database}", **mapped)

@@ -61,13 +61,13 @@ def parse(text: str | bytes, line: int | None = None) -> Submission:
 
 def drafted(app: Holdfast, submission: Submission) -> NewJob:
     """The Holdfast job for it, checked whole. Its id is its idempotency key."""
-    said = {
+    given = {
         "max_attempts": None if submission.max_retries is None else submission.max_retries + 1,
         "priority": submission.priority,
         "run_at": submission.run_at,
         "timeout": submission.timeout,
     }
-    options = {name: value for name, value in said.items() if value is not None}
+    options = {name: value for name, value in given.items() if value is not None}
     own_id = new_id()
     try:
         return app.draft_job("command", _payload(app, submission), id=own_id, key=submission.id or own_id, **options)

@@ -53,7 +53,7 @@ class EventCursor(NamedTuple):
     def events_until(self, endings: list[JobEvent], *, more: bool = False, gap: bool = False) -> JobEvents:
         """Returns the events up to this position."""
         outside = self if self.job_id in (None, LAST) else self._replace(job_id=FIRST, claims=0)
-        return JobEvents(endings=endings, mark=str(self), bookmark=str(outside), more=more, gap=gap)
+        return JobEvents(endings=endings, mark=str(self), public_cursor=str(outside), more=more, gap=gap)
 
     def is_gap(self, now_us: int, within: timedelta) -> bool:
         """Returns True if that is too long ago, or in no past of this store."""

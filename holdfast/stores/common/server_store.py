@@ -34,8 +34,8 @@ class Closing(Protocol):
 class Opened(ABC):
     """The parts of a store opened for one event loop, closed together. Made in that loop."""
 
-    links: Closing
-    news: ServedNotifications
+    pool: Closing
+    notifications: ServedNotifications
     queueing: Queueing
     maintenance: Maintenance
     admin: Admin
@@ -52,8 +52,8 @@ class Opened(ABC):
         try:
             await asyncio.Event().wait()
         finally:
-            await self.news.close()
-            await self.links.close()
+            await self.notifications.close()
+            await self.pool.close()
 
     async def close(self) -> None:
         self._watching.cancel()
@@ -177,7 +177,7 @@ class ServedStore(ABC, Generic[OpenedT]):
 
 
 async def wait_for_news(
-    news: ServedNotifications,
+    notifications: ServedNotifications,
     any_finished: Callable[[Sequence[str]], Awaitable[bool]],
     topics: Sequence[str],
     timeout: float,
@@ -188,4 +188,4 @@ async def wait_for_news(
     async def is_settled() -> bool:
         return bool(awaited) and await any_finished(awaited)
 
-    await news.wait(topics, timeout, is_settled)
+    await notifications.wait(topics, timeout, is_settled)

@@ -132,19 +132,19 @@ class Listener(ABC):
         """Return at news of a topic, when ``settled`` says so, or after ``timeout`` seconds."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
-        news = asyncio.Event()
+        notifications = asyncio.Event()
         awaits_jobs = any(topic.startswith("job:") for topic in topics)
-        waiter = Waiter(frozenset(topics), news.set)
+        waiter = Waiter(frozenset(topics), notifications.set)
         with self.waiters.register_waiter(waiter):
             await self._begin(waiter, deadline)
-            while not news.is_set():
+            while not notifications.is_set():
                 if awaits_jobs and await settled():
                     return
                 left = deadline - loop.time()
                 if left <= 0:
                     return
                 with suppress(TimeoutError):
-                    await run_within(min(left, _LOOK) if awaits_jobs else left, news.wait())
+                    await run_within(min(left, _LOOK) if awaits_jobs else left, notifications.wait())
 
     async def _begin(self, waiter: Waiter, deadline: float) -> None:
         """Begin to hear what this waiter waits for; not for long, where there is nothing to hear with."""

@@ -275,7 +275,7 @@ class RedisPool:
         keys: Sequence[str],
         pieces: Sequence[Sequence[Argument]],
         *,
-        doubt: Callable[[], object] | None = None,
+        on_uncertain: Callable[[], object] | None = None,
         patience: float | None = None,
         extra: float = 0.0,
         after: Callable[[Wire], Awaitable[object]] | None = None,
@@ -317,7 +317,10 @@ class RedisPool:
             return replies
 
         return await self.call(
-            run_once, doubt=lambda: doubt() if sent and doubt is not None else None, patience=patience, extra=extra
+            run_once,
+            on_uncertain=lambda: on_uncertain() if sent and on_uncertain is not None else None,
+            patience=patience,
+            extra=extra,
         )
 
     async def run_command(self, *words: Argument) -> Any:
@@ -328,7 +331,7 @@ class RedisPool:
         self,
         once: Callable[[Wire], Awaitable[T]],
         *,
-        doubt: Callable[[], object] | None = None,
+        on_uncertain: Callable[[], object] | None = None,
         patience: float | None = None,
         extra: float = 0.0,
     ) -> T:
@@ -345,17 +348,17 @@ class RedisPool:
             except driver.AuthenticationError as error:
                 raise ConfigError(f"{self.place} refuses us: {_line(error)}; check the URL and its rights") from error
             except Unconfirmed as error:
-                if doubt is not None:
-                    doubt()
+                if on_uncertain is not None:
+                    on_uncertain()
                 remedy = "try again, under the same key or id nothing is done twice"
                 raise Unavailable(f"{self.place} did it, but {error}; {remedy}") from error
             except asyncio.CancelledError:
-                if doubt is not None:
-                    doubt()
+                if on_uncertain is not None:
+                    on_uncertain()
                 raise
             except _AWAY as error:
-                if doubt is not None:
-                    doubt()
+                if on_uncertain is not None:
+                    on_uncertain()
                 self._check_tls(error)
                 if isinstance(error, TimeoutError):
                     self.drop_connections()

@@ -23,7 +23,7 @@ _MORE = object()
 class Wire(asyncio.Protocol):
     """A connected connection of the driver, taken over. ``heard`` receives published messages."""
 
-    def __init__(self, link: Any, heard: Heard | None = None) -> None:
+    def __init__(self, connection: Any, heard: Heard | None = None) -> None:
         self.ended = asyncio.Event()
         self.scripts: set[str] = set()
         """Those that were loaded here: the server may have forgotten them since."""
@@ -34,7 +34,7 @@ class Wire(asyncio.Protocol):
         self._heard = heard
         self._loop = asyncio.get_running_loop()
         # From here on the connection is ours, and the driver's object, once it is gone, does not close it.
-        self._writer, link._writer, link._reader = link._writer, None, None
+        self._writer, connection._writer, connection._reader = connection._writer, None, None
         self._transport: asyncio.Transport = self._writer.transport
         self._transport.set_protocol(self)
 

@@ -36,15 +36,15 @@ def parse_server(url: str, *, own: Collection[str] = (), field: str = "url") -> 
 
     ConfigError, naming the ``field``, for a URL that cannot be read."""
     parts = urlsplit(url)
-    said = dict(parse_qsl(parts.query, keep_blank_values=True))
+    given = dict(parse_qsl(parts.query, keep_blank_values=True))
     if "\0" in unquote(url):
         raise ConfigError(f"{field}: it holds a NUL character; write it without")
-    if said.get("password"):
+    if given.get("password"):
         raise ConfigError(f"{field}: give the password before the host (user:password@host), not as a parameter")
     for name in _FILES:
-        if name in said and not Path(said[name]).is_file():
-            raise ConfigError(f"{field}: {name}={said[name]!r}: there is no such file")
-    ours = {name: said.pop(name) for name in own if name in said}
+        if name in given and not Path(given[name]).is_file():
+            raise ConfigError(f"{field}: {name}={given[name]!r}: there is no such file")
+    ours = {name: given.pop(name) for name in own if name in given}
     scheme, _, kind = parts.scheme.replace("valkey", "redis").partition("+")
     secure = "rediss" if scheme in ("rediss", "rediss+") else scheme
     user, at, places = parts.netloc.rpartition("@")
@@ -57,13 +57,13 @@ def parse_server(url: str, *, own: Collection[str] = (), field: str = "url") -> 
             raise ConfigError(f"{field}: name the primary that the sentinels know: redis+sentinel://host,host/NAME/0")
     netloc = f"{user}{at}{_netloc(hosts[0])}" if scheme != "unix" else parts.netloc
     try:
-        options = dict(parse_driver_url(urlunsplit((secure, netloc, path, urlencode(said), ""))))
+        options = dict(parse_driver_url(urlunsplit((secure, netloc, path, urlencode(given), ""))))
     except ValueError as error:
         raise ConfigError(f"{field}: {error}") from error
     if secure == "rediss":  # older drivers check the certificate and not whose it is
         options.setdefault("ssl_check_hostname", options.get("ssl_cert_reqs") != "none")
     name = quote(unquote(user.partition(":")[0]), safe="") + at
-    public = {each: value for each, value in (said | ours).items() if "password" not in each}
+    public = {each: value for each, value in (given | ours).items() if "password" not in each}
     shown = urlunsplit((parts.scheme, name + places, parts.path, urlencode(public), ""))
     server = Server(kind or "direct", hosts, unquote(service), options, shown, secure == "rediss")
     return server, ours

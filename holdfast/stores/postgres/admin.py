@@ -22,7 +22,7 @@ from holdfast.stores.postgres.encoding import (
 from holdfast.stores.postgres.limits import update_partitions
 from holdfast.stores.postgres.maintenance import notify_ready
 from holdfast.stores.postgres.notifications import PostgresNotifications
-from holdfast.stores.postgres.pool import Fetch, PostgresPool, Turn
+from holdfast.stores.postgres.pool import Fetch, PostgresPool, SearchKind
 
 T = TypeVar("T")
 
@@ -32,13 +32,13 @@ class PostgresAdmin(SelectionAdmin):
 
     def __init__(
         self,
-        links: PostgresPool,
-        news: PostgresNotifications,
+        pool: PostgresPool,
+        notifications: PostgresNotifications,
         statements: Mapping[str, NumberedStatement],
         ready: Callable[[str], None],
     ) -> None:
-        self._links = links
-        self._news = news
+        self._pool = pool
+        self._notifications = notifications
         self._sql = statements
         self._ready = ready
 
@@ -53,7 +53,7 @@ class PostgresAdmin(SelectionAdmin):
             return await self._operated(fetch, ids, changed, chosen), unstarted, topics
 
         operated, ended, topics = await self._changed(run_in_transaction)
-        self._news.notify_committed(topics, ended)
+        self._notifications.notify_committed(topics, ended)
         return operated
 
     async def _replay(self, chosen: Chosen, *, force: bool, payload: str | None, pace: ReplayRate) -> BulkResult:
@@ -71,7 +71,7 @@ class PostgresAdmin(SelectionAdmin):
             return await self._operated(fetch, ids, changed, chosen), {queue for _, queue, _ in rows}
 
         operated, queues = await self._changed(run_in_transaction)
-        notify_ready(self._news, self._ready, queues)
+        notify_ready(self._notifications, self._ready, queues)
         return operated
 
     async def edit(self, job_id: str, changes: JobChanges) -> BulkResult:
@@ -80,11 +80,11 @@ class PostgresAdmin(SelectionAdmin):
             return BulkResult([], [(job_id, None)])
 
         async def run_in_transaction(fetch: Fetch) -> tuple[BulkResult, set[str]]:
-            said = edit_parameters(job_id, changes)
-            rows = await fetch(self._sql["rewrite_waiting"], **said)
+            given = edit_parameters(job_id, changes)
+            rows = await fetch(self._sql["rewrite_waiting"], **given)
             if rows and changes.options is not None:
-                await fetch(self._sql["drop_tags"], id=job_id, tags=said["tags"])
-                await fetch(self._sql["add_tags"], id=job_id, tags=said["tags"])
+                await fetch(self._sql["drop_tags"], id=job_id, tags=given["tags"])
+                await fetch(self._sql["add_tags"], id=job_id, tags=given["tags"])
             if rows and changes.has_expiry:
                 instant, span = changes.expires_at_us or None, span_us(changes.expires_in)
                 await fetch(self._sql["set_expiry"], id=job_id, expires_at=instant, expires_in=span)
@@ -94,7 +94,7 @@ class PostgresAdmin(SelectionAdmin):
             return await self._operated(fetch, [job_id], changed, chosen), {queue for _, _, queue in rows}
 
         operated, queues = await self._changed(run_in_transaction)
-        notify_ready(self._news, self._ready, queues)
+        notify_ready(self._notifications, self._ready, queues)
         return operated
 
     async def _with_unique_keys(self, fetch: Fetch, ids: Sequence[str], *, force: bool) -> list[str]:
@@ -122,8 +122,8 @@ class PostgresAdmin(SelectionAdmin):
         """Returns the result of ``work``, done in one transaction that may take long: thousands of log lines and
         attempts may belong to each job.
         """
-        await self._links.check_alive()
-        return await self._links.transaction(work, extra=UPKEEP)
+        await self._pool.check_alive()
+        return await self._pool.transaction(work, extra=UPKEEP)
 
     async def _choose_matching(
         self, where: JobFilter, legal: frozenset[JobState], limit: int, *, unasked: bool
@@ -132,16 +132,16 @@ class PostgresAdmin(SelectionAdmin):
         if not asked:
             return Chosen([], False, None)
         values = filter_parameters(where) | {"states": sorted(CODES[state] for state in asked), "unasked": unasked}
-        said = values | {"limit": limit + 1}
+        given = values | {"limit": limit + 1}
         if asked <= UNSUCCESSFUL:
             rows = []
             for state in asked:
-                rows += await self._links.search(
-                    self._sql["choose_ended"], Turn.CHANGE, seconds=CHOOSE, state=CODES[state], **said
+                rows += await self._pool.search(
+                    self._sql["choose_ended"], SearchKind.CHANGE, seconds=CHOOSE, state=CODES[state], **given
                 )
             rows.sort(key=lambda row: str(row[0]))
         else:
-            rows = await self._links.search(self._sql["choose"], Turn.CHANGE, seconds=CHOOSE, **said)
+            rows = await self._pool.search(self._sql["choose"], SearchKind.CHANGE, seconds=CHOOSE, **given)
         return Chosen([job_id for (job_id,) in rows[:limit]], len(rows) > limit, values)
 
     async def _standing(self, fetch: Fetch, chosen: Chosen) -> list[str]:
@@ -170,14 +170,14 @@ class PostgresAdmin(SelectionAdmin):
         )
 
     async def pause(self, queue: str) -> None:
-        await self._links.fetch(self._sql["set_paused"], queue=queue, paused=True)
+        await self._pool.fetch(self._sql["set_paused"], queue=queue, paused=True)
 
     async def resume(self, queue: str) -> None:
-        await self._links.fetch(self._sql["set_paused"], queue=queue, paused=False)
-        notify_ready(self._news, self._ready, {queue})
+        await self._pool.fetch(self._sql["set_paused"], queue=queue, paused=False)
+        notify_ready(self._notifications, self._ready, {queue})
 
     async def send_command(self, order: WorkerCommand, workers: Sequence[str] | None = None) -> list[str]:
         names = None if workers is None else list(workers)
-        rows = await self._links.fetch(self._sql["order_workers"], order=order.value, workers=names)
-        self._news.notify_committed({f"worker:{worker}" for (worker,) in rows})
+        rows = await self._pool.fetch(self._sql["order_workers"], order=order.value, workers=names)
+        self._notifications.notify_committed({f"worker:{worker}" for (worker,) in rows})
         return [worker for (worker,) in rows]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import timedelta
 
-from holdfast.core.lifecycle import must_start
+from holdfast.core.lifecycle import must_start_now
 from holdfast.core.models import Claim, ExpiredJob, Job
 from holdfast.stores.base import EVERY_QUEUE, ClaimRequest
 
@@ -13,10 +13,10 @@ from holdfast.stores.base import EVERY_QUEUE, ClaimRequest
 class ClaimProgress:
     """A claim's progress through its queues."""
 
-    def __init__(self, request: ClaimRequest, wants: Mapping[str, int]) -> None:
+    def __init__(self, request: ClaimRequest, capacity: Mapping[str, int]) -> None:
         self.request = request
-        self.wants = wants
-        self.startable = request.startable
+        self.capacity = capacity
+        self.max_must_start = request.max_must_start
         self.idle = request.idle
         self.limited = False  # there are jobs under limits in the queues just tried
         self.limited_first = False
@@ -26,7 +26,7 @@ class ClaimProgress:
         self.tried: list[str] = []
         self.promoted = 0
         self.quarantined = False
-        self.held_back = False
+        self.stopped_at_last_attempt = False
         self.looked = False
         self.until_us: int | None = None
         self.due_in: int | None = None
@@ -38,7 +38,7 @@ class ClaimProgress:
 
     def wanted_slots(self, queue: str) -> int:
         """Returns the number of wanted jobs of this queue."""
-        return self.wants.get(queue, self.wants.get(EVERY_QUEUE, 0))
+        return self.capacity.get(queue, self.capacity.get(EVERY_QUEUE, 0))
 
     def free_slots(self, queue: str) -> int:
         """Returns the number of wanted jobs of this queue that it has not brought yet."""
@@ -47,13 +47,13 @@ class ClaimProgress:
     def take(self, jobs: list[Job]) -> None:
         """Adds plain jobs."""
         self.jobs += jobs
-        self.startable -= sum(map(must_start, jobs))
+        self.max_must_start -= sum(map(must_start_now, jobs))
 
     def take_limited(self, jobs: list[Job], until_us: int) -> None:
         """Jobs under limits start at once."""
         if jobs:
             self.jobs += jobs
-            self.startable -= len(jobs)
+            self.max_must_start -= len(jobs)
             self.idle -= len(jobs)
             self.note_lease(until_us)
 
@@ -72,7 +72,7 @@ class ClaimProgress:
             promoted=self.promoted,
             next_due=None if self.due_in is None else timedelta(microseconds=max(0, self.due_in)),
             quarantined=self.quarantined,
-            held_back=self.held_back,
+            stopped_at_last_attempt=self.stopped_at_last_attempt,
             lease_until_us=self.until_us,
             expired=self.expired,
         )

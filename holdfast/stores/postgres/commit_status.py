@@ -22,18 +22,18 @@ class Commit(NamedTuple):
     timeline: str
 
 
-async def begun_commit(link: Any) -> Commit:
+async def begun_commit(connection: Any) -> Commit:
     """The transaction this connection has open."""
-    return Commit(*await link.fetchrow(_BEGUN))
+    return Commit(*await connection.fetchrow(_BEGUN))
 
 
-async def is_committed(link: Any, commit: Commit) -> bool:
+async def is_committed(connection: Any, commit: Commit) -> bool:
     """Returns True if it was committed. Unavailable where this server cannot say: it has not ended yet, or was begun on
     another server, whose numbers this one may have given to others since.
     """
     for _ in range(_LOOKS):
         try:
-            status, timeline = await link.fetchrow(_ENDED, commit.number)
+            status, timeline = await connection.fetchrow(_ENDED, commit.number)
         except asyncpg.InvalidParameterValueError:  # it lies in the future: this server never heard of it
             return False
         if status == "aborted":

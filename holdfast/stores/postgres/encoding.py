@@ -120,7 +120,7 @@ def are_alike(jobs: Sequence[NewJob]) -> bool:
         and job.run_at_us == first.run_at_us
         and job.max_attempts == first.max_attempts
         and job.options == first.options
-        and job.given_id == first.given_id
+        and job.has_client_id == first.has_client_id
         and job.partition is None
         for job in jobs
     )
@@ -139,7 +139,7 @@ def alike_columns(jobs: Sequence[NewJob]) -> dict[str, Any]:
         "delay": span_us(first.delay),
         "max_attempts": first.max_attempts,
         "options": None if first.options is None else encode_options(first.options),
-        "given": first.given_id,
+        "given": first.has_client_id,
     }
 
 
@@ -156,7 +156,7 @@ def job_columns(jobs: Sequence[NewJob]) -> dict[str, Any]:
         "delays": [span_us(job.delay) for job in jobs],
         "max_attempts": [job.max_attempts for job in jobs],
         "options": [None if job.options is None else encode_options(job.options) for job in jobs],
-        "givens": [job.given_id for job in jobs],
+        "givens": [job.has_client_id for job in jobs],
         "partitions": [text_or_none(job.partition) for job in jobs] if is_limited else None,
         "weights": [job.weights for job in jobs] if is_limited else None,
     }

@@ -94,7 +94,7 @@ class SnapshotCursor(NamedTuple):
         """Returns events up to here, without attempts of jobs that are being deleted."""
         outside = self._replace(place=(self.place[0], FIRST, 0))
         there = [each for each in found if each.task]
-        return JobEvents(endings=there, mark=str(self), bookmark=str(outside), more=more, gap=gap)
+        return JobEvents(endings=there, mark=str(self), public_cursor=str(outside), more=more, gap=gap)
 
     def is_gap(self, at: int, number: int, earliest: int) -> bool:
         """Returns True if that is too long ago, or in no past of this server."""
@@ -105,13 +105,13 @@ class SnapshotCursor(NamedTuple):
 class Feed:
     """The verbs, over the store's named statements."""
 
-    def __init__(self, links: PostgresPool, statements: Mapping[str, NumberedStatement]) -> None:
-        self._links = links
+    def __init__(self, pool: PostgresPool, statements: Mapping[str, NumberedStatement]) -> None:
+        self._pool = pool
         self._sql = statements
 
     async def events(self, after: str | None, *, limit: int, within: timedelta) -> JobEvents:
         mark = None if after is None else SnapshotCursor.read(after)
-        ((at, number),) = await self._links.fetch(self._sql["number"])
+        ((at, number),) = await self._pool.fetch(self._sql["number"])
         earliest = at - within // MICROSECOND
         if mark is None or mark.is_gap(at, number, earliest):
             begin = await self._begun(at, number, earliest)
@@ -125,7 +125,7 @@ class Feed:
     async def _begun(self, at: int, number: int, earliest: int) -> TransactionSnapshot:
         """From now on. A transaction has dated nothing before it began; where that is hidden from our role, or our
         clock is another, nothing before ``earliest`` is looked for."""
-        starts = dict(await self._links.fetch(self._sql["transactions"], top=number))
+        starts = dict(await self._pool.fetch(self._sql["transactions"], top=number))
         top, running = await self._running()
         older = {xid: starts.get(xid, earliest) for xid in running if xid < number}
         known = {xid: max(earliest, start if start <= at else 0) for xid, start in older.items()}
@@ -134,12 +134,12 @@ class Feed:
     async def _running(self) -> tuple[int, list[int]]:
         """The next transaction's number, and the running ones. A snapshot does not list who has a higher number than
         all that are over: so a number is taken before, and an unlisted transaction got its own later."""
-        ((native,),) = await self._links.fetch(self._sql["snapshot"])
+        ((native,),) = await self._pool.fetch(self._sql["snapshot"])
         _, top, running = native.split(":")
         return int(top), [int(xid) for xid in running.split(",") if xid]
 
     async def stats(self, *, recent: timedelta, most: int) -> JobStats:
-        rows = await self._links.fetch(self._sql["figures"], recent=recent // MICROSECOND, most=most)
+        rows = await self._pool.fetch(self._sql["figures"], recent=recent // MICROSECOND, most=most)
         groups = [
             CountGroup(
                 queue=queue,
@@ -161,7 +161,7 @@ class Feed:
         self, mark: SnapshotCursor, shown: TransactionSnapshot, earliest: int, limit: int
     ) -> list[JobEvent]:
         seen, (at, job_id, claims) = mark.seen, mark.place
-        rows = await self._links.fetch(
+        rows = await self._pool.fetch(
             self._sql["endings"],
             low=max(seen.earliest_visible(shown), at, earliest),
             at=at,

@@ -40,13 +40,13 @@ class PostgresExternal:
 
     def __init__(
         self,
-        links: Callable[[], PostgresPool],
+        pool: Callable[[], PostgresPool],
         statements: Mapping[str, NumberedStatement],
         now: Callable[[], int] | None,
         place: str,
         limit_cache: LimitCache,
     ) -> None:
-        self._links = links
+        self._pool = pool
         self._sql = statements
         self._now = now
         self._place = place
@@ -55,7 +55,7 @@ class PostgresExternal:
 
     async def verify(self) -> StatementFlow[None]:
         if self._identity is None:
-            (row,) = await self._links().fetch(self._sql["identity"])
+            (row,) = await self._pool().fetch(self._sql["identity"])
             self._identity = Identity(*row)
         return self._verify(self._identity)
 
@@ -105,8 +105,8 @@ class PostgresExternal:
     async def tx_outcome(self, lease: Lease) -> TxOutcome:
         if not is_id(lease.job_id):
             return TxOutcome.LOST
-        rows = await self._links().fetch(self._sql["completed"], id=lease.job_id)
-        if not rows and await self._links().fetch(self._sql["states_of"], ids=[lease.job_id]):
+        rows = await self._pool().fetch(self._sql["completed"], id=lease.job_id)
+        if not rows and await self._pool().fetch(self._sql["states_of"], ids=[lease.job_id]):
             return TxOutcome.OPEN
         for state, claims in rows:
             if claims == lease.claims and STATES[state] in _FATES:
@@ -140,7 +140,7 @@ def _row(job: NewJob) -> dict[str, Any]:
         "key": text_or_none(job.key),
         "keep_for": span_us(job.key_for),
         "options": None if options is None else encode_options(options),
-        "given": job.given_id,
+        "given": job.has_client_id,
         "tags": None if options is None or not options.tags else options.tags,
         "policy": job.unique,
         "partition": text_or_none(job.partition),
@@ -155,9 +155,9 @@ def _texts(row: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(value.decode() if isinstance(value, bytes) else value for value in row)
 
 
-def _ascii(said: Any) -> str:
+def _ascii(given: Any) -> str:
     """JSON of ASCII alone."""
-    text = _encode(said).decode()
+    text = _encode(given).decode()
     return text if text.isascii() else _BEYOND_ASCII.sub(_escaped, text)
 
 

@@ -54,40 +54,40 @@ where n.nspname = $1 and i.indisvalid
 class PostgresHealth:
     """Family ``health`` of PostgreSQL."""
 
-    def __init__(self, links: PostgresPool, statements: Mapping[str, NumberedStatement], query: PostgresQuery) -> None:
-        self._links = links
+    def __init__(self, pool: PostgresPool, statements: Mapping[str, NumberedStatement], query: PostgresQuery) -> None:
+        self._pool = pool
         self._sql = statements
         self._query = query
 
     async def doctor(self) -> list[Finding]:
-        address = self._links.address
+        address = self._pool.address
 
-        async def run_once(link: Connection) -> list[Finding]:
-            through = link.get_server_pid() != await link.fetchval("select pg_backend_pid()")
+        async def run_once(connection: Connection) -> list[Finding]:
+            through = connection.get_server_pid() != await connection.fetchval("select pg_backend_pid()")
             return [
-                await durability(link),
-                Finding("version", "ok", f"PostgreSQL {await link.fetchval('show server_version')}"),
-                await _transactions(link),
-                await _slots(link),
-                _vacuum(address.schema, await link.fetchrow(_TABLE, address.schema)),
-                await _indexes(link, address.schema),
-                await _notifications(link),
+                await durability(connection),
+                Finding("version", "ok", f"PostgreSQL {await connection.fetchval('show server_version')}"),
+                await _transactions(connection),
+                await _slots(connection),
+                _vacuum(address.schema, await connection.fetchrow(_TABLE, address.schema)),
+                await _indexes(connection, address.schema),
+                await _notifications(connection),
                 check_pooler(pooled=address.pooled, through=through),
             ]
 
-        findings = await self._links.call(run_once)
-        ((stuck,),) = await self._links.fetch(self._sql["stuck"])
-        ((unnamed,),) = await self._links.fetch(self._sql["unnamed_queue_jobs"])
+        findings = await self._pool.call(run_once)
+        ((stuck,),) = await self._pool.fetch(self._sql["stuck"])
+        ((unnamed,),) = await self._pool.fetch(self._sql["unnamed_queue_jobs"])
         return [*findings, _leases(stuck), unnamed_queue(unnamed, f"{address.schema}.job")]
 
     async def durability(self) -> Finding:
-        return await self._links.call(durability)
+        return await self._pool.call(durability)
 
     async def repair(self) -> list[Finding]:
         return []  # the database's own constraints hold
 
     async def backup(self, path: str) -> None:
-        address = self._links.address
+        address = self._pool.address
         raise ConfigError(
             "PostgreSQL is backed up by its own tools; for the queue alone: pg_dump --format=custom "
             f"--schema={address.schema} --file={path} '{address.libpq}'"
@@ -97,10 +97,10 @@ class PostgresHealth:
         return await self._query.server_time_us()
 
 
-async def durability(link: Connection) -> Finding:
+async def durability(connection: Connection) -> Finding:
     """Returns the durability in effect on a connection."""
     fsync, commit, pages, standbys = [
-        await link.fetchval("select current_setting($1)", name)
+        await connection.fetchval("select current_setting($1)", name)
         for name in ("fsync", "synchronous_commit", "full_page_writes", "synchronous_standby_names")
     ]
     text = f"fsync={fsync} synchronous_commit={commit} full_page_writes={pages}"
@@ -117,22 +117,22 @@ async def durability(link: Connection) -> Finding:
     return Finding("durability", "ok", f"{text}{', with synchronous standbys' if standbys else ''}")
 
 
-async def _transactions(link: Connection) -> Finding:
+async def _transactions(connection: Connection) -> Finding:
     """Finding about transactions that keep dead rows from being removed."""
-    row = await link.fetchrow(_OLDEST)
+    row = await connection.fetchrow(_OLDEST)
     if row is not None and row[1] >= _OLD_S:
         who, age, remedy = row
         text = f"{who} holds a transaction open for {age} s: no vacuum can clear what ended since"
         return Finding("transactions", "warning", text, f"end it, or: {remedy}")
-    hidden = await link.fetchval(_HIDDEN)
+    hidden = await connection.fetchval(_HIDDEN)
     if hidden:
         text = f"none of this role's is old; those of {hidden} other sessions cannot be seen"
         return Finding("transactions", "ok", text, "to see them: grant pg_read_all_stats to this role")
     return Finding("transactions", "ok", "none is old")
 
 
-async def _slots(link: Connection) -> Finding:
-    name = await link.fetchval(_SLOT)
+async def _slots(connection: Connection) -> Finding:
+    name = await connection.fetchval(_SLOT)
     if name is None:
         return Finding("replication", "ok", "no replication slot is left behind")
     text = f"no client reads the replication slot {name}: the server keeps everything for it until its disk is full"
@@ -151,16 +151,16 @@ def _vacuum(schema: str, row: Any) -> Finding:
     return Finding("vacuum", "ok", text)
 
 
-async def _indexes(link: Connection, schema: str) -> Finding:
-    missing = sorted(_INDEXES - {name for (name,) in await link.fetch(_VALID, schema)})
+async def _indexes(connection: Connection, schema: str) -> Finding:
+    missing = sorted(_INDEXES - {name for (name,) in await connection.fetch(_VALID, schema)})
     if not missing:
         return Finding("indexes", "ok", "all there and valid")
     remedy = "create them again (drop an invalid one first): holdfast migrate --sql FROM..TO prints how"
     return Finding("indexes", "error", f"missing or invalid: {', '.join(missing)}", remedy)
 
 
-async def _notifications(link: Connection) -> Finding:
-    usage = float(await link.fetchval("select pg_notification_queue_usage()"))
+async def _notifications(connection: Connection) -> Finding:
+    usage = float(await connection.fetchval("select pg_notification_queue_usage()"))
     text = f"the server's notification queue is {usage:.0%} full"
     if usage < _NOTIFY_FULL:
         return Finding("notifications", "ok", text)

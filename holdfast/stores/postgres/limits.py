@@ -23,7 +23,7 @@ from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.stores.common.requests import CHOOSE, CLAIMED_A_SECOND, UPKEEP
 from holdfast.stores.postgres.encoding import NumberedStatement, from_text, is_id, span_us, text_or_none, to_text
 from holdfast.stores.postgres.notifications import PostgresNotifications
-from holdfast.stores.postgres.pool import Fetch, PostgresPool, Rows, Turn
+from holdfast.stores.postgres.pool import Fetch, PostgresPool, Rows, SearchKind
 
 ASSIGNED_MOST = 500
 """Jobs without a partition that one step of a claim gives theirs."""
@@ -37,13 +37,13 @@ class PostgresLimits:
 
     def __init__(
         self,
-        links: PostgresPool,
-        news: PostgresNotifications,
+        pool: PostgresPool,
+        notifications: PostgresNotifications,
         statements: Mapping[str, NumberedStatement],
         cache: LimitCache,
     ) -> None:
-        self._links = links
-        self._news = news
+        self._pool = pool
+        self._notifications = notifications
         self._sql = statements
         self._cache = cache
 
@@ -58,10 +58,10 @@ class PostgresLimits:
                 await fetch(self._sql["bound_buckets"], name=name, most=most)
             return int(rows[0][0]) if rows else None
 
-        revision = await self._links.transaction(run_in_transaction, extra=UPKEEP)
+        revision = await self._pool.transaction(run_in_transaction, extra=UPKEEP)
         if revision is not None:
             self._cache.mark_stale()
-            self._news.notify_committed({"queue:*", "due:*"})
+            self._notifications.notify_committed({"queue:*", "due:*"})
         return revision
 
     async def _write_row(self, fetch: Fetch, change: LimitChange) -> Rows:
@@ -73,42 +73,42 @@ class PostgresLimits:
         return await fetch(self._sql["replace_limit"], expected=expected, **_limit_columns(limit))
 
     async def read_limits(self) -> list[Limit]:
-        return stored_limits(await self._links.fetch(self._sql["limits"]))
+        return stored_limits(await self._pool.fetch(self._sql["limits"]))
 
     async def assign_partitions(
         self, *, queue: str | None = None, task: str | None = None, after: str = "", limit: int = 1000
     ) -> tuple[int, str | None]:
         table = self._cache.set_limits(await self.read_limits())
-        rows = await self._links.search(
+        rows = await self._pool.search(
             self._sql["jobs_to_assign"],
-            Turn.CHANGE,
+            SearchKind.CHANGE,
             seconds=CHOOSE,
             queue=queue,
             task=task,
             after=after if is_id(after) else _NO_ID,
             limit=limit,
         )
-        changed = await set_partitions(self._links.fetch, self._sql, table, rows)
-        self._news.notify_committed({f"{kind}:{row[3]}" for row in rows for kind in ("queue", "due")})
+        changed = await set_partitions(self._pool.fetch, self._sql, table, rows)
+        self._notifications.notify_committed({f"{kind}:{row[3]}" for row in rows for kind in ("queue", "due")})
         return changed, rows[-1][0] if len(rows) == limit else None
 
     async def bucket_use(self, buckets: Sequence[str]) -> list[BucketUse]:
         limits = {limit.name: limit for limit in await self.read_limits()}
-        rows = await self._links.fetch(self._sql["bucket_use"], buckets=[to_text(bucket) for bucket in buckets])
+        rows = await self._pool.fetch(self._sql["bucket_use"], buckets=[to_text(bucket) for bucket in buckets])
         return [
             BucketUse(
                 bucket=bucket,
                 used=used,
                 free_at_us=free_instant(
-                    limits.get(split_bucket(bucket)[0]), BucketState(full_at, paused_until), now_us
+                    limits.get(split_bucket(bucket)[0]), BucketState(refilled_at, paused_until), now_us
                 ),
             )
-            for bucket, (used, full_at, paused_until, now_us) in zip(buckets, rows, strict=True)
+            for bucket, (used, refilled_at, paused_until, now_us) in zip(buckets, rows, strict=True)
         ]
 
     async def take_tokens(self, bucket: str, tokens: int) -> timedelta:
-        ((wait_us,),) = await self._links.fetch(
-            self._sql["take_tokens"], at=self._links.instant, bucket=to_text(bucket), tokens=tokens
+        ((wait_us,),) = await self._pool.fetch(
+            self._sql["take_tokens"], at=self._pool.instant, bucket=to_text(bucket), tokens=tokens
         )
         return timedelta(microseconds=wait_us)
 
@@ -119,14 +119,14 @@ class PostgresLimits:
             await fetch(self._sql["lock_limits"])  # a claim writes several buckets too
             await fetch(self._sql["pause_buckets"], buckets=names, span=span_us(pause_for))
 
-        await self._links.transaction(run_in_transaction)
+        await self._pool.transaction(run_in_transaction)
 
 
 class LimitedClaims:
     """Claims of jobs under limits."""
 
-    def __init__(self, links: PostgresPool, statements: Mapping[str, NumberedStatement], cache: LimitCache) -> None:
-        self._links = links
+    def __init__(self, pool: PostgresPool, statements: Mapping[str, NumberedStatement], cache: LimitCache) -> None:
+        self._pool = pool
         self._sql = statements
         self._cache = cache
 
@@ -138,16 +138,16 @@ class LimitedClaims:
         *,
         promote: bool,
         anywhere: bool,
-        doubt: Callable[[], object],
+        on_uncertain: Callable[[], object],
     ) -> Rows:
         """Rows of ``claim_limited``. Jobs of these queues that came without a partition get theirs first."""
         rows: Rows = []
         for step in range(_ASSIGNING_TRIES + 1):
-            rows = await self._links.fetch(
+            rows = await self._pool.fetch(
                 self._sql["claim_limited"],
-                doubt=doubt,
+                on_uncertain=on_uncertain,
                 extra=room / CLAIMED_A_SECOND,
-                at=self._links.instant,
+                at=self._pool.instant,
                 queues=list(slots),
                 slots=list(slots.values()),
                 room=room,
@@ -156,7 +156,7 @@ class LimitedClaims:
                 promote=promote,
                 anywhere=anywhere,
                 assign=step < _ASSIGNING_TRIES,
-                isolated=request.alone,
+                isolated=request.isolated,
             )
             unassigned = rows[0][_UNASSIGNED]
             if not unassigned:
@@ -165,9 +165,9 @@ class LimitedClaims:
         return rows
 
     async def _assign(self, queues: Sequence[str]) -> None:
-        table = self._cache.set_limits(stored_limits(await self._links.fetch(self._sql["limits"])))
-        rows = await self._links.fetch(self._sql["jobs_without_partition"], queues=queues, limit=ASSIGNED_MOST)
-        await set_partitions(self._links.fetch, self._sql, table, [(*row, None, None) for row in rows])
+        table = self._cache.set_limits(stored_limits(await self._pool.fetch(self._sql["limits"])))
+        rows = await self._pool.fetch(self._sql["jobs_without_partition"], queues=queues, limit=ASSIGNED_MOST)
+        await set_partitions(self._pool.fetch, self._sql, table, [(*row, None, None) for row in rows])
 
 
 async def update_partitions(

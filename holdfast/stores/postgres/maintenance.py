@@ -18,13 +18,13 @@ class PostgresMaintenance:
 
     def __init__(
         self,
-        links: PostgresPool,
-        news: PostgresNotifications,
+        pool: PostgresPool,
+        notifications: PostgresNotifications,
         statements: Mapping[str, NumberedStatement],
         ready: Callable[[str], None],
     ) -> None:
-        self._links = links
-        self._news = news
+        self._pool = pool
+        self._notifications = notifications
         self._sql = statements
         self._ready = ready
 
@@ -34,37 +34,37 @@ class PostgresMaintenance:
     async def make_ready(self, queues: Sequence[str] | None, *, limit: int) -> dict[str, list[str]]:
         """The same for these queues, or every one; their ids by queue, in the order of claims."""
         if queues is None:
-            rows = await self._links.fetch(self._sql["promote_anywhere"], limit=limit, extra=UPKEEP)
+            rows = await self._pool.fetch(self._sql["promote_anywhere"], limit=limit, extra=UPKEEP)
         else:
-            rows = await self._links.fetch(self._sql["promote_queues"], queues=list(queues), limit=limit, extra=UPKEEP)
+            rows = await self._pool.fetch(self._sql["promote_queues"], queues=list(queues), limit=limit, extra=UPKEEP)
         ready: dict[str, list[str]] = {}
         for queue, _, _, job_id in sorted(rows, key=lambda row: row[1:]):
             ready.setdefault(queue, []).append(job_id)
-        notify_ready(self._news, self._ready, set(ready))
+        notify_ready(self._notifications, self._ready, set(ready))
         return ready
 
     async def expire_waiting(self, *, limit: int) -> list[ExpiredJob]:
         ended: list[ExpiredJob] = []
         for _ in range(EXPIRY_ROUNDS):
             most = limit - len(ended)
-            found, looked = await expire_overdue(self._links, self._news, self._sql, limit=most)
+            found, looked = await expire_overdue(self._pool, self._notifications, self._sql, limit=most)
             ended += found
             if looked < most or len(ended) >= limit:
                 break
         return ended
 
-    async def find_expired(self, *, limit: int) -> list[Job]:
-        return [shown_job(row) for row in await self._links.fetch(self._sql["expired"], limit=limit, extra=UPKEEP)]
+    async def find_expired_leases(self, *, limit: int) -> list[Job]:
+        return [shown_job(row) for row in await self._pool.fetch(self._sql["expired"], limit=limit, extra=UPKEEP)]
 
     async def prune(self, ended_for: Mapping[str, timedelta], *, limit: int) -> int:
         """Delete what ended long enough ago, up to ``limit`` jobs in all."""
         pruned = 0
         for state, span in ended_for.items():
             pruned += await self._prune_state(JobState(state), span, limit - pruned)
-        await self._links.fetch(self._sql["outlived_keys"], limit=limit, extra=UPKEEP)
-        await self._links.fetch(self._sql["prune_keys"], limit=limit, extra=UPKEEP)
-        await self._links.fetch(self._sql["prune_workers"], span=span_us(FORGOTTEN_AFTER), extra=UPKEEP)
-        await self._links.fetch(self._sql["prune_buckets"], at=self._links.instant, limit=limit, extra=UPKEEP)
+        await self._pool.fetch(self._sql["outlived_keys"], limit=limit, extra=UPKEEP)
+        await self._pool.fetch(self._sql["prune_keys"], limit=limit, extra=UPKEEP)
+        await self._pool.fetch(self._sql["prune_workers"], span=span_us(FORGOTTEN_AFTER), extra=UPKEEP)
+        await self._pool.fetch(self._sql["prune_buckets"], at=self._pool.instant, limit=limit, extra=UPKEEP)
         return pruned
 
     async def _prune_state(self, state: JobState, span: timedelta, limit: int) -> int:
@@ -77,25 +77,25 @@ class PostgresMaintenance:
                 await fetch(self._sql["delete_jobs"], ids=[row[0] for row in rows])
             return len(rows)
 
-        return await self._links.transaction(run_in_transaction, extra=UPKEEP)
+        return await self._pool.transaction(run_in_transaction, extra=UPKEEP)
 
     async def reannounce(self) -> int:
         return 0
 
 
 async def expire_overdue(
-    links: PostgresPool, news: PostgresNotifications, statements: Mapping[str, NumberedStatement], *, limit: int
+    pool: PostgresPool, notifications: PostgresNotifications, statements: Mapping[str, NumberedStatement], *, limit: int
 ) -> tuple[list[ExpiredJob], int]:
     """Looks at jobs whose ``expires`` has come, at most so many, and ends those that no worker has taken. Returns them,
     and the number of jobs it looked at."""
-    rows = await links.fetch(statements["expire_jobs"], limit=limit, extra=UPKEEP)
+    rows = await pool.fetch(statements["expire_jobs"], limit=limit, extra=UPKEEP)
     ended = [ExpiredJob(*row) for _, *row in rows if row[0] is not None]
-    news.notify_committed(set(), [each.job_id for each in ended])
+    notifications.notify_committed(set(), [each.job_id for each in ended])
     return ended, rows[0][0]
 
 
-def notify_ready(news: PostgresNotifications, ready: Callable[[str], None], queues: set[str]) -> None:
+def notify_ready(notifications: PostgresNotifications, ready: Callable[[str], None], queues: set[str]) -> None:
     """Tells this process and others that queues have jobs that became ready."""
     for queue in queues:
         ready(queue)
-    news.notify_committed({f"queue:{queue}" for queue in queues})
+    notifications.notify_committed({f"queue:{queue}" for queue in queues})

@@ -44,14 +44,14 @@ class PostgresNotifications(Listener):
         HoldfastError,
     )
 
-    def __init__(self, links: PostgresPool) -> None:
+    def __init__(self, pool: PostgresPool) -> None:
         super().__init__()
-        self.cannot_listen = links.address.pooled
-        self._links = links
+        self.cannot_listen = pool.address.pooled
+        self._pool = pool
         self._name = uuid4().hex[:12]  # so that we know what we said ourselves
-        schema = links.address.schema
+        schema = pool.address.schema
         self._voices = {
-            kind: _Notifier(links, f"{schema}_{kind}", self._name, coarse)
+            kind: _Notifier(pool, f"{schema}_{kind}", self._name, coarse)
             for kind, coarse in (("ready", "queue:*\ndue:*\nworker:*"), ("ended", "job:*"))
         }
         self.on_queue: Callable[[str], None] = lambda queue: None
@@ -90,27 +90,27 @@ class PostgresNotifications(Listener):
 
     # ── hearing ───────────────────────────────────────────────────────────────────────────────────────────────
     async def listen(self, kind: str, began: Callable[[], None]) -> None:
-        link = await self._links.connect()
+        connection = await self._pool.connect()
         try:
-            await link.add_listener(f"{self._links.address.schema}_{kind}", self._heard)
+            await connection.add_listener(f"{self._pool.address.schema}_{kind}", self._heard)
             began()
-            await self._prove(link)
+            await self._prove(connection)
         finally:
-            link.terminate()
+            connection.terminate()
 
     def connection_lost(self) -> None:
         """The calls on the other connections find out for themselves."""
 
-    async def _prove(self, link: Connection) -> None:
+    async def _prove(self, connection: Connection) -> None:
         """Return never; fail when the connection does."""
         closed = asyncio.Event()
-        link.add_termination_listener(lambda _: closed.set())
+        connection.add_termination_listener(lambda _: closed.set())
         while True:
             try:
                 async with asyncio.timeout(PROOF):
                     await closed.wait()
             except TimeoutError:
-                await link.execute("select 1", timeout=PROVEN_IN)
+                await connection.execute("select 1", timeout=PROVEN_IN)
             else:
                 raise ConnectionError("the listening connection was closed")
 
@@ -129,8 +129,8 @@ class _Notifier:
     """Notifier of one channel: one notification in flight, at bounded intervals; topics that come meanwhile share the
     next."""
 
-    def __init__(self, links: PostgresPool, channel: str, name: str, coarse: str) -> None:
-        self._links = links
+    def __init__(self, pool: PostgresPool, channel: str, name: str, coarse: str) -> None:
+        self._pool = pool
         self._channel = channel
         self._name = name
         self._coarse = coarse  # said where there is more news than fits
@@ -179,7 +179,7 @@ class _Notifier:
                 if len(text) > _PAYLOAD or len(text.encode()) > _PAYLOAD:
                     text = self._coarse
                 self._sent_at = time.monotonic()
-                await self._links.fetch(_NOTIFY, channel=self._channel, payload=f"{self._name}\n{text}")
+                await self._pool.fetch(_NOTIFY, channel=self._channel, payload=f"{self._name}\n{text}")
                 self.record_arrival()
         except HoldfastError:
             self._pending.clear()  # a hint that is lost costs one poll; the calls that matter say what is wrong

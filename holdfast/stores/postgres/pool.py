@@ -74,7 +74,7 @@ class Locked(Unavailable):
     alike = False
 
 
-class Turn(Enum):
+class SearchKind(Enum):
     """Purpose of a search by a filter. Of each kind few go at a time, if a caller waits: the other connections are
     for all others, and what may take long is in the way of its own kind only.
     """
@@ -84,7 +84,7 @@ class Turn(Enum):
     OTHER = "other"
 
 
-_TURNS = {Turn.CHANGE: 2, Turn.UNSUCCESSFUL: 1, Turn.OTHER: 2}
+_TURNS = {SearchKind.CHANGE: 2, SearchKind.UNSUCCESSFUL: 1, SearchKind.OTHER: 2}
 
 
 class DuplicateKey(HoldfastError):
@@ -114,8 +114,8 @@ def parse_url(url: str) -> PostgresAddress:
     pooled = options.pop("pooled", "0")
     if pooled not in ("0", "1"):
         raise ConfigError(f"url: pooled={pooled!r} is not valid; give 1 behind a pooler in transaction mode, else 0")
-    said = {"schema": schema} if schema != "holdfast" else {}
-    said |= {"pooled": "1"} if pooled == "1" else {}
+    given = {"schema": schema} if schema != "holdfast" else {}
+    given |= {"pooled": "1"} if pooled == "1" else {}
     if any("password" in name for name in options):
         raise ConfigError(
             "url: give the password before the host (user:password@host) or as PGPASSWORD, not as a parameter"
@@ -123,7 +123,7 @@ def parse_url(url: str) -> PostgresAddress:
     dsn = _joined(parts.netloc, parts.path, options)
     user, at, hosts = parts.netloc.rpartition("@")
     name = quote(unquote(user.partition(":")[0]), safe="") + at
-    shown = _joined(name + hosts, parts.path, options | said)
+    shown = _joined(name + hosts, parts.path, options | given)
     return PostgresAddress(dsn, schema, pooled == "1", shown, _joined(name + hosts, parts.path, options))
 
 
@@ -197,39 +197,39 @@ class PostgresPool:
     async def _with_link(self, once: Callable[[Connection], Awaitable[T]], give_up: float) -> T:
         """Run ``once`` on a connection. After any failure but a refusal by the server it is thrown away."""
         async with self._room:
-            link = await self._taken(give_up)
-            self._busy.add(link)
+            connection = await self._taken(give_up)
+            self._busy.add(connection)
             try:
-                result = await once(link)
+                result = await once(connection)
             except BaseException as error:
                 if isinstance(error, asyncpg.PostgresError) and not isinstance(error, _AWAY):
-                    self._give_back(link)
+                    self._give_back(connection)
                 elif isinstance(error, asyncio.CancelledError) and self._patience is not None:
-                    self._part(link)
+                    self._part(connection)
                 else:
-                    link.terminate()
+                    connection.terminate()
                 if isinstance(error, _AWAY):
                     self._drop_idle()
                 if self._closed and isinstance(error, AttributeError):  # the driver's, whose connection we took away
                     raise HoldfastError(_CLOSED) from error
                 raise
             finally:
-                self._busy.discard(link)
-            self._give_back(link)
+                self._busy.discard(connection)
+            self._give_back(connection)
             return result
 
     async def _taken(self, give_up: float) -> Connection:
         if self._closed:
             raise HoldfastError(_CLOSED)
         while self._idle:
-            link = self._idle.pop()
-            if not link.is_closed():
-                return link
+            connection = self._idle.pop()
+            if not connection.is_closed():
+                return connection
         if self._connect_at > max(give_up, time.monotonic()):
             raise ConnectionError(self._trouble)
         await asyncio.sleep(max(0.0, self._connect_at - time.monotonic()))
         try:
-            link = await self.connect()
+            connection = await self.connect()
         except _AWAY as error:
             self._trouble = _line(error)
             # However many calls there are: a server that comes back is not met by a herd.
@@ -238,24 +238,24 @@ class PostgresPool:
             self._connect_at = time.monotonic() + pause * random.uniform(0.5, 1.5)
             raise
         self._failures = 0
-        return link
+        return connection
 
-    def _part(self, link: Connection) -> None:
+    def _part(self, connection: Connection) -> None:
         """Leave a connection whose call was given up, once the driver has had time to have the server give it up too:
         else abandoned calls would go on there, on more and more connections."""
-        self._parting.add(link)
+        self._parting.add(connection)
 
         def close_link() -> None:
-            self._parting.discard(link)
-            link.terminate()
+            self._parting.discard(connection)
+            connection.terminate()
 
         asyncio.get_running_loop().call_later(_PARTING, close_link)
 
-    def _give_back(self, link: Connection) -> None:
+    def _give_back(self, connection: Connection) -> None:
         if self._closed:
-            link.terminate()
+            connection.terminate()
         else:
-            self._idle.append(link)
+            self._idle.append(connection)
 
     def _drop_idle(self) -> None:
         """The server has gone, or takes no more writes: so have these."""
@@ -265,20 +265,20 @@ class PostgresPool:
     async def close(self) -> None:
         self._closed = True
         while self._idle:
-            link = self._idle.pop()
+            connection = self._idle.pop()
             try:
-                await link.close(timeout=1.0)
+                await connection.close(timeout=1.0)
             except _AWAY:
-                link.terminate()
-        for link in [*self._busy, *self._parting]:
-            link.terminate()
+                connection.terminate()
+        for connection in [*self._busy, *self._parting]:
+            connection.terminate()
 
     # ── calls ─────────────────────────────────────────────────────────────────────────────────────────────────
     async def fetch(
         self,
         query: NumberedStatement,
         *,
-        doubt: Callable[[], object] | None = None,
+        on_uncertain: Callable[[], object] | None = None,
         patience: float | None = None,
         extra: float = 0.0,
         **values: Any,
@@ -287,17 +287,20 @@ class PostgresPool:
         arguments = self._arguments(query, values)
         sent: list[bool] = []
 
-        async def run_once(link: Connection) -> Rows:
+        async def run_once(connection: Connection) -> Rows:
             sent.append(True)
-            rows: Rows = await link.fetch(query.sql, *arguments)
+            rows: Rows = await connection.fetch(query.sql, *arguments)
             return rows
 
         return await self.call(
-            run_once, doubt=lambda: doubt() if sent and doubt is not None else None, patience=patience, extra=extra
+            run_once,
+            on_uncertain=lambda: on_uncertain() if sent and on_uncertain is not None else None,
+            patience=patience,
+            extra=extra,
         )
 
     async def search(
-        self, query: NumberedStatement, turn: Turn, *, seconds: float | None = None, **values: Any
+        self, query: NumberedStatement, turn: SearchKind, *, seconds: float | None = None, **values: Any
     ) -> Rows:
         """The rows of a statement that may have to look at every job there is. If a caller waits, the server ends it
         after so many seconds, and a few of them cannot take all connections."""
@@ -311,15 +314,15 @@ class PostgresPool:
             await self.check_alive()
             room = patience
 
-        async def run_once(link: Connection) -> Rows:
-            await link.execute(f"begin read only; set local statement_timeout = {1000 * seconds:.0f}")
+        async def run_once(connection: Connection) -> Rows:
+            await connection.execute(f"begin read only; set local statement_timeout = {1000 * seconds:.0f}")
             try:
-                rows: Rows = await link.fetch(query.sql, *arguments)
+                rows: Rows = await connection.fetch(query.sql, *arguments)
             except asyncpg.PostgresError:
-                if not link.is_closed():
-                    await link.execute("rollback")
+                if not connection.is_closed():
+                    await connection.execute("rollback")
                 raise
-            await link.execute("commit")
+            await connection.execute("commit")
             return rows
 
         try:
@@ -339,7 +342,7 @@ class PostgresPool:
     async def check_alive(self) -> None:
         """Pings the server before a long query if the caller has a deadline."""
         if self._patience is not None:
-            await self.call(lambda link: link.execute("select 1"))
+            await self.call(lambda connection: connection.execute("select 1"))
 
     async def transaction(
         self, work: Callable[[Callable[..., Awaitable[Rows]]], Awaitable[T]], *, extra: float = 0.0
@@ -347,23 +350,23 @@ class PostgresPool:
         """Run ``work(fetch)`` in one transaction. It may run more than once, but never again once it is committed."""
         unanswered: list[tuple[Commit, T]] = []  # a commit that was perhaps sent, and what it would mean
 
-        async def run_once(link: Connection) -> T:
+        async def run_once(connection: Connection) -> T:
             async def fetch(query: NumberedStatement, **values: Any) -> Rows:
-                rows: Rows = await link.fetch(query.sql, *self._arguments(query, values))
+                rows: Rows = await connection.fetch(query.sql, *self._arguments(query, values))
                 return rows
 
             if unanswered:
                 commit, result = unanswered[0]
-                if await is_committed(link, commit):
+                if await is_committed(connection, commit):
                     return result
                 unanswered.clear()
-            transaction = link.transaction()
+            transaction = connection.transaction()
             await transaction.start()
             try:
                 result = await work(fetch)
-                unanswered.append((await begun_commit(link), result))
+                unanswered.append((await begun_commit(connection), result))
             except asyncpg.PostgresError:
-                if not link.is_closed():
+                if not connection.is_closed():
                     await transaction.rollback()
                 raise
             await transaction.commit()
@@ -389,7 +392,7 @@ class PostgresPool:
         self,
         once: Callable[[Connection], Awaitable[T]],
         *,
-        doubt: Callable[[], object] | None = None,
+        on_uncertain: Callable[[], object] | None = None,
         patience: float | None = None,
         extra: float = 0.0,
     ) -> T:
@@ -409,8 +412,8 @@ class PostgresPool:
                     raise Unavailable(f"{self._place()}: {_line(error)}; try again") from error
                 await asyncio.sleep(random.uniform(0, 0.01 * 2**conflicts))
             except _AWAY as error:
-                if doubt is not None:
-                    doubt()
+                if on_uncertain is not None:
+                    on_uncertain()
                 silent = isinstance(error, TimeoutError)
                 if silent:
                     self._drop_idle()

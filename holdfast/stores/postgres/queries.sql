@@ -10,14 +10,14 @@
 
 -- fragment: shown
 -- A job as a reader sees it: the fields of Job (core/models.py) in their order.
-j.id::text, j.task, j.queue, j.payload, j.claims, j.attempts, j.max_attempts, -j.rank, j.losses, j.run_at,
+j.id::text, j.task, j.queue, j.payload, j.claims, j.attempts, j.max_attempts, -j.rank, j.lost_leases, j.run_at,
 j.created_at, j.options, j.state, j.worker, j.lease_until, j.started_at, j.ended_at, j.reason, j.error, j.result,
 case when j.keyed then (select k.key from holdfast.key k where k.job_id = j.id and k.key > ' ' limit 1) end, j.cancelling,
 j.partition, j.expires_at
 
 -- fragment: claimed
 -- What a claim delivers of a job: the first fields of Job (core/models.py).
-id::text, task, queue, payload, claims, attempts, max_attempts, -rank as priority, losses, run_at, created_at, options,
+id::text, task, queue, payload, claims, attempts, max_attempts, -rank as priority, lost_leases, run_at, created_at, options,
 seq
 
 -- fragment: unexpired
@@ -168,12 +168,12 @@ with recursive named (queue) as (
 select queue from named where queue is not null;
 
 -- own: claim
--- Takes of each queue up to its slots, from its cursor on, up to the first job on its last attempt beyond :startable. Where
+-- Takes of each queue up to its slots, from its cursor on, up to the first job on its last attempt beyond :max_must_start. Where
 -- jobs are due and :promote asks for it, takes nothing: they are made ready first. Nor where a suspect can start: then
 -- claim_with_suspects takes. Always answers with one row at least, which names a queue of which something was held back.
 -- include: claim_begin
 ), mixing as materialized (
-    select :startable > 0 and not (select now from due) and exists (
+    select :max_must_start > 0 and not (select now from due) and exists (
         select from wanted w cross join lateral (
             select from holdfast.job j where j.state = 0 and j.tier = 1 and j.queue = w.queue
             order by j.rank, j.run_at, j.seq limit 1) s) as now
@@ -187,10 +187,10 @@ select queue from named where queue is not null;
     limit :limit
 ), numbered as materialized ( -- nothing, where all can start
     select ctid, queue, last, row_number() over () as turn from ready
-    where (select count(*) from ready where last) > :startable
+    where (select count(*) from ready where last) > :max_must_start
 ), beyond as materialized (
     select l.queue, min(l.turn) as turn
-    from (select queue, turn from numbered where last order by turn offset :startable) l
+    from (select queue, turn from numbered where last order by turn offset :max_must_start) l
     group by l.queue
 ), taken as (
     -- include: claim_update
@@ -203,7 +203,7 @@ select queue from named where queue is not null;
 ;
 
 -- own: claim_with_suspects
--- The same with the suspects, each in its place; those beyond :startable are left.
+-- The same with the suspects, each in its place; those beyond :max_must_start are left.
 -- include: claim_begin
 ), mixing as materialized (
     select false as now
@@ -212,8 +212,8 @@ select queue from named where queue is not null;
     from wanted w cross join lateral (
         select j.ctid, j.rank, j.run_at, j.seq from holdfast.job j
         where j.state = 0 and j.tier = 1 and j.queue = w.queue and not (select now from due)
-        order by j.rank, j.run_at, j.seq limit least(w.slots, :startable) for no key update skip locked) s
-    limit :startable
+        order by j.rank, j.run_at, j.seq limit least(w.slots, :max_must_start) for no key update skip locked) s
+    limit :max_must_start
 ), ready as materialized (
     select r.ctid, w.queue, w.turn, w.slots, false as suspect, r.attempts + 1 >= r.max_attempts as starting, r.rank, r.run_at, r.seq
     from wanted w cross join lateral (
@@ -231,12 +231,12 @@ select queue from named where queue is not null;
     from mixed where place <= slots order by turn, place limit :limit
 ), beyond as materialized (
     select queue, turn, min(place) as place from fitting
-    where starting and not suspect and started > :startable group by queue, turn
+    where starting and not suspect and started > :max_must_start group by queue, turn
 ), taken as (
     -- include: claim_update
     where ctid = any(array(
         select f.ctid from fitting f left join beyond b on b.turn = f.turn
-        where f.place < coalesce(b.place, f.place + 1) and (not f.suspect or f.started <= :startable)))
+        where f.place < coalesce(b.place, f.place + 1) and (not f.suspect or f.started <= :max_must_start)))
     returning -- include: claimed
 )
 -- include: claim_end
@@ -267,7 +267,7 @@ from taken t;
 
 -- own: claim_delivered
 -- Takes of the delivered what is ready, of each queue up to its slots and to the first job on its last attempt beyond
--- :startable, and says which of the rest is ready too. Makes nothing ready, but says when the next falls due. Always answers
+-- :max_must_start, and says which of the rest is ready too. Makes nothing ready, but says when the next falls due. Always answers
 -- with one row at least.
 with paused as materialized (
     select name from holdfast.queue where paused
@@ -281,13 +281,13 @@ with paused as materialized (
     from standing s where not s.queue = any(array(select name from paused))
 ), wanted as materialized (
     select e.*, row_number() over (partition by e.queue order by e.rank, e.run_at, e.seq) as place
-    from welcome e where e.tier = 0 or e.turn <= :startable
+    from welcome e where e.tier = 0 or e.turn <= :max_must_start
 ), fitting as materialized (
     select w.*, count(*) filter (where w.tier > 0 or w.last) over (order by w.tier = 0, w.rank, w.run_at, w.seq) as starting
     from wanted w left join unnest(:queues::text[], :slots::int[]) q (queue, slots) on q.queue = w.queue
     where w.place <= coalesce(q.slots, :others)
 ), beyond as materialized (
-    select queue, min(place) as place from fitting where last and starting > :startable group by queue
+    select queue, min(place) as place from fitting where last and starting > :max_must_start group by queue
 ), chosen as materialized (
     select f.id from fitting f left join beyond b on b.queue = f.queue
     where f.tier > 0 or f.place < coalesce(b.place, f.place + 1)
@@ -357,7 +357,7 @@ where id = :id;
 -- fragment: succeed
 -- The rows that others have in hand are not waited for: no open transaction keeps a batch of others' jobs.
 update holdfast.job j
-set state = 5, ended_at = :now, result = d.result, lease_until = null, losses = 0, tier = 0, cancelling = false,
+set state = 5, ended_at = :now, result = d.result, lease_until = null, lost_leases = 0, tier = 0, cancelling = false,
     reason = null, error = null
 from unnest(:ids::uuid[], :claims::bigint[], :results::text[]) as d (id, claims, result)
 where j.id = d.id and j.claims = d.claims and j.state + 0 = 2 and j.lease_until + 0 > :now
@@ -390,8 +390,8 @@ with settled as (
         result = d.result,
         run_at = case when d.delay is null then j.run_at else d.delay + :now end,
         attempts = greatest(0, j.attempts - case when d.refund then 1 else 0 end), -- another program may have set it to 0
-        losses = case when d.expired then j.losses + 1 when d.refund then j.losses else 0 end,
-        tier = case when d.expired then least(j.losses + 1, 2) when d.refund then j.tier % 3 else 0 end
+        lost_leases = case when d.expired then j.lost_leases + 1 when d.refund then j.lost_leases else 0 end,
+        tier = case when d.expired then least(j.lost_leases + 1, 2) when d.refund then j.tier % 3 else 0 end
             + case when j.partition is null then 0 else 3 end,
         ended_at = case when d.state >= 5 or j.cancelling then :now end,
         cancelling = false,
@@ -546,7 +546,7 @@ with due as materialized (
         or not exists (select from holdfast.job j where j.id = e.job_id))
 ), ended as (
     update holdfast.job
-    set state = 7, reason = 'expired', error = coalesce(error, 'expired: no worker began it in time'), losses = 0, tier = 0,
+    set state = 7, reason = 'expired', error = coalesce(error, 'expired: no worker began it in time'), lost_leases = 0, tier = 0,
         ended_at = :now
     where id = any(array(select id from held where ends)) and (state + 0) in (0, 1, 3, 4)
     returning id::text, task, queue
@@ -578,7 +578,7 @@ select holdfast.set_expiry(:id, coalesce(:expires_at::bigint, :now + :expires_in
 
 -- name: cancel_unstarted
 update holdfast.job
-set state = 7, reason = 'cancelled', error = coalesce(error, 'cancelled'), losses = 0, tier = 0, ended_at = :now
+set state = 7, reason = 'cancelled', error = coalesce(error, 'cancelled'), lost_leases = 0, tier = 0, ended_at = :now
 where id = any(:ids::uuid[]) and (state + 0) in (0, 1, 3, 4)
 returning id::text;
 
@@ -589,7 +589,7 @@ returning id::text, worker;
 
 -- name: replay
 update holdfast.job j
-set state = case when d.later > 0 then 1 else 0 end, attempts = 0, losses = 0,
+set state = case when d.later > 0 then 1 else 0 end, attempts = 0, lost_leases = 0,
     tier = case when j.partition is null then 0 else 3 end, reason = null, error = null,
     result = null, ended_at = null, ended_by = null, expires_at = null, payload = coalesce(:payload, j.payload),
     run_at = d.later + :now
@@ -720,7 +720,7 @@ from holdfast.job j where j.id = any(:ids::uuid[]);
 
 -- name: outlines
 -- `get` of many, without what may be large.
-select j.id::text, j.task, j.queue, '{}', j.claims, j.attempts, j.max_attempts, -j.rank, j.losses, j.run_at, j.created_at,
+select j.id::text, j.task, j.queue, '{}', j.claims, j.attempts, j.max_attempts, -j.rank, j.lost_leases, j.run_at, j.created_at,
     j.options, j.state, j.worker, j.lease_until, j.started_at, j.ended_at, j.reason, j.error, null, null, j.cancelling,
     j.partition, j.expires_at
 from holdfast.job j where j.id = any(:ids::uuid[]);
@@ -1023,7 +1023,7 @@ returning revision + 1;
 
 -- name: bound_buckets
 -- The buckets of a limit lack no more than they hold by the new values: of the limit itself and, after "=", of its keys.
-update holdfast.bucket set full_at = least(full_at, :now + :most::bigint)
+update holdfast.bucket set refilled_at = least(refilled_at, :now + :most::bigint)
 where name = :name or (name > :name || '=' and name < :name || '>');
 
 -- own: free_parked
@@ -1031,7 +1031,7 @@ where name = :name or (name > :name || '=' and name < :name || '>');
 update holdfast.partition set blocked_until = null where blocked_until is not null;
 
 -- own: bucket_use
-select coalesce(u.used, 0), coalesce(b.full_at, 0), coalesce(b.paused_until, 0), :now
+select coalesce(u.used, 0), coalesce(b.refilled_at, 0), coalesce(b.paused_until, 0), :now
 from unnest(:buckets::text[]) with ordinality as d (name, turn)
 left join (select r.bucket, r.used from holdfast.running_weights() r) u on u.bucket = d.name
 left join holdfast.bucket b on b.name = d.name

@@ -28,7 +28,7 @@ from holdfast.stores.common.named_sql import CODES, STATES
 from holdfast.stores.common.requests import costs_its_page, is_unsuccessful, line_page, line_place
 from holdfast.stores.postgres.encoding import filter_parameters, is_id, shown_attempt, shown_job, shown_line, to_text
 from holdfast.stores.postgres.events import Feed
-from holdfast.stores.postgres.pool import Rows, Turn
+from holdfast.stores.postgres.pool import Rows, SearchKind
 
 _NEWEST = str(UUID(int=(1 << 128) - 1))
 
@@ -37,26 +37,26 @@ class PostgresQuery(Feed):
     """Family ``query`` of PostgreSQL."""
 
     async def get(self, job_id: str) -> Job | None:
-        rows = await self._links.fetch(self._sql["get"], id=job_id) if is_id(job_id) else []
+        rows = await self._pool.fetch(self._sql["get"], id=job_id) if is_id(job_id) else []
         return shown_job(rows[0]) if rows else None
 
     async def summaries(self, job_ids: Sequence[str]) -> list[Job | None]:
         if not job_ids:
             return []
-        rows = await self._links.fetch(self._sql["outlines"], ids=list(filter(is_id, job_ids)))
+        rows = await self._pool.fetch(self._sql["outlines"], ids=list(filter(is_id, job_ids)))
         found = {row[0]: shown_job(row) for row in rows}
         return [found.get(job_id) for job_id in job_ids]
 
     async def by_key(self, key: str) -> Job | None:
-        rows = await self._links.fetch(self._sql["key_owner"], key=to_text(key))
+        rows = await self._pool.fetch(self._sql["key_owner"], key=to_text(key))
         return await self.get(rows[0][0]) if rows else None
 
     async def by_keys(self, keys: Sequence[str]) -> list[Job | None]:
         if not keys:
             return []
         texts = list(map(to_text, keys))
-        owners = dict(await self._links.fetch(self._sql["key_owners"], keys=texts))
-        rows = await self._links.fetch(self._sql["get_many"], ids=list(owners.values())) if owners else []
+        owners = dict(await self._pool.fetch(self._sql["key_owners"], keys=texts))
+        rows = await self._pool.fetch(self._sql["get_many"], ids=list(owners.values())) if owners else []
         jobs = {row[0]: shown_job(row) for row in rows}
         return [jobs.get(owners.get(text, "")) for text in texts]
 
@@ -76,31 +76,31 @@ class PostgresQuery(Feed):
 
     async def _page(self, where: JobFilter, name: str, **values: Any) -> Rows:
         if costs_its_page(where):
-            return await self._links.fetch(self._sql[name], **values)
-        return await self._links.search(self._sql[name], _turn(where), **values)
+            return await self._pool.fetch(self._sql[name], **values)
+        return await self._pool.search(self._sql[name], _turn(where), **values)
 
     async def count(self, where: JobFilter, *, most: int | None = None, seconds: float | None = None) -> int:
-        turn = _turn(where) if seconds is None else Turn.CHANGE
+        turn = _turn(where) if seconds is None else SearchKind.CHANGE
         values = filter_parameters(where) | {"most": most}
         if not is_unsuccessful(where):
-            return int((await self._links.search(self._sql["count"], turn, seconds=seconds, **values))[0][0])
+            return int((await self._pool.search(self._sql["count"], turn, seconds=seconds, **values))[0][0])
         number = 0
         for state in set(where.states):
-            ((found,),) = await self._links.search(
+            ((found,),) = await self._pool.search(
                 self._sql["count_ended"], turn, seconds=seconds, state=CODES[state], **values
             )
             number += int(found)
         return number if most is None else min(number, most)
 
     async def attempts(self, job_id: str) -> list[Attempt]:
-        rows = await self._links.fetch(self._sql["attempts"], id=job_id) if is_id(job_id) else []
+        rows = await self._pool.fetch(self._sql["attempts"], id=job_id) if is_id(job_id) else []
         return [shown_attempt(row) for row in rows]
 
     async def logs(self, job_id: str, *, limit: int = 1000, cursor: str | None = None) -> LogPage:
         claims, number = line_place(cursor)
         if not is_id(job_id):
             return LogPage([], None)
-        rows = await self._links.fetch(self._sql["lines"], id=job_id, claims=claims, number=number, limit=limit + 1)
+        rows = await self._pool.fetch(self._sql["lines"], id=job_id, claims=claims, number=number, limit=limit + 1)
         return line_page([shown_line(row) for row in rows], limit)
 
     async def queues(self, *, recent: timedelta, most: int) -> list[QueueInfo]:
@@ -110,8 +110,8 @@ class PostgresQuery(Feed):
         return await self._looked_at(timedelta(0), most, (JobState.DEAD,))
 
     async def _looked_at(self, recent: timedelta, most: int, ended: Sequence[JobState]) -> list[QueueInfo]:
-        named = [name for (name,) in await self._links.fetch(self._sql["glance_queues"])]
-        rows = await self._links.fetch(
+        named = [name for (name,) in await self._pool.fetch(self._sql["glance_queues"])]
+        rows = await self._pool.fetch(
             self._sql["glance"],
             queues=named,
             mosts=[most] * len(named),
@@ -120,16 +120,16 @@ class PostgresQuery(Feed):
             recent=recent // MICROSECOND,
         )
         looks = [CountRow(queue, STATES[code], *rest) for queue, code, *rest in rows]
-        found = queues_of(looks, dict(await self._links.fetch(self._sql["known_queues"])), recent=recent, most=most)
+        found = queues_of(looks, dict(await self._pool.fetch(self._sql["known_queues"])), recent=recent, most=most)
         ready = [name for name, queue in found.items() if JobState.QUEUED in queue.states]
-        for name, run_in in await self._links.fetch(self._sql["oldest_ready"], queues=ready) if ready else []:
+        for name, run_in in await self._pool.fetch(self._sql["oldest_ready"], queues=ready) if ready else []:
             found[name] = replace(found[name], oldest_ready=_age(run_in))
         return list(found.values())
 
     async def workers(self) -> list[WorkerInfo]:
         found = []
-        for row in await self._links.fetch(self._sql["workers"]):
-            pulse = WorkerHeartbeat(
+        for row in await self._pool.fetch(self._sql["workers"]):
+            heartbeat = WorkerHeartbeat(
                 worker=row[0],
                 host=row[1],
                 pid=row[2],
@@ -142,22 +142,26 @@ class PostgresQuery(Feed):
             started_at, seen_at, ordered, alive = row[8:]
             found.append(
                 WorkerInfo(
-                    pulse=pulse, started_at_us=started_at, seen_at_us=seen_at, alive=alive, order=WorkerCommand(ordered)
+                    heartbeat=heartbeat,
+                    started_at_us=started_at,
+                    seen_at_us=seen_at,
+                    alive=alive,
+                    order=WorkerCommand(ordered),
                 )
             )
         return found
 
     async def any_finished(self, job_ids: Sequence[str]) -> bool:
         """Returns True if one of these jobs has ended, or is gone."""
-        return not all(map(is_id, job_ids)) or bool(await self._links.fetch(self._sql["over"], ids=job_ids))
+        return not all(map(is_id, job_ids)) or bool(await self._pool.fetch(self._sql["over"], ids=job_ids))
 
     async def server_time_us(self) -> int:
-        ((now,),) = await self._links.fetch(self._sql["clock"])
+        ((now,),) = await self._pool.fetch(self._sql["clock"])
         return int(now)
 
 
-def _turn(where: JobFilter) -> Turn:
-    return Turn.UNSUCCESSFUL if is_unsuccessful(where) else Turn.OTHER
+def _turn(where: JobFilter) -> SearchKind:
+    return SearchKind.UNSUCCESSFUL if is_unsuccessful(where) else SearchKind.OTHER
 
 
 def _place(cursor: str) -> str:

@@ -65,19 +65,19 @@ class PostgresQueueing:
 
     def __init__(
         self,
-        links: PostgresPool,
-        news: PostgresNotifications,
+        pool: PostgresPool,
+        notifications: PostgresNotifications,
         statements: Mapping[str, NumberedStatement],
         query: PostgresQuery,
         limit_cache: LimitCache,
     ) -> None:
         self._limit_cache = limit_cache
-        self._limited = LimitedClaims(links, statements, limit_cache)
+        self._limited = LimitedClaims(pool, statements, limit_cache)
         self._limits_seen = False  # the latest claim saw jobs under limits
         self._looked_at = -_LOOKED_FOR  # when that was seen
         self._limited_first = False  # they and the plain ones take turns to go first
-        self._links = links
-        self._news = news
+        self._pool = pool
+        self._notifications = notifications
         self._sql = statements
         self._query = query
         self._cursors = Cursors()
@@ -86,8 +86,8 @@ class PostgresQueueing:
         self._served = ""  # the queue a claim of every queue served last
         self._answered_at: dict[str, int] = {}  # by worker: the server's instant of its latest claim that was answered
         self._unanswered: set[str] = set()  # workers whose claim was sent and never answered
-        self._settling = Settling(links, statements, self._tell, limit_cache)
-        news.on_queue = self._heard
+        self._settling = Settling(pool, statements, self._tell, limit_cache)
+        notifications.on_queue = self._heard
 
     def note_ready(self, queue: str, first: QueuePosition = START) -> None:
         """This process made jobs of the queue ready, none in front of ``first``."""
@@ -120,9 +120,9 @@ class PostgresQueueing:
             self.note_ready(queue, first)
         topics = {f"queue:{queue}" for queue in (*firsts, *roomy)} | {f"due:{queue}" for queue in roomy}
         if heard:
-            self._news.came_along(topics)
+            self._notifications.came_along(topics)
         else:
-            self._news.notify_committed(topics, ended)
+            self._notifications.notify_committed(topics, ended)
 
     # ── submit ────────────────────────────────────────────────────────────────────────────────────────────────
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
@@ -133,11 +133,11 @@ class PostgresQueueing:
             bound = await self._limit_cache.bind(jobs)
             answers, heard = await insert_batch(
                 self._sql,
-                self._news,
+                self._notifications,
                 bound,
                 functools.partial(
-                    self._links.fetch,
-                    doubt=lambda: doubts.append(True),
+                    self._pool.fetch,
+                    on_uncertain=lambda: doubts.append(True),
                     extra=extra_timeout(len(jobs), sum(len(job.payload) for job in jobs)),
                 ),
             )
@@ -154,13 +154,13 @@ class PostgresQueueing:
     # ── claim ─────────────────────────────────────────────────────────────────────────────────────────────────
     async def claim(self, request: ClaimRequest) -> Claim:
         """Make due jobs ready, take what is wanted, say when the next falls due."""
-        wants = {queue: slots for queue, slots in request.wants.items() if slots > 0}
+        capacity = {queue: slots for queue, slots in request.capacity.items() if slots > 0}
         if request.only is not None:
             return await self._claim_named(request)
-        if request.alone:
-            return await self._claim_quarantined(request, wants)
+        if request.isolated:
+            return await self._claim_quarantined(request, capacity)
         self._limited_first = self._limits_seen and not self._limited_first
-        claiming = ClaimProgress(request, wants)
+        claiming = ClaimProgress(request, capacity)
         claiming.limited_first = self._limited_first
         try:
             await self._claim_wanted(claiming)
@@ -171,7 +171,7 @@ class PostgresQueueing:
 
     async def _claim_wanted(self, claiming: ClaimProgress) -> None:
         await self._claim_from(claiming, self._turn(claiming))
-        if EVERY_QUEUE not in claiming.wants:
+        if EVERY_QUEUE not in claiming.capacity:
             return
         await self._claim_untried(claiming)  # of what it has just made ready itself
         if not claiming.jobs or self._stale:  # empty-handed it answers only when it is sure
@@ -185,10 +185,10 @@ class PostgresQueueing:
 
     def _turn(self, claiming: ClaimProgress) -> list[str]:
         """The queues to try in the order of their turn: those named, and after them all others for the star."""
-        named = sorted(queue for queue in claiming.wants if queue != EVERY_QUEUE)
+        named = sorted(queue for queue in claiming.capacity if queue != EVERY_QUEUE)
         others = []
-        if EVERY_QUEUE in claiming.wants:
-            others = [queue for queue in self._known if queue not in claiming.request.wants]
+        if EVERY_QUEUE in claiming.capacity:
+            others = [queue for queue in self._known if queue not in claiming.request.capacity]
         after, after_others = bisect_right(named, self._served), bisect_right(others, self._served)
         return named[after:] + named[:after] + others[after_others:] + others[:after_others]
 
@@ -225,12 +225,12 @@ class PostgresQueueing:
 
     async def claim_limited(self, request: ClaimRequest) -> Claim | None:
         """Claims jobs under limits alone, for a transport; None if the latest claim saw none, or jobs are due."""
-        wants = {queue: slots for queue, slots in request.wants.items() if slots > 0}
+        capacity = {queue: slots for queue, slots in request.capacity.items() if slots > 0}
         if not self._limits_seen:
             return None
-        claiming = ClaimProgress(request, wants)
+        claiming = ClaimProgress(request, capacity)
         due = await self._claim_all_limited(claiming, self._turn(claiming))
-        if EVERY_QUEUE in wants and not due and (not claiming.jobs or self._stale):
+        if EVERY_QUEUE in capacity and not due and (not claiming.jobs or self._stale):
             tried = set(self._turn(claiming))
             await self._refresh()  # empty-handed it answers only when it is sure
             due = await self._claim_all_limited(claiming, [each for each in self._turn(claiming) if each not in tried])
@@ -247,14 +247,14 @@ class PostgresQueueing:
     async def _claim_limited(self, claiming: ClaimProgress, queues: list[str]) -> bool:
         """Claims jobs under limits, for idle runners alone; returns True if it held back because something is due."""
         request = claiming.request
-        room = min(request.limit - len(claiming.jobs), claiming.idle, claiming.startable)
+        room = min(request.limit - len(claiming.jobs), claiming.idle, claiming.max_must_start)
         rows = await self._limited.claim(
             request,
             {queue: claiming.free_slots(queue) for queue in queues},
             max(0, room),
             promote=claiming.promote,
-            anywhere=EVERY_QUEUE in claiming.wants,
-            doubt=lambda: self._unanswered.add(request.worker),
+            anywhere=EVERY_QUEUE in claiming.capacity,
+            on_uncertain=lambda: self._unanswered.add(request.worker),
         )
         claimed_at, due, due_in, _, quarantined = rows[0][_SHOWN:]
         claiming.quarantined = claiming.quarantined or quarantined
@@ -276,17 +276,17 @@ class PostgresQueueing:
         room = request.limit - len(claiming.jobs)
         at = time.monotonic()
         fetch = functools.partial(
-            self._links.fetch,
-            doubt=lambda: self._unanswered.add(request.worker),
+            self._pool.fetch,
+            on_uncertain=lambda: self._unanswered.add(request.worker),
             extra=room / CLAIMED_A_SECOND,
             queues=queues,
             slots=slots,
             ranks=[place.rank for place in places],
             run_ats=[place.run_at for place in places],
             seqs=[place.seq for place in places],
-            anywhere=EVERY_QUEUE in claiming.wants,
+            anywhere=EVERY_QUEUE in claiming.capacity,
             promote=claiming.promote,
-            startable=max(0, min(room, claiming.startable)),
+            max_must_start=max(0, min(room, claiming.max_must_start)),
             limit=room,
             worker=request.worker,
             lease_for=span_us(request.lease_for),
@@ -295,11 +295,11 @@ class PostgresQueueing:
         if rows[0][-1]:
             rows = await fetch(self._sql["claim_with_suspects"])
         seconds = time.monotonic() - at
-        due, due_in, until, quarantined, held_back, overdue, _ = rows[0][_SHOWN:]
+        due, due_in, until, quarantined, stopped_at_last_attempt, overdue, _ = rows[0][_SHOWN:]
         claiming.looked = True
         claiming.tried += queues
         claiming.quarantined = claiming.quarantined or quarantined
-        claiming.held_back = claiming.held_back or held_back is not None
+        claiming.stopped_at_last_attempt = claiming.stopped_at_last_attempt or stopped_at_last_attempt is not None
         claiming.note_lease(until)
         claiming.fall_due(due_in)
         taken = [] if rows[0][0] is None else rows
@@ -312,7 +312,7 @@ class PostgresQueueing:
             return True
         for queue, look in plan_searches(queues, slots, places, taken, room, at, seconds):
             self._cursors.note_claim(queue, look)
-        served = {row[_QUEUE] for row in taken[-1:]} | ({held_back} - {None})
+        served = {row[_QUEUE] for row in taken[-1:]} | ({stopped_at_last_attempt} - {None})
         if served:
             self._served = max(served, key=queues.index)
         if not taken and any(place != START for place in places):
@@ -324,7 +324,7 @@ class PostgresQueueing:
         with each claim would cost them some per cent."""
         now = time.monotonic()
         if at_once or now - self._looked_at > _LOOKED_FOR:
-            ((self._limits_seen,),) = await self._links.fetch(self._sql["any_limited"], queues=queues)
+            ((self._limits_seen,),) = await self._pool.fetch(self._sql["any_limited"], queues=queues)
             self._looked_at = now
         claiming.limited = claiming.limited or self._limits_seen
 
@@ -332,7 +332,7 @@ class PostgresQueueing:
         """A claim that was cut off may have taken unknown jobs: what this worker took between the last claim
         that was answered and this one was never started."""
         worker = request.worker
-        if request.elsewhere:
+        if request.shared_worker_id:
             return
         since, self._answered_at[worker] = self._answered_at.get(worker), claimed_at
         if worker not in self._unanswered:
@@ -341,7 +341,7 @@ class PostgresQueueing:
         if since is None:  # an earlier process may have had its name: those leases end by themselves
             return
         try:
-            rows = await self._links.fetch(self._sql["taken_between"], worker=worker, since=since, before=claimed_at)
+            rows = await self._pool.fetch(self._sql["taken_between"], worker=worker, since=since, before=claimed_at)
             released = [
                 Settlement(job_id=job_id, claims=claims, state=JobState.QUEUED, reason=Reason.RELEASED, refund=True)
                 for job_id, claims in rows
@@ -354,15 +354,17 @@ class PostgresQueueing:
     async def _end_overdue(self) -> tuple[ExpiredJob, ...]:
         """Ends jobs that a claim passed over, since their ``expires`` has come."""
         try:
-            return tuple((await expire_overdue(self._links, self._news, self._sql, limit=PROMOTE_MOST))[0])
+            return tuple((await expire_overdue(self._pool, self._notifications, self._sql, limit=PROMOTE_MOST))[0])
         except HoldfastError:  # a sweep ends them; what was claimed now must not be lost with them
             return ()
 
     async def _promote(self, claiming: ClaimProgress) -> int:
-        if EVERY_QUEUE in claiming.wants:
-            rows = await self._links.fetch(self._sql["promote_anywhere"], limit=PROMOTE_MOST)
+        if EVERY_QUEUE in claiming.capacity:
+            rows = await self._pool.fetch(self._sql["promote_anywhere"], limit=PROMOTE_MOST)
         else:
-            rows = await self._links.fetch(self._sql["promote_queues"], queues=list(claiming.wants), limit=PROMOTE_MOST)
+            rows = await self._pool.fetch(
+                self._sql["promote_queues"], queues=list(claiming.capacity), limit=PROMOTE_MOST
+            )
         for queue, rank, run_at, _ in rows:
             self.note_ready(queue, QueuePosition(rank, run_at, 0))
         return len(rows)
@@ -372,48 +374,50 @@ class PostgresQueueing:
         return time.monotonic() - self._known_at > _REFRESH
 
     async def _refresh(self) -> None:
-        rows = await self._links.fetch(self._sql["ready_queues"])
+        rows = await self._pool.fetch(self._sql["ready_queues"])
         self._known = [queue for (queue,) in rows]
         self._known_at = time.monotonic()
 
-    async def _claim_quarantined(self, request: ClaimRequest, wants: Mapping[str, int]) -> Claim:
-        queues = [queue for queue in wants if queue != EVERY_QUEUE]
-        if EVERY_QUEUE in wants:
+    async def _claim_quarantined(self, request: ClaimRequest, capacity: Mapping[str, int]) -> Claim:
+        queues = [queue for queue in capacity if queue != EVERY_QUEUE]
+        if EVERY_QUEUE in capacity:
             await self._refresh()
-            queues += [queue for queue in self._known if queue not in request.wants]
-        rows = await self._links.fetch(
+            queues += [queue for queue in self._known if queue not in request.capacity]
+        rows = await self._pool.fetch(
             self._sql["claim_quarantined"],
-            doubt=lambda: self._unanswered.add(request.worker),
+            on_uncertain=lambda: self._unanswered.add(request.worker),
             queues=queues,
             worker=request.worker,
             lease_for=span_us(request.lease_for),
         )
         if not rows:
-            claiming = ClaimProgress(request, wants)
+            claiming = ClaimProgress(request, capacity)
             await self._claim_limited(claiming, queues)
             return claiming.claim()
         await self._give_back_unanswered(request, rows[0][_SHOWN] - (span_us(request.lease_for) or 0))
         return Claim(jobs=await self._readable(rows), lease_until_us=rows[0][_SHOWN])
 
     async def claim_delivered(self, request: ClaimRequest) -> DeliveredClaim:
-        wants = {queue: slots for queue, slots in request.wants.items() if queue != EVERY_QUEUE}
+        capacity = {queue: slots for queue, slots in request.capacity.items() if queue != EVERY_QUEUE}
         ids = list(request.only or ())
-        rows = await self._links.fetch(
+        rows = await self._pool.fetch(
             self._sql["claim_delivered"],
-            doubt=lambda: self._unanswered.add(request.worker),
+            on_uncertain=lambda: self._unanswered.add(request.worker),
             extra=request.limit / CLAIMED_A_SECOND,
             ids=ids or [NO_JOB],
-            queues=list(wants),
-            slots=list(wants.values()),
-            others=request.wants.get(EVERY_QUEUE, 0),
-            anywhere=EVERY_QUEUE in request.wants,
-            most=2 if request.alone else 1,
-            startable=1 << 30 if request.alone else request.startable,
-            limit=1 if request.alone else request.limit,
+            queues=list(capacity),
+            slots=list(capacity.values()),
+            others=request.capacity.get(EVERY_QUEUE, 0),
+            anywhere=EVERY_QUEUE in request.capacity,
+            most=2 if request.isolated else 1,
+            max_must_start=1 << 30 if request.isolated else request.max_must_start,
+            limit=1 if request.isolated else request.limit,
             worker=request.worker,
             lease_for=span_us(request.lease_for),
         )
-        due_in, until, quarantined, left, queues, paused, held_back, self._limits_seen, overdue = rows[0][_SHOWN:]
+        due_in, until, quarantined, left, queues, paused, stopped_at_last_attempt, self._limits_seen, overdue = rows[0][
+            _SHOWN:
+        ]
         await self._give_back_unanswered(request, until - (span_us(request.lease_for) or 0))
         jobs = await self._readable([] if rows[0][0] is None else rows)
         claim = Claim(
@@ -421,7 +425,7 @@ class PostgresQueueing:
             refused=len(ids) - len(jobs) - len(left),
             next_due=None if due_in is None else timedelta(microseconds=max(0, due_in)),
             quarantined=quarantined,
-            held_back=held_back,
+            stopped_at_last_attempt=stopped_at_last_attempt,
             lease_until_us=until if jobs else None,
             expired=await self._end_overdue() if overdue else (),
         )
@@ -431,7 +435,7 @@ class PostgresQueueing:
         """A claim of ids by who has not asked a transport: what is left is refused too."""
         named = msgspec.structs.replace(request, only=list(dict.fromkeys(filter(is_id, request.only or ()))))
         if request.promote:
-            await self._links.fetch(self._sql["promote_delivered"], ids=list(named.only or ()))
+            await self._pool.fetch(self._sql["promote_delivered"], ids=list(named.only or ()))
         delivered = await self.claim_delivered(named)
         return msgspec.structs.replace(delivered.claim, refused=len(request.only or ()) - len(delivered.claim.jobs))
 
@@ -446,7 +450,7 @@ class PostgresQueueing:
                     jobs.append(claimed_job(row))
                 except UNREADABLE as error:
                     text = to_text(f"the stored job cannot be read: {error}")
-                    await self._links.fetch(self._sql["mark_unreadable"], id=row[0], error=text)
+                    await self._pool.fetch(self._sql["mark_unreadable"], id=row[0], error=text)
             return jobs
 
     # ── settle ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -462,21 +466,21 @@ class PostgresQueueing:
         if len(possible) < len(records):
             kept = iter(await self.append_logs(possible))
             return [is_id(each.lease.job_id) and next(kept) for each in records]
-        rows = await self._links.fetch(self._sql["record"], **record_columns(records))
+        rows = await self._pool.fetch(self._sql["record"], **record_columns(records))
         standing = {turn for (turn,) in rows}
         return [turn in standing for turn in range(1, len(records) + 1)]
 
     # ── beat ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def heartbeat(
-        self, pulse: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta
+        self, heartbeat: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta
     ) -> HeartbeatReply:
-        rows = await self._links.fetch(
+        rows = await self._pool.fetch(
             self._sql["beat"],
             patience=BEAT_PATIENCE * lease_for.total_seconds(),
             ids=[lease.job_id for lease in leases],
             claims=[lease.claims for lease in leases],
             lease_for=span_us(lease_for),
-            **msgspec.structs.asdict(pulse),
+            **msgspec.structs.asdict(heartbeat),
         )
         held = [LeaseStatus.LOST] * len(leases)
         for _, turn, alive, cancelling in rows:
@@ -485,7 +489,7 @@ class PostgresQueueing:
         return HeartbeatReply(held=held, order=WorkerCommand(rows[0][0]))
 
     async def deregister(self, worker: str) -> None:
-        await self._links.fetch(self._sql["delete_worker"], worker=worker)
+        await self._pool.fetch(self._sql["delete_worker"], worker=worker)
 
     async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
-        await wait_for_news(self._news, self._query.any_finished, topics, timeout)
+        await wait_for_news(self._notifications, self._query.any_finished, topics, timeout)

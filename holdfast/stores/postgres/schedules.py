@@ -18,15 +18,15 @@ class PostgresSchedules:
 
     def __init__(
         self,
-        links: PostgresPool,
-        news: PostgresNotifications,
+        pool: PostgresPool,
+        notifications: PostgresNotifications,
         statements: Mapping[str, NumberedStatement],
         ready: Callable[[str], None],
         limit_cache: LimitCache,
     ) -> None:
         self._limit_cache = limit_cache
-        self._links = links
-        self._news = news
+        self._pool = pool
+        self._notifications = notifications
         self._sql = statements
         self._ready = ready
 
@@ -36,12 +36,12 @@ class PostgresSchedules:
         async def run_in_transaction(fetch: Fetch) -> int | None:
             rows = await self._write_row(fetch, change)
             if rows and jobs:
-                await fetch(self._sql["submit_ticks"], batch=encode_batch(jobs, self._links.instant))
+                await fetch(self._sql["submit_ticks"], batch=encode_batch(jobs, self._pool.instant))
             return int(rows[0][0]) if rows else None
 
-        revision = await self._links.transaction(run_in_transaction)
+        revision = await self._pool.transaction(run_in_transaction)
         if revision is not None and change.jobs:
-            notify_ready(self._news, self._ready, {job.queue for job in change.jobs})
+            notify_ready(self._notifications, self._ready, {job.queue for job in change.jobs})
         return revision
 
     async def _write_row(self, fetch: Fetch, change: ScheduleChange) -> Rows:
@@ -55,12 +55,12 @@ class PostgresSchedules:
 
     async def read_schedules(self, name: str | None = None, *, after: str = "", limit: int = 1000) -> list[Schedule]:
         if name is None:
-            return _schedules(await self._links.fetch(self._sql["schedules"], after=after, limit=limit))
-        return _schedules(await self._links.fetch(self._sql["schedule"], name=name))
+            return _schedules(await self._pool.fetch(self._sql["schedules"], after=after, limit=limit))
+        return _schedules(await self._pool.fetch(self._sql["schedule"], name=name))
 
     async def due_schedules(self, *, limit: int) -> DueSchedules:
-        ((now_us, next_us),) = await self._links.fetch(self._sql["next_schedule"])
-        rows = await self._links.fetch(self._sql["due_schedules"], limit=limit)
+        ((now_us, next_us),) = await self._pool.fetch(self._sql["next_schedule"])
+        rows = await self._pool.fetch(self._sql["due_schedules"], limit=limit)
         return DueSchedules(_schedules(rows), now_us, next_us)
 
 

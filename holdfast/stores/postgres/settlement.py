@@ -31,7 +31,7 @@ class Settling:
 
     def __init__(
         self,
-        links: PostgresPool,
+        pool: PostgresPool,
         statements: Mapping[str, NumberedStatement],
         tell: Callable[..., None],
         limit_cache: LimitCache,
@@ -39,7 +39,7 @@ class Settling:
         self._limit_cache = limit_cache
         self.has_limited = False
         """True once this process has claimed jobs under limits."""
-        self._links = links
+        self._pool = pool
         self._sql = statements
         self._tell = tell
         self._doubts = UnconfirmedSettlements()
@@ -88,7 +88,7 @@ class Settling:
 
     async def _still_locked(self, job_ids: Sequence[str]) -> set[str]:
         """Returns the jobs that are locked by other transactions, or gone."""
-        rows = await self._links.fetch(self._sql["unlocked"], ids=job_ids) if job_ids else []
+        rows = await self._pool.fetch(self._sql["unlocked"], ids=job_ids) if job_ids else []
         locked = set(job_ids).difference(job_id for (job_id,) in rows)
         if len(self._locked) > _REMEMBERED:
             self._locked.clear()
@@ -111,9 +111,9 @@ class Settling:
 
     async def _settle_simple(self, worker: str | None, batch: list[Settlement], answers: dict[str, Settled]) -> None:
         results = [text_or_none(each.result) for each in batch]
-        rows = await self._links.fetch(
+        rows = await self._pool.fetch(
             self._sql["settle_limited_succeeded" if self.has_limited else "settle_succeeded"],
-            doubt=lambda: self._doubts.add(batch),
+            on_uncertain=lambda: self._doubts.add(batch),
             extra=extra_timeout(len(batch), sum(len(each.result or "") for each in batch)),
             ids=[each.job_id for each in batch],
             claims=[each.claims for each in batch],
@@ -129,9 +129,9 @@ class Settling:
         self._tell({}, [each.job_id for each in batch], roomy=roomy)
 
     async def _settle_rest(self, batch: list[Settlement], answers: dict[str, Settled]) -> None:
-        rows = await self._links.fetch(
+        rows = await self._pool.fetch(
             self._sql["settle_rest"],
-            doubt=lambda: self._doubts.add(batch),
+            on_uncertain=lambda: self._doubts.add(batch),
             extra=extra_timeout(len(batch)),
             **settlement_columns(batch),
         )
@@ -163,7 +163,7 @@ class Settling:
         self, refused: Sequence[Settlement], locked: Collection[str], answers: dict[str, Settled]
     ) -> None:
         """Answers refused settlements. Some were applied by an earlier call whose answer was lost."""
-        rows = await self._links.fetch(
+        rows = await self._pool.fetch(
             self._sql["fates"], ids=[each.job_id for each in refused], claims=[each.claims for each in refused]
         )
         ended = []

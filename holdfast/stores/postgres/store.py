@@ -50,7 +50,7 @@ class PostgresStore(ServedStore["_OpenedPostgres"]):
         self.sql = number_parameters(load_statements(here / "queries.sql"), self.address.schema)
         self.migrations = load_migrations(here / "migrations")
         self.limit_cache = LimitCache(self._read_limits)
-        self.external = PostgresExternal(lambda: self._open.links, self.sql, now, self.url, self.limit_cache)
+        self.external = PostgresExternal(lambda: self._open.pool, self.sql, now, self.url, self.limit_cache)
 
     async def _read_limits(self) -> list[Limit]:
         return await self._open.limits.read_limits()
@@ -59,11 +59,11 @@ class PostgresStore(ServedStore["_OpenedPostgres"]):
         return _OpenedPostgres(self)
 
     async def missing(self) -> str | None:
-        links = PostgresPool(self.address, now=None)
+        pool = PostgresPool(self.address, now=None)
         try:
-            return await describe_missing(links)
+            return await describe_missing(pool)
         finally:
-            await links.close()
+            await pool.close()
 
     def migration_sql(self, span: str) -> str:
         return render_migrations(chosen_migrations(self.migrations, span), self.address.schema)
@@ -76,27 +76,27 @@ class PostgresStore(ServedStore["_OpenedPostgres"]):
 class _OpenedPostgres(Opened):
     """The connections of one event loop and the verbs on them."""
 
-    links: PostgresPool
-    news: PostgresNotifications
+    pool: PostgresPool
+    notifications: PostgresNotifications
 
     def __init__(self, store: PostgresStore) -> None:
-        self.links = links = PostgresPool(store.address, now=store.now, patience=store.patience)
-        self.news = news = PostgresNotifications(links)
+        self.pool = pool = PostgresPool(store.address, now=store.now, patience=store.patience)
+        self.notifications = notifications = PostgresNotifications(pool)
         sql = store.sql
         limit_cache = store.limit_cache
-        self.query = query = PostgresQuery(links, sql)
-        self.limits = PostgresLimits(links, news, sql, limit_cache)
-        self.queueing = queueing = PostgresQueueing(links, news, sql, query, limit_cache)
-        self.maintenance = maintenance = PostgresMaintenance(links, news, sql, queueing.note_ready)
-        self.admin = PostgresAdmin(links, news, sql, queueing.note_ready)
-        self.schedules = PostgresSchedules(links, news, sql, queueing.note_ready, limit_cache)
-        self.health = PostgresHealth(links, sql, query)
-        self.transport_queries = PostgresTransportQueries(links, news, sql, queueing, maintenance)
+        self.query = query = PostgresQuery(pool, sql)
+        self.limits = PostgresLimits(pool, notifications, sql, limit_cache)
+        self.queueing = queueing = PostgresQueueing(pool, notifications, sql, query, limit_cache)
+        self.maintenance = maintenance = PostgresMaintenance(pool, notifications, sql, queueing.note_ready)
+        self.admin = PostgresAdmin(pool, notifications, sql, queueing.note_ready)
+        self.schedules = PostgresSchedules(pool, notifications, sql, queueing.note_ready, limit_cache)
+        self.health = PostgresHealth(pool, sql, query)
+        self.transport_queries = PostgresTransportQueries(pool, notifications, sql, queueing, maintenance)
         self._migrations = store.migrations
         super().__init__()
 
     async def migrate(self) -> list[str]:
-        return await apply_migrations(self.links, self._migrations)
+        return await apply_migrations(self.pool, self._migrations)
 
 
 # ── migrations ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -123,16 +123,16 @@ _LOCK_MS = 300  # how long others wait behind us at most, if another session has
 _TRIES, _PAUSE = 30, 0.7
 
 
-async def apply_migrations(links: PostgresPool, migrations: Sequence[Migration]) -> list[str]:
+async def apply_migrations(pool: PostgresPool, migrations: Sequence[Migration]) -> list[str]:
     """Apply what is missing, one starter at a time; the names of what was applied."""
-    schema = links.address.schema
+    schema = pool.address.schema
 
-    async def run_once(link: Connection, *, applying: bool) -> list[str] | None:
-        _check_server(link)
+    async def run_once(connection: Connection, *, applying: bool) -> list[str] | None:
+        _check_server(connection)
         try:
-            if await _is_current(link, schema, migrations):
+            if await _is_current(connection, schema, migrations):
                 return []
-            return await _apply(link, schema, migrations) if applying else None
+            return await _apply(connection, schema, migrations) if applying else None
         except _TAKEN as error:
             raise StoreMismatch(
                 f"the schema {schema!r} holds something of another program ({error}); give another one: ?schema=NAME"
@@ -143,37 +143,35 @@ async def apply_migrations(links: PostgresPool, migrations: Sequence[Migration])
                 "tables, or let their owner run `holdfast migrate`, or what `holdfast migrate --sql` prints"
             ) from error
 
-    applied = await links.call(functools.partial(run_once, applying=False))
+    applied = await pool.call(functools.partial(run_once, applying=False))
     if applied is None:
-        applied = await links.call(functools.partial(run_once, applying=True), extra=_PATIENCE * len(migrations))
+        applied = await pool.call(functools.partial(run_once, applying=True), extra=_PATIENCE * len(migrations))
     return applied or []
 
 
-async def describe_missing(links: PostgresPool) -> str | None:
+async def describe_missing(pool: PostgresPool) -> str | None:
     """The part that is not there, where opening would make a store; None where there is one."""
-    schema = links.address.schema
+    schema = pool.address.schema
     # From the catalogue, which every role may read: whether this one may use the schema is for opening to say.
-    rows = await links.call(lambda link: link.fetch(_STANDS, schema))
-    return (
-        None if rows else f"the database {links.address.shown} has no tables of Holdfast in its schema {schema!r} yet"
-    )
+    rows = await pool.call(lambda connection: connection.fetch(_STANDS, schema))
+    return None if rows else f"the database {pool.address.shown} has no tables of Holdfast in its schema {schema!r} yet"
 
 
-async def _apply(link: Connection, schema: str, migrations: Sequence[Migration]) -> list[str]:
+async def _apply(connection: Connection, schema: str, migrations: Sequence[Migration]) -> list[str]:
     """Applies missing migrations, each in a transaction of its own: no lock outlives the change that needs it."""
     applied = []
-    while (name := await _apply_next(link, schema, migrations)) is not None:
+    while (name := await _apply_next(connection, schema, migrations)) is not None:
         applied.append(name)
     return applied
 
 
-async def _apply_next(link: Connection, schema: str, migrations: Sequence[Migration]) -> str | None:
+async def _apply_next(connection: Connection, schema: str, migrations: Sequence[Migration]) -> str | None:
     """Applies the first missing migration; returns its name. Sessions behind us wait while we wait for a lock: so
     we wait briefly, let them by, and try again."""
     for _ in range(_TRIES):
         try:
-            async with link.transaction():
-                return await _next(link, schema, migrations)
+            async with connection.transaction():
+                return await _next(connection, schema, migrations)
         except asyncpg.LockNotAvailableError:
             await asyncio.sleep(_PAUSE)
     raise Unavailable(
@@ -182,21 +180,21 @@ async def _apply_next(link: Connection, schema: str, migrations: Sequence[Migrat
     )
 
 
-async def _next(link: Connection, schema: str, migrations: Sequence[Migration]) -> str | None:
+async def _next(connection: Connection, schema: str, migrations: Sequence[Migration]) -> str | None:
     """In a transaction, one process at a time."""
-    await link.execute("set local lock_timeout = 0")
-    await link.execute("select pg_advisory_xact_lock($1, $2)", 0x486F6C64, zlib.crc32(schema.encode()) >> 1)
-    if not await link.fetchval("select exists (select from pg_namespace where nspname = $1)", schema):
-        await link.execute(f'create schema "{schema}"')
-    if not await link.fetchval("select to_regclass($1) is not null", in_schema("holdfast.migration", schema)):
-        await link.execute(in_schema(_TABLE, schema))
-    known = {number for number, _ in await link.fetch(in_schema(_APPLIED, schema))}
+    await connection.execute("set local lock_timeout = 0")
+    await connection.execute("select pg_advisory_xact_lock($1, $2)", 0x486F6C64, zlib.crc32(schema.encode()) >> 1)
+    if not await connection.fetchval("select exists (select from pg_namespace where nspname = $1)", schema):
+        await connection.execute(f'create schema "{schema}"')
+    if not await connection.fetchval("select to_regclass($1) is not null", in_schema("holdfast.migration", schema)):
+        await connection.execute(in_schema(_TABLE, schema))
+    known = {number for number, _ in await connection.fetch(in_schema(_APPLIED, schema))}
     missing = next((each for each in migrations if each.number not in known), None)
     if missing is None:
         return None
-    await link.execute("set local statement_timeout = 0")  # a new index of a large table takes its time
-    await link.execute(f"set local lock_timeout = '{_LOCK_MS}ms'")
-    await link.execute(migration_script(missing, schema), timeout=_PATIENCE)
+    await connection.execute("set local statement_timeout = 0")  # a new index of a large table takes its time
+    await connection.execute(f"set local lock_timeout = '{_LOCK_MS}ms'")
+    await connection.execute(migration_script(missing, schema), timeout=_PATIENCE)
     return missing.name
 
 
@@ -219,14 +217,14 @@ def render_migrations(migrations: Sequence[Migration], schema: str) -> str:
     return "\n".join(["-- For one transaction, as the role that Holdfast connects as.\n", *scripts])
 
 
-async def _is_current(link: Connection, schema: str, migrations: Sequence[Migration]) -> bool:
+async def _is_current(connection: Connection, schema: str, migrations: Sequence[Migration]) -> bool:
     """Returns True if the schema has every migration we know. Newer ones that only add do not concern us."""
     try:
-        applied = dict(await link.fetch(in_schema(_APPLIED, schema)))
+        applied = dict(await connection.fetch(in_schema(_APPLIED, schema)))
     except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):
         return False
     newest = migrations[-1].number
-    if applied and not await link.fetchval(_HAS_TIERS, schema):
+    if applied and not await connection.fetchval(_HAS_TIERS, schema):
         raise StoreMismatch(
             f"the schema {schema!r} was made by an earlier Holdfast (schema {max(applied)}), and cannot be brought up "
             "to date; let the version that made it finish its jobs, then give another schema: ?schema=NAME"
@@ -240,10 +238,10 @@ async def _is_current(link: Connection, schema: str, migrations: Sequence[Migrat
     return all(each.number in applied for each in migrations)
 
 
-def _check_server(link: Connection) -> None:
-    version = link.get_server_version()
+def _check_server(connection: Connection) -> None:
+    version = connection.get_server_version()
     if version.major < OLDEST:
         raise ConfigError(f"PostgreSQL {version.major} is too old; Holdfast needs {OLDEST} or newer")
-    encoding = link.get_settings().server_encoding
+    encoding = connection.get_settings().server_encoding
     if encoding != "UTF8":
         raise ConfigError(f"the database is encoded in {encoding}; create one with: createdb --encoding=UTF8 …")

@@ -21,7 +21,7 @@ from holdfast.stores.postgres.pool import DuplicateKey, Rows
 
 async def insert_batch(
     statements: Mapping[str, NumberedStatement],
-    news: PostgresNotifications,
+    notifications: PostgresNotifications,
     jobs: Sequence[NewJob],
     fetch: Callable[..., Awaitable[Rows]],
 ) -> tuple[list[Submitted], bool]:
@@ -32,7 +32,7 @@ async def insert_batch(
         answers = [Submitted(job_id, created, changed=changed) for _, job_id, created, changed, _ in in_turn]
         return answers, False
     if are_alike(jobs):
-        notice = news.transaction_notice(f"queue:{jobs[0].queue}") if len(jobs) == 1 else {}
+        notice = notifications.transaction_notice(f"queue:{jobs[0].queue}") if len(jobs) == 1 else {}
         with suppress(DuplicateKey):
             await fetch(
                 statements["insert_lone_job" if notice else "insert_alike_jobs"], **alike_columns(jobs), **notice

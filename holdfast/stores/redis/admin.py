@@ -27,14 +27,14 @@ class RedisAdmin(SelectionAdmin):
 
     def __init__(
         self,
-        links: NamespacePool,
-        news: RedisNotifications,
+        pool: NamespacePool,
+        notifications: RedisNotifications,
         scripts: Mapping[str, Script],
         read: Read,
         assigner: PartitionAssigner,
     ) -> None:
-        self._links = links
-        self._news = news
+        self._pool = pool
+        self._notifications = notifications
         self._scripts = scripts
         self._read = read
         self._assigner = assigner
@@ -43,26 +43,26 @@ class RedisAdmin(SelectionAdmin):
         operated = await self._each("cancel", chosen)
         ended = [job_id for job_id, state in operated.changed if state is JobState.CANCELLED]
         # Whose worker runs the others the script knows; those here look.
-        self._news.notify_done({"worker:*"} if len(ended) < len(operated.changed) else (), ended)
+        self._notifications.notify_done({"worker:*"} if len(ended) < len(operated.changed) else (), ended)
         return operated
 
     async def _replay(self, chosen: Chosen, *, force: bool, payload: str | None, pace: ReplayRate) -> BulkResult:
         operated = await self._each("replay", chosen, force=force, payload=payload, pace=pace)
         if payload is not None:
             await self._assigner.assign_again(await self._read.find_each([job_id for job_id, _ in operated.changed]))
-        self._news.notify_done({"queue:*"} if operated.changed else ())
+        self._notifications.notify_done({"queue:*"} if operated.changed else ())
         return operated
 
     async def edit(self, job_id: str, changes: JobChanges) -> BulkResult:
-        whole = "w" if self._links.address.whole else ""
-        said = encode_changes(changes)
+        whole = "w" if self._pool.address.whole else ""
+        given = encode_changes(changes)
         if changes.payload is not None or changes.queue is not None:
             for job in await self._read.find_each([job_id]):
                 queue, payload = changes.queue or job.queue, changes.payload or job.payload
-                said += ("partition", await self._assigner.find_partition(job.task, queue, payload))
-        state, done = await self._once("edit", job_id, uuid4().hex, whole, *said)
+                given += ("partition", await self._assigner.find_partition(job.task, queue, payload))
+        state, done = await self._once("edit", job_id, uuid4().hex, whole, *given)
         found = None if state is None else state_of(state)
-        self._news.notify_done({"queue:*"} if done else ())
+        self._notifications.notify_done({"queue:*"} if done else ())
         if done and found is not None:
             return BulkResult([(job_id, found)], [])
         return BulkResult([], [(job_id, found)])
@@ -75,15 +75,15 @@ class RedisAdmin(SelectionAdmin):
     ) -> BulkResult:
         """The answer, in the order of the question. Selected jobs that match no more are left out."""
         standing = chosen.guard or {}
-        flags = ("f" if force else "") + ("w" if self._links.address.whole else "")
+        flags = ("f" if force else "") + ("w" if self._pool.address.whole else "")
         changed: list[tuple[str, JobState]] = []
         refused: list[tuple[str, JobState | None]] = []
-        said = "" if payload is None else "=" + payload
+        given = "" if payload is None else "=" + payload
         every = span_us(pace.every)
         for number, ids in enumerate(in_pieces(chosen.ids, PIECE)):
             after = span_us(pace.after) + number * PIECE * every
             guarded = [argument for job_id in ids for argument in (job_id, standing.get(job_id, ""))]
-            reply = await self._once("operate", verb, flags, said, uuid4().hex, after, every, *guarded)
+            reply = await self._once("operate", verb, flags, given, uuid4().hex, after, every, *guarded)
             for job_id, (state, done) in zip(ids, reply, strict=True):
                 if done == 1:
                     changed.append((job_id, state_of(state) or JobState.DEAD))  # else a deleted one in no state
@@ -95,8 +95,8 @@ class RedisAdmin(SelectionAdmin):
         """Returns the answer of the script. It may be sent more than once, but does nothing twice."""
         doubts: list[bool] = []
         try:
-            return await self._links.run(
-                self._scripts[script], *arguments, doubt=lambda: doubts.append(True), synced=True
+            return await self._pool.run(
+                self._scripts[script], *arguments, on_uncertain=lambda: doubts.append(True), synced=True
             )
         except Unavailable as error:
             if not doubts:
@@ -111,14 +111,14 @@ class RedisAdmin(SelectionAdmin):
         return Chosen(list(standing), len(jobs) > limit, standing)
 
     async def pause(self, queue: str) -> None:
-        await self._links.run(self._scripts["pause"], 1, queue)
+        await self._pool.run(self._scripts["pause"], 1, queue)
 
     async def resume(self, queue: str) -> None:
-        await self._links.run(self._scripts["pause"], 0, queue)
-        self._news.notify_done({f"queue:{queue}"})
+        await self._pool.run(self._scripts["pause"], 0, queue)
+        self._notifications.notify_done({f"queue:{queue}"})
 
     async def send_command(self, order: WorkerCommand, workers: Sequence[str] | None = None) -> list[str]:
         names = ("all",) if workers is None else ("named", *workers)
-        sent = [worker.decode() for worker in await self._links.run(self._scripts["order"], order.value, *names)]
-        self._news.notify_done({f"worker:{worker}" for worker in sent})
+        sent = [worker.decode() for worker in await self._pool.run(self._scripts["order"], order.value, *names)]
+        self._notifications.notify_done({f"worker:{worker}" for worker in sent})
         return sent

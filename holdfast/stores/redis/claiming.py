@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from holdfast.core.lifecycle import must_start
+from holdfast.core.lifecycle import must_start_now
 from holdfast.core.models import Claim, ExpiredJob, Job
 from holdfast.stores.base import EVERY_QUEUE, ClaimRequest
 from holdfast.stores.connections.redis_protocol import Argument
@@ -26,10 +26,10 @@ class DeliveryProgress:
 
     def __init__(self, request: ClaimRequest) -> None:
         self._request = request
-        self._slots = dict(request.wants)
+        self._slots = dict(request.capacity)
         self._star = self._slots.pop(EVERY_QUEUE, None)
-        self._startable = 1 << 30 if request.alone else request.startable
-        self.held_back = False
+        self._startable = 1 << 30 if request.isolated else request.max_must_start
+        self.stopped_at_last_attempt = False
         self.jobs: list[Job] = []
         self.expired: tuple[ExpiredJob, ...] = ()
         self._until_us: int | None = None
@@ -38,8 +38,8 @@ class DeliveryProgress:
         """Returns the arguments of the next script."""
         request = self._request
         return [
-            (1 if request.alone else request.limit) - len(self.jobs),
-            1 << 30 if request.alone else min(1, self._startable),
+            (1 if request.isolated else request.limit) - len(self.jobs),
+            1 << 30 if request.isolated else min(1, self._startable),
             int(request.promote),
             "" if self._star is None else self._star,
             self._startable,
@@ -47,11 +47,11 @@ class DeliveryProgress:
             *(argument for pair in self._slots.items() for argument in pair),
         ]
 
-    def take(self, jobs: list[Job], until_us: int, *, held_back: bool) -> None:
+    def take(self, jobs: list[Job], until_us: int, *, stopped_at_last_attempt: bool) -> None:
         """Note a script's answer."""
         self._until_us = until_us
-        self.held_back = held_back
-        self._startable = max(0, self._startable - sum(map(must_start, jobs)))
+        self.stopped_at_last_attempt = stopped_at_last_attempt
+        self._startable = max(0, self._startable - sum(map(must_start_now, jobs)))
         self.jobs += jobs
         for job in jobs:
             if job.queue in self._slots:
@@ -64,7 +64,7 @@ class DeliveryProgress:
         return Claim(
             jobs=self.jobs,
             refused=refused,
-            held_back=self.held_back,
+            stopped_at_last_attempt=self.stopped_at_last_attempt,
             lease_until_us=self._until_us,
             expired=self.expired,
         )
@@ -75,9 +75,9 @@ class RedisClaimProgress:
 
     def __init__(self, request: ClaimRequest) -> None:
         self._request = request
-        self._slots = {queue: max(0, slots) for queue, slots in request.wants.items()}
+        self._slots = {queue: max(0, slots) for queue, slots in request.capacity.items()}
         self._star = self._slots.pop(EVERY_QUEUE, 0)
-        self._startable = request.startable
+        self._startable = request.max_must_start
         self._asked: deque[int] = deque()  # how many jobs each of the scripts under way was asked for
         self._idle = request.idle
         self._rounds = 0
@@ -109,7 +109,7 @@ class RedisClaimProgress:
         first may take jobs that must start at once; jobs behind suspects are looked for by one at a time.
         """
         request = self._request
-        left = 1 if request.alone else request.limit - len(self.jobs)
+        left = 1 if request.isolated else request.limit - len(self.jobs)
         ample = not self._passed and all(slots == 0 or slots >= left for slots in (*self._slots.values(), self._star))
         self._asked = deque(min(PIECE, left - taken) for taken in range(0, left if ample else min(left, PIECE), PIECE))
         pairs = self._wanted(served)
@@ -117,7 +117,7 @@ class RedisClaimProgress:
             [
                 asked,
                 0 if number else max(0, self._startable),
-                int(request.alone),
+                int(request.isolated),
                 int(request.promote),
                 int(self._rounds + 1 >= _PROMOTE_ROUNDS),
                 self._star or "",
@@ -130,7 +130,19 @@ class RedisClaimProgress:
 
     def take(self, jobs: list[Job], reply: Sequence[Any]) -> None:
         """Note a script's answer."""
-        rows, promoted, due_in, quarantined, until, _, more, self._passed, held_back, limited, unassigned = reply
+        (
+            rows,
+            promoted,
+            due_in,
+            quarantined,
+            until,
+            _,
+            more,
+            self._passed,
+            stopped_at_last_attempt,
+            limited,
+            unassigned,
+        ) = reply
         self.is_limited, self.unassigned = bool(limited), [decode_text(queue) for queue in unassigned]
         self._promoted += promoted
         self._due_in["ready"] = int(due_in)
@@ -140,7 +152,7 @@ class RedisClaimProgress:
         self._rounds += more == 2
         self._looks += more == 1
         asked = self._asked.popleft()
-        self._held_back = bool(held_back)
+        self._held_back = bool(stopped_at_last_attempt)
         again = more == 2 or (more == 1 and self._looks < _LOOKS_MOST) or len(rows) >= asked
         again = again or (self._held_back and self._startable > 0)  # by one that was not the first
         self.over = self.is_full or not again
@@ -149,18 +161,18 @@ class RedisClaimProgress:
     @property
     def is_full(self) -> bool:
         """Returns True if no more jobs are wanted."""
-        return len(self.jobs) >= (1 if self._request.alone else self._request.limit)
+        return len(self.jobs) >= (1 if self._request.isolated else self._request.limit)
 
     def limited_call(self, served: str, *, promote: bool) -> list[Argument] | None:
         """Returns the arguments of the next script for jobs under limits; None where none is to be taken."""
         request = self._request
-        startable = 1 if request.alone else self._startable  # each of them starts at once
-        left = min((1 if request.alone else request.limit) - len(self.jobs), PIECE, self._idle, startable)
+        max_must_start = 1 if request.isolated else self._startable  # each of them starts at once
+        left = min((1 if request.isolated else request.limit) - len(self.jobs), PIECE, self._idle, max_must_start)
         if left <= 0 or self.is_idle:
             return None
         return [
             left,
-            int(request.alone),
+            int(request.isolated),
             int(promote and request.promote and self._rounds < _PROMOTE_ROUNDS),
             max(0, self._star) or "",
             served,
@@ -175,7 +187,7 @@ class RedisClaimProgress:
         self._due_in["limited"] = int(due_in)
         self._quarantined = self._quarantined or bool(quarantined)
         self._until_us = int(until)
-        self._startable -= sum(not must_start(job) for job in jobs)
+        self._startable -= sum(not must_start_now(job) for job in jobs)
         self._idle -= len(rows)
         self._add(jobs)
         self.over = self.over or self.is_full
@@ -194,7 +206,7 @@ class RedisClaimProgress:
     def _add(self, jobs: list[Job]) -> None:
         self.jobs += jobs
         for job in jobs:
-            self._startable -= must_start(job)
+            self._startable -= must_start_now(job)
             self._slots[job.queue] = self._slots.get(job.queue, self._star) - 1
 
     def claim(self) -> Claim:
@@ -204,7 +216,7 @@ class RedisClaimProgress:
             promoted=self._promoted,
             next_due=timedelta(microseconds=min(due_in)) if due_in else None,
             quarantined=self._quarantined,
-            held_back=self._held_back,
+            stopped_at_last_attempt=self._held_back,
             lease_until_us=self._until_us,
             expired=self.expired,
         )

@@ -106,7 +106,7 @@ class _Audit:
             return names.schedule_of(kept.queue), kept.due
         if kept.state in (b"dead", b"cancelled"):
             return names("ended:" + kept.state.decode()), kept.ended
-        if kept.state == b"queued" and kept.losses >= 2:
+        if kept.state == b"queued" and kept.lost_leases >= 2:
             return names("quarantine:") + kept.queue, kept.due
         return None, 0
 
@@ -118,7 +118,7 @@ class _Audit:
         ready = {
             job: kept
             for job, kept in self.jobs.items()
-            if kept.state == b"queued" and kept.losses < 2 and kept.partition is None
+            if kept.state == b"queued" and kept.lost_leases < 2 and kept.partition is None
         }
         lost = [job for job in ready if not standing[self._list_of(job), job]]
         for job in sorted(lost, key=lambda job: (ready[job].due, ready[job].seq), reverse=True):
@@ -229,7 +229,7 @@ class _Audit:
                 known = {**known, kept.queue: 0}
                 yield RepairStep(BACK, ("ZADD", self._names("queues"), 0, kept.queue))
             levels = self._names("levels:") + kept.queue
-            if kept.level and kept.losses < 2 and b"%d" % kept.level not in self._seen.zsets.get(levels, {}):
+            if kept.level and kept.lost_leases < 2 and b"%d" % kept.level not in self._seen.zsets.get(levels, {}):
                 yield RepairStep(BACK, ("ZADD", levels, -kept.level, kept.level))
         first = {
             kept.queue: min(self._scheduled[self._names.schedule_of(kept.queue)].values())

@@ -61,7 +61,7 @@ def encode_submission(jobs: Sequence[NewJob], *, whole: bool) -> list[Argument]:
     number_at = 0
     for job in jobs:
         common = kinds.setdefault(kind_text(job), len(kinds) + 1), _when(job), _partition_field(job)
-        if job.key is None and job.options is None and not job.given_id and not job.expires:
+        if job.key is None and job.options is None and not job.has_client_id and not job.expires:
             if common != run:
                 run, number_at = common, len(rest)
                 rest += (0, *common, "")
@@ -72,7 +72,7 @@ def encode_submission(jobs: Sequence[NewJob], *, whole: bool) -> list[Argument]:
         key = "" if job.key is None else "=" + job.key
         keep_for = "" if job.key_for is None else f"={span_us(job.key_for)}"
         options = b"" if job.options is None else b"=" + _encode(job.options)
-        rest += (1, *common, "x", job.id, job.payload, key, keep_for, options, "1" if job.given_id else "")
+        rest += (1, *common, "x", job.id, job.payload, key, keep_for, options, "1" if job.has_client_id else "")
         rest.append("" if job.unique is None else _unique_text(job.unique))
         rest.append(_expiry(job) if job.expires else "")
     return ["1" if whole else "0", len(kinds), *kinds, *rest]
@@ -100,7 +100,7 @@ def encode_changes(changes: JobChanges) -> list[Argument]:
         _check_priority(changes.priority)
     if changes.queue is not None:
         _check_queue(changes.queue)
-    said: dict[str, Argument | None] = {
+    provided: dict[str, Argument | None] = {
         "level": changes.priority,
         "queue": changes.queue,
         "when": _when(changes) if changes.has_time else None,
@@ -108,8 +108,8 @@ def encode_changes(changes: JobChanges) -> list[Argument]:
         "expires": _expiry(changes) if changes.has_expiry else None,
     }
     if changes.options is not None:
-        said["options"] = b"" if changes.options == Options() else _encode(changes.options)
-    return [argument for name, value in said.items() if value is not None for argument in (name, value)]
+        provided["options"] = b"" if changes.options == Options() else _encode(changes.options)
+    return [argument for name, value in provided.items() if value is not None for argument in (name, value)]
 
 
 def _expiry(job: NewJob | JobChanges) -> str:
@@ -252,7 +252,7 @@ def claimed_job(row: Sequence[Any], kinds: Kinds, worker: str) -> Job:
         due_us = int(due)
         given = job_id.decode(), task, queue, payload.decode(), 1, 1, most, priority, 0, due_us, due_us
         return Job(*given, None, JobState.RUNNING, worker)
-    created, options, claims, attempts, losses = more
+    created, options, claims, attempts, lost_leases = more
     return Job(
         job_id.decode(),
         task,
@@ -262,7 +262,7 @@ def claimed_job(row: Sequence[Any], kinds: Kinds, worker: str) -> Job:
         int(attempts),
         most,
         priority,
-        int(losses or 0),
+        int(lost_leases or 0),
         int(due),
         int(created or due),
         None if options is None else _options(options),
@@ -354,7 +354,7 @@ def _shown(job_id: str, state: JobState, fields: Fields, lease: bytes | None, ki
         claims if attempts is None else attempts,
         most,
         priority,
-        _int(fields, b"losses") or 0,
+        _int(fields, b"lost_leases") or 0,
         due,
         _int(fields, b"created") or due,
         _readable_options(whole_text(fields, b"options")),

@@ -27,7 +27,7 @@ class RedisQuery(Read):
         mark = EventCursor.read(after)
         behind, _, _ = mark.start_place(0)
         back = within // MICROSECOND + OVERLAP_US
-        now_us, gone, *kinds = await self._links.run(self._scripts["endings"], behind, _PIECE, back)
+        now_us, gone, *kinds = await self._pool.run(self._scripts["endings"], behind, _PIECE, back)
         if mark.is_gap(int(now_us), within):
             return _from_now(int(now_us), gap=True)
         until, more = _until(kinds)
@@ -38,7 +38,7 @@ class RedisQuery(Read):
         return drained.events_until(found, gap=bool(gone))
 
     async def stats(self, *, recent: timedelta, most: int) -> JobStats:
-        return await Counting(self._links, self, most).count_groups(recent)
+        return await Counting(self._pool, self, most).count_groups(recent)
 
     async def _events_of(self, kinds: Sequence[Any], until: int) -> list[JobEvent]:
         """The endings up to an instant. Jobs that were replayed or deleted since are left out."""

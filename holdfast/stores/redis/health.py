@@ -16,40 +16,40 @@ from holdfast.stores.redis.server_info import ServerInfo, may_evict, read_server
 class RedisHealth:
     """Family ``health`` of Redis."""
 
-    def __init__(self, links: NamespacePool, scripts: Mapping[str, Script], query: RedisQuery, url: str) -> None:
-        self._links = links
+    def __init__(self, pool: NamespacePool, scripts: Mapping[str, Script], query: RedisQuery, url: str) -> None:
+        self._pool = pool
         self._scripts = scripts
         self._query = query
         self._url = url
 
     async def doctor(self) -> list[Finding]:
-        links = self._links
-        facts = await read_server_info(links)
-        overdue, met, sizes, unnamed = await links.run(self._scripts["ailing"])
+        pool = self._pool
+        facts = await read_server_info(pool)
+        overdue, met, sizes, unnamed = await pool.run(self._scripts["ailing"])
         return [
-            durability(facts, links.address.durability),
+            durability(facts, pool.address.durability),
             Finding("version", "ok", facts.name),
             check_eviction(facts),
             _memory(facts.info),
             _persistence(facts.info),
             _log(facts),
-            _failover(facts.info, links),
-            _access(links),
+            _failover(facts.info, pool),
+            _access(pool),
             _leases(int(overdue)),
             _keys(*(int(each) for each in met[:2])),
             _losses(int(met[2])),
             _agreement([(name.decode(), int(counted), int(held)) for name, counted, held in sizes]),
-            _unnamed_queue(int(unnamed), links.address.keys[2]),
+            _unnamed_queue(int(unnamed), pool.address.keys[2]),
         ]
 
     async def durability(self) -> Finding:
-        facts = await read_server_info(self._links)
+        facts = await read_server_info(self._pool)
         if may_evict(facts.policy):  # nothing that it keeps is safe
             return check_eviction(facts)
-        return durability(facts, self._links.address.durability)
+        return durability(facts, self._pool.address.durability)
 
     async def repair(self) -> list[Finding]:
-        return await repair(self._links.address, await self.server_time_us())
+        return await repair(self._pool.address, await self.server_time_us())
 
     async def backup(self, path: str) -> None:
         raise ConfigError(
@@ -122,25 +122,25 @@ def _log(facts: ServerInfo) -> Finding:
     return Finding("log", "warning", text, "after each crash: redis-cli bgrewriteaof; or take Redis 7, or Valkey")
 
 
-def _failover(info: Mapping[str, str], links: NamespacePool) -> Finding:
-    there, waited = int(info.get("connected_slaves", "0")), links.address.replicas
+def _failover(info: Mapping[str, str], pool: NamespacePool) -> Finding:
+    there, waited = int(info.get("connected_slaves", "0")), pool.address.replicas
     text = f"role={info.get('role', '?')}, {there} replicas, {waited} waited for"
     if there < waited:
         return Finding("failover", "error", f"{text}: nothing is acknowledged", "start replicas, or wait for fewer")
     if waited and there == waited:
         remedy = "start one more: while one of these is away nothing is acknowledged"
         return Finding("failover", "warning", text, remedy)
-    if there and not waited and links.address.server.kind != "direct":
+    if there and not waited and pool.address.server.kind != "direct":
         text = f"{text}: a failover loses what had not reached the replica"
         return Finding("failover", "warning", text, "?replicas=1 acknowledges when a replica has it; have two of them")
     return Finding("failover", "ok", text)
 
 
-def _access(links: NamespacePool) -> Finding:
-    guarded = bool(links.address.server.options.get("password"))
-    text = f"{'with' if guarded else 'without'} password, {'with' if links.address.server.secure else 'without'} TLS"
+def _access(pool: NamespacePool) -> Finding:
+    guarded = bool(pool.address.server.options.get("password"))
+    text = f"{'with' if guarded else 'without'} password, {'with' if pool.address.server.secure else 'without'} TLS"
     near = ("localhost", "127.0.0.1", "::1")
-    if not guarded and any(host not in near for host, _ in links.address.server.hosts):
+    if not guarded and any(host not in near for host, _ in pool.address.server.hosts):
         remedy = "every client that reaches this port owns the queue: set a password or ACL user"
         return Finding("access", "warning", text, remedy)
     return Finding("access", "ok", text)
@@ -162,10 +162,10 @@ def _keys(orphans: int, foreign: int) -> Finding:
 
 def _losses(lost: int) -> Finding:
     if not lost:
-        return Finding("losses", "ok", "every acknowledged job is here")
+        return Finding("lost_leases", "ok", "every acknowledged job is here")
     text = f"at least {lost} acknowledged writes are gone: Redis crashed, or a replica took over, without them"
     remedy = f"submit again what is missing; declare ?durability=always or ?replicas=1; then {_REPAIR} forgets this"
-    return Finding("losses", "error", text, remedy)
+    return Finding("lost_leases", "error", text, remedy)
 
 
 def _unnamed_queue(count: int, ready: str) -> Finding:

@@ -109,10 +109,10 @@ class UlidQueueing(ForwardingQueueing):
         return [replace(answer, job_id=each.job_id) for answer, each in zip(answers, settlements, strict=True)]
 
     async def heartbeat(
-        self, pulse: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta
+        self, heartbeat: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta
     ) -> HeartbeatReply:
         held = [Lease(encode_id(lease.job_id), lease.claims) for lease in leases]
-        return await self._inner.heartbeat(pulse, held, lease_for=lease_for)
+        return await self._inner.heartbeat(heartbeat, held, lease_for=lease_for)
 
     async def append_logs(self, records: Sequence[Record]) -> list[bool]:
         return await self._inner.append_logs(
@@ -148,8 +148,8 @@ class UlidAdmin(ForwardingAdmin):
 class UlidMaintenance(ForwardingMaintenance):
     """Maintenance, with ids as ULIDs in Redis."""
 
-    async def find_expired(self, *, limit: int) -> list[Job]:
-        return _read_jobs(await self._inner.find_expired(limit=limit))
+    async def find_expired_leases(self, *, limit: int) -> list[Job]:
+        return _read_jobs(await self._inner.find_expired_leases(limit=limit))
 
 
 class UlidSchedules(ForwardingSchedules):

@@ -32,37 +32,37 @@ def limits_of(texts: Iterable[bytes]) -> list[Limit]:
     return sorted(limits, key=lambda limit: limit.name)
 
 
-async def read_limits(links: NamespacePool) -> list[Limit]:
+async def read_limits(pool: NamespacePool) -> list[Limit]:
     """All limits of a namespace, by name."""
-    return limits_of(await links.run_command("HVALS", links.address.prefix + "limits"))
+    return limits_of(await pool.run_command("HVALS", pool.address.prefix + "limits"))
 
 
 class PartitionAssigner:
     """Gives jobs their partitions: the scripts never look into a payload."""
 
-    def __init__(self, links: NamespacePool, scripts: Mapping[str, Script], kinds: Kinds) -> None:
-        self._links = links
+    def __init__(self, pool: NamespacePool, scripts: Mapping[str, Script], kinds: Kinds) -> None:
+        self._pool = pool
         self._scripts = scripts
         self._kinds = kinds
 
-    async def assign_ready(self, worker: str, queue: str, *, alone: bool) -> None:
+    async def assign_ready(self, worker: str, queue: str, *, isolated: bool) -> None:
         """Moves the first ready jobs of a queue that have no partition into theirs. ``alone``: quarantined ones."""
-        common = (worker, 0, self._links.address.task)
-        found, texts = await self._links.run(self._scripts["unassigned"], *common, queue, int(alone))
+        common = (worker, 0, self._pool.address.task)
+        found, texts = await self._pool.run(self._scripts["unassigned"], *common, queue, int(isolated))
         table = LimitTable(limits_of(texts))
         arguments: list[Argument] = []
         for job_id, kind, payload in found:
             _, _, name, task = self._kinds(kind)
             arguments += (job_id, _find_partition(table, task, name, decode_text(payload)))
-        await self._links.run(self._scripts["assign"], *common, queue, *arguments)
+        await self._pool.run(self._scripts["assign"], *common, queue, *arguments)
 
     async def find_partition(self, task: str, queue: str, payload: str) -> str:
         """Partition of a job by the limits there are now, as its hash holds it; "" for none."""
-        return _find_partition(LimitTable(await read_limits(self._links)), task, queue, payload)
+        return _find_partition(LimitTable(await read_limits(self._pool)), task, queue, payload)
 
     async def assign_again(self, jobs: Sequence[Job]) -> None:
         """Gives jobs whose payload has changed their partitions."""
-        table = LimitTable(await read_limits(self._links)) if jobs else LimitTable()
+        table = LimitTable(await read_limits(self._pool)) if jobs else LimitTable()
         await self.write_partitions(
             [(job.id, _find_partition(table, job.task, job.queue, job.payload)) for job in jobs]
         )
@@ -72,7 +72,7 @@ class PartitionAssigner:
         changed = 0
         for piece in in_pieces(jobs, PIECE):
             arguments = [argument for job in piece for argument in job]
-            changed += await self._links.run(self._scripts["assign"], "", 0, self._links.address.task, "", *arguments)
+            changed += await self._pool.run(self._scripts["assign"], "", 0, self._pool.address.task, "", *arguments)
         return changed
 
 
@@ -90,15 +90,15 @@ class RedisLimits:
 
     def __init__(
         self,
-        links: NamespacePool,
-        news: RedisNotifications,
+        pool: NamespacePool,
+        notifications: RedisNotifications,
         scripts: Mapping[str, Script],
         query: RedisQuery,
         assigner: PartitionAssigner,
         cache: LimitCache,
     ) -> None:
-        self._links = links
-        self._news = news
+        self._pool = pool
+        self._notifications = notifications
         self._scripts = scripts
         self._query = query
         self._assigner = assigner
@@ -106,17 +106,17 @@ class RedisLimits:
 
     async def write_limit(self, change: LimitChange) -> int | None:
         document = "" if change.remove else encode_limit(change.limit)
-        revision = await self._links.run(
+        revision = await self._pool.run(
             self._scripts["write_limit"], change.limit.name, change.expected, document, synced=True
         )
         self._cache.mark_stale()
         if not revision:
             return None
-        self._news.notify_done({"queue:*"})
+        self._notifications.notify_done({"queue:*"})
         return int(revision)
 
     async def read_limits(self) -> list[Limit]:
-        return await read_limits(self._links)
+        return await read_limits(self._pool)
 
     async def assign_partitions(
         self, *, queue: str | None = None, task: str | None = None, after: str = "", limit: int = 1000
@@ -134,13 +134,13 @@ class RedisLimits:
                 [(job.id, _find_partition(table, job.task, job.queue, job.payload)) for _, job in jobs]
             )
             looked, behind = looked + len(jobs), last
-        self._news.notify_done({"queue:*"} if changed else ())
+        self._notifications.notify_done({"queue:*"} if changed else ())
         return changed, str(behind) if more else None
 
     async def bucket_use(self, buckets: Sequence[str]) -> list[BucketUse]:
         uses: list[BucketUse] = []
         for piece in in_pieces(buckets, PIECE):
-            found = await self._links.run(self._scripts["bucket_use"], *piece)
+            found = await self._pool.run(self._scripts["bucket_use"], *piece)
             uses += [
                 BucketUse(bucket=bucket, used=int(used), free_at_us=int(free_at))
                 for bucket, (used, free_at) in zip(piece, found, strict=True)
@@ -148,8 +148,8 @@ class RedisLimits:
         return uses
 
     async def take_tokens(self, bucket: str, tokens: int) -> timedelta:
-        return int(await self._links.run(self._scripts["take_tokens"], bucket, tokens)) * MICROSECOND
+        return int(await self._pool.run(self._scripts["take_tokens"], bucket, tokens)) * MICROSECOND
 
     async def pause_buckets(self, buckets: Sequence[str], pause_for: timedelta) -> None:
         for piece in in_pieces(buckets, PIECE):
-            await self._links.run(self._scripts["pause_buckets"], span_us(pause_for), *piece)
+            await self._pool.run(self._scripts["pause_buckets"], span_us(pause_for), *piece)

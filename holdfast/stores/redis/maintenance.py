@@ -29,14 +29,14 @@ class RedisMaintenance:
 
     def __init__(
         self,
-        links: NamespacePool,
-        news: RedisNotifications,
+        pool: NamespacePool,
+        notifications: RedisNotifications,
         scripts: Mapping[str, Script],
         kinds: Kinds,
         eviction: EvictionWatch,
     ) -> None:
-        self._links = links
-        self._news = news
+        self._pool = pool
+        self._notifications = notifications
         self._scripts = scripts
         self._kinds = kinds
         self._eviction = eviction
@@ -45,31 +45,31 @@ class RedisMaintenance:
         promoted = 0
         while promoted < limit:
             piece = min(PIECE, limit - promoted)
-            number = int(await self._links.run(self._scripts["promote"], piece))
+            number = int(await self._pool.run(self._scripts["promote"], piece))
             promoted += number
             if number < piece:
                 break
-        self._news.notify_done({"queue:*"} if promoted else ())
+        self._notifications.notify_done({"queue:*"} if promoted else ())
         return promoted
 
     async def expire_waiting(self, *, limit: int) -> list[ExpiredJob]:
         ended: list[ExpiredJob] = []
         for _ in range(EXPIRY_ROUNDS):
             piece = min(PIECE, limit - len(ended))
-            looked, flat = await self._links.run(self._scripts["expire"], piece)
+            looked, flat = await self._pool.run(self._scripts["expire"], piece)
             ended += expired_jobs(flat, self._kinds)
             if looked < piece or len(ended) >= limit:
                 break
-        self._news.notify_done((), [each.job_id for each in ended])
+        self._notifications.notify_done((), [each.job_id for each in ended])
         return ended
 
-    async def find_expired(self, *, limit: int) -> list[Job]:
+    async def find_expired_leases(self, *, limit: int) -> list[Job]:
         """Running jobs whose lease ran out. Workers that submit nothing notice here that the server evicts."""
-        await self._eviction.read_policy(self._links)
+        await self._eviction.read_policy(self._pool)
         found: list[Job] = []
         while len(found) < limit:
             piece = min(PIECE, limit - len(found))
-            jobs, looked = await self._links.run(self._scripts["expired"], len(found), piece)
+            jobs, looked = await self._pool.run(self._scripts["expired"], len(found), piece)
             found += [job for _, job in shown_jobs(jobs, self._kinds)]
             if looked < piece:
                 break
@@ -82,11 +82,11 @@ class RedisMaintenance:
         for state, span in ended_for.items():
             while state in ended and pruned < limit:
                 piece = min(PIECE, limit - pruned)
-                number, looked = await self._links.run(self._scripts["prune"], state, span_us(span), piece)
+                number, looked = await self._pool.run(self._scripts["prune"], state, span_us(span), piece)
                 pruned += number
                 if not looked:
                     break
-        await self._links.run(self._scripts["prune_rest"], min(limit, PIECE), span_us(FORGOTTEN_AFTER))
+        await self._pool.run(self._scripts["prune_rest"], min(limit, PIECE), span_us(FORGOTTEN_AFTER))
         return pruned
 
     async def reannounce(self) -> int:
@@ -103,14 +103,14 @@ _WATCHED = ("counts", "tombstones", "keys", "seq", "meta")
 async def repair(address: RedisAddress, now: int) -> list[Finding]:
     """Make everything agree; returns the repairs. ``now``: the store's instant."""
     names = NamespaceKeys(address.keys)
-    links = RedisPool(address.server, address.prefix, most=1, deadline=_ALL)
+    pool = RedisPool(address.server, address.prefix, most=1, deadline=_ALL)
     try:
         for _ in range(_TRIES):
-            done = await links.call(lambda link: _mended(link, names, now))
+            done = await pool.call(lambda connection: _mended(connection, names, now))
             if done is not None:
                 return _findings(done)
     finally:
-        await links.close()
+        await pool.close()
     remedy = "stop workers and submitters for a moment, and repair again"
     return [Finding("repair", "error", "jobs come and go: nothing was put right", remedy)]
 
@@ -120,11 +120,11 @@ def _findings(done: Sequence[RepairStep]) -> list[Finding]:
     return [Finding("repair", "ok", f"{number} {what}") for what, number in found.items()]
 
 
-async def _mended(link: Wire, names: NamespaceKeys, now: int) -> list[RepairStep] | None:
+async def _mended(connection: Wire, names: NamespaceKeys, now: int) -> list[RepairStep] | None:
     """The repairs; None: something changed meanwhile, and nothing was done."""
-    await _ask(link, [("WATCH", *(names(name) for name in _WATCHED))])
-    found = plan_repairs(await _Reading(link, names).snapshot(now))
-    *_, answers = await _ask(link, [("MULTI",), *(mend.command for mend in found), ("EXEC",)])
+    await _ask(connection, [("WATCH", *(names(name) for name in _WATCHED))])
+    found = plan_repairs(await _Reading(connection, names).snapshot(now))
+    *_, answers = await _ask(connection, [("MULTI",), *(mend.command for mend in found), ("EXEC",)])
     if answers is None:
         return None
     refused = [answer for answer in answers if isinstance(answer, driver.ResponseError)]
@@ -133,10 +133,10 @@ async def _mended(link: Wire, names: NamespaceKeys, now: int) -> list[RepairStep
     return found
 
 
-async def _ask(link: Wire, commands: Iterable[tuple[Argument, ...]]) -> list[Any]:
+async def _ask(connection: Wire, commands: Iterable[tuple[Argument, ...]]) -> list[Any]:
     """The answers to commands that go out together."""
     async with asyncio.timeout(DEADLINE):
-        answers = await link.ask_each(commands)
+        answers = await connection.ask_each(commands)
     for answer in answers:
         if isinstance(answer, driver.ResponseError):
             raise answer
@@ -146,8 +146,8 @@ async def _ask(link: Wire, commands: Iterable[tuple[Argument, ...]]) -> list[Any
 class _Reading:
     """A walk through a namespace, a little at a time: other clients are served in between."""
 
-    def __init__(self, link: Wire, names: NamespaceKeys) -> None:
-        self._link = link
+    def __init__(self, connection: Wire, names: NamespaceKeys) -> None:
+        self._link = connection
         self._names = names
         self._spoiled: list[bytes] = []
 

@@ -46,9 +46,9 @@ class RedisNotifications(Listener):
     trouble = _TROUBLE
     kinds = _KINDS
 
-    def __init__(self, links: NamespacePool) -> None:
+    def __init__(self, pool: NamespacePool) -> None:
         super().__init__()
-        self._links = links
+        self._pool = pool
         self._watches: dict[str, _Watch] = {}
 
     def notify_done(self, topics: Iterable[str], ended: Iterable[str] = ()) -> None:
@@ -78,43 +78,45 @@ class RedisNotifications(Listener):
         for queue in queues:
             name = "default" if queue == EVERY_QUEUE else queue
             if name not in self._watches and len(self._watches) < _WATCHED_MOST:
-                self._watches[name] = _Watch(self._links, name, self.waiters)
+                self._watches[name] = _Watch(self._pool, name, self.waiters)
             if name in self._watches:
                 found.append(self._watches[name])
         return found
 
     async def listen(self, kind: str, began: Callable[[], None]) -> None:
-        link = await self._links.connect(lambda message: self._heard(kind, message[2].decode()), protocol=2)
+        connection = await self._pool.connect(lambda message: self._heard(kind, message[2].decode()), protocol=2)
         try:
-            await run_within(PROVEN_IN, link.send_command("SUBSCRIBE", self._links.address.prefix + _CHANNELS[kind]))
+            await run_within(
+                PROVEN_IN, connection.send_command("SUBSCRIBE", self._pool.address.prefix + _CHANNELS[kind])
+            )
             began()
-            await self._prove(link)
+            await self._prove(connection)
         finally:
-            link.close()
+            connection.close()
 
     def connection_lost(self) -> None:
-        self._links.drop_connections()
+        self._pool.drop_connections()
 
-    async def _prove(self, link: Wire) -> None:
+    async def _prove(self, connection: Wire) -> None:
         """Return never; fail when the connection does."""
         while True:
             with suppress(TimeoutError):
-                await run_within(PROOF, link.ended.wait())
-            await run_within(PROVEN_IN, link.send_command("PING"))
+                await run_within(PROOF, connection.ended.wait())
+            await run_within(PROVEN_IN, connection.send_command("PING"))
 
     def _heard(self, kind: str, text: str) -> None:
         sender, *named = text.split("\n")
-        if sender != self._links.name:
+        if sender != self._pool.name:
             self.waiters.wake_topics([f"job:{job_id}" for job_id in named] if kind == "ended" else named)
 
 
 class _Watch:
     """Blocks on one queue's ready list while a caller waits for the queue."""
 
-    def __init__(self, links: NamespacePool, queue: str, waiters: Waiters) -> None:
-        self._links = links
+    def __init__(self, pool: NamespacePool, queue: str, waiters: Waiters) -> None:
+        self._pool = pool
         self._topic = f"queue:{queue}"
-        ready = links.address.keys[2]
+        ready = pool.address.keys[2]
         self._list = ready if queue == "default" else f"{ready}:{queue}"
         self._waiters = waiters
         self._waiting = 0
@@ -137,27 +139,27 @@ class _Watch:
         while True:
             await self._wanted.wait()
             try:
-                link = await self._links.connect(protocol=2)
+                connection = await self._pool.connect(protocol=2)
                 try:
-                    await self._block(link)
+                    await self._block(connection)
                 finally:
-                    link.close()
+                    connection.close()
             except _TROUBLE:
                 pause = await backoff_sleep(pause)
 
-    async def _block(self, link: Wire) -> None:
+    async def _block(self, connection: Wire) -> None:
         """Return never; fail when the connection does."""
         pause, known = _PAUSE, b""
         while True:
             await self._wanted.wait()
-            head = await run_within(PROVEN_IN, link.send_command("LINDEX", self._list, 0))
+            head = await run_within(PROVEN_IN, connection.send_command("LINDEX", self._list, 0))
             if head is None:
-                blocked = link.send_command("BLMOVE", self._list, self._list, "LEFT", "LEFT", str(PROOF))
+                blocked = connection.send_command("BLMOVE", self._list, self._list, "LEFT", "LEFT", str(PROOF))
                 head = await run_within(PROOF + PROVEN_IN, blocked)
                 if head is None:
                     continue
                 await asyncio.sleep(_GRACE)
-                if head != await run_within(PROVEN_IN, link.send_command("LINDEX", self._list, 0)):
+                if head != await run_within(PROVEN_IN, connection.send_command("LINDEX", self._list, 0)):
                     continue  # who pushed it said so, and it was taken
             elif head == known or not known:
                 # It was there before, and is not taken: the queue is paused, or its workers are busy.

@@ -51,14 +51,14 @@ class NamespacePool(redis.RedisPool):
         if self._latest is None or number > self._latest[0]:
             self._latest = number, job_id
 
-    async def _greet(self, link: Wire) -> bool:
+    async def _greet(self, connection: Wire) -> bool:
         """A server that was away, or another in its place, may have lost the last acknowledged writes: it is asked
         before it hears of more, and keeps in mind what is missing, for the doctor."""
         if self._latest is None or self._lost is None:
             return True
         known = self._latest
         try:
-            lost, stands = await link.send_command(
+            lost, stands = await connection.send_command(
                 "EVAL", self._lost.text, 5, *self.address.keys, self._instant, self.name, *known
             )
         except driver.ResponseError:
@@ -79,7 +79,7 @@ class NamespacePool(redis.RedisPool):
         self,
         script: Script,
         *arguments: Argument,
-        doubt: Callable[[], object] | None = None,
+        on_uncertain: Callable[[], object] | None = None,
         patience: float | None = None,
         extra: float = 0.0,
         synced: bool = False,
@@ -87,7 +87,9 @@ class NamespacePool(redis.RedisPool):
         """Returns the answer of the script. ``doubt``, ``patience``, ``extra``: see ``call``; ``synced``: answer when
         disk and replicas have it, as was declared.
         """
-        (reply,) = await self.run_each(script, [arguments], doubt=doubt, patience=patience, extra=extra, synced=synced)
+        (reply,) = await self.run_each(
+            script, [arguments], on_uncertain=on_uncertain, patience=patience, extra=extra, synced=synced
+        )
         return reply
 
     async def run_each(
@@ -95,7 +97,7 @@ class NamespacePool(redis.RedisPool):
         script: Script,
         pieces: Sequence[Sequence[Argument]],
         *,
-        doubt: Callable[[], object] | None = None,
+        on_uncertain: Callable[[], object] | None = None,
         patience: float | None = None,
         extra: float = 0.0,
         synced: bool = False,
@@ -103,15 +105,15 @@ class NamespacePool(redis.RedisPool):
     ) -> list[Any]:
         """Returns the answer of the script to each of these arguments; see ``evaluate_each``."""
         keys = self.address.keys
-        said: tuple[Argument, ...] = (self._instant, self.name)
+        given: tuple[Argument, ...] = (self._instant, self.name)
         confirmed = synced and (self.address.durability == "waitaof" or self.address.replicas)
         after = self._confirm if confirmed else None
-        whole = [(*said, *piece) for piece in pieces]
+        whole = [(*given, *piece) for piece in pieces]
         return await self.evaluate_each(
-            script, keys, whole, doubt=doubt, patience=patience, extra=extra, after=after, partly=partly
+            script, keys, whole, on_uncertain=on_uncertain, patience=patience, extra=extra, after=after, partly=partly
         )
 
-    async def _confirm(self, link: Wire) -> None:
+    async def _confirm(self, connection: Wire) -> None:
         """Wait for the disk and the replicas.
 
         Both wait for what this connection wrote last. A call that is made again finds its work done and writes nothing:
@@ -119,7 +121,7 @@ class NamespacePool(redis.RedisPool):
         wanted, milliseconds = self.address.replicas, int(self._confirmed * 1000)
         synced = self.address.durability == "waitaof"
         wait = ("WAITAOF", 1, wanted, milliseconds) if synced else ("WAIT", wanted, milliseconds)
-        _, answer = await link.ask_each([("PUBLISH", self.address.prefix + "nothing", ""), wait])
+        _, answer = await connection.ask_each([("PUBLISH", self.address.prefix + "nothing", ""), wait])
         if isinstance(answer, driver.ResponseError):
             if _TAKEN_OVER.search(str(answer)):  # what was done here may be lost, or there
                 raise driver.ConnectionError("it has become a replica") from answer

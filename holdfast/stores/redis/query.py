@@ -69,11 +69,11 @@ class _Search:
 class Read:
     """The verbs, over the store's scripts."""
 
-    def __init__(self, links: NamespacePool, scripts: Mapping[str, Script], kinds: Kinds) -> None:
-        self._links = links
+    def __init__(self, pool: NamespacePool, scripts: Mapping[str, Script], kinds: Kinds) -> None:
+        self._pool = pool
         self._scripts = scripts
         self._kinds = kinds
-        self._prefix = links.address.prefix
+        self._prefix = pool.address.prefix
 
     # ── jobs ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def get(self, job_id: str) -> Job | None:
@@ -92,7 +92,7 @@ class Read:
     async def by_keys(self, keys: Sequence[str]) -> list[Job | None]:
         owners: list[str] = []
         for piece in in_pieces(keys, _PIECE):
-            held = await self._links.run_command("HMGET", self._prefix + "keys", *piece)
+            held = await self._pool.run_command("HMGET", self._prefix + "keys", *piece)
             owners += ["" if each is None else decode_text(each).partition(" ")[2] for each in held]
         jobs = {job.id: job for _, job in await self._show(list(filter(None, dict.fromkeys(owners))))}
         return [jobs.get(owner) for owner in owners]
@@ -140,7 +140,7 @@ class Read:
 
     def _search(self, seconds: float | None = None) -> _Search:
         """Returns a search limited to these seconds; without a limit if no caller waits."""
-        usual = self._links.search_for
+        usual = self._pool.search_for
         return _Search(usual if usual is None or seconds is None else seconds)
 
     async def find_oldest(
@@ -169,7 +169,7 @@ class Read:
     async def find_waiting(self, queue: str | None, task: str | None, behind: int) -> tuple[list[Shown], int, bool]:
         """Some waiting jobs of a queue or a task behind a number of submission, the last number looked at, and whether
         there may be more."""
-        rows, last, more = await self._links.run(self._scripts["scan"], "oldest", behind, _PIECE, 0)
+        rows, last, more = await self._pool.run(self._scripts["scan"], "oldest", behind, _PIECE, 0)
         where = JobFilter(states=tuple(NOT_STARTED), queue=queue, tasks=() if task is None else (task,))
         ids = [job.id for _, job in self._found(rows) if matches_filter(job, where)]
         return await self._show(ids), int(last), bool(more)
@@ -192,18 +192,18 @@ class Read:
         more = 1
         while more:
             search.go_on()
-            rows, last, more = await self._links.run(self._scripts["scan"], order, edge, _PIECE, int(whole))
+            rows, last, more = await self._pool.run(self._scripts["scan"], order, edge, _PIECE, int(whole))
             edge = int(last)
             yield edge, self._found(rows)
 
     async def _show(self, ids: Sequence[Argument]) -> list[Shown]:
         found: list[Shown] = []
         for piece in in_pieces(ids, _PIECE):
-            found += self._found(await self._links.run(self._scripts["show"], *piece))
+            found += self._found(await self._pool.run(self._scripts["show"], *piece))
         return found
 
     async def _outlined(self, ids: Sequence[Argument]) -> list[Shown]:
-        return self._found(await self._links.run(self._scripts["outline"], *ids))
+        return self._found(await self._pool.run(self._scripts["outline"], *ids))
 
     def _found(self, rows: list[Any]) -> list[Shown]:
         return shown_jobs(rows, self._kinds)
@@ -214,7 +214,7 @@ class Read:
             return None
         ids: list[bytes] = []
         for state in set(where.states):
-            ids += await self._links.run_command("ZRANGE", f"{self._prefix}ended:{state.value}", 0, _FEW)
+            ids += await self._pool.run_command("ZRANGE", f"{self._prefix}ended:{state.value}", 0, _FEW)
         if len(ids) > _FEW:
             return None
         found: list[Shown] = []
@@ -224,26 +224,26 @@ class Read:
         return sorted(found, key=lambda each: each[0], reverse=True)
 
     async def attempts(self, job_id: str) -> list[Attempt]:
-        return shown_attempts(await self._links.run_command("LRANGE", f"{self._prefix}attempts:{job_id}", 0, -1))
+        return shown_attempts(await self._pool.run_command("LRANGE", f"{self._prefix}attempts:{job_id}", 0, -1))
 
     async def logs(self, job_id: str, *, limit: int = 1000, cursor: str | None = None) -> LogPage:
         claims, number = line_place(cursor)
         key = f"{self._prefix}lines:{job_id}"
-        entries = await self._links.run_command("XRANGE", key, f"({claims}-{number}", "+", "COUNT", limit + 1)
+        entries = await self._pool.run_command("XRANGE", key, f"({claims}-{number}", "+", "COUNT", limit + 1)
         return line_page([shown_line(entry) for entry in entries], limit)
 
     async def limited_ids(self, queue: str, most: int) -> list[str]:
         """Ids of ready jobs under limits of a queue, up to ``most``."""
-        return [decode_text(each) for each in await self._links.run(self._scripts["limited_ids"], queue, most)]
+        return [decode_text(each) for each in await self._pool.run(self._scripts["limited_ids"], queue, most)]
 
     async def any_finished(self, job_ids: Sequence[str]) -> bool:
         """Returns True if one of these jobs has ended, or is gone."""
-        states = await self._links.run(self._scripts["states"], *job_ids)
+        states = await self._pool.run(self._scripts["states"], *job_ids)
         return any(each is None or state_of(each[0]) in TERMINAL for each in states)
 
     # ── queues and workers ────────────────────────────────────────────────────────────────────────────────────
     async def _counted(self) -> tuple[dict[tuple[JobState, str], int], set[str]]:
-        flat, paused = await self._links.run(self._scripts["queues"])
+        flat, paused = await self._pool.run(self._scripts["queues"])
         counts = {}
         for field, number in fields_of(flat).items():
             state, _, queue = field.partition(b":")
@@ -265,7 +265,7 @@ class Read:
         looked_at, found, age_us = 0, _PIECE, 0
         while looked_at < most and found == _PIECE and age_us < recent // MICROSECOND:
             words = (state.value, looked_at, recent // MICROSECOND)
-            found, age, ended = await self._links.run(self._scripts["lately"], *words)
+            found, age, ended = await self._pool.run(self._scripts["lately"], *words)
             looked_at, age_us = looked_at + found, int(age)
             for queue, number in fields_of(ended).items():
                 numbers[decode_text(queue)] += int(number)
@@ -280,7 +280,7 @@ class Read:
         names = sorted(states)
         ages: list[Any] = []
         for piece in in_pieces(names, 50):
-            ages += await self._links.run(self._scripts["queues"], *piece)
+            ages += await self._pool.run(self._scripts["queues"], *piece)
         return [
             QueueInfo(
                 name=name,
@@ -302,26 +302,26 @@ class Read:
 
     async def workers(self) -> list[WorkerInfo]:
         found = []
-        for flat, alive in await self._links.run(self._scripts["workers"]):
+        for flat, alive in await self._pool.run(self._scripts["workers"]):
             with suppress(*UNREADABLE, ValueError, KeyError):  # of another job
                 found.append(_worker_of(fields_of(flat), alive))
         return sorted(found, key=lambda info: info.started_at_us)
 
     async def server_time_us(self) -> int:
-        return int(await self._links.run(self._scripts["now"]))
+        return int(await self._pool.run(self._scripts["now"]))
 
 
 def _worker_of(fields: Fields, alive: int) -> WorkerInfo:
-    said = {name.decode(): value.decode() for name, value in fields.items()}
-    pulse = msgspec.convert(
-        {name: said[name] for name in WorkerHeartbeat.__struct_fields__}, WorkerHeartbeat, strict=False
+    given = {name.decode(): value.decode() for name, value in fields.items()}
+    heartbeat = msgspec.convert(
+        {name: given[name] for name in WorkerHeartbeat.__struct_fields__}, WorkerHeartbeat, strict=False
     )
     return WorkerInfo(
-        pulse=pulse,
-        started_at_us=int(said["started"]),
-        seen_at_us=int(said["seen"]),
+        heartbeat=heartbeat,
+        started_at_us=int(given["started"]),
+        seen_at_us=int(given["seen"]),
         alive=bool(alive),
-        order=WorkerCommand(said.get("ordered", "none")),
+        order=WorkerCommand(given.get("ordered", "none")),
     )
 
 
@@ -334,18 +334,18 @@ def _place(cursor: str) -> int:
 class Counting:
     """A count."""
 
-    def __init__(self, links: NamespacePool, read: Read, most: int) -> None:
-        self._links = links
+    def __init__(self, pool: NamespacePool, read: Read, most: int) -> None:
+        self._pool = pool
         self._read = read
         self._most = most
-        self._prefix = links.address.prefix
-        _, self._schedule, self._ready, self._leases, _ = links.address.keys
+        self._prefix = pool.address.prefix
+        _, self._schedule, self._ready, self._leases, _ = pool.address.keys
 
     async def count_groups(self, recent: timedelta) -> JobStats:
         """Counts the jobs of each kind."""
         now_us = await self._read.server_time_us()
         since = now_us - recent // MICROSECOND
-        flat = await self._links.run_command("ZRANGEBYSCORE", self._prefix + "setbacks", since, "+inf")
+        flat = await self._pool.run_command("ZRANGEBYSCORE", self._prefix + "setbacks", since, "+inf")
         set_back = {member.partition(b" ")[2].decode("utf-8", "replace") for member in flat}
         groups: list[CountGroup] = []
         seen: set[str] = set()
@@ -396,7 +396,7 @@ class Counting:
         return found
 
     async def _ids(self, *words: str | int) -> list[str]:
-        return [each.decode("utf-8", "replace") for each in await self._links.run_command(*words)]
+        return [each.decode("utf-8", "replace") for each in await self._pool.run_command(*words)]
 
 
 def _last_of(number: int) -> int:

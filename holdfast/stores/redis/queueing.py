@@ -70,8 +70,8 @@ class RedisQueueing:
 
     def __init__(
         self,
-        links: NamespacePool,
-        news: RedisNotifications,
+        pool: NamespacePool,
+        notifications: RedisNotifications,
         scripts: Mapping[str, Script],
         query: RedisQuery,
         kinds: Kinds,
@@ -79,8 +79,8 @@ class RedisQueueing:
         limits: LimitCache,
         assigner: PartitionAssigner,
     ) -> None:
-        self._links = links
-        self._news = news
+        self._pool = pool
+        self._notifications = notifications
         self._scripts = scripts
         self._query = query
         self._kinds = kinds
@@ -99,15 +99,15 @@ class RedisQueueing:
         evicts."""
         if not jobs:
             return []
-        await self._eviction.refuse_evicting(self._links)
+        await self._eviction.refuse_evicting(self._pool)
         jobs = await self._limits.bind(jobs)
-        whole, pieces = self._links.address.whole, list(in_pieces(jobs, PIECE))
+        whole, pieces = self._pool.address.whole, list(in_pieces(jobs, PIECE))
         sent = _Sent()
         try:
-            sent.replies = await self._links.run_each(
+            sent.replies = await self._pool.run_each(
                 self._scripts["submit"],
                 [encode_submission(piece, whole=whole) for piece in pieces],
-                doubt=sent.mark_uncertain,
+                on_uncertain=sent.mark_uncertain,
                 partly=sent.read_replies,
                 extra=extra_timeout(len(jobs), sum(len(job.payload) for job in jobs)),
                 synced=True,
@@ -118,7 +118,7 @@ class RedisQueueing:
                 outcome.stored = [answer.job_id if answer.created else None for answer in self._answers(pieces, sent)]
             raise outcome from error.__cause__
         finally:
-            self._news.notify_done(
+            self._notifications.notify_done(
                 {f"queue:{job.queue}" for job in jobs}
             )  # a piece may be stored though another was refused
         return self._answers(pieces, sent)
@@ -132,7 +132,7 @@ class RedisQueueing:
                 continue
             if len(reply) > len(piece):
                 number, last = reply.pop(), len(piece) - 1 - reply[::-1].index(1)
-                self._links.note_stored(int(number), piece[last].id)
+                self._pool.note_stored(int(number), piece[last].id)
             answers += [
                 Submitted(job.id, bool(each) or sent.doubted)
                 if isinstance(each, int)
@@ -164,7 +164,7 @@ class RedisQueueing:
             promoted = claiming.promoted
             await self._claim_plain(request, claiming)
             for queue in claiming.unassigned:
-                await self._assigner.assign_ready(request.worker, queue, alone=request.alone)
+                await self._assigner.assign_ready(request.worker, queue, isolated=request.isolated)
             is_changed = claiming.promoted > promoted or claiming.unassigned
             if is_changed or (claiming.is_limited and not limited_first):
                 await self._claim_limited(request, claiming, promote=False)
@@ -175,14 +175,14 @@ class RedisQueueing:
         return claiming.claim()
 
     async def _claim_limited(self, request: ClaimRequest, claiming: RedisClaimProgress, *, promote: bool) -> None:
-        common = (request.worker, span_us(request.lease_for), self._links.address.task)
+        common = (request.worker, span_us(request.lease_for), self._pool.address.task)
         more = True
         while more and (arguments := claiming.limited_call(self._served_limited, promote=promote)) is not None:
-            reply = await self._links.run(
+            reply = await self._pool.run(
                 self._scripts["claim_limited"],
                 *common,
                 *arguments,
-                doubt=lambda: self._lost.add(request.worker),
+                on_uncertain=lambda: self._lost.add(request.worker),
                 extra=request.limit / CLAIMED_A_SECOND,
             )
             self._served_limited = decode_text(reply[5])
@@ -190,14 +190,14 @@ class RedisQueueing:
             more = claiming.take_limited(await self._readable(reply[0], request.worker), reply)
 
     async def _claim_plain(self, request: ClaimRequest, claiming: RedisClaimProgress) -> None:
-        common = (request.worker, span_us(request.lease_for), self._links.address.task)
+        common = (request.worker, span_us(request.lease_for), self._pool.address.task)
         while not claiming.over:
             pieces = [(*common, *arguments) for arguments in claiming.script_calls(self._served)]
             try:
-                replies = await self._links.run_each(
+                replies = await self._pool.run_each(
                     self._scripts["claim"],
                     pieces,
-                    doubt=lambda: self._lost.add(request.worker),
+                    on_uncertain=lambda: self._lost.add(request.worker),
                     extra=request.limit / CLAIMED_A_SECOND,
                 )
             except HoldfastError:
@@ -212,21 +212,21 @@ class RedisQueueing:
     def _ended(self, flat: Sequence[bytes]) -> tuple[ExpiredJob, ...]:
         """Jobs that a script has ended, since their ``expires`` had come."""
         expired = expired_jobs(flat, self._kinds)
-        self._news.notify_done((), [each.job_id for each in expired])
+        self._notifications.notify_done((), [each.job_id for each in expired])
         return expired
 
     async def _claim_delivered(self, request: ClaimRequest, only: Sequence[str]) -> Claim:
         delivery = DeliveryProgress(request)
         for ids in in_pieces(list(dict.fromkeys(only)), PIECE):
             try:
-                taken, until, held_back, flat = await self._links.run(
+                taken, until, stopped_at_last_attempt, flat = await self._pool.run(
                     self._scripts["deliver"],
                     request.worker,
                     span_us(request.lease_for),
-                    self._links.address.task,
+                    self._pool.address.task,
                     *delivery.script_arguments(),
                     *ids,
-                    doubt=lambda: self._lost.add(request.worker),
+                    on_uncertain=lambda: self._lost.add(request.worker),
                     extra=request.limit / CLAIMED_A_SECOND,
                 )
             except HoldfastError:
@@ -234,21 +234,25 @@ class RedisQueueing:
                     break
                 raise
             delivery.expired += self._ended(flat)
-            delivery.take(await self._readable(taken, request.worker), int(until), held_back=bool(held_back))
-            if delivery.held_back:
+            delivery.take(
+                await self._readable(taken, request.worker),
+                int(until),
+                stopped_at_last_attempt=bool(stopped_at_last_attempt),
+            )
+            if delivery.stopped_at_last_attempt:
                 break
         return delivery.claim(len(only))
 
     async def _give_back_unheard(self, request: ClaimRequest, claim: Claim) -> None:
         """Gives back the jobs of unanswered claims, which were never started, except for this claim's."""
-        if claim.lease_until_us is None or request.elsewhere:
+        if claim.lease_until_us is None or request.shared_worker_id:
             return
         lease, since = span_us(request.lease_for), self._lost.unconfirmed_since(request.worker)
         ours = {job.id for job in claim.jobs}
         looked, more = 0, since is not None
         try:
             while more:
-                found, others, more = await self._links.run(
+                found, others, more = await self._pool.run(
                     self._scripts["unheard"], request.worker, since or 0, lease, looked
                 )
                 released = [
@@ -270,7 +274,7 @@ class RedisQueueing:
                 jobs.append(claimed_job(row, self._kinds, worker))
             except (ValueError, AttributeError, RecursionError) as error:
                 text = f"the stored job cannot be read: {error}"
-                await self._links.run(self._scripts["mark_unreadable"], row[0], text)
+                await self._pool.run(self._scripts["mark_unreadable"], row[0], text)
         return jobs
 
     # ── settle ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -280,10 +284,10 @@ class RedisQueueing:
             return []
         pieces = [encode_settlements(piece) for piece in in_pieces(settlements, PIECE)]
         try:
-            replies = await self._links.run_each(
+            replies = await self._pool.run_each(
                 self._scripts["settle"],
                 pieces,
-                doubt=lambda: self._doubts.add(settlements),
+                on_uncertain=lambda: self._doubts.add(settlements),
                 extra=extra_timeout(len(settlements), sum(len(each.result or "") for each in settlements)),
                 synced=True,
             )
@@ -309,7 +313,7 @@ class RedisQueueing:
                     ended.append(each.job_id)
         self._doubts.mark_answered(settlements)
         # Which queues something became ready in the script knows; every waiter here for any of them looks.
-        self._news.notify_done({"queue:*"} if others else (), ended)
+        self._notifications.notify_done({"queue:*"} if others else (), ended)
         return answers
 
     async def _refused(self, each: Settlement, state: JobState | None) -> Settled:
@@ -320,7 +324,7 @@ class RedisQueueing:
         return Settled(each.job_id, each.claims, False, state)
 
     async def _fate(self, each: Settlement) -> SettlementEvidence:
-        (standing,) = await self._links.run(self._scripts["states"], each.job_id)
+        (standing,) = await self._pool.run(self._scripts["states"], each.job_id)
         if standing is None:
             return SettlementEvidence(None, None, None, None, None, None)
         records = await self._query.attempts(each.job_id)
@@ -332,20 +336,20 @@ class RedisQueueing:
 
     # ── beat ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def heartbeat(
-        self, pulse: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta
+        self, heartbeat: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta
     ) -> HeartbeatReply:
-        said = msgspec.structs.asdict(pulse)
-        fields = [argument for pair in said.items() for argument in pair]
+        given = msgspec.structs.asdict(heartbeat)
+        fields = [argument for pair in given.items() for argument in pair]
         held: list[LeaseStatus] = []
         ordered = "none"
         pieces = list(in_pieces(leases, PIECE)) or [[]]
         for number, piece in enumerate(pieces):
-            reply = await self._links.run(
+            reply = await self._pool.run(
                 self._scripts["beat"],
-                pulse.worker,
+                heartbeat.worker,
                 span_us(lease_for),
                 int(number == 0),
-                len(said),
+                len(given),
                 *fields,
                 *(argument for lease in piece for argument in (lease.job_id, lease.claims)),
                 patience=BEAT_PATIENCE * lease_for.total_seconds(),
@@ -361,15 +365,15 @@ class RedisQueueing:
         for piece in record_pieces(records, PIECE):
             script = self._scripts["record"]
             arguments = [argument for turn, lines in piece for argument in encode_logs(records[turn].lease, lines)]
-            for (turn, _), standing in zip(piece, await self._links.run(script, *arguments), strict=True):
+            for (turn, _), standing in zip(piece, await self._pool.run(script, *arguments), strict=True):
                 kept[turn] = kept[turn] and bool(standing)
         return kept
 
     async def deregister(self, worker: str) -> None:
-        await self._links.run(self._scripts["leave"], worker)
+        await self._pool.run(self._scripts["leave"], worker)
 
     async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
-        await wait_for_news(self._news, self._query.any_finished, topics, timeout)
+        await wait_for_news(self._notifications, self._query.any_finished, topics, timeout)
 
 
 class _Sent:

@@ -19,30 +19,30 @@ class RedisSchedules:
 
     def __init__(
         self,
-        links: NamespacePool,
-        news: RedisNotifications,
+        pool: NamespacePool,
+        notifications: RedisNotifications,
         scripts: Mapping[str, Script],
         eviction: EvictionWatch,
         limits: LimitCache,
     ) -> None:
-        self._links = links
-        self._news = news
+        self._pool = pool
+        self._notifications = notifications
         self._scripts = scripts
         self._eviction = eviction
         self._limits = limits
 
     async def write_schedule(self, change: ScheduleChange) -> int | None:
         """One script, so at most as many jobs as ``schedule.MAX_CATCH_UP``."""
-        await self._eviction.refuse_evicting(self._links)
+        await self._eviction.refuse_evicting(self._pool)
         schedule = change.schedule
         jobs = await self._limits.bind(change.jobs)
-        revision, stored = await self._links.run(
+        revision, stored = await self._pool.run(
             self._scripts["write_schedule"],
             schedule.name,
             change.expected,
             "" if change.remove or schedule.due_us is None else schedule.due_us,
             "" if change.remove else encode_schedule(schedule),
-            *encode_submission(jobs, whole=self._links.address.whole),
+            *encode_submission(jobs, whole=self._pool.address.whole),
             synced=True,
         )
         if not revision:
@@ -53,19 +53,19 @@ class RedisSchedules:
     def _note_stored(self, jobs: Sequence[NewJob], stored: list[object]) -> None:
         if len(stored) > len(jobs):
             number, last = stored.pop(), len(jobs) - 1 - stored[::-1].index(1)
-            self._links.note_stored(
+            self._pool.note_stored(
                 int(str(number, "ascii") if isinstance(number, bytes) else str(number)), jobs[last].id
             )
-        self._news.notify_done({f"queue:{job.queue}" for job in jobs})
+        self._notifications.notify_done({f"queue:{job.queue}" for job in jobs})
 
     async def read_schedules(self, name: str | None = None, *, after: str = "", limit: int = 1000) -> list[Schedule]:
         if name is not None:
-            return _schedules(await self._links.run(self._scripts["schedules"], "one", name))
-        found = _schedules(await self._links.run_command("HVALS", f"{self._links.address.prefix}schedules"))
+            return _schedules(await self._pool.run(self._scripts["schedules"], "one", name))
+        found = _schedules(await self._pool.run_command("HVALS", f"{self._pool.address.prefix}schedules"))
         return sorted((each for each in found if each.name > after), key=lambda each: each.name)[:limit]
 
     async def due_schedules(self, *, limit: int) -> DueSchedules:
-        due, now_us, next_us = await self._links.run(self._scripts["schedules"], "due", limit)
+        due, now_us, next_us = await self._pool.run(self._scripts["schedules"], "due", limit)
         return DueSchedules(_schedules(due), int(now_us), int(float(next_us)) if next_us else None)
 
 

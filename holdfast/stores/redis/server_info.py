@@ -51,10 +51,10 @@ def may_evict(policy: str) -> bool:
     return policy not in ("", "noeviction")
 
 
-async def read_server_info(links: NamespacePool) -> ServerInfo:
+async def read_server_info(pool: NamespacePool) -> ServerInfo:
     """Ask the server; CONFIG may be forbidden, then INFO has to do."""
-    info = parse_info(await links.run_command("INFO"))
-    settings = await _settings(links)
+    info = parse_info(await pool.run_command("INFO"))
+    settings = await _settings(pool)
     name = f"Valkey {info['valkey_version']}" if "valkey_version" in info else f"Redis {info.get('redis_version')}"
     version = tuple(int(part) for part in info.get("redis_version", "0").split(".")[:3] if part.isdigit())
     log = {name: settings.get(name, "unknown") for name in (_APPENDS, _SYNCS, _SPARED)}
@@ -70,11 +70,11 @@ def _level(log: Mapping[str, str]) -> str:
     return "always" if log[_SYNCS] == "always" else "everysec"
 
 
-async def _settings(links: NamespacePool) -> dict[str, str]:
+async def _settings(pool: NamespacePool) -> dict[str, str]:
     found: dict[str, str] = {}
     for name in (_APPENDS, _SYNCS, _SPARED, "maxmemory-policy"):
         try:
-            reply = await links.run_command("CONFIG", "GET", name)
+            reply = await pool.run_command("CONFIG", "GET", name)
         except ConfigError:  # it is forbidden, or renamed
             return {}
         flat = [word for pair in reply.items() for word in pair] if isinstance(reply, dict) else reply
@@ -95,27 +95,27 @@ class EvictionWatch:
         self._look_at = 0.0
         self._policy = ""  # "" unless it evicts
 
-    async def refuse_evicting(self, links: NamespacePool) -> None:
+    async def refuse_evicting(self, pool: NamespacePool) -> None:
         """Raises Unavailable while the server evicts: it might drop the job that it acknowledges."""
-        await self.read_policy(links)
+        await self.read_policy(pool)
         if self._policy:
-            raise Unavailable(f"{_description(links, self._policy)}; config set maxmemory-policy noeviction")
+            raise Unavailable(f"{_description(pool, self._policy)}; config set maxmemory-policy noeviction")
 
-    async def read_policy(self, links: NamespacePool) -> None:
+    async def read_policy(self, pool: NamespacePool) -> None:
         """Reads the policy unless that was done within ``LOOK_EVERY``; logs a change."""
         if time.monotonic() < self._look_at:
             return
         self._look_at = time.monotonic() + LOOK_EVERY
-        info = parse_info(await links.run_command("INFO", "memory"))
+        info = parse_info(await pool.run_command("INFO", "memory"))
         policy = info.get("maxmemory_policy", "")
         before, self._policy = self._policy, policy if may_evict(policy) else ""
         log = logging.getLogger(__name__)
         if self._policy and not before:
             text = "%s; submissions are refused: config set maxmemory-policy noeviction"
-            log.error(text, _description(links, self._policy))
+            log.error(text, _description(pool, self._policy))
         elif before and not self._policy:
-            log.warning("%s evicts no keys any more; submissions are accepted", links.place)
+            log.warning("%s evicts no keys any more; submissions are accepted", pool.place)
 
 
-def _description(links: NamespacePool, policy: str) -> str:
-    return f"{links.place} evicts keys when it is full (maxmemory-policy={policy}) and would drop jobs"
+def _description(pool: NamespacePool, policy: str) -> str:
+    return f"{pool.place} evicts keys when it is full (maxmemory-policy={policy}) and would drop jobs"

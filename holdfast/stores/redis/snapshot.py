@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from holdfast.stores.connections.redis_protocol import Argument
 
-FIELDS = ("state", "kind", "dueTime", "seq", "losses", "key", "endTime", "expiresAt", "pickupTime", "partition")
+FIELDS = ("state", "kind", "dueTime", "seq", "lost_leases", "key", "endTime", "expiresAt", "pickupTime", "partition")
 """Fields that are read of a job's hash."""
 
 _KIND = re.compile(rb"(-?\d+) \S+ (.*?)\n")
@@ -104,7 +104,7 @@ class IndexedJob(NamedTuple):
     level: int
     due: int
     seq: int
-    losses: int
+    lost_leases: int
     key: bytes | None
     ended: int
     partition: bytes | None = None
@@ -115,19 +115,19 @@ class IndexedJob(NamedTuple):
     @property
     def stands_in(self) -> bytes | None:
         """The partition in which it is ready; None for a job that is not, or under no limit."""
-        return self.partition if self.state == b"queued" and self.losses < 2 else None
+        return self.partition if self.state == b"queued" and self.lost_leases < 2 else None
 
     @classmethod
     def from_hash(cls, fields: Sequence[bytes | None]) -> IndexedJob | None:
         """From FIELDS. None for a hash without a state: not ours. ValueError for values that make no sense."""
-        state, kind, due, seq, losses, key, ended, expires, picked, field = fields
+        state, kind, due, seq, lost_leases, key, ended, expires, picked, field = fields
         if state is None:
             return None
         match = _KIND.match(kind or b"")
         if state not in _STATES or match is None:
             raise ValueError(state)
         level, queue = int(match[1]), match[2]
-        numbers = int(due or 0), int(seq or 0), int(losses or 0)
+        numbers = int(due or 0), int(seq or 0), int(lost_leases or 0)
         is_limited = field is not None and kind is not None and _LIMITED.search(kind)
         partition, _, weights = field.partition(b"\n") if field is not None and is_limited else (None, b"", b"")
         instant = int(expires) if expires is not None and picked is None else None

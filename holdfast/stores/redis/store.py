@@ -39,11 +39,11 @@ class RedisStore(ServedStore["_OpenedRedis"]):
         return _OpenedRedis(self)
 
     async def missing(self) -> str | None:
-        links = NamespacePool(self.address, now=None)
+        pool = NamespacePool(self.address, now=None)
         try:
-            return await describe_missing(links)
+            return await describe_missing(pool)
         finally:
-            await links.close()
+            await pool.close()
 
     def migration_sql(self, span: str) -> str:
         raise Invalid("migrations", span, "leave it out: Redis has no tables, opening the store is all there is to do")
@@ -52,26 +52,26 @@ class RedisStore(ServedStore["_OpenedRedis"]):
 class _OpenedRedis(Opened):
     """The connections of one event loop and the verbs on them."""
 
-    links: NamespacePool
+    pool: NamespacePool
 
     def __init__(self, store: RedisStore) -> None:
         kinds, scripts, eviction = Kinds(), store.scripts, store.eviction
-        self.links = links = NamespacePool(store.address, now=store.now, lost=scripts["lost"], patience=store.patience)
-        self.news = news = RedisNotifications(links)
-        self.query = query = RedisQuery(links, scripts, kinds)
-        cache = LimitCache(lambda: read_limits(links))
-        assigner = PartitionAssigner(links, scripts, kinds)
-        self.queueing = RedisQueueing(links, news, scripts, query, kinds, eviction, cache, assigner)
-        self.maintenance = RedisMaintenance(links, news, scripts, kinds, eviction)
-        self.admin = RedisAdmin(links, news, scripts, query, assigner)
-        self.schedules = RedisSchedules(links, news, scripts, eviction, cache)
-        self.limits = RedisLimits(links, news, scripts, query, assigner, cache)
-        self.health = RedisHealth(links, scripts, query, store.url)
+        self.pool = pool = NamespacePool(store.address, now=store.now, lost=scripts["lost"], patience=store.patience)
+        self.notifications = notifications = RedisNotifications(pool)
+        self.query = query = RedisQuery(pool, scripts, kinds)
+        cache = LimitCache(lambda: read_limits(pool))
+        assigner = PartitionAssigner(pool, scripts, kinds)
+        self.queueing = RedisQueueing(pool, notifications, scripts, query, kinds, eviction, cache, assigner)
+        self.maintenance = RedisMaintenance(pool, notifications, scripts, kinds, eviction)
+        self.admin = RedisAdmin(pool, notifications, scripts, query, assigner)
+        self.schedules = RedisSchedules(pool, notifications, scripts, eviction, cache)
+        self.limits = RedisLimits(pool, notifications, scripts, query, assigner, cache)
+        self.health = RedisHealth(pool, scripts, query, store.url)
         self._scripts = store.scripts
         super().__init__()
 
     async def migrate(self) -> list[str]:
-        return await apply_migrations(self.links, self._scripts)
+        return await apply_migrations(self.pool, self._scripts)
 
 
 # ── the schema's version ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -80,42 +80,42 @@ _INITIAL = "0001_initial"
 _OLDEST, _WAITAOF = (6, 2), (7, 2)
 
 
-async def apply_migrations(links: NamespacePool, scripts: Mapping[str, Script]) -> list[str]:
+async def apply_migrations(pool: NamespacePool, scripts: Mapping[str, Script]) -> list[str]:
     """Check the server and make the namespace ours; the names of the applied migrations."""
-    facts = await read_server_info(links)
-    _check(facts, links)
-    schema = int(await links.run(scripts["open"], SCHEMA))
+    facts = await read_server_info(pool)
+    _check(facts, pool)
+    schema = int(await pool.run(scripts["open"], SCHEMA))
     if schema < 0:
         raise StoreMismatch(
-            f"{links.place}: {links.address.prefix}meta belongs to another program; give another ?namespace=NAME"
+            f"{pool.place}: {pool.address.prefix}meta belongs to another program; give another ?namespace=NAME"
         )
     if schema > SCHEMA:
         raise StoreMismatch(f"the namespace is at {schema}, this Holdfast knows {SCHEMA}; upgrade to what wrote it")
     return [] if schema else [_INITIAL]
 
 
-async def describe_missing(links: NamespacePool) -> str | None:
-    """Words for a missing store, which opening would make; None where there is one."""
-    prefix = links.address.prefix
-    if await links.run_command("EXISTS", f"{prefix}meta"):
+async def describe_missing(pool: NamespacePool) -> str | None:
+    """RawText for a missing store, which opening would make; None where there is one."""
+    prefix = pool.address.prefix
+    if await pool.run_command("EXISTS", f"{prefix}meta"):
         return None
-    return f"{links.server.shown} has no keys of Holdfast under {prefix!r} yet"
+    return f"{pool.server.shown} has no keys of Holdfast under {prefix!r} yet"
 
 
-def _check(facts: ServerInfo, links: NamespacePool) -> None:
+def _check(facts: ServerInfo, pool: NamespacePool) -> None:
     if facts.version < _OLDEST:
         raise ConfigError(f"{facts.name} is too old; Holdfast needs Redis 6.2 or newer, or Valkey")
     if may_evict(facts.policy):
         raise ConfigError(
-            f"{links.place} evicts keys when it is full (maxmemory-policy={facts.policy}) and would drop jobs; "
+            f"{pool.place} evicts keys when it is full (maxmemory-policy={facts.policy}) and would drop jobs; "
             "config set maxmemory-policy noeviction"
         )
-    declared = links.address.durability
+    declared = pool.address.durability
     if declared == "waitaof" and facts.version < _WAITAOF:
         raise ConfigError(f"{facts.name} has no WAITAOF; set appendfsync always and declare ?durability=always")
     needed = "everysec" if declared == "waitaof" else declared
     if LEVELS.index(facts.durability) < LEVELS.index(needed):
         raise ConfigError(
-            f"{links.place} keeps less than was declared: {facts.settings}, which is durability={facts.durability}, "
+            f"{pool.place} keeps less than was declared: {facts.settings}, which is durability={facts.durability}, "
             f"not {declared}; {facts.durability_remedy(needed)}, or accept it: ?durability={facts.durability}"
         )

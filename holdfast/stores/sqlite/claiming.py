@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from holdfast.core.lifecycle import must_start
+from holdfast.core.lifecycle import must_start_now
 from holdfast.core.limits import LimitTable
 from holdfast.core.models import Job
 from holdfast.stores.base import EVERY_QUEUE, ClaimRequest
@@ -32,29 +32,29 @@ class ClaimTaking:
         self._sql = statements
         self._request = request
         self._lease = {"worker": request.worker, "until": until_us, "now": now_us}
-        self._startable = 1 << 30 if request.alone else request.startable
-        self.named = frozenset(request.wants)  # those without a free slot too: the star is for the others
+        self._startable = 1 << 30 if request.isolated else request.max_must_start
+        self.named = frozenset(request.capacity)  # those without a free slot too: the star is for the others
         self._now_us = now_us
         self.jobs: list[Job] = []
         self.quarantined = False
-        self.held_back = False
+        self.stopped_at_last_attempt = False
         self._limited: Counter[str] = Counter()  # jobs under limits, by queue
 
     @property
     def full(self) -> bool:
         """Returns True if the claim has all it asked for."""
-        return len(self.jobs) >= (1 if self._request.alone else self._request.limit)
+        return len(self.jobs) >= (1 if self._request.isolated else self._request.limit)
 
     def take_ready(self, queue: str, slots: int) -> None:
         """Take from one queue, suspects among the rest."""
-        if self._request.alone:
+        if self._request.isolated:
             self._take("pick_quarantined", queue=queue, limit=1)
             return
         room = min(slots - self._limited[queue], self._request.limit - len(self.jobs))
         quarantined, suspect = self.connection.execute(self._sql["tiers"], {"queue": queue}).fetchone()
         self.quarantined = self.quarantined or bool(quarantined)
         if suspect and self._startable > 0:
-            self._take("pick_with_suspects", queue=queue, limit=room, startable=self._startable)
+            self._take("pick_with_suspects", queue=queue, limit=room, max_must_start=self._startable)
         else:
             self._take("pick_ready", queue=queue, limit=room)
 
@@ -65,7 +65,7 @@ class ClaimTaking:
     def take_limited(self, claim: LimitedClaim, queue: str, slots: int) -> bool:
         """Takes jobs under limits from one queue: no more than can start now. Returns whether it took any."""
         taken = len(self.jobs)
-        if self._request.alone:
+        if self._request.isolated:
             seqs = [] if self.full else claim.choose_quarantined(queue)
         else:
             of_queue = sum(job.queue == queue for job in self.jobs)
@@ -78,14 +78,14 @@ class ClaimTaking:
             self._limited[queue] += len(self.jobs) - taken
         return len(self.jobs) > taken
 
-    def take_delivered(self, ids: Sequence[str], wants: Mapping[str, int], paused: set[str]) -> int:
+    def take_delivered(self, ids: Sequence[str], capacity: Mapping[str, int], paused: set[str]) -> int:
         """Take just these ids; how many deliveries were refused, repeats included."""
         batch = as_json(dict.fromkeys(ids))
-        most = 1 << 30 if self._request.alone else min(1, self._startable)
-        for queue, slots in wants.items():
+        most = 1 << 30 if self._request.isolated else min(1, self._startable)
+        for queue, slots in capacity.items():
             every = queue == EVERY_QUEUE
             excluded = paused | (self.named if every else set())
-            room = min(slots, (1 if self._request.alone else self._request.limit) - len(self.jobs))
+            room = min(slots, (1 if self._request.isolated else self._request.limit) - len(self.jobs))
             self._take(
                 "pick_only",
                 ids=batch,
@@ -103,8 +103,8 @@ class ClaimTaking:
             return
         starting = starting or 0
         if starting > self._startable:
-            fitting, held_back = _fitting(array_elements(shown), self._startable)
-            self.held_back = self.held_back or held_back
+            fitting, stopped_at_last_attempt = _fitting(array_elements(shown), self._startable)
+            self.stopped_at_last_attempt = self.stopped_at_last_attempt or stopped_at_last_attempt
             if not fitting:
                 return
             seqs = as_json(decode_seqs(seqs)[number] for number in fitting)
@@ -130,8 +130,8 @@ class ClaimTaking:
         return jobs
 
 
-def _fitting(shown: Sequence[str], startable: int) -> tuple[list[int], bool]:
-    """The places of the jobs a claim takes, and whether it ends at one on its last attempt beyond ``startable``.
+def _fitting(shown: Sequence[str], max_must_start: int) -> tuple[list[int], bool]:
+    """The places of the jobs a claim takes, and whether it ends at one on its last attempt beyond ``max_must_start``.
 
     A suspect beyond them is left where it is, and stops no claim.
     """
@@ -139,11 +139,11 @@ def _fitting(shown: Sequence[str], startable: int) -> tuple[list[int], bool]:
     for number, each in enumerate(shown):
         with suppress(*UNREADABLE):
             job = decode_job(each)
-            if must_start(job) and startable == 0:
-                if not job.losses:
+            if must_start_now(job) and max_must_start == 0:
+                if not job.lost_leases:
                     return fitting, True
                 continue
-            startable -= must_start(job)
+            max_must_start -= must_start_now(job)
         fitting.append(number)
     return fitting, False
 

@@ -99,7 +99,7 @@ def job_row(job: NewJob, now_us: int) -> tuple[object, ...]:
         job.max_attempts,
         0 if job.key is None and job.unique is None else 1,
         None if job.options is None else encode_json(job.options).decode(),
-        now_us if job.given_id else 0,
+        now_us if job.has_client_id else 0,
     )
 
 

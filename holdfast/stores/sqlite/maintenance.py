@@ -41,7 +41,7 @@ class SqliteMaintenance(SqliteFamily):
             )
         return ended
 
-    async def find_expired(self, *, limit: int) -> list[Job]:
+    async def find_expired_leases(self, *, limit: int) -> list[Job]:
         values = {"now": self._now(), "limit": limit}
         return await self._opened().read(
             lambda reader: [read_job(shown) for (shown,) in reader.execute(self._sql["expired"], values)]

@@ -125,8 +125,10 @@ class Wakes:
         ``settled`` is asked once this waiter is listed: an earlier change is seen by looking.
         """
         loop = asyncio.get_running_loop()
-        news = loop.create_future()
-        waiter = _Waiter(frozenset(topics), lambda: loop.is_closed() or loop.call_soon_threadsafe(_resolve, news))
+        notifications = loop.create_future()
+        waiter = _Waiter(
+            frozenset(topics), lambda: loop.is_closed() or loop.call_soon_threadsafe(_resolve, notifications)
+        )
         listening = self._enlist(waiter)
         for sock in listening:
             self._add_reader(loop, sock)
@@ -134,9 +136,9 @@ class Wakes:
             if self._has_news(waiter) or settled():
                 return
             deadline = loop.time() + timeout
-            while not news.done() and (left := deadline - loop.time()) > 0:
-                await asyncio.wait([news], timeout=min(left, LOOK))
-                if not news.done() and self._moved(waiter):
+            while not notifications.done() and (left := deadline - loop.time()) > 0:
+                await asyncio.wait([notifications], timeout=min(left, LOOK))
+                if not notifications.done() and self._moved(waiter):
                     return
         finally:
             for sock in listening:
@@ -273,9 +275,9 @@ def _poke(sock: socket.socket) -> None:
         sock.send(b".")
 
 
-def _resolve(news: asyncio.Future[None]) -> None:
-    if not news.done():
-        news.set_result(None)
+def _resolve(notifications: asyncio.Future[None]) -> None:
+    if not notifications.done():
+        notifications.set_result(None)
 
 
 def _datagram(topics: set[str], endings: bool) -> bytes:

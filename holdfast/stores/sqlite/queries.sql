@@ -9,7 +9,7 @@
 -- A job as a reader sees it: the fields of Job (core/models.py) in their order.
 json_array(
     j.id, j.task, j.queue, coalesce(j.payload, (select p.payload from holdfast_payload p where p.seq = j.seq)),
-    j.claims, j.attempts, j.max_attempts, -j.rank, j.losses, j.run_at, j.created_at, json(j.options),
+    j.claims, j.attempts, j.max_attempts, -j.rank, j.lost_leases, j.run_at, j.created_at, json(j.options),
     json_extract(
         '["queued","scheduled","running","failed","waiting","succeeded","dead","cancelled"]', '$[' || j.state || ']'),
     j.worker, j.lease_until, j.started_at, j.ended_at, j.reason, j.error, j.result,
@@ -21,8 +21,8 @@ json_array(
 -- them are on their last attempt.
 json_group_array(seq), json_group_array(json_array(
     id, task, queue, coalesce(payload, (select p.payload from holdfast_payload p where p.seq = picked.seq)),
-    claims + 1, attempts + 1, max_attempts, -rank, losses, run_at, created_at, json(options))),
-sum(losses > 0 or attempts + 1 >= max_attempts)
+    claims + 1, attempts + 1, max_attempts, -rank, lost_leases, run_at, created_at, json(options))),
+sum(lost_leases > 0 or attempts + 1 >= max_attempts)
 
 -- fragment: unexpired
 -- A job whose instant has passed is never started. One that a worker has taken before has begun, and does not expire.
@@ -124,7 +124,7 @@ delete from holdfast_expiry where seq in (select value from json_each(:seqs));
 -- name: expire_jobs
 -- One that a worker has taken has begun, and does not expire any more.
 update holdfast_job
-set state = 7, reason = 'expired', error = coalesce(error, 'expired: no worker began it in time'), ended_at = :now, losses = 0
+set state = 7, reason = 'expired', error = coalesce(error, 'expired: no worker began it in time'), ended_at = :now, lost_leases = 0
 where seq in (select value from json_each(:seqs))
   and +state in (0, 1, 3, 4) and started_at is null and expires_at <= :now
 returning id, task, queue;
@@ -176,7 +176,7 @@ select min(run_at) from holdfast_job where state in (1, 3);
 -- own: pick_ready
 select -- include: claimed
 from (
-    select seq, id, task, queue, payload, claims, attempts, max_attempts, rank, losses, run_at, created_at, options
+    select seq, id, task, queue, payload, claims, attempts, max_attempts, rank, lost_leases, run_at, created_at, options
     from holdfast_job where state = 0 and partition is null and tier = 0 and queue = :queue and -- include: unexpired
     order by rank, run_at, seq limit :limit
 ) picked;
@@ -186,14 +186,14 @@ from (
 select -- include: claimed
 from (
     select * from (
-        select seq, id, task, queue, payload, claims, attempts, max_attempts, rank, losses, run_at, created_at, options
+        select seq, id, task, queue, payload, claims, attempts, max_attempts, rank, lost_leases, run_at, created_at, options
         from holdfast_job where state = 0 and partition is null and tier = 0 and queue = :queue and -- include: unexpired
         order by rank, run_at, seq limit :limit)
     union all
     select * from (
-        select seq, id, task, queue, payload, claims, attempts, max_attempts, rank, losses, run_at, created_at, options
+        select seq, id, task, queue, payload, claims, attempts, max_attempts, rank, lost_leases, run_at, created_at, options
         from holdfast_job where state = 0 and partition is null and tier = 1 and queue = :queue
-        order by rank, run_at, seq limit min(:limit, :startable))
+        order by rank, run_at, seq limit min(:limit, :max_must_start))
     order by rank, run_at, seq limit :limit
 ) picked;
 
@@ -201,7 +201,7 @@ from (
 -- Lost two leases in a row: to be run alone.
 select -- include: claimed
 from (
-    select seq, id, task, queue, payload, claims, attempts, max_attempts, rank, losses, run_at, created_at, options
+    select seq, id, task, queue, payload, claims, attempts, max_attempts, rank, lost_leases, run_at, created_at, options
     from holdfast_job where state = 0 and partition is null and tier = 2 and queue = :queue
     order by rank, run_at, seq limit :limit
 ) picked;
@@ -214,7 +214,7 @@ select exists (select 1 from holdfast_job where state = 0 and partition is null 
 -- own: pick_only
 select -- include: claimed
 from (
-    select j.seq, j.id, task, queue, payload, claims, attempts, max_attempts, rank, losses, run_at, created_at, options
+    select j.seq, j.id, task, queue, payload, claims, attempts, max_attempts, rank, lost_leases, run_at, created_at, options
     from json_each(:ids) d cross join holdfast_job j on j.id = d.value
     where +j.state = 0 and j.tier <= :most and j.partition is null
       and (:queue is null or j.queue = :queue) and j.queue not in (select value from json_each(:excluded))
@@ -244,7 +244,7 @@ update holdfast_queue set paused = paused where false;
 -- name: complete
 -- The same as settle_succeeded for one job, on the connection of its handler.
 update holdfast_job
-set state = 5, ended_at = ?4, result = ?3, lease_until = null, losses = 0, cancelling = 0, reason = null, error = null
+set state = 5, ended_at = ?4, result = ?3, lease_until = null, lost_leases = 0, cancelling = 0, reason = null, error = null
 where id = ?1 and +claims = ?2 and +state = 2 and +lease_until > ?4
 returning id;
 
@@ -253,7 +253,7 @@ select state, claims from holdfast_job where id = ?;
 
 -- name: settle_succeeded
 update holdfast_job
-set state = 5, ended_at = :now, result = d.value ->> 2, lease_until = null, losses = 0, cancelling = 0,
+set state = 5, ended_at = :now, result = d.value ->> 2, lease_until = null, lost_leases = 0, cancelling = 0,
     reason = null, error = null
 from json_each(:settlements) d
 where holdfast_job.id = d.value ->> 0 and +holdfast_job.claims = d.value ->> 1
@@ -269,7 +269,7 @@ set state = case when cancelling and :state < 5 then 7 else :state end,
     result = :result,
     run_at = case when :delay is null then run_at else :now + :delay end,
     attempts = max(0, attempts - :refund), -- another program may have set it to 0
-    losses = case when :expired then losses + 1 when :refund then losses else 0 end,
+    lost_leases = case when :expired then lost_leases + 1 when :refund then lost_leases else 0 end,
     ended_at = case when :state >= 5 or cancelling then :now end,
     cancelling = 0,
     lease_until = null
@@ -357,7 +357,7 @@ delete from holdfast_worker where alive_until <= :before;
 
 -- name: cancel_unstarted
 update holdfast_job
-set state = 7, reason = 'cancelled', error = coalesce(error, 'cancelled'), ended_at = :now, losses = 0
+set state = 7, reason = 'cancelled', error = coalesce(error, 'cancelled'), ended_at = :now, lost_leases = 0
 where id in (select value from json_each(:ids)) and +state in (0, 1, 3, 4)
 returning id;
 
@@ -368,7 +368,7 @@ returning id, worker;
 
 -- name: replay
 update holdfast_job
-set state = case when :after + d.key * :every > 0 then 1 else 0 end, attempts = 0, losses = 0, reason = null, error = null,
+set state = case when :after + d.key * :every > 0 then 1 else 0 end, attempts = 0, lost_leases = 0, reason = null, error = null,
     result = null, ended_at = null, expires_at = null, run_at = :now + :after + d.key * :every,
     payload = coalesce(:payload, payload)
 from json_each(:ids) d
@@ -427,7 +427,7 @@ from holdfast_job j where j.id = :id;
 -- name: outlines
 -- `get` of many, without what may be large.
 select json_array(
-    j.id, j.task, j.queue, '{}', j.claims, j.attempts, j.max_attempts, -j.rank, j.losses, j.run_at, j.created_at,
+    j.id, j.task, j.queue, '{}', j.claims, j.attempts, j.max_attempts, -j.rank, j.lost_leases, j.run_at, j.created_at,
     json(j.options), json_extract(
         '["queued","scheduled","running","failed","waiting","succeeded","dead","cancelled"]', '$[' || j.state || ']'),
     j.worker, j.lease_until, j.started_at, j.ended_at, j.reason, j.error, null, null,
@@ -686,7 +686,7 @@ select ?1, ?2, turn from holdfast_limited_queue where name = ?1;
 -- Whether a queue may have a job under limits to take.
 select exists (select 1 from holdfast_partition indexed by holdfast_partition_turn where queue = :queue and blocked_until is null)
     or exists (select 1 from holdfast_partition where queue = :queue and blocked_until <= :now)
-    or exists (select 1 from holdfast_job where state = 0 and partition is not null and losses > 1 and queue = :queue);
+    or exists (select 1 from holdfast_job where state = 0 and partition is not null and lost_leases > 1 and queue = :queue);
 
 -- own: next_unblocked
 select min(blocked_until) from holdfast_partition where queue = :queue and blocked_until is not null;
@@ -720,7 +720,7 @@ update holdfast_partition set blocked_until = null where queue = :queue and part
 
 -- name: bound_buckets
 -- The buckets of a limit lack no more than they hold by the new values: of the limit itself and, after "=", of its keys.
-update holdfast_bucket set full_at = min(full_at, :most)
+update holdfast_bucket set refilled_at = min(refilled_at, :most)
 where name = :name or (name > :name || '=' and name < :name || '>');
 
 -- own: free_partitions
@@ -733,7 +733,7 @@ select page.partition, page.turn, j.seq, j.weights
 from (
     select partition, turn, (
         select seq from holdfast_job
-        where state = 0 and partition is not null and queue = named.queue and partition = named.partition and losses < 2
+        where state = 0 and partition is not null and queue = named.queue and partition = named.partition and lost_leases < 2
           and -- include: unexpired
         order by rank, run_at, seq limit 1) as first
     from holdfast_partition named indexed by holdfast_partition_turn
@@ -743,24 +743,24 @@ from (
 
 -- own: partition_jobs
 select seq, weights from holdfast_job
-where state = 0 and partition is not null and queue = :queue and partition = :partition and losses < 2
+where state = 0 and partition is not null and queue = :queue and partition = :partition and lost_leases < 2
   and -- include: unexpired
 order by rank, run_at, seq limit :limit offset :offset;
 
 -- own: limited_quarantined
 select seq, partition, weights from holdfast_job
-where state = 0 and partition is not null and losses > 1 and queue = :queue
+where state = 0 and partition is not null and lost_leases > 1 and queue = :queue
   and -- include: unexpired
-order by losses, rank, run_at, seq limit :limit;
+order by lost_leases, rank, run_at, seq limit :limit;
 
 -- own: any_limited_quarantined
-select exists (select 1 from holdfast_job where state = 0 and partition is not null and losses > 1 and queue = :queue);
+select exists (select 1 from holdfast_job where state = 0 and partition is not null and lost_leases > 1 and queue = :queue);
 
 -- own: pick_admitted
 -- Jobs under limits that have been admitted, in the order in which they were.
 select -- include: claimed
 from (
-    select j.seq, j.id, task, queue, payload, claims, attempts, max_attempts, rank, losses, run_at, created_at, options
+    select j.seq, j.id, task, queue, payload, claims, attempts, max_attempts, rank, lost_leases, run_at, created_at, options
     from json_each(:seqs) d cross join holdfast_job j on j.seq = d.value order by d.key
 ) picked;
 
@@ -777,19 +777,19 @@ select turn from holdfast_limited_queue where name = :queue;
 update holdfast_limited_queue set turn = ?2 where name = ?1;
 
 -- own: buckets
-select name, full_at, paused_until from holdfast_bucket where name in (select value from json_each(:names));
+select name, refilled_at, paused_until from holdfast_bucket where name in (select value from json_each(:names));
 
 -- own: any_bucket
 select exists (select 1 from holdfast_bucket);
 
 -- own: set_bucket
-insert into holdfast_bucket (name, full_at, paused_until) values (?1, ?2, ?3)
-on conflict (name) do update set full_at = excluded.full_at, paused_until = excluded.paused_until;
+insert into holdfast_bucket (name, refilled_at, paused_until) values (?1, ?2, ?3)
+on conflict (name) do update set refilled_at = excluded.refilled_at, paused_until = excluded.paused_until;
 
 -- name: prune_buckets
 -- Those that are full and not paused.
 delete from holdfast_bucket where name in (
-    select name from holdfast_bucket where full_at <= :now and paused_until <= :now limit :limit);
+    select name from holdfast_bucket where refilled_at <= :now and paused_until <= :now limit :limit);
 
 -- own: limited_queues_of
 -- The queues, among those of these jobs, whose jobs were under limits: room of theirs is free.

@@ -193,7 +193,7 @@ class Reads:
         """Every registered worker, the longest running first."""
         return [
             WorkerInfo(
-                pulse=WorkerHeartbeat(
+                heartbeat=WorkerHeartbeat(
                     worker=worker,
                     host=host,
                     pid=pid,

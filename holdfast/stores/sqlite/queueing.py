@@ -107,7 +107,7 @@ class SqliteQueueing(LimitedFamily):
 
     def _precheck_claim(self, reader: sqlite3.Connection, request: ClaimRequest, now_us: int) -> Claim | None:
         """An empty claim if a reader sees that there is nothing to take; None if a claim is worth a transaction."""
-        queues = [queue for queue, slots in request.wants.items() if slots > 0]
+        queues = [queue for queue, slots in request.capacity.items() if slots > 0]
         every = EVERY_QUEUE in queues
         if every:
             ready = read_value(reader, self._sql["next_ready_queue"], {"after": ""}) is not None
@@ -134,60 +134,62 @@ class SqliteQueueing(LimitedFamily):
         if table is None:
             return []
         names = {name for (name,) in connection.execute(self._sql["limited_queues"])} | table.queues
-        return sorted(name for name in names if name in queues or (EVERY_QUEUE in queues and name not in request.wants))
+        return sorted(
+            name for name in names if name in queues or (EVERY_QUEUE in queues and name not in request.capacity)
+        )
 
     def _claim(self, transaction: Transaction, request: ClaimRequest) -> Claim:
         """Make due jobs ready, take what is wanted, say when the next falls due."""
         connection, now_us = transaction.connection, transaction.now_us
-        wants = {queue: slots for queue, slots in request.wants.items() if slots > 0}
+        capacity = {queue: slots for queue, slots in request.capacity.items() if slots > 0}
         expired = expire_overdue(transaction, self._sql, limit=PROMOTE_MOST)
-        promoted = self._promote(connection, wants, request, now_us) if request.promote else 0
+        promoted = self._promote(connection, capacity, request, now_us) if request.promote else 0
         paused = {name for (name,) in connection.execute(self._sql["paused_queues"])}
         until = now_us + span_us(request.lease_for)
         taken = ClaimTaking(connection, self._sql, request, now_us, until)
         if request.only is not None:
-            refused = taken.take_delivered(request.only, wants, paused)
+            refused = taken.take_delivered(request.only, capacity, paused)
             return Claim(
                 jobs=taken.jobs,
                 refused=refused,
                 promoted=promoted,
-                held_back=taken.held_back,
+                stopped_at_last_attempt=taken.stopped_at_last_attempt,
                 lease_until_us=until,
                 expired=expired,
             )
-        limited = self._limited_queues(connection, list(wants), request)
+        limited = self._limited_queues(connection, list(capacity), request)
         if limited:
-            self._take_with_limits(taken, [queue for queue in limited if queue not in paused], wants, paused)
+            self._take_with_limits(taken, [queue for queue in limited if queue not in paused], capacity, paused)
         else:
-            self._take_plain(taken, wants, paused)
+            self._take_plain(taken, capacity, paused)
         return Claim(
             jobs=taken.jobs,
             promoted=promoted,
-            next_due=self._next_due(connection, list(wants), limited, now_us),
+            next_due=self._next_due(connection, list(capacity), limited, now_us),
             quarantined=taken.quarantined,
-            held_back=taken.held_back,
+            stopped_at_last_attempt=taken.stopped_at_last_attempt,
             lease_until_us=until,
             expired=expired,
         )
 
     def _promote(
-        self, connection: sqlite3.Connection, wants: Mapping[str, int], request: ClaimRequest, now_us: int
+        self, connection: sqlite3.Connection, capacity: Mapping[str, int], request: ClaimRequest, now_us: int
     ) -> int:
         values = {"now": now_us, "limit": PROMOTE_MOST}
         if request.only is not None:
             return connection.execute(self._sql["promote_only"], {"ids": as_json(request.only), "now": now_us}).rowcount
-        if EVERY_QUEUE in wants:
+        if EVERY_QUEUE in capacity:
             return len(connection.execute(self._sql["promote_anywhere"], values).fetchall())
         return sum(
-            connection.execute(self._sql["promote_queue"], {"queue": queue, **values}).rowcount for queue in wants
+            connection.execute(self._sql["promote_queue"], {"queue": queue, **values}).rowcount for queue in capacity
         )
 
-    def _take_plain(self, taken: ClaimTaking, wants: Mapping[str, int], paused: set[str]) -> None:
-        for queue, slots in self._in_turn(taken.connection, wants, paused, taken):
+    def _take_plain(self, taken: ClaimTaking, capacity: Mapping[str, int], paused: set[str]) -> None:
+        for queue, slots in self._in_turn(taken.connection, capacity, paused, taken):
             taken.take_ready(queue, slots)
 
     def _take_with_limits(
-        self, taken: ClaimTaking, limited: Sequence[str], wants: Mapping[str, int], paused: set[str]
+        self, taken: ClaimTaking, limited: Sequence[str], capacity: Mapping[str, int], paused: set[str]
     ) -> None:
         """Takes jobs with and without limits; claim by claim, the other kind comes first."""
         turn = bisect_right(limited, self._served_limited)
@@ -197,25 +199,25 @@ class SqliteQueueing(LimitedFamily):
             claim.assign_unassigned(queue)
         self._limited_first = not self._limited_first
         if not self._limited_first:
-            self._take_plain(taken, wants, paused)
+            self._take_plain(taken, capacity, paused)
         for queue in in_turn:
-            if taken.take_limited(claim, queue, wants.get(queue, wants.get(EVERY_QUEUE, 0))):
+            if taken.take_limited(claim, queue, capacity.get(queue, capacity.get(EVERY_QUEUE, 0))):
                 self._served_limited = queue
         if self._limited_first:
-            self._take_plain(taken, wants, paused)
+            self._take_plain(taken, capacity, paused)
 
     def _in_turn(
-        self, connection: sqlite3.Connection, wants: Mapping[str, int], paused: set[str], taken: ClaimTaking
+        self, connection: sqlite3.Connection, capacity: Mapping[str, int], paused: set[str], taken: ClaimTaking
     ) -> Iterator[tuple[str, int]]:
         """Each queue that is wanted and not paused, with its slots, until the claim is full."""
-        named = sorted(queue for queue in wants if queue != EVERY_QUEUE and queue not in paused)
+        named = sorted(queue for queue in capacity if queue != EVERY_QUEUE and queue not in paused)
         turn = bisect_right(named, self._served)
         for queue in named[turn:] + named[:turn]:
             if taken.full:
                 return
             self._served = queue
-            yield queue, wants[queue]
-        if EVERY_QUEUE not in wants:
+            yield queue, capacity[queue]
+        if EVERY_QUEUE not in capacity:
             return
         start = self._served
         after, wrapped = start, False
@@ -229,7 +231,7 @@ class SqliteQueueing(LimitedFamily):
             after = queue
             if queue not in paused and queue not in taken.named:
                 self._served = queue
-                yield queue, wants[EVERY_QUEUE]
+                yield queue, capacity[EVERY_QUEUE]
 
     def _next_due(
         self, connection: sqlite3.Connection, queues: Sequence[str], limited: Sequence[str], now_us: int
@@ -326,22 +328,22 @@ class SqliteQueueing(LimitedFamily):
 
     # ── beat ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def heartbeat(
-        self, pulse: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta
+        self, heartbeat: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta
     ) -> HeartbeatReply:
         return await self._opened().writer.call(
-            lambda transaction: self._heartbeat(transaction, pulse, leases, span_us(lease_for))
+            lambda transaction: self._heartbeat(transaction, heartbeat, leases, span_us(lease_for))
         )
 
     def _heartbeat(
-        self, transaction: Transaction, pulse: WorkerHeartbeat, leases: Sequence[Lease], lease_us: int
+        self, transaction: Transaction, heartbeat: WorkerHeartbeat, leases: Sequence[Lease], lease_us: int
     ) -> HeartbeatReply:
         connection, now_us = transaction.connection, transaction.now_us
         until = now_us + lease_us
-        values = msgspec.structs.asdict(pulse) | {"now": now_us, "until": until}
+        values = msgspec.structs.asdict(heartbeat) | {"now": now_us, "until": until}
         (ordered,) = connection.execute(self._sql["upsert_worker"], values).fetchone()
         held: list[LeaseStatus] = []
         if leases:
-            batch = {"leases": as_json((lease.job_id, lease.claims) for lease in leases), "worker": pulse.worker}
+            batch = {"leases": as_json((lease.job_id, lease.claims) for lease in leases), "worker": heartbeat.worker}
             connection.execute(self._sql["extend_leases"], {**batch, "now": now_us, "until": until})
             for lease_until, cancelling in connection.execute(self._sql["standing_leases"], batch):
                 alive = lease_until is not None and lease_until > now_us

@@ -349,11 +349,11 @@ class _Child:
             self.ready.set()
             self._warmed(self)
         elif self._answer is not None and not self._answer.done():
-            said = msgspec.msgpack.decode(message, type=ChildReply | Logged)
-            if isinstance(said, ChildReply):
-                self._answer.set_result(said)
+            given = msgspec.msgpack.decode(message, type=ChildReply | Logged)
+            if isinstance(given, ChildReply):
+                self._answer.set_result(given)
             elif self._log is not None:
-                _store(said, self._log())
+                _store(given, self._log())
 
     def _hang_up(self) -> None:
         if self._socket.fileno() >= 0:

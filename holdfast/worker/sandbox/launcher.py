@@ -62,10 +62,10 @@ def send_report(report: int, error: BaseException) -> None:
     """Say why the command could not be started."""
     number = error.errno if isinstance(error, OSError) else None
     text = os.strerror(number) if number else f"{type(error).__name__}: {error}"
-    said = {"stage": Stage.name, "errno": number, "text": text}
+    given = {"stage": Stage.name, "errno": number, "text": text}
     if isinstance(error, OSError) and error.filename is not None:
-        said["text"] = f"{text}: {error.filename}"
-    os.write(report, json.dumps(said).encode())
+        given["text"] = f"{text}: {error.filename}"
+    os.write(report, json.dumps(given).encode())
 
 
 def _offer_to_oom_killer() -> None:
@@ -85,7 +85,7 @@ def _become_command(orders: dict[str, Any]) -> NoReturn:
         Stage.name = "sandbox"
         drop_privileges()
         if sandbox["landlock"]:
-            restrict_files(sandbox["landlock"], network=sandbox["network"], alone=not sandbox["namespaces"])
+            restrict_files(sandbox["landlock"], network=sandbox["network"], isolated=not sandbox["namespaces"])
     Stage.name = "limits"
     for kind, most in orders["rlimits"]:
         limit_resource(kind, most)
@@ -144,8 +144,8 @@ def _enter_namespaces(orders: dict[str, Any], report: int) -> None:
 
 def _read_status(ended: int, first: int) -> int:
     os.waitpid(first, 0)
-    said = os.read(ended, 4)
-    return struct.unpack("i", said)[0] if said else signal.SIGKILL
+    given = os.read(ended, 4)
+    return struct.unpack("i", given)[0] if given else signal.SIGKILL
 
 
 def _end_as(status: int) -> NoReturn:
@@ -219,14 +219,14 @@ def drop_privileges() -> None:
         raise OSError(errno.EPERM, "root keeps capabilities")
 
 
-def restrict_files(abi: int, *, network: bool, alone: bool) -> None:
+def restrict_files(abi: int, *, network: bool, isolated: bool) -> None:
     """By Landlock: read all but devices, write in the working directory. ``alone``: no signal, no socket gets out."""
     files = (1 << (16 if abi >= 5 else 15 if abi >= 3 else 14 if abi == 2 else 13)) - 1
     attributes = struct.pack("=Q", files)
     if abi >= 4:
         attributes += struct.pack("=Q", 0 if network else 3)  # bind, connect
     if abi >= 6:
-        attributes += struct.pack("=Q", 3 if alone else 0)  # sockets without a file, signals
+        attributes += struct.pack("=Q", 3 if isolated else 0)  # sockets without a file, signals
     rules = libc.syscall(_LANDLOCK_CREATE, attributes, ctypes.c_size_t(len(attributes)), 0)
     check(rules, "landlock_create_ruleset")
     _allow(rules, "/", _READ_FOLDER)

@@ -109,7 +109,7 @@ class Launch:
 
     @property
     def argv(self) -> list[str]:
-        """Words of the launcher's own process. ``-I -S``: nothing of the environment or a site gets into it."""
+        """RawText of the launcher's own process. ``-I -S``: nothing of the environment or a site gets into it."""
         return [sys.executable, "-I", "-S", _LAUNCHER, *map(str, self.descriptors)]
 
     @property
@@ -128,8 +128,8 @@ class Launch:
         """Why it failed, after its end; None if the command was started."""
         os.set_blocking(self._report, False)
         with contextlib.suppress(BlockingIOError):
-            if said := os.read(self._report, 64 * 1024):
-                return msgspec.json.decode(said, type=LaunchFailure)
+            if given := os.read(self._report, 64 * 1024):
+                return msgspec.json.decode(given, type=LaunchFailure)
         return None
 
 

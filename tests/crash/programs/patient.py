@@ -35,7 +35,7 @@ AGAIN = 0.1  # seconds until the next try
 stopping = threading.Event()
 
 
-def said(name: str, index: int) -> dict[str, Any]:
+def given(name: str, index: int) -> dict[str, Any]:
     """The payload: who submitted it, and which of theirs it is."""
     return {"seconds": SECONDS, "by": name, "index": index}
 
@@ -49,7 +49,7 @@ def acknowledged(name: str, index: int, handle: JobHandle[Any], key: str | None)
     append(LEDGER, what="ack", by=name, index=index, jobs=[handle.id], key=key)
 
 
-def alone(app: Holdfast, name: str, *, keyed: bool) -> None:
+def isolated(app: Holdfast, name: str, *, keyed: bool) -> None:
     """One after the other."""
     for index in itertools.count():
         key = f"{name}-{index}" if keyed else None
@@ -58,7 +58,7 @@ def alone(app: Holdfast, name: str, *, keyed: bool) -> None:
             began = time.monotonic()
             try:
                 handle = app.sync.enqueue(
-                    TASK, said(name, index), max_attempts=ATTEMPTS, **({"key": key} if keyed else {})
+                    TASK, given(name, index), max_attempts=ATTEMPTS, **({"key": key} if keyed else {})
                 )
             except Unavailable as error:
                 away(error, began)
@@ -79,7 +79,7 @@ async def together(app: Holdfast, name: str, *, bulk: bool) -> None:
             numbers = range(first, first + BATCH)
             keys = [f"{name}-{index}" for index in numbers]
             drafts = [
-                app.draft_job(TASK, said(name, index), max_attempts=ATTEMPTS, key=key)
+                app.draft_job(TASK, given(name, index), max_attempts=ATTEMPTS, key=key)
                 for index, key in zip(numbers, keys, strict=True)
             ]
             if bulk:
@@ -109,7 +109,7 @@ def main(mode: str, name: str) -> None:
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     app = Holdfast()
     if mode in ("keyed", "plain"):
-        alone(app, name, keyed=mode == "keyed")
+        isolated(app, name, keyed=mode == "keyed")
     else:
         asyncio.run(together(app, name, bulk=mode == "bulk"))
 

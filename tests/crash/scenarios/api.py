@@ -86,10 +86,10 @@ class Clients:
         except httpx.HTTPError:
             pass
         else:
-            status, said = answer.status_code, answer.json()
-            job = said.get("id", "")
+            status, given = answer.status_code, answer.json()
+            job = given.get("id", "")
             told_when = answer.headers.get("retry-after", "").isdigit()
-            if status == 503 and not (told_when and said["code"] == "unavailable"):
+            if status == 503 and not (told_when and given["code"] == "unavailable"):
                 self.untold.append(answer.text)
         now = time.monotonic()
         self.answers.append(Answer(key, status, job, now, now - begun))

@@ -89,9 +89,9 @@ def cut(folder: Path, kind: Kind, *, cuts: int, seed: int) -> Report:
     with _load(folder, kind, seed) as (load, proxy):
         began = time.monotonic()
         while proxy.cuts < cuts:
-            said, answer = rng.choice(kind.answers)
+            given, answer = rng.choice(kind.answers)
             before = proxy.cuts
-            proxy.cut_after(said, answer=answer)
+            proxy.cut_after(given, answer=answer)
             until(partial(_cut_since, proxy, before), PATIENCE, "a connection to be cut", pause=0.005)
         now = time.monotonic()
         load.resumed(began, now, within=PATIENCE)

@@ -53,7 +53,7 @@ def power_cuts(folder: Path, *, cuts: int, within: float, seed: int) -> Report:
             load.report.expect(told or not missing, f"{len(missing)} acknowledged jobs are gone, and nobody says so")
             gone |= missing
             missed.append(len(missing))
-        load.report.expect(cuts < MANY or any(missed), "no cut took anything: that losses are told was not tried")
+        load.report.expect(cuts < MANY or any(missed), "no cut took anything: that lost_leases are told was not tried")
         load.report.figures |= {
             "seed": seed,
             "power cuts": cuts,

@@ -71,7 +71,7 @@ def emptied(folder: Path, home: Home, *, jobs: int, times: int, seed: int) -> Re
             fleet.keep_up(WORKERS)
         until(lambda: fleet.database.unended() == 0, 60 + jobs / 50, "the jobs to end", pause=0.1)
         known = facts(fleet, submitted)
-        report.figures |= {"jobs": jobs, "losses": times, "seconds": round(time.monotonic() - began, 2)}
+        report.figures |= {"jobs": jobs, "lost_leases": times, "seconds": round(time.monotonic() - began, 2)}
         report.expect(all(row.state == "succeeded" for row in known.rows.values()), "a job did not succeed")
         return judged(fleet, known, report, excess_explained)
 

@@ -10,11 +10,11 @@ create table holdfast.job (
     run_at bigint not null,             -- instants are microseconds since 1970 UTC
     created_at bigint not null,
     rank integer not null check (rank between -1000000 and 1000000), -- negated priority: the ready index is ascending throughout
-    losses integer not null default 0,  -- leases lost in a row
+    lost_leases integer not null default 0,  -- leases lost in a row
     claims bigint not null default 0 check (claims >= 0), -- the fence: only ever grows
     attempts bigint not null default 0 check (attempts >= 0),
     state smallint not null check (state between 0 and 7), -- 0 queued 1 scheduled 2 running 3 failed 4 waiting 5 succeeded 6 dead 7 cancelled
-    tier smallint not null default 0 check (tier between 0 and 2), -- by losses: 0 ready 1 suspect 2 quarantined
+    tier smallint not null default 0 check (tier between 0 and 2), -- by lost_leases: 0 ready 1 suspect 2 quarantined
     cancelling boolean not null default false,
     keyed boolean not null default false,
     tagged boolean not null default false,
@@ -231,7 +231,7 @@ declare
     now_us bigint := coalesce((said ->> 'at')::bigint, (extract(epoch from statement_timestamp()) * 1000000)::bigint);
 begin
     update holdfast.job j
-    set state = 5, ended_at = now_us, result = said ->> 'result', lease_until = null, losses = 0, tier = 0,
+    set state = 5, ended_at = now_us, result = said ->> 'result', lease_until = null, lost_leases = 0, tier = 0,
         cancelling = false,
         reason = null, error = null, ended_by = pg_current_xact_id()
     where j.id = job and j.claims = (said ->> 'claims')::bigint and j.state + 0 = 2 and j.lease_until + 0 > now_us;

@@ -26,7 +26,7 @@ create table holdfast.job_limit (
 -- Rows only while they say something. What runs is counted, not stored.
 create table holdfast.bucket (
     name text collate "C" primary key,
-    full_at bigint not null default 0,  -- the instant at which it has all its tokens again
+    refilled_at bigint not null default 0,  -- the instant at which it has all its tokens again
     paused_until bigint not null default 0
 ) with (fillfactor = 50);
 
@@ -38,7 +38,7 @@ create table holdfast.partition (
     blocked_until bigint,               -- its first job has to wait for tokens or a pause
     primary key (queue, name)
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
-create index bucket_idle on holdfast.bucket (greatest(full_at, paused_until));
+create index bucket_idle on holdfast.bucket (greatest(refilled_at, paused_until));
 create index partition_turn on holdfast.partition (queue, turn, name) where blocked_until is null;
 create index partition_blocked on holdfast.partition (queue, blocked_until) where blocked_until is not null;
 
@@ -115,7 +115,7 @@ create function holdfast.claim_limited(
     assign boolean, isolated boolean
 ) returns table (
     id text, task text, queue text, payload text, claims bigint, attempts bigint, max_attempts bigint, priority integer,
-    losses integer, run_at bigint, created_at bigint, options json, seq bigint,
+    lost_leases integer, run_at bigint, created_at bigint, options json, seq bigint,
     now_us bigint, due boolean, due_in bigint, unassigned text[], quarantined boolean
 ) language plpgsql
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
@@ -261,7 +261,7 @@ begin
                 if i is null then
                     i := cardinality(b_name) + 1;
                     select l.name is not null as known, coalesce(l.queue = of_queue and not l.keyed, false) as shared,
-                        l.concurrency, l.interval_us, l.burst, coalesce(b.full_at, 0) as full_at,
+                        l.concurrency, l.interval_us, l.burst, coalesce(b.refilled_at, 0) as refilled_at,
                         coalesce(b.paused_until, 0) as paused_until
                     into facts
                     from (select 1) one
@@ -270,7 +270,7 @@ begin
                     b_name[i] := names[k]; b_known[i] := facts.known; b_shared[i] := facts.shared;
                     b_used[i] := coalesce(used_weights[array_position(used_names, names[k])], 0);
                     b_concurrency[i] := facts.concurrency; b_interval[i] := facts.interval_us; b_burst[i] := facts.burst;
-                    b_full_at[i] := facts.full_at; b_was[i] := facts.full_at; b_paused[i] := facts.paused_until;
+                    b_full_at[i] := facts.refilled_at; b_was[i] := facts.refilled_at; b_paused[i] := facts.paused_until;
                 end if;
                 weight := coalesce(weights[k], 1);
                 free_at := greatest(free_at, b_paused[i]);
@@ -351,10 +351,10 @@ begin
         t_name := t_name || s_name;
     end loop;
     if cardinality(b_name) > 0 then
-        insert into holdfast.bucket as b (name, full_at)
-        select n.name, n.full_at from unnest(b_name, b_full_at, b_was) n (name, full_at, was) where n.full_at <> n.was
+        insert into holdfast.bucket as b (name, refilled_at)
+        select n.name, n.refilled_at from unnest(b_name, b_full_at, b_was) n (name, refilled_at, was) where n.refilled_at <> n.was
         order by n.name
-        on conflict (name) do update set full_at = excluded.full_at;
+        on conflict (name) do update set refilled_at = excluded.refilled_at;
     end if;
     due_in := case when least_due is not null then greatest(0, least_due - now_us) end; -- else a worker would ask at once
     return query
@@ -362,7 +362,7 @@ begin
         set state = 2, claims = j.claims + 1, attempts = j.attempts + 1, worker = worker_id, started_at = now_us,
             lease_until = lease_for + now_us
         where j.id = any(chosen)
-        returning j.id::text, j.task, j.queue, j.payload, j.claims, j.attempts, j.max_attempts, -j.rank, j.losses, j.run_at,
+        returning j.id::text, j.task, j.queue, j.payload, j.claims, j.attempts, j.max_attempts, -j.rank, j.lost_leases, j.run_at,
             j.created_at, j.options, j.seq, now_us, due, due_in, unassigned, quarantined;
     if not found then
         return next;
@@ -401,17 +401,17 @@ begin
         perform holdfast.lock_limits();
     end if;
     insert into holdfast.bucket (name) values (bucket_name) on conflict do nothing;
-    select b.full_at, b.paused_until into state from holdfast.bucket b where b.name = bucket_name for no key update;
+    select b.refilled_at, b.paused_until into state from holdfast.bucket b where b.name = bucket_name for no key update;
     now_us := coalesce(at, (extract(epoch from clock_timestamp()) * 1000000)::bigint); -- a clock: after a lock
     free_at := coalesce(state.paused_until, 0);
     if rule.interval_us is not null then
-        after := greatest(coalesce(state.full_at, 0), now_us) + least(tokens, rule.burst) * rule.interval_us;
+        after := greatest(coalesce(state.refilled_at, 0), now_us) + least(tokens, rule.burst) * rule.interval_us;
         free_at := greatest(free_at, after - rule.burst * rule.interval_us);
     end if;
     if free_at > now_us then
         return free_at - now_us;
     end if;
-    update holdfast.bucket b set full_at = after where b.name = bucket_name and after is not null;
+    update holdfast.bucket b set refilled_at = after where b.name = bucket_name and after is not null;
     return 0;
 end
 $$;
@@ -428,8 +428,8 @@ begin
     perform holdfast.lock_limits();
     now_us := coalesce(at, (extract(epoch from clock_timestamp()) * 1000000)::bigint); -- a clock: after a lock
     delete from holdfast.bucket b where b.ctid = any(array(
-        select o.ctid from holdfast.bucket o where greatest(o.full_at, o.paused_until) <= now_us
-        order by greatest(o.full_at, o.paused_until) limit most for update skip locked));
+        select o.ctid from holdfast.bucket o where greatest(o.refilled_at, o.paused_until) <= now_us
+        order by greatest(o.refilled_at, o.paused_until) limit most for update skip locked));
     idle := array(
         select p.ctid from holdfast.partition p
         where p.ctid = any(array(
@@ -568,7 +568,7 @@ declare
     now_us bigint := coalesce((said ->> 'at')::bigint, (extract(epoch from statement_timestamp()) * 1000000)::bigint);
 begin
     update holdfast.job j
-    set state = 5, ended_at = now_us, result = said ->> 'result', lease_until = null, losses = 0, tier = 0,
+    set state = 5, ended_at = now_us, result = said ->> 'result', lease_until = null, lost_leases = 0, tier = 0,
         cancelling = false,
         reason = null, error = null, ended_by = pg_current_xact_id()
     where j.id = job and j.claims = (said ->> 'claims')::bigint and j.state + 0 = 2 and j.lease_until + 0 > now_us;

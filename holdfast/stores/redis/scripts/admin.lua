@@ -25,7 +25,7 @@ local function cancel(id, v, known)
         return nil
     end
     moving().withdraw(id, known, v[1], number(v[4]))
-    call('HDEL', JOB .. id, 'losses')
+    call('HDEL', JOB .. id, 'lost_leases')
     call('HSET', JOB .. id, 'state', 'cancelled', 'reason', 'cancelled', 'endTime', NOW)
     call('HSETNX', JOB .. id, 'error', 'cancelled')
     ours('ZADD', P .. 'ended:cancelled', NOW, id)
@@ -59,7 +59,7 @@ local function replay(id, v, known, later)
         end
     end
     moving().withdraw(id, known, v[1], 0)
-    call('HDEL', JOB .. id, 'losses', 'reason', 'endTime', 'cancel', 'expiresAt')
+    call('HDEL', JOB .. id, 'lost_leases', 'reason', 'endTime', 'cancel', 'expiresAt')
     drop(id, 'error')
     drop(id, 'result')
     local state, due = later > 0 and 'scheduled' or 'queued', now + later
@@ -94,7 +94,7 @@ local verbs = { cancel = cancel, replay = replay, delete = delete }
 local after, every = tonumber(ARGV[7]), tonumber(ARGV[8])
 for i = 9, #ARGV, 2 do
     local id, expected = ARGV[i], ARGV[i + 1]
-    local v = read(id, 'state', 'claims', 'kind', 'losses', 'seq', 'worker', 'dueTime', 'created', 'key', 'pickupTime')
+    local v = read(id, 'state', 'claims', 'kind', 'lost_leases', 'seq', 'worker', 'dueTime', 'created', 'key', 'pickupTime')
     local known = v and kind_of(v[3] or '')
     if not known then
         answers[#answers + 1] = { false, expected ~= '' and -1 or 0 }

@@ -1,18 +1,18 @@
 -- name: claim (partitions, moving, expiring, taking)
--- Claims ready jobs in their order. ARGV: 6 limit, 7 startable, 8 "1" to take one quarantined job alone, 9 "1" to make due
+-- Claims ready jobs in their order. ARGV: 6 limit, 7 max_must_start, 8 "1" to take one quarantined job alone, 9 "1" to make due
 -- jobs ready first, 10 "1" to take although more are due than this made ready, 11 slots of every other queue or "",
 -- 12 the queue served last, 13 what this claim has passed by already, then queue and slots of each that is named, in the
 -- order of their turn.
 -- Answers jobs, promoted, microseconds until the next falls due or -1, quarantined, lease end, served, what to do: 0
 -- that was all, 1 there was more to look through, 2 nothing was taken because more is due; what was passed by, or ""; 1
--- where a queue was left at a job on its last attempt beyond the startable ones; 1 where a queue among these has jobs under
+-- where a queue was left at a job on its last attempt beyond the max_must_start ones; 1 where a queue among these has jobs under
 -- limits, and the queues with limits of their own that have ready jobs without a partition: it takes none of either; id and kind
 -- of jobs that have expired.
 -- A full Redis lets this through: whatever it may do, it takes ids away first.
-local limit, startable, alone = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8] == '1'
+local limit, max_must_start, alone = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8] == '1'
 local promoting, star, served = ARGV[9] == '1', tonumber(ARGV[11]), ARGV[12]
 local named, turn = {}, {}
-local promoted, quarantined, more, held_back, budget = 0, 0, 0, 0, limit + 2 * MOST
+local promoted, quarantined, more, stopped_at_last_attempt, budget = 0, 0, 0, 0, limit + 2 * MOST
 -- How many ids at the head of each ready list this claim may not take: its next script looks behind them, but not behind
 -- more than some PASSED_MOST: then what is further back waits until those are taken.
 local passed = ARGV[13] ~= '' and cmsgpack.unpack(ARGV[13]) or {}
@@ -108,10 +108,10 @@ local function claimable(id, queue, list)
         return nil
     end
     if tier == 1 or is_last(known, v) then
-        if startable <= 0 then
+        if max_must_start <= 0 then
             return tier == 1 and 'suspect' or 'last'
         end
-        startable = startable - 1
+        max_must_start = max_must_start - 1
     end
     return v
 end
@@ -121,11 +121,11 @@ end
 local function taken_first(id)
     local v = redis.pcall('HMGET', JOB .. id, 'state', 'kind', 'pickupTime', 'dueTime', 'created', 'payload', 'options', 'claims')
     local known = v[1] == 'queued' and not v[3] and not v[8] and kind_of(v[2])
-    if not known or known.is_limited or known.most == 1 and startable <= 0 then -- a key of another type has no first field either
+    if not known or known.is_limited or known.most == 1 and max_must_start <= 0 then -- a key of another type has no first field either
         return false
     end
     if known.most == 1 then
-        startable = startable - 1
+        max_must_start = max_must_start - 1
     end
     take_first(id, 'queued', v[2], v[6], v[4], v[5], v[7])
     return true
@@ -159,7 +159,7 @@ local function take_level(queue, level, room)
                     aside[#aside + 1] = id
                 elseif v == 'last' then
                     put_back(list, ids, n)
-                    held_back, room = 1, 0
+                    stopped_at_last_attempt, room = 1, 0
                     break
                 elseif v then
                     take(id, v)
@@ -285,19 +285,19 @@ if call('EXISTS', P .. 'limited', P .. 'guarded') > 0 then
 end
 finish()
 return {
-    taken, promoted, due, quarantined, until_, served, more, next(passed) and cmsgpack.pack(passed) or '', held_back,
+    taken, promoted, due, quarantined, until_, served, more, next(passed) and cmsgpack.pack(passed) or '', stopped_at_last_attempt,
     is_limited, unassigned, expired,
 }
 
 -- name: deliver (partitions, moving, expiring, taking)
 -- Claims just the delivered ids that can be claimed. ARGV: 6 limit, 7 the highest tier,
--- 8 "1" to make due ones ready, 9 slots of every other queue or "", 10 startable, 11 number of named queues, queue and slots
+-- 8 "1" to make due ones ready, 9 slots of every other queue or "", 10 max_must_start, 11 number of named queues, queue and slots
 -- of each, then the ids. Answers jobs, lease end, "1" where a queue was left at a job on its last attempt, and id and kind of
 -- jobs that have expired.
 even_if_full()
-local limit, most, star, startable = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[9]), tonumber(ARGV[10])
+local limit, most, star, max_must_start = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[9]), tonumber(ARGV[10])
 local named, paused, guarded, groups, order = {}, paused_queues(), guarded_queues(), {}, {}
-local at, held_back = 12 + 2 * tonumber(ARGV[11]), 0
+local at, stopped_at_last_attempt = 12 + 2 * tonumber(ARGV[11]), 0
 local overdue = expire_overdue(MOST) == MOST -- there may be more, which are not to be taken
 for i = 12, at - 1, 2 do
     named[ARGV[i]] = tonumber(ARGV[i + 1])
@@ -347,11 +347,11 @@ for _, lane in ipairs(order) do
     for n = 1, math.min(#group, named[lane], limit - leased) do
         local job = group[n]
         if tier_of(job[4][5]) > 0 or is_last(job[5], job[4]) then
-            if startable <= 0 then
-                held_back = 1
+            if max_must_start <= 0 then
+                stopped_at_last_attempt = 1
                 break
             end
-            startable = startable - 1
+            max_must_start = max_must_start - 1
         end
         moving().withdraw(job[3], job[5], job[4][1], number(job[4][5]))
         take(job[3], job[4])
@@ -359,7 +359,7 @@ for _, lane in ipairs(order) do
 end
 lease_taken()
 finish()
-return { taken, until_, held_back, expired }
+return { taken, until_, stopped_at_last_attempt, expired }
 
 -- name: unheard
 -- Running jobs that a worker claimed after an instant. ARGV: 3 worker, 4 the instant, 5 the lease in microseconds that it

@@ -144,8 +144,8 @@ local function more_keys(id)
 end
 
 -- 0 ready, 1 suspect, 2 quarantined: by the leases lost in a row.
-local function tier_of(losses)
-    return math.min(number(losses), 2)
+local function tier_of(lost_leases)
+    return math.min(number(lost_leases), 2)
 end
 
 -- How often a job was claimed: not said of one that was never picked up, nor where it is once.

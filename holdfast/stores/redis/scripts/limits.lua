@@ -282,8 +282,8 @@ local function limit_of(name) -- false where there is none of this name
 end
 
 -- When a bucket is full again after giving tokens, and the first instant at which it can give them.
-local function after_taking(limit, full_at, tokens)
-    local after = math.max(full_at, now) + math.min(tokens, limit.burst) * limit.interval
+local function after_taking(limit, refilled_at, tokens)
+    local after = math.max(refilled_at, now) + math.min(tokens, limit.burst) * limit.interval
     return after, after - limit.burst * limit.interval
 end
 
@@ -295,14 +295,14 @@ local function read_buckets(names)
     local states = has_states and ours('HMGET', P .. 'buckets', unpack(names)) or {}
     for n, name in ipairs(names) do
         local bucket = {
-            name = name, limit = limit_of(string.match(name, '^[^=]*')), used = number(used[n]), full_at = 0, paused = 0,
+            name = name, limit = limit_of(string.match(name, '^[^=]*')), used = number(used[n]), refilled_at = 0, paused = 0,
         }
         if states[n] then
-            local full_at, paused = string.match(states[n], '^(%d+) (%d+)$')
-            bucket.full_at, bucket.paused = number(full_at), number(paused)
+            local refilled_at, paused = string.match(states[n], '^(%d+) (%d+)$')
+            bucket.refilled_at, bucket.paused = number(refilled_at), number(paused)
             local most = bucket.limit and bucket.limit.interval and now + bucket.limit.burst * bucket.limit.interval
-            if most and bucket.full_at > most then -- its rate was another before: it lacks no more than its burst
-                bucket.full_at, bucket.has_given = most, true
+            if most and bucket.refilled_at > most then -- its rate was another before: it lacks no more than its burst
+                bucket.refilled_at, bucket.has_given = most, true
             end
         end
         buckets[name] = bucket
@@ -361,7 +361,7 @@ local function obstacle(found, weights)
         local limit, weight = bucket.limit, weights and weights[n] or 1
         local first = bucket.paused
         if limit and limit.interval then
-            local _, free = after_taking(limit, bucket.full_at, weight)
+            local _, free = after_taking(limit, bucket.refilled_at, weight)
             first = math.max(first, free)
         end
         if first > free_at then
@@ -382,7 +382,7 @@ local function admit(found, weights)
         local weight = weights and weights[n] or 1
         bucket.used, bucket.is_taken = bucket.used + weight, true
         if bucket.limit and bucket.limit.interval then
-            bucket.full_at, bucket.has_given = after_taking(bucket.limit, bucket.full_at, weight), true
+            bucket.refilled_at, bucket.has_given = after_taking(bucket.limit, bucket.refilled_at, weight), true
         end
     end
 end
@@ -396,8 +396,8 @@ local function write_admitted()
         end
         if bucket.has_given then
             states[#states + 1] = name
-            states[#states + 1] = int(bucket.full_at) .. ' ' .. int(bucket.paused)
-            refills[#refills + 1] = math.max(bucket.full_at, bucket.paused)
+            states[#states + 1] = int(bucket.refilled_at) .. ' ' .. int(bucket.paused)
+            refills[#refills + 1] = math.max(bucket.refilled_at, bucket.paused)
             refills[#refills + 1] = name
         end
     end
@@ -855,7 +855,7 @@ local queue, changed = ARGV[6], 0
 local WAITING = { queued = true, scheduled = true, failed = true, waiting = true }
 
 local function assign(id, field)
-    local v = read(id, 'state', 'kind', 'losses', 'dueTime', 'seq')
+    local v = read(id, 'state', 'kind', 'lost_leases', 'dueTime', 'seq')
     local known = v and kind_of(v[2] or '')
     local old = known and field_of(id, known)
     if not known or not WAITING[v[1]] or (old or '') == field then
@@ -986,7 +986,7 @@ for n = 3, #ARGV do
     local bucket = buckets[ARGV[n]]
     local free_at = bucket.paused
     if bucket.limit and bucket.limit.interval then
-        local _, first = after_taking(bucket.limit, bucket.full_at, 1)
+        local _, first = after_taking(bucket.limit, bucket.refilled_at, 1)
         free_at = math.max(free_at, first)
     end
     uses[#uses + 1] = { int(bucket.used), free_at > now and int(free_at) or '0' }
@@ -1001,11 +1001,11 @@ local bucket = buckets[ARGV[3]]
 local has_rate = bucket.limit and bucket.limit.interval
 local after, first = 0, 0
 if has_rate then
-    after, first = after_taking(bucket.limit, bucket.full_at, tonumber(ARGV[4]))
+    after, first = after_taking(bucket.limit, bucket.refilled_at, tonumber(ARGV[4]))
 end
 first = math.max(first, bucket.paused, now)
 if has_rate and first == now then
-    bucket.full_at, bucket.has_given = after, true
+    bucket.refilled_at, bucket.has_given = after, true
 end
 write_admitted()
 finish()

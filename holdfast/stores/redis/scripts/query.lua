@@ -12,7 +12,7 @@ return jobs
 
 -- name: outline
 -- Jobs without what may be large: {id, fields, lease end or nil} of each of the ids from ARGV[3] on that is there.
-local ASKED = { 'state', 'kind', 'seq', 'dueTime', 'created', 'options', 'reason', 'worker', 'cancel', 'claims', 'attempts', 'losses',
+local ASKED = { 'state', 'kind', 'seq', 'dueTime', 'created', 'options', 'reason', 'worker', 'cancel', 'claims', 'attempts', 'lost_leases',
     'pickupTime', 'endTime', 'error', 'expiresAt', 'partition' }
 local jobs = {}
 for n = 3, #ARGV do

@@ -49,7 +49,7 @@ local function succeed(id, claims, result)
         return refused(id, claims, v[1])
     end
     if claims ~= '1' or v[4] then -- only then it can have been in trouble
-        call('HDEL', key, 'losses', 'cancel', 'reason')
+        call('HDEL', key, 'lost_leases', 'cancel', 'reason')
         drop(id, 'error')
     end
     if result == '' then
@@ -84,7 +84,7 @@ local function let_go(n)
     local id, claims, state, reason, delay = ARGV[n], ARGV[n + 1], ARGV[n + 2], ARGV[n + 3], ARGV[n + 4]
     local flags, result, error, traceback = ARGV[n + 5], ARGV[n + 6], ARGV[n + 7], ARGV[n + 8]
     local refund, expired = string.find(flags, 'r', 1, true), string.find(flags, 'e', 1, true) ~= nil
-    local v = read(id, 'state', 'claims', 'kind', 'cancel', 'attempts', 'worker', 'pickupTime', 'losses', 'dueTime', 'created', 'seq')
+    local v = read(id, 'state', 'claims', 'kind', 'cancel', 'attempts', 'worker', 'pickupTime', 'lost_leases', 'dueTime', 'created', 'seq')
     local known, lease = v and v[3] and kind_of(v[3]), lease_end(id)
     if not known then
         return { 0 }
@@ -102,7 +102,7 @@ local function let_go(n)
         setbacks = setbacks + 1
         ours('ZADD', P .. 'setbacks', NOW, claims .. ' ' .. id)
     end
-    local losses = expired and number(v[8]) + 1 or refund and number(v[8]) or 0
+    local lost_leases = expired and number(v[8]) + 1 or refund and number(v[8]) or 0
     local run_at = delay ~= '' and now + tonumber(delay) or number(v[9])
     local attempts = math.max(0, number(v[5] or claims) - (refund and 1 or 0)) -- another program may have set it to 0
     local fields = { 'state', state, 'attempts', int(attempts) }
@@ -110,7 +110,7 @@ local function let_go(n)
         fields[#fields + 1] = field
         fields[#fields + 1] = value
     end
-    call('HDEL', JOB .. id, 'losses', 'cancel', 'reason')
+    call('HDEL', JOB .. id, 'lost_leases', 'cancel', 'reason')
     if state == 'succeeded' or error ~= '' then
         drop(id, 'error')
     end
@@ -121,8 +121,8 @@ local function let_go(n)
         set('dueTime', int(run_at))
         set('created', v[10] or v[9]) -- until now the same as its due time
     end
-    if losses > 0 then
-        set('losses', int(losses))
+    if lost_leases > 0 then
+        set('lost_leases', int(lost_leases))
     end
     if reason ~= '' then
         set('reason', reason)
@@ -144,7 +144,7 @@ local function let_go(n)
     elseif ENDED[state] then
         ours('ZADD', P .. 'ended:' .. state, NOW, id)
     elseif state == 'queued' then
-        moving().ready(known, run_at, number(v[11]), id, losses, field)
+        moving().ready(known, run_at, number(v[11]), id, lost_leases, field)
     elseif state ~= 'waiting' then
         moving().schedule(known.queue, run_at, id)
     end

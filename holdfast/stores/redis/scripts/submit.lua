@@ -62,7 +62,7 @@ end
 -- level, queue, when, payload, options, expires and partition ("" for none) are said, or nil to leave them. Answers the state
 -- it is in, and whether it was changed.
 local function rewrite(id, change, states, whole)
-    local v = read(id, 'state', 'kind', 'seq', 'losses', 'created', 'dueTime')
+    local v = read(id, 'state', 'kind', 'seq', 'lost_leases', 'created', 'dueTime')
     local known = v and kind_of(v[2] or '')
     if not known or not states[v[1]] then
         return v and v[1] or false, false

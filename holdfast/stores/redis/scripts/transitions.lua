@@ -124,8 +124,8 @@ local function make_moving()
     -- Ready jobs gathered by a script, to be placed together.
     local waiting = {}
 
-    local function ready(known, run_at, seq, id, losses, field)
-        if tier_of(losses) == 2 then
+    local function ready(known, run_at, seq, id, lost_leases, field)
+        if tier_of(lost_leases) == 2 then
             ours('ZADD', quarantine_of(known.queue), int(run_at), id)
             ours('ZADD', P .. 'queues', 0, known.queue)
             if field then
@@ -165,8 +165,8 @@ local function make_moving()
     end
 
     -- Takes a job that is about to change out of where it waits for that.
-    local function withdraw(id, known, state, losses)
-        if state == 'queued' and tier_of(losses) == 2 then
+    local function withdraw(id, known, state, lost_leases)
+        if state == 'queued' and tier_of(lost_leases) == 2 then
             ours('ZREM', quarantine_of(known.queue), id)
         elseif state == 'queued' then
             withdraw_ready(id, known)
@@ -188,7 +188,7 @@ local function make_moving()
         rescheduled[queue] = true
         local promoted = 0
         for _, id in ipairs(ids) do
-            local v = read(id, 'state', 'kind', 'dueTime', 'seq', 'losses')
+            local v = read(id, 'state', 'kind', 'dueTime', 'seq', 'lost_leases')
             local known = v and kind_of(v[2] or '')
             if known and (v[1] == 'scheduled' or v[1] == 'failed') then
                 call('HSET', JOB .. id, 'state', 'queued')
@@ -263,7 +263,7 @@ local expired = {}
 local EXPIRABLE = { queued = true, scheduled = true, failed = true, waiting = true }
 
 local function expire(id, state, kind)
-    call('HDEL', JOB .. id, 'losses')
+    call('HDEL', JOB .. id, 'lost_leases')
     call('HSET', JOB .. id, 'state', 'cancelled', 'reason', 'expired', 'endTime', NOW)
     call('HSETNX', JOB .. id, 'error', 'expired: no worker began it in time')
     ours('ZADD', P .. 'ended:cancelled', NOW, id)
@@ -287,7 +287,7 @@ local function expire_overdue(most)
     end
     even_if_full()
     for _, id in ipairs(ids) do
-        local v = read(id, 'state', 'kind', 'losses')
+        local v = read(id, 'state', 'kind', 'lost_leases')
         local known = v and kind_of(v[2] or '')
         if known and EXPIRABLE[v[1]] and is_overdue(id) then
             moving().withdraw(id, known, v[1], number(v[3]))
@@ -304,7 +304,7 @@ local worker, until_ = ARGV[3], int(now + tonumber(ARGV[4]))
 local taken, leases, leased, started = {}, {}, 0, {}
 
 local FIELDS = {
-    'state', 'kind', 'claims', 'attempts', 'losses', 'dueTime', 'created', 'payload', 'options', 'seq', 'pickupTime',
+    'state', 'kind', 'claims', 'attempts', 'lost_leases', 'dueTime', 'created', 'payload', 'options', 'seq', 'pickupTime',
     'partition',
 }
 
@@ -344,7 +344,7 @@ local function lease(id, kind, state)
 end
 
 -- Answers what a claim delivers of a job: id, kind, payload and eligible time; where there is more to say, also when it was
--- created, options, claims, attempts and losses. What was never claimed before needs neither its claims nor its attempts
+-- created, options, claims, attempts and lost_leases. What was never claimed before needs neither its claims nor its attempts
 -- written: that it was picked up says that there is one of each.
 local function take_first(id, state, kind, payload, due, created, options)
     call('HSET', JOB .. id, 'state', 'running', 'worker', worker, 'pickupTime', NOW)

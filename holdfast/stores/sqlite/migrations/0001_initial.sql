@@ -13,8 +13,8 @@ create table holdfast_job (
     max_attempts integer,               -- null: unlimited
     claims integer not null default 0 check (claims between 0 and 9007199254740991), -- the fence: only ever grows
     attempts integer not null default 0 check (attempts between 0 and 9007199254740991),
-    losses integer not null default 0,  -- leases lost in a row
-    tier integer generated always as (min(losses, 2)) virtual, -- 0 ready 1 suspect 2 quarantined
+    lost_leases integer not null default 0,  -- leases lost in a row
+    tier integer generated always as (min(lost_leases, 2)) virtual, -- 0 ready 1 suspect 2 quarantined
     cancelling integer not null default 0,
     keyed integer not null default 0,
     options text check (options is null or json_valid(options)), -- JSON; null for a plain job

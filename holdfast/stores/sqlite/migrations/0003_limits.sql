@@ -9,8 +9,8 @@ create index holdfast_job_ready on holdfast_job (queue, tier, rank, run_at) wher
 -- Jobs under limits. What runs is counted from its rows: there is no counter that could be wrong.
 create index holdfast_job_limited on holdfast_job (queue, partition, rank, run_at) where state = 0 and partition is not null;
 create index holdfast_job_limited_running on holdfast_job (partition) where state = 2 and partition is not null;
-create index holdfast_job_limited_quarantined on holdfast_job (queue, losses, rank, run_at)
-    where state = 0 and partition is not null and losses > 1;
+create index holdfast_job_limited_quarantined on holdfast_job (queue, lost_leases, rank, run_at)
+    where state = 0 and partition is not null and lost_leases > 1;
 
 create table holdfast_limit (
     name text primary key,
@@ -20,7 +20,7 @@ create table holdfast_limit (
 
 create table holdfast_bucket (          -- tokens and pauses; a bucket without a row is full and not paused
     name text primary key,
-    full_at integer not null,           -- when it has all its tokens again
+    refilled_at integer not null,           -- when it has all its tokens again
     paused_until integer not null
 ) strict, without rowid;
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 Size = TypeVar("Size", int, float)
@@ -85,6 +86,8 @@ class Line(msgspec.Struct):
     theirs: list[float] = []
     other: str = "Huey"
     target: Target | None = None
+    missing: str = ""
+    """Why rounds have no figure of ours: a feature that does not exist, or an error."""
 
     def add(self, ours: float, theirs: float | None = None) -> None:
         """Note one round."""
@@ -101,7 +104,7 @@ class Line(msgspec.Struct):
     @property
     def verdict(self) -> str:
         """``PASS``, ``miss``, or nothing where there is no target."""
-        if self.target is None:
+        if self.target is None or not self.ours:
             return ""
         figure = self.ratio if self.target.ratio else statistics.median(self.ours)
         return "PASS" if figure is not None and self.target.met(figure) else "miss"
@@ -111,7 +114,7 @@ class Line(msgspec.Struct):
         return {
             "what": self.what,
             "unit": self.unit,
-            "median": statistics.median(self.ours),
+            "median": statistics.median(self.ours) if self.ours else None,
             "rounds": self.ours,
             "other": self.other if self.theirs else None,
             "other_median": statistics.median(self.theirs) if self.theirs else None,
@@ -119,6 +122,7 @@ class Line(msgspec.Struct):
             "ratio": self.ratio,
             "target": None if self.target is None else str(self.target),
             "verdict": self.verdict or None,
+            "missing": self.missing or None,
         }
 
 
@@ -145,7 +149,7 @@ def show(console: Console, title: str, lines: Sequence[Line], subject: str = "Ho
         table.add_row(
             line.what,
             line.unit,
-            spread(line.ours),
+            " ".join(filter(None, [spread(line.ours) if line.ours else "", escape(line.missing)])),
             spread(line.theirs) if line.theirs else "",
             line.other if line.theirs else "",
             "" if line.ratio is None else f"{line.ratio:.2f} ×",

@@ -6,13 +6,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from benchmarks.__main__ import ROWS, chosen
 from benchmarks.compare.__main__ import interval
-from benchmarks.harness import Line, Plan, at_least, at_most, percentile, times_at_least
+from benchmarks.harness import Line, Plan, at_least, at_most, percentile, show, times_at_least
 from benchmarks.redis.drain import SURVIVOR, peers
 
 QUICK = peers(Plan(quick=True, rounds=1, folder=Path()))
@@ -46,6 +48,27 @@ def test_rows_run_and_are_kept(tmp_path: Path, words: list[str], others: set[str
             assert len(line["rounds"]) == 1, (row, line)
             assert line["what"] in ran.stdout
     assert {line["other"] for line in rows.get(f"{words[0]}.drain", [])} == others
+
+
+@pytest.mark.timeout(600)
+def test_peers_without_limits_are_shown(tmp_path: Path) -> None:
+    ran = run(tmp_path, "redis", "limit_peers", "--quick")
+    assert ran.returncode == 0, ran.stderr
+    (kept,) = tmp_path.glob("*-quick.json")
+    lines = json.loads(kept.read_text())["rows"]["redis.limit_peers"]
+    ours = [line for line in lines if "Holdfast" in line["what"]]
+    assert len(ours) == 3
+    assert all(line["ratio"] for line in ours)
+    theirs = [line for line in lines if line not in ours]
+    assert [(line["missing"], len(line["other_rounds"])) for line in theirs] == [("none", 1)] * 6
+
+
+def test_line_without_figures_shows_reason() -> None:
+    line = Line("limited", "jobs/s", theirs=[5.0], missing="ImportError: [dbos]", target=times_at_least(2))
+    assert (line.document()["median"], line.document()["missing"]) == (None, "ImportError: [dbos]")
+    console = Console(width=150, record=True, file=StringIO())
+    show(console, "limits", [line])
+    assert "ImportError: [dbos]" in console.export_text()
 
 
 def test_the_words_of_the_command_line_choose_rows() -> None:

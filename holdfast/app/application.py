@@ -48,7 +48,7 @@ from holdfast.core.portal import drive_coroutine, running_loop
 from holdfast.core.resources import Resources
 from holdfast.core.schedule import Schedule
 from holdfast.core.stats import JobStats
-from holdfast.core.validation import check_name, check_task_name, did_you_mean, parse_count, parse_duration, parse_rate
+from holdfast.core.validation import check_name, check_options, check_task_name, parse_count, parse_duration, parse_rate
 from holdfast.settings.settings import Settings
 from holdfast.stores import ExternalTransactions, open_store
 from holdfast.stores.base import AT_ONCE, Selection, Store
@@ -194,10 +194,7 @@ class Holdfast(JobEditing):
 
     def draft_job(self, task: str, payload: Mapping[str, Any] | str, **options: Any) -> NewJob:
         """The job that ``enqueue`` would submit. ``payload``: a mapping, or the JSON text of an object."""
-        unknown = set(options) - set(JobOptions.__struct_fields__)
-        if unknown:
-            name, known = min(unknown), JobOptions.__struct_fields__
-            raise Invalid("option", name, f"there are these: {', '.join(known)}{did_you_mean(name, known)}")
+        check_options(options, JobOptions.__struct_fields__)
         check_no_function(task)
         limit = self.settings.payload_limit
         if not isinstance(payload, Mapping | str):

@@ -1,173 +1,34 @@
-"""Limits of an application: declared in code, or made and changed at run time by Python, CLI and HTTP."""
+"""Limits of an application: declared in code or settings, or made and changed at run time by Python, CLI and HTTP."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
-import msgspec
 from msgspec.structs import replace
 
 from holdfast.app.sync import Blocker, BlockingMethod, BlockingView, requires_loop
-from holdfast.core.errors import Conflict, Invalid, NotFound
+from holdfast.core.errors import ConfigError, Conflict, Invalid, NotFound
 from holdfast.core.events import DeclarationKept, Events
-from holdfast.core.limits import (
-    MAX_CONCURRENCY,
-    MAX_DEPTH,
-    MAX_LIMITS,
-    MAX_RATE,
-    MAX_SHARE,
-    MAX_WEIGHT,
-    BucketUse,
-    Limit,
-    LimitChange,
-    LimitTable,
-    LimitValues,
-    name_bucket,
+from holdfast.core.limit_options import (
+    VALUE_OPTIONS,
+    check_sense,
+    draft_limit,
+    limit_options,
+    parse_values,
+    said_values,
 )
-from holdfast.core.validation import check_name, check_span, check_task_name, did_you_mean, parse_count
+from holdfast.core.limits import MAX_LIMITS, BucketUse, Limit, LimitChange, LimitTable, name_bucket
+from holdfast.core.validation import check_name, check_options, check_span
 from holdfast.settings.settings import Settings
 from holdfast.stores.base import Store
 from holdfast.tasks import Registry
 
 MAX_OF_ONE = 8
 """Limits of one queue or task."""
-_MAX_SHARES = 1000
 _TRIES = 20  # writes that lose a race before a change gives up
 _OWNED = "code"
-_RATE = re.compile(r"([1-9]\d{0,8})/([1-9]\d{0,5})?([smhd])")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_PATH = re.compile(r"args(\.[^.\x00-\x1f]{1,64}){1,8}")
-_BURST_US = 100_000  # a burst is by default a tenth of a second's worth
-
-
-class LimitOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """A limit as code and operators say it.
-
-    queue, task: the jobs it applies to; neither: a bucket that handlers take from, by ``context.limit(name)``.
-    by: a path in the payload, like "args.tenant": each value has a bucket of its own, and they take turns.
-    concurrency: jobs that run at once. rate: starts, like "10/s", "100/15m"; burst: how many of them may come at once,
-    by default a tenth of a second's worth, at least 1.
-    weight: the room and tokens that a job takes, or a path in its payload. shares: turns by value of the key.
-    depth: jobs that may wait in the queue; submissions beyond it raise `QueueFull`.
-    """
-
-    queue: str | None = None
-    task: str | None = None
-    by: str | None = None
-    concurrency: int | None = None
-    rate: str | None = None
-    burst: int | None = None
-    weight: int | str = 1
-    shares: Mapping[str, int] | None = None
-    depth: int | None = None
-
-
-_VALUES = ("concurrency", "rate", "burst", "weight", "shares", "depth")
-
-
-def draft_limit(name: str, options: LimitOptions, *, owner: str | None = None) -> Limit:
-    """The limit that these options describe. Raises `Invalid`, naming the field."""
-    check_name("limit", name)
-    if options.queue is not None and options.task is not None:
-        raise Invalid("task", options.task, "give a queue or a task; a job obeys the limits of both")
-    if options.by is not None:
-        _check_path("by", options.by)
-    limit = Limit(
-        name=name,
-        queue=None if options.queue is None else check_name("queue", options.queue),
-        task=None if options.task is None else check_task_name(options.task),
-        by=options.by,
-        values=parse_values({field: getattr(options, field) for field in _VALUES}),
-        owner=owner,
-    )
-    _check_sense(limit)
-    return limit
-
-
-def _check_sense(limit: Limit) -> None:
-    """Raises `Invalid` for a limit that limits nothing."""
-    values = limit.values
-    of_handlers = limit.queue is None and limit.task is None
-    if of_handlers and (values.rate is None or values.concurrency is not None or limit.by is not None):
-        raise Invalid("queue", None, "give a queue or a task; a limit that handlers take from has a rate alone")
-    if values.shares and limit.by is None:
-        raise Invalid("shares", dict(values.shares), "give by too: shares are turns by value of that key")
-    if values.depth is not None and (limit.queue is None or limit.by is not None):
-        raise Invalid("depth", values.depth, "give it to a queue, in a limit without by")
-    if not limit.is_claimed and values.depth is None:
-        raise Invalid("concurrency", None, "give concurrency, rate, depth, or by, for keys that take turns")
-
-
-def parse_values(given: Mapping[str, Any]) -> LimitValues:
-    """The numbers of a limit from how they are said. Raises `Invalid`, naming the field."""
-    concurrency, rate, burst, weight, shares, depth = (given.get(field) for field in _VALUES)
-    number, period_us = (None, 1_000_000) if rate is None else _parse_rate(rate)
-    if burst is not None and number is None:
-        raise Invalid("burst", burst, "give rate too")
-    usual = 1 if number is None else max(1, number * _BURST_US // period_us)
-    return LimitValues(
-        concurrency=None
-        if concurrency is None
-        else parse_count(concurrency, "concurrency", least=1, most=MAX_CONCURRENCY, text=False),
-        rate=number,
-        period_us=period_us,
-        burst=usual if burst is None else parse_count(burst, "burst", least=1, most=MAX_CONCURRENCY, text=False),
-        weight=_parse_weight(1 if weight is None else weight),
-        shares=_parse_shares(shares or {}),
-        depth=None if depth is None else parse_count(depth, "depth", least=1, most=MAX_DEPTH, text=False),
-    )
-
-
-def _parse_rate(value: object) -> tuple[int, int]:
-    """Number and period in microseconds."""
-    match = _RATE.fullmatch(value) if isinstance(value, str) else None
-    if match is None:
-        raise Invalid("rate", value, 'give starts in a span: "10/s", "90/m", "100/15m", "500/h", "1/d"')
-    number, period = int(match[1]), int(match[2] or 1) * _SECONDS[match[3]]
-    if number > MAX_RATE * period:
-        raise Invalid("rate", value, f"give at most {MAX_RATE:,} a second")
-    return number, period * 1_000_000
-
-
-def format_rate(values: LimitValues) -> str | None:
-    """The rate of a limit as it is said: "10/s", "100/15m"."""
-    if values.rate is None:
-        return None
-    seconds = values.period_us // 1_000_000
-    unit = next(unit for unit in reversed(_SECONDS) if seconds % _SECONDS[unit] == 0)
-    count = seconds // _SECONDS[unit]
-    return f"{values.rate}/{'' if count == 1 else count}{unit}"
-
-
-def _parse_weight(value: object) -> int | str:
-    if isinstance(value, str):
-        return _check_path("weight", value)
-    return parse_count(value, "weight", least=1, most=MAX_WEIGHT, text=False)
-
-
-def _check_path(field: str, value: object) -> str:
-    if not isinstance(value, str) or not _PATH.fullmatch(value):
-        raise Invalid(field, value, 'give a place in the payload, like "args.tenant" or "args.order.id"')
-    return value
-
-
-def _parse_shares(value: object) -> dict[str, int]:
-    if not isinstance(value, Mapping) or len(value) > _MAX_SHARES:
-        raise Invalid("shares", value, f"give at most {_MAX_SHARES} turns by value of the key: {{'acme': 3}}")
-    return {str(key): parse_count(share, "shares", least=1, most=MAX_SHARE, text=False) for key, share in value.items()}
-
-
-def limit_options(options: Mapping[str, Any]) -> LimitOptions:
-    """Options by name; raises `Invalid` for a name that is none."""
-    known = LimitOptions.__struct_fields__
-    unknown = set(options) - set(known)
-    if unknown:
-        name = min(unknown)
-        raise Invalid("option", name, f"there are these: {', '.join(known)}{did_you_mean(name, known)}")
-    return LimitOptions(**options)
 
 
 class LimitOwner(Blocker, Protocol):
@@ -216,19 +77,16 @@ class LimitManager:
 
     @requires_loop
     async def change(self, /, name: str, **values: Any) -> Limit:
-        """Change values of a limit: concurrency, rate, burst, weight, shares. They hold at once, and go before the
-        values of the code until ``reset``. None takes one away."""
-        unknown = set(values) - set(_VALUES)
-        if unknown or not values:
-            wrong = min(unknown, default="nothing")
-            raise Invalid("value", wrong, f"there are these: {', '.join(_VALUES)}{did_you_mean(wrong, _VALUES)}")
+        """Change values of a limit: concurrency, rate, burst, weight, shares, depth. They hold at once, and go before
+        the declared values until ``reset``. None takes one away."""
+        check_options(values or ["nothing"], VALUE_OPTIONS, "value")
 
         def with_values(known: Limit | None) -> Limit:
             limit = _there(known, name)
             given = {**said_values(limit.values), **({"burst": None} if "rate" in values else {}), **values}
             declared = limit.declared or (limit.values if limit.owner is not None else None)
             changed = replace(limit, values=parse_values(given), declared=declared)
-            _check_sense(changed)
+            check_sense(changed)
             self._check_argument(changed)
             return changed
 
@@ -265,14 +123,7 @@ class LimitManager:
     @requires_loop
     async def remove(self, name: str) -> None:
         """Remove a limit. One that code declares returns with the next start of a worker."""
-        for _ in range(_TRIES):
-            known = await self._get(name)
-            store = await self._app.open_store()
-            if await store.limits.write_limit(LimitChange(known, known.revision, remove=True)) is not None:
-                self._app.forget_limits()
-                await self._assign(store, known)
-                return
-        raise Conflict(f"limit {name} is changed by others at this moment; try again")
+        await self._change(check_name("limit", name), lambda known: _there(known, name), remove=True)
 
     @requires_loop
     async def use(self, name: str, *values: Any) -> list[BucketUse]:
@@ -288,10 +139,11 @@ class LimitManager:
         await (await self._app.open_store()).limits.pause_buckets(buckets, span)
 
     async def reconcile(self, declared: Mapping[str, Limit]) -> None:
-        """Bring the store in line with the limits that this application's code declares: add, change, remove.
+        """Bring the store in line with the limits that code and settings of this application declare: add, change,
+        remove.
 
         An operator's limit of the same name stays as it is; so do values that an operator gave a declared one. A limit
-        that the code declares no more is removed, but only if the setting ``schedule_owner`` names the application.
+        that neither declares any more is removed, but only if the setting ``schedule_owner`` names the application.
         """
         owner = self._app.settings.schedule_owner or _OWNED
         known = await self._read() if not declared else None
@@ -316,22 +168,24 @@ class LimitManager:
             if task is not None and isinstance(path, str):
                 task.check_argument(path, field)
 
-    async def _change(self, name: str, change: Callable[[Limit | None], Limit]) -> Limit:
-        """Writes the limit that ``change`` makes of the present one; again if another write came first."""
+    async def _change(self, name: str, change: Callable[[Limit | None], Limit], *, remove: bool = False) -> Limit:
+        """Writes, or removes, the limit that ``change`` makes of the present one; again if another write came first."""
         store = await self._app.open_store()
         for _ in range(_TRIES):
             limits = await self._read()
             known = limits.get(name)
             changed = change(known)
-            if changed == known:
-                return known
-            _check_number(limits, changed)
-            revision = await store.limits.write_limit(LimitChange(changed, 0 if known is None else known.revision))
+            if not remove:
+                if changed == known:
+                    return known
+                _check_number(limits, changed)
+            expected = 0 if known is None else known.revision
+            revision = await store.limits.write_limit(LimitChange(changed, expected, remove))
             if revision is not None:
                 self._app.forget_limits()
-                if known is None or _applies_to(known) != _applies_to(changed):
+                if known is None or remove or _applies_to(known) != _applies_to(changed):
                     await self._assign(store, changed)
-                    if known is not None:
+                    if known is not None and known is not changed:
                         await self._assign(store, known)
                 return replace(changed, revision=revision)
         raise Conflict(f"limit {name} is changed by others at this moment; try again")
@@ -360,10 +214,12 @@ class BlockingLimits(BlockingView):
     pause = BlockingMethod(LimitManager.pause)
 
 
-def said_values(values: LimitValues) -> dict[str, Any]:
-    """The values of a limit as they are said; ``parse_values`` reads them back."""
-    given = {field: getattr(values, field) for field in ("concurrency", "weight", "shares", "depth")}
-    return given | {"rate": format_rate(values), "burst": None if values.rate is None else values.burst}
+def merge_limits(declared: Mapping[str, Limit], settings: Settings) -> dict[str, Limit]:
+    """Limits that code and settings declare; raises `ConfigError` for a name that both do."""
+    for name in sorted(declared.keys() & settings.limits.keys()):
+        places = f"the code and as limits.{name} in {settings.source_of('limits')}"
+        raise ConfigError(f"limit {name!r} is declared in {places}; remove one of them, or give it another name")
+    return {**settings.limits, **declared}
 
 
 def scope_buckets(table: LimitTable, scope: str, task: str, queue: str, payload: str) -> list[str]:
@@ -384,7 +240,7 @@ def _buckets_of(limit: Limit, values: Sequence[Any]) -> list[str]:
 
 
 def _applies_to(limit: Limit) -> tuple[object, ...]:
-    return limit.queue, limit.task, limit.by, limit.values.weight
+    return limit.queue, limit.task, limit.by, limit.values.weight, limit.is_counted
 
 
 def _check_number(limits: Mapping[str, Limit], changed: Limit) -> None:
@@ -395,6 +251,9 @@ def _check_number(limits: Mapping[str, Limit], changed: Limit) -> None:
     if place != (None, None) and len(others) >= MAX_OF_ONE:
         names = ", ".join(sorted(each.name for each in others))
         raise Invalid("limit", changed.name, f"its queue or task has {MAX_OF_ONE} limits: {names}", "is one too many")
+    for name in [each.name for each in others if each.is_counted and changed.is_counted]:
+        remedy = f"limit {name} has one; a queue has one limit with by and depth, a task has one with depth"
+        raise Invalid("depth", changed.values.depth, remedy, "is one too many")
 
 
 def _declaring(draft: Limit, warn: Callable[[str, str, str], None]) -> Callable[[Limit | None], Limit]:

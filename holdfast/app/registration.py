@@ -13,11 +13,12 @@ import msgspec
 
 from holdfast.app.bound_task import BoundTask, TaskOwner
 from holdfast.app.handle import JobHandle
-from holdfast.app.limits import LimitManager, draft_limit, limit_options
+from holdfast.app.limits import LimitManager, merge_limits
 from holdfast.app.schedules import ScheduleManager, draft_schedule, schedule_options
 from holdfast.core.errors import ConfigError
 from holdfast.core.events import Events
 from holdfast.core.job_changes import parse_expiry_span
+from holdfast.core.limit_options import draft_limit, limit_options
 from holdfast.core.limits import Limit
 from holdfast.core.models import NewJob
 from holdfast.core.resources import Resources, as_resources
@@ -186,12 +187,13 @@ class TaskRegistration(ABC):
         """Declare a limit: ``app.limit("mail", queue="mail", concurrency=20)``, ``app.limit("crm", task="crm.sync",
         by="args.tenant", concurrency=1, rate="10/s")``.
 
-        The options are the fields of ``LimitOptions``: queue or task; by, concurrency, rate, burst, weight, shares. A
-        worker adds and changes declared limits when it starts; values that an operator gave one stay.
+        The options are the fields of ``LimitOptions``: queue or task; by, concurrency, rate, burst, weight, shares,
+        depth. A worker adds and changes declared limits when it starts; values that an operator gave one stay.
         """
         if name in self.declared_limits:
             raise ConfigError(f"limit {name!r} is declared twice; give one of them another name")
         self.declared_limits[name] = draft_limit(name, limit_options(options))
+        merge_limits(self.declared_limits, self.settings)
 
     def middleware(self, function: M) -> M:
         """Wrap every job: ``async def middleware(job, call_next): return await call_next(job)``; first is outermost."""

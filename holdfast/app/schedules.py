@@ -27,7 +27,15 @@ from holdfast.core.schedule import (
     next_tick,
     tick_job,
 )
-from holdfast.core.validation import check_metadata, check_name, check_span, check_tags, parse_count, parse_instant
+from holdfast.core.validation import (
+    check_metadata,
+    check_name,
+    check_options,
+    check_span,
+    check_tags,
+    parse_count,
+    parse_instant,
+)
 from holdfast.settings.settings import Settings
 from holdfast.stores.base import Store
 from holdfast.tasks import Registry
@@ -177,12 +185,7 @@ class ScheduleManager:
     @requires_loop
     async def remove(self, name: str) -> None:
         """Remove a schedule. The jobs it made stay. One that code declares returns with the next start of a worker."""
-        for _ in range(_TRIES):
-            known = await self._get(name)
-            store = await self._app.open_store()
-            if await store.schedules.write_schedule(ScheduleChange(known, known.revision, remove=True)) is not None:
-                return
-        raise Conflict(f"schedule {name} is changed by others at this moment; try again")
+        await self._change(check_name("schedule", name), lambda known: _there(known, name), remove=True)
 
     @requires_loop
     async def pause(self, name: str) -> Schedule:
@@ -262,19 +265,22 @@ class ScheduleManager:
     def _warn(self, name: str, problem: str, remedy: str) -> None:
         self._app.events.emit(DeclarationKept(declared=f"schedule {name}", problem=problem, remedy=remedy))
 
-    async def _change(self, name: str, change: Callable[[Schedule | None], Schedule | None]) -> Schedule:
-        """Writes what ``change`` makes of the present schedule; again if another write came first. None: leave it."""
+    async def _change(
+        self, name: str, change: Callable[[Schedule | None], Schedule | None], *, remove: bool = False
+    ) -> Schedule:
+        """Writes, or removes, what ``change`` makes of the present schedule; again if another write came first. None:
+        leave it."""
         store = await self._app.open_store()
         for _ in range(_TRIES):
             known = next(iter(await store.schedules.read_schedules(name)), None)
             changed = change(known)
-            if changed is None or changed == known:
+            if changed is None or (changed == known and not remove):
                 assert known is not None  # noqa: S101 - there is nothing to leave as it is
                 return known
             if known is None or changed.timing != known.timing or changed.start_us != known.start_us:
                 changed = await self._started(changed)
             revision = await store.schedules.write_schedule(
-                ScheduleChange(changed, 0 if known is None else known.revision)
+                ScheduleChange(changed, 0 if known is None else known.revision, remove=remove)
             )
             if revision is not None:
                 return replace(changed, revision=revision)
@@ -308,9 +314,7 @@ class BlockingSchedules(BlockingView):
 
 def schedule_options(options: Mapping[str, Any]) -> ScheduleOptions:
     """Options by name; raises `Invalid` for a name that is none."""
-    unknown = set(options) - set(ScheduleOptions.__struct_fields__)
-    if unknown:
-        raise Invalid("option", min(unknown), f"there are these: {', '.join(ScheduleOptions.__struct_fields__)}")
+    check_options(options, ScheduleOptions.__struct_fields__)
     return ScheduleOptions(**options)
 
 

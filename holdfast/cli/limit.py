@@ -132,7 +132,7 @@ _VALUES = (
     click.option("--rate", metavar="RATE", help="Starts in a span: 10/s, 90/m, 100/15m, 500/h."),
     click.option("--burst", metavar="N", help="Starts that may come at once [a tenth of a second's worth]."),
     click.option("--weight", metavar="N|PATH", help="Room and tokens of a job, or where its payload says them [1]."),
-    click.option("--depth", metavar="N", help="Jobs that may wait in the queue; more submissions are refused."),
+    click.option("--depth", metavar="N", help="Jobs that may wait; more submissions are refused."),
     click.option("--share", "shares", metavar="VALUE=N", multiple=True, help="Turns of a value of the key [1]."),
 )
 
@@ -174,6 +174,7 @@ def _kept_shares(shares: Mapping[str, int | None]) -> dict[str, int]:
     examples=[
         "holdfast limit add mail --queue mail --concurrency 20",
         "holdfast limit add mail-depth --queue mail --depth 10000",
+        "holdfast limit add quota --queue mail --by args.tenant --depth 1000",
         "holdfast limit add crm --task crm.sync --by args.tenant --concurrency 1 --rate 10/s --share acme=3",
         "holdfast limit add api --rate 100/m --burst 10",
     ],

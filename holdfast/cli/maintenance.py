@@ -180,11 +180,14 @@ def about_limits(
     if not limits:
         return
     changed = [limit for limit in limits if limit.declared is not None]
-    yield Finding("limits", "ok", f"{count_noun(len(limits), 'limit')}, {len(changed)} changed by operators")
+    declared = sum(limit.owner is not None for limit in limits)
+    text = f"{count_noun(len(limits), 'limit')}, {declared} declared, {len(changed)} changed by operators"
+    yield Finding("limits", "ok", text)
     for limit in changed:
-        declared = describe_values(limit.declared or limit.values)
-        text = f"limit {limit.name} has {describe_values(limit.values)}; the code says {declared}"
-        yield Finding("limits", "warning", text, f"holdfast limit reset {limit.name}, or write it into the code")
+        given = describe_values(limit.declared or limit.values)
+        text = f"limit {limit.name} has {describe_values(limit.values)}; it is declared with {given}"
+        remedy = f"holdfast limit reset {limit.name}, or write it into the code, or the settings"
+        yield Finding("limits", "warning", text, remedy)
     known = {queue.name for queue in queues}
     for limit in limits:
         if limit.queue is not None and limit.queue not in known:

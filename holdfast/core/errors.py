@@ -12,7 +12,7 @@ HoldfastError                exit 1    HTTP 500   something went wrong in Holdfa
 ├── Unavailable              exit 75   HTTP 503   the store is away or full, a name is taken; try again
 │   ├── Busy                 exit 75   HTTP 503   others look for jobs by a filter, and there was no turn
 │   └── StoreReplaced        exit 75   HTTP 503   files of an open store were replaced; restart the program
-├── QueueFull                exit 75   HTTP 429   as many jobs wait as the queue's limit allows
+├── QueueFull                exit 75   HTTP 429   as many jobs wait as a limit allows
 ├── RateLimited              exit 1    HTTP 429   a limit has too few tokens for a handler
 ├── ForkedConnection         exit 1    HTTP 500   a store opened before fork() was used after it
 ├── AuditBroken              exit 1    HTTP 500   an audit file is not whole (`telemetry/audit_file.py`)
@@ -151,7 +151,7 @@ class StoreReplaced(Unavailable):
 
 
 class QueueFull(HoldfastError):
-    """The limit of a queue allows no more waiting jobs. Nothing was stored; trying again later is right."""
+    """A limit allows no more waiting jobs. Nothing was stored; trying again later is right."""
 
     exit_code = 75
     http_status = 429

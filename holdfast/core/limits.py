@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from typing import Annotated, Any
 
@@ -42,7 +42,7 @@ class LimitValues(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     concurrency: jobs that may run at once. rate, period_us: starts in a period; ``burst`` of them may come at once.
     weight: the room and tokens a job takes: a number, or a path in the payload, like "args.pages".
     shares: turns by value of the key; 1 where it has none.
-    depth: jobs that may wait in the queue; submissions beyond it are refused.
+    depth: jobs that may wait; submissions beyond it are refused.
     """
 
     concurrency: int | None = None
@@ -84,9 +84,14 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def is_claimed(self) -> bool:
-        """Returns True if claims obey it: not if it only bounds the depth of its queue."""
+        """Returns True if jobs pass through its buckets: not if it only bounds the depth of its queue."""
         values = self.values
-        return self.by is not None or values.concurrency is not None or values.rate is not None
+        return self.by is not None or values.concurrency is not None or values.rate is not None or self.is_counted
+
+    @property
+    def is_counted(self) -> bool:
+        """Returns True if its depth bounds the jobs of a bucket, not of a queue."""
+        return self.values.depth is not None and (self.by is not None or self.task is not None)
 
 
 class LimitChange(msgspec.Struct, frozen=True):
@@ -142,15 +147,13 @@ class LimitTable:
         self._has_shares = any(limit.values.shares for limit in self.limits.values())
         self.depths: dict[str, int] = {}
         """Jobs that may wait, by queue."""
+        self.has_depths = any(limit.values.depth is not None for limit in self.limits.values())
         for limit in self.limits.values():
-            if limit.queue is not None and limit.values.depth is not None:
+            if limit.queue is not None and limit.values.depth is not None and not limit.is_counted:
                 self.depths[limit.queue] = min(limit.values.depth, self.depths.get(limit.queue, limit.values.depth))
-            if not limit.is_claimed:
-                continue
-            if limit.queue is not None:
-                self._queues.setdefault(limit.queue, []).append(limit)
-            elif limit.task is not None:
-                self._tasks.setdefault(limit.task, []).append(limit)
+            place, name = (self._tasks, limit.task) if limit.queue is None else (self._queues, limit.queue)
+            if limit.is_claimed and name is not None:
+                place.setdefault(name, []).append(limit)
 
     def share_of(self, partition: str) -> int:
         """The share of turns of a partition: that of its first bucket with one."""
@@ -186,7 +189,8 @@ class LimitTable:
     def find_partition(self, task: str, queue: str, payload: str) -> tuple[str | None, str | None]:
         """Returns the partition of a job, and the weights it has in its buckets as JSON; None where all are 1.
 
-        The partition is None for a job under no limit.
+        The partition is None for a job under no limit. It begins with the buckets in which stores count waiting jobs:
+        they look in the first two places.
         """
         limits = [*self._queues.get(queue, ()), *self._tasks.get(task, ())]
         if not limits:
@@ -194,10 +198,21 @@ class LimitTable:
         arguments = None
         if any(limit.by is not None or isinstance(limit.values.weight, str) for limit in limits):
             arguments = json.loads(payload)  # unlike msgspec, keeps integers exact and lone surrogates apart
-        buckets = sorted((_bucket_of(limit, arguments), _weight_of(limit, arguments)) for limit in limits)
-        weights = [weight for _, weight in buckets]
-        partition = SEPARATOR.join(bucket for bucket, _ in buckets)
+        buckets = sorted(
+            (not limit.is_counted, _bucket_of(limit, arguments), _weight_of(limit, arguments)) for limit in limits
+        )
+        weights = [weight for *_, weight in buckets]
+        partition = SEPARATOR.join(bucket for _, bucket, _ in buckets)
         return partition, None if all(weight == 1 for weight in weights) else json.dumps(weights)
+
+    def find_depths(self, job: NewJob) -> Iterator[tuple[str, int]]:
+        """Yields the depths that bound a job: "queue NAME" or a bucket, and how many jobs may wait there."""
+        if job.queue in self.depths:
+            yield f"queue {job.queue}", self.depths[job.queue]
+        limits = [*self._queues.get(job.queue, ()), *self._tasks.get(job.task, ())]
+        counted = [(limit, limit.values.depth) for limit in limits if limit.is_counted]
+        arguments = json.loads(job.payload) if counted else None
+        yield from ((_bucket_of(limit, arguments), depth) for limit, depth in counted if depth is not None)
 
     def use_by_jobs(self, jobs: Iterable[Job]) -> dict[str, int]:
         """Use of each bucket by these running jobs, by the weights that the limits say now."""

@@ -13,7 +13,7 @@ import ipaddress
 import json
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, ParamSpec, TypeVar
 
@@ -358,6 +358,12 @@ def did_you_mean(word: str, words: Iterable[str]) -> str:
     close = difflib.get_close_matches(word.lower(), words, n=3)
     close.sort(key=lambda each: sorted(each) != sorted(word.lower()))  # swapped letters are the likeliest mistake
     return f"; did you mean {close[0]}?" if close else ""
+
+
+def check_options(given: Iterable[str], known: Sequence[str], field: str = "option") -> None:
+    """Raises `Invalid` for a name that is none of the known ones."""
+    for name in sorted(set(given) - set(known)):
+        raise Invalid(field, name, f"there are these: {', '.join(known)}{did_you_mean(name, known)}")
 
 
 def with_suggestions(function: Callable[P, R]) -> Callable[P, R]:

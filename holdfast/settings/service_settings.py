@@ -14,6 +14,7 @@ from holdfast.settings.types import (
     FLAG,
     HOST,
     HOSTS,
+    LIMITS,
     METRIC_PREFIX,
     NETWORKS,
     ORIGINS,
@@ -29,10 +30,15 @@ from holdfast.settings.types import (
 
 
 class ResourceSettings:
-    """Settings of what one job may use, and of the sandbox of command jobs."""
+    """Settings of limits, of what one job may use, and of the sandbox of command jobs."""
 
     __slots__ = ()
 
+    limits = Setting(
+        LIMITS,
+        {},
+        "[Limits](limits.md#in-settings) that a worker writes to the store, each with the options of `app.limit`.",
+    )
     job_memory = Setting(
         optional("none", byte_size("16MiB", "1024GiB")),
         "none",

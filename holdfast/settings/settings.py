@@ -77,6 +77,7 @@ class SourcedValue(NamedTuple):
     name: str
     value: object
     source: str
+    places: Mapping[str, str] = {}  # of its parts, by field
 
 
 class Settings(ResourceSettings, HttpSettings, MetricsSettings):
@@ -442,13 +443,10 @@ def _label(file: Path, folder: Path) -> str:
 def _from_document(document: toml_file.Document | None, label: str, folder: Path) -> list[SourcedValue]:
     if document is None:
         return []
+    places = {name: f"{label}:{line}" for name, line in document.lines.items()}
+    urls = {name: resolve_relative(document.values[name], folder) for name in document.values if name == "url"}
     return [
-        SourcedValue(
-            name,
-            resolve_relative(value, folder) if name == Settings.url.name else value,
-            f"{label}:{document.lines[name]}" if name in document.lines else label,
-        )
-        for name, value in document.values.items()
+        SourcedValue(name, value, places.get(name, label), places) for name, value in (document.values | urls).items()
     ]
 
 
@@ -473,7 +471,7 @@ def _resolve(given: list[SourcedValue], problems: list[str]) -> tuple[dict[str, 
     values = {name: setting.default for name, setting in SETTINGS.items()}
     sources: dict[str, str] = {}
     wrong: set[str] = set()
-    for name, value, source in given:
+    for name, value, source, parts in given:
         if name not in SETTINGS:
             problems.append(
                 f"{source}: {quote_value(name)} is not a setting{did_you_mean(name, SETTINGS) or '; remove it'}"
@@ -483,7 +481,8 @@ def _resolve(given: list[SourcedValue], problems: list[str]) -> tuple[dict[str, 
             values[name], sources[name] = SETTINGS[name].kind.parse(name, value), source
         except Invalid as error:
             wrong.add(name)
-            problems.append(f"{source}: {error}")
+            part = max((each for each in parts if f"{error.field}.".startswith(f"{each}.")), key=len, default=name)
+            problems.append(f"{parts.get(part, source)}: {error}")
     if "beat" not in sources:  # with a lease alone, the heartbeat interval follows it
         values["beat"] = min(values["beat"], timedelta(microseconds=values["lease"] // timedelta(microseconds=3)))
     for involved, problem in find_conflicts(values):

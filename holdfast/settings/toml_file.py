@@ -33,7 +33,7 @@ class Document(msgspec.Struct, frozen=True):
     """The settings one file holds."""
 
     values: dict[str, Any]
-    lines: dict[str, int]  # where each value stands, from 1
+    lines: dict[str, int]  # where each value stands, from 1, and each part of one, such as limits.mail.rate
     stamp: Stamp
 
 
@@ -106,8 +106,8 @@ def read(path: Path, label: str) -> Document:
             raise ConfigError(f"{label}: {'.'.join(keys)} is not a table; write [{'.'.join(keys)}]")
     lines: dict[str, int] = {}
     for found, line in _lines(text):
-        if found[:-1] == keys:
-            lines.setdefault(found[-1], line)
+        if found[: len(keys)] == keys:
+            lines.setdefault(".".join(found[len(keys) :]), line)
     return Document(table, lines, version)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from ipaddress import ip_network
 from pathlib import Path
@@ -13,8 +15,11 @@ from typing import Generic, NamedTuple, TypeVar, overload
 from urllib.parse import quote
 
 from holdfast.core.errors import Invalid
+from holdfast.core.limit_options import draft_limit, limit_options, said_options
+from holdfast.core.limits import Limit
 from holdfast.core.retry import Retry
 from holdfast.core.validation import (
+    check_name,
     check_worker_id,
     did_you_mean,
     format_duration,
@@ -185,6 +190,26 @@ def _parse_networks(field: str, value: object) -> tuple[str, ...]:
     return listed
 
 
+def _parse_limits(field: str, value: object) -> Mapping[str, Limit]:
+    if isinstance(value, str):
+        with suppress(ValueError, RecursionError):
+            value = json.loads(value)
+    if not isinstance(value, Mapping):
+        raise Invalid(field, value, "write a table for each, such as [limits.mail], or a JSON object of such objects")
+    return MappingProxyType({check_name(field, name): _parse_limit(field, name, value[name]) for name in value})
+
+
+def _parse_limit(field: str, name: str, options: object) -> Limit:
+    place = f"{field}.{name}"
+    if not isinstance(options, Mapping):
+        raise Invalid(place, options, f"write its options in a table, [{place}]")
+    try:
+        return draft_limit(name, limit_options(options))
+    except Invalid as error:
+        option = error.value if error.field == "option" else error.field
+        raise Invalid(f"{place}.{option}", error.value, error.remedy) from None
+
+
 FLAG: Kind[bool] = Kind(
     "true or false", lambda field, value: parse_boolean(value, field), lambda flag: str(flag).lower()
 )
@@ -222,6 +247,11 @@ PATHS = name_list(
     r"(payload|result|metadata|lines)(\.[^.,]+)*|error",
 )
 NETWORKS: Kind[tuple[str, ...]] = Kind("addresses or networks with commas between", _parse_networks, ",".join)
+LIMITS: Kind[Mapping[str, Limit]] = Kind(
+    "a table for each, `[limits.NAME]`, or JSON",
+    _parse_limits,
+    lambda limits: json.dumps({name: said_options(limit) for name, limit in limits.items()}, ensure_ascii=False),
+)
 LEVEL = one_of("DEBUG", "INFO", "WARNING", "ERROR")
 
 

@@ -312,6 +312,11 @@ class Limits(Protocol):
     async def bucket_use(self, buckets: Sequence[str]) -> list[BucketUse]:
         """Use of these buckets, in their order."""
 
+    async def count_waiting(self, buckets: Sequence[str], *, most: int) -> list[int]:
+        """Counts the jobs of each of these buckets that have not started, of limits with a depth (``is_counted``).
+
+        At a bounded price: a bucket with ``most`` may have more."""
+
     async def take_tokens(self, bucket: str, tokens: int) -> timedelta:
         """Takes tokens of a limit with a rate; returns 0, or how long until they can be taken, and takes none."""
 

@@ -310,6 +310,9 @@ class ForwardingLimits:
     async def bucket_use(self, buckets: Sequence[str]) -> list[BucketUse]:
         return await self._intercept("bucket_use", lambda: self._inner.bucket_use(buckets))
 
+    async def count_waiting(self, buckets: Sequence[str], *, most: int) -> list[int]:
+        return await self._intercept("count_waiting", lambda: self._inner.count_waiting(buckets, most=most))
+
     async def take_tokens(self, bucket: str, tokens: int) -> timedelta:
         return await self._intercept("take_tokens", lambda: self._inner.take_tokens(bucket, tokens))
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from holdfast.app.limits import format_rate
 from holdfast.core.errors import Busy, TooBroad
+from holdfast.core.limit_options import format_rate
 from holdfast.core.limits import BucketUse, Limit, LimitTable, name_bucket, read_weights, split_bucket, split_partition
 from holdfast.core.models import Job, JobFilter, JobState
 from holdfast.core.redaction import REDACTED

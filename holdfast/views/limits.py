@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from holdfast.app.limits import format_rate
+from holdfast.core.limit_options import format_rate
 from holdfast.core.limits import BucketUse, Limit, LimitValues, split_bucket
 from holdfast.stores.base import Store
 from holdfast.views.documents import Instant
@@ -34,7 +34,7 @@ class LimitValuesDocument(msgspec.Struct, frozen=True, kw_only=True):
     burst: Annotated[int | None, Meta(description="Starts that may come at once; null: it has no rate.")]
     weight: Weight
     shares: Annotated[dict[str, int], Meta(description="Turns by value of the key; 1 for any other value.")]
-    depth: Annotated[int | None, Meta(description="Jobs that may wait in the queue; null: any number.")]
+    depth: Annotated[int | None, Meta(description="Jobs that may wait; null: any number.")]
 
 
 class BucketDocument(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +59,7 @@ class LimitDocument(msgspec.Struct, frozen=True, kw_only=True):
     burst: Annotated[int | None, Meta(description="Starts that may come at once; null: it has no rate.")]
     weight: Weight
     shares: Annotated[dict[str, int], Meta(description="Turns by value of the key; 1 for any other value.")]
-    depth: Annotated[int | None, Meta(description="Jobs that may wait in the queue; null: any number.")]
+    depth: Annotated[int | None, Meta(description="Jobs that may wait; null: any number.")]
     owner: Annotated[str | None, Meta(description="The application whose code declares it; null: an operator made it.")]
     changed: Annotated[bool, Meta(description="An operator's values are in force, not those of the code.")]
     declared: Annotated[LimitValuesDocument | None, Meta(description="The values of the code, where it is changed.")]

@@ -11,11 +11,12 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from holdfast.app.limits import LimitManager
+from holdfast.app.limits import LimitManager, merge_limits
 from holdfast.app.schedules import ScheduleManager
 from holdfast.core.errors import HoldfastError, StoreReplaced, Unavailable
 from holdfast.core.events import ScheduleFired, StoreTrouble
 from holdfast.core.fault_injection import fault_point
+from holdfast.core.limits import Limit
 from holdfast.core.models import NOT_STARTED, TERMINAL, to_datetime
 from holdfast.core.schedule import DueTicks, Overlap, Schedule, ScheduleChange, due_ticks, tick_job
 from holdfast.stores.base import Store
@@ -32,15 +33,17 @@ class Ticker:
         self._store = store
         self._declared = declared
         self._patience = RetryDelay(shared, "ticker")
-        self._limits_written = self._schedules_written = False
+        self._written_limits: Mapping[str, Limit] | None = None
+        self._schedules_written = False
         self.next_tick = math.inf
         """The clock's reading when the next schedule is due, as far as this worker knows."""
 
     async def write_limits(self) -> None:
-        """Reconciles the stored limits with the code's. Awaited before the first claim, and again until it succeeds."""
-        app = self._shared.app
-        await LimitManager(app).reconcile(app.declared_limits)
-        self._limits_written = True
+        """Reconciles the stored limits with code and settings. Awaited before the first claim, again until it succeeds,
+        and when the settings have changed."""
+        app, settings = self._shared.app, self._shared.settings
+        await LimitManager(app).reconcile(merge_limits(app.declared_limits, settings))
+        self._written_limits = settings.limits
 
     async def run(self) -> None:
         """Wakes at the next tick, and every poll: other programs may have added an earlier one."""
@@ -59,7 +62,7 @@ class Ticker:
 
     async def _fire_due(self) -> float:
         """Fires what is due; returns the seconds to sleep."""
-        if not self._limits_written:
+        if self._written_limits != self._shared.settings.limits:
             await self.write_limits()
         if not self._schedules_written:
             await ScheduleManager(self._shared.app).reconcile(self._declared)

@@ -133,7 +133,7 @@ class Worker:
                 concurrency=shared.settings.concurrency,
             )
         )
-        await self._or_reported(self.ticker.write_limits(), "writing the limits of the code")
+        await self._or_reported(self.ticker.write_limits(), "writing the declared limits")
         background.append(asyncio.create_task(self.ticker.run(), name="holdfast-ticker"))
         fetching = asyncio.create_task(self.fetcher.run(), name="holdfast-fetcher")
         try:

@@ -89,7 +89,7 @@ async def test_nothing_of_limits_needs_repair_where_nothing_is_wrong(store: Stor
     "name",
     [
         *("turns:default", "parked:default", "spent:default", "limited", "guarded", "used", "buckets", "refills"),
-        *("virtual", "partition:default\x1fall\x1ftenant=3", "partition:mail\x1fslow"),
+        *("unstarted", "virtual", "partition:default\x1fall\x1ftenant=3", "partition:mail\x1fslow"),
     ],
 )
 async def test_key_of_limits_that_is_gone_is_made_again(

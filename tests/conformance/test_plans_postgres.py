@@ -55,8 +55,8 @@ insert into {schema}.job (id, queue, task, payload, state, rank, run_at, created
 select ('00000000-0000-0000-0003-' || lpad(to_hex(n), 12, '0'))::uuid,
        case when n % 2 = 1 then 'default' else 'queue-2' end, 'task', '{{}}',
        case when n % 20 = 0 then 2 else 0 end, n % 3, {now} - n, {now} - 1000000, 3,
-       'key=' || case when n < 5000 then 1 else n end, 'worker', {now} + 1000000 + n, true, true
-from generate_series(1, 25000) n;
+       'key=' || case when n < 5000 then 1 else n end || repeat(chr(31) || 'late=1', n / 20001), 'worker',
+       {now} + 1000000 + n, true, true from generate_series(1, 25000) n;
 delete from {schema}.partition_inbox;
 insert into {schema}.partition (queue, name, turn, blocked_until)
 select queue, partition, min(seq), case when min(seq) % 2 = 0 then {now} + min(seq) end

@@ -153,13 +153,13 @@ def test_doctor_names_changed_limits(cli: Cli) -> None:
     assert limit_findings(cli) == []
     declare(concurrency=5)
     (kept,) = limit_findings(cli)
-    assert (kept["level"], kept["text"]) == ("ok", "1 limit, 0 changed by operators")
+    assert (kept["level"], kept["text"]) == ("ok", "1 limit, 1 declared, 0 changed by operators")
     cli.run("limit", "set", "mail", "--concurrency", "50", "--rate", "10/s")
     counted, changed = limit_findings(cli)
-    assert counted["text"] == "1 limit, 1 changed by operators"
+    assert counted["text"] == "1 limit, 1 declared, 1 changed by operators"
     assert (changed["level"], changed["text"]) == (
         "warning",
-        "limit mail has 50 at once, 10/s (burst 1); the code says 5 at once",
+        "limit mail has 50 at once, 10/s (burst 1); it is declared with 5 at once",
     )
     assert "holdfast limit reset mail" in changed["remedy"]
 
@@ -181,8 +181,19 @@ def test_submission_beyond_the_depth_exits_75(cli: Cli) -> None:
     for _ in range(2):
         cli.run("enqueue", "work", "--queue", "mail")
     assert "queue mail is full" in cli.fail("enqueue", "work", "--queue", "mail", code=75)
-    assert "depth" in cli.fail(*CRM[:5], "--depth", "2", code=2)
+    assert "depth" in cli.fail("limit", "add", "api", "--rate", "1/s", "--depth", "2", code=2)
     assert "depth" in cli.fail("limit", "set", "mail", "--depth", "0", code=2)
+
+
+def test_submission_beyond_the_depth_of_its_key_exits_75(cli: Cli) -> None:
+    cli.run("limit", "add", "quota", "--task", "crm.sync", "--by", "args.tenant", "--depth", "1")
+    acme, globex = ('{"tenant": "acme"}', '{"tenant": "globex"}')
+    cli.run("enqueue", "crm.sync", acme)
+    refused = cli.fail("enqueue", "crm.sync", acme, code=75)
+    assert "limit quota is full for acme: 1 of 1 jobs wait" in refused
+    cli.run("enqueue", "crm.sync", globex)
+    cli.run("limit", "set", "quota", "--depth", "2")
+    cli.run("enqueue", "crm.sync", acme)
 
 
 def test_set_without_a_value_is_refused(cli: Cli) -> None:

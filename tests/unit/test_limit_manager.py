@@ -7,16 +7,18 @@ import json
 import sqlite3
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from holdfast import Conflict, Holdfast, Invalid, NotFound
-from holdfast.app.limits import MAX_OF_ONE, LimitOptions, draft_limit
+from holdfast import Conflict, Holdfast, Invalid, JobFilter, NotFound, QueueFull
+from holdfast.app.limits import MAX_OF_ONE
 from holdfast.core.errors import ConfigError
 from holdfast.core.events import DeclarationKept
+from holdfast.core.limit_options import LimitOptions, draft_limit
 from holdfast.core.limits import MAX_LIMITS, Limit, LimitValues
 
 
@@ -91,6 +93,33 @@ def test_limit_that_code_no_longer_declares(tmp_path: Path, owner: str | None, l
         assert [each.name for each in await app.limits.find_all()] == left
 
     with_app(tmp_path, work, schedule_owner=owner)
+
+
+def test_jobs_of_a_removed_limit_wait_without_it(tmp_path: Path) -> None:
+    async def work(app: Holdfast) -> None:
+        await app.limits.add("mail", queue="mail", by="args.t")
+        job = await app.enqueue("work", {"t": 1}, queue="mail")
+        assert (await app.get(job.id)).partition == "mail=1"
+        await app.limits.remove("mail")
+        assert (await app.get(job.id)).partition is None
+        with pytest.raises(NotFound):
+            await app.limits.remove("mail")
+
+    with_app(tmp_path, work)
+
+
+def test_submission_on_a_connection_obeys_the_depth_of_a_key(tmp_path: Path) -> None:
+    app = Holdfast(f"sqlite:///{tmp_path}/jobs.db")
+    app.limits.sync.add("quota", queue="default", by="args.t", depth=1)
+    with closing(sqlite3.connect(tmp_path / "jobs.db")) as connection:
+        app.sync.enqueue("work", {"t": "a"}, connection=connection)
+        connection.commit()
+        with pytest.raises(QueueFull, match="full for a: 1 of 1"):
+            app.sync.enqueue("work", {"t": "a"}, connection=connection)
+        app.sync.enqueue("work", {"t": "b"}, connection=connection)
+        connection.commit()
+    assert app.sync.count(JobFilter()) == 2
+    app.sync.close()
 
 
 def test_change_names_the_wrong_value(tmp_path: Path) -> None:
@@ -205,3 +234,28 @@ async def _claim_and_end(app: Holdfast) -> list[str]:
     ends = [Settlement(job_id=job.id, claims=job.claims, state=JobState.SUCCEEDED) for job in jobs]
     await store.queueing.settle(ends)
     return [json.loads(job.payload)["tenant"] for job in jobs]
+
+
+def test_second_depth_by_key_of_a_queue_or_task_is_refused(tmp_path: Path) -> None:
+    async def work() -> list[Limit]:
+        async with Holdfast(f"sqlite:///{tmp_path}/jobs.db") as app:
+            for name, options in {
+                "whole": {"queue": "mail"},
+                "keyed": {"queue": "mail", "by": "args.a"},
+                "task": {"task": "a"},
+                "rest": {"task": "b", "by": "args.a"},
+            }.items():
+                await app.limits.add(name, depth=5, **options)
+            await app.limits.add("turns", queue="mail", by="args.b")
+            for call in (
+                app.limits.add("second", queue="mail", by="args.b", depth=5),
+                app.limits.add("second", task="a", by="args.b", depth=5),
+                app.limits.change("turns", depth=5),
+            ):
+                with pytest.raises(Invalid, match=r"depth: 5 is one too many; limit (keyed|task) has one"):
+                    await call
+            await app.limits.change("keyed", depth=None)
+            await app.limits.change("turns", depth=5)
+            return await app.limits.find_all()
+
+    assert [limit.name for limit in asyncio.run(work()) if limit.is_counted] == ["rest", "task", "turns"]

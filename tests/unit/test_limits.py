@@ -9,15 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from holdfast import Invalid
-from holdfast.app.limits import (
-    LimitOptions,
-    draft_limit,
-    format_rate,
-    limit_options,
-    parse_values,
-    said_values,
-    scope_buckets,
-)
+from holdfast.app.limits import scope_buckets
+from holdfast.core.limit_options import LimitOptions, draft_limit, format_rate, limit_options, parse_values, said_values
 from holdfast.core.limits import (
     FULL,
     MAX_WEIGHT,
@@ -309,8 +302,11 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("burst", {"burst": 5}),
     ("burst", {"rate": "1/s", "burst": 0}),
     ("depth", {"depth": 0}),
-    ("depth", {"depth": 5, "by": "args.t"}),
-    ("depth", {"depth": 5, "queue": None, "task": "send"}),
+    ("depth", {"depth": 5, "queue": None, "rate": "1/s"}),
+    ("by", {"depth": 5, "by": "tenant"}),
+    ("depth", {"depth": 1_000_001, "by": "args.t"}),
+    ("depth", {"depth": 0, "by": "args.t"}),
+    ("depth", {"depth": "5", "queue": None, "task": "send"}),
     ("weight", {"concurrency": 1, "weight": 0}),
     ("weight", {"concurrency": 1, "weight": MAX_WEIGHT + 1}),
     ("weight", {"concurrency": 1, "weight": "pages"}),

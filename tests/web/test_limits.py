@@ -112,7 +112,9 @@ def test_pause_holds_a_limit_or_values_of_its_key(api: Api) -> None:
         ("shares", {"shares": ["acme"]}),
         ("shares", {"by": None}),
         ("depth", {"depth": 0}),
-        ("depth", {"depth": 5}),
+        ("depth", {"depth": 1_000_001}),
+        ("depth", {"depth": "5"}),
+        ("depth", {"depth": 5, "queue": None, "by": None, "concurrency": None, "shares": None}),
         ("name", {"name": "No Name"}),
         ("concurency", {"concurency": 5}),
     ],
@@ -146,6 +148,17 @@ def test_submission_beyond_the_depth_is_refused(api: Api) -> None:
     assert int(answer.headers["retry-after"]) > 0
     assert patch(api, "mail", {"depth": 2})["depth"] == 2
     api.submit(queue="mail")
+
+
+def test_submission_beyond_the_depth_of_its_key_is_refused(api: Api) -> None:
+    api.post("/v1/limits", {"name": "quota", "queue": "mail", "by": "args.tenant", "depth": 1}, 201)
+    job = {"task": "work", "queue": "mail", "payload": {"tenant": "acme"}}
+    api.post("/v1/jobs", job, 201)
+    answer = api.ask("POST", "/v1/jobs", json=job)
+    assert (answer.status_code, answer.json()["code"]) == (429, "queue_full")
+    assert answer.json()["detail"].startswith("limit quota is full for acme: 1 of 1 jobs wait")
+    assert int(answer.headers["retry-after"]) > 0
+    api.post("/v1/jobs", job | {"payload": {"tenant": "globex"}}, 201)
 
 
 def test_workers_over_http_obey_limits(api: Api) -> None:

@@ -1,12 +1,14 @@
-"""Back-pressure: a queue refuses submissions beyond its depth, on every store."""
+"""Back-pressure: submissions beyond the depth of a limit are refused, on every store."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 
 import pytest
 
 from holdfast import Holdfast, JobFilter, QueueFull
+from holdfast.app import backpressure
 from tests.worker.support import harness
 
 
@@ -63,3 +65,123 @@ async def test_depth_alone_does_not_slow_claims(app: Holdfast) -> None:
         await app.limits.add("depth", queue="default", depth=10)
         handle = await work.enqueue()
         assert (await app.get(handle.id)).partition is None
+
+
+# ── by the values of a key ──────────────────────────────────────────────────────────────────────────────────────────
+async def test_full_key_is_refused_and_others_are_not(app: Holdfast) -> None:
+    @app.task("work", queue="mail")
+    async def work(tenant: str) -> None: ...
+
+    async with harness(app) as harnessed:
+        await app.limits.add("quota", queue="mail", by="args.tenant", depth=3)
+        for delay in (0, 0, 60):
+            await work.options(delay=delay).enqueue("acme")
+        with pytest.raises(QueueFull, match=r"^limit quota is full for acme: 3 of 3 jobs wait; try again later$"):
+            await work.enqueue("acme")
+        await work.enqueue("globex")
+        await app.enqueue("work", {"tenant": "acme"}, queue="other")
+        assert await app.count(JobFilter()) == 5
+        await harnessed.start()
+        await harnessed.advance(1)
+        await work.enqueue("acme")
+
+
+async def test_task_has_a_depth_of_its_own_in_all_queues(app: Holdfast) -> None:
+    @app.task("work")
+    async def work(tenant: str) -> None: ...
+
+    async with harness(app):
+        await app.limits.add("all", task="work", depth=3)
+        await app.limits.add("mail", queue="mail", by="args.tenant", depth=2)
+        await app.enqueue_many([work.new_job("a"), work.options(queue="mail").new_job("a")])
+        await work.options(queue="mail").enqueue("a")
+        with pytest.raises(QueueFull, match="limit all is full: 3 of 3"):
+            await work.enqueue("b")
+        await app.limits.change("all", depth=9)
+        with pytest.raises(QueueFull, match="limit mail is full for a: 2 of 2"):
+            await work.options(queue="mail").enqueue("a")
+        await app.enqueue("rest", {"tenant": "b"}, queue="mail")
+
+
+async def test_depth_that_is_given_later_counts_jobs_that_wait(app: Holdfast) -> None:
+    @app.task("work")
+    async def work(tenant: str) -> None: ...
+
+    async with harness(app):
+        for name, by in (("alpha", "args.user"), ("beta", "args.item"), ("zeta", "args.tenant")):
+            await app.limits.add(name, queue="default", by=by)
+        await app.enqueue_many([work.new_job("acme") for _ in range(2)])
+        await app.limits.change("zeta", depth=2)
+        with pytest.raises(QueueFull, match="limit zeta is full for acme: 2 of 2"):
+            await work.enqueue("acme")
+        await app.limits.change("zeta", depth=None)
+        await work.enqueue("acme")
+
+
+async def test_batch_with_a_full_key_is_refused_whole(app: Holdfast) -> None:
+    @app.task("work")
+    async def work(tenant: str) -> None: ...
+
+    async with harness(app):
+        await app.limits.add("quota", queue="default", by="args.tenant", depth=2)
+        await work.enqueue("acme")
+        batch = [work.new_job(tenant) for tenant in ("a", "acme", "b", "acme", "c")]
+        with pytest.raises(QueueFull, match="full for acme: 1 of 2 jobs wait and 2 are too many"):
+            await app.enqueue_many(batch)
+        assert await app.count(JobFilter()) == 1
+        await app.enqueue_many(batch[:3])
+
+
+async def test_keys_of_a_batch_are_counted_in_one_call(app: Holdfast, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backpressure, "_MAX_COUNTS", 50)
+
+    @app.task("work")
+    async def work(tenant: int) -> None: ...
+
+    async with harness(app):
+        await app.limits.add("quota", queue="default", by="args.tenant", depth=2)
+        depths = app._submitter.depths
+        calls: list[int] = []
+        count = depths._count
+
+        async def recorded(names: Sequence[str], most: Mapping[str, int]) -> dict[str, int]:
+            calls.append(len(names))
+            return await count(names, most)
+
+        monkeypatch.setattr(depths, "_count", recorded)
+        await app.enqueue_many([work.new_job(number) for number in range(90)])
+        assert calls == [90]
+        await work.enqueue(1)
+        assert len(depths._counts) == 1  # of many keys none is kept
+        with pytest.raises(QueueFull):
+            await work.enqueue(1)
+
+
+async def test_concurrent_submissions_of_a_key_are_counted(app: Holdfast) -> None:
+    @app.task("work")
+    async def work(tenant: str) -> None: ...
+
+    async with harness(app):
+        await app.limits.add("quota", queue="default", by="args.tenant", depth=20)
+        answers = await asyncio.gather(*[work.enqueue("acme") for _ in range(60)], return_exceptions=True)
+        stored = await app.count(JobFilter())
+        assert sum(isinstance(answer, QueueFull) for answer in answers) == 60 - stored
+        assert 20 <= stored <= 22  # what is on its way to the store is not counted there
+
+
+async def test_jobs_that_pass_during_a_count_are_added_to_it(app: Holdfast, monkeypatch: pytest.MonkeyPatch) -> None:
+    @app.task("work")
+    async def work(tenant: str) -> None: ...
+
+    async with harness(app):
+        await app.limits.add("quota", queue="default", by="args.tenant", depth=5)
+        depths = app._submitter.depths
+        await depths.check([work.new_job("acme")])
+
+        async def count(names: Sequence[str], most: Mapping[str, int]) -> dict[str, int]:
+            await depths.check([work.new_job("acme")])
+            return dict.fromkeys(names, 0)
+
+        monkeypatch.setattr(depths, "_count", count)
+        with pytest.raises(QueueFull, match="1 of 5 jobs wait and 5 are too many"):
+            await depths.check([work.new_job("acme") for _ in range(5)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,6 +76,21 @@ async def test_declared_limits_are_written_when_a_worker_starts(app: Holdfast) -
     assert second.declared is not None
     assert second.declared.concurrency == 6
     assert {event.declared for event in recorder.of(DeclarationKept)} == {"limit operators"}
+
+
+async def test_limits_of_settings_are_written_and_followed(home: str, tmp_path: Path) -> None:
+    file = tmp_path / "holdfast.toml"
+    file.write_text('[limits.mail]\nqueue = "mail"\nconcurrency = 5\n')
+    app = Holdfast(home, path=file)
+    app.limit("code", queue="default", concurrency=5)
+    async with harness(app) as harnessed:
+        await harnessed.start()
+        await harnessed.advance(1)
+        written = {limit.name: (limit.owner, limit.values.concurrency) for limit in await app.limits.find_all()}
+        assert written == {"code": ("code", 5), "mail": ("code", 5)}
+        file.write_text('[limits.mail]\nqueue = "mail"\nconcurrency = 66\n')
+        await harnessed.advance(20)
+        assert (await app.limits.get("mail")).values.concurrency == 66
 
 
 async def test_workers_together_run_as_many_jobs_as_allowed(app: Holdfast) -> None:

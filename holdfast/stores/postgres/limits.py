@@ -106,6 +106,10 @@ class PostgresLimits:
             for bucket, (used, refilled_at, paused_until, now_us) in zip(buckets, rows, strict=True)
         ]
 
+    async def count_waiting(self, buckets: Sequence[str], *, most: int) -> list[int]:
+        names = [to_text(bucket) for bucket in buckets]
+        return [number for (number,) in await self._pool.fetch(self._sql["count_waiting"], buckets=names, most=most)]
+
     async def take_tokens(self, bucket: str, tokens: int) -> timedelta:
         ((wait_us,),) = await self._pool.fetch(
             self._sql["take_tokens"], at=self._pool.instant, bucket=to_text(bucket), tokens=tokens

@@ -1037,6 +1037,9 @@ left join (select r.bucket, r.used from holdfast.running_weights() r) u on u.buc
 left join holdfast.bucket b on b.name = d.name
 order by d.turn;
 
+-- name: count_waiting
+select * from holdfast.count_waiting(:buckets, :most);
+
 -- own: take_tokens
 select holdfast.take_tokens(:at, :bucket, :tokens);
 

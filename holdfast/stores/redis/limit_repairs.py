@@ -10,6 +10,7 @@ from contextlib import suppress
 import msgspec
 
 from holdfast.core.limits import Limit, use_of_running
+from holdfast.core.models import NOT_STARTED
 from holdfast.stores.redis.snapshot import BACK, COUNTED, OUT, IndexedJob, NamespaceSnapshot, RepairStep
 
 SEPARATOR = b"\x1f"
@@ -86,20 +87,22 @@ class _LimitAudit:
             yield RepairStep(BACK, ("ZADD", self._names("limited"), 0, queue))
 
     def check_used(self) -> Iterator[RepairStep]:
-        """The weight of running jobs in each bucket."""
+        """The weight of running jobs in each bucket, and the number of those that have not started."""
+        limited = [job for job in self._jobs.values() if job.partition is not None]
         running = [
             (_text(job.partition), None if job.weights is None else _text(job.weights), 1)
-            for job in self._jobs.values()
-            if job.state == b"running" and job.partition is not None
+            for job in limited
+            if job.state == b"running"
         ]
-        used = {bucket.encode("utf-8", "surrogateescape"): weight for bucket, weight in use_of_running(running).items()}
-        key = self._names("used")
-        noted = self._seen.hashes.get(key, {})
-        for bucket in noted.keys() - used.keys():
-            yield RepairStep(COUNTED, ("HDEL", key, bucket))
-        for bucket, weight in used.items():
-            if noted.get(bucket) != b"%d" % weight:
-                yield RepairStep(COUNTED, ("HSET", key, bucket, weight))
+        waiting = [(_text(job.partition), None, 1) for job in limited if job.state.decode() in NOT_STARTED]
+        for key, jobs in ((self._names("used"), running), (self._names("unstarted"), waiting)):
+            wanted = {bucket.encode("utf-8", "surrogateescape"): each for bucket, each in use_of_running(jobs).items()}
+            noted = self._seen.hashes.get(key, {})
+            for bucket in noted.keys() - wanted.keys():
+                yield RepairStep(COUNTED, ("HDEL", key, bucket))
+            for bucket, number in wanted.items():
+                if noted.get(bucket) != b"%d" % number:
+                    yield RepairStep(COUNTED, ("HSET", key, bucket, number))
 
     def check_buckets(self) -> Iterator[RepairStep]:
         """Each bucket's state is noted with the instant at which it may be forgotten."""

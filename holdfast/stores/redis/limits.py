@@ -147,6 +147,13 @@ class RedisLimits:
             ]
         return uses
 
+    async def count_waiting(self, buckets: Sequence[str], *, most: int) -> list[int]:
+        """``most`` bounds nothing: the numbers are kept."""
+        key, numbers = self._pool.address.prefix + "unstarted", []
+        for piece in in_pieces(buckets, PIECE):
+            numbers += await self._pool.run_command("HMGET", key, *piece)
+        return [int(number or 0) for number in numbers]
+
     async def take_tokens(self, bucket: str, tokens: int) -> timedelta:
         return int(await self._pool.run(self._scripts["take_tokens"], bucket, tokens)) * MICROSECOND
 

@@ -17,7 +17,7 @@ _STATES = frozenset(b"queued scheduled running failed waiting succeeded dead can
 _TYPES = {
     b"hash": (
         *(b"counts", b"keys", b"tombstones", b"meta", b"schedules"),
-        *(b"limits", b"virtual", b"used", b"buckets"),
+        *(b"limits", b"virtual", b"used", b"unstarted", b"buckets"),
     ),
     b"zset": (
         b"chunks",

@@ -126,6 +126,11 @@ class SqliteLimits(SqliteFamily):
 
         return await self._opened().read(read_use)
 
+    async def count_waiting(self, buckets: Sequence[str], *, most: int) -> list[int]:
+        values = {"buckets": as_json(buckets), "most": most}
+        rows = await self._opened().read(lambda reader: reader.execute(self._sql["count_waiting"], values).fetchall())
+        return [number for (number,) in rows]
+
     async def take_tokens(self, bucket: str, tokens: int) -> timedelta:
         return await self._opened().writer.call(lambda transaction: self._take_in(transaction, bucket, tokens))
 
@@ -182,11 +187,11 @@ def write_partitions(
 ) -> int:
     """Gives jobs their partitions: seq, task, queue, payload, id, partition and weights of each. Returns how many were
     changed."""
-    changed = []
-    for seq, task, queue, payload, _, partition, weights in rows:
-        assigned = table.find_partition(task, queue, payload)
-        if assigned != (partition, weights):
-            changed.append((seq, *assigned))
+    changed = [
+        (seq, *assigned)
+        for seq, task, queue, payload, _, *before in rows
+        if list(assigned := table.find_partition(task, queue, payload)) != before
+    ]
     connection.executemany(statements["set_partition"], changed)
     return len(changed)
 

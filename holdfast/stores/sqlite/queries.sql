@@ -713,6 +713,22 @@ update holdfast_job set partition = ?2, weights = ?3 where seq = ?1 and state in
 select partition, weights, count(*)
 from holdfast_job where state = 2 and partition > '' group by partition, weights;
 
+-- name: count_waiting
+-- Jobs that have not started, of each bucket up to :most. It is the first of their buckets, or the second; a name that goes
+-- on does so behind U+001F.
+select (
+    select count(*) from (
+        select 1 from holdfast_job j
+        where j.state in (0, 1, 3, 4) and j.partition is not null and j.partition >= b.value and j.partition < b.value || ' '
+        limit :most)) + (
+    select count(*) from (
+        select 1 from holdfast_job j
+        where j.state in (0, 1, 3, 4) and instr(j.partition, char(31)) > 0
+          and substr(j.partition, instr(j.partition, char(31)) + 1) >= b.value
+          and substr(j.partition, instr(j.partition, char(31)) + 1) < b.value || ' '
+        limit :most))
+from json_each(:buckets) b order by b.key;
+
 -- own: unblock_partitions
 -- One that was blocked saves no turns: it goes on with the turn of the queue.
 update holdfast_partition set blocked_until = null where queue = :queue and partition in (

@@ -90,6 +90,7 @@ local function delete(id, v, known)
     return v[1]
 end
 
+local WAITING = { queued = true, scheduled = true, failed = true, waiting = true }
 local verbs = { cancel = cancel, replay = replay, delete = delete }
 local after, every = tonumber(ARGV[7]), tonumber(ARGV[8])
 for i = 9, #ARGV, 2 do
@@ -101,12 +102,15 @@ for i = 9, #ARGV, 2 do
     elseif expected ~= '' and expected ~= v[1] .. ' ' .. claims_of(v[2], v[10]) then
         answers[#answers + 1] = { v[1], -1 }
     else
+        local field = field_of(id, known)
         local state = verbs[what](id, v, known, after + (i - 9) / 2 * every)
         answers[#answers + 1] = { state or v[1], state and 1 or 0 }
         if state and (what == 'delete' or state ~= v[1]) then
             count(known.queue, v[1], -1)
+            count_waiting(field, WAITING[v[1]] and -1 or 0)
             if what ~= 'delete' then
                 count(known.queue, state, 1)
+                count_waiting(field, WAITING[state] and 1 or 0)
             end
         end
     end

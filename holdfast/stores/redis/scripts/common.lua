@@ -158,11 +158,32 @@ local function drop(id, field)
 end
 
 -- ── notifications and counts at the end ─────────────────────────────────────────────────────────────────────────
-local tally, topics, endings, rescheduled = {}, {}, {}, {}
+local tally, waits, topics, endings, rescheduled = {}, {}, {}, {}, {}
 
 local function count(queue, state, by)
     local field = state .. ':' .. queue
     tally[field] = (tally[field] or 0) + by
+end
+
+-- Jobs under limits that have not started, by their partition as its field has it; nil for a job under no limit.
+local function count_waiting(field, by)
+    if field then
+        waits[field] = (waits[field] or 0) + by
+    end
+end
+
+local function write_waiting()
+    local buckets = {}
+    for field, by in pairs(waits) do
+        for bucket in string.gmatch(string.match(field, '^[^\n]*'), '[^\31]+') do
+            buckets[bucket] = (buckets[bucket] or 0) + by
+        end
+    end
+    for bucket, by in pairs(buckets) do
+        if by ~= 0 and ours('HINCRBY', P .. 'unstarted', bucket, by) <= 0 then
+            call('HDEL', P .. 'unstarted', bucket)
+        end
+    end
 end
 
 -- A worker's write under a lease that the job does not have. If the lease is ahead of the job, a write that was
@@ -206,6 +227,7 @@ local function finish()
             call('HDEL', P .. 'counts', field)
         end
     end
+    write_waiting()
     for what, number_of in pairs(odd) do
         ours('HINCRBY', P .. 'meta', what, number_of)
     end

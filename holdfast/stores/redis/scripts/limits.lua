@@ -632,6 +632,7 @@ local function serve_next(walk)
         take(id, v)
     end
     admit(entry.buckets, weights)
+    count_waiting(entry.partition, -1)
     walk.room, walk.virtual = walk.room - 1, entry.start
     entry.start, entry.at, entry.fate = entry.start + math.floor(TURN / share_of(entry.buckets)), entry.at + 1, 'moved'
     instant, bucket = obstacle(entry.buckets)
@@ -741,6 +742,7 @@ local function serve_quarantined(queue)
             call('ZREM', quarantine_of(queue), each[2])
             partitions().forget_turns(queue)
             take(each[2], each[3])
+            count_waiting(partition, -1)
             return admit(of_job, weights)
         elseif instant > 0 then
             note_room_at(instant)
@@ -861,6 +863,8 @@ local function assign(id, field)
     if not known or not WAITING[v[1]] or (old or '') == field then
         return
     end
+    count_waiting(old, -1)
+    count_waiting(field ~= '' and field or nil, 1)
     if v[1] == 'queued' and (old or queue == '' or tier_of(v[3]) == 2) then -- else it leaves its list below
         moving().withdraw(id, known, v[1], number(v[3]))
     end

@@ -139,6 +139,7 @@ local function let_go(n)
     count(known.queue, 'running', -1)
     count(known.queue, state, 1)
     local field = give_back(id, known)
+    count_waiting(field, ENDED[state] and 0 or 1)
     if state == 'succeeded' then
         ended[#ended + 1] = STAMP .. id
     elseif ENDED[state] then

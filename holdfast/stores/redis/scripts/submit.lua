@@ -70,6 +70,7 @@ local function rewrite(id, change, states, whole)
     local state, due, kind, fields = v[1], v[6], v[2], {}
     local field = field_of(id, known)
     local new = change.partition or field
+    count_waiting(field, -1)
     if change.when then
         local later
         due, later = due_of(change.when)
@@ -81,6 +82,7 @@ local function rewrite(id, change, states, whole)
         kind = (change.level or level) .. ' ' .. most .. ' ' .. (change.queue or queue) .. '\n' .. task
     end
     new = new ~= '' and new or nil
+    count_waiting(new, 1)
     kind = marked(kind, new)
     local moved = kind ~= v[2] or state ~= v[1] or due ~= v[6] or new ~= field
     if moved then
@@ -166,6 +168,7 @@ local function create(id, kind, when, payload, key, options, given, field)
     end
     seq = seq + 1
     made[id] = true
+    count_waiting(field, 1)
     if later then
         local entries = delayed[kind.queue] or {}
         delayed[kind.queue] = entries

@@ -269,6 +269,7 @@ local function expire(id, state, kind)
     ours('ZADD', P .. 'ended:cancelled', NOW, id)
     count(kind_of(kind).queue, state, -1)
     count(kind_of(kind).queue, 'cancelled', 1)
+    count_waiting(field_of(id, kind_of(kind)), -1)
     endings[#endings + 1] = id
     expired[#expired + 1], expired[#expired + 2] = id, kind
 end

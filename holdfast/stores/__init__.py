@@ -25,21 +25,23 @@ _REDIS = ("redis", "rediss", "valkey", "valkeys", "unix")
 _SCHEMES = ("sqlite", "postgresql", "postgres")
 
 
-def open_store(url: str, *, now: Callable[[], int] | None = None, patience: float | None = None) -> Store:
-    """The store behind ``url``, not yet opened. ``now`` replaces the store's clock; only tests give one. ``patience``:
-    seconds a call from an event loop may take if a caller waits for its answer: on a file, the wait for its lock.
+def open_store(url: str, *, now: Callable[[], int] | None = None, call_deadline: float | None = None) -> Store:
+    """The store behind ``url``, not yet opened. ``now`` replaces the store's clock; only tests give one.
+
+    ``call_deadline``: seconds a call from an event loop may take if a caller waits for its answer: on a file, the wait
+    for its lock.
 
     ``sqlite:///relative.db`` and ``sqlite:////absolute.db`` name a file, ``postgresql://user@host/db`` a database,
     ``redis://host:6379/0`` a Redis or Valkey.
     """
     scheme = _scheme(url)
     if scheme == "sqlite":
-        return SQLiteStore(_sqlite_path(url), now=now, patience=patience)
+        return SQLiteStore(_sqlite_path(url), now=now, call_deadline=call_deadline)
     if scheme in ("postgresql", "postgres"):
-        return _postgres(url, now, patience)
+        return _postgres(url, now, call_deadline)
     plain, plus, driver = scheme.partition("+")
     if plain in _REDIS:
-        return _redis(url, now, patience)
+        return _redis(url, now, call_deadline)
     if plus and plain in _SCHEMES:
         raise ConfigError(f"url: Holdfast brings its own driver; leave out +{driver}: {plain}://…")
     known = "sqlite:///file.db, postgresql://user@host/database or redis://host:6379/0"
@@ -48,20 +50,20 @@ def open_store(url: str, *, now: Callable[[], int] | None = None, patience: floa
     )
 
 
-def _postgres(url: str, now: Callable[[], int] | None, patience: float | None) -> Store:
+def _postgres(url: str, now: Callable[[], int] | None, call_deadline: float | None) -> Store:
     try:
         from holdfast.stores.postgres.store import PostgresStore
     except ModuleNotFoundError as error:
         raise ConfigError(f"url: PostgreSQL needs {error.name}; pip install 'holdfast[postgres]'") from None
-    return PostgresStore(url, now=now, patience=patience)
+    return PostgresStore(url, now=now, call_deadline=call_deadline)
 
 
-def _redis(url: str, now: Callable[[], int] | None, patience: float | None) -> Store:
+def _redis(url: str, now: Callable[[], int] | None, call_deadline: float | None) -> Store:
     try:
         from holdfast.stores.redis.id_codec import redis_store
     except ModuleNotFoundError as error:
         raise ConfigError(f"url: Redis needs {error.name}; pip install 'holdfast[redis]'") from None
-    return redis_store(url, now, patience)
+    return redis_store(url, now, call_deadline)
 
 
 def _scheme(url: str) -> str:

@@ -17,12 +17,12 @@ from redis import exceptions as driver
 
 from holdfast.core.errors import ConfigError, Unavailable
 from holdfast.core.models import Delivery, Overtaken
-from holdfast.stores.connections.redis import RedisPool, Script, in_pieces, load_scripts
-from holdfast.stores.connections.redis_protocol import Argument, Wire
+from holdfast.stores.connections.redis import RedisPool, Script, in_batches, load_scripts
+from holdfast.stores.connections.redis_protocol import Argument, RedisConnection
 from holdfast.stores.connections.redis_url import Server, parse_server
 from holdfast.transports.contract import TransportKeys
 
-PATIENCE = 0.3  # seconds a call waits for a server that is away: long enough for a connection that was cut
+RETRY_FOR = 0.3  # seconds a call waits for a server that is away: long enough for a connection that was cut
 DEADLINE = 1.5  # seconds a call may take: a submission waits for no more, and over HTTP is answered within two
 _PIECE = 1000  # ids one script handles
 _TENDED = 20  # queues that one script looks after
@@ -63,7 +63,7 @@ class RedisTransport(ABC):
     def __init__(self, server: Server, names: TransportKeys, consumer: str) -> None:
         self.names = names
         self.consumer = consumer
-        self.pool = RedisPool(server, names.key, patience=PATIENCE, deadline=DEADLINE)
+        self.pool = RedisPool(server, names.key, retry_for=RETRY_FOR, deadline=DEADLINE)
         self.place = self.pool.place
         self._scripts = scripts_of(self.kind)
         self._served = ""  # the queue served last
@@ -78,7 +78,7 @@ class RedisTransport(ABC):
     async def run_grouped(self, name: str, grouped: Mapping[str, Sequence[Argument]]) -> None:
         """Run a script that takes QUEUE, NUMBER and that many arguments, in pieces."""
         for queue, arguments in grouped.items():
-            for piece in in_pieces(arguments, _PIECE):
+            for piece in in_batches(arguments, _PIECE):
                 await self.run(name, queue, len(piece), *piece)
 
     async def probe(self) -> None:
@@ -109,7 +109,7 @@ class RedisTransport(ABC):
 
     async def queue_backlogs(self, queues: Sequence[str]) -> dict[str, int]:
         found: dict[str, int] = {}
-        for piece in in_pieces(queues, _PIECE):
+        for piece in in_batches(queues, _PIECE):
             found |= zip(piece, map(int, await self.run("backlog", *piece)), strict=True)
         return found
 
@@ -122,7 +122,7 @@ class RedisTransport(ABC):
         return list(map(text_of, ids)), int(again)
 
     async def republish(self, queue: str, passed: Overtaken) -> int:
-        pieces = in_pieces(passed.ids, _PIECE)
+        pieces = in_batches(passed.ids, _PIECE)
         return sum([int(await self.run("again", queue, passed.before_us, passed.now_us, *ids)) for ids in pieces])
 
     async def dead_letter(self, dead: Mapping[str, Sequence[str]]) -> None:
@@ -212,7 +212,7 @@ class RedisTransport(ABC):
 class BlockingReader:
     """A connection of its own to block on, that can be stopped without losing what it may just have taken."""
 
-    def __init__(self, wire: Wire, pool: RedisPool, number: int) -> None:
+    def __init__(self, wire: RedisConnection, pool: RedisPool, number: int) -> None:
         """``number``: by which another connection can unblock this one."""
         self._wire = wire
         self._pool = pool

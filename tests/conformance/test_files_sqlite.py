@@ -173,7 +173,7 @@ async def test_opening_with_a_deadline_waits_no_longer(home: str, file: Path, mo
         side(file, "-shm").unlink()
         began = time.monotonic()
         with pytest.raises(Unavailable, match="-shm was removed"):
-            await SQLiteStore(str(file), patience=0.2).open()
+            await SQLiteStore(str(file), call_deadline=0.2).open()
         assert time.monotonic() - began < 60
 
 

@@ -272,7 +272,7 @@ async def test_no_connection_checkpoints_automatically(file: Path, monkeypatch: 
         return made[-1]
 
     monkeypatch.setattr(sqlite3, "connect", watched)
-    store = SQLiteStore(str(file), patience=5.0)
+    store = SQLiteStore(str(file), call_deadline=5.0)
     for _ in range(2):  # a new file, and one that is there
         await store.missing()
         await store.open()

@@ -61,6 +61,6 @@ def server() -> Redis:
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Deadlines a test can wait for."""
     for pool in (postgres_links, redis_links):
-        monkeypatch.setattr(pool, "PATIENCE", 0.3)
+        monkeypatch.setattr(pool, "RETRY_FOR", 0.3)
         monkeypatch.setattr(pool, "DEADLINE", 0.7)
         monkeypatch.setattr(pool, "_CONNECT", 0.7)

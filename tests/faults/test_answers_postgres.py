@@ -87,7 +87,7 @@ async def test_a_failure_that_was_written_and_never_answered_counts_once(proxy: 
 async def test_stored_failure_without_answer_is_accepted_despite_later_claims(
     proxy: FaultProxy, proxied_url: str, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "PATIENCE", 30.0)
+    monkeypatch.setattr(pool, "RETRY_FOR", 30.0)
     async with opened(proxied_url) as store, opened(url) as other:
         failed, released, neighbour = [await running(store) for _ in range(3)]
         proxy.cut_after(b"a needle", answer=b"SELECT 3")
@@ -112,7 +112,7 @@ async def test_successes_stored_before_an_outage_are_accepted(
     proxy: FaultProxy, proxied_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A batch of successes and failures takes two statements."""
-    monkeypatch.setattr(pool, "PATIENCE", 0.3)
+    monkeypatch.setattr(pool, "RETRY_FOR", 0.3)
     async with opened(proxied_url) as store:
         succeeded, failed = await running(store), await running(store)
         batch = [ending(succeeded), failing(failed, "a needle")]
@@ -197,7 +197,7 @@ async def test_operation_cut_at_its_commit_reports_its_outcome(
 async def test_stored_replay_without_answer_is_not_repeated(
     proxy: FaultProxy, proxied_url: str, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "PATIENCE", 30.0)
+    monkeypatch.setattr(pool, "RETRY_FOR", 30.0)
     async with opened(proxied_url) as store, opened(url) as other:
         job_id = await ended(store, JobState.SUCCEEDED)
         proxy.cut_after(b"COMMIT", answer=b"COMMIT")
@@ -216,7 +216,7 @@ async def test_stored_replay_without_answer_is_not_repeated(
 async def test_operation_with_unknown_outcome_says_so(
     proxy: FaultProxy, proxied_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "PATIENCE", 0.3)
+    monkeypatch.setattr(pool, "RETRY_FOR", 0.3)
     async with opened(proxied_url) as store:
         (job_id,) = await put(store)
         proxy.cut_after(b"COMMIT", answer=b"COMMIT")

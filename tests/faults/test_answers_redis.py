@@ -13,7 +13,7 @@ from holdfast.core.errors import Unavailable
 from holdfast.core.ids import new_id
 from holdfast.core.models import JobFilter, JobState, LeaseStatus, Reason, Submitted
 from holdfast.stores.connections import redis as pool
-from holdfast.stores.connections.redis_protocol import Argument, Wire
+from holdfast.stores.connections.redis_protocol import Argument, RedisConnection
 from tests.conformance.support import (
     LEASE,
     ended,
@@ -68,7 +68,7 @@ async def test_a_settlement_that_was_written_and_never_answered_is_accepted(
 async def test_stored_failure_without_answer_is_accepted_despite_later_claims(
     proxy: FaultProxy, proxied_url: str, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "PATIENCE", 30.0)
+    monkeypatch.setattr(pool, "RETRY_FOR", 30.0)
     async with opened(proxied_url) as store, opened(url) as other:
         await settle(store, await running(store))  # the server knows the script
         failed, released = await running(store), await running(store)
@@ -89,7 +89,7 @@ async def test_stored_failure_without_answer_is_accepted_despite_later_claims(
 async def test_stored_replay_without_answer_is_not_repeated(
     proxy: FaultProxy, proxied_url: str, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "PATIENCE", 30.0)
+    monkeypatch.setattr(pool, "RETRY_FOR", 30.0)
     async with opened(proxied_url) as store, opened(url) as other:
         assert (await store.admin.replay([new_id()])).changed == []  # the server knows the script
         job_id = await ended(store, JobState.SUCCEEDED)
@@ -108,7 +108,7 @@ async def test_stored_replay_without_answer_is_not_repeated(
 async def test_operation_with_unknown_outcome_says_so(
     proxy: FaultProxy, proxied_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "PATIENCE", 0.3)
+    monkeypatch.setattr(pool, "RETRY_FOR", 0.3)
     async with opened(proxied_url) as store:
         assert (await store.admin.cancel([new_id()])).changed == []
         (job_id,) = await put(store)
@@ -165,7 +165,7 @@ async def test_worker_that_claims_on_two_stores_keeps_its_jobs(proxy: FaultProxy
 async def test_abandoned_claim_is_returned_by_the_next_claim(
     proxy: FaultProxy, proxied_url: str, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "PATIENCE", 0.2)
+    monkeypatch.setattr(pool, "RETRY_FOR", 0.2)
     async with opened(proxied_url) as store, opened(url) as other:
         await put(store, *[new_job(priority=n % 3) for n in range(250)])
         (kept,) = await take(other, 1, worker="lucky")
@@ -193,7 +193,7 @@ async def test_submission_to_a_reloading_server_may_be_stored(
     """The server is killed before it answers, and has come back, but is not done with its log, when we give up."""
     tries: list[int] = []
 
-    async def ask_each(link: Wire, commands: Iterable[tuple[Argument, ...]]) -> list[Any]:
+    async def ask_each(link: RedisConnection, commands: Iterable[tuple[Argument, ...]]) -> list[Any]:
         given = list(commands)
         tries.append(len(given))
         if len(tries) == 1:
@@ -201,12 +201,12 @@ async def test_submission_to_a_reloading_server_may_be_stored(
             raise driver.ConnectionError("Connection closed by server.")
         return [driver.ResponseError("LOADING Redis is loading the dataset in memory")] * len(given)
 
-    whole = Wire.ask_each
-    monkeypatch.setattr(pool, "PATIENCE", 0.1)
+    whole = RedisConnection.ask_each
+    monkeypatch.setattr(pool, "RETRY_FOR", 0.1)
     async with opened(url) as store:
         await store.admin.delete(await put(store))  # the server knows the script
         with monkeypatch.context() as patch:
-            patch.setattr(Wire, "ask_each", ask_each)
+            patch.setattr(RedisConnection, "ask_each", ask_each)
             with pytest.raises(Unavailable, match=r"LOADING.*may be stored all the same") as told:
                 await store.queueing.submit([new_job() for _ in range(size)])
 
@@ -218,7 +218,7 @@ async def test_pieces_that_were_done_before_one_was_refused_count(url: str, monk
     """The server becomes a replica in the middle of a batch, and takes writes again a moment later."""
     refused: list[str] = []
 
-    async def ask_each(link: Wire, commands: Iterable[tuple[Argument, ...]]) -> list[Any]:
+    async def ask_each(link: RedisConnection, commands: Iterable[tuple[Argument, ...]]) -> list[Any]:
         first, *rest = commands
         if rest and rest[-1][0] == "EVALSHA" and rest[-1][1] not in refused:
             refused.append(str(rest[-1][1]))
@@ -226,8 +226,8 @@ async def test_pieces_that_were_done_before_one_was_refused_count(url: str, monk
             return [*answers, driver.ResponseError("READONLY You can't write against a read only replica.")]
         return await whole(link, [first, *rest])
 
-    whole = Wire.ask_each
-    monkeypatch.setattr(Wire, "ask_each", ask_each)
+    whole = RedisConnection.ask_each
+    monkeypatch.setattr(RedisConnection, "ask_each", ask_each)
     async with opened(url) as store:
         jobs = [new_job() for _ in range(250)]
         assert [answer.created for answer in await store.queueing.submit(jobs)] == [True] * 250

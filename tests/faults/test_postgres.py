@@ -76,7 +76,7 @@ async def test_refusing_server_is_reported_in_one_line_and_soon(proxy: FaultProx
         with pytest.raises(Unavailable) as told:
             await store.queueing.submit([new_job()])
 
-        assert time.monotonic() - begun < (pool.PATIENCE + 3) * slowness()
+        assert time.monotonic() - begun < (pool.RETRY_FOR + 3) * slowness()
         assert "\n" not in str(told.value)
         proxy.accept()
         (answer,) = await until_it_works(lambda: store.queueing.submit([new_job()]))
@@ -96,8 +96,8 @@ async def test_a_short_absence_is_not_even_noticed(proxy: FaultProxy, proxied_ur
 async def test_silent_listener_costs_one_poll_and_is_replaced(
     proxy: FaultProxy, proxied_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notifications, "PROOF", 0.5)
-    monkeypatch.setattr(notifications, "PROVEN_IN", 0.5)
+    monkeypatch.setattr(notifications, "KEEPALIVE_INTERVAL", 0.5)
+    monkeypatch.setattr(notifications, "KEEPALIVE_TIMEOUT", 0.5)
     async with opened(proxied_url) as worker, opened(proxied_url) as submitter:
         await worker.queueing.wait(["queue:default"], timeout=0.1)
         proxy.hold(of=b"LISTEN")
@@ -226,7 +226,7 @@ async def test_heartbeat_does_not_wait_for_a_handler_holding_its_job(postgres: P
 async def test_a_beat_says_in_time_what_it_waited_for(
     proxy: FaultProxy, proxied_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "PATIENCE", 600.0)
+    monkeypatch.setattr(pool, "RETRY_FOR", 600.0)
     async with opened(proxied_url) as store:
         job = await running(store)
         proxy.refuse()

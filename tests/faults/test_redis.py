@@ -128,8 +128,8 @@ async def test_a_half_open_connection_is_noticed_by_every_verb(
 async def test_a_listener_that_went_silent_is_replaced(
     proxy: FaultProxy, proxied_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notifications, "PROOF", 0.5)
-    monkeypatch.setattr(notifications, "PROVEN_IN", 0.5)
+    monkeypatch.setattr(notifications, "KEEPALIVE_INTERVAL", 0.5)
+    monkeypatch.setattr(notifications, "KEEPALIVE_TIMEOUT", 0.5)
     async with opened(proxied_url) as worker, opened(proxied_url) as submitter:
         await worker.queueing.wait(["job:x"], timeout=0.1)
         job = await running(submitter)

@@ -93,7 +93,7 @@ async def test_a_server_that_became_a_replica_is_away(kind: str) -> None:
 
 
 async def test_settlement_during_a_failover_is_accepted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "PATIENCE", 30.0)
+    monkeypatch.setattr(connections, "RETRY_FOR", 30.0)
     with replicated() as (primary, replica):
         async with opened(primary.url(namespace="r", replicas="1")) as store:
             job = await running(store)

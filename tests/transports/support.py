@@ -18,7 +18,7 @@ from holdfast.stores.base import ClaimRequest, Store
 from holdfast.worker.worker import Worker
 from tests.support.redis import Redis
 
-PATIENCE = 90.0
+RETRY_FOR = 90.0
 """Seconds for what takes a moment on an idle machine."""
 
 
@@ -149,7 +149,7 @@ def ending(job: Any, state: JobState = JobState.SUCCEEDED, **fields: Any) -> Set
     return Settlement(job_id=job.id, claims=job.claims, state=state, **fields)
 
 
-async def until(condition: Callable[[], bool], what: str, seconds: float = PATIENCE) -> float:
+async def until(condition: Callable[[], bool], what: str, seconds: float = RETRY_FOR) -> float:
     """Wait for it; how long it took."""
     began = time.monotonic()
     while not condition():
@@ -162,7 +162,7 @@ async def until_true(look: Callable[[], Awaitable[bool]], what: str) -> None:
     """Look until it is so."""
     began = time.monotonic()
     while not await look():
-        assert time.monotonic() - began < PATIENCE, f"waited in vain for {what}"
+        assert time.monotonic() - began < RETRY_FOR, f"waited in vain for {what}"
         await asyncio.sleep(0.05)
 
 

@@ -11,14 +11,14 @@ from holdfast.core.clock import ManualClock
 from holdfast.core.job_changes import JobChanges
 from holdfast.core.models import JobState, Lease, LeaseStatus, Reason, WorkerHeartbeat
 from holdfast.stores.base import EVERY_QUEUE, Store
-from tests.transports.support import PATIENCE, Pairing, claim, ending, new_job, put, take
+from tests.transports.support import RETRY_FOR, Pairing, claim, ending, new_job, put, take
 
 SECOND = timedelta(seconds=1)
 
 
 async def into_the_ledger(store: Store, pairing: Pairing) -> None:
     """Wait until what waits has been taken by who waits for it; a wait may end earlier."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(RETRY_FOR):
         while pairing.waiting():
             await store.queueing.wait(["queue:default"], timeout=1)
 

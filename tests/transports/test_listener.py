@@ -19,7 +19,7 @@ async def test_server_failure_during_a_nudge_leaves_no_unretrieved_error(redis_o
     """asyncio logs as an error what a future has failed with if nobody ever looks at it."""
     unseen: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
-    pool = RedisPool(parse_server(redis_of_its_own.url())[0], "atlas:jobs", patience=1, deadline=1)
+    pool = RedisPool(parse_server(redis_of_its_own.url())[0], "atlas:jobs", retry_for=1, deadline=1)
     wire = await pool.connect(protocol=2)
     reader, stop = BlockingReader(wire, pool, int(await wire.send_command("CLIENT", "ID"))), asyncio.Event()
     await pool.run_command("PING")

@@ -16,7 +16,7 @@ from holdfast.stores.postgres.cursors import (
     Cursors,
     QueuePosition,
     ScanResult,
-    plan_searches,
+    split_scan,
 )
 
 CHEAP, DEAR = 0.001, 0.1  # seconds
@@ -111,11 +111,11 @@ def test_a_single_slow_look_makes_nothing_expensive(cursors: Cursors, clock: Clo
 
 def test_job_made_ready_in_front_is_found_at_once(cursors: Cursors, clock: Clock) -> None:
     claimed(cursors, clock, at(500))
-    cursors.find_ready("q", END._replace(rank=0))  # behind all of its priority
-    cursors.find_ready("q", END)
-    cursors.find_ready("another", START)
+    cursors.note_ready_jobs("q", END._replace(rank=0))  # behind all of its priority
+    cursors.note_ready_jobs("q", END)
+    cursors.note_ready_jobs("another", START)
     assert cursors.start_position("q") == at(500)
-    cursors.find_ready("q", END._replace(rank=-1))
+    cursors.note_ready_jobs("q", END._replace(rank=-1))
     assert cursors.start_position("q") == START
 
 
@@ -123,7 +123,7 @@ def test_expensive_scans_are_limited_to_a_tenth_of_time(cursors: Cursors, clock:
     for _ in range(3):
         began = clock.now
         claimed(cursors, clock, at(500), seconds=DEAR)
-        cursors.find_ready("q", START)
+        cursors.note_ready_jobs("q", START)
         cursors.note_new_jobs("q")
         clock.now = began + 5 * DEAR
         assert cursors.start_position("q") == (
@@ -147,7 +147,7 @@ def test_news_during_claims_is_not_forgotten_when_they_end(cursors: Cursors, clo
     """Each claim that was under way at some news would otherwise put the look from the start off, for ever."""
     claimed(cursors, clock, at(500))
     under_way = ScanResult(cursors.start_position("q"), at(1000), MANY, True, clock.now, CHEAP)
-    cursors.find_ready("q", START)
+    cursors.note_ready_jobs("q", START)
     cursors.note_claim("q", under_way)
     assert cursors.start_position("q") == START
 
@@ -174,7 +174,7 @@ def row(queue: str, seq: int, *, lost_leases: int = 0, priority: int = 0) -> lis
 
 
 def seen(rows: list[list[Any]], free_slots: int, **slots: int) -> dict[str, tuple[QueuePosition | None, int, bool]]:
-    found = plan_searches(list(slots), list(slots.values()), [START] * len(slots), rows, free_slots, 0.0, 0.0)
+    found = split_scan(list(slots), list(slots.values()), [START] * len(slots), rows, free_slots, 0.0, 0.0)
     return {queue: (look.last, look.number, look.full) for queue, look in found}
 
 
@@ -216,7 +216,7 @@ class World:
             insort(self.ready, place)
             self.since[place] = self.clock.now
         if self.rng.random() < 0.3:
-            self.rng.choice(self.workers).find_ready("q", self.rng.choice([START, END, at(0, rank=-5)]))
+            self.rng.choice(self.workers).note_ready_jobs("q", self.rng.choice([START, END, at(0, rank=-5)]))
         if self.rng.random() < 0.3:
             self.rng.choice(self.workers).note_new_jobs("q")
 

@@ -115,7 +115,9 @@ def test_lone_job_takes_its_notification_along_after_silence(server: Server) -> 
             server.now += gap
             along = notifications.transaction_notice("queue:mail")
             went.append(bool(along))
-            notifications.came_along(["queue:mail"]) if along else notifications.notify_committed(["queue:mail"])
+            notifications.notify_in_transaction(["queue:mail"]) if along else notifications.notify_committed(
+                ["queue:mail"]
+            )
             await notifications.flush()
         return went
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast.core.events import ApiSubmission
-from holdfast.stores.connections.redis_protocol import Argument, Wire
+from holdfast.stores.connections.redis_protocol import Argument, RedisConnection
 from tests.support.redis import Redis
 from tests.web.client import Api
 
@@ -18,9 +18,9 @@ JOBS = [{"task": "work", "payload": {"n": number}} for number in range(450)]
 
 def _fill_after_the_first_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server has no memory left from the second script on that goes out with others."""
-    ask_each = Wire.ask_each
+    ask_each = RedisConnection.ask_each
 
-    def asked(wire: Wire, commands: Iterable[tuple[Argument, ...]]) -> asyncio.Future[list[Any]]:
+    def asked(wire: RedisConnection, commands: Iterable[tuple[Argument, ...]]) -> asyncio.Future[list[Any]]:
         given = list(commands)
         scripts = [place for place, words in enumerate(given) if words[0] == "EVALSHA"]
         if len(scripts) < 2:
@@ -33,7 +33,7 @@ def _fill_after_the_first_piece(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return asyncio.ensure_future(answers())
 
-    monkeypatch.setattr(Wire, "ask_each", asked)
+    monkeypatch.setattr(RedisConnection, "ask_each", asked)
 
 
 @pytest.mark.parametrize("ids", ["uuid", "ulid"])

@@ -27,7 +27,7 @@ GLANCED = frozenset(set(JobState) - {JobState.SUCCEEDED, JobState.CANCELLED})
 UNSUCCESSFUL = frozenset({JobState.DEAD, JobState.CANCELLED})
 """States of few jobs among millions, which are found without a look at the others."""
 
-BEAT_PATIENCE = 0.25
+HEARTBEAT_RETRY_SHARE = 0.25
 """Of a lease: how long a beat waits for a server that is away, so that there is time for another."""
 
 UNREADABLE = (msgspec.MsgspecError, RecursionError)

@@ -69,20 +69,20 @@ class SettlementEvidence(NamedTuple):
         return self.claims == claims and self.state is JobState.RUNNING
 
 
-def accepted_as(settlement: Settlement, fate: SettlementEvidence) -> JobState | None:
+def accepted_as(settlement: Settlement, evidence: SettlementEvidence) -> JobState | None:
     """State in which a settlement with a lost answer left its job, even if that changed since; None: not applied.
 
     Attempts leave a record, but for those that succeeded or were given back: of these nothing is known but that the
     lease has ended, and with another worker's record if it was lost.
     """
-    if fate.left is not None:
-        ours = (settlement.reason, settlement.error) == (fate.reason, fate.error)
-        return fate.left if ours and not settlement.refund else None
-    if fate.claims is None or fate.claims < settlement.claims or fate.is_running(settlement.claims):
+    if evidence.left is not None:
+        ours = (settlement.reason, settlement.error) == (evidence.reason, evidence.error)
+        return evidence.left if ours and not settlement.refund else None
+    if evidence.claims is None or evidence.claims < settlement.claims or evidence.is_running(settlement.claims):
         return None
     if settlement.state is not JobState.SUCCEEDED and not settlement.refund:
         return None
-    asked_to_stop = settlement.refund and fate.claims == settlement.claims and fate.state is JobState.CANCELLED
+    asked_to_stop = settlement.refund and evidence.claims == settlement.claims and evidence.state is JobState.CANCELLED
     return JobState.CANCELLED if asked_to_stop else settlement.state
 
 

@@ -1,4 +1,4 @@
-"""Waiters for topics in this process, and the listener that hears the notifications of a server for them."""
+"""Waiters for topics in this process, and the listener that receives a server's notifications for them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Waiter:
 
 
 class PendingTopics:
-    """Notifications of queues and workers without a waiter, kept for the next one. Its owner has the lock."""
+    """Notifications of queues and workers without a waiter, kept for the next one. The caller holds the lock."""
 
     def __init__(self) -> None:
         self._topics: set[str] = set()
@@ -91,45 +91,49 @@ class Waiters:
 
 
 T = TypeVar("T")
-Settled = Callable[[], Awaitable[bool]]
+IsDone = Callable[[], Awaitable[bool]]
 
-PROOF = 15.0
-"""Seconds between proofs that a listening connection lives."""
-PROVEN_IN = 5.0
-"""Seconds it has for one."""
+KEEPALIVE_INTERVAL = 15.0
+"""Seconds between checks that a listening connection is alive."""
+KEEPALIVE_TIMEOUT = 5.0
+"""Seconds a listening connection has to answer such a check."""
 RETRY = 0.1
 """Seconds before the first try to listen again."""
-_LOOK = 1.0  # seconds between looks at an awaited job, whatever is heard
+_LOOK = 1.0  # seconds between polls of an awaited job, whatever was notified
 _RETRY_MOST = 5.0  # seconds between tries to listen again
 
 
 class Listener(ABC):
-    """Waiters of one event loop, and a reader for each kind of notification while it is awaited: ``ended``, the
-    endings of jobs, and ``ready``, all else, unless a store tells more kinds apart."""
+    """Waiters of one event loop, and one listening task for each kind of notification that is awaited.
+
+    Kinds: ``ended`` for ends of jobs, ``ready`` for all else, unless a store has more of them.
+    """
 
     trouble: tuple[type[BaseException], ...]
     """Exceptions of a failing connection."""
     kinds: Mapping[str, str] = {"job": "ended"}
-    """The kinds of news, by what topics begin with; for others, ``ready``."""
+    """Kind of notification by the prefix of its topic; ``ready`` for all others."""
     cannot_listen = False
     """True if the server sends no notifications here, so that waiting is polling."""
 
     def __init__(self) -> None:
         self.waiters = Waiters()
         self._listeners: dict[str, asyncio.Task[None]] = {}
-        self._hearing: dict[str, asyncio.Event] = {}
+        self._listening: dict[str, asyncio.Event] = {}
 
     @abstractmethod
     async def listen(self, kind: str, began: Callable[[], None]) -> None:
-        """Hear a kind of news on a connection of its own; ``began`` is called once that is so. Return never; fail when
-        the connection does."""
+        """Listen for one kind of notification on a connection of its own; call ``began`` once that is established.
+
+        Never returns; raises when the connection fails.
+        """
 
     @abstractmethod
     def connection_lost(self) -> None:
         """A listening connection failed."""
 
-    async def wait(self, topics: Sequence[str], timeout: float, settled: Settled) -> None:
-        """Return at news of a topic, when ``settled`` says so, or after ``timeout`` seconds."""
+    async def wait(self, topics: Sequence[str], timeout: float, settled: IsDone) -> None:
+        """Returns at a notification of a topic, when ``settled`` returns True, or after ``timeout`` seconds."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         notifications = asyncio.Event()
@@ -147,27 +151,29 @@ class Listener(ABC):
                     await run_within(min(left, _LOOK) if awaits_jobs else left, notifications.wait())
 
     async def _begin(self, waiter: Waiter, deadline: float) -> None:
-        """Begin to hear what this waiter waits for; not for long, where there is nothing to hear with."""
+        """Starts the listening tasks that this waiter needs, and waits a bounded time until they listen."""
         if self.cannot_listen:
             return
         for kind in {self.kinds.get(topic.partition(":")[0], "ready") for topic in waiter.topics}:
             if kind not in self._listeners:
-                self._hearing[kind] = asyncio.Event()
-                self._listeners[kind] = asyncio.create_task(self._hear(kind), name=f"holdfast-listener-{kind}")
-            if not self._hearing[kind].is_set():
+                self._listening[kind] = asyncio.Event()
+                self._listeners[kind] = asyncio.create_task(
+                    self._listen_forever(kind), name=f"holdfast-listener-{kind}"
+                )
+            if not self._listening[kind].is_set():
                 left = deadline - asyncio.get_running_loop().time()
-                hearing = asyncio.ensure_future(self._hearing[kind].wait())
+                hearing = asyncio.ensure_future(self._listening[kind].wait())
                 await asyncio.wait([hearing], timeout=max(0.0, min(_LOOK, left)))
                 hearing.cancel()
 
-    async def _hear(self, kind: str) -> None:
-        """Listen for ever: a connection that fails, or proves dead, is replaced."""
+    async def _listen_forever(self, kind: str) -> None:
+        """Listens for ever: a connection that fails, or does not answer a check, is replaced."""
         pause = RETRY
 
         def mark_began() -> None:
             nonlocal pause
             pause = RETRY
-            self._hearing[kind].set()
+            self._listening[kind].set()
             self.waiters.wake_topics(
                 ("queue:*", "due:*", "worker:*", "job:*")
             )  # notifications missed between listeners
@@ -177,12 +183,12 @@ class Listener(ABC):
                 await self.listen(kind, mark_began)
             except self.trouble:
                 # Not logged: the polls go on, and the store's own calls say what is wrong with the server.
-                self._hearing[kind].clear()
+                self._listening[kind].clear()
                 self.connection_lost()
                 pause = await backoff_sleep(pause)
 
     async def stop_listening(self, others: Sequence[asyncio.Task[None]] = ()) -> None:
-        """Hear no more; these tasks end too."""
+        """Stops the listening tasks, and these tasks too."""
         left = {*self._listeners.values(), *others}
         while left:  # a driver may lose a cancellation that comes together with an answer
             for task in left:
@@ -192,12 +198,12 @@ class Listener(ABC):
 
 
 async def backoff_sleep(pause: float) -> float:
-    """Sleep for about so many seconds; how many the next time."""
+    """Sleeps for about ``pause`` seconds; returns the next pause."""
     await asyncio.sleep(pause * random.uniform(0.5, 1.5))
     return min(2 * pause, _RETRY_MOST)
 
 
 async def run_within(seconds: float, awaited: Awaitable[T]) -> T:
-    """TimeoutError where it takes longer."""
+    """Raises `TimeoutError` if it takes longer."""
     async with asyncio.timeout(seconds):  # wait_for() of Python 3.11 can lose a cancellation
         return await awaited

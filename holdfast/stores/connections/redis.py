@@ -1,8 +1,8 @@
-"""Connections to Redis: opened within a deadline, retried with jitter, dropped at the first doubt.
+"""Connections to Redis: opened within a deadline, retried with jitter, dropped when an answer may still be on its way.
 
 Every call has a deadline on our side. A connection whose call was cut short for any reason but an error that the
 server answered is never used again: a late answer must not reach the next caller. A call that finds the server away
-tries again for ``PATIENCE`` seconds, then raises Unavailable; callers that go on for ever (the worker's services) call
+tries again for ``RETRY_FOR`` seconds, then raises Unavailable; callers that go on for ever (the worker's services) call
 again.
 """
 
@@ -22,20 +22,20 @@ from redis import exceptions as driver
 from redis.asyncio.connection import Connection as PlainConnection
 
 from holdfast.core.errors import ConfigError, HoldfastError, Invalid, StoreMismatch, Unavailable
-from holdfast.stores.connections.redis_protocol import Argument, Heard, Wire
+from holdfast.stores.connections.redis_protocol import Argument, MessageCallback, RedisConnection
 from holdfast.stores.connections.redis_url import Server
 
 T = TypeVar("T")
 
-PATIENCE = 1.5  # seconds a call waits for a server that is away: over HTTP its answer comes within two
+RETRY_FOR = 1.5  # seconds a call waits for a server that is away: over HTTP its answer comes within two
 DEADLINE = 10.0  # seconds a call may take
 _CONNECT = 3.0  # seconds until a host that does not answer is given up
 _BACKOFF, _BACKOFF_MOST = 0.02, 1.0  # seconds between tries, before jitter
 
-_AWAY = (OSError, TimeoutError, driver.ConnectionError, driver.TimeoutError, driver.InvalidResponse, EOFError)
+_UNREACHABLE = (OSError, TimeoutError, driver.ConnectionError, driver.TimeoutError, driver.InvalidResponse, EOFError)
 # What a server answers that cannot serve us now. The driver takes the code off the errors it knows; of those a script
 # met the code stands in the middle of the text.
-_ELSEWHERE = (
+_NOT_SERVING = (
     driver.ReadOnlyError,
     driver.MasterDownError,
     driver.ClusterDownError,
@@ -43,7 +43,7 @@ _ELSEWHERE = (
     driver.TryAgainError,
     driver.AskError,
 )
-_ELSEWHERE_TEXT = re.compile(
+_NOT_SERVING_TEXT = re.compile(
     r"\b(READONLY|LOADING|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|MOVED|ASK|BUSY|UNBLOCKED)\b|read.only replica"
 )
 _MOVED = re.compile(r"MOVED \d+ (.*):(\d+)$")
@@ -57,7 +57,7 @@ _NO_TLS = re.compile(r"WRONG_VERSION_NUMBER|RECORD_LAYER_FAILURE")
 
 
 class Unconfirmed(Exception):
-    """It was done, and those who were to have it in time had not."""
+    """The write was done, but the disk or the replicas did not confirm it in time."""
 
 
 class Script(NamedTuple):
@@ -103,26 +103,28 @@ class RedisPool:
         prefix: str,
         *,
         most: int = 8,
-        patience: float | None = None,
+        retry_for: float | None = None,
         deadline: float | None = None,
     ) -> None:
-        """``prefix``: of every key. ``patience`` and ``deadline``: seconds a call waits for a server that
-        is away, and may take in all, the wait for a connection included, if not as usual."""
+        """``prefix``: of every key. ``retry_for``: seconds a call retries while the server is unreachable.
+
+        ``deadline``: seconds a call may take in all, the wait for a connection included. None: the defaults.
+        """
         self.server = server
         self._prefix = prefix
-        self._patience = patience
+        self._retry_for = retry_for
         self._deadline = deadline
-        self._idle: deque[Wire] = deque()
+        self._idle: deque[RedisConnection] = deque()
         self._room = asyncio.Semaphore(most)
         self._closed = False
-        self._busy: set[Wire] = set()
+        self._busy: set[RedisConnection] = set()
         self._target: tuple[str, int] | None = None  # of the primary, once it was asked for
         self._failures = 0  # to connect, one after another
         self._connect_at = 0.0  # not before
         self._trouble = ""  # of the latest try to connect
 
     # ── connections ───────────────────────────────────────────────────────────────────────────────────────────
-    async def connect(self, heard: Heard | None = None, **options: Any) -> Wire:
+    async def connect(self, heard: MessageCallback | None = None, **options: Any) -> RedisConnection:
         """A new connection to the primary, or an error of the driver. ``heard`` receives published messages."""
         given = {**self.server.options, **options}
         if "path" not in given:
@@ -139,10 +141,10 @@ class RedisPool:
         if self.server.kind == "direct":
             return self.server.hosts[0]
         if self._target is None:
-            self._target = await self._located()
+            self._target = await self._find_primary()
         return self._target
 
-    async def _located(self) -> tuple[str, int]:
+    async def _find_primary(self) -> tuple[str, int]:
         """Returns the primary's address from the first of the URL's hosts that knows it. A silent one leaves the others
         time.
         """
@@ -151,29 +153,29 @@ class RedisPool:
             given = {**self.server.options, "host": host, "port": port}
             given.pop("db", None)
             try:
-                found = await self._asked(given, self._connect_in / len(self.server.hosts))
-            except (*_AWAY, driver.RedisError) as error:
+                found = await self._ask_host(given, self._connect_in / len(self.server.hosts))
+            except (*_UNREACHABLE, driver.RedisError) as error:
                 trouble = error
                 continue
             if found is not None:
                 return found
         raise trouble
 
-    async def _asked(self, given: dict[str, Any], seconds: float) -> tuple[str, int] | None:
+    async def _ask_host(self, given: dict[str, Any], seconds: float) -> tuple[str, int] | None:
         """The answer of one sentinel, or of one node of the cluster."""
         try:
-            link = await _connected(given, seconds)
+            connection = await _connected(given, seconds)
         except driver.AuthenticationError:
             if self.server.kind != "sentinel" or "password" not in given:
                 raise
             # Sentinels mostly have no password of their own, and refuse one that is offered.
-            link = await _connected({**given, "username": None, "password": None}, seconds)
+            connection = await _connected({**given, "username": None, "password": None}, seconds)
         try:
             async with asyncio.timeout(seconds):
                 if self.server.kind == "sentinel":
-                    found = await link.send_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.server.service)
+                    found = await connection.send_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.server.service)
                     return None if found is None else (found[0].decode(), int(found[1]))
-                await link.send_command("EXISTS", self._prefix)
+                await connection.send_command("EXISTS", self._prefix)
                 return given["host"], given["port"]
         except driver.ResponseError as error:
             moved = _MOVED.match(str(error))
@@ -181,78 +183,76 @@ class RedisPool:
                 raise
             return moved[1] or given["host"], int(moved[2])
         finally:
-            link.close()
+            connection.close()
 
-    async def _with_link(self, once: Callable[[Wire], Awaitable[T]], give_up: float) -> T:
+    async def _with_connection(self, once: Callable[[RedisConnection], Awaitable[T]], give_up: float) -> T:
         """Run ``once`` on a connection. After any failure but an error the server answered it is thrown away."""
         async with self._room:
-            link = await self._taken(give_up)
-            self._busy.add(link)
+            connection = await self._acquire(give_up)
+            self._busy.add(connection)
             try:
-                result = await once(link)
+                result = await once(connection)
             except BaseException as error:
                 if isinstance(error, driver.ResponseError | UnicodeEncodeError):  # the connection is as good as before
-                    self._give_back(link)
+                    self._release(connection)
                 else:
-                    link.close()
-                if isinstance(error, _AWAY) or _is_elsewhere(error):
+                    connection.close()
+                if isinstance(error, _UNREACHABLE) or _is_not_serving(error):
                     self.drop_connections()
                 raise
             else:
-                self._give_back(link)
+                self._release(connection)
                 return result
             finally:
-                self._busy.discard(link)
+                self._busy.discard(connection)
 
-    async def _taken(self, give_up: float) -> Wire:
+    async def _acquire(self, give_up: float) -> RedisConnection:
         if self._closed:
             raise HoldfastError("this store was closed meanwhile")
-        link = self._spare() or await self._made(give_up)
+        connection = self._pop_idle() or await self._open_connection(give_up)
         try:
-            link.greeted = link.greeted or await self._greet(link)
+            connection.is_prepared = connection.is_prepared or await self._prepare(connection)
         except BaseException:
-            link.close()
+            connection.close()
             raise
-        return link
+        return connection
 
-    def _spare(self) -> Wire | None:
+    def _pop_idle(self) -> RedisConnection | None:
         while self._idle:
-            link = self._idle.pop()
-            if link.is_connected:
-                return link
+            connection = self._idle.pop()
+            if connection.is_connected:
+                return connection
         return None
 
-    async def _made(self, give_up: float) -> Wire:
+    async def _open_connection(self, give_up: float) -> RedisConnection:
         if self._connect_at > max(give_up, time.monotonic()):
             raise ConnectionError(self._trouble)
         await asyncio.sleep(max(0.0, self._connect_at - time.monotonic()))
         try:
-            link = await self.connect()
-        except _AWAY as error:
+            connection = await self.connect()
+        except _UNREACHABLE as error:
             self._trouble = _line(error)
-            # However many calls there are: a server that comes back is not met by a herd.
+            # One backoff for all calls: a server that comes back is not met by a herd.
             self._failures += 1
             pause = min(_BACKOFF_MOST, _BACKOFF * 2**self._failures)
             self._connect_at = time.monotonic() + pause * random.uniform(0.5, 1.5)
             self._target = None
             raise
         self._failures = 0
-        return link
+        return connection
 
-    async def _greet(self, link: Wire) -> bool:
-        """Prepares a new connection before its first call; False if that was not possible yet. False: it could not be
-        done yet.
-        """
+    async def _prepare(self, connection: RedisConnection) -> bool:
+        """Prepares a new connection before its first call; returns False if that was not possible yet."""
         return True
 
-    def _give_back(self, link: Wire) -> None:
+    def _release(self, connection: RedisConnection) -> None:
         if self._closed:
-            link.close()
+            connection.close()
         else:
-            self._idle.append(link)
+            self._idle.append(connection)
 
     def drop_connections(self) -> None:
-        """The server has gone, or takes no more writes: so have these. The primary is looked for anew."""
+        """Closes the idle connections of a server that is gone or takes no writes; the primary is looked up again."""
         self._target = None
         while self._idle:
             self._idle.pop().close()
@@ -260,8 +260,8 @@ class RedisPool:
     async def close(self) -> None:
         self._closed = True
         self.drop_connections()
-        for link in list(self._busy):
-            link.close()
+        for connection in list(self._busy):
+            connection.close()
 
     # ── calls ─────────────────────────────────────────────────────────────────────────────────────────────────
     async def evaluate(self, script: Script, keys: Sequence[str], *arguments: Argument) -> Any:
@@ -276,75 +276,75 @@ class RedisPool:
         pieces: Sequence[Sequence[Argument]],
         *,
         on_uncertain: Callable[[], object] | None = None,
-        patience: float | None = None,
+        retry_for: float | None = None,
         extra: float = 0.0,
-        after: Callable[[Wire], Awaitable[object]] | None = None,
+        after: Callable[[RedisConnection], Awaitable[object]] | None = None,
         partly: Callable[[list[Any]], object] | None = None,
     ) -> list[Any]:
         """Returns the answer of the script to each of these arguments. They go out one behind the other, none before
         Redis can take all of them; an error of one leaves the others done.
 
-        ``doubt``, ``patience``, ``extra``: see ``call``; ``doubt`` is called only once something was sent. ``after`` is
-        done on the same connection before the answers count; ``partly`` receives all answers if one of them is an
-        error.
+        ``on_uncertain``, ``retry_for``, ``extra``: see ``call``; ``on_uncertain`` is called only once something was
+        sent. ``after`` is awaited on the same connection before the answers count; ``partly`` receives all answers if
+        one of them is an error.
         """
         head: tuple[Argument, ...] = ("EVALSHA", script.sha, len(keys), *keys)
         sent: list[bool] = []
 
-        async def run_once(link: Wire) -> list[Any]:
+        async def run_once(connection: RedisConnection) -> list[Any]:
             sent.append(True)
             commands = [(*head, *piece) for piece in pieces]
-            unsure = len(pieces) > 1 and script.sha not in link.scripts
+            unsure = len(pieces) > 1 and script.sha not in connection.scripts
             if unsure:  # else the first might find it unknown, and a later one, loaded meanwhile, known
                 commands.insert(0, ("SCRIPT", "LOAD", script.text))
-                link.scripts.add(script.sha)
-            replies = (await link.ask_each(commands))[int(unsure) :]
+                connection.scripts.add(script.sha)
+            replies = (await connection.ask_each(commands))[int(unsure) :]
             missed = [place for place, reply in enumerate(replies) if isinstance(reply, driver.NoScriptError)]
             if missed:  # flushed, or a new server; EVAL brings the source along, so this cannot miss again
                 source = ("EVAL", script.text, *head[2:])
-                answers = await link.ask_each([(*source, *pieces[place]) for place in missed])
+                answers = await connection.ask_each([(*source, *pieces[place]) for place in missed])
                 for place, answer in zip(missed, answers, strict=True):
                     replies[place] = answer
             for error in replies:
                 if isinstance(error, driver.ResponseError):
                     if partly is not None:
                         partly(replies)
-                    if _is_elsewhere(error) and not all(isinstance(each, driver.ResponseError) for each in replies):
+                    if _is_not_serving(error) and not all(isinstance(each, driver.ResponseError) for each in replies):
                         raise driver.ConnectionError(str(error)) from error  # gone halfway: the answers are lost
                     raise error
             if after is not None:
-                await after(link)
+                await after(connection)
             return replies
 
         return await self.call(
             run_once,
             on_uncertain=lambda: on_uncertain() if sent and on_uncertain is not None else None,
-            patience=patience,
+            retry_for=retry_for,
             extra=extra,
         )
 
     async def run_command(self, *words: Argument) -> Any:
         """Returns the server's answer to one command."""
-        return await self.call(lambda link: link.send_command(*words))
+        return await self.call(lambda connection: connection.send_command(*words))
 
     async def call(
         self,
-        once: Callable[[Wire], Awaitable[T]],
+        once: Callable[[RedisConnection], Awaitable[T]],
         *,
         on_uncertain: Callable[[], object] | None = None,
-        patience: float | None = None,
+        retry_for: float | None = None,
         extra: float = 0.0,
     ) -> T:
-        """Run ``once`` on a connection, again while the server is away. ``doubt`` is called at each failure after which
-        it is unknown whether it ran; ``patience``: seconds, if fewer than usual; ``extra``: seconds more that it may
-        take in all."""
-        usual = PATIENCE if self._patience is None else self._patience
-        give_up = time.monotonic() + (usual if patience is None else min(patience, usual))
+        """Run ``once`` on a connection, again while the server is unreachable. ``on_uncertain`` is called at each
+        failure after which it is unknown whether it ran; ``retry_for``: seconds, if fewer than usual; ``extra``:
+        seconds added to the deadline."""
+        usual = RETRY_FOR if self._retry_for is None else self._retry_for
+        give_up = time.monotonic() + (usual if retry_for is None else min(retry_for, usual))
         ends = asyncio.get_running_loop().time() + (self._deadline or DEADLINE) + extra
         while True:
             try:
                 async with asyncio.timeout_at(ends):
-                    return await self._with_link(once, give_up)
+                    return await self._with_connection(once, give_up)
             except driver.AuthenticationError as error:
                 raise ConfigError(f"{self.place} refuses us: {_line(error)}; check the URL and its rights") from error
             except Unconfirmed as error:
@@ -356,7 +356,7 @@ class RedisPool:
                 if on_uncertain is not None:
                     on_uncertain()
                 raise
-            except _AWAY as error:
+            except _UNREACHABLE as error:
                 if on_uncertain is not None:
                     on_uncertain()
                 self._check_tls(error)
@@ -367,7 +367,7 @@ class RedisPool:
                     raise Unavailable(f"{self.place} cannot be reached: {_line(error)}{asked}") from error
                 await asyncio.sleep(_BACKOFF * random.uniform(0.5, 1.5))
             except (driver.ResponseError, driver.ClusterError) as error:
-                if not _is_elsewhere(error):
+                if not _is_not_serving(error):
                     raise self._translated(error) from error
                 if time.monotonic() > give_up:
                     raise Unavailable(f"{self.place}: {_line(error)}; try again") from error
@@ -378,7 +378,7 @@ class RedisPool:
                 raise Unavailable(f"{self.place}: {_line(error)}") from error
 
     def _check_tls(self, error: BaseException) -> None:
-        """No patience mends a certificate that is not trusted, or a port that does not speak TLS."""
+        """Raises `ConfigError`: no retry mends a certificate that is not trusted, or a port that does not speak TLS."""
         text = _line(error)
         if untrusted := _UNTRUSTED.search(text):
             why = untrusted[1].strip(" .")
@@ -413,34 +413,34 @@ class RedisPool:
         return "Redis at " + ",".join(f"{host}:{port}" for host, port in self.server.hosts)
 
 
-async def _connected(given: dict[str, Any], seconds: float, heard: Heard | None = None) -> Wire:
-    """A connection the driver made with these options, and secured; its error where that takes too long."""
+async def _connected(given: dict[str, Any], seconds: float, heard: MessageCallback | None = None) -> RedisConnection:
+    """Opens a connection with these options of the driver; raises its error if that takes longer than ``seconds``."""
     given = {"protocol": 2, "socket_timeout": None, "socket_connect_timeout": seconds, **given}
-    link = given.pop("connection_class", PlainConnection)(**given)
+    connection = given.pop("connection_class", PlainConnection)(**given)
     try:
         async with asyncio.timeout(seconds):
-            await link.connect()
-        return Wire(link, heard)
+            await connection.connect()
+        return RedisConnection(connection, heard)
     except BaseException:
-        await _discard(link)
+        await _discard(connection)
         raise
 
 
-async def _discard(link: Any) -> None:
+async def _discard(connection: Any) -> None:
     try:
-        await link.disconnect(nowait=True)
-    except _AWAY:
+        await connection.disconnect(nowait=True)
+    except _UNREACHABLE:
         return
 
 
-def _is_elsewhere(error: BaseException) -> bool:
-    if isinstance(error, _ELSEWHERE):
+def _is_not_serving(error: BaseException) -> bool:
+    if isinstance(error, _NOT_SERVING):
         return True
-    return isinstance(error, driver.ResponseError) and _ELSEWHERE_TEXT.search(str(error)) is not None
+    return isinstance(error, driver.ResponseError) and _NOT_SERVING_TEXT.search(str(error)) is not None
 
 
-def in_pieces(items: Sequence[T], most: int) -> Iterable[Sequence[T]]:
-    """The items in pieces that one script handles."""
+def in_batches(items: Sequence[T], most: int) -> Iterable[Sequence[T]]:
+    """Yields the items in batches of at most ``most``, for one script call each."""
     for start in range(0, len(items), most):
         yield items[start : start + most]
 

@@ -15,19 +15,19 @@ import hiredis
 from redis import exceptions as driver
 
 Argument: TypeAlias = str | bytes | int
-Heard: TypeAlias = Callable[[Any], object]
+MessageCallback: TypeAlias = Callable[[Any], object]
 
 _MORE = object()
 
 
-class Wire(asyncio.Protocol):
+class RedisConnection(asyncio.Protocol):
     """A connected connection of the driver, taken over. ``heard`` receives published messages."""
 
-    def __init__(self, connection: Any, heard: Heard | None = None) -> None:
+    def __init__(self, connection: Any, heard: MessageCallback | None = None) -> None:
         self.ended = asyncio.Event()
         self.scripts: set[str] = set()
         """Those that were loaded here: the server may have forgotten them since."""
-        self.greeted = False
+        self.is_prepared = False
         """Whether what comes before the first call was done."""
         self._reader = hiredis.Reader(protocolError=driver.InvalidResponse, replyError=_error, notEnoughData=_MORE)
         self._asked: deque[_Asked] = deque()

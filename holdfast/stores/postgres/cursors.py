@@ -3,15 +3,15 @@
 A queue of a million jobs leaves as many dead entries at the front of its index while it drains, and with an old
 snapshot open somewhere nothing may clear them: each claim would walk over all of them. So where that is worth it the
 next claim begins behind the last job of this one. It is worth it after a claim that brought many jobs, all it asked
-for; and after any claim where looks from the start have become expensive.
+for; and after any claim where scans from the start have become expensive.
 
 What is in front of a cursor (a higher priority, a job given back, a transaction that committed late, a row that
-another transaction had locked) is found by the next look from the start. It comes
+another transaction had locked) is found by the next scan from the start. It comes
 
-- at once, where this process made the job ready itself while no look was under way, or where behind the cursor there
+- at once, where this process made the job ready itself while no scan was under way, or where behind the cursor there
   is nothing,
-- ``INTERVAL`` after the last one began, or where that one was expensive, late enough for looks to take no more than a
-  tenth of the time; with news of the queue as early as that rule allows,
+- ``INTERVAL`` after the last one began, or where that one was expensive, late enough for scans to take no more than a
+  tenth of the time; after a notification of the queue as early as that rule allows,
 - and never later than ``LONGEST`` after the last one began. **That is the bound**: a worker that goes on claiming
   passes no job over for longer, plus the one claim that is under way.
 
@@ -25,14 +25,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-INTERVAL = 0.05  # seconds between the beginnings of looks from the start, where they are cheap
+INTERVAL = 0.05  # seconds between the beginnings of scans from the start, where they are cheap
 LONGEST = 2.0  # seconds, however expensive they are
-_SHARE = 10  # looks may take a tenth of the time
+_SHARE = 10  # scans from the start may take a tenth of the time
 _LARGE = 100  # jobs; smaller claims leave little behind
-_TAKING = 15e-6  # seconds that a job's taking costs, wherever the look began
+_TAKING = 15e-6  # seconds that a job's taking costs, wherever the scan began
 _EXPENSIVE = 0.01  # seconds beyond that; then cursors are for small claims too
 _LOOKS = 3  # in a row: a single one may have been slow for another reason
-_QUEUES_MOST = 10_000  # places kept; without one a claim looks from the start
+_QUEUES_MOST = 10_000  # positions kept; without one a claim scans from the start
 _QUEUE, _PRIORITY, _LOSSES, _RUN_AT, _SEQ = 2, 7, 8, 9, 12  # columns of a claimed job
 
 
@@ -60,15 +60,15 @@ class ScanResult(NamedTuple):
 
 
 class _Queue:
-    """A queue's place: everything in front of it was looked at when ``looked_at`` had come, or since."""
+    """Scan position of a queue: everything before it was scanned at ``looked_at`` or later."""
 
-    __slots__ = ("costs", "looked_at", "place", "until")
+    __slots__ = ("costs", "looked_at", "position", "until")
 
     def __init__(self) -> None:
-        self.place: QueuePosition | None = None
+        self.position: QueuePosition | None = None
         self.looked_at = 0.0
-        self.until = 0.0  # then a look from the start is due
-        self.costs: tuple[float, ...] = ()  # seconds the latest looks from the start took, beyond taking jobs
+        self.until = 0.0  # then a scan from the start is due
+        self.costs: tuple[float, ...] = ()  # seconds the latest scans from the start took, beyond taking jobs
 
     @property
     def cost(self) -> float:
@@ -78,17 +78,17 @@ class _Queue:
     def expensive(self) -> bool:
         return len(self.costs) == _LOOKS and self.cost >= _EXPENSIVE
 
-    def note_result(self, look: ScanResult) -> None:
-        self.costs = (*self.costs, max(0.0, look.seconds - _TAKING * look.number))[-_LOOKS:]
-        self.looked_at = look.at
-        self.until = look.at + min(LONGEST, max(INTERVAL, _SHARE * self.cost))
+    def note_result(self, scan: ScanResult) -> None:
+        self.costs = (*self.costs, max(0.0, scan.seconds - _TAKING * scan.number))[-_LOOKS:]
+        self.looked_at = scan.at
+        self.until = scan.at + min(LONGEST, max(INTERVAL, _SHARE * self.cost))
 
-    def search_earlier(self) -> None:
+    def advance_full_scan(self) -> None:
         self.until = min(self.until, self.looked_at + _SHARE * self.cost)
 
 
 class Cursors:
-    """The places of one store object."""
+    """Scan positions of one store object."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -97,64 +97,63 @@ class Cursors:
     def start_position(self, queue: str) -> QueuePosition:
         """Returns the start position of a claim of this queue."""
         known = self._queues.get(queue)
-        if known is None or known.place is None or self._now() >= known.until:
+        if known is None or known.position is None or self._now() >= known.until:
             return START
-        return known.place
+        return known.position
 
-    def note_claim(self, queue: str, look: ScanResult) -> None:
-        """A claim has looked into this queue."""
+    def note_claim(self, queue: str, scan: ScanResult) -> None:
+        """Notes what a claim saw of this queue."""
         known = self._queues.get(queue)
         if known is None:
             if len(self._queues) >= _QUEUES_MOST:
                 self._queues.clear()
             known = self._queues[queue] = _Queue()
-        if look.begun == START:
-            known.note_result(look)
-            known.place = look.last
-        elif known.place is None or known.place < look.begun:
+        if scan.begun == START:
+            known.note_result(scan)
+            known.position = scan.last
+        elif known.position is None or known.position < scan.begun:
             return  # another claim went back to the start meanwhile, and has not come as far again
-        elif look.last is not None:
-            known.place = max(known.place, look.last)
-        if look.last is None or not (known.expensive or (look.full and look.number >= _LARGE)):
-            known.place = None
+        elif scan.last is not None:
+            known.position = max(known.position, scan.last)
+        if scan.last is None or not (known.expensive or (scan.full and scan.number >= _LARGE)):
+            known.position = None
 
-    def find_ready(self, queue: str, first: QueuePosition) -> None:
-        """This process made jobs of the queue ready, the first of them at ``first``: look soon, if that is in front."""
+    def note_ready_jobs(self, queue: str, first: QueuePosition) -> None:
+        """Notes that this process made jobs of the queue ready, the first of them at ``first``: if that is before the
+        position, the next claim scans from the start, at once or as soon as its cost allows."""
         known = self._queues.get(queue)
-        if known is None or known.place is None or first >= known.place:
+        if known is None or known.position is None or first >= known.position:
             return
         if known.expensive:
-            known.search_earlier()
+            known.advance_full_scan()
         else:
-            known.place = None
+            known.position = None
 
     def note_new_jobs(self, queue: str | None) -> None:
-        """Notes that other processes made jobs of the queue (None: of some queue) ready: look earlier."""
+        """Notes jobs that other processes made ready in the queue (None: in some queue): the next full scan comes earlier."""
         for known in self._queues.values() if queue is None else filter(None, [self._queues.get(queue)]):
-            known.search_earlier()
+            known.advance_full_scan()
 
 
-def plan_searches(
+def split_scan(
     queues: Sequence[str],
     slots: Sequence[int],
-    places: Sequence[QueuePosition],
+    positions: Sequence[QueuePosition],
     taken: Sequence[Any],
     room: int,
     at: float,
     seconds: float,
 ) -> Iterator[tuple[str, ScanResult]]:
-    """Yields the part of each queue that a claim of ``room`` jobs saw, without unvisited queues. Those whose turn did
-    not come, it has not seen.
-    """
+    """Yields the part of each queue that a claim of ``room`` jobs saw; queues that it did not reach are left out."""
     number = Counter([row[_QUEUE] for row in taken])
     last = {row[_QUEUE]: row for row in taken if not row[_LOSSES]}  # suspects come from an index of their own
     exhausted = len(taken) >= room
     left = set(last)
-    for queue, wanted, begun in zip(queues, slots, places, strict=True):
+    for queue, wanted, begun in zip(queues, slots, positions, strict=True):
         if exhausted and not left:
             return
         left.discard(queue)
         row = last.get(queue)
-        place = None if row is None else QueuePosition(-row[_PRIORITY], row[_RUN_AT], row[_SEQ])
+        position = None if row is None else QueuePosition(-row[_PRIORITY], row[_RUN_AT], row[_SEQ])
         full = number[queue] >= wanted or (exhausted and not left)
-        yield queue, ScanResult(begun, place, number[queue], full, at, seconds)
+        yield queue, ScanResult(begun, position, number[queue], full, at, seconds)

@@ -1,8 +1,8 @@
-"""Connections to PostgreSQL: opened within a deadline, retried with jitter, dropped at the first doubt.
+"""Connections to PostgreSQL: opened within a deadline, retried with jitter, dropped while an answer may be under way.
 
 Every statement has a deadline on our side. A connection whose statement failed for any reason but a refusal by the
 server is never used again: a late answer must not reach the next caller. A call that finds the server away tries again
-for ``PATIENCE`` seconds, then raises Unavailable; callers that go on for ever (the worker's services) call again.
+for ``RETRY_FOR`` seconds, then raises Unavailable; callers that go on for ever (the worker's services) call again.
 If a caller waits for the answer, over HTTP, a call has one deadline for all that it waits for: a server that is
 frozen, or a network that swallows everything, refuses no connection.
 """
@@ -33,18 +33,18 @@ Rows: TypeAlias = list[Any]
 Fetch = Callable[..., Awaitable[Rows]]
 """Runs a named statement inside a transaction."""
 
-PATIENCE = 1.5  # seconds a call waits for a server that is away: over HTTP its answer comes within two
+RETRY_FOR = 1.5  # seconds a call waits for a server that is away: over HTTP its answer comes within two
 DEADLINE = 10.0  # seconds a statement may take
 _CONNECT = 3.0  # seconds until a host that does not answer is given up
 _CLOSED = "this store was closed meanwhile"
 _BACKOFF, _BACKOFF_MOST = 0.02, 1.0  # seconds between tries, before jitter
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+(%\w+)?\]|[^\[\]:@]*)(:\d{1,5})?")
-_SEARCH, _SEARCH_ROOM = 0.65, 0.2  # of the patience there: what the server may search for, and the wait for a turn
+_SEARCH, _SEARCH_ROOM = 0.65, 0.2  # of the call deadline: for a search, and for the wait for its slot
 _PARTING = 0.5  # seconds to have the server give up what was given up here
-_LOCK = 0.8  # of the patience: the wait for a locked row
+_LOCK = 0.8  # of the call deadline: for the wait for a locked row
 _CONFLICTS = 8  # times a deadlock or serialization failure is tried again
 
-_AWAY = (
+_UNREACHABLE = (
     OSError,
     TimeoutError,
     asyncpg.InterfaceError,
@@ -151,15 +151,22 @@ def _split(url: str) -> SplitResult:
 
 
 class PostgresPool:
-    """The connections of one event loop: at most ``most``, made when they are needed. ``patience``: seconds for a whole
-    call, the wait for a connection included, if a caller waits for its answer."""
+    """The connections of one event loop: at most ``most``, made when they are needed.
+
+    ``call_deadline``: seconds for a whole call, the wait for a connection included, if a caller waits for its answer.
+    """
 
     def __init__(
-        self, address: PostgresAddress, *, now: Callable[[], int] | None, most: int = 8, patience: float | None = None
+        self,
+        address: PostgresAddress,
+        *,
+        now: Callable[[], int] | None,
+        most: int = 8,
+        call_deadline: float | None = None,
     ) -> None:
         self.address = address
         self._now = now
-        self._patience = patience
+        self._call_deadline = call_deadline
         self._turns = {turn: asyncio.Semaphore(number) for turn, number in _TURNS.items()}
         self._idle: deque[Connection] = deque()
         self._room = asyncio.Semaphore(most)
@@ -177,11 +184,11 @@ class PostgresPool:
         try:
             return await asyncpg.connect(
                 address.dsn,
-                timeout=_CONNECT if self._patience is None else _SEARCH * self._patience,
+                timeout=_CONNECT if self._call_deadline is None else _SEARCH * self._call_deadline,
                 command_timeout=DEADLINE,
                 target_session_attrs=SessionAttribute.read_write if "," in address.dsn else SessionAttribute.any,
                 statement_cache_size=0 if address.pooled else 100,
-                server_settings={} if address.pooled else _session(self._patience),
+                server_settings={} if address.pooled else _session(self._call_deadline),
             )
         except asyncpg.TargetServerAttributeNotMatched as error:
             raise ConnectionError("no host of the URL takes writes") from error
@@ -202,13 +209,13 @@ class PostgresPool:
             try:
                 result = await once(connection)
             except BaseException as error:
-                if isinstance(error, asyncpg.PostgresError) and not isinstance(error, _AWAY):
+                if isinstance(error, asyncpg.PostgresError) and not isinstance(error, _UNREACHABLE):
                     self._give_back(connection)
-                elif isinstance(error, asyncio.CancelledError) and self._patience is not None:
+                elif isinstance(error, asyncio.CancelledError) and self._call_deadline is not None:
                     self._part(connection)
                 else:
                     connection.terminate()
-                if isinstance(error, _AWAY):
+                if isinstance(error, _UNREACHABLE):
                     self._drop_idle()
                 if self._closed and isinstance(error, AttributeError):  # the driver's, whose connection we took away
                     raise HoldfastError(_CLOSED) from error
@@ -230,7 +237,7 @@ class PostgresPool:
         await asyncio.sleep(max(0.0, self._connect_at - time.monotonic()))
         try:
             connection = await self.connect()
-        except _AWAY as error:
+        except _UNREACHABLE as error:
             self._trouble = _line(error)
             # However many calls there are: a server that comes back is not met by a herd.
             self._failures += 1
@@ -268,7 +275,7 @@ class PostgresPool:
             connection = self._idle.pop()
             try:
                 await connection.close(timeout=1.0)
-            except _AWAY:
+            except _UNREACHABLE:
                 connection.terminate()
         for connection in [*self._busy, *self._parting]:
             connection.terminate()
@@ -279,7 +286,7 @@ class PostgresPool:
         query: NumberedStatement,
         *,
         on_uncertain: Callable[[], object] | None = None,
-        patience: float | None = None,
+        retry_for: float | None = None,
         extra: float = 0.0,
         **values: Any,
     ) -> Rows:
@@ -295,7 +302,7 @@ class PostgresPool:
         return await self.call(
             run_once,
             on_uncertain=lambda: on_uncertain() if sent and on_uncertain is not None else None,
-            patience=patience,
+            retry_for=retry_for,
             extra=extra,
         )
 
@@ -304,15 +311,15 @@ class PostgresPool:
     ) -> Rows:
         """The rows of a statement that may have to look at every job there is. If a caller waits, the server ends it
         after so many seconds, and a few of them cannot take all connections."""
-        patience = self._patience
-        if patience is None:
+        call_deadline = self._call_deadline
+        if call_deadline is None:
             return await self.fetch(query, **values)
         arguments = self._arguments(query, values)
         if seconds is None:
-            seconds, room = _SEARCH * patience, _SEARCH_ROOM * patience
+            seconds, room = _SEARCH * call_deadline, _SEARCH_ROOM * call_deadline
         else:
             await self.check_alive()
-            room = patience
+            room = call_deadline
 
         async def run_once(connection: Connection) -> Rows:
             await connection.execute(f"begin read only; set local statement_timeout = {1000 * seconds:.0f}")
@@ -331,7 +338,7 @@ class PostgresPool:
         except TimeoutError:
             raise Busy(f"{self._place()} is busy: others look for jobs by a filter; try again") from None
         try:
-            return await self.call(run_once, extra=seconds - _SEARCH * patience)
+            return await self.call(run_once, extra=seconds - _SEARCH * call_deadline)
         except Unavailable as error:
             if isinstance(error.__cause__, asyncpg.QueryCanceledError):
                 raise TooBroad(seconds) from error
@@ -341,7 +348,7 @@ class PostgresPool:
 
     async def check_alive(self) -> None:
         """Pings the server before a long query if the caller has a deadline."""
-        if self._patience is not None:
+        if self._call_deadline is not None:
             await self.call(lambda connection: connection.execute("select 1"))
 
     async def transaction(
@@ -393,14 +400,16 @@ class PostgresPool:
         once: Callable[[Connection], Awaitable[T]],
         *,
         on_uncertain: Callable[[], object] | None = None,
-        patience: float | None = None,
+        retry_for: float | None = None,
         extra: float = 0.0,
     ) -> T:
-        """Run ``once`` on a connection, again while the server is away or others are in its way. ``doubt`` is called at
-        each failure after which it is unknown whether the server has done it; ``patience``: seconds, if fewer than
-        usual; ``extra``: seconds more that it may take in all, if a caller waits, for large calls."""
-        give_up = time.monotonic() + (PATIENCE if patience is None else min(patience, PATIENCE))
-        ends = None if self._patience is None else asyncio.get_running_loop().time() + self._patience + extra
+        """Run ``once`` on a connection, again while the server is unreachable or other transactions conflict with it.
+
+        ``on_uncertain`` is called at each failure after which it is unknown whether the server has done it;
+        ``retry_for``: seconds, if fewer than usual; ``extra``: seconds added to the call deadline, for large calls.
+        """
+        give_up = time.monotonic() + (RETRY_FOR if retry_for is None else min(retry_for, RETRY_FOR))
+        ends = None if self._call_deadline is None else asyncio.get_running_loop().time() + self._call_deadline + extra
         conflicts = 0
         while True:
             try:
@@ -411,7 +420,7 @@ class PostgresPool:
                 if conflicts >= _CONFLICTS:
                     raise Unavailable(f"{self._place()}: {_line(error)}; try again") from error
                 await asyncio.sleep(random.uniform(0, 0.01 * 2**conflicts))
-            except _AWAY as error:
+            except _UNREACHABLE as error:
                 if on_uncertain is not None:
                     on_uncertain()
                 silent = isinstance(error, TimeoutError)
@@ -459,9 +468,9 @@ _SESSION = {
 }
 
 
-def _session(patience: float | None) -> dict[str, str]:
+def _session(call_deadline: float | None) -> dict[str, str]:
     """The same if a caller waits: a row that others hold is an error of its own before the call's deadline."""
-    return _SESSION if patience is None else _SESSION | {"lock_timeout": f"{1000 * _LOCK * patience:.0f}ms"}
+    return _SESSION if call_deadline is None else _SESSION | {"lock_timeout": f"{1000 * _LOCK * call_deadline:.0f}ms"}
 
 
 def _line(error: BaseException) -> str:

@@ -32,11 +32,11 @@ from holdfast.core.models import (
 )
 from holdfast.stores.base import EVERY_QUEUE, ClaimRequest
 from holdfast.stores.common.limit_cache import LimitCache
-from holdfast.stores.common.requests import BEAT_PATIENCE, CLAIMED_A_SECOND, UNREADABLE, extra_timeout
+from holdfast.stores.common.requests import CLAIMED_A_SECOND, HEARTBEAT_RETRY_SHARE, UNREADABLE, extra_timeout
 from holdfast.stores.common.server_store import wait_for_news
 from holdfast.stores.common.unconfirmed import perhaps_stored
 from holdfast.stores.postgres.claim_progress import ClaimProgress
-from holdfast.stores.postgres.cursors import START, Cursors, QueuePosition, plan_searches
+from holdfast.stores.postgres.cursors import START, Cursors, QueuePosition, split_scan
 from holdfast.stores.postgres.encoding import NumberedStatement, claimed_job, is_id, record_columns, span_us, to_text
 from holdfast.stores.postgres.limits import LimitedClaims
 from holdfast.stores.postgres.maintenance import expire_overdue
@@ -87,14 +87,14 @@ class PostgresQueueing:
         self._answered_at: dict[str, int] = {}  # by worker: the server's instant of its latest claim that was answered
         self._unanswered: set[str] = set()  # workers whose claim was sent and never answered
         self._settling = Settling(pool, statements, self._tell, limit_cache)
-        notifications.on_queue = self._heard
+        notifications.on_queue = self._on_notification
 
     def note_ready(self, queue: str, first: QueuePosition = START) -> None:
         """This process made jobs of the queue ready, none in front of ``first``."""
-        self._cursors.find_ready(queue, first)
+        self._cursors.note_ready_jobs(queue, first)
         self._know(queue)
 
-    def _heard(self, queue: str) -> None:
+    def _on_notification(self, queue: str) -> None:
         """Notes that other processes made something ready in this queue ("*": in some queue)."""
         if queue == EVERY_QUEUE:
             self._known_at = -_REFRESH
@@ -114,13 +114,13 @@ class PostgresQueueing:
         ended: Sequence[str] = (),
         *,
         heard: bool = False,
-        roomy: Collection[str] = (),
+        freed_queues: Collection[str] = (),
     ) -> None:
         for queue, first in firsts.items():
             self.note_ready(queue, first)
-        topics = {f"queue:{queue}" for queue in (*firsts, *roomy)} | {f"due:{queue}" for queue in roomy}
+        topics = {f"queue:{queue}" for queue in (*firsts, *freed_queues)} | {f"due:{queue}" for queue in freed_queues}
         if heard:
-            self._notifications.came_along(topics)
+            self._notifications.notify_in_transaction(topics)
         else:
             self._notifications.notify_committed(topics, ended)
 
@@ -128,7 +128,7 @@ class PostgresQueueing:
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         if not jobs:
             return []
-        doubts: list[bool] = []  # a try that was cut off may have stored the batch: then "known" means "created"
+        uncertain: list[bool] = []  # a try that was cut off may have stored the batch: then "known" means "created"
         try:
             bound = await self._limit_cache.bind(jobs)
             answers, heard = await insert_batch(
@@ -137,13 +137,13 @@ class PostgresQueueing:
                 bound,
                 functools.partial(
                     self._pool.fetch,
-                    on_uncertain=lambda: doubts.append(True),
+                    on_uncertain=lambda: uncertain.append(True),
                     extra=extra_timeout(len(jobs), sum(len(job.payload) for job in jobs)),
                 ),
             )
         except Unavailable as error:
-            raise perhaps_stored(error) if doubts else error from error.__cause__
-        if doubts:
+            raise perhaps_stored(error) if uncertain else error from error.__cause__
+        if uncertain:
             answers = [
                 msgspec.structs.replace(answer, created=answer.created or answer.job_id == job.id)
                 for job, answer in zip(jobs, answers, strict=True)
@@ -310,7 +310,7 @@ class PostgresQueueing:
         await self._give_back_unanswered(request, until - (span_us(request.lease_for) or 0))
         if due:
             return True
-        for queue, look in plan_searches(queues, slots, places, taken, room, at, seconds):
+        for queue, look in split_scan(queues, slots, places, taken, room, at, seconds):
             self._cursors.note_claim(queue, look)
         served = {row[_QUEUE] for row in taken[-1:]} | ({stopped_at_last_attempt} - {None})
         if served:
@@ -476,7 +476,7 @@ class PostgresQueueing:
     ) -> HeartbeatReply:
         rows = await self._pool.fetch(
             self._sql["beat"],
-            patience=BEAT_PATIENCE * lease_for.total_seconds(),
+            retry_for=HEARTBEAT_RETRY_SHARE * lease_for.total_seconds(),
             ids=[lease.job_id for lease in leases],
             claims=[lease.claims for lease in leases],
             lease_for=span_us(lease_for),

@@ -42,7 +42,7 @@ class Settling:
         self._pool = pool
         self._sql = statements
         self._tell = tell
-        self._doubts = UnconfirmedSettlements()
+        self._unconfirmed = UnconfirmedSettlements()
         self._locked: set[str] = set()  # jobs that others had in hand when they were to be settled
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
@@ -57,9 +57,9 @@ class Settling:
             if len(answers) < len(ordered):
                 await self._answer_refused([each for each in ordered if each.job_id not in answers], locked, answers)
         except HoldfastError:
-            self._doubts.add([each for each in ordered if each.job_id in answers])  # these answers are lost
+            self._unconfirmed.add([each for each in ordered if each.job_id in answers])  # these answers are lost
             raise
-        self._doubts.mark_answered(ordered)
+        self._unconfirmed.mark_answered(ordered)
         return [answers[job_id] for job_id in ids]
 
     async def _settle_in_rounds(self, settlements: Sequence[Settlement]) -> list[Settled]:
@@ -113,7 +113,7 @@ class Settling:
         results = [text_or_none(each.result) for each in batch]
         rows = await self._pool.fetch(
             self._sql["settle_limited_succeeded" if self.has_limited else "settle_succeeded"],
-            on_uncertain=lambda: self._doubts.add(batch),
+            on_uncertain=lambda: self._unconfirmed.add(batch),
             extra=extra_timeout(len(batch), sum(len(each.result or "") for each in batch)),
             ids=[each.job_id for each in batch],
             claims=[each.claims for each in batch],
@@ -125,13 +125,13 @@ class Settling:
             batch = [each for each in batch if each.job_id in taken]
         for each in batch:
             answers[each.job_id] = Settled(each.job_id, each.claims, True, JobState.SUCCEEDED)
-        roomy = self._roomy([row[1:] for row in rows if row[1] is not None]) if self.has_limited else set()
-        self._tell({}, [each.job_id for each in batch], roomy=roomy)
+        freed_queues = self._roomy([row[1:] for row in rows if row[1] is not None]) if self.has_limited else set()
+        self._tell({}, [each.job_id for each in batch], freed_queues=freed_queues)
 
     async def _settle_rest(self, batch: list[Settlement], answers: dict[str, Settled]) -> None:
         rows = await self._pool.fetch(
             self._sql["settle_rest"],
-            on_uncertain=lambda: self._doubts.add(batch),
+            on_uncertain=lambda: self._unconfirmed.add(batch),
             extra=extra_timeout(len(batch)),
             **settlement_columns(batch),
         )
@@ -146,7 +146,7 @@ class Settling:
                 firsts[queue] = START  # given back: to where it was
             else:
                 firsts.setdefault(queue, END)  # not ready yet; who sleeps until something falls due must know
-        self._tell(firsts, ended, roomy=self._roomy([row[3:] for row in rows]))
+        self._tell(firsts, ended, freed_queues=self._roomy([row[3:] for row in rows]))
 
     def _roomy(self, places: Sequence[Sequence[str | None]]) -> set[str]:
         """Queues in which ended jobs made room, by queues and partitions. A limit of a task holds in every queue."""
@@ -168,20 +168,20 @@ class Settling:
         )
         ended = []
         for turn, *row in rows:
-            each, fate = refused[turn - 1], _fate(*row)
-            state = accepted_as(each, fate) if each in self._doubts else None
+            each, evidence = refused[turn - 1], _evidence(*row)
+            state = accepted_as(each, evidence) if each in self._unconfirmed else None
             if state is None:
-                waits = each.job_id in locked and fate.is_running(each.claims)
-                answers[each.job_id] = Settled(each.job_id, each.claims, False, fate.state, locked=waits)
+                waits = each.job_id in locked and evidence.is_running(each.claims)
+                answers[each.job_id] = Settled(each.job_id, each.claims, False, evidence.state, locked=waits)
                 continue
-            run_at = fate.run_at if state is JobState.FAILED and fate.claims == each.claims else None
+            run_at = evidence.run_at if state is JobState.FAILED and evidence.claims == each.claims else None
             answers[each.job_id] = Settled(each.job_id, each.claims, True, state, run_at)
             if state in TERMINAL:
                 ended.append(each.job_id)
         self._tell({}, ended)
 
 
-def _fate(
+def _evidence(
     state: int | None, claims: int | None, run_at: int | None, left: int | None, *texts: str | None
 ) -> SettlementEvidence:
     reason, error = texts

@@ -38,11 +38,11 @@ from holdfast.stores.postgres.transport_queries import PostgresTransportQueries
 
 class PostgresStore(ServedStore["_OpenedPostgres"]):
     """A store in one schema. ``now`` (microseconds since 1970) replaces the server's clock; only tests give one.
-    ``patience``: seconds a call takes at most, if a caller waits for its answer."""
+    ``call_deadline``: seconds a call takes at most, if a caller waits for its answer."""
 
-    def __init__(self, url: str, *, now: Callable[[], int] | None = None, patience: float | None = None) -> None:
+    def __init__(self, url: str, *, now: Callable[[], int] | None = None, call_deadline: float | None = None) -> None:
         super().__init__()
-        self.patience = patience
+        self.call_deadline = call_deadline
         self.address = parse_url(url)
         self.url = self.address.shown
         self.now = now
@@ -80,7 +80,7 @@ class _OpenedPostgres(Opened):
     notifications: PostgresNotifications
 
     def __init__(self, store: PostgresStore) -> None:
-        self.pool = pool = PostgresPool(store.address, now=store.now, patience=store.patience)
+        self.pool = pool = PostgresPool(store.address, now=store.now, call_deadline=store.call_deadline)
         self.notifications = notifications = PostgresNotifications(pool)
         sql = store.sql
         limit_cache = store.limit_cache

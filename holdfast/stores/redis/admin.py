@@ -12,7 +12,7 @@ from holdfast.core.models import BulkResult, JobFilter, JobState, ReplayRate, Wo
 from holdfast.stores.base import AT_ONCE
 from holdfast.stores.common.requests import Chosen, SelectionAdmin
 from holdfast.stores.common.unconfirmed import perhaps_done
-from holdfast.stores.connections.redis import Script, in_pieces
+from holdfast.stores.connections.redis import Script, in_batches
 from holdfast.stores.connections.redis_protocol import Argument
 from holdfast.stores.redis.claiming import PIECE
 from holdfast.stores.redis.encoding import encode_changes, span_us, state_of
@@ -80,7 +80,7 @@ class RedisAdmin(SelectionAdmin):
         refused: list[tuple[str, JobState | None]] = []
         given = "" if payload is None else "=" + payload
         every = span_us(pace.every)
-        for number, ids in enumerate(in_pieces(chosen.ids, PIECE)):
+        for number, ids in enumerate(in_batches(chosen.ids, PIECE)):
             after = span_us(pace.after) + number * PIECE * every
             guarded = [argument for job_id in ids for argument in (job_id, standing.get(job_id, ""))]
             reply = await self._once("operate", verb, flags, given, uuid4().hex, after, every, *guarded)
@@ -93,13 +93,13 @@ class RedisAdmin(SelectionAdmin):
 
     async def _once(self, script: str, *arguments: Argument) -> Any:
         """Returns the answer of the script. It may be sent more than once, but does nothing twice."""
-        doubts: list[bool] = []
+        uncertain: list[bool] = []
         try:
             return await self._pool.run(
-                self._scripts[script], *arguments, on_uncertain=lambda: doubts.append(True), synced=True
+                self._scripts[script], *arguments, on_uncertain=lambda: uncertain.append(True), synced=True
             )
         except Unavailable as error:
-            if not doubts:
+            if not uncertain:
                 raise
             raise perhaps_done(error) from error
 

@@ -30,7 +30,7 @@ from holdfast.core.models import (
 )
 from holdfast.core.unique import KEY_PREFIX
 from holdfast.stores.common.requests import UNREADABLE
-from holdfast.stores.connections.redis import in_pieces
+from holdfast.stores.connections.redis import in_batches
 from holdfast.stores.connections.redis_protocol import Argument
 
 Fields: TypeAlias = dict[bytes, bytes]
@@ -205,7 +205,7 @@ def record_pieces(records: Sequence[Record], most: int) -> Iterator[list[tuple[i
     piece: list[tuple[int, Sequence[NewLine]]] = []
     room = most
     for turn, record in enumerate(records):
-        for lines in [*in_pieces(record.lines, most)] or [()]:
+        for lines in [*in_batches(record.lines, most)] or [()]:
             if len(lines) > room or len(piece) >= most:
                 yield piece
                 piece, room = [], most

@@ -43,10 +43,10 @@ _BY_HAND = "by-hand:"
 """Marks ids written by hand that are no ULIDs: each has to be found again as it stands."""
 
 
-def redis_store(url: str, now: Callable[[], int] | None, patience: float | None) -> RedisStore:
+def redis_store(url: str, now: Callable[[], int] | None, call_deadline: float | None) -> RedisStore:
     """The store behind a URL of Redis, with ids as it says."""
     kind = UlidStore if parse_url(url).ulids else RedisStore
-    return kind(url, now=now, patience=patience)
+    return kind(url, now=now, call_deadline=call_deadline)
 
 
 def encode_id(job_id: str) -> str:

@@ -11,7 +11,7 @@ import msgspec
 from holdfast.core.limits import BucketUse, Limit, LimitChange, LimitTable, decode_limits, encode_limit
 from holdfast.core.models import MICROSECOND, Job
 from holdfast.stores.common.limit_cache import LimitCache
-from holdfast.stores.connections.redis import Script, in_pieces
+from holdfast.stores.connections.redis import Script, in_batches
 from holdfast.stores.connections.redis_protocol import Argument
 from holdfast.stores.redis.claiming import PIECE
 from holdfast.stores.redis.encoding import Kinds, decode_text, partition_field, span_us
@@ -70,7 +70,7 @@ class PartitionAssigner:
     async def write_partitions(self, jobs: Sequence[tuple[str, str]]) -> int:
         """Gives jobs the partitions that come with their ids; returns how many changed."""
         changed = 0
-        for piece in in_pieces(jobs, PIECE):
+        for piece in in_batches(jobs, PIECE):
             arguments = [argument for job in piece for argument in job]
             changed += await self._pool.run(self._scripts["assign"], "", 0, self._pool.address.task, "", *arguments)
         return changed
@@ -139,7 +139,7 @@ class RedisLimits:
 
     async def bucket_use(self, buckets: Sequence[str]) -> list[BucketUse]:
         uses: list[BucketUse] = []
-        for piece in in_pieces(buckets, PIECE):
+        for piece in in_batches(buckets, PIECE):
             found = await self._pool.run(self._scripts["bucket_use"], *piece)
             uses += [
                 BucketUse(bucket=bucket, used=int(used), free_at_us=int(free_at))
@@ -150,7 +150,7 @@ class RedisLimits:
     async def count_waiting(self, buckets: Sequence[str], *, most: int) -> list[int]:
         """``most`` bounds nothing: the numbers are kept."""
         key, numbers = self._pool.address.prefix + "unstarted", []
-        for piece in in_pieces(buckets, PIECE):
+        for piece in in_batches(buckets, PIECE):
             numbers += await self._pool.run_command("HMGET", key, *piece)
         return [int(number or 0) for number in numbers]
 
@@ -158,5 +158,5 @@ class RedisLimits:
         return int(await self._pool.run(self._scripts["take_tokens"], bucket, tokens)) * MICROSECOND
 
     async def pause_buckets(self, buckets: Sequence[str], pause_for: timedelta) -> None:
-        for piece in in_pieces(buckets, PIECE):
+        for piece in in_batches(buckets, PIECE):
             await self._pool.run(self._scripts["pause_buckets"], span_us(pause_for), *piece)

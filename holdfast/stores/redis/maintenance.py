@@ -13,8 +13,8 @@ from redis import exceptions as driver
 
 from holdfast.core.models import ExpiredJob, Finding, Job, JobState
 from holdfast.stores.common.requests import EXPIRY_ROUNDS, FORGOTTEN_AFTER
-from holdfast.stores.connections.redis import DEADLINE, RedisPool, Script, in_pieces
-from holdfast.stores.connections.redis_protocol import Argument, Wire
+from holdfast.stores.connections.redis import DEADLINE, RedisPool, Script, in_batches
+from holdfast.stores.connections.redis_protocol import Argument, RedisConnection
 from holdfast.stores.redis.claiming import PIECE
 from holdfast.stores.redis.consistency import plan_repairs
 from holdfast.stores.redis.encoding import Kinds, expired_jobs, shown_jobs, span_us
@@ -120,7 +120,7 @@ def _findings(done: Sequence[RepairStep]) -> list[Finding]:
     return [Finding("repair", "ok", f"{number} {what}") for what, number in found.items()]
 
 
-async def _mended(connection: Wire, names: NamespaceKeys, now: int) -> list[RepairStep] | None:
+async def _mended(connection: RedisConnection, names: NamespaceKeys, now: int) -> list[RepairStep] | None:
     """The repairs; None: something changed meanwhile, and nothing was done."""
     await _ask(connection, [("WATCH", *(names(name) for name in _WATCHED))])
     found = plan_repairs(await _Reading(connection, names).snapshot(now))
@@ -133,7 +133,7 @@ async def _mended(connection: Wire, names: NamespaceKeys, now: int) -> list[Repa
     return found
 
 
-async def _ask(connection: Wire, commands: Iterable[tuple[Argument, ...]]) -> list[Any]:
+async def _ask(connection: RedisConnection, commands: Iterable[tuple[Argument, ...]]) -> list[Any]:
     """The answers to commands that go out together."""
     async with asyncio.timeout(DEADLINE):
         answers = await connection.ask_each(commands)
@@ -146,7 +146,7 @@ async def _ask(connection: Wire, commands: Iterable[tuple[Argument, ...]]) -> li
 class _Reading:
     """A walk through a namespace, a little at a time: other clients are served in between."""
 
-    def __init__(self, connection: Wire, names: NamespaceKeys) -> None:
+    def __init__(self, connection: RedisConnection, names: NamespaceKeys) -> None:
         self._link = connection
         self._names = names
         self._spoiled: list[bytes] = []
@@ -187,7 +187,7 @@ class _Reading:
     async def _types(self, keys: Iterable[bytes]) -> dict[bytes, bytes]:
         """Of our keys that are of the type they must be; keys of another type are noted as spoiled."""
         found: dict[bytes, bytes] = {}
-        for piece in in_pieces([key for key in keys if self._names.type_of(key) is not None], _PIECE):
+        for piece in in_batches([key for key in keys if self._names.type_of(key) is not None], _PIECE):
             for key, kind in zip(piece, await _ask(self._link, [("TYPE", key) for key in piece]), strict=True):
                 if kind == self._names.type_of(key):
                     found[key] = kind
@@ -197,7 +197,7 @@ class _Reading:
 
     async def _jobs(self, keys: Sequence[bytes]) -> dict[bytes, IndexedJob | None]:
         found: dict[bytes, IndexedJob | None] = {}
-        for piece in in_pieces(keys, _PIECE):
+        for piece in in_batches(keys, _PIECE):
             for key, fields in zip(
                 piece, await _ask(self._link, [("HMGET", key, *FIELDS) for key in piece]), strict=True
             ):

@@ -17,16 +17,16 @@ from redis import exceptions as driver
 from holdfast.core.errors import HoldfastError
 from holdfast.stores.base import EVERY_QUEUE
 from holdfast.stores.common.waiters import (
-    PROOF,
-    PROVEN_IN,
+    KEEPALIVE_INTERVAL,
+    KEEPALIVE_TIMEOUT,
     RETRY,
+    IsDone,
     Listener,
-    Settled,
     Waiters,
     backoff_sleep,
     run_within,
 )
-from holdfast.stores.connections.redis_protocol import Wire
+from holdfast.stores.connections.redis_protocol import RedisConnection
 from holdfast.stores.redis.pool import NamespacePool
 
 _WATCHED_MOST = 8  # ready lists a process blocks on; of other queues it hears by the channel alone
@@ -60,7 +60,7 @@ class RedisNotifications(Listener):
         self._watches.clear()
 
     # ── waiting ───────────────────────────────────────────────────────────────────────────────────────────────
-    async def wait(self, topics: Sequence[str], timeout: float, settled: Settled) -> None:
+    async def wait(self, topics: Sequence[str], timeout: float, settled: IsDone) -> None:
         """Return at news of a topic, when ``settled`` says so, or after ``timeout`` seconds."""
         watches = self._watching(topics)
         for watch in watches:
@@ -84,27 +84,29 @@ class RedisNotifications(Listener):
         return found
 
     async def listen(self, kind: str, began: Callable[[], None]) -> None:
-        connection = await self._pool.connect(lambda message: self._heard(kind, message[2].decode()), protocol=2)
+        connection = await self._pool.connect(
+            lambda message: self._on_notification(kind, message[2].decode()), protocol=2
+        )
         try:
             await run_within(
-                PROVEN_IN, connection.send_command("SUBSCRIBE", self._pool.address.prefix + _CHANNELS[kind])
+                KEEPALIVE_TIMEOUT, connection.send_command("SUBSCRIBE", self._pool.address.prefix + _CHANNELS[kind])
             )
             began()
-            await self._prove(connection)
+            await self._keep_alive(connection)
         finally:
             connection.close()
 
     def connection_lost(self) -> None:
         self._pool.drop_connections()
 
-    async def _prove(self, connection: Wire) -> None:
+    async def _keep_alive(self, connection: RedisConnection) -> None:
         """Return never; fail when the connection does."""
         while True:
             with suppress(TimeoutError):
-                await run_within(PROOF, connection.ended.wait())
-            await run_within(PROVEN_IN, connection.send_command("PING"))
+                await run_within(KEEPALIVE_INTERVAL, connection.ended.wait())
+            await run_within(KEEPALIVE_TIMEOUT, connection.send_command("PING"))
 
-    def _heard(self, kind: str, text: str) -> None:
+    def _on_notification(self, kind: str, text: str) -> None:
         sender, *named = text.split("\n")
         if sender != self._pool.name:
             self.waiters.wake_topics([f"job:{job_id}" for job_id in named] if kind == "ended" else named)
@@ -147,19 +149,21 @@ class _Watch:
             except _TROUBLE:
                 pause = await backoff_sleep(pause)
 
-    async def _block(self, connection: Wire) -> None:
+    async def _block(self, connection: RedisConnection) -> None:
         """Return never; fail when the connection does."""
         pause, known = _PAUSE, b""
         while True:
             await self._wanted.wait()
-            head = await run_within(PROVEN_IN, connection.send_command("LINDEX", self._list, 0))
+            head = await run_within(KEEPALIVE_TIMEOUT, connection.send_command("LINDEX", self._list, 0))
             if head is None:
-                blocked = connection.send_command("BLMOVE", self._list, self._list, "LEFT", "LEFT", str(PROOF))
-                head = await run_within(PROOF + PROVEN_IN, blocked)
+                blocked = connection.send_command(
+                    "BLMOVE", self._list, self._list, "LEFT", "LEFT", str(KEEPALIVE_INTERVAL)
+                )
+                head = await run_within(KEEPALIVE_INTERVAL + KEEPALIVE_TIMEOUT, blocked)
                 if head is None:
                     continue
                 await asyncio.sleep(_GRACE)
-                if head != await run_within(PROVEN_IN, connection.send_command("LINDEX", self._list, 0)):
+                if head != await run_within(KEEPALIVE_TIMEOUT, connection.send_command("LINDEX", self._list, 0)):
                     continue  # who pushed it said so, and it was taken
             elif head == known or not known:
                 # It was there before, and is not taken: the queue is paused, or its workers are busy.

@@ -13,13 +13,13 @@ from redis import exceptions as driver
 from holdfast.core.errors import ConfigError
 from holdfast.stores.connections import redis
 from holdfast.stores.connections.redis import Script, Unconfirmed
-from holdfast.stores.connections.redis_protocol import Argument, Wire
+from holdfast.stores.connections.redis_protocol import Argument, RedisConnection
 from holdfast.stores.connections.redis_url import Server, parse_server
 
 _TAKEN_OVER = re.compile(r"UNBLOCKED|replica instances")
 """What waiting is answered on a server that became a replica meanwhile, or before."""
 _CONFIRMED = 5.0  # seconds a write waits for the disk and the replicas that were declared
-_SEARCH = 0.65  # of the patience if a caller waits: what looking for jobs may take, and disk and replicas
+_SEARCH = 0.65  # of the call deadline: for a search of jobs, and for the confirmation by disk and replicas
 
 
 class NamespacePool(redis.RedisPool):
@@ -31,15 +31,15 @@ class NamespacePool(redis.RedisPool):
         *,
         now: Callable[[], int] | None,
         lost: Script | None = None,
-        patience: float | None = None,
+        call_deadline: float | None = None,
     ) -> None:
-        """``lost`` finds out whether a server has less than it has acknowledged. ``patience``: seconds a call takes at
-        most, if a caller waits for its answer."""
-        super().__init__(address.server, address.prefix, deadline=patience)
+        """``lost`` finds out whether a server has less than it has acknowledged. ``call_deadline``:
+        seconds a call takes at most, if a caller waits for its answer."""
+        super().__init__(address.server, address.prefix, deadline=call_deadline)
         self.address = address
-        self.search_for = None if patience is None else _SEARCH * patience
+        self.search_for = None if call_deadline is None else _SEARCH * call_deadline
         """Seconds a filter may look for jobs; None: as long as it takes."""
-        self._confirmed = _CONFIRMED if patience is None else _SEARCH * patience
+        self._confirmed = _CONFIRMED if call_deadline is None else _SEARCH * call_deadline
         self.name = uuid4().hex[:12]
         """Who calls: the scripts tell others of what we did, and we know what we said ourselves."""
         self._now = now
@@ -51,7 +51,7 @@ class NamespacePool(redis.RedisPool):
         if self._latest is None or number > self._latest[0]:
             self._latest = number, job_id
 
-    async def _greet(self, connection: Wire) -> bool:
+    async def _prepare(self, connection: RedisConnection) -> bool:
         """A server that was away, or another in its place, may have lost the last acknowledged writes: it is asked
         before it hears of more, and keeps in mind what is missing, for the doctor."""
         if self._latest is None or self._lost is None:
@@ -80,15 +80,17 @@ class NamespacePool(redis.RedisPool):
         script: Script,
         *arguments: Argument,
         on_uncertain: Callable[[], object] | None = None,
-        patience: float | None = None,
+        retry_for: float | None = None,
         extra: float = 0.0,
         synced: bool = False,
     ) -> Any:
-        """Returns the answer of the script. ``doubt``, ``patience``, ``extra``: see ``call``; ``synced``: answer when
-        disk and replicas have it, as was declared.
+        """Returns the answer of the script.
+
+        ``on_uncertain``, ``retry_for``, ``extra``: see ``call``. ``synced``: answers when disk and replicas have
+        confirmed the write, as was declared.
         """
         (reply,) = await self.run_each(
-            script, [arguments], on_uncertain=on_uncertain, patience=patience, extra=extra, synced=synced
+            script, [arguments], on_uncertain=on_uncertain, retry_for=retry_for, extra=extra, synced=synced
         )
         return reply
 
@@ -98,7 +100,7 @@ class NamespacePool(redis.RedisPool):
         pieces: Sequence[Sequence[Argument]],
         *,
         on_uncertain: Callable[[], object] | None = None,
-        patience: float | None = None,
+        retry_for: float | None = None,
         extra: float = 0.0,
         synced: bool = False,
         partly: Callable[[list[Any]], object] | None = None,
@@ -110,10 +112,10 @@ class NamespacePool(redis.RedisPool):
         after = self._confirm if confirmed else None
         whole = [(*given, *piece) for piece in pieces]
         return await self.evaluate_each(
-            script, keys, whole, on_uncertain=on_uncertain, patience=patience, extra=extra, after=after, partly=partly
+            script, keys, whole, on_uncertain=on_uncertain, retry_for=retry_for, extra=extra, after=after, partly=partly
         )
 
-    async def _confirm(self, connection: Wire) -> None:
+    async def _confirm(self, connection: RedisConnection) -> None:
         """Wait for the disk and the replicas.
 
         Both wait for what this connection wrote last. A call that is made again finds its work done and writes nothing:

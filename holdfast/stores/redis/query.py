@@ -30,7 +30,7 @@ from holdfast.core.models import (
 )
 from holdfast.core.stats import CountGroup, JobStats, covered_seconds, merge_groups
 from holdfast.stores.common.requests import CHOOSE, GLANCED, UNREADABLE, is_unsuccessful, line_page, line_place
-from holdfast.stores.connections.redis import Script, in_pieces
+from holdfast.stores.connections.redis import Script, in_batches
 from holdfast.stores.connections.redis_protocol import Argument
 from holdfast.stores.redis.encoding import (
     Fields,
@@ -82,7 +82,7 @@ class Read:
 
     async def summaries(self, job_ids: Sequence[str]) -> list[Job | None]:
         found: dict[str, Job] = {}
-        for piece in in_pieces(job_ids, _PIECE):
+        for piece in in_batches(job_ids, _PIECE):
             found |= {job.id: msgspec.structs.replace(job, payload="{}") for _, job in await self._outlined(piece)}
         return [found.get(job_id) for job_id in job_ids]
 
@@ -91,7 +91,7 @@ class Read:
 
     async def by_keys(self, keys: Sequence[str]) -> list[Job | None]:
         owners: list[str] = []
-        for piece in in_pieces(keys, _PIECE):
+        for piece in in_batches(keys, _PIECE):
             held = await self._pool.run_command("HMGET", self._prefix + "keys", *piece)
             owners += ["" if each is None else decode_text(each).partition(" ")[2] for each in held]
         jobs = {job.id: job for _, job in await self._show(list(filter(None, dict.fromkeys(owners))))}
@@ -198,7 +198,7 @@ class Read:
 
     async def _show(self, ids: Sequence[Argument]) -> list[Shown]:
         found: list[Shown] = []
-        for piece in in_pieces(ids, _PIECE):
+        for piece in in_batches(ids, _PIECE):
             found += self._found(await self._pool.run(self._scripts["show"], *piece))
         return found
 
@@ -218,7 +218,7 @@ class Read:
         if len(ids) > _FEW:
             return None
         found: list[Shown] = []
-        for piece in in_pieces(ids, _PIECE):
+        for piece in in_batches(ids, _PIECE):
             search.go_on()
             found += [each for each in await self._outlined(piece) if matches_filter(each[1], where)]
         return sorted(found, key=lambda each: each[0], reverse=True)
@@ -279,7 +279,7 @@ class Read:
             states.setdefault(queue, {})[state.value] = number
         names = sorted(states)
         ages: list[Any] = []
-        for piece in in_pieces(names, 50):
+        for piece in in_batches(names, 50):
             ages += await self._pool.run(self._scripts["queues"], *piece)
         return [
             QueueInfo(

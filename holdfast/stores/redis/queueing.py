@@ -31,7 +31,7 @@ from holdfast.core.models import (
 )
 from holdfast.stores.base import ClaimRequest
 from holdfast.stores.common.limit_cache import LimitCache
-from holdfast.stores.common.requests import BEAT_PATIENCE, CLAIMED_A_SECOND, extra_timeout
+from holdfast.stores.common.requests import CLAIMED_A_SECOND, HEARTBEAT_RETRY_SHARE, extra_timeout
 from holdfast.stores.common.server_store import wait_for_news
 from holdfast.stores.common.unconfirmed import (
     SettlementEvidence,
@@ -40,7 +40,7 @@ from holdfast.stores.common.unconfirmed import (
     accepted_as,
     perhaps_stored,
 )
-from holdfast.stores.connections.redis import Script, in_pieces
+from holdfast.stores.connections.redis import Script, in_batches
 from holdfast.stores.redis.claiming import PIECE, DeliveryProgress, RedisClaimProgress
 from holdfast.stores.redis.encoding import (
     Kinds,
@@ -90,7 +90,7 @@ class RedisQueueing:
         self._is_limited_first = False
         self._served_limited = ""
         self._served = ""  # the queue a claim served last
-        self._doubts = UnconfirmedSettlements()
+        self._unconfirmed = UnconfirmedSettlements()
         self._lost = UnconfirmedClaims()
 
     # ── submit ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -101,7 +101,7 @@ class RedisQueueing:
             return []
         await self._eviction.refuse_evicting(self._pool)
         jobs = await self._limits.bind(jobs)
-        whole, pieces = self._pool.address.whole, list(in_pieces(jobs, PIECE))
+        whole, pieces = self._pool.address.whole, list(in_batches(jobs, PIECE))
         sent = _Sent()
         try:
             sent.replies = await self._pool.run_each(
@@ -113,7 +113,7 @@ class RedisQueueing:
                 synced=True,
             )
         except Unavailable as error:
-            outcome = perhaps_stored(error) if sent.doubted else error
+            outcome = perhaps_stored(error) if sent.is_uncertain else error
             if any(isinstance(reply, list) for reply in sent.replies):
                 outcome.stored = [answer.job_id if answer.created else None for answer in self._answers(pieces, sent)]
             raise outcome from error.__cause__
@@ -134,7 +134,7 @@ class RedisQueueing:
                 number, last = reply.pop(), len(piece) - 1 - reply[::-1].index(1)
                 self._pool.note_stored(int(number), piece[last].id)
             answers += [
-                Submitted(job.id, bool(each) or sent.doubted)
+                Submitted(job.id, bool(each) or sent.is_uncertain)
                 if isinstance(each, int)
                 else Submitted(each.decode().removeprefix("+"), created=False, changed=each.startswith(b"+"))
                 for job, each in zip(piece, reply, strict=True)
@@ -217,7 +217,7 @@ class RedisQueueing:
 
     async def _claim_delivered(self, request: ClaimRequest, only: Sequence[str]) -> Claim:
         delivery = DeliveryProgress(request)
-        for ids in in_pieces(list(dict.fromkeys(only)), PIECE):
+        for ids in in_batches(list(dict.fromkeys(only)), PIECE):
             try:
                 taken, until, stopped_at_last_attempt, flat = await self._pool.run(
                     self._scripts["deliver"],
@@ -282,17 +282,17 @@ class RedisQueueing:
         """Apply what is still guarded, in order; refused settlements get the job's state."""
         if not settlements:
             return []
-        pieces = [encode_settlements(piece) for piece in in_pieces(settlements, PIECE)]
+        pieces = [encode_settlements(piece) for piece in in_batches(settlements, PIECE)]
         try:
             replies = await self._pool.run_each(
                 self._scripts["settle"],
                 pieces,
-                on_uncertain=lambda: self._doubts.add(settlements),
+                on_uncertain=lambda: self._unconfirmed.add(settlements),
                 extra=extra_timeout(len(settlements), sum(len(each.result or "") for each in settlements)),
                 synced=True,
             )
         except HoldfastError:
-            self._doubts.add(settlements)  # the answers of applied pieces are lost
+            self._unconfirmed.add(settlements)  # the answers of applied pieces are lost
             raise
         answers, ended, others = [], [], False
         for each, answer in zip(settlements, chain.from_iterable(replies), strict=True):
@@ -311,19 +311,19 @@ class RedisQueueing:
                 answers.append(await self._refused(each, state_now))
                 if answers[-1].accepted and answers[-1].state in TERMINAL:
                     ended.append(each.job_id)
-        self._doubts.mark_answered(settlements)
+        self._unconfirmed.mark_answered(settlements)
         # Which queues something became ready in the script knows; every waiter here for any of them looks.
         self._notifications.notify_done({"queue:*"} if others else (), ended)
         return answers
 
     async def _refused(self, each: Settlement, state: JobState | None) -> Settled:
         """Returns the verdict on settlements refused now; some were accepted before, unanswered."""
-        accepted = accepted_as(each, await self._fate(each)) if each in self._doubts else None
+        accepted = accepted_as(each, await self._evidence(each)) if each in self._unconfirmed else None
         if accepted is not None:
             return Settled(each.job_id, each.claims, True, accepted)
         return Settled(each.job_id, each.claims, False, state)
 
-    async def _fate(self, each: Settlement) -> SettlementEvidence:
+    async def _evidence(self, each: Settlement) -> SettlementEvidence:
         (standing,) = await self._pool.run(self._scripts["states"], each.job_id)
         if standing is None:
             return SettlementEvidence(None, None, None, None, None, None)
@@ -342,7 +342,7 @@ class RedisQueueing:
         fields = [argument for pair in given.items() for argument in pair]
         held: list[LeaseStatus] = []
         ordered = "none"
-        pieces = list(in_pieces(leases, PIECE)) or [[]]
+        pieces = list(in_batches(leases, PIECE)) or [[]]
         for number, piece in enumerate(pieces):
             reply = await self._pool.run(
                 self._scripts["beat"],
@@ -352,7 +352,7 @@ class RedisQueueing:
                 len(given),
                 *fields,
                 *(argument for lease in piece for argument in (lease.job_id, lease.claims)),
-                patience=BEAT_PATIENCE * lease_for.total_seconds(),
+                retry_for=HEARTBEAT_RETRY_SHARE * lease_for.total_seconds(),
             )
             ordered = reply[0].decode()
             held += [_HELD[each] for each in reply[1:]]
@@ -380,12 +380,12 @@ class _Sent:
     """Progress of a batch that is stored piece by piece."""
 
     def __init__(self) -> None:
-        self.doubted = False
+        self.is_uncertain = False
         self.replies: list[Any] = []  # to each piece of the latest try, errors among them; none where it was cut off
 
     def mark_uncertain(self) -> None:
         """A try was cut off, and may have stored the batch: from now on "known" means "created"."""
-        self.doubted, self.replies = True, []
+        self.is_uncertain, self.replies = True, []
 
     def read_replies(self, replies: list[Any]) -> None:
         """Some pieces were refused."""

@@ -24,11 +24,11 @@ from holdfast.stores.redis.server_info import EvictionWatch, ServerInfo, may_evi
 
 class RedisStore(ServedStore["_OpenedRedis"]):
     """A store in one namespace. ``now`` (microseconds since 1970) replaces the server's clock; only tests give one.
-    ``patience``: seconds a call takes at most, if a caller waits for its answer."""
+    ``call_deadline``: seconds a call takes at most, if a caller waits for its answer."""
 
-    def __init__(self, url: str, *, now: Callable[[], int] | None = None, patience: float | None = None) -> None:
+    def __init__(self, url: str, *, now: Callable[[], int] | None = None, call_deadline: float | None = None) -> None:
         super().__init__()
-        self.patience = patience
+        self.call_deadline = call_deadline
         self.address = parse_url(url)
         self.url = self.address.server.shown
         self.now = now
@@ -56,7 +56,9 @@ class _OpenedRedis(Opened):
 
     def __init__(self, store: RedisStore) -> None:
         kinds, scripts, eviction = Kinds(), store.scripts, store.eviction
-        self.pool = pool = NamespacePool(store.address, now=store.now, lost=scripts["lost"], patience=store.patience)
+        self.pool = pool = NamespacePool(
+            store.address, now=store.now, lost=scripts["lost"], call_deadline=store.call_deadline
+        )
         self.notifications = notifications = RedisNotifications(pool)
         self.query = query = RedisQuery(pool, scripts, kinds)
         cache = LimitCache(lambda: read_limits(pool))

@@ -23,15 +23,15 @@ from holdfast.stores.sqlite.writer import Writer
 
 T = TypeVar("T")
 
-_SEARCH = 0.65  # of the patience of a call: how long a search by a filter may take
+_SEARCH = 0.65  # of the deadline of a call: how long a search by a filter may take
 
 
 class OpenedSqlite:
     """The parts of an open store, closed together."""
 
-    def __init__(self, path: str, now: Callable[[], int], patience: float | None) -> None:
+    def __init__(self, path: str, now: Callable[[], int], call_deadline: float | None) -> None:
         self.forked = False
-        self._patience = patience
+        self._call_deadline = call_deadline
         self.migrated: list[str] = []  # what opening applied, for who asks
         first = connect(path)
         self.identity = identity = FileIdentity(path, first)
@@ -39,9 +39,9 @@ class OpenedSqlite:
         self.reader = Reader(path, first, identity)  # for whatever takes its time
         self.glance = Reader(path, connect(path), identity)  # for quick looks before a claim or a wait
         self.readers = ThreadPoolExecutor(1, thread_name_prefix="holdfast-reader")
-        self.search_pool = None if patience is None else SearchPool(path, identity)
+        self.search_pool = None if call_deadline is None else SearchPool(path, identity)
         self.wakes = Wakes(path, self._version)
-        self.writer = Writer(path, now, self.wakes, identity, patience)
+        self.writer = Writer(path, now, self.wakes, identity, call_deadline)
         self.durability = durability(self.writer.connection)  # stays so; and later it may wait for a lock
         _mark_in_children(self)
 
@@ -55,14 +55,16 @@ class OpenedSqlite:
     async def search(
         self, search: Callable[[sqlite3.Connection], T], where: JobFilter, *, seconds: float | None = None
     ) -> T:
-        """Run a ``search`` that may scan every job. With a bounded patience it has its own connection and thread, so it
+        """Run a ``search`` that may scan every job. With a call deadline it has its own connection and thread, so it
         delays no other read, and a time limit."""
-        search_pool, patience = self.search_pool, self._patience
-        if running_loop() is None or search_pool is None or patience is None:
+        search_pool, call_deadline = self.search_pool, self._call_deadline
+        if running_loop() is None or search_pool is None or call_deadline is None:
             return await self.read(search)
         usual = search_pool.unsuccessful if is_unsuccessful(where) else search_pool.others
         slot = usual if seconds is None else search_pool.changes
-        return await slot.search(search, _SEARCH * patience if seconds is None else seconds, (1 - _SEARCH) * patience)
+        return await slot.search(
+            search, _SEARCH * call_deadline if seconds is None else seconds, (1 - _SEARCH) * call_deadline
+        )
 
     def _version(self) -> int:
         return self.writer.version()

@@ -50,16 +50,16 @@ _FORKED = "this store was opened before fork(); make another one in the child pr
 
 class SQLiteStore:
     """A store in one file. ``now`` (microseconds since 1970) replaces the host's clock; only tests give one.
-    ``patience``: seconds a call from an event loop waits for a file that another program has locked, if fewer than
+    ``call_deadline``: seconds a call from an event loop waits for a file that another program has locked, if fewer than
     usual."""
 
-    def __init__(self, path: str, *, now: Callable[[], int] | None = None, patience: float | None = None) -> None:
+    def __init__(self, path: str, *, now: Callable[[], int] | None = None, call_deadline: float | None = None) -> None:
         self.path = os.path.realpath(path)  # links resolved: all of us lock the same files
         self.url = f"sqlite:///{self.path}"
         self._now = now or _host_clock
         here = files("holdfast.stores.sqlite")
         self._sql = load_statements(here / "queries.sql")
-        self._patience = patience
+        self._call_deadline = call_deadline
         self._migrations = load_migrations(here / "migrations")
         parts = (self._current, self._now, self._sql, self.path)
         limits = SqliteLimits(*parts)
@@ -97,9 +97,9 @@ class SQLiteStore:
     def _opened_together(self) -> OpenedSqlite:
         """Opens the files that every other open store uses: once more if their last user removes them meanwhile."""
         while True:
-            seen = check_side_files(self.path, self._patience)
+            seen = check_side_files(self.path, self._call_deadline)
             check_owner(self.path)
-            opened = OpenedSqlite(self.path, self._now, self._patience)
+            opened = OpenedSqlite(self.path, self._now, self._call_deadline)
             if seen is None or seen == opened.identity.inodes:
                 return opened
             opened.close()

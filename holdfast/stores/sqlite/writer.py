@@ -30,7 +30,7 @@ T = TypeVar("T")
 _GROUP = 200  # operations that may share a transaction
 _CHECKPOINT_PAGES = 1000  # written to the log, by a rough count, before they are copied into the file
 _PAGES_PER_COMMIT, _ROWS_PER_PAGE = 4, 8  # the rough count: what a commit costs beside its rows, and rows on a page
-_LOOK = 0.1  # seconds between looks whether the lock was had meanwhile, once patience is at its end
+_LOOK = 0.1  # seconds between looks whether the lock was had meanwhile, once its deadline has passed
 
 
 class Transaction:
@@ -92,17 +92,23 @@ class _Pending(Generic[T]):
 class Writer:
     """The write connection of one open store.
 
-    ``patience``: seconds after which a call from an event loop is withdrawn while another program has the write lock.
+    ``call_deadline``: seconds after which a call from an event loop is withdrawn while another program has the
+    write lock.
     """
 
     def __init__(
-        self, path: str, now: Callable[[], int], wakes: Wakes, identity: FileIdentity, patience: float | None = None
+        self,
+        path: str,
+        now: Callable[[], int],
+        wakes: Wakes,
+        identity: FileIdentity,
+        call_deadline: float | None = None,
     ) -> None:
         self._path = path
         self._identity = identity
         self._now = now
         self._wakes = wakes
-        self._patience = patience
+        self._call_deadline = call_deadline
         self._locked_out = False  # waiting for the lock
         self.connection = connect(path)
         self._lock = bare_connection(path, timeout=0.0, shared=True)  # holds the write lock while the log is copied
@@ -124,22 +130,22 @@ class Writer:
             self._start()
         pending = _Pending(operation, precheck, loop)
         self._pending.put(pending)
-        if self._patience is None:
+        if self._call_deadline is None:
             return await pending.future
-        timer = loop.call_later(self._patience, self._lose_patience, pending)
+        timer = loop.call_later(self._call_deadline, self._withdraw_call, pending)
         try:
             return await pending.future
         finally:
             timer.cancel()
 
-    def _lose_patience(self, pending: _Pending[Any]) -> None:
+    def _withdraw_call(self, pending: _Pending[Any]) -> None:
         """Withdraw a call that waits for another program; one that waits for our own commits goes on waiting."""
         if self._locked_out:
-            text = f"{self._path} is busy: another program has held its write lock for {self._patience:g} s"
+            text = f"{self._path} is busy: another program has held its write lock for {self._call_deadline:g} s"
             outcome = "nothing was changed"
             pending.fail_pending(Unavailable(f"{text}; {outcome}", outcome=outcome))
         if not pending.future.done():
-            pending.loop.call_later(_LOOK, self._lose_patience, pending)
+            pending.loop.call_later(_LOOK, self._withdraw_call, pending)
 
     def _start(self) -> None:
         with self._starting:  # two event loops may come here at once
@@ -338,8 +344,8 @@ def _resolve(members: list[_Pending[Any]]) -> None:
             pending.future.set_result(pending.result)
 
 
-PATIENCE = 2.0  # seconds
-_DOUBT = 5.0  # seconds
+LOCK_TIMEOUT = 2.0  # seconds
+_SKIP_FOR = 5.0  # seconds
 _PAUSES = (0.00005, 0.0001, 0.0002, 0.0005)  # seconds between looks: short at first, a hand-over takes about as long
 
 
@@ -351,17 +357,17 @@ class FairLock:
         self._turn = _open(path + "-turn")
         self._lock = _open(path + "-lock")
         self._locked = False
-        self._doubted_until = 0.0  # a process is frozen here: until then none waits behind it again
+        self._skip_until = 0.0  # a process is frozen here: until then none waits behind it again
 
     def acquire_turn(self) -> None:
         """Return when it is this thread's turn; ``release_turn`` must follow."""
         self._threads.acquire()
         try:
             now = time.monotonic()
-            deadline = now if now < self._doubted_until else now + PATIENCE
+            deadline = now if now < self._skip_until else now + LOCK_TIMEOUT
             turn = _take(self._turn, deadline)
             self._locked = _take(self._lock, deadline)
-            self._doubted_until = 0.0 if self._locked else time.monotonic() + _DOUBT
+            self._skip_until = 0.0 if self._locked else time.monotonic() + _SKIP_FOR
             if turn:
                 fcntl.flock(self._turn, fcntl.LOCK_UN)
         except BaseException:  # an interrupt from the keyboard

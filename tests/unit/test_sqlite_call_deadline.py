@@ -26,7 +26,7 @@ def _job() -> NewJob:
 
 def test_calls_on_a_locked_file_are_withdrawn(tmp_path: Path) -> None:
     async def submitting() -> tuple[list[Any], int, int]:
-        store = open_store(f"sqlite:///{tmp_path}/jobs.db", patience=0.2)
+        store = open_store(f"sqlite:///{tmp_path}/jobs.db", call_deadline=0.2)
         await store.open()
         with closing(sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)) as other:
             other.execute("begin immediate")
@@ -115,7 +115,7 @@ def test_closing_waits_for_no_search(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(store_module, "load_statements", lambda path: {**load_statements(path), "find": endless})
 
     async def closing_it() -> tuple[list[Any], float]:
-        store = open_store(f"sqlite:///{tmp_path}/jobs.db", patience=40.0)
+        store = open_store(f"sqlite:///{tmp_path}/jobs.db", call_deadline=40.0)
         await store.open()
         where = JobFilter(error="a")
         searches = [
@@ -136,7 +136,7 @@ def test_closing_waits_for_no_search(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("jobs", [1, 50])
 def test_lock_timeout_costs_nothing_without_other_writers(tmp_path: Path, jobs: int) -> None:
     async def submitting() -> int:
-        store = open_store(f"sqlite:///{tmp_path}/jobs.db", patience=5.0)
+        store = open_store(f"sqlite:///{tmp_path}/jobs.db", call_deadline=5.0)
         await store.open()
         await asyncio.gather(*[store.queueing.submit([_job()]) for _ in range(jobs)])
         stored = await store.query.count(JobFilter())

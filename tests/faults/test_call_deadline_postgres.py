@@ -29,7 +29,7 @@ async def _ended() -> None:
 
 
 async def test_abandoned_call_is_cancelled_on_the_server(url: str) -> None:
-    store = PostgresStore(url, patience=0.3)
+    store = PostgresStore(url, call_deadline=0.3)
     await store.open()
     begun = time.monotonic()
 
@@ -50,7 +50,7 @@ async def test_a_change_of_jobs_takes_its_time(url: str) -> None:
     waiting, again, gone = await put(patient, *[new_job() for _ in range(3)])
     await patient.admin.cancel([again, gone])
     await patient.close()
-    store = PostgresStore(url, patience=0.3)
+    store = PostgresStore(url, call_deadline=0.3)
     await store.open()
     body = "begin perform pg_sleep(0.5); return null; end"
     shared().execute(f"create function {schema}.slow() returns trigger language plpgsql as $${body}$$")
@@ -70,7 +70,7 @@ async def test_a_change_of_jobs_takes_its_time(url: str) -> None:
 
 
 async def test_write_to_a_silent_server_is_abandoned_in_time(proxied_url: str, proxy: FaultProxy) -> None:
-    store = PostgresStore(proxied_url, patience=0.3)
+    store = PostgresStore(proxied_url, call_deadline=0.3)
     await store.open()
     await store.admin.delete([new_id()])
     proxy.hold()

@@ -356,6 +356,21 @@ async def test_many_blocked_keys_delay_no_other(store: Store) -> None:
     assert [job.id for job in await take(store, 100)] == [fresh]
 
 
+async def test_claims_without_jobs_go_on_until_all_keys_were_seen(store: Store, clock: ManualClock) -> None:
+    await limit(store, by="args.tenant", rate=1, period_us=3_600_000_000)
+    await put(store, *[job_of(number) for number in range(1000, 1500)])
+    while jobs := await take(store, 100):
+        await end(store, *jobs)
+    clock.advance(1)
+    await put(store, *[job_of(number) for number in range(1000, 1500)])
+    (free,) = await put(store, job_of(2000))
+    brought = await claim(store, 5)
+    while not brought.jobs:
+        assert brought.next_due == timedelta(0)
+        brought = await claim(store, 5)
+    assert [job.id for job in brought.jobs] == [free]
+
+
 async def test_limited_and_plain_jobs_share_a_queue(store: Store) -> None:
     await limit(store, task="slow", concurrency=100)
     await put(store, *[new_job(task="quick") for _ in range(100)])

@@ -299,6 +299,7 @@ begin
                     s_until[place] := free_at;
                     parked := parked + 1;
                     ends := parked >= most_parked;
+                    least_due := case when ends then now_us else least_due end; -- the next claim goes on from here
                 end if;
             elsif not is_full then
                 for k in 1 .. cardinality(names) loop

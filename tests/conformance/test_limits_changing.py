@@ -44,6 +44,20 @@ async def test_raised_rate_holds_at_once(store: Store, clock: ManualClock) -> No
     assert await store.limits.take_tokens("mail", 1) <= timedelta(seconds=0.1)
 
 
+async def test_changed_limit_frees_the_keys_of_all_queues(store: Store, clock: ManualClock) -> None:
+    await limit(store, task="slow", rate=1, period_us=3_600_000_000)
+    await put(store, *[new_job(queue=f"q{number:04}", task="slow") for number in range(1020)])
+    last = {"q1018": 5, "q1019": 5}
+    assert len(await take(store, 5)) == 0
+    assert len(await take(store, 5, last)) == 1
+    for _ in range(20):
+        assert await take(store, 100, {"*": 100}) == []
+    await limit_again(store, rate=1000)
+    assert await take(store, 5, last) == []
+    clock.advance(1)
+    assert len(await take(store, 5, last)) == 1
+
+
 async def test_limit_holds_for_jobs_that_came_before_it(store: Store, opener: Opener) -> None:
     other = await opener()
     await put(other, *[job_of(tenant) for tenant in (1, 1, 1, 2)])

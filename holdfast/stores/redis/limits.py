@@ -112,6 +112,9 @@ class RedisLimits:
         self._cache.mark_stale()
         if not revision:
             return None
+        queue: bytes | str = ""
+        while queue := await self._pool.run(self._scripts["free_parked"], queue, PIECE):
+            pass
         self._notifications.notify_done({"queue:*"})
         return int(revision)
 

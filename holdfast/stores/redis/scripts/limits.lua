@@ -941,7 +941,7 @@ return changed
 
 -- name: write_limit (documents)
 -- Replaces, adds or removes a limit if it has the expected revision. ARGV: 3 name, 4 expected revision, 5 document, "" to
--- remove it. Answers its revision, or "" and nothing was changed. What is parked looks again at the new values.
+-- remove it. Answers its revision, or "" and nothing was changed.
 local before = ours('HGET', P .. 'limits', ARGV[3])
 local stands = string.match(before or '0', '^(%d+)')
 if stands ~= ARGV[4] then
@@ -968,7 +968,14 @@ if old and old ~= new then
     end
     tell('news', 'queue:' .. old)
 end
-for _, queue in ipairs(ours('ZRANGE', P .. 'limited', 0, 999)) do
+finish()
+return revision
+
+-- name: free_parked
+-- A limit has changed: what is parked in the queues with jobs under limits behind ARGV[3] looks again. Answers the last of ARGV[4]
+-- queues, "" after all.
+local queues = ours('ZRANGEBYLEX', P .. 'limited', '(' .. ARGV[3], '+', 'LIMIT', 0, ARGV[4])
+for _, queue in ipairs(queues) do
     for _, key in ipairs({ P .. 'parked:' .. queue, P .. 'waiting:' .. queue }) do
         if call('EXISTS', key) == 1 then
             ours('ZREMRANGEBYSCORE', key, '+inf', '-inf') -- moves a key of another type out of the way
@@ -978,7 +985,7 @@ for _, queue in ipairs(ours('ZRANGE', P .. 'limited', 0, 999)) do
     tell('news', 'queue:' .. queue)
 end
 finish()
-return revision
+return #queues == tonumber(ARGV[4]) and queues[#queues] or ''
 
 -- name: bucket_use (admission)
 -- Use of the buckets from ARGV[3] on: used and the instant at which each may let a job of weight 1 start, 0 for now.

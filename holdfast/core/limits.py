@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -29,10 +29,12 @@ MAX_WEIGHT = 10_000
 MAX_SHARE = 1000
 TURN = 1_000_000
 """By how much a job moves its partition back, divided by the share of the partition."""
+MAX_KEPT = 20
+"""Partitions that lack tokens of a key for a heavy job and keep their turns; others are parked."""
 SEPARATOR = "\x1f"
 """Between the buckets of a partition."""
 FULL = 0
-"""Answer of ``Admission.admit``: a bucket has no room until a running job ends."""
+"""Answer of ``Admission.admit``: the partition keeps its turn; a bucket has no room, or is reserved."""
 _MAX_VALUE = 64  # characters of a key's value in a bucket's name; a longer one is hashed
 
 
@@ -244,8 +246,27 @@ def split_bucket(bucket: str) -> tuple[str, str | None]:
     return name, value if separator else None
 
 
+class _Demand(NamedTuple):
+    """One job in one of its buckets. ``light_at``: when tokens and pauses would let a job of weight 1 start."""
+
+    bucket: str
+    weight: int
+    free_at: int = 0
+    light_at: int = 0
+    lacks_room: bool = False
+    is_full: bool = False
+    after: BucketState | None = None
+
+    @property
+    def is_keyed(self) -> bool:
+        return "=" in self.bucket
+
+
 class Admission:
-    """Decides which jobs may start now: counts running jobs, takes tokens, says when a full bucket has room again."""
+    """Decides which jobs may start now: counts running jobs, takes tokens, says when a full bucket has room again.
+
+    A job that does not fit only because it weighs more than 1 reserves its weight: later jobs of the claim leave it.
+    """
 
     def __init__(
         self, limits: Mapping[str, Limit], used: dict[str, int], states: dict[str, BucketState], now_us: int
@@ -254,41 +275,66 @@ class Admission:
         self._used = used
         self._now_us = now_us
         self._states = states
+        self._reserved: dict[str, int] = {}
+        self._kept = 0
+        self.due_us: int | None = None
+        """When the first of the heavy jobs that keep their turns has its tokens."""
         self.changed: set[str] = set()
         """Buckets whose state ``admit`` changed."""
 
-    def admit(self, partition: str, weights: str | None = None) -> int | None:
+    def admit(self, partition: str, weights: str | None = None, *, reserves: bool = True) -> int | None:
         """Takes room and tokens for one job of a partition, and returns None; or takes nothing, and returns the instant
-        at which the partition may have room, or ``FULL``.
+        at which the partition may have room, or ``FULL``: it keeps its turn.
         """
         buckets = split_partition(partition)
-        free_at = self._now_us
-        full = False
-        taken: list[tuple[str, int, BucketState | None]] = []
-        for bucket, weight in zip(buckets, read_weights(weights, len(buckets)), strict=True):
-            state = self._states.get(bucket, _FULL_BUCKET)
-            free_at = max(free_at, state.paused_until_us)
-            limit = self._limits.get(split_bucket(bucket)[0])
-            if limit is None:
-                continue
-            values, after = limit.values, None
-            if values.concurrency is not None:
-                full = full or self._used.get(bucket, 0) + min(weight, values.concurrency) > values.concurrency
-            if values.rate is not None:
-                refilled_at, first = take_tokens(values, state.refilled_at_us, weight, self._now_us)
-                free_at = max(free_at, first)
-                after = BucketState(refilled_at, state.paused_until_us)
-            taken.append((bucket, weight, after))
-        if free_at > self._now_us:
-            return free_at
-        if full:
-            return FULL
-        for bucket, weight, after in taken:
+        demands = [self._look(*each) for each in zip(buckets, read_weights(weights, len(buckets)), strict=True)]
+        free_at = max(each.free_at for each in demands)
+        if free_at > self._now_us or any(each.lacks_room for each in demands):
+            light_at = max(each.light_at for each in demands)
+            if reserves and light_at <= self._now_us and not any(each.is_full for each in demands):
+                self._reserve(demands)
+            if free_at <= self._now_us:
+                return FULL
+            if len(buckets) == 1 or not reserves:  # no other partition of its queue takes from it
+                return free_at
+            return light_at if light_at > self._now_us else self._keep_turn(demands, free_at)
+        for bucket, weight, *_, after in demands:
             self._used[bucket] = self._used.get(bucket, 0) + weight
             if after is not None:
                 self._states[bucket] = after
                 self.changed.add(bucket)
         return None
+
+    def _look(self, bucket: str, weight: int) -> _Demand:
+        now, state = self._now_us, self._states.get(bucket, _FULL_BUCKET)
+        free_at = light_at = state.paused_until_us
+        limit, reserved = self._limits.get(split_bucket(bucket)[0]), self._reserved.get(bucket, 0)
+        if limit is None:
+            return _Demand(bucket, weight, free_at, light_at)
+        values, room, after = limit.values, MAX_WEIGHT, None
+        if values.concurrency is not None:
+            room = values.concurrency - self._used.get(bucket, 0) - reserved
+        if values.rate is not None:
+            refilled_at = max(state.refilled_at_us, now) + min(reserved, values.burst) * (values.interval_us or 0)
+            free_at = max(free_at, take_tokens(values, refilled_at, weight, now)[1])
+            light_at = max(light_at, take_tokens(values, refilled_at, 1, now)[1])
+            after = BucketState(take_tokens(values, state.refilled_at_us, weight, now)[0], state.paused_until_us)
+        return _Demand(bucket, weight, free_at, light_at, room < min(weight, values.concurrency or 1), room < 1, after)
+
+    def _reserve(self, demands: Sequence[_Demand]) -> None:
+        """Reserves the job's weight: in the buckets of its keys until it fits them, then in all of them."""
+        of_keys = any(each.is_keyed and (each.lacks_room or each.free_at > self._now_us) for each in demands)
+        for each in demands:
+            if each.weight > 1 and (each.is_keyed or not of_keys):
+                self._reserved[each.bucket] = self._reserved.get(each.bucket, 0) + each.weight
+
+    def _keep_turn(self, demands: Sequence[_Demand], free_at: int) -> int:
+        """A job that lacks tokens keeps its turn; where they are those of a key only some do, as there are many."""
+        self._kept += any(each.is_keyed and each.free_at > self._now_us for each in demands)
+        if self._kept > MAX_KEPT:
+            return free_at
+        self.due_us = free_at if self.due_us is None else min(self.due_us, free_at)
+        return FULL
 
 
 def take_tokens(values: LimitValues, refilled_at_us: int, tokens: int, now_us: int) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from holdfast.app.limits import scope_buckets
 from holdfast.core.limit_options import LimitOptions, draft_limit, format_rate, limit_options, parse_values, said_values
 from holdfast.core.limits import (
     FULL,
+    MAX_KEPT,
     MAX_WEIGHT,
     SEPARATOR,
     Admission,
@@ -115,6 +116,44 @@ def test_partition_of_a_removed_limit_is_admitted() -> None:
     decide = admission()
     assert decide.admit("gone=1") is None
     assert admission(gone=BucketState(paused_until_us=7)).admit("gone") == 7
+
+
+def test_heavy_job_reserves_room_from_lighter_ones() -> None:
+    decide = admission(limit_of("all", concurrency=4), limit_of("other", concurrency=4), used={"all": 1})
+    assert decide.admit("all", "[4]") == FULL
+    assert [decide.admit("all"), decide.admit("all", "[2]"), decide.admit("other")] == [FULL, FULL, None]
+
+
+def test_job_of_a_full_bucket_reserves_nothing() -> None:
+    limits = limit_of("all", concurrency=4), limit_of("own", queue="q", by="args.t", concurrency=1)
+    decide = admission(*limits, used={"all": 1, "own=a": 1})
+    assert decide.admit(SEPARATOR.join(["all", "own=a"]), "[4, 1]") == FULL
+    assert decide.admit(SEPARATOR.join(["all", "own=b"]), None) is None
+
+
+def test_heavy_job_reserves_in_its_keys_first() -> None:
+    limits = limit_of("all", concurrency=4), limit_of("own", queue="q", by="args.t", concurrency=4)
+    decide = admission(*limits, used={"all": 2, "own=a": 2})
+    assert decide.admit(SEPARATOR.join(["all", "own=a"]), "[4, 4]") == FULL
+    assert decide.admit(SEPARATOR.join(["all", "own=a"]), None) == FULL
+    assert decide.admit(SEPARATOR.join(["all", "own=b"]), None) is None
+
+
+def test_heavy_job_without_tokens_keeps_its_turn() -> None:
+    states = {"all": BucketState(refilled_at_us=2 * SECOND)}
+    decide = admission(limit_of("all", rate=1, burst=4), limit_of("k", concurrency=9), **states)
+    both = SEPARATOR.join(["all", "k"])
+    assert (decide.admit(both, "[4, 1]"), decide.due_us) == (FULL, 2 * SECOND)
+    assert decide.admit(both) == 3 * SECOND  # once the heavy one has taken its tokens
+    assert decide.changed == set()
+
+
+def test_few_heavy_jobs_without_tokens_of_a_key_keep_their_turns() -> None:
+    limits = limit_of("own", by="args.t", rate=1, burst=4), limit_of("k", concurrency=9)
+    names = [f"own={number}" for number in range(MAX_KEPT + 5)]
+    decide = admission(*limits, **dict.fromkeys(names, BucketState(refilled_at_us=2 * SECOND)))
+    answers = [decide.admit(SEPARATOR.join(["k", name]), "[1, 4]") for name in names]
+    assert answers == [FULL] * MAX_KEPT + [2 * SECOND] * 5
 
 
 @given(weights=st.lists(st.integers(1, 6), max_size=40), concurrency=st.integers(1, 9))

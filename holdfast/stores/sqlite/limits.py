@@ -251,18 +251,23 @@ class LimitedClaim:
         """Chooses one job that lost two leases in a row, if its buckets have room."""
         values = {"queue": queue, "now": self._now_us, "limit": _PAGE}
         for seq, partition, weights in self._connection.execute(self._sql["limited_quarantined"], values).fetchall():
-            if self._admit(partition, weights) is None:
+            if self._admit(partition, weights, reserves=False) is None:
                 self._save_buckets()
                 return [seq]
         return []
 
-    def _admit(self, partition: str, weights: str | None) -> int | None:
+    @property
+    def due_us(self) -> int | None:
+        """When the first of the heavy jobs that keep their turns has its tokens."""
+        return self._admission.due_us
+
+    def _admit(self, partition: str, weights: str | None, *, reserves: bool = True) -> int | None:
         if self._has_states:
             missing = [bucket for bucket in split_partition(partition) if bucket not in self._loaded]
             if missing:
                 self._states |= read_buckets(self._connection, self._sql, missing)
                 self._loaded.update(missing)
-        return self._admission.admit(partition, weights)
+        return self._admission.admit(partition, weights, reserves=reserves)
 
     def _save_buckets(self) -> None:
         rows = [(bucket, *msgspec.structs.astuple(self._states[bucket])) for bucket in self._admission.changed]

@@ -158,14 +158,16 @@ class SqliteQueueing(LimitedFamily):
                 expired=expired,
             )
         limited = self._limited_queues(connection, list(capacity), request)
+        due_us = None
         if limited:
-            self._take_with_limits(taken, [queue for queue in limited if queue not in paused], capacity, paused)
+            open_queues = [queue for queue in limited if queue not in paused]
+            due_us = self._take_with_limits(taken, open_queues, capacity, paused)
         else:
             self._take_plain(taken, capacity, paused)
         return Claim(
             jobs=taken.jobs,
             promoted=promoted,
-            next_due=self._next_due(connection, list(capacity), limited, now_us),
+            next_due=self._next_due(connection, list(capacity), limited, now_us, due_us),
             quarantined=taken.quarantined,
             stopped_at_last_attempt=taken.stopped_at_last_attempt,
             lease_until_us=until,
@@ -190,8 +192,9 @@ class SqliteQueueing(LimitedFamily):
 
     def _take_with_limits(
         self, taken: ClaimTaking, limited: Sequence[str], capacity: Mapping[str, int], paused: set[str]
-    ) -> None:
-        """Takes jobs with and without limits; claim by claim, the other kind comes first."""
+    ) -> int | None:
+        """Takes jobs with and without limits; claim by claim, the other kind comes first. Returns when a heavy job that
+        keeps its turn has its tokens."""
         turn = bisect_right(limited, self._served_limited)
         in_turn = [*limited[turn:], *limited[:turn]]
         claim = taken.begin_limited(self._limits.table)
@@ -205,6 +208,7 @@ class SqliteQueueing(LimitedFamily):
                 self._served_limited = queue
         if self._limited_first:
             self._take_plain(taken, capacity, paused)
+        return claim.due_us
 
     def _in_turn(
         self, connection: sqlite3.Connection, capacity: Mapping[str, int], paused: set[str], taken: ClaimTaking
@@ -234,14 +238,19 @@ class SqliteQueueing(LimitedFamily):
                 yield queue, capacity[EVERY_QUEUE]
 
     def _next_due(
-        self, connection: sqlite3.Connection, queues: Sequence[str], limited: Sequence[str], now_us: int
+        self,
+        connection: sqlite3.Connection,
+        queues: Sequence[str],
+        limited: Sequence[str],
+        now_us: int,
+        due_us: int | None = None,
     ) -> timedelta | None:
         if EVERY_QUEUE in queues:
             instants = [read_value(connection, self._sql["next_due_anywhere"], {})]
         else:
             instants = [read_value(connection, self._sql["next_due"], {"queue": queue}) for queue in queues]
         instants += [read_value(connection, self._sql["next_unblocked"], {"queue": queue}) for queue in limited]
-        known = [each for each in instants if each is not None]
+        known = [each for each in (*instants, due_us) if each is not None]
         return timedelta(microseconds=max(0, min(known) - now_us)) if known else None
 
     # ── settle ────────────────────────────────────────────────────────────────────────────────────────────────

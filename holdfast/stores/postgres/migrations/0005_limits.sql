@@ -123,6 +123,7 @@ set enable_hashjoin = off set enable_mergejoin = off as $$
 #variable_conflict use_column
 declare
     most_parked constant int := 200; -- partitions parked, and freed again, by one claim of a queue
+    most_kept constant int := 20;
     separator constant text := chr(31);
     candidates cursor (of_queue text, full_names text[], after_turn bigint, after_name text) for
         select p.name, p.turn from holdfast.partition p
@@ -137,7 +138,7 @@ declare
     full_names text[] := '{}';          -- buckets without room for a job of weight 1
     b_name text[] := '{}';              -- buckets that were looked at
     b_known boolean[]; b_shared boolean[]; b_used bigint[]; b_concurrency bigint[]; b_interval bigint[]; b_burst bigint[];
-    b_full_at bigint[]; b_was bigint[]; b_paused bigint[];
+    b_full_at bigint[]; b_was bigint[]; b_paused bigint[]; b_reserved bigint[];
     s_name text[]; s_turn bigint[]; s_until bigint[]; s_step bigint[]; -- partitions of the queue that were looked at
     s_rank int[]; s_run_at bigint[]; s_seq bigint[];
     r_place int[]; r_start bigint[]; r_first int; -- those that were served, by their next start
@@ -145,8 +146,9 @@ declare
     c_turn bigint; c_name text;          -- the candidate that was looked at last
     t_queue text[] := '{}'; t_name text[] := '{}'; idle tid[]; -- partitions of all queues that were looked at
     of_queue text; names text[]; weights bigint[]; weight bigint;
-    v bigint; start bigint; free_at bigint; after bigint; least_due bigint;
-    is_full boolean; ends boolean; exhausted boolean;
+    v bigint; start bigint; free_at bigint; light_at bigint; after bigint; space bigint; least_due bigint;
+    kept int := 0;                      -- partitions that lack tokens of a key for a heavy job and keep their turns
+    is_full boolean; is_closed boolean; of_keys boolean; tokens_of_keys boolean; ends boolean; exhausted boolean;
     waiting record; job record; facts record;
 begin
     perform holdfast.lock_limits();
@@ -254,8 +256,8 @@ begin
             s_rank[place] := job.rank; s_run_at[place] := job.run_at; s_seq[place] := job.seq;
             names := string_to_array(s_name[place], separator);
             weights := translate(job.weights, '[] ', '{}')::bigint[];
-            free_at := now_us;
-            is_full := false;
+            free_at := now_us; light_at := now_us; -- for a job of weight 1
+            is_full := false; is_closed := false; of_keys := false; tokens_of_keys := false;
             for k in 1 .. cardinality(names) loop
                 i := array_position(b_name, names[k]);
                 if i is null then
@@ -271,15 +273,20 @@ begin
                     b_used[i] := coalesce(used_weights[array_position(used_names, names[k])], 0);
                     b_concurrency[i] := facts.concurrency; b_interval[i] := facts.interval_us; b_burst[i] := facts.burst;
                     b_full_at[i] := facts.refilled_at; b_was[i] := facts.refilled_at; b_paused[i] := facts.paused_until;
+                    b_reserved[i] := 0;
                 end if;
                 weight := coalesce(weights[k], 1);
                 free_at := greatest(free_at, b_paused[i]);
+                light_at := greatest(light_at, b_paused[i]);
                 ends := ends or (b_shared[i] and b_paused[i] > now_us);
                 continue when not b_known[i];
-                if b_concurrency[i] is not null and b_used[i] + least(weight, b_concurrency[i]) > b_concurrency[i] then
+                space := b_concurrency[i] - b_used[i] - b_reserved[i];
+                if space < least(weight, b_concurrency[i]) then
                     is_full := true;
-                    ends := ends or (b_shared[i] and b_used[i] >= b_concurrency[i]);
-                    if b_used[i] >= b_concurrency[i] and not b_name[i] = any(full_names) and not exhausted then
+                    is_closed := is_closed or space < 1;
+                    of_keys := of_keys or position('=' in names[k]) > 0;
+                    ends := ends or (b_shared[i] and space < 1);
+                    if space < 1 and not b_name[i] = any(full_names) and not exhausted then
                         full_names := full_names || b_name[i]; -- passed over from here on
                         close candidates;
                         waiting := null;
@@ -287,15 +294,31 @@ begin
                     end if;
                 end if;
                 if b_interval[i] is not null then
-                    after := greatest(b_full_at[i], now_us) + least(weight, b_burst[i]) * b_interval[i];
-                    free_at := greatest(free_at, after - b_burst[i] * b_interval[i]);
-                    ends := ends or (b_shared[i]
-                        and greatest(b_full_at[i], now_us) + b_interval[i] - b_burst[i] * b_interval[i] > now_us);
+                    after := greatest(b_full_at[i], now_us) + (least(b_reserved[i], b_burst[i]) - b_burst[i]) * b_interval[i];
+                    tokens_of_keys := tokens_of_keys
+                        or (after + least(weight, b_burst[i]) * b_interval[i] > now_us and position('=' in names[k]) > 0);
+                    free_at := greatest(free_at, after + least(weight, b_burst[i]) * b_interval[i]);
+                    light_at := greatest(light_at, after + b_interval[i]);
+                    ends := ends or (b_shared[i] and after + b_interval[i] > now_us);
                 end if;
             end loop;
+            if (is_full or free_at > now_us) and not (is_closed or light_at > now_us or isolated) then
+                -- Only its weight is in the way: later jobs leave what it needs, in the buckets of its keys until it fits them.
+                for k in 1 .. cardinality(names) loop
+                    i := array_position(b_name, names[k]);
+                    if weights[k] > 1 and (position('=' in names[k]) > 0 or not (of_keys or tokens_of_keys)) then
+                        b_reserved[i] := b_reserved[i] + weights[k];
+                    end if;
+                end loop;
+            end if;
             if free_at > now_us then
+                if cardinality(names) > 1 and light_at > now_us then -- then it has its turn, before lighter ones
+                    free_at := light_at;
+                elsif cardinality(names) > 1 and tokens_of_keys then
+                    kept := kept + 1;
+                end if;
                 least_due := least(least_due, free_at);
-                if not isolated and not ends then
+                if not isolated and not ends and (cardinality(names) = 1 or light_at > now_us or kept > most_kept) then
                     s_until[place] := free_at;
                     parked := parked + 1;
                     ends := parked >= most_parked;

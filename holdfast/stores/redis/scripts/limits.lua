@@ -296,6 +296,7 @@ local function read_buckets(names)
     for n, name in ipairs(names) do
         local bucket = {
             name = name, limit = limit_of(string.match(name, '^[^=]*')), used = number(used[n]), refilled_at = 0, paused = 0,
+            reserved = 0,
         }
         if states[n] then
             local refilled_at, paused = string.match(states[n], '^(%d+) (%d+)$')
@@ -353,28 +354,53 @@ local function share_of(found)
     return 1
 end
 
+-- When tokens and pauses of a bucket let a job of this weight start, and whether it lacks room. What is reserved counts as taken.
+local function look_into(bucket, weight)
+    local limit, free_at, full = bucket.limit, bucket.paused, false
+    if limit and limit.interval then
+        local refilled_at = math.max(bucket.refilled_at, now) + math.min(bucket.reserved, limit.burst) * limit.interval
+        local _, first = after_taking(limit, refilled_at, weight)
+        free_at = math.max(free_at, first)
+    end
+    if limit and limit.concurrency then
+        full = bucket.used + bucket.reserved + math.min(weight, limit.concurrency) > limit.concurrency
+    end
+    return free_at, full
+end
+
 -- Nil where each of the buckets has room for a job now; else the instant at which they may have, 0 for "when a job ends"; and
 -- the bucket that is in the way.
 local function obstacle(found, weights)
     local free_at, full, why = now, nil, nil
     for n, bucket in ipairs(found) do
-        local limit, weight = bucket.limit, weights and weights[n] or 1
-        local first = bucket.paused
-        if limit and limit.interval then
-            local _, free = after_taking(limit, bucket.refilled_at, weight)
-            first = math.max(first, free)
-        end
+        local first, is_full = look_into(bucket, weights and weights[n] or 1)
         if first > free_at then
             free_at, why = first, bucket
         end
-        if limit and limit.concurrency and bucket.used + math.min(weight, limit.concurrency) > limit.concurrency then
-            full = full or bucket
-        end
+        full = full or is_full and bucket
     end
     if free_at > now then
         return free_at, why
     end
     return full and 0, full
+end
+
+-- Reserves the weights of a job that only they are in the way of: in the buckets of its keys until it fits them, then in all.
+-- Returns true if it lacks tokens of a key.
+local function reserve(found, weights)
+    local of_keys, tokens_of_keys = false, false
+    for n, bucket in ipairs(found) do
+        local free_at, full = look_into(bucket, weights[n])
+        bucket.is_keyed = string.find(bucket.name, '=', 1, true) ~= nil
+        tokens_of_keys = tokens_of_keys or bucket.is_keyed and free_at > now
+        of_keys = of_keys or tokens_of_keys or bucket.is_keyed and full
+    end
+    for n, bucket in ipairs(found) do
+        if weights[n] > 1 and (bucket.is_keyed or not of_keys) then
+            bucket.reserved = bucket.reserved + weights[n]
+        end
+    end
+    return tokens_of_keys
 end
 
 local function admit(found, weights)
@@ -419,7 +445,8 @@ end
 even_if_full()
 local limit, alone = tonumber(ARGV[6]), ARGV[7] == '1'
 local star, served = tonumber(ARGV[9]), ARGV[10]
-local TURN, LOOKED, RECHECK = 1000000, 300, 1000000
+local TURN, LOOKED, RECHECK, MOST_KEPT = 1000000, 300, 1000000, 20
+local kept = 0 -- partitions that lack tokens of a key for a heavy job and keep their turns
 local due, quarantined, more = nil, 0, 0
 local looks, reads = LOOKED, limit + 2 * MOST -- at partitions without room; at jobs
 local named, turn = {}, {}
@@ -601,6 +628,18 @@ local function pass_by(walk, entry, instant, bucket)
     end
 end
 
+-- The weights of a job are in its way: its partition keeps its turn. Where no other partition takes of its bucket it is parked.
+local function wait_in_turn(entry, instant, weights)
+    if reserve(entry.buckets, weights) and #entry.buckets > 1 then
+        kept = kept + 1
+    end
+    if instant > 0 and (#entry.buckets == 1 or kept > MOST_KEPT) then
+        entry.fate, entry.until_ = 'parked', instant
+    elseif instant > 0 then
+        note_room_at(instant)
+    end
+end
+
 local function serve_next(walk)
     local entry = next_entry()
     if not entry then
@@ -613,8 +652,10 @@ local function serve_next(walk)
     local what, id, v, weights
     if not instant then
         what, id, v, weights = first_job(walk.queue, entry)
-        if weights then
-            instant, bucket = obstacle(entry.buckets, weights)
+        local heavy = weights and obstacle(entry.buckets, weights)
+        if heavy then
+            looks = looks - 1
+            return wait_in_turn(entry, heavy, weights)
         end
     end
     if instant then

@@ -188,7 +188,7 @@ class ScheduleFired(Event, frozen=True, kw_only=True):
     job_ids: list[str]
     late: float
     missed: int  # earlier ticks that are not run
-    skipped: int  # by the policy for overlaps
+    skipped: int  # by the policy for overlaps, or by a unique key
 
 
 class DeclarationKept(Event, frozen=True, kw_only=True):

@@ -41,7 +41,7 @@ class Overlap(StrEnum):
     ALLOW = "allow"  # submit the job all the same
     SKIP = "skip"  # submit none
     QUEUE_ONE = "queue_one"  # submit it if the one before runs already: at most one waits
-    CANCEL_PREVIOUS = "cancel_previous"  # cancel the one before, then submit it
+    CANCEL_PREVIOUS = "cancel_previous"  # submit it, then cancel the one before
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -68,7 +68,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     next_us: int | None = None
     runs: int = 0
     missed: int = 0  # ticks whose job was never submitted: too late, or more than ``catch_up``
-    skipped: int = 0  # ticks whose job was not submitted because of ``overlap``
+    skipped: int = 0  # ticks whose job was not submitted because of ``overlap`` or a unique key
     last_us: int | None = None  # the latest tick whose job was submitted
     last_job: str | None = None
     revision: int = 0

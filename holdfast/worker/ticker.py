@@ -7,17 +7,17 @@ of its ticks in the same transaction.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
 from holdfast.app.limits import LimitManager, merge_limits
 from holdfast.app.schedules import ScheduleManager
-from holdfast.core.errors import HoldfastError, StoreReplaced, Unavailable
+from holdfast.core.errors import HoldfastError, Unavailable
 from holdfast.core.events import ScheduleFired, StoreTrouble
 from holdfast.core.fault_injection import fault_point
 from holdfast.core.limits import Limit
-from holdfast.core.models import NOT_STARTED, TERMINAL, to_datetime
+from holdfast.core.models import NOT_STARTED, TERMINAL, NewJob, to_datetime
 from holdfast.core.schedule import DueTicks, Overlap, Schedule, ScheduleChange, due_ticks, tick_job
 from holdfast.stores.base import Store
 from holdfast.worker.context import RetryDelay, WorkerContext
@@ -35,6 +35,7 @@ class Ticker:
         self._patience = RetryDelay(shared, "ticker")
         self._written_limits: Mapping[str, Limit] | None = None
         self._schedules_written = False
+        self._superseded: set[str] = set()  # jobs to be cancelled, since the next one of their schedule is stored
         self.next_tick = math.inf
         """The clock's reading when the next schedule is due, as far as this worker knows."""
 
@@ -67,6 +68,7 @@ class Ticker:
         if not self._schedules_written:
             await ScheduleManager(self._shared.app).reconcile(self._declared)
             self._schedules_written = True
+        await self._cancel_superseded()
         longest = self._shared.settings.poll.total_seconds()
         due = await self._store.schedules.due_schedules(limit=_BATCH)
         moved = 0
@@ -82,17 +84,18 @@ class Ticker:
         """Fires one schedule. One that cannot be fired is reported, and holds up no other."""
         try:
             return await self._fire(schedule, now_us)
-        except (Unavailable, StoreReplaced):
-            raise
         except HoldfastError as error:
+            if isinstance(error, Unavailable) and error.alike:
+                raise
             text = f"schedule {schedule.name} cannot be run: {error}"
-            pause = self._shared.settings.sweep.total_seconds()
+            pause = self._shared.settings.poll.total_seconds()
             self._shared.emit(StoreTrouble(service="ticker", error=text, retry_in=pause))
             return False
 
     async def _fire(self, schedule: Schedule, now_us: int) -> bool:
         due = due_ticks(schedule, now_us)
-        run = due.run if await self._may_run(schedule, due) else []
+        may_run, previous = await self._check_overlap(schedule, due)
+        run = due.run if may_run else []
         jobs = [tick_job(schedule, tick) for tick in run]
         changed = replace(
             schedule,
@@ -104,9 +107,14 @@ class Ticker:
             last_job=jobs[-1].id if jobs else schedule.last_job,
         )
         fault_point("tick.before_write")
-        if await self._store.schedules.write_schedule(ScheduleChange(changed, schedule.revision, jobs)) is None:
+        revision = await self._store.schedules.write_schedule(ScheduleChange(changed, schedule.revision, jobs))
+        if revision is None:
             return False  # another worker's ticker fired it, or an operator changed it: the next look sees
         fault_point("tick.after_write")
+        if jobs and schedule.job.unique is not None:
+            jobs = await self._recount_unique(replace(changed, revision=revision), schedule, jobs)
+        if jobs and previous is not None:
+            self._superseded.add(previous)
         self._shared.emit(
             ScheduleFired(
                 schedule=schedule.name,
@@ -115,19 +123,42 @@ class Ticker:
                 job_ids=[job.id for job in jobs],
                 late=max(0.0, (now_us - run[-1]) / 1e6) if run else 0.0,
                 missed=due.missed,
-                skipped=len(due.run) - len(run),
+                skipped=len(due.run) - len(jobs),
             )
         )
+        await self._cancel_superseded()
         return True
 
-    async def _may_run(self, schedule: Schedule, due: DueTicks) -> bool:
-        """Whether the policy for overlaps lets the tick run beside the job of the one before."""
+    async def _recount_unique(self, written: Schedule, before: Schedule, jobs: Sequence[NewJob]) -> list[NewJob]:
+        """Counts runs whose job was kept out by its unique key as skipped; returns the jobs that were stored."""
+        found = await self._store.query.summaries([job.id for job in jobs])
+        stored = [job for job, known in zip(jobs, found, strict=True) if known is not None]
+        kept_out = len(jobs) - len(stored)
+        if kept_out and written.job.unique is not None:
+            holder = await self._store.query.by_key(written.job.unique.key)
+            changed = replace(
+                written,
+                runs=written.runs - kept_out,
+                skipped=written.skipped + kept_out,
+                last_us=written.last_us if stored else before.last_us,
+                last_job=before.last_job if holder is None else holder.id,
+            )
+            await self._store.schedules.write_schedule(ScheduleChange(changed, written.revision))
+        return stored
+
+    async def _check_overlap(self, schedule: Schedule, due: DueTicks) -> tuple[bool, str | None]:
+        """Returns whether the policy for overlaps lets the tick run, and the job to cancel once its own is stored."""
         if schedule.overlap is Overlap.ALLOW or schedule.last_job is None or not due.run:
-            return True
+            return True, None
         (previous,) = await self._store.query.summaries([schedule.last_job])
         if previous is None or previous.state in TERMINAL:
-            return True
+            return True, None
         if schedule.overlap is Overlap.CANCEL_PREVIOUS:
-            await self._store.admin.cancel([previous.id])
-            return True
-        return schedule.overlap is Overlap.QUEUE_ONE and previous.state not in NOT_STARTED
+            return True, previous.id
+        return schedule.overlap is Overlap.QUEUE_ONE and previous.state not in NOT_STARTED, None
+
+    async def _cancel_superseded(self) -> None:
+        """Cancels jobs whose successor is stored. Those of a call that failed are tried again with the next look."""
+        if self._superseded:
+            await self._store.admin.cancel(sorted(self._superseded))
+            self._superseded.clear()

@@ -43,3 +43,31 @@ async def test_locked_job_is_settled_when_free_and_others_at_once(app: Holdfast,
     assert events.of(LeaseLost) == []
     (told,) = {event.error for event in events.of(StoreTrouble)}
     assert told == f"job {jobs[2].id} waits to be settled: another program's transaction holds its row"
+
+
+async def test_schedule_whose_unique_key_is_locked_holds_up_no_other(app: Holdfast, home: str) -> None:
+    events = Recorder(app)
+
+    @app.task("unique", unique="active")
+    async def unique() -> None: ...
+
+    @app.task("plain")
+    async def plain() -> None: ...
+
+    async with app, asyncio.timeout(25):
+        await app.schedules.add("locked", unique.new_job(), every=1)
+        await app.schedules.add("free", plain.new_job(), every=1)
+        async with await psycopg.AsyncConnection.connect(urlsplit(home)._replace(query="").geturl()) as other:
+            await unique.options(connection=other).enqueue()
+            worker = Worker(app)
+            serving = asyncio.create_task(worker.run())
+            await asyncio.sleep(7)
+            free = await app.schedules.get("free")
+            await other.rollback()
+        await asyncio.sleep(6)
+        locked = await app.schedules.get("locked")
+        worker.stop()
+        await serving
+    assert free.runs >= 2
+    assert locked.runs >= 1
+    assert any("schedule locked cannot be run" in event.error for event in events.of(StoreTrouble))

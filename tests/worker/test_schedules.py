@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from holdfast import Conflict, Holdfast, Invalid, JobFilter, JobState, NotFound
+from holdfast import Conflict, Holdfast, Invalid, JobFilter, JobState, NotFound, Unavailable
 from holdfast.core.events import DeclarationKept, ScheduleFired, StoreTrouble
 from holdfast.core.schedule import ScheduleChange
 from holdfast.testing import Harness
+from holdfast.worker import ticker
 from tests.worker.support import Recorder, harness
 
 MINUTE = 60
@@ -413,3 +414,49 @@ async def test_every_minute_of_a_night_with_a_clock_change_runs_once(app: Holdfa
     assert daily.local_time(daily.last_us or 0).isoformat() == (
         "2031-03-30T03:00:00+02:00" if begin.month == 3 else "2031-10-26T02:30:00+02:00"
     )
+
+
+async def test_job_before_is_not_cancelled_while_the_next_is_not_stored(
+    app: Holdfast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse_write(name: str) -> None:
+        if name == "tick.before_write":
+            raise Unavailable("the store is away")
+
+    @app.task("slow")
+    async def slow() -> None:
+        await harnessed.clock.sleep(HOUR)
+
+    async with harness(app) as harnessed:
+        await app.schedules.add("s", slow.new_job(), every=60, overlap="cancel_previous")
+        await harnessed.start()
+        await harnessed.advance(61)
+        monkeypatch.setattr(ticker, "fault_point", refuse_write)
+        await harnessed.advance(MINUTE)
+        await app.schedules.pause("s")
+        states = [job.state for job in (await app.find()).jobs]
+        await app.cancel(JobFilter())
+    assert states == [JobState.RUNNING]
+
+
+async def test_run_kept_out_by_a_unique_key_counts_as_skipped(app: Holdfast) -> None:
+    @app.task("slow", unique="active")
+    async def slow() -> None:
+        await harnessed.clock.sleep(HOUR)
+
+    fired = Recorder(app)
+    async with harness(app) as harnessed:
+        await app.schedules.add("s", slow.new_job(), every=60, overlap="cancel_previous")
+        holder = await slow.options(delay=HOUR).enqueue()
+        await harnessed.start()
+        await harnessed.advance(2 * MINUTE + 1)
+        kept_out = await app.schedules.get("s")
+        await app.cancel(holder.id)
+        await harnessed.advance(2 * MINUTE)
+        after = await app.schedules.get("s")
+        jobs = (await app.find(JobFilter(tag="schedule:s"))).jobs
+        await app.cancel(JobFilter())
+    assert (kept_out.runs, kept_out.skipped, kept_out.last_us, kept_out.last_job) == (0, 2, None, holder.id)
+    assert (after.runs, after.skipped, after.last_job) == (1, 3, jobs[0].id)
+    assert [job.state for job in jobs] == [JobState.RUNNING]
+    assert [(len(event.job_ids), event.skipped) for event in fired.of(ScheduleFired)] == [(0, 1)] * 2 + [(1, 0), (0, 1)]

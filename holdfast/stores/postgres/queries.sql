@@ -937,6 +937,10 @@ returning revision;
 delete from holdfast.schedule where name = :name and revision = :expected
 returning revision + 1;
 
+-- own: bound_lock_wait
+-- The other schedules of the ticker wait as long as this one does.
+select set_config('lock_timeout', '500ms', true);
+
 -- own: submit_ticks
 select job_id, created from holdfast.enlist(:batch);
 

@@ -34,6 +34,8 @@ class PostgresSchedules:
         jobs = await self._limit_cache.bind(change.jobs) if change.jobs else ()
 
         async def run_in_transaction(fetch: Fetch) -> int | None:
+            if jobs:
+                await fetch(self._sql["bound_lock_wait"])
             rows = await self._write_row(fetch, change)
             if rows and jobs:
                 await fetch(self._sql["submit_ticks"], batch=encode_batch(jobs, self._pool.instant))

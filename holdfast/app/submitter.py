@@ -149,8 +149,8 @@ class Submitter:
         )
 
     async def submit(self, job: NewJob) -> Submitted:
-        """Store one job, together with other submissions of this moment. Jobs with a key go apart: another
-        caller's open transaction may hold theirs, and jobs without one have no reason to wait for it."""
+        """Store one job, together with other submissions of this moment. Jobs with a key, also a unique one, go apart:
+        another caller's open transaction may hold theirs, and jobs without one have no reason to wait for it."""
         with submission(self._spans, [job]) as [spanned]:
             answer = await self._submit_lone(spanned)
             if not answer.created or self._events.has_subscriber(JobCreated):
@@ -165,7 +165,7 @@ class Submitter:
         groups = self._groups.get(loop)
         if groups is None:
             groups = self._groups[loop] = _Group(self._send), _Group(self._send)
-        return await groups[job.key is not None].submit(job)
+        return await groups[job.key is not None or job.unique is not None].submit(job)
 
     async def submit_all(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Store a batch in one transaction. A Conflict lists the jobs stored all the same."""

@@ -71,3 +71,17 @@ async def test_schedule_whose_unique_key_is_locked_holds_up_no_other(app: Holdfa
     assert free.runs >= 2
     assert locked.runs >= 1
     assert any("schedule locked cannot be run" in event.error for event in events.of(StoreTrouble))
+
+
+async def test_plain_submission_does_not_wait_for_a_locked_unique_key(app: Holdfast, home: str) -> None:
+    async with app, asyncio.timeout(25):
+        await app.enqueue("work", {})
+        async with await psycopg.AsyncConnection.connect(urlsplit(home)._replace(query="").geturl()) as other:
+            await app.enqueue("same", {}, unique="active", connection=other)
+            waiting = asyncio.create_task(app.enqueue("same", {}, unique="active"))
+            await asyncio.sleep(0.3)
+            async with asyncio.timeout(3):
+                await asyncio.gather(*[app.enqueue("work", {}) for _ in range(3)])
+            assert not waiting.done()
+            await other.rollback()
+        assert (await waiting).created

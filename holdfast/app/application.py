@@ -243,9 +243,12 @@ class Holdfast(JobEditing):
         )
 
     async def _submitted_within(self, connection: Any, jobs: Sequence[NewJob]) -> list[Submitted]:
-        await self._reached(self._submitter.depths.check(jobs))
-        with submission(self.spans, jobs) as spanned:
-            answers = await self.within.submit(connection, spanned)
+        reserved = await self._reached(self._submitter.depths.reserve_room(jobs))
+        try:
+            with submission(self.spans, jobs) as spanned:
+                answers = await self.within.submit(connection, spanned)
+        finally:
+            self._submitter.depths.release_room(reserved)
         # Emits no event: whether these jobs exist is decided by a commit or rollback that we never hear of.
         await self._reached(self._submitter.check_keys(jobs, answers))
         return answers

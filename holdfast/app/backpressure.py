@@ -8,15 +8,19 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from holdfast.core.errors import QueueFull
 from holdfast.core.limits import Limit, split_bucket
-from holdfast.core.models import NOT_STARTED, NewJob
+from holdfast.core.models import NOT_STARTED, Job, NewJob, UniqueKey
 from holdfast.stores.base import Store
 from holdfast.stores.common.limit_cache import LimitCache
 
-_COUNTED_FOR = (
-    1.0  # seconds for which counts are believed, together with the jobs that this process has submitted since
-)
+_COUNTED_FOR = 1.0
+"""Seconds for which counts are believed, together with the jobs that this process has submitted since."""
 _MAX_COUNTS = 10_000  # that are kept between submissions
+_COUNTS = 3  # counts of one submission, while jobs of this process are stored during each
+_ASKED_MOST = 100  # jobs that are asked for together: each may have a large payload
 _QUEUE = "queue "  # begins the names of queues, and of no bucket
+
+_Depths = list[tuple[str, int]]
+"""Queue and buckets that bound a job, and how many jobs may wait there."""
 
 
 class QueueDepths:
@@ -28,50 +32,102 @@ class QueueDepths:
         self._counted_at = -_COUNTED_FOR
         self._counts: dict[str, int] = {}
         self._passed: Counter[str] = Counter()  # jobs that were let through since ``_counted_at``
+        self._pending: Counter[str] = Counter()  # jobs that were let through, and are neither stored nor refused yet
+        self._releases = 0
 
-    async def check(self, jobs: Sequence[NewJob]) -> None:
-        """Raises `QueueFull` if a limit has no room for its jobs, and counts them otherwise.
+    async def reserve_room(self, jobs: Sequence[NewJob]) -> Counter[str]:
+        """Counts new jobs as waiting, by queue and bucket, until ``release_room``. Raises `QueueFull` if there is no room.
 
         A count may be a second old: by as many jobs as other processes submit meanwhile, it may be exceeded.
         """
         table = await self._limits.current_limits()
         if not table.has_depths:
-            return
-        found = [each for job in jobs for each in table.find_depths(job)]
-        wanted, most = Counter(name for name, _ in found), dict(found)
+            return Counter()
+        bounded = [(job, list(table.find_depths(job))) for job in jobs]
+        wanted = Counter(name for _, depths in bounded for name, _ in depths)
+        most = dict(each for _, depths in bounded for each in depths)
         if time.monotonic() - self._counted_at >= _COUNTED_FOR or len(self._counts) > _MAX_COUNTS:
             self._counted_at, self._counts, self._passed = time.monotonic(), {}, Counter()
-        counts, passed = self._counts, self._passed
-        if lacking := _find_lacking(wanted, most, counts):
-            before = passed.copy()
-            counts |= {name: n + passed[name] - before[name] for name, n in (await self._count(lacking, most)).items()}
+        counts = self._counts
+        await self._count_lacking(wanted, most)
+        if _find_lacking(wanted, most, counts):
+            wanted -= await self._count_known([each for each in bounded if _may_be_known(each[0])])
         for name in _find_lacking(wanted, most, counts):
             limit, value = split_bucket(name)
             full = f"{'' if limit.startswith(_QUEUE) else 'limit '}{limit} is full"
             of_key = "" if value is None else f" for {value}"
             too_many = f" and {wanted[name]} are too many" if counts[name] < most[name] else ""
             raise QueueFull(f"{full}{of_key}: {counts[name]:,} of {most[name]:,} jobs wait{too_many}; try again later")
-        passed.update(wanted)
-        counts |= {name: counts[name] + number for name, number in wanted.items()}
+        self._passed.update(wanted)
+        self._pending.update(wanted)
+        self._counts |= {name: self._counts[name] + wanted[name] for name in wanted if name in self._counts}
+        return wanted
+
+    def release_room(self, reserved: Counter[str]) -> None:
+        """The jobs are stored, or are not going to be."""
+        if reserved:
+            self._pending -= reserved
+            self._releases += 1
 
     def mark_stale(self) -> None:
         """Reads the limits again at the next submission: this process changed one."""
         self._limits.mark_stale()
+
+    async def _count_lacking(self, wanted: Mapping[str, int], most: Mapping[str, int]) -> None:
+        """Counts where there is no count, or no room by the last one; again if this process stored jobs meanwhile, which
+        may have been counted twice: as pending, and in the store."""
+        counts, passed = self._counts, self._passed
+        for _ in range(_COUNTS):
+            lacking = _find_lacking(wanted, most, counts)
+            if not lacking:
+                return
+            releases, before = self._releases, {name: passed[name] - self._pending[name] for name in lacking}
+            numbers = await self._count(lacking, most)
+            counts |= {name: number + passed[name] - before[name] for name, number in numbers.items()}
+            if releases == self._releases:
+                return
 
     async def _count(self, names: Sequence[str], most: Mapping[str, int]) -> dict[str, int]:
         store, found = await self._store(), dict.fromkeys(names, 0)
         queues = [name for name in names if name.startswith(_QUEUE)]
         if queues:
             for each in await store.query.queue_depths(most=max(most[name] for name in queues) + 1):
-                found[_QUEUE + each.name] = sum(each.states.get(state, 0) for state in NOT_STARTED)
+                if _QUEUE + each.name in found:
+                    found[_QUEUE + each.name] = sum(each.states.get(state, 0) for state in NOT_STARTED)
         if len(queues) < len(names):
             buckets = [name for name in names if not name.startswith(_QUEUE)]
             numbers = await store.limits.count_waiting(buckets, most=max(most[name] for name in buckets) + 1)
             found.update(zip(buckets, numbers, strict=True))
         return found
 
+    async def _count_known(self, bounded: Sequence[tuple[NewJob, _Depths]]) -> Counter[str]:
+        """Counts submissions that are answered with a job that exists: by its id, its key or its unique key."""
+        store = await self._store()
+        known: Counter[str] = Counter()
+        for start in range(0, len(bounded), _ASKED_MOST):
+            piece = bounded[start : start + _ASKED_MOST]
+            by_id = await store.query.summaries([job.id for job, _ in piece])
+            by_key = await store.query.by_keys([job.key or job.id for job, _ in piece])
+            by_unique = await store.query.by_keys([job.unique.key if job.unique else job.id for job, _ in piece])
+            now_us = await store.health.server_time_us() if any(by_unique) else 0
+            for (job, depths), same, named, holder in zip(piece, by_id, by_key, by_unique, strict=True):
+                held = holder is not None and job.unique is not None and _holds(holder, job.unique, now_us)
+                if same or (job.key and named) or held:
+                    known.update(name for name, _ in depths)
+        return known
+
     async def _read_limits(self) -> list[Limit]:
         return await (await self._store()).limits.read_limits()
+
+
+def _may_be_known(job: NewJob) -> bool:
+    return job.has_client_id or job.key is not None or job.unique is not None
+
+
+def _holds(holder: Job, unique: UniqueKey, now_us: int) -> bool:
+    """Returns True if the job that took the key last keeps a submission with this policy out."""
+    window = holder.carried.unique.window_us if holder.carried.unique else None
+    return holder.state in unique.states or (window is not None and holder.created_at_us + window > now_us)
 
 
 def _find_lacking(wanted: Mapping[str, int], most: Mapping[str, int], counts: Mapping[str, int]) -> list[str]:

@@ -200,10 +200,13 @@ class Submitter:
 
     async def _send(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         store = await self._store()
-        await self.depths.check(jobs)
-        fault_point("submit.before")
-        answers = await store.queueing.submit(jobs)
-        fault_point("submit.after")
+        reserved = await self.depths.reserve_room(jobs)
+        try:
+            fault_point("submit.before")
+            answers = await store.queueing.submit(jobs)
+            fault_point("submit.after")
+        finally:
+            self.depths.release_room(reserved)
         if self._events.has_subscriber(JobsSubmitted):
             self._measure(jobs, answers)
         return answers

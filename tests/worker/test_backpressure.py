@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 
 from holdfast import Holdfast, JobFilter, QueueFull
 from holdfast.app import backpressure
+from holdfast.core.models import NewJob, Submitted
+from holdfast.stores.forwarding import ForwardingQueueing
 from tests.worker.support import harness
 
 
@@ -176,12 +179,63 @@ async def test_jobs_that_pass_during_a_count_are_added_to_it(app: Holdfast, monk
     async with harness(app):
         await app.limits.add("quota", queue="default", by="args.tenant", depth=5)
         depths = app._submitter.depths
-        await depths.check([work.new_job("acme")])
+        await depths.reserve_room([work.new_job("acme")])
 
         async def count(names: Sequence[str], most: Mapping[str, int]) -> dict[str, int]:
-            await depths.check([work.new_job("acme")])
+            await depths.reserve_room([work.new_job("acme")])
             return dict.fromkeys(names, 0)
 
         monkeypatch.setattr(depths, "_count", count)
         with pytest.raises(QueueFull, match="1 of 5 jobs wait and 5 are too many"):
-            await depths.check([work.new_job("acme") for _ in range(5)])
+            await depths.reserve_room([work.new_job("acme") for _ in range(5)])
+
+
+GIVEN = "11111111-1111-4111-8111-111111111111"
+
+
+async def test_full_queue_answers_a_known_submission_with_its_job(app: Holdfast) -> None:
+    known: list[dict[str, Any]] = [{"key": "k"}, {"unique": "active"}, {"unique": "10m"}, {"id": GIVEN}]
+    async with harness(app) as harnessed:
+        await app.limits.add("depth", queue="default", depth=4)
+        first = [await app.enqueue("work", {"n": n}, **options) for n, options in enumerate(known)]
+        again = [await app.enqueue("work", {"n": n}, **options) for n, options in enumerate(known)]
+        batch = await app.enqueue_many([app.draft_job("work", {"n": n}, **each) for n, each in enumerate(known)])
+        for options in ({"key": "new"}, {"unique": "active"}, {"unique": "1h"}, {}):
+            with pytest.raises(QueueFull):
+                await app.enqueue("work", {"n": 9}, **options)
+        with pytest.raises(QueueFull):
+            await app.enqueue_many([app.draft_job("work", {}, key="k"), app.draft_job("work", {}, key="new")])
+        harnessed.clock.advance(601)  # nothing is left of the span
+        with pytest.raises(QueueFull):
+            await app.enqueue("work", {"n": 2}, unique="10m")
+    assert [(handle.id, handle.created) for handle in again] == [(handle.id, False) for handle in first]
+    assert [handle.id for handle in batch] == [handle.id for handle in first]
+
+
+async def test_jobs_on_their_way_to_the_store_count(app: Holdfast, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each submission counts anew, and none is stored before all have counted."""
+    monkeypatch.setattr(backpressure, "_COUNTED_FOR", 0.0)
+    stalled = asyncio.Event()
+    submit_now = ForwardingQueueing.submit
+
+    async def submit_late(family: ForwardingQueueing, jobs: Sequence[NewJob]) -> list[Submitted]:
+        await stalled.wait()
+        return await submit_now(family, jobs)
+
+    async def submit() -> int:
+        try:
+            return len(await app.enqueue_many([app.draft_job("work", {"n": n}) for n in range(10)]))
+        except QueueFull:
+            return 0
+
+    monkeypatch.setattr(ForwardingQueueing, "submit", submit_late)
+    async with harness(app):
+        await app.limits.add("depth", queue="default", depth=50)
+        submitting = []
+        for _ in range(8):
+            submitting.append(asyncio.create_task(submit()))
+            await asyncio.sleep(0.1)  # it has counted, and been let through or refused
+        stalled.set()
+        accepted = await asyncio.gather(*submitting)
+        assert sum(accepted) == 50
+        assert await app.count(JobFilter()) == 50

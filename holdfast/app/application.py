@@ -48,7 +48,7 @@ from holdfast.core.portal import drive_coroutine, running_loop
 from holdfast.core.resources import Resources
 from holdfast.core.schedule import Schedule
 from holdfast.core.stats import JobStats
-from holdfast.core.validation import check_name, check_options, check_task_name, parse_count, parse_duration, parse_rate
+from holdfast.core.validation import check_name, check_task_name, did_you_mean, parse_count, parse_duration, parse_rate
 from holdfast.settings.settings import Settings
 from holdfast.stores import ExternalTransactions, open_store
 from holdfast.stores.base import AT_ONCE, Selection, Store
@@ -151,7 +151,7 @@ class Holdfast(JobEditing):
         """Another, unopened, store on the same jobs: for a thread that needs its own connection. ``patience``: seconds
         a call of it takes at most, if not the application's."""
         settings = self.settings
-        store = open_store(settings.url, now=self.now, call_deadline=self.patience if patience is None else patience)
+        store = open_store(settings.url, now=self.now, patience=self.patience if patience is None else patience)
         if settings.transport == "none" or settings.transport_url is None:
             return time_calls(store, self.events)
         keys = settings.transport_key, settings.transport_dead_key
@@ -194,7 +194,10 @@ class Holdfast(JobEditing):
 
     def draft_job(self, task: str, payload: Mapping[str, Any] | str, **options: Any) -> NewJob:
         """The job that ``enqueue`` would submit. ``payload``: a mapping, or the JSON text of an object."""
-        check_options(options, JobOptions.__struct_fields__)
+        unknown = set(options) - set(JobOptions.__struct_fields__)
+        if unknown:
+            name, known = min(unknown), JobOptions.__struct_fields__
+            raise Invalid("option", name, f"there are these: {', '.join(known)}{did_you_mean(name, known)}")
         check_no_function(task)
         limit = self.settings.payload_limit
         if not isinstance(payload, Mapping | str):
@@ -243,7 +246,7 @@ class Holdfast(JobEditing):
         )
 
     async def _submitted_within(self, connection: Any, jobs: Sequence[NewJob]) -> list[Submitted]:
-        reserved = await self._reached(self._submitter.depths.reserve_room(jobs))
+        reserved = await self._reached(self._submitter.admit_jobs(jobs))
         try:
             with submission(self.spans, jobs) as spanned:
                 answers = await self.within.submit(connection, spanned)

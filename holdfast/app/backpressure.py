@@ -36,7 +36,7 @@ class QueueDepths:
         self._releases = 0
 
     async def reserve_room(self, jobs: Sequence[NewJob]) -> Counter[str]:
-        """Counts new jobs as waiting, by queue and bucket, until ``release_room``. Raises `QueueFull` if there is no room.
+        """Counts new jobs as waiting, by queue and bucket, until ``release_room``. Raises `QueueFull` without room.
 
         A count may be a second old: by as many jobs as other processes submit meanwhile, it may be exceeded.
         """
@@ -74,8 +74,10 @@ class QueueDepths:
         self._limits.mark_stale()
 
     async def _count_lacking(self, wanted: Mapping[str, int], most: Mapping[str, int]) -> None:
-        """Counts where there is no count, or no room by the last one; again if this process stored jobs meanwhile, which
-        may have been counted twice: as pending, and in the store."""
+        """Counts where there is no count, or no room by the last one.
+
+        Counts again if this process stored jobs meanwhile: they may have been counted twice, as pending and as stored.
+        """
         counts, passed = self._counts, self._passed
         for _ in range(_COUNTS):
             lacking = _find_lacking(wanted, most, counts)

@@ -13,7 +13,7 @@ from holdfast.app.handle import refused_state
 from holdfast.app.registration import TaskRegistration
 from holdfast.app.sync import requires_loop
 from holdfast.core.errors import Conflict, Invalid
-from holdfast.core.job_changes import EDITABLE, NEVER, JobChanges, check_changes, check_edit, parse_expiry
+from holdfast.core.job_changes import EDITABLE, NEVER, JobChanges, check_changes, check_edit, check_expiry, parse_expiry
 from holdfast.core.lifecycle import check_replay, describe_holder
 from holdfast.core.models import BulkResult, Job, JobState, ReplayRate, to_microseconds
 from holdfast.core.unique import holds_unique
@@ -79,7 +79,10 @@ class JobEditing(TaskRegistration):
         if delay is not None and run_at is not None:
             raise Invalid("run_at", run_at, "give delay or run_at, not both")
         check_changes(job, changes)
-        operated = await (await self.open_store()).admin.edit(job.id, changes)
+        store = await self.open_store()
+        if job.started_at_us is None and (changes.has_time or changes.has_expiry):
+            check_expiry(changes, await store.health.server_time_us(), job)
+        operated = await store.admin.edit(job.id, changes)
         if not operated.changed:
             state = refused_state(operated)
             check_edit(job.id, state)

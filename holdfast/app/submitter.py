@@ -22,7 +22,7 @@ from holdfast.core.errors import Conflict, HoldfastError, Invalid, Unavailable
 from holdfast.core.events import Events, JobCreated, JobDuplicate, JobsSubmitted
 from holdfast.core.fault_injection import fault_point
 from holdfast.core.ids import new_id, parse_id
-from holdfast.core.job_changes import with_expiry
+from holdfast.core.job_changes import check_expiry, needs_clock, with_expiry
 from holdfast.core.models import Job, NewJob, Options, Submitted, to_microseconds
 from holdfast.core.portal import running_loop
 from holdfast.core.retry import Retry, as_retry
@@ -200,7 +200,7 @@ class Submitter:
 
     async def _send(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         store = await self._store()
-        reserved = await self.depths.reserve_room(jobs)
+        reserved = await self.admit_jobs(jobs)
         try:
             fault_point("submit.before")
             answers = await store.queueing.submit(jobs)
@@ -210,6 +210,14 @@ class Submitter:
         if self._events.has_subscriber(JobsSubmitted):
             self._measure(jobs, answers)
         return answers
+
+    async def admit_jobs(self, jobs: Sequence[NewJob]) -> Counter[str]:
+        """Refuses jobs that can never begin, by the store's clock, and reserves room in the queues of the others."""
+        mixed = [job for job in jobs if needs_clock(job)]
+        now_us = await (await self._store()).health.server_time_us() if mixed else 0
+        for job in mixed:
+            check_expiry(job, now_us)
+        return await self.depths.reserve_room(jobs)
 
     def _measure(self, jobs: Sequence[NewJob], answers: Sequence[Submitted]) -> None:
         pairs = list(zip(jobs, answers, strict=True))

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from holdfast.core.errors import Conflict, Invalid
-from holdfast.core.models import NOT_STARTED, Job, JobState, NewJob, Options, to_microseconds
+from holdfast.core.models import MICROSECOND, NOT_STARTED, Job, JobState, NewJob, Options, to_datetime, to_microseconds
 from holdfast.core.validation import check_span, parse_instant
 
 EDITABLE = NOT_STARTED
@@ -65,13 +65,39 @@ def with_expiry(job: NewJob, value: float | timedelta | datetime | str) -> NewJo
     expiry = parse_expiry(value)
     if isinstance(expiry, datetime):
         expiring = msgspec.structs.replace(job, expires_at_us=to_microseconds(expiry))
-        never = job.run_at_us is not None and to_microseconds(expiry) <= job.run_at_us
     else:
         expiring = msgspec.structs.replace(job, expires_in=expiry)
-        never = job.delay is not None and expiry <= job.delay
-    if never:
-        raise Invalid("expires", value, "give a later time: the job would expire before it may begin")
+    if not needs_clock(expiring):
+        check_expiry(expiring, 0)
     return expiring
+
+
+def needs_clock(job: NewJob) -> bool:
+    """Returns True if of its start and its expiry one is a span from its submission, and the other an instant."""
+    return bool(job.expires and (job.run_at_us if job.expires_in else job.delay))
+
+
+def check_expiry(timed: NewJob | JobChanges, now_us: int, job: Job | None = None) -> None:
+    """Raises `Invalid` if a job would expire before it may begin. ``job``: what the changes are for."""
+    expires_us, expires = _instant(timed.expires_in, timed.expires_at_us or None, now_us)
+    start_us, start = _instant(timed.delay, timed.run_at_us, now_us)
+    if job is not None and isinstance(timed, JobChanges):
+        if not timed.has_expiry:
+            expires_us, expires = _instant(None, job.expires_at_us, now_us)
+        if not timed.has_time:
+            start_us, start = _instant(None, job.run_at_us, now_us)
+    elif expires_us <= now_us:
+        return  # a submission that comes too late is stored, and ends at once
+    if expires_us and now_us < start_us and expires_us <= start_us:
+        remedy = f"give a later one, or a start before it: the job starts {start}, and would expire before it may begin"
+        raise Invalid("expires", expires, remedy)
+
+
+def _instant(span: timedelta | None, instant_us: int | None, now_us: int) -> tuple[int, str]:
+    """Returns the instant in microseconds, 0 for none, and its text."""
+    if span is not None:
+        return now_us + span // MICROSECOND, f"in {span.total_seconds():g} s"
+    return instant_us or 0, f"at {to_datetime(instant_us or 0).isoformat()}"
 
 
 def check_edit(job_id: str, state: JobState) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
+from typing import Any
 
 import pytest
 
-from holdfast import Holdfast, JobCancelled, JobState
+from holdfast import Holdfast, Invalid, JobCancelled, JobFilter, JobState
 from holdfast.core.events import JobExpired, LeaseAcquired, SweepComplete
 from holdfast.core.models import Reason
 from holdfast.views.explain import explain_job, job_facts
@@ -86,3 +88,52 @@ async def test_worker_runs_a_job_as_it_was_edited(app: Holdfast) -> None:
         await harnessed.advance(2)
         assert ran == [2]
         assert (await app.get(job.id)).state is JobState.SUCCEEDED
+
+
+async def test_submission_that_expires_before_its_start_is_refused(app: Holdfast) -> None:
+    @app.task("work", expires="10m")
+    async def work() -> None: ...
+
+    async with harness(app) as harnessed:
+        hour, half = harnessed.now + timedelta(hours=1), harnessed.now + timedelta(minutes=30)
+        wrong: list[dict[str, Any]] = [
+            {"delay": "1h"},
+            {"run_at": hour},
+            {"run_at": hour, "expires": "30m"},
+            {"run_at": hour, "expires": half},
+            {"run_at": hour, "expires": hour},
+            {"delay": "1h", "expires": half},
+            {"delay": "1h", "expires": "1h"},
+        ]
+        for options in wrong:
+            with pytest.raises(Invalid, match=r"^expires: '(in|at) .*; give a later one.* the job starts (in|at) .*"):
+                await work.options(**options).enqueue()
+            with pytest.raises(Invalid, match=r"^expires: '(in|at) .*"):
+                await app.enqueue_many([work.new_job(), work.options(**options).new_job()])
+        with pytest.raises(Invalid, match=r"^expires: .*jitter"):
+            await app.schedules.add("jittered", work.new_job(), every="1d", jitter="10m")
+        assert await app.count(JobFilter()) == 0
+        await work.options(run_at=half, expires="31m").enqueue()
+        await work.options(delay="29m", expires=half).enqueue()
+        await work.options(delay="1m", expires=harnessed.now - timedelta(hours=1)).enqueue()  # ends at once
+
+
+async def test_edit_that_leaves_a_job_no_time_to_start_is_refused(app: Holdfast) -> None:
+    async with harness(app) as harnessed:
+        hour, half = harnessed.now + timedelta(hours=1), harnessed.now + timedelta(minutes=30)
+        expiring = await app.enqueue("work", {}, expires="45m")
+        delayed = await app.enqueue("work", {}, delay="45m")
+        wrong: list[tuple[str, dict[str, Any]]] = [
+            (expiring.id, {"delay": "1h"}),
+            (expiring.id, {"run_at": hour}),
+            (delayed.id, {"expires": "30m"}),
+            (delayed.id, {"expires": half}),
+            (delayed.id, {"delay": "1h", "expires": half}),
+            (delayed.id, {"run_at": hour, "expires": "30m"}),
+        ]
+        for job_id, changes in wrong:
+            with pytest.raises(Invalid, match=r"^expires: '(in|at) .*; give a later one.* the job starts (in|at) .*"):
+                await app.edit(job_id, **changes)
+        await app.edit(expiring.id, delay="1h", expires="2h")
+        await app.edit(delayed.id, run_at=half, expires="31m")
+        await app.edit(delayed.id, delay="2h", expires="never")

@@ -130,7 +130,7 @@ class Cursors:
             known.position = None
 
     def note_new_jobs(self, queue: str | None) -> None:
-        """Notes that other processes made jobs of the queue (None: of some queue) ready: the next full scan is earlier."""
+        """Notes that other processes made jobs of the queue (None: of any) ready: the next full scan is earlier."""
         for known in self._queues.values() if queue is None else filter(None, [self._queues.get(queue)]):
             known.advance_full_scan()
 

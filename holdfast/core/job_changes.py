@@ -39,6 +39,11 @@ class JobChanges(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """Returns True if they say when the job expires, or that it never does."""
         return self.expires_in is not None or self.expires_at_us is not UNSET
 
+    @property
+    def will_expire(self) -> bool:
+        """Returns True if they give the job an expiry, which it can only have until a worker has taken it."""
+        return self.has_expiry and self.expires_at_us is not None
+
 
 def parse_expiry(value: float | timedelta | datetime | str) -> timedelta | datetime:
     """A span from now or an instant, from a value or its text. Raises `Invalid` for a span of 0, naming ``expires``."""
@@ -116,5 +121,5 @@ def check_changes(job: Job, changes: JobChanges) -> None:
     if job.carried.unique is not None and (changes.payload is not None or changes.queue is not None):
         remedy = "cancel it, and submit another"
         raise Conflict(f"job {job.id} has a unique key, made of what it does: its payload and queue stay; {remedy}")
-    if job.started_at_us is not None and changes.has_expiry and changes.expires_at_us is not None:
+    if job.started_at_us is not None and changes.will_expire:
         raise Conflict(f"job {job.id} has begun, and cannot expire any more; to end it: holdfast cancel {job.id}")

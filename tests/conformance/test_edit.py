@@ -167,6 +167,18 @@ async def test_expiry_is_set_moved_and_taken_off(store: Store, clock: ManualCloc
     assert await take_ids(store) == [second, third]
 
 
+async def test_job_that_has_begun_takes_no_expiry(store: Store) -> None:
+    (job_id,) = await put(store, new_job())
+    (job,) = await take(store)
+    await settle(store, job, JobState.QUEUED, refund=True)
+
+    assert not await edit(store, job_id, expires_in=SECOND, priority=5)
+    assert not await edit(store, job_id, expires_at_us=job.run_at_us + 1)
+    unchanged = await stored(store, job_id)
+    assert (unchanged.expires_at_us, unchanged.priority) == (None, 0)
+    assert await edit(store, job_id, expires_at_us=None, priority=5)
+
+
 # ── order (promise 6) ───────────────────────────────────────────────────────────────────────────────────────────────
 async def in_order(store: Store, *, carried: bool, capacity: dict[str, int] | None = None) -> list[str]:
     """The ids of the ready jobs, in the order of claims; over a transport, where arrival decides, by order."""

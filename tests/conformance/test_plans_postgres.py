@@ -293,6 +293,7 @@ VALUES: dict[str, Any] = {
     **dict.fromkeys(("rank", "run_at", "delay", "options"), None),
     "tags": ["t"],
     "retagged": True,
+    "will_expire": True,
     "expires_at": NOW,
     "expires_in": None,
 }

@@ -208,7 +208,7 @@ PARAMETERS: dict[str, object] = {
 
 POSITIONAL = {
     "take_key": ("key of id-7", "id-8", None, NOW, 255),
-    "rewrite_waiting": ("id-7", NOW, 31, "other", 1, NOW + 5),
+    "rewrite_waiting": ("id-7", NOW, 31, "other", 1, NOW + 5, 1),
     "insert_expiry": ("id-7", NOW),
     "drop_expiry": ("id-7",),
     "drop_tags": ("id-7",),

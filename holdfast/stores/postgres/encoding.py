@@ -191,6 +191,7 @@ def edit_parameters(job_id: str, changes: JobChanges) -> dict[str, Any]:
         "payload": text_or_none(changes.payload),
         "run_at": changes.run_at_us,
         "delay": span_us(changes.delay),
+        "will_expire": changes.will_expire,
         "retagged": changes.options is not None,
         "options": None if options is None else encode_options(options),
         "tags": [] if options is None else [to_text(tag) for tag in options.tags],

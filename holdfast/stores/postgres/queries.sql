@@ -564,7 +564,7 @@ set queue = coalesce(:queue, j.queue), rank = coalesce(:rank, j.rank), payload =
     tagged = case when :retagged then :tags::text[] <> '{}' else j.tagged end
 from (select case when n.run_at is not null then greatest(:now, n.run_at) end as run_at
       from (select coalesce(:run_at::bigint, :now + :delay::bigint) as run_at offset 0) n) d
-where j.id = :id and (j.state + 0) in (0, 1, 3, 4)
+where j.id = :id and (j.state + 0) in (0, 1, 3, 4) and (not :will_expire or j.started_at is null)
 returning j.id::text, j.state, j.queue;
 
 -- name: drop_tags

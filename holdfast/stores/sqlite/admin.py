@@ -87,7 +87,8 @@ class SqliteAdmin(LimitedFamily, SelectionAdmin):
         return await self._opened().writer.call(lambda transaction: self._edit_in(transaction, job_id, changes))
 
     def _edit_in(self, transaction: Transaction, job_id: str, changes: JobChanges) -> BulkResult:
-        flow = rewrite_waiting(self._sql, job_id, changes, transaction.now_us, WAITING_STATES)
+        now_us, unstarted = transaction.now_us, changes.will_expire
+        flow = rewrite_waiting(self._sql, job_id, changes, now_us, WAITING_STATES, unstarted=unstarted)
         rows = run_flow(transaction.connection, flow)
         for _, _, queue in rows:
             transaction.notify_topic(f"queue:{queue}")

@@ -90,11 +90,11 @@ update holdfast_job set expires_at = ?2 where id = ?1 and changes() > 0;
 
 -- name: rewrite_waiting
 -- What an edit, or a later submission of its unique key, makes of a job that waits, in one of the states ?3: a sum of bits.
--- Null leaves a value as it is.
+-- Null leaves a value as it is. ?7: only if no worker has taken it.
 update holdfast_job
 set queue = coalesce(?4, queue), rank = coalesce(?5, rank), run_at = coalesce(?6, run_at),
     state = case when ?6 is null or state = 4 then state when ?6 <= ?2 then 0 else 1 end
-where id = ?1 and (1 << state) & ?3
+where id = ?1 and (1 << state) & ?3 and (not ?7 or started_at is null)
 returning seq, state, queue;
 
 -- own: rewrite_options

@@ -85,12 +85,20 @@ def _apply_conflict(
 
 
 def rewrite_waiting(
-    statements: Mapping[str, str], job_id: str, changes: JobChanges, now_us: int, states: int
+    statements: Mapping[str, str],
+    job_id: str,
+    changes: JobChanges,
+    now_us: int,
+    states: int,
+    *,
+    unstarted: bool = False,
 ) -> StatementFlow[Rows]:
-    """Changes a job that waits, in one of these states, as bits. Returns its row; none where it is in another."""
+    """Changes a job that waits, in one of these states, as bits. Returns its row; none where it is in another.
+    ``unstarted``: only if no worker has taken it."""
     rank = None if changes.priority is None else -changes.priority
     run_at = eligible_us(changes, now_us) if changes.has_time else None
-    rewritten = yield Statement(statements["rewrite_waiting"], (job_id, now_us, states, changes.queue, rank, run_at))
+    given = (job_id, now_us, states, changes.queue, rank, run_at, int(unstarted))
+    rewritten = yield Statement(statements["rewrite_waiting"], given)
     if not rewritten:
         return []
     if changes.payload is not None:

@@ -133,7 +133,11 @@ for n = 6, #ARGV, 2 do
     change[ARGV[n]] = ARGV[n + 1]
 end
 local EDITABLE = { queued = true, scheduled = true, failed = true, waiting = true }
-local state, changed = rewrite(ARGV[3], change, EDITABLE, ARGV[5] == 'w')
+local states = EDITABLE
+if change.expires and change.expires ~= '-' and (read(ARGV[3], 'pickupTime') or {})[1] then
+    states = {} -- it has begun, and cannot expire any more
+end
+local state, changed = rewrite(ARGV[3], change, states, ARGV[5] == 'w')
 local answer = { state, changed and 1 or 0 }
 if changed then
     call('SET', DONE, cmsgpack.pack(answer), 'EX', REMEMBERED)

@@ -289,11 +289,9 @@ VALUES: dict[str, Any] = {
     "next_at": NOW,
     "document": "{}",
     **dict.fromkeys(("task", "shares", "weights")),
-    "keyed": True,
+    **dict.fromkeys(("keyed", "retagged", "will_expire"), True),
     **dict.fromkeys(("rank", "run_at", "delay", "options"), None),
     "tags": ["t"],
-    "retagged": True,
-    "will_expire": True,
     "expires_at": NOW,
     "expires_in": None,
 }

@@ -71,7 +71,7 @@ class JobEditing(TaskRegistration):
             delay=None if delay is None else check_span(delay, "delay"),
             run_at_us=None if run_at is None else to_microseconds(parse_instant(run_at)),
             queue=None if queue is None else check_name("queue", queue),
-            options=None if tags is None else msgspec.structs.replace(job.carried, tags=check_tags(tags)),
+            options=None if tags is None else msgspec.structs.replace(job.options_or_default, tags=check_tags(tags)),
             **_expiry(expires),
         )
         if changes == JobChanges():
@@ -134,7 +134,7 @@ class JobEditing(TaskRegistration):
     async def unique_holder(self, job_id: str) -> Job | None:
         """The job that keeps this one from being replayed, since it has its unique key; None where there is none."""
         job = await self._get(job_id)
-        unique = job.carried.unique
+        unique = job.options_or_default.unique
         holder = None if unique is None else await (await self.open_store()).query.by_key(unique.key)
         return None if holder is None or holder.id == job.id or not holds_unique(holder, job) else holder
 

@@ -222,8 +222,8 @@ class Submitter:
     def _measure(self, jobs: Sequence[NewJob], answers: Sequence[Submitted]) -> None:
         pairs = list(zip(jobs, answers, strict=True))
         created = Counter(job.task for job, answer in pairs if answer.created)
-        absorbed = Counter(job.task for job, answer in pairs if not answer.created)
-        self._events.emit(JobsSubmitted(created=created, absorbed=absorbed))
+        deduplicated = Counter(job.task for job, answer in pairs if not answer.created)
+        self._events.emit(JobsSubmitted(created=created, deduplicated=deduplicated))
 
     async def announce_jobs(self, jobs: Sequence[NewJob], answers: Sequence[Submitted]) -> None:
         """Tell observers, as far as the keys stand for the submitted jobs."""

@@ -244,9 +244,9 @@ def print_story(session: Session, app: Holdfast, job: Job) -> None:
     print_facts(_facts(job, now))
     print_heading("Payload")
     print_block(pretty_json(job.payload))
-    if job.carried.metadata:
+    if job.options_or_default.metadata:
         print_heading("Metadata")
-        print_block(pretty_json(_encoded(job.carried.metadata)))
+        print_block(pretty_json(_encoded(job.options_or_default.metadata)))
     if attempts:
         print_heading("Attempts that did not succeed")
         _print_attempts(attempts, replays_after(job, attempts))
@@ -283,7 +283,7 @@ def _encoded(value: object) -> str:
 
 
 def _facts(job: Job, now: int) -> Iterable[tuple[str, object]]:
-    carried = job.carried
+    carried = job.options_or_default
     last = "" if job.state in TERMINAL | {JobState.RUNNING} else "last "
     stopping = " (asked to stop)" if job.cancelling else ""
     yield "id", f"{job.id}  (ULID {as_ulid(job.id)})"

@@ -443,20 +443,20 @@ KINDS: tuple[type[Event], ...] = tuple(  # that a log line can tell
 
 
 # ── observations for metrics alone, one a batch ───────────────────────────────────────────────────────────────────────
-class Measure(Event, frozen=True, kw_only=True):
+class BatchMetric(Event, frozen=True, kw_only=True):
     """An observation of a whole batch. Emitters ask ``has_subscriber`` first."""
 
     level: ClassVar[str] = "debug"
 
 
-class JobsSubmitted(Measure, frozen=True, kw_only=True):
+class JobsSubmitted(BatchMetric, frozen=True, kw_only=True):
     """A submission was answered. By task: how many jobs are new, and how many stood already."""
 
     created: Mapping[str, int]
-    absorbed: Mapping[str, int]
+    deduplicated: Mapping[str, int]
 
 
-class JobsClaimed(Measure, frozen=True, kw_only=True):
+class JobsClaimed(BatchMetric, frozen=True, kw_only=True):
     """A claim was answered. ``retried``: jobs with an earlier attempt; ``late``: by queue, seconds each job waited."""
 
     retried: int
@@ -464,20 +464,20 @@ class JobsClaimed(Measure, frozen=True, kw_only=True):
     late: Mapping[str, Sequence[float]]
 
 
-class MalformedReceived(Measure, frozen=True, kw_only=True):
+class MalformedReceived(BatchMetric, frozen=True, kw_only=True):
     """Messages without a job id that a transport delivered."""
 
     count: int
 
 
-class BatchSettled(Measure, frozen=True, kw_only=True):
+class BatchSettled(BatchMetric, frozen=True, kw_only=True):
     """A batch of settlements was answered. ``succeeded``: by task, the seconds of each job that ended well."""
 
     size: int
     succeeded: Mapping[str, Sequence[float]]
 
 
-class StoreAnswered(Measure, frozen=True, kw_only=True):
+class StoreAnswered(BatchMetric, frozen=True, kw_only=True):
     """A call of the store has ended; ``failed``: with an error that is not the caller's."""
 
     verb: str
@@ -485,13 +485,13 @@ class StoreAnswered(Measure, frozen=True, kw_only=True):
     failed: bool
 
 
-class LoopHeard(Measure, frozen=True, kw_only=True):
+class LoopHeard(BatchMetric, frozen=True, kw_only=True):
     """The event loop was asked to answer: how long that took, or has taken so far."""
 
     seconds: float
 
 
-class RequestAnswered(Measure, frozen=True, kw_only=True):
+class RequestAnswered(BatchMetric, frozen=True, kw_only=True):
     """A request over HTTP was answered. ``path`` is its operation's, with the names of its places."""
 
     method: str

@@ -118,7 +118,7 @@ def check_edit(job_id: str, state: JobState) -> None:
 
 def check_changes(job: Job, changes: JobChanges) -> None:
     """Raise Conflict where the job cannot be changed in this way, whatever its state."""
-    if job.carried.unique is not None and (changes.payload is not None or changes.queue is not None):
+    if job.options_or_default.unique is not None and (changes.payload is not None or changes.queue is not None):
         remedy = "cancel it, and submit another"
         raise Conflict(f"job {job.id} has a unique key, made of what it does: its payload and queue stay; {remedy}")
     if job.started_at_us is not None and changes.will_expire:

@@ -6,9 +6,9 @@
                   ▲                                           └─▶ failed (retryable, budget left)
                   └───────────────────────────────────────────────┘
 
-Every store guards its writes by states itself, and is held to ``LEGAL`` by ``tests/model``. At run time the sets beside
-it choose what a call by filter may take: ``CANCELLABLE``, ``REPLAYABLE``, ``DELETABLE``. ``decide`` turns the outcome
-of an attempt into the one ``Settlement`` that a store then writes if its guard still holds.
+Every store guards its writes by state itself; ``tests/model`` compares that with ``TRANSITIONS``. ``CANCELLABLE``,
+``REPLAYABLE`` and ``DELETABLE`` restrict the jobs of a bulk operation. ``decide`` turns the outcome of an attempt into
+the ``Settlement`` that a store writes if its guard holds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from holdfast.core.errors import Conflict, Invalid
 from holdfast.core.models import Job, JobState, Reason, Settlement
 from holdfast.core.validation import check_span
 
-LEGAL: Mapping[JobState, frozenset[JobState]] = {
+TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
     JobState.SCHEDULED: frozenset({JobState.QUEUED, JobState.CANCELLED}),
     JobState.WAITING: frozenset({JobState.QUEUED, JobState.DEAD, JobState.CANCELLED}),
     JobState.QUEUED: frozenset({JobState.RUNNING, JobState.CANCELLED, JobState.SCHEDULED}),
@@ -48,12 +48,12 @@ LEGAL: Mapping[JobState, frozenset[JobState]] = {
 """From each state, where a job may go. Out of a terminal state leads only an operator's replay: at once, or paced.
 From queued to scheduled leads only a submission of the same unique key."""
 
-CANCELLABLE = frozenset(state for state, to in LEGAL.items() if JobState.CANCELLED in to)
+CANCELLABLE = frozenset(state for state, to in TRANSITIONS.items() if JobState.CANCELLED in to)
 REPLAYABLE = frozenset({JobState.DEAD, JobState.FAILED, JobState.CANCELLED})
 """States replay accepts; ``succeeded`` too, when forced."""
 DELETABLE = frozenset(JobState) - {JobState.RUNNING}
 
-UNFIT = frozenset({Reason.NO_HANDLER, Reason.PAYLOAD})
+DEFERRALS = frozenset({Reason.NO_HANDLER, Reason.PAYLOAD})
 """Reasons of a job that one worker cannot run and another may: the other has newer or older code."""
 
 _KILLED = frozenset({Reason.CRASHED, Reason.RESOURCE})
@@ -220,7 +220,7 @@ def check_replay(job_id: str, state: JobState, *, force: bool) -> None:
 
 
 def describe_holder(holder: Job) -> str:
-    """RawText for a job that has the unique key of another one."""
+    """Text for a job that has the unique key of another one."""
     return f"job {holder.id} has the same unique key, and is {holder.state}; replay it when that one gives it up"
 
 
@@ -278,7 +278,7 @@ def deferral_error(since: datetime, error: str) -> str:
 
 def deferral_of(job: Job) -> Deferral | None:
     """The deferral of a job; None if its latest try was something else."""
-    found = _ERROR.match(job.error or "") if job.reason in UNFIT else None
+    found = _ERROR.match(job.error or "") if job.reason in DEFERRALS else None
     try:
         return found and Deferral(datetime.fromisoformat(found[1]), found[2])
     except ValueError:
@@ -286,7 +286,7 @@ def deferral_of(job: Job) -> Deferral | None:
 
 
 def describe_outlook(job: Job) -> str:
-    """RawText for the outlook of a job that has not ended."""
+    """Text for the outlook of a job that has not ended."""
     if deferral_of(job) is None:
         return "it goes on"
     return f"it is deferred, because its worker cannot run it; see: holdfast why {job.id}"

@@ -156,7 +156,7 @@ class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return max(0, self.attempts - (1 if unfailed else 0))
 
     @property
-    def carried(self) -> Options:
+    def options_or_default(self) -> Options:
         """The job's options, defaults where it carries none."""
         return self.options or PLAIN
 
@@ -272,10 +272,10 @@ class Settled(msgspec.Struct, frozen=True, gc=False):
 class TxOutcome(StrEnum):
     """Outcome of a job that its handler ended in a transaction of its own."""
 
-    KEPT = "kept"  # committed: the job has succeeded
-    UNDONE = "undone"  # rolled back, or never sent: the job runs on under its lease
-    OPEN = "open"  # the transaction has not ended yet
-    LOST = "lost"  # the lease is not ours any more
+    COMMITTED = "committed"  # the job has succeeded
+    ROLLED_BACK = "rolled_back"  # or never sent: the job runs on under its lease
+    PENDING = "pending"  # the transaction has not ended yet
+    LEASE_LOST = "lease_lost"  # the worker no longer holds the lease
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -342,7 +342,7 @@ class HeartbeatReply(msgspec.Struct, frozen=True):
     """``held`` answers the leases in their order."""
 
     held: list[LeaseStatus]
-    order: WorkerCommand = WorkerCommand.NONE
+    command: WorkerCommand = WorkerCommand.NONE
 
 
 class Attempt(msgspec.Struct, frozen=True, array_like=True):
@@ -366,7 +366,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     started_at_us: int
     seen_at_us: int
     alive: bool  # beaten within its last lease
-    order: WorkerCommand
+    command: WorkerCommand
 
 
 class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):

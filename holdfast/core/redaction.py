@@ -44,11 +44,11 @@ class Redaction:
             changes["payload"] = payload
         if job.result is not None and self._of["result"]:
             changes["result"] = self._text("result", job.result, hidden)
-        metadata = job.carried.metadata
+        metadata = job.options_or_default.metadata
         if metadata is not None and self._of["metadata"]:
             found = _without(metadata, self._of["metadata"], hidden)
             kept = found if isinstance(found, dict) else {REDACTED: True}
-            changes["options"] = msgspec.structs.replace(job.carried, metadata=kept)
+            changes["options"] = msgspec.structs.replace(job.options_or_default, metadata=kept)
         if job.error is not None:
             changes["error"] = self._error(job.error, hidden)
         return msgspec.structs.replace(job, **changes) if changes else job
@@ -90,7 +90,7 @@ class Redaction:
         self._text("payload", job.payload, hidden)
         if job.result is not None:
             self._text("result", job.result, hidden)
-        _without(job.carried.metadata, self._of["metadata"], hidden)
+        _without(job.options_or_default.metadata, self._of["metadata"], hidden)
         return hidden
 
     def _text(self, root: str, text: str, hidden: list[Any]) -> str:

@@ -100,7 +100,7 @@ def as_unique(value: Unique | str | float | timedelta | Mapping[str, Any]) -> Un
 
 def holds_unique(holder: Job, other: Job) -> bool:
     """Returns True if the job holds the unique key of the other one, by the policy of the other one."""
-    unique = other.carried.unique
+    unique = other.options_or_default.unique
     return unique is not None and (holder.state in unique.states or unique.window_us is not None)
 
 

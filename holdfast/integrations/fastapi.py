@@ -249,8 +249,8 @@ class StrictRoute(APIRoute):
 
         async def read_and_handle(request: Request) -> Response:
             settings = request.scope[_API].app.settings
-            limit, patience = settings.payload_limit * BODY_PAYLOADS, settings.body_timeout.total_seconds()
-            body = await read_body(request.scope[REQUEST], limit, patience)
+            limit, timeout = settings.payload_limit * BODY_PAYLOADS, settings.body_timeout.total_seconds()
+            body = await read_body(request.scope[REQUEST], limit, timeout)
             decode_body(body, limit)
             messages = iter([{"type": "http.request", "body": body}])
 

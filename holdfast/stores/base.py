@@ -167,7 +167,7 @@ class Admin(Protocol):
     async def resume(self, queue: str) -> None:
         """Undo ``pause``."""
 
-    async def send_command(self, order: WorkerCommand, workers: Sequence[str] | None = None) -> list[str]:
+    async def send_command(self, command: WorkerCommand, workers: Sequence[str] | None = None) -> list[str]:
         """Sends these workers (None: every living one) a command; returns their ids."""
 
 

@@ -217,8 +217,8 @@ class ForwardingAdmin:
     async def resume(self, queue: str) -> None:
         await self._intercept("resume", lambda: self._inner.resume(queue))
 
-    async def send_command(self, order: WorkerCommand, workers: Sequence[str] | None = None) -> list[str]:
-        return await self._intercept("send_command", lambda: self._inner.send_command(order, workers))
+    async def send_command(self, command: WorkerCommand, workers: Sequence[str] | None = None) -> list[str]:
+        return await self._intercept("send_command", lambda: self._inner.send_command(command, workers))
 
 
 class ForwardingQuery:

@@ -60,7 +60,7 @@ class EncodingProblem(NamedTuple):
         return Invalid(field + self.path, RawText(self.what), self.remedy, code=self.code)
 
 
-class Rule(Enum):
+class Strictness(Enum):
     """Values that ``find_fault`` accepts beside JSON's."""
 
     STRICT = auto()  # nothing: no annotation would turn it back
@@ -220,7 +220,7 @@ def decode_object(text: str | bytes, limit: int, field: str, depth: int = DEPTH_
         raise Invalid(field, data.decode(), remedy, code="invalid_json") from None
     if not isinstance(decoded, dict):
         raise Invalid(field, decoded, "give a JSON object" + (": the arguments by name" if field == "payload" else ""))
-    if b"\\u" in data and (fault := find_fault(decoded, rule=Rule.STRICT, limit=depth)):
+    if b"\\u" in data and (fault := find_fault(decoded, strictness=Strictness.STRICT, limit=depth)):
         raise fault.error(field)  # an escape is the one way a lone surrogate gets into valid UTF-8
     return decoded
 
@@ -287,19 +287,19 @@ def _a(value: object) -> str:
 
 def _unwritable(value: Any, error: Exception) -> EncodingProblem:
     try:
-        found = find_fault(value, rule=Rule.TYPED)
+        found = find_fault(value, strictness=Strictness.TYPED)
     except Exception:  # a foreign attribute raised while we looked for the culprit: the first error is the answer
         found = None
     return found or EncodingProblem("", _a(value), f"it cannot be written as JSON ({type(error).__name__})")
 
 
 def find_fault(
-    value: Any, path: str = "", rule: Rule = Rule.LOOSE, depth: int = 0, limit: int = DEPTH_LIMIT
+    value: Any, path: str = "", strictness: Strictness = Strictness.LOOSE, depth: int = 0, limit: int = DEPTH_LIMIT
 ) -> EncodingProblem | None:
     """The first place in ``value`` that JSON text cannot keep; None when it is harmless."""
     if isinstance(value, dict | list | tuple | set | frozenset):
-        return _fault_inside(value, path, rule, depth + 1, limit)
-    if rule is Rule.STRICT and not (value is None or isinstance(value, str | int | float)):
+        return _fault_inside(value, path, strictness, depth + 1, limit)
+    if strictness is Strictness.STRICT and not (value is None or isinstance(value, str | int | float)):
         remedy = "nothing says how to read it again: annotate the parameter, or pass text or a number"
         return EncodingProblem(path, _a(value), remedy)
     if isinstance(value, Enum):
@@ -307,29 +307,29 @@ def find_fault(
     if isinstance(value, str | int | float):
         return _fault_of_scalar(value, path)
     fields = _fields(value) or {}
-    inside = _first(find_fault(each, f"{path}.{name}", Rule.TYPED, depth + 1) for name, each in fields.items())
+    inside = _first(find_fault(each, f"{path}.{name}", Strictness.TYPED, depth + 1) for name, each in fields.items())
     if inside or _writable(value):
         return inside
     return EncodingProblem(path, _a(value), "it cannot be written as JSON; pass plain data")
 
 
-def _fault_inside(value: Any, path: str, rule: Rule, depth: int, limit: int) -> EncodingProblem | None:
+def _fault_inside(value: Any, path: str, strictness: Strictness, depth: int, limit: int) -> EncodingProblem | None:
     if depth > limit:
         return EncodingProblem(path[:limit], "a value that " + _DEEPER, f"nest at most {limit} levels")
     if isinstance(value, dict):
         return _first(
-            _fault_of_key(key, path, rule) or find_fault(each, path + path_step(key), rule, depth, limit)
+            _fault_of_key(key, path, strictness) or find_fault(each, path + path_step(key), strictness, depth, limit)
             for key, each in value.items()
         )
-    if isinstance(value, set | frozenset) and rule is not Rule.TYPED:
+    if isinstance(value, set | frozenset) and strictness is not Strictness.TYPED:
         return EncodingProblem(path, _a(value), "a set has no order and comes back as an array: give a sorted list")
-    return _first(find_fault(each, f"{path}[{index}]", rule, depth, limit) for index, each in enumerate(value))
+    return _first(find_fault(each, f"{path}[{index}]", strictness, depth, limit) for index, each in enumerate(value))
 
 
-def _fault_of_key(key: Any, path: str, rule: Rule) -> EncodingProblem | None:
+def _fault_of_key(key: Any, path: str, strictness: Strictness) -> EncodingProblem | None:
     if isinstance(key, str):
         return _fault_of_scalar(key, path + path_step(key))
-    if rule is Rule.TYPED and _writable({key: None}):
+    if strictness is Strictness.TYPED and _writable({key: None}):
         return _fault_of_scalar(key, path + path_step(key)) if isinstance(key, float) else None
     return EncodingProblem(path, f"a key of type {type(key).__name__}", "the keys of a JSON object are text")
 
@@ -388,7 +388,7 @@ def find_difference(sent: Any, received: Any, path: str = "", depth: int = 0) ->
     if depth > DEPTH_LIMIT:
         return EncodingProblem(path, "a value that " + _DEEPER, f"nest at most {DEPTH_LIMIT} levels")
     if isinstance(sent, dict) and isinstance(received, dict):
-        missing = _first(_fault_of_key(key, path, Rule.STRICT) for key in sent if key not in received)
+        missing = _first(_fault_of_key(key, path, Strictness.STRICT) for key in sent if key not in received)
         kept = (key for key in sent if key in received)
         return missing or _first(
             find_difference(sent[key], received[key], path + path_step(key), depth + 1) for key in kept
@@ -407,11 +407,13 @@ def _difference_of_like(sent: Any, received: Any, path: str, depth: int) -> Enco
         return _first(find_difference(fields[name], others.get(name), f"{path}.{name}", depth + 1) for name in fields)
     if type(sent).__eq__ is _BY_IDENTITY:
         return None  # compares by identity: nothing to be learned
-    return find_fault(sent, path, Rule.TYPED) or EncodingProblem(path, _a(sent), "it comes back with another value")
+    return find_fault(sent, path, Strictness.TYPED) or EncodingProblem(
+        path, _a(sent), "it comes back with another value"
+    )
 
 
 def _difference_of_unlike(sent: Any, received: Any, path: str) -> EncodingProblem | None:
-    if fault := find_fault(sent, path, Rule.STRICT):
+    if fault := find_fault(sent, path, Strictness.STRICT):
         return fault
     if isinstance(sent, int | float) and isinstance(received, int | float):
         return EncodingProblem(

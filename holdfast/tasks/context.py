@@ -79,11 +79,11 @@ class Context:
     @property
     def metadata(self) -> Mapping[str, Any]:
         """Returns the submitter's metadata."""
-        return self.job.carried.metadata or {}
+        return self.job.options_or_default.metadata or {}
 
     @property
     def tags(self) -> tuple[str, ...]:
-        return self.job.carried.tags
+        return self.job.options_or_default.tags
 
     @property
     def log(self) -> JobLog:

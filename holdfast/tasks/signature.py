@@ -23,7 +23,7 @@ from holdfast.tasks.codec import (
     PAYLOAD_LIMIT,
     EncodingProblem,
     RawText,
-    Rule,
+    Strictness,
     check_keys,
     encode,
     find_difference,
@@ -142,12 +142,12 @@ class Signature:
         self._reserved = {*self.dependencies, *(each.name for each in leading)}
         self._positional = [each.name for each in parameters if each.kind in _BY_POSITION]
         rest = [each for each in parameters if each.kind is each.VAR_KEYWORD]
-        carried = [each for each in parameters if each.name not in self.dependencies and each not in rest]
-        self.names = [each.name for each in carried]
-        self.required = [each.name for each in carried if each.default is each.empty]
-        for each in carried + rest:
+        payload_parameters = [each for each in parameters if each.name not in self.dependencies and each not in rest]
+        self.names = [each.name for each in payload_parameters]
+        self.required = [each.name for each in payload_parameters if each.default is each.empty]
+        for each in payload_parameters + rest:
             _check_annotation(task, each, hints[each.name])
-        self._decode = make_decoder(_payload_struct(task, carried, hints, closed=not rest))
+        self._decode = make_decoder(_payload_struct(task, payload_parameters, hints, closed=not rest))
         self._open = bool(rest)
         self._decode_rest = make_decoder(hints[rest[0].name]) if rest else _anything
         self.bind = self._bind_open if rest else self._bind_closed
@@ -257,7 +257,7 @@ class Signature:
         for name, value in given.items():
             if name in self._reserved:
                 return self._provided_given(name)
-            if fault := _guarded(find_fault, value, "", Rule.TYPED):
+            if fault := _guarded(find_fault, value, "", Strictness.TYPED):
                 return self._refused(name, fault)
         return None
 

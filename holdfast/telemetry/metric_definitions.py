@@ -11,13 +11,15 @@ _SIZES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
 
 FAMILIES = (
     # ── jobs: those a process submitted, and those a worker ran ──
-    Family("jobs_submitted_total", "counter", "Jobs this process submitted that are new.", ("task",), place="both"),
+    Family(
+        "jobs_submitted_total", "counter", "Jobs this process submitted that are new.", ("task",), exposed_by="both"
+    ),
     Family(
         "jobs_idempotent_total",
         "counter",
         "Submissions whose key or id already stood for a job.",
         ("task",),
-        place="both",
+        exposed_by="both",
     ),
     Family("jobs_succeeded_total", "counter", "Jobs that ended in success, and that is stored.", ("task",)),
     Family("jobs_failed_total", "counter", "Attempts that failed and will be retried.", ("task",)),
@@ -57,7 +59,10 @@ FAMILIES = (
     Family("lease_acquired_total", "counter", "Jobs this worker took."),
     Family("lease_rejected_total", "counter", "Ids a transport delivered that could not be claimed any more."),
     Family(
-        "transport_malformed_total", "counter", "Messages without a job id that a transport delivered.", place="both"
+        "transport_malformed_total",
+        "counter",
+        "Messages without a job id that a transport delivered.",
+        exposed_by="both",
     ),
     Family("lease_lost_total", "counter", "Settlements that came too late: another worker had the job."),
     # ── the worker itself ──
@@ -71,7 +76,7 @@ FAMILIES = (
         "histogram",
         "How long the event loop took to answer, asked once a second.",
         bounds=_QUICK,
-        place="both",
+        exposed_by="both",
     ),
     # ── the store ──
     Family(
@@ -80,10 +85,14 @@ FAMILIES = (
         "How long calls of the store took, by verb.",
         ("verb",),
         bounds=_QUICK,
-        place="both",
+        exposed_by="both",
     ),
     Family(
-        "store_errors_total", "counter", "Calls of the store that failed: away, busy, full.", ("verb",), place="both"
+        "store_errors_total",
+        "counter",
+        "Calls of the store that failed: away, busy, full.",
+        ("verb",),
+        exposed_by="both",
     ),
     # ── the API ──
     Family(
@@ -91,7 +100,7 @@ FAMILIES = (
         "counter",
         "Requests that were answered.",
         ("method", "path_template", "status_code"),
-        place="api",
+        exposed_by="api",
     ),
     Family(
         "http_request_duration_seconds",
@@ -99,41 +108,41 @@ FAMILIES = (
         "How long their answers took; a long poll takes as long as it waits.",
         ("method", "path_template", "status_code"),
         bounds=_QUICK,
-        place="api",
+        exposed_by="api",
     ),
-    Family("http_requests_in_flight", "gauge", "Requests that wait for their answers.", place="api"),
+    Family("http_requests_in_flight", "gauge", "Requests that wait for their answers.", exposed_by="api"),
     # ── the queues, as the store has them: at most some seconds old ──
-    Family("store_up", "gauge", "1 if the store could be asked for the figures below.", place="api"),
+    Family("store_up", "gauge", "1 if the store could be asked for the figures below.", exposed_by="api"),
     Family(
         "queue_jobs",
         "gauge",
         "Jobs of a queue that are queued, scheduled, failed (to be retried), running or dead. "
         "Counted up to 100,000 of each.",
         ("queue", "state"),
-        place="api",
+        exposed_by="api",
     ),
     Family(
         "queue_oldest_seconds",
         "gauge",
         "How long the oldest job that could run has waited; 0 where none does.",
         ("queue",),
-        place="api",
+        exposed_by="api",
     ),
-    Family("queue_paused", "gauge", "1 while no worker may take its jobs.", ("queue",), place="api"),
+    Family("queue_paused", "gauge", "1 while no worker may take its jobs.", ("queue",), exposed_by="api"),
     Family(
         "schedule_late_seconds",
         "gauge",
         "How long a tick of the schedule has been due without a worker that fires it; 0 while paused. "
         "Of the first 100 schedules by name.",
         ("schedule",),
-        place="api",
+        exposed_by="api",
     ),
     Family(
         "schedule_last_run_timestamp_seconds",
         "gauge",
         "Unix time of the latest tick that submitted a job; 0 before the first.",
         ("schedule",),
-        place="api",
+        exposed_by="api",
     ),
     Family(
         "limit_used",
@@ -141,36 +150,39 @@ FAMILIES = (
         "Weight of the running jobs of a limit with a concurrency; with a key, that of its fullest bucket. "
         "Of the first 100 limits by name; those with a key by the latest 1,000 running jobs.",
         ("limit",),
-        place="api",
+        exposed_by="api",
     ),
-    Family("limit_max", "gauge", "Its concurrency; with a key, that of each bucket.", ("limit",), place="api"),
+    Family("limit_max", "gauge", "Its concurrency; with a key, that of each bucket.", ("limit",), exposed_by="api"),
     Family(
         "limit_buckets",
         "gauge",
         "Values of its key that have running jobs, of limits with a key.",
         ("limit",),
-        place="api",
+        exposed_by="api",
     ),
     Family(
         "limit_waiting_jobs",
         "gauge",
         "Jobs that could run now but for limits and free workers, of limits of a queue.",
         ("limit",),
-        place="api",
+        exposed_by="api",
     ),
-    Family("workers", "gauge", "Worker processes that beat within their lease.", place="api"),
+    Family("workers", "gauge", "Worker processes that beat within their lease.", exposed_by="api"),
     Family(
-        "throughput_jobs_per_second", "gauge", "Attempts all workers ended, over the last five minutes.", place="api"
+        "throughput_jobs_per_second",
+        "gauge",
+        "Attempts all workers ended, over the last five minutes.",
+        exposed_by="api",
     ),
     Family(
         "predicted_drain_seconds",
         "gauge",
         "How long the jobs that could run now would take at that rate: what to scale by. 0 where nothing waits, "
         "3600 at most, and also where something waits and nothing was ended.",
-        place="api",
+        exposed_by="api",
     ),
     # ── about the process ──
-    Family("build_info", "gauge", "1; the label says the version.", ("version",), place="both"),
+    Family("build_info", "gauge", "1; the label says the version.", ("version",), exposed_by="both"),
 )
 
 COUNTED = tuple(each for each in FAMILIES if each.kind != "gauge")

@@ -30,7 +30,7 @@ Values = tuple[str, ...]
 class Family(msgspec.Struct, frozen=True):
     """A metric: its name and its meaning.
 
-    ``place``: which process has it: ``worker``, ``api``, or ``both``.
+    ``exposed_by``: the kind of process that exposes it: ``worker``, ``api``, or ``both``.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Family(msgspec.Struct, frozen=True):
     doc: str
     labels: tuple[str, ...] = ()
     bounds: tuple[float, ...] = ()
-    place: Literal["worker", "api", "both"] = "worker"
+    exposed_by: Literal["worker", "api", "both"] = "worker"
 
 
 class Series(msgspec.Struct, frozen=True):

@@ -1,6 +1,6 @@
-"""Metrics of a process. Subscribes to events and measures; ``read`` gives the figures of one moment.
+"""Metrics of a process. Subscribes to events; ``read`` returns the current readings.
 
-Events that happen once a job are counted in batches (``Measure``), so that a drain does not pay for being looked at.
+Events that occur once per job come as one ``BatchMetric`` per batch, to keep their cost low.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from holdfast.core.events import (
     Subscriber,
     SweepComplete,
 )
-from holdfast.core.lifecycle import UNFIT
+from holdfast.core.lifecycle import DEFERRALS
 from holdfast.stores.base import Store
 from holdfast.stores.forwarding import ForwardingStore, Interceptor
 from holdfast.telemetry.metric_definitions import COUNTED, GAUGES
@@ -104,14 +104,17 @@ class Metrics:
     def _add_zeros_of(self, shown: str) -> None:
         for name in _BY_TASK:
             self._counters[name].add(0, shown)
-        for reason in UNFIT:
+        for reason in DEFERRALS:
             self._counters["jobs_deferred_total"].add(0, shown, reason)
 
     # ── what is heard ─────────────────────────────────────────────────────────────────────────────────────────
     def _submitted(self, event: Event) -> None:
         assert isinstance(event, JobsSubmitted)  # noqa: S101 - subscribed to nothing else
         with self._figures.lock:
-            for name, numbers in (("jobs_submitted_total", event.created), ("jobs_idempotent_total", event.absorbed)):
+            for name, numbers in (
+                ("jobs_submitted_total", event.created),
+                ("jobs_idempotent_total", event.deduplicated),
+            ):
                 for task, number in numbers.items():
                     self._counters[name].add(number, self._task(task))
 

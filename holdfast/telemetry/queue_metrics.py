@@ -172,47 +172,48 @@ async def _running_jobs(store: Store) -> list[Job]:
     return jobs
 
 
-def gauge_readings(sight: QueueSnapshot | None, cap: Callable[[str], str]) -> Iterator[Reading]:
+def gauge_readings(snapshot: QueueSnapshot | None, cap: Callable[[str], str]) -> Iterator[Reading]:
     """The gauges of the counted queues; queues beyond the cap are added up."""
-    yield Reading(GAUGES["store_up"], {(): 0.0 if sight is None else 1.0})
-    if sight is None:
+    yield Reading(GAUGES["store_up"], {(): 0.0 if snapshot is None else 1.0})
+    if snapshot is None:
         return
     jobs: dict[Values, float] = {}
     oldest: dict[Values, float] = {}
     paused: dict[Values, float] = {}
-    for queue in sight.queues:
+    for queue in snapshot.queues:
         name = cap(queue.name)
         age = 0.0 if queue.oldest_ready is None else queue.oldest_ready.total_seconds()
         oldest[name,] = max(oldest.get((name,), 0.0), age)
         paused[name,] = max(paused.get((name,), 0.0), float(queue.paused))
         for state in ("queued", "scheduled", "failed", "running", "dead"):
             jobs[name, state] = jobs.get((name, state), 0.0) + queue.states.get(state, 0)
-    waiting = sum(queue.states.get("queued", 0) for queue in sight.queues if not queue.paused)
+    waiting = sum(queue.states.get("queued", 0) for queue in snapshot.queues if not queue.paused)
     yield Reading(GAUGES["queue_jobs"], jobs)
     yield Reading(GAUGES["queue_oldest_seconds"], oldest)
     yield Reading(GAUGES["queue_paused"], paused)
-    yield from _schedule_readings(sight)
-    yield from _limit_readings(sight)
-    yield Reading(GAUGES["workers"], {(): float(sum(each.alive for each in sight.workers))})
-    yield Reading(GAUGES["throughput_jobs_per_second"], {(): sight.rate})
-    yield Reading(GAUGES["predicted_drain_seconds"], {(): predicted_drain(waiting, sight.rate)})
+    yield from _schedule_readings(snapshot)
+    yield from _limit_readings(snapshot)
+    yield Reading(GAUGES["workers"], {(): float(sum(each.alive for each in snapshot.workers))})
+    yield Reading(GAUGES["throughput_jobs_per_second"], {(): snapshot.rate})
+    yield Reading(GAUGES["predicted_drain_seconds"], {(): predicted_drain(waiting, snapshot.rate)})
 
 
-def _schedule_readings(sight: QueueSnapshot) -> Iterator[Reading]:
+def _schedule_readings(snapshot: QueueSnapshot) -> Iterator[Reading]:
     late: dict[Values, float] = {
-        (each.name,): max(0.0, (sight.now_us - (each.due_us or sight.now_us)) / 1e6) for each in sight.schedules
+        (each.name,): max(0.0, (snapshot.now_us - (each.due_us or snapshot.now_us)) / 1e6)
+        for each in snapshot.schedules
     }
     yield Reading(GAUGES["schedule_late_seconds"], late)
-    last: dict[Values, float] = {(each.name,): (each.last_us or 0) / 1e6 for each in sight.schedules}
+    last: dict[Values, float] = {(each.name,): (each.last_us or 0) / 1e6 for each in snapshot.schedules}
     yield Reading(GAUGES["schedule_last_run_timestamp_seconds"], last)
 
 
-def _limit_readings(sight: QueueSnapshot) -> Iterator[Reading]:
-    limits, used = sight.limits
+def _limit_readings(snapshot: QueueSnapshot) -> Iterator[Reading]:
+    limits, used = snapshot.limits
     of_limits: dict[str, list[int]] = {}
     for bucket, number in used.items():
         of_limits.setdefault(split_bucket(bucket)[0], []).append(number)
-    ready = {queue.name: queue.states.get("queued", 0) for queue in sight.queues}
+    ready = {queue.name: queue.states.get("queued", 0) for queue in snapshot.queues}
     bounded = [limit for limit in limits if limit.values.concurrency is not None]
     yield Reading(
         GAUGES["limit_used"], {(each.name,): float(max(of_limits.get(each.name, ()), default=0)) for each in bounded}

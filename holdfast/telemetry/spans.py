@@ -138,7 +138,7 @@ def _answered(span: trace.Span, method: str, path: str | None, status: int) -> N
 
 
 def _carried(job: Job) -> dict[str, str]:
-    options = job.carried
+    options = job.options_or_default
     found = {"traceparent": options.traceparent, "tracestate": options.tracestate}
     return {name: value for name, value in found.items() if value is not None}
 

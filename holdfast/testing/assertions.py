@@ -14,7 +14,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.models import Job, JobFilter, JobState
 from holdfast.core.validation import check_span
 from holdfast.tasks import encode_payload
-from holdfast.testing.inline import is_lent
+from holdfast.testing.inline import has_private_store
 
 _NEAR = timedelta(seconds=1)  # what a delay may differ by: a test computes its instants a little earlier
 _SHOWN = 10
@@ -38,7 +38,7 @@ def enqueued(
     or text from its creation; run_at: an instant; both to the second. Works in async tests too, without await.
     HoldfastError where the application is not under test: its jobs are real.
     """
-    if not is_lent(app):
+    if not has_private_store(app):
         raise HoldfastError(
             "this application is not under test: its jobs are real; wrap the test in testing.manual(app), "
             "testing.inline(app) or a testing.Harness(app)"
@@ -53,7 +53,7 @@ def enqueued(
         and queue in (None, job.queue)
         and key in (None, job.key)
         and priority in (None, job.priority)
-        and (tag is None or tag in job.carried.tags)
+        and (tag is None or tag in job.options_or_default.tags)
         and (span is None or abs(job.run_at - job.created_at - span) <= _NEAR)
         and (run_at is None or abs(job.run_at - run_at) <= _NEAR)
         and (wanted is None or _includes(json.loads(job.payload), wanted))

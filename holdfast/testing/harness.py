@@ -21,8 +21,8 @@ from holdfast.testing.store_probe import Activity, CallBarrier, WatchedStore
 from holdfast.worker.context import TaskRun
 from holdfast.worker.worker import Worker
 
-_LOOK = 0.001  # real seconds between looks at a handler that is busy in real time
-_ENDING = 0.1  # real seconds a worker with nothing in hand is given to end
+_POLL = 0.001  # real seconds between looks at a handler that is busy in real time
+_ENDING = 0.1  # real seconds a worker with no work left is given to end
 
 
 class NotIdle(AssertionError):
@@ -35,7 +35,7 @@ class TestWorker:
     __test__ = False  # pytest collects no class of that name
 
     def __init__(self, app: Holdfast, activity: Activity, *, drain: bool = False) -> None:
-        self._gate = CallBarrier()
+        self._barrier = CallBarrier()
         self._app = own = copy.copy(app)
         vars(own).update(_store=None, views=weakref.WeakSet(), new_store=self._new_store)
         self._activity = activity
@@ -43,7 +43,7 @@ class TestWorker:
         self.running = asyncio.create_task(self._run(), name=f"harness-{self.worker.id}")
 
     def _new_store(self, patience: float | None = None) -> Store:
-        return WatchedStore(Holdfast.new_store(self._app, patience), self._activity, self._gate, None)
+        return WatchedStore(Holdfast.new_store(self._app, patience), self._activity, self._barrier, None)
 
     async def _run(self) -> None:
         try:
@@ -54,19 +54,19 @@ class TestWorker:
     @property
     def frozen(self) -> bool:
         """Returns True if it is cut off from the store."""
-        return self._gate.frozen
+        return self._barrier.frozen
 
     def freeze(self) -> None:
         """Hold up all its store calls: to other workers it is dead, or its machine was suspended."""
-        self._gate.frozen = True
+        self._barrier.frozen = True
 
     def cut_off(self, *verbs: str) -> None:
         """Refuse its calls of these verbs of the store (none given: every call), as a store that is away does."""
-        self._gate.refused = (lambda verb: verb in verbs) if verbs else (lambda _: True)
+        self._barrier.refused = (lambda verb: verb in verbs) if verbs else (lambda _: True)
 
     def thaw(self) -> None:
         """Let it go on as if nothing had been."""
-        self._gate.open()
+        self._barrier.open()
 
     @property
     def starting(self) -> bool:
@@ -115,48 +115,48 @@ class Harness:
         self.clock = ManualClock()
         self._patience = patience
         self._settings = settings
-        self._lent = ExitStack()
+        self._override = ExitStack()
         self._entered = False
-        self._hands: list[TestWorker] = []
+        self._workers: list[TestWorker] = []
         self._given_up: set[TaskRun] = set()
 
     async def __aenter__(self) -> Harness:
         self._activity = Activity()
         others = {"clock": self.clock, "now": self.clock, "new_store": self._new_store}
-        self._lent.enter_context(override_store(self.app, self._settings, **others))
+        self._override.enter_context(override_store(self.app, self._settings, **others))
         await self.app.open_store()
         self._entered = True
         return self
 
     def _new_store(self, patience: float | None = None) -> Store:
-        return WatchedStore(Holdfast.new_store(self.app, patience), self._activity, CallBarrier(), self._hope)
+        return WatchedStore(Holdfast.new_store(self.app, patience), self._activity, CallBarrier(), self._wait_limit)
 
-    def _hope(self) -> float | None:
+    def _wait_limit(self) -> float | None:
         """How many real seconds the test may wait for a job: none to speak of, unless a worker is at it."""
-        if self._activity.movers or self._busy() or any(hand.starting for hand in self._hands):
+        if self._activity.movers or self._busy() or any(each.starting for each in self._workers):
             return None
-        return self._patience if self._hands else _LOOK
+        return self._patience if self._workers else _POLL
 
     async def __aexit__(self, *failure: object) -> None:
         self._entered = False
         try:
-            for hand in self._hands:
-                hand.thaw()
-                await self._end(hand)
+            for each in self._workers:
+                each.thaw()
+                await self._end(each)
             await self.app.close()
         finally:
-            self._lent.close()
+            self._override.close()
 
-    async def _end(self, hand: TestWorker) -> None:
+    async def _end(self, test_worker: TestWorker) -> None:
         """Stop a worker at once. An error of its task was raised where time was moved; here it is only awaited."""
-        while not hand.running.done():
-            await self._rest()
-            hand.worker.stop("the test is over")
-            await self._rest()
-            if not hand.running.done():
-                self.clock.advance(self.clock.next_wake() or _LOOK)
-                await asyncio.wait([hand.running], timeout=_LOOK)
-        await asyncio.gather(hand.running, return_exceptions=True)
+        while not test_worker.running.done():
+            await self._wait_for_calls()
+            test_worker.worker.stop("the test is over")
+            await self._wait_for_calls()
+            if not test_worker.running.done():
+                self.clock.advance(self.clock.next_wake() or _POLL)
+                await asyncio.wait([test_worker.running], timeout=_POLL)
+        await asyncio.gather(test_worker.running, return_exceptions=True)
 
     # ── time ──────────────────────────────────────────────────────────────────────────────────────────────────
     @property
@@ -175,9 +175,9 @@ class Harness:
     async def _run_until_idle(self, limit: timedelta) -> None:
         deadline = self.clock.monotonic() + limit.total_seconds()
         hopeless_at = math.inf
-        self._have_a_worker()
+        self._ensure_worker()
         while True:
-            await self._still()
+            await self._wait_until_quiet()
             pause = await self._pause()
             if pause is None:
                 return
@@ -201,9 +201,9 @@ class Harness:
         target = self.clock() + round(span.total_seconds() * 1e6)
         settings = self.app.settings
         heard_at = self.clock.monotonic() + (settings.beat + settings.poll).total_seconds()
-        self._have_a_worker()
+        self._ensure_worker()
         while True:
-            await self._still()
+            await self._wait_until_quiet()
             left = (target - self.clock()) / 1e6
             if left <= 0:
                 return
@@ -212,20 +212,20 @@ class Harness:
                 pause = self._next_wake()
             self.clock.advance(left if pause is None else min(pause, left))
 
-    async def _still(self) -> None:
+    async def _wait_until_quiet(self) -> None:
         """Return when nothing can happen any more before time moves."""
         while True:
-            await self._rest()
+            await self._wait_for_calls()
             self._raise_failures()
-            if any(hand.starting for hand in self._hands):  # lifespans and child processes take real time
-                await asyncio.sleep(_LOOK)
+            if any(each.starting for each in self._workers):  # lifespans and child processes take real time
+                await asyncio.sleep(_POLL)
                 continue
-            if ending := [hand.running for hand in self._hands if hand.ending]:
+            if ending := [each.running for each in self._workers if each.ending]:
                 await asyncio.wait(ending, timeout=_ENDING, return_when=asyncio.FIRST_COMPLETED)
             if not await self._seen_progress():
                 return
 
-    async def _rest(self) -> None:
+    async def _wait_for_calls(self) -> None:
         await self._activity.wait_idle()
 
     async def _seen_progress(self) -> bool:
@@ -237,34 +237,34 @@ class Harness:
             if loop.time() >= give_up:
                 self._given_up |= busy
                 return False
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(_POLL)
         return bool(busy)
 
     def _busy(self) -> list[TaskRun]:
-        runs = [run for hand in self._hands for run in hand.runs]
+        runs = [run for each in self._workers for run in each.runs]
         return [run for run in runs if run.runner is None or not self.clock.is_sleeping(run.runner)]
 
     def _is_stuck(self) -> bool:
         """Returns True if all that is left are handlers that wait neither for time nor for a deadline."""
-        runs = [run for hand in self._hands for run in hand.runs]
-        held = sum(len(hand.worker.shared.held) for hand in self._hands)
+        runs = [run for each in self._workers for run in each.runs]
+        held = sum(len(each.worker.shared.held) for each in self._workers)
         hopeless = [run for run in self._busy() if run.deadline is None]
-        return bool(runs) and len(hopeless) == len(runs) == held and not any(hand.frozen for hand in self._hands)
+        return bool(runs) and len(hopeless) == len(runs) == held and not any(each.frozen for each in self._workers)
 
     async def _pause(self) -> float | None:
         """Seconds until the next instant at which something may happen; None if nothing is left to run."""
-        working = [hand for hand in self._hands if not hand.running.done()]
+        working = [each for each in self._workers if not each.running.done()]
         if not working:
             return None
-        at_rest = [hand.quiet_until for hand in working if not hand.frozen]
-        if None in at_rest or any(hand.frozen for hand in working) or await self._any_running():
+        at_rest = [each.quiet_until for each in working if not each.frozen]
+        if None in at_rest or any(each.frozen for each in working) or await self._any_running():
             return self._next_wake()
         due = min(until for until in at_rest if until is not None) - self.clock.monotonic()
         return due if 0 < due < math.inf else None
 
     def _until_tick(self, pause: float | None) -> float | None:
         """The pause, cut short by the next tick of a schedule. Schedules alone keep nothing from being idle."""
-        ticks = [hand.next_tick for hand in self._hands if not hand.running.done() and not hand.frozen]
+        ticks = [each.next_tick for each in self._workers if not each.running.done() and not each.frozen]
         left = min(ticks, default=math.inf) - self.clock.monotonic()
         if left == math.inf or (pause is not None and pause < left):
             return pause
@@ -273,7 +273,7 @@ class Harness:
     def _next_wake(self) -> float | None:
         """Seconds until the next sleeper; a moment, while a worker is about to begin or to end in real time."""
         pause = self.clock.next_wake()
-        return _LOOK if pause is None and any(not hand.running.done() for hand in self._hands) else pause
+        return _POLL if pause is None and any(not each.running.done() for each in self._workers) else pause
 
     async def _any_running(self) -> bool:
         return await self.app.count(JobFilter(states=(JobState.RUNNING,))) > 0
@@ -293,10 +293,10 @@ class Harness:
             app = copy.copy(app)
             vars(app).update(settings=app.settings.replace_values(**settings))
         with self._moving():
-            hand = TestWorker(app, self._activity, drain=drain)
-            self._hands.append(hand)
-            await self._still()
-        return hand
+            test_worker = TestWorker(app, self._activity, drain=drain)
+            self._workers.append(test_worker)
+            await self._wait_until_quiet()
+        return test_worker
 
     def _moving(self) -> AbstractContextManager[None]:
         """While this lasts the test is at the clock; HoldfastError outside the harness's own ``async with``."""
@@ -307,14 +307,14 @@ class Harness:
     @property
     def workers(self) -> list[Worker]:
         """Returns the started workers, in that order."""
-        return [hand.worker for hand in self._hands]
+        return [each.worker for each in self._workers]
 
-    def _have_a_worker(self) -> None:
-        if not self._hands:
-            self._hands.append(TestWorker(self.app, self._activity))
+    def _ensure_worker(self) -> None:
+        if not self._workers:
+            self._workers.append(TestWorker(self.app, self._activity))
 
     def _raise_failures(self) -> None:
         """A worker that died of an error takes the test with it."""
-        for hand in self._hands:
-            if hand.running.done():
-                hand.running.result()
+        for each in self._workers:
+            if each.running.done():
+                each.running.result()

@@ -15,7 +15,7 @@ import msgspec
 from holdfast.app import Holdfast
 from holdfast.app.submitter import Submitter
 from holdfast.core.errors import JobFailed
-from holdfast.core.lifecycle import UNFIT, HandlerSignal
+from holdfast.core.lifecycle import DEFERRALS, HandlerSignal
 from holdfast.core.models import Job, JobState, NewJob, Submitted
 from holdfast.core.portal import drive_coroutine
 from holdfast.stores.base import EVERY_QUEUE, ClaimRequest
@@ -94,7 +94,7 @@ class InlineSubmitter(Submitter):
 
     def _raise_error_of(self, job: Job) -> None:
         error = self._errors.pop(job.id, None)
-        deferred = job.state is JobState.SCHEDULED and job.reason in UNFIT
+        deferred = job.state is JobState.SCHEDULED and job.reason in DEFERRALS
         if job.state not in (JobState.FAILED, JobState.DEAD) and not deferred:
             return
         if error is None or (isinstance(error, HandlerSignal) and job.state is JobState.DEAD):
@@ -134,12 +134,12 @@ async def run_once(app: Holdfast, job_ids: Sequence[str]) -> None:
         await calls.close()
 
 
-_MARK = "_is_lent"
+_PRIVATE = "_has_private_store"
 
 
-def is_lent(app: Holdfast) -> bool:
+def has_private_store(app: Holdfast) -> bool:
     """Returns True if the application is under test: on a store of its own."""
-    return _MARK in vars(app)
+    return _PRIVATE in vars(app)
 
 
 @contextmanager
@@ -156,7 +156,7 @@ def override_store(app: Holdfast, changed: Mapping[str, Any], **others: Any) -> 
         own = {"url": f"sqlite:///{Path(folder) / 'jobs.db'}", "transport": "none"}
         settings = app.settings.replace_values(**({} if "url" in changed else own), **changed)
         submitter = Submitter(app.open_store, lambda: settings, app.events, app.spans)
-        vars(app).update({"settings": settings, "_store": None, "_submitter": submitter, _MARK: True, **others})
+        vars(app).update({"settings": settings, "_store": None, "_submitter": submitter, _PRIVATE: True, **others})
         try:
             yield
         finally:

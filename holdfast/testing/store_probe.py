@@ -22,7 +22,7 @@ from holdfast.stores.sqlite.store import SQLiteStore
 
 T = TypeVar("T")
 
-Patience = Callable[[], float | None]
+WaitLimit = Callable[[], float | None]
 """The real seconds for which a wait may have hope now; None: as long as it likes, since the test moves time."""
 
 _TURNS = 40  # of an event loop: more than the longest way from a wake-up to the next wait
@@ -122,7 +122,7 @@ class CallBarrier:
         self._held: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
 
     async def pass_through(self, verb: str) -> None:
-        """Return at once, or when the gate is opened again; Unavailable where the verb is refused."""
+        """Return at once, or when the barrier is opened again; Unavailable where the verb is refused."""
         if self.refused(verb):
             raise Unavailable(f"the test has cut this worker off: {verb}")
         while self.frozen:
@@ -186,11 +186,11 @@ class ObservedNotifications:
 class WatchedStore(ForwardingStore):
     """A store whose calls are counted and can be held up."""
 
-    def __init__(self, store: Store, activity: Activity, gate: CallBarrier, patience: Patience | None) -> None:
+    def __init__(self, store: Store, activity: Activity, barrier: CallBarrier, wait_limit: WaitLimit | None) -> None:
         super().__init__(store, self._watch)
-        self._patience = patience
+        self._wait_limit = wait_limit
         self._activity = activity
-        self._gate = gate
+        self._barrier = barrier
         self._heard: dict[frozenset[str], int] = {}
         activity.add_loop()
 
@@ -202,7 +202,7 @@ class WatchedStore(ForwardingStore):
     async def _watch(self, verb: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         self._activity.add_loop()
         if verb not in ("open", "close"):
-            await self._gate.pass_through(verb)
+            await self._barrier.pass_through(verb)
         self._activity.call_started()
         try:
             answer = await call()
@@ -215,7 +215,7 @@ class WatchedStore(ForwardingStore):
 
     async def _wait_for_news(self, topics: Sequence[str], timeout: float) -> None:
         wait = self._inner.queueing.wait if isinstance(self._inner, SQLiteStore) else self._wait
-        if self._patience is None:
+        if self._wait_limit is None:
             await wait(topics, timeout=timeout)
         else:
             await self._wait_in_test(wait, topics, timeout)
@@ -224,22 +224,22 @@ class WatchedStore(ForwardingStore):
         self, wait: Callable[..., Coroutine[Any, Any, None]], topics: Sequence[str], timeout: float
     ) -> None:
         """For the test itself, which may have to move time instead: HoldfastError tells it so."""
-        patience = self._hope()
-        if patience is None:
+        limit = self._seconds()
+        if limit is None:
             await wait(topics, timeout=timeout)
             return
         loop, count = asyncio.get_running_loop(), self._activity.count
-        give_up = loop.time() + patience
-        await wait(topics, timeout=patience)
+        give_up = loop.time() + limit
+        await wait(topics, timeout=limit)
         await self._activity.wait_idle()
-        if self._hope() is not None and self._activity.count == count and loop.time() >= give_up:
+        if self._seconds() is not None and self._activity.count == count and loop.time() >= give_up:
             raise HoldfastError(
                 "time stands still in a harness, so nothing ends this wait: await harness.run_until_idle() or "
                 "harness.advance(...) first"
             )
 
-    def _hope(self) -> float | None:
-        return None if self._patience is None else self._patience()
+    def _seconds(self) -> float | None:
+        return None if self._wait_limit is None else self._wait_limit()
 
     async def _wait(self, topics: Sequence[str], *, timeout: float) -> None:
         """Until there is news of the store's own or of another store of this harness. It may be of other topics."""

@@ -356,7 +356,7 @@ class TransportExternal(ForwardingExternal):
     async def tx_outcome(self, lease: Lease) -> TxOutcome:
         """Outcome of a job that its handler has ended; a delivery that is over is acknowledged."""
         completion = await self._inner.tx_outcome(lease)
-        if completion in (TxOutcome.KEPT, TxOutcome.LOST):
+        if completion in (TxOutcome.COMMITTED, TxOutcome.LEASE_LOST):
             transport = self._transport()
             over = transport.in_flight.let_go([lease])
             if over:

@@ -24,7 +24,7 @@ class BulkOperation(msgspec.Struct, frozen=True, kw_only=True):
     rate: str | None = None  # of a replay that is not to come all at once
 
     def describe_refusal(self, job_id: str, state: JobState) -> str:
-        """RawText for why a job in this state is refused, and the remedy."""
+        """Text for why a job in this state is refused, and the remedy."""
         if self.name == "replay" and state in self.legal:
             return f"another job has its unique key; see: holdfast why {job_id}"
         if self.name != "replay" or self.legal != {JobState.DEAD}:

@@ -200,7 +200,7 @@ def to_plain(value: Any) -> Any:
 
 def job_document(job: Job) -> JobDocument:
     """A job with everything its row says."""
-    carried = job.carried
+    options = job.options_or_default
     return JobDocument(
         id=job.id,
         task=job.task,
@@ -218,11 +218,11 @@ def job_document(job: Job) -> JobDocument:
         lost_leases=job.lost_leases,
         cancelling=job.cancelling,
         key=job.key,
-        unique=None if carried.unique is None else _unique_document(carried.unique),
-        tags=list(carried.tags),
-        metadata=carried.metadata,
-        timeout=carried.timeout,
-        retry=carried.retry,
+        unique=None if options.unique is None else _unique_document(options.unique),
+        tags=list(options.tags),
+        metadata=options.metadata,
+        timeout=options.timeout,
+        retry=options.retry,
         worker=job.worker,
         created_at=format_timestamp(job.created_at_us),
         run_at=format_timestamp(job.run_at_us),
@@ -315,7 +315,7 @@ def worker_state(worker: WorkerInfo) -> str:
     """``working``, ``stopping`` or ``draining`` by order, or ``lost``: silent for longer than its lease."""
     if not worker.alive:
         return "lost"
-    return {WorkerCommand.STOP: "stopping", WorkerCommand.DRAIN: "draining"}.get(worker.order, "working")
+    return {WorkerCommand.STOP: "stopping", WorkerCommand.DRAIN: "draining"}.get(worker.command, "working")
 
 
 def _more(queues: Sequence[QueueInfo]) -> list[JobState]:

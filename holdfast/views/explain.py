@@ -20,7 +20,7 @@ from holdfast.tasks.command_policy import COMMAND
 from holdfast.views.formatting import clip_text, count_noun, format_moment, format_span
 from holdfast.views.limit_use import LimitUse, explain_use, read_limit_uses, shown_value
 
-_ELSEWHERE = (
+_START_CAPABLE_WORKER = (
     "start a worker whose application has it, and let applications on one store have queues of their own: "
     "a worker gives back what it does not know, for as long as defer_for says, and then it is dead"
 )
@@ -119,7 +119,7 @@ async def _counted_ahead(store: Store, job: Job) -> int:
 def serves_queue(worker: WorkerInfo, queue: str) -> bool:
     """Returns True if this worker takes jobs of the queue. One whose key is limited says patterns."""
     names = [name.partition(":")[0].strip() for name in worker.heartbeat.queues.split(",")]
-    return worker.order is WorkerCommand.NONE and any(fnmatchcase(queue, name) for name in names)
+    return worker.command is WorkerCommand.NONE and any(fnmatchcase(queue, name) for name in names)
 
 
 def explain_job(job: Job, known: JobFacts) -> Iterator[Explanation]:
@@ -185,16 +185,18 @@ def _running(job: Job, known: JobFacts) -> Explanation:
     if job.cancelling:
         text = f"{where}, and was asked to stop"
         return Explanation("cancelling", text, "a handler in a thread stops when it looks; one in a process is killed")
-    doubts = [doubt for each in known.alive if each.heartbeat.worker == job.worker and (doubt := _doubt(each, known))]
-    if doubts and job.lease_until_us is not None:
+    silences = [
+        doubt for each in known.alive if each.heartbeat.worker == job.worker and (doubt := _silence_of(each, known))
+    ]
+    if silences and job.lease_until_us is not None:
         until = format_moment(job.lease_until_us)
-        text = f"{where}; but {doubts[0]}: if that worker died, the job runs again after {until}"
+        text = f"{where}; but {silences[0]}: if that worker died, the job runs again after {until}"
         return Explanation("worker_silent", text, f"start another: holdfast worker start --queues {job.queue}")
     return Explanation("running", where, f"to stop it: holdfast cancel {job.id}")
 
 
-def _doubt(worker: WorkerInfo, known: JobFacts) -> str:
-    """RawText for why a worker that counts as alive may not be; empty where nothing speaks against it."""
+def _silence_of(worker: WorkerInfo, known: JobFacts) -> str:
+    """Text for why a worker that counts as alive may not be; empty where nothing speaks against it."""
     silent = timedelta(microseconds=known.now_us - worker.seen_at_us)
     heard = f"worker {worker.heartbeat.worker} was last heard from {format_span(silent)} ago"
     if worker.heartbeat.worker in known.gone:
@@ -214,7 +216,7 @@ def _dead(job: Job) -> Explanation:
             )
         case Reason.NO_HANDLER:
             text = f"worker {job.worker} has no task {job.task}"
-            remedy = f"{_ELSEWHERE}, then: {replayed}"
+            remedy = f"{_START_CAPABLE_WORKER}, then: {replayed}"
         case Reason.PAYLOAD:
             text = f"its payload does not fit the task{error}"
             remedy = f"correct the arguments: {replayed} --payload '{{...}}'"
@@ -289,7 +291,7 @@ def _unknown_task(job: Job, known: JobFacts) -> Iterator[Explanation]:
     """Workers do not say which tasks they have, but an attempt may have shown that one lacks this one."""
     if job.reason == Reason.NO_HANDLER and job.state is not JobState.SCHEDULED:
         text = f"worker {job.worker} took it, and has no task {job.task}"
-        yield Explanation("no_handler", text, f"restart that worker if its code is old; else {_ELSEWHERE}")
+        yield Explanation("no_handler", text, f"restart that worker if its code is old; else {_START_CAPABLE_WORKER}")
 
 
 def _doubtful_task(job: Job, known: JobFacts) -> Iterator[Explanation]:
@@ -303,7 +305,7 @@ def _doubtful_task(job: Job, known: JobFacts) -> Iterator[Explanation]:
         text = f"{text} {hint}" if text.endswith("?") else f"{text}; {hint}"
         yield Explanation("handler_unknown", text, wrong)
     else:
-        yield Explanation("no_handler", text, f"{wrong}; else {_ELSEWHERE}")
+        yield Explanation("no_handler", text, f"{wrong}; else {_START_CAPABLE_WORKER}")
 
 
 def _in_line(job: Job, known: JobFacts) -> Iterator[Explanation]:
@@ -334,10 +336,10 @@ def _in_line(job: Job, known: JobFacts) -> Iterator[Explanation]:
         yield Explanation(
             "behind", text, "start more workers, or give urgent jobs a higher priority or a queue of their own"
         )
-    doubts = [_doubt(worker, known) for worker in serving]
-    if serving and all(doubts):
+    silences = [_silence_of(worker, known) for worker in serving]
+    if serving and all(silences):
         others = f" (and {count_noun(len(serving) - 1, 'other')} as silent)" if len(serving) > 1 else ""
-        text = f"{doubts[0]}{others}: if it died, no other worker takes the job"
+        text = f"{silences[0]}{others}: if it died, no other worker takes the job"
         yield Explanation("worker_silent", text, f"start another: holdfast worker start --queues {job.queue}")
     elif not known.ahead and known.exact is not None and not job.lost_leases and not known.limits:
         yield Explanation("next", "nothing holds it back: a worker takes it any moment")

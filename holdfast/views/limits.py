@@ -110,14 +110,14 @@ async def list_documents(store: Store, limits: Sequence[Limit]) -> list[LimitDoc
 
 
 def describe_scope(limit: Limit) -> str:
-    """RawText for the jobs that a limit applies to: "queue mail", "task crm.sync", "handlers"."""
+    """Text for the jobs that a limit applies to: "queue mail", "task crm.sync", "handlers"."""
     if limit.queue is not None:
         return f"queue {limit.queue}"
     return "handlers" if limit.task is None else f"task {limit.task}"
 
 
 def describe_values(values: LimitValues) -> str:
-    """RawText for the numbers of a limit: "5 at once, 10/s (burst 1), weight args.pages"."""
+    """Text for the numbers of a limit: "5 at once, 10/s (burst 1), weight args.pages"."""
     words = [] if values.concurrency is None else [f"{values.concurrency:,} at once"]
     if values.rate is not None:
         words.append(f"{format_rate(values)} (burst {values.burst:,})")

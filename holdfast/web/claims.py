@@ -202,20 +202,20 @@ async def claim(call: RequestContext) -> ApiResponse:
     ask = _ask(call, await own_wants(call, capacity), limit, given)
     heartbeat = pulse_of(call, given, _shown_queues(call, slots))
     await call.fleet.sweep()
-    order = await _heard(call, heartbeat, ask.lease_for)
-    if order is WorkerCommand.STOP or not any(capacity.values()):
-        return _answer(call, ask, ClaimResult([]), order)
-    visit = _Visit(call, capacity, ask, heartbeat, order)
+    command = await _heard(call, heartbeat, ask.lease_for)
+    if command is WorkerCommand.STOP or not any(capacity.values()):
+        return _answer(call, ask, ClaimResult([]), command)
+    visit = _Visit(call, capacity, ask, heartbeat, command)
     taken = await visit.claim_jobs(min(call.body.get("wait", 0), call.app.settings.claim_wait.total_seconds()))
-    return _answer(call, ask, taken, visit.order)
+    return _answer(call, ask, taken, visit.command)
 
 
 async def _heard(call: RequestContext, heartbeat: WorkerHeartbeat, lease_for: timedelta) -> WorkerCommand:
-    """The worker's order. A worker that has beaten a moment ago is registered, and need not be again."""
+    """The worker's command. A worker that has beaten a moment ago is registered, and need not be again."""
     known, often = call.fleet.get_worker(heartbeat.worker), min(call.app.settings.beat, lease_for / 3).total_seconds()
     if known.beaten_at is not None and call.app.clock.monotonic() - known.beaten_at < often:
-        return known.order
-    return (await call.fleet.heartbeat(heartbeat, [], lease_for)).order
+        return known.command
+    return (await call.fleet.heartbeat(heartbeat, [], lease_for)).command
 
 
 class _Visit:
@@ -227,14 +227,14 @@ class _Visit:
         capacity: dict[str, int],
         ask: RemoteClaimRequest,
         heartbeat: WorkerHeartbeat,
-        order: WorkerCommand,
+        command: WorkerCommand,
     ) -> None:
         self._call = call
         self._wants = capacity  # as said; a limited key's star stands for more queues once there are more
         self._ask = ask
         self._pulse = heartbeat
         self._waiters = call.waiters
-        self.order = order
+        self.command = command
         self._gone = asyncio.ensure_future(wait_disconnected(call.request))
 
     async def claim_jobs(self, wait: float) -> ClaimResult:
@@ -263,7 +263,7 @@ class _Visit:
         taken = await self._waiters.take(self._ask)
         if taken.jobs or wait <= 0:
             return taken
-        if self.order is not WorkerCommand.NONE:  # who is to leave has to hear of it, however many wait
+        if self.command is not WorkerCommand.NONE:  # who is to leave has to hear of it, however many wait
             return await self._in_turn(wait)
         with self._call.waiting.limit_wait(self._call.caller):
             return await self._in_turn(wait)
@@ -284,13 +284,13 @@ class _Visit:
         """Until there are jobs, or this claim ends without; meanwhile the worker stays listed."""
         clock, spell = self._call.app.clock, self._call.app.settings.beat.total_seconds()
         deadline = clock.monotonic() + wait
-        while self.order is not WorkerCommand.STOP and (left := deadline - clock.monotonic()) > 0:
+        while self.command is not WorkerCommand.STOP and (left := deadline - clock.monotonic()) > 0:
             await clock.run_bounded(self._notifications(place.taken, left), min(left, spell))
             if place.taken.done() or self._gone.done() or not self._call.still():
                 return
             capacity = await own_wants(self._call, self._wants)
             self._waiters.renew(place, msgspec.structs.replace(self._ask, capacity=capacity))
-            self.order = (await self._call.fleet.heartbeat(self._pulse, [], self._ask.lease_for)).order
+            self.command = (await self._call.fleet.heartbeat(self._pulse, [], self._ask.lease_for)).command
 
     async def _notifications(self, taken: asyncio.Future[ClaimResult], seconds: float) -> None:
         """Until there are jobs, the client has gone, or there is news for this very worker."""
@@ -305,19 +305,19 @@ class _Visit:
             notifications.cancel()
 
 
-def _answer(call: RequestContext, ask: RemoteClaimRequest, taken: ClaimResult, order: WorkerCommand) -> ApiResponse:
+def _answer(call: RequestContext, ask: RemoteClaimRequest, taken: ClaimResult, command: WorkerCommand) -> ApiResponse:
     call.changed += [job.id for job in taken.jobs]
     claimed = ClaimAnswer(
         jobs=[_claimed(call, job, isolated=taken.isolated) for job in taken.jobs],
         lease=ask.lease_for.total_seconds(),
-        order=order,
+        order=command,
         quarantined=taken.quarantined,
     )
     return json_response(200, claimed)
 
 
 def _claimed(call: RequestContext, job: Job, *, isolated: bool) -> ClaimedJob:
-    carried = job.carried
+    options = job.options_or_default
     return ClaimedJob(
         token=token_of(job.lease),
         id=job.id,
@@ -332,17 +332,17 @@ def _claimed(call: RequestContext, job: Job, *, isolated: bool) -> ClaimedJob:
         isolated=isolated,
         run_at=format_timestamp(job.run_at_us),
         created_at=format_timestamp(job.created_at_us),
-        tags=list(carried.tags),
-        metadata=carried.metadata,
-        traceparent=carried.traceparent,
-        tracestate=carried.tracestate,
+        tags=list(options.tags),
+        metadata=options.metadata,
+        traceparent=options.traceparent,
+        tracestate=options.tracestate,
     )
 
 
 def _timeout(call: RequestContext, job: Job) -> float | None:
     """Seconds the attempt may take: the job's own word, its task's, or the settings'."""
-    if job.carried.timeout is not None:
-        return job.carried.timeout
+    if job.options_or_default.timeout is not None:
+        return job.options_or_default.timeout
     task = call.app.registry.get(job.task)
     if task is not None and task.timeout is not None:
         return task.timeout

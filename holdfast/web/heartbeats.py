@@ -68,7 +68,7 @@ async def extend(call: RequestContext) -> ApiResponse:
     beat = await call.fleet.heartbeat(pulse_of(call, parse_worker(call)), held, span)
     verdicts = dict(zip(held, beat.held, strict=True))
     kept = [LeaseAnswer(id=each.lease.job_id, verdict=verdicts.get(each.lease, LeaseStatus.LOST)) for each in stands]
-    return json_response(200, HeartbeatAnswer(leases=kept, lease=span.total_seconds(), order=beat.order))
+    return json_response(200, HeartbeatAnswer(leases=kept, lease=span.total_seconds(), order=beat.command))
 
 
 async def deregister(call: RequestContext) -> ApiResponse:

@@ -160,7 +160,7 @@ def json_response(status: int, value: Any, *headers: Header) -> ApiResponse:
 
 
 def join_words(words: Sequence[str]) -> str:
-    """RawText for a sentence: ``a, b and c``."""
+    """Text for a sentence: ``a, b and c``."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 

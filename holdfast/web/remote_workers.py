@@ -38,14 +38,14 @@ _LOCKED = (0.05, 0.1, 0.2, 0.4)  # seconds between looks at jobs locked by anoth
 class RemoteWorker:
     """State of a worker in this process. Nothing depends on it: another process may serve its next request."""
 
-    __slots__ = ("beaten_at", "failed", "order", "queues", "succeeded")
+    __slots__ = ("beaten_at", "command", "failed", "queues", "succeeded")
 
     def __init__(self) -> None:
         self.queues = ""  # not said yet
         self.succeeded = 0
         self.failed = 0
         self.beaten_at: float | None = None
-        self.order = WorkerCommand.NONE
+        self.command = WorkerCommand.NONE
 
 
 class RemoteEnding(msgspec.Struct, frozen=True):
@@ -87,7 +87,7 @@ class RemoteWorkers:
         beaten_at = self.app.clock.monotonic()
         beat = await store.queueing.heartbeat(heartbeat, leases, lease_for=lease_for)
         known = self.get_worker(heartbeat.worker)
-        known.beaten_at, known.order = beaten_at, beat.order
+        known.beaten_at, known.command = beaten_at, beat.command
         return beat
 
     # ── what becomes of their jobs ────────────────────────────────────────────────────────────────────────────

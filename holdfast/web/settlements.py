@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.core.errors import Invalid
-from holdfast.core.lifecycle import UNFIT, Cancelled, Failed, Outcome, Released, Snoozed, Succeeded
+from holdfast.core.lifecycle import DEFERRALS, Cancelled, Failed, Outcome, Released, Snoozed, Succeeded
 from holdfast.core.models import JobState, Lease, Reason, Settled, Settlement
 from holdfast.core.validation import check_span
 from holdfast.settings.settings import Settings
@@ -256,7 +256,7 @@ def _refused(call: RequestContext, worker: str, stand: LeaseRecord, asked: Settl
     job = stand.job
     if job is None or asked is None or not call.caller.allows_queue(job.queue):
         return SettledJob(id=stand.lease.job_id, verdict=SettlementVerdict.LOST, state=None, run_at=None)
-    deferred = job.state is JobState.SCHEDULED and asked.reason in UNFIT
+    deferred = job.state is JobState.SCHEDULED and asked.reason in DEFERRALS
     ours = job.worker == worker and job.claims == stand.lease.claims and (job.state is asked.state or deferred)
     repeated = ours and job.reason in (None, asked.reason)
     goes_on = repeated and job.state in (JobState.FAILED, JobState.SCHEDULED)

@@ -35,13 +35,13 @@ class Heartbeat:
         heartbeat: Callable[[], WorkerHeartbeat],
         *,
         interrupt: Callable[[Lease, StopReason], None],
-        order: Callable[[WorkerCommand], None],
+        command: Callable[[WorkerCommand], None],
     ) -> None:
-        """``interrupt`` and ``order`` are called on the worker's event loop."""
+        """``interrupt`` and ``command`` are called on the worker's event loop."""
         self._shared = shared
         self._pulse = heartbeat
         self._interrupt = interrupt
-        self._order = order
+        self._command = command
         self._main = asyncio.get_running_loop()
         self._main_thread = threading.get_ident()
         self._thread = threading.Thread(target=self._run, name="holdfast-heartbeat", daemon=True)
@@ -120,8 +120,8 @@ class Heartbeat:
                 self._on_main(self._interrupt, lease, StopReason.LOST)
             elif held is LeaseStatus.CANCEL:
                 self._on_main(self._interrupt, lease, StopReason.CANCEL)
-        if beat.order is not WorkerCommand.NONE:
-            self._on_main(self._order, beat.order)
+        if beat.command is not WorkerCommand.NONE:
+            self._on_main(self._command, beat.command)
 
     def _fence(self) -> None:
         """Nothing could be renewed: give up every lease that is about to end, before another worker takes the job."""

@@ -12,7 +12,7 @@ import msgspec
 from holdfast.app import Holdfast
 from holdfast.core.errors import HoldfastError, Invalid
 from holdfast.core.events import PayloadUnfit, RetryUnreadable, TaskUnknown
-from holdfast.core.lifecycle import UNFIT, Failed, Outcome, Released, correct_arguments, deferral_error, deferral_of
+from holdfast.core.lifecycle import DEFERRALS, Failed, Outcome, Released, correct_arguments, deferral_error, deferral_of
 from holdfast.core.models import Job, Reason
 from holdfast.core.retry import Retry
 from holdfast.core.validation import did_you_mean
@@ -25,7 +25,7 @@ _SHORTEST, _LONGEST = timedelta(seconds=2), timedelta(minutes=1)  # between two 
 
 def backoff_of(job: Job, app: Holdfast, settings: Settings) -> Retry:
     """The retry policy of a job: its own, its task's, or the settings'."""
-    own = job.carried.retry
+    own = job.options_or_default.retry
     if own is not None:
         try:
             return Retry.from_builtins(own)
@@ -67,7 +67,7 @@ class Unfit:
     @staticmethod
     def is_unfit(outcome: Outcome, job: Job) -> TypeGuard[Failed]:
         """Returns True if another worker may run this job though here it has failed."""
-        if type(outcome) is not Failed or outcome.retryable or outcome.reason not in UNFIT or job.task == COMMAND:
+        if type(outcome) is not Failed or outcome.retryable or outcome.reason not in DEFERRALS or job.task == COMMAND:
             return False
         return outcome.reason is Reason.NO_HANDLER or _is_object(job.payload)
 

@@ -22,7 +22,7 @@ from holdfast.core.events import (
     LeaseLost,
     LeaseRejected,
 )
-from holdfast.core.lifecycle import UNFIT
+from holdfast.core.lifecycle import DEFERRALS
 from holdfast.core.models import Claim, ExpiredJob, Job, JobState, Settled, Settlement, to_datetime
 from holdfast.settings.settings import Settings
 from holdfast.telemetry.trace_context import trace_id_of
@@ -110,7 +110,7 @@ def emit_unsuccessful(
             _emit_dead(events, job, reason, error, seconds, dlq_key)
         case JobState.CANCELLED:
             events.emit(JobCancelled(job_id=job.id, task=job.task, attempt=job.attempts, trace_id=trace_id_of(job)))
-        case JobState.SCHEDULED if settlement.reason in UNFIT:
+        case JobState.SCHEDULED if settlement.reason in DEFERRALS:
             retry_at = None if answer.run_at_us is None else to_datetime(answer.run_at_us)
             events.emit(JobDeferred(job_id=job.id, task=job.task, reason=reason, retry_at=retry_at))
         case _:

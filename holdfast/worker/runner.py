@@ -189,10 +189,10 @@ class Runner:
                     raise
                 while run.runner is not None and run.runner.cancelling():
                     run.runner.uncancel()
-        if fate is TxOutcome.UNDONE:
+        if fate is TxOutcome.ROLLED_BACK:
             return True
         self._shared.running.discard(run)
-        if fate is TxOutcome.KEPT:
+        if fate is TxOutcome.COMMITTED:
             self._shared.tx_completed(run)
         else:
             self._shared.drop_run(run)
@@ -273,7 +273,7 @@ class Runner:
     # ── deadlines ─────────────────────────────────────────────────────────────────────────────────────────────
     def _timeout(self, job: Job, task: Task[..., Any] | None = None) -> float | None:
         """Seconds an execution may take: the job's own word, its task's, or the settings'."""
-        own = job.carried.timeout
+        own = job.options_or_default.timeout
         if own is not None:
             return own
         task = task or self._registry.get(job.task)

@@ -46,7 +46,7 @@ class TxCompletion:
             fate = await external.tx_outcome(run.lease)
         except HoldfastError:
             return True  # cut off from the store: unknown
-        return fate in (TxOutcome.UNDONE, TxOutcome.LOST)
+        return fate in (TxOutcome.ROLLED_BACK, TxOutcome.LEASE_LOST)
 
     async def read_outcome(self, run: TaskRun) -> TxOutcome:
         """Outcome of the job. Waits while its transaction is open, but for no longer than a lease lasts."""
@@ -59,9 +59,9 @@ class TxCompletion:
             try:
                 fate = await external.tx_outcome(run.lease)
             except HoldfastError as error:
-                fate = TxOutcome.OPEN
+                fate = TxOutcome.PENDING
                 await patience.wait_after(error)
-            if fate is not TxOutcome.OPEN or shared.clock.monotonic() > give_up:
+            if fate is not TxOutcome.PENDING or shared.clock.monotonic() > give_up:
                 return fate
             await shared.clock.sleep(pause)
             pause = min(2 * pause, _PAUSE_MOST)

@@ -80,10 +80,10 @@ class Worker:
         self.shared.stopping.set()
         self.shared.may_fetch.set()
 
-    def _obey(self, order: WorkerCommand) -> None:
-        if order is WorkerCommand.STOP and not self.shared.stopping.is_set():
+    def _obey(self, command: WorkerCommand) -> None:
+        if command is WorkerCommand.STOP and not self.shared.stopping.is_set():
             self.stop("ordered")
-        elif order is WorkerCommand.DRAIN:
+        elif command is WorkerCommand.DRAIN:
             self.fetcher.drain()
 
     def _interrupt(self, lease: Lease, why: StopReason) -> None:
@@ -110,7 +110,7 @@ class Worker:
         self.settler = Settler(shared, store, self.recorder.flush)
         self.ticker = Ticker(shared, store, app.declared)
         self.fetcher = Fetcher(shared, store, drain=self._drain)
-        heartbeat = Heartbeat(shared, self._pulse, interrupt=self._interrupt, order=self._obey)
+        heartbeat = Heartbeat(shared, self._pulse, interrupt=self._interrupt, command=self._obey)
         self.runner.resize(shared.settings.concurrency)
         settling = asyncio.create_task(self.settler.run(), name="holdfast-settler")
         background = [

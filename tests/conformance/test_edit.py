@@ -101,7 +101,7 @@ async def test_last_tag_is_taken_off(store: Store) -> None:
     assert await edit(store, job_id, options=Options())
 
     job = await stored(store, job_id)
-    assert job.carried.tags == ()
+    assert job.options_or_default.tags == ()
     assert await store.query.count(JobFilter(tag="a")) == 0
 
 
@@ -340,7 +340,7 @@ async def test_64_edits_of_one_job_leave_one_of_them(opener: Opener) -> None:
     assert all(answer.changed for answer in answers)
     (job,) = await take(stores[0])
     assert job.payload == f'{{"n":{job.priority}}}'
-    assert job.carried.tags == (str(job.priority),)
+    assert job.options_or_default.tags == (str(job.priority),)
     assert await take_ids(stores[0]) == []
 
 

@@ -118,7 +118,7 @@ async def test_a_beat_without_leases_registers_the_worker(store: Store, clock: M
 
     (info,) = await store.query.workers()
     assert (info.heartbeat, info.started_at_us, info.seen_at_us) == (given, started, clock())
-    assert (info.alive, info.order) == (True, WorkerCommand.NONE)
+    assert (info.alive, info.command) == (True, WorkerCommand.NONE)
 
 
 async def test_a_worker_is_alive_while_its_last_beats_lease_lasts(store: Store, clock: ManualClock) -> None:
@@ -162,9 +162,9 @@ async def test_an_order_reaches_the_worker_at_its_next_beat(store: Store, opener
 
     assert await (await opener()).admin.send_command(WorkerCommand.DRAIN, ["a"]) == ["a"]
 
-    assert (await store.queueing.heartbeat(heartbeat("a"), [], lease_for=LEASE)).order is WorkerCommand.DRAIN
-    assert (await store.queueing.heartbeat(heartbeat("b"), [], lease_for=LEASE)).order is WorkerCommand.NONE
-    assert {info.heartbeat.worker: info.order for info in await store.query.workers()} == {
+    assert (await store.queueing.heartbeat(heartbeat("a"), [], lease_for=LEASE)).command is WorkerCommand.DRAIN
+    assert (await store.queueing.heartbeat(heartbeat("b"), [], lease_for=LEASE)).command is WorkerCommand.NONE
+    assert {info.heartbeat.worker: info.command for info in await store.query.workers()} == {
         "a": WorkerCommand.DRAIN,
         "b": WorkerCommand.NONE,
     }
@@ -175,7 +175,7 @@ async def test_a_later_order_replaces_an_earlier_one(store: Store) -> None:
     await store.admin.send_command(WorkerCommand.DRAIN, ["a"])
     await store.admin.send_command(WorkerCommand.STOP, ["a"])
 
-    assert (await store.queueing.heartbeat(heartbeat("a"), [], lease_for=LEASE)).order is WorkerCommand.STOP
+    assert (await store.queueing.heartbeat(heartbeat("a"), [], lease_for=LEASE)).command is WorkerCommand.STOP
 
 
 async def test_command_to_all_reaches_every_live_worker(store: Store, clock: ManualClock) -> None:
@@ -192,4 +192,4 @@ async def test_command_to_unknown_worker_reaches_no_worker(store: Store) -> None
 
     assert await store.admin.send_command(WorkerCommand.STOP, ["unknown"]) == []
     assert await store.admin.send_command(WorkerCommand.STOP, []) == []
-    assert (await store.queueing.heartbeat(heartbeat("a"), [], lease_for=LEASE)).order is WorkerCommand.NONE
+    assert (await store.queueing.heartbeat(heartbeat("a"), [], lease_for=LEASE)).command is WorkerCommand.NONE

@@ -210,7 +210,7 @@ async def test_a_listed_job_is_the_job(store: Store) -> None:
     (listed,) = (await store.query.find(JobFilter())).jobs
 
     assert listed == await store.query.get(listed.id) == await store.query.by_key("k")
-    assert (listed.key, listed.state, listed.carried.tags) == ("k", JobState.DEAD, ("t",))
+    assert (listed.key, listed.state, listed.options_or_default.tags) == ("k", JobState.DEAD, ("t",))
 
 
 async def test_the_states_of_the_queues_sum_to_the_jobs_accepted(store: Store) -> None:

@@ -49,7 +49,7 @@ async def test_a_committed_submission_exists(store: Store, connection: sqlite3.C
     connection.execute("COMMIT")
     job = await stored(store, new.id)
     assert (job.state, job.payload, job.queue, job.priority) == (JobState.QUEUED, new.payload, "q", 2)
-    assert job.carried.tags == ("t",)
+    assert job.options_or_default.tags == ("t",)
     assert await take_ids(store, capacity={"q": 1}) == [new.id]
 
 

@@ -45,7 +45,7 @@ async def test_a_submitted_job_is_stored_as_it_was_given(store: Store, clock: Ma
 async def test_a_plain_job_carries_no_options(store: Store) -> None:
     (job_id,) = await put(store, new_job())
 
-    assert (await stored(store, job_id)).carried == Options()
+    assert (await stored(store, job_id)).options_or_default == Options()
 
 
 async def test_an_unlimited_budget_stays_unlimited(store: Store) -> None:

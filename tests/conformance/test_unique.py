@@ -213,7 +213,11 @@ async def test_replace_changes_the_waiting_job(store: Store, clock: ManualClock,
     assert answer == Submitted(first.job_id, False, changed=True)
     after = await stored(store, first.job_id)
     assert (after.payload, after.priority, after.max_attempts) == (payload, 5, 5)
-    assert (after.state, after.created_at_us, after.carried.tags) == (JobState.QUEUED, before.created_at_us, ("t",))
+    assert (after.state, after.created_at_us, after.options_or_default.tags) == (
+        JobState.QUEUED,
+        before.created_at_us,
+        ("t",),
+    )
     (job,) = await take(store, 2)
     assert (job.id, job.payload, job.attempts) == (first.job_id, payload, 1)
     assert (await settle(store, job)).accepted

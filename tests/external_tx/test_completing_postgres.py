@@ -278,19 +278,19 @@ def test_the_store_says_what_became_of_a_completion(place: Place) -> None:
         async with place.app:
             store: Any = await place.app.open_store()
             lease = await _claimed(place)
-            assert await store.external.tx_outcome(lease) is TxOutcome.UNDONE
+            assert await store.external.tx_outcome(lease) is TxOutcome.ROLLED_BACK
             with suppress(Undone):
                 async with by_asyncpg(place.url) as held:
                     assert (await place.app.within.complete(held.connection, lease, None)).accepted
-                    assert await store.external.tx_outcome(lease) is TxOutcome.OPEN
+                    assert await store.external.tx_outcome(lease) is TxOutcome.PENDING
                     raise Undone
-            assert await store.external.tx_outcome(lease) is TxOutcome.UNDONE
+            assert await store.external.tx_outcome(lease) is TxOutcome.ROLLED_BACK
             async with by_asyncpg(place.url) as held:
                 assert (await place.app.within.complete(held.connection, lease, '"r"')).accepted
-            assert await store.external.tx_outcome(lease) is TxOutcome.KEPT
-            assert await store.external.tx_outcome(Lease(lease.job_id, 7)) is TxOutcome.LOST
+            assert await store.external.tx_outcome(lease) is TxOutcome.COMMITTED
+            assert await store.external.tx_outcome(Lease(lease.job_id, 7)) is TxOutcome.LEASE_LOST
             await place.app.delete([lease.job_id])
-            assert await store.external.tx_outcome(lease) is TxOutcome.LOST
+            assert await store.external.tx_outcome(lease) is TxOutcome.LEASE_LOST
             async with by_asyncpg(place.url) as held:
                 answer = await place.app.within.complete(held.connection, lease, None)
                 assert (answer.accepted, answer.state) == (False, None)

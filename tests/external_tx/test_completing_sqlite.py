@@ -91,16 +91,16 @@ def test_the_store_says_what_became_of_a_completion(app: Holdfast) -> None:
         async with app:
             store: Any = await app.open_store()
             lease = await _claimed(app)
-            assert await store.external.tx_outcome(lease) is TxOutcome.UNDONE
+            assert await store.external.tx_outcome(lease) is TxOutcome.ROLLED_BACK
             with suppress(Undone), begun(app) as connection:
                 assert (await app.within.complete(connection, lease, None)).accepted
                 raise Undone
-            assert await store.external.tx_outcome(lease) is TxOutcome.UNDONE
+            assert await store.external.tx_outcome(lease) is TxOutcome.ROLLED_BACK
             with begun(app) as connection:
                 assert (await app.within.complete(connection, lease, '"r"')).accepted
-            assert await store.external.tx_outcome(lease) is TxOutcome.KEPT
+            assert await store.external.tx_outcome(lease) is TxOutcome.COMMITTED
             assert (await app.get(lease.job_id)).result == '"r"'
-            assert await store.external.tx_outcome(Lease(lease.job_id, 7)) is TxOutcome.LOST
+            assert await store.external.tx_outcome(Lease(lease.job_id, 7)) is TxOutcome.LEASE_LOST
             with begun(app) as connection:
                 answer = await app.within.complete(connection, lease, None)
             assert (answer.accepted, answer.state) == (False, JobState.SUCCEEDED)

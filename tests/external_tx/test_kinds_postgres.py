@@ -41,14 +41,14 @@ def test_committed_both_are_there_and_not_before(place: Place, kind: str) -> Non
 
     assert place.both() == (1, 1)
     job = place.app.sync.get("key:k")
-    assert (job.state, job.payload, job.priority, job.max_attempts, job.carried.tags, job.carried.metadata) == (
-        JobState.SCHEDULED,
-        '{"n":1180591620717411303424,"a":"x\\u0000␀"}',
-        3,
-        None,
-        ("t",),
-        {"m": "\0"},
-    )
+    assert (
+        job.state,
+        job.payload,
+        job.priority,
+        job.max_attempts,
+        job.options_or_default.tags,
+        job.options_or_default.metadata,
+    ) == (JobState.SCHEDULED, '{"n":1180591620717411303424,"a":"x\\u0000␀"}', 3, None, ("t",), {"m": "\0"})
     assert job.run_at - job.created_at == timedelta(seconds=60)
 
 

@@ -86,7 +86,7 @@ PAYLOADS: list[dict[str, Any]] = [
 def test_payload_keeps_its_value(place: Place, payload: dict[str, Any]) -> None:
     ((job_id, _),) = submit(place, [{"task": "work", "payload": payload, "tags": ["t"], "metadata": {"a": "␀"}}])
     job = place.app.sync.get(str(job_id))
-    assert (json.loads(job.payload), job.carried.metadata) == (payload, {"a": "␀"})
+    assert (json.loads(job.payload), job.options_or_default.metadata) == (payload, {"a": "␀"})
 
 
 def test_one_object_is_one_job(place: Place) -> None:
@@ -144,7 +144,7 @@ def test_invalid_jobs_are_refused_whole(place: Place, jobs: object, given: str) 
 def test_keys_and_tags_that_python_takes_are_taken(place: Place, text: str) -> None:
     ((job_id, _),) = submit(place, [{"task": "work", "key": text, "tags": [text[:100]]}])
     job = place.app.sync.get(f"key:{text}")
-    assert (job.id, job.carried.tags) == (str(job_id), (text[:100],))
+    assert (job.id, job.options_or_default.tags) == (str(job_id), (text[:100],))
 
 
 def test_submission_by_trigger_follows_the_transaction(place: Place) -> None:
@@ -194,5 +194,5 @@ def test_the_older_server_does_the_same() -> None:
         ((job_id, created),) = server.execute(submitting, jobs, database="app")
         job = app.sync.get(str(job_id))
         assert (created, job.state, job.payload) == (True, JobState.QUEUED, '{"n": 1}')
-        assert job.carried.timeout == 60
+        assert job.options_or_default.timeout == 60
         app.sync.close()

@@ -42,10 +42,10 @@ def _job(state: JobState, **fields: Any) -> Job:
 
 
 def _worker(
-    queues: str = "mail:2", *, alive: bool = True, order: WorkerCommand = WorkerCommand.NONE, running: int = 0
+    queues: str = "mail:2", *, alive: bool = True, command: WorkerCommand = WorkerCommand.NONE, running: int = 0
 ) -> WorkerInfo:
     heartbeat = WorkerHeartbeat(worker="w-1", host="here", pid=1, queues=queues, concurrency=2, running=running)
-    return WorkerInfo(heartbeat=heartbeat, started_at_us=NOW, seen_at_us=NOW, alive=alive, order=order)
+    return WorkerInfo(heartbeat=heartbeat, started_at_us=NOW, seen_at_us=NOW, alive=alive, command=command)
 
 
 SERVED = JobFacts(now_us=NOW, workers=(_worker(),))
@@ -60,7 +60,7 @@ CASES: list[tuple[Job, JobFacts, dict[str, str]]] = [
     (_job(JobState.QUEUED), JobFacts(now_us=NOW, workers=(_worker(alive=False),)), {"no_worker": "worker start"}),
     (
         _job(JobState.QUEUED),
-        JobFacts(now_us=NOW, workers=(_worker(order=WorkerCommand.STOP),)),
+        JobFacts(now_us=NOW, workers=(_worker(command=WorkerCommand.STOP),)),
         {"no_worker": "worker start"},
     ),
     (

@@ -9,7 +9,7 @@ from datetime import timedelta
 import msgspec
 
 from holdfast.core.job_changes import EDITABLE, JobChanges
-from holdfast.core.lifecycle import CANCELLABLE, DELETABLE, LEGAL, REPLAYABLE
+from holdfast.core.lifecycle import CANCELLABLE, DELETABLE, REPLAYABLE, TRANSITIONS
 from holdfast.core.models import MICROSECOND, TERMINAL, Job, JobState, Lease, LeaseStatus, NewJob, Reason, Settlement
 
 EXPIRED = "expired: no worker began it in time"
@@ -182,7 +182,7 @@ class Model:
         held = job.state is JobState.RUNNING and job.claims == settlement.claims
         if not held or (job.lease_until <= now) != settlement.expired:
             return False, job.state
-        assert settlement.state in LEGAL[JobState.RUNNING]
+        assert settlement.state in TRANSITIONS[JobState.RUNNING]
         state = settlement.state
         if job.cancelling and state in AGAIN:
             state = JobState.CANCELLED
@@ -287,9 +287,9 @@ def expiry(given: NewJob | JobChanges, now: int) -> int | None:
 
 def reachable(before: JobState, after: JobState) -> bool:
     """Whether one call may take a job there: a claim passes through ``queued`` on its way to ``running``."""
-    if before is after or after in LEGAL[before]:
+    if before is after or after in TRANSITIONS[before]:
         return True
-    return after is JobState.RUNNING and JobState.QUEUED in LEGAL[before] and before not in TERMINAL
+    return after is JobState.RUNNING and JobState.QUEUED in TRANSITIONS[before] and before not in TERMINAL
 
 
 def crash_reason(settlement: Settlement) -> bool:

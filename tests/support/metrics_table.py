@@ -5,7 +5,7 @@ from __future__ import annotations
 from holdfast.telemetry.metric_definitions import FAMILIES
 from holdfast.telemetry.metric_types import Family
 
-_PLACES = {"worker": "worker", "api": "API", "both": "both"}
+_EXPOSED_BY = {"worker": "worker", "api": "API", "both": "both"}
 
 
 def table() -> str:
@@ -15,7 +15,7 @@ def table() -> str:
 
 def _row(family: Family) -> str:
     labels = ", ".join(f"`{label}`" for label in family.labels)
-    return f"| `{family.name}` | {family.kind} | {labels} | {_PLACES[family.place]} | {family.doc} |\n"
+    return f"| `{family.name}` | {family.kind} | {labels} | {_EXPOSED_BY[family.exposed_by]} | {family.doc} |\n"
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def test_edit_returns_the_job_as_it_is_now(app: Holdfast) -> None:
     handle = app.sync.enqueue("work", {"n": 1}, key="k", tags=["a"])
     job = app.sync.edit("key:k", payload={"n": 2}, tags=["b"], priority=3, expires="1h")
     assert job == app.sync.get(handle.id)
-    assert (job.payload, job.carried.tags, job.priority) == ('{"n":2}', ("b",), 3)
+    assert (job.payload, job.options_or_default.tags, job.priority) == ('{"n":2}', ("b",), 3)
     assert job.expires_at is not None
 
 
@@ -80,7 +80,7 @@ def test_unique_job_keeps_payload_and_queue(app: Holdfast) -> None:
     for changes in ({"payload": {"n": 2}}, {"queue": "other"}):
         with pytest.raises(Conflict, match=r"unique key.*cancel it, and submit another"):
             app.sync.edit(handle.id, **changes)
-    assert app.sync.edit(handle.id, delay="1h", tags=["a"]).carried.unique is not None
+    assert app.sync.edit(handle.id, delay="1h", tags=["a"]).options_or_default.unique is not None
 
 
 def test_job_that_has_begun_takes_no_expiry(app: Holdfast) -> None:

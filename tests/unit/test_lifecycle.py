@@ -17,8 +17,8 @@ from holdfast.core.lifecycle import (
     CANCELLABLE,
     DELETABLE,
     ERROR_LIMIT,
-    LEGAL,
     REPLAYABLE,
+    TRANSITIONS,
     Cancelled,
     Failed,
     Lost,
@@ -108,7 +108,7 @@ def test_every_outcome_with_every_budget(outcome: str, budget: str, cancelling: 
     row = (settlement.state, settlement.reason, settlement.delay, settlement.refund, settlement.expired)
     assert row == _expected(outcome, spent=SPENT[budget], cancelling=cancelling)
     assert (settlement.job_id, settlement.claims) == (job.id, job.claims)
-    assert settlement.state in LEGAL[JobState.RUNNING]
+    assert settlement.state in TRANSITIONS[JobState.RUNNING]
     assert asked == ([job.attempts] if settlement.delay == BACKOFF else []), "asked without need, or not asked"
     assert (settlement.result is not None) is (outcome == "succeeded")
 
@@ -133,17 +133,17 @@ def test_an_error_text_fits_and_can_be_stored(text: str) -> None:
 
 # ── the table ─────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_every_state_can_be_left_and_reached() -> None:
-    assert set(LEGAL) == set(JobState)
-    reached = set().union(*LEGAL.values())
+    assert set(TRANSITIONS) == set(JobState)
+    reached = set().union(*TRANSITIONS.values())
     assert reached == set(JobState)
-    assert all(state not in to for state, to in LEGAL.items())
+    assert all(state not in to for state, to in TRANSITIONS.items())
 
 
 def test_a_terminal_state_is_left_by_a_replay_only() -> None:
     replayed = {JobState.QUEUED, JobState.SCHEDULED}
-    assert {state for state, to in LEGAL.items() if to == replayed} == TERMINAL
+    assert {state for state, to in TRANSITIONS.items() if to == replayed} == TERMINAL
     assert {JobState.SUCCEEDED} == TERMINAL - REPLAYABLE
-    assert all(replayed <= LEGAL[state] for state in REPLAYABLE)
+    assert all(replayed <= TRANSITIONS[state] for state in REPLAYABLE)
     assert not CANCELLABLE & TERMINAL
     assert set(JobState) - {JobState.RUNNING} == DELETABLE
 
@@ -204,7 +204,7 @@ def test_statements_make_only_transitions_of_the_table(store: str) -> None:
     unguarded = {name.partition(" ")[0] for name, (left, _) in moves.items() if not left}
     assert unguarded <= {"take", "mark_unreadable", "promote_queue"}
     for name, (left, goal) in moves.items():
-        assert all(goal in LEGAL[state] for state in left), name
+        assert all(goal in TRANSITIONS[state] for state in left), name
 
 
 @pytest.mark.parametrize("store", SQL_STORES)

@@ -33,7 +33,7 @@ def failed(kind: type[Event], task: str, seconds: float, **more: Any) -> Event:
 
 
 HEARD = (
-    JobsSubmitted(created={"mail": 3, "sms": 1}, absorbed={"mail": 2}),
+    JobsSubmitted(created={"mail": 3, "sms": 1}, deduplicated={"mail": 2}),
     JobsClaimed(retried=2, refused=4, late={"default": [0.002, 3.0], "slow": [0.2]}),
     BatchSettled(size=5, succeeded={"mail": [0.02, 0.4]}),
     failed(JobFailed, "mail", 1.5, retry_at=None),
@@ -165,7 +165,7 @@ def test_twelve_metrics_are_there_before_anything_happened() -> None:
 def test_tasks_beyond_the_cap_are_one_series() -> None:
     events = Events()
     metrics = Metrics(events, labels=2)
-    events.emit(JobsSubmitted(created={f"task-{number}": 1 for number in range(50)}, absorbed={}))
+    events.emit(JobsSubmitted(created={f"task-{number}": 1 for number in range(50)}, deduplicated={}))
     found = samples(rendered(metrics)[0])
 
     submitted = {dict(labels)["task"]: n for (name, labels), n in found.items() if "submitted_total" in name}
@@ -175,7 +175,7 @@ def test_tasks_beyond_the_cap_are_one_series() -> None:
 def test_label_with_any_text_is_exported_unchanged() -> None:
     events = Events()
     metrics = Metrics(events, labels=2)
-    events.emit(JobsSubmitted(created={'a"b\\c\nd': 1}, absorbed={}))
+    events.emit(JobsSubmitted(created={'a"b\\c\nd': 1}, deduplicated={}))
 
     assert ("holdfast_jobs_submitted_total", frozenset({("task", 'a"b\\c\nd')})) in samples(rendered(metrics)[0])
 

@@ -37,7 +37,7 @@ def worker(name: str, ended: int, *, alive: bool = True, seconds: float = 100.0)
         worker=name, host="h", pid=1, queues="*", concurrency=1, running=0, succeeded=ended - 1, failed=1
     )
     return WorkerInfo(
-        heartbeat=heartbeat, started_at_us=0, seen_at_us=round(seconds * 1e6), alive=alive, order=WorkerCommand.NONE
+        heartbeat=heartbeat, started_at_us=0, seen_at_us=round(seconds * 1e6), alive=alive, command=WorkerCommand.NONE
     )
 
 

@@ -66,11 +66,11 @@ def test_a_path_hides_what_it_leads_to(path: str, changed: dict[str, Any]) -> No
 def test_whole_parts_can_be_hidden() -> None:
     told = Redaction(["payload", "result", "metadata"]).redact_job(job())
     assert [json.loads(text or "") for text in (told.payload, told.result)] == [HIDDEN, HIDDEN]
-    assert told.carried.metadata == {HIDDEN: True}
-    assert told.carried.tags == ("a",)
+    assert told.options_or_default.metadata == {HIDDEN: True}
+    assert told.options_or_default.tags == ("a",)
     told = Redaction(["result.token", "metadata.key"]).redact_job(job())
     assert json.loads(told.result or "") == {"token": HIDDEN, "n": 1}
-    assert told.carried.metadata == {"user": "ada", "key": HIDDEN}
+    assert told.options_or_default.metadata == {"user": "ada", "key": HIDDEN}
 
 
 def test_nothing_named_changes_nothing() -> None:

@@ -46,8 +46,8 @@ def test_submission_continues_the_trace_of_its_request(api: Api) -> None:
     }
     job = stored(api, answer["id"])
     assert trace_id_of(job) == TRACE
-    assert job.carried.traceparent == f"00-{TRACE}-{submission.context.span_id:016x}-01"
-    assert job.carried.tracestate == "vendor=1,other=2"
+    assert job.options_or_default.traceparent == f"00-{TRACE}-{submission.context.span_id:016x}-01"
+    assert job.options_or_default.tracestate == "vendor=1,other=2"
     assert api.get(f"/v1/jobs/{job.id}")["trace_id"] == TRACE
 
 

@@ -55,7 +55,7 @@ async def spoiled(app: Holdfast, changes: dict[str, Any], events: Recorder) -> E
         later = [await work.enqueue() for _ in range(NEIGHBOURS)]
         await harnessed.run_until_idle(limit=86_400)
         assert [await handle.result() for handle in (first, *later)] == ["done"] * (NEIGHBOURS + 1)
-        assert not any(hand.running.done() for hand in harnessed._hands), "the worker has gone"
+        assert not any(hand.running.done() for hand in harnessed._workers), "the worker has gone"
         assert events.of(StoreTrouble) == []
         assert rows(app, "select count(*) from holdfast_job where lease_until is not null") == [(0,)]
         columns = "state, reason, error, attempts"

@@ -27,7 +27,7 @@ async def test_unsettleable_lost_job_does_not_block_others(app: Holdfast, home: 
         await harnessed.advance(60)
         assert [await job.result() for job in lost] == ["done"] * 6
         assert await frozen.state() is JobState.RUNNING
-        assert not any(hand.running.done() for hand in harnessed._hands), "the worker has gone"
+        assert not any(hand.running.done() for hand in harnessed._workers), "the worker has gone"
     assert sum(event.recovered for event in events.of(SweepComplete)) == 6
     (told,) = events.of(StoreTrouble)
     assert (told.service, told.error.startswith(f"job {frozen.id}, whose lease ran out, cannot be settled: ")) == (

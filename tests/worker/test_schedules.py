@@ -192,7 +192,7 @@ async def test_run_and_backfill_make_jobs_beside_the_ticks(app: Holdfast) -> Non
         assert await manual.state() == JobState.SUCCEEDED
         for handle in handles:
             job = await handle.job()
-            scheduled_for.append((job.carried.metadata or {})["scheduled_for"])
+            scheduled_for.append((job.options_or_default.metadata or {})["scheduled_for"])
     assert [handle.created for handle in handles] == [True] * 5
     assert [handle.created for handle in again] == [False] * 5
     assert scheduled_for == [(start + timedelta(hours=n)).isoformat().replace("+00:00", "Z") for n in range(5)]

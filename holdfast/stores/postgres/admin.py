@@ -176,8 +176,8 @@ class PostgresAdmin(SelectionAdmin):
         await self._pool.fetch(self._sql["set_paused"], queue=queue, paused=False)
         notify_ready(self._notifications, self._ready, {queue})
 
-    async def send_command(self, order: WorkerCommand, workers: Sequence[str] | None = None) -> list[str]:
+    async def send_command(self, command: WorkerCommand, workers: Sequence[str] | None = None) -> list[str]:
         names = None if workers is None else list(workers)
-        rows = await self._pool.fetch(self._sql["order_workers"], order=order.value, workers=names)
+        rows = await self._pool.fetch(self._sql["order_workers"], order=command.value, workers=names)
         self._notifications.notify_committed({f"worker:{worker}" for (worker,) in rows})
         return [worker for (worker,) in rows]

@@ -104,14 +104,14 @@ class PostgresExternal:
 
     async def tx_outcome(self, lease: Lease) -> TxOutcome:
         if not is_id(lease.job_id):
-            return TxOutcome.LOST
+            return TxOutcome.LEASE_LOST
         rows = await self._pool().fetch(self._sql["completed"], id=lease.job_id)
         if not rows and await self._pool().fetch(self._sql["states_of"], ids=[lease.job_id]):
-            return TxOutcome.OPEN
+            return TxOutcome.PENDING
         for state, claims in rows:
             if claims == lease.claims and STATES[state] in _FATES:
                 return _FATES[STATES[state]]
-        return TxOutcome.LOST
+        return TxOutcome.LEASE_LOST
 
     def _instant(self) -> int | None:
         return None if self._now is None else self._now()
@@ -148,7 +148,7 @@ def _row(job: NewJob) -> dict[str, Any]:
     }
 
 
-_FATES = {JobState.SUCCEEDED: TxOutcome.KEPT, JobState.RUNNING: TxOutcome.UNDONE}
+_FATES = {JobState.SUCCEEDED: TxOutcome.COMMITTED, JobState.RUNNING: TxOutcome.ROLLED_BACK}
 
 
 def _texts(row: Sequence[Any]) -> tuple[Any, ...]:

@@ -146,7 +146,7 @@ class PostgresQuery(Feed):
                     started_at_us=started_at,
                     seen_at_us=seen_at,
                     alive=alive,
-                    order=WorkerCommand(ordered),
+                    command=WorkerCommand(ordered),
                 )
             )
         return found

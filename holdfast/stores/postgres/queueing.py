@@ -486,7 +486,7 @@ class PostgresQueueing:
         for _, turn, alive, cancelling in rows:
             if alive:
                 held[turn - 1] = LeaseStatus.CANCEL if cancelling else LeaseStatus.HELD
-        return HeartbeatReply(held=held, order=WorkerCommand(rows[0][0]))
+        return HeartbeatReply(held=held, command=WorkerCommand(rows[0][0]))
 
     async def deregister(self, worker: str) -> None:
         await self._pool.fetch(self._sql["delete_worker"], worker=worker)

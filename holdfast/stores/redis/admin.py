@@ -117,8 +117,8 @@ class RedisAdmin(SelectionAdmin):
         await self._pool.run(self._scripts["pause"], 0, queue)
         self._notifications.notify_done({f"queue:{queue}"})
 
-    async def send_command(self, order: WorkerCommand, workers: Sequence[str] | None = None) -> list[str]:
+    async def send_command(self, command: WorkerCommand, workers: Sequence[str] | None = None) -> list[str]:
         names = ("all",) if workers is None else ("named", *workers)
-        sent = [worker.decode() for worker in await self._pool.run(self._scripts["order"], order.value, *names)]
+        sent = [worker.decode() for worker in await self._pool.run(self._scripts["order"], command.value, *names)]
         self._notifications.notify_done({f"worker:{worker}" for worker in sent})
         return sent

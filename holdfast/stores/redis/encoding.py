@@ -426,7 +426,7 @@ def matches_filter(job: Job, where: JobFilter) -> bool:
         (not where.states or job.state in where.states)
         and (where.queue is None or job.queue == where.queue)
         and (not where.tasks or job.task in where.tasks)
-        and (where.tag is None or where.tag in job.carried.tags)
+        and (where.tag is None or where.tag in job.options_or_default.tags)
         and (where.reason is None or job.reason == where.reason)
         and (where.worker is None or job.worker == where.worker)
         and (where.error is None or (job.error is not None and where.error in job.error))

@@ -321,7 +321,7 @@ def _worker_of(fields: Fields, alive: int) -> WorkerInfo:
         started_at_us=int(given["started"]),
         seen_at_us=int(given["seen"]),
         alive=bool(alive),
-        order=WorkerCommand(given.get("ordered", "none")),
+        command=WorkerCommand(given.get("ordered", "none")),
     )
 
 

@@ -356,7 +356,7 @@ class RedisQueueing:
             )
             ordered = reply[0].decode()
             held += [_HELD[each] for each in reply[1:]]
-        return HeartbeatReply(held=held, order=WorkerCommand(ordered))
+        return HeartbeatReply(held=held, command=WorkerCommand(ordered))
 
     # ── log lines ─────────────────────────────────────────────────────────────────────────────────────────────
     async def append_logs(self, records: Sequence[Record]) -> list[bool]:

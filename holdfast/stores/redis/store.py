@@ -97,7 +97,7 @@ async def apply_migrations(pool: NamespacePool, scripts: Mapping[str, Script]) -
 
 
 async def describe_missing(pool: NamespacePool) -> str | None:
-    """RawText for a missing store, which opening would make; None where there is one."""
+    """Text for a missing store, which opening would make; None where there is one."""
     prefix = pool.address.prefix
     if await pool.run_command("EXISTS", f"{prefix}meta"):
         return None

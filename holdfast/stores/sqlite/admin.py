@@ -162,8 +162,8 @@ class SqliteAdmin(LimitedFamily, SelectionAdmin):
         if not paused:
             transaction.notify_topic(f"queue:{queue}")
 
-    async def send_command(self, order: WorkerCommand, workers: Sequence[str] | None = None) -> list[str]:
-        values = {"order": order, "workers": None if workers is None else as_json(workers)}
+    async def send_command(self, command: WorkerCommand, workers: Sequence[str] | None = None) -> list[str]:
+        values = {"order": command, "workers": None if workers is None else as_json(workers)}
 
         def run_in_transaction(transaction: Transaction) -> list[str]:
             rows = transaction.connection.execute(self._sql["order_workers"], values | {"now": transaction.now_us})

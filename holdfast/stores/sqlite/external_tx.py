@@ -65,10 +65,10 @@ class SqliteExternal(LimitedFamily):
         """Asked by the one writer there can be, it is never still open."""
         standing = transaction.connection.execute(self._sql["completed"], (lease.job_id,)).fetchone()
         if standing is None or standing[1] != lease.claims:
-            return TxOutcome.LOST
+            return TxOutcome.LEASE_LOST
         match STATES[standing[0]]:
             case JobState.SUCCEEDED:
-                return TxOutcome.KEPT
+                return TxOutcome.COMMITTED
             case JobState.RUNNING:
-                return TxOutcome.UNDONE
-        return TxOutcome.LOST
+                return TxOutcome.ROLLED_BACK
+        return TxOutcome.LEASE_LOST

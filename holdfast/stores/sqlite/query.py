@@ -206,7 +206,7 @@ class Reads:
                 started_at_us=started_at,
                 seen_at_us=seen_at,
                 alive=alive_until > now_us,
-                order=WorkerCommand(ordered),
+                command=WorkerCommand(ordered),
             )
             for (
                 worker,

@@ -357,7 +357,7 @@ class SqliteQueueing(LimitedFamily):
             for lease_until, cancelling in connection.execute(self._sql["standing_leases"], batch):
                 alive = lease_until is not None and lease_until > now_us
                 held.append((LeaseStatus.CANCEL if cancelling else LeaseStatus.HELD) if alive else LeaseStatus.LOST)
-        return HeartbeatReply(held=held, order=WorkerCommand(ordered))
+        return HeartbeatReply(held=held, command=WorkerCommand(ordered))
 
     async def deregister(self, worker: str) -> None:
         await self._opened().writer.call(

@@ -215,7 +215,7 @@ def is_current(reader: sqlite3.Connection, migrations: Sequence[Migration]) -> b
 
 
 def describe_missing(path: str) -> str | None:
-    """RawText for a missing store, which opening ``path`` would make; None for a store, or a foreign file."""
+    """Text for a missing store, which opening ``path`` would make; None for a store, or a foreign file."""
     # Not the methods of Path: they raise where this user may not look. What hinders opening is for opening to say.
     if os.path.isdir(os.path.dirname(path)) and not os.path.lexists(path):  # noqa: PTH112, PTH120
         return f"there is no database at {path} yet"

@@ -1,5 +1,4 @@
-"""Durations and sleeping; the present instant belongs to the store alone. Which instant it *is* only a store knows (it
-owns time).
+"""Durations and sleeping. The current time of day comes from the store alone.
 
 ``Clock`` is the interface; ``SystemClock`` is the real one; ``ManualClock`` stands still until a test moves it.
 A test hands the same ``ManualClock`` to the engine as its clock and to the store as its ``now``, so an hour of
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 
 class Clock(Protocol):
-    """Sleeping and measuring spans, both in seconds."""
+    """Interface to sleep and to measure spans, both in seconds."""
 
     def monotonic(self) -> float:
         """Seconds since an arbitrary start; never goes back."""
@@ -29,19 +28,19 @@ class Clock(Protocol):
         ...
 
     async def run_bounded(self, waiting: Coroutine[Any, Any, object], seconds: float) -> None:
-        """Run ``waiting`` to its end, but not longer than ``seconds``: then cancel it and return all the same."""
+        """Run ``waiting`` for at most ``seconds``, then cancel it and return."""
         ...
 
 
 async def wait_first(*waits: asyncio.Future[Any]) -> None:
-    """Return when one of them is done, with its error if it has one. The rest go on."""
+    """Return when one awaitable is done; raise its error if it failed. The others go on."""
     done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     for each in done:
         each.result()
 
 
 class SystemClock:
-    """The machine's clock."""
+    """The monotonic clock of the machine."""
 
     monotonic = staticmethod(time.monotonic)
     sleep = staticmethod(asyncio.sleep)

@@ -1,27 +1,27 @@
-"""Every error Holdfast raises, and its exit code and HTTP status. ``code`` is the stable word for one over HTTP.
+"""Every error Holdfast raises, and its exit code and HTTP status. ``code``: its stable name over HTTP.
 
-HoldfastError                exit 1    HTTP 500   something went wrong in Holdfast itself
-├── Invalid                  exit 2    HTTP 422   a value we refuse: names the field, the value, the remedy
+HoldfastError                exit 1    HTTP 500   an internal error of Holdfast
+├── Invalid                  exit 2    HTTP 422   a refused value: names the field, the value, the remedy
 │   └── TooLarge             exit 2    HTTP 413   over a size limit
-├── TooBroad                 exit 1    HTTP 422   a filter that takes too long to look for, if a caller waits
-├── ConfigError              exit 78   HTTP 500   a setting, URL, module or file we cannot work with
-│   └── StoreMismatch        exit 78   HTTP 500   the file or database is not ours, or newer than this program
+├── TooBroad                 exit 1    HTTP 422   the search of a filter exceeded its time
+├── ConfigError              exit 78   HTTP 500   an unusable setting, URL, module or file
+│   └── StoreMismatch        exit 78   HTTP 500   another program's file or database, or a newer schema
 ├── NotFound                 exit 1    HTTP 404   no such job, queue, worker
 ├── Conflict                 exit 1    HTTP 409   the state does not allow it
-│   └── LeaseLost            exit 1    HTTP 409   another worker holds the job now; nothing was written
+│   └── LeaseLost            exit 1    HTTP 409   the lease has expired or was superseded; nothing was written
 ├── Unavailable              exit 75   HTTP 503   the store is away or full, a name is taken; try again
-│   ├── Busy                 exit 75   HTTP 503   others look for jobs by a filter, and there was no turn
+│   ├── Busy                 exit 75   HTTP 503   too many searches by a filter at once
 │   └── StoreReplaced        exit 75   HTTP 503   files of an open store were replaced; restart the program
 ├── QueueFull                exit 75   HTTP 429   as many jobs wait as a limit allows
 ├── RateLimited              exit 1    HTTP 429   a limit has too few tokens for a handler
 ├── ForkedConnection         exit 1    HTTP 500   a store opened before fork() was used after it
-├── AuditBroken              exit 1    HTTP 500   an audit file is not whole (`telemetry/audit_file.py`)
+├── AuditBroken              exit 1    HTTP 500   an audit file is damaged (`telemetry/audit_file.py`)
 └── JobOutcome               exit 1    HTTP 200   raised by JobHandle.result()
     ├── JobFailed                                 the job is dead
     ├── JobCancelled                              the job was cancelled
     └── ResultTimeout                             the job has not ended in time (also a TimeoutError)
 
-What a handler raises to say how its attempt ends stands in `lifecycle.py`.
+The exceptions with which a handler ends its attempt are in `lifecycle.py`.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _SHOWN = 64
 
 
 def quote_value(value: object) -> str:
-    """``value`` as an error message may show it: quoted, one line, at most 64 characters."""
+    """Returns ``value`` for an error message: quoted, one line, at most 64 characters."""
     text = repr(value)
     return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
 
 
 class HoldfastError(Exception):
-    """Base of every error on this page but the handler signals."""
+    """Base of every error of this module."""
 
     exit_code = 1
     http_status = 500
@@ -71,7 +71,7 @@ class TooLarge(Invalid):
 
 
 class TooBroad(HoldfastError):
-    """The search of a filter ran out of its time. Nothing was changed."""
+    """The search of a filter exceeded its time. Nothing was changed."""
 
     http_status = 422
     code = "too_broad"
@@ -82,7 +82,7 @@ class TooBroad(HoldfastError):
 
 
 class ConfigError(HoldfastError):
-    """A setting, URL, module or file that cannot be worked with."""
+    """An unusable setting, URL, module or file."""
 
     exit_code = 78
     code = "configuration"
@@ -104,10 +104,10 @@ class InvalidId(Invalid, NotFound):
 
 
 class Conflict(HoldfastError):
-    """The state of the thing does not allow the operation.
+    """The state of the job, schedule or limit does not allow the operation.
 
-    ``stored``: where a batch was stored before that was found, the ids of the jobs it stored, in its order, None for
-    those it did not store.
+    ``stored``: if a batch was stored before the conflict was found, the ids of its jobs in order, None for jobs that
+    were not stored.
     """
 
     http_status = 409
@@ -124,8 +124,8 @@ class LeaseLost(Conflict):
 class Unavailable(HoldfastError):
     """The store cannot be reached, is busy or is full, or a living worker has that name. Trying again later is right.
 
-    ``stored``: as with a conflict, where it is known that a part of a batch was stored.
-    ``outcome``: what is known of what was asked, in words for those too who may not know where the store is.
+    ``stored``: as in ``Conflict``, if a part of a batch is known to be stored.
+    ``outcome``: what is known about the effect of the call, without the location of the store.
     """
 
     exit_code = 75
@@ -133,7 +133,7 @@ class Unavailable(HoldfastError):
     code = "unavailable"
     stored: Sequence[str | None] = ()
     alike = True
-    """Whether every other call fares the same now."""
+    """True if every other call fails for the same cause now."""
 
     def __init__(self, message: str, *, outcome: str = "") -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""Events, as records: components emit; logs, metrics and traces subscribe. Events without subscribers cost nothing."""
+"""Events: components emit them; logs, metrics and traces subscribe. Events without subscribers cost nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Something that happened. In log lines its ``name`` is that of its class: ``job_created``."""
 
     name: ClassVar[str]
-    level: ClassVar[str] = "info"  # that a user expects it at
+    level: ClassVar[str] = "info"  # the level of its log line
 
     def __init_subclass__(cls) -> None:
         cls.name = re.sub(r"\B(?=[A-Z])", "_", cls.__name__).lower()
@@ -36,14 +36,14 @@ class JobCreated(TaskEvent, frozen=True, kw_only=True):
 
 
 class JobDuplicate(TaskEvent, frozen=True, kw_only=True):
-    """A submission whose key or id already stood for a job."""
+    """A submission returned an existing job that has the same key or id."""
 
     level: ClassVar[str] = "debug"
     queue: str
 
 
 class LeaseAcquired(TaskEvent, frozen=True, kw_only=True):
-    """A worker took a job."""
+    """A worker claimed a job."""
 
     level: ClassVar[str] = "debug"
     attempt: int
@@ -114,7 +114,7 @@ class JobExpired(TaskEvent, frozen=True, kw_only=True):
 
 
 class JobReleased(TaskEvent, frozen=True, kw_only=True):
-    """Given back without an attempt being counted: a stopping worker, or a snooze."""
+    """A job was given back and its attempt is not counted: the worker stops, or the handler snoozed."""
 
     level: ClassVar[str] = "debug"
     reason: str
@@ -128,7 +128,7 @@ class RetryUnreadable(TaskEvent, frozen=True, kw_only=True):
 
 
 class TaskUnknown(TaskEvent, frozen=True, kw_only=True):
-    """The application of this worker, or of this API, lacks the task of a job it took: emitted once for each name."""
+    """The application of this worker or API has no task of a job's name. Emitted once per name."""
 
     level: ClassVar[str] = "warning"
     queue: str
@@ -138,7 +138,7 @@ class TaskUnknown(TaskEvent, frozen=True, kw_only=True):
 
 
 class PayloadUnfit(TaskEvent, frozen=True, kw_only=True):
-    """The payload of a job does not fit the task as this worker has it: logged once for each task."""
+    """The payload of a job does not fit the signature of this worker's task. Emitted once per task."""
 
     level: ClassVar[str] = "warning"
     queue: str
@@ -163,7 +163,7 @@ class JobUnstartable(TaskEvent, frozen=True, kw_only=True):
 
 
 class LeaseLost(TaskEvent, frozen=True, kw_only=True):
-    """This worker's write came too late: another worker settled the job."""
+    """A settlement of this worker was refused: its lease has expired or was superseded."""
 
     level: ClassVar[str] = "warning"
     worker_id: str
@@ -180,15 +180,15 @@ class SweepComplete(Event, frozen=True, kw_only=True):
 
 
 class ScheduleFired(Event, frozen=True, kw_only=True):
-    """A tick of a schedule has come, and its job is stored, unless a policy left it out. ``late``: seconds."""
+    """A schedule's tick was due and its job was stored, unless a policy skipped it. ``late``: seconds."""
 
     schedule: str
     task: str
     tick: datetime
     job_ids: list[str]
     late: float
-    missed: int  # earlier ticks that are not run
-    skipped: int  # by the policy for overlaps, or by a unique key
+    missed: int  # earlier ticks that do not run
+    skipped: int  # by the overlap policy, or by a unique key
 
 
 class DeclarationKept(Event, frozen=True, kw_only=True):
@@ -201,7 +201,7 @@ class DeclarationKept(Event, frozen=True, kw_only=True):
 
 
 class LoopBlocked(Event, frozen=True, kw_only=True):
-    """A handler keeps the event loop from running anything else; ``stack`` is where."""
+    """A handler blocks the event loop; ``stack`` shows the blocking code."""
 
     level: ClassVar[str] = "warning"
     seconds: float
@@ -219,7 +219,7 @@ class LinesLost(Event, frozen=True, kw_only=True):
 
 
 class StoreTrouble(Event, frozen=True, kw_only=True, omit_defaults=True):
-    """A store call failed; the loop that made it goes on trying. In the API: the client that asked may."""
+    """A store call failed. A worker's loop retries it; in the API the client may."""
 
     level: ClassVar[str] = "error"
     service: str
@@ -229,7 +229,7 @@ class StoreTrouble(Event, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TransportAway(Event, frozen=True, kw_only=True):
-    """The transport cannot be used: until it is back, workers ask the store itself. Emitted once for each absence."""
+    """The transport is unavailable: until it is back, workers poll the store. Emitted once per outage."""
 
     level: ClassVar[str] = "warning"
     place: str
@@ -237,27 +237,27 @@ class TransportAway(Event, frozen=True, kw_only=True):
 
 
 class MalformedMessage(Event, frozen=True, kw_only=True, omit_defaults=True):
-    """A message in a transport that holds no job id. It was removed; at most ten a minute are reported."""
+    """A message without a job id was removed from a transport. At most ten a minute are reported."""
 
     level: ClassVar[str] = "warning"
     place: str
     queue: str
     size: int  # characters
-    text: str  # its beginning, escaped
+    text: str  # the first characters, escaped
     entry: str = ""  # its id in a stream
     kept_in: str = ""  # the stream that it was moved to
-    unreported: int = 0  # since the last report
+    unreported: int = 0  # further messages since the last report
 
 
 class TransportBack(Event, frozen=True, kw_only=True):
-    """The transport is back, and carries ready jobs."""
+    """The transport is available again and announces ready jobs."""
 
     place: str
-    seconds: float  # it was away
+    seconds: float  # length of the outage
 
 
 class WorkerStarted(Event, frozen=True, kw_only=True):
-    """A worker process serves its queues."""
+    """A worker process has started and claims jobs of its queues."""
 
     worker_id: str
     store: str  # its URL, without a password
@@ -266,12 +266,12 @@ class WorkerStarted(Event, frozen=True, kw_only=True):
 
 
 class WorkerStopping(Event, frozen=True, kw_only=True):
-    """A worker process takes no more jobs."""
+    """A worker process stops claiming jobs."""
 
     worker_id: str
     reason: str
-    running: int = 0  # jobs it lets finish,
-    grace: float = 0.0  # for at most so many seconds; a second signal gives them back at once
+    running: int = 0  # jobs that may finish
+    grace: float = 0.0  # seconds they have; a second signal gives them back at once
 
 
 class WorkerStopped(Event, frozen=True, kw_only=True):
@@ -284,7 +284,7 @@ class WorkerStopped(Event, frozen=True, kw_only=True):
 
 
 class HandlersLeft(Event, frozen=True, kw_only=True):
-    """A worker process ends while handlers of released jobs still run; they end with it, wherever they are."""
+    """A worker process ends while handlers of released jobs still run; the exit interrupts them."""
 
     level: ClassVar[str] = "warning"
     worker_id: str
@@ -293,7 +293,7 @@ class HandlersLeft(Event, frozen=True, kw_only=True):
 
 
 class SupervisorStopping(Event, frozen=True, kw_only=True):
-    """A supervisor of worker processes tells them to stop; each of them gives ``supervisor`` as its reason."""
+    """A supervisor asks its worker processes to stop; each of them gives ``supervisor`` as its reason."""
 
     reason: str
     processes: int
@@ -309,21 +309,21 @@ class ChildEnded(Event, frozen=True, kw_only=True):
 
 
 class SettingsChanged(Event, frozen=True, kw_only=True, omit_defaults=True):
-    """A worker follows changed settings, or an API is to be restarted for them: new value by name."""
+    """A worker applies changed settings, or an API needs a restart to apply them. ``changed``: new value by name."""
 
     changed: dict[str, str]
     remedy: str | None = None
 
 
 class SettingsRefused(Event, frozen=True, kw_only=True):
-    """A setting that cannot be followed: the file is unusable, or no supervisor would start the next worker."""
+    """A changed setting cannot be applied: the file is unusable, or no supervisor would start the next worker."""
 
     level: ClassVar[str] = "warning"
     problem: str
 
 
 class MetricsServed(Event, frozen=True, kw_only=True):
-    """A worker process tells its metrics and health at this address."""
+    """A worker process serves metrics and health checks at this address."""
 
     address: str
     worker_id: str
@@ -334,17 +334,17 @@ class ApiStarted(Event, frozen=True, kw_only=True):
 
     address: str
     store: str  # its URL, without a password
-    keys: bool  # whether it asks for keys
+    keys: bool  # True if callers need a key
 
 
 class ApiStopping(Event, frozen=True, kw_only=True):
-    """The HTTP API takes no more requests."""
+    """The HTTP API accepts no more requests."""
 
     reason: str
 
 
 class ApiChange(Event, frozen=True, kw_only=True):
-    """A call over HTTP changed something, or was to: which operation, who asked, what came of it."""
+    """An HTTP call changed the store, or failed to: its operation, its caller and its status."""
 
     operation: str
     who: str  # the id of a key, or local
@@ -357,20 +357,20 @@ class ApiChange(Event, frozen=True, kw_only=True):
 
 
 class ApiSubmission(ApiChange, frozen=True, kw_only=True):
-    """The same for what comes by the thousand: submissions, claims and settlements."""
+    """An ``ApiChange`` of a frequent operation: submission, claim or settlement."""
 
     level: ClassVar[str] = "debug"
 
 
 class AuditFailed(Event, frozen=True, kw_only=True):
-    """The audit file could not be written; until it can, calls that would change something are refused."""
+    """The audit file could not be written. Calls that would change the store are refused until it can."""
 
     level: ClassVar[str] = "error"
     problem: str
 
 
 class KeyRefused(Event, frozen=True, kw_only=True):
-    """A caller without a good key, or whose key does not allow what it asked for."""
+    """A caller without a valid key, or with a key that does not allow the call."""
 
     level: ClassVar[str] = "warning"
     who: str  # the id of the key, or none
@@ -380,13 +380,13 @@ class KeyRefused(Event, frozen=True, kw_only=True):
 
 
 class KeysRead(Event, frozen=True, kw_only=True):
-    """The file of API keys was read again: so many keys."""
+    """The file of API keys was reloaded."""
 
     keys: int
 
 
 class KeysUnreadable(Event, frozen=True, kw_only=True):
-    """The file of API keys changed, and cannot be used as it is; the last good keys stay in force."""
+    """The file of API keys changed and is invalid; the keys of the last valid version stay in force."""
 
     level: ClassVar[str] = "error"
     problem: str
@@ -394,7 +394,7 @@ class KeysUnreadable(Event, frozen=True, kw_only=True):
 
 
 class RequestFailed(Event, frozen=True, kw_only=True):
-    """A request over HTTP ended in an error of ours; its answer was 500 and contained only this id."""
+    """An HTTP request failed with an unexpected error; the response was a 500 with this request id only."""
 
     level: ClassVar[str] = "error"
     request_id: str
@@ -425,7 +425,7 @@ class Events:
         return unsubscribe
 
     def has_subscriber(self, kind: type[Event]) -> bool:
-        """Returns True if events of this kind have a subscriber: ask before building many."""
+        """Returns True if events of this kind have a subscriber: check before building many."""
         return bool(self._subscribers.get(kind))
 
     def emit(self, event: Event) -> None:
@@ -437,27 +437,27 @@ class Events:
                 logging.getLogger(__name__).exception("a subscriber to %s raised", event.name)
 
 
-KINDS: tuple[type[Event], ...] = tuple(  # that a log line can tell
+KINDS: tuple[type[Event], ...] = tuple(  # events that can become a log line
     kind for base in (Event, TaskEvent, ApiChange) for kind in base.__subclasses__() if kind is not TaskEvent
 )
 
 
-# ── observations for metrics alone, one a batch ───────────────────────────────────────────────────────────────────────
+# ── events for metrics alone, one per batch ───────────────────────────────────────────────────────────────────────────
 class BatchMetric(Event, frozen=True, kw_only=True):
-    """An observation of a whole batch. Emitters ask ``has_subscriber`` first."""
+    """A metrics-only event about a whole batch. Emitters check ``has_subscriber`` first."""
 
     level: ClassVar[str] = "debug"
 
 
 class JobsSubmitted(BatchMetric, frozen=True, kw_only=True):
-    """A submission was answered. By task: how many jobs are new, and how many stood already."""
+    """A submission was stored. By task: the number of new jobs, and of submissions that returned an existing job."""
 
     created: Mapping[str, int]
     deduplicated: Mapping[str, int]
 
 
 class JobsClaimed(BatchMetric, frozen=True, kw_only=True):
-    """A claim was answered. ``retried``: jobs with an earlier attempt; ``late``: by queue, seconds each job waited."""
+    """A claim returned. ``retried``: jobs with an earlier attempt; ``late``: by queue, seconds each job waited."""
 
     retried: int
     refused: int
@@ -471,14 +471,14 @@ class MalformedReceived(BatchMetric, frozen=True, kw_only=True):
 
 
 class BatchSettled(BatchMetric, frozen=True, kw_only=True):
-    """A batch of settlements was answered. ``succeeded``: by task, the seconds of each job that ended well."""
+    """A batch of settlements was written. ``succeeded``: by task, the seconds of each job that succeeded."""
 
     size: int
     succeeded: Mapping[str, Sequence[float]]
 
 
 class StoreAnswered(BatchMetric, frozen=True, kw_only=True):
-    """A call of the store has ended; ``failed``: with an error that is not the caller's."""
+    """A store call has ended. ``failed``: the store was unavailable; errors of the caller do not count."""
 
     verb: str
     seconds: float
@@ -486,13 +486,13 @@ class StoreAnswered(BatchMetric, frozen=True, kw_only=True):
 
 
 class LoopHeard(BatchMetric, frozen=True, kw_only=True):
-    """The event loop was asked to answer: how long that took, or has taken so far."""
+    """The lag of the event loop was measured. ``seconds``: by how much a sleeper was late, or is so far."""
 
     seconds: float
 
 
 class RequestAnswered(BatchMetric, frozen=True, kw_only=True):
-    """A request over HTTP was answered. ``path`` is its operation's, with the names of its places."""
+    """An HTTP request was answered. ``path``: the route's template, with parameter names."""
 
     method: str
     path: str

@@ -2,9 +2,9 @@
 
     HOLDFAST_FAULTS="settle.before:kill@3,claim.after:freeze@1"
 
-kills the process (SIGKILL) when it comes to ``settle.before`` for the third time and stops it (SIGSTOP, until SIGCONT)
-when it first comes to ``claim.after``. ``fail`` raises Unavailable instead, as a store that is away does. Without
-``@n`` a fault strikes at the first time; each strikes once.
+kills the process (SIGKILL) on the third visit of ``settle.before`` and stops it (SIGSTOP, until SIGCONT)
+on the first visit of ``claim.after``. ``fail`` raises Unavailable instead, like an unavailable store. Without ``@n`` a
+fault triggers on the first visit; each triggers once.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ POINTS = frozenset(
         "tick.after_write",
     }
 )
-"""Every point there is: around the writes that move a job, and where a process may die between two of them."""
+"""All fault points: around the writes that change a job's state, and between two of them."""
 
 
 def _kill(_: str) -> None:
@@ -55,7 +55,7 @@ _ACTIONS = MappingProxyType({"kill": _kill, "freeze": _freeze, "fail": _fail})
 
 
 class InjectedFault:
-    """A fault at one point, and the visit at which it strikes."""
+    """A fault at one point, and the visit that triggers it."""
 
     def __init__(self, name: str, action: str, nth: int = 1) -> None:
         """Raises ConfigError for an unknown point or action."""
@@ -72,14 +72,14 @@ class InjectedFault:
         self._left = nth
 
     def reach_point(self) -> None:
-        """The code came to the point."""
+        """Counts a visit of the point; triggers the fault when it is due."""
         self._left -= 1
         if self._left == 0:
             self._action(self.name)
 
 
 def parse(text: str) -> Iterator[InjectedFault]:
-    """The faults that ``HOLDFAST_FAULTS`` asks for."""
+    """Parses the faults of ``HOLDFAST_FAULTS``."""
     for part in filter(None, map(str.strip, text.split(","))):
         name, _, rest = part.partition(":")
         action, at, nth = rest.partition("@")
@@ -90,23 +90,23 @@ def parse(text: str) -> Iterator[InjectedFault]:
         yield InjectedFault(name, action, int(nth) if at else 1)
 
 
-# The one piece of state a whole process shares: a point must be reachable from everywhere and cost next to nothing.
+# The only module-level state: a point must be reachable from everywhere and cost almost nothing.
 _armed: dict[str, InjectedFault] = {}
 
 
 def arm_fault(fault: InjectedFault) -> None:
-    """Have this fault strike, instead of another one at its point."""
+    """Arms this fault; it replaces another one at its point."""
     _armed[fault.name] = fault
 
 
 def fault_point(name: str) -> None:
-    """A place where a fault may strike. One look into an empty dictionary while none is armed."""
+    """Triggers the fault armed at this point, if any. Without faults it is one lookup in an empty dictionary."""
     if _armed and name in _armed:
         _armed[name].reach_point()
 
 
 def _arm_from_environment() -> ConfigError | None:
-    """Arms the faults of ``HOLDFAST_FAULTS``. Returns the mistake in it: an import must not fail for it."""
+    """Arms the faults of ``HOLDFAST_FAULTS``. Returns an error message instead of raising: an import must not fail."""
     try:
         for fault in parse(os.environ.get(FAULTS_VARIABLE, "")):
             arm_fault(fault)
@@ -125,7 +125,7 @@ def check_environment() -> None:
 
 
 def kill_at(point: str, nth: int = 1) -> None:
-    """Kill this process (SIGKILL) when it comes to ``point`` for the nth time. Call it in a process made to be killed.
+    """Kills this process (SIGKILL) on the nth visit of ``point``. Call it in a process that exists to be killed.
 
     ``POINTS`` lists the points. For a process that cannot call it, set its environment:
     HOLDFAST_FAULTS="settle.before:kill@3".

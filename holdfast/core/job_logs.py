@@ -11,10 +11,10 @@ from holdfast.core.models import Lease
 
 
 class NewLine(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A log line on its way into the store: of a running job's handler."""
+    """A log line of a running job's handler, to be stored."""
 
     number: int  # among the lines of its attempt, from 1
-    ago: timedelta  # how long before the call it was said
+    ago: timedelta  # time between the log call and the store call
     level: str
     text: str
     fields: str | None = None  # JSON text of an object
@@ -28,9 +28,9 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
 
 class LogLine(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A log line as its store keeps it."""
+    """A stored log line."""
 
-    claims: int  # of the lease under which it was said
+    claims: int  # of the lease that was held
     number: int
     attempt: int
     at_us: int
@@ -40,7 +40,7 @@ class LogLine(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class LogPage(msgspec.Struct, frozen=True):
-    """Oldest first. ``cursor`` continues the listing; None: that was all."""
+    """A page of log lines, oldest first. ``cursor``: of the next page; None: this is the last."""
 
     lines: list[LogLine]
     cursor: str | None

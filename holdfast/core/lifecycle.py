@@ -1,4 +1,4 @@
-"""The state table, and what becomes of a job after an attempt. Pure: no clock, no store, no I/O.
+"""The state transitions of jobs, and the settlement of an attempt. Pure: no clock, no store, no I/O.
 
     submit ──▶ scheduled ──due──▶ queued ──claim──▶ running ──┬─▶ succeeded
                waiting ──ready──▶   ▲                 │       ├─▶ dead
@@ -45,8 +45,8 @@ TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
     JobState.DEAD: frozenset({JobState.QUEUED, JobState.SCHEDULED}),
     JobState.CANCELLED: frozenset({JobState.QUEUED, JobState.SCHEDULED}),
 }
-"""From each state, where a job may go. Out of a terminal state leads only an operator's replay: at once, or paced.
-From queued to scheduled leads only a submission of the same unique key."""
+"""The states that a job may enter from each state. Only an operator's replay leaves a terminal state.
+Only a submission with the same unique key leads from queued to scheduled."""
 
 CANCELLABLE = frozenset(state for state, to in TRANSITIONS.items() if JobState.CANCELLED in to)
 REPLAYABLE = frozenset({JobState.DEAD, JobState.FAILED, JobState.CANCELLED})
@@ -54,23 +54,23 @@ REPLAYABLE = frozenset({JobState.DEAD, JobState.FAILED, JobState.CANCELLED})
 DELETABLE = frozenset(JobState) - {JobState.RUNNING}
 
 DEFERRALS = frozenset({Reason.NO_HANDLER, Reason.PAYLOAD})
-"""Reasons of a job that one worker cannot run and another may: the other has newer or older code."""
+"""Reasons of a deferral: this worker cannot run the job, one with newer or older code may."""
 
 _KILLED = frozenset({Reason.CRASHED, Reason.RESOURCE})
-"""Reasons that a dead job keeps on its last attempt."""
+"""Reasons that a dead job keeps although its budget is spent."""
 
 ERROR_LIMIT = 4096
-"""Characters of an error text that are kept."""
+"""Maximum length of a stored error text in characters."""
 
 
 class Succeeded(msgspec.Struct, frozen=True, gc=False):
-    """The handler returned; ``result`` is JSON text, None for None."""
+    """The handler returned. ``result``: JSON text; None if it returned None."""
 
     result: str | None = None
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The attempt failed. ``delay`` overrides the policy, and ``pause`` names a scope that is paused for as long
+    """The attempt failed. ``delay`` overrides the policy; ``pause``: the scope whose limits pause for as long
     (``RetryAfter``)."""
 
     error: str
@@ -82,15 +82,16 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Snoozed(msgspec.Struct, frozen=True, gc=False):
-    """The handler wants to run again later."""
+    """The handler asked to run again later."""
 
     delay: timedelta
 
 
 class Released(msgspec.Struct, frozen=True, gc=False):
-    """A stopping worker gives the job back; or one that could not even start it: then ``error`` says why, and
-    ``delay`` keeps it from being tried again at once. A job that waits for a worker that can run it has the ``reason``
-    why this one cannot."""
+    """A worker gives the job back: it stops, cannot start the job, or cannot run it (a deferral).
+
+    ``error``: the cause, if it could not start it. ``delay``: time until the next try. ``reason``: of a deferral.
+    """
 
     error: str | None = None
     delay: timedelta | None = None
@@ -115,7 +116,7 @@ class Backoff(Protocol):
 
 
 def decide(job: Job, outcome: Outcome, backoff: Backoff, rng: random.Random) -> Settlement:
-    """The settlement of ``job``'s running attempt. ``backoff`` is asked only when the job will be retried."""
+    """Returns the settlement of ``job``'s running attempt. ``backoff`` is used only if the job is retried."""
     match outcome:
         case Succeeded(result=result):
             return Settlement(
@@ -150,7 +151,7 @@ def _after_failure(job: Job, failed: Failed, backoff: Backoff, rng: random.Rando
         job_id=job.id,
         claims=job.claims,
         state=JobState.FAILED if alive else JobState.DEAD,
-        # A dead job says why it is dead: the budget, unless this very failure was final by itself, or killed a process.
+        # The reason of death is the budget, unless this failure was final by itself or killed the process.
         reason=Reason.BUDGET if failed.retryable and spent and failed.reason not in _KILLED else failed.reason,
         error=clip_error(failed.error),
         traceback=failed.traceback,
@@ -173,7 +174,7 @@ def _given_back(job: Job, reason: Reason, delay: timedelta | None, error: str | 
 
 
 def _after_loss(job: Job) -> Settlement:
-    """A lost lease counts as a failed attempt, so a job that kills its process ends dead. The rest go on at once."""
+    """A lost lease counts as a failed attempt, so a job that kills its process ends dead. Others are queued at once."""
     who = f"worker {job.worker}" if job.worker else "its worker"
     message = f"lease expired: {who} died, froze or was cut off during attempt {job.attempts}"
     if job.cancelling:
@@ -199,17 +200,17 @@ def budget_spent(job: Job) -> bool:
 
 
 def must_start_now(job: Job) -> bool:
-    """Returns True if a claimed job must not be buffered: its last lease was lost, or it is on its last attempt."""
+    """Returns True if a claimed job must not be buffered: its last lease was lost, or this is its last attempt."""
     return job.lost_leases > 0 or budget_spent(job)
 
 
 def clip_error(error: str) -> str:
-    """An error text as it is stored: at most ``ERROR_LIMIT`` characters, lone surrogates written out."""
+    """Returns the stored form of an error text: at most ``ERROR_LIMIT`` characters, lone surrogates escaped."""
     return error[:ERROR_LIMIT].encode("utf-8", "backslashreplace").decode()[:ERROR_LIMIT]
 
 
 def check_replay(job_id: str, state: JobState, *, force: bool) -> None:
-    """Raise Conflict, saying what to do instead, where ``state`` does not allow a replay."""
+    """Raises Conflict, with a remedy, if ``state`` does not allow a replay."""
     if state in REPLAYABLE or (force and state is JobState.SUCCEEDED):
         return
     advice = {
@@ -224,9 +225,9 @@ def describe_holder(holder: Job) -> str:
     return f"job {holder.id} has the same unique key, and is {holder.state}; replay it when that one gives it up"
 
 
-# ── exceptions by which a handler says how its attempt ends ───────────────────────────────────────────────────────────
+# ── exceptions with which a handler ends its attempt ──────────────────────────────────────────────────────────────────
 class HandlerSignal(Exception):
-    """Base of the exceptions by which a handler says how its attempt ends."""
+    """Base of the exceptions with which a handler ends its attempt: retry, snooze or death."""
 
 
 RETRY_SCOPES = ("job", "key", "queue", "task")
@@ -235,7 +236,7 @@ RETRY_SCOPES = ("job", "key", "queue", "task")
 class RetryAfter(HandlerSignal):
     """The attempt failed; try again after ``delay``: seconds, a timedelta or text such as ``5m``.
 
-    The policy is not asked. The budget still counts: on the last attempt the job is dead.
+    The policy is not used. The budget still counts: on the last attempt the job is dead.
     ``scope``: "key", "queue" or "task" pauses the limits of that scope for as long, for every job they apply to.
     """
 
@@ -248,8 +249,8 @@ class RetryAfter(HandlerSignal):
 
 
 class Snooze(HandlerSignal):
-    """Not a failure: run the job again after ``delay``: seconds, a timedelta or text like ``5m``. The attempt is given
-    back."""
+    """Runs the job again after ``delay``: seconds, a timedelta or text like ``5m``. Not a failure: the attempt does not
+    count."""
 
     def __init__(self, delay: float | timedelta | str) -> None:
         self.delay = check_span(delay, "delay")
@@ -265,19 +266,19 @@ _ERROR = re.compile(r"deferred since (\S+Z): (?:Invalid: )?(.*)", re.DOTALL)
 
 
 class Deferral(msgspec.Struct, frozen=True):
-    """A deferral: when it began, and why the latest worker could not run the job."""
+    """A deferral: ``since`` its start, and the ``cause`` that the latest worker gave."""
 
     since: datetime
     cause: str
 
 
 def deferral_error(since: datetime, error: str) -> str:
-    """The error text of a job that is deferred since that instant."""
+    """Returns the error text of a job that has been deferred since that instant."""
     return f"deferred since {since.isoformat().replace('+00:00', 'Z')}: {error}"
 
 
 def deferral_of(job: Job) -> Deferral | None:
-    """The deferral of a job; None if its latest try was something else."""
+    """Returns the deferral of a job; None if its latest attempt ended otherwise."""
     found = _ERROR.match(job.error or "") if job.reason in DEFERRALS else None
     try:
         return found and Deferral(datetime.fromisoformat(found[1]), found[2])
@@ -293,6 +294,6 @@ def describe_outlook(job: Job) -> str:
 
 
 def correct_arguments(job_id: str, *, deferred: bool) -> str:
-    """The commands that run a job with corrected arguments. Replay refuses a job that is still deferred."""
+    """Returns the commands that run a job with corrected arguments. A deferred job has to be cancelled first."""
     first = f"holdfast cancel {job_id}, then " if deferred else ""
     return f"to correct its arguments: {first}holdfast replay {job_id} --payload '{{...}}'"

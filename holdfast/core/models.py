@@ -1,8 +1,8 @@
-"""The nouns, frozen: what a job is and what crosses the store boundary.
+"""Models, frozen: jobs, and the values that cross the store boundary.
 
-Instants are kept as whole microseconds since 1970 UTC (``…_us``) and read as aware datetimes through the property
-without the suffix: a claim decodes hundreds of jobs in one pass, and four datetimes a job would cost more than the
-rest of the decoding (docs/adr/0003). Payloads and results are JSON *text*, never decoded by a store.
+Instants are whole microseconds since 1970 UTC (``…_us``); the property without the suffix returns an aware datetime. A
+claim decodes hundreds of jobs, and four datetimes per job would cost more than the rest (docs/adr/0003). Payloads and
+results are JSON *text*, never decoded by a store.
 """
 
 from __future__ import annotations
@@ -35,34 +35,34 @@ class JobState(StrEnum):
 _STATES = tuple(JobState)
 TERMINAL = frozenset({JobState.SUCCEEDED, JobState.DEAD, JobState.CANCELLED})
 NOT_STARTED = frozenset({JobState.SCHEDULED, JobState.WAITING, JobState.QUEUED, JobState.FAILED})
-"""States of a job that waits for its first attempt, or for its next."""
+"""States of a job that waits for its first or its next attempt."""
 
 
 class Reason(StrEnum):
-    """Why a job is dead or an attempt did not succeed: a field, not a state."""
+    """Reason why a job is dead or an attempt did not succeed: a field, not a state."""
 
     BUDGET = "budget"  # the last allowed attempt failed
-    NON_RETRYABLE = "non_retryable"  # the handler or the task's policy says trying again is pointless
+    NON_RETRYABLE = "non_retryable"  # the handler or the task's policy rules out a retry
     NO_HANDLER = "no_handler"  # no task of that name is registered here
     PAYLOAD = "payload"  # the payload does not fit the task's signature
     RESULT = "result"  # the returned value cannot be stored
     CRASHED = "crashed"  # its process died (or lost its lease) under it
-    TIMEOUT = "timeout"  # it ran longer than it may
-    RESOURCE = "resource"  # it used more memory, CPU time, files or processes than it may
-    SANDBOX = "sandbox"  # this host cannot give it the sandbox that it has to run in
+    TIMEOUT = "timeout"  # it exceeded its timeout
+    RESOURCE = "resource"  # it exceeded a limit of memory, CPU time, files or processes
+    SANDBOX = "sandbox"  # this host cannot provide the required sandbox
     ERROR = "error"  # the handler raised
-    CANCELLED = "cancelled"  # an operator asked
+    CANCELLED = "cancelled"  # an operator cancelled it
     RELEASED = "released"  # given back by a stopping worker
     SNOOZED = "snoozed"  # given back by the handler
     EXPIRED = "expired"  # it had not begun by its ``expires``
 
 
 class UniqueKey(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """A job's key under a policy of uniqueness (``core.unique``), and until when it holds it."""
+    """A job's key under a policy of uniqueness (``core.unique``), and the time for which the job holds it."""
 
     key: str
-    during: str | None = None  # "waiting": until it is started, "active": until it has ended; None: for the window
-    window_us: int | None = None  # from its submission, whatever becomes of it
+    during: str | None = None  # "waiting": until it starts, "active": until it ends; None: for the window
+    window_us: int | None = None  # from its submission, in any state
     on_conflict: str = "keep"
 
     @property
@@ -81,14 +81,14 @@ class Options(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
     timeout: float | None = None  # seconds one attempt may take
     retry: dict[str, Any] | None = None  # retry.Retry as builtins: overrides the task's policy
-    metadata: dict[str, Any] | None = None  # the submitter's own, shown and kept, never read by the engine
+    metadata: dict[str, Any] | None = None  # the submitter's data: stored and shown, never interpreted
     tags: tuple[str, ...] = ()
-    traceparent: str | None = None  # W3C Trace Context of the submission, as it came: who reads it checks it
+    traceparent: str | None = None  # W3C Trace Context of the submission, unvalidated
     tracestate: str | None = None
     unique: UniqueKey | None = None
 
     def __post_init__(self) -> None:
-        # Another program may have written them. What is read here must be writable again, by any interpreter.
+        # Another program may have written them; every interpreter must be able to write them again.
         if is_too_deep(self.metadata) or is_too_deep(self.retry):
             raise ValueError(f"nested deeper than {DEPTH_LIMIT} levels")
 
@@ -104,7 +104,7 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
 
 
 class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A job as its store knew it. A claim delivers the first fields; the rest come with a read."""
+    """A job as read from its store. A claim fills the first fields; a read fills the rest."""
 
     id: str
     task: str
@@ -141,12 +141,12 @@ class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return Lease(self.id, self.claims)
 
     def decode_arguments(self) -> dict[str, Any]:
-        """The payload's JSON values by name: the handler's arguments, before they are read by annotations."""
+        """Returns the payload's JSON values by name: the arguments before conversion to the annotated types."""
         arguments: dict[str, Any] = msgspec.json.decode(self.payload)
         return arguments
 
     def return_value(self) -> Any:
-        """The result's JSON value; None before the job has succeeded. ``JobHandle.result`` gives the annotated type."""
+        """Returns the result's JSON value; None before success. ``JobHandle.result`` returns the annotated type."""
         return None if self.result is None else msgspec.json.decode(self.result)
 
     @property
@@ -157,7 +157,7 @@ class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def options_or_default(self) -> Options:
-        """The job's options, defaults where it carries none."""
+        """Returns the job's options, or the defaults if it has none."""
         return self.options or PLAIN
 
     @property
@@ -186,12 +186,12 @@ class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class NewJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A job as it is submitted. Already validated: a store only refuses a job beyond its own limits."""
+    """A job to submit. Already validated: a store refuses only a job beyond the store's own limits."""
 
     id: str
     task: str
     payload: str
-    has_client_id: bool = False  # its client chose the id, which may return after deletion: claims begin at the clock
+    has_client_id: bool = False  # the id may be reused after deletion: claims then start from the clock
     queue: str = "default"
     priority: int = 0
     delay: timedelta | None = None  # from the store's now; or
@@ -207,17 +207,17 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def unique(self) -> UniqueKey | None:
-        """Its key under a policy of uniqueness."""
+        """Returns its key under a policy of uniqueness."""
         return None if self.options is None else self.options.unique
 
     @property
     def expires(self) -> bool:
-        """Returns True if it ends by itself unless it has begun by some instant."""
+        """Returns True if it has an expiry: it is cancelled unless it has started by then."""
         return self.expires_in is not None or self.expires_at_us is not None
 
 
 class ExpiredJob(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A job that has ended because it had not begun by its ``expires``."""
+    """A job that ended because it had not started by its ``expires``."""
 
     job_id: str
     task: str
@@ -225,9 +225,9 @@ class ExpiredJob(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Submitted(msgspec.Struct, frozen=True, gc=False):
-    """``created`` is False where the key or the id already stood for a job: that job is the answer.
+    """Result of a submission. ``created`` is False if a job with the key or the id exists: ``job_id`` is then its id.
 
-    ``changed``: that job waits, and was replaced or rescheduled by the policy of its unique key.
+    ``changed``: that job was waiting, and the policy of its unique key replaced or rescheduled it.
     ``wake_up_delayed``: the job is stored, but the transport could not be notified; the next sweep or poll finds it.
     """
 
@@ -238,11 +238,11 @@ class Submitted(msgspec.Struct, frozen=True, gc=False):
 
 
 class Settlement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The one way a running job stops running. Made by ``lifecycle``, applied by a store if its guard holds.
+    """The only way out of ``running``. Made by ``lifecycle``, applied by a store if its guard holds.
 
-    The guard: the job is running under exactly this lease, and the lease has not expired. ``expired=True`` turns
-    the second half round: any worker that finds an expired lease may settle it, and only while it *is* run out.
-    ``worker``, where it is said, must hold the job: a server may forget a claim and give its number again.
+    The guard: the job runs under exactly this lease, and the lease has not expired. With ``expired=True`` the lease
+    must have expired: any worker may settle such a job. A given ``worker`` must hold the job: a server may lose a
+    claim and assign its number again.
     """
 
     job_id: str
@@ -259,18 +259,18 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Settled(msgspec.Struct, frozen=True, gc=False):
-    """Answer to a settlement. Not accepted: the lease is lost, nothing changed, ``state`` is the present one."""
+    """Result of a settlement. Not accepted: the lease is lost, nothing changed, ``state`` is the current state."""
 
     job_id: str
     claims: int
     accepted: bool
     state: JobState | None  # None: the job is gone
     run_at_us: int | None = None
-    locked: bool = False  # not accepted, but not lost either: another transaction holds the job; ask again
+    locked: bool = False  # not accepted, not lost: another transaction has locked the job; retry
 
 
 class TxOutcome(StrEnum):
-    """Outcome of a job that its handler ended in a transaction of its own."""
+    """Outcome of a transaction in which a handler completed its job."""
 
     COMMITTED = "committed"  # the job has succeeded
     ROLLED_BACK = "rolled_back"  # or never sent: the job runs on under its lease
@@ -282,35 +282,35 @@ class Claim(msgspec.Struct, frozen=True):
     """Result of a claim."""
 
     jobs: list[Job]
-    refused: int = 0  # delivered ids (``only=``) that were not claimable
+    refused: int = 0  # ids (``only=``) that were not claimable
     promoted: int = 0  # due jobs made ready
-    next_due: timedelta | None = None  # when the next job of these queues falls due; None: none is scheduled
-    quarantined: bool = False  # a job that lost two leases in a row waits to be run alone
+    next_due: timedelta | None = None  # time until the next job of these queues is due; None: none is scheduled
+    quarantined: bool = False  # a quarantined job (two leases lost in a row) waits to run alone
     stopped_at_last_attempt: bool = (
-        False  # a ready job on its last attempt was not taken: it was one too many to start at once
+        False  # a ready job was left: its last attempt must start at once, and no runner is free
     )
     lease_until_us: int | None = None  # of all its jobs
-    expired: tuple[ExpiredJob, ...] = ()  # jobs that this claim met too late, and ended
+    expired: tuple[ExpiredJob, ...] = ()  # jobs that this claim found expired, and cancelled
 
 
 class Delivery(msgspec.Struct, frozen=True, gc=False):
     """An id as a transport delivered it."""
 
-    job_id: str  # text of any origin
-    queue: str  # the one it was delivered for
-    receipt: str = ""  # by which the transport knows this delivery; "" where it needs none
+    job_id: str  # untrusted text
+    queue: str  # the queue it was delivered for
+    receipt: str = ""  # the transport's handle of this delivery; "" if it needs none
 
 
 class DeliveredClaim(msgspec.Struct, frozen=True):
-    """Result of a claim of delivered ids. ``claim.refused`` counts what cannot be claimed by its id any more."""
+    """Result of a claim of delivered ids. ``claim.refused`` counts ids that can no longer be claimed."""
 
     claim: Claim
-    left: dict[str, str]  # ready, and not taken: their queue, which it names, is paused, or they were too many
-    paused: frozenset[str]  # every queue that is
+    left: dict[str, str]  # ready jobs that were not claimed, and their queues: paused, or no capacity
+    paused: frozenset[str]  # all paused queues
 
 
 class LeaseStatus(StrEnum):
-    """Outcome of a lease at a beat."""
+    """Status of a lease after a heartbeat."""
 
     HELD = "held"
     CANCEL = "cancel"
@@ -321,8 +321,8 @@ class WorkerCommand(StrEnum):
     """Commands that an operator sends to a worker."""
 
     NONE = "none"
-    DRAIN = "drain"  # work until the queues are empty, then stop
-    STOP = "stop"  # finish what runs within the grace, then stop
+    DRAIN = "drain"  # run until the queues are empty, then stop
+    STOP = "stop"  # let running jobs finish within the grace period, then stop
 
 
 class WorkerHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
@@ -339,7 +339,7 @@ class WorkerHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HeartbeatReply(msgspec.Struct, frozen=True):
-    """``held`` answers the leases in their order."""
+    """``held``: the status of each lease, in the order of the request."""
 
     held: list[LeaseStatus]
     command: WorkerCommand = WorkerCommand.NONE
@@ -353,7 +353,7 @@ class Attempt(msgspec.Struct, frozen=True, array_like=True):
     worker: str | None
     started_at_us: int | None
     ended_at_us: int
-    state: JobState  # where it left the job
+    state: JobState  # of the job after it
     reason: str | None
     error: str | None
     traceback: str | None
@@ -365,24 +365,24 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat: WorkerHeartbeat
     started_at_us: int
     seen_at_us: int
-    alive: bool  # beaten within its last lease
+    alive: bool  # its last heartbeat is younger than a lease
     command: WorkerCommand
 
 
 class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue: how many jobs in each state, and the age of the oldest ready one."""
+    """A queue: its number of jobs by state, and the age of the oldest ready one."""
 
     name: str
     paused: bool
     states: dict[str, int]
     oldest_ready: timedelta | None
-    announced: int | None = None  # ids that its transport holds; None: it has none, or it is away
-    at_least: frozenset[JobState] = frozenset()  # states of which it may have more jobs than were counted
-    ended_per_second: float = 0.0  # of late
+    announced: int | None = None  # ids in its transport; None: no transport, or it is unavailable
+    at_least: frozenset[JobState] = frozenset()  # states that may have more jobs than were counted
+    ended_per_second: float = 0.0  # recently
 
 
 class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which jobs. Every given field must match; ``states`` and ``tasks`` match any of theirs."""
+    """A filter of jobs. Every given field must match; ``states`` and ``tasks`` match any of their values."""
 
     states: tuple[JobState, ...] = ()
     queue: str | None = None
@@ -390,8 +390,8 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
     tag: str | None = None
     reason: str | None = None
     worker: str | None = None
-    error: str | None = None  # a piece of the error text
-    created_after: datetime | None = None  # aware; the instant itself is left out
+    error: str | None = None  # substring of the error text
+    created_after: datetime | None = None  # aware; exclusive
     created_before: datetime | None = None
 
     def __post_init__(self) -> None:
@@ -405,22 +405,22 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Page(msgspec.Struct, frozen=True):
-    """Newest first. ``cursor`` continues the listing; None: that was all."""
+    """A page of jobs, newest first. ``cursor``: of the next page; None: this is the last."""
 
     jobs: list[Job]
     cursor: str | None
 
 
 class ReplayRate(msgspec.Struct, frozen=True):
-    """When the jobs of one replay fall due: the first ``after`` from now, each other one ``every`` after the one before
-    it, in the order of the ids, or of submission where a filter chose them."""
+    """Rate of a replay: the first job is due ``after`` from now, each further job ``every`` later. Order: that of the
+    ids, or of submission if a filter selected the jobs."""
 
     every: timedelta = timedelta(0)
     after: timedelta = timedelta(0)
 
 
 class JobEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The end of a job, or of a failed attempt after which the job goes on: ``state`` is the state after it."""
+    """The end of a job, or of a failed attempt that will be retried. ``state``: the job's state after it."""
 
     job_id: str
     task: str
@@ -436,30 +436,30 @@ class JobEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class JobEvents(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of the stream of job events, in about the order of their instants. ``mark``: the cursor of the next page.
+    """A page of job events, in about the order of their instants. ``mark``: the cursor of the next page.
 
-    ``public_cursor``: a cursor that contains no job id, for readers who may not know of every job. It names an instant
-    only, so the next page may repeat events of that instant.
+    ``public_cursor``: a cursor without a job id, for readers that may not see every job. It is an instant only, so the
+    next page may repeat events of that instant.
     """
 
     endings: list[JobEvent]
     mark: str
     public_cursor: str
-    more: bool = False  # there is a next piece already
-    gap: bool = False  # what was asked for is too long ago, or of another store: this is what comes from now on
+    more: bool = False  # the next page is not empty
+    gap: bool = False  # the cursor is too old, or of another store: the stream restarts at the present
 
 
 class BulkResult(msgspec.Struct, frozen=True):
     """Result of a bounded operation on many jobs. ``more``: call again, matching jobs are left."""
 
     changed: list[tuple[str, JobState]]  # id and the state it has now
-    refused: list[tuple[str, JobState | None]]  # id and the state that does not allow it; None: no such job
+    refused: list[tuple[str, JobState | None]]  # id and the state that forbids it; None: no such job
     more: bool = False
 
 
 class Overtaken(msgspec.Struct, frozen=True):
-    """Ready jobs that others have passed by on their way to a worker. Who was announced before ``before_us`` stood in
-    front of whatever comes next."""
+    """Ready jobs that later announcements have overtaken in a transport. Jobs announced before ``before_us`` were ahead
+    of the next delivery."""
 
     ids: list[str]
     before_us: int
@@ -476,20 +476,20 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def _field(name: str, value: Any) -> str:
-    """A field as a repr shows it."""
+    """Formats a field for a repr."""
     if name.endswith("_us"):
         try:
             return f"{name.removesuffix('_us')}={to_datetime(value).isoformat().replace('+00:00', 'Z')}"
-        except OverflowError:  # another program's
+        except OverflowError:  # written by another program
             return f"{name}={value}"
     return f"{name}={str(value)!r}" if isinstance(value, StrEnum) else f"{name}={value!r}"
 
 
 def to_datetime(us: int) -> datetime:
-    """Microseconds since 1970 as an aware datetime."""
+    """Converts microseconds since 1970 to an aware datetime."""
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=us)
 
 
 def to_microseconds(when: datetime) -> int:
-    """An aware datetime as microseconds since 1970."""
+    """Converts an aware datetime to microseconds since 1970."""
     return (when - datetime(1970, 1, 1, tzinfo=UTC)) // MICROSECOND

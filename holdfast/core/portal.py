@@ -1,8 +1,8 @@
-"""Blocking callers: one way in, and no second copy of anything.
+"""Blocking callers: the bridge from threads to coroutines.
 
-Everything in Holdfast is written once, as coroutines. A caller without an event loop has them run the way its store
-says (``Store.blocking``): ``drive_coroutine`` runs a coroutine that never waits for a loop to its end in the calling
-thread, a ``Portal`` runs any coroutine on an event loop in a thread of its own.
+Holdfast has one implementation, as coroutines. For a caller without an event loop ``Store.blocking`` runs them:
+``drive_coroutine`` in the calling thread, for a coroutine that never waits for a loop; a ``Portal`` on an event loop
+in a thread of its own, for any other.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def drive_coroutine(call: Coroutine[Any, Any, T]) -> T:
-    """Run ``call`` to its end in this thread. It must not wait for an event loop."""
+    """Run ``call`` in this thread. It must not wait for an event loop."""
     try:
         call.send(None)
     except StopIteration as stop:
@@ -30,14 +30,14 @@ def drive_coroutine(call: Coroutine[Any, Any, T]) -> T:
     raise HoldfastError("this call waits for an event loop and cannot be driven in the calling thread")
 
 
-_AT_EXIT = 2.0  # seconds the last words of a portal may take
+_AT_EXIT = 2.0  # seconds that ``at_exit`` of a portal may take
 
 
 class Portal:
     """An event loop in a daemon thread, for callers without one."""
 
     def __init__(self, *, at_exit: Callable[[], Coroutine[Any, Any, object]]) -> None:
-        """``at_exit`` is run on the loop before it ends, with the process at the latest."""
+        """``at_exit`` runs on the loop before it ends, at process exit at the latest."""
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name="holdfast-portal", daemon=True)
         self._thread.start()
@@ -45,7 +45,7 @@ class Portal:
         atexit.register(self.stop_thread)
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
-        """Returns or raises the outcome of ``call``. Interrupted, it is cancelled."""
+        """Runs ``call`` on the loop and returns its result. An interrupt cancels it."""
         running = asyncio.run_coroutine_threadsafe(call, self.loop)
         try:
             return running.result()
@@ -58,7 +58,7 @@ class Portal:
         return running_loop() is self.loop
 
     def stop_thread(self) -> None:
-        """Say the last words and end the thread."""
+        """Run ``at_exit`` and end the thread."""
         atexit.unregister(self.stop_thread)
         if not self._thread.is_alive():
             return
@@ -81,7 +81,7 @@ class Portal:
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
-    """The event loop that runs in this thread, if any."""
+    """Returns the event loop that runs in this thread, if any."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -89,7 +89,7 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def forbid_running_loop(advice: str) -> None:
-    """Raise, with ``advice``, when called from inside an event loop: blocking there would stop it."""
+    """Raises HoldfastError, with ``advice``, inside an event loop: a blocking call would stop it."""
     if running_loop() is None:
         return
     raise HoldfastError(f"this blocks, and an event loop runs in this thread; {advice}")

@@ -1,4 +1,4 @@
-"""Redaction: hides the fields that the setting ``redacted`` names, wherever jobs are shown.
+"""Redaction: hides the fields listed in the setting ``redacted`` wherever jobs are shown.
 
 Handlers, and workers in other languages, get everything. ``*`` in a path is any one field, ``**`` any number of them;
 a list is passed through: ``payload.cards.number`` is the number of every card.
@@ -16,14 +16,14 @@ from holdfast.core.job_logs import LogLine
 from holdfast.core.models import Attempt, Job
 
 REDACTED = "[redacted]"
-_LEAST = 4  # characters of a hidden value that is looked for in error texts: shorter ones are in every text
-_SAID_MOST = 100  # hidden values that are looked for
+_LEAST = 4  # shortest hidden value that is searched for in error texts: shorter ones occur in every text
+_SAID_MOST = 100  # maximum number of hidden values that are searched for
 
 Path = tuple[str, ...]
 
 
 class Redaction:
-    """Made of the dotted paths of the setting."""
+    """Hides fields by the dotted paths of the setting."""
 
     def __init__(self, paths: Sequence[str]) -> None:
         split = [tuple(path.split(".")) for path in paths]
@@ -33,10 +33,10 @@ class Redaction:
         }
         self._errors = ("error",) in split
         self.hides = bool(split)
-        """Whether anything is hidden; error texts may quote it."""
+        """True if any field is hidden; error texts may quote one."""
 
     def redact_job(self, job: Job) -> Job:
-        """The job without its hidden values."""
+        """Returns the job with hidden values replaced."""
         hidden: list[Any] = []
         changes: dict[str, Any] = {}
         payload = self._text("payload", job.payload, hidden)
@@ -54,7 +54,7 @@ class Redaction:
         return msgspec.structs.replace(job, **changes) if changes else job
 
     def redact_attempts(self, job: Job, attempts: Sequence[Attempt]) -> list[Attempt]:
-        """The attempts of this job without hidden values."""
+        """Returns the attempts of this job with hidden values replaced."""
         hidden = self._hidden(job)
         return [
             msgspec.structs.replace(
@@ -66,7 +66,7 @@ class Redaction:
         ]
 
     def redact_logs(self, job: Job, lines: Sequence[LogLine]) -> list[LogLine]:
-        """Returns the job's log lines without redacted fields, also where they quote the job."""
+        """Returns the job's log lines with hidden values replaced, quotations of the job included."""
         if not self.hides:
             return list(lines)
         hidden = self._hidden(job)
@@ -79,13 +79,13 @@ class Redaction:
             try:
                 found = _without(json.loads(fields), self._of["lines"], own)
             except (ValueError, RecursionError):
-                found = REDACTED  # spoiled: its fields cannot be distinguished
+                found = REDACTED  # corrupt: its fields cannot be parsed
             fields = json.dumps(_unquoted(found, list(_texts(hidden))), ensure_ascii=False, separators=(",", ":"))
         text = REDACTED if () in self._of["lines"] else _unquoted(line.text, list(_texts([*hidden, *own])))
         return msgspec.structs.replace(line, text=text, fields=fields)
 
     def _hidden(self, job: Job) -> list[Any]:
-        """The values of the job that are hidden."""
+        """Returns the hidden values of the job."""
         hidden: list[Any] = []
         self._text("payload", job.payload, hidden)
         if job.result is not None:
@@ -100,18 +100,18 @@ class Redaction:
         try:
             value = json.loads(text)
         except (ValueError, RecursionError):
-            return json.dumps(REDACTED)  # spoiled: its fields cannot be distinguished
+            return json.dumps(REDACTED)  # corrupt: its fields cannot be parsed
         return json.dumps(_without(value, paths, hidden), ensure_ascii=False, separators=(",", ":"))
 
     def _error(self, text: str, hidden: Sequence[Any]) -> str:
-        """An error text without the hidden values it quotes."""
+        """Returns an error text with quoted hidden values replaced."""
         if self._errors:
             return REDACTED
         return str(_unquoted(text, list(_texts(hidden))))
 
 
 def _without(value: Any, paths: Sequence[Path], hidden: list[Any]) -> Any:
-    """The value with everything replaced that one of the paths leads to."""
+    """Returns the value with the target of each path replaced."""
     if any(not path or path == ("**",) for path in paths):
         hidden.append(value)
         return REDACTED
@@ -124,7 +124,7 @@ def _without(value: Any, paths: Sequence[Path], hidden: list[Any]) -> Any:
 
 
 def _unquoted(value: Any, given: Sequence[str]) -> Any:
-    """The value with these texts replaced in every text of it, and numbers that are one of them."""
+    """Returns the value with these texts replaced in every text of it, and numbers equal to one of them."""
     match value:
         case str():
             for each in given:
@@ -152,7 +152,7 @@ def _onward(name: str, path: Path) -> Iterator[Path]:
 
 
 def _texts(hidden: Sequence[Any]) -> Iterator[str]:
-    """The hidden values as texts that may quote them, the longest first."""
+    """Yields the texts that may quote hidden values, the longest first."""
     found: set[str] = set()
     for each in _scalars(hidden):
         if len(found) >= _SAID_MOST:

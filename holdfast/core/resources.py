@@ -1,4 +1,4 @@
-"""Limits on what one job may use: as a task or a command asks for them, and as they hold within the settings."""
+"""Resource limits of one job: as a task or command declares them, and as the settings cap them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.core.errors import Invalid
 from holdfast.core.validation import did_you_mean, format_duration, format_size, parse_count, parse_duration, parse_size
 
 MIN_MEMORY = 16 << 20
-"""Bytes below which no program of use starts; a Python interpreter takes 10 MiB."""
+"""Smallest memory limit in bytes; a Python interpreter needs 10 MiB."""
 MAX_MEMORY = 1 << 50
 MIN_CPU = timedelta(milliseconds=100)
 MIN_OPEN_FILES = 16
@@ -38,7 +38,7 @@ class ResourceLimits(msgspec.Struct, frozen=True, array_like=True):
         return self != UNLIMITED
 
     def restricted_to(self, maxima: ResourceLimits) -> ResourceLimits:
-        """The stricter of both for each resource."""
+        """Returns the stricter limit of each resource."""
         both = zip(_values(self), _values(maxima), strict=True)
         return msgspec.convert([_lower(own, most) for own, most in both], ResourceLimits)
 
@@ -82,7 +82,7 @@ class Resources(msgspec.Struct, frozen=True):
 
 
 def as_resources(value: object, field: str = "resources") -> Resources:
-    """Resources as code or JSON says them; Invalid for anything else."""
+    """Returns resources given by code or as JSON; Invalid for anything else."""
     if isinstance(value, Resources):
         return value
     if not isinstance(value, Mapping):
@@ -94,7 +94,7 @@ def as_resources(value: object, field: str = "resources") -> Resources:
 
 
 def resource_document(value: Resources | Mapping[str, Any]) -> dict[str, Any]:
-    """Resources as the payload of a command holds them; Invalid as ``as_resources``."""
+    """Returns resources in the form of a command's payload; Invalid like ``as_resources``."""
     limits = as_resources(value).to_limits()
     return {name: amount for name, amount in zip(FIELDS, _values(limits), strict=True) if amount is not None}
 

@@ -1,14 +1,14 @@
-"""When to try again: a retry policy turns the number of failures into a delay. Pure.
+"""Retry policies: the number of failures determines the delay of the next attempt. Pure.
 
 The delay after the n-th failed execution is ``jitter(min(cap, base * factor ** (n + offset)))``, or the n-th of a
 list whose last entry repeats. Jitter is one of
 
-    none           exactly that
-    full           anything from nothing to that
-    add:M          that and up to M seconds more
-    scale:LO:HI    that times a number between LO and HI
+    none           exactly this delay
+    full           from 0 to this delay
+    add:M          this delay and up to M seconds more
+    scale:LO:HI    this delay times a number between LO and HI
 
-How many attempts there are is the job's budget (``max_attempts``), not the policy's.
+The number of attempts is the job's budget (``max_attempts``), not part of the policy.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from holdfast.core.errors import Invalid
 from holdfast.core.validation import check_span, did_you_mean, parse_count, parse_duration
 
 CEILING = timedelta(days=365)
-"""No policy waits longer, whatever its formula says: ``now + delay`` stays an instant every store can keep."""
+"""Upper bound of every delay: ``now + delay`` stays an instant that every store can represent."""
 
 _CEILING = CEILING.total_seconds()
 _FACTOR_LIMIT = 1000.0
@@ -41,9 +41,9 @@ _FORMS = 'immediate, "exponential:base=5,factor=2,cap=3600,jitter=full", "fixed:
 class Retry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A retry policy. ``Retry()`` is the default: 5 s doubling up to an hour, with full jitter.
 
-    Times are seconds; ``exponential``, ``fixed`` and ``listed`` take timedeltas and text like ``5m`` too. ``cap`` None:
-    only the ceiling of 365 days. Where ``delays`` are given, they stand instead of the formula. Usually made by
-    ``exponential``, ``fixed``, ``listed``, ``immediate`` or ``parse``.
+    Times are seconds; ``exponential``, ``fixed`` and ``from_delays`` take timedeltas and text like ``5m`` too. ``cap``
+    None: only the ceiling of 365 days. ``delays`` replace the formula. Usually made by ``exponential``, ``fixed``,
+    ``from_delays``, ``immediate`` or ``parse``.
     """
 
     base: float = 5.0
@@ -73,7 +73,7 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         offset: int = -1,
         jitter: str = "full",
     ) -> Retry:
-        """Growing by ``factor`` from ``base`` up to ``cap``; offset -1 makes the first delay the base itself."""
+        """Returns a policy that grows by ``factor`` from ``base`` to ``cap``. Offset -1: the first is the base."""
         return cls(
             base=_seconds("retry.base", base),
             factor=factor,
@@ -84,7 +84,7 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @classmethod
     def fixed(cls, delay: float | timedelta | str, *, jitter: str = "none") -> Retry:
-        """Always the same delay."""
+        """Returns a policy with the same delay each time."""
         return cls.from_delays([delay], jitter=jitter)
 
     @classmethod
@@ -97,7 +97,7 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @classmethod
     def immediate(cls) -> Retry:
-        """No delay at all."""
+        """Returns a policy without a delay."""
         return cls(base=0, factor=1, offset=0, cap=None, jitter="none")
 
     @classmethod
@@ -129,7 +129,7 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return f"exponential:{formula},offset={self.offset},jitter={self.jitter}"
 
     def to_builtins(self) -> dict[str, Any]:
-        """As stored with a job: complete, so that later defaults do not change it."""
+        """Returns the stored form: with every field, so that later defaults do not change it."""
         return {**msgspec.structs.asdict(self), "delays": list(self.delays)}
 
     @classmethod
@@ -148,11 +148,11 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         low, high, more = _spread(self.jitter)
         least, most = self.delay_bounds(failures)
         jittered = nominal * rng.uniform(low, high) + rng.uniform(0, more)
-        # The rounding of floats may step over a bound by the last digit.
+        # Rounding may exceed a bound by the last digit.
         return min(max(timedelta(seconds=min(jittered, _CEILING)), least), most)
 
     def delay_bounds(self, failures: int) -> tuple[timedelta, timedelta]:
-        """The least and the most ``delay`` can answer."""
+        """The shortest and the longest delay that ``delay_after`` can return."""
         nominal = self._nominal(failures)
         low, high, more = _spread(self.jitter)
         return (
@@ -161,12 +161,12 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         )
 
     def schedule(self, attempts: int) -> list[timedelta]:
-        """The waits between that many attempts (one fewer), without jitter."""
+        """Returns the delays between that many attempts (one fewer), without jitter."""
         parse_count(attempts, "attempts", least=1, most=_SCHEDULE_LIMIT, text=False)
         return [timedelta(seconds=self._nominal(failures)) for failures in range(1, attempts)]
 
     def _nominal(self, failures: int) -> float:
-        """Seconds, before jitter; never above the ceiling, however many failures."""
+        """Returns seconds before jitter, at most the ceiling."""
         count = min(max(failures, 1), _EXPONENT_LIMIT)
         if self.delays:
             return self.delays[min(count, len(self.delays)) - 1]
@@ -180,7 +180,7 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def as_retry(policy: object, field: str = "retry") -> Retry:
-    """A policy given as such or as text; Invalid, with what people of other queues look for, for anything else."""
+    """Returns a policy from a ``Retry`` or from text. Invalid for anything else, with examples as the remedy."""
     if isinstance(policy, Retry):
         return policy
     if isinstance(policy, str):
@@ -218,9 +218,9 @@ def _spread(jitter: object) -> tuple[float, float, float]:
 
 
 def _number(field: str, value: object, least: float, most: float) -> float:
-    """``value`` if it is a number within the bounds; NaN is in none."""
+    """Validates a number; NaN is out of every range."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
-        spans = "; exponential(), fixed() and listed() take spans too" if isinstance(value, str | timedelta) else ""
+        spans = "; exponential(), fixed() and from_delays() take spans" if isinstance(value, str | timedelta) else ""
         raise Invalid(field, value, f"give a number from {least:g} to {_plain(most)}{spans}")
     return value
 
@@ -234,7 +234,7 @@ def _parse_number(field: str, text: str, least: float, most: float) -> float:
 
 
 def _parse_seconds(field: str, text: str) -> float:
-    """A number in any spelling ``__str__`` may choose (``1e-06``), or a span such as ``5m``."""
+    """Parses a number as ``__str__`` writes it (``1e-06``), or a span such as ``5m``."""
     try:
         number = float(text)
     except ValueError:
@@ -247,7 +247,7 @@ def _seconds(field: str, delay: float | timedelta | str) -> float:
 
 
 def _plain(number: float) -> str:
-    """A number as people write it: no ``.0``, no exponent for what a policy may hold, and exact."""
+    """Formats a number exactly, without ``.0`` or, within a policy's range, an exponent."""
     return str(int(number)) if number == int(number) else repr(number)
 
 

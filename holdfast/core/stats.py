@@ -1,4 +1,4 @@
-"""Figures of queues at a bounded cost: what a store counts, and what can be read from it. Pure."""
+"""Statistics of queues at a bounded cost: the counts of a store, and values derived from them. Pure."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ BUCKETS: tuple[Kinds, ...] = (
     frozenset({JobState.DEAD}),
     frozenset({JobState.CANCELLED}),
 )
-"""States that are counted together: as an index, or a structure, has them."""
+"""States that are counted together, because one index or data structure holds them."""
 
 
 class CountGroup(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One row of a grouped count. ``later``: they are not due yet. ``recent``: something happened to them lately."""
+    """One row of a grouped count. ``later``: its jobs are not due yet. ``recent``: its jobs changed recently."""
 
     queue: str
     state: JobState
@@ -36,26 +36,26 @@ class CountGroup(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     later: bool
     recent: bool
     number: int
-    seconds: float = 0.0  # the latest attempts of those that ended took so long, together
+    seconds: float = 0.0  # total length of the latest attempts of ended jobs
     longest: float = 0.0
-    age: float = 0.0  # seconds since the first of those that ended did
+    age: float = 0.0  # seconds since the first job of the group ended
 
     @property
     def failures(self) -> int:
-        """Executions that failed, of each of them."""
+        """Failed executions of each job."""
         unfailed = self.state in (JobState.RUNNING, JobState.SUCCEEDED)
         return max(0, self.attempts - (1 if unfailed else 0))
 
 
 class JobStats(msgspec.Struct, frozen=True):
-    """Bounded counts: of each of the ``BUCKETS`` at most ``most`` jobs, of ended ones the latest."""
+    """Bounded counts: at most ``most`` jobs of each of the ``BUCKETS``, of ended jobs the latest."""
 
     groups: list[CountGroup]
     most: int
     beyond: Kinds = frozenset()
-    """Other states of which there may be more: others' jobs were counted in their place."""
+    """Further states that may have more jobs: jobs of other queues took their places in the count."""
     ages: Mapping[JobState, float] = {}
-    """Of ended jobs of all queues, how many seconds ago the first that was counted ended; empty: ``groups`` say it."""
+    """By terminal state, seconds since the first counted job of all queues ended; empty: see ``groups``."""
 
     def count_jobs(self, which: Callable[[CountGroup], bool] = lambda group: True) -> int:
         """Sums the counts of some groups."""
@@ -73,11 +73,11 @@ class JobStats(msgspec.Struct, frozen=True):
 
     @property
     def at_least(self) -> Kinds:
-        """States of which there may be more jobs than were counted."""
+        """States that may have more jobs than were counted."""
         return full_states(self.count_by(lambda group: group.state), self.most) | self.beyond
 
     def ended_per_second(self, recent: timedelta) -> float:
-        """Returns the recent rate of ended jobs a second; ``recent``: the window that was asked for."""
+        """Returns the recent rate of ended jobs a second. ``recent``: the requested window."""
         ages, rate = self.ages or self._ages(), 0.0
         lately = self.count_by(lambda group: group.state, lambda group: group.recent)
         for state in TERMINAL:
@@ -100,20 +100,20 @@ class JobStats(msgspec.Struct, frozen=True):
 
 
 def full_states(numbers: Mapping[JobState, int], most: int, buckets: Sequence[Kinds] = BUCKETS) -> Kinds:
-    """States of which there may be more jobs than these numbers, where at most ``most`` of each bucket were counted."""
+    """Returns the states whose bucket reached ``most``: there may be more jobs than these numbers."""
     full = [bucket for bucket in buckets if sum(numbers.get(state, 0) for state in bucket) >= most]
     return frozenset(state for bucket in full for state in bucket)
 
 
 def covered_seconds(recent: timedelta, age: float, *, whole: bool) -> float:
-    """The seconds of which all endings were seen: ``recent``, or where it was not the ``whole``, the ``age`` of the
-    first. Never less than one: many may end in an instant."""
+    """Returns the length of the window that was counted in full: ``recent``, or at most ``age`` of the first job if the
+    count is not ``whole``. At least one second, since many jobs may end in an instant."""
     seconds = recent.total_seconds()
     return max(1.0, seconds if whole else min(seconds, age))
 
 
 def merge_groups(groups: Iterable[CountGroup]) -> list[CountGroup]:
-    """Groups that are alike, as one."""
+    """Merges groups that differ in their numbers only."""
     found: dict[tuple[object, ...], CountGroup] = {}
     for each in groups:
         key = (each.queue, each.state, each.worker, each.attempts, each.later, each.recent)
@@ -133,12 +133,12 @@ def _together(one: CountGroup, other: CountGroup) -> CountGroup:
 
 
 _BY_QUEUE = frozenset({JobState.QUEUED, JobState.SCHEDULED, JobState.FAILED, JobState.WAITING})
-"""States of which each queue's own jobs are looked at; of the others, those of all queues together."""
+"""States that are counted per queue; the others are counted over all queues."""
 
 
 class CountRow(NamedTuple):
-    """Jobs of a queue and state that were seen. Of ended ones: how many of them ended ``lately``, and how long ago the
-    first of them all did."""
+    """The number of jobs of a queue and state. Of ended jobs also: ``lately``, the number that ended recently, and
+    ``age_us``, the time since the first ended."""
 
     queue: str
     state: JobState
@@ -150,7 +150,7 @@ class CountRow(NamedTuple):
 def queues_of(
     looks: Sequence[CountRow], paused: Mapping[str, bool], *, recent: timedelta, most: int
 ) -> dict[str, QueueInfo]:
-    """The queues that were seen and the paused ones, by name; without their oldest ready jobs yet."""
+    """Returns the counted and the paused queues by name, without the age of their oldest ready job."""
     names = sorted({look.queue for look in looks} | {name for name in paused if paused[name]})
     states: dict[str, Counter[JobState]] = {name: Counter() for name in names}
     for look in looks:

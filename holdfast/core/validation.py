@@ -31,15 +31,15 @@ TAGS_LIMIT = 100
 METADATA_LIMIT = 16 * 1024
 """Bytes of a job's metadata as JSON."""
 DEPTH_LIMIT = 64
-"""Objects and arrays inside one another, the outermost included. Ours: interpreters differ in what they follow."""
+"""Maximum nesting of objects and arrays, the outermost included. Interpreters have different limits of their own."""
 TIMEOUT_LIMIT = timedelta(days=30)
 LONGEST = timedelta(days=175 * 366)
-"""No span is longer: the instant after it is one that every store can keep."""
+"""Longest span: the instant after it is one that every store can represent."""
 FIRST_INSTANT = datetime(2000, 1, 1, tzinfo=UTC)
 LAST_INSTANT = datetime(2199, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
 
 RATE_PATTERN = "^([1-9][0-9]{0,5})/([smhd])$"
-"""How many in which time."""
+"""Form of a rate: a number and a unit of time."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _TASK_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:/-]{0,127}")
 _WORKER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -68,14 +68,14 @@ _UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 
 def check_name(field: str, text: object) -> str:
-    """A queue's (or other lane's) name. ASCII in one case, so that no two names look alike or need escaping."""
+    """Validates the name of a queue, schedule, limit or worker: lower-case ASCII, so no two names look alike."""
     if not isinstance(text, str) or not _NAME.fullmatch(text):
         raise Invalid(field, text, "use 1 to 64 of a-z 0-9 . _ - and begin with a letter or a digit")
     return text
 
 
 def check_task_name(text: object, field: str = "task") -> str:
-    """The name a task is registered under."""
+    """Validates the name of a task."""
     if not isinstance(text, str) or not _TASK_NAME.fullmatch(text):
         raise Invalid(field, text, "use 1 to 128 of A-Z a-z 0-9 . _ - : / and begin with a letter, a digit or _")
     return text
@@ -89,7 +89,7 @@ def check_worker_id(field: str, text: object) -> str:
 
 
 def check_key(text: object, field: str = "key", *, limit: int = KEY_LIMIT) -> str:
-    """An idempotency key. Compared character by character: ``é`` composed and decomposed are two keys."""
+    """Validates an idempotency key. Keys are compared character by character: composed and decomposed ``é`` differ."""
     return _check_text(field, text, limit)
 
 
@@ -99,7 +99,7 @@ def check_tag(text: object, field: str = "tag") -> str:
 
 
 def check_tags(tags: Iterable[object], field: str = "tags") -> tuple[str, ...]:
-    """A job's tags, each kept once, in their order."""
+    """Validates a job's tags; returns each once, in order."""
     if isinstance(tags, str | bytes):
         raise Invalid(field, tags, f"give a list of tags: [{tags!r}]")
     kept = tuple(dict.fromkeys(check_tag(tag, field) for tag in tags))
@@ -125,7 +125,7 @@ def _check_text(field: str, text: object, limit: int) -> str:
 
 
 def check_priority(value: object, field: str = "priority") -> int:
-    """Higher runs first."""
+    """Validates a priority; higher runs first."""
     return parse_count(value, field, least=-100, most=100, text=False)
 
 
@@ -145,7 +145,7 @@ def parse_timeout(value: object, field: str = "timeout") -> timedelta:
 
 
 def check_metadata(value: object, field: str = "metadata") -> dict[str, Any]:
-    """A JSON object of the submitter's own. The answer is a copy, so later changes to the argument do not show."""
+    """Validates metadata, a JSON object. Returns a copy, so later changes to the argument have no effect."""
     if not isinstance(value, dict):
         raise Invalid(field, value, "give a JSON object")
     try:
@@ -153,7 +153,7 @@ def check_metadata(value: object, field: str = "metadata") -> dict[str, Any]:
         copy: dict[str, Any] = json.loads(encoded)
         faithful = copy == value
     except (TypeError, ValueError, RecursionError) as error:
-        # The value itself may be what cannot be shown (endless, too deep), so the message names only the cause.
+        # The value itself may be impossible to show (endless, too deep), so the message names only the cause.
         raise Invalid(field, f"{type(error).__name__}: {error}", "give only what JSON can hold") from None
     if len(encoded) > METADATA_LIMIT:
         raise TooLarge(field, f"{len(encoded)} bytes", f"give at most {METADATA_LIMIT} bytes of JSON")
@@ -176,7 +176,7 @@ def is_too_deep(value: object) -> bool:
 
 
 def parse_instant(value: object, field: str = "run_at") -> datetime:
-    """An aware datetime, or RFC 3339 text with its offset, as UTC: from the year 2000 to the year 2199."""
+    """Converts an aware datetime, or RFC 3339 text with an offset, to UTC; years 2000 to 2199."""
     when = _as_datetime(value)
     if when is None or when.utcoffset() is None:
         raise Invalid(field, value, "give a date, a time and an offset, such as 2030-01-31T08:00:00Z or …+01:00")
@@ -198,8 +198,7 @@ def _as_datetime(value: object) -> datetime | None:
 
 
 def parse_duration(value: object, field: str = "duration") -> timedelta:
-    """A span: a number of seconds, ``"30s"``, ``"500ms"``, ``"5m"``, ``"2h"``, ``"7d"``, or a timedelta; up to 175
-    years."""
+    """Parses a span of at most 175 years: seconds, ``"30s"``, ``"500ms"``, ``"5m"``, ``"7d"``, or a timedelta."""
     span = _as_span(value, field)
     if span is None or not timedelta(0) <= span <= LONGEST:
         raise Invalid(field, value, "give between 0 seconds and 175 years")
@@ -207,7 +206,7 @@ def parse_duration(value: object, field: str = "duration") -> timedelta:
 
 
 def _as_span(value: object, field: str) -> timedelta | None:
-    """The span that is written, within any bounds; None for no number, and beyond the bounds of a timedelta."""
+    """Parses a span without bounds; None if it is not a number or exceeds a timedelta."""
     number = value
     if isinstance(value, str) and (match := _DURATION.fullmatch(value.strip())):
         number = float(match[1]) * _UNITS[match[2] or "s"].total_seconds()
@@ -228,8 +227,8 @@ def parse_rate(value: object, field: str = "rate") -> timedelta:
 
 
 def check_span(value: object, field: str) -> timedelta:
-    """A span as code says it: seconds as a number, a timedelta, or text with its unit. Bare ``"5"`` is refused: it is a
-    number that a caller forgot to convert."""
+    """Validates a span given by code: seconds, a timedelta, or text with a unit. Bare ``"5"`` is refused: the caller
+    probably forgot to convert it."""
     _refuse_bare_number(value, field)
     return parse_duration(value, field)
 
@@ -240,7 +239,7 @@ def _refuse_bare_number(value: object, field: str) -> None:
 
 
 def format_duration(span: timedelta) -> str:
-    """``span`` in the largest unit that shows it exactly; ``parse_duration`` reads it back."""
+    """Formats ``span`` in the largest exact unit; ``parse_duration`` reads it back."""
     if not span:
         return "0s"
     for unit, length in _UNITS.items():
@@ -251,7 +250,7 @@ def format_duration(span: timedelta) -> str:
 
 
 def parse_size(value: object, field: str = "size") -> int:
-    """Bytes: a whole number, or ``"64KiB"``, ``"1MiB"``, ``"2GiB"``."""
+    """Parses a number of bytes: a whole number, or ``"64KiB"``, ``"1MiB"``, ``"2GiB"``."""
     if isinstance(value, str) and (match := _SIZE.fullmatch(value.strip())):
         units = {unit.lower(): length for unit, length in _SIZES.items()}
         return int(match[1]) * units[(match[2] or "B").lower()]
@@ -261,7 +260,7 @@ def parse_size(value: object, field: str = "size") -> int:
 
 
 def format_size(size: int) -> str:
-    """``size`` in the largest unit that shows it exactly; ``parse_size`` reads it back."""
+    """Formats ``size`` in the largest exact unit; ``parse_size`` reads it back."""
     for unit, length in _SIZES.items():
         if size >= length and size % length == 0:
             return f"{size // length}{unit}"
@@ -269,7 +268,7 @@ def format_size(size: int) -> str:
 
 
 def parse_boolean(value: object, field: str = "value") -> bool:
-    """``true`` or ``false``."""
+    """Parses ``true`` or ``false``."""
     if isinstance(value, bool):
         return value
     words = {"true": True, "false": False}
@@ -279,7 +278,7 @@ def parse_boolean(value: object, field: str = "value") -> bool:
 
 
 def parse_count(value: object, field: str = "value", *, least: int, most: int, text: bool = True) -> int:
-    """A whole number from ``least`` to ``most``; written out as text only where ``text`` allows it."""
+    """Parses a whole number from ``least`` to ``most``; digits as text only if ``text`` is True."""
     number = value
     if text and isinstance(value, str) and _COUNT.fullmatch(value.strip()):
         number = int(value)
@@ -289,9 +288,9 @@ def parse_count(value: object, field: str = "value", *, least: int, most: int, t
 
 
 def parse_queues(value: object, field: str = "queues") -> dict[str, int | None]:
-    """Which queues, and how many jobs of each at once: ``"mail:10,default"``, or a mapping of names to numbers.
+    """Parses queues and their caps on concurrent jobs: ``"mail:10,default"``, or a mapping of names to numbers.
 
-    None stands for no bound of its own; the name ``*`` for every queue.
+    None: no cap. The name ``*``: every queue.
     """
     if isinstance(value, str):
         pairs = [(name.strip(), share.strip() if colon else None) for name, colon, share in _split_queues(value)]
@@ -321,10 +320,10 @@ def format_queues(queues: Mapping[str, int | None]) -> str:
 
 
 def mask_url(url: str) -> str:
-    """``url`` with ``***`` for every password, also where the password was not percent-encoded as it should be.
+    """Returns ``url`` with ``***`` for every password, also for one that lacks percent-encoding.
 
     In doubt it hides too much: from the first colon after the scheme to the last ``@``, and the values of query
-    parameters (or connection keywords) that are called password, secret or token.
+    parameters (or connection keywords) named password, secret or token.
     """
     scheme = _SCHEME.match(url)
     start = scheme.end() if scheme else 0
@@ -346,7 +345,7 @@ def _until(text: str, stop: str, start: int) -> int:
 
 
 def is_loopback(host: str) -> bool:
-    """Returns True if only this host can reach that address of its own."""
+    """Returns True for a loopback address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -354,7 +353,7 @@ def is_loopback(host: str) -> bool:
 
 
 def did_you_mean(word: str, words: Iterable[str]) -> str:
-    """``; did you mean …?`` where one of ``words`` is close to ``word``; else nothing. To append to a remedy."""
+    """Returns ``; did you mean …?`` if one of ``words`` is close to ``word``, else ``""``. Appended to a remedy."""
     close = difflib.get_close_matches(word.lower(), words, n=3)
     close.sort(key=lambda each: sorted(each) != sorted(word.lower()))  # swapped letters are the likeliest mistake
     return f"; did you mean {close[0]}?" if close else ""
@@ -367,7 +366,7 @@ def check_options(given: Iterable[str], known: Sequence[str], field: str = "opti
 
 
 def with_suggestions(function: Callable[P, R]) -> Callable[P, R]:
-    """A function that answers a misspelt keyword with the one that may have been meant."""
+    """Decorates a function: for a misspelt keyword argument its error suggests the nearest one."""
     known = frozenset(inspect.signature(function).parameters)
 
     @functools.wraps(function)
@@ -382,12 +381,12 @@ def with_suggestions(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def is_plain(text: str) -> bool:
-    """Returns True if text is one line, without control characters or characters that no file can hold."""
+    """Returns True if text is one line without control characters or lone surrogates."""
     return bool(text) and not re.search(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]", text)
 
 
 def value_at(payload: object, path: str) -> Any:
-    """The value of a payload at a path like "args.order.id"; "args" is all of it. None where there is none."""
+    """Returns the value of a payload at a path like "args.order.id"; "args" is all of it. None if it is missing."""
     value: Any = payload
     for name in path.split(".")[1:]:
         value = value.get(name) if isinstance(value, dict) else None

@@ -1,9 +1,9 @@
-"""Tasks: the functions behind jobs, the registry of them, and the way between a signature and a payload.
+"""Tasks: registered functions, their registry, and the conversion between arguments and payloads.
 
-context.py     the running job as its handler sees it
-job_logger.py  lines that a handler logs with its job
+context.py     the context of a running job, for its handler
+job_logger.py  log lines of a handler, stored with its job
 codec.py       values to JSON text and back, strictly
-command_policy.py  which command jobs may run
+command_policy.py  the command jobs that are allowed to run
 signature.py   a function's parameters and the payloads that fit them
 task.py        a registered function; the registry
 """

@@ -1,11 +1,11 @@
-"""Values to JSON text and back. A value that would not come back as it went in is refused, with its place.
+"""Conversion of values to JSON text and back. A value that a round trip would change is refused, with its path.
 
-The proof is the round trip: a value is written, read again and compared, all in C. Only when the two differ does
-Python code walk the value, to tell a harmless difference (a tuple came back as a list) from a loss (NaN became null,
-the key 1 became "1"). So the strictness costs a plain payload a fraction of a microsecond.
+A value is written, read again and compared, all in C. Only if the two differ does Python code walk the value, to tell
+a harmless difference (a tuple came back as a list) from a loss (NaN became null, the key 1 became "1"). A plain payload
+pays a fraction of a microsecond for this check.
 
-Text from outside (CLI, HTTP, a replay's new payload) goes through ``decode_object``, which is stricter than any JSON
-parser at hand: duplicate keys, lone surrogates, numbers that a float or Python's int limit would mangle are refused.
+External text (CLI, HTTP, a replay's new payload) is parsed by ``decode_object``, which is stricter than common JSON
+parsers: it refuses duplicate keys, lone surrogates, and numbers that a float or Python's int limit would change.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from holdfast.core.errors import Invalid, TooLarge, quote_value
 from holdfast.core.validation import DEPTH_LIMIT
 
 PAYLOAD_LIMIT = 256 * 1024
-"""Bytes of UTF-8 a payload may take."""
+"""Maximum size of a payload in bytes of UTF-8."""
 RESULT_LIMIT = 1024 * 1024
-"""Bytes of UTF-8 a result may take."""
+"""Maximum size of a result in bytes of UTF-8."""
 DIGIT_LIMIT = 4300
-"""Digits of an integer, a minus sign counted: where CPython and msgspec stop converting between int and text."""
+"""Maximum digits of an integer, a minus sign included: the limit of CPython and msgspec."""
 OBJECT_KEY_LIMIT = 1024
-"""Bytes of UTF-8 one key of an object may take."""
+"""Maximum size of an object's key in bytes of UTF-8."""
 
 _HIGHEST = 10**DIGIT_LIMIT - 1
 _LOWEST = -(10 ** (DIGIT_LIMIT - 1)) + 1
@@ -42,14 +42,14 @@ _DEEPER = f"is nested deeper than {DEPTH_LIMIT} levels, or contains itself"
 
 
 class RawText(str):
-    """They stand in place of a value: an error shows them unquoted, and no foreign ``__repr__`` is ever asked."""
+    """Text that an error shows unquoted, in place of a value whose ``__repr__`` must not be called."""
 
     __slots__ = ()
     __repr__ = str.__str__
 
 
 class EncodingProblem(NamedTuple):
-    """Reason why a value cannot be kept: its place inside the whole (``.a[0]``), its kind, the remedy."""
+    """A value that cannot be stored: its path inside the whole (``.a[0]``), its kind, the remedy."""
 
     path: str
     what: str
@@ -61,11 +61,11 @@ class EncodingProblem(NamedTuple):
 
 
 class Strictness(Enum):
-    """Values that ``find_fault`` accepts beside JSON's."""
+    """Values that ``find_fault`` accepts in addition to those of JSON."""
 
-    STRICT = auto()  # nothing: no annotation would turn it back
+    STRICT = auto()  # none: no annotation would convert them back
     LOOSE = auto()  # values with one obvious JSON form: datetime, UUID, Decimal, bytes, dataclasses, models …
-    TYPED = auto()  # the inside of such a value: its own annotations say how it is read again
+    TYPED = auto()  # the content of such a value: its annotations define how it is read again
 
 
 # ── reading and writing ───────────────────────────────────────────────────────────────────────────────────────────
@@ -76,7 +76,7 @@ def is_model(kind: object) -> TypeGuard[Any]:
 
 
 def _to_builtins(value: Any) -> Any:
-    """msgspec's hook for values it cannot write itself: pydantic models, and subclasses of str, int and float."""
+    """Encoding hook of msgspec, for pydantic models and subclasses of str, int and float."""
     if is_model(type(value)):
         return value.model_dump(mode="json", by_alias=True, round_trip=True, warnings=False)
     if isinstance(value, str):
@@ -89,7 +89,7 @@ def _to_builtins(value: Any) -> Any:
 
 
 def _from_builtins(kind: Any, value: Any) -> Any:
-    """msgspec's hook for values it cannot read itself: pydantic models. ``object`` takes anything."""
+    """Decoding hook of msgspec, for pydantic models. ``object`` accepts any value."""
     if not is_model(kind):
         return value
     try:
@@ -100,12 +100,12 @@ def _from_builtins(kind: Any, value: Any) -> Any:
 
 
 def make_decoder(kind: Any) -> Callable[[str | bytes], Any]:
-    """A function from JSON text to a value of the annotation ``kind``; raises msgspec's errors."""
+    """Returns a decoder of JSON text for the annotation ``kind``; it raises msgspec's errors."""
     return msgspec.json.Decoder(kind, dec_hook=_from_builtins).decode
 
 
 def result_decoder(function: Callable[..., Any]) -> Callable[[str], Any]:
-    """A reader of results of ``function``, by its annotation; of JSON values where that names nothing JSON holds."""
+    """Returns a decoder of results of ``function`` by its annotation; of plain JSON values if that has no JSON form."""
     try:
         return make_decoder(get_type_hints(function, include_extras=True).get("return", Any))
     except (TypeError, NameError, AttributeError):
@@ -113,13 +113,13 @@ def result_decoder(function: Callable[..., Any]) -> Callable[[str], Any]:
 
 
 write = msgspec.json.Encoder(enc_hook=_to_builtins).encode
-"""Any value to UTF-8 JSON, without the strictness of the functions below."""
+"""Encodes a value as UTF-8 JSON, without the checks of the functions below."""
 decode_json = msgspec.json.Decoder().decode
-"""Plain JSON values."""
+"""Decodes plain JSON values."""
 
 
 def encode(value: Any, field: str, limit: int) -> bytes:
-    """``value`` as UTF-8 JSON of legal size and depth. Losses (NaN, foreign keys) are for the caller to look for."""
+    """Encodes ``value`` as UTF-8 JSON within size and depth. The caller checks for losses (NaN, other keys)."""
     try:
         text = write(value)
     except Exception as error:
@@ -133,10 +133,10 @@ def encode(value: Any, field: str, limit: int) -> bytes:
 
 
 def encode_payload(payload: Mapping[str, Any], limit: int = PAYLOAD_LIMIT) -> str:
-    """The arguments by name as payload text, for a task that is only known by its name.
+    """Encodes arguments by name as a payload, for a task that is known by name only.
 
-    Values with one obvious JSON form (datetime, UUID, Decimal, dataclass, model …) are written in it; what the task
-    makes of it is up to its annotations.
+    Values with one obvious JSON form (datetime, UUID, Decimal, dataclass, model …) are written in it; the task's
+    annotations convert them back.
     """
     if not isinstance(payload, Mapping):
         raise Invalid("payload", RawText(_a(payload)), "give a mapping: the arguments by name")
@@ -146,7 +146,7 @@ def encode_payload(payload: Mapping[str, Any], limit: int = PAYLOAD_LIMIT) -> st
 
 
 def encode_result(value: Any, limit: int = RESULT_LIMIT) -> str | None:
-    """A handler's result as JSON text; None for None. Invalid("result", …) for a value that cannot be kept."""
+    """Encodes a handler's result as JSON text; None for None. Invalid("result", …) if it cannot be stored."""
     return None if value is None else _exact(value, "result", limit).decode()
 
 
@@ -164,7 +164,7 @@ def _exact(value: Any, field: str, limit: int) -> bytes:
 
 
 def check_keys(text: bytes, field: str) -> None:
-    """Refuse an object key over ``OBJECT_KEY_LIMIT`` bytes in compact JSON."""
+    """Raises Invalid for an object key over ``OBJECT_KEY_LIMIT`` bytes in compact JSON."""
     if len(text) <= OBJECT_KEY_LIMIT:
         return
     for match in _KEYS.finditer(text):
@@ -183,13 +183,13 @@ def _too_deep(text: bytes, limit: int = DEPTH_LIMIT) -> bool:
     brackets = _STRINGS.sub(b"", text).translate(bytes.maketrans(b"[]", b"{}"))
     brackets = re.sub(rb"[^{}]+", b"", brackets)
     for _ in range(limit):
-        brackets = brackets.replace(b"{}", b"")  # takes one level off everywhere
+        brackets = brackets.replace(b"{}", b"")  # removes one level everywhere
     return b"{" in brackets
 
 
-# ── text from outside ─────────────────────────────────────────────────────────────────────────────────────────────
+# ── external text ─────────────────────────────────────────────────────────────────────────────────────────────
 class _Refused(Exception):
-    """Raised inside the parser's hooks: problem, remedy, and the stable word for it."""
+    """Raised inside the parser's hooks: problem, remedy, and code."""
 
     def __init__(self, what: str, remedy: str, code: str = "invalid") -> None:
         super().__init__(what)
@@ -197,13 +197,13 @@ class _Refused(Exception):
 
 
 def decode_payload(text: str | bytes, limit: int = PAYLOAD_LIMIT) -> dict[str, Any]:
-    """The object a payload text stands for, as ``decode_object`` reads it."""
+    """Decodes a payload, like ``decode_object``."""
     return decode_object(text, limit, "payload")
 
 
 def decode_object(text: str | bytes, limit: int, field: str, depth: int = DEPTH_LIMIT) -> dict[str, Any]:
-    """The object a text stands for: UTF-8, no duplicate keys, nothing a parser would silently change. ``depth``: how
-    many objects and arrays may stand inside one another."""
+    """Decodes a JSON object: UTF-8, no duplicate keys, no value that a parser would silently change. ``depth``: maximum
+    nesting of objects and arrays."""
     data = _utf8(text, field)
     if len(data) > limit:
         raise TooLarge(field, RawText(f"{len(data):,} bytes"), f"at most {limit:,} bytes are stored")
@@ -221,7 +221,7 @@ def decode_object(text: str | bytes, limit: int, field: str, depth: int = DEPTH_
     if not isinstance(decoded, dict):
         raise Invalid(field, decoded, "give a JSON object" + (": the arguments by name" if field == "payload" else ""))
     if b"\\u" in data and (fault := find_fault(decoded, strictness=Strictness.STRICT, limit=depth)):
-        raise fault.error(field)  # an escape is the one way a lone surrogate gets into valid UTF-8
+        raise fault.error(field)  # only an escape brings a lone surrogate into valid UTF-8
     return decoded
 
 
@@ -272,12 +272,12 @@ _STRICT_JSON = json.JSONDecoder(
 )
 
 
-# ── saying what is wrong ──────────────────────────────────────────────────────────────────────────────────────────
+# ── description of problems ──────────────────────────────────────────────────────────────────────────────────────────
 def is_same(one: Any, other: Any) -> bool:
-    """Equality of values of any origin: one that cannot be compared is not the same."""
+    """Returns True if two values of any origin are equal; False if comparing them fails."""
     try:
         return bool(one == other)
-    except Exception:  # whatever a foreign __eq__ raises: "not the same" only makes us look closer
+    except Exception:  # any __eq__ may raise; False only leads to a closer check
         return False
 
 
@@ -288,7 +288,7 @@ def _a(value: object) -> str:
 def _unwritable(value: Any, error: Exception) -> EncodingProblem:
     try:
         found = find_fault(value, strictness=Strictness.TYPED)
-    except Exception:  # a foreign attribute raised while we looked for the culprit: the first error is the answer
+    except Exception:  # an attribute of the value raised during the search: the first error is reported
         found = None
     return found or EncodingProblem("", _a(value), f"it cannot be written as JSON ({type(error).__name__})")
 
@@ -296,7 +296,7 @@ def _unwritable(value: Any, error: Exception) -> EncodingProblem:
 def find_fault(
     value: Any, path: str = "", strictness: Strictness = Strictness.LOOSE, depth: int = 0, limit: int = DEPTH_LIMIT
 ) -> EncodingProblem | None:
-    """The first place in ``value`` that JSON text cannot keep; None when it is harmless."""
+    """Returns the first part of ``value`` that JSON text cannot represent; None if there is none."""
     if isinstance(value, dict | list | tuple | set | frozenset):
         return _fault_inside(value, path, strictness, depth + 1, limit)
     if strictness is Strictness.STRICT and not (value is None or isinstance(value, str | int | float)):
@@ -354,7 +354,7 @@ def _fault_of_scalar(value: str | float, path: str) -> EncodingProblem | None:
 def _writable(value: Any) -> bool:
     try:
         write(value)
-    except Exception:  # whatever a foreign class raises: it cannot be written
+    except Exception:  # any class may raise anything: it cannot be written
         return False
     return True
 
@@ -379,9 +379,9 @@ def path_step(key: object) -> str:
 
 
 def find_difference(sent: Any, received: Any, path: str = "", depth: int = 0) -> EncodingProblem | None:
-    """The first place where a handler would receive another value than was sent; None when every difference is form.
+    """Returns the first part that a handler would receive with another value; None if only forms differ.
 
-    Form is: a list for a tuple, and any type that an annotation makes of plain JSON values.
+    Such forms are a list for a tuple, and any type that an annotation makes of plain JSON values.
     """
     if is_same(sent, received):
         return None
@@ -406,7 +406,7 @@ def _difference_of_like(sent: Any, received: Any, path: str, depth: int) -> Enco
     if fields is not None and others is not None:
         return _first(find_difference(fields[name], others.get(name), f"{path}.{name}", depth + 1) for name in fields)
     if type(sent).__eq__ is _BY_IDENTITY:
-        return None  # compares by identity: nothing to be learned
+        return None  # compares by identity, so a difference means nothing
     return find_fault(sent, path, Strictness.TYPED) or EncodingProblem(
         path, _a(sent), "it comes back with another value"
     )

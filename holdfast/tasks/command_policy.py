@@ -1,8 +1,8 @@
-"""Command jobs: the programs that may run. Checked where a job is submitted and again where it is run.
+"""Command jobs: the programs that are allowed to run. Checked at submission and again in the worker.
 
-The payload is ``{"argv": ["program", "argument", …]}`` or ``{"shell": "text"}``, and may carry ``env``, ``cwd``,
-``stdin`` (text), ``retry_codes`` (only these exit codes are retried), ``dead_codes`` (these never are), ``resources``
-(limits, by name), ``sandbox`` and ``network`` (true: it needs the network in its sandbox).
+The payload is ``{"argv": ["program", "argument", …]}`` or ``{"shell": "text"}``, with optional ``env``, ``cwd``,
+``stdin`` (text), ``retry_codes`` (only these exit codes are retried), ``dead_codes`` (never retried), ``resources``
+(limits by name), ``sandbox`` and ``network`` (true: the sandbox needs the network).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from holdfast.core.validation import did_you_mean
 from holdfast.settings.settings import Settings
 
 ARGUMENTS_LIMIT = 96 * 1024
-"""Bytes that the arguments and the environment of a command may take: every system we know can start that."""
+"""Maximum bytes of a command's arguments and environment; every supported system can start that."""
 OUTPUT_LIMIT = 64 * 1024
-"""Bytes that are kept of stdout and of stderr, each."""
+"""Bytes that are stored of stdout and of stderr, each."""
 
 _LARGEST_OUTPUT = 80 * 1024  # Twice this, each byte escaped to \u00XX, still fits a result of 1 MiB.
 _BASE = ("PATH", "HOME", "LANG", "TZ")
@@ -33,7 +33,7 @@ _DANGEROUS = re.compile(
     r"(LD|DYLD|BASH|GCONV|MALLOC|NODE|GIT|JAVA|JDK|HOLDFAST)_\w+|(PYTHON|PERL5|RUBY)\w*"
     r"|PATH|ENV|IFS|PS4|SHELLOPTS|BASHOPTS|CLASSPATH|LOCPATH|NLSPATH|HOSTALIASES"
 )
-# Characters with which a shell can do nothing but name a program and its arguments.
+# Text of these characters can only name a program and its arguments.
 _PLAIN = re.compile(r"[\w@%+=:,./ \t'\"-]*\Z", re.ASCII)
 
 
@@ -67,7 +67,7 @@ class CommandPayload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CommandPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """Which commands may run, and with which environment.
+    """Policy: the commands that are allowed to run, and their environment.
 
     ``allow``: the programs (``argv[0]``, as written) that may run, or whole shell texts; empty: all. A shell text that
     only names an allowed program and its arguments may run too. ``environment``: names that commands inherit from
@@ -96,7 +96,7 @@ class CommandPolicy(msgspec.Struct, frozen=True, kw_only=True):
                 raise Invalid("roots", root, "give absolute directories")
 
     def parse_command(self, payload: str | Mapping[str, object]) -> CommandPayload:
-        """The command in ``payload`` (JSON text or the object). Invalid, naming the field, where it may not be run."""
+        """Returns the command in ``payload`` (JSON text or object). Invalid names the field that is not allowed."""
         if self.mode == "off":
             raise Invalid("task", "command", _SWITCHED_OFF)
         command = _decoded(payload)
@@ -113,12 +113,12 @@ class CommandPolicy(msgspec.Struct, frozen=True, kw_only=True):
         return command
 
     def environment_for(self, command: CommandPayload) -> dict[str, str]:
-        """The clean environment of ``command``: the basics, the allowed names, its own."""
+        """Returns the environment of ``command``: the basic variables, the allowed ones, its own."""
         inherited = {name: os.environ[name] for name in (*_BASE, *self.environment) if name in os.environ}
         return {"PATH": os.defpath, **inherited, **command.env}
 
     def limits_for(self, command: CommandPayload) -> ResourceLimits:
-        """The limits of ``command``; Invalid where it asks for more than the policy allows."""
+        """Returns the limits of ``command``; Invalid if it requests more than the policy allows."""
         asked = UNLIMITED if command.resources is None else as_resources(command.resources).to_limits()
         asked.check_within(self.limits, "resources")
         return asked.restricted_to(self.limits)
@@ -142,7 +142,7 @@ class CommandPolicy(msgspec.Struct, frozen=True, kw_only=True):
             raise Invalid("cwd", command.cwd, remedy, "may be written by a sandboxed command, and nothing allows that")
 
     def resolve_directory(self, cwd: str) -> str:
-        """The real path of ``cwd``, symbolic links followed; Invalid unless absolute and under a root."""
+        """Returns the real path of ``cwd``, symbolic links resolved; Invalid unless absolute and under a root."""
         if not Path(cwd).is_absolute():
             raise Invalid("cwd", cwd, "give an absolute directory")
         real = os.path.realpath(cwd)
@@ -195,7 +195,7 @@ class CommandPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def draft_command(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The payload of a command with these fields; those that are None stand for nothing."""
+    """Returns the payload of a command with these fields; a field that is None is left out."""
     payload = {name: value for name, value in fields.items() if value is not None}
     if "resources" in payload:
         payload["resources"] = resource_document(payload["resources"])
@@ -203,7 +203,7 @@ def draft_command(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def command_policy(settings: Settings) -> CommandPolicy:
-    """The policy for command jobs of these settings."""
+    """Returns the policy for command jobs from the settings."""
     return CommandPolicy(
         mode=settings.commands,
         allow=settings.command_allow,
@@ -217,7 +217,7 @@ def command_policy(settings: Settings) -> CommandPolicy:
 
 
 def largest_limits(settings: Settings) -> ResourceLimits:
-    """The most that a job may use by these settings."""
+    """Returns the resource limits of a job from the settings."""
     return ResourceLimits(
         memory=settings.job_memory,
         cpu=None if settings.job_cpu is None else settings.job_cpu.total_seconds(),

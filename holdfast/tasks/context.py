@@ -1,4 +1,4 @@
-"""The running job as its handler sees it."""
+"""Context: the running job, for its handler."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ class Context:
         self._opener = opener
         self._log: JobLog | None = None  # made when something is logged: most jobs log nothing
         self.completing = False
-        """True once ``complete`` was called: then only the store knows whether the job has ended."""
+        """True once ``complete`` was called: from then on only the store knows the job's state."""
         self.cancelled = False
-        """True once the job is asked to stop. A handler in a thread looks here; a coroutine is cancelled anyway."""
+        """True once the job is asked to stop. A handler in a thread should check it; a coroutine is cancelled."""
 
     @property
     def id(self) -> str:
@@ -60,17 +60,17 @@ class Context:
 
     @property
     def attempts(self) -> int:
-        """Attempts so far, this one included: 1 in the first."""
+        """Returns the number of attempts, this one included: 1 in the first."""
         return self.job.attempts
 
     @property
     def max_attempts(self) -> int | None:
-        """How many attempts there may be; None: no limit."""
+        """Returns the maximum number of attempts; None: no limit."""
         return self.job.max_attempts
 
     @property
     def claims(self) -> int:
-        """The fencing token: grows with every claim of this job.
+        """Returns the fencing token, which grows with every claim of this job.
 
         A system that remembers the highest one can refuse a stale worker.
         """
@@ -89,8 +89,8 @@ class Context:
     def log(self) -> JobLog:
         """``context.log("fetched", rows=3)`` stores a line with the job, ``context.log.warning(…)`` one of that level.
 
-        It never waits and never raises; `holdfast show` and the API show it. Where no worker runs the handler, as in a
-        test that calls it, nothing is stored.
+        It never waits and never raises; `holdfast show` and the API show it. Outside a worker, such as in a test that
+        calls the handler, nothing is stored.
         """
         if self._log is None:
             self._log = (
@@ -100,14 +100,14 @@ class Context:
 
     @property
     def opened_log(self) -> JobLog | None:
-        """The log, if anything was logged: for the runner of the handler."""
+        """Returns the log if a line was logged, else None. For the runner."""
         return self._log
 
     async def complete(self, connection: Any, result: Any = None) -> Any:
-        """End the job as succeeded, with this result, inside the transaction of ``connection``: both are committed, or
-        neither is. Returns the result; the handler's own return value after the commit is ignored.
+        """Ends the job as succeeded, with this result, inside the transaction of ``connection``: both commit or neither
+        does. Returns the result; the handler's own return value after the commit is ignored.
 
-        LeaseLost: the job is not this attempt's any more; let the error roll your transaction back. Rolled back, the
+        LeaseLost: this attempt has lost its lease; let the error roll back your transaction. After a rollback the
         attempt has failed.
         """
         if self._completer is None:
@@ -122,25 +122,25 @@ class Context:
         return result
 
     async def limit(self, name: str, tokens: int = 1, *, wait: bool = False) -> None:
-        """Take tokens of a limit with a rate, before a call that it covers: ``await context.limit("api")``.
+        """Takes tokens of a limit with a rate, before a call that it covers: ``await context.limit("api")``.
 
-        Over the limit it raises `RateLimited`: the attempt fails, and is retried after the policy's delay; with
-        ``wait`` it waits for the tokens, and keeps its runner.
+        Over the limit it raises `RateLimited`: the attempt fails and is retried after the policy's delay. With ``wait``
+        it waits for the tokens and occupies its runner.
         """
         await _limiter_of(self).take(name, tokens, wait=wait)
 
     @property
     def sync(self) -> SyncContext:
-        """For handlers in threads: ``context.sync.complete(connection, result)``."""
+        """Returns the blocking interface, for handlers in threads: ``context.sync.complete(connection, result)``."""
         return SyncContext(self)
 
     def cancel(self) -> None:
-        """Called by the worker: ask the handler to stop."""
+        """Asks the handler to stop. Called by the worker."""
         self.cancelled = True
 
 
 class SyncContext:
-    """The blocking face of a context."""
+    """Blocking interface of a context."""
 
     __slots__ = ("_context",)
 
@@ -159,7 +159,7 @@ class SyncContext:
 
 
 def _limiter_of(context: Context) -> Limiter:
-    """The limits of the store, as the worker takes from them. HoldfastError where there is no store."""
+    """Returns the limiter of the worker; HoldfastError if the code has no access to the store."""
     limiter = context._limiter
     if limiter is None:
         raise HoldfastError(
@@ -170,11 +170,11 @@ def _limiter_of(context: Context) -> Limiter:
 
 
 CURRENT: ContextVar[Context] = ContextVar("holdfast_current_job")
-"""Set by the runner of a handler, inside that handler's own context."""
+"""Set by the runner, inside the handler's own context."""
 
 
 def current_job() -> Context:
-    """The job this code runs for."""
+    """Returns the context of the running job."""
     try:
         return CURRENT.get()
     except LookupError:

@@ -1,7 +1,7 @@
 """Log lines that a handler stores with its job: ``context.log("fetched", rows=3)``.
 
-A call never waits and never fails the handler: a value that cannot be kept as it is, is kept as text that describes it.
-How much an attempt may say is bounded; what goes beyond is counted.
+A call never waits and never fails the handler: a value that cannot be stored as JSON is stored as its text. The number
+of lines of an attempt is bounded; dropped lines are counted.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ class LogLimits(msgspec.Struct, frozen=True, array_like=True):
     """Limits of one attempt's log."""
 
     lines: int
-    size: int  # bytes of one line: as many of its text, and of its fields
+    size: int  # maximum bytes of a line's text, and of its fields
 
 
 NOTHING = LogLimits(0, 0)
 
 
 class LogEntry(NamedTuple):
-    """A line, as every store takes it."""
+    """A log line that every store can represent."""
 
     level: str
     text: str
@@ -35,7 +35,7 @@ class LogEntry(NamedTuple):
 
 
 Keep = Callable[[int, LogEntry], None]
-"""Takes a line and its number. Called from any thread; must not wait."""
+"""Callback that receives a line and its number, in any thread. It must not wait."""
 
 
 class JobLog:
@@ -49,39 +49,39 @@ class JobLog:
         self._ended = False
 
     def __call__(self, text: object, /, **fields: object) -> None:
-        """Store a line of level ``info`` with the job; ``fields`` are its details, as JSON can say them."""
+        """Stores a line of level ``info`` with the job. ``fields``: JSON values, as its details."""
         self.append_entry("info", text, fields)
 
     def debug(self, text: object, /, **fields: object) -> None:
-        """The same, of level ``debug``."""
+        """Stores a line of level ``debug``."""
         self.append_entry("debug", text, fields)
 
     def info(self, text: object, /, **fields: object) -> None:
-        """The same as the log itself, called."""
+        """Stores a line of level ``info``."""
         self.append_entry("info", text, fields)
 
     def warning(self, text: object, /, **fields: object) -> None:
-        """The same, of level ``warning``."""
+        """Stores a line of level ``warning``."""
         self.append_entry("warning", text, fields)
 
     def error(self, text: object, /, **fields: object) -> None:
-        """The same, of level ``error``."""
+        """Stores a line of level ``error``."""
         self.append_entry("error", text, fields)
 
     def critical(self, text: object, /, **fields: object) -> None:
-        """The same, of level ``critical``."""
+        """Stores a line of level ``critical``."""
         self.append_entry("critical", text, fields)
 
-    # ── for who runs the handler ──────────────────────────────────────────────────────────────────────────────
+    # ── for the runner ──────────────────────────────────────────────────────────────────────────────
     def append_entry(self, level: str, text: object, fields: Mapping[str, object]) -> None:
-        """Store a line, if there is room for it."""
+        """Stores a line unless the attempt has reached its limit."""
         if self._kept < self._limits.lines and not self._ended:
             self.take(make_entry(level, text, fields, self._limits.size))
         else:
             self.count_dropped(1)
 
     def take(self, line: LogEntry) -> None:
-        """Store a line that is ready for it."""
+        """Stores a line that is already encoded."""
         with self._lock:
             if self._ended:
                 return
@@ -92,19 +92,19 @@ class JobLog:
             self._keep(self._kept, line)
 
     def count_dropped(self, count: int) -> None:
-        """Counts lines that found no room."""
+        """Counts dropped lines."""
         with self._lock:
             if not self._ended:
                 self._dropped += count
 
     def close_log(self) -> int:
-        """Store no more; how many were dropped."""
+        """Stops storing lines; returns the number of dropped ones."""
         with self._lock:
             self._ended = True
             return self._dropped
 
     def finish_log(self) -> None:
-        """Store no more. The last line says how many were dropped, if any."""
+        """Stops storing lines. A last line reports the number of dropped ones, if any."""
         if dropped := self.close_log():
             lines = self._limits.lines
             text = f"{dropped} more lines were dropped: an attempt may keep {lines} (job_lines)"
@@ -112,7 +112,7 @@ class JobLog:
 
 
 def make_entry(level: str, text: object, fields: Mapping[str, object], size: int) -> LogEntry:
-    """A line from any values that a handler gives: no NUL, no lone surrogate, ``size`` bytes at most."""
+    """Encodes a handler's values as a line: no NUL, no lone surrogate, at most ``size`` bytes."""
     line = _cut(_text(text), size)
     encoded = _encoded(fields) if fields else None
     if encoded is not None and len(encoded.encode()) > size:
@@ -133,7 +133,7 @@ def _storable(text: str) -> str:
 
 
 def _cut(text: str, size: int) -> str:
-    """At most ``size`` bytes of a text, as every store takes it; the cut is marked."""
+    """Cuts a text to ``size`` bytes, in a form that every store can represent; the cut is marked."""
     data = _storable(text[:size]).encode()
     if len(data) <= size and len(text) <= size:
         return data.decode()
@@ -143,7 +143,7 @@ def _cut(text: str, size: int) -> str:
 def _encoded(fields: Mapping[str, object]) -> str:
     try:
         return msgspec.json.encode(fields, enc_hook=_shown).decode()
-    except Exception:  # no JSON: a key that is none, a lone surrogate, a circle
+    except Exception:  # not JSON: a key of another type, a lone surrogate, a cycle
         return json.dumps({_storable(name): _storable(_shown(value)) for name, value in fields.items()})
 
 

@@ -1,8 +1,8 @@
-"""A function's signature, and the payloads that fit it.
+"""Signatures of task functions, and the payloads that fit them.
 
-The function's parameters are turned into one msgspec decoder, so reading a payload (decoding, validating, defaults) is
-one pass in C. Annotations are resolved at first use, not at registration: by then forward references have a target.
-Errors are worked out only once the decoder has said no.
+The parameters become one msgspec decoder, so decoding, validation and defaults of a payload are one pass in C.
+Annotations are resolved at first use, not at registration: by then forward references have a target. The details of
+an error are determined only after the decoder has failed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from holdfast.tasks.context import Context
 _OPTIONS = frozenset(
     {"delay", "run_at", "priority", "queue", "key", "unique", "max_attempts", "timeout", "retry", "tags", "metadata"}
 )
-"""What may be meant for the job where a task has no parameter of that name."""
+"""Names that are probably meant as options of the job if the task has no parameter of that name."""
 _asdict = msgspec.structs.asdict
 _raw_parts = make_decoder(dict[str, msgspec.Raw])
 _anything = make_decoder(Any)
@@ -50,7 +50,7 @@ _BY_POSITION = (_KINDS.POSITIONAL_ONLY, _KINDS.POSITIONAL_OR_KEYWORD)
 
 
 class _Provided:
-    """The default of a parameter that the worker fills in."""
+    """Default of a parameter that the worker provides."""
 
     def __repr__(self) -> str:
         return "provided()"
@@ -60,7 +60,7 @@ _PROVIDED = _Provided()
 
 
 def provided() -> Any:
-    """Marks a parameter as a dependency: no part of the payload; the worker passes it, by its annotated class.
+    """Marks a parameter as a dependency: not part of the payload; the worker passes it, by its annotated class.
 
     ``async def send(to: str, http: Client = provided())``.
     """
@@ -68,7 +68,7 @@ def provided() -> Any:
 
 
 def check_function(task: str, function: object) -> None:
-    """Refuse, at registration, an object that could never be called with a payload."""
+    """Raises ConfigError, at registration, for an object that cannot be called with a payload."""
     problem = _problem(function)
     if problem:
         raise ConfigError(f"task {task!r}: {problem}")
@@ -101,7 +101,7 @@ def source_location(function: Callable[..., Any]) -> str:
 
 
 class Argument(str):
-    """Name of an argument in errors, for people. ``place``: where it stands in what is submitted, for programs."""
+    """Name of an argument in error messages. ``place``: its path in the submission, for programs."""
 
     __slots__ = ("place",)
     place: str
@@ -113,7 +113,7 @@ class Argument(str):
 
 
 class Signature:
-    """Parameters of one task's function as read from a payload. Made once per task, at its first use."""
+    """Parameters of a task's function, and their decoder. Made once per task, at first use."""
 
     __slots__ = (
         "task",
@@ -151,9 +151,9 @@ class Signature:
         self._open = bool(rest)
         self._decode_rest = make_decoder(hints[rest[0].name]) if rest else _anything
         self.bind = self._bind_open if rest else self._bind_closed
-        """The keyword arguments a payload text stands for. Invalid says which argument does not fit and why."""
+        """Decodes a payload to keyword arguments. Invalid names the argument that does not fit, and the cause."""
         self.entry = _entry(function, [each.name for each in parameters if each.kind is each.POSITIONAL_ONLY])
-        """The function as it is called with a context, if it takes one, and then everything by name."""
+        """Callable that takes the context, if the function needs one, and all other arguments by name."""
 
     # ── payload → arguments ───────────────────────────────────────────────────────────────────────────────────
     def _bind_closed(self, payload: str | bytes) -> dict[str, Any]:
@@ -215,7 +215,7 @@ class Signature:
         return Invalid(self.field_name(name), RawText("a value"), "the worker provides it; leave it out")
 
     def field_name(self, name: str, inside: str = "") -> Argument:
-        """Returns the name in errors of an argument, or of a place inside it (``.a[0]``)."""
+        """Returns the name, in errors, of an argument or of a path inside it (``.a[0]``)."""
         shown_name = name if name.isidentifier() and len(name) < 64 else path_step(name)
         return Argument(f"argument '{shown_name}{inside}' of task '{self.task}'", f"payload{path_step(name)}{inside}")
 
@@ -224,7 +224,7 @@ class Signature:
 
     # ── arguments → payload ───────────────────────────────────────────────────────────────────────────────────
     def encode(self, args: Sequence[Any], kwargs: Mapping[str, Any], limit: int = PAYLOAD_LIMIT) -> str:
-        """The payload text of a call. A worker must receive the very values that were given."""
+        """Encodes a call as a payload. Raises Invalid if a worker would receive other values."""
         given = self._by_name(args, kwargs) if args else kwargs
         try:
             text = encode(given, "payload", limit)
@@ -251,7 +251,7 @@ class Signature:
         return given
 
     def _fault(self, given: Mapping[str, Any], error: Invalid) -> Invalid | None:
-        """A better error than ``error``: the first argument that no payload can carry, under any annotation."""
+        """Returns a more precise error than ``error``: for the first argument that no payload can represent."""
         if isinstance(error, TooLarge):
             return None
         for name, value in given.items():
@@ -272,7 +272,7 @@ def _missing(field: str) -> Invalid:
 
 
 def _at(value: Any, inside: str) -> Any:
-    """Returns the value at a place inside a payload's value; its surroundings if the place is not exact."""
+    """Returns the value at a path inside a payload's value; the enclosing value if the path is not exact."""
     for name, index in _STEP.findall(inside):
         try:
             value = value[int(index)] if index else value[name]
@@ -282,7 +282,7 @@ def _at(value: Any, inside: str) -> Any:
 
 
 def _guarded(look: Callable[..., EncodingProblem | None], *values: Any) -> EncodingProblem | None:
-    """``look`` reads attributes of the user's objects, and those may raise anything."""
+    """Runs ``look``, which reads attributes of the user's objects: any exception becomes a problem."""
     try:
         return look(*values)
     except Exception as error:
@@ -314,7 +314,7 @@ def _resolve(task: str, function: Callable[..., Any], parameter: inspect.Paramet
 
 
 def _foreign_cause(error: Exception) -> Exception | None:
-    """An error that is worth a traceback beside our message: one of the user's own code, not one of our decoder."""
+    """Returns the error if it is of the user's code, as the cause to show; None for one of our decoder."""
     return None if isinstance(error, msgspec.MsgspecError) else error
 
 
@@ -348,9 +348,9 @@ def _check_annotation(task: str, parameter: inspect.Parameter, hint: Any) -> Non
 
 
 def check_result_annotation(task: str, function: Callable[..., Any]) -> None:
-    """Raise ConfigError for a return annotation whose values no job can keep: known now, not after the work is done.
+    """Raises ConfigError, at registration, for a return annotation whose values cannot be stored.
 
-    An annotation that cannot be read yet, or says nothing about JSON, is left to the value.
+    An annotation that cannot be resolved yet, or is ambiguous, is checked with each result.
     """
     annotation = getattr(inspect.unwrap(function), "__annotations__", {}).get("return")
     holder = SimpleNamespace(__annotations__={"return": annotation})
@@ -369,7 +369,7 @@ def check_result_annotation(task: str, function: Callable[..., Any]) -> None:
 
 
 def _unkept(info: Any, seen: set[int]) -> Iterator[str]:
-    """Reasons why values of an annotation are refused as results; see ``encode_result``."""
+    """Yields the reasons why results of an annotation are refused; see ``encode_result``."""
     if id(info) in seen:
         return
     seen.add(id(info))
@@ -394,7 +394,7 @@ def _name(hint: Any) -> str:
 
 
 def _foreign(info: Any, seen: set[int]) -> Iterator[Any]:
-    """Classes inside an annotation that neither msgspec nor a pydantic model can turn into JSON and back."""
+    """Yields the classes inside an annotation that neither msgspec nor pydantic can convert to JSON and back."""
     if id(info) in seen:
         return
     seen.add(id(info))
@@ -419,7 +419,7 @@ def _payload_struct(
 
 
 def _default(value: Any) -> Any:
-    """The function's own default object, as a struct's field takes it."""
+    """Returns the function's default object, in the form of a struct's default."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     return msgspec.field(default_factory=lambda: value)

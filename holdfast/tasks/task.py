@@ -1,4 +1,4 @@
-"""A registered function, and the registry of them."""
+"""Tasks and their registry."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 Executor = Literal["async", "thread", "process"]
-"""Where a handler runs: on the worker's event loop, in a thread, or in a child process that can be killed."""
+"""Executor of a handler: the worker's event loop, a thread, or a child process that can be killed."""
 
 Predicate = Callable[[BaseException], bool]
 ErrorMatch = type[BaseException] | Predicate | tuple["type[BaseException] | Predicate", ...]
-"""Which errors: a class, a predicate, or a tuple of those."""
+"""A match of errors: a class, a predicate, or a tuple of both."""
 
 
 class Task(Generic[P, R]):
-    """A registered function and how its jobs are to be run. Calling the task just calls the function."""
+    """A registered function with the options of its jobs. Calling the task calls the function."""
 
     __slots__ = (
         "name",
@@ -75,7 +75,7 @@ class Task(Generic[P, R]):
     ) -> None:
         """``timeout`` in seconds. ``max_attempts``: UNSET leaves it to the settings, None is no limit.
 
-        ``executor`` is by default what the function's kind asks for: ``async def`` the event loop, ``def`` a thread.
+        ``executor``: by default the event loop for ``async def``, a thread for ``def``.
         """
         _check_options(name, max_attempts, timeout, executor, priority)
         check_function(name, function)
@@ -115,13 +115,13 @@ class Task(Generic[P, R]):
         return f"<Task {self.name} {self.function.__module__}:{self.function.__qualname__}>"
 
     def check_unique(self, unique: Unique) -> None:
-        """Invalid where the policy names an argument that the function does not take: it would be null in every job."""
+        """Raises Invalid if the policy names an argument that the function does not take: it would always be null."""
         for part in unique.by:
             if part.startswith("args."):
                 self.check_argument(part, "unique.by")
 
     def check_argument(self, path: str, field: str) -> None:
-        """Invalid where a path like "args.tenant" names an argument that the function does not take."""
+        """Raises Invalid if a path like "args.tenant" names an argument that the function does not take."""
         parameters = inspect.signature(self.function).parameters
         if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
             return
@@ -132,25 +132,25 @@ class Task(Generic[P, R]):
 
     # ── the payload ───────────────────────────────────────────────────────────────────────────────────────────
     def prepare(self) -> Signature:
-        """The signature with its annotations resolved; ConfigError where that fails. A worker calls this at start."""
+        """Returns the signature with resolved annotations; ConfigError if one fails. A worker calls this at start."""
         if self._signature is None:
             self._signature = Signature(self.name, self.function)
         return self._signature
 
     def encode(self, args: Sequence[Any], kwargs: dict[str, Any], limit: int = PAYLOAD_LIMIT) -> str:
-        """The payload text of a call with these arguments; Invalid or TooLarge naming the argument."""
+        """Encodes a call as a payload; Invalid or TooLarge names the argument."""
         return (self._signature or self.prepare()).encode(args, kwargs, limit)
 
     def bind(self, payload: str) -> dict[str, Any]:
-        """The keyword arguments a payload stands for, defaults included; Invalid where it does not fit."""
+        """Decodes a payload to keyword arguments, defaults included; Invalid if it does not fit."""
         return (self._signature or self.prepare()).bind(payload)
 
     def check_payload(self, payload: str) -> None:
-        """Raise Invalid where a payload that was given by name does not fit."""
+        """Raises Invalid if a payload does not fit."""
         self.bind(payload)
 
     def encode_result(self, value: R, limit: int = RESULT_LIMIT) -> str | None:
-        """The function's result as JSON text; None for None. Invalid("result", …) where it cannot be kept."""
+        """Encodes a result as JSON text; None for None. Invalid("result", …) if it cannot be stored."""
         return encode_result(value, limit)
 
     def decode_result(self, text: str | None) -> Any:
@@ -172,20 +172,20 @@ class Task(Generic[P, R]):
 
     @property
     def dependencies(self) -> dict[str, type]:
-        """Parameters the worker fills in, and the class it finds each value by."""
+        """Returns the parameters that the worker provides, with the class of each."""
         return self.prepare().dependencies
 
     @property
     def entry(self) -> Callable[..., Any]:
-        """Returns the callable: with the context, if the task needs it, and then everything by name.
+        """Returns a callable that takes the context, if the task needs it, and all other arguments by name.
 
-        It is the function itself, but for one with positional-only parameters.
+        It is the function itself, unless that has positional-only parameters.
         """
         return self.prepare().entry
 
     @property
     def reference(self) -> str:
-        """``module:qualname``, by which a child process finds this task; ConfigError where it could not."""
+        """Returns ``module:qualname``, with which a child process imports this task; ConfigError if it cannot."""
         module, name = self.function.__module__, self.function.__qualname__
         if module == "__main__":
             raise self._unreachable("it is defined in the program's main module, which a child does not import")
@@ -203,10 +203,9 @@ class Task(Generic[P, R]):
         )
 
     def is_retryable(self, error: BaseException) -> bool:
-        """Returns True if another attempt may help: not if ``dead_on`` matches, nor if there is a ``retry_on`` that
-        does not.
+        """Returns True if the attempt may be repeated: ``dead_on`` does not match, and ``retry_on``, if given, does.
 
-        A predicate that raises does not decide: the error gets a note that says so, and the attempt may be repeated.
+        A predicate that raises prevents no retry; the error gets a note.
         """
         if self.dead_on and self._matched("dead_on", self.dead_on, error, if_broken=False):
             return False
@@ -262,13 +261,13 @@ def _matches(name: str, option: str, given: object) -> tuple[type[BaseException]
 
 
 class Registry:
-    """The tasks of one application, by name."""
+    """The tasks of an application, by name."""
 
     def __init__(self) -> None:
         self._tasks: dict[str, Task[..., Any]] = {}
 
     def register(self, task: Task[..., Any]) -> None:
-        """Add a task; ConfigError where another one has its name."""
+        """Adds a task; ConfigError if another one has its name."""
         other = self._tasks.setdefault(task.name, task)
         if other is not task:
             raise ConfigError(
@@ -277,11 +276,11 @@ class Registry:
             )
 
     def get(self, name: str) -> Task[..., Any] | None:
-        """The task of that name; None where there is none."""
+        """Returns the task of that name; None if there is none."""
         return self._tasks.get(name)
 
     def task_names(self) -> list[str]:
-        """Every task's name, sorted."""
+        """Returns the names of all tasks, sorted."""
         return sorted(self._tasks)
 
     def __iter__(self) -> Iterator[Task[..., Any]]:

@@ -1,4 +1,4 @@
-"""The settings of the HTTP API, of metrics and of health; and settings that contradict each other."""
+"""Settings of the HTTP API, metrics, health and job resources; conflicts between settings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from holdfast.settings.types import (
 
 
 class ResourceSettings:
-    """Settings of limits, of what one job may use, and of the sandbox of command jobs."""
+    """Settings of limits, of the resources of a job, and of the sandbox of command jobs."""
 
     __slots__ = ()
 
@@ -163,7 +163,7 @@ class MetricsSettings:
 
 
 def find_conflicts(values: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Values that are each valid and cannot stand together: their names, and the remedy."""
+    """Yields conflicts between valid values: their names, and a message with the remedy."""
     lease, beat = values["lease"], values["beat"]
     if beat * 3 > lease:
         most = format_duration(timedelta(milliseconds=math.floor(lease / timedelta(milliseconds=3))))

@@ -1,10 +1,10 @@
-"""Settings: one frozen value, validated once at the edge, each part of it knowing where it was said.
+"""Settings: one frozen object, validated when it is loaded; each value knows its source.
 
     default  <  holdfast.toml or [tool.holdfast] in pyproject.toml  <  environment HOLDFAST_…  <  argument
 
-The body of ``Settings`` is the table that everything is made from: parsing, ``config list``, the reference pages.
-A value not said (an argument that is None, an empty environment variable) leaves the value of a lower source.
-Every problem of every source is reported at once.
+The class ``Settings`` is the table from which parsing, ``config list`` and the reference pages are derived. A source
+without a value (an argument that is None, an empty environment variable) leaves that of a lower source. All problems
+of all sources are reported at once.
 """
 
 from __future__ import annotations
@@ -47,24 +47,24 @@ from holdfast.settings.types import (
 )
 
 FILE_VARIABLE = "HOLDFAST_CONFIG"
-"""Names the settings file, instead of looking for one."""
+"""Environment variable with the path of the settings file; without it the file is searched for."""
 
 
 class ConfigEntry(NamedTuple):
     """A line of ``config list``."""
 
     name: str
-    text: str  # as a settings file could say it; passwords hidden
+    text: str  # in the form of a settings file; passwords hidden
     source: str
     form: str
     doc: str
 
 
 class Loaded(NamedTuple):
-    """The parts that a ``Settings`` is made of."""
+    """The parts of a ``Settings``."""
 
     values: Mapping[str, Any]
-    sources: Mapping[str, str]  # of those that were said
+    sources: Mapping[str, str]  # of the values that were given
     file: Path
     stamp: toml_file.Stamp
     warnings: tuple[str, ...]
@@ -72,7 +72,7 @@ class Loaded(NamedTuple):
 
 
 class SourcedValue(NamedTuple):
-    """A value as one source gave it."""
+    """A value from one source."""
 
     name: str
     value: object
@@ -239,7 +239,7 @@ class Settings(ResourceSettings, HttpSettings, MetricsSettings):
 
     def __init__(self, loaded: Loaded) -> None:
         object.__setattr__(self, "_loaded", loaded)
-        self.__dict__.update(loaded.values)  # each job asks for several: as attributes they cost no call
+        self.__dict__.update(loaded.values)  # read for each job: attributes need no call
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError(f"settings are frozen: {name} cannot be set")
@@ -253,17 +253,17 @@ class Settings(ResourceSettings, HttpSettings, MetricsSettings):
         directory: str | Path | None = None,
         **arguments: object,
     ) -> Settings:
-        """Read every source and check everything. ConfigError lists all problems, each with its place and remedy.
+        """Reads and validates all sources. ConfigError lists all problems, each with its source and remedy.
 
-        ``path`` names the file (it must exist); without it HOLDFAST_CONFIG does, or ``file_for`` looks for one.
-        ``environ`` is the process's and ``directory`` the working directory, unless given.
+        ``path``: the file, which must exist; by default HOLDFAST_CONFIG, or the result of ``file_for``. ``environ`` and
+        ``directory``: by default those of the process.
         """
         environ = os.environ if environ is None else environ
         try:
             folder = Path(directory or ".").absolute()
             file = file_for(path=path, environ=environ, directory=folder)
             there = bool(path or environ.get(FILE_VARIABLE)) or file.exists()
-        except OSError as error:  # running programs load again, too, long after their directory was there
+        except OSError as error:  # a reload may come after the directory was removed
             place = error.filename or "the working directory"
             problem = f"{place}: cannot be looked at for a settings file ({error.strerror})"
             raise ConfigError(f"{problem}; start in a directory that is there and may be read") from None
@@ -290,12 +290,12 @@ class Settings(ResourceSettings, HttpSettings, MetricsSettings):
 
     @property
     def file(self) -> Path:
-        """The settings file that was read, or would be written."""
+        """Returns the settings file that was read, or would be written."""
         return self._loaded.file
 
     @property
     def stamp(self) -> toml_file.Stamp:
-        """The version of the file these settings came from."""
+        """Returns the version of the file that was read."""
         return self._loaded.stamp
 
     @property
@@ -305,11 +305,11 @@ class Settings(ResourceSettings, HttpSettings, MetricsSettings):
 
     @property
     def recycles(self) -> bool:
-        """Returns True if worker processes are to be replaced in time."""
+        """Returns True if worker processes are recycled."""
         return self.recycle_jobs is not None or self.recycle_memory is not None
 
     def get_value(self, name: str) -> Any:
-        """The value of the setting of that name, as its attribute gives it."""
+        """Returns the value of a setting."""
         return self._loaded.values[_known(name)]
 
     def source_of(self, name: str) -> str:
@@ -317,16 +317,16 @@ class Settings(ResourceSettings, HttpSettings, MetricsSettings):
         return self._loaded.sources.get(_known(name), "default")
 
     def describe_setting(self, name: str) -> ConfigEntry:
-        """The setting as ``config get`` shows it."""
+        """Returns a setting in the form that ``config get`` shows."""
         kind, doc = SETTINGS[_known(name)].kind, SETTINGS[name].doc
         return ConfigEntry(name, kind.show(self.get_value(name)), self.source_of(name), kind.form, doc)
 
     def items(self) -> Iterator[ConfigEntry]:
-        """Every setting, in the order of the table."""
+        """Returns all settings, in the order of the table."""
         return map(self.describe_setting, SETTINGS)
 
     def changed_values(self, newer: Settings) -> dict[str, str]:
-        """The settings that differ in ``newer``, as text."""
+        """Returns the settings that differ in ``newer``, as text."""
         return {
             name: newer.describe_setting(name).text
             for name in SETTINGS
@@ -349,7 +349,7 @@ class Settings(ResourceSettings, HttpSettings, MetricsSettings):
         )
 
     def reload_settings(self) -> Settings:
-        """The settings as they are now, from the same sources. ConfigError as ``load``."""
+        """Loads the settings again from the same sources. ConfigError like ``load``."""
         return self._loaded.again()
 
 
@@ -361,20 +361,20 @@ SETTINGS: Mapping[str, Setting[Any]] = MappingProxyType(
         if isinstance(setting, Setting)
     }
 )
-"""The table: every setting by name."""
+"""All settings by name."""
 
 
 class Watch:
-    """Notices when the settings file changes."""
+    """Detects changes of the settings file."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._stamp = settings.stamp
 
     def poll_changes(self) -> Settings | None:
-        """New settings if the file changed and they differ; else None. Cheap while nothing changes.
+        """Returns new settings if the file changed and they differ, else None. Cheap while the file is unchanged.
 
-        A file that is broken now raises ConfigError, once for each time it is changed; the old settings stay.
+        An invalid file raises ConfigError once per change; the old settings stay.
         """
         stamp = toml_file.file_stamp(self._settings.file)
         if stamp == self._stamp:
@@ -388,7 +388,7 @@ class Watch:
 def file_for(
     *, path: str | Path | None = None, environ: Mapping[str, str] | None = None, directory: str | Path | None = None
 ) -> Path:
-    """The settings file: the named one, the nearest one found, or the one that would be made."""
+    """Returns the settings file: the given one, the nearest one found, or the path of a new one."""
     environ = os.environ if environ is None else environ
     folder = Path(directory or ".").absolute()
     named = path or environ.get(FILE_VARIABLE)
@@ -396,10 +396,9 @@ def file_for(
 
 
 def set_value(path: str | Path, name: str, text: str) -> None:
-    """Write one setting into the file, keeping the rest of it as it is.
+    """Writes one setting into the file and keeps the rest of it.
 
-    Invalid if the name or the value is wrong, ConfigError if the file as a whole would not be valid; then nothing
-    is written.
+    Invalid if the name or the value is wrong, ConfigError if the file would not be valid; then it is not written.
     """
     setting = SETTINGS[_known(name)]
     value = setting.kind.parse(name, text)
@@ -415,7 +414,7 @@ def set_value(path: str | Path, name: str, text: str) -> None:
 
 
 def _for_toml(value: object, text: str) -> object:
-    """As a person would write it in the file: numbers, booleans and lists bare, all else as it was said."""
+    """Returns the value to write: numbers, booleans and lists as such, anything else as its text."""
     if isinstance(value, tuple):
         return list(value)
     return value if isinstance(value, bool) or (isinstance(value, int) and text.strip().isdigit()) else text
@@ -467,7 +466,7 @@ def _unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def _resolve(given: list[SourcedValue], problems: list[str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The value of every setting and the source of those that were said; errors go to ``problems``."""
+    """Returns the value of every setting, and the source of the given ones. Errors are added to ``problems``."""
     values = {name: setting.default for name, setting in SETTINGS.items()}
     sources: dict[str, str] = {}
     wrong: set[str] = set()
@@ -483,7 +482,7 @@ def _resolve(given: list[SourcedValue], problems: list[str]) -> tuple[dict[str, 
             wrong.add(name)
             part = max((each for each in parts if f"{error.field}.".startswith(f"{each}.")), key=len, default=name)
             problems.append(f"{parts.get(part, source)}: {error}")
-    if "beat" not in sources:  # with a lease alone, the heartbeat interval follows it
+    if "beat" not in sources:  # derived from the lease unless given
         values["beat"] = min(values["beat"], timedelta(microseconds=values["lease"] // timedelta(microseconds=3)))
     for involved, problem in find_conflicts(values):
         if wrong.isdisjoint(involved):

@@ -1,4 +1,4 @@
-"""TOML files as settings need them: found, read with the line each key stands on, edited in place.
+"""TOML files for settings: search, reading with the line of each key, editing in place.
 
 Reading uses the standard parser. Writing uses tomlkit, which keeps comments and layout; it is imported only there,
 because workers and short commands never write.
@@ -26,26 +26,26 @@ PROJECT_NAME = "pyproject.toml"
 SIZE_LIMIT = 1024 * 1024
 
 Stamp = tuple[int, int, int] | None
-"""What tells one version of a file from the next; None: there is no file."""
+"""Version of a file: modification time, size and inode; None: there is no file."""
 
 
 class Document(msgspec.Struct, frozen=True):
-    """The settings one file holds."""
+    """The settings of one file."""
 
     values: dict[str, Any]
-    lines: dict[str, int]  # where each value stands, from 1, and each part of one, such as limits.mail.rate
+    lines: dict[str, int]  # line of each value, from 1, and of each part of one, such as limits.mail.rate
     stamp: Stamp
 
 
 def settings_section(path: Path) -> tuple[str, ...]:
-    """The table of the file that holds the settings; () for the file itself."""
+    """Returns the path of the table with the settings; () for the top level."""
     return ("tool", "holdfast") if path.name == PROJECT_NAME else ()
 
 
 def find_file(directory: Path) -> Path | None:
-    """The settings file of the directory or the nearest one above it; None: there is none.
+    """Returns the settings file of the directory, or the nearest one above it; None if there is none.
 
-    The way up ends at the root of a repository, and before a directory in which any user may put a file.
+    The search ends at the root of a repository, and below a directory that is writable for every user.
     """
     for folder in (directory, *directory.parents):
         if folder != directory and _open_to_all(folder):
@@ -64,9 +64,7 @@ def _open_to_all(folder: Path) -> bool:
 
 
 def _mentions_us(path: Path) -> bool:
-    """Returns True if a project file has our table; one that cannot be parsed counts if it seems to, so that it is
-    reported.
-    """
+    """Returns True if a project file has our table. An invalid file that seems to have it counts, to be reported."""
     if not path.is_file():
         return False
     try:
@@ -80,7 +78,7 @@ def _mentions_us(path: Path) -> bool:
 
 
 def file_stamp(path: Path) -> Stamp:
-    """The version of the file that stands there now."""
+    """Returns the current version of the file."""
     try:
         return _stamp(path.stat())
     except OSError:
@@ -92,8 +90,8 @@ def _stamp(status: os.stat_result) -> Stamp:
 
 
 def read(path: Path, label: str) -> Document:
-    """The settings in the file. ``label`` is its name in messages. ConfigError names file, line and remedy."""
-    version = file_stamp(path)  # before the content: a change in between is then seen as one
+    """Reads the settings of a file. ``label``: its name in messages. ConfigError names file, line and remedy."""
+    version = file_stamp(path)  # before the content: a change in between is detected later
     text = _read_text(path, label)
     try:
         table = tomllib.loads(text)
@@ -142,16 +140,16 @@ def _syntax_problem(label: str, text: str, message: str) -> str:
 
 
 def _lines(text: str) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Each key path of a valid document with the line its statement begins on.
+    """Yields each key path of a valid document with the first line of its statement.
 
-    A statement is the shortest run of lines that is TOML by itself; that holds for headers, pairs and comments.
+    A statement is the shortest run of lines that is valid TOML by itself: a header, a pair or a comment.
     """
     table: tuple[str, ...] = ()
     statement, start = "", 1
     for number, line in enumerate(text.split("\n"), 1):
         begins = not statement
         statement += line + "\n"
-        # Only these can end a value of several lines. Trying every line would parse a long array once per line.
+        # Only these end a value of several lines. Otherwise a long array would be parsed once per line.
         if not begins and not any(end in line for end in ("]", '"""', "'''")):
             continue
         try:
@@ -167,7 +165,7 @@ def _lines(text: str) -> Iterator[tuple[tuple[str, ...], int]]:
 
 
 def _descend(parsed: dict[str, Any]) -> Iterator[str]:
-    """The one key at each level of a parsed statement."""
+    """Yields the key at each level of a parsed statement."""
     level: object = parsed
     while isinstance(level, dict) and level:
         key, level = next(iter(level.items()))
@@ -177,14 +175,13 @@ def _descend(parsed: dict[str, Any]) -> Iterator[str]:
 
 
 def write(path: Path, name: str, value: object, check: Callable[[Path], None]) -> None:
-    """Set one value of the file, keeping everything else as it is, comments too; make the file if there is none.
+    """Sets one value in the file and keeps the rest, comments included; creates the file if there is none.
 
-    The new file stands beside the old one until ``check`` has read it without complaint; then it takes its place in
-    one step. Two writers at once wait for each other.
+    The new file is written beside the old one, validated by ``check``, and renamed over it. A lock serializes writers.
     """
     import tomlkit
 
-    path = path.resolve()  # a symbolic link keeps being one
+    path = path.resolve()  # a symbolic link stays one
     with _locked(path.parent):
         text = _read_text(path, path.name) if path.exists() else ""
         try:
@@ -214,7 +211,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _replace(path: Path, text: str, check: Callable[[Path], None]) -> None:
-    # In a directory of its own, so that the checked file has the name that decides which table is read.
+    # In a directory of its own: the name of the checked file determines which table is read.
     try:
         fresh_folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
         fresh = fresh_folder / path.name
@@ -234,7 +231,7 @@ def _write_durably(fresh: Path, text: str, *, like: Path) -> None:
         if like.exists():
             status = like.stat()
             os.fchmod(file.fileno(), stat.S_IMODE(status.st_mode))
-            if os.geteuid() == 0:  # or the service that owns the file could no longer read it
+            if os.geteuid() == 0:  # else the service that owns the file could no longer read it
                 os.fchown(file.fileno(), status.st_uid, status.st_gid)
         file.write(text)
         file.flush()

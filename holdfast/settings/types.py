@@ -1,4 +1,4 @@
-"""Rows of the table of settings, and the kinds of their values: form, parser and text in one."""
+"""Settings and the types of their values: form, parser and text."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ class Kind(NamedTuple, Generic[T]):
 
 
 def duration(least: str, most: str) -> Kind[timedelta]:
-    """A duration within bounds."""
+    """Returns the type of a duration within bounds."""
     return _bounded("duration", parse_duration, format_duration, least, most)
 
 
 def byte_size(least: str, most: str) -> Kind[int]:
-    """A number of bytes within bounds."""
+    """Returns the type of a number of bytes within bounds."""
     return _bounded("size", parse_size, format_size, least, most)
 
 
@@ -73,14 +73,14 @@ def _bounded(
 
 
 def whole_number(least: int, most: int) -> Kind[int]:
-    """A whole number within bounds."""
+    """Returns the type of a whole number within bounds."""
     return Kind(
         f"whole number, {least} to {most}", lambda field, value: parse_count(value, field, least=least, most=most), str
     )
 
 
 def one_of(*words: str) -> Kind[str]:
-    """A word of a fixed list, in any case."""
+    """Returns the type of a word of a fixed list, in any case."""
 
     def parse(field: str, value: object) -> str:
         for word in words:
@@ -92,7 +92,7 @@ def one_of(*words: str) -> Kind[str]:
 
 
 def name_list(what: str, pattern: str) -> Kind[tuple[str, ...]]:
-    """A list of names, or its text with commas between; each matches ``pattern``."""
+    """Returns the type of a list of names, or of text with commas; each name matches ``pattern``."""
 
     def parse(field: str, value: object) -> tuple[str, ...]:
         listed = [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
@@ -107,7 +107,7 @@ def name_list(what: str, pattern: str) -> Kind[tuple[str, ...]]:
 
 
 def optional(word: str, kind: Kind[T]) -> Kind[T | None]:
-    """``kind``, or ``word`` for None."""
+    """Returns the type of a ``kind`` or of ``word``, which means None."""
 
     def parse(field: str, value: object) -> T | None:
         if isinstance(value, str) and value.strip().lower() == word:
@@ -120,9 +120,9 @@ def optional(word: str, kind: Kind[T]) -> Kind[T | None]:
     return Kind(f"{kind.form}, or {word}", parse, lambda value: word if value is None else kind.show(value))
 
 
-# ── kinds of one setting only ─────────────────────────────────────────────────────────────────────────────────────────
+# ── types of single settings ──────────────────────────────────────────────────────────────────────────────────────────
 def _url(remedy: str) -> Kind[str]:
-    """A URL. ``remedy``: what to write instead of other text."""
+    """Returns the type of a URL. ``remedy``: of the error for other text."""
 
     def parse(field: str, value: object) -> str:
         if not isinstance(value, str) or not re.match(r"[a-z][a-z0-9+.-]*://", value) or not is_plain(value):
@@ -148,7 +148,7 @@ def _parse_retry(field: str, value: object) -> Retry:
 
 
 def _matching(form: str, pattern: str, remedy: str) -> Kind[str]:
-    """Text that matches ``pattern``."""
+    """Returns the type of a text that matches ``pattern``."""
 
     def parse(field: str, value: object) -> str:
         if not isinstance(value, str) or not re.fullmatch(pattern, value):
@@ -256,13 +256,13 @@ LEVEL = one_of("DEBUG", "INFO", "WARNING", "ERROR")
 
 
 def resolve_relative(url: object, folder: Path) -> object:
-    """A relative SQLite URL as one that starts at ``folder``; anything else as it is."""
+    """Resolves a relative SQLite URL against ``folder``; returns anything else unchanged."""
     path = re.fullmatch(r"sqlite:///((?!/|%2f|:memory:)[^?#]+)", url, re.IGNORECASE) if isinstance(url, str) else None
     return url if path is None else f"sqlite:///{quote(os.fsencode(folder))}/{path[1]}"
 
 
 class Setting(Generic[T]):
-    """A row of the table; on a ``Settings`` it is the value."""
+    """Descriptor of a setting; on a ``Settings`` object it is the value."""
 
     name: str
     default: T
@@ -281,9 +281,9 @@ class Setting(Generic[T]):
     @overload
     def __get__(self, settings: object, owner: type) -> T: ...
     def __get__(self, settings: object | None, owner: type) -> Setting[T] | T:
-        return self  # to the class; a Settings has its values in its own dictionary, which is looked at first
+        return self  # on the class; the dictionary of a Settings object takes precedence
 
     @property
     def variable(self) -> str:
-        """The environment variable that says it."""
+        """Returns the name of its environment variable."""
         return PREFIX + self.name.upper()

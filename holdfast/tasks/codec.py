@@ -68,7 +68,7 @@ class Strictness(Enum):
     TYPED = auto()  # the content of such a value: its annotations define how it is read again
 
 
-# ── reading and writing ───────────────────────────────────────────────────────────────────────────────────────────
+# ── reading and writing ───────────────────────────────────────────────────────────────────────────────────────────────
 def is_model(kind: object) -> TypeGuard[Any]:
     """Returns True if ``kind`` is a pydantic model class. Never imports pydantic: without it there is no such class."""
     pydantic = sys.modules.get("pydantic")
@@ -187,7 +187,7 @@ def _too_deep(text: bytes, limit: int = DEPTH_LIMIT) -> bool:
     return b"{" in brackets
 
 
-# ── external text ─────────────────────────────────────────────────────────────────────────────────────────────
+# ── external text ─────────────────────────────────────────────────────────────────────────────────────────────────────
 class _Refused(Exception):
     """Raised inside the parser's hooks: problem, remedy, and code."""
 
@@ -272,7 +272,7 @@ _STRICT_JSON = json.JSONDecoder(
 )
 
 
-# ── description of problems ──────────────────────────────────────────────────────────────────────────────────────────
+# ── description of problems ───────────────────────────────────────────────────────────────────────────────────────────
 def is_same(one: Any, other: Any) -> bool:
     """Returns True if two values of any origin are equal; False if comparing them fails."""
     try:

@@ -298,7 +298,7 @@ def _subset(given: Mapping[str, Any], received: Mapping[str, Any]) -> bool:
         return False
 
 
-# ── annotations ───────────────────────────────────────────────────────────────────────────────────────────────────
+# ── annotations ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def _resolve(task: str, function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
     if parameter.annotation is parameter.empty:
         return Any

@@ -1,10 +1,9 @@
-"""The audit file: lines that are only ever added, each with a hash of all before it, by any number of processes.
+"""The audit file: an append-only, hash-chained file of JSON lines that several processes write.
 
     {"hash": "…", "previous": "…", "entry": {…}}
 
-``hash`` is the SHA-256 of ``previous`` and the entry's bytes. An entry that is changed, removed or inserted breaks the
-chain there, and it is reported. The last hash, kept elsewhere, also shows whether
-the end was cut off or the whole file made anew.
+``hash`` is the SHA-256 of ``previous`` and the entry's bytes. A changed, removed or inserted entry breaks the chain,
+and ``verify`` reports its line. The last hash, stored elsewhere, also detects a truncated or replaced file.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ import msgspec
 
 from holdfast.core.errors import ConfigError, HoldfastError, Unavailable
 
-ENTRY_MOST = 16 * 1024
-"""Bytes of one entry."""
-_LINE_MOST = ENTRY_MOST + 1024
-_WAITING_MOST = 1000
-_BATCH_MOST = 200
-_PAUSE = 0.005  # seconds between looks at a lock
+MAX_ENTRY = 16 * 1024
+"""Maximum size of an entry in bytes."""
+_MAX_LINE = MAX_ENTRY + 1024
+_MAX_WAITING = 1000
+_MAX_BATCH = 200
+_PAUSE = 0.005  # seconds between attempts to take the lock
 
 
 class AuditLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -43,7 +42,7 @@ class AuditLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TruncatedTail(msgspec.Struct, frozen=True, tag_field="operation", tag="audit.torn"):
-    """An entry that tells of an end that was no whole line, left by a crash, and cut off."""
+    """Entry that records the removal of an incomplete last line, which a crash had left."""
 
     bytes: int
 
@@ -53,14 +52,14 @@ _encode = msgspec.json.Encoder().encode
 
 
 def chain_entry(previous: str, entry: bytes) -> tuple[str, bytes]:
-    """The hash of this entry after that one, and its line."""
+    """Returns the hash of an entry that follows ``previous``, and its line."""
     digest = hashlib.sha256(previous.encode() + entry).hexdigest()
     return digest, b'{"hash":"%s","previous":"%s","entry":%s}\n' % (digest.encode(), previous.encode(), entry)
 
 
-# ── verifying ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── verifying ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 class AuditBroken(HoldfastError):
-    """A file that is not whole; it names the line."""
+    """A file is damaged; the message names the line."""
 
     code = "audit_broken"
 
@@ -70,13 +69,13 @@ class Verified(NamedTuple):
 
     entries: int
     last: str  # the hash of its last entry; "" where it has none
-    found: bool  # whether the hash that was asked for is among them
+    found: bool  # True if the expected hash is in the file, or none was given
 
 
 def verify(path: Path, wanted: str | None = None, after: str = "") -> Verified:
-    """Follow the chain from the first line to the last. AuditBroken names the line where it breaks.
+    """Verifies the chain from the first line to the last. AuditBroken names the line where it breaks.
 
-    ``after``: the last hash of the file before, where this one goes on with its chain.
+    ``wanted``: a hash that must occur. ``after``: the last hash of the previous file, whose chain this one continues.
     """
     entries, last, found = 0, after, wanted is None or (after != "" and wanted == after)
     try:
@@ -103,7 +102,7 @@ def _unfollowing(number: int, previous: str) -> str:
 
 
 def _lines(file: Any) -> Iterator[bytes]:
-    while text := file.readline(_LINE_MOST):
+    while text := file.readline(_MAX_LINE):
         yield text
 
 
@@ -123,15 +122,15 @@ def _broken(path: Path, number: int, why: str) -> AuditBroken:
     return AuditBroken(f"{path}:{number}: {why}")
 
 
-# ── adding ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── appending ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 class OpenAuditFile:
-    """The file that was written last, open: when it is put aside, other processes may have added to it."""
+    """Keeps the last written file open: after a rotation other processes may still append to it."""
 
     def __init__(self) -> None:
         self._descriptor: int | None = None
 
     def set_open_file(self, descriptor: int) -> None:
-        """This is it now."""
+        """Remembers this file."""
         if self._descriptor is not None and os.path.sameopenfile(self._descriptor, descriptor):
             return
         former, self._descriptor = self._descriptor, os.dup(descriptor)
@@ -139,23 +138,23 @@ class OpenAuditFile:
             os.close(former)
 
     def last_hash(self, path: Path, successor: int, until: float) -> str:
-        """Its last hash, now that a new file comes after it; "" where none does, or it has none."""
+        """Returns its last hash, with which a new file begins; "" if there is no new file, or no hash."""
         if self._descriptor is None or os.path.sameopenfile(self._descriptor, successor):
             return ""
-        _lock(path, self._descriptor, until)  # who still adds to it is let end
+        _lock(path, self._descriptor, until)  # waits for the last writer
         try:
             return _end(path, self._descriptor)[1]
-        except ConfigError:  # spoiled: what we wrote last is the best that is known
+        except ConfigError:  # corrupt: the caller uses the last hash that it wrote
             return ""
         finally:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
 
 def add(path: Path, entries: Sequence[bytes], previous: str, within: float, kept: OpenAuditFile | None = None) -> str:
-    """Add entries, all or none, and see them on disk; the last hash. OSError or ConfigError where that is not possible.
+    """Appends entries, all or none, and syncs them; returns the last hash. OSError or ConfigError if that fails.
 
-    ``previous``: the hash before a new file's first entry, unless ``kept`` knows better. ``within``: seconds to wait
-    for other processes.
+    ``previous``: the hash before a new file's first entry, unless ``kept`` has a newer one. ``within``: seconds to wait
+    for the lock.
     """
     until = time.monotonic() + within
     with _locked(path, until) as descriptor:
@@ -181,7 +180,7 @@ def add(path: Path, entries: Sequence[bytes], previous: str, within: float, kept
 
 
 def check_writable(path: Path) -> None:
-    """See, before anything is to be added, that it can be. ConfigError where it cannot."""
+    """Raises ConfigError if entries cannot be appended."""
     try:
         with _opened(path) as descriptor:
             _end(path, descriptor)
@@ -191,7 +190,7 @@ def check_writable(path: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path, until: float) -> Iterator[int]:
-    """The open file, locked for this process. One that was put aside meanwhile is followed by a new one."""
+    """Yields the open and locked file. If it was rotated before the lock was taken, opens the new one."""
     while True:
         with _opened(path) as descriptor:
             _lock(path, descriptor, until)
@@ -200,13 +199,13 @@ def _locked(path: Path, until: float) -> Iterator[int]:
                     try:
                         yield descriptor
                     finally:
-                        fcntl.flock(descriptor, fcntl.LOCK_UN)  # one that is kept is locked no longer
+                        fcntl.flock(descriptor, fcntl.LOCK_UN)  # its duplicate in ``kept`` must not hold the lock
                     return
 
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[int]:
-    """The file, made where there is none."""
+    """Yields the open file, which is created if there is none."""
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -230,7 +229,7 @@ def _lock(path: Path, descriptor: int, until: float) -> None:
 def _end(path: Path, descriptor: int) -> tuple[int, str, int]:
     """Returns the end of the last whole line, its hash, and the number of bytes after it."""
     size = os.fstat(descriptor).st_size
-    tail = os.pread(descriptor, 2 * _LINE_MOST, max(0, size - 2 * _LINE_MOST))
+    tail = os.pread(descriptor, 2 * _MAX_LINE, max(0, size - 2 * _MAX_LINE))
     whole, newline, torn = tail.rpartition(b"\n")
     if not newline:
         if len(torn) < size:
@@ -259,22 +258,22 @@ class _Waiting(NamedTuple):
 
 
 class AuditFile:
-    """Adds entries from event loops, in a thread of its own. Entries that wait share a write."""
+    """Appends entries from event loops, in a thread of its own. Waiting entries share a write."""
 
     def __init__(self, path: Path, within: float = 1.5) -> None:
         self._path = path
         self._within = within
-        self._waiting: queue.Queue[_Waiting] = queue.Queue(_WAITING_MOST)
+        self._waiting: queue.Queue[_Waiting] = queue.Queue(_MAX_WAITING)
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
         self._last = ""
         self._kept = OpenAuditFile()
 
     async def add(self, entry: bytes) -> None:
-        """Add an entry and see it on disk; Unavailable where that takes too long or is not possible."""
+        """Appends an entry and waits until it is synced; Unavailable on a timeout or an error."""
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if not self.add_later(entry, answer):
-            raise Unavailable(f"{self._path} takes no entries: {_WAITING_MOST:,} wait to be written")
+            raise Unavailable(f"{self._path} takes no entries: {_MAX_WAITING:,} wait to be written")
         try:
             async with asyncio.timeout(self._within * 1.3):
                 await answer
@@ -282,7 +281,7 @@ class AuditFile:
             raise Unavailable(f"{self._path} could not be written within {self._within:g} s") from None
 
     def add_later(self, entry: bytes, answer: asyncio.Future[None] | None = None) -> bool:
-        """Add an entry sometime, if there is room for it."""
+        """Queues an entry; returns False if the queue is full."""
         with self._starting:
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._work, name="holdfast-audit", daemon=True)
@@ -297,7 +296,7 @@ class AuditFile:
         while True:
             batch = [self._waiting.get()]
             with contextlib.suppress(queue.Empty):
-                while len(batch) < _BATCH_MOST:
+                while len(batch) < _MAX_BATCH:
                     batch.append(self._waiting.get_nowait())
             now = time.monotonic()
             wanted = [each for each in batch if each.until > now and not (each.answer and each.answer.done())]

@@ -1,8 +1,8 @@
-"""Output of log lines; a slow reader of the log never blocks work.
+"""Output of log lines: rendering, and a writer that a slow reader of the log cannot block.
 
-``write`` puts a line into a bounded buffer and returns; one thread writes the buffer out after 10 ms, at 64 KiB, or at
-once after an urgent line. While the sink is blocked or full the buffer fills; then lines are dropped and counted, and
-one line says how many as soon as lines pass again. A sink that is gone for good takes everything silently.
+``write`` adds a line to a bounded buffer and returns; a thread writes the buffer after 10 ms, at 64 KiB, or at once
+after an urgent line. While the sink is blocked or full, lines beyond the buffer are dropped and counted, and one line
+reports their number later. After a sink is closed, lines are discarded silently.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from holdfast.core.validation import mask_url
 FLUSH_SECONDS = 0.010
 FLUSH_BYTES = 64 * 1024
 FILE_BYTES = 256 * 1024
-"""What a file is given in one piece: each piece has this thread and those at work change places."""
+"""Bytes written to a file at once: each write releases the interpreter lock to the threads that run handlers."""
 BUFFER_BYTES = 4 * 1024 * 1024
 CLOSE_SECONDS = 1.0
-"""How long ``close`` waits for a sink that does not take the last lines."""
+"""Seconds for which ``close`` waits for a blocked sink."""
 
 
 class LineWriter:
@@ -40,9 +40,9 @@ class LineWriter:
 
     def __init__(self, stream: TextIO, dropped_line: Callable[[int], bytes], *, buffer: int = BUFFER_BYTES) -> None:
         self._sink = _sink(stream)
-        self._most = _most(stream)
+        self._max_chunk = _chunk_limit(stream)
         self._dropped_line = dropped_line
-        self._room = buffer
+        self._max_buffer = buffer
         self._lines: list[bytes] = []
         self._size = self._dropped = 0
         self._closed = self._gone = False
@@ -54,13 +54,13 @@ class LineWriter:
         self._thread.start()
 
     def write(self, line: bytes, *, urgent: bool = False) -> None:
-        """Take one line, its end included. Never waits for the sink, but in a fork of the process that made this."""
+        """Buffers one line, its end included. Waits for the sink only in a forked child."""
         if os.getpid() != self._process:
-            # The thread did not come along, and the lock may have been held by one that did not either.
+            # A fork has no copy of the thread, and another missing thread may have held the lock.
             self._send([line])
             return
         with self._lock:
-            if self._gone or self._closed or self._size + len(line) > self._room:
+            if self._gone or self._closed or self._size + len(line) > self._max_buffer:
                 self._dropped += 1
                 return
             first = not self._lines
@@ -72,7 +72,7 @@ class LineWriter:
                 self._filled.set()
 
     def close(self) -> None:
-        """Write out all lines; a sink that takes nothing is left after a second. Idempotent."""
+        """Writes all lines; gives up on a blocked sink after a second. Idempotent."""
         with self._lock:
             self._closed = True
             self._due.set()
@@ -97,20 +97,20 @@ class LineWriter:
                 self._dropped += lost
 
     def _send(self, lines: list[bytes]) -> int:
-        """Write the lines out; returns how many were not written, because the sink is full or gone."""
+        """Writes lines; returns the number that failed, because the sink is full or closed."""
         written = 0
         try:
-            for chunk, count in _chunks(lines, self._most):
+            for chunk, count in _chunks(lines, self._max_chunk):
                 self._sink(chunk)
                 written += count
         except (OSError, ValueError) as error:
-            # A closed stream is a ValueError. A full disk may have room again: its lines are lost, not the later ones.
+            # A closed stream raises ValueError. A full disk may have room again later.
             self._gone = not isinstance(error, OSError) or error.errno in (errno.EPIPE, errno.EBADF, errno.ECONNRESET)
         return len(lines) - written
 
 
 def _chunks(lines: list[bytes], most: int) -> Iterator[tuple[bytes, int]]:
-    """Whole lines, as many as go in one piece."""
+    """Yields chunks of whole lines with their numbers."""
     start = size = 0
     for index, line in enumerate(lines):
         if size and size + len(line) > most:
@@ -122,7 +122,7 @@ def _chunks(lines: list[bytes], most: int) -> Iterator[tuple[bytes, int]]:
 
 
 def _sink(stream: TextIO) -> Callable[[bytes], None]:
-    """Past the stream's own buffer where it has a descriptor: a ``print`` elsewhere does not wait with us then."""
+    """Returns a writer to the stream's descriptor, if any: bypassing its buffer keeps ``print`` calls from waiting."""
     try:
         descriptor = stream.fileno()
     except (OSError, io.UnsupportedOperation):
@@ -131,9 +131,9 @@ def _sink(stream: TextIO) -> Callable[[bytes], None]:
     return _Descriptor(descriptor).write
 
 
-def _most(stream: TextIO) -> int:
-    """Bytes that reach the sink in one piece: processes that share it do not cut each other's lines. A pipe takes few,
-    a file takes what it is given."""
+def _chunk_limit(stream: TextIO) -> int:
+    """Returns the bytes that reach the sink atomically, so processes that share it do not mix their lines: few for a
+    pipe, many for a file."""
     try:
         regular = stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
     except (OSError, io.UnsupportedOperation):
@@ -147,14 +147,14 @@ def _write_text(stream: TextIO, chunk: bytes) -> None:
 
 
 class _Descriptor:
-    """A file, pipe, socket or terminal that is written to in whole lines."""
+    """Writer of whole lines to a file, pipe, socket or terminal."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._torn = False
 
     def write(self, chunk: bytes) -> None:
-        """All of it, however long the other end takes; after a failure halfway the next line starts a new one."""
+        """Writes all of it, however long that takes. After a partial failure the next write begins with a line end."""
         rest = memoryview(b"\n" + chunk if self._torn else chunk)
         whole = len(rest)
         try:
@@ -166,40 +166,40 @@ class _Descriptor:
     def _write_some(self, rest: memoryview) -> int:
         try:
             return os.write(self._descriptor, rest)
-        except BlockingIOError:  # Another process that shares the terminal or pipe has made it non-blocking.
+        except BlockingIOError:  # Another process has made the shared terminal or pipe non-blocking.
             select.select([], [self._descriptor], [])
             return 0
 
 
-_EQUALS, _DELETE = b"=\x7f"  # numbers: to look for a byte is ten times as quick as for bytes of one
+_EQUALS, _DELETE = b"=\x7f"  # bytes for a search; one byte is found ten times as fast as a string
 _DEPTH = 8
-"""Levels of nesting kept as structure; what lies deeper is shown as text."""
+"""Maximum nesting of logged values; deeper ones are shown as text."""
 
 _SECRET_NAME = re.compile(r"(password|passwd|pwd|secret|token)$", re.IGNORECASE)
 _SECRET_TEXT = re.compile(
     r"[a-z0-9+.-]{1,32}://\S+|(?:password|passwd|pwd|secret|token)\s{0,9}=\s{0,9}(?:'[^']*'|\"[^\"]*\"|\S+)",
     re.IGNORECASE,
 )
-# Delete and the C1 controls, the line separators, and what turns the direction of text around.
+# Delete, the C1 controls, line separators, and characters that change the direction of text.
 _UNSEEN = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
 _UNSEEN_OR_CONTROL = re.compile("[\x00-\x1f]|" + _UNSEEN.pattern)
 _BLOCKS = ("stack", "exception")
 
 
 class Renderer(Protocol):
-    """A way for lines to look."""
+    """Protocol of a renderer of log lines."""
 
     def renderer_for(self, kind: type[Event], level: str) -> Callable[[Event], bytes]:
         """Returns the function that renders an event of this kind, its line end included."""
         ...
 
     def render(self, moment: float, level: str, name: str, fields: Mapping[str, Any]) -> bytes:
-        """The line of anything else: ``moment`` in seconds since 1970, the event, and its fields."""
+        """Renders any other line. ``moment``: seconds since 1970; ``name``: of the event."""
         ...
 
 
 class JsonRenderer:
-    """``{"timestamp": …, "level": …, "event": …, …}``, UTF-8, parseable one by one."""
+    """Renders JSON lines: ``{"timestamp": …, "level": …, "event": …, …}`` in UTF-8."""
 
     def __init__(self, task_field: str = "task") -> None:
         self._encode = msgspec.json.Encoder().encode
@@ -208,7 +208,7 @@ class JsonRenderer:
 
     def renderer_for(self, kind: type[Event], level: str) -> Callable[[Event], bytes]:
         encode, stamp, task_field = self._encode, self._stamp, self._task_field
-        # Inside a text the quotation marks are escaped: the first match is the event's own field.
+        # Quotation marks inside texts are escaped, so the first match is the event's field.
         renamed = None if task_field == "task" else f'"{task_field}":'.encode()
         middle = f'","level":"{level}","event":"{kind.name}",'.encode()
 
@@ -235,7 +235,7 @@ class JsonRenderer:
 
 
 class PrettyRenderer:
-    """For people, by structlog's renderer; in colours if asked to."""
+    """Renders lines for people with structlog, optionally in colours."""
 
     def __init__(self, task_field: str = "task", *, colors: bool) -> None:
         self._stamp = Stamp()
@@ -259,7 +259,7 @@ class PrettyRenderer:
 
 
 class Stamp:
-    """Seconds since 1970 as ``2031-01-01T00:00:00.000Z``. Callable from any thread."""
+    """Formats seconds since 1970 as ``2031-01-01T00:00:00.000Z``. Callable from any thread."""
 
     def __init__(self) -> None:
         self._last = (-1, "")
@@ -274,7 +274,7 @@ class Stamp:
 
 
 def _event_fields(event: Event, task_field: str) -> dict[str, Any]:
-    """The fields of an event; the task's name stands under ``task_field``."""
+    """Returns the fields of an event, with the task's name under ``task_field``."""
     fields: dict[str, Any] = msgspec.to_builtins(event)
     if task_field == "task":
         return fields
@@ -287,12 +287,12 @@ def _pointer(event: Event) -> dict[str, str]:
 
 
 def safe_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """``fields`` of plain JSON values, secrets hidden: any other value is shown as text."""
+    """Converts fields to plain JSON values and hides secrets; other values become text."""
     return {_masked(str(key)): _harmless(str(key), value, _DEPTH) for key, value in fields.items()}
 
 
 def exception_text(exception: Any) -> str:
-    """The traceback of an ``exc_info``, without its last line end."""
+    """Formats the traceback of an ``exc_info``."""
     return logging.Formatter().formatException(exception)
 
 
@@ -313,7 +313,7 @@ def _harmless(key: str, value: Any, depth: int) -> Any:
 
 
 def _masked(text: str) -> str:
-    """Without passwords, and without lone surrogates, which no UTF-8 can say."""
+    """Masks passwords, and escapes lone surrogates, which UTF-8 cannot represent."""
     if "://" in text or "=" in text:
         text = _SECRET_TEXT.sub(lambda found: mask_url(found.group()), text)
     return text.encode("utf-8", "backslashreplace").decode()
@@ -328,7 +328,7 @@ def _escaped(text: str) -> str:
 
 
 def _visible(key: str, value: Any) -> Any:
-    """For a terminal: text on one line; a traceback indented, so that no line in it can pass for a line of the log."""
+    """Escapes a value for a terminal: on one line; a traceback indented, so no line of it looks like a log line."""
     if key in _BLOCKS:
         return "\n".join(f"    {_escaped(line)}" for line in str(value).splitlines())
     return _escaped(str(value)) if isinstance(value, str | dict | list) else value

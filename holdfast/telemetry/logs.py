@@ -1,8 +1,8 @@
-"""Logs: one line for each event, and for each log record of the user's own code.
+"""Logs: a line for each event, and for each log record of the application.
 
-Only kinds of events that will be written are subscribed to, so that no others are built. Records of ``logging``,
-and of structlog where the application has not configured that itself, take the same way out; inside a handler
-they carry the job's id, task, queue, attempt and trace (``trace_context.py``).
+Only events whose level is written have a subscriber, so no others are built. Records of ``logging``, and of structlog
+unless the application has configured it, go to the same writer; inside a handler they have the job's id, task, queue,
+attempt and trace (``trace_context.py``).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from holdfast.telemetry.trace_context import job_fields
 _STANDARD = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"})
 _ERRORS_OF_JOBS = (JobFailed, JobDead)
 _BOUND = "structlog_fields"
-"""The attribute of a record that holds what was bound to the structlog logger it came from."""
+"""Attribute of a record with the values bound to its structlog logger."""
 
 
 def configure_logs(settings: Settings, events: Events, *, stream: TextIO | None = None) -> Callable[[], None]:
-    """Write log lines to ``stream`` (standard output) from now on; the returned function ends that and flushes."""
+    """Starts to write log lines to ``stream`` (standard output); the returned function stops that and flushes."""
     stream = sys.stdout if stream is None else stream
     renderer = _renderer(settings, stream)
     writer = LineWriter(
@@ -54,7 +54,7 @@ def configure_logs(settings: Settings, events: Events, *, stream: TextIO | None 
 
 
 def written_kinds(settings: Settings) -> dict[type[Event], str]:
-    """The kinds of events that are written, each with its level: events of one job are at ``job_log_level``."""
+    """Returns the events that are written, with their levels: events of one job have ``job_log_level``."""
     least = _number(settings.log_level)
     levels = {kind: settings.job_log_level.lower() if kind.level == "debug" else kind.level for kind in KINDS}
     return {kind: level for kind, level in levels.items() if _number(level) >= least}
@@ -74,7 +74,7 @@ def _number(level: str) -> int:
 
 
 def _level(number: int) -> str:
-    """The usual name for a level; a custom level is called as the usual one below it."""
+    """Returns the name of a level; a custom level gets that of the standard level below it."""
     names = (name for name in ("critical", "error", "warning", "info") if number >= _number(name))
     return next(names, "debug")
 
@@ -82,7 +82,7 @@ def _level(number: int) -> str:
 def _write_events(
     kind: type[Event], level: str, events: Events, renderer: Renderer, writer: LineWriter, *, hides_errors: bool
 ) -> Callable[[], None]:
-    # A line of every single job gathers in the buffer, also where the settings call it a warning.
+    # Lines of single jobs are buffered, even if the settings raise them to warnings.
     urgent = _number(kind.level) >= logging.WARNING
     line, write = renderer.renderer_for(kind, level), writer.write
     if hides_errors and kind in _ERRORS_OF_JOBS:
@@ -104,7 +104,7 @@ def _write_records(settings: Settings, renderer: Renderer, writer: LineWriter) -
 
 
 def _write_structlog() -> Callable[[], None]:
-    """Let structlog's loggers end in ``logging``, unless the application has said where they end."""
+    """Routes structlog's loggers to ``logging``, unless the application has configured structlog."""
     if structlog.is_configured():
         return lambda: None
     structlog.configure(
@@ -116,13 +116,13 @@ def _write_structlog() -> Callable[[], None]:
 
 
 def _to_record(_logger: object, _method: str, fields: MutableMapping[str, Any]) -> Mapping[str, Any]:
-    """The arguments of the call to ``logging``."""
+    """Returns the arguments of the call to ``logging``."""
     arguments = {name: fields.pop(name) for name in ("exc_info", "stack_info", "stacklevel") if name in fields}
     return {"msg": str(fields.pop("event", "")), "extra": {_BOUND: dict(fields)}, **arguments}
 
 
 class _RecordHandler(logging.Handler):
-    """Turns records into lines."""
+    """Renders records as lines."""
 
     def __init__(self, renderer: Renderer, writer: LineWriter, task_field: str) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class _RecordHandler(logging.Handler):
             line = self._renderer.render(
                 record.created, _level(record.levelno), record.getMessage(), _record_fields(record, self._task_field)
             )
-        except Exception:  # As every handler of logging: a record that cannot be shown is its author's mistake.
+        except Exception:  # As in any handler of logging: a record that cannot be rendered is its author's error.
             self.handleError(record)
             return
         self._writer.write(line, urgent=record.levelno >= logging.WARNING)

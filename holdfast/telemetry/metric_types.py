@@ -1,7 +1,7 @@
-"""Counters and histograms that take batches: a hot loop only appends to a list for each of its jobs.
+"""Counters and histograms that accept batches: a hot loop only appends to a list for each job.
 
-Histograms of one name have the same buckets in every process, so that those of many processes can be added up. Labels
-are capped: beyond so many values of a label, later ones are counted together, as ``other``.
+Histograms of one name have the same buckets in every process, so they can be added up. The number of values of a label
+is capped: further values are counted together as ``other``.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ import msgspec
 from holdfast.core.errors import ConfigError
 
 OTHER = "other"
-"""Stands for every value of a label beyond the limit of distinct values."""
+"""Replaces every value of a label beyond the limit of distinct values."""
 
-VALUE_MOST = 80
-"""Characters of a label's value; longer ones are cut."""
+MAX_VALUE = 80
+"""Maximum length of a label's value; longer ones are cut."""
 
 Values = tuple[str, ...]
-"""The values of a figure's labels, in their order."""
+"""The values of a metric's labels, in their order."""
 
 
 class Family(msgspec.Struct, frozen=True):
     """A metric: its name and its meaning.
 
-    ``exposed_by``: the kind of process that exposes it: ``worker``, ``api``, or ``both``.
+    ``exposed_by``: the kind of process that exposes it.
     """
 
     name: str
@@ -42,9 +42,7 @@ class Family(msgspec.Struct, frozen=True):
 
 
 class Series(msgspec.Struct, frozen=True):
-    """Counts of a histogram's buckets, and the sum of the observations. ``counts`` has one more than there are bounds,
-    for values beyond the last.
-    """
+    """Counts of a histogram's buckets (the last one: above all bounds), and the sum of its observations."""
 
     counts: tuple[int, ...]
     total: float
@@ -56,47 +54,47 @@ class Series(msgspec.Struct, frozen=True):
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """A metric at one moment."""
+    """A reading of a metric."""
 
     family: Family
     series: Mapping[Values, float | Series]
 
 
 class LabelLimiter:
-    """The distinct values of one label: the first ``most`` that come."""
+    """Limits the distinct values of a label to the first ``most``."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._known: dict[str, str] = {}
 
     def __call__(self, value: str) -> str:
-        """The value as the label shows it."""
+        """Returns the value, or ``other``."""
         shown = self._known.get(value)
         if shown is None:
-            shown = value[:VALUE_MOST] if len(self._known) < self._most else OTHER
+            shown = value[:MAX_VALUE] if len(self._known) < self._most else OTHER
             if shown is not OTHER:
                 self._known[value] = shown
         return shown
 
 
 class Counter:
-    """A number that only grows, for each combination of its labels. Used under its owner's lock."""
+    """A counter for each combination of labels. Used under its owner's lock."""
 
     def __init__(self, family: Family) -> None:
         self.family = family
         self._values: dict[Values, float] = {} if family.labels else {(): 0.0}
 
     def add(self, number: float = 1.0, *labels: str) -> None:
-        """Count so many more."""
+        """Adds to the counter."""
         self._values[labels] = self._values.get(labels, 0.0) + number
 
     def read(self) -> Reading:
-        """As it is now."""
+        """Returns the current reading."""
         return Reading(self.family, dict(self._values))
 
 
 class Histogram:
-    """Distribution of values, for each combination of its labels. Used under its owner's lock."""
+    """A histogram for each combination of labels. Used under its owner's lock."""
 
     def __init__(self, family: Family) -> None:
         self.family = family
@@ -106,13 +104,13 @@ class Histogram:
             self._of(())
 
     def add(self, value: float, *labels: str) -> None:
-        """Observe one value."""
+        """Observes one value."""
         counts, total = self._of(labels)
         counts[bisect_left(self._bounds, value)] += 1
         total[0] += value
 
     def add_many(self, values: Sequence[float], *labels: str) -> None:
-        """Observe a batch: sorted once, then each bound is looked for, instead of a bucket for each value."""
+        """Observes a batch: sorts it once and searches each bound, instead of a bucket for each value."""
         counts, total = self._of(labels)
         ordered, start = sorted(values), 0
         for index, bound in enumerate(self._bounds):
@@ -126,7 +124,7 @@ class Histogram:
         total[0] += sum(ordered)
 
     def read(self) -> Reading:
-        """As it is now."""
+        """Returns the current reading."""
         series = {labels: Series(tuple(counts), total[0]) for labels, (counts, total) in self._series.items()}
         return Reading(self.family, series)
 
@@ -146,7 +144,7 @@ class MetricRegistry:
         self.histograms = {each.name: Histogram(each) for each in families if each.kind == "histogram"}
 
     def read(self) -> Iterator[Reading]:
-        """Every one, at one moment."""
+        """Yields all readings, taken under one lock."""
         with self.lock:
             counted = [each.read() for each in self.counters.values()]
             counted += [each.read() for each in self.histograms.values()]
@@ -159,14 +157,14 @@ OPEN = "application/openmetrics-text"
 
 
 def wants_json(accept: str) -> bool:
-    """Returns True if JSON is asked for before anything that Prometheus reads."""
+    """Returns True if an Accept header prefers JSON to the formats of Prometheus."""
     ranges = [each.split(";")[0].strip().lower() for each in accept.split(",")]
     read = {TEXT, OPEN, "application/vnd.google.protobuf"}
     return next((each == JSON for each in ranges if each == JSON or each in read), False)
 
 
 def expose_metrics(readings: Iterable[Reading], *, prefix: str, accept: str) -> tuple[bytes, str]:
-    """The document and its media type. ConfigError where text is asked for and its library is missing."""
+    """Returns the document and its media type. ConfigError if the text format needs a missing library."""
     if wants_json(accept):
         return msgspec.json.encode({"metrics": [_plain(each, prefix) for each in readings]}), JSON
     try:
@@ -178,14 +176,14 @@ def expose_metrics(readings: Iterable[Reading], *, prefix: str, accept: str) -> 
 
 
 class _Collected:
-    """Readings as the library's metrics, and the process's own figures."""
+    """Prometheus collector: the readings, and the metrics of the process."""
 
     def __init__(self, readings: Iterable[Reading], prefix: str) -> None:
         self._readings = readings
         self._prefix = prefix
 
     def collect(self) -> Iterator[Any]:
-        """In the order of the catalogue."""
+        """Yields the metrics in the order of their definitions."""
         from prometheus_client import ProcessCollector
 
         for reading in self._readings:
@@ -208,7 +206,7 @@ def _metric(reading: Reading, prefix: str) -> Any:
 
 
 def _cumulative(family: Family, series: Series) -> Iterator[tuple[str, int]]:
-    """Each bound with how many values lie at or below it, as the formats want it."""
+    """Returns each bound with the number of values at or below it."""
     bounds = [*map(str, family.bounds), "+Inf"]
     return zip(bounds, accumulate(series.counts), strict=True)
 

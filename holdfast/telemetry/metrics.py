@@ -47,15 +47,15 @@ _BY_TASK = tuple(each.name for each in COUNTED if each.kind == "counter" and eac
 
 
 class Metrics:
-    """The figures of one process, from its application's events."""
+    """The metrics of one process, from its application's events."""
 
     def __init__(self, events: Events, *, labels: int, tasks: TaskNames = tuple, task_field: str = "task") -> None:
         """``labels``: limit of distinct values of one label. ``tasks``: names whose counters start at zero.
         ``task_field``: the label that names the task."""
-        self._figures = MetricRegistry([_with_task_label(each, task_field) for each in COUNTED])
+        self._registry = MetricRegistry([_with_task_label(each, task_field) for each in COUNTED])
         self._tasks = tasks
-        self._counters = self._figures.counters
-        self._histograms = self._figures.histograms
+        self._counters = self._registry.counters
+        self._histograms = self._registry.histograms
         self._task, self._queue, self._schedule = LabelLimiter(labels), LabelLimiter(labels), LabelLimiter(labels)
         self._gauges: dict[str, Gauge] = {}
         heard: dict[type[Event], Subscriber] = {
@@ -78,26 +78,25 @@ class Metrics:
         self._undo = [events.subscribe(subscriber, kind) for kind, subscriber in heard.items()]
 
     def close(self) -> None:
-        """Count no more."""
+        """Ends the subscriptions."""
         for each in self._undo:
             each()
 
     def set_gauge(self, name: str, read: Gauge) -> None:
-        """``read`` gives the value of the gauge of that name at each scrape."""
+        """Registers a callback that returns a gauge's value at each scrape."""
         self._gauges[name] = read
 
     def read(self) -> Iterator[Reading]:
-        """Every figure, as it is now."""
+        """Yields the current readings."""
         yield Reading(GAUGES["build_info"], {(package_version(),): 1.0})
-        self._add_zeros()  # of tasks that were registered meanwhile
-        yield from self._figures.read()
+        self._add_zeros()  # of tasks registered since
+        yield from self._registry.read()
         for name, read in self._gauges.items():
             yield Reading(GAUGES[name], {(): read()})
 
     def _add_zeros(self) -> None:
-        """Starts the counters of every registered task. Prometheus computes no increase for a series without a
-        previous value."""
-        with self._figures.lock:
+        """Starts the counters of every registered task at 0: Prometheus needs a first value to compute an increase."""
+        with self._registry.lock:
             for task in self._tasks():
                 self._add_zeros_of(self._task(task))
 
@@ -107,10 +106,10 @@ class Metrics:
         for reason in DEFERRALS:
             self._counters["jobs_deferred_total"].add(0, shown, reason)
 
-    # ── what is heard ─────────────────────────────────────────────────────────────────────────────────────────
+    # ── subscribers ─────────────────────────────────────────────────────────────────────────────────────────
     def _submitted(self, event: Event) -> None:
         assert isinstance(event, JobsSubmitted)  # noqa: S101 - subscribed to nothing else
-        with self._figures.lock:
+        with self._registry.lock:
             for name, numbers in (
                 ("jobs_submitted_total", event.created),
                 ("jobs_idempotent_total", event.deduplicated),
@@ -121,7 +120,7 @@ class Metrics:
     def _claimed(self, event: Event) -> None:
         assert isinstance(event, JobsClaimed)  # noqa: S101 - subscribed to nothing else
         counters = self._counters
-        with self._figures.lock:
+        with self._registry.lock:
             counters["jobs_retried_total"].add(event.retried)
             counters["lease_rejected_total"].add(event.refused)
             for queue, late in event.late.items():
@@ -130,12 +129,12 @@ class Metrics:
 
     def _count_malformed(self, event: Event) -> None:
         assert isinstance(event, MalformedReceived)  # noqa: S101 - subscribed to nothing else
-        with self._figures.lock:
+        with self._registry.lock:
             self._counters["transport_malformed_total"].add(event.count)
 
     def _settled(self, event: Event) -> None:
         assert isinstance(event, BatchSettled)  # noqa: S101 - subscribed to nothing else
-        with self._figures.lock:
+        with self._registry.lock:
             self._histograms["settle_batch_jobs"].add(event.size)
             for task, seconds in event.succeeded.items():
                 shown = self._task(task)
@@ -151,50 +150,50 @@ class Metrics:
         self._unsuccessful("dead", event.task, event.seconds)
 
     def _unsuccessful(self, outcome: str, task: str, seconds: float) -> None:
-        with self._figures.lock:
+        with self._registry.lock:
             shown = self._task(task)
-            self._add_zeros_of(shown)  # a task without a registration: a failure rate needs all of its counters
+            self._add_zeros_of(shown)  # an unregistered task: a failure rate needs all of its counters
             self._counters[f"jobs_{outcome}_total"].add(1, shown)
-            if seconds:  # else it was never run to its end: its worker is gone
+            if seconds:  # 0: the attempt was lost
                 self._histograms["job_duration_seconds"].add(seconds, shown, outcome)
 
     def _deferred(self, event: Event) -> None:
         assert isinstance(event, JobDeferred)  # noqa: S101 - subscribed to nothing else
-        with self._figures.lock:
+        with self._registry.lock:
             shown = self._task(event.task)
             self._add_zeros_of(shown)
             self._counters["jobs_deferred_total"].add(1, shown, event.reason)
 
     def _expired(self, event: Event) -> None:
         assert isinstance(event, JobExpired)  # noqa: S101 - subscribed to nothing else
-        with self._figures.lock:
+        with self._registry.lock:
             self._counters["jobs_expired_total"].add(1, self._task(event.task))
 
     def _count_ticks(self, event: Event) -> None:
         assert isinstance(event, ScheduleFired)  # noqa: S101 - subscribed to nothing else
-        with self._figures.lock:
+        with self._registry.lock:
             shown = self._schedule(event.schedule)
             self._counters["schedule_runs_total"].add(len(event.job_ids), shown)
             self._counters["schedule_missed_total"].add(event.missed, shown)
 
     def _lost(self, _event: Event) -> None:
-        with self._figures.lock:
+        with self._registry.lock:
             self._counters["lease_lost_total"].add()
 
     def _swept(self, event: Event) -> None:
         assert isinstance(event, SweepComplete)  # noqa: S101 - subscribed to nothing else
-        with self._figures.lock:
+        with self._registry.lock:
             self._counters["jobs_recovered_total"].add(event.recovered)
             self._counters["jobs_pruned_total"].add(event.pruned)
 
     def _heard(self, event: Event) -> None:
         assert isinstance(event, LoopHeard)  # noqa: S101 - subscribed to nothing else
-        with self._figures.lock:
+        with self._registry.lock:
             self._histograms["loop_lag_seconds"].add(event.seconds)
 
     def _answered(self, event: Event) -> None:
         assert isinstance(event, StoreAnswered)  # noqa: S101 - subscribed to nothing else
-        with self._figures.lock:
+        with self._registry.lock:
             self._histograms["store_latency_seconds"].add(event.seconds, event.verb)
             if event.failed:
                 self._counters["store_errors_total"].add(1, event.verb)
@@ -202,7 +201,7 @@ class Metrics:
     def _requested(self, event: Event) -> None:
         assert isinstance(event, RequestAnswered)  # noqa: S101 - subscribed to nothing else
         labels = event.method, event.path, str(event.status)
-        with self._figures.lock:
+        with self._registry.lock:
             self._counters["http_requests_total"].add(1, *labels)
             self._histograms["http_request_duration_seconds"].add(event.seconds, *labels)
 
@@ -213,7 +212,7 @@ def _with_task_label(family: Family, task_field: str) -> Family:
 
 
 def package_version() -> str:
-    """Returns the version of the installed Holdfast; 0 where it is not installed."""
+    """Returns the version of the installed Holdfast; 0 if it is not installed."""
     try:
         return version("holdfast")
     except PackageNotFoundError:
@@ -223,11 +222,11 @@ def package_version() -> str:
 T = TypeVar("T")
 
 _UNTIMED = frozenset({"open", "close", "migrate", "backup", "wait", "doctor", "repair"})
-"""Verbs that ask nothing of the store, or wait by design: not timed."""
+"""Verbs that are not timed: they send no query, or wait by design."""
 
 
 def time_calls(store: Store, events: Events) -> Store:
-    """``store``, each of whose calls tells how long it took; itself where there is no subscriber."""
+    """Wraps a store to emit the duration of each call; returns it unchanged without a subscriber."""
     return ForwardingStore(store, _timer(events)) if events.has_subscriber(StoreAnswered) else store
 
 
@@ -249,12 +248,12 @@ def _timer(events: Events) -> Interceptor:
     return time_call
 
 
-_LOOK = 1.0  # seconds between looks
+_INTERVAL = 1.0  # seconds between measurements of the loop's lag
 
 
 @asynccontextmanager
 async def watched_loop(events: Events) -> AsyncIterator[None]:
-    """While entered, report once a second how late the running loop wakes a sleeper."""
+    """Measures the lag of the running event loop once a second while entered."""
     watching = asyncio.create_task(_watch(events), name="holdfast-lag")
     try:
         yield
@@ -264,7 +263,7 @@ async def watched_loop(events: Events) -> AsyncIterator[None]:
 
 async def _watch(events: Events) -> None:
     while True:
-        due = time.monotonic() + _LOOK
-        await asyncio.sleep(_LOOK)
+        due = time.monotonic() + _INTERVAL
+        await asyncio.sleep(_INTERVAL)
         if events.has_subscriber(LoopHeard):
             events.emit(LoopHeard(seconds=max(0.0, time.monotonic() - due)))

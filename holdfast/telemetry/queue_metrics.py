@@ -1,6 +1,6 @@
-"""Queue metrics from the store: read at a bounded cost, by one reader for all, and cached.
+"""Queue metrics from the store: read at a bounded cost and cached; concurrent scrapes share one read.
 
-The rate at which jobs end comes from the workers' own counts, read with each scrape.
+The rate of ended jobs is computed from the workers' counters, read with each scrape.
 """
 
 from __future__ import annotations
@@ -20,45 +20,43 @@ from holdfast.stores.base import Store
 from holdfast.telemetry.metric_definitions import GAUGES
 from holdfast.telemetry.metric_types import LabelLimiter, Reading, Values
 
-COUNTED_MOST = 100_000
-"""Jobs of one queue and state that are counted."""
+MAX_COUNTED = 100_000
+"""Maximum number of jobs of one queue and state that are counted."""
 
 MAX_SCHEDULES = 100
-"""Schedules that are read, the first by name."""
+"""Maximum number of schedules that are read, in the order of names."""
 
 MAX_LIMITS = 100
-"""Limits that are read, the first by name."""
+"""Maximum number of limits that are read, in the order of names."""
 
 MAX_RUNNING = 1000
-"""Running jobs that are read for the use of limits with a key, the latest."""
+"""Maximum number of running jobs that are read for the use of limits with a key, the latest first."""
 
-_PAGE = 200  # of these at a time
+_PAGE = 200  # running jobs per page
 
-KEPT = 5.0
-"""Seconds that figures are shown before the store is asked anew."""
+CACHE_SECONDS = 5.0
+"""Seconds for which readings are cached."""
 
-PATIENCE = 2.0
-"""Seconds a reader waits for the store."""
+WAIT_SECONDS = 2.0
+"""Seconds for which a scrape waits for the store."""
 
 WINDOW = 300.0
-"""Seconds over which the rate is taken."""
+"""Window of the rate in seconds."""
 
-LONGEST = 3600.0
-"""Seconds: the longest prediction. Scalers make no sense of an infinite one."""
+MAX_PREDICTION = 3600.0
+"""Longest prediction in seconds; autoscalers cannot use an infinite one."""
 
 
-# ── rules: pure ───────────────────────────────────────────────────────────────────────────────────────────────────
+# ── pure functions ────────────────────────────────────────────────────────────────────────────────────────────────────
 class SettleRate:
-    """Attempts that all workers end a second, from each worker's count since its start."""
+    """Rate of ended attempts of all workers, from each worker's count since its start."""
 
     def __init__(self) -> None:
         self._ended: dict[str, int] = {}
         self._steps: deque[tuple[float, int]] = deque()
 
     def record_counts(self, now: float, ended: Mapping[str, int]) -> None:
-        """Records the workers' present counts. A worker that is gone keeps its last count, a new one counts from its
-        start.
-        """
+        """Records the current counts. A removed worker keeps its last count, a new one counts from its start."""
         grown = 0 if not self._steps else sum(max(0, n - self._ended.get(who, 0)) for who, n in ended.items())
         self._ended = dict(ended)
         self._steps.append((now, grown))
@@ -66,13 +64,13 @@ class SettleRate:
             self._steps.popleft()
 
     def settle_rate(self) -> float | None:
-        """Attempts a second over the window; None while it was looked at only once."""
+        """Returns attempts a second over the window; None after a single reading."""
         span = self._steps[-1][0] - self._steps[0][0] if self._steps else 0.0
         return sum(grown for _, grown in list(self._steps)[1:]) / span if span > 0 else None
 
 
 def lifetime_rate(workers: Sequence[WorkerInfo]) -> float:
-    """The rate where nothing better is known: the jobs that the living workers ended, each over its life."""
+    """Returns the fallback rate: the jobs of each living worker divided by its uptime, added up."""
     return sum(
         (each.heartbeat.succeeded + each.heartbeat.failed) * 1e6 / max(1, each.seen_at_us - each.started_at_us)
         for each in workers
@@ -81,21 +79,21 @@ def lifetime_rate(workers: Sequence[WorkerInfo]) -> float:
 
 
 def predicted_drain(waiting: int, rate: float) -> float:
-    """Seconds until all jobs that wait now have run; at most ``LONGEST``."""
+    """Returns the seconds until all waiting jobs have run; at most ``MAX_PREDICTION``."""
     if not waiting:
         return 0.0
-    return min(LONGEST, waiting / rate) if rate > 0 else LONGEST
+    return min(MAX_PREDICTION, waiting / rate) if rate > 0 else MAX_PREDICTION
 
 
 class LimitSnapshot(NamedTuple):
-    """Limits, and the use of each of their buckets that has running jobs."""
+    """Limits, and the use of their buckets that have running jobs."""
 
     limits: Sequence[Limit] = ()
     used: Mapping[str, int] = {}
 
 
 class QueueSnapshot(NamedTuple):
-    """State of the queues, schedules and limits at one moment, ``now_us`` by the store's clock."""
+    """State of queues, workers, schedules and limits at ``now_us`` of the store's clock."""
 
     queues: Sequence[QueueInfo]
     workers: Sequence[WorkerInfo]
@@ -105,50 +103,50 @@ class QueueSnapshot(NamedTuple):
     limits: LimitSnapshot = LimitSnapshot()
 
 
-# ── asking ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── reading the store ─────────────────────────────────────────────────────────────────────────────────────────────────
 class QueueFigures:
-    """The store's figures for one process."""
+    """The store's metrics, cached for one process."""
 
     def __init__(self, opened: Callable[[], Awaitable[Store]], *, labels: int) -> None:
         self._opened = opened
         self._queue = LabelLimiter(labels)
         self._pace = SettleRate()
         self._looking: asyncio.Task[None] | None = None
-        self._sight: QueueSnapshot | None = None
+        self._snapshot: QueueSnapshot | None = None
         self._until = 0.0
 
     async def read(self) -> list[Reading]:
-        """The figures; only that the store is away, if it is."""
+        """Returns the readings; if the store is unavailable, only ``store_up`` 0."""
         if time.monotonic() >= self._until:
             looking = self._looking
             if looking is None or looking.done() or looking.get_loop() is not asyncio.get_running_loop():
                 looking = self._looking = asyncio.create_task(self._look(), name="holdfast-queue-figures")
-            await asyncio.wait([looking], timeout=PATIENCE)
+            await asyncio.wait([looking], timeout=WAIT_SECONDS)
             if not looking.done():
                 return list(gauge_readings(None, self._queue))
-        return list(gauge_readings(self._sight, self._queue))
+        return list(gauge_readings(self._snapshot, self._queue))
 
     async def _look(self) -> None:
         try:
             store = await self._opened()
-            queues = await store.query.queue_depths(most=COUNTED_MOST)
+            queues = await store.query.queue_depths(most=MAX_COUNTED)
             workers = await store.query.workers()
             schedules = await store.schedules.read_schedules(limit=MAX_SCHEDULES)
             now_us = await store.health.server_time_us()
             limits = await read_limit_snapshot(store)
         except HoldfastError:
-            self._sight = None
+            self._snapshot = None
         else:
             ended = {each.heartbeat.worker: each.heartbeat.succeeded + each.heartbeat.failed for each in workers}
             self._pace.record_counts(time.monotonic(), ended)
             rate = self._pace.settle_rate()
             rate = lifetime_rate(workers) if rate is None else rate
-            self._sight = QueueSnapshot(queues, workers, rate, schedules, now_us, limits)
-        self._until = time.monotonic() + KEPT
+            self._snapshot = QueueSnapshot(queues, workers, rate, schedules, now_us, limits)
+        self._until = time.monotonic() + CACHE_SECONDS
 
 
 async def read_limit_snapshot(store: Store) -> LimitSnapshot:
-    """The limits with a concurrency, and those of queues, with their use. One read where there are none."""
+    """Reads the limits of queues and tasks with their use. One read if there are no limits."""
     every = await store.limits.read_limits()
     limits = [limit for limit in every[:MAX_LIMITS] if limit.queue is not None or limit.task is not None]
     names = [limit.name for limit in limits if limit.by is None and limit.values.concurrency is not None]
@@ -173,7 +171,7 @@ async def _running_jobs(store: Store) -> list[Job]:
 
 
 def gauge_readings(snapshot: QueueSnapshot | None, cap: Callable[[str], str]) -> Iterator[Reading]:
-    """The gauges of the counted queues; queues beyond the cap are added up."""
+    """Yields the gauges; queues beyond the cap are added up."""
     yield Reading(GAUGES["store_up"], {(): 0.0 if snapshot is None else 1.0})
     if snapshot is None:
         return

@@ -1,8 +1,8 @@
-"""Spans by OpenTelemetry: one for a submission, one for each attempt, joined across processes by W3C Trace Context.
+"""OpenTelemetry spans: one per submission and one per attempt, linked across processes by W3C Trace Context.
 
-This is imported only where the setting ``traces`` asks for it. What becomes of spans (sampling, export) is decided by
-the application's OpenTelemetry SDK; without one they cost little and go nowhere. Names and attributes follow the
-semantic conventions for messaging (docs/adr/0024).
+Imported only if the setting ``traces`` is on. The application's OpenTelemetry SDK decides about sampling and export;
+without one the spans are discarded at little cost. Names and attributes follow the semantic conventions for messaging
+(docs/adr/0024).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from holdfast.core.lifecycle import Failed, Outcome
 from holdfast.core.models import PLAIN, Job, NewJob, Settlement
 
-_STATE_MOST = 512
-"""Characters of a tracestate: what every party has to pass on."""
+_MAX_STATE = 512
+"""Characters of a tracestate that every party has to propagate."""
 
 
 class Spans:
-    """Makes spans. May be used from any thread."""
+    """Creates spans. Callable from any thread."""
 
     def __init__(self) -> None:
         self._tracer = trace.get_tracer("holdfast")
@@ -34,25 +34,25 @@ class Spans:
     # ── submitting ────────────────────────────────────────────────────────────────────────────────────────────
     @contextmanager
     def submission_span(self, jobs: Sequence[NewJob]) -> Iterator[Sequence[NewJob]]:
-        """A span while these jobs are submitted; gives them with its context in each."""
+        """Opens a span around a submission; yields the jobs with its context."""
         with self._tracer.start_as_current_span(
             f"submit {jobs[0].task}" if _is_alike([job.task for job in jobs]) else "submit",
             kind=trace.SpanKind.PRODUCER,
             attributes=_submission_attributes(jobs),
         ):
             carrier = self.trace_context()
-            yield [_carrying(job, carrier) for job in jobs]
+            yield [_with_context(job, carrier) for job in jobs]
 
     def trace_context(self) -> dict[str, str]:
-        """The current context, for another process."""
+        """Returns the current context as headers for another process."""
         carrier: dict[str, str] = {}
         self._propagator.inject(carrier)
         return carrier
 
     # ── running ───────────────────────────────────────────────────────────────────────────────────────────────
     def start_execution(self, job: Job, worker_id: str) -> Execution:
-        """A span for this attempt: child of the submission, and linked to it."""
-        parent = self._propagator.extract(_carried(job))
+        """Starts the span of an attempt: a child of the submission's span, and linked to it."""
+        parent = self._propagator.extract(_parent_headers(job))
         submitted = trace.get_current_span(parent).get_span_context()
         span = self._tracer.start_span(
             f"run {job.task}",
@@ -64,14 +64,14 @@ class Spans:
         return Execution(span)
 
     def attach(self, carrier: Mapping[str, str]) -> None:
-        """Let another process's context be the one that this code runs in."""
+        """Makes another process's context the current one."""
         otel.attach(self._propagator.extract(carrier))
 
     # ── requests ──────────────────────────────────────────────────────────────────────────────────────────────
     @contextmanager
     def request_span(self, method: str, headers: Mapping[bytes, bytes]) -> Iterator[Callable[[str | None, int], None]]:
-        """A span while a request is answered, in the trace it brings; none if it is traced already.
-        Yields a function that takes the operation's path and the status of the answer."""
+        """Opens a span around a request, in the trace of its headers; none if a middleware has opened one.
+        Yields a function that records the operation's path and the response status."""
         if trace.get_current_span().get_span_context().is_valid:
             yield lambda path, status: None
             return
@@ -81,7 +81,7 @@ class Spans:
             context=self._propagator.extract(carrier),
             kind=trace.SpanKind.SERVER,
             attributes={"http.request.method": method},
-            record_exception=False,  # a client that has gone
+            record_exception=False,  # a disconnected client is no error
             set_status_on_exception=False,
         ) as span:
             yield functools.partial(_answered, span, method)
@@ -95,11 +95,11 @@ class Execution:
         self._ended = False
 
     def enter_context(self, variables: contextvars.Context) -> None:
-        """Let code that runs in this context be part of the span."""
+        """Makes the span the current one of code that runs in this context."""
         variables.run(lambda: otel.attach(trace.set_span_in_context(self._span)))
 
     def record_settlement(self, settlement: Settlement, outcome: Outcome) -> None:
-        """The attempt has ended with this outcome."""
+        """Ends the span with the outcome of the attempt."""
         span = self._span
         if isinstance(outcome, Failed) and span.is_recording():
             kind, _, message = outcome.error.partition(": ")
@@ -114,7 +114,7 @@ class Execution:
         self.end_span(settlement.state)
 
     def end_span(self, state: str) -> None:
-        """The attempt has ended so: the state of its job, or ``lost``."""
+        """Ends the span. ``state``: that of the job after the attempt, or ``lost``."""
         if self._ended:
             return
         self._ended = True
@@ -137,17 +137,17 @@ def _answered(span: trace.Span, method: str, path: str | None, status: int) -> N
         span.set_status(trace.StatusCode.ERROR)
 
 
-def _carried(job: Job) -> dict[str, str]:
+def _parent_headers(job: Job) -> dict[str, str]:
     options = job.options_or_default
     found = {"traceparent": options.traceparent, "tracestate": options.tracestate}
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _carrying(job: NewJob, carrier: Mapping[str, str]) -> NewJob:
+def _with_context(job: NewJob, carrier: Mapping[str, str]) -> NewJob:
     parent, state = carrier.get("traceparent"), carrier.get("tracestate")
     if parent is None:
         return job
-    kept = state if state is not None and len(state) <= _STATE_MOST else None
+    kept = state if state is not None and len(state) <= _MAX_STATE else None
     options = msgspec.structs.replace(job.options or PLAIN, traceparent=parent, tracestate=kept)
     return msgspec.structs.replace(job, options=options)
 

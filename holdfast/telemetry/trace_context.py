@@ -1,6 +1,6 @@
-"""The trace and the job that code runs under: for submissions, and for the log records of a pipeline of your own.
+"""Trace context and job fields of the running code: for submissions, and for a logging set-up of the application.
 
-Nothing here needs OpenTelemetry, which ``spans.py`` alone imports. What a worker logs has the job's fields anyway.
+Only ``spans.py`` imports OpenTelemetry. Log lines of a worker have the job's fields without this module.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[
 
 
 def open_traces(wanted: bool) -> Spans | None:
-    """The maker of spans, if that is wanted. ConfigError where OpenTelemetry is not installed."""
+    """Returns ``Spans`` if traces are on, else None. ConfigError if OpenTelemetry is not installed."""
     if not wanted:
         return None
     try:
@@ -36,19 +36,19 @@ def open_traces(wanted: bool) -> Spans | None:
 
 
 def submission(spans: Spans | None, jobs: Sequence[NewJob]) -> AbstractContextManager[Sequence[NewJob]]:
-    """A span, if any, while these jobs are submitted; gives them as they are to be stored."""
+    """Opens a span around a submission if traces are on; yields the jobs to store."""
     return nullcontext(jobs) if spans is None or not jobs else spans.submission_span(jobs)
 
 
 def trace_id_of(job: Job) -> str | None:
-    """The trace that a job was submitted in, if any; also None for text that is no traceparent."""
+    """Returns the trace id of a job's submission; None if there is none, or it is malformed."""
     given = None if job.options is None else job.options.traceparent
     found = None if given is None else _TRACEPARENT.fullmatch(given)
     return None if found is None else found[1]
 
 
 def current_trace_id() -> str | None:
-    """The trace of the span this code runs in, if this process uses OpenTelemetry."""
+    """Returns the trace id of the current span, if this process uses OpenTelemetry."""
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None:
         return None
@@ -60,7 +60,7 @@ FIELDS = ("job_id", "task", "queue", "attempt", "trace_id")
 
 
 def job_fields(task_field: str = "task") -> dict[str, Any]:
-    """Returns the id, task, queue, attempt and trace of the job this code runs for. Outside a job: the trace only.
+    """Returns the id, task, queue, attempt and trace of the running job. Outside a handler: the trace only.
 
     ``task_field`` names the task's field.
     """
@@ -75,10 +75,10 @@ def job_fields(task_field: str = "task") -> dict[str, Any]:
 
 
 class JobFields(logging.Filter):
-    """For a handler of ``logging``: each record gets the attributes of ``FIELDS``, ``"-"`` for a missing one."""
+    """Filter for a ``logging`` handler: adds the attributes of ``FIELDS`` to each record, ``"-"`` for a missing one."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Add the attributes."""
+        """Adds the attributes."""
         fields = job_fields()
         for name in FIELDS:
             setattr(record, name, fields.get(name, "-"))
@@ -86,7 +86,7 @@ class JobFields(logging.Filter):
 
 
 def add_job_fields(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """A processor for structlog. Fields that the event has itself stay."""
+    """Processor of structlog that adds job fields. Fields of the event take precedence."""
     for name, value in job_fields().items():
         event.setdefault(name, value)
     return event

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.telemetry.metric_definitions import FAMILIES
-from holdfast.telemetry.metric_types import OTHER, VALUE_MOST, Family, Histogram, LabelLimiter, MetricRegistry, Series
+from holdfast.telemetry.metric_types import OTHER, MAX_VALUE, Family, Histogram, LabelLimiter, MetricRegistry, Series
 
 SECONDS = Family(name="x_seconds", kind="histogram", doc="X.", labels=("of",), bounds=(0.1, 1.0, 10.0))
 EVENTS = Family(name="x_total", kind="counter", doc="X.")
@@ -49,7 +49,7 @@ def test_beyond_the_cap_values_are_counted_together() -> None:
 
 
 def test_a_long_value_is_cut() -> None:
-    assert LabelLimiter(1)("x" * 500) == "x" * VALUE_MOST
+    assert LabelLimiter(1)("x" * 500) == "x" * MAX_VALUE
 
 
 def test_threads_do_not_lose_each_others_counts() -> None:

@@ -20,7 +20,7 @@ from holdfast.stores.base import ClaimRequest, Store
 from holdfast.telemetry import queue_metrics
 from holdfast.telemetry.metric_types import LabelLimiter, Reading
 from holdfast.telemetry.queue_metrics import (
-    LONGEST,
+    MAX_PREDICTION,
     WINDOW,
     LimitSnapshot,
     QueueFigures,
@@ -47,7 +47,7 @@ def shown(figures: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("waiting", "rate", "seconds"),
-    [(0, 0.0, 0.0), (0, 5.0, 0.0), (100, 5.0, 20.0), (1, 0.0, LONGEST), (10**9, 1.0, LONGEST)],
+    [(0, 0.0, 0.0), (0, 5.0, 0.0), (100, 5.0, 20.0), (1, 0.0, MAX_PREDICTION), (10**9, 1.0, MAX_PREDICTION)],
 )
 def test_what_waits_is_run_at_the_rate_of_now(waiting: int, rate: float, seconds: float) -> None:
     assert predicted_drain(waiting, rate) == seconds
@@ -158,7 +158,7 @@ def test_use_of_limits_is_read_from_running_jobs(tmp_path: Path) -> None:
 
 
 def test_many_readers_ask_the_store_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_metrics, "KEPT", 3600.0)  # this machine may be slow
+    monkeypatch.setattr(queue_metrics, "CACHE_SECONDS", 3600.0)  # this machine may be slow
 
     async def read() -> tuple[list[list[Reading]], list[str]]:
         app = Holdfast(f"sqlite:///{tmp_path}/jobs.db")

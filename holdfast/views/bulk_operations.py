@@ -1,4 +1,4 @@
-"""Operations on many jobs, as CLI and HTTP API run them in batches."""
+"""Operations on many jobs, which the CLI and the HTTP API run in batches."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from holdfast.core.validation import parse_rate
 
 
 class BulkOperation(msgspec.Struct, frozen=True, kw_only=True):
-    """An operation on many jobs: how to do it, on which states, and how to report it."""
+    """An operation on many jobs: its name, the states it accepts, and the words for its report."""
 
-    name: str  # of the operation of the application
+    name: str  # method of the application
     done: str
     legal: frozenset[JobState]
-    advice: str  # for those whose state does not allow it
+    advice: str  # for a job in another state
     options: dict[str, Any] = {}
-    rate: str | None = None  # of a replay that is not to come all at once
+    rate: str | None = None  # of a paced replay
 
     def describe_refusal(self, job_id: str, state: JobState) -> str:
         """Text for why a job in this state is refused, and the remedy."""
@@ -38,8 +38,8 @@ DELETE = BulkOperation(name="delete", done="deleted", legal=DELETABLE, advice="i
 
 
 class PacedCalls:
-    """The options of one call after another: a replay at a rate goes on where the call before it ended. ``after``: when
-    the first is to be ready."""
+    """Options of successive calls: a replay at a rate continues where the previous call ended. ``after``: delay of the
+    next job."""
 
     def __init__(self, change: BulkOperation, after: timedelta = timedelta(0)) -> None:
         self._change = change
@@ -52,7 +52,7 @@ class PacedCalls:
         return {**self._change.options, **paced}
 
     def pace_batch(self, number: int) -> None:
-        """Counts so many changed jobs, and waits for the rate."""
+        """Adds the share of so many changed jobs to the delay of the next call."""
         if self._every is not None:
             self.after += number * self._every
 
@@ -60,7 +60,7 @@ class PacedCalls:
 def replay_operation(
     *, force: bool = False, states: Collection[JobState] = REPLAYABLE, rate: str | None = None, **options: Any
 ) -> BulkOperation:
-    """Queueing jobs in one of these states again; ``force``: also succeeded ones."""
+    """Returns a replay of jobs in these states; ``force``: also of succeeded ones."""
     return BulkOperation(
         name="replay",
         done="queued again",
@@ -72,7 +72,7 @@ def replay_operation(
 
 
 def by_state(where: JobFilter, legal: Collection[JobState]) -> list[JobFilter]:
-    """The filter once for each state it asks for that the operation takes; running jobs come last."""
+    """Returns the filter once per state that it selects and the operation accepts; running jobs come last."""
     asked = [state for state in JobState if state in legal and (not where.states or state in where.states)]
     asked.sort(key=lambda state: state is JobState.RUNNING)
     return [msgspec.structs.replace(where, states=(state,)) for state in asked]

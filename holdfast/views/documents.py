@@ -1,4 +1,4 @@
-"""Jobs, attempts, queues and workers as the documents every face shows. Field names here are part of the contract."""
+"""Documents of jobs, attempts, queues and workers, for CLI and HTTP API. Their field names are part of the contract."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from holdfast.tasks.codec import decode_json, write
 from holdfast.views.formatting import format_timestamp
 
 ID = "0193e4a0-1c2f-7a35-9d3b-5f0a4c1e2b77"
-"""The id of examples."""
+"""Job id in examples."""
 _AT = "2030-01-31T08:00:00.000000Z"
 
 JobId = Annotated[str, Meta(description="A UUIDv7.", examples=[ID], extra_json_schema={"format": "uuid"})]
@@ -187,7 +187,7 @@ class FindingDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def to_plain(value: Any) -> Any:
-    """A document, or a part of one, as dictionaries and lists, under the names it has here."""
+    """Converts a document, or a part of one, to dictionaries and lists."""
     match value:
         case msgspec.Struct():
             return {name: to_plain(each) for name, each in msgspec.structs.asdict(value).items()}
@@ -199,7 +199,7 @@ def to_plain(value: Any) -> Any:
 
 
 def job_document(job: Job) -> JobDocument:
-    """A job with everything its row says."""
+    """Returns the document of a job."""
     options = job.options_or_default
     return JobDocument(
         id=job.id,
@@ -239,7 +239,7 @@ def _unique_document(unique: UniqueKey) -> UniqueDocument:
 
 
 def raw_json(text: str) -> Raw:
-    """Stored JSON as it is; spoiled JSON as a text."""
+    """Returns stored JSON unchanged; corrupt JSON as a JSON text."""
     try:
         decode_json(text)
     except (msgspec.DecodeError, RecursionError):
@@ -252,7 +252,7 @@ def _dated(us: int | None) -> str | None:
 
 
 def attempt_document(attempt: Attempt) -> AttemptDocument:
-    """An attempt that did not succeed."""
+    """Returns the document of an attempt."""
     seconds = None if attempt.started_at_us is None else (attempt.ended_at_us - attempt.started_at_us) / 1e6
     return AttemptDocument(
         attempt=attempt.attempt,
@@ -269,7 +269,7 @@ def attempt_document(attempt: Attempt) -> AttemptDocument:
 
 
 def line_document(line: LogLine) -> LogLineDocument:
-    """A line that a job's handler logged."""
+    """Returns the document of a log line."""
     return LogLineDocument(
         attempt=line.attempt,
         claims=line.claims,
@@ -281,7 +281,7 @@ def line_document(line: LogLine) -> LogLineDocument:
 
 
 def queue_document(queue: QueueInfo) -> QueueDocument:
-    """A queue with its counts; every state is named."""
+    """Returns the document of a queue; it names every state."""
     return QueueDocument(
         name=queue.name,
         paused=queue.paused,
@@ -294,7 +294,7 @@ def queue_document(queue: QueueInfo) -> QueueDocument:
 
 
 def worker_document(worker: WorkerInfo) -> WorkerDocument:
-    """A worker process as it last said of itself."""
+    """Returns the document of a worker, from its last heartbeat."""
     heartbeat = worker.heartbeat
     return WorkerDocument(
         id=heartbeat.worker,
@@ -312,7 +312,7 @@ def worker_document(worker: WorkerInfo) -> WorkerDocument:
 
 
 def worker_state(worker: WorkerInfo) -> str:
-    """``working``, ``stopping`` or ``draining`` by order, or ``lost``: silent for longer than its lease."""
+    """Returns ``working``, ``stopping`` or ``draining`` (by command), or ``lost``: silent for longer than its lease."""
     if not worker.alive:
         return "lost"
     return {WorkerCommand.STOP: "stopping", WorkerCommand.DRAIN: "draining"}.get(worker.command, "working")
@@ -331,7 +331,7 @@ def state_totals(queues: Sequence[QueueInfo]) -> dict[str, int]:
 
 
 def status_document(store: str, queues: Sequence[QueueInfo], workers: Sequence[WorkerInfo]) -> StatusDocument:
-    """Everything at a glance, for ``status``."""
+    """Returns the document of ``status``: queues, totals and workers."""
     return StatusDocument(
         store=store,
         queues=[queue_document(each) for each in queues],
@@ -342,7 +342,7 @@ def status_document(store: str, queues: Sequence[QueueInfo], workers: Sequence[W
 
 
 def operated_document(operated: BulkResult) -> OperatedDocument:
-    """Document of an operation's result."""
+    """Returns the document of an operation's result."""
     return OperatedDocument(
         changed=[JobSnapshot(id=job_id, state=state) for job_id, state in operated.changed],
         refused=[JobSnapshot(id=job_id, state=state) for job_id, state in operated.refused],
@@ -350,19 +350,19 @@ def operated_document(operated: BulkResult) -> OperatedDocument:
 
 
 def finding_document(finding: Finding) -> FindingDocument:
-    """Document of one line of ``doctor``."""
+    """Returns the document of a finding of ``doctor``."""
     return FindingDocument(name=finding.name, level=finding.level, text=finding.text, remedy=finding.remedy or None)
 
 
 def replays_after(job: Job, attempts: Sequence[Attempt]) -> list[bool]:
-    """For each attempt that did not succeed, whether the job was replayed before its next attempt."""
+    """Returns, for each attempt that did not succeed, True if the job was replayed before the next one."""
     if not attempts:
         return []
     return [*(_is_replayed(each, later) for each, later in pairwise(attempts)), _is_replayed_since(job, attempts[-1])]
 
 
 def _is_replayed(attempt: Attempt, later: Attempt) -> bool:
-    """A replay leaves a terminal state, and counts attempts from one again."""
+    """Returns True for a replay: it leaves a terminal state and restarts the count of attempts."""
     return attempt.state in TERMINAL or later.attempt <= attempt.attempt
 
 

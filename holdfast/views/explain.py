@@ -1,4 +1,4 @@
-"""Why a job is not running. Facts about it go in, reasons with remedies come out."""
+"""Explains why a job is not running: from facts about it to reasons with remedies."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _START_CAPABLE_WORKER = (
     "start a worker whose application has it, and let applications on one store have queues of their own: "
     "a worker gives back what it does not know, for as long as defer_for says, and then it is dead"
 )
-_COUNTED = 2000  # jobs of a queue that are looked at one by one for an exact place in the line
+_COUNTED = 2000  # ready jobs of a queue that are read to determine a job's exact position
 _PAGE = 500
 _CAUSE = 500  # characters of the error of a deferred job
 _MINUTE = timedelta(minutes=1)
-_LATE = timedelta(seconds=3)  # a beat may be late by
+_LATE = timedelta(seconds=3)  # tolerated delay of a heartbeat
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """A reason why a job is where it is, and the remedy if it should not be."""
+    """A reason for a job's state, and the remedy if it is a problem."""
 
     code: Annotated[str, Meta(description="A stable word for it.", examples=["no_worker"])]
     text: str
@@ -40,21 +40,21 @@ class Explanation(msgspec.Struct, frozen=True):
 
 
 class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts for ``explain``. ``tasks``: the application's; None if it has none, or none is named."""
+    """Facts for ``explain_job``. ``tasks``: of the application; None without an application or tasks."""
 
     now_us: int
     paused: bool = False
     workers: tuple[WorkerInfo, ...] = ()
     tasks: frozenset[str] | None = None
-    gone: frozenset[str] = frozenset()  # workers of this host whose process is not there any more
-    silence: timedelta = timedelta(days=1)  # how long a worker that lives may say nothing
-    ahead: int = 0  # ready jobs of its queue that go first; of a job under limits, those of its partition
-    exact: bool | None = True  # or at most that many; None: more than are counted are ready
+    gone: frozenset[str] = frozenset()  # workers of this host whose process has ended
+    silence: timedelta = timedelta(days=1)  # longest time between heartbeats of a living worker
+    ahead: int = 0  # ready jobs ahead of it in its queue; under limits, in its partition
+    exact: bool | None = True  # False: at most ``ahead``; None: more jobs are ready than were counted
     defer_for: timedelta = timedelta(hours=1)
-    transport_away: bool = False  # what carries the wake-ups of its queue cannot be reached
-    holder: Job | None = None  # that has its unique key, so that it cannot be replayed
-    limits: tuple[LimitUse, ...] = ()  # that a ready job passes through
-    redacted: bool = False  # who asks may know nothing of other queues
+    transport_away: bool = False  # the transport of its queue is unavailable
+    holder: Job | None = None  # job with its unique key, which prevents a replay
+    limits: tuple[LimitUse, ...] = ()  # that apply to a ready job
+    redacted: bool = False  # the caller may not see other queues
 
     @property
     def alive(self) -> list[WorkerInfo]:
@@ -62,7 +62,7 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def job_facts(app: Holdfast, job: Job) -> JobFacts:
-    """Returns the facts about a job's chances."""
+    """Reads the facts about a job."""
     from holdfast.worker.executors.process_group import is_gone
 
     store = await app.open_store()
@@ -87,7 +87,7 @@ async def job_facts(app: Holdfast, job: Job) -> JobFacts:
 
 
 async def _ahead(store: Store, job: Job, queues: Sequence[QueueInfo]) -> tuple[int, bool | None]:
-    """How many ready jobs of its queue go first; see ``JobFacts.exact``."""
+    """Returns the number of ready jobs ahead of it in its queue; see ``JobFacts.exact``."""
     if any(JobState.QUEUED in queue.at_least for queue in queues):
         return 0, None
     others = max(0, sum(queue.states.get(JobState.QUEUED, 0) for queue in queues) - 1)
@@ -104,11 +104,11 @@ async def _ahead(store: Store, job: Job, queues: Sequence[QueueInfo]) -> tuple[i
 async def _counted_ahead(store: Store, job: Job) -> int:
     where = JobFilter(queue=job.queue, states=(JobState.QUEUED,))
     ahead, cursor = 0, None
-    place = (-job.priority, job.run_at_us, job.id)
+    position = (-job.priority, job.run_at_us, job.id)
     while True:
         page = await store.query.find(where, limit=_PAGE, cursor=cursor)
         ahead += sum(
-            other.partition == job.partition and (-other.priority, other.run_at_us, other.id) < place
+            other.partition == job.partition and (-other.priority, other.run_at_us, other.id) < position
             for other in page.jobs
         )
         cursor = page.cursor
@@ -117,13 +117,13 @@ async def _counted_ahead(store: Store, job: Job) -> int:
 
 
 def serves_queue(worker: WorkerInfo, queue: str) -> bool:
-    """Returns True if this worker takes jobs of the queue. One whose key is limited says patterns."""
+    """Returns True if this worker takes jobs of the queue. A remote worker with a restricted key reports patterns."""
     names = [name.partition(":")[0].strip() for name in worker.heartbeat.queues.split(",")]
     return worker.command is WorkerCommand.NONE and any(fnmatchcase(queue, name) for name in names)
 
 
 def explain_job(job: Job, known: JobFacts) -> Iterator[Explanation]:
-    """Every reason, the most telling first. Never empty."""
+    """Yields every reason, the most specific first; at least one."""
     match job.state:
         case JobState.RUNNING:
             yield _running(job, known)
@@ -196,7 +196,7 @@ def _running(job: Job, known: JobFacts) -> Explanation:
 
 
 def _silence_of(worker: WorkerInfo, known: JobFacts) -> str:
-    """Text for why a worker that counts as alive may not be; empty where nothing speaks against it."""
+    """Text for the silence of a worker that may have died; empty if its heartbeats are regular."""
     silent = timedelta(microseconds=known.now_us - worker.seen_at_us)
     heard = f"worker {worker.heartbeat.worker} was last heard from {format_span(silent)} ago"
     if worker.heartbeat.worker in known.gone:
@@ -288,14 +288,14 @@ def _obstacles(job: Job, known: JobFacts) -> Iterator[Explanation]:
 
 
 def _unknown_task(job: Job, known: JobFacts) -> Iterator[Explanation]:
-    """Workers do not say which tasks they have, but an attempt may have shown that one lacks this one."""
+    """Yields an explanation if an attempt has shown that a worker lacks the task; workers do not report their tasks."""
     if job.reason == Reason.NO_HANDLER and job.state is not JobState.SCHEDULED:
         text = f"worker {job.worker} took it, and has no task {job.task}"
         yield Explanation("no_handler", text, f"restart that worker if its code is old; else {_START_CAPABLE_WORKER}")
 
 
 def _doubtful_task(job: Job, known: JobFacts) -> Iterator[Explanation]:
-    """A task that the application of this call does not have, and of which no worker has said anything."""
+    """Yields an explanation if this call's application lacks the task and no attempt has shown that a worker does."""
     if known.tasks is None or job.task in known.tasks or job.task == COMMAND or job.reason == Reason.NO_HANDLER:
         return
     text = f"task {job.task} is not registered in this application{did_you_mean(job.task, known.tasks)}"
@@ -346,7 +346,7 @@ def _in_line(job: Job, known: JobFacts) -> Iterator[Explanation]:
 
 
 def _in_turn(job: Job, known: JobFacts) -> Explanation:
-    """The place of a job under limits that have room."""
+    """Explains the position of a job under limits that have room."""
     keyed = [use for use in known.limits if use.value is not None]
     mine = f" {', '.join(f'{use.limit.by} = {shown_value(job, use)}' for use in keyed)}" if keyed else ""
     text = f"limits have room for it; the keys of queue {job.queue} take turns"

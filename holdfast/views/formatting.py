@@ -1,4 +1,4 @@
-"""Text for people: safe to print, short, and the same on every face; and filters as people give them."""
+"""Text for people: safe to print, short, the same in the CLI and the HTTP API; and filters given as text."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from holdfast.core.errors import Invalid
 from holdfast.core.models import JobFilter, JobState, to_datetime
 from holdfast.core.validation import check_name, check_tag, check_task_name, parse_duration, parse_instant
 
-# What moves a cursor, colours, reorders or hides text: a payload must not be able to do that to its reader.
+# Characters that move the cursor, colour, reorder or hide text; a payload must not do that to its reader.
 UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]")
 _NAMES = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def safe_text(text: object, *, lines: bool = False) -> str:
-    """``text`` with control, bidirectional and invisible characters written out; ``lines`` keeps line ends and tabs."""
+    """Escapes control, bidirectional and invisible characters; ``lines`` keeps line ends and tabs."""
 
     def escape_character(found: re.Match[str]) -> str:
         character = found.group()
@@ -31,23 +31,23 @@ def safe_text(text: object, *, lines: bool = False) -> str:
 
 
 def clip_text(text: str, limit: int = 120) -> str:
-    """The first line of ``text``, safe, at most ``limit`` characters."""
+    """Returns the first line of ``text``, escaped, at most ``limit`` characters."""
     first = safe_text(text.strip().split("\n", 1)[0])
     return first if len(first) <= limit else first[: limit - 1] + "…"
 
 
 def format_timestamp(us: int) -> str:
-    """Microseconds since 1970 as RFC 3339 in UTC."""
+    """Formats microseconds since 1970 as RFC 3339 in UTC."""
     return to_datetime(us).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def format_moment(us: int | None) -> str:
-    """An instant for people: to the second; ``-`` for none."""
+    """Formats an instant for people: to the second; ``-`` for none."""
     return "-" if us is None else to_datetime(us).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
 def format_span(length: timedelta | float) -> str:
-    """A span for people: its two largest units."""
+    """Formats a span for people: its two largest units."""
     seconds = length.total_seconds() if isinstance(length, timedelta) else length
     if abs(seconds) < 10:
         return f"{seconds:.3g}s"
@@ -61,12 +61,12 @@ def format_span(length: timedelta | float) -> str:
 
 
 def count_noun(number: int, thing: str) -> str:
-    """``1 job``, ``2 jobs``."""
+    """Returns ``1 job``, ``2 jobs``."""
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 class Filters(msgspec.Struct, frozen=True, kw_only=True):
-    """The filter options of one call, as given."""
+    """The filter options of a call, as text."""
 
     state: tuple[str, ...] = ()
     queue: str | None = None
@@ -80,11 +80,11 @@ class Filters(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def given(self) -> bool:
-        """Returns True if any was given."""
+        """Returns True if any option was given."""
         return self != Filters()
 
     async def build_filter(self, app: Holdfast, states: tuple[JobState, ...] = ()) -> JobFilter:
-        """The filter; ``states`` where no ``--state`` was given. Invalid names the option that is wrong."""
+        """Returns the filter; ``states``: the default for ``--state``. Invalid names the option that is wrong."""
         return JobFilter(
             states=tuple(JobState(name) for name in self.state) or states,
             queue=None if self.queue is None else check_name("queue", self.queue),
@@ -99,7 +99,7 @@ class Filters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def _instant(app: Holdfast, field: str, text: str | None) -> datetime | None:
-    """An instant, or how long ago; by the store's clock, which is the one the jobs were dated with."""
+    """Parses an instant or an age, by the store's clock, which dates the jobs."""
     if text is None:
         return None
     if re.match(r"\d{4}-", text):

@@ -1,4 +1,4 @@
-"""The limits that a job passes through, their use, and the jobs that hold their room."""
+"""The limits that apply to a job, their use, and the jobs that hold their room."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from holdfast.stores.base import Store
 from holdfast.views.formatting import format_moment, format_span
 from holdfast.views.limits import describe_scope, describe_values
 
-_PAGE = 200  # running jobs that are read at a time
-_LOOKED = 1000  # and in all
-_NAMED = 5  # jobs that an explanation names
+_PAGE = 200  # running jobs per page
+_MAX_READ = 1000  # running jobs that are read
+_MAX_NAMED = 5  # jobs that an explanation names
 
 
 class LimitUse(msgspec.Struct, frozen=True, kw_only=True):
-    """Use of a limit's bucket that a job passes through.
+    """Use of a bucket that applies to a job.
 
-    value: of the limit's key. weight: of the job. holders: running jobs with room of the bucket, id and queue.
+    value: of the limit's key. weight: of the job. holders: id and queue of running jobs that occupy the bucket.
     has_more: there may be further holders.
     """
 
@@ -53,13 +53,13 @@ class LimitUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def read_limit_uses(store: Store, job: Job) -> tuple[LimitUse, ...]:
-    """The limits that a ready job passes through; none for a plain job."""
+    """Reads the use of the limits that apply to a ready job; empty for a job without limits."""
     limits = await store.limits.read_limits()
     if not limits:
         return ()
     table = LimitTable(limits)
     assigned: tuple[str | None, str | None] = (None, None)
-    with suppress(ValueError, RecursionError):  # a payload that another program spoiled
+    with suppress(ValueError, RecursionError):  # a payload that another program has corrupted
         assigned = table.find_partition(job.task, job.queue, job.payload)
     partition = job.partition or assigned[0]
     if partition is None:
@@ -87,28 +87,28 @@ async def _read_use(store: Store, limit: Limit, weight: int, use: BucketUse) -> 
 
 
 async def _find_holders(store: Store, limit: Limit, bucket: str) -> tuple[tuple[tuple[str, str], ...], bool]:
-    """Some running jobs of a bucket, and whether there may be more."""
+    """Returns some running jobs of a bucket, and True if there may be more."""
     tasks = () if limit.task is None else (limit.task,)
     where = JobFilter(states=(JobState.RUNNING,), queue=limit.queue, tasks=tasks)
     found: list[tuple[str, str]] = []
     cursor = None
     with suppress(TooBroad, Busy):
-        for _ in range(0, _LOOKED, _PAGE):
+        for _ in range(0, _MAX_READ, _PAGE):
             page = await store.query.find(where, limit=_PAGE, cursor=cursor)
             running = [job for job in page.jobs if job.partition is not None]
             found += [(job.id, job.queue) for job in running if bucket in split_partition(job.partition or "")]
             cursor = page.cursor
             if cursor is None:
-                return tuple(found[:_NAMED]), len(found) > _NAMED
-            if len(found) > _NAMED:
+                return tuple(found[:_MAX_NAMED]), len(found) > _MAX_NAMED
+            if len(found) > _MAX_NAMED:
                 break
-    return tuple(found[:_NAMED]), True
+    return tuple(found[:_MAX_NAMED]), True
 
 
 def explain_use(job: Job, use: LimitUse, now_us: int, *, redacted: bool) -> Iterator[tuple[str, str]]:
-    """Texts and remedies of the ways in which a limit holds a ready job. ``job`` is redacted.
+    """Yields the ways in which a limit holds back a ready job, with remedies. ``job`` is redacted.
 
-    ``redacted``: the reader may know nothing of other queues.
+    ``redacted``: the reader may not see other queues.
     """
     limit = use.limit
     named = f"limit {limit.name} of {describe_scope(limit)}"
@@ -150,7 +150,7 @@ def _describe_holders(job: Job, use: LimitUse, *, redacted: bool) -> str:
 
 
 def shown_value(job: Job, use: LimitUse) -> str:
-    """The value of a limit's key in a redacted job; hidden where the field is."""
+    """Returns the value of a limit's key in a redacted job; hidden if its field is."""
     payload: Any = None
     with suppress(ValueError, RecursionError):
         payload = json.loads(job.payload)

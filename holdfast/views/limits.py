@@ -1,4 +1,4 @@
-"""Limits as the documents that the CLI and the HTTP API show."""
+"""Documents of limits, for CLI and HTTP API."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdfast.views.documents import Instant
 from holdfast.views.formatting import format_timestamp
 
 MAX_VALUES = 100
-"""Values of a key that one call names."""
+"""Maximum number of values of a key in one call."""
 
 LimitName = Annotated[str, Meta(description="The limit's name.", examples=["crm"])]
 Rate = Annotated[str, Meta(description="Starts in a span.", examples=["10/s"])]
@@ -68,7 +68,7 @@ class LimitDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def limit_document(limit: Limit, uses: Sequence[BucketUse] = ()) -> LimitDocument:
-    """A limit with the use of its buckets."""
+    """Returns the document of a limit with the use of its buckets."""
     return LimitDocument(
         name=limit.name,
         queue=limit.queue,
@@ -103,7 +103,7 @@ def _bucket_document(use: BucketUse) -> BucketDocument:
 
 
 async def list_documents(store: Store, limits: Sequence[Limit]) -> list[LimitDocument]:
-    """Limits; with their use where they have no key."""
+    """Returns the documents of limits; with the use of limits without a key."""
     names = [limit.name for limit in limits if limit.by is None]
     uses = {use.bucket: use for use in await store.limits.bucket_use(names)} if names else {}
     return [limit_document(limit, [uses[limit.name]] if limit.name in uses else ()) for limit in limits]
@@ -131,7 +131,7 @@ def describe_values(values: LimitValues) -> str:
 
 
 def parse_key_values(texts: Iterable[str]) -> list[Any]:
-    """Values of a key from text: a JSON object or array as such, anything else as text.
+    """Parses values of a key: a JSON object or array as such, anything else as text.
 
     Text names the same bucket as the number, the boolean or the null that it spells.
     """
@@ -162,4 +162,4 @@ LIMIT: dict[str, Any] = {
     "buckets": [{"value": "acme", "used": 2, "free_at": "2030-01-31T08:00:00.100000Z"}],
     "revision": 1_896_048_000_000_031,
 }
-"""The limit of examples."""
+"""Limit in examples."""

@@ -1,4 +1,4 @@
-"""Schedules as the documents that the CLI and the HTTP API show."""
+"""Documents of schedules, for CLI and HTTP API."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.views.documents import ID, Instant, QueueName, TaskName, raw_json
 from holdfast.views.formatting import format_timestamp
 
 SHOWN_RUNS = 5
-"""Next runs that a document names."""
+"""Number of next runs in a document."""
 
 LocalInstant = Annotated[
     str,
@@ -58,12 +58,12 @@ class ScheduleDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def schedule_state(schedule: Schedule) -> Literal["active", "paused", "ended"]:
-    """``ended``: it has no run any more."""
+    """Returns the state of a schedule; ``ended``: it has no further run."""
     return "paused" if schedule.paused else "ended" if schedule.next_us is None else "active"
 
 
 def schedule_document(schedule: Schedule, redaction: Redaction) -> ScheduleDocument:
-    """A schedule with everything there is to it; hidden fields of its payload are replaced."""
+    """Returns the document of a schedule; hidden fields of its payload are replaced."""
     upcoming = [each.isoformat() for each in upcoming_runs(schedule, SHOWN_RUNS)]
     return ScheduleDocument(
         name=schedule.name,
@@ -92,7 +92,7 @@ def schedule_document(schedule: Schedule, redaction: Redaction) -> ScheduleDocum
 
 
 def _as_job(schedule: Schedule) -> Job:
-    """A job as the schedule would make it, for the rules that hide fields of jobs."""
+    """Returns a job of the schedule, in the form that redaction takes."""
     template = schedule.job
     return Job(
         id="",
@@ -133,4 +133,4 @@ SCHEDULE: dict[str, Any] = {
     "skipped": 1,
     "revision": 1_896_048_000_000_031,
 }
-"""The schedule of examples."""
+"""Schedule in examples."""

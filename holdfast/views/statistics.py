@@ -1,4 +1,4 @@
-"""Figures as the documents every face shows."""
+"""Documents of job statistics, for CLI and HTTP API."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from holdfast.core.stats import CountGroup, JobStats
 from holdfast.views.documents import Counted
 
 OTHERS = "others"
-"""Stands for the workers that are not listed one by one."""
-_WORKERS_MOST = 100
+"""Name of the entry for all workers beyond the listed ones."""
+_MAX_WORKERS = 100
 
 Counts = Annotated[dict[str, int], Meta(description="How many jobs are in each state; every state is named.")]
 
@@ -66,7 +66,7 @@ class FiguresDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def figures_document(figures: JobStats, minutes: int) -> FiguresDocument:
-    """Document of the counts."""
+    """Returns the document of the counts."""
     attempts = figures.count_by(lambda group: group.attempts)
     return FiguresDocument(
         counts=_counts(figures),
@@ -111,8 +111,8 @@ def _by_worker(groups: list[CountGroup]) -> list[WorkerCounts]:
     for group in groups:
         found.setdefault(group.worker, Counter())[group.state] += group.number
     ordered = sorted(found, key=lambda worker: (-found[worker].total(), worker or ""))
-    listed = [WorkerCounts(worker=worker, counts=_named(found[worker])) for worker in ordered[:_WORKERS_MOST]]
+    listed = [WorkerCounts(worker=worker, counts=_named(found[worker])) for worker in ordered[:_MAX_WORKERS]]
     rest: Counter[JobState] = Counter()
-    for worker in ordered[_WORKERS_MOST:]:
+    for worker in ordered[_MAX_WORKERS:]:
         rest += found[worker]
     return [*listed, WorkerCounts(worker=OTHERS, counts=_named(rest))] if rest else listed

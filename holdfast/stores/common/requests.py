@@ -22,7 +22,7 @@ EXPIRY_ROUNDS = 20
 """Batches of one call that ends expired jobs: most of a batch may have begun long ago."""
 
 GLANCED = frozenset(set(JobState) - {JobState.SUCCEEDED, JobState.CANCELLED})
-"""States whose jobs ``glance`` counts: those that still want something."""
+"""States that ``queue_depths`` counts: all but succeeded and cancelled jobs."""
 
 UNSUCCESSFUL = frozenset({JobState.DEAD, JobState.CANCELLED})
 """States of few jobs among millions, which are found without a look at the others."""

@@ -1,4 +1,4 @@
-"""``api``: the HTTP API. ``dev``: API and worker that restart with the code. ``audit``: whether its record is whole."""
+"""``api``: the HTTP API. ``dev``: API and worker that restart with the code. ``audit``: verifies an audit file."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _warnings(app: Holdfast) -> Iterator[str]:
     """Yields a warning for each risky setting."""
     from holdfast.web.keys_file import read_keys
 
-    with contextlib.suppress(Unavailable):  # that is no reason not to start
+    with contextlib.suppress(Unavailable):  # the API starts without its store, too
         if asyncio.run(app.new_store().missing()) is not None:
             yield f"this makes a new database: {store_of(app)} (url from {url_source(app)})"
     file = app.settings.keys_file
@@ -95,7 +95,7 @@ def audit_verify(session: Session, *, file: str | None, expected: str | None, af
 
 
 # ── holdfast dev ──────────────────────────────────────────────────────────────────────────────────────────────────────
-_LOOK = 0.5  # seconds between looks at the files
+_POLL = 0.5  # seconds between checks of the files
 _NOT_CODE = frozenset({"__pycache__", "node_modules", "site-packages", "build", "dist", "venv"})
 
 Versions = dict[str, int]
@@ -144,12 +144,12 @@ def _load(session: Session, given: dict[str, str | None]) -> Holdfast:
 
 
 class _NoApi(ConfigError):
-    """The API cannot be served: no change of the code mends that."""
+    """The API cannot be served, and a change of the code would not help."""
 
 
 @contextmanager
 def _mended(watcher: Watcher | None) -> Iterator[None]:
-    """Wraps the user's code: reports its errors and waits for a change."""
+    """Wraps the user's code: reports an error and waits for a change of a file."""
     try:
         yield
     except _NoApi:
@@ -163,7 +163,7 @@ def _mended(watcher: Watcher | None) -> Iterator[None]:
 
 
 def _serve_beside(app: Holdfast) -> None:
-    """Have the API served in the worker's event loop, from its start to its end."""
+    """Serves the API in the worker's event loop while the worker runs."""
     if find_spec("uvicorn") is None or find_spec("httptools") is None:
         print_note("holdfast: without the HTTP API, which needs: pip install 'holdfast[web]'")
         return
@@ -183,18 +183,18 @@ def _serve_beside(app: Holdfast) -> None:
 
 
 def start_anew() -> NoReturn:
-    """Replace this process by a fresh one with the same arguments."""
+    """Replaces this process by a new one with the same arguments."""
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "holdfast", *sys.argv[1:]])  # noqa: S606 - ourselves
 
 
 class Watcher:
-    """Notices when a .py file under a directory changes, comes or goes."""
+    """Detects changed, new and removed .py files under a directory."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._versions = file_versions(root)
-        self._signals = threading.Lock()  # had by who waits for a change by himself
+        self._signals = threading.Lock()  # held by the thread that waits for a change
         self.changed = threading.Event()
 
     def has_changed(self) -> bool:
@@ -204,17 +204,17 @@ class Watcher:
         return self.changed.is_set()
 
     def wait(self) -> None:
-        """Return at the next change; without further signals."""
+        """Waits for the next change; sends no signals afterwards."""
         self._signals.acquire(blocking=False)
         self._wait()
 
     def _wait(self) -> None:
         pause = threading.Event()
         while not self.has_changed():
-            pause.wait(_LOOK)
+            pause.wait(_POLL)
 
     def stop_this_process_on_change(self) -> None:
-        """Signal this process, as an operator would, once something changes."""
+        """Sends this process a stop signal after the first change."""
 
         def watch() -> None:
             self._wait()
@@ -225,14 +225,14 @@ class Watcher:
 
 
 def file_versions(root: Path) -> Versions:
-    """The time of the last change of every .py file under ``root`` that is likely the user's own."""
+    """Returns the modification time of every .py file under ``root`` that probably belongs to the user."""
     return {str(path): when for path, when in _dated_files(root)}
 
 
 def _dated_files(folder: Path) -> Iterator[tuple[Path, int]]:
     try:
         entries = list(os.scandir(folder))
-    except OSError:  # it went while we looked: that shows in the next look
+    except OSError:  # removed during the scan: detected by the next one
         return
     for entry in entries:
         if entry.is_dir(follow_symlinks=False):

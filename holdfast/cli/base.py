@@ -1,4 +1,4 @@
-"""Commands and groups that know the options every command has, their own examples, and what a shell completes."""
+"""Commands and groups with the common options, examples, and shell completion."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def common_options() -> list[click.Option]:
 
 
 COMMON = tuple(option.name for option in common_options())
-"""The names of the common options."""
+"""Names of the common options."""
 
 
 class ExampleCommand(click.Command):
-    """A command with examples, which its help and the reference page show."""
+    """A command with examples, for its help and the reference page."""
 
     def __init__(self, *args: Any, examples: Sequence[str] = (), **attributes: Any) -> None:
         attributes.setdefault("context_settings", CONTEXT)
@@ -68,19 +68,19 @@ class ExampleCommand(click.Command):
         if self.examples:
             with formatter.section("Examples"):
                 for example in self.examples:
-                    # Not write_text: it would wrap, and a wrapped command cannot be copied.
+                    # Not write_text, which wraps: a wrapped command cannot be copied.
                     formatter.write(f"{'':>{formatter.current_indent}}{example}\n")
 
 
 def add_command(
     name: str, *, examples: Sequence[str], **attributes: Any
 ) -> Callable[[Callable[..., Any]], ExampleCommand]:
-    """Make a function a command: its docstring is the help text, its return value (an int) the exit code."""
+    """Decorates a function as a command: its docstring is the help text, its return value (an int) the exit code."""
     return click.command(name, cls=ExampleCommand, examples=examples, **attributes)
 
 
 class ExampleGroup(click.Group):
-    """A group whose commands are ``ExampleCommand``; names the nearest command where one is misspelt."""
+    """A group of ``ExampleCommand``; suggests the nearest command for a misspelt one."""
 
     command_class = ExampleCommand
     group_class = type
@@ -96,24 +96,24 @@ class ExampleGroup(click.Group):
 
 
 def add_group(name: str) -> Callable[[Callable[..., Any]], ExampleGroup]:
-    """Make a function a group of commands: its docstring is the help text."""
+    """Decorates a function as a group of commands: its docstring is the help text."""
     return click.group(name, cls=ExampleGroup, context_settings=CONTEXT)
 
 
 def setting_names(context: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
-    """The settings."""
+    """Completes names of settings."""
     return [name for name in SETTINGS if name.startswith(begun)]
 
 
 def setting_values(context: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
-    """The words the setting that was named may be; none where it may be anything."""
+    """Completes the words that a setting accepts, if it accepts a fixed list."""
     setting = SETTINGS.get(context.params.get("name") or "")
     words = setting.kind.form.split(" or ") if setting is not None else []
     return [word for word in words if word.isalpha() and word.lower().startswith(begun.lower())]
 
 
 def task_names(context: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
-    """The tasks of the application the command would load; output and errors of its code are kept quiet."""
+    """Completes the tasks of the application; suppresses output and errors of its code."""
     quiet = io.StringIO()
     with contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet), contextlib.suppress(Exception):
         tasks = context.ensure_object(Session).load().registry.task_names()

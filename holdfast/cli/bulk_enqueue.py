@@ -1,4 +1,4 @@
-"""A stream of jobs: JSON lines, one transaction per batch, nothing of a bad batch stored."""
+"""Submission of a stream of JSON lines: one transaction per batch; a batch with a bad line is not stored."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from holdfast.tasks import decode_payload
 from holdfast.tasks.codec import RawText
 from holdfast.views.formatting import count_noun
 
-_BESIDE_PAYLOAD = 64 * 1024  # bytes of a line for everything that is not the payload
+_BESIDE_PAYLOAD = 64 * 1024  # bytes of a line in addition to the payload
 _FORM = 'its task, its payload and its options, as in {"task": "email.send", "payload": {"to": "a@b.c"}}'
 Report = Callable[[int, int], None]
-"""Takes jobs stored and bytes read so far."""
+"""Callback with the number of stored jobs and of read bytes."""
 
 
 class StreamLine(NamedTuple):
@@ -36,7 +36,7 @@ class StreamLine(NamedTuple):
 
 
 class StreamStopped(HoldfastError):
-    """A line, or the store, ended the stream before its end."""
+    """A bad line, or the store, stopped the stream."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -58,7 +58,7 @@ class Tally:
 
 
 def enqueue_stream(session: Session, source: str, *, task: str | None, provided: Mapping[str, Any], batch: int) -> int:
-    """Submit every line. Jobs before a bad line stay stored, and the message says how far that is."""
+    """Submits every line. Batches before a bad line stay stored; the message says how many jobs."""
     tally = Tally()
     with (
         session.open_target(creating=True) as app,
@@ -136,7 +136,7 @@ def _job(app: Holdfast, line: dict[str, Any], task: str | None, options: Mapping
 
 @contextmanager
 def _opened(source: str) -> Iterator[tuple[BinaryIO, int | None]]:
-    """The stream, and its size in bytes where that is known."""
+    """Yields the stream and its size in bytes, if known."""
     if source == "-":
         yield standard_input(), None
         return
@@ -154,7 +154,7 @@ def _readable(path: Path) -> BinaryIO:
 
 @contextmanager
 def _progress(session: Session, size: int | None) -> Iterator[Report]:
-    """A bar on the terminal; nothing elsewhere."""
+    """Shows a progress bar on a terminal."""
     to = make_console(stderr=True)
     if session.json or not to.is_terminal:
         yield lambda jobs, end: None

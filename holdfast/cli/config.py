@@ -1,4 +1,4 @@
-"""``config``: the settings, the source of each, and changing them. ``retry-schedule``: when a policy tries again."""
+"""``config``: shows and changes settings. ``retry-schedule``: the delays of a retry policy."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ _RETRY_COLUMNS = [
     Column("MOST", "number"),
     Column("IN ALL", "number", spare=True),
 ]
-_SHOWN = 10  # failures, where attempts are unlimited
+_SHOWN = 10  # failures shown if attempts are unlimited
 
 
 @add_command(

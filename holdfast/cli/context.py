@@ -1,4 +1,4 @@
-"""Context of one call of the program: application, store, settings file."""
+"""Context of a call of the program: application, store, settings file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.settings.settings import SETTINGS
 
 
 class Session:
-    """The common options of one call, and their effects."""
+    """The common options of a call, and the application that they select."""
 
     def __init__(self) -> None:
         self.app: str | None = None
@@ -25,7 +25,7 @@ class Session:
         self.json = False
 
     def settings(self, **arguments: Any) -> Settings:
-        """The settings without an application; ``arguments`` are options of the command, None where not given."""
+        """Loads the settings without an application. ``arguments``: options of the command; None: not given."""
         try:
             return Settings.load(path=self.config, url=self.url, app=self.app, **arguments)
         except ConfigError as error:
@@ -37,22 +37,22 @@ class Session:
 
     @contextmanager
     def open_target(self, *, creating: bool = False) -> Iterator[Holdfast]:
-        """The application, closed at the end: the target if one is named, else one without tasks.
+        """Opens the named application, or one without tasks; closes it at the end.
 
-        ``creating``: a database that is not there is made; else NotFound says so.
+        ``creating``: creates a missing database; otherwise it raises NotFound.
         """
         with open_application(self.load(), creating=creating) as app:
             yield app
 
     @contextmanager
     def open_jobs(self, *, creating: bool = False) -> Iterator[Holdfast]:
-        """An application for commands that need no task: with ``--url`` the target's code is not even imported."""
+        """Opens an application for commands that need no tasks: with ``--url`` the target is not imported."""
         app = self.load() if self.url is None else Holdfast(settings=self.settings())
         with open_application(app, creating=creating):
             yield app
 
     def load(self, **arguments: Any) -> Holdfast:
-        """The application, not opened. Arguments of this call go before the settings of the application's code."""
+        """Loads the application, not opened. Arguments of this call override the settings of its code."""
         settings = self.settings(**arguments)
         if settings.app is None:
             return Holdfast(settings=settings)
@@ -67,9 +67,9 @@ class Session:
         return app
 
     def with_tasks(self, purpose: str, **arguments: Any) -> Holdfast:
-        """``load``, for commands that are pointless without tasks; ConfigError if no application is named anywhere.
+        """Loads the application for commands that need tasks; ConfigError if none is named.
 
-        Command jobs need no task: where the settings enable them an application is not asked for.
+        Command jobs need no task: if the settings enable them, no application is required.
         """
         settings = self.settings(**arguments)
         if settings.app is None and settings.commands == "off":
@@ -90,8 +90,8 @@ def _option(name: str) -> str:
 
 @contextmanager
 def open_application(app: Holdfast, *, creating: bool = False) -> Iterator[Holdfast]:
-    """The application, closed at the end."""
-    app.new_store()  # a URL that names no store is refused here, before any call on it is made
+    """Closes the application at the end; raises NotFound for a missing database unless ``creating``."""
+    app.new_store()  # refuses an invalid URL before the first call
     try:
         absent = None if creating else missing_database(app)
         if absent is not None:
@@ -102,7 +102,7 @@ def open_application(app: Holdfast, *, creating: bool = False) -> Iterator[Holdf
 
 
 def url_source(app: Holdfast) -> str:
-    """The place that named the store, for a remark. A URL in the application's code is no argument of this call."""
+    """Returns the source of the store's URL, for a message: ``--url``, a setting, or the application's code."""
     source = app.settings.source_of("url")
     session = click.get_current_context().find_object(Session)
     if source != "argument" or session is None or session.url is not None:
@@ -125,7 +125,7 @@ def note_if_created(app: Holdfast) -> Iterator[None]:
 
 
 def missing_database(app: Holdfast) -> tuple[str, str] | None:
-    """A message and a remedy where the application's jobs have no place yet; None where they have."""
+    """Returns a message and a remedy if the application's database does not exist, else None."""
     absent = app.run_blocking(app.new_store().missing())
     if absent is None:
         return None
@@ -137,10 +137,10 @@ def missing_database(app: Holdfast) -> tuple[str, str] | None:
 
 
 def _said_in_code(settings: Settings) -> dict[str, Any]:
-    """Returns the settings that the application's code gave, as arguments for loading them again."""
+    """Returns the settings of the application's code, as arguments that load them again."""
     provided: dict[str, Any] = {}
     for name in SETTINGS:
         if settings.source_of(name) == "argument":
-            # The text form reads back for every kind; a URL's hides its password, so that goes as it is.
+            # The text form can be parsed again; that of a URL hides the password, so the value is used.
             provided[name] = settings.url if name == "url" else settings.describe_setting(name).text
     return provided

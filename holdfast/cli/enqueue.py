@@ -1,4 +1,4 @@
-"""``enqueue``: one job from arguments, or a stream of them from JSON lines."""
+"""``enqueue``: one job from arguments, or a stream of jobs from JSON lines."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _enqueue_one(
 
 @contextmanager
 def _typed(given: tuple[str, ...]) -> Iterator[None]:
-    """Inside, a task that wants no text is answered with how to give it something else."""
+    """Wraps the submission: an error about a text argument explains how to give another type."""
     try:
         yield
     except Invalid as error:
@@ -124,7 +124,7 @@ def _is_json(text: str) -> bool:
 
 
 def parse_arguments(given: tuple[str, ...]) -> dict[str, Any]:
-    """``NAME=TEXT`` and ``NAME:=JSON`` to a payload."""
+    """Parses ``NAME=TEXT`` and ``NAME:=JSON`` to a payload."""
     payload: dict[str, Any] = {}
     for each in given:
         name, equals, value = each.partition("=")

@@ -1,4 +1,4 @@
-"""``status``, ``list``, ``count`` and ``show``: looking, without touching."""
+"""``status``, ``list``, ``count``, ``show`` and ``why``: commands that change nothing."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ WORKER_COLUMNS = [
     Column("RUNNING", "number"),
     Column("SUCCEEDED", "number", spare=True),
     Column("FAILED", "number", spare=True),
-    Column("SEEN", "number"),  # what the row says is that old
+    Column("SEEN", "number"),  # age of the last heartbeat
 ]
 JOB_COLUMNS = [
     Column("ID", "id"),
@@ -96,16 +96,16 @@ def print_queues(queues: Sequence[QueueInfo], *, empty: str) -> None:
 
 
 def queue_table(queues: Sequence[QueueInfo]) -> tuple[list[Column], list[list[object]]]:
-    """Columns, and one row a queue. With a transport: what it holds."""
-    carried = any(each.announced is not None for each in queues)
-    columns = [*_QUEUE_COLUMNS, Column("ANNOUNCED", "number", spare=True)] if carried else _QUEUE_COLUMNS
+    """Returns the columns, and one row a queue. With a transport: the ids in it."""
+    announced = any(each.announced is not None for each in queues)
+    columns = [*_QUEUE_COLUMNS, Column("ANNOUNCED", "number", spare=True)] if announced else _QUEUE_COLUMNS
     rows: list[list[object]] = []
     for each in queues:
         name = f"{each.name} (paused)" if each.paused else each.name
         numbers = [_counted(each, state, each.states.get(state.value, 0)) for state in JobState]
         age = "-" if each.oldest_ready is None else format_span(each.oldest_ready)
         rate = f"{each.ended_per_second:.3g}" if each.ended_per_second else "-"
-        rows.append([name, *numbers, age, rate, *([each.announced] if carried else [])])
+        rows.append([name, *numbers, age, rate, *([each.announced] if announced else [])])
     return columns, rows
 
 
@@ -207,7 +207,7 @@ def _error_of(job: Job) -> str:
 
 
 def attempts_of(job: Job) -> str:
-    """Attempts so far, of how many."""
+    """Returns the number of attempts and the maximum."""
     return f"{job.attempts}/{'∞' if job.max_attempts is None else job.max_attempts}"
 
 
@@ -228,7 +228,7 @@ def show_job(session: Session, *, job_id: str) -> None:
 
 
 def print_story(session: Session, app: Holdfast, job: Job) -> None:
-    """Everything about one job that may be shown."""
+    """Prints a job with its history and log lines, redacted."""
     redaction = Redaction(app.settings.redacted)
     attempts, lines = (
         redaction.redact_attempts(job, app.sync.attempts(job.id)),
@@ -262,7 +262,7 @@ def print_story(session: Session, app: Holdfast, job: Job) -> None:
 
 
 def lines_of(app: Holdfast, job: Job) -> list[LogLine]:
-    """Everything that the job has logged."""
+    """Returns all log lines of the job."""
     page = app.sync.logs(job.id)
     found = list(page.lines)
     while page.cursor is not None:
@@ -283,7 +283,7 @@ def _encoded(value: object) -> str:
 
 
 def _facts(job: Job, now: int) -> Iterable[tuple[str, object]]:
-    carried = job.options_or_default
+    options = job.options_or_default
     last = "" if job.state in TERMINAL | {JobState.RUNNING} else "last "
     stopping = " (asked to stop)" if job.cancelling else ""
     yield "id", f"{job.id}  (ULID {as_ulid(job.id)})"
@@ -293,11 +293,11 @@ def _facts(job: Job, now: int) -> Iterable[tuple[str, object]]:
     yield "attempts", f"{attempts_of(job)}, failed {job.failures}"
     yield "priority", job.priority or None
     yield "key", job.key
-    yield "unique", None if carried.unique is None else _unique(carried.unique)
-    yield "tags", ", ".join(carried.tags) or None
+    yield "unique", None if options.unique is None else _unique(options.unique)
+    yield "tags", ", ".join(options.tags) or None
     yield "trace", trace_id_of(job)
-    yield "timeout", None if carried.timeout is None else format_span(carried.timeout)
-    yield "retry", None if carried.retry is None else _encoded(carried.retry)
+    yield "timeout", None if options.timeout is None else format_span(options.timeout)
+    yield "retry", None if options.retry is None else _encoded(options.retry)
     yield f"{last}worker", job.worker
     yield "created", _dated(job.created_at_us, now)
     yield "run at", _dated(job.run_at_us, now)

@@ -1,4 +1,4 @@
-"""``limit``: how many jobs run at once, and how often they start."""
+"""``limit``: concurrency and rate limits."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def _value_options(command: F) -> F:
 
 
 def _parse_values(given: Mapping[str, str | None], shares: Sequence[str]) -> dict[str, Any]:
-    """Values by name; None for "none"."""
+    """Parses values by name; None for "none"."""
     values: dict[str, Any] = {}
     for field, text in given.items():
         if text is None:

@@ -1,4 +1,4 @@
-"""From ``module:attribute`` to an application, and a good message for each way in which that fails."""
+"""Loads an application from ``module:attribute``, with a specific message for each failure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PACKAGE = str(Path(__file__).resolve().parents[1])
 
 
 def load_application(target: str, source: str = "argument") -> Holdfast:
-    """Import the target. ConfigError names the problem; a traceback in it shows the user's own code only."""
+    """Imports the target. ConfigError names the problem; its traceback shows frames of the user's code only."""
     module_name, _, attribute = target.partition(":")
     module = _import(module_name, f"app {target} ({source})")
     found: object = module
@@ -39,7 +39,7 @@ def load_application(target: str, source: str = "argument") -> Holdfast:
 
 @contextmanager
 def startup_explained() -> Iterator[None]:
-    """Around a worker: ConfigError where the application's own lifespans or providers fail while it starts."""
+    """Wraps the start of a worker: ConfigError if a lifespan or provider of the application fails."""
     from holdfast.worker.invocation import HandlerInvoker
 
     try:
@@ -95,7 +95,7 @@ def _applications(module: ModuleType) -> list[str]:
 
 
 def _failed(what: str, error: BaseException) -> str:
-    """Returns a line that names the failure, then the traceback of the user's code."""
+    """Returns a line that names the error, then the traceback of the user's code."""
     trace = traceback.TracebackException.from_exception(error)
     _keep_user_frames(trace)
     summary = "".join(trace.format_exception_only()).strip().splitlines()[-1]

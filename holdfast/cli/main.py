@@ -1,6 +1,6 @@
-"""``main``: the whole tree of commands, and what errors, Ctrl-C and a closed pipe come to.
+"""``main``: the tree of commands, and the handling of errors, Ctrl-C and a closed pipe.
 
-Exit codes: 0 done, 1 failed, 2 usage, 75 try again, 78 configuration, 130 interrupted, 141 the reader went away.
+Exit codes: 0 done, 1 failed, 2 usage, 75 try again, 78 configuration, 130 interrupted, 141 closed pipe.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ READER_GONE = 141
 
 
 class Program(ExampleGroup):
-    """The root: every way out of the program leads through here."""
+    """Root command: maps every error to a message and an exit code."""
 
     def main(
         self,
@@ -64,7 +64,7 @@ class Program(ExampleGroup):
             code = super().invoke(ctx)
             sys.stdout.flush()
         except BrokenPipeError:
-            # The interpreter flushes once more at its end: let that go nowhere instead of complaining.
+            # The interpreter flushes at exit; that must not raise again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return READER_GONE
         return code
@@ -79,7 +79,7 @@ def _check_words(words: Sequence[str]) -> None:
 
 
 def _fail(error: HoldfastError | click.ClickException, words: Sequence[str]) -> NoReturn:
-    """Print the problem in one line (and once more as JSON where that was asked for), and leave."""
+    """Prints the problem in one line, with ``--json`` also as JSON, and exits."""
     message = error.format_message() if isinstance(error, click.ClickException) else str(error)
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         click.echo(message, err=True)

@@ -1,4 +1,4 @@
-"""``backup``, ``migrate`` and ``doctor``: looking after a store."""
+"""``backup``, ``migrate`` and ``doctor``: maintenance of a store."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from holdfast.views.explain import serves_queue
 from holdfast.views.formatting import count_noun, format_span, format_timestamp, safe_text
 from holdfast.views.limits import describe_values
 
-_SKEW = 2.0  # seconds two clocks may differ before it is worth a word
+_SKEW = 2.0  # tolerated difference of two clocks in seconds
 _RELEASED = to_microseconds(parse_instant("2026-01-01T00:00:00Z"))
-"""No clock that is right shows an earlier instant: this program did not exist."""
+"""Earliest instant of a correct clock: the first release."""
 
 
 @add_command("backup", examples=["holdfast backup backups/holdfast-monday.db"])
@@ -64,7 +64,7 @@ def migrate(session: Session, *, sql: str | None) -> None:
 
 
 def print_sql(session: Session, text: str) -> None:
-    """The statements as they are, or as one JSON string."""
+    """Prints the statements as text, or as a JSON string."""
     if session.json:
         print_json({"sql": text})
     else:
@@ -127,7 +127,7 @@ def _about_settings(settings: Settings) -> Iterator[Finding]:
 
 
 def about_isolation(settings: Settings) -> Iterator[Finding]:
-    """Yields findings about what this host can limit, and about the sandbox of commands."""
+    """Yields findings about the resource limits of this host, and about the sandbox of commands."""
     from holdfast.worker.executors.resource_limits import unsupported_limits
     from holdfast.worker.sandbox import NAMESPACES, SANDBOX_REMEDY, describe_host, landlock_version
 
@@ -175,8 +175,8 @@ def _about_clock(app: Holdfast) -> Iterator[Finding]:
 def about_limits(
     limits: Sequence[Limit], queues: Sequence[QueueInfo], workers: Sequence[WorkerInfo], tasks: Set[str]
 ) -> Iterator[Finding]:
-    """Yields findings about limits with other values than those of the code, and about unused limits. None where there
-    are no limits. ``tasks``: those of the application; none if there is no application."""
+    """Yields findings about limits whose values differ from the code, and about unused limits. ``tasks``: of the
+    application; empty without an application."""
     if not limits:
         return
     changed = [limit for limit in limits if limit.declared is not None]

@@ -25,7 +25,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def selection_options(function: F) -> F:
-    """Ids, ``--all`` and ``--dry-run``."""
+    """Adds the ids, ``--all`` and ``--dry-run``."""
     ids = click.argument("ids", metavar="[ID]...", nargs=-1)
     everything = click.option("--all", "everything", is_flag=True, help="Every job there is; needed without a filter.")
     dry_run = click.option("--dry-run", is_flag=True, help="Only count what would be done.")
@@ -33,7 +33,7 @@ def selection_options(function: F) -> F:
 
 
 def rate_option(function: F) -> F:
-    """``--rate``."""
+    """Adds ``--rate``."""
     text = 'At most so many become ready: "10/s", "90/m", "500/h"; else all at once.'
     return click.option("--rate", metavar="N/UNIT", help=text)(function)
 
@@ -101,7 +101,7 @@ def replay_jobs(
     rate: str | None = None,
     states: Collection[JobState] = REPLAYABLE,
 ) -> int:
-    """``replay``, and ``dlq replay`` with fewer states."""
+    """Runs ``replay``, or ``dlq replay`` with fewer states."""
     edited = {} if payload is None else {"payload": read_payload(payload, session.settings().payload_limit)}
     change = replay_operation(force=force, states=states, rate=rate, **edited)
     return run_bulk(session, change, ids, filters, everything=everything, dry_run=dry_run)
@@ -167,7 +167,7 @@ def edit(
 def run_bulk(
     session: Session, change: BulkOperation, ids: tuple[str, ...], filters: Filters, *, everything: bool, dry_run: bool
 ) -> int:
-    """Do it and say what was done; 1 if an id was refused."""
+    """Runs an operation and prints its result; returns 1 if an id was refused."""
     check_choice(ids, filters, everything)
     needs_tasks = "payload" in change.options
     with session.open_target() if needs_tasks else session.open_jobs() as app:

@@ -1,4 +1,4 @@
-"""Printing: tables, JSON, and never a control character that came from data."""
+"""Output: tables and JSON, with control characters of data escaped."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-_WORD, _TEXT, _GAP = 20, 24, 3  # columns: the least of a word and of text, and between two of a table
-_WIDE = 4000  # columns of what is no terminal: nothing is cut or wrapped there
+_WORD, _TEXT, _GAP = 20, 24, 3  # widths: minimum of a word and of a text column, and the gap between columns
+_WIDE = 4000  # width without a terminal, where nothing is cut or wrapped
 STATE_STYLES: Mapping[str, str] = {
     "queued": "blue",
     "scheduled": "magenta",
@@ -37,8 +37,8 @@ STATE_STYLES: Mapping[str, str] = {
 class Column(NamedTuple):
     """A column of a table.
 
-    ``kind``: an "id" or a "number" is never cut or wrapped; a "word" stays on its line, cut if it must be; "text"
-    goes on in the next line. ``spare``: left out where the terminal is too narrow, the last one first.
+    ``kind``: an "id" or a "number" is never cut or wrapped; a "word" stays on one line and may be cut; "text"
+    wraps. ``spare``: left out if the terminal is too narrow, the last one first.
     """
 
     title: str
@@ -59,7 +59,7 @@ def print_json_line(document: object) -> None:
 
 
 def as_json(document: object, *, spread: bool = False) -> str:
-    """JSON text. Characters that ``safe`` writes out are escaped here, so the document still reads back as it was."""
+    """Encodes JSON. Characters that ``safe_text`` escapes are JSON escapes here, so the document stays the same."""
     text = json.dumps(document, ensure_ascii=False, indent=2 if spread else None, default=to_plain)
 
     def escape_match(found: re.Match[str]) -> str:
@@ -85,7 +85,7 @@ def make_console(*, stderr: bool = False) -> Console:
 
 
 def make_table(columns: Sequence[Column], rows: Iterable[Sequence[object]]) -> Table:
-    """A table of safe text; cells that are names of states get their colour."""
+    """Builds a table of escaped text; names of states are coloured."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -109,7 +109,7 @@ def make_table(columns: Sequence[Column], rows: Iterable[Sequence[object]]) -> T
 
 
 def fitting_columns(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[int]:
-    """The places of the columns that fit: spare ones go, the last one first."""
+    """Returns the indexes of the columns that fit; spare ones are left out, the last one first."""
     shown = list(range(len(columns)))
     spare = [place for place in shown if columns[place].spare]
     while spare and sum(_least(columns[place], rows, place) + _GAP for place in shown) > width:
@@ -118,13 +118,13 @@ def fitting_columns(columns: Sequence[Column], rows: Sequence[Sequence[str]], wi
 
 
 def _least(column: Column, rows: Sequence[Sequence[str]], place: int) -> int:
-    """The narrowest a column may become."""
+    """Returns the minimum width of a column."""
     natural = max([len(column.title), *(len(row[place]) for row in rows)])
     return min(natural, {"word": _WORD, "text": _TEXT}.get(column.kind, natural))
 
 
 def print_table(columns: Sequence[Column], rows: Iterable[Sequence[object]], *, empty: str = "nothing") -> None:
-    """Print a table; ``empty`` where it has no row."""
+    """Prints a table; ``empty`` if it has no row."""
     listed = list(rows)
     if not listed:
         click.echo(empty)
@@ -137,7 +137,7 @@ def print_table(columns: Sequence[Column], rows: Iterable[Sequence[object]], *, 
 
 
 def print_facts(facts: Iterable[tuple[str, object]]) -> None:
-    """Names and values below one another; a None is left out."""
+    """Prints one name and value per line; None is left out."""
     listed = [(name, safe_text(value)) for name, value in facts if value is not None]
     width = max((len(name) for name, _ in listed), default=0)
     for name, value in listed:
@@ -145,22 +145,22 @@ def print_facts(facts: Iterable[tuple[str, object]]) -> None:
 
 
 def print_note(text: str) -> None:
-    """A remark beside the output: it goes to stderr, so that stdout holds the result alone."""
+    """Prints a remark to stderr; stdout holds only the result."""
     click.echo(safe_text(text), err=True)
 
 
 def print_heading(text: str) -> None:
-    """The title of the next part."""
+    """Prints the title of a section."""
     click.echo()
     click.secho(text, bold=True)
 
 
 def print_block(text: str) -> None:
-    """Text of several lines, indented, safe."""
+    """Prints text of several lines, indented and escaped."""
     for line in text.splitlines():
         click.echo("  " + safe_text(line.replace("\t", "    ")))
 
 
 def pretty_json(text: str | None) -> str:
-    """Stored JSON text, spread out."""
+    """Formats stored JSON text with indentation."""
     return "null" if text is None else as_json(json.loads(text), spread=True)

@@ -1,4 +1,4 @@
-"""``queue``: the lanes."""
+"""``queue``: list, pause, resume and purge queues."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _RESOURCES = {
     "file_size": "file_size",
     "processes": "max_processes",
 }
-"""The option of each resource."""
+"""Option of each resource."""
 
 
 @add_command(
@@ -139,7 +139,7 @@ def _text(data: bytes) -> str:
 
 
 def _print_output(job: Job) -> None:
-    """The command's own output; on a terminal without control characters."""
+    """Prints the command's output; on a terminal without control characters."""
     if job.result is None:
         return
     result = json.loads(job.result)
@@ -149,7 +149,7 @@ def _print_output(job: Job) -> None:
 
 
 def exit_code(job: Job) -> int:
-    """The command's exit code, as far as the job tells: 0, its own, or 1."""
+    """Returns the exit code: 0, the command's own if the job has it, or 1."""
     if job.state is JobState.SUCCEEDED:
         return 0
     found = re.match(r"exit code (\d{1,3})\b", job.error or "")

@@ -1,4 +1,4 @@
-"""Options of a submission and of a filter, and submitting in a way that Ctrl-C leaves no doubt."""
+"""Options of submissions and filters; submission that reports after Ctrl-C if the job is stored."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ OPTIONS = (
     "tags",
     "metadata",
 )
-"""What may be said of a job beside its task and payload."""
+"""Options of a job, in addition to its task and payload."""
 
 
 class Interrupted(click.ClickException):
-    """Ctrl-C while a job was being submitted; the message says whether it is stored."""
+    """Ctrl-C during a submission; the message says if the job is stored."""
 
     exit_code = 130
 
 
 _ATTEMPTS = "Attempts it may have: a number, or unlimited."
 _OF_ONE = frozenset({"delay", "run_at", "key", "key_for", "id"})
-"""Options of a single job; a schedule decides them for each."""
+"""Options of single jobs; a schedule sets them for each of its jobs."""
 _DECORATORS: dict[str, Callable[[Any], Any]] = {
-    "queue": click.option("--queue", "-Q", metavar="NAME", help="The lane it waits in [the task's, else default]."),
+    "queue": click.option("--queue", "-Q", metavar="NAME", help="The queue it waits in [the task's, else default]."),
     "priority": click.option("--priority", type=int, metavar="N", help="From -100 to 100; higher runs first."),
     "delay": click.option("--delay", metavar="SPAN", help="Not before this long from now: 90, 5m, 2h."),
     "run_at": click.option("--run-at", metavar="INSTANT", help="Not before this instant: 2030-01-31T08:00:00Z."),
@@ -83,12 +83,12 @@ _DECORATORS: dict[str, Callable[[Any], Any]] = {
 
 
 def job_options(function: F) -> F:
-    """The options of a job to be submitted; the command gets the given ones as ``options``."""
+    """Adds the options of a submission; the command receives the given ones as ``options``."""
     return _add_options(function, OPTIONS)
 
 
 def template_options(function: F) -> F:
-    """The same for jobs that recur."""
+    """Adds the options of a schedule's jobs."""
     return _add_options(function, [name for name in OPTIONS if name not in _OF_ONE])
 
 
@@ -108,14 +108,14 @@ def _add_options(function: F, names: Sequence[str]) -> F:
 
 
 def wait_options(function: F) -> F:
-    """``--wait`` and ``--wait-for``."""
+    """Adds ``--wait`` and ``--wait-for``."""
     wait = click.option("--wait", is_flag=True, help="Wait for the job to end, and print its result.")
     limit = click.option("--wait-for", metavar="SPAN", help="The same, but at most this long; then exit 75.")
     return wait(limit(function))
 
 
 def parse_options(provided: Mapping[str, Any]) -> dict[str, Any]:
-    """Options as text (or as JSON has them) to what ``app.draft`` takes; Invalid names the one that is wrong."""
+    """Parses options, from text or JSON, for ``app.draft_job``; Invalid names the one that is wrong."""
     options: dict[str, Any] = {}
     for name, value in provided.items():
         if name not in OPTIONS:
@@ -147,12 +147,12 @@ def _parse_option(name: str, value: Any) -> Any:
 
 
 def parse_expiry_text(value: Any) -> Any:
-    """An expiry from the command line, where a bare number is one of seconds."""
+    """Parses an expiry from the command line: a bare number is seconds."""
     return float(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10 else value
 
 
 def parse_object(field: str, text: str) -> dict[str, Any]:
-    """A JSON object from the command line."""
+    """Parses a JSON object from the command line."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -163,19 +163,19 @@ def parse_object(field: str, text: str) -> dict[str, Any]:
 
 
 def read_payload(text: str | None, limit: int) -> dict[str, Any]:
-    """The payload given as an argument; ``-`` reads it from stdin."""
+    """Decodes the payload given as an argument; ``-`` reads stdin."""
     if text == "-":
         return decode_payload(read_input(limit), limit)
     return {} if text is None else decode_payload(text, limit)
 
 
 def read_input(limit: int) -> bytes:
-    """Returns the bytes of stdin, up to one more than the limit: endless input is refused without being read."""
+    """Reads at most one byte more than the limit from stdin, so endless input is refused."""
     return standard_input().read(limit + 1)
 
 
 def standard_input() -> BinaryIO:
-    """Stdin as bytes; raises Invalid if it is a terminal."""
+    """Returns stdin as bytes; raises Invalid if it is a terminal."""
     if sys.stdin is None or sys.stdin.closed:
         raise Invalid("-", "stdin", "it is closed; pipe the input in, or name a file")
     if sys.stdin.isatty():
@@ -184,19 +184,19 @@ def standard_input() -> BinaryIO:
 
 
 def submit_one(app: Holdfast, job: NewJob) -> JobHandle[Any]:
-    """Store one job. Ctrl-C meanwhile ends in a message that says whether it is stored."""
+    """Submits one job. After Ctrl-C a message says if it is stored."""
     try:
         with note_if_created(app):
             handle = app.run_blocking(app.submit(job))
     except KeyboardInterrupt:
-        raise Interrupted(_standing(app, job)) from None
+        raise Interrupted(_describe_interrupted(app, job)) from None
     registered = app.registry.task_names()
     if registered and job.task not in registered and job.task != "command":
         print_note(f"warning: the application has no task {job.task}{did_you_mean(job.task, registered)}")
     return handle
 
 
-def _standing(app: Holdfast, job: NewJob) -> str:
+def _describe_interrupted(app: Holdfast, job: NewJob) -> str:
     again = f"--key {job.key}" if job.key is not None else f"--id {job.id}"
     fresh = Holdfast(settings=app.settings)
     try:
@@ -209,7 +209,7 @@ def _standing(app: Holdfast, job: NewJob) -> str:
 
 
 def print_submitted(session: Session, app: Holdfast, job: NewJob, handle: JobHandle[Any]) -> None:
-    """The id on stdout, and the outcome beside it."""
+    """Prints the id to stdout, and a remark to stderr if the job existed."""
     if session.json:
         print_json(to_plain(job_document(app.sync.get(handle.id))) | {"created": handle.created})
         return
@@ -221,7 +221,7 @@ def print_submitted(session: Session, app: Holdfast, job: NewJob, handle: JobHan
 
 
 def await_end(app: Holdfast, handle: JobHandle[Any], most: str | None) -> int:
-    """Wait for the job to end; 0 if it succeeded, else 1. ResultTimeout where it goes on."""
+    """Waits for the job; returns 0 if it succeeded, else 1. ResultTimeout if it has not ended."""
     limit = None if most is None else parse_duration(most, "wait-for").total_seconds()
     try:
         await_result(app, handle, limit)
@@ -233,13 +233,13 @@ def await_end(app: Holdfast, handle: JobHandle[Any], most: str | None) -> int:
     return 0
 
 
-_QUIET = 2.0  # seconds between looks at what keeps the job; a job that ends sooner is waited for in silence
+_QUIET = 2.0  # seconds between checks of what delays the job; a job that ends sooner gets no remark
 
 
 def await_result(app: Holdfast, handle: JobHandle[Any], limit: float | None) -> None:
-    """Return when the job has succeeded; JobFailed, JobCancelled, or ResultTimeout after ``limit`` seconds.
+    """Returns when the job has succeeded; JobFailed, JobCancelled, or ResultTimeout after ``limit`` seconds.
 
-    Each remark is made once, when it begins to hold.
+    A remark is printed when it begins to apply.
     """
     until = None if limit is None else time.monotonic() + limit
     made = None
@@ -261,7 +261,7 @@ def await_result(app: Holdfast, handle: JobHandle[Any], limit: float | None) -> 
 
 
 def _remark(app: Holdfast, job: Job) -> str | None:
-    """The obstacle of a job that has not ended; None where it is only a matter of its turn."""
+    """Returns the obstacle of a waiting job; None if it only waits for its turn."""
     if job.state is JobState.RUNNING:
         return None
     if not any(each.alive and serves_queue(each, job.queue) for each in app.sync.workers()):
@@ -281,16 +281,16 @@ Operation = Callable[[JobFilter], BulkResult]
 
 
 def server_time_us(app: Holdfast) -> int:
-    """The store's clock."""
+    """Reads the store's clock."""
 
-    async def ask_limit() -> int:
+    async def read_time() -> int:
         return await (await app.open_store()).health.server_time_us()
 
-    return app.run_blocking(ask_limit())
+    return app.run_blocking(read_time())
 
 
 def filter_options(*, states: bool = True) -> Callable[[F], F]:
-    """The filter options; the command gets them as ``filters``."""
+    """Adds the filter options; the command receives them as ``filters``."""
     names = [state.value for state in JobState]
     options = [
         click.option("--queue", "-Q", metavar="NAME", help="Jobs of this queue."),
@@ -332,7 +332,7 @@ def filter_options(*, states: bool = True) -> Callable[[F], F]:
 
 
 def check_choice(ids: tuple[str, ...], filters: Filters, everything: bool) -> None:
-    """Ids, filters or ``--all``: exactly one way to say which jobs."""
+    """Raises UsageError unless exactly one of ids, filters and ``--all`` selects the jobs."""
     ways = [bool(ids), filters.given or everything]
     if sum(ways) == 2:
         raise click.UsageError("give ids or filters, not both")
@@ -341,14 +341,14 @@ def check_choice(ids: tuple[str, ...], filters: Filters, everything: bool) -> No
 
 
 def operate_on_all(operation: Operation, filters: list[JobFilter]) -> BulkResult:
-    """Repeat a bounded operation until nothing that matches one of the filters is left."""
+    """Repeats a bounded operation until no job matches a filter."""
     changed: dict[str, JobState] = {}
     for where in filters:
         while True:
             answer = operation(where)
             fresh = {job_id: state for job_id, state in answer.changed if job_id not in changed}
             changed |= fresh
-            # What is only asked to stop still matches: without anything new there is nothing left to ask.
+            # A running job that was asked to stop still matches: stop once a call changes no new job.
             if not answer.more or not fresh:
                 break
     return BulkResult(changed=list(changed.items()), refused=[])

@@ -64,7 +64,7 @@ def watch(session: Session, *, job_id: str | None, interval: str, lasting: str |
 
 
 class _Watcher:
-    """Looks, shows what changed, and waits; over when there is nothing more to see."""
+    """Loop of ``watch``: reads a snapshot, shows changes, waits; ends with the job or the time."""
 
     def __init__(self, session: Session, app: Holdfast, pause: float, until: float | None) -> None:
         self._session = session
@@ -98,7 +98,7 @@ class _Watcher:
 
     @contextmanager
     def _display(self) -> Iterator[Callable[[object, dict[str, Any], Callable[[dict[str, Any]], str]], None]]:
-        """Yields the function that shows a snapshot: redrawn in place on a terminal, else one line a change."""
+        """Yields a function that shows a snapshot: redrawn in place on a terminal, else one line per change."""
 
         def print_line(key: object, document: dict[str, Any], text: Callable[[dict[str, Any]], str]) -> None:
             if key != self._shown:
@@ -137,7 +137,7 @@ class _Watcher:
         return f"{now}  {totals or 'no jobs'}; {count_noun(working, 'worker')} at work"
 
     def _wait(self, topics: list[str]) -> bool:
-        """Until the next look; False when watching is over."""
+        """Waits until the next snapshot; returns False at the end."""
         left = self._pause if self._until is None else min(self._pause, self._until - time.monotonic())
         if left <= 0:
             return False

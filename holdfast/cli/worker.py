@@ -21,7 +21,7 @@ from holdfast.core.validation import parse_duration
 from holdfast.views.documents import worker_document
 from holdfast.views.formatting import count_noun, format_span
 
-_LOOK = 0.2  # seconds between looks while waiting for workers to end
+_POLL = 0.2  # seconds between checks while waiting for workers to end
 
 
 @add_group("worker")
@@ -77,7 +77,7 @@ def worker_start(session: Session, /, *, drain: bool, **given: str | None) -> in
 
 
 def _tell_waiting(event: Event) -> None:
-    """Explains the wait after Ctrl-C."""
+    """Prints a note that explains the wait after Ctrl-C."""
     if isinstance(event, WorkerStopping) and event.running and event.grace:
         print_note(
             f"waiting up to {format_span(event.grace)} for {count_noun(event.running, 'running job')}; "
@@ -145,7 +145,7 @@ def _await_stopped(app: Holdfast, asked: list[str], most: float | None) -> None:
     while left := _still_there(app, asked):
         if until is not None and time.monotonic() >= until:
             raise Unavailable(f"{', '.join(left)} still at work after {most:g} s; it goes on stopping")
-        time.sleep(_LOOK)
+        time.sleep(_POLL)
 
 
 def _still_there(app: Holdfast, asked: list[str]) -> list[str]:

@@ -2,9 +2,9 @@
 
 For any application: ``holdfast_lifespan``, the dependency ``HoldfastDep``, and ``job_status_router``.
 
-For one that answers as Holdfast's own API does: ``add_holdfast_api`` (request ids, metrics, problem documents, limits),
-``require_scope`` (keys and scopes) and ``StrictRoute`` (JSON within limits). Its operations submit and find jobs by
-``submit_job`` and ``find_job``, and refuse requests by ``Refusal``.
+For one that behaves like Holdfast's own API: ``add_holdfast_api`` (request ids, metrics, problem documents, limits),
+``require_scope`` (keys and scopes) and ``StrictRoute`` (JSON within limits). Path operations submit and find jobs with
+``submit_job`` and ``find_job``, and refuse requests with ``Refusal``.
 """
 
 from __future__ import annotations
@@ -75,18 +75,18 @@ __all__ = [
 ]
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[Mapping[str, Any]]]
-_API = "holdfast.api"  # the key of a scope under which the API of ``add_holdfast_api`` stands
+_API = "holdfast.api"  # key in the ASGI scope with the API of ``add_holdfast_api``
 _BEARER, _HEADER = HTTPBearer(auto_error=False), APIKeyHeader(name="X-API-Key", auto_error=False)
 _PROBLEM_SCHEMA = msgspec.json.schema_components([Problem])[1]["Problem"]
 
 
-# ── any application ───────────────────────────────────────────────────────────────────────────────────────────────
+# ── any application ───────────────────────────────────────────────────────────────────────────────────────────────────
 def holdfast_lifespan(
     app: Holdfast, lifespan: Callable[[FastAPI], AbstractAsyncContextManager[Mapping[str, Any] | None]] | None = None
 ) -> Lifespan:
-    """Returns a lifespan that keeps the application open around the site's own: ``FastAPI(lifespan=…)``.
+    """Returns a lifespan that keeps the application open around that of the site: ``FastAPI(lifespan=…)``.
 
-    A store that is away does not keep the site from starting: calls raise ``Unavailable`` until it is back.
+    The site starts without its store: calls raise ``Unavailable`` until the store is back.
     """
 
     @asynccontextmanager
@@ -110,7 +110,7 @@ HoldfastDep = Annotated[Holdfast, Depends(get_holdfast)]
 
 
 class JobStatus(BaseModel):
-    """A job as its submitter follows it: without its payload, key and worker."""
+    """Status of a job for its submitter: without payload, key and worker."""
 
     id: UUID
     task: str
@@ -133,7 +133,7 @@ def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
 def job_status_router() -> APIRouter:
     """Returns a router with ``GET /{job_id}``: ``include_router(job_status_router(), prefix="/jobs")``.
 
-    A caller who knows the id of a job sees its result: add ``dependencies=`` where not everyone may.
+    A caller who knows the id of a job sees its result: add ``dependencies=`` to restrict access.
     """
     router = APIRouter()
 
@@ -156,15 +156,15 @@ def _problem(request: Request, error: HoldfastError) -> Response:
     return Response(answer.body, answer.status, {**headers, "x-request-id": request_id}, answer.media.decode())
 
 
-# ── an application that answers as Holdfast's own API ─────────────────────────────────────────────────────────────
+# ── an application that behaves like Holdfast's own API ───────────────────────────────────────────────────────────────
 def add_holdfast_api(site: FastAPI, api: Api) -> None:
-    """Puts the site inside the middlewares of the API, and has validation errors answered by problem documents."""
+    """Adds the middlewares of the API to the site; validation errors become problem documents."""
     site.add_middleware(HoldfastMiddleware, api=api)
     site.add_exception_handler(RequestValidationError, _refuse_values)
 
 
 class HoldfastMiddleware:
-    """The middlewares of an API around a FastAPI application; its answers get the headers of the API's."""
+    """The middlewares of an API around a FastAPI application; responses get the API's headers."""
 
     def __init__(self, app: ASGIApp, api: Api) -> None:
         self._site = app
@@ -184,7 +184,7 @@ class HoldfastMiddleware:
             if message["type"] == "http.response.start":
                 request.template = request.template or _path_template(scope)
                 own = dict(message["headers"])
-                if b"x-request-id" not in own:  # else the answer is the API's
+                if b"x-request-id" not in own:  # else the response is the API's own
                     message = {**message, "headers": [*message["headers"], *common_headers(request, own)]}
             await send(message)
 
@@ -196,7 +196,7 @@ class HoldfastMiddleware:
 
 
 def _path_template(scope: Scope) -> str | None:
-    """The path of the route, with prefixes of routers: since FastAPI 0.137 those stand in a context of their own."""
+    """Returns the path of the route with prefixes of routers, which FastAPI 0.137 moved to a separate context."""
     route = scope.get("fastapi", {}).get("effective_route_context") or scope.get("route")
     return getattr(route, "path_format", None)
 
@@ -214,7 +214,7 @@ def _refuse_values(_request: Request, error: Any) -> NoReturn:
 def require_scope(scope: KeyScope) -> Callable[..., Awaitable[RequestContext]]:
     """Returns a dependency that admits callers whose key has this scope: ``Depends(require_scope("submit"))``.
 
-    Its value has the application, the caller, and what functions of ``holdfast.web`` work on.
+    Its value has the application and the caller; functions of ``holdfast.web`` take it.
     """
 
     async def authorize_caller(
@@ -230,7 +230,7 @@ async def require_idempotency_key(
     request: Request,
     _text: Annotated[str, Header(alias=KEY_HEADER, json_schema_extra={"minLength": 1, "maxLength": KEY_LIMIT})],
 ) -> str:
-    """Returns the idempotency key of the header, which is given once and in UTF-8."""
+    """Returns the idempotency key of the header; refuses a repeated header or one that is not UTF-8."""
     return header_key(request.scope[REQUEST]) or ""
 
 
@@ -239,7 +239,7 @@ IdempotencyKey = Annotated[str, Depends(require_idempotency_key)]
 
 
 class StrictRoute(APIRoute):
-    """Reads the JSON object of a body as Holdfast's API does: UTF-8 within limits of size, depth and time, each key
+    """Reads a JSON body like Holdfast's API: an object in UTF-8 within limits of size, depth and time, each key
     once. ``APIRouter(route_class=StrictRoute)``, on a site with ``add_holdfast_api``."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:

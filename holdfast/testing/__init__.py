@@ -1,16 +1,16 @@
-"""Tests of applications that use Holdfast: manual time, inline jobs, enqueued jobs, kill points.
+"""Test helpers for applications: manual time, inline jobs, assertions about enqueued jobs, fault points.
 
-    async with testing.Harness(app) as harness:      a store and a clock of its own, the real worker
+    async with testing.Harness(app) as harness:      a private store and clock, a real worker
         await send_email.enqueue("a@b.c")
         await harness.run_until_idle()                hours of retries in milliseconds
         await harness.advance(3600)
 
-    with testing.inline(app): …                       enqueue runs the job at once; its error is raised there
+    with testing.inline(app): …                       enqueue runs the job at once and raises its error
     with testing.manual(app): …                       jobs are only stored
     testing.assert_enqueued(app, task="email.send", args={"to": "a@b.c"})
 
-harness.py      manual time around real workers     store_probe.py  knows when nothing can happen before time moves
-inline.py       inline and manual mode, on a store of their own
+harness.py      manual time around real workers     store_probe.py  detects when nothing can happen before time moves
+inline.py       inline and manual mode, on a private store
 assertions.py   assertions about enqueued jobs
 """
 

@@ -1,4 +1,4 @@
-"""Enqueued jobs: reads the store of an application under test, from any kind of test function."""
+"""Assertions about enqueued jobs, for sync and async test functions."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from holdfast.core.validation import check_span
 from holdfast.tasks import encode_payload
 from holdfast.testing.inline import has_private_store
 
-_NEAR = timedelta(seconds=1)  # what a delay may differ by: a test computes its instants a little earlier
-_SHOWN = 10
+_NEAR = timedelta(seconds=1)  # tolerance of instants: a test computes them a little earlier
+_SHOWN = 10  # jobs in a failure
 
 
 def enqueued(
@@ -32,11 +32,11 @@ def enqueued(
     priority: int | None = None,
     tag: str | None = None,
 ) -> list[Job]:
-    """The jobs that were enqueued and match, oldest first, in any state.
+    """Returns the enqueued jobs that match, oldest first, in any state.
 
-    args: some of the arguments, with nested objects compared the same way. delay: seconds, a timedelta
-    or text from its creation; run_at: an instant; both to the second. Works in async tests too, without await.
-    HoldfastError where the application is not under test: its jobs are real.
+    args: some of the arguments; nested objects are compared in the same way. delay: seconds, a timedelta or text, from
+    the creation; run_at: an instant; both to the second. Works in async tests without await. HoldfastError unless the
+    application is under test.
     """
     if not has_private_store(app):
         raise HoldfastError(
@@ -61,9 +61,9 @@ def enqueued(
 
 
 def assert_enqueued(app: Holdfast, *, count: int | None = None, **match: Any) -> list[Job]:
-    """Fail unless such jobs were enqueued, at least one or exactly ``count``; returns them.
+    """Fails unless at least one job, or exactly ``count``, was enqueued; returns the jobs.
 
-    The other arguments are as in ``enqueued``. The failure shows the enqueued jobs.
+    Further arguments as in ``enqueued``. The failure shows the enqueued jobs.
     """
     found = enqueued(app, **match)
     if found if count is None else len(found) == count:
@@ -73,7 +73,7 @@ def assert_enqueued(app: Holdfast, *, count: int | None = None, **match: Any) ->
 
 
 def refute_enqueued(app: Holdfast, **match: Any) -> None:
-    """Fail if such a job was enqueued. The arguments are as in ``enqueued``."""
+    """Fails if a job that matches was enqueued. Arguments as in ``enqueued``."""
     if found := enqueued(app, **match):
         raise AssertionError(f"expected no job with {_described(match)}, found {len(found)}.\n{_overview(app)}")
 
@@ -109,7 +109,7 @@ def _includes(whole: Any, part: Any) -> bool:
 
 
 def _all_jobs(app: Holdfast) -> list[Job]:
-    """Every job, oldest first; read in a thread of its own where an event loop runs in this one."""
+    """Returns all jobs, oldest first; reads them in another thread if an event loop runs in this one."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

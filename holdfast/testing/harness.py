@@ -1,4 +1,4 @@
-"""Manual time around real workers: the claim, runner, decide and settle of production; only the clock differs."""
+"""Harness: manual time around real workers; only the clock differs from production."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from holdfast.testing.store_probe import Activity, CallBarrier, WatchedStore
 from holdfast.worker.context import TaskRun
 from holdfast.worker.worker import Worker
 
-_POLL = 0.001  # real seconds between looks at a handler that is busy in real time
-_ENDING = 0.1  # real seconds a worker with no work left is given to end
+_POLL = 0.001  # real seconds between checks of a handler that is busy in real time
+_ENDING = 0.1  # real seconds in which a worker without work has to end
 
 
 class NotIdle(AssertionError):
-    """``run_until_idle`` came to its limit, or to a handler that no passing of time will end."""
+    """``run_until_idle`` reached its limit, or a handler that waits for something other than time."""
 
 
 class TestWorker:
-    """A worker of a harness, with a connection of its own, as another process would have."""
+    """A worker of a harness, with its own connection, like another process."""
 
-    __test__ = False  # pytest collects no class of that name
+    __test__ = False  # keeps pytest from collecting it
 
     def __init__(self, app: Holdfast, activity: Activity, *, drain: bool = False) -> None:
         self._barrier = CallBarrier()
@@ -53,19 +53,19 @@ class TestWorker:
 
     @property
     def frozen(self) -> bool:
-        """Returns True if it is cut off from the store."""
+        """Returns True if its store calls are held up."""
         return self._barrier.frozen
 
     def freeze(self) -> None:
-        """Hold up all its store calls: to other workers it is dead, or its machine was suspended."""
+        """Holds up all its store calls: to other workers it looks dead."""
         self._barrier.frozen = True
 
     def cut_off(self, *verbs: str) -> None:
-        """Refuse its calls of these verbs of the store (none given: every call), as a store that is away does."""
+        """Fails its store calls of these verbs (none given: every call) with Unavailable."""
         self._barrier.refused = (lambda verb: verb in verbs) if verbs else (lambda _: True)
 
     def thaw(self) -> None:
-        """Let it go on as if nothing had been."""
+        """Ends a freeze or a cut-off."""
         self._barrier.open()
 
     @property
@@ -75,39 +75,39 @@ class TestWorker:
 
     @property
     def ending(self) -> bool:
-        """Returns True if it is stopping and only has to clean up, which takes no manual time."""
+        """Returns True if it has stopped and only cleans up, which takes no manual time."""
         shared = self.worker.shared
         return shared.stopping.is_set() and not shared.busy and not self.running.done() and not self.frozen
 
     @property
     def runs(self) -> list[TaskRun]:
-        """The executions under way."""
+        """Returns the current executions."""
         return list(self.worker.shared.running)
 
     @property
     def quiet_until(self) -> float | None:
-        """While it has nothing at all to do: the clock's reading when the next job falls due (inf: none will)."""
+        """Returns the time at which its next job is due (inf: none is scheduled); None while it has work."""
         shared = self.worker.shared
         return None if self.starting or shared.held or shared.outcomes else self.worker.fetcher.quiet_until
 
     @property
     def next_tick(self) -> float:
-        """The clock's reading when the next schedule is due, as far as this worker knows; inf: none is."""
+        """Returns the time at which the next schedule known to this worker is due; inf: none."""
         return math.inf if self.starting else self.worker.ticker.next_tick
 
 
 class Harness:
-    """An application with a private store, a clock that only the test moves, and real workers.
+    """An application with a private store, a clock that the test moves, and real workers.
 
         async with Harness(app) as harness:
             job = await send_email.enqueue("a@b.c")
             await harness.run_until_idle()
             assert await job.state() == "succeeded"
 
-    A handler that is to take time sleeps on ``harness.clock``. One that is busy in real time (a thread, a process,
-    ``asyncio.sleep``) is waited for ``patience`` real seconds, once, before manual time goes on without it.
-    Further arguments are settings: ``Harness(app, concurrency=1)``. The store is a new SQLite file; another is the
-    test's own affair: ``Harness(app, url=…)`` expects an empty one and leaves it as it is in the end.
+    A handler that takes time should sleep on ``harness.clock``. For one that is busy in real time (a thread, a process,
+    ``asyncio.sleep``) the harness waits ``patience`` real seconds, once; then manual time moves on. Further arguments
+    are settings: ``Harness(app, concurrency=1)``. The store is a new SQLite file, or that of ``Harness(app, url=…)``,
+    which must be empty and is not removed.
     """
 
     def __init__(self, app: Holdfast, *, patience: float = 1.0, **settings: Any) -> None:
@@ -132,7 +132,7 @@ class Harness:
         return WatchedStore(Holdfast.new_store(self.app, patience), self._activity, CallBarrier(), self._wait_limit)
 
     def _wait_limit(self) -> float | None:
-        """How many real seconds the test may wait for a job: none to speak of, unless a worker is at it."""
+        """Returns the real seconds for which the test may wait for a job; None: no limit, since work is under way."""
         if self._activity.movers or self._busy() or any(each.starting for each in self._workers):
             return None
         return self._patience if self._workers else _POLL
@@ -148,7 +148,7 @@ class Harness:
             self._override.close()
 
     async def _end(self, test_worker: TestWorker) -> None:
-        """Stop a worker at once. An error of its task was raised where time was moved; here it is only awaited."""
+        """Stops a worker at once. Its error, if any, was raised when time was moved, and is ignored here."""
         while not test_worker.running.done():
             await self._wait_for_calls()
             test_worker.worker.stop("the test is over")
@@ -161,13 +161,13 @@ class Harness:
     # ── time ──────────────────────────────────────────────────────────────────────────────────────────────────
     @property
     def now(self) -> datetime:
-        """The instant it is for the store and for the workers."""
+        """Returns the current time of the store and the workers."""
         return to_datetime(self.clock())
 
     async def run_until_idle(self, *, limit: float | timedelta | str = timedelta(days=400)) -> None:
-        """Run due jobs, and later ones each at its own instant, until nothing is left to run.
+        """Runs all jobs, each at its own instant, until none is left.
 
-        NotIdle after ``limit`` of manual time, and where only handlers are left that wait for something else.
+        NotIdle after ``limit`` of manual time, or if the remaining handlers wait for something other than time.
         """
         with self._moving():
             await self._run_until_idle(check_span(limit, "limit"))
@@ -185,15 +185,14 @@ class Harness:
                 raise NotIdle(f"not idle after {limit}: {await self._left()}")
             if not self._is_stuck():
                 hopeless_at = math.inf
-            elif hopeless_at == math.inf:  # unless it hears of a cancellation
+            elif hopeless_at == math.inf:  # a cancellation may still end it
                 hopeless_at = self.clock.monotonic() + 2 * self.app.settings.beat.total_seconds()
             elif self.clock.monotonic() > hopeless_at:
                 raise NotIdle(f"a handler waits for something that no time will bring: {await self._left()}")
             self.clock.advance(self._until_tick(pause) or pause)
 
     async def advance(self, span: float | timedelta | str) -> None:
-        """Move time by ``span`` (seconds, a timedelta or text such as ``5m``); jobs that fall due in between run
-        at its own instant."""
+        """Moves time by ``span`` (seconds, a timedelta or text like ``5m``); runs each job at its due time."""
         with self._moving():
             await self._advance(check_span(span, "span"))
 
@@ -213,7 +212,7 @@ class Harness:
             self.clock.advance(left if pause is None else min(pause, left))
 
     async def _wait_until_quiet(self) -> None:
-        """Return when nothing can happen any more before time moves."""
+        """Returns when nothing more can happen before time moves."""
         while True:
             await self._wait_for_calls()
             self._raise_failures()
@@ -229,7 +228,7 @@ class Harness:
         await self._activity.wait_idle()
 
     async def _seen_progress(self) -> bool:
-        """Wait, in real time, for handlers that are busy with something else than the clock: whether that helped."""
+        """Waits in real time for handlers that do not sleep on the clock; returns True if one made progress."""
         busy = set(self._busy()) - self._given_up
         before, loop = self._activity.count, asyncio.get_running_loop()
         give_up = loop.time() + self._patience
@@ -245,14 +244,14 @@ class Harness:
         return [run for run in runs if run.runner is None or not self.clock.is_sleeping(run.runner)]
 
     def _is_stuck(self) -> bool:
-        """Returns True if all that is left are handlers that wait neither for time nor for a deadline."""
+        """Returns True if all remaining handlers wait neither for time nor for a deadline."""
         runs = [run for each in self._workers for run in each.runs]
         held = sum(len(each.worker.shared.held) for each in self._workers)
         hopeless = [run for run in self._busy() if run.deadline is None]
         return bool(runs) and len(hopeless) == len(runs) == held and not any(each.frozen for each in self._workers)
 
     async def _pause(self) -> float | None:
-        """Seconds until the next instant at which something may happen; None if nothing is left to run."""
+        """Returns the seconds until something may happen; None if nothing is left to run."""
         working = [each for each in self._workers if not each.running.done()]
         if not working:
             return None
@@ -263,7 +262,7 @@ class Harness:
         return due if 0 < due < math.inf else None
 
     def _until_tick(self, pause: float | None) -> float | None:
-        """The pause, cut short by the next tick of a schedule. Schedules alone keep nothing from being idle."""
+        """Shortens the pause to the next tick of a schedule. Schedules alone do not prevent idleness."""
         ticks = [each.next_tick for each in self._workers if not each.running.done() and not each.frozen]
         left = min(ticks, default=math.inf) - self.clock.monotonic()
         if left == math.inf or (pause is not None and pause < left):
@@ -271,7 +270,7 @@ class Harness:
         return left if left > 0 else self._next_wake()
 
     def _next_wake(self) -> float | None:
-        """Seconds until the next sleeper; a moment, while a worker is about to begin or to end in real time."""
+        """Returns the seconds until the next sleeper wakes; a moment while a worker starts or ends in real time."""
         pause = self.clock.next_wake()
         return _POLL if pause is None and any(not each.running.done() for each in self._workers) else pause
 
@@ -279,7 +278,7 @@ class Harness:
         return await self.app.count(JobFilter(states=(JobState.RUNNING,))) > 0
 
     async def _left(self) -> str:
-        """The jobs that are not over, for a message."""
+        """Describes the jobs that have not ended."""
         states = tuple(state for state in JobState if state not in ("succeeded", "dead", "cancelled"))
         page = await self.app.find(JobFilter(states=states), limit=10)
         shown = [f"{job.task} {job.id} {job.state}, attempt {job.attempts}" for job in page.jobs]
@@ -287,7 +286,7 @@ class Harness:
 
     # ── workers ───────────────────────────────────────────────────────────────────────────────────────────────
     async def start(self, *, drain: bool = False, **settings: Any) -> TestWorker:
-        """Starts one more worker now. The first begins by itself when time is first moved."""
+        """Starts a further worker. The first starts by itself when time is first moved."""
         app = self.app
         if settings:
             app = copy.copy(app)
@@ -299,7 +298,7 @@ class Harness:
         return test_worker
 
     def _moving(self) -> AbstractContextManager[None]:
-        """While this lasts the test is at the clock; HoldfastError outside the harness's own ``async with``."""
+        """Marks that the test moves time; HoldfastError outside ``async with`` of the harness."""
         if not self._entered:
             raise HoldfastError("the harness is not open; enter it first: async with testing.Harness(app) as harness")
         return self._activity.moving_time()
@@ -314,7 +313,7 @@ class Harness:
             self._workers.append(TestWorker(self.app, self._activity))
 
     def _raise_failures(self) -> None:
-        """A worker that died of an error takes the test with it."""
+        """Raises the error of a worker that has failed."""
         for each in self._workers:
             if each.running.done():
                 each.running.result()

@@ -1,4 +1,4 @@
-"""Inline mode: enqueue runs the job at once. Manual mode: jobs are only stored. And settings for a while."""
+"""Inline mode: enqueue runs the job at once. Manual mode: jobs are only stored. Both use a private store."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from holdfast.worker.log_writer import LogWriter
 from holdfast.worker.runner import Runner
 from holdfast.worker.settler import Settler
 
-_LEASE = timedelta(days=1)  # it is never renewed and no other worker wants the job
+_LEASE = timedelta(days=1)  # never renewed; there is no other worker
 
 
 @contextmanager
 def manual(app: Holdfast) -> Iterator[None]:
-    """Inside, jobs are stored, in a place of their own, and nothing runs them: see ``assert_enqueued``."""
+    """Inside, jobs are stored in a private store and do not run: see ``assert_enqueued``."""
     with override_store(app, {}):
         yield
 
 
 @contextmanager
 def inline(app: Holdfast) -> Iterator[None]:
-    """Inside, each job runs once when it is enqueued, delayed or not, before ``enqueue`` returns.
+    """Inside, ``enqueue`` runs the job once, delayed or not, before it returns.
 
-    An error of its handler is raised by ``enqueue``: one attempt, no retry (``Snooze`` and ``RetryAfter`` are no
-    errors: the job stays scheduled). An argument or a result that does not fit raises JobFailed.
+    ``enqueue`` raises the error of the handler: one attempt, no retry. After ``Snooze`` and ``RetryAfter`` the job is
+    scheduled. An argument or a result that does not fit raises JobFailed.
     """
     errors: dict[str, BaseException] = {}
 
@@ -59,7 +59,7 @@ def inline(app: Holdfast) -> Iterator[None]:
 
 
 class InlineSubmitter(Submitter):
-    """Stores jobs like any submitter, and then runs them before it answers."""
+    """Submitter that runs the stored jobs before it returns."""
 
     def __init__(self, app: Holdfast, errors: dict[str, BaseException]) -> None:
         super().__init__(app.open_store, lambda: app.settings, app.events, app.spans)
@@ -108,7 +108,7 @@ def _undelayed(job: NewJob) -> NewJob:
 
 
 async def run_once(app: Holdfast, job_ids: Sequence[str]) -> None:
-    """Run one attempt of these jobs, here and now, with a worker's own runner and settler."""
+    """Runs one attempt of these jobs with the runner and settler of a worker."""
     store = await app.open_store()
     shared = WorkerContext(app, app.settings, "inline")
     calls = HandlerInvoker(app, app.settings)
@@ -138,15 +138,15 @@ _PRIVATE = "_has_private_store"
 
 
 def has_private_store(app: Holdfast) -> bool:
-    """Returns True if the application is under test: on a store of its own."""
+    """Returns True if the application is under test: it has a private store."""
     return _PRIVATE in vars(app)
 
 
 @contextmanager
 def override_store(app: Holdfast, changed: Mapping[str, Any], **others: Any) -> Iterator[None]:
-    """Inside, ``app`` has a private store, settings ``changed`` as said, and these other attributes.
+    """Inside, ``app`` has a private store, the settings ``changed``, and these other attributes.
 
-    Afterwards it is as it was before, and that store is gone: a file of its own, unless ``changed`` has a ``url``.
+    Afterwards it is restored and the store is removed, unless ``changed`` has its ``url``.
     """
     before = dict(vars(app))
     stores = {view: vars(view)["_store"] for view in app.views}

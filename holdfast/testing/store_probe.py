@@ -1,8 +1,8 @@
-"""When nothing can happen before time moves.
+"""Detects when nothing can happen before time moves.
 
-Time may only be moved while everything stands still, or jobs would seem to take as long as the jump. A store call under
-way stands not still; event loops are let run until what a call or a wake-up has set off has come to rest. News that
-travel through a server would come too late for that: among the stores of one harness they are brought at once.
+Time may move only while everything is idle, or jobs would seem to take as long as the jump. Idle means that no store
+call is under way, and that event loops have run all callbacks. Notifications through a server would arrive too late:
+the stores of a harness notify each other directly.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from holdfast.stores.sqlite.store import SQLiteStore
 T = TypeVar("T")
 
 WaitLimit = Callable[[], float | None]
-"""The real seconds for which a wait may have hope now; None: as long as it likes, since the test moves time."""
+"""Callback: the real seconds for which a wait may last now; None: without a limit, since the test moves time."""
 
-_TURNS = 40  # of an event loop: more than the longest way from a wake-up to the next wait
-_NEWS: Mapping[str, frozenset[str]] = {
+_TURNS = 40  # iterations of an event loop: more than the longest chain from a wake-up to the next wait
+_NOTIFIES: Mapping[str, frozenset[str]] = {
     "submit": frozenset({"queue"}),
     "claim": frozenset({"queue"}),  # it may have made more jobs ready than it took
     "promote_due": frozenset({"queue"}),
@@ -38,7 +38,7 @@ _NEWS: Mapping[str, frozenset[str]] = {
     "cancel": frozenset({"worker", "job"}),
     "send_command": frozenset({"worker"}),
 }
-"""What kinds of topics the verbs of a store may be news of."""
+"""Kinds of topics that each verb of a store notifies."""
 
 
 class Activity:
@@ -52,25 +52,25 @@ class Activity:
         self._under_way = 0
         self.notifications = ObservedNotifications()
         self.movers = 0
-        """How many are moving time, or starting workers."""
+        """Number of calls that move time or start workers."""
         self.count = 0
-        """Grows with each store call, at its begin and at its end."""
+        """Grows at the start and at the end of each store call."""
 
     def call_started(self) -> None:
-        """A call sets out."""
+        """Counts the start of a call."""
         with self._lock:
             self._under_way += 1
             self.count += 1
 
     def call_ended(self) -> None:
-        """A call has come back."""
+        """Counts the end of a call."""
         with self._lock:
             self._under_way -= 1
             self.count += 1
         self._home.call_soon_threadsafe(self._none_left.set)
 
     def add_loop(self) -> None:
-        """The running loop, if one runs here, is one to look at."""
+        """Registers the running event loop, if any."""
         try:
             self._loops.add(asyncio.get_running_loop())
         except RuntimeError:
@@ -86,7 +86,7 @@ class Activity:
             self.movers -= 1
 
     async def wait_idle(self) -> None:
-        """Return once no store call is under way and no loop has anything to do."""
+        """Returns once no store call is under way and no loop has callbacks to run."""
         while True:
             before = self.count
             await self._turn_all()
@@ -114,7 +114,7 @@ async def _turns() -> None:
 
 
 class CallBarrier:
-    """Barrier at which the store calls of one worker are held up, or refused."""
+    """Barrier that holds up or refuses the store calls of one worker."""
 
     def __init__(self) -> None:
         self.frozen = False
@@ -122,7 +122,7 @@ class CallBarrier:
         self._held: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
 
     async def pass_through(self, verb: str) -> None:
-        """Return at once, or when the barrier is opened again; Unavailable where the verb is refused."""
+        """Returns when the barrier is open; Unavailable if the verb is refused."""
         if self.refused(verb):
             raise Unavailable(f"the test has cut this worker off: {verb}")
         while self.frozen:
@@ -132,7 +132,7 @@ class CallBarrier:
             await opened
 
     def open(self) -> None:
-        """Lets all held calls go on."""
+        """Releases all held calls."""
         self.frozen, self.refused = False, _none
         held, self._held = self._held, []
         for loop, opened in held:
@@ -150,7 +150,7 @@ def _resolve(opened: asyncio.Future[None]) -> None:
 
 
 class ObservedNotifications:
-    """Notifications by the stores of one harness, for waiters in any thread and event loop."""
+    """Notifications between the stores of a harness, across threads and event loops."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -158,7 +158,7 @@ class ObservedNotifications:
         self._waiting: list[tuple[frozenset[str], asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
 
     def notify_kinds(self, kinds: frozenset[str]) -> None:
-        """Something happened to topics of these kinds."""
+        """Notifies waiters about topics of these kinds."""
         with self._lock:
             self._notified.update(kinds)
             heard = [each for each in self._waiting if kinds & each[0]]
@@ -173,7 +173,7 @@ class ObservedNotifications:
             return sum(self._notified[kind] for kind in kinds)
 
     async def wait_notified(self, count: int, kinds: frozenset[str]) -> None:
-        """Returns after further notifications."""
+        """Returns after the next notification beyond ``count``."""
         loop = asyncio.get_running_loop()
         notifications = loop.create_future()
         with self._lock:
@@ -184,7 +184,7 @@ class ObservedNotifications:
 
 
 class WatchedStore(ForwardingStore):
-    """A store whose calls are counted and can be held up."""
+    """A store whose calls are counted, and can be held up."""
 
     def __init__(self, store: Store, activity: Activity, barrier: CallBarrier, wait_limit: WaitLimit | None) -> None:
         super().__init__(store, self._watch)
@@ -196,8 +196,8 @@ class WatchedStore(ForwardingStore):
 
     @property
     def queueing(self) -> Queueing:
-        """Queueing whose ``wait`` ends by the news of this harness."""
-        return WatchedQueueing(self._inner.queueing, self._watch, self._wait_for_news)
+        """Queueing whose ``wait`` also ends by notifications of this harness."""
+        return WatchedQueueing(self._inner.queueing, self._watch, self._wait_for_notification)
 
     async def _watch(self, verb: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         self._activity.add_loop()
@@ -207,13 +207,13 @@ class WatchedStore(ForwardingStore):
         try:
             answer = await call()
             changed = not isinstance(answer, Claim) or bool(answer.jobs)
-            if verb in _NEWS and changed and not (verb == "reannounce" and not answer):
-                self._activity.notifications.notify_kinds(_NEWS[verb])
+            if verb in _NOTIFIES and changed and not (verb == "reannounce" and not answer):
+                self._activity.notifications.notify_kinds(_NOTIFIES[verb])
             return answer
         finally:
             self._activity.call_ended()
 
-    async def _wait_for_news(self, topics: Sequence[str], timeout: float) -> None:
+    async def _wait_for_notification(self, topics: Sequence[str], timeout: float) -> None:
         wait = self._inner.queueing.wait if isinstance(self._inner, SQLiteStore) else self._wait
         if self._wait_limit is None:
             await wait(topics, timeout=timeout)
@@ -223,8 +223,8 @@ class WatchedStore(ForwardingStore):
     async def _wait_in_test(
         self, wait: Callable[..., Coroutine[Any, Any, None]], topics: Sequence[str], timeout: float
     ) -> None:
-        """For the test itself, which may have to move time instead: HoldfastError tells it so."""
-        limit = self._seconds()
+        """Waits on behalf of the test; HoldfastError if only moving time would end the wait."""
+        limit = self._limit_seconds()
         if limit is None:
             await wait(topics, timeout=timeout)
             return
@@ -232,17 +232,17 @@ class WatchedStore(ForwardingStore):
         give_up = loop.time() + limit
         await wait(topics, timeout=limit)
         await self._activity.wait_idle()
-        if self._seconds() is not None and self._activity.count == count and loop.time() >= give_up:
+        if self._limit_seconds() is not None and self._activity.count == count and loop.time() >= give_up:
             raise HoldfastError(
                 "time stands still in a harness, so nothing ends this wait: await harness.run_until_idle() or "
                 "harness.advance(...) first"
             )
 
-    def _seconds(self) -> float | None:
+    def _limit_seconds(self) -> float | None:
         return None if self._wait_limit is None else self._wait_limit()
 
     async def _wait(self, topics: Sequence[str], *, timeout: float) -> None:
-        """Until there is news of the store's own or of another store of this harness. It may be of other topics."""
+        """Waits for a notification of this store or of another store of the harness, maybe about another topic."""
         kinds = frozenset(topic.partition(":")[0] for topic in topics)
         notifications = self._activity.notifications
         brought = asyncio.ensure_future(notifications.wait_notified(self._heard.get(kinds, 0), kinds))
@@ -258,17 +258,17 @@ class WatchedStore(ForwardingStore):
 
 
 class WatchedQueueing(ForwardingQueueing):
-    """Queueing whose waits are the harness's."""
+    """Queueing whose ``wait`` is the harness's."""
 
     def __init__(
         self,
         inner: Queueing,
         intercept: Interceptor,
-        wait_for_news: Callable[[Sequence[str], float], Coroutine[Any, Any, None]],
+        wait_for_notification: Callable[[Sequence[str], float], Coroutine[Any, Any, None]],
     ) -> None:
         super().__init__(inner, intercept)
-        self._wait_for_news = wait_for_news
+        self._wait_for_notification = wait_for_notification
 
     async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
-        """Waits for the news of this harness."""
-        await self._wait_for_news(topics, timeout)
+        """Waits for a notification of this harness."""
+        await self._wait_for_notification(topics, timeout)

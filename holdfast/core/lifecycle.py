@@ -249,8 +249,7 @@ class RetryAfter(HandlerSignal):
 
 
 class Snooze(HandlerSignal):
-    """Runs the job again after ``delay``: seconds, a timedelta or text like ``5m``. Not a failure: the attempt does not
-    count."""
+    """Runs the job again after ``delay``: seconds, a timedelta or text like ``5m``. The attempt does not count."""
 
     def __init__(self, delay: float | timedelta | str) -> None:
         self.delay = check_span(delay, "delay")

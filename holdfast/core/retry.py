@@ -134,9 +134,7 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @classmethod
     def from_builtins(cls, stored: object) -> Retry:
-        """Builds a policy from the output of ``to_builtins``. Unknown names, wrong types and values out of range are
-        refused.
-        """
+        """Builds a policy from the output of ``to_builtins``; Invalid for a wrong name, type or value."""
         try:
             return msgspec.convert(stored, cls)
         except msgspec.ValidationError as error:

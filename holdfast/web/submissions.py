@@ -116,7 +116,7 @@ SUBMISSION = Form(
             "When to try again, as text or as a job shows it.",
             example="exponential:base=5",
         ),
-        Field("tags", array_value(TAG_VALUE, 100, least=0), "RawText to find it by.", example=["spring"]),
+        Field("tags", array_value(TAG_VALUE, 100, least=0), "Words to find it by.", example=["spring"]),
         Field("metadata", OBJECT, "Your own, kept with the job; at most 16 KiB."),
         Field(
             "id",

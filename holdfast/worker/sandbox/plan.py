@@ -109,7 +109,7 @@ class Launch:
 
     @property
     def argv(self) -> list[str]:
-        """RawText of the launcher's own process. ``-I -S``: nothing of the environment or a site gets into it."""
+        """Command line of the launcher. ``-I -S``: it ignores the environment and site packages."""
         return [sys.executable, "-I", "-S", _LAUNCHER, *map(str, self.descriptors)]
 
     @property

@@ -151,7 +151,7 @@ class Holdfast(JobEditing):
         """Another, unopened, store on the same jobs: for a thread that needs its own connection. ``patience``: seconds
         a call of it takes at most, if not the application's."""
         settings = self.settings
-        store = open_store(settings.url, now=self.now, patience=self.patience if patience is None else patience)
+        store = open_store(settings.url, now=self.now, call_deadline=self.patience if patience is None else patience)
         if settings.transport == "none" or settings.transport_url is None:
             return time_calls(store, self.events)
         keys = settings.transport_key, settings.transport_dead_key

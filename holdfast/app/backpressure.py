@@ -128,7 +128,7 @@ def _may_be_known(job: NewJob) -> bool:
 
 def _holds(holder: Job, unique: UniqueKey, now_us: int) -> bool:
     """Returns True if the job that took the key last keeps a submission with this policy out."""
-    window = holder.carried.unique.window_us if holder.carried.unique else None
+    window = holder.options_or_default.unique.window_us if holder.options_or_default.unique else None
     return holder.state in unique.states or (window is not None and holder.created_at_us + window > now_us)
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.telemetry.metric_definitions import FAMILIES
-from holdfast.telemetry.metric_types import OTHER, MAX_VALUE, Family, Histogram, LabelLimiter, MetricRegistry, Series
+from holdfast.telemetry.metric_types import MAX_VALUE, OTHER, Family, Histogram, LabelLimiter, MetricRegistry, Series
 
 SECONDS = Family(name="x_seconds", kind="histogram", doc="X.", labels=("of",), bounds=(0.1, 1.0, 10.0))
 EVENTS = Family(name="x_total", kind="counter", doc="X.")

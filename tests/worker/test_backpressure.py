@@ -179,7 +179,7 @@ async def test_jobs_that_pass_during_a_count_are_added_to_it(app: Holdfast, monk
     async with harness(app):
         await app.limits.add("quota", queue="default", by="args.tenant", depth=5)
         depths = app._submitter.depths
-        await depths.reserve_room([work.new_job("acme")])
+        depths.release_room(await depths.reserve_room([work.new_job("acme")]))
 
         async def count(names: Sequence[str], most: Mapping[str, int]) -> dict[str, int]:
             await depths.reserve_room([work.new_job("acme")])

@@ -194,9 +194,9 @@ class LimitManager:
         """Gives the jobs that wait their partitions under the limits as they are now."""
         if limit.queue is None and limit.task is None:
             return
-        _, after = await store.limits.assign_partitions(queue=limit.queue, task=limit.task)
+        _, after, _ = await store.limits.assign_partitions(queue=limit.queue, task=limit.task)
         while after is not None:
-            _, after = await store.limits.assign_partitions(queue=limit.queue, task=limit.task, after=after)
+            _, after, _ = await store.limits.assign_partitions(queue=limit.queue, task=limit.task, after=after)
 
 
 class BlockingLimits(BlockingView):

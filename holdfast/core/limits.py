@@ -104,6 +104,18 @@ class LimitChange(msgspec.Struct, frozen=True):
     remove: bool = False
 
 
+class Assigned(NamedTuple):
+    """Result of one step that gives jobs their partitions.
+
+    changed: jobs with another partition now. after: the id to go on behind; None: those were all. left: jobs that other
+    writers held, and that have their partitions as before.
+    """
+
+    changed: int
+    after: str | None
+    left: int = 0
+
+
 class BucketState(msgspec.Struct, frozen=True):
     """State of a bucket in a store, beside the jobs that run: its tokens, and whether it is paused.
 

@@ -30,7 +30,7 @@ import msgspec
 
 from holdfast.core.job_changes import JobChanges
 from holdfast.core.job_logs import LogPage, Record
-from holdfast.core.limits import BucketUse, Limit, LimitChange
+from holdfast.core.limits import Assigned, BucketUse, Limit, LimitChange
 from holdfast.core.models import (
     Attempt,
     BulkResult,
@@ -305,9 +305,9 @@ class Limits(Protocol):
 
     async def assign_partitions(
         self, *, queue: str | None = None, task: str | None = None, after: str = "", limit: int = 1000
-    ) -> tuple[int, str | None]:
-        """Gives waiting jobs of a queue or a task the partitions that the limits now say: up to ``limit`` jobs, those
-        behind the id ``after``. Returns how many were changed, and the id to go on behind; None: those were all."""
+    ) -> Assigned:
+        """Gives jobs of a queue or a task that have not ended the partitions that the limits now say: up to ``limit``
+        jobs, those behind the id ``after``. A running job moves its room into its new buckets."""
 
     async def bucket_use(self, buckets: Sequence[str]) -> list[BucketUse]:
         """Use of these buckets, in their order."""

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from holdfast.core.job_changes import JobChanges
 from holdfast.core.job_logs import LogPage, Record
-from holdfast.core.limits import BucketUse, Limit, LimitChange
+from holdfast.core.limits import Assigned, BucketUse, Limit, LimitChange
 from holdfast.core.models import (
     Attempt,
     BulkResult,
@@ -302,7 +302,7 @@ class ForwardingLimits:
 
     async def assign_partitions(
         self, *, queue: str | None = None, task: str | None = None, after: str = "", limit: int = 1000
-    ) -> tuple[int, str | None]:
+    ) -> Assigned:
         return await self._intercept(
             "assign_partitions", lambda: self._inner.assign_partitions(queue=queue, task=task, after=after, limit=limit)
         )

@@ -71,14 +71,14 @@ async def test_waiting_jobs_of_a_task_are_assigned(store: Store) -> None:
     ids = await put(store, *[job_of(1, task="slow", delay=delay) for delay in (None, None, DAY)])
     await put(store, job_of(1, task="quick"))
     await limit(store, task="slow", by="args.tenant", concurrency=1)
-    changed, after = await store.limits.assign_partitions(task="slow", limit=2)
+    changed, after, _ = await store.limits.assign_partitions(task="slow", limit=2)
     while after is not None:
-        more, after = await store.limits.assign_partitions(task="slow", after=after, limit=2)
+        more, after, _ = await store.limits.assign_partitions(task="slow", after=after, limit=2)
         changed += more
     assert changed == 3
     assert (await get(store, ids[2])).partition == "mail=1"
     assert sum(job.task == "slow" for job in await take(store, 9)) == 1
-    assert await store.limits.assign_partitions(task="slow") == (0, None)
+    assert await store.limits.assign_partitions(task="slow") == (0, None, 0)
 
 
 async def test_job_shows_its_partition(store: Store) -> None:

@@ -158,7 +158,7 @@ COLD = {
     "free_partitions": "when a limit changes: every partition that waits",
     **dict.fromkeys(("limits", "limits_version"), "a row for each limit, of which there are a thousand at most"),
     "limited_queues": "a row for each queue that ever had a job under a limit",
-    "waiting_jobs": "when a limit is added or removed: goes through the table page by page",
+    "jobs_to_assign": "when a limit is added or removed: goes through the table page by page",
     "prune_buckets": "a row for each bucket that has tokens missing, page by page, in a sweep",
     **dict.fromkeys(("paused_queues", "known_queues", "set_paused"), FEW_QUEUES),
     **dict.fromkeys(("workers", "order_workers", "prune_workers"), FEW_WORKERS),

@@ -66,7 +66,7 @@ class PostgresAdmin(SelectionAdmin):
             text = text_or_none(payload)
             rows = await fetch(self._sql["replay"], ids=free, laters=laters, force=force, payload=text)
             changed = {job_id: STATES[code] for job_id, _, code in rows}
-            if changed and payload is not None:
+            if changed:
                 await update_partitions(fetch, self._sql, list(changed))
             return await self._operated(fetch, ids, changed, chosen), {queue for _, queue, _ in rows}
 

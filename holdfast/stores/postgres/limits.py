@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
 from holdfast.core.limits import (
+    Assigned,
     BucketState,
     BucketUse,
     Limit,
@@ -30,6 +32,7 @@ ASSIGNED_MOST = 500
 _ASSIGNING_TRIES = 4  # steps of one claim
 _NO_ID = "00000000-0000-0000-0000-000000000000"
 _UNASSIGNED = 16  # column of ``claim_limited``
+_PAUSES = (0, 0.05, 0.2, 0.5)  # seconds before each try at jobs that other transactions held
 
 
 class PostgresLimits:
@@ -77,8 +80,7 @@ class PostgresLimits:
 
     async def assign_partitions(
         self, *, queue: str | None = None, task: str | None = None, after: str = "", limit: int = 1000
-    ) -> tuple[int, str | None]:
-        table = self._cache.set_limits(await self.read_limits())
+    ) -> Assigned:
         rows = await self._pool.search(
             self._sql["jobs_to_assign"],
             SearchKind.CHANGE,
@@ -88,9 +90,15 @@ class PostgresLimits:
             after=after if is_id(after) else _NO_ID,
             limit=limit,
         )
-        changed = await set_partitions(self._pool.fetch, self._sql, table, rows)
-        self._notifications.notify_committed({f"{kind}:{row[3]}" for row in rows for kind in ("queue", "due")})
-        return changed, rows[-1][0] if len(rows) == limit else None
+        ids, changed = [job_id for job_id, _ in rows], 0
+        for pause in _PAUSES:
+            await asyncio.sleep(pause)
+            number, ids = await assign_partitions(self._pool, self._sql, ids)
+            changed += number
+            if not ids:
+                break
+        self._notifications.notify_committed({f"{kind}:{queue}" for _, queue in rows for kind in ("queue", "due")})
+        return Assigned(changed, rows[-1][0] if len(rows) == limit else None, len(ids))
 
     async def bucket_use(self, buckets: Sequence[str]) -> list[BucketUse]:
         limits = {limit.name: limit for limit in await self.read_limits()}
@@ -129,10 +137,9 @@ class PostgresLimits:
 class LimitedClaims:
     """Claims of jobs under limits."""
 
-    def __init__(self, pool: PostgresPool, statements: Mapping[str, NumberedStatement], cache: LimitCache) -> None:
+    def __init__(self, pool: PostgresPool, statements: Mapping[str, NumberedStatement]) -> None:
         self._pool = pool
         self._sql = statements
-        self._cache = cache
 
     async def claim(
         self,
@@ -169,36 +176,36 @@ class LimitedClaims:
         return rows
 
     async def _assign(self, queues: Sequence[str]) -> None:
-        table = self._cache.set_limits(stored_limits(await self._pool.fetch(self._sql["limits"])))
         rows = await self._pool.fetch(self._sql["jobs_without_partition"], queues=queues, limit=ASSIGNED_MOST)
-        await set_partitions(self._pool.fetch, self._sql, table, [(*row, None, None) for row in rows])
+        await assign_partitions(self._pool, self._sql, [job_id for (job_id,) in rows])
+
+
+async def assign_partitions(
+    pool: PostgresPool, statements: Mapping[str, NumberedStatement], ids: Sequence[str]
+) -> tuple[int, list[str]]:
+    """Gives jobs their partitions in a transaction of their own; returns the same as ``update_partitions``."""
+    return await pool.transaction(lambda fetch: update_partitions(fetch, statements, ids))
 
 
 async def update_partitions(
-    fetch: Callable[..., Awaitable[Rows]], statements: Mapping[str, NumberedStatement], ids: Sequence[str]
-) -> None:
-    """Gives changed jobs the partitions that the limits now say."""
+    fetch: Fetch, statements: Mapping[str, NumberedStatement], ids: Sequence[str]
+) -> tuple[int, list[str]]:
+    """Gives jobs the partitions that the limits say, which no writer changes before this transaction ends.
+
+    Returns how many changed, and the jobs that other transactions hold.
+    """
+    await fetch(statements["hold_limits"])
     table = LimitTable(stored_limits(await fetch(statements["limits"])))
-    await set_partitions(fetch, statements, table, await fetch(statements["partition_facts"], ids=ids))
-
-
-async def set_partitions(
-    fetch: Callable[..., Awaitable[Rows]],
-    statements: Mapping[str, NumberedStatement],
-    table: LimitTable,
-    rows: Sequence[Sequence[Any]],
-) -> int:
-    """Writes the partitions that the limits now say for these jobs: id, version, task, queue, payload, partition and
-    weights of each. Returns how many changed."""
     columns: dict[str, Any] = {"ids": [], "versions": [], "partitions": [], "weights": []}
-    for job_id, version, task, queue, payload, *before in rows:
+    for job_id, version, task, queue, payload, *before in await fetch(statements["partition_facts"], ids=ids):
         partition, weights = table.find_partition(task, queue, from_text(payload))
         if [text_or_none(partition), weights] != before:
             for name, value in zip(columns, (job_id, version, text_or_none(partition), weights), strict=True):
                 columns[name].append(value)
     if not columns["ids"]:
-        return 0
-    return len(await fetch(statements["set_partitions"], **columns))
+        return 0, []
+    changed = {job_id for (job_id,) in await fetch(statements["set_partitions"], **columns)}
+    return len(changed), [job_id for job_id in columns["ids"] if job_id not in changed]
 
 
 def stored_limits(rows: Iterable[Sequence[Any]]) -> list[Limit]:

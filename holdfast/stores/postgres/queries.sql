@@ -970,23 +970,27 @@ select exists (select from unnest(:queues::text[]) w (queue) where
 
 -- own: jobs_without_partition
 -- Ready jobs without a partition, of queues that have a limit.
-select j.id::text, j.xmin::text, j.task, j.queue, j.payload
+select j.id::text
 from unnest(:queues::text[]) w (queue) cross join lateral (
-    select r.*, r.xmin from holdfast.job r where r.state = 0 and r.queue = w.queue and r.tier < 3
+    select r.id from holdfast.job r where r.state = 0 and r.queue = w.queue and r.tier < 3
     order by r.tier, r.rank, r.run_at, r.seq limit :limit) j
 limit :limit;
 
 -- own: jobs_to_assign
--- Rare and bounded, and through the table in its own order.
-select j.id::text, j.xmin::text, j.task, j.queue, j.payload, j.partition, j.weights
+-- Jobs that have not ended. Rare and bounded, and through the table in its own order.
+select j.id::text, j.queue
 from holdfast.job j
 where j.id > :after
-  and case when (j.state + 0) in (0, 1, 3, 4) and (:queue::text is null or j.queue = :queue) and (:task::text is null or j.task = :task) then true else false end
+  and case when (j.state + 0) < 5 and (:queue::text is null or j.queue = :queue) and (:task::text is null or j.task = :task) then true else false end
 order by j.id limit :limit;
 
 -- own: partition_facts
 select j.id::text, j.xmin::text, j.task, j.queue, j.payload, j.partition, j.weights
-from holdfast.job j where j.id = any(:ids::uuid[]);
+from holdfast.job j where j.id = any(:ids::uuid[]) and (j.state + 0) < 5;
+
+-- own: hold_limits
+-- Until the end of the transaction no limit is written: a job gets no partition by limits that were replaced meanwhile.
+lock table holdfast.job_limit in share mode;
 
 -- own: set_partitions
 -- `version`: nothing has changed the job since it was read. Those that other transactions hold are left.
@@ -994,13 +998,13 @@ with free as materialized (
     select l.id, d.partition, d.weights
     from unnest(:ids::uuid[], :versions::text[], :partitions::text[], :weights::text[]) as d (id, version, partition, weights)
     join holdfast.job l on l.id = d.id
-    where l.xmin::text = d.version and (l.state + 0) in (0, 1, 3, 4)
+    where l.xmin::text = d.version and (l.state + 0) < 5
     order by l.id for no key update of l skip locked
 )
 update holdfast.job j
 set partition = f.partition, weights = f.weights, tier = j.tier % 3 + case when f.partition is null then 0 else 3 end
 from free f where j.id = f.id
-returning j.queue;
+returning j.id::text;
 
 -- own: lock_limits
 select holdfast.lock_limits()::text;

@@ -72,7 +72,7 @@ class PostgresQueueing:
         limit_cache: LimitCache,
     ) -> None:
         self._limit_cache = limit_cache
-        self._limited = LimitedClaims(pool, statements, limit_cache)
+        self._limited = LimitedClaims(pool, statements)
         self._limits_seen = False  # the latest claim saw jobs under limits
         self._looked_at = -_LOOKED_FOR  # when that was seen
         self._limited_first = False  # they and the plain ones take turns to go first

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -16,7 +17,7 @@ from holdfast.stores.connections.redis import Script, in_batches
 from holdfast.stores.connections.redis_protocol import Argument
 from holdfast.stores.redis.claiming import PIECE
 from holdfast.stores.redis.encoding import encode_changes, span_us, state_of
-from holdfast.stores.redis.limits import PartitionAssigner
+from holdfast.stores.redis.limits import AGAIN, TRIES, PartitionAssigner
 from holdfast.stores.redis.notifications import RedisNotifications
 from holdfast.stores.redis.pool import NamespacePool
 from holdfast.stores.redis.query import Read
@@ -48,19 +49,23 @@ class RedisAdmin(SelectionAdmin):
 
     async def _replay(self, chosen: Chosen, *, force: bool, payload: str | None, pace: ReplayRate) -> BulkResult:
         operated = await self._each("replay", chosen, force=force, payload=payload, pace=pace)
-        if payload is not None:
-            await self._assigner.assign_again(await self._read.find_each([job_id for job_id, _ in operated.changed]))
         self._notifications.notify_done({"queue:*"} if operated.changed else ())
         return operated
 
     async def edit(self, job_id: str, changes: JobChanges) -> BulkResult:
         whole = "w" if self._pool.address.whole else ""
         given = encode_changes(changes)
-        if changes.payload is not None or changes.queue is not None:
-            for job in await self._read.find_each([job_id]):
-                queue, payload = changes.queue or job.queue, changes.payload or job.payload
-                given += ("partition", await self._assigner.find_partition(job.task, queue, payload))
-        state, done = await self._once("edit", job_id, uuid4().hex, whole, *given)
+
+        async def send() -> Any:
+            if changes.payload is None and changes.queue is None:
+                return await self._once("edit", job_id, uuid4().hex, whole, "", "", *given)
+            version, partitions = await self._assigner.find_partitions(
+                [job_id], queue=changes.queue, payload=changes.payload
+            )
+            basis, field = partitions[job_id]
+            return await self._once("edit", job_id, uuid4().hex, whole, version, basis, *given, "partition", field)
+
+        state, done = await _until_current(send)
         found = None if state is None else state_of(state)
         self._notifications.notify_done({"queue:*"} if done else ())
         if done and found is not None:
@@ -76,20 +81,31 @@ class RedisAdmin(SelectionAdmin):
         """The answer, in the order of the question. Selected jobs that match no more are left out."""
         standing = chosen.guard or {}
         flags = ("f" if force else "") + ("w" if self._pool.address.whole else "")
+        common = verb, flags, "" if payload is None else "=" + payload
         changed: list[tuple[str, JobState]] = []
         refused: list[tuple[str, JobState | None]] = []
-        given = "" if payload is None else "=" + payload
         every = span_us(pace.every)
         for number, ids in enumerate(in_batches(chosen.ids, PIECE)):
             after = span_us(pace.after) + number * PIECE * every
-            guarded = [argument for job_id in ids for argument in (job_id, standing.get(job_id, ""))]
-            reply = await self._once("operate", verb, flags, given, uuid4().hex, after, every, *guarded)
+            guards = {job_id: standing.get(job_id, "") for job_id in ids}
+            reply = await _until_current(partial(self._operate, common, guards, (after, every), payload))
             for job_id, (state, done) in zip(ids, reply, strict=True):
                 if done == 1:
                     changed.append((job_id, state_of(state) or JobState.DEAD))  # else a deleted one in no state
                 elif done == 0:
                     refused.append((job_id, None if state is None else state_of(state)))
         return BulkResult(changed=changed, refused=refused, more=chosen.more)
+
+    async def _operate(
+        self, common: tuple[str, str, str], guards: Mapping[str, str], times: tuple[int, int], payload: str | None
+    ) -> Any:
+        version, partitions = b"", dict[Argument, tuple[bytes, str]]()
+        if common[0] == "replay":
+            version, partitions = await self._assigner.find_partitions(list(guards), payload=payload)
+        jobs: list[Argument] = []
+        for job_id, guard in guards.items():
+            jobs += (job_id, guard, *partitions.get(job_id, (b"", "")))
+        return await self._once("operate", *common, uuid4().hex, *times, version, *jobs)
 
     async def _once(self, script: str, *arguments: Argument) -> Any:
         """Returns the answer of the script. It may be sent more than once, but does nothing twice."""
@@ -122,3 +138,12 @@ class RedisAdmin(SelectionAdmin):
         sent = [worker.decode() for worker in await self._pool.run(self._scripts["order"], command.value, *names)]
         self._notifications.notify_done({f"worker:{worker}" for worker in sent})
         return sent
+
+
+async def _until_current(send: Callable[[], Awaitable[Any]]) -> Any:
+    """Answer of a script that writes partitions; sent again with new ones while jobs or limits change."""
+    for _ in range(TRIES):
+        reply = await send()
+        if reply != AGAIN:
+            return reply
+    raise Unavailable("other programs change these jobs and their limits at this moment; try again")

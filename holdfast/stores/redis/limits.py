@@ -8,8 +8,8 @@ from datetime import timedelta
 
 import msgspec
 
-from holdfast.core.limits import BucketUse, Limit, LimitChange, LimitTable, decode_limits, encode_limit
-from holdfast.core.models import MICROSECOND, Job
+from holdfast.core.limits import Assigned, BucketUse, Limit, LimitChange, LimitTable, decode_limits, encode_limit
+from holdfast.core.models import MICROSECOND
 from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.stores.connections.redis import Script, in_batches
 from holdfast.stores.connections.redis_protocol import Argument
@@ -19,6 +19,10 @@ from holdfast.stores.redis.events import RedisQuery
 from holdfast.stores.redis.notifications import RedisNotifications
 from holdfast.stores.redis.pool import NamespacePool
 
+TRIES = 20
+"""Calls of a script that writes partitions, if jobs or limits change meanwhile each time."""
+AGAIN = b"again"
+"""Answer of a script: jobs or limits have changed since the partitions were found."""
 _PIECES_MOST = 50  # scripts of one ``assign_partitions``
 
 
@@ -47,33 +51,44 @@ class PartitionAssigner:
 
     async def assign_ready(self, worker: str, queue: str, *, isolated: bool) -> None:
         """Moves the first ready jobs of a queue that have no partition into theirs. ``alone``: quarantined ones."""
-        common = (worker, 0, self._pool.address.task)
-        found, texts = await self._pool.run(self._scripts["unassigned"], *common, queue, int(isolated))
+        common = (worker, 0, self._pool.address.task, queue)
+        ids = await self._pool.run(self._scripts["unassigned"], *common, int(isolated))
+        await self._assign(common, ids)
+
+    async def find_partitions(
+        self, ids: Sequence[Argument], *, queue: str | None = None, payload: str | None = None
+    ) -> tuple[bytes, dict[Argument, tuple[bytes, str]]]:
+        """Returns the version of the limits and, by id, the basis and the partition of each job, for the script that
+        writes it. ``queue`` and ``payload``: what the job is to have then."""
+        found, texts, version = await self._pool.run(self._scripts["partition_facts"], *ids)
         table = LimitTable(limits_of(texts))
-        arguments: list[Argument] = []
-        for job_id, kind, payload in found:
-            _, _, name, task = self._kinds(kind)
-            arguments += (job_id, _find_partition(table, task, name, decode_text(payload)))
-        await self._pool.run(self._scripts["assign"], *common, queue, *arguments)
+        partitions = dict.fromkeys(ids, (b"-" if texts else b"", ""))
+        for job_id, facts in zip(ids, found, strict=False):  # none without limits
+            if facts is not None:
+                _, _, name, task = self._kinds(facts[0])
+                text = decode_text(facts[1]) if payload is None else payload
+                partitions[job_id] = facts[2], _find_partition(table, task, queue or name, text)
+        return version, partitions
 
-    async def find_partition(self, task: str, queue: str, payload: str) -> str:
-        """Partition of a job by the limits there are now, as its hash holds it; "" for none."""
-        return _find_partition(LimitTable(await read_limits(self._pool)), task, queue, payload)
+    async def write_partitions(self, ids: Sequence[str]) -> tuple[int, int]:
+        """Gives jobs their partitions. Returns how many changed, and how many others changed all the time."""
+        changed = left = 0
+        for piece in in_batches(ids, PIECE):
+            number, left_out = await self._assign(("", 0, self._pool.address.task, ""), piece)
+            changed, left = changed + number, left + left_out
+        return changed, left
 
-    async def assign_again(self, jobs: Sequence[Job]) -> None:
-        """Gives jobs whose payload has changed their partitions."""
-        table = LimitTable(await read_limits(self._pool)) if jobs else LimitTable()
-        await self.write_partitions(
-            [(job.id, _find_partition(table, job.task, job.queue, job.payload)) for job in jobs]
-        )
-
-    async def write_partitions(self, jobs: Sequence[tuple[str, str]]) -> int:
-        """Gives jobs the partitions that come with their ids; returns how many changed."""
-        changed = 0
-        for piece in in_batches(jobs, PIECE):
-            arguments = [argument for job in piece for argument in job]
-            changed += await self._pool.run(self._scripts["assign"], "", 0, self._pool.address.task, "", *arguments)
-        return changed
+    async def _assign(self, common: Sequence[Argument], ids: Sequence[Argument]) -> tuple[int, int]:
+        changed, left_out = 0, len(ids)
+        for _ in range(TRIES):
+            version, partitions = await self.find_partitions(ids)
+            jobs = [argument for job_id, found in partitions.items() for argument in (job_id, *found)]
+            reply = await self._pool.run(self._scripts["assign"], *common, version, *jobs)
+            if reply != AGAIN:
+                changed, left_out = changed + reply[0], reply[1]
+                if not left_out:
+                    break
+        return changed, left_out
 
 
 def _find_partition(table: LimitTable, task: str, queue: str, payload: str) -> str:
@@ -123,22 +138,19 @@ class RedisLimits:
 
     async def assign_partitions(
         self, *, queue: str | None = None, task: str | None = None, after: str = "", limit: int = 1000
-    ) -> tuple[int, str | None]:
+    ) -> Assigned:
         """Walks the index of submissions, some pieces a call: ``after`` is a number of submission."""
-        table = LimitTable(await self.read_limits())
-        behind, changed, looked, pieces, more = int(after or 0), 0, 0, 0, True
+        behind, changed, left, looked, pieces, more = int(after or 0), 0, 0, 0, 0, True
         while more and looked < limit and pieces < _PIECES_MOST:
-            jobs, last, more = await self._query.find_waiting(queue, task, behind)
+            jobs, last, more = await self._query.find_open(queue, task, behind)
             pieces += 1
             if len(jobs) > limit - looked:
                 jobs, more = jobs[: limit - looked], True
                 last = jobs[-1][0]
-            changed += await self._assigner.write_partitions(
-                [(job.id, _find_partition(table, job.task, job.queue, job.payload)) for _, job in jobs]
-            )
-            looked, behind = looked + len(jobs), last
+            number, left_out = await self._assigner.write_partitions([job.id for _, job in jobs])
+            changed, left, looked, behind = changed + number, left + left_out, looked + len(jobs), last
         self._notifications.notify_done({"queue:*"} if changed else ())
-        return changed, str(behind) if more else None
+        return Assigned(changed, str(behind) if more else None, left)
 
     async def bucket_use(self, buckets: Sequence[str]) -> list[BucketUse]:
         uses: list[BucketUse] = []

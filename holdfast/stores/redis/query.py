@@ -166,13 +166,12 @@ class Read:
         """The jobs of these ids that are there, whole."""
         return [job for _, job in await self._show(job_ids)]
 
-    async def find_waiting(self, queue: str | None, task: str | None, behind: int) -> tuple[list[Shown], int, bool]:
-        """Some waiting jobs of a queue or a task behind a number of submission, the last number looked at, and whether
-        there may be more."""
+    async def find_open(self, queue: str | None, task: str | None, behind: int) -> tuple[list[Shown], int, bool]:
+        """Outlines of some jobs of a queue or a task behind a number of submission that have not ended, the last number
+        looked at, and whether there may be more."""
         rows, last, more = await self._pool.run(self._scripts["scan"], "oldest", behind, _PIECE, 0)
-        where = JobFilter(states=tuple(NOT_STARTED), queue=queue, tasks=() if task is None else (task,))
-        ids = [job.id for _, job in self._found(rows) if matches_filter(job, where)]
-        return await self._show(ids), int(last), bool(more)
+        where = JobFilter(states=(*NOT_STARTED, JobState.RUNNING), queue=queue, tasks=() if task is None else (task,))
+        return [each for each in self._found(rows) if matches_filter(each[1], where)], int(last), bool(more)
 
     async def _newest(self, where: JobFilter, before: int, search: _Search) -> AsyncIterator[Shown]:
         everything = where == JobFilter()

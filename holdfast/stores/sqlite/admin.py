@@ -59,8 +59,7 @@ class SqliteAdmin(LimitedFamily, SelectionAdmin):
             transaction.notify_topic(f"queue:{queue}")
             if payload is not None:
                 self._replace_payload(transaction, job_id, payload)
-        if payload is not None:
-            self._limits.assign_again(connection, [job_id for job_id, _, _ in rows])
+        self._limits.assign_again(connection, [job_id for job_id, _, _ in rows])
         return self._operated(transaction, ids, {job_id: STATES[code] for job_id, _, code in rows}, chosen.more)
 
     def _with_unique_keys(self, transaction: Transaction, ids: Sequence[str], *, force: bool) -> set[str]:

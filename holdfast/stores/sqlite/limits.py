@@ -14,6 +14,7 @@ from holdfast.core.limits import (
     FULL,
     TURN,
     Admission,
+    Assigned,
     BucketState,
     BucketUse,
     Limit,
@@ -88,7 +89,7 @@ class SqliteLimits(SqliteFamily):
         return self.table
 
     def assign_again(self, connection: sqlite3.Connection, ids: Sequence[str]) -> None:
-        """Gives jobs whose payload or queue has changed their partitions."""
+        """Gives jobs the partitions that the limits now say."""
         table = self.current_table(connection)
         if table is not None:
             rows = connection.execute(self._sql["partitions_of"], {"ids": as_json(ids)}).fetchall()
@@ -96,15 +97,15 @@ class SqliteLimits(SqliteFamily):
 
     async def assign_partitions(
         self, *, queue: str | None = None, task: str | None = None, after: str = "", limit: int = 1000
-    ) -> tuple[int, str | None]:
-        def run_in_transaction(transaction: Transaction) -> tuple[int, str | None]:
+    ) -> Assigned:
+        def run_in_transaction(transaction: Transaction) -> Assigned:
             values = {"queue": queue, "task": task, "after": after, "limit": limit}
-            rows = transaction.connection.execute(self._sql["waiting_jobs"], values).fetchall()
+            rows = transaction.connection.execute(self._sql["jobs_to_assign"], values).fetchall()
             table = LimitTable(self._read(transaction.connection))
             changed = write_partitions(transaction.connection, self._sql, table, rows)
             for name in {row[2] for row in rows}:
                 transaction.notify_topic(f"queue:{name}")
-            return changed, rows[-1][4] if len(rows) == limit else None
+            return Assigned(changed, rows[-1][4] if len(rows) == limit else None)
 
         return await self._opened().writer.call(run_in_transaction)
 

@@ -696,18 +696,18 @@ select min(blocked_until) from holdfast_partition where queue = :queue and block
 select seq, task, queue, coalesce(payload, (select p.payload from holdfast_payload p where p.seq = j.seq)), id, null, null
 from holdfast_job j where state = 0 and partition is null and queue = :queue order by tier, rank, run_at, seq limit :limit;
 
--- own: waiting_jobs
--- Jobs of a queue or a task that wait, in the order of their ids.
+-- own: jobs_to_assign
+-- Jobs of a queue or a task that have not ended, in the order of their ids.
 select seq, task, queue, coalesce(payload, (select p.payload from holdfast_payload p where p.seq = j.seq)), id, partition, weights
-from holdfast_job j where id > :after and state in (0, 1, 3, 4) and (queue = :queue or task = :task) order by id limit :limit;
+from holdfast_job j where id > :after and +state < 5 and (queue = :queue or task = :task) order by id limit :limit;
 
 -- own: partitions_of
--- The same of these jobs, whose payload or queue has changed.
+-- The same of these jobs.
 select seq, task, queue, coalesce(payload, (select p.payload from holdfast_payload p where p.seq = j.seq)), id, partition, weights
 from holdfast_job j where id in (select value from json_each(:ids));
 
 -- own: set_partition
-update holdfast_job set partition = ?2, weights = ?3 where seq = ?1 and state in (0, 1, 3, 4);
+update holdfast_job set partition = ?2, weights = ?3 where seq = ?1 and +state < 5;
 
 -- own: running_partitions
 select partition, weights, count(*)

@@ -1,17 +1,26 @@
--- name: operate (partitions, moving, uniqueness)
+-- name: operate (partitions, moving, uniqueness, basis)
 -- Cancels, replays or deletes jobs. ARGV: 3 "cancel", "replay" or "delete", 4 "f" to replay successes too, "w" where
 -- payloads stay in one piece, 5 "" or "=" and the new payload, 6 a name for this very call: asked again under it, since the
 -- answer was lost, nothing is done again, 7 and 8 microseconds: after how long the first is to be replayed, and how long after
--- it each other one. Then for each job: id, and "" or the state and claims it must still have ("state
--- claims"; else it is passed over). Answers for each {state it has now, 1 changed | 0 refused | -1 passed over}; nil for a
--- job that is not there.
+-- it each other one, 9 of a replay the version of the limits. Then for each job: id, "" or the state and claims it must still
+-- have ("state claims"; else it is passed over), and of a replay its basis and its partition as its field has it. Answers for
+-- each {state it has now, 1 changed | 0 refused | -1 passed over}, nil for a job that is not there; or AGAIN.
 local DONE, REMEMBERED = P .. 'done:' .. ARGV[6], 60 -- seconds
 local done = redis.pcall('GET', DONE)
 if type(done) == 'string' then
     return cmsgpack.unpack(done)
 end
-even_if_full()
 local what, force = ARGV[3], string.find(ARGV[4], 'f', 1, true)
+if what == 'replay' then
+    local stands = limits_version() == ARGV[9]
+    for i = 10, #ARGV, 4 do
+        stands = stands and has_basis(ARGV[i], ARGV[i + 2])
+    end
+    if not stands then
+        return AGAIN
+    end
+end
+even_if_full()
 local whole = string.find(ARGV[4], 'w', 1, true)
 local answers = {}
 
@@ -47,7 +56,7 @@ local function unique_of(id) -- as `take_unique` takes it; nil for a job without
     return table.concat({ unique.on_conflict or 'keep', unique.during or '-', window, unique.key }, ' ')
 end
 
-local function replay(id, v, known, later)
+local function replay(id, v, known, later, field)
     if v[1] ~= 'failed' and v[1] ~= 'dead' and v[1] ~= 'cancelled' and not (force and v[1] == 'succeeded') then
         return nil
     end
@@ -72,10 +81,14 @@ local function replay(id, v, known, later)
         pieces(fields, 'payload', string.sub(ARGV[5], 2), whole)
     end
     call('HSET', JOB .. id, unpack(fields))
+    field = field ~= '' and field or nil
+    if field ~= field_of(id, known) then
+        known = kind_of(set_field(id, v[3], field))
+    end
     if later > 0 then
         moving().schedule(known.queue, due, id)
     else
-        moving().ready(known, now, number(v[5]), id, 0, field_of(id, known))
+        moving().ready(known, now, number(v[5]), id, 0, field)
     end
     tell('news', 'queue:' .. known.queue)
     return state
@@ -93,7 +106,7 @@ end
 local WAITING = { queued = true, scheduled = true, failed = true, waiting = true }
 local verbs = { cancel = cancel, replay = replay, delete = delete }
 local after, every = tonumber(ARGV[7]), tonumber(ARGV[8])
-for i = 9, #ARGV, 2 do
+for i = 10, #ARGV, 4 do
     local id, expected = ARGV[i], ARGV[i + 1]
     local v = read(id, 'state', 'claims', 'kind', 'lost_leases', 'seq', 'worker', 'dueTime', 'created', 'key', 'pickupTime')
     local known = v and kind_of(v[3] or '')
@@ -103,12 +116,15 @@ for i = 9, #ARGV, 2 do
         answers[#answers + 1] = { v[1], -1 }
     else
         local field = field_of(id, known)
-        local state = verbs[what](id, v, known, after + (i - 9) / 2 * every)
+        local state = verbs[what](id, v, known, after + (i - 10) / 4 * every, ARGV[i + 3])
         answers[#answers + 1] = { state or v[1], state and 1 or 0 }
         if state and (what == 'delete' or state ~= v[1]) then
             count(known.queue, v[1], -1)
             count_waiting(field, WAITING[v[1]] and -1 or 0)
             if what ~= 'delete' then
+                if what == 'replay' then
+                    field = ARGV[i + 3] ~= '' and ARGV[i + 3] or nil
+                end
                 count(known.queue, state, 1)
                 count_waiting(field, WAITING[state] and 1 or 0)
             end
@@ -120,16 +136,20 @@ moving().place_ready()
 finish()
 return answers
 
--- name: edit (partitions, moving, rewriting)
--- Changes a job that waits. ARGV: 3 id, 4 a name for this very call, as for `operate`, 5 "w" where payloads stay in one piece;
--- then names and values of what `rewrite` changes. Answers the state it has now, and 1 where it was changed.
+-- name: edit (partitions, moving, rewriting, basis)
+-- Changes a job that waits. ARGV: 3 id, 4 a name for this very call, as for `operate`, 5 "w" where payloads stay in one piece,
+-- 6 and 7 version of the limits and basis of a partition that comes with it, or ""; then names and values of what `rewrite`
+-- changes. Answers the state it has now, and 1 where it was changed; or AGAIN.
 local DONE, REMEMBERED = P .. 'done:' .. ARGV[4], 60 -- seconds
 local done = redis.pcall('GET', DONE)
 if type(done) == 'string' then
     return cmsgpack.unpack(done)
 end
+if ARGV[6] ~= '' and not (limits_version() == ARGV[6] and has_basis(ARGV[3], ARGV[7])) then
+    return AGAIN
+end
 local change = {}
-for n = 6, #ARGV, 2 do
+for n = 8, #ARGV, 2 do
     change[ARGV[n]] = ARGV[n + 1]
 end
 local EDITABLE = { queued = true, scheduled = true, failed = true, waiting = true }

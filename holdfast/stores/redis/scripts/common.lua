@@ -111,6 +111,16 @@ local function marked(kind, field) -- a kind as it is for a job with this partit
     return string.gsub(kind, '\n$', '') .. (field and '\n' or '')
 end
 
+local function set_field(id, kind, field) -- answers its kind
+    call('HDEL', JOB .. id, 'partition')
+    kind = marked(kind, field)
+    call('HSET', JOB .. id, 'kind', kind)
+    if field then
+        call('HSET', JOB .. id, 'partition', field)
+    end
+    return kind
+end
+
 local function pieces(fields, field, text, whole) -- a text as fields of a hash, none longer than CHUNK
     if whole or #text <= CHUNK or #text > CHUNK * PIECES then
         fields[#fields + 1] = field

@@ -186,6 +186,15 @@ local function release(queue, field)
     fields[field] = (fields[field] or 0) + 1
 end
 
+local function occupy(field) -- room of a running job in its buckets
+    local partition, weights = split_field(field)
+    local n = 0
+    for bucket in string.gmatch(partition, '[^\31]+') do
+        n = n + 1
+        ours('HINCRBY', P .. 'used', bucket, weights and weights[n] or 1)
+    end
+end
+
 local function subtract_released()
     local released, partitions_left, names, kept, gone = {}, {}, {}, {}, {}
     for queue, fields in pairs(left) do
@@ -840,15 +849,50 @@ local function queue_in(text)
     return (document.by or values.concurrency or values.rate) and document.queue or nil -- one that only bounds its depth is none
 end
 
+-- fragment: basis
+-- What the partition of a job is computed from: the limits, as a number that changes with each write of one, and queue, task and
+-- payload of the job. A caller says what it has read, and a script that writes the partition compares.
+local AGAIN = 'again' -- the answer where something has changed: nothing was written
+
+local function limits_version(limits)
+    local sum = 0
+    for _, text in ipairs(limits or ours('HVALS', P .. 'limits')) do
+        sum = (sum + number(string.match(text, '^(%d+)'))) % 2 ^ 52
+    end
+    return int(sum)
+end
+
+local function basis_of(id) -- and kind and payload; nil for what is no job
+    local v = read(id, 'kind', 'payload')
+    local kind = v and v[1] and string.match(v[1], '^%S+ %S+ (.-\n.-)\n?$')
+    if kind then
+        local payload = joined(id, 'payload', v[2] or '')
+        return redis.sha1hex(kind .. '\n' .. payload), v[1], payload
+    end
+end
+
+local function has_basis(id, basis) -- "": it was read when there were no limits
+    return basis == '' or (basis_of(id) or '-') == basis
+end
+
+-- name: partition_facts (basis)
+-- Facts of the jobs from ARGV[3] on: {kind, payload, basis} of each, nil for what is no job; none without limits. Then the limits,
+-- and their version.
+local facts, limits = {}, ours('HVALS', P .. 'limits')
+for n = 3, #limits > 0 and #ARGV or 0 do
+    local basis, kind, payload = basis_of(ARGV[n])
+    facts[#facts + 1] = basis and { kind, payload, basis } or false
+end
+finish()
+return { facts, limits, limits_version(limits) }
+
 -- name: unassigned (partitions, moving, taking, documents)
--- Ready jobs of a queue with limits that have no partition. ARGV: 6 queue, 7 "1" for quarantined ones. Answers {id, kind,
--- payload} of up to MOST, and the limits, "REVISION DOCUMENT" each.
+-- Ids of ready jobs of a queue with limits that have no partition, up to MOST. ARGV: 6 queue, 7 "1" for quarantined ones.
 even_if_full()
 local queue, found = ARGV[6], {}
-local limits = ours('HVALS', P .. 'limits')
 
 local function is_limited()
-    for _, text in ipairs(limits) do
+    for _, text in ipairs(ours('HVALS', P .. 'limits')) do
         if queue_in(text) == queue then
             return true
         end
@@ -863,7 +907,7 @@ local function look_at(id)
     end
     local known = v and kind_of(v[2] or '')
     if known and v[1] == 'queued' and not (known.is_limited and v[12]) then
-        found[#found + 1] = { id, v[2], joined(id, 'payload', v[8] or '') }
+        found[#found + 1] = id
     end
 end
 
@@ -888,35 +932,49 @@ else
     ours('SREM', P .. 'guarded', queue)
 end
 finish()
-return { found, limits }
+return found
 
--- name: assign (partitions, moving, taking)
--- Gives waiting jobs their partitions. ARGV: 6 a queue whose ready lists are to lose the jobs at their heads that have one,
--- or "", then id and partition of each job as its field has it, "" for none. Answers how many changed.
+-- name: assign (partitions, moving, taking, basis)
+-- Gives jobs that have not ended their partitions. ARGV: 6 a queue whose ready lists are to lose the jobs at their heads that
+-- have one, or "", 7 version of the limits; then id, basis and partition of each job as its field has it, "" for none. Answers how
+-- many changed, or AGAIN; those that have another basis are as they were, and counted second.
+if limits_version() ~= ARGV[7] then
+    return AGAIN
+end
 even_if_full()
-local queue, changed = ARGV[6], 0
-local WAITING = { queued = true, scheduled = true, failed = true, waiting = true }
+local queue, changed, left_out = ARGV[6], 0, 0
+local OPEN = { queued = true, scheduled = true, failed = true, waiting = true, running = true }
 
-local function assign(id, field)
+local function assign(id, basis, field)
     local v = read(id, 'state', 'kind', 'lost_leases', 'dueTime', 'seq')
     local known = v and kind_of(v[2] or '')
     local old = known and field_of(id, known)
-    if not known or not WAITING[v[1]] or (old or '') == field then
+    if not known or not OPEN[v[1]] then
+        return
+    elseif not has_basis(id, basis) then
+        left_out = left_out + 1
+        return
+    elseif (old or '') == field then
         return
     end
-    count_waiting(old, -1)
-    count_waiting(field ~= '' and field or nil, 1)
+    if v[1] ~= 'running' then
+        count_waiting(old, -1)
+        count_waiting(field ~= '' and field or nil, 1)
+    end
     if v[1] == 'queued' and (old or queue == '' or tier_of(v[3]) == 2) then -- else it leaves its list below
         moving().withdraw(id, known, v[1], number(v[3]))
     end
     local new = field ~= '' and field or nil
-    call('HDEL', JOB .. id, 'partition')
-    call('HSET', JOB .. id, 'kind', marked(v[2], new))
-    if new then
-        call('HSET', JOB .. id, 'partition', new)
-    end
+    set_field(id, v[2], new)
     if v[1] == 'queued' then
         moving().ready(known, number(v[4]), number(v[5]), id, number(v[3]), new)
+    elseif v[1] == 'running' then
+        if old then
+            release(known.queue, old)
+        end
+        if new then
+            occupy(new)
+        end
     end
     tell('news', 'queue:' .. known.queue)
     changed = changed + 1
@@ -964,8 +1022,8 @@ local function clear_head(list)
     end
 end
 
-for n = 7, #ARGV, 2 do
-    assign(ARGV[n], ARGV[n + 1])
+for n = 8, #ARGV, 3 do
+    assign(ARGV[n], ARGV[n + 1], ARGV[n + 2])
 end
 if queue ~= '' then
     for _, level in ipairs(ours('ZRANGE', levels_of(queue), 0, -1)) do
@@ -977,8 +1035,9 @@ if queue ~= '' then
     clear_head(ready_of(queue, '0'))
 end
 moving().place_ready()
+write_released()
 finish()
-return changed
+return { changed, left_out }
 
 -- name: write_limit (documents)
 -- Replaces, adds or removes a limit if it has the expected revision. ARGV: 3 name, 4 expected revision, 5 document, "" to

@@ -156,7 +156,19 @@ class LimitManager:
             if limit.owner == owner and limit.name not in declared:
                 store = await self._app.open_store()
                 await store.limits.write_limit(LimitChange(limit, limit.revision, remove=True))
-                await self._assign(store, limit)
+                await _assign(store, limit.queue, limit.task)
+
+    async def resume_assignments(self, seen: Mapping[str, int]) -> dict[str, int]:
+        """Gives jobs the partitions that a process which ended too early left to do.
+
+        ``seen``: the result of the call before. An unfinished limit that has not changed since is taken over; the
+        result holds the revisions of all that are unfinished.
+        """
+        unfinished = [limit for limit in (await self._read()).values() if limit.unassigned]
+        for limit in unfinished:
+            if seen.get(limit.name) == limit.revision:
+                await _finish_assignment(await self._app.open_store(), limit)
+        return {limit.name: limit.revision for limit in unfinished}
 
     def _warn(self, name: str, problem: str, remedy: str) -> None:
         self._app.events.emit(DeclarationKept(declared=f"limit {name}", problem=problem, remedy=remedy))
@@ -175,28 +187,41 @@ class LimitManager:
             limits = await self._read()
             known = limits.get(name)
             changed = change(known)
-            if not remove:
-                if changed == known:
-                    return known
-                _check_number(limits, changed)
-            expected = 0 if known is None else known.revision
-            revision = await store.limits.write_limit(LimitChange(changed, expected, remove))
-            if revision is not None:
+            if remove:
+                if await store.limits.write_limit(LimitChange(changed, changed.revision, remove=True)) is None:
+                    continue
                 self._app.forget_limits()
-                if known is None or remove or _applies_to(known) != _applies_to(changed):
-                    await self._assign(store, changed)
-                    if known is not None and known is not changed:
-                        await self._assign(store, known)
-                return replace(changed, revision=revision)
+                await _assign(store, changed.queue, changed.task)
+                return changed
+            changed = replace(changed, unassigned=_unassigned_places(known, changed))
+            if changed != known:
+                _check_number(limits, changed)
+                revision = await store.limits.write_limit(LimitChange(changed, 0 if known is None else known.revision))
+                if revision is None:
+                    continue
+                self._app.forget_limits()
+                changed = replace(changed, revision=revision)
+            return await _finish_assignment(store, changed)
         raise Conflict(f"limit {name} is changed by others at this moment; try again")
 
-    async def _assign(self, store: Store, limit: Limit) -> None:
-        """Gives the jobs that wait their partitions under the limits as they are now."""
-        if limit.queue is None and limit.task is None:
-            return
-        _, after, _ = await store.limits.assign_partitions(queue=limit.queue, task=limit.task)
-        while after is not None:
-            _, after, _ = await store.limits.assign_partitions(queue=limit.queue, task=limit.task, after=after)
+
+async def _finish_assignment(store: Store, limit: Limit) -> Limit:
+    """Gives the jobs of a limit their partitions, and takes back its mark that this is to be done."""
+    left = [await _assign(store, *place) for place in limit.unassigned]
+    if not left or any(left):
+        return limit
+    done = replace(limit, unassigned=())
+    revision = await store.limits.write_limit(LimitChange(done, limit.revision))
+    return limit if revision is None else replace(done, revision=revision)  # None: another write has the mark now
+
+
+async def _assign(store: Store, queue: str | None, task: str | None) -> int:
+    """Gives jobs their partitions by the limits there are now. Returns how many were left out."""
+    left, after = 0, "" if queue or task else None
+    while after is not None:
+        step = await store.limits.assign_partitions(queue=queue, task=task, after=after)
+        left, after = left + step.left, step.after
+    return left
 
 
 class BlockingLimits(BlockingView):
@@ -239,7 +264,18 @@ def _buckets_of(limit: Limit, values: Sequence[Any]) -> list[str]:
     return [name_bucket(limit, value) for value in values]
 
 
-def _applies_to(limit: Limit) -> tuple[object, ...]:
+def _unassigned_places(known: Limit | None, changed: Limit) -> tuple[tuple[str | None, str | None], ...]:
+    """Queues and tasks whose jobs need new partitions once a limit is changed, with those that needed them before."""
+    places = set(known.unassigned if known is not None else ())
+    if _applies_to(known) != _applies_to(changed):
+        places |= {(each.queue, each.task) for each in (known, changed) if each is not None and _applies_to(each)}
+    return tuple(sorted(places, key=str))
+
+
+def _applies_to(limit: Limit | None) -> tuple[object, ...] | None:
+    """The fields that decide the partitions of jobs; None for a limit that gives them none."""
+    if limit is None or not limit.is_claimed or limit.queue is limit.task is None:
+        return None
     return limit.queue, limit.task, limit.by, limit.values.weight, limit.is_counted
 
 

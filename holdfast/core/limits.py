@@ -72,6 +72,7 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     by: a path in the payload, like "args.tenant": each value has a bucket of its own.
     owner: the application whose code declares it; None: an operator made it.
     declared: the values of the code, while values of an operator are in force instead.
+    unassigned: queues and tasks, a pair each, whose jobs may not have the partitions of a new limit yet.
     revision grows with each write; a store sets it.
     """
 
@@ -82,6 +83,7 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     values: LimitValues = LimitValues()
     owner: str | None = None
     declared: LimitValues | None = None
+    unassigned: tuple[tuple[str | None, str | None], ...] = ()
     revision: int = 0
 
     @property

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 
+from holdfast.app.limits import LimitManager
 from holdfast.core.errors import ConfigError, HoldfastError, Unavailable
 from holdfast.core.events import StoreTrouble, SweepComplete
 from holdfast.core.fault_injection import fault_point
@@ -30,6 +31,7 @@ class Sweeper:
         self._patience = RetryDelay(shared, "sweeper")
         self._pruned_at = shared.clock.monotonic()
         self._ended_overdue_at = -_END_OVERDUE_EVERY
+        self._unassigned: dict[str, int] = {}  # revisions of limits whose jobs lack partitions, as they were last
         self._refused: set[str] = set()  # reported jobs that the store cannot settle
 
     async def run(self) -> None:
@@ -141,6 +143,7 @@ class Sweeper:
         if now - self._pruned_at < _PRUNE_EVERY:
             return 0
         self._pruned_at = now
+        self._unassigned = await LimitManager(shared.app).resume_assignments(self._unassigned)
         pruned = 0
         while (batch := await self._store.maintenance.prune(self.retention_by_state(), limit=_BATCH)) > 0:
             pruned += batch

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 import pytest
 
+from holdfast import Holdfast
+from holdfast.app import limits
+from holdfast.app.limits import LimitOptions, draft_limit
 from holdfast.core.clock import ManualClock
+from holdfast.core.errors import Unavailable
 from holdfast.core.job_changes import JobChanges
 from holdfast.core.limits import SEPARATOR, LimitChange
 from holdfast.core.models import Job, JobState, Reason
 from holdfast.stores.base import Store
 from tests.conformance.limited import end, get, job_of, limit
-from tests.conformance.support import Opener, failing, put, settle, take
+from tests.conformance.support import Opener, failing, new_job, put, settle, take
 
 
 async def dead(store: Store, *jobs: Job) -> None:
@@ -129,3 +134,55 @@ async def test_edits_at_once_leave_the_right_partition(store: Store, opener: Ope
             other.admin.edit(job_id, JobChanges(payload='{"tenant":2}')),
         )
     assert await partitions(store, ids) == {"b=2"}
+
+
+# ── unfinished assignments ──────────────────────────────────────────────────────────────────────────────────────────
+@contextmanager
+def interrupted() -> Iterator[None]:
+    """Changes of limits end after they are written, as if their process were killed."""
+
+    async def fail(*_: object) -> int:
+        raise Unavailable("killed")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(limits, "_assign", fail)
+        with suppress(Unavailable):
+            yield
+
+
+async def test_declaration_finishes_an_interrupted_assignment(home: str, store: Store, clock: ManualClock) -> None:
+    declared = {"one": draft_limit("one", LimitOptions(task="work", concurrency=1))}
+    await put(store, *[job_of(1) for _ in range(3)])
+    async with Holdfast(home, now=clock) as app, Holdfast(home, now=clock) as other:
+        with interrupted():
+            await app.limits.reconcile(declared)
+        await other.limits.reconcile(declared)
+        known = await other.limits.get("one")
+        assert known.unassigned == ()
+        await other.limits.reconcile(declared)
+        assert await other.limits.get("one") == known
+    assert len(await take(store, 9)) == 1
+
+
+async def test_maintenance_finishes_an_interrupted_assignment(home: str, store: Store, clock: ManualClock) -> None:
+    async with Holdfast(home, now=clock) as app, Holdfast(home, now=clock) as other:
+        await app.limits.add("one", queue="elsewhere", concurrency=1)
+        await put(store, *[new_job(queue="elsewhere", task="other"), *[job_of(1) for _ in range(3)]])
+        with interrupted():
+            await app.limits.add("one", task="work", concurrency=1, replace_existing=True)
+        seen = await other.limits.resume_assignments({})
+        assert (await other.limits.get("one")).unassigned == (("elsewhere", None), (None, "work"))
+        assert await other.limits.resume_assignments(seen) == seen
+        assert await other.limits.resume_assignments(seen) == {}
+    assert len(await take(store, 9)) == 1
+    assert len(await take(store, 9, {"elsewhere": 9})) == 1
+
+
+async def test_depth_limit_given_a_concurrency_is_assigned(home: str, store: Store, clock: ManualClock) -> None:
+    async with Holdfast(home, now=clock) as app:
+        await app.limits.add("big", task="work", concurrency=100)
+        await app.limits.add("depth", queue="default", depth=100)
+        await put(store, *[job_of(1) for _ in range(3)])
+        await app.limits.change("depth", concurrency=1)
+        assert (await app.limits.get("depth")).unassigned == ()
+    assert len(await take(store, 9)) == 1

@@ -8,6 +8,7 @@ from typing import cast
 import asyncpg
 import pytest
 
+from holdfast import Holdfast
 from holdfast.core.clock import ManualClock
 from holdfast.core.job_changes import JobChanges
 from holdfast.core.limits import Limit, LimitChange, LimitTable, LimitValues
@@ -101,3 +102,22 @@ async def test_partition_that_an_older_process_promoted_is_listed(store: Store) 
     assert await take(store, 9) == []
     await store.maintenance.prune({}, limit=100)
     assert [each.id for each in await take(store, 9)] == [delayed]
+
+
+@pytest.mark.parametrize(("isolation", "of_caller"), [("read_committed", "mail=1"), ("repeatable_read", None)])
+async def test_snapshot_of_a_caller_is_not_used_for_other_jobs(
+    store: Store, home: str, clock: ManualClock, isolation: str, of_caller: str | None
+) -> None:
+    link, _ = await connect(store)
+    async with Holdfast(home, now=clock) as app:
+        await app.open_store()
+        try:
+            async with link.transaction(isolation=isolation):
+                await link.fetch("select from pg_class limit 1")
+                await limit_queue(store, concurrency=1)
+                ours = await app.enqueue("work", {"tenant": 1}, connection=link)
+                plain = await app.enqueue("work", {"tenant": 1})
+        finally:
+            await link.close()
+        found = [await store.query.get(each.id) for each in (ours, plain)]
+    assert [each.partition for each in found if each is not None] == [of_caller, "mail=1"]

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from holdfast.core.errors import Invalid
+from holdfast.core.limits import LimitTable
 from holdfast.core.models import JobState, Lease, NewJob, Settled, Submitted, TxOutcome
 from holdfast.stores.base import Statement, StatementFlow
 from holdfast.stores.common.limit_cache import LimitCache
@@ -77,10 +78,13 @@ class PostgresExternal:
     def submit_steps(self, jobs: Sequence[NewJob]) -> StatementFlow[list[Submitted]]:
         if not jobs:
             return []
+        table = self._limit_cache.table
         if self._limit_cache.is_stale:
-            limits = yield Statement(self._sql["limits"].sql)
-            self._limit_cache.set_limits(stored_limits(map(_texts, limits)))
-        jobs = self._limit_cache.table.bind(jobs)
+            seen = [*map(_texts, (yield Statement(self._sql["limits_seen"].sql)))]
+            limits = stored_limits(row[:2] for row in seen if row[0] is not None)
+            # A snapshot of the transaction may be older than a limit that other submissions have to obey.
+            table = self._limit_cache.set_limits(limits) if seen[0][2] == "read committed" else LimitTable(limits)
+        jobs = table.bind(jobs)
         rows = yield Statement(self._sql["enlist"].sql, (encode_batch(jobs, self._instant()),))
         answers = [Submitted(job_id, created, changed=changed) for job_id, created, changed in map(_texts, rows)]
         expiring = [

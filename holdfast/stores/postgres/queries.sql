@@ -1012,6 +1012,11 @@ select holdfast.lock_limits()::text;
 -- name: limits
 select document, revision from holdfast.job_limit order by name;
 
+-- own: limits_seen
+-- The same, with the isolation of the transaction, also where there are none.
+select l.document, l.revision, t.isolation
+from (select current_setting('transaction_isolation') as isolation) t left join holdfast.job_limit l on true;
+
 -- name: add_limit
 insert into holdfast.job_limit (name, revision, queue, task, keyed, concurrency, interval_us, burst, shares, document)
 values (:name, :now, :queue, :task, :keyed, :concurrency, :interval_us, :burst, :shares, :document)

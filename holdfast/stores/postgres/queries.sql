@@ -976,7 +976,7 @@ from unnest(:queues::text[]) w (queue) cross join lateral (
     order by r.tier, r.rank, r.run_at, r.seq limit :limit) j
 limit :limit;
 
--- own: jobs_to_assign
+-- name: jobs_to_assign
 -- Jobs that have not ended. Rare and bounded, and through the table in its own order.
 select j.id::text, j.queue
 from holdfast.job j

@@ -696,7 +696,7 @@ select min(blocked_until) from holdfast_partition where queue = :queue and block
 select seq, task, queue, coalesce(payload, (select p.payload from holdfast_payload p where p.seq = j.seq)), id, null, null
 from holdfast_job j where state = 0 and partition is null and queue = :queue order by tier, rank, run_at, seq limit :limit;
 
--- own: jobs_to_assign
+-- name: jobs_to_assign
 -- Jobs of a queue or a task that have not ended, in the order of their ids.
 select seq, task, queue, coalesce(payload, (select p.payload from holdfast_payload p where p.seq = j.seq)), id, partition, weights
 from holdfast_job j where id > :after and +state < 5 and (queue = :queue or task = :task) order by id limit :limit;

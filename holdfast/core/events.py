@@ -172,7 +172,7 @@ class LeaseLost(TaskEvent, frozen=True, kw_only=True):
 class SweepComplete(Event, frozen=True, kw_only=True):
     """A round of maintenance that found something to do. ``reannounced``: ready jobs that the transport had lost."""
 
-    requeued: int
+    promoted: int
     recovered: int
     pruned: int
     reannounced: int = 0

@@ -111,11 +111,11 @@ async def run_once(app: Holdfast, job_ids: Sequence[str]) -> None:
     """Runs one attempt of these jobs with the runner and settler of a worker."""
     store = await app.open_store()
     shared = WorkerContext(app, app.settings, "inline")
-    calls = HandlerInvoker(app, app.settings)
-    await calls.open()
-    recorder = LogWriter(shared, store)
-    runner = Runner(shared, calls, recorder, HandlerLimits(shared, store))
-    settler = Settler(shared, store, recorder.flush)
+    invoker = HandlerInvoker(app, app.settings)
+    await invoker.open()
+    log_writer = LogWriter(shared, store)
+    runner = Runner(shared, invoker, log_writer, HandlerLimits(shared, store))
+    settler = Settler(shared, store, log_writer.flush)
     watching = asyncio.create_task(runner.watch_deadlines())
     try:
         claim = await store.queueing.claim(
@@ -124,14 +124,14 @@ async def run_once(app: Holdfast, job_ids: Sequence[str]) -> None:
         shared.deliver_jobs(claim.jobs, shared.clock.monotonic())
         runner.resize(1)
         while shared.busy:
-            shared.full.clear()
-            await shared.full.wait()
+            shared.flush_now.clear()
+            await shared.flush_now.wait()
         await settler.flush()
-        await recorder.flush()
+        await log_writer.flush()
     finally:
         watching.cancel()
         await runner.close()
-        await calls.close()
+        await invoker.close()
 
 
 _PRIVATE = "_has_private_store"

@@ -25,7 +25,7 @@ from holdfast.core.models import (
     WorkerHeartbeat,
 )
 from holdfast.worker.context import WorkerContext
-from holdfast.worker.policy import Unfit, backoff_of
+from holdfast.worker.policy import UnfitJobs, backoff_of
 from holdfast.worker.reporting import dead_letter_key, emit_lease_lost, emit_success, emit_unsuccessful, measure_settled
 from holdfast.worker.sweeper import Sweeper
 
@@ -61,7 +61,7 @@ class RemoteWorkers:
     def __init__(self, app: Holdfast) -> None:
         self.app = app
         self._known: dict[str, RemoteWorker] = {}
-        self._unfit = Unfit(app)
+        self._unfit = UnfitJobs(app)
         self._rng = random.Random()
         self._sweeping: asyncio.Task[None] | None = None
         self._afterwards: set[asyncio.Task[None]] = set()
@@ -128,7 +128,9 @@ class RemoteWorkers:
 
     async def _with_deferred(self, endings: Sequence[RemoteEnding]) -> Sequence[RemoteEnding]:
         """The endings, with jobs given back that another worker may run."""
-        unfit = {place: each.outcome for place, each in enumerate(endings) if Unfit.is_unfit(each.outcome, each.job)}
+        unfit = {
+            place: each.outcome for place, each in enumerate(endings) if UnfitJobs.is_unfit(each.outcome, each.job)
+        }
         if not unfit:
             return endings
         jobs = [endings[place].job for place in unfit]

@@ -1,8 +1,8 @@
-"""State shared by the services of one worker: the jobs in hand, and wake-ups between services. No service imports
+"""State shared by the services of one worker: its claimed jobs, and the events that wake services. No service imports
 another.
 
-Every job this worker holds a lease on is in ``held`` from its claim until its settlement was answered. On its way it
-waits in ``buffer``, is in ``running`` while its handler runs, and then its settlement waits in ``outcomes``.
+A job is in ``held`` from its claim until the store has answered its settlement. Within that time it passes through
+``buffer`` (claimed), ``running`` (its handler runs) and ``outcomes`` (its settlement waits for the settler).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from holdfast.worker.reporting import dead_letter_key, emit_lease_lost, emit_suc
 if TYPE_CHECKING:
     from holdfast.telemetry.spans import Execution
 
-FULL = 500
-"""Settlements that are written without waiting for more, and jobs one claim takes at most."""
+BATCH_SIZE = 500
+"""A full batch: the most jobs of one claim, and the settlements at which the settler writes at once."""
 
 
-FENCE = 0.8
-"""Of a lease: what is older without a renewal is neither begun nor kept, for another worker may have it by now."""
+SAFE_LEASE_FRACTION = 0.8
+"""Fraction of a lease after which a job that could not be renewed is given up. The rest is a safety margin."""
 
 
 class StopReason(StrEnum):
@@ -47,49 +47,49 @@ class StopReason(StrEnum):
 
 
 class TaskRun:
-    """A job in hand: one lease from its claim until its settlement was answered."""
+    """A claimed job: one lease, from its claim until the store has answered its settlement."""
 
     __slots__ = (
         "context",
         "deadline",
-        "is_last",
+        "is_last_attempt",
         "job",
         "lease",
         "runner",
         "seconds",
         "settlement",
-        "since",
+        "claimed_at",
         "span",
         "started",
-        "why",
+        "stop_reason",
     )
 
     settlement: Settlement
 
-    def __init__(self, job: Job, since: float) -> None:
-        """``since``: the clock's reading when the lease surely had not begun."""
+    def __init__(self, job: Job, claimed_at: float) -> None:
+        """``claimed_at``: clock reading just before the claim was sent; the lease began later."""
         self.job = job
         self.lease = job.lease
-        self.since = since
-        self.is_last = budget_spent(job)
-        """Whether a crash would use up its attempts."""
+        self.claimed_at = claimed_at
+        self.is_last_attempt = budget_spent(job)
+        """True if a crash would use up the attempts of the job."""
         self.started: float | None = None
         self.context: Context | None = None
         self.runner: asyncio.Task[None] | None = None
-        self.why: StopReason | None = None
+        self.stop_reason: StopReason | None = None
         self.deadline: float | None = None
         self.span: Execution | None = None
         self.seconds = 0.0
 
     @property
     def completing(self) -> bool:
-        """Returns True if its handler may have ended the job itself."""
+        """Returns True if the handler may have completed the job in its own transaction."""
         return self.context is not None and self.context.completing
 
-    def interrupt_run(self, why: StopReason) -> None:
-        """Stop the handler. The first reason stays: it decides the outcome of the job."""
-        if self.why is None and self.context is not None and self.runner is not None:
-            self.why = why
+    def interrupt_run(self, stop_reason: StopReason) -> None:
+        """Stops the handler. The first reason is kept: it decides the outcome of the job."""
+        if self.stop_reason is None and self.context is not None and self.runner is not None:
+            self.stop_reason = stop_reason
             self.context.cancel()
             self.runner.cancel()
 
@@ -109,31 +109,31 @@ class WorkerContext:
         self.running: set[TaskRun] = set()
         self.in_flight: Counter[str] = Counter()  # buffered and running jobs by queue
         self.outcomes: list[TaskRun] = []
-        self.last_attempts = 0  # jobs in ``held`` that a crash would end
-        self.urgent = False  # ``outcomes`` has one that is to be written at once
+        self.last_attempts = 0  # jobs in ``held`` on their last attempt
+        self.has_urgent_outcome = False  # the settler must not wait for a full batch
         self.idle_runners: deque[asyncio.Future[None]] = deque()
-        self.may_fetch = asyncio.Event()  # the fetcher may fetch again
-        self.settling = asyncio.Event()  # there is something to settle
-        self.full = asyncio.Event()  # settle now
+        self.may_fetch = asyncio.Event()  # there may be room for another claim
+        self.settling = asyncio.Event()  # ``outcomes`` is not empty
+        self.flush_now = asyncio.Event()  # the settler must write now
         self.stopping = asyncio.Event()
-        self.low_mark = 0
+        self.low_watermark = 0  # buffered jobs at which the fetcher claims again
         self.finished = 0
         self.succeeded = 0
         self.failed = 0
         self.released = 0
-        self.renewed_at = 0.0  # the clock's reading before the latest beat that was answered
-        self.heard_at = time.monotonic()  # when the event loop last answered the heartbeat, in real time
-        self.fetched_at: float | None = None  # the clock's reading when the latest claim was answered
-        self.is_full = False  # the fetcher has no room for more
+        self.renewed_at = 0.0  # clock reading before the latest heartbeat that was answered
+        self.loop_answered_at = time.monotonic()  # real time at which the event loop last ran
+        self.fetched_at: float | None = None  # clock reading at the answer to the latest claim
+        self.is_at_capacity = False  # the fetcher has no free slot
         self.wakes_on_time = False  # the fetcher sleeps exactly until the next job of any queue falls due
 
     # ── jobs come in ──────────────────────────────────────────────────────────────────────────────────────────
-    def deliver_jobs(self, jobs: Sequence[Job], since: float) -> None:
-        """Take claimed jobs in hand and wake a runner for them. Suspects go first: they must start at once."""
+    def deliver_jobs(self, jobs: Sequence[Job], claimed_at: float) -> None:
+        """Buffers claimed jobs and wakes runners for them. Suspects go first: they must start at once."""
         for job in jobs:
-            run = TaskRun(job, since)
+            run = TaskRun(job, claimed_at)
             self.held[run.lease] = run
-            self.last_attempts += run.is_last
+            self.last_attempts += run.is_last_attempt
             self.in_flight[job.queue] += 1
             if job.lost_leases:
                 self.buffer.appendleft(run)
@@ -142,9 +142,9 @@ class WorkerContext:
         self.wake_runners()
 
     def wake_runners(self) -> None:
-        """Wake two runners, if jobs wait for one. Each does the same where its handler waits for something: then all
-        are awake within a few turns of the loop. While handlers wait for nothing, more runners would only keep the
-        fetcher and the settler from the loop."""
+        """Wakes up to two idle runners if jobs are buffered. A runner does so again each time its handler awaits
+        something, so all wake within a few turns of the loop. While handlers never await, more runners would only
+        starve the fetcher and the settler."""
         for _ in range(min(2, len(self.buffer), len(self.idle_runners))):
             runner = self.idle_runners.popleft()
             if not runner.done():
@@ -152,14 +152,14 @@ class WorkerContext:
 
     @property
     def busy(self) -> bool:
-        """Returns True if any handler runs or waits to."""
+        """Returns True if a job is running or buffered."""
         return bool(self.running or self.buffer)
 
     # ── jobs go out ───────────────────────────────────────────────────────────────────────────────────────────
     def settle(self, run: TaskRun, outcome: Outcome) -> None:
-        """Decide the job's settlement and leave it for the settler."""
+        """Decides the settlement of the job and queues it for the settler."""
         job = run.job
-        # Only a failure asks for the policy, which takes a while to find.
+        # Only a failure needs the retry policy; looking it up takes time.
         backoff = backoff_of(job, self.app, self.settings) if type(outcome) is Failed else self.settings.retry
         run.settlement = decide(job, outcome, backoff, self.rng)
         if run.span is not None:
@@ -170,46 +170,45 @@ class WorkerContext:
         outcomes.append(run)
         if len(outcomes) == 1:
             self.settling.set()
-        if run.is_last or not self.settings.prefetch:
-            self.urgent = True
-            self.full.set()
-        elif len(outcomes) >= FULL or not (self.running or self.buffer):
-            self.full.set()
-        if len(self.buffer) <= self.low_mark:
+        if run.is_last_attempt or not self.settings.prefetch:
+            self.has_urgent_outcome = True
+            self.flush_now.set()
+        elif len(outcomes) >= BATCH_SIZE or not (self.running or self.buffer):
+            self.flush_now.set()
+        if len(self.buffer) <= self.low_watermark:
             self.may_fetch.set()
 
     def is_stale(self, run: TaskRun, now: float) -> bool:
-        """Returns True if its lease may have run out unseen: a process that was frozen must not start what it had
-        buffered.
-        """
-        return now - max(run.since, self.renewed_at) > self.settings.lease.total_seconds() * FENCE
+        """Returns True if the lease may have expired unnoticed: a process that was frozen must not start buffered
+        jobs."""
+        return now - max(run.claimed_at, self.renewed_at) > self.settings.lease.total_seconds() * SAFE_LEASE_FRACTION
 
-    def untrack_run(self, run: TaskRun) -> None:
-        """Ends the hold on a job."""
+    def remove_held(self, run: TaskRun) -> None:
+        """Removes a job from ``held``."""
         known = self.held.pop(run.lease, None) is not None
-        self.make_room(known and run.is_last)
+        self.wake_fetcher(known and run.is_last_attempt)
 
-    def make_room(self, last_attempts: int) -> None:
-        """Tells a fetcher that waits for it of jobs that left ``held``, so many of them on their last attempt."""
+    def wake_fetcher(self, last_attempts: int) -> None:
+        """Wakes the fetcher after jobs have left ``held``. ``last_attempts``: how many were on their last attempt."""
         self.last_attempts -= last_attempts
         if last_attempts or not self.held or not self.settings.prefetch:
             self.may_fetch.set()
 
-    def discard_run(self, run: TaskRun) -> None:
-        """Drops a job that another worker has now, without an event."""
-        self.untrack_run(run)
+    def abandon_run(self, run: TaskRun) -> None:
+        """Stops tracking a job that has no outcome to settle; emits no event."""
+        self.remove_held(run)
         if run.span is not None:
             run.span.end_span("lost")
         self.in_flight[run.job.queue] -= 1
         self.may_fetch.set()
         if not self.busy:
-            self.full.set()
+            self.flush_now.set()
 
     def tx_completed(self, run: TaskRun) -> None:
-        """Its handler's own transaction has ended the job."""
+        """Records a job that the handler's own transaction has completed."""
         if run.span is not None:
             run.span.end_span(JobState.SUCCEEDED)
-        self.discard_run(run)
+        self.abandon_run(run)
         self.finished += 1
         self.succeeded += 1
         if self.events.has_subscriber(JobSucceeded):
@@ -218,42 +217,42 @@ class WorkerContext:
             measure_settled(self.events, 1, [(run.job.task, run.seconds)])
 
     def emit_success(self, run: TaskRun) -> None:
-        """Tell observers that the job has succeeded."""
+        """Emits ``JobSucceeded``."""
         emit_success(self.events, run.job, run.seconds)
 
-    def drop_run(self, run: TaskRun) -> None:
-        """Drops a job whose lease was lost at work, with an event."""
+    def report_lost_run(self, run: TaskRun) -> None:
+        """Emits ``LeaseLost`` for a job whose lease was lost while it ran, and abandons it."""
         emit_lease_lost(self.events, run.job, self.worker_id)
-        self.discard_run(run)
+        self.abandon_run(run)
 
     def dead_letter_key(self, job: Job) -> str | None:
-        """The key under which the transport lists the job if it is dead; None where there is no transport."""
+        """Returns the transport key of the list for the job if it is dead; None without a transport."""
         return dead_letter_key(self.settings, job.queue)
 
     # ── interruptions ─────────────────────────────────────────────────────────────────────────────────────────
-    def interrupt_run(self, lease: Lease, why: StopReason) -> TaskRun | None:
-        """Stop the job where it stands. The answer is one that had not started: it will not."""
+    def interrupt_run(self, lease: Lease, stop_reason: StopReason) -> TaskRun | None:
+        """Stops a claimed job. Returns its run if it was still buffered: the caller must settle or abandon it."""
         run = self.held.get(lease)
         if run is None:
             return None
         if run in self.running:
-            run.interrupt_run(why)
+            run.interrupt_run(stop_reason)
             return None
         if run in self.buffer:
             self.buffer.remove(run)
             return run
-        return None  # its settlement is on the way
+        return None  # its settlement is being written
 
     def emit(self, event: Event) -> None:
-        """Tell observers."""
+        """Emits an event to its subscribers."""
         self.events.emit(event)
 
 
-_FIRST, _MOST = 0.1, 5.0  # seconds
+_MIN_PAUSE, _MAX_PAUSE = 0.1, 5.0  # seconds
 
 
 class RetryDelay:
-    """The waits of one loop between failures: doubled, capped, with full jitter."""
+    """Backoff of one service after store errors: exponential, capped, with full jitter."""
 
     def __init__(self, shared: WorkerContext, service: str) -> None:
         self._shared = shared
@@ -261,18 +260,18 @@ class RetryDelay:
         self._failures = 0
 
     def reset(self) -> None:
-        """The store has answered."""
+        """Resets the backoff: the store has answered."""
         self._failures = 0
 
     async def wait_after(self, error: HoldfastError) -> None:
-        """Tell of the failure and wait; a stopping worker does not wait long. Raises ``StoreReplaced`` again."""
+        """Emits ``StoreTrouble`` and waits; a stopping worker waits only briefly. Raises ``StoreReplaced`` again."""
         if isinstance(error, StoreReplaced):
             raise error
         shared = self._shared
-        most = min(_MOST, _FIRST * 2 ** min(self._failures, 10))
+        longest = min(_MAX_PAUSE, _MIN_PAUSE * 2 ** min(self._failures, 10))
         self._failures += 1
-        pause = _FIRST / 2 + shared.rng.uniform(0, most)
+        pause = _MIN_PAUSE / 2 + shared.rng.uniform(0, longest)
         shared.emit(StoreTrouble(service=self._service, error=str(error), retry_in=round(pause, 3)))
         await shared.clock.run_bounded(shared.stopping.wait(), pause)
         if shared.stopping.is_set():
-            await shared.clock.sleep(_FIRST)
+            await shared.clock.sleep(_MIN_PAUSE)

@@ -1,10 +1,10 @@
-"""The fetcher: claims jobs that can start within the next moment, never more, and sleeps until there may be something.
+"""The fetcher: claims jobs that can start within the next moment, never more, and sleeps until jobs may be ready.
 
-It looks ahead by the measured rate of service, so that runners of short jobs never wait for a claim while long jobs are
-not hoarded: a job that has waited too long in the buffer goes back to the store, for a worker that is free.
+It prefetches by the measured completion rate: runners of short jobs never wait for a claim. A job that has waited too
+long in the buffer is released to the store, for a worker with a free slot.
 
-A crash costs each job in hand an attempt. So of jobs on their last one it has no more in hand than run at once, those
-included whose outcome is not stored yet; without ``prefetch`` that holds for all jobs.
+A crash costs each claimed job an attempt. So the worker claims at most ``concurrency`` jobs on their last attempt,
+including jobs whose outcome is not stored yet. Without ``prefetch`` that holds for all jobs.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from holdfast.core.fault_injection import fault_point
 from holdfast.core.lifecycle import Released, budget_spent
 from holdfast.core.models import Claim
 from holdfast.stores.base import EVERY_QUEUE, ClaimRequest, Store
-from holdfast.worker.context import FENCE, FULL, RetryDelay, WorkerContext
+from holdfast.worker.context import BATCH_SIZE, SAFE_LEASE_FRACTION, RetryDelay, WorkerContext
 from holdfast.worker.reporting import emit_claim
 
-AHEAD = 0.02  # seconds of work at the measured rate that may be claimed beforehand
-_SMALL = 0.003  # seconds a small claim is left to grow: others write meanwhile
-_STEP_ASIDE, _STEP_ASIDE_MOST = 1.0, 300.0  # seconds without fetching for the sake of a quarantined job
-_HOARDED = 1.0  # seconds a job may wait in the buffer behind long ones
+PREFETCH_SECONDS = 0.02  # seconds of work, at the measured rate, that may be claimed ahead
+_SMALL_CLAIM_PAUSE = 0.003  # seconds to wait after a small claim, so the next one is larger
+_ISOLATION_WAIT, _MAX_ISOLATION_WAIT = 1.0, 300.0  # seconds without claims, to empty the worker for a quarantined job
+_MAX_BUFFER_WAIT = 1.0  # seconds a job may wait in the buffer behind long ones
 _SMOOTHING = 0.5
 
 
@@ -37,97 +37,99 @@ class Fetcher:
         self._shared = shared
         self._store = store
         self._rate = 0.0  # jobs finished per second, smoothed
-        self._seen = (shared.clock.monotonic(), 0)
-        self._patience = RetryDelay(shared, "fetcher")
+        self._last_sample = (shared.clock.monotonic(), 0)
+        self._retry_delay = RetryDelay(shared, "fetcher")
         self._draining = drain
-        self._step_aside = _STEP_ASIDE
-        self._alone_from = 0.0
-        self._roused = False  # look again, whatever the store tells
+        self._isolation_wait = _ISOLATION_WAIT
+        self._isolate_again_at = 0.0
+        self._skip_next_wait = False  # claim again without waiting for a notification
         self._listening: asyncio.Future[None] | None = None
         self._claiming: asyncio.Future[Claim] | None = None
-        self._narrow = False  # what comes next is on its last attempt, as far as the latest claim has seen
-        self._capped = False  # the latest claim left a queue out, or took less of it, for that queue's own limit
+        self._last_attempts_next = False  # the next jobs in line are on their last attempt
+        self._cap_reached = False  # the latest claim was bounded by the limit of a queue
         self.quiet_until: float | None = None
-        """While it waits because nothing is ready: the clock's reading when the next job falls due (inf: none will)."""
+        """While it waits because no job is ready: clock reading at which the next job is due (inf: none is)."""
 
     def drain(self) -> None:
-        """Stop the worker once there is nothing to run."""
+        """Stops the worker once the queues are empty."""
         self._draining = True
-        self._roused = True
+        self._skip_next_wait = True
         if self._listening is not None:
             self._listening.cancel()
 
     async def run(self) -> None:
-        """Fetch until the worker is stopping."""
+        """Claims jobs until the worker is stopping."""
         shared = self._shared
         while not shared.stopping.is_set():
             room = self._room()
             if room <= 0:
-                shared.is_full = True
-                await self._until_low()
+                shared.is_at_capacity = True
+                await self._wait_for_room()
                 continue
-            if shared.is_full:
-                shared.is_full, shared.fetched_at = False, shared.clock.monotonic()
-            if self._narrow and self._places <= 0:
-                await shared.clock.run_bounded(self._until_settled(), _HOARDED)
-                self._narrow = self._places > 0  # if not, there may be other jobs by now
+            if shared.is_at_capacity:
+                shared.is_at_capacity, shared.fetched_at = False, shared.clock.monotonic()
+            if self._last_attempts_next and self._last_attempt_slots <= 0:
+                await shared.clock.run_bounded(self._wait_for_last_attempt_slot(), _MAX_BUFFER_WAIT)
+                self._last_attempts_next = self._last_attempt_slots > 0  # if not, look for other jobs
                 continue
-            if self._narrow:
-                room = min(room, self._places)
-            empty_handed = not shared.held
+            if self._last_attempts_next:
+                room = min(room, self._last_attempt_slots)
+            was_empty = not shared.held
             try:
                 claim = await self._claim(room)
                 if claim.quarantined:
-                    await self._run_one_alone()
-                # What was in hand when this claim looked may be ready again by now: then it takes another look.
-                if self._draining and empty_handed and not claim.jobs and not shared.held:
+                    await self._run_isolated()
+                # A job that was held at the claim may be ready again by now: then claim once more.
+                if self._draining and was_empty and not claim.jobs and not shared.held:
                     if not await self._store.maintenance.reannounce():
                         shared.stopping.set()
                     continue
             except HoldfastError as error:
-                await self._patience.wait_after(error)
+                await self._retry_delay.wait_after(error)
                 continue
-            self._patience.reset()
-            self._narrow = claim.stopped_at_last_attempt or (bool(claim.jobs) and all(map(budget_spent, claim.jobs)))
+            self._retry_delay.reset()
+            self._last_attempts_next = claim.stopped_at_last_attempt or (
+                bool(claim.jobs) and all(map(budget_spent, claim.jobs))
+            )
             if claim.stopped_at_last_attempt:
                 continue
             if not claim.jobs:
-                await self._idle(claim.next_due)
+                await self._sleep_until_due(claim.next_due)
             elif len(claim.jobs) < room // 4 and len(claim.jobs) >= 10:
-                await shared.clock.sleep(_SMALL)
+                await shared.clock.sleep(_SMALL_CLAIM_PAUSE)
 
     # ── claiming ──────────────────────────────────────────────────────────────────────────────────────────────
     def _room(self) -> int:
-        """Returns the number of jobs that could start within the next moment, beyond the jobs in hand."""
+        """Returns the number of jobs to claim: those that could start within the next moment."""
         shared = self._shared
-        self._measure()
+        self._measure_rate()
         if not shared.settings.prefetch:
-            shared.low_mark = 0
-            return min(FULL, shared.settings.concurrency - len(shared.held))
+            shared.low_watermark = 0
+            return min(BATCH_SIZE, shared.settings.concurrency - len(shared.held))
         free = shared.settings.concurrency - len(shared.running)
-        ahead = min(2 * FULL, int(self._rate * AHEAD))
-        shared.low_mark = ahead // 2
+        ahead = min(2 * BATCH_SIZE, int(self._rate * PREFETCH_SECONDS))
+        shared.low_watermark = ahead // 2
         room = free + ahead - len(shared.buffer)
-        if shared.buffer and len(shared.buffer) > shared.low_mark:
+        if shared.buffer and len(shared.buffer) > shared.low_watermark:
             return 0
-        return min(FULL, room)
+        return min(BATCH_SIZE, room)
 
-    def _measure(self) -> None:
+    def _measure_rate(self) -> None:
         shared = self._shared
         now = shared.clock.monotonic()
-        then, finished = self._seen
+        then, finished = self._last_sample
         if now - then >= 0.001:
             rate = (shared.finished - finished) / (now - then)
             self._rate += _SMOOTHING * (rate - self._rate)
-            self._seen = (now, shared.finished)
+            self._last_sample = (now, shared.finished)
 
     @property
-    def _places(self) -> int:
-        """Returns the number of jobs on their last attempt that may be taken."""
+    def _last_attempt_slots(self) -> int:
+        """Returns the number of jobs on their last attempt that may be claimed."""
         return self._shared.settings.concurrency - self._shared.last_attempts
 
     def free_slots(self, room: int) -> dict[str, int]:
-        """Free slots by queue: all of the room, or the part that a queue's own limit leaves."""
+        """Returns the free slots by queue: ``room``, or less where the limit of the queue leaves less."""
         shared = self._shared
         limits = shared.settings.queues or {EVERY_QUEUE: None}
         unnamed = sum(number for queue, number in shared.in_flight.items() if queue not in limits)
@@ -140,109 +142,109 @@ class Fetcher:
 
     async def _claim(self, room: int, *, isolated: bool = False) -> Claim:
         shared = self._shared
-        since = shared.clock.monotonic()
+        claimed_at = shared.clock.monotonic()
         idle = shared.settings.concurrency - len(shared.running) - len(shared.buffer)
-        shared.may_fetch.clear()  # from here on, a job that leaves makes room this claim does not know of
+        shared.may_fetch.clear()  # a job that ends from here on frees a slot that this claim does not count
         capacity = self.free_slots(room)
-        self._capped = min(capacity.values()) < room
+        self._cap_reached = min(capacity.values()) < room
         fault_point("claim.before")
-        # Shielded: a claim that was cancelled half-way would hold its jobs until their leases end.
+        # Shielded: a claim that was cancelled halfway would keep its jobs until their leases expire.
         claiming = self._store.queueing.claim(
             ClaimRequest(
                 shared.worker_id,
                 capacity,
                 limit=min(room, max(1, sum(capacity.values()))),
                 lease_for=shared.settings.lease,
-                max_must_start=max(0, min(self._places, max(1, min(idle, room)))),
+                max_must_start=max(0, min(self._last_attempt_slots, max(1, min(idle, room)))),
                 isolated=isolated,
                 promote=shared.settings.role != "follower",
                 idle=max(0, idle),
             )
         )
-        self._claiming = asyncio.ensure_future(self._take(claiming, since))
+        self._claiming = asyncio.ensure_future(self._deliver_claim(claiming, claimed_at))
         return await asyncio.shield(self._claiming)
 
     async def close(self) -> None:
-        """After ``run`` was cancelled: wait for the claim under way, so that its jobs are given back in time."""
+        """After ``run`` was cancelled: waits for the claim in flight, so its jobs are released."""
         if self._claiming is not None:
             await asyncio.wait([self._claiming])
             if not self._claiming.cancelled():
-                self._claiming.exception()  # retrieved, else asyncio logs it: a failed claim has nothing to give back
+                self._claiming.exception()  # retrieved, else asyncio logs it: a failed claim has no jobs to release
 
-    async def _take(self, claiming: Coroutine[Any, Any, Claim], since: float) -> Claim:
-        """Take in hand the claim's jobs, even if its waiter is gone."""
+    async def _deliver_claim(self, claiming: Coroutine[Any, Any, Claim], claimed_at: float) -> Claim:
+        """Delivers the claimed jobs, even if the caller of the claim was cancelled."""
         claim = await claiming
         fault_point("claim.after")
         shared = self._shared
         shared.fetched_at = shared.clock.monotonic()
-        if shared.clock.monotonic() - since > shared.settings.lease.total_seconds() * FENCE:
+        if shared.clock.monotonic() - claimed_at > shared.settings.lease.total_seconds() * SAFE_LEASE_FRACTION:
             return (
                 claim  # the loop was blocked since: these leases are not renewed yet, and another worker may have them
             )
-        shared.deliver_jobs(claim.jobs, since)
+        shared.deliver_jobs(claim.jobs, claimed_at)
         if shared.stopping.is_set():
             self.release_buffered()
         emit_claim(shared.events, claim, shared.worker_id, shared.settings.lease)
         return claim
 
-    async def _run_one_alone(self) -> None:
-        """A job that lost two leases in a row may kill its process: it runs with no innocent neighbour in it.
+    async def _run_isolated(self) -> None:
+        """Claims and runs one quarantined job with no other job in the process, which it may kill.
 
-        For its sake nothing is fetched for a while. Where long jobs run that is useless; then everything goes on, and
-        the next time, after as long again, it is waited for twice as long.
+        Claims nothing until the worker is empty, for a bounded time. If long jobs keep it busy, normal claims go on;
+        the next try comes after as long again and waits twice as long.
         """
         clock = self._shared.clock
-        if clock.monotonic() < self._alone_from:
+        if clock.monotonic() < self._isolate_again_at:
             return
-        await clock.run_bounded(self._emptied(), self._step_aside)
+        await clock.run_bounded(self._wait_until_empty(), self._isolation_wait)
         if self._shared.held or self._shared.stopping.is_set():
-            self._alone_from = clock.monotonic() + self._step_aside
-            self._step_aside = min(2 * self._step_aside, _STEP_ASIDE_MOST)
+            self._isolate_again_at = clock.monotonic() + self._isolation_wait
+            self._isolation_wait = min(2 * self._isolation_wait, _MAX_ISOLATION_WAIT)
             return
-        self._step_aside = _STEP_ASIDE
+        self._isolation_wait = _ISOLATION_WAIT
         await self._claim(1, isolated=True)
-        await self._emptied()
+        await self._wait_until_empty()
 
-    async def _emptied(self) -> None:
-        """Until nothing is in hand, settlements included, or the worker is stopping."""
+    async def _wait_until_empty(self) -> None:
+        """Waits until every claimed job is settled, or the worker is stopping."""
         shared = self._shared
         while shared.held and not shared.stopping.is_set():
-            shared.is_full = True
-            shared.low_mark = 0
+            shared.is_at_capacity = True
+            shared.low_watermark = 0
             shared.may_fetch.clear()
             await shared.may_fetch.wait()
 
     # ── waiting ───────────────────────────────────────────────────────────────────────────────────────────────
-    async def _until_low(self) -> None:
-        """Wait for room; meanwhile give back jobs that wait behind long ones."""
+    async def _wait_for_room(self) -> None:
+        """Waits for a free slot. Releases buffered jobs that have waited too long behind long ones."""
         shared = self._shared
         shared.may_fetch.clear()
         if not shared.buffer:
             await shared.may_fetch.wait()
             return
         first = shared.buffer[0]
-        await shared.clock.run_bounded(shared.may_fetch.wait(), _HOARDED)
+        await shared.clock.run_bounded(shared.may_fetch.wait(), _MAX_BUFFER_WAIT)
         if shared.buffer and shared.buffer[0] is first and not shared.may_fetch.is_set():
             self.release_buffered()
             self._rate = 0.0
 
-    async def _until_settled(self) -> None:
-        """Wait until a job on its last attempt may come in hand, or the worker is stopping."""
+    async def _wait_for_last_attempt_slot(self) -> None:
+        """Waits until a job on its last attempt may be claimed, or the worker is stopping."""
         shared = self._shared
-        while self._places <= 0 and not shared.stopping.is_set():
+        while self._last_attempt_slots <= 0 and not shared.stopping.is_set():
             shared.may_fetch.clear()
             await shared.may_fetch.wait()
 
     def release_buffered(self) -> None:
-        """Give every job that has not started back to the store, at once."""
+        """Releases every job that has not started, at once."""
         shared = self._shared
         while shared.buffer:
             shared.settle(shared.buffer.popleft(), Released())
-        shared.full.set()
+        shared.flush_now.set()
 
-    async def _idle(self, next_due: timedelta | None) -> None:
-        """Sleep until news of a queue, the next job's instant, or the poll; or until a job leaves whose queue was at
-        its limit, or which a draining worker waits for."""
+    async def _sleep_until_due(self, next_due: timedelta | None) -> None:
+        """Sleeps until a notification, the next due job or the poll interval; also until a job ends, if the latest
+        claim was bounded by a queue's limit, or the worker is draining."""
         shared = self._shared
         limit = shared.settings.poll.total_seconds()
         due = math.inf
@@ -251,30 +253,30 @@ class Fetcher:
         self.quiet_until = shared.clock.monotonic() + due
         shared.wakes_on_time = EVERY_QUEUE in shared.settings.queues and shared.settings.role != "follower"
         try:
-            await shared.clock.run_bounded(self._notifications(min(limit, due) + 1), min(limit, due))
+            await shared.clock.run_bounded(self._wait_for_notification(min(limit, due) + 1), min(limit, due))
         except HoldfastError as error:
-            await self._patience.wait_after(error)
+            await self._retry_delay.wait_after(error)
         finally:
             self.quiet_until = None
             shared.wakes_on_time = False
 
-    async def _notifications(self, timeout: float) -> None:
+    async def _wait_for_notification(self, timeout: float) -> None:
         shared = self._shared
         topics = [f"queue:{queue}" for queue in (shared.settings.queues or (EVERY_QUEUE,))]
-        if not self._roused:
+        if not self._skip_next_wait:
             self._listening = asyncio.ensure_future(self._store.queueing.wait(topics, timeout=timeout))
-            low = asyncio.ensure_future(shared.may_fetch.wait()) if self._capped or self._draining else None
+            has_room = asyncio.ensure_future(shared.may_fetch.wait()) if self._cap_reached or self._draining else None
             try:
-                if low is not None:
-                    await asyncio.wait([self._listening, low], return_when=asyncio.FIRST_COMPLETED)
-                if low is None or self._listening.done():
+                if has_room is not None:
+                    await asyncio.wait([self._listening, has_room], return_when=asyncio.FIRST_COMPLETED)
+                if has_room is None or self._listening.done():
                     await self._listening
             except asyncio.CancelledError:
-                if not self._roused:
+                if not self._skip_next_wait:
                     raise
             finally:
                 self._listening.cancel()
-                if low is not None:
-                    low.cancel()
+                if has_room is not None:
+                    has_room.cancel()
                 self._listening = None
-        self._roused = False
+        self._skip_next_wait = False

@@ -20,7 +20,7 @@ from holdfast.worker.context import WorkerContext
 
 
 class HandlerLimits:
-    """The limits of the store, for the handlers of one worker."""
+    """Rate limits of the store, for the handlers of one worker."""
 
     def __init__(self, shared: WorkerContext, store: Store) -> None:
         self._shared = shared
@@ -36,7 +36,7 @@ class HandlerLimits:
             await self._shared.clock.sleep(delay.total_seconds())
 
     def take_blocking(self, name: str, tokens: int, *, wait: bool) -> None:
-        """The same for a handler in a thread."""
+        """Takes tokens for a handler in a thread, like ``take``."""
         while delay := asyncio.run_coroutine_threadsafe(self._try_to_take(name, tokens), self._loop).result():
             if not wait:
                 raise _too_few(name, delay)

@@ -1,6 +1,6 @@
-"""The heartbeat: renews the leases from a thread of its own, on a connection of its own, so that a handler which blocks
-the event loop keeps its job. It hears cancellations, lost leases and orders, fences the worker when it cannot renew,
-and says which handler blocks the loop and where."""
+"""The heartbeat: renews leases in its own thread, on its own connection, so a handler that blocks the event loop keeps
+its job. It receives cancellations, lost leases and commands, interrupts jobs whose leases it cannot renew, and reports
+a blocked event loop, with the handler and the stack."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from holdfast.core.events import LoopBlocked, LoopHeard, StoreTrouble
 from holdfast.core.fault_injection import fault_point
 from holdfast.core.models import Job, Lease, LeaseStatus, WorkerCommand, WorkerHeartbeat
 from holdfast.stores.base import Store
-from holdfast.worker.context import FENCE, StopReason, WorkerContext
+from holdfast.worker.context import SAFE_LEASE_FRACTION, StopReason, WorkerContext
 
-_DEADLINE = 0.5  # of the lease: how long one beat may take
-_GAP = 1.0  # seconds at least between two beats, however much news there is
-_RECENT = 2.0  # seconds what the last beat said of this worker may be outdated before it beats again
-_LOOK = 1.0  # seconds between looks at the event loop
-_BLOCKED = 2.0  # seconds the loop may be blocked before that is reported
+_MAX_CALL_FRACTION = 0.5  # of the lease: how long one heartbeat call may take
+_MIN_INTERVAL = 1.0  # seconds between two heartbeats, even if notifications arrive
+_STATE_CHECK_INTERVAL = 2.0  # seconds between checks if the reported state has changed
+_LOOP_CHECK_INTERVAL = 1.0  # seconds between checks of the event loop
+_BLOCKED_AFTER = 2.0  # seconds the loop may be blocked before that is reported
 
 
 class Heartbeat:
@@ -35,32 +35,32 @@ class Heartbeat:
         heartbeat: Callable[[], WorkerHeartbeat],
         *,
         interrupt: Callable[[Lease, StopReason], None],
-        command: Callable[[WorkerCommand], None],
+        on_command: Callable[[WorkerCommand], None],
     ) -> None:
-        """``interrupt`` and ``command`` are called on the worker's event loop."""
+        """``interrupt`` and ``on_command`` are called in the worker's event loop."""
         self._shared = shared
-        self._pulse = heartbeat
+        self._make_heartbeat = heartbeat
         self._interrupt = interrupt
-        self._command = command
-        self._main = asyncio.get_running_loop()
-        self._main_thread = threading.get_ident()
+        self._on_command = on_command
+        self._worker_loop = asyncio.get_running_loop()
+        self._worker_thread = threading.get_ident()
         self._thread = threading.Thread(target=self._run, name="holdfast-heartbeat", daemon=True)
-        self.ended: asyncio.Future[None] = self._main.create_future()
-        """Done when the heartbeat has ended: with the error, if of a bug. No worker may go on without its heartbeat."""
+        self.ended: asyncio.Future[None] = self._worker_loop.create_future()
+        """Done when the thread has ended; has the exception of a bug. The worker must stop without its heartbeat."""
         self._stop: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = threading.Event()
         self._failing = False
-        self._sent: WorkerHeartbeat | None = None  # what the last beat said of this worker
+        self._sent: WorkerHeartbeat | None = None  # state of the worker in the last heartbeat
         self._reported_at: float | None = None
 
     def start(self) -> None:
-        """Begin to beat."""
+        """Starts the thread."""
         self._thread.start()
         self._ready.wait(5)
 
     def stop(self) -> None:
-        """Beat no more; returns when the thread has ended."""
+        """Stops the thread and waits for its end."""
         loop, stop = self._loop, self._stop
         if loop is not None and stop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(stop.set)
@@ -70,12 +70,12 @@ class Heartbeat:
     def _run(self) -> None:
         error: BaseException | None = None
         try:
-            asyncio.run(self._keep())
+            asyncio.run(self._beat_until_stopped())
         except BaseException as caught:  # raised again where ``ended`` is awaited
             error = caught
-        self._on_main(self._end, error)
+        self._call_in_worker_loop(self._set_ended, error)
 
-    def _end(self, error: BaseException | None) -> None:
+    def _set_ended(self, error: BaseException | None) -> None:
         if self.ended.done():
             return
         if error is None:
@@ -83,7 +83,7 @@ class Heartbeat:
         else:
             self.ended.set_exception(error)
 
-    async def _keep(self) -> None:
+    async def _beat_until_stopped(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         store = self._shared.app.new_store()
         watching = asyncio.create_task(self._watch_loop())
@@ -99,9 +99,9 @@ class Heartbeat:
     async def _beat(self, store: Store) -> None:
         shared = self._shared
         started = shared.clock.monotonic()
-        leases, heartbeat = list(shared.held), self._pulse()
+        leases, heartbeat = list(shared.held), self._make_heartbeat()
         try:
-            async with asyncio.timeout(shared.settings.lease.total_seconds() * _DEADLINE):
+            async with asyncio.timeout(shared.settings.lease.total_seconds() * _MAX_CALL_FRACTION):
                 await store.open()
                 fault_point("beat.before")
                 beat = await store.queueing.heartbeat(heartbeat, leases, lease_for=shared.settings.lease)
@@ -111,33 +111,33 @@ class Heartbeat:
             retry_in = min(1.0, shared.settings.beat.total_seconds())
             shared.emit(StoreTrouble(service="heartbeat", error=str(error) or "no answer", retry_in=retry_in))
             self._failing = True
-            self._fence()
+            self._interrupt_expiring()
             return
         self._failing, self._sent = False, heartbeat
         shared.renewed_at = started
         for lease, held in zip(leases, beat.held, strict=True):
             if held is LeaseStatus.LOST:
-                self._on_main(self._interrupt, lease, StopReason.LOST)
+                self._call_in_worker_loop(self._interrupt, lease, StopReason.LOST)
             elif held is LeaseStatus.CANCEL:
-                self._on_main(self._interrupt, lease, StopReason.CANCEL)
-        if beat.command is not WorkerCommand.NONE:
-            self._on_main(self._command, beat.command)
+                self._call_in_worker_loop(self._interrupt, lease, StopReason.CANCEL)
+        if beat.order is not WorkerCommand.NONE:
+            self._call_in_worker_loop(self._on_command, beat.order)
 
-    def _fence(self) -> None:
-        """Nothing could be renewed: give up every lease that is about to end, before another worker takes the job."""
+    def _interrupt_expiring(self) -> None:
+        """Interrupts jobs whose leases could not be renewed, before another worker may claim them."""
         shared = self._shared
-        limit = shared.settings.lease.total_seconds() * FENCE
+        limit = shared.settings.lease.total_seconds() * SAFE_LEASE_FRACTION
         now = shared.clock.monotonic()
         for lease, run in list(shared.held.items()):
-            if now - max(run.since, shared.renewed_at) > limit:
-                self._on_main(self._interrupt, lease, StopReason.LOST)
+            if now - max(run.claimed_at, shared.renewed_at) > limit:
+                self._call_in_worker_loop(self._interrupt, lease, StopReason.LOST)
 
     async def _pause(self, store: Store) -> None:
-        """Until the next beat is due, there may be news for this worker, or its own state is to be reported."""
+        """Waits until the next heartbeat is due, a notification arrives, or the worker's state has changed."""
         shared = self._shared
         assert self._stop is not None  # noqa: S101 - set before the first beat
         interval = shared.settings.beat.total_seconds()
-        gap = min(_GAP, interval)
+        gap = min(_MIN_INTERVAL, interval)
         await shared.clock.run_bounded(self._stop.wait(), gap)
         if self._stop.is_set() or self._failing or interval <= gap:
             return
@@ -146,9 +146,9 @@ class Heartbeat:
         try:
             left = interval - gap
             while left > 0:
-                await shared.clock.run_bounded(wait_first(notifications, stopped), min(left, _RECENT))
-                left -= _RECENT
-                if notifications.done() or stopped.done() or self._pulse() != self._sent:
+                await shared.clock.run_bounded(wait_first(notifications, stopped), min(left, _STATE_CHECK_INTERVAL))
+                left -= _STATE_CHECK_INTERVAL
+                if notifications.done() or stopped.done() or self._make_heartbeat() != self._sent:
                     break
         except StoreReplaced:
             raise
@@ -158,36 +158,35 @@ class Heartbeat:
             notifications.cancel()
             stopped.cancel()
 
-    def _on_main(self, call: Callable[..., object], *arguments: object) -> None:
-        if not self._main.is_closed():
-            self._main.call_soon_threadsafe(call, *arguments)
+    def _call_in_worker_loop(self, call: Callable[..., object], *arguments: object) -> None:
+        if not self._worker_loop.is_closed():
+            self._worker_loop.call_soon_threadsafe(call, *arguments)
 
     # ── the event loop's health ───────────────────────────────────────────────────────────────────────────────
     async def _watch_loop(self) -> None:
-        """Ask the loop to answer; tell, once a blockage, when it does not."""
+        """Checks that the event loop runs callbacks; emits ``LoopBlocked`` once per blockage."""
         shared = self._shared
         while True:
-            asked_at = time.monotonic()  # the loop's health is a matter of real time, whatever the clock
-            self._on_main(self._hear)
-            await asyncio.sleep(_LOOK)
-            self._fence()
-            blocked_for = time.monotonic() - shared.heard_at
+            asked_at = time.monotonic()  # real time, whatever clock the worker uses
+            self._call_in_worker_loop(self._record_answer)
+            await asyncio.sleep(_LOOP_CHECK_INTERVAL)
+            self._interrupt_expiring()
+            blocked_for = time.monotonic() - shared.loop_answered_at
             if shared.events.has_subscriber(LoopHeard):
-                shared.emit(
-                    LoopHeard(seconds=shared.heard_at - asked_at if shared.heard_at >= asked_at else blocked_for)
-                )
-            if blocked_for < _BLOCKED:
+                delay = shared.loop_answered_at - asked_at
+                shared.emit(LoopHeard(seconds=delay if delay >= 0 else blocked_for))
+            if blocked_for < _BLOCKED_AFTER:
                 self._reported_at = None
-            elif self._reported_at != shared.heard_at:
-                self._reported_at = shared.heard_at
-                self._tell_blocked(blocked_for)
+            elif self._reported_at != shared.loop_answered_at:
+                self._reported_at = shared.loop_answered_at
+                self._emit_blocked(blocked_for)
 
-    def _hear(self) -> None:
-        self._shared.heard_at = time.monotonic()
+    def _record_answer(self) -> None:
+        self._shared.loop_answered_at = time.monotonic()
 
-    def _tell_blocked(self, seconds: float) -> None:
-        frame = sys._current_frames().get(self._main_thread)
-        job = self._job_at_work()
+    def _emit_blocked(self, seconds: float) -> None:
+        frame = sys._current_frames().get(self._worker_thread)
+        job = self._running_job()
         stack = "".join(traceback.format_stack(frame)[-8:]) if frame is not None else ""
         self._shared.emit(
             LoopBlocked(
@@ -198,7 +197,7 @@ class Heartbeat:
             )
         )
 
-    def _job_at_work(self) -> Job | None:
-        """The job whose handler has the loop: its runner is the task that runs there."""
-        task = asyncio.current_task(self._main)
+    def _running_job(self) -> Job | None:
+        """Returns the job whose handler occupies the event loop: its runner is the current task."""
+        task = asyncio.current_task(self._worker_loop)
         return next((run.job for run in list(self._shared.running) if run.runner is task), None)

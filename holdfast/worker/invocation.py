@@ -1,4 +1,4 @@
-"""Calling of a handler: its dependencies, middlewares and executor."""
+"""Invokes handlers: dependencies, middlewares and executors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Next = Callable[[Context], Awaitable[Any]]
 
 
 class RemoteOutcome(Exception):
-    """A handler ended elsewhere (a child process, a command) otherwise than in success: its outcome on the way up."""
+    """Carries the outcome of a handler that failed in a child process or as a command through the middlewares."""
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(getattr(outcome, "error", str(outcome)))
@@ -36,33 +36,34 @@ class RemoteOutcome(Exception):
 
 
 class HandlerInvoker:
-    """The callable world of one worker: opened before its first job, closed after its last."""
+    """Resources that handlers of one worker need: opened before its first job, closed after its last."""
 
     def __init__(self, app: Holdfast, settings: Settings) -> None:
         self._app = app
         self._settings = settings
-        self._open = AsyncExitStack()
+        self._exit_stack = AsyncExitStack()
         self._injected: dict[str, dict[str, Any]] = {}
         self._threads = ThreadExecutor(settings.concurrency)
         self._processes: ProcessExecutor | None = None
         self.watcher = ResourceWatcher()
-        """Watches what jobs use in processes of their own."""
+        """Watches the resource use of jobs in their own processes."""
 
     async def open(self) -> None:
-        """Check every task, enter the lifespans, make the dependencies, start child processes where tasks need them."""
+        """Checks every task, enters the lifespans, makes the dependencies, and starts child processes if tasks need
+        them."""
         app = self._app
         for task in app.registry:
-            self._check(task)
+            self._check_task(task)
             if task.resources is not None:
                 maxima = largest_limits(self._settings)
                 task.resources.to_limits().check_within(maxima, f"resources of task {task.name!r}")
         for lifespan in app.lifespans:
-            await self._open.enter_async_context(lifespan(app))
-        await self._provide()
+            await self._exit_stack.enter_async_context(lifespan(app))
+        await self._make_dependencies()
         if any(task.executor == "process" for task in app.registry):
             self._processes = ProcessExecutor(
-                # A place for every job that may run: one that waited for a child would spend its timeout waiting, as
-                # it does where a reload has raised the concurrency since (docs/workers.md says so).
+                # A slot for every job that may run: a job that waits for a child spends its timeout waiting, as it
+                # does after a reload has raised the concurrency (docs/workers.md).
                 self._settings.concurrency,
                 warm=min(self._settings.concurrency, os.cpu_count() or 1),
                 app=self._settings.app,
@@ -76,12 +77,12 @@ class HandlerInvoker:
             await self._processes.start()
 
     def resize(self, concurrency: int) -> None:
-        """Have threads for this many handlers."""
+        """Sets the number of threads for handlers."""
         self._threads.resize(concurrency)
 
     @staticmethod
-    def _check(task: Task[..., Any]) -> None:
-        """A task that cannot run is reported at start, not job by job."""
+    def _check_task(task: Task[..., Any]) -> None:
+        """Raises ConfigError for a task that cannot run: at start, not job by job."""
         task.prepare()
         if task.executor == "process":
             if task.dependencies:
@@ -93,15 +94,15 @@ class HandlerInvoker:
             _ = task.reference
 
     async def close(self) -> int:
-        """Undo ``open``; how many threads are stuck in handlers that do not end."""
+        """Undoes ``open``; returns the number of threads stuck in handlers that do not end."""
         if self._processes is not None:
             await self._processes.close()
         stuck = self._threads.close()
-        await self._open.aclose()
+        await self._exit_stack.aclose()
         return stuck
 
     # ── dependencies ──────────────────────────────────────────────────────────────────────────────────────────
-    async def _provide(self) -> None:
+    async def _make_dependencies(self) -> None:
         made: dict[type, Any] = {}
         for task in self._app.registry:
             for kind in task.dependencies.values():
@@ -117,17 +118,17 @@ class HandlerInvoker:
                 f"register a factory with @app.provide that returns one"
             )
         if inspect.isasyncgenfunction(factory):
-            return await self._open.enter_async_context(asynccontextmanager(factory)())
+            return await self._exit_stack.enter_async_context(asynccontextmanager(factory)())
         value = factory()
         if inspect.isawaitable(value):
             value = await value
         if hasattr(value, "__aenter__") and not isinstance(value, kind):
-            value = await self._open.enter_async_context(value)
+            value = await self._exit_stack.enter_async_context(value)
         return value
 
     # ── calling ───────────────────────────────────────────────────────────────────────────────────────────────
     def call(self, task: Task[..., Any], context: Context, arguments: dict[str, Any]) -> Coroutine[Any, Any, Any]:
-        """A coroutine that runs the handler, middlewares around it, and gives its result."""
+        """Returns a coroutine that runs the handler inside the middlewares and returns its result."""
         injected = self._injected.get(task.name)
         if injected:
             arguments |= injected
@@ -136,18 +137,18 @@ class HandlerInvoker:
             if signature.needs_context:
                 return signature.entry(context, **arguments)  # type: ignore[no-any-return]  # an async def gives one
             return signature.entry(**arguments)  # type: ignore[no-any-return]  # as above
-        return self.apply_middleware(context, functools.partial(self._handler, task, context, arguments))
+        return self.apply_middleware(context, functools.partial(self._run_handler, task, context, arguments))
 
     async def apply_middleware(self, context: Context, handler: Callable[[], Awaitable[Any]]) -> Any:
-        """Run ``handler`` inside every middleware; the first registered is the outermost."""
-        call_next: Next = _last(handler)
+        """Runs ``handler`` inside every middleware; the first registered is the outermost."""
+        call_next: Next = _innermost(handler)
         for middleware in reversed(self._app.middlewares):
-            call_next = _wrapped(middleware, call_next)
+            call_next = _wrap(middleware, call_next)
         return await call_next(context)
 
-    async def _handler(self, task: Task[..., Any], context: Context, arguments: dict[str, Any]) -> Any:
+    async def _run_handler(self, task: Task[..., Any], context: Context, arguments: dict[str, Any]) -> Any:
         if task.executor == "process":
-            return await self._in_child(task, context)
+            return await self._run_in_child(task, context)
         leading = (context,) if task.needs_context else ()
         if task.executor == "async":
             return await task.entry(*leading, **arguments)
@@ -158,7 +159,7 @@ class HandlerInvoker:
         except NoThread as error:
             raise RemoteOutcome(Released(f"this worker cannot start a thread: {error}", UNSTARTABLE_DELAY)) from error
 
-    async def _in_child(self, task: Task[..., Any], context: Context) -> Any:
+    async def _run_in_child(self, task: Task[..., Any], context: Context) -> Any:
         if self._processes is None:
             raise ConfigError(f"task {task.name!r} was registered after the worker had started; restart the worker")
         carrier = None if self._app.spans is None else self._app.spans.trace_context()
@@ -169,20 +170,20 @@ class HandlerInvoker:
 
 
 def unwrap_outcome(outcome: Outcome) -> Any:
-    """Returns the result of a handler that ran elsewhere; raises RemoteOutcome if it failed."""
+    """Returns the result of a handler that ran in another process; raises RemoteOutcome if it failed."""
     if not isinstance(outcome, Succeeded):
         raise RemoteOutcome(outcome)
     return None if outcome.result is None else msgspec.json.decode(outcome.result)
 
 
-def _last(handler: Callable[[], Awaitable[Any]]) -> Next:
+def _innermost(handler: Callable[[], Awaitable[Any]]) -> Next:
     async def call_next(_: Context) -> Any:
         return await handler()
 
     return call_next
 
 
-def _wrapped(middleware: Callable[[Any, Next], Any], call_next: Next) -> Next:
+def _wrap(middleware: Callable[[Any, Next], Any], call_next: Next) -> Next:
     async def call(context: Context) -> Any:
         return await middleware(context, call_next)
 

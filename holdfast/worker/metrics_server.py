@@ -1,7 +1,6 @@
-"""Health of a worker process, and the port on which probes and scrapers ask for it.
+"""Health and metrics of a worker process, on a port for probes and scrapers.
 
-The server is a thread of its own: it answers while the process's event loop is blocked, and that is when operators
-ask. Only reading is possible.
+The server runs in its own thread, so it answers while the event loop of the worker is blocked. It is read-only.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ _JSON = "application/json"
 
 
 class MetricsServer:
-    """While entered, the worker's figures are counted and served, if the settings name a port."""
+    """Counts and serves the metrics of the worker while entered, if the settings name a port."""
 
     def __init__(self, shared: WorkerContext) -> None:
         self._shared = shared
         self._metrics: Metrics | None = None
-        self._sidecar: MetricsProcess | None = None
+        self._server: PageServer | None = None
 
     def __enter__(self) -> None:
         """Raises ConfigError if the port is taken, or reachable from other hosts without a setting for it."""
@@ -44,58 +43,58 @@ class MetricsServer:
             return
         _check_exposure(settings)
         pages = {
-            "/": self._figures,
-            "/metrics": self._figures,
-            "/metrics/": self._figures,
-            "/health": self._well,
-            "/health/ready": self._well,
-            "/health/live": self._alive,
+            "/": self._metrics_page,
+            "/metrics": self._metrics_page,
+            "/metrics/": self._metrics_page,
+            "/health": self._readiness_page,
+            "/health/ready": self._readiness_page,
+            "/health/live": self._liveness_page,
         }
-        self._sidecar = MetricsProcess(settings.metrics_host, settings.metrics_port, pages)
+        self._server = PageServer(settings.metrics_host, settings.metrics_port, pages)
         self._metrics = metrics = Metrics(
             shared.events, labels=settings.metrics_labels, tasks=self._tasks, task_field=settings.task_field
         )
         metrics.set_gauge("worker_active_jobs", lambda: len(shared.running))
         metrics.set_gauge("worker_buffered_jobs", lambda: len(shared.buffer))
         metrics.set_gauge("worker_slots", lambda: shared.settings.concurrency)
-        metrics.set_gauge("worker_healthy", lambda: float(health_of(shared).well))
-        self._sidecar.start()
-        shared.emit(MetricsServed(address=self._sidecar.address, worker_id=shared.worker_id))
+        metrics.set_gauge("worker_healthy", lambda: float(health_of(shared).healthy))
+        self._server.start()
+        shared.emit(MetricsServed(address=self._server.address, worker_id=shared.worker_id))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._sidecar is not None:
-            self._sidecar.stop()
+        if self._server is not None:
+            self._server.stop()
         if self._metrics is not None:
             self._metrics.close()
 
     def _tasks(self) -> list[str]:
-        """Every task this worker can run."""
+        """Returns the names of all tasks that this worker can run."""
         commands = [] if self._shared.settings.commands == "off" else [COMMAND]
         return [*self._shared.app.registry.task_names(), *commands]
 
-    # ── pages: made in the sidecar's thread ───────────────────────────────────────────────────────────────────────
-    def _figures(self, accept: str) -> MetricsPage:
-        assert self._metrics is not None  # noqa: S101 - made before the sidecar starts
+    # ── pages: rendered in the server's thread ────────────────────────────────────────────────────────────────────
+    def _metrics_page(self, accept: str) -> MetricsPage:
+        assert self._metrics is not None  # noqa: S101 - made before the server starts
         body, media = expose_metrics(self._metrics.read(), prefix=self._shared.settings.metrics_prefix, accept=accept)
         return MetricsPage(200, body, media)
 
-    def _well(self, _accept: str) -> MetricsPage:
+    def _readiness_page(self, _accept: str) -> MetricsPage:
         health = health_of(self._shared)
-        return self._health_page(health, good=health.well)
+        return self._health_page(health, passed=health.healthy)
 
-    def _alive(self, _accept: str) -> MetricsPage:
+    def _liveness_page(self, _accept: str) -> MetricsPage:
         health = health_of(self._shared)
-        return self._health_page(health, good=health.live)
+        return self._health_page(health, passed=health.live)
 
-    def _health_page(self, health: WorkerHealth, *, good: bool) -> MetricsPage:
+    def _health_page(self, health: WorkerHealth, *, passed: bool) -> MetricsPage:
         given = {
-            "status": "ok" if good else health.status,
+            "status": "ok" if passed else health.status,
             "service": "holdfast-worker",
             "worker": self._shared.worker_id,
         }
-        return MetricsPage(200 if good else 503, msgspec.json.encode(given), _JSON)
+        return MetricsPage(200 if passed else 503, msgspec.json.encode(given), _JSON)
 
 
 def _check_exposure(settings: Settings) -> None:
@@ -108,37 +107,37 @@ def _check_exposure(settings: Settings) -> None:
 
 
 class WorkerHealth(NamedTuple):
-    """``live``: its event loop turns. ``well``: it also fetches jobs, or knows that there are none."""
+    """``live``: the event loop runs callbacks. ``healthy``: the worker also gets answers to its claims."""
 
     live: bool
-    well: bool
+    healthy: bool
     status: str
-    """``ok``, or what is not."""
+    """``ok``, or the problem."""
 
 
 def health_of(shared: WorkerContext) -> WorkerHealth:
-    """As it is now. From any thread."""
+    """Returns the health of the worker now. Call it from any thread."""
     settings, now = shared.settings, shared.clock.monotonic()
     within = settings.health_within.total_seconds()
-    live = time.monotonic() - shared.heard_at <= within  # the loop's health is a matter of real time
+    live = time.monotonic() - shared.loop_answered_at <= within  # real time, whatever clock the worker uses
     if shared.stopping.is_set():
         return WorkerHealth(live, False, "stopping")
     if not live:
         return WorkerHealth(False, False, "blocked")
     if shared.fetched_at is None:
         return WorkerHealth(True, False, "starting")
-    if shared.is_full:  # its hands are full: then it is well as long as it renews what it holds
-        well = now - max(shared.renewed_at, shared.fetched_at) <= within + settings.beat.total_seconds()
+    if shared.is_at_capacity:  # it claims nothing now: healthy as long as it renews leases
+        healthy = now - max(shared.renewed_at, shared.fetched_at) <= within + settings.beat.total_seconds()
     else:
-        well = now - shared.fetched_at <= within + settings.poll.total_seconds()
-    return WorkerHealth(True, well, "ok" if well else "store_away")
+        healthy = now - shared.fetched_at <= within + settings.poll.total_seconds()
+    return WorkerHealth(True, healthy, "ok" if healthy else "store_away")
 
 
 # ── the server ────────────────────────────────────────────────────────────────────────────────────────────────────────
-_HEAD_WITHIN = 1.0  # seconds a request may take to arrive
-_PATIENCE = 5.0  # and its answer to leave
-_HEAD_MOST = 16 * 1024  # bytes
-_CONNECTIONS_MOST = 64  # beyond them the oldest is closed: clients that keep silent block no other
+_HEAD_TIMEOUT = 1.0  # seconds a request may take to arrive
+_SEND_TIMEOUT = 5.0  # seconds the response may take to be sent
+_MAX_HEAD = 16 * 1024  # bytes
+_MAX_CONNECTIONS = 64  # the oldest is closed for one more: silent clients block no other
 _TEXT = "text/plain; charset=utf-8"
 
 
@@ -151,19 +150,19 @@ class MetricsPage(NamedTuple):
 
 
 Pages = Mapping[str, Callable[[str], MetricsPage]]
-"""Page makers by path; each gets the Accept header."""
+"""Functions that render a page, by path; each gets the Accept header."""
 
 
-class MetricsProcess:
-    """Serves ``pages`` from ``start`` to ``stop``."""
+class PageServer:
+    """A thread that serves ``pages`` from ``start`` to ``stop``."""
 
     def __init__(self, host: str, port: int, pages: Pages) -> None:
-        """ConfigError where the address cannot be listened on."""
+        """Raises ConfigError if it cannot listen on the address."""
         self._pages = pages
-        self._socket = _listening(host, port)
+        self._socket = _open_socket(host, port)
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
-        self._open: dict[asyncio.StreamWriter, None] = {}  # the oldest first
+        self._open: dict[asyncio.StreamWriter, None] = {}  # oldest first
         self._thread = threading.Thread(target=self._run, name="holdfast-sidecar", daemon=True)
 
     @property
@@ -173,14 +172,14 @@ class MetricsProcess:
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     def start(self) -> None:
-        """Answer from now on."""
+        """Starts the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Answer no more."""
+        """Stops the thread and closes the socket."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stop.set)
-            self._thread.join(_PATIENCE)
+            self._thread.join(_SEND_TIMEOUT)
         else:
             self._loop.close()
         self._socket.close()
@@ -191,35 +190,35 @@ class MetricsProcess:
             runner.run(self._serve())
 
     async def _serve(self) -> None:
-        server = await asyncio.start_server(self._connected, sock=self._socket, limit=_HEAD_MOST)
+        server = await asyncio.start_server(self._handle_connection, sock=self._socket, limit=_MAX_HEAD)
         await self._stop.wait()
         server.close()
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _handle_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._open[writer] = None
-        if len(self._open) > _CONNECTIONS_MOST:
+        if len(self._open) > _MAX_CONNECTIONS:
             oldest = next(iter(self._open))
             del self._open[oldest]
             oldest.transport.abort()
         try:
-            async with asyncio.timeout(_HEAD_WITHIN):
+            async with asyncio.timeout(_HEAD_TIMEOUT):
                 head = await reader.readuntil(b"\r\n\r\n")
-            async with asyncio.timeout(_PATIENCE):
-                writer.write(self._answer(head))
+            async with asyncio.timeout(_SEND_TIMEOUT):
+                writer.write(self._respond(head))
                 await writer.drain()
                 writer.close()
                 await writer.wait_closed()
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # the client is gone, sends no request, or takes no answer
+            pass  # the client has disconnected, sends no request, or reads no response
         finally:
             self._open.pop(writer, None)
             writer.transport.abort()
 
-    def _answer(self, head: bytes) -> bytes:
+    def _respond(self, head: bytes) -> bytes:
         lines = head.decode("latin-1").split("\r\n")
         method, _, rest = lines[0].partition(" ")
         path = rest.partition(" ")[0].partition("?")[0]
-        page = self._page(method, path, _accepted(lines[1:]))
+        page = self._page(method, path, _accept_header(lines[1:]))
         headers = [
             f"HTTP/1.1 {page.status} {HTTPStatus(page.status).phrase}",
             f"Content-Type: {page.media}",
@@ -242,12 +241,12 @@ class MetricsProcess:
             return MetricsPage(501, f"{error}\n".encode(), _TEXT)
 
 
-def _accepted(headers: list[str]) -> str:
+def _accept_header(headers: list[str]) -> str:
     given = (header.partition(":") for header in headers)
     return ",".join(value.strip() for name, _, value in given if name.strip().lower() == "accept")
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def _open_socket(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family)

@@ -1,4 +1,4 @@
-"""Policy for a failed job from settings and application: its retries, and other workers' chances."""
+"""Policies for failed jobs: retries, and deferral of jobs that this worker cannot run."""
 
 from __future__ import annotations
 
@@ -19,44 +19,44 @@ from holdfast.core.validation import did_you_mean
 from holdfast.settings.settings import Settings
 from holdfast.tasks.command_policy import COMMAND
 
-_REPORTED_MOST = 1000  # limit of task names reported as unknown or unfit
-_SHORTEST, _LONGEST = timedelta(seconds=2), timedelta(minutes=1)  # between two tries of a deferred job
+_MAX_REPORTED = 1000  # task names reported as unknown, or for their payload
+_MIN_DEFERRAL, _MAX_DEFERRAL = timedelta(seconds=2), timedelta(minutes=1)  # between two tries of a deferred job
 
 
 def backoff_of(job: Job, app: Holdfast, settings: Settings) -> Retry:
-    """The retry policy of a job: its own, its task's, or the settings'."""
-    own = job.options_or_default.retry
+    """Returns the retry policy of a job: its own, its task's, or the settings'."""
+    own = job.carried.retry
     if own is not None:
         try:
             return Retry.from_builtins(own)
-        except Invalid as error:  # of a newer version, or spoiled: the job is not to stay for it
+        except Invalid as error:  # written by a newer version, or corrupt: use the next policy
             app.events.emit(RetryUnreadable(job_id=job.id, task=job.task, error=str(error)))
     task = app.registry.get(job.task)
     return (task.retry if task is not None else None) or settings.retry
 
 
-class Unfit:
+class UnfitJobs:
     """Jobs that a worker cannot run: it lacks their task, or their payload does not fit. Logs each task once.
 
-    In a rolling deployment another worker may have the code for them. So they are given back, without an attempt, until
-    ``defer_for`` is over. The instant it began at is in the job's error; a replay or an attempt begins it anew.
+    In a rolling deployment another worker may have their code. So they are released, without an attempt, until
+    ``defer_for`` has passed. The job's error stores when the deferral began; a replay or an attempt restarts it.
     """
 
     def __init__(self, app: Holdfast) -> None:
         self._app = app
         self._rng = random.Random()
-        self._meant: dict[str, str] = {}  # by the name that was met: what may have been meant
-        self._unknown_tasks: set[str] = set()  # tasks that were logged as unknown
-        self._misfits: set[str] = set()  # tasks that were logged for their payload
+        self._suggestions: dict[str, str] = {}  # "did you mean" texts by unknown task name
+        self._unknown_tasks: set[str] = set()  # tasks logged as unknown
+        self._refused_payload_tasks: set[str] = set()  # tasks logged for their payload
 
     def unknown_task_failure(self, job: Job, known: Sequence[str], settings: Settings) -> Failed:
-        """The failure of a job whose task the worker does not know."""
+        """Returns the failure of a job whose task is not registered in this worker."""
         listed = (", ".join(known) or "none")[:500]
-        if job.task not in self._meant and len(self._meant) < _REPORTED_MOST:
-            self._meant[job.task] = did_you_mean(job.task, known)
+        if job.task not in self._suggestions and len(self._suggestions) < _MAX_REPORTED:
+            self._suggestions[job.task] = did_you_mean(job.task, known)
         failed = Failed(
             error=f"no task {job.task!r} is registered in this worker (registered: {listed})"
-            + self._meant.get(job.task, ""),
+            + self._suggestions.get(job.task, ""),
             reason=Reason.NO_HANDLER,
             retryable=settings.unknown_task == "retry",
         )
@@ -66,27 +66,28 @@ class Unfit:
 
     @staticmethod
     def is_unfit(outcome: Outcome, job: Job) -> TypeGuard[Failed]:
-        """Returns True if another worker may run this job though here it has failed."""
-        if type(outcome) is not Failed or outcome.retryable or outcome.reason not in DEFERRALS or job.task == COMMAND:
+        """Returns True if the job failed here, but another worker may be able to run it."""
+        if type(outcome) is not Failed or outcome.retryable or outcome.reason not in UNFIT or job.task == COMMAND:
             return False
         return outcome.reason is Reason.NO_HANDLER or _is_object(job.payload)
 
     async def settle_unfit(self, jobs: Sequence[Job], failures: Sequence[Failed], settings: Settings) -> list[Outcome]:
-        """Returns the outcome of jobs that ``concerns`` is true of: given back, or failed once their time is over."""
+        """Returns the outcomes of jobs for which ``is_unfit`` is true: released, or failed once ``defer_for`` has
+        passed."""
         rows: Sequence[Job | None] = [None] * len(jobs)
-        if any(_may_be_deferred(failed, settings) for failed in failures):
+        if any(_is_deferrable(failed, settings) for failed in failures):
             try:
                 rows = await (await self._app.open_store()).query.summaries([job.id for job in jobs])
-            except HoldfastError:  # it keeps the error, and with it the instant it is deferred since
+            except HoldfastError:  # the row keeps its error, and in it the start of the deferral
                 return [
-                    Released(None, _SHORTEST, failed.reason) if _may_be_deferred(failed, settings) else failed
+                    Released(None, _MIN_DEFERRAL, failed.reason) if _is_deferrable(failed, settings) else failed
                     for failed in failures
                 ]
-        return [self._settled(*each, settings) for each in zip(jobs, rows, failures, strict=True)]
+        return [self._outcome_of(*each, settings) for each in zip(jobs, rows, failures, strict=True)]
 
-    def _settled(self, job: Job, row: Job | None, failed: Failed, settings: Settings) -> Outcome:
-        if not _may_be_deferred(failed, settings) or row is None or row.started_at is None:
-            self._warn(job, failed, None)  # without a row it is gone, or another program has changed it
+    def _outcome_of(self, job: Job, row: Job | None, failed: Failed, settings: Settings) -> Outcome:
+        if not _is_deferrable(failed, settings) or row is None or row.started_at is None:
+            self._warn(job, failed, None)  # without a row: deleted, or changed by another program
             return failed
         earlier = deferral_of(row)
         since = row.started_at if earlier is None else earlier.since
@@ -96,18 +97,18 @@ class Unfit:
             self._warn(job, failed, None)
             return failed
         self._warn(job, failed, since + settings.defer_for)
-        delay = min(max(_SHORTEST, waited / 2), _LONGEST) * self._rng.uniform(0.5, 1)
+        delay = min(max(_MIN_DEFERRAL, waited / 2), _MAX_DEFERRAL) * self._rng.uniform(0.5, 1)
         return Released(deferral_error(since, failed.error), min(delay, left), failed.reason)
 
     def _warn(self, job: Job, failed: Failed, until: datetime | None) -> None:
-        """Logs the first job of each task. ``until``: the end of its deferral; None if it is not deferred."""
+        """Emits a warning for the first job of each task. ``until``: end of the deferral; None if not deferred."""
         unknown = failed.reason is Reason.NO_HANDLER
-        warned = self._unknown_tasks if unknown else self._misfits
-        if job.task in warned or len(warned) >= _REPORTED_MOST:
+        warned = self._unknown_tasks if unknown else self._refused_payload_tasks
+        if job.task in warned or len(warned) >= _MAX_REPORTED:
             return
         warned.add(job.task)
         if unknown:
-            close = self._meant.get(job.task, "")
+            close = self._suggestions.get(job.task, "")
             remedy = f"register it and restart, or give its application a queue of its own{close}"
         else:
             correct = correct_arguments(job.id, deferred=until is not None)
@@ -120,7 +121,7 @@ class Unfit:
         )
 
 
-def _may_be_deferred(failed: Failed, settings: Settings) -> bool:
+def _is_deferrable(failed: Failed, settings: Settings) -> bool:
     return bool(settings.defer_for) and (failed.reason is Reason.PAYLOAD or settings.unknown_task != "dead")
 
 

@@ -15,7 +15,7 @@ from holdfast.worker.stop_signals import handle_stop_signals, ignore_rest_of_bur
 from holdfast.worker.supervisor import EXTRA_SECONDS, FINISHED, RECYCLE, is_supervised, watch_parent
 from holdfast.worker.worker import Worker
 
-_LAST_MOMENT = 2.0  # seconds for calls in the loop's threads, after everything else has ended
+_THREAD_TIMEOUT = 2.0  # seconds for calls in the loop's threads to end, after everything else
 
 
 def run_worker(app: Holdfast, settings: Settings, *, drain: bool = False) -> int:
@@ -28,12 +28,12 @@ def run_worker(app: Holdfast, settings: Settings, *, drain: bool = False) -> int
     try:
         worker = _run_to_end(loop, app, settings, drain, threads)
         stuck = worker.stuck
-        left = threads.wait_calls(_LAST_MOMENT) + worker.stuck_threads
+        left = threads.wait_calls(_THREAD_TIMEOUT) + worker.stuck_threads
         if left or stuck:
             app.events.emit(HandlersLeft(worker_id=worker.id, threads=left, coroutines=stuck))
     finally:
         ignore_rest_of_burst()
-        # Closing the loop would wait for every task. Those of stuck handlers never end; they go with the process.
+        # Closing the loop waits for every task, and tasks of stuck handlers never end: they end with the process.
         if not stuck:
             loop.close()
     if worker.recycled:
@@ -44,24 +44,21 @@ def run_worker(app: Holdfast, settings: Settings, *, drain: bool = False) -> int
 def _run_to_end(loop: asyncio.Runner, app: Holdfast, settings: Settings, drain: bool, threads: LoopThreads) -> Worker:
     """Runs the worker to its end. An exit that a task or callback of a handler raises interrupts the event loop only.
 
-    A caller that awaits that task gets the exit too. It counts before the worker handles signals, and after its end.
+    A caller that awaits that task gets the exit too. Before the worker handles signals, and after its end, the exit is
+    raised.
     """
-    listening: asyncio.Future[asyncio.Task[Worker]] = loop.get_loop().create_future()
-    main = _serve(app, settings, drain, threads, listening)
+    started: asyncio.Future[asyncio.Task[Worker]] = loop.get_loop().create_future()
+    main = _serve(app, settings, drain, threads, started)
     while True:
         try:
-            return loop.get_loop().run_until_complete(listening.result()) if listening.done() else loop.run(main)
+            return loop.get_loop().run_until_complete(started.result()) if started.done() else loop.run(main)
         except (SystemExit, KeyboardInterrupt):
-            if not listening.done() or listening.result().done():
+            if not started.done() or started.result().done():
                 raise
 
 
 async def _serve(
-    app: Holdfast,
-    settings: Settings,
-    drain: bool,
-    threads: LoopThreads,
-    listening: asyncio.Future[asyncio.Task[Worker]],
+    app: Holdfast, settings: Settings, drain: bool, threads: LoopThreads, started: asyncio.Future[asyncio.Task[Worker]]
 ) -> Worker:
     worker = Worker(app, settings=settings, drain=drain, supervised=is_supervised())
     loop = asyncio.get_running_loop()
@@ -74,7 +71,7 @@ async def _serve(
     handle_stop_signals(lambda name: worker.stop("supervisor" if worker.supervised else name))
     current = asyncio.current_task()
     assert current is not None  # noqa: S101 - a coroutine that runs has a task
-    listening.set_result(current)
+    started.set_result(current)
     with MetricsServer(worker.shared):
         async with app:
             await worker.run()

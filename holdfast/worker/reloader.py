@@ -1,4 +1,4 @@
-"""The reloader: follows the settings file, and sees when this process has had its day."""
+"""The reloader: applies changes of the settings file, and recycles the process at its limits of jobs and memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from holdfast.settings.settings import Watch
 from holdfast.worker.context import WorkerContext
 from holdfast.worker.executors.process_group import resident_bytes
 
-_EVERY = 2.0  # seconds; settings are followed within 5
+_CHECK_INTERVAL = 2.0  # seconds; settings are followed within 5
 _NOT_RECYCLED = (
     "recycle_jobs, recycle_memory: no supervisor would start the next worker, so this one goes on; start it anew by "
     "`holdfast worker start`, which supervises what is to be recycled"
@@ -18,12 +18,12 @@ _NOT_RECYCLED = (
 
 
 class Reloader:
-    """Looks at the file, the jobs done and the memory used."""
+    """Checks the settings file, the number of finished jobs and the resident memory."""
 
     def __init__(
         self, shared: WorkerContext, resize: Callable[[int], None], recycle: Callable[[], None] | None
     ) -> None:
-        """``recycle``: None if no supervisor would start the next process."""
+        """``recycle``: None without a supervisor, which would start the next process."""
         self._shared = shared
         self._resize = resize
         self._recycle = recycle
@@ -31,14 +31,14 @@ class Reloader:
         self._warned = False
 
     async def run(self) -> None:
-        """Look every two seconds."""
+        """Checks every two seconds until the process is recycled."""
         shared = self._shared
         while True:
-            await shared.clock.sleep(_EVERY)
+            await shared.clock.sleep(_CHECK_INTERVAL)
             self._reload()
             if self._recycle is None:
                 self._warn()
-            elif self._spent():
+            elif self._should_recycle():
                 self._recycle()
                 return
 
@@ -62,7 +62,7 @@ class Reloader:
             self._warned = True
             shared.emit(SettingsRefused(problem=_NOT_RECYCLED))
 
-    def _spent(self) -> bool:
+    def _should_recycle(self) -> bool:
         settings, shared = self._shared.settings, self._shared
         if settings.recycle_jobs is not None and shared.finished >= settings.recycle_jobs:
             return True

@@ -53,7 +53,7 @@ def emit_expired(events: Events, expired: Iterable[ExpiredJob]) -> None:
 
 
 def _measure_claim(events: Events, claim: Claim, lease_for: timedelta) -> None:
-    """By the store's clock alone: the leases began when the jobs were taken."""
+    """Emits the latency of claimed jobs, by the store's clock: their leases began at the claim."""
     taken_at_us = (claim.lease_until_us or 0) - lease_for // timedelta(microseconds=1)
     late: defaultdict[str, list[float]] = defaultdict(list)
     retried = 0
@@ -65,7 +65,7 @@ def _measure_claim(events: Events, claim: Claim, lease_for: timedelta) -> None:
 
 
 def measure_settled(events: Events, size: int, succeeded: Iterable[tuple[str, float]]) -> None:
-    """A batch of settlements was answered: by task, the seconds of each job that ended well."""
+    """Emits ``BatchSettled``. ``succeeded``: task and seconds of each job that succeeded."""
     seconds: defaultdict[str, list[float]] = defaultdict(list)
     for task, spent in succeeded:
         seconds[task].append(spent)
@@ -73,7 +73,7 @@ def measure_settled(events: Events, size: int, succeeded: Iterable[tuple[str, fl
 
 
 def emit_success(events: Events, job: Job, seconds: float) -> None:
-    """The job has succeeded, and that is stored. A caller that settles many asks for subscribers first."""
+    """Emits ``JobSucceeded`` for a stored settlement. Callers that settle many jobs check for subscribers first."""
     events.emit(
         JobSucceeded(
             job_id=job.id, task=job.task, attempt=job.attempts, seconds=round(seconds, 6), trace_id=trace_id_of(job)
@@ -82,14 +82,14 @@ def emit_success(events: Events, job: Job, seconds: float) -> None:
 
 
 def emit_lease_lost(events: Events, job: Job, worker_id: str) -> None:
-    """The job is not this worker's any more, though it worked on it."""
+    """Emits ``LeaseLost``: the job was running here, and its lease is no longer this worker's."""
     events.emit(LeaseLost(job_id=job.id, task=job.task, worker_id=worker_id))
 
 
 def emit_unsuccessful(
     events: Events, job: Job, settlement: Settlement, answer: Settled, *, seconds: float, dlq_key: str | None
 ) -> None:
-    """Outcome of a job whose settlement was accepted, where it is no success."""
+    """Emits the event of an accepted settlement other than a success."""
     reason, error = str(settlement.reason or ""), settlement.error or ""
     match answer.state:
         case JobState.FAILED:
@@ -120,7 +120,7 @@ def emit_unsuccessful(
 
 
 def emit_recovered(events: Events, job: Job, answer: Settled, dlq_key: str | None) -> None:
-    """Outcome of a job whose lease ran out."""
+    """Emits the event of a job whose expired lease was settled."""
     error = f"lease expired: worker {job.worker} died, froze or was cut off"
     match answer.state:
         case JobState.CANCELLED:
@@ -158,7 +158,7 @@ def _emit_dead(events: Events, job: Job, reason: str, error: str, seconds: float
 
 
 def dead_letter_key(settings: Settings, queue: str) -> str | None:
-    """The key under which the transport lists dead jobs of this queue; None where there is no transport."""
+    """Returns the transport key of the dead-letter list of a queue; None without a transport."""
     if settings.transport == "none":
         return None
     return TransportKeys(settings.transport_key, settings.transport_dead_key).dead_letter_key(queue)

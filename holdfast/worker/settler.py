@@ -1,6 +1,6 @@
-"""The settler: writes settlements in batches: when a batch is full, when a few milliseconds have passed, or when
-nothing else runs. Last attempts, and all without ``prefetch``, wait for no batch. Its write overlaps the fetcher's next
-claim."""
+"""The settler: writes settlements in batches, while the fetcher claims the next jobs. It writes when a batch is full,
+when a few milliseconds have passed, or when no handler runs. Last attempts are written at once; without ``prefetch``,
+all settlements are."""
 
 from __future__ import annotations
 
@@ -11,64 +11,64 @@ from holdfast.core.events import BatchSettled, JobSucceeded, StoreTrouble
 from holdfast.core.fault_injection import fault_point
 from holdfast.core.models import JobState, Lease, Reason, Settled
 from holdfast.stores.base import Store
-from holdfast.worker.context import FULL, RetryDelay, TaskRun, WorkerContext
+from holdfast.worker.context import BATCH_SIZE, RetryDelay, TaskRun, WorkerContext
 from holdfast.worker.reporting import emit_lease_lost, emit_unsuccessful, measure_settled
 
-_LINGER = 0.004  # seconds a batch may still grow while other handlers run
-_LOCKED = 0.5  # seconds between looks at jobs locked by another transaction
+_MAX_DELAY = 0.004  # seconds a batch may grow while other handlers run
+_LOCKED_RETRY_SECONDS = 0.5  # seconds between tries to settle a job locked by another transaction
 
 
 class Settler:
-    """Empties the outcomes of one worker."""
+    """Settles the finished jobs of one worker."""
 
     def __init__(self, shared: WorkerContext, store: Store, write_lines: Callable[[], Awaitable[object]]) -> None:
-        """``write_lines``: writes the jobs' log lines, which are refused once they are settled."""
+        """``write_lines``: writes waiting log lines; the store refuses lines of settled jobs."""
         self._shared = shared
         self._store = store
         self._write_lines = write_lines
-        self._patience = RetryDelay(shared, "settler")
+        self._retry_delay = RetryDelay(shared, "settler")
         self._finishing = False
         self._locked: dict[Lease, TaskRun] = {}  # settlements of jobs locked by another transaction
-        self._look_at = 0.0  # the clock's reading when these are tried again
+        self._retry_at = 0.0  # clock reading of their next try
 
     def finish(self) -> None:
-        """No more outcomes will come: ``run`` returns once all of them are written."""
+        """Makes ``run`` return once all outcomes are written. Call it when no more can come."""
         self._finishing = True
         self._shared.settling.set()
-        self._shared.full.set()
+        self._shared.flush_now.set()
 
     async def run(self) -> None:
-        """Settle until ``finish``. Not to be cancelled before: the batch on its way would not be written."""
+        """Settles jobs until ``finish``. Do not cancel it before: the batch being written would be lost."""
         shared = self._shared
         while not self._finishing or shared.outcomes or self._locked:
-            await self._until_some()
-            if shared.busy and not shared.urgent and len(shared.outcomes) < FULL:
-                shared.full.clear()
-                await shared.clock.run_bounded(shared.full.wait(), _LINGER)
+            await self._wait_for_outcomes()
+            if shared.busy and not shared.has_urgent_outcome and len(shared.outcomes) < BATCH_SIZE:
+                shared.flush_now.clear()
+                await shared.clock.run_bounded(shared.flush_now.wait(), _MAX_DELAY)
             await self.flush()
 
-    async def _until_some(self) -> None:
-        """Until there is something to settle, or to try again."""
+    async def _wait_for_outcomes(self) -> None:
+        """Waits for outcomes, or for the next try of locked jobs."""
         shared = self._shared
         if self._locked:
-            await shared.clock.run_bounded(shared.settling.wait(), max(0.0, self._look_at - shared.clock.monotonic()))
+            await shared.clock.run_bounded(shared.settling.wait(), max(0.0, self._retry_at - shared.clock.monotonic()))
         else:
             await shared.settling.wait()
 
     async def flush(self) -> None:
-        """Write everything that waits."""
+        """Writes all waiting settlements."""
         shared = self._shared
-        if self._locked and shared.clock.monotonic() >= self._look_at:
+        if self._locked and shared.clock.monotonic() >= self._retry_at:
             shared.outcomes += self._locked.values()
         while shared.outcomes:
-            batch = shared.outcomes[: 2 * FULL]
+            batch = shared.outcomes[: 2 * BATCH_SIZE]
             del shared.outcomes[: len(batch)]
-            shared.urgent = False
+            shared.has_urgent_outcome = False
             await self._write(batch)
         shared.settling.clear()
 
     async def _write(self, batch: list[TaskRun]) -> None:
-        """Try until the store answers; a lease that ends meanwhile is refused by it, as after a crash."""
+        """Retries until the store answers. It refuses settlements whose leases have expired meanwhile."""
         while True:
             try:
                 await self._write_lines()
@@ -76,34 +76,34 @@ class Settler:
                 answers = await self._store.queueing.settle([run.settlement for run in batch])
                 fault_point("settle.after")
             except (Unavailable, ConfigError) as error:
-                await self._patience.wait_after(error)
+                await self._retry_delay.wait_after(error)
             except HoldfastError as error:
                 if len(batch) == 1:
-                    # The store cannot take this one: renewed no more, its lease will end and the sweeper settle it.
-                    self._shared.untrack_run(batch[0])
+                    # The store cannot store this settlement: the lease expires, and a sweeper settles the job.
+                    self._shared.remove_held(batch[0])
                     self._locked.pop(batch[0].lease, None)
-                    await self._patience.wait_after(error)
+                    await self._retry_delay.wait_after(error)
                     return
-                for run in batch:  # one that cannot be stored must not take its neighbours along
+                for run in batch:  # one bad settlement must not block the others
                     await self._write([run])
                 return
             else:
-                self._patience.reset()
-                self._answered(batch, answers)
+                self._retry_delay.reset()
+                self._handle_answers(batch, answers)
                 return
 
     # ── after the commit ──────────────────────────────────────────────────────────────────────────────────────
-    def _answered(self, batch: Sequence[TaskRun], answers: Sequence[Settled]) -> None:
+    def _handle_answers(self, batch: Sequence[TaskRun], answers: Sequence[Settled]) -> None:
         shared = self._shared
         emit_success = shared.events.has_subscriber(JobSucceeded)
         succeeded: list[TaskRun] = []
         held, last_attempts = shared.held, 0
         for run, answer in zip(batch, answers, strict=True):
             if answer.locked:
-                self._wait_for(run)
+                self._retry_later(run)
                 continue
             if held.pop(run.lease, None) is not None:
-                last_attempts += run.is_last
+                last_attempts += run.is_last_attempt
             if self._locked:
                 self._locked.pop(run.lease, None)
             if answer.accepted and answer.state is JobState.SUCCEEDED:
@@ -111,22 +111,22 @@ class Settler:
                 if emit_success:
                     shared.emit_success(run)
             else:
-                self._tell_rest(run, answer)
-        shared.make_room(last_attempts)
+                self._emit_answer(run, answer)
+        shared.wake_fetcher(last_attempts)
         shared.succeeded += len(succeeded)
         if shared.events.has_subscriber(BatchSettled):
             measure_settled(shared.events, len(batch), [(run.job.task, run.seconds) for run in succeeded])
 
-    def _wait_for(self, run: TaskRun) -> None:
-        """Retries a settlement of a locked job; the rest of its batch does not wait."""
+    def _retry_later(self, run: TaskRun) -> None:
+        """Schedules another try for a locked job; the rest of its batch is settled."""
         shared = self._shared
-        self._look_at = shared.clock.monotonic() + _LOCKED
+        self._retry_at = shared.clock.monotonic() + _LOCKED_RETRY_SECONDS
         if run.lease not in self._locked:
             self._locked[run.lease] = run
             error = f"job {run.job.id} waits to be settled: another program's transaction holds its row"
-            shared.emit(StoreTrouble(service="settler", error=error, retry_in=_LOCKED))
+            shared.emit(StoreTrouble(service="settler", error=error, retry_in=_LOCKED_RETRY_SECONDS))
 
-    def _tell_rest(self, run: TaskRun, answer: Settled) -> None:
+    def _emit_answer(self, run: TaskRun, answer: Settled) -> None:
         shared, job, settlement = self._shared, run.job, run.settlement
         if not answer.accepted:
             emit_lease_lost(shared.events, job, shared.worker_id)

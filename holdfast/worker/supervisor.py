@@ -1,8 +1,8 @@
 """Starts several worker processes, restarts dead ones, and stops all of them together.
 
-Each child leads a session of its own, so a terminal's Ctrl-C reaches only the supervisor, which hands a stop signal on
-once, and again where one comes more than a second later. The reading end of a pipe that only the supervisor holds open
-for writing tells a child when the supervisor is gone, however it went: then it stops as if it had been asked to.
+Each child leads its own session, so Ctrl-C in a terminal reaches only the supervisor. It forwards a stop signal once,
+and a second one that comes more than a second later. Each child reads a pipe whose writing end only the supervisor
+holds: end of file means that the supervisor has died, and the child stops.
 """
 
 from __future__ import annotations
@@ -30,81 +30,79 @@ from holdfast.worker.executors.process_group import describe_exit, kill_group, w
 from holdfast.worker.stop_signals import StopRequest, StopRequests, handle_stop_signals, ignore_rest_of_burst
 
 RECYCLE = 84
-"""Exit code of a worker that wants to be replaced by a fresh process at once (``recycle_jobs``, ``recycle_memory``)."""
+"""Exit code of a worker that asks for a new process at once (``recycle_jobs``, ``recycle_memory``)."""
 
 FINISHED = 85
-"""Exit code of a supervised worker that has ended on purpose: stopped, or with nothing left to run. It is not 0: any
-handler can exit with that, and one that does has taken its worker down."""
+"""Exit code of a supervised worker that has ended as intended: stopped or drained. Not 0: a handler that calls
+``exit(0)`` ends its worker with 0, and that worker must be restarted."""
 
 NAME_TAKEN = 86
-"""Exit code of a supervised worker whose ``worker_id`` a living worker has. Other reasons for 75 end by themselves."""
+"""Exit code of a supervised worker whose ``worker_id`` a living worker has. Other causes of 75 are transient."""
 
 SUPERVISOR_PIPE = "_HOLDFAST_SUPERVISOR_PIPE"
-"""Environment variable of a child: the pipe's descriptor. The underscore keeps it apart from the settings."""
+"""Environment variable of a child: descriptor of the pipe. The underscore tells it from settings."""
 
 EXTRA_SECONDS = 12.0
-"""Seconds beyond the grace that a child may take to stop before it is killed: five for cancelled handlers to clean up,
-five for the last writes."""
+"""Seconds beyond the grace before a child that is stopping is killed: five for cancelled handlers to clean up, five for
+the last writes, and a margin."""
 
 _CANNOT_START = 71
-"""Stands for the exit code of a child that could not even be started: the system is out of something."""
+"""Exit code for a child that could not be started: the system lacks memory, processes or descriptors."""
 
-_LOOK_EVERY = 2.0  # seconds between looks at the settings file, as often as the children look
-_LOOKS = 5  # of which a child may still go by any: it follows the file within 5 seconds
+_SETTINGS_INTERVAL = 2.0  # seconds between checks of the settings file, as in the children
+_GRACES_KEPT = 5  # latest graces read: a child may still use any of them
 
-_FIRST_PAUSE = 0.1
-_LONGEST_PAUSE = 30.0
+_MIN_PAUSE = 0.1
+_MAX_PAUSE = 30.0
 _HEALTHY_SECONDS = 60.0
 
 
 # ── policy: pure ──────────────────────────────────────────────────────────────────────────────────────────────────
 class ChildRun(NamedTuple):
-    """A run of a child, and how it ended."""
+    """One run of a child process."""
 
     code: int
     """As ``Popen.returncode``: negative for a signal."""
     seconds: float
-    """How long it ran."""
+    """Seconds it ran."""
     starts: int
-    """How many times this child has been started, this run included."""
+    """Number of starts of this child, this run included."""
     failures: int
-    """How many runs in a row before this one failed."""
+    """Number of consecutive failed runs before this one."""
 
 
 class Restart(NamedTuple):
-    """Start the child again after ``pause`` seconds; ``failures`` runs in a row have failed."""
+    """Decision to restart a child after ``pause`` seconds. ``failures``: consecutive failed runs."""
 
     pause: float
     failures: int
 
 
 def next_restart(run: ChildRun, chance: Callable[[], float] = random.random) -> Restart | None:
-    """Whether and when to start a child again that ended without being asked by us; None: it has ended well.
+    """Returns when to restart a child that ended without a request to stop; None if it ended as intended.
 
-    The pause doubles with each failure in a row, from 0.1 to 30 s, of which ``chance`` takes away up to half; a run
-    of at least a minute starts the row anew.
+    The pause doubles with each consecutive failure, from 0.1 to 30 s; ``chance`` shortens it by up to half. A run of
+    at least a minute resets the count.
     """
     if run.code == FINISHED:
         return None
     if run.code == RECYCLE:
         return Restart(0.0, 0)
     failures = 1 if run.seconds >= _HEALTHY_SECONDS else run.failures + 1
-    doublings = min(failures - 1, math.ceil(math.log2(_LONGEST_PAUSE / _FIRST_PAUSE)))
-    pause = min(_FIRST_PAUSE * 2**doublings, _LONGEST_PAUSE)
+    doublings = min(failures - 1, math.ceil(math.log2(_MAX_PAUSE / _MIN_PAUSE)))
+    pause = min(_MIN_PAUSE * 2**doublings, _MAX_PAUSE)
     return Restart(pause * (1 - chance() / 2), failures)
 
 
 def is_hopeless(run: ChildRun) -> bool:
-    """Returns True if the very first run says that the command or the settings are wrong: no restart helps."""
+    """Returns True if the first run failed for the command or the settings: a restart does not help."""
     return run.starts == 1 and run.code in (ConfigError.exit_code, Invalid.exit_code, NAME_TAKEN)
 
 
 def exit_code(code: int, *, asked: bool) -> int:
-    """Returns the exit code that a child's last ``returncode`` adds, as a shell would say it. ``asked``: after we asked
-    it to stop.
-    """
+    """Returns the shell's exit code for a child's last ``returncode``. ``asked``: the child was asked to stop."""
     if code in (0, FINISHED, RECYCLE) or (asked and code == -signal.SIGTERM):
-        return 0  # A child stopped before it could listen ends by the signal itself: nothing had begun.
+        return 0  # A child stopped before it handles signals dies of SIGTERM: no job had begun.
     if code == NAME_TAKEN:
         return Unavailable.exit_code
     return code if code > 0 else 128 - code
@@ -112,9 +110,9 @@ def exit_code(code: int, *, asked: bool) -> int:
 
 # ── the supervisor ────────────────────────────────────────────────────────────────────────────────────────────────
 def supervise(arguments: Sequence[str], settings: Settings, events: Events) -> int:
-    """Run ``settings.processes`` workers, each started with these arguments; returns the exit code for the whole.
+    """Runs ``settings.processes`` workers with these arguments until all have ended.
 
-    Blocks until every worker has ended. It is 0 if all ended well, else the worst code among them.
+    Returns 0 if all ended as intended, else the highest exit code.
     """
     command = [sys.executable, "-m", "holdfast", "worker", "start", *arguments, "--processes", "1"]
     supervisor = Supervisor(command, settings.processes, settings, events, metrics_port=settings.metrics_port)
@@ -126,7 +124,7 @@ def supervise(arguments: Sequence[str], settings: Settings, events: Events) -> i
 
 
 class Supervisor:
-    """Runs ``processes`` children with the same command line until they have ended or SIGTERM or SIGINT comes."""
+    """Runs ``processes`` children with the same command line until they have ended, or SIGTERM or SIGINT arrives."""
 
     def __init__(
         self,
@@ -138,12 +136,12 @@ class Supervisor:
         extra_seconds: float = EXTRA_SECONDS,
         metrics_port: int | None = None,
     ) -> None:
-        """``settings``: their file may change the grace. ``metrics_port``: the first child's; each further one has the
-        next."""
+        """``settings``: their file may change the grace. ``metrics_port``: of the first child; the others get the next
+        ports."""
         self._command = list(command)
         self._processes = processes
         self._watch = Watch(settings)
-        self._graces = deque([settings.grace.total_seconds()], maxlen=_LOOKS)
+        self._graces = deque([settings.grace.total_seconds()], maxlen=_GRACES_KEPT)
         self._metrics_port = metrics_port
         self._extra = extra_seconds
         self._events = events
@@ -152,22 +150,24 @@ class Supervisor:
         self._running: set[subprocess.Popen[bytes]] = set()
 
     async def run(self) -> int:
-        """Keep the children running; returns the exit code once all of them have ended for good."""
+        """Keeps the children running. Returns the exit code once all have ended and none is restarted."""
         handle_stop_signals(self.stop)
         with _pipe() as pipe:
             environment = {**os.environ, SUPERVISOR_PIPE: str(pipe)}
-            following = asyncio.create_task(self._follow())
+            watching = asyncio.create_task(self._watch_settings())
             try:
                 async with asyncio.TaskGroup() as group:
-                    children = [group.create_task(self._keep(each, environment, pipe)) for each in self._commands()]
+                    children = [
+                        group.create_task(self._keep_child(each, environment, pipe)) for each in self._commands()
+                    ]
             finally:
-                following.cancel()
+                watching.cancel()
         return max(child.result() for child in children)
 
     def stop(self, reason: str) -> None:
-        """Tell every child to stop; those that have not after the grace and a little more are killed.
+        """Stops every child; kills children that still run after the grace and a margin.
 
-        A second call more than a second later is handed on too: it makes each worker release its jobs at once.
+        A second call more than a second later is forwarded too: each worker then releases its jobs at once.
         """
         request = self._stop_requests.record()
         if request is StopRequest.DUPLICATE:
@@ -177,22 +177,22 @@ class Supervisor:
             self._events.emit(SupervisorStopping(reason=reason, processes=len(self._running)))
             self._stopping.set()
         for child in self._running:
-            if child.returncode is None:  # Not reaped yet: the number is still its own.
+            if child.returncode is None:  # Not reaped: the pid is still its own.
                 os.kill(child.pid, signal.SIGTERM)
-        if first:  # after the stop: whatever is wrong with the settings file must not keep a child from hearing
-            self._look()
+        if first:  # after the signals: a broken settings file must not delay them
+            self._read_grace()
             asyncio.get_running_loop().call_later(max(self._graces) + self._extra, self._kill)
 
-    async def _follow(self) -> None:
-        """Look at the settings file as long as this runs, as the children do."""
+    async def _watch_settings(self) -> None:
+        """Reads the grace from the settings file at intervals, like the children."""
         while True:
-            await asyncio.sleep(_LOOK_EVERY)
-            self._look()
+            await asyncio.sleep(_SETTINGS_INTERVAL)
+            self._read_grace()
 
-    def _look(self) -> None:
-        """Remember the grace that the settings file says; where it is broken now, the last one that it said."""
+    def _read_grace(self) -> None:
+        """Reads the grace from the settings file; keeps the last one if the file is invalid."""
         grace = self._graces[-1]
-        with suppress(ConfigError):  # each child tells of that
+        with suppress(ConfigError):  # each child reports that
             newer = self._watch.poll_changes()
             grace = grace if newer is None else newer.grace.total_seconds()
         self._graces.append(grace)
@@ -202,14 +202,14 @@ class Supervisor:
             kill_group(child)
 
     def _commands(self) -> list[list[str]]:
-        """Each child's command line. A child that is restarted has the port of the one before it."""
+        """Returns the command line of each child. A restarted child keeps its port."""
         first = self._metrics_port
-        if not first:  # none, or for each any that is free
+        if not first:  # no port, or any free one
             return [self._command] * self._processes
         return [[*self._command, "--metrics-port", str(first + number)] for number in range(self._processes)]
 
-    async def _keep(self, command: Sequence[str], environment: Mapping[str, str], pipe: int) -> int:
-        """Run one child, again and again as the policy says; returns its last run's part of our exit code."""
+    async def _keep_child(self, command: Sequence[str], environment: Mapping[str, str], pipe: int) -> int:
+        """Runs one child and restarts it by the policy. Returns the exit code of its last run."""
         starts = failures = 0
         pause = 0.0
         while not await self._stopped_within(pause):
@@ -230,7 +230,7 @@ class Supervisor:
     async def _run_once(
         self, command: Sequence[str], environment: Mapping[str, str], pipe: int
     ) -> tuple[int, int, str]:
-        """Runs a child from start to end: its pid, its exit code, and that in words."""
+        """Runs a child to its end. Returns its pid, its exit code, and a description of the exit."""
         ended = asyncio.Event()
         try:
             child = subprocess.Popen(  # noqa: ASYNC220 - returns as soon as the program is started
@@ -263,7 +263,7 @@ class Supervisor:
 
 @contextmanager
 def _pipe() -> Iterator[int]:
-    """The reading end of a pipe that ends with this block, or with this process."""
+    """Yields the reading end of a pipe; it reaches end of file when this block or this process ends."""
     reading, writing = os.pipe()
     try:
         yield reading
@@ -274,29 +274,29 @@ def _pipe() -> Iterator[int]:
 
 # ── in the child ──────────────────────────────────────────────────────────────────────────────────────────────────
 def is_supervised() -> bool:
-    """Returns True if a supervisor started this process, asked before it watches its parent."""
+    """Returns True if a supervisor started this process. Call it before ``watch_parent``."""
     return SUPERVISOR_PIPE in os.environ
 
 
-def watch_parent(on_orphaned: Callable[[], object], patience: Callable[[], float]) -> None:
-    """In a supervisor's child: call ``on_orphaned`` in the running loop once the supervisor is gone.
+def watch_parent(on_orphaned: Callable[[], object], stop_timeout: Callable[[], float]) -> None:
+    """In a supervisor's child: calls ``on_orphaned`` in the running loop once the supervisor has died.
 
-    If the process is not gone either when its time to stop is over, the seconds that ``patience`` says then, it is
-    killed, as the supervisor would have done. Nothing happens in a process that no supervisor started.
+    If the process still runs ``stop_timeout()`` seconds later, it kills itself, as the supervisor would have done. Does
+    nothing in a process that no supervisor started.
     """
     if is_supervised():
         pipe, loop = int(os.environ.pop(SUPERVISOR_PIPE)), asyncio.get_running_loop()
         os.set_inheritable(pipe, False)
-        arguments = (pipe, patience, loop, on_orphaned)
+        arguments = (pipe, stop_timeout, loop, on_orphaned)
         threading.Thread(target=_await_orphaned, args=arguments, name="holdfast-parent-watch", daemon=True).start()
 
 
 def _await_orphaned(
-    pipe: int, patience: Callable[[], float], loop: asyncio.AbstractEventLoop, on_orphaned: Callable[[], object]
+    pipe: int, stop_timeout: Callable[[], float], loop: asyncio.AbstractEventLoop, on_orphaned: Callable[[], object]
 ) -> None:
-    os.read(pipe, 1)  # Without writers: it returns when the last writer is gone.
-    seconds = patience()
-    with suppress(RuntimeError):  # The loop is closed: what was to be stopped has ended already.
+    os.read(pipe, 1)  # No writer ever writes: it returns when the last writer has closed the pipe.
+    seconds = stop_timeout()
+    with suppress(RuntimeError):  # The loop is closed: the worker has ended already.
         loop.call_soon_threadsafe(on_orphaned)
     time.sleep(seconds)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -55,7 +55,7 @@ class Sweeper:
         parts = {
             "expired": self._expire,
             "recovered": self._recover_all,
-            "requeued": self._promote,
+            "promoted": self._promote,
             "reannounced": self._store.maintenance.reannounce,
             "pruned": self._prune,
         }
@@ -65,7 +65,7 @@ class Sweeper:
             except HoldfastError as error:
                 failed = failed or error
         if any(done.values()):
-            self._shared.emit(SweepComplete(**{"recovered": 0, "requeued": 0, "pruned": 0, **done}))
+            self._shared.emit(SweepComplete(**{"recovered": 0, "promoted": 0, "pruned": 0, **done}))
         if failed is not None:
             raise failed
 
@@ -86,10 +86,10 @@ class Sweeper:
         idle worker that serves every queue does it by its own claims, at the very instant."""
         if self._shared.wakes_on_time:
             return 0
-        requeued = 0
+        total = 0
         while (promoted := await self._store.maintenance.promote_due(limit=_BATCH)) == _BATCH:
-            requeued += promoted
-        return requeued + promoted
+            total += promoted
+        return total + promoted
 
     async def _recover_all(self) -> int:
         """Settle every lease that ran out; a worker that renews in between keeps its job."""

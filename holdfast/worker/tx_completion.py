@@ -1,7 +1,7 @@
-"""Handlers that end their job inside a transaction of their own, together with their rows.
+"""Handlers that complete their job in their own database transaction, together with their rows.
 
-Whether such a job has ended is decided by a commit that we never hear of. So the handler is not believed: when it has
-returned or raised, the store is asked.
+The commit decides the outcome, and it happens outside Holdfast. So after the handler has returned or raised, the
+outcome is read from the store.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from holdfast.stores.base import External
 from holdfast.tasks import Context, encode_result
 from holdfast.worker.context import RetryDelay, TaskRun, WorkerContext
 
-_PAUSE, _PAUSE_MOST = 0.01, 0.5  # seconds between looks at a transaction that is still open
+_MIN_PAUSE, _MAX_PAUSE = 0.01, 0.5  # seconds between reads while the transaction is open
 
 UNDONE = "the transaction in which it was completed was not committed"
-"""The error of an attempt whose handler returned as if it had not been."""
+"""Error of an attempt whose handler returned although its transaction was rolled back."""
 
 
 class TxCompletion:
@@ -27,7 +27,7 @@ class TxCompletion:
         self._shared = shared
 
     async def complete(self, context: Context, connection: Any, result: Any) -> None:
-        """End the job of ``context`` on ``connection``; LeaseLost, and nothing written, where it is not ours to end.
+        """Completes the job on ``connection``. Raises LeaseLost, and writes nothing, if the lease is lost.
 
         Without an event loop it runs in the thread of its handler.
         """
@@ -40,28 +40,28 @@ class TxCompletion:
             )
 
     async def is_lost(self, run: TaskRun) -> bool:
-        """Returns True if another worker may have the job: not if it has ended, nor while its transaction holds it."""
+        """Returns True if another worker may have the job: it has not ended, and no open transaction completes it."""
         external = cast(External, (await self._shared.app.open_store()).external)
         try:
-            fate = await external.tx_outcome(run.lease)
+            outcome = await external.tx_outcome(run.lease)
         except HoldfastError:
-            return True  # cut off from the store: unknown
-        return fate in (TxOutcome.ROLLED_BACK, TxOutcome.LEASE_LOST)
+            return True  # the store is away: unknown
+        return outcome in (TxOutcome.UNDONE, TxOutcome.LOST)
 
     async def read_outcome(self, run: TaskRun) -> TxOutcome:
-        """Outcome of the job. Waits while its transaction is open, but for no longer than a lease lasts."""
+        """Returns the outcome of the job. Waits while its transaction is open, at most for the duration of a lease."""
         shared = self._shared
         external = cast(External, (await shared.app.open_store()).external)
-        patience = RetryDelay(shared, "runner")
-        give_up = shared.clock.monotonic() + shared.settings.lease.total_seconds()
-        pause = _PAUSE
+        retry_delay = RetryDelay(shared, "runner")
+        give_up_at = shared.clock.monotonic() + shared.settings.lease.total_seconds()
+        pause = _MIN_PAUSE
         while True:
             try:
-                fate = await external.tx_outcome(run.lease)
+                outcome = await external.tx_outcome(run.lease)
             except HoldfastError as error:
-                fate = TxOutcome.PENDING
-                await patience.wait_after(error)
-            if fate is not TxOutcome.PENDING or shared.clock.monotonic() > give_up:
-                return fate
+                outcome = TxOutcome.OPEN
+                await retry_delay.wait_after(error)
+            if outcome is not TxOutcome.OPEN or shared.clock.monotonic() > give_up_at:
+                return outcome
             await shared.clock.sleep(pause)
-            pause = min(2 * pause, _PAUSE_MOST)
+            pause = min(2 * pause, _MAX_PAUSE)

@@ -1,4 +1,4 @@
-"""The worker: starts its services, hears signals and orders, and stops in good order.
+"""The worker: starts its services, handles signals and commands, and shuts down gracefully.
 
 fetcher ─ claim ─▶ buffer ─▶ runners ─▶ outcomes ─▶ settler          heartbeat (own thread): beat
                                                                      sweeper: expired, due, pruning
@@ -36,20 +36,20 @@ from holdfast.worker.supervisor import NAME_TAKEN
 from holdfast.worker.sweeper import Sweeper
 from holdfast.worker.ticker import Ticker
 
-_AFTER_GRACE = 5.0  # seconds for cancelled handlers to clean up
+_CLEANUP_SECONDS = 5.0  # seconds for cancelled handlers to clean up
 
 
 class Worker:
-    """A worker process's work. ``run`` returns when it has stopped."""
+    """One worker. ``run`` returns when it has stopped."""
 
     def __init__(
         self, app: Holdfast, *, settings: Settings | None = None, drain: bool = False, supervised: bool = False
     ) -> None:
-        """``drain``: stop once the queues have nothing to run. ``supervised``: a supervisor starts the next when this
-        one is recycled; else it never is."""
+        """``drain``: stop once the queues are empty. ``supervised``: a supervisor restarts it after a recycle; without
+        one it is never recycled."""
         self._app = app
         settings = settings or app.settings
-        # Minted at each start: a restarted worker under the same host name is another one.
+        # A new id at each start: a restarted worker on the same host is another worker.
         self.id = settings.worker_id or f"{socket.gethostname()[:40]}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self.shared = WorkerContext(app, settings, self.id)
         self._drain = drain
@@ -59,15 +59,15 @@ class Worker:
         self._reason = "drained"
         self.recycled = False
         self.stuck = 0
-        """Once ``run`` has returned: handlers that swallow every cancellation and still run."""
+        """After ``run`` has returned: handlers that swallow cancellation and still run."""
         self.stuck_threads = 0
-        """The same: threads in which a handler still runs."""
+        """After ``run`` has returned: threads in which a handler still runs."""
 
     # ── stops and drains ────────────────────────────────────────────────────────────────────────────────────────────
     def stop(self, reason: str = "asked") -> None:
-        """Takes no more jobs and finishes the running ones within the grace. Call it from the event loop.
+        """Stops claiming and finishes running jobs within the grace. Call it from the event loop.
 
-        A second call more than a second later releases them at once; one within that second changes nothing.
+        A second call more than a second later releases them at once; a second call within that second is ignored.
         """
         if self._stop_requests.record() is StopRequest.REPEATED:
             self._stop_now.set()
@@ -80,44 +80,44 @@ class Worker:
         self.shared.stopping.set()
         self.shared.may_fetch.set()
 
-    def _obey(self, command: WorkerCommand) -> None:
-        if command is WorkerCommand.STOP and not self.shared.stopping.is_set():
+    def _handle_command(self, order: WorkerCommand) -> None:
+        if order is WorkerCommand.STOP and not self.shared.stopping.is_set():
             self.stop("ordered")
         elif command is WorkerCommand.DRAIN:
             self.fetcher.drain()
 
-    def _interrupt(self, lease: Lease, why: StopReason) -> None:
+    def _interrupt(self, lease: Lease, stop_reason: StopReason) -> None:
         run = self.shared.held.get(lease)
-        if why is StopReason.LOST and run is not None and run.completing:
+        if stop_reason is StopReason.LOST and run is not None and run.completing:
             self.runner.check_lease(run)
             return
-        unstarted = self.shared.interrupt_run(lease, why)
+        unstarted = self.shared.interrupt_run(lease, stop_reason)
         if unstarted is None:
             return
-        if why is StopReason.CANCEL:
+        if stop_reason is StopReason.CANCEL:
             self.shared.settle(unstarted, Cancelled())
         else:
-            self.shared.discard_run(unstarted)
+            self.shared.abandon_run(unstarted)
 
-    # ── life ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── running ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def run(self) -> None:
-        """Works until stopped (or, draining, until there is nothing to run)."""
+        """Runs jobs until stopped or, if draining, until the queues are empty."""
         shared, app = self.shared, self._app
         store = await app.open_store()
-        self.calls = calls = await self._open(store)
-        self.recorder = LogWriter(shared, store)
-        self.runner = Runner(shared, calls, self.recorder, HandlerLimits(shared, store))
-        self.settler = Settler(shared, store, self.recorder.flush)
+        self.invoker = invoker = await self._open(store)
+        self.log_writer = LogWriter(shared, store)
+        self.runner = Runner(shared, invoker, self.log_writer, HandlerLimits(shared, store))
+        self.settler = Settler(shared, store, self.log_writer.flush)
         self.ticker = Ticker(shared, store, app.declared)
         self.fetcher = Fetcher(shared, store, drain=self._drain)
-        heartbeat = Heartbeat(shared, self._pulse, interrupt=self._interrupt, command=self._obey)
+        heartbeat = Heartbeat(shared, self._make_heartbeat, interrupt=self._interrupt, on_command=self._handle_command)
         self.runner.resize(shared.settings.concurrency)
         settling = asyncio.create_task(self.settler.run(), name="holdfast-settler")
         background = [
             asyncio.create_task(service, name=f"holdfast-{name}")
             for name, service in (
                 ("watchdog", self.runner.watch_deadlines()),
-                ("log_writer", self.recorder.run()),
+                ("log_writer", self.log_writer.run()),
                 ("sweeper", Sweeper(shared, store).run()),
                 ("reloader", Reloader(shared, self._resize, self._recycle if self.supervised else None).run()),
             )
@@ -133,32 +133,31 @@ class Worker:
                 concurrency=shared.settings.concurrency,
             )
         )
-        await self._or_reported(self.ticker.write_limits(), "writing the declared limits")
+        await self._try_step(self.ticker.write_limits(), "writing the limits of the code")
         background.append(asyncio.create_task(self.ticker.run(), name="holdfast-ticker"))
         fetching = asyncio.create_task(self.fetcher.run(), name="holdfast-fetcher")
         try:
             await self._until_stopped([fetching, settling, heartbeat.ended, self.runner.failed, *background])
         finally:
-            await self._wind_down(fetching, settling, background, heartbeat, calls)
+            await self._shut_down(fetching, settling, background, heartbeat, invoker)
 
     async def _open(self, store: Store) -> HandlerInvoker:
-        """Prepares the parts that handlers need, and registers the worker's name in the store. Unavailable where a
-        living worker has that name.
-        """
-        await self._check_name(store)  # before anything is started for nothing
-        calls = HandlerInvoker(self._app, self.shared.settings)
-        await calls.open()
+        """Prepares the resources of handlers and registers the worker. Raises Unavailable if a living worker has its
+        id."""
+        await self._check_name(store)  # before anything is started
+        invoker = HandlerInvoker(self._app, self.shared.settings)
+        await invoker.open()
         try:
-            await self._check_name(store)  # that took its time: another one may have signed on meanwhile
+            await self._check_name(store)  # again: another worker may have registered meanwhile
         except BaseException:
-            await calls.close()
+            await invoker.close()
             raise
-        await self._or_reported(self._sign_on(), "signing on")  # who claims can be seen
-        return calls
+        await self._try_step(self._register(), "registering the worker")  # before the first claim
+        return invoker
 
     async def _until_stopped(self, services: Sequence[asyncio.Future[Any]]) -> None:
-        """Until the worker is stopping. A service that dies of a bug takes the worker down, loudly: its supervisor
-        starts another, and no promise depends on one that half works."""
+        """Waits until the worker is stopping. Raises the exception of a service that dies of a bug: the worker ends,
+        and its supervisor restarts it."""
         stopping = asyncio.ensure_future(self.shared.stopping.wait())
         try:
             done, _ = await asyncio.wait([stopping, *services], return_when=asyncio.FIRST_COMPLETED)
@@ -173,13 +172,13 @@ class Worker:
             stopping.cancel()
             self.shared.stopping.set()
 
-    async def _wind_down(
+    async def _shut_down(
         self,
         fetching: asyncio.Task[None],
         settling: asyncio.Task[None],
         background: list[asyncio.Task[None]],
         heartbeat: Heartbeat,
-        calls: HandlerInvoker,
+        invoker: HandlerInvoker,
     ) -> None:
         shared = self.shared
         grace = shared.settings.grace.total_seconds()
@@ -191,35 +190,35 @@ class Worker:
         for service in background:
             service.cancel()
         await asyncio.gather(*background, fetching, return_exceptions=True)
-        await self._or_reported(self._write_rest(settling), "writing the last settlements")
-        heartbeat.stop()  # not before: leases must last until what they stand for is written
-        await self._or_reported(self._sign_off(), "signing off")
-        self.stuck_threads = await calls.close()
+        await self._try_step(self._write_remaining(settling), "writing the last settlements")
+        heartbeat.stop()  # not before: leases must be renewed until all settlements are written
+        await self._try_step(self._deregister(), "deregistering the worker")
+        self.stuck_threads = await invoker.close()
         shared.emit(
             WorkerStopped(worker_id=self.id, succeeded=shared.succeeded, failed=shared.failed, released=shared.released)
         )
 
     async def _finish_running(self) -> None:
-        """The grace, then cancellation, then a moment to clean up; a second stop cuts the grace short."""
+        """Waits for the grace, cancels running jobs, and gives them time to clean up. A second stop ends the grace."""
         shared = self.shared
-        await shared.clock.run_bounded(self._quiet_or_now(), shared.settings.grace.total_seconds())
+        await shared.clock.run_bounded(self._wait_until_idle_or_stop_now(), shared.settings.grace.total_seconds())
         for run in list(shared.running):
             run.interrupt_run(StopReason.RELEASE)
-        await shared.clock.run_bounded(self._quiet(), _AFTER_GRACE)
-        for run in list(shared.running):  # it swallows its cancellation: it ends with this process
+        await shared.clock.run_bounded(self._wait_until_idle(), _CLEANUP_SECONDS)
+        for run in list(shared.running):  # its handler swallows cancellation and ends with the process
             shared.running.discard(run)
             if run.completing:
-                shared.drop_run(run)
+                shared.report_lost_run(run)
             else:
                 shared.settle(run, Released())
 
-    async def _quiet(self) -> None:
+    async def _wait_until_idle(self) -> None:
         while self.shared.busy:
-            self.shared.full.clear()
-            await self.shared.full.wait()
+            self.shared.flush_now.clear()
+            await self.shared.flush_now.wait()
 
-    async def _quiet_or_now(self) -> None:
-        quiet = asyncio.ensure_future(self._quiet())
+    async def _wait_until_idle_or_stop_now(self) -> None:
+        quiet = asyncio.ensure_future(self._wait_until_idle())
         now = asyncio.ensure_future(self._stop_now.wait())
         try:
             await asyncio.wait([quiet, now], return_when=asyncio.FIRST_COMPLETED)
@@ -227,18 +226,19 @@ class Worker:
             quiet.cancel()
             now.cancel()
 
-    async def _write_rest(self, settling: asyncio.Task[None]) -> None:
-        """The claim under way is given back, and every settlement written. The settler ends by itself: cancelled, it
-        would drop the batch it is writing."""
+    async def _write_remaining(self, settling: asyncio.Task[None]) -> None:
+        """Releases the jobs of the claim in flight and writes every settlement. The settler is not cancelled: it would
+        lose the batch it is writing."""
         await self.fetcher.close()
         self.settler.finish()
         await settling
-        await self.recorder.flush()
+        await self.log_writer.flush()
 
     async def _check_name(self, store: Store) -> None:
-        """Unavailable if a living worker goes by the name that we were given: signing on would end its registration.
+        """Raises Unavailable if a living worker has the configured ``worker_id``: registering would replace it.
 
-        It is no ConfigError, after which no supervisor starts us again: the name becomes free."""
+        Not ConfigError, after which no supervisor restarts the worker: the id may become free.
+        """
         if self.shared.settings.worker_id is None:
             return
         ours = (socket.gethostname(), os.getpid())
@@ -253,37 +253,35 @@ class Worker:
                     taken.exit_code = NAME_TAKEN
                 raise taken
 
-    async def _sign_on(self) -> None:
+    async def _register(self) -> None:
         store = await self._app.open_store()
-        await store.queueing.deregister(
-            self.id
-        )  # one of the same name may have died with an order: that was not meant for us
-        await store.queueing.heartbeat(self._pulse(), [], lease_for=self.shared.settings.lease)
+        await store.queueing.deregister(self.id)  # a dead worker with this id may have an old command
+        await store.queueing.heartbeat(self._make_heartbeat(), [], lease_for=self.shared.settings.lease)
 
-    async def _sign_off(self) -> None:
+    async def _deregister(self) -> None:
         store = await self._app.open_store()
         await store.queueing.deregister(self.id)
 
-    async def _or_reported(self, ending: Coroutine[Any, Any, None], what: str) -> None:
-        """Do that, but not for long: where the store is away, the leases end by themselves."""
+    async def _try_step(self, ending: Coroutine[Any, Any, None], what: str) -> None:
+        """Runs a step of start or shutdown, for a bounded time. Emits ``StoreTrouble`` if it fails."""
         try:
-            async with asyncio.timeout(_AFTER_GRACE):
+            async with asyncio.timeout(_CLEANUP_SECONDS):
                 await ending
         except (HoldfastError, TimeoutError) as error:
-            ending_by_it = self._reason == "store_replaced" or not self.shared.stopping.is_set()
-            if ending_by_it and isinstance(error, StoreReplaced):
-                return  # every service meets this error, and the worker ends with it
+            worker_ends_by_it = self._reason == "store_replaced" or not self.shared.stopping.is_set()
+            if worker_ends_by_it and isinstance(error, StoreReplaced):
+                return  # every service gets this error, and the worker raises it
             self.shared.emit(StoreTrouble(service="worker", error=f"{what}: {error}", retry_in=0.0))
 
     def _resize(self, concurrency: int) -> None:
         self.runner.resize(concurrency)
-        self.calls.resize(concurrency)
+        self.invoker.resize(concurrency)
 
     def _recycle(self) -> None:
         self.recycled = True
-        self._begin_to_stop("recycled")  # a stop signal from now on is the first
+        self._begin_to_stop("recycled")  # not counted as a stop signal
 
-    def _pulse(self) -> WorkerHeartbeat:
+    def _make_heartbeat(self) -> WorkerHeartbeat:
         shared = self.shared
         return WorkerHeartbeat(
             worker=self.id,

@@ -201,20 +201,20 @@ def test_concurrent_sweeps_take_each_due_job_once(atlasqueue: Atlasqueue) -> Non
     with psycopg.connect(atlasqueue.url) as holder:
         holder.execute("select from holdfast.job where id = %s for update", [job_ids[0]])
         with atlasqueue.workers(4, HOLDFAST_QUEUES="aside") as sweepers:
-            until(lambda: _requeued(sweepers) == number - 1, "all but the one that is locked")
+            until(lambda: _promoted(sweepers) == number - 1, "all but the one that is locked")
             holder.rollback()
-            until(lambda: _requeued(sweepers) >= number, "that one too")
+            until(lambda: _promoted(sweepers) >= number, "that one too")
             assert set(atlasqueue.listed()) == set(job_ids)
             assert set(atlasqueue.sql("select status from jobs")) == {("queued",)}
-    assert _requeued(sweepers) == number
+    assert _promoted(sweepers) == number
     assert {event["level"] for worker in sweepers for event in worker.events("sweep_complete")} == {"info"}
     with atlasqueue.worker() as worker:
         atlasqueue.all_ended(job_ids)
     assert starts([worker]) == dict.fromkeys(job_ids, 1)
 
 
-def _requeued(workers: Sequence[Program]) -> int:
-    return sum(event["requeued"] for worker in workers for event in worker.events("sweep_complete"))
+def _promoted(workers: Sequence[Program]) -> int:
+    return sum(event["promoted"] for worker in workers for event in worker.events("sweep_complete"))
 
 
 @pytest.mark.rows("A23", "X25")

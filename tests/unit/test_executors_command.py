@@ -256,7 +256,7 @@ async def test_unkillable_process_does_not_block_the_worker(monkeypatch: pytest.
     mark = f"66.{uuid.uuid4().int % 10**9}"
     running = asyncio.create_task(run(argv=["sleep", mark]))
     await until(lambda: living_with(mark))
-    monkeypatch.setattr(command, "_DEATH", 0.01)
+    monkeypatch.setattr(command, "_KILL_TIMEOUT", 0.01)
     monkeypatch.setattr(command, "kill_group", lambda _: None)
     monkeypatch.setattr(command, "kill_marked", lambda _: None)
     running.cancel()

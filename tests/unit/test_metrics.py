@@ -49,7 +49,7 @@ HEARD = (
         missed=3,
         skipped=0,
     ),
-    SweepComplete(requeued=0, recovered=2, pruned=7),
+    SweepComplete(promoted=0, recovered=2, pruned=7),
     StoreAnswered(verb="claim", seconds=0.003, failed=False),
     StoreAnswered(verb="claim", seconds=2.0, failed=True),
     RequestAnswered(method="GET", path="/v1/jobs/{job_id}", status=200, seconds=0.004),

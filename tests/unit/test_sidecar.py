@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.core.errors import ConfigError
-from holdfast.worker.metrics_server import MetricsPage, MetricsProcess
+from holdfast.worker.metrics_server import MetricsPage, PageServer
 from tests.support.load import slowness
 
 DEADLINE = 60.0
@@ -26,18 +26,18 @@ def _missing(_accept: str) -> MetricsPage:
 
 
 @pytest.fixture
-def sidecar() -> Iterator[MetricsProcess]:
-    sidecar = MetricsProcess("127.0.0.1", 0, {"/": _echo, "/metrics": _echo, "/missing": _missing})
+def sidecar() -> Iterator[PageServer]:
+    sidecar = PageServer("127.0.0.1", 0, {"/": _echo, "/metrics": _echo, "/missing": _missing})
     sidecar.start()
     yield sidecar
     sidecar.stop()
 
 
-def port_of(sidecar: MetricsProcess) -> int:
+def port_of(sidecar: PageServer) -> int:
     return int(sidecar.address.rpartition(":")[2])
 
 
-def ask(sidecar: MetricsProcess, method: str, path: str, **headers: str) -> tuple[int, str]:
+def ask(sidecar: PageServer, method: str, path: str, **headers: str) -> tuple[int, str]:
     connection = http.client.HTTPConnection("127.0.0.1", port_of(sidecar), timeout=DEADLINE)
     try:
         connection.request(method, path, headers=headers)
@@ -47,19 +47,19 @@ def ask(sidecar: MetricsProcess, method: str, path: str, **headers: str) -> tupl
         connection.close()
 
 
-def test_page_is_rendered_on_request(sidecar: MetricsProcess) -> None:
+def test_page_is_rendered_on_request(sidecar: PageServer) -> None:
     assert ask(sidecar, "GET", "/metrics", Accept="application/json") == (200, "accept: application/json\n")
     assert ask(sidecar, "GET", "/metrics?x=1") == (200, "accept: \n")
     assert ask(sidecar, "HEAD", "/") == (200, "")
 
 
-def test_unknown_path_and_method_are_answered(sidecar: MetricsProcess) -> None:
+def test_unknown_path_and_method_are_answered(sidecar: PageServer) -> None:
     assert ask(sidecar, "GET", "/nowhere") == (404, "there are /, /metrics, /missing\n")
     assert ask(sidecar, "POST", "/metrics")[0] == 405
     assert ask(sidecar, "GET", "/missing") == (501, "something is not installed\n")
 
 
-def test_silent_or_malformed_clients_do_not_block_others(sidecar: MetricsProcess) -> None:
+def test_silent_or_malformed_clients_do_not_block_others(sidecar: PageServer) -> None:
     with contextlib.ExitStack() as stack:
         for number in range(100):  # more than are held; probes of Kubernetes wait a second
             silent = stack.enter_context(socket.create_connection(("127.0.0.1", port_of(sidecar))))
@@ -75,15 +75,15 @@ def test_silent_or_malformed_clients_do_not_block_others(sidecar: MetricsProcess
         assert time.monotonic() - begun < 1 * slowness()
 
 
-def test_occupied_port_is_reported(sidecar: MetricsProcess) -> None:
+def test_occupied_port_is_reported(sidecar: PageServer) -> None:
     with pytest.raises(ConfigError, match=r"metrics_host, metrics_port: cannot listen on 127\.0\.0\.1:\d+: "):
-        MetricsProcess("127.0.0.1", port_of(sidecar), {})
+        PageServer("127.0.0.1", port_of(sidecar), {})
 
 
 def test_stopped_it_leaves_its_port() -> None:
-    sidecar = MetricsProcess("127.0.0.1", 0, {"/": _echo})
+    sidecar = PageServer("127.0.0.1", 0, {"/": _echo})
     sidecar.start()
     port = port_of(sidecar)
     sidecar.stop()
 
-    MetricsProcess("127.0.0.1", port, {}).stop()
+    PageServer("127.0.0.1", port, {}).stop()

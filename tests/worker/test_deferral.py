@@ -19,7 +19,7 @@ from holdfast.tasks import Registry, Task
 from holdfast.telemetry.metrics import Metrics
 from holdfast.views.explain import explain_job, job_facts
 from holdfast.views.formatting import format_moment
-from holdfast.worker.policy import Unfit
+from holdfast.worker.policy import UnfitJobs
 from tests.worker.support import Recorder, harness
 
 HOUR = 3600
@@ -254,9 +254,9 @@ def test_deferral_lasts_an_hour_by_default() -> None:
 )
 def test_payload_that_is_no_object_is_never_deferred(payload: str, deferrable: bool) -> None:
     job = Job("id", "t", "q", payload, 1, 1, 5, 0, 0, 0, 0)
-    assert Unfit.is_unfit(Failed(error="no", reason=Reason.PAYLOAD, retryable=False), job) is deferrable
-    assert Unfit.is_unfit(Failed(error="no", reason=Reason.NO_HANDLER, retryable=False), job)
-    assert not Unfit.is_unfit(Failed(error="no", reason=Reason.RESULT, retryable=False), job)
+    assert UnfitJobs.is_unfit(Failed(error="no", reason=Reason.PAYLOAD, retryable=False), job) is deferrable
+    assert UnfitJobs.is_unfit(Failed(error="no", reason=Reason.NO_HANDLER, retryable=False), job)
+    assert not UnfitJobs.is_unfit(Failed(error="no", reason=Reason.RESULT, retryable=False), job)
 
 
 async def test_unreachable_store_keeps_the_beginning_of_the_deferral(
@@ -268,5 +268,5 @@ async def test_unreachable_store_keeps_the_beginning_of_the_deferral(
     monkeypatch.setattr(app, "open_store", away)
     job = Job("id", "t", "q", "{}", 1, 1, 5, 0, 0, 0, 0)
     failed = Failed(error="no", reason=Reason.NO_HANDLER, retryable=False)
-    outcomes = await Unfit(app).settle_unfit([job], [failed], app.settings)
+    outcomes = await UnfitJobs(app).settle_unfit([job], [failed], app.settings)
     assert outcomes == [Released(None, timedelta(seconds=2), Reason.NO_HANDLER)]

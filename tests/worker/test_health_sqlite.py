@@ -60,10 +60,10 @@ async def test_fully_busy_worker_is_ready_while_it_renews(app: Holdfast) -> None
     async with Watched(app, concurrency=1) as watched:
         shared = watched.worker.shared
         await forever.enqueue()
-        await until(lambda: shared.is_full and shared.renewed_at)
+        await until(lambda: shared.is_at_capacity and shared.renewed_at)
         shared.fetched_at = shared.clock.monotonic() - 1000
         assert await watched.status("/health") == (200, "ok")
-        shared.is_full = False  # as if there were room
+        shared.is_at_capacity = False  # as if there were room
         assert await watched.status("/health") == (503, "store_away")
 
 

@@ -274,7 +274,7 @@ def test_changed_grace_period_survives_a_broken_file(tmp_path: Path, monkeypatch
             return newer
 
     monkeypatch.setattr(supervising, "Watch", Followed)
-    monkeypatch.setattr(supervising, "_LOOK_EVERY", 0.01)
+    monkeypatch.setattr(supervising, "_SETTINGS_INTERVAL", 0.01)
 
     async def change_break_and_stop() -> None:
         with await asyncio.to_thread(_said, tmp_path) as given:

@@ -1,7 +1,7 @@
 """The first lines of a child of the process executor: run as a script by a clean interpreter, never imported.
 
-It takes over the worker's import path before it imports anything but the standard library, so a file that happens to
-lie in the working directory cannot get in the way.
+It sets the worker's import path before it imports anything outside the standard library, so a file in the working
+directory cannot shadow a module.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 
 
 def main() -> None:
-    """Serve the worker on the other end of the socket whose number is the only argument, then exit."""
+    """Serves the worker at the other end of the socket, whose descriptor is the only argument."""
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.set_inheritable(False)
     length = int.from_bytes(connection.recv(4, socket.MSG_WAITALL))

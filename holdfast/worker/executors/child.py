@@ -1,12 +1,12 @@
-"""The child's side of the process executor: one job after the other, in the main thread.
+"""The child's side of the process executor: one job at a time, in the main thread.
 
-Everything that needs the application's classes happens here: binding the payload, encoding the result, telling errors
-worth a retry from others. Only text goes back.
+Everything that needs the application's classes happens here: the payload is bound, the result is encoded, and errors
+are classified as retryable or not. Replies contain only text.
 
-Between worker and child go frames of msgpack, never code. A frame is four bytes of length, big-endian, and that many
-bytes. The worker begins: the import path as JSON, because it is read before anything of ours can be imported, then
-``Setup``, then one ``ChildRequest`` a job. The child answers with an empty frame when it is ready, and with one
-``ChildReply`` a request; ``Logged`` frames may come before it.
+The protocol is msgpack frames, never pickled code. A frame is its length (four bytes, big-endian) and its data. The
+worker sends the import path (as JSON: Holdfast cannot be imported yet), ``Setup``, then one ``ChildRequest`` per job.
+The child sends an empty frame once it is ready; for each request any number of ``Logged`` frames, then one
+``ChildReply``.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from holdfast.worker.executors.process_group import resident_bytes
 from holdfast.worker.executors.resource_limits import limit_behind_error, limit_this_process, replace_error
 
 _CHUNK = 256 * 1024
-_FAREWELL = 2.0  # seconds for an idle child to end in good order
+_EXIT_TIMEOUT = 2.0  # seconds an idle child may take to exit
 
 
 def serve(connection: socket.socket) -> None:
-    """Answer requests until the worker closes the connection or this child has had its share of jobs."""
+    """Runs jobs until the worker closes the connection, or this child reaches its limit of jobs or memory."""
     inbox = _Inbox(connection)
     first = inbox.next()
     if first is None:
@@ -57,7 +57,7 @@ def serve(connection: socket.socket) -> None:
     setup = msgspec.msgpack.decode(first, type=Setup)
     outbox = _Outbox(connection)
     handlers = _Handlers(setup, outbox)
-    threading.Thread(target=_end_with_the_worker, args=(connection.fileno(), handlers), daemon=True).start()
+    threading.Thread(target=_kill_when_orphaned, args=(connection.fileno(), handlers), daemon=True).start()
     handlers.import_handlers()
     try:
         outbox.send(b"")
@@ -67,12 +67,12 @@ def serve(connection: socket.socket) -> None:
     served = 0
     while (data := inbox.next()) is not None:
         request = decoder.decode(data)
-        reply = reply_of(handlers.run(request))
+        reply = reply_from_outcome(handlers.run(request))
         if not outbox.is_ours:
-            os._exit(0)  # The handler forked, and this copy has come back from it: it is not the one to answer.
+            os._exit(0)  # The handler forked, and its copy has returned here: only the original may reply.
         served += 1
         reply.resident = resident_bytes()
-        reply.retiring = _has_had_its_share(setup, served, reply.resident)
+        reply.retiring = _should_recycle(setup, served, reply.resident)
         try:
             outbox.send(msgspec.msgpack.encode(reply))
         except OSError as error:
@@ -89,7 +89,7 @@ class _Inbox:
         self._buffer = bytearray()
 
     def next(self) -> bytes | None:
-        """The next frame; None once the worker has closed its end."""
+        """Returns the next frame; None once the worker has closed its end."""
         while (data := decode_frame(self._buffer)) is None:
             received = self._connection.recv(_CHUNK)
             if not received:
@@ -103,28 +103,28 @@ class _Outbox:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self._owner = os.getpid()
 
     @property
     def is_ours(self) -> bool:
-        """False in a copy of this process that a handler forked."""
+        """Returns False in a process that a handler forked."""
         return os.getpid() == self._owner
 
     def send(self, data: bytes) -> None:
-        """Send a frame; raises OSError if the other end is gone."""
-        with self._turn:
+        """Sends a frame; raises OSError if the worker has closed its end."""
+        with self._lock:
             self._connection.sendall(encode_frame(data))
 
     def send_log(self, logged: Logged) -> None:
-        """Send log lines. A worker that is gone stores nothing, and the handler shall not notice."""
+        """Sends log lines. Ignores a lost connection: a handler must not fail for its log."""
         if self.is_ours:
             with contextlib.suppress(OSError):
                 self.send(msgspec.msgpack.encode(logged))
 
 
 class _Handlers:
-    """The application's tasks, and how one is run here."""
+    """Finds and runs the application's tasks."""
 
     def __init__(self, setup: Setup, outbox: _Outbox) -> None:
         self._setup = setup
@@ -135,13 +135,13 @@ class _Handlers:
         self.busy = False
 
     def import_handlers(self) -> None:
-        """Import the modules that jobs will need. One that fails fails again under the job, and is reported there."""
+        """Imports the modules that jobs will need. A failing import fails again with the job, and is reported then."""
         for name in [self._setup.app, *self._setup.modules]:
             if name is not None:
                 _import(name.partition(":")[0])
 
     def run(self, request: ChildRequest) -> Outcome:
-        """Run one job to its end. Only errors that end the process get past."""
+        """Runs one job and returns its outcome. Raises only errors that end the process."""
         try:
             task = self._find(request.reference, request.job.task)
         except BaseException as error:  # importing runs the application's code
@@ -156,8 +156,8 @@ class _Handlers:
         try:
             with limit_this_process(request.limits):
                 value = self._call(task, request, arguments)
-        except BaseException as error:  # SystemExit too: the job has failed, this child has not
-            return _limited(outcome_of(error, task), error, request.limits)
+        except BaseException as error:  # SystemExit too: it fails the job and does not end the child
+            return _with_limit_reason(outcome_of(error, task), error, request.limits)
         finally:
             self.busy = False
         return success_outcome(task, value, self._setup.result_limit)
@@ -169,7 +169,7 @@ class _Handlers:
         return task
 
     def open_log(self, lease: Lease) -> JobLog:
-        """A log whose lines go to the worker; whose they are it knows."""
+        """Returns a log that sends its lines to the worker, which knows their job."""
         return JobLog(self._setup.log, lambda _, line: self._outbox.send_log(Logged(line)))
 
     def _call(self, task: Task[..., Any], request: ChildRequest, arguments: dict[str, Any]) -> Any:
@@ -194,43 +194,43 @@ class _Handlers:
         if asyncio.iscoroutine(value):
             if self._loop is None:
                 self._loop = asyncio.Runner()
-            ended: list[tuple[Any, BaseException | None]] = []
+            results: list[tuple[Any, BaseException | None]] = []
             try:
-                self._loop.run(_alone(value, ended), context=context)
+                self._loop.run(_run_to_end(value, results), context=context)
             except (SystemExit, KeyboardInterrupt):
                 self._renew_loop()
                 raise
-            [(value, error)] = ended
+            [(value, error)] = results
             if error is not None:
                 raise error
         return value
 
     def _renew_loop(self) -> None:
-        """Drops the event loop. One of its tasks or callbacks has raised, and the handler may still be suspended."""
+        """Replaces the event loop: a task or callback raised an exit, and the handler may still be suspended in it."""
         loop, self._loop = self._loop, None
         if loop is not None:
             with contextlib.suppress(SystemExit, KeyboardInterrupt):
                 loop.close()
 
 
-async def _alone(handler: Coroutine[Any, Any, Any], ended: list[tuple[Any, BaseException | None]]) -> None:
-    """Awaits the handler, then cancels the tasks it left: the loop stands still between jobs, and so would they.
+async def _run_to_end(handler: Coroutine[Any, Any, Any], results: list[tuple[Any, BaseException | None]]) -> None:
+    """Awaits the handler, then cancels the tasks it left: the loop does not run between jobs.
 
-    Adds the value or the exception to ``ended``. asyncio looks at what a task returns or raises, and does not expect
-    that to raise.
+    Appends the value and the exception to ``results``: asyncio inspects the result of a task, and an application's
+    object may raise then.
     """
     try:
-        ended.append((await handler, None))
+        results.append((await handler, None))
     except BaseException as error:
-        ended.append((None, error))
+        results.append((None, error))
     left = asyncio.all_tasks() - {asyncio.current_task()}
     for task in left:
         task.cancel()
     await asyncio.gather(*left, return_exceptions=True)
 
 
-def _limited(outcome: Outcome, error: BaseException, limits: ResourceLimits | None) -> Outcome:
-    """The outcome of an error; of one that a limit has caused, with the reason of limits."""
+def _with_limit_reason(outcome: Outcome, error: BaseException, limits: ResourceLimits | None) -> Outcome:
+    """Returns the outcome; with the reason ``resource`` if a resource limit caused the error."""
     name = None if limits is None else limit_behind_error(error, limits)
     if limits is None or name is None or not isinstance(outcome, Failed):
         return outcome
@@ -238,7 +238,7 @@ def _limited(outcome: Outcome, error: BaseException, limits: ResourceLimits | No
 
 
 def _find(reference: str, name: str, app: str | None) -> Task[..., Any]:
-    """The task of this name: where its function stands, or in the application's registry."""
+    """Returns the task of this name, from its module or from the application's registry."""
     module, _, qualname = reference.partition(":")
     found: Any = importlib.import_module(module)
     for part in qualname.split("."):
@@ -265,19 +265,19 @@ def _import(module: str) -> None:
         sys.stderr.write(f"holdfast: importing {module} in a child process failed: {describe_error(error)}\n")
 
 
-def _has_had_its_share(setup: Setup, served: int, resident: int) -> bool:
+def _should_recycle(setup: Setup, served: int, resident: int) -> bool:
     if setup.recycle_jobs is not None and served >= setup.recycle_jobs:
         return True
     return setup.recycle_memory is not None and resident > setup.recycle_memory
 
 
-def _end_with_the_worker(descriptor: int, handlers: _Handlers) -> None:
-    """Kill this process group when the worker has closed its end, or died: no process could settle its jobs."""
+def _kill_when_orphaned(descriptor: int, handlers: _Handlers) -> None:
+    """Kills this process group when the worker has closed its end or died: no process would settle the job."""
     poll = select.poll()
-    poll.register(descriptor, 0)  # Asks for nothing: a hang-up is reported anyway.
+    poll.register(descriptor, 0)  # No events requested: a hang-up is always reported.
     poll.poll()
     if not handlers.busy:
-        time.sleep(_FAREWELL)  # The main thread has seen it too and is on its way out.
+        time.sleep(_EXIT_TIMEOUT)  # The main thread gets the end of file too and exits.
     os.killpg(0, signal.SIGKILL)
 
 
@@ -288,7 +288,7 @@ class Setup(msgspec.Struct, array_like=True):
     """Initial settings of a child."""
 
     app: str | None  # module:attribute of the application
-    modules: list[str]  # worth importing before the first job
+    modules: list[str]  # to import before the first job
     recycle_jobs: int | None
     recycle_memory: int | None  # bytes
     result_limit: int  # bytes a result may take
@@ -296,7 +296,7 @@ class Setup(msgspec.Struct, array_like=True):
 
 
 class ChildRequest(msgspec.Struct, array_like=True):
-    """A job. ``reference`` (module:qualname): where its function stands; ``carrier``: the trace context to run in."""
+    """A job to run. ``reference``: module:qualname of its function; ``carrier``: its trace context."""
 
     reference: str
     job: Job
@@ -305,14 +305,14 @@ class ChildRequest(msgspec.Struct, array_like=True):
 
 
 class Logged(msgspec.Struct, array_like=True, tag="logged"):
-    """A line that the handler logged, or how many more there were than an attempt may keep."""
+    """A line that the handler logged, or the number of lines beyond the limit of an attempt."""
 
     line: LogEntry | None = None
     dropped: int = 0
 
 
 class ChildReply(msgspec.Struct, array_like=True, tag="reply"):
-    """An outcome, flat. ``retiring``: the child ends now and takes no further job."""
+    """An outcome, flattened. ``retiring``: the child exits now and runs no further job."""
 
     kind: str
     retiring: bool = False
@@ -323,16 +323,16 @@ class ChildReply(msgspec.Struct, array_like=True, tag="reply"):
     retryable: bool = True
     delay: timedelta | None = None
     pause: str | None = None
-    resident: int = 0  # bytes that the child holds after the job
+    resident: int = 0  # bytes of resident memory after the job
 
 
 def encode_frame(data: bytes) -> bytes:
-    """``data`` with its length before it."""
+    """Returns ``data`` with its length in front."""
     return len(data).to_bytes(HEADER) + data
 
 
 def decode_frame(buffer: bytearray) -> bytes | None:
-    """Take the first frame out of ``buffer``; None while it is incomplete."""
+    """Removes the first frame from ``buffer`` and returns it; None while it is incomplete."""
     if len(buffer) < HEADER:
         return None
     end = HEADER + int.from_bytes(buffer[:HEADER])
@@ -343,8 +343,8 @@ def decode_frame(buffer: bytearray) -> bytes | None:
     return data
 
 
-def reply_of(outcome: Outcome) -> ChildReply:
-    """The reply that says ``outcome``."""
+def reply_from_outcome(outcome: Outcome) -> ChildReply:
+    """Returns the reply for an outcome."""
     match outcome:
         case Succeeded(result=result):
             return ChildReply("succeeded", result=result)
@@ -364,8 +364,8 @@ def reply_of(outcome: Outcome) -> ChildReply:
             return ChildReply("released")
 
 
-def outcome_in(reply: ChildReply) -> Outcome:
-    """The outcome that ``reply`` says."""
+def outcome_from_reply(reply: ChildReply) -> Outcome:
+    """Returns the outcome of a reply."""
     match reply.kind:
         case "succeeded":
             return Succeeded(reply.result)

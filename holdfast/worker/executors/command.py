@@ -1,10 +1,10 @@
 """Command jobs: programs, run without a shell unless settings and payload both ask for one.
 
-Two pipes of our own, read by the event loop, and a pidfd: the end of the command is known the moment it happens, no
-matter who still holds its output. Its group is killed then, also after success, so a process left in the background
-neither holds the job nor outlives it.
+The event loop reads stdout and stderr from two pipes, and waits for a pidfd: the exit of the command is noticed at
+once, even if another process holds its output open. The process group is killed then, also after success, so a
+background process neither delays the job nor outlives it.
 
-Where there are limits or a sandbox, the launcher (``worker/sandbox``) is started instead, and becomes the command.
+With limits or a sandbox, the launcher (``worker/sandbox``) is started instead, and becomes the command.
 """
 
 from __future__ import annotations
@@ -47,28 +47,28 @@ from holdfast.worker.executors.resource_limits import (
     over_limit,
     unsupported_limits,
 )
-from holdfast.worker.sandbox import CommandHost, Launch, Mechanism, NoSandbox, Orders
+from holdfast.worker.sandbox import CommandHost, Launch, LaunchSpec, Mechanism, NoSandbox
 from holdfast.worker.sandbox.plan import LaunchFailure
 
 _CHUNK = 64 * 1024
-_CHUNKS_AT_ONCE = 16  # Then the loop serves others: a command that writes without end must not hold it.
-_TAIL = 2048
-_STRAGGLERS = 0.05  # seconds for the pipes to close after the group is dead; only who left it can still hold them
-_DEATH = 5.0  # seconds a killed process may take to end (it may sit in a system call) before the wait ends
-_OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS, errno.ENOSPC, errno.ENOSYS})
+_CHUNKS_AT_ONCE = 16  # then other callbacks run: endless output must not block the loop
+_TAIL_SIZE = 2048
+_PIPE_CLOSE_TIMEOUT = 0.05  # seconds for the pipes to close once the process group is dead
+_KILL_TIMEOUT = 5.0  # seconds to wait for a killed process, which may be in a system call
+_HOST = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS, errno.ENOSPC, errno.ENOSYS})
 
 
 class CommandRunner:
-    """Runs the commands of one worker: it knows the host's sandbox, and watches limits."""
+    """Runs the commands of one worker, with its sandbox and resource limits."""
 
     def __init__(self, host: CommandHost | None = None, watcher: ResourceWatcher | None = None) -> None:
         self._host = host or CommandHost()
         self._watcher = watcher or ResourceWatcher()
 
     async def run(self, payload: str | Mapping[str, object], policy: CommandPolicy) -> Outcome:
-        """Run the command in ``payload``. Cancelled, it kills the command with all its processes.
+        """Runs the command in ``payload``. If cancelled, kills all processes of the command.
 
-        ``Released`` means that this worker could not run it: out of descriptors, processes or memory.
+        ``Released``: this worker could not start it, for lack of descriptors, processes or memory.
         """
         started = time.monotonic()
         try:
@@ -83,13 +83,13 @@ class CommandRunner:
             try:
                 mechanism = await asyncio.to_thread(self._host.find_mechanism)
             except NoSandbox as error:
-                return _refused(error, error.remedy)
+                return _no_sandbox(error, error.remedy)
             except OSError as error:
-                return _postponed("put up the sandbox of", error.strerror or str(error))
+                return _release_command("put up the sandbox of", error.strerror or str(error))
         async with contextlib.AsyncExitStack() as opened:
             try:
-                prepared = _Prepared.prepare(command, policy, limits, mechanism, opened)
-                running = _Running.start(prepared, policy.output_limit, self._watcher)
+                prepared = _PreparedCommand.prepare(command, policy, limits, mechanism, opened)
+                running = _RunningCommand.start(prepared, policy.output_limit, self._watcher)
             except OSError as error:
                 return _unstartable(command, error, policy.environment_for(command)["PATH"])
             try:
@@ -101,8 +101,8 @@ class CommandRunner:
             return _outcome(prepared, running, time.monotonic() - started)
 
 
-class _Prepared:
-    """A command with its environment, its directory and its launch."""
+class _PreparedCommand:
+    """A command with its environment, directory and launcher."""
 
     def __init__(self, command: CommandPayload, limits: ResourceLimits, environment: dict[str, str]) -> None:
         self.command = command
@@ -120,8 +120,8 @@ class _Prepared:
         limits: ResourceLimits,
         mechanism: Mechanism | None,
         opened: contextlib.AsyncExitStack,
-    ) -> _Prepared:
-        """Prepare ``command``; ``opened`` is closed after its end."""
+    ) -> _PreparedCommand:
+        """Prepares ``command``; resources are added to ``opened``, which is closed after its end."""
         prepared = cls(command, limits, policy.environment_for(command))
         if command.cwd is not None:
             prepared.cwd = policy.resolve_directory(command.cwd)
@@ -132,7 +132,7 @@ class _Prepared:
             prepared.environment.setdefault("TMPDIR", prepared.cwd)
             prepared.helpers = 2 if mechanism.namespaces else 0
         if mechanism is not None or limits.is_set:
-            orders = Orders(
+            spec = LaunchSpec(
                 argv=command.words,
                 environment=prepared.environment,
                 cwd=prepared.cwd,
@@ -141,11 +141,11 @@ class _Prepared:
                 mechanism=mechanism,
                 network=command.network,
             )
-            prepared.launch = opened.enter_context(Launch(orders))
+            prepared.launch = opened.enter_context(Launch(spec))
         return prepared
 
     def start(self, **streams: Any) -> subprocess.Popen[bytes]:
-        """Start the command, or the launcher that becomes it."""
+        """Starts the command, or the launcher that becomes it."""
         if self.launch is None:
             return subprocess.Popen(
                 self.command.words, env=self.environment, cwd=self.cwd, start_new_session=True, **streams
@@ -161,7 +161,7 @@ class _Prepared:
 
 
 def _remove_folder(path: str) -> None:
-    """Remove a command's own folder, also where the command has made parts of it unreadable."""
+    """Removes the temporary directory of a command, even if the command made parts of it unreadable."""
     shutil.rmtree(path, ignore_errors=True)
     for folder, names, _ in os.walk(path):
         for each in (Path(folder, name) for name in names):
@@ -171,7 +171,7 @@ def _remove_folder(path: str) -> None:
 
 
 class _Capture:
-    """The first bytes of one output, and its last lines; the rest is read and dropped, else the command would block."""
+    """Keeps the first bytes and the last lines of one output; drops the rest, so the command never blocks."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -179,16 +179,16 @@ class _Capture:
         self._tail = b""
         self.dropped = 0
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._descriptor, self.writer = os.pipe()  # not inheritable, both
+        self._descriptor, self.writer = os.pipe()  # neither is inheritable
         os.set_blocking(self._descriptor, False)
 
     def listen(self) -> None:
-        """Start reading; the command alone holds the writing end from now on."""
+        """Starts reading and closes the writing end here: only the command holds it now."""
         os.close(self.writer)
         asyncio.get_running_loop().add_reader(self._descriptor, self.read)
 
     def read(self) -> None:
-        """Take the output that is there, but not without end."""
+        """Reads available output, up to a limit per call."""
         for _ in range(_CHUNKS_AT_ONCE):
             try:
                 data = os.read(self._descriptor, _CHUNK)
@@ -200,17 +200,17 @@ class _Capture:
             room = self._limit - len(self._kept)
             self._kept += data[:room]
             self.dropped += max(0, len(data) - room)
-            self._tail = (self._tail + data)[-_TAIL:]
+            self._tail = (self._tail + data)[-_TAIL_SIZE:]
 
     def close(self) -> None:
-        """Read no more."""
+        """Stops reading and closes the pipe."""
         if not self.closed.done():
             self.closed.set_result(None)
             asyncio.get_running_loop().remove_reader(self._descriptor)
             os.close(self._descriptor)
 
     def close_unused(self) -> None:
-        """Close both ends: the command was never started."""
+        """Closes both ends of a pipe whose command was never started."""
         os.close(self.writer)
         os.close(self._descriptor)
 
@@ -220,10 +220,10 @@ class _Capture:
 
     @property
     def last_lines(self) -> str:
-        return storable_text(self._tail.decode("utf-8", "replace").strip(), 4 * _TAIL)[-_TAIL:]
+        return storable_text(self._tail.decode("utf-8", "replace").strip(), 4 * _TAIL_SIZE)[-_TAIL_SIZE:]
 
 
-class _Running:
+class _RunningCommand:
     """A started command."""
 
     watch: GroupWatch | None = None
@@ -236,8 +236,8 @@ class _Running:
         self._waiter: asyncio.Future[None] | None = None
 
     @classmethod
-    def start(cls, prepared: _Prepared, output_limit: int, watcher: ResourceWatcher) -> _Running:
-        """Start a command; OSError where that fails."""
+    def start(cls, prepared: _PreparedCommand, output_limit: int, watcher: ResourceWatcher) -> _RunningCommand:
+        """Starts a command; raises OSError if that fails."""
         with contextlib.ExitStack() as undo:
             outputs = []
             for _ in range(2):
@@ -260,48 +260,49 @@ class _Running:
         return running
 
     async def wait(self) -> None:
-        """Return when the command has ended, even if another process still holds its output."""
+        """Waits for the exit of the command, even if another process holds its output open."""
         if self.process.returncode is None:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
 
     async def finish(self) -> None:
-        """Take the rest of the output. Bounded: a process that left the session may hold it open; it is killed."""
+        """Reads the rest of the output, for a bounded time: a process outside the session that holds it open is
+        killed."""
         outputs = (self.stdout, self.stderr)
         breach = None if self.watch is None else self.watch.close()
         for output in outputs:
             if not output.closed.done():
                 output.read()
-        held = [output.closed for output in outputs if not output.closed.done()]
-        if held:
+        still_open = [output.closed for output in outputs if not output.closed.done()]
+        if still_open:
             try:
-                _, held_still = await asyncio.wait(held, timeout=_STRAGGLERS)
+                _, still_held = await asyncio.wait(still_open, timeout=_PIPE_CLOSE_TIMEOUT)
             finally:
                 self._stop_reading()
         else:
-            held_still = set()
-        if held_still or breach is not None:
-            await self._sweep()
+            still_held = set()
+        if still_held or breach is not None:
+            await self._kill_marked()
 
     async def abort_run(self) -> None:
-        """Kill the command and all that descends from it."""
+        """Kills the command and all its descendants."""
         if self.watch is not None:
             self.watch.close()
         kill_group(self.process)
         self._stop_reading()
         try:
-            # One that sits in a system call is reaped when it comes back from there; no wait is needed.
+            # A process in a system call is reaped when it returns from there; do not wait for that.
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_DEATH):
+                async with asyncio.timeout(_KILL_TIMEOUT):
                     await self.wait()
         finally:
-            await self._sweep()
+            await self._kill_marked()
 
     def _stop_reading(self) -> None:
         self.stdout.close()
         self.stderr.close()
 
-    async def _sweep(self) -> None:
+    async def _kill_marked(self) -> None:
         await asyncio.get_running_loop().run_in_executor(None, kill_marked, self._mark)
 
     def _end(self) -> None:
@@ -311,7 +312,7 @@ class _Running:
 
 @contextlib.contextmanager
 def _stdin(text: str | None) -> Iterator[int | IO[bytes]]:
-    """The command's input, as a file: it needs no feeding, and a command may close it unread."""
+    """Yields the command's input as a file: it needs no writer, and the command may close it unread."""
     if text is None:
         yield subprocess.DEVNULL
         return
@@ -321,24 +322,24 @@ def _stdin(text: str | None) -> Iterator[int | IO[bytes]]:
         yield file
 
 
-def _refused(error: object, remedy: str) -> Outcome:
-    """The outcome of a command that has to be sandboxed and cannot be."""
+def _no_sandbox(error: object, remedy: str) -> Outcome:
+    """Returns the outcome of a command whose sandbox is not available."""
     return Failed(error=storable_text(f"{error}; {remedy}"), reason=Reason.SANDBOX, retryable=False)
 
 
-def _postponed(work: str, trouble: str) -> Outcome:
-    """The outcome of a command that this worker cannot start now: another worker, or a later try, may."""
+def _release_command(work: str, trouble: str) -> Outcome:
+    """Returns the outcome of a command that another worker or a later try may be able to start."""
     return Released(storable_text(f"this worker cannot {work} a command: {trouble}"), UNSTARTABLE_DELAY)
 
 
-def _not_launched(prepared: _Prepared, failure: LaunchFailure) -> Outcome:
-    """The outcome of a command that the launcher could not start."""
-    if failure.stage in ("limits", "sandbox") and failure.errno in _OURS:
-        return _postponed("launch", failure.text)
+def _not_launched(prepared: _PreparedCommand, failure: LaunchFailure) -> Outcome:
+    """Returns the outcome of a command that the launcher could not start."""
+    if failure.stage in ("limits", "sandbox") and failure.errno in _HOST:
+        return _release_command("launch", failure.text)
     if failure.stage == "sandbox":
-        return _refused(f"the sandbox could not be put up: {failure.text}", "run `holdfast doctor` on this host")
+        return _no_sandbox(f"the sandbox could not be put up: {failure.text}", "run `holdfast doctor` on this host")
     if failure.stage == "limits" or failure.errno is None:
-        return _postponed("limit", failure.text)
+        return _release_command("limit", failure.text)
     name = prepared.command.words[0] if failure.stage == "exec" else prepared.cwd
     error = OSError(failure.errno, os.strerror(failure.errno), name)
     return _unstartable(prepared.command, error, prepared.environment["PATH"])
@@ -350,18 +351,18 @@ def _unstartable(command: CommandPayload, error: OSError, path: str) -> Outcome:
     if error.errno == errno.E2BIG:
         text = f"{program}: {trouble}; pass large input through stdin"
         return Failed(error=storable_text(text), reason=Reason.PAYLOAD, retryable=False)
-    if error.errno in _OURS or error.filename is None:
+    if error.errno in _HOST or error.filename is None:
         return Released(storable_text(f"this worker cannot start {program}: {trouble}"), UNSTARTABLE_DELAY)
     if error.filename != program:
         return Failed(error=storable_text(f"cwd {command.cwd}: {trouble}"))
     words = {errno.ENOENT: "command not found", errno.EACCES: "not executable"}.get(error.errno or 0, trouble)
-    # A folder on the path that may not be read is EACCES too, though no program of this name is anywhere.
+    # EACCES may also mean an unreadable directory on the path, without a program of this name in any.
     if error.errno == errno.EACCES and os.sep not in program and shutil.which(program, os.F_OK, path) is None:
         words = "command not found"
     return Failed(error=storable_text(f"{program}: {words}"))
 
 
-def _outcome(prepared: _Prepared, running: _Running, seconds: float) -> Outcome:
+def _outcome(prepared: _PreparedCommand, running: _RunningCommand, seconds: float) -> Outcome:
     failure = None if prepared.launch is None else prepared.launch.read_failure()
     if failure is not None:
         return _not_launched(prepared, failure)

@@ -1,8 +1,8 @@
-"""Async handlers: driven inside the runner's own task, each in a context of its own.
+"""Async handlers: driven inside the runner's task, each with its own context variables.
 
-A task object per job would cost 5 µs and its cancellation another hop. Here the awaiting task itself steps the
-handler's coroutine, so ``asyncio.current_task()``, ``asyncio.timeout``, task groups and cancellation inside the handler
-work as if the handler had been awaited; only its context variables are its own.
+A task object per job would cost 5 µs, and its cancellation another turn of the loop. Here the awaiting task steps the
+handler's coroutine. ``asyncio.current_task()``, ``asyncio.timeout``, task groups and cancellation work in the handler
+as if it were awaited.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Value = TypeVar("Value")
 
 
 class Escaped(Exception):
-    """A handler raised GeneratorExit: as itself it would end the coroutine that runs the handler."""
+    """Wraps a GeneratorExit that a handler raised: unwrapped, it would end the runner's coroutine."""
 
     def __init__(self, error: GeneratorExit) -> None:
         super().__init__("GeneratorExit")
@@ -28,20 +28,19 @@ class Escaped(Exception):
 def drive_in_context(
     coroutine: Coroutine[Any, Any, Value], context: contextvars.Context, waits: Callable[[], object]
 ) -> Generator[Any, Any, Value]:
-    """Await ``coroutine`` with every one of its steps run in ``context``; its value or exception is ours. ``waits`` is
-    called each time it comes to wait for something.
+    """Awaits ``coroutine``, running each of its steps in ``context``; returns its value or raises its exception.
 
-    Whatever the awaiting task throws in, ``CancelledError`` above all, is thrown into the coroutine. Nothing of
-    ``context`` is seen outside, and nothing that is set outside later is seen in it. Raises Escaped for a
-    GeneratorExit of the handler's own.
+    ``waits`` is called each time the coroutine suspends. Exceptions thrown into the awaiting task, such as
+    ``CancelledError``, are thrown into the coroutine. Context variables are isolated in both directions. Raises Escaped
+    for a GeneratorExit that the coroutine raised itself.
     """
     run = context.run
     closing = False
     try:
         awaited = run(coroutine.send, None)
         while True:
-            # The throw stands outside the except block: else each error raised by the coroutine would carry the one
-            # thrown in as its context, whether it handled that or not.
+            # The throw is outside the except block: inside, errors of the coroutine would get the thrown error as
+            # their context, even if the coroutine had handled it.
             thrown: BaseException | None = None
             sent = None
             waits()
@@ -49,10 +48,10 @@ def drive_in_context(
                 sent = yield awaited
             except GeneratorExit:
                 closing = True
-                with contextlib.suppress(BaseException):  # the handler may refuse to end
+                with contextlib.suppress(BaseException):  # the handler may raise
                     run(coroutine.close)
                 raise
-            except BaseException as error:  # handed on, not handled
+            except BaseException as error:  # passed on to the coroutine
                 thrown = error
             awaited = run(coroutine.send, sent) if thrown is None else run(coroutine.throw, thrown)
     except StopIteration as done:

@@ -17,38 +17,38 @@ from holdfast.core.validation import check_span
 from holdfast.tasks import RESULT_LIMIT, Task, encode_result
 
 TRACEBACK_LIMIT = 16 * 1024
-"""Bytes of a traceback that are kept: the last ones, where the error is."""
+"""Bytes of a traceback that are kept: the last ones, which contain the error."""
 
 UNSTARTABLE_DELAY = timedelta(seconds=1)
-"""How long a job rests that a worker short of descriptors or memory could not start."""
+"""Delay of a released job that could not start for lack of descriptors or memory."""
 
-_FRAMES = 64
-_LEAVES = 3
-_LINKED = 100  # causes, contexts and members of groups that a traceback is written with
+_MAX_FRAMES = 64
+_MAX_LEAVES = 3
+_MAX_LINKED = 100  # causes, contexts and group members in one traceback
 
-# What an exception and its class really hold: their own __getattribute__ or properties may raise, or never end.
+# Read attributes without the exception's own code: its __getattribute__ or properties may raise or never return.
 _type_name = type.__dict__["__name__"].__get__
 _frames_of = BaseException.__dict__["__traceback__"].__get__
 _cause_of = BaseException.__dict__["__cause__"].__get__
 _context_of = BaseException.__dict__["__context__"].__get__
 _members_of = BaseExceptionGroup.__dict__["exceptions"].__get__
 _FOLLOWED = ("__getattribute__", "__cause__", "__context__")
-_OURS = f"{Path(__file__).parents[2]}{os.sep}"
+_OWN_PATH = f"{Path(__file__).parents[2]}{os.sep}"
 
 
 def outcome_of(error: BaseException, task: Task[..., Any] | None) -> Outcome:
-    """Returns the meaning of an exception out of a handler. Never raises.
+    """Returns the outcome of an exception raised by a handler. Never raises.
 
-    ``task`` says which exceptions are worth another attempt; None: all are.
+    ``task`` decides which exceptions are retryable; None: all are.
     """
     try:
-        return _meaning(error, task)
-    except BaseException as trouble:  # the exception's own attributes and the task's predicates are the application's
+        return _outcome_of_error(error, task)
+    except BaseException as trouble:  # attributes of the exception and predicates of the task may raise
         text = f"{describe_error(error)} (looking at it raised {describe_error(trouble)})"
         return Failed(error=storable_text(text), traceback=format_traceback(error))
 
 
-def _meaning(error: BaseException, task: Task[..., Any] | None) -> Outcome:
+def _outcome_of_error(error: BaseException, task: Task[..., Any] | None) -> Outcome:
     match error:
         case Snooze(delay=delay):
             return Snoozed(check_span(delay, "delay"))
@@ -58,7 +58,7 @@ def _meaning(error: BaseException, task: Task[..., Any] | None) -> Outcome:
         case Dead():
             return Failed(error=describe_error(error), reason=Reason.NON_RETRYABLE, retryable=False)
         case SystemExit():
-            # In a thread or a coroutine it would end the worker; there is no "successful exit" of a handler.
+            # Never a success: a handler has no exit code.
             return Failed(error=describe_error(error), reason=Reason.CRASHED, traceback=format_traceback(error))
     retryable = task is None or task.is_retryable(error)
     return Failed(
@@ -70,14 +70,14 @@ def _meaning(error: BaseException, task: Task[..., Any] | None) -> Outcome:
 
 
 def payload_refused(error: Invalid) -> Failed:
-    """The payload does not fit the task (``Task.bind`` raised): trying again would change nothing."""
+    """Returns the failure of a payload that does not fit the task (``Task.bind`` raised); not retryable."""
     return Failed(error=describe_error(error), reason=Reason.PAYLOAD, retryable=False)
 
 
 def success_outcome(task: Task[..., Any] | None, value: object, limit: int = RESULT_LIMIT) -> Outcome:
-    """The handler (a command, where ``task`` is None) returned ``value``.
+    """Returns the outcome of a handler (of a command, if ``task`` is None) that returned ``value``.
 
-    A value that cannot be stored fails the job for good: its work *was* done.
+    A value that cannot be stored fails the job without a retry: its work is done.
     """
     try:
         return Succeeded(encode_result(value, limit) if task is None else task.encode_result(value, limit))
@@ -88,31 +88,32 @@ def success_outcome(task: Task[..., Any] | None, value: object, limit: int = RES
 
 
 def describe_error(error: BaseException) -> str:
-    """``TypeName: message``, storable anywhere, at most ``ERROR_LIMIT`` characters. Never raises."""
+    """Returns ``TypeName: message``, storable in every store, at most ``ERROR_LIMIT`` characters. Never raises."""
     text = _headline(error)
-    if issubclass(type(error), BaseExceptionGroup):  # not isinstance: it asks the exception for its class
-        leaves = list(_leaves(error, _LEAVES))
+    if issubclass(type(error), BaseExceptionGroup):  # not isinstance: it reads the exception's __class__
+        leaves = list(_leaves(error, _MAX_LEAVES))
         text = "; ".join([text, *map(_headline, leaves)])
     return storable_text(text)
 
 
 def format_traceback(error: BaseException) -> str | None:
-    """The traceback from the first frame that is not ours, without local variables; None if there is no such frame."""
-    frames = _beyond_ours(_frames_of(error))
+    """Returns the traceback from the first frame outside Holdfast, without local variables; None without such a
+    frame."""
+    frames = _skip_own_frames(_frames_of(error))
     if frames is None:
         return None
     try:
         if _can_be_followed(error):
-            lines = traceback.TracebackException(type(error), error, frames, limit=-_FRAMES, compact=True).format()
+            lines = traceback.TracebackException(type(error), error, frames, limit=-_MAX_FRAMES, compact=True).format()
             return traceback_tail("".join(lines))
-    except BaseException:  # noqa: S110 - an exception's own attributes may raise: then it is shown without them
+    except BaseException:  # noqa: S110 - attributes of the exception may raise: format the frames alone
         pass
-    stack = traceback.format_tb(frames, limit=-_FRAMES)
+    stack = traceback.format_tb(frames, limit=-_MAX_FRAMES)
     return traceback_tail("".join(["Traceback (most recent call last):\n", *stack, _headline(error)]))
 
 
 def _can_be_followed(error: BaseException) -> bool:
-    """Returns True if few exceptions are linked to ``error`` and no class overrides how the links are read."""
+    """Returns True if the linked exceptions are few and no class overrides the attributes that link them."""
     pending, seen = [error], {id(error)}
     while pending:
         each = pending.pop()
@@ -127,13 +128,13 @@ def _can_be_followed(error: BaseException) -> bool:
         fresh = [link for link in linked if link is not None and id(link) not in seen]
         seen.update(map(id, fresh))
         pending += fresh
-        if len(seen) > _LINKED:
+        if len(seen) > _MAX_LINKED:
             return False
     return True
 
 
 def storable_text(text: str, limit: int = ERROR_LIMIT) -> str:
-    """``text`` as every store takes it: no NUL, lone surrogates written out, at most ``limit`` characters."""
+    """Returns ``text`` as every store accepts it: no NUL, lone surrogates escaped, at most ``limit`` characters."""
     clean = text[:limit].replace("\0", "\\x00")
     return clean.encode("utf-8", "backslashreplace").decode()[:limit]
 
@@ -148,7 +149,7 @@ def _headline(error: BaseException) -> str:
 
 
 def _leaves(group: BaseException, limit: int) -> Iterator[BaseException]:
-    """The first ``limit`` exceptions of a group that are no groups, without recursion: groups may be deep."""
+    """Yields the first ``limit`` leaf exceptions of a group, without recursion: groups may be deep."""
     pending = list(reversed(_members_of(group)))
     while pending and limit:
         error = pending.pop()
@@ -159,14 +160,14 @@ def _leaves(group: BaseException, limit: int) -> Iterator[BaseException]:
             yield error
 
 
-def _beyond_ours(frames: TracebackType | None) -> TracebackType | None:
-    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OURS):
+def _skip_own_frames(frames: TracebackType | None) -> TracebackType | None:
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OWN_PATH):
         frames = frames.tb_next
     return frames
 
 
 def traceback_tail(text: str) -> str:
-    """The end of a traceback, as every store takes it: at most ``TRACEBACK_LIMIT`` bytes."""
+    """Returns the end of a traceback, as every store accepts it: at most ``TRACEBACK_LIMIT`` bytes."""
     data = text.replace("\0", "\\x00").encode("utf-8", "backslashreplace")
     if len(data) <= TRACEBACK_LIMIT:
         return data.decode()

@@ -1,12 +1,12 @@
-"""Handlers in processes of their own: a timeout that really kills, and a crash that harms no other job.
+"""Handlers in child processes: a timeout kills the process, and a crash affects no other job.
 
-Up to ``size`` children work and one more waits, warm. Each is a clean interpreter of its own session, joined by one
-socket: no fork of a program that has threads, locks and connections, no pickle, and an import of the main module is
-never needed. What a job leaves behind in its child (working directory, signal handlers, caches) the next one finds;
-``recycle_jobs=1`` gives each job a fresh child.
+Up to ``size`` children run jobs, and one spare child is kept warm. Each is a new interpreter in its own session,
+connected by a socket. Nothing is forked from a process with threads, locks and connections; nothing is pickled; the
+main module is never imported. State that a job leaves in its child (working directory, signal handlers, caches) is
+visible to the next job; ``recycle_jobs=1`` gives each job a new child.
 
-Cancelled, the job's child and its whole process group are killed at once, then what has left the group, and the warm
-one takes its place.
+If a job is cancelled, its child and the whole process group are killed at once, then its processes outside the group.
+The spare child replaces it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from holdfast.worker.executors.child import (
     Setup,
     decode_frame,
     encode_frame,
-    outcome_in,
+    outcome_from_reply,
 )
 from holdfast.worker.executors.outcome import UNSTARTABLE_DELAY, describe_error
 from holdfast.worker.executors.process_group import describe_exit, kill_group, kill_marked, mark_environment, when_ended
@@ -45,16 +45,16 @@ from holdfast.worker.executors.resource_limits import ResourceWatcher, limit_beh
 
 _BOOTSTRAP = str(Path(__file__).with_name("bootstrap.py"))
 _CHUNK = 256 * 1024
-_FAREWELL = 3.0  # seconds a child may take to end by itself once its connection is closed
-_FULL = 0.75  # share of a job's limit of memory that its child may hold before it begins
-_PATIENCE = (0.1, 5.0)  # seconds before a child that ended while starting is replaced: first, at most
+_EXIT_TIMEOUT = 3.0  # seconds a child may take to exit after its connection is closed
+_MAX_MEMORY_SHARE = 0.75  # share of a job's memory limit that its child may use before the job
+_RESTART_PAUSES = (0.1, 5.0)  # seconds before a failed start is repeated: first and longest
 
 
 class ProcessExecutor:
-    """A pool of up to ``size`` children; ``warm`` (or all) and a spare are kept ready. Used from one event loop.
+    """A pool of up to ``size`` children; ``warm`` of them (or all) and a spare are kept ready. For one event loop.
 
-    ``app`` (module:attribute) is imported by each child before its first job. A child ends after ``recycle_jobs`` jobs,
-    or once it holds more than ``recycle_memory`` bytes after one. ``result_limit``: bytes a result may take.
+    Each child imports ``app`` (module:attribute) before its first job. A child exits after ``recycle_jobs`` jobs, or
+    once it uses more than ``recycle_memory`` bytes after a job. ``result_limit``: bytes of a result.
     """
 
     def __init__(
@@ -74,15 +74,15 @@ class ProcessExecutor:
         self._warm = size if warm is None else warm
         self._events = events
         self._setup = Setup(app, [], recycle_jobs, recycle_memory, result_limit, log)
-        self._places = asyncio.Semaphore(size)
+        self._slots = asyncio.Semaphore(size)
         self._children: set[_Child] = set()
-        self._idle: list[_Child] = []  # ready ones at the end, where the next job takes its child
-        self._false_starts = 0
+        self._idle: list[_Child] = []  # ready children are at the end, from where jobs take them
+        self._failed_starts = 0
         self._refilling: asyncio.TimerHandle | None = None
         self._closed = False
 
     async def start(self) -> None:
-        """Start the children and wait until they are ready; OSError or ConfigError where that fails."""
+        """Starts the children and waits until they are ready; raises OSError or ConfigError if that fails."""
         self._refill()
         await asyncio.gather(*[child.ready.wait() for child in self._children])
         if not any(child.is_ready for child in self._children):
@@ -98,10 +98,10 @@ class ProcessExecutor:
         carrier: dict[str, str] | None = None,
         limits: ResourceLimits = UNLIMITED,
     ) -> Outcome:
-        """Run ``job`` in a child, as soon as one is free. Cancelled, it kills the child with all its processes.
-        ``log``: takes the handler's log lines; ``carrier``: the trace context it is to run in; ``limits``: of the job.
+        """Runs ``job`` in a child, as soon as one is free. If cancelled, kills the child with all its processes.
 
-        ``Released`` means that no child could be started: out of descriptors, processes or memory.
+        ``log`` receives the handler's log lines; ``carrier`` is the trace context; ``limits`` are the job's.
+        ``Released``: no child could be started, for lack of descriptors, processes or memory.
         """
         try:
             reference = task.reference
@@ -111,16 +111,16 @@ class ProcessExecutor:
             return unsupported
         own = limits if limits.is_set else None
         request = encode_frame(msgspec.msgpack.encode(ChildRequest(reference, job, carrier, own)))
-        async with self._places:
+        async with self._slots:
             try:
                 child = self._take_idle(limits) or self._spawn()
             except OSError as error:
                 return Released(f"this worker cannot start a child process: {error}", UNSTARTABLE_DELAY)
-            self._remember(reference)
+            self._add_module(reference)
             watch = None
             try:
                 if limits.is_set:
-                    await child.ready.wait()  # what it takes to start is not the job's
+                    await child.ready.wait()  # the start of the child does not count against the job's limits
                     watch = self._watcher.watch(child.process, limits)
                 reply = await child.request_reply(request, log)
             except BaseException:
@@ -128,10 +128,10 @@ class ProcessExecutor:
                 raise
             finally:
                 breach = None if watch is None else watch.close()
-            return self._take_back(child, reply, limits, breach)
+            return self._finish_job(child, reply, limits, breach)
 
     async def close(self) -> None:
-        """End every child: idle ones in good order, busy ones by SIGKILL."""
+        """Ends every child: closes the connection of idle ones, kills busy ones."""
         self._closed = True
         if self._refilling is not None:
             self._refilling.cancel()
@@ -143,20 +143,20 @@ class ProcessExecutor:
                 child.kill()
         self._idle.clear()
         if children:
-            await asyncio.wait([child.reaped for child in children], timeout=_FAREWELL)
+            await asyncio.wait([child.reaped for child in children], timeout=_EXIT_TIMEOUT)
         for child in children:
             child.kill()
 
     def _take_idle(self, limits: ResourceLimits) -> _Child | None:
-        """An idle child; None where there is none. For a job with a limit of memory: one that holds little of it."""
+        """Returns an idle child, or None. For a job with a memory limit: one that uses little memory."""
         while self._idle:
             child = self._idle.pop()
-            if not self._is_full(child.resident, limits):
+            if not self._holds_too_much(child.resident, limits):
                 return child
-            self._dismiss(child)
+            self._retire(child)
         return None
 
-    def _take_back(
+    def _finish_job(
         self, child: _Child, reply: ChildReply | None, limits: ResourceLimits, breach: Failed | None
     ) -> Outcome:
         if reply is None:
@@ -164,57 +164,57 @@ class ProcessExecutor:
                 breach = over_limit(name, limits)
             return breach or Failed(error=f"its process died: {child.cause}", reason=Reason.CRASHED)
         if breach is not None:
-            child.kill()  # the job had ended a moment before
-        elif reply.retiring or self._is_full(reply.resident, limits):
-            self._dismiss(child)
+            child.kill()  # the job had just ended
+        elif reply.retiring or self._holds_too_much(reply.resident, limits):
+            self._retire(child)
         else:
             child.resident = reply.resident
             self._idle.append(child)
-        return outcome_in(reply)
+        return outcome_from_reply(reply)
 
     @staticmethod
-    def _is_full(resident: int, limits: ResourceLimits) -> bool:
-        """Returns True if a child holds so much that a job with these limits would pay for the jobs before it."""
-        return limits.memory is not None and resident > _FULL * limits.memory
+    def _holds_too_much(resident: int, limits: ResourceLimits) -> bool:
+        """Returns True if a child uses so much memory that a job with these limits would fail for earlier jobs."""
+        return limits.memory is not None and resident > _MAX_MEMORY_SHARE * limits.memory
 
     @staticmethod
-    def _dismiss(child: _Child) -> None:
+    def _retire(child: _Child) -> None:
         child.close_connection()
-        asyncio.get_running_loop().call_later(_FAREWELL, child.kill)
+        asyncio.get_running_loop().call_later(_EXIT_TIMEOUT, child.kill)
 
-    def _remember(self, reference: str) -> None:
+    def _add_module(self, reference: str) -> None:
         module = reference.partition(":")[0]
         if module not in self._setup.modules:
             self._setup.modules.append(module)
 
     def _spawn(self) -> _Child:
-        child = _Child(self._setup, self._warmed, self._gone)
+        child = _Child(self._setup, self._child_ready, self._child_ended)
         self._children.add(child)
         return child
 
     def _refill(self) -> None:
-        """Have ``warm`` children and a spare."""
+        """Starts children until there are ``warm`` and a spare."""
         self._refilling = None
         while not self._closed and len(self._children) <= self._warm:
             self._idle.insert(0, self._spawn())
 
-    def _warmed(self, child: _Child) -> None:
-        self._false_starts = 0
+    def _child_ready(self, child: _Child) -> None:
+        self._failed_starts = 0
         if child in self._idle:
             self._idle.remove(child)
             self._idle.append(child)
 
-    def _gone(self, child: _Child) -> None:
-        """A child has ended. Its place is filled in a moment, or later where children end before they are ready."""
+    def _child_ended(self, child: _Child) -> None:
+        """Handles the end of a child: replaces it at once, or after a backoff if children end while starting."""
         self._children.discard(child)
         if child in self._idle:
             self._idle.remove(child)
         pause = 0.0
         if not child.is_ready and not child.killed:
-            first, most = _PATIENCE
-            pause = min(first * 2**self._false_starts, most)
-            self._false_starts += 1
-        if not child.dismissed and not child.killed:
+            first, most = _RESTART_PAUSES
+            pause = min(first * 2**self._failed_starts, most)
+            self._failed_starts += 1
+        if not child.retired and not child.killed:
             self._events.emit(ChildEnded(pid=child.pid, cause=child.cause, restart_in=pause))
         self._refill_in(pause)
 
@@ -226,7 +226,7 @@ class ProcessExecutor:
         try:
             self._refill()
         except OSError as error:
-            pause = _PATIENCE[1]
+            pause = _RESTART_PAUSES[1]
             self._events.emit(ChildEnded(pid=0, cause=f"cannot be started: {error.strerror}", restart_in=pause))
             self._refill_in(pause)
 
@@ -234,18 +234,18 @@ class ProcessExecutor:
 class _Child:
     """A child process and the worker's end of its socket."""
 
-    def __init__(self, setup: Setup, warmed: Callable[[_Child], None], gone: Callable[[_Child], None]) -> None:
+    def __init__(self, setup: Setup, became_ready: Callable[[_Child], None], ended: Callable[[_Child], None]) -> None:
         self._loop = asyncio.get_running_loop()
-        self._warmed = warmed
-        self._gone = gone
+        self._child_ready = became_ready
+        self._child_ended = ended
         self._buffer = bytearray()
         self._answer: asyncio.Future[ChildReply | None] | None = None
         self._log: Callable[[], JobLog] | None = None
         self.ready = asyncio.Event()
         self.is_ready = False
         self.killed = False
-        self.dismissed = False
-        self.resident = 0  # bytes after its last job
+        self.retired = False
+        self.resident = 0  # bytes of resident memory after its last job
         self.reaped: asyncio.Future[None] = self._loop.create_future()
         self._socket, theirs = socket.socketpair()
         with theirs:
@@ -273,9 +273,9 @@ class _Child:
             kill_group(self._process)
             self._process.wait()
             raise
-        greeting = encode_frame(json.dumps(sys.path).encode()) + encode_frame(msgspec.msgpack.encode(setup))
-        with contextlib.suppress(ConnectionError):  # It has ended already: its reaping sees and reports that.
-            self._socket.sendall(greeting)
+        preamble = encode_frame(json.dumps(sys.path).encode()) + encode_frame(msgspec.msgpack.encode(setup))
+        with contextlib.suppress(ConnectionError):  # It has ended already: reaping it reports that.
+            self._socket.sendall(preamble)
         self._socket.setblocking(False)
 
     @property
@@ -296,12 +296,12 @@ class _Child:
         return describe_exit(self._process.returncode)
 
     async def request_reply(self, request: bytes, log: Callable[[], JobLog] | None) -> ChildReply | None:
-        """Send a request and wait for its reply; None where the child ended instead."""
+        """Sends a request and waits for its reply; returns None if the child ended instead."""
         if self.reaped.done():
             return None
         self._log = log
         self._answer = self._loop.create_future()
-        with contextlib.suppress(ConnectionError):  # It has ended already: its reaping is the answer.
+        with contextlib.suppress(ConnectionError):  # It has ended already: reaping it sets the answer.
             await self._send(request)
         return await self._answer
 
@@ -314,18 +314,18 @@ class _Child:
             await self._loop.sock_sendall(self._socket, data[sent:])
 
     def kill(self) -> None:
-        """SIGKILL to the child and its group, at once."""
+        """Kills the child and its process group."""
         if not self.reaped.done():
             self.killed = True
             kill_group(self._process)
 
     def close_connection(self) -> None:
-        """Close the connection: an idle child then ends by itself."""
-        self.dismissed = True
-        self._hang_up()
+        """Closes the connection: an idle child then exits."""
+        self.retired = True
+        self._close_socket()
 
     def _read(self) -> bool:
-        """Take received bytes; whether there may be more."""
+        """Reads available bytes; returns True if there may be more."""
         try:
             data = self._socket.recv(_CHUNK)
         except BlockingIOError:
@@ -333,10 +333,10 @@ class _Child:
         except OSError:
             data = b""
         if not data:
-            self._hang_up()
-            # A child that ends closes its socket a moment before. One that only lost it (a handler that closes every
-            # descriptor) cannot be used any more and is ended.
-            self._loop.call_later(_PATIENCE[0], kill_group, self._process)
+            self._close_socket()
+            # A child that exits closes its socket just before. A child whose handler has closed every descriptor does
+            # not exit, and is killed.
+            self._loop.call_later(_RESTART_PAUSES[0], kill_group, self._process)
             return False
         self._buffer += data
         while (message := decode_frame(self._buffer)) is not None:
@@ -347,34 +347,34 @@ class _Child:
         if not message:
             self.is_ready = True
             self.ready.set()
-            self._warmed(self)
+            self._child_ready(self)
         elif self._answer is not None and not self._answer.done():
             given = msgspec.msgpack.decode(message, type=ChildReply | Logged)
             if isinstance(given, ChildReply):
                 self._answer.set_result(given)
             elif self._log is not None:
-                _store(given, self._log())
+                _record_log(given, self._log())
 
-    def _hang_up(self) -> None:
+    def _close_socket(self) -> None:
         if self._socket.fileno() >= 0:
             self._loop.remove_reader(self._socket.fileno())
             self._socket.close()
 
     def _on_reaped(self) -> None:
-        """The process has ended and is reaped. A reply that it sent before still counts."""
+        """Handles the reaped process. A reply that it sent before its end still counts."""
         while self._socket.fileno() >= 0 and self._read():
             continue
-        self._hang_up()
-        if not self.dismissed:  # it did not end of its own accord: neither may what it started in sessions of their own
+        self._close_socket()
+        if not self.retired:  # it did not exit on request: kill its processes outside the group too
             self._loop.run_in_executor(None, kill_marked, self._mark)
         if self._answer is not None and not self._answer.done():
             self._answer.set_result(None)
         self.reaped.set_result(None)
         self.ready.set()
-        self._gone(self)
+        self._child_ended(self)
 
 
-def _store(logged: Logged, log: JobLog) -> None:
+def _record_log(logged: Logged, log: JobLog) -> None:
     if logged.line is not None:
         log.take(logged.line)
     log.count_dropped(logged.dropped)

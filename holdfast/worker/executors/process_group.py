@@ -1,8 +1,8 @@
-"""Process groups: hearing of a leader's end before its number is free again, and killing all that it started.
+"""Process groups: kills all processes of a group when its leader exits.
 
-A child we start leads a session and a process group of its own, whose number is its pid. Between its end and its
-reaping (``wait``) that number cannot belong to anybody else: that is the time to kill the group. With ``asyncio``'s own
-subprocesses the pid is reaped before one hears of it.
+Each child leads its own session and process group; the number of the group is the pid of the child. Between its exit
+and its reaping (``wait``) the system cannot reuse that number, so the group can be killed safely. ``asyncio``
+subprocesses are reaped before the caller is notified.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 MARK = "_HOLDFAST_GROUP"
-"""Environment variable that marks what descends from one child, also after it has left the session."""
+"""Environment variable that marks all descendants of one child, also those that left its session."""
 
 
 def mark_environment(environment: Mapping[str, str]) -> tuple[dict[str, str], str]:
-    """``environment`` with a fresh mark, and the mark."""
+    """Returns ``environment`` with a new mark, and the mark."""
     mark = secrets.token_hex(8)
     return {**environment, MARK: mark}, mark
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """SIGKILL to the whole group of a child that has not been reaped; nothing if it has."""
+    """Kills the process group of a child, unless the child has been reaped."""
     if process.returncode is None:
         try:
             os.killpg(process.pid, signal.SIGKILL)
         except ProcessLookupError:
             return  # The group is empty: its last process is gone.
         except PermissionError:
-            # macOS answers so for a group of zombies; elsewhere a member has changed its user: the leader is ours.
+            # On macOS a group of zombies; elsewhere a member has changed its user. The leader can be killed.
             process.kill()
 
 
 def kill_marked(mark: str, processes: Path = Path("/proc")) -> int:
-    """SIGKILL to every process that carries ``mark``: also to one that left the session. Linux only; returns how many.
+    """Kills every process that has ``mark`` in its environment, in any session. Linux only; returns their number.
 
-    Reads one file per process of the machine: call it from a thread.
+    Reads one file per process of the host: call it from a thread.
     """
     if not processes.is_dir():
         return 0
@@ -64,27 +64,27 @@ def kill_marked(mark: str, processes: Path = Path("/proc")) -> int:
 
 
 def is_gone(host: str, pid: int) -> bool:
-    """Returns True if this very host has no such process. Of other hosts nothing is known."""
+    """Returns True if ``host`` is this host and has no such process."""
     if host != socket.gethostname():
         return False
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
-    except OSError:  # of another process
+    except OSError:  # the process exists and belongs to another user
         return False
     return False
 
 
 def describe_exit(code: int) -> str:
-    """A ``Popen.returncode`` in words."""
+    """Returns a ``Popen.returncode`` as text."""
     if code >= 0:
         return f"exit code {code}"
     return f"killed by {signal_name(-code)}"
 
 
 def signal_name(number: int) -> str:
-    """SIGKILL for 9; the number where it has no name."""
+    """Returns the name of a signal, SIGKILL for 9; its number if it has no name."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -92,9 +92,9 @@ def signal_name(number: int) -> str:
 
 
 def when_ended(process: subprocess.Popen[bytes], ended: Callable[[], None]) -> None:
-    """Call ``ended`` in the running loop once the process is a zombie: its group is killed then, and it is reaped.
+    """Calls ``ended`` in the running loop after the process has exited, its group was killed, and it was reaped.
 
-    ``process.returncode`` says how it ended.
+    ``process.returncode`` is set then.
     """
     loop = asyncio.get_running_loop()
 
@@ -105,7 +105,7 @@ def when_ended(process: subprocess.Popen[bytes], ended: Callable[[], None]) -> N
 
     descriptor = _pidfd(process.pid)
     if descriptor is None:
-        threading.Thread(target=_report, args=(process.pid, loop, reap_leader), daemon=True).start()
+        threading.Thread(target=_wait_in_thread, args=(process.pid, loop, reap_leader), daemon=True).start()
         return
 
     def leader_ended() -> None:
@@ -117,7 +117,7 @@ def when_ended(process: subprocess.Popen[bytes], ended: Callable[[], None]) -> N
 
 
 def _pidfd(pid: int) -> int | None:
-    """A descriptor that becomes readable at the end of ``pid``; None where the system has none (macOS, seccomp)."""
+    """Returns a descriptor that becomes readable when ``pid`` exits; None without pidfd (macOS, seccomp)."""
     opener: Callable[[int], int] | None = getattr(os, "pidfd_open", None)
     if opener is None:
         return None
@@ -129,17 +129,17 @@ def _pidfd(pid: int) -> int | None:
         raise
 
 
-def _report(pid: int, loop: asyncio.AbstractEventLoop, on_reaped: Callable[[], None]) -> None:
-    """Without pidfd a thread waits, and leaves the zombie: its number stays taken until its group is killed."""
+def _wait_in_thread(pid: int, loop: asyncio.AbstractEventLoop, on_reaped: Callable[[], None]) -> None:
+    """Waits for an exit without pidfd, in a thread. Does not reap: the pid stays taken until the group is killed."""
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     try:
         loop.call_soon_threadsafe(on_reaped)
     except RuntimeError:
-        return  # The loop is closed: so is everything that wanted to know.
+        return  # The loop is closed: no callback is needed.
 
 
 def resident_bytes() -> int:
-    """Resident memory now; where the system does not tell, the most there ever was."""
+    """Returns the resident memory of this process now; without /proc, its peak."""
     try:
         pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
         return int(pages) * os.sysconf("SC_PAGE_SIZE")

@@ -1,8 +1,8 @@
-"""Limits of one job while it runs: limits that the kernel keeps, and a watcher for the sums that it keeps for no group.
+"""Resource limits of one running job: kernel limits, and a watcher for sums over its processes.
 
-The kernel ends a process over its CPU time, and refuses the file or the descriptor too many. Memory, CPU time and
-the number of processes are summed up over the job's processes by a thread of the worker, which kills the whole group.
-RLIMIT_NPROC is of no use: it counts all processes of a user, and does not bind root.
+The kernel ends a process that exceeds its CPU time, and refuses files and descriptors over their limits. Memory, CPU
+time and the number of processes are summed up over all processes of a job by a thread of the worker, which kills the
+group. RLIMIT_NPROC is not used: it counts all processes of a user, and root is exempt.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from holdfast.core.resources import ResourceLimits, describe_amount
 from holdfast.worker.executors.process_group import kill_group
 
 PROCESSES = Path("/proc")
-_PERIOD = 0.05  # seconds between two looks, at least
-_SHARE = 10  # a look may take one tenth of the time
-_CPU_MARGIN = 1  # whole seconds: the watcher sees the sum first; the kernel is for a watcher that is late
+_PERIOD = 0.05  # least seconds between two checks
+_IDLE_FACTOR = 10  # the pause is at least ten times the CPU time of a check
+_CPU_MARGIN = 1  # whole seconds: the watcher acts first, the kernel limit if it is late
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -38,18 +38,18 @@ _HINTS = {
     "open_files": (os.strerror(errno.EMFILE), "Errno 24]", "EMFILE"),
     "file_size": (os.strerror(errno.EFBIG), "Errno 27]", "EFBIG", "File size limit exceeded"),
 }
-"""Texts by which a program says that the kernel has refused it a descriptor, or to write on."""
+"""Texts in a program's output that show a refused descriptor or write."""
 _ERRNOS = {errno.EMFILE: "open_files", errno.EFBIG: "file_size"}
 _SIGNALS = {signal.SIGXCPU: "cpu", signal.SIGXFSZ: "file_size"}
-# What an exception really holds: its own attributes may raise.
+# Read attributes without the exception's own code, which may raise.
 _errno_of = OSError.__dict__["errno"].__get__
 _cause_of = BaseException.__dict__["__cause__"].__get__
 _context_of = BaseException.__dict__["__context__"].__get__
-_LINKED = 20  # errors that are looked at behind one
+_MAX_LINKED = 20  # linked errors that are examined
 
 
 def kernel_limits(limits: ResourceLimits, used_cpu: float = 0.0) -> list[tuple[int, int]]:
-    """The resources that the kernel limits for one process, with their limits."""
+    """Returns the resources that the kernel limits for one process, with their limits."""
     found = []
     if limits.cpu is not None:
         found.append((resource.RLIMIT_CPU, math.ceil(used_cpu + limits.cpu) + _CPU_MARGIN))
@@ -62,7 +62,7 @@ def kernel_limits(limits: ResourceLimits, used_cpu: float = 0.0) -> list[tuple[i
 
 @contextlib.contextmanager
 def limit_this_process(limits: ResourceLimits | None) -> Iterator[None]:
-    """Keep the kernel's limits in this process for a time: the soft ones, so that they can be undone."""
+    """Sets soft kernel limits of this process while entered."""
     before = []
     if limits is not None:
         used = time.process_time()
@@ -77,14 +77,14 @@ def limit_this_process(limits: ResourceLimits | None) -> Iterator[None]:
 
 
 def _set_soft_limit(kind: int, most: int) -> None:
-    """Set a soft limit as far as the hard one allows."""
+    """Sets a soft limit, at most the hard limit."""
     hard = resource.getrlimit(kind)[1]
     allowed = [each for each in (most, hard) if each != resource.RLIM_INFINITY]
     resource.setrlimit(kind, (min(allowed, default=resource.RLIM_INFINITY), hard))
 
 
 def unsupported_limits(limits: ResourceLimits) -> Failed | None:
-    """The failure of a job whose limits this system cannot keep: macOS has no /proc."""
+    """Returns the failure of a job whose limits need /proc on a system without it, such as macOS; else None."""
     names = [name for name in ("memory", "processes") if getattr(limits, name) is not None]
     if not names or (PROCESSES / "self" / "stat").exists():
         return None
@@ -93,16 +93,16 @@ def unsupported_limits(limits: ResourceLimits) -> Failed | None:
 
 
 def over_limit(name: str, limits: ResourceLimits, used: float | None = None, detail: str = "") -> Failed:
-    """The failure of a job over a limit."""
+    """Returns the failure of a job that exceeded a limit."""
     allowed = f"{describe_amount(name, getattr(limits, name))} allowed"
     text = allowed if used is None else f"{describe_amount(name, used)} used, {allowed}"
     return Failed(error=f"resource limit: {name}: {text}{': ' if detail else ''}{detail}", reason=Reason.RESOURCE)
 
 
 def limit_behind_error(error: BaseException, limits: ResourceLimits) -> str | None:
-    """The limit for which the kernel refused a handler something, by its exception or the exceptions behind it."""
+    """Returns the kernel limit that caused an exception or one of its linked exceptions; None if none did."""
     pending: list[BaseException | None] = [error]
-    for _ in range(_LINKED):
+    for _ in range(_MAX_LINKED):
         each = pending.pop() if pending else None
         if each is None:
             if not pending:
@@ -116,7 +116,7 @@ def limit_behind_error(error: BaseException, limits: ResourceLimits) -> str | No
 
 
 def limit_behind_exit(code: int, text: str, limits: ResourceLimits) -> str | None:
-    """The limit behind a command's exit code and its last lines; None if nothing points to one."""
+    """Returns the limit that a command's exit code or last lines point to; None if none."""
     number = -code if code < 0 else code - 128
     for each, name in _SIGNALS.items():
         if number == each and getattr(limits, name) is not None:
@@ -129,20 +129,20 @@ def limit_behind_exit(code: int, text: str, limits: ResourceLimits) -> str | Non
 
 # ── the watcher ───────────────────────────────────────────────────────────────────────────────────────────────────────
 class ProcessEntry(NamedTuple):
-    """A process, as /proc/PID/stat has it."""
+    """A process, from /proc/PID/stat."""
 
     pid: int
     parent: int
     group: int
     session: int
     own_ticks: int
-    ended_ticks: int  # of its children that have ended
+    ended_ticks: int  # of children that have ended
     started: int
     pages: int
 
 
 class Usage(NamedTuple):
-    """Usage of a job's processes together."""
+    """Total usage of a job's processes."""
 
     memory: int
     cpu: float
@@ -150,7 +150,7 @@ class Usage(NamedTuple):
 
 
 def _read_process(pid: int) -> ProcessEntry | None:
-    """A process of this host; None if it has ended, or is a zombie."""
+    """Reads a process of this host; returns None if it has ended or is a zombie."""
     try:
         with open(f"{PROCESSES}/{pid}/stat", "rb", buffering=0) as file:  # noqa: PTH123 - many files, ten times a second
             fields = file.read().rpartition(b")")[2].split()
@@ -164,7 +164,7 @@ def _read_process(pid: int) -> ProcessEntry | None:
 
 
 def _proportional_memory(pid: int) -> int | None:
-    """Memory of a process in which shared pages count once for all that share them; None where that is not readable."""
+    """Returns the proportional set size of a process, in bytes; None if it is not readable."""
     with contextlib.suppress(OSError):
         for line in (PROCESSES / str(pid) / "smaps_rollup").read_text(encoding="ascii").splitlines():
             if line.startswith("Pss:"):
@@ -173,13 +173,13 @@ def _proportional_memory(pid: int) -> int | None:
 
 
 class GroupWatch:
-    """The watch over one process group: its processes, what they use, and the limit that they were killed for."""
+    """Watches one process group, and kills it if it exceeds a limit."""
 
     def __init__(self, process: subprocess.Popen[bytes], limits: ResourceLimits, helpers: int) -> None:
         self._process = process
         self._limits = limits
         self._helpers = helpers
-        self._known: dict[int, int] = {}  # when each was started, by pid
+        self._known: dict[int, int] = {}  # start time by pid
         self._lock = threading.Lock()
         self._closed = False
         self.breach: Failed | None = None
@@ -187,7 +187,7 @@ class GroupWatch:
         self._spent = 0 if first is None or helpers else first.own_ticks + first.ended_ticks
 
     def close(self) -> Failed | None:
-        """End the watch: nothing is killed any more. The failure, if a limit was exceeded."""
+        """Ends the watch. Returns the failure if a limit was exceeded."""
         with self._lock:
             self._closed = True
         return self.breach
@@ -197,7 +197,7 @@ class GroupWatch:
         return self._closed
 
     def check_usage(self, processes: Mapping[int, ProcessEntry]) -> set[int]:
-        """Compare what the group uses with its limits, and kill it where that is more. The pids of its processes."""
+        """Kills the group if it exceeds a limit. Returns the pids of its processes."""
         members = self._members(processes)
         usage = self._usage(members)
         for name, used in zip(Usage._fields, usage, strict=True):
@@ -208,7 +208,7 @@ class GroupWatch:
         return set(self._known)
 
     def _members(self, processes: Mapping[int, ProcessEntry]) -> list[ProcessEntry]:
-        """The group's processes, and all that descend from them, without the launcher's own."""
+        """Returns the group's processes and their descendants. Those of the launcher count no usage."""
         root = self._process.pid
         children: dict[int, list[int]] = {}
         for each in processes.values():
@@ -257,19 +257,19 @@ class GroupWatch:
 
 
 class ResourceWatcher:
-    """A thread that checks all watched groups, as long as there are any."""
+    """A thread that checks all watched groups; it ends when there are none."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._watches: list[GroupWatch] = []
         self._thread: threading.Thread | None = None
-        self._foreign: set[int] = set()  # pids of no watched group: a process joins none later
-        self._begun = 0  # watches, ever
+        self._unwatched_pids: set[int] = set()  # of no watched group: a process never joins one later
+        self._watch_count = 0  # watches started so far
 
     def watch(self, process: subprocess.Popen[bytes], limits: ResourceLimits, helpers: int = 0) -> GroupWatch | None:
-        """GroupWatch a process group; None where there is no limit that has to be watched.
+        """Watches a process group; returns None if it has no limit to watch.
 
-        ``helpers``: processes of the launcher, which count for nothing: the group's first, and its first child.
+        ``helpers``: number of the launcher's own processes, which are not counted: the group's first, and its child.
         """
         watched = (limits.memory, limits.cpu, limits.processes)
         if all(each is None for each in watched) or not (PROCESSES / "self" / "stat").exists():
@@ -277,8 +277,8 @@ class ResourceWatcher:
         watch = GroupWatch(process, limits, helpers)
         with self._lock:
             self._watches.append(watch)
-            self._foreign.clear()
-            self._begun += 1
+            self._unwatched_pids.clear()
+            self._watch_count += 1
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name="holdfast-resources", daemon=True)
                 try:
@@ -297,19 +297,19 @@ class ResourceWatcher:
                 if not watches:
                     self._thread = None
                     return
-                foreign, begun = set(self._foreign), self._begun
+                unwatched, count = set(self._unwatched_pids), self._watch_count
             before = time.thread_time()
-            there = {int(name) for name in os.listdir(PROCESSES) if name.isdigit()}  # noqa: PTH208 - often
-            found = (_read_process(pid) for pid in there - foreign)
+            pids = {int(name) for name in os.listdir(PROCESSES) if name.isdigit()}  # noqa: PTH208 - often
+            found = (_read_process(pid) for pid in pids - unwatched)
             processes = {each.pid: each for each in found if each is not None}
             members = set().union(*[each.check_usage(processes) for each in watches])
             with self._lock:
-                if begun == self._begun:
-                    self._foreign = (foreign & there) | (processes.keys() - members)
-            time.sleep(max(_PERIOD, _SHARE * (time.thread_time() - before)))
+                if count == self._watch_count:
+                    self._unwatched_pids = (unwatched & pids) | (processes.keys() - members)
+            time.sleep(max(_PERIOD, _IDLE_FACTOR * (time.thread_time() - before)))
 
 
 def replace_error(failed: Failed, name: str, limits: ResourceLimits) -> Failed:
-    """The failure of a handler whose error comes from a limit."""
+    """Returns the failure with the limit that caused it, and the same traceback."""
     limited = over_limit(name, limits, detail=failed.error)
     return msgspec.structs.replace(limited, traceback=failed.traceback)

@@ -1,8 +1,8 @@
-"""Sync handlers: run in daemon threads of our own.
+"""Sync handlers: run in daemon threads.
 
-A thread cannot be killed. After a cancellation or timeout its context is notified and the thread goes on until it
-ends by itself: it is *stuck* until then and keeps its place. That is why nothing here waits for a thread, and why the
-threads are daemons: one that never ends must not keep the worker from stopping.
+A thread cannot be killed. After a cancellation or timeout its context is notified, and the thread counts as *stuck*
+until its handler returns. Nothing here waits for a thread, and threads are daemons, so a stuck thread cannot keep the
+worker from stopping.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Value = TypeVar("Value")
 
 
 class _Call:
-    """A function on its way through a thread. Popping the only ticket decides: it starts, or it never does."""
+    """A call to run in a thread. Taking its only ticket decides between a start and a cancellation."""
 
     def __init__(self, function: Callable[[], Any], context: contextvars.Context) -> None:
         self.function = function
@@ -30,10 +30,10 @@ class _Call:
         self.loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[tuple[Any, BaseException | None]] = self.loop.create_future()
         self.tickets = [True]
-        self.over = False
+        self.is_done = False
 
     def take(self) -> bool:
-        """Returns True if the caller is the first to take the ticket. Atomic: a pop is."""
+        """Returns True if the caller is the first to take the ticket. Atomic, as ``list.pop`` is."""
         try:
             return self.tickets.pop()
         except IndexError:
@@ -41,71 +41,71 @@ class _Call:
 
 
 class NoThread(Exception):
-    """The system has no thread for the call now."""
+    """No thread could be started for a call."""
 
 
 class ThreadExecutor:
-    """At most ``limit`` threads, started when first needed. Used from one event loop."""
+    """A pool of at most ``limit`` threads, started on demand. For one event loop."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
         self._threads = 0
-        self._unended = 0  # calls queued or running, stuck ones too
+        self._active = 0  # calls queued or running, including stuck ones
         self._stuck: set[_Call] = set()
 
     def resize(self, limit: int) -> None:
-        """Have at most ``limit`` threads from now on; running ones stay."""
+        """Sets the maximum number of threads; running ones stay."""
         self._limit = limit
 
     @property
     def stuck(self) -> int:
-        """Threads still running an abandoned handler."""
+        """Number of threads that still run an abandoned handler."""
         return len(self._stuck)
 
     async def run(
         self, function: Callable[[], Value], context: contextvars.Context, cancel: Callable[[], None]
     ) -> Value:
-        """Call ``function`` in ``context`` in a thread, as soon as one is free.
+        """Calls ``function`` in ``context`` in a thread, as soon as one is free.
 
-        Cancelled before it started: it never starts. Cancelled later: ``cancel`` is called (it should tell the handler)
-        and the thread counts as stuck until it ends.
+        If cancelled before its start, it never starts. If cancelled later, ``cancel`` is called to notify the handler,
+        and the thread counts as stuck until the handler returns.
         """
         call = _Call(function, context)
-        self._enlist(call)
+        self._queue_call(call)
         try:
             value, error = await call.ended
         except asyncio.CancelledError:
-            if not call.take() and not call.over:
+            if not call.take() and not call.is_done:
                 self._stuck.add(call)
-                self._hire()  # others wait behind it
+                self._add_thread()  # queued calls need another thread
             cancel()
             raise
         if error is not None:
-            # Raised from here, inside a coroutine, StopIteration becomes RuntimeError, as it must.
+            # Raised inside a coroutine, StopIteration becomes RuntimeError.
             raise error
         result: Value = value
         return result
 
     def close(self) -> int:
-        """Let every thread end that can; returns how many are stuck: those end with their handler or the process."""
+        """Ends idle threads. Returns the number of stuck ones, which end with their handler or with the process."""
         for _ in range(self._threads):
             self._calls.put(None)
         self._threads = 0
         return self.stuck
 
-    def _enlist(self, call: _Call) -> None:
-        self._unended += 1
+    def _queue_call(self, call: _Call) -> None:
+        self._active += 1
         try:
-            self._hire()
+            self._add_thread()
         except RuntimeError as error:
-            self._unended -= 1
+            self._active -= 1
             raise NoThread(str(error)) from error
         self._calls.put(call)
 
-    def _hire(self) -> None:
-        """Start a thread if there are more calls than threads; stuck ones do not count against the limit."""
-        if self._unended > self._threads < self._limit + len(self._stuck):
+    def _add_thread(self) -> None:
+        """Starts a thread if there are more calls than threads. Stuck threads do not count against the limit."""
+        if self._active > self._threads < self._limit + len(self._stuck):
             name = f"holdfast-handler-{self._threads + 1}"
             threading.Thread(target=self._serve, name=name, daemon=True).start()
             self._threads += 1
@@ -122,68 +122,68 @@ class ThreadExecutor:
             try:
                 call.loop.call_soon_threadsafe(self._end, call, value, failure)
             except RuntimeError:
-                return  # The loop is closed: the worker has stopped, and no waiter is left.
+                return  # The loop is closed: the worker has stopped.
             del call, value, failure
 
     def _end(self, call: _Call, value: Any, error: BaseException | None) -> None:
-        self._unended -= 1
-        call.over = True
+        self._active -= 1
+        call.is_done = True
         self._stuck.discard(call)
         if not call.ended.done():
             call.ended.set_result((value, error))
 
 
 class LoopThreads(ThreadPoolExecutor):
-    """The threads of ``asyncio.to_thread`` on an event loop of ours: as the standard library's, but daemons.
+    """The default executor of the worker's event loop (``asyncio.to_thread``), with daemon threads.
 
-    Those of the standard library are waited for without end, by the loop that closes and by the interpreter that
-    exits: a single call that hangs would keep the process of a stopped worker for ever. (A loop takes nothing but a
-    ThreadPoolExecutor; of it we use the interface alone.)
+    The standard executor waits for its threads without a timeout, when the loop closes and when the interpreter exits:
+    one hanging call would keep the process of a stopped worker alive. asyncio accepts only a ThreadPoolExecutor, so
+    this class derives from it and overrides its methods.
     """
 
     def __init__(self) -> None:
-        self._most = min(32, (os.cpu_count() or 1) + 4)  # as many as the standard library would have
-        super().__init__(self._most)
-        self._tickets: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
-        self._guard = threading.Lock()
-        self._hired = 0
+        self._max_threads = min(32, (os.cpu_count() or 1) + 4)  # as in the standard library
+        super().__init__(self._max_threads)
+        self._queue: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads_started = 0
         self._calls: set[Future[Any]] = set()  # queued or running
         self._closed = False
 
     def submit(self, fn: Callable[P, Value], /, *args: P.args, **kwargs: P.kwargs) -> Future[Value]:
         future: Future[Value] = Future()
-        with self._guard:
+        with self._lock:
             if self._closed:
                 raise RuntimeError("cannot schedule new futures after shutdown")
-            if len(self._calls) >= self._hired < self._most:
-                name = f"holdfast-loop-{self._hired + 1}"
-                threading.Thread(target=self._work, name=name, daemon=True).start()
-                self._hired += 1
+            if len(self._calls) >= self._threads_started < self._max_threads:
+                name = f"holdfast-loop-{self._threads_started + 1}"
+                threading.Thread(target=self._run_calls, name=name, daemon=True).start()
+                self._threads_started += 1
             self._calls.add(future)
-        self._tickets.put((future, functools.partial(fn, *args, **kwargs)))
+        self._queue.put((future, functools.partial(fn, *args, **kwargs)))
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more calls and let the threads end that can. Waits for none, even if ``wait`` is set."""
-        with self._guard:
+        """Accepts no more calls and ends idle threads. Never waits, even if ``wait`` is set."""
+        with self._lock:
             self._closed = True
-        for _ in range(self._hired):
-            self._tickets.put(None)
+        for _ in range(self._threads_started):
+            self._queue.put(None)
 
     def wait_calls(self, seconds: float) -> int:
-        """Wait so long, blocking, for the calls under way; how many go on."""
-        with self._guard:
+        """Waits up to ``seconds``, blocking, for running calls. Returns the number that still run."""
+        with self._lock:
             calls = list(self._calls)
         return sum(call.running() for call in wait(calls, seconds).not_done)
 
-    def _work(self) -> None:
-        while (ticket := self._tickets.get()) is not None:
-            future, call = ticket
+    def _run_calls(self) -> None:
+        while (entry := self._queue.get()) is not None:
+            future, call = entry
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(call())
                 except BaseException as error:  # raised again where it is awaited
                     future.set_exception(error)
-            with self._guard:
+            with self._lock:
                 self._calls.discard(future)
-            del ticket, future, call
+            del entry, future, call

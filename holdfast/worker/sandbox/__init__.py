@@ -1,8 +1,8 @@
-"""Limits and sandbox of one command: planned here, put up by a launcher that then becomes the command.
+"""Limits and sandbox of one command: a launcher sets them up, then becomes the command.
 
-plan.py       the launcher's orders; which mechanisms this host has
+plan.py       the launcher's input; the sandbox mechanisms of this host
 seccomp.py    the filter of system calls
-launcher.py   a script of its own: limits, namespaces, Landlock, the filter, then the command
+launcher.py   a standalone script: limits, namespaces, Landlock, the filter, then the command
 """
 
 from holdfast.worker.sandbox.plan import (
@@ -11,9 +11,9 @@ from holdfast.worker.sandbox.plan import (
     SANDBOX_REMEDY,
     CommandHost,
     Launch,
+    LaunchSpec,
     Mechanism,
     NoSandbox,
-    Orders,
     describe_host,
     landlock_version,
 )
@@ -26,7 +26,7 @@ __all__ = [
     "Launch",
     "Mechanism",
     "NoSandbox",
-    "Orders",
+    "LaunchSpec",
     "describe_host",
     "landlock_version",
 ]

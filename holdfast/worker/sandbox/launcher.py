@@ -1,8 +1,8 @@
-"""The launcher: takes limits and the sandbox upon itself, then becomes the command. Standard library only.
+"""The launcher: sets limits and the sandbox for itself, then becomes the command. Standard library only.
 
-Run as a script by a clean interpreter with two descriptors: the orders (JSON), and a pipe for the report. The report
-stays empty unless the command could not be started. With namespaces the launcher stays, and a process of its own is the
-first one of the new process namespace: if either ends, the kernel ends everything in there.
+A new interpreter runs it as a script with two descriptors: its specification (JSON) and a pipe for its report. The
+report is empty unless the command could not be started. With namespaces the launcher stays alive, and its child is the
+first process of the new process namespace: if either exits, the kernel kills every process in the namespace.
 """
 
 from __future__ import annotations
@@ -35,31 +35,31 @@ _O_PATH = 0o10000000
 
 
 class Stage:
-    """The step that the launcher is at, for its report."""
+    """Current step of the launcher, for its report."""
 
     name = "limits"
 
 
 def main() -> None:
-    """Follow the orders."""
-    orders_descriptor, report = map(int, sys.argv[1:3])
-    with open(orders_descriptor, encoding="utf-8") as file:  # noqa: PTH123 - a descriptor
-        orders = json.load(file)
+    """Runs the command as specified."""
+    spec_descriptor, report = map(int, sys.argv[1:3])
+    with open(spec_descriptor, encoding="utf-8") as file:  # noqa: PTH123 - a descriptor
+        spec = json.load(file)
     os.set_inheritable(report, False)
     try:
-        if orders["memory"]:
+        if spec["memory"]:
             _offer_to_oom_killer()
-        sandbox = orders["sandbox"]
+        sandbox = spec["sandbox"]
         if sandbox is not None and sandbox["namespaces"]:
-            _enter_namespaces(orders, report)
-        _become_command(orders)
+            _enter_namespaces(spec, report)
+        _become_command(spec)
     except BaseException as error:
         send_report(report, error)
         os._exit(125)
 
 
 def send_report(report: int, error: BaseException) -> None:
-    """Say why the command could not be started."""
+    """Reports why the command could not be started."""
     number = error.errno if isinstance(error, OSError) else None
     text = os.strerror(number) if number else f"{type(error).__name__}: {error}"
     given = {"stage": Stage.name, "errno": number, "text": text}
@@ -69,25 +69,25 @@ def send_report(report: int, error: BaseException) -> None:
 
 
 def _offer_to_oom_killer() -> None:
-    """A job with a limit of memory goes first where the machine has none left before the watcher sees it."""
+    """Makes the OOM killer prefer this job, which has a memory limit, if memory runs out before the watcher acts."""
     with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:  # noqa: PTH123 - pathlib costs 5 ms
         file.write("500")
 
 
-def _become_command(orders: dict[str, Any]) -> NoReturn:
+def _become_command(spec: dict[str, Any]) -> NoReturn:
     Stage.name = "cwd"
-    sandbox = orders["sandbox"]
+    sandbox = spec["sandbox"]
     if sandbox is not None:
-        enter_folder(orders["cwd"])
-    elif orders["cwd"] is not None:
-        os.chdir(orders["cwd"])
+        enter_folder(spec["cwd"])
+    elif spec["cwd"] is not None:
+        os.chdir(spec["cwd"])
     if sandbox is not None:
         Stage.name = "sandbox"
         drop_privileges()
         if sandbox["landlock"]:
             restrict_files(sandbox["landlock"], network=sandbox["network"], isolated=not sandbox["namespaces"])
     Stage.name = "limits"
-    for kind, most in orders["rlimits"]:
+    for kind, most in spec["rlimits"]:
         limit_resource(kind, most)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores both
         signal.signal(number, signal.SIG_DFL)
@@ -95,18 +95,18 @@ def _become_command(orders: dict[str, Any]) -> NoReturn:
         Stage.name = "sandbox"
         filter_calls(bytes.fromhex(sandbox["filter"]))
     Stage.name = "exec"
-    os.execvpe(orders["argv"][0], orders["argv"], orders["environment"])  # noqa: S606 - that is its work
+    os.execvpe(spec["argv"][0], spec["argv"], spec["environment"])  # noqa: S606 - that is its work
 
 
 def enter_folder(path: str) -> None:
-    """Change to a real path. ELOOP where another job has put a symbolic link into it since it was checked."""
+    """Changes to a real path. Raises ELOOP if another job has put a symbolic link into it since it was checked."""
     os.chdir(path)
     if os.getcwd() != path:  # noqa: PTH109 - pathlib costs 5 ms
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
 
 
 def limit_resource(kind: int, most: int) -> None:
-    """Limit a resource for good. At the hard limit of CPU time the signal would be SIGKILL, which says nothing."""
+    """Limits a resource irrevocably. The hard limit of CPU time is higher: there the signal is SIGKILL, not SIGXCPU."""
     hard = resource.getrlimit(kind)[1]
     own = most + 5 if kind == resource.RLIMIT_CPU else most
     soft, own = (most, own) if hard == resource.RLIM_INFINITY else (min(most, hard), min(own, hard))
@@ -114,13 +114,13 @@ def limit_resource(kind: int, most: int) -> None:
 
 
 # ── namespaces ────────────────────────────────────────────────────────────────────────────────────────────────────────
-def _enter_namespaces(orders: dict[str, Any], report: int) -> None:
-    """Returns in the process that is to become the command."""
+def _enter_namespaces(spec: dict[str, Any], report: int) -> None:
+    """Enters new namespaces. Returns in the process that will become the command."""
     Stage.name = "cwd"
-    enter_folder(orders["cwd"])
+    enter_folder(spec["cwd"])
     Stage.name = "sandbox"
     user, group = os.geteuid(), os.getegid()
-    check(libc.unshare(_NAMESPACES | (0 if orders["sandbox"]["network"] else _NEW_NET)), "unshare")
+    check(libc.unshare(_NAMESPACES | (0 if spec["sandbox"]["network"] else _NEW_NET)), "unshare")
     for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
         with open(f"/proc/self/{name}", "w", encoding="ascii") as file:  # noqa: PTH123 - pathlib costs 5 ms
             file.write(text)
@@ -133,12 +133,12 @@ def _enter_namespaces(orders: dict[str, Any], report: int) -> None:
     os.close(ended)
     check(libc.prctl(1, signal.SIGKILL, 0, 0, 0), "PR_SET_PDEATHSIG")
     check(libc.prctl(4, 0, 0, 0, 0), "PR_SET_DUMPABLE")
-    _arrange_mounts(orders["cwd"])
+    _arrange_mounts(spec["cwd"])
     command = os.fork()
     if command:
         os.close(report)
         _reap_until(command, end)
-    os.setsid()  # its group is not the launcher's, which it must not be able to signal
+    os.setsid()  # its own group: it must not be able to signal the launcher
     check(libc.prctl(4, 1, 0, 0, 0), "PR_SET_DUMPABLE")
 
 
@@ -149,7 +149,7 @@ def _read_status(ended: int, first: int) -> int:
 
 
 def _end_as(status: int) -> NoReturn:
-    """End this process as the command has ended."""
+    """Ends this process with the exit status of the command."""
     if os.WIFSIGNALED(status):
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         number = os.WTERMSIG(status)
@@ -160,7 +160,7 @@ def _end_as(status: int) -> NoReturn:
 
 
 def _reap_until(command: int, end: int) -> NoReturn:
-    """As the first process of a namespace: reap what is left to it, until the command has ended."""
+    """As the first process of a namespace: reaps orphans until the command has ended."""
     while True:
         pid, status = os.wait()
         if pid == command:
@@ -169,7 +169,7 @@ def _reap_until(command: int, end: int) -> NoReturn:
 
 
 def _arrange_mounts(folder: str) -> None:
-    """A view of the file system in which only ``folder`` can be written, with its own /proc and few devices."""
+    """Mounts a file system in which only ``folder`` is writable, with its own /proc and few devices."""
     mount_at(None, "/", None, _RECURSIVE | _PRIVATE)
     nodes = {name: os.open(f"/dev/{name}", _O_PATH) for name in _DEVICES}
     mount_at("tmpfs", "/dev", "tmpfs", _NO_SETUID | _NO_PROGRAMS, "mode=755,size=64k")
@@ -205,7 +205,7 @@ def set_mount(target: str, how: int, to_set: int, to_clear: int) -> None:
 
 # ── privileges, Landlock, seccomp ─────────────────────────────────────────────────────────────────────────────────────
 def drop_privileges() -> None:
-    """No capability is left, and none comes back: not by set-user-id, not to root. OSError where one is."""
+    """Drops all capabilities for good, also for set-user-id programs and root. Raises OSError if one remains."""
     check(libc.prctl(38, 1, 0, 0, 0), "PR_SET_NO_NEW_PRIVS")
     libc.prctl(28, 0xEF, 0, 0, 0)  # PR_SET_SECUREBITS: being root gives nothing; refused where there is no capability
     capability = 0
@@ -220,7 +220,8 @@ def drop_privileges() -> None:
 
 
 def restrict_files(abi: int, *, network: bool, isolated: bool) -> None:
-    """By Landlock: read all but devices, write in the working directory. ``alone``: no signal, no socket gets out."""
+    """Restricts access by Landlock: read all but devices, write in the working directory. ``isolated``: also no signals
+    or sockets to the outside."""
     files = (1 << (16 if abi >= 5 else 15 if abi >= 3 else 14 if abi == 2 else 13)) - 1
     attributes = struct.pack("=Q", files)
     if abi >= 4:
@@ -244,7 +245,7 @@ def _allow(rules: int, path: str, rights: int) -> None:
     try:
         descriptor = os.open(path, _O_PATH | os.O_CLOEXEC)
     except OSError:
-        return  # what cannot be opened now stays forbidden
+        return  # a file that cannot be opened stays forbidden
     if not os.path.isdir(path):  # noqa: PTH112 - pathlib costs 5 ms
         rights &= _FILE_RIGHTS
     rule = struct.pack("=Qi", rights, descriptor)
@@ -259,12 +260,12 @@ class _Filter(ctypes.Structure):
 
 
 def filter_calls(program: bytes) -> None:
-    """Refuse the calls that the program of seccomp refuses, from now on."""
+    """Installs a seccomp filter."""
     check(libc.prctl(22, 2, ctypes.byref(_Filter(len(program) // 8, program)), 0, 0), "seccomp")
 
 
 def check(answer: int, call: str) -> None:
-    """OSError with the call's name where it has failed."""
+    """Raises OSError with the name of a failed call."""
     if answer < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), call)

@@ -1,4 +1,4 @@
-"""The orders of the launcher, and which mechanisms of a sandbox this host has."""
+"""Input of the launcher, and the sandbox mechanisms of this host."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from holdfast.worker.sandbox.seccomp import filter_program, is_supported
 
 _LAUNCHER = str(Path(__file__).with_name("launcher.py"))
 _LANDLOCK_CREATE = 444
-_LEAST_LANDLOCK = 6  # from it on, signals and sockets without a file stay inside
+_MIN_LANDLOCK = 6  # the first that confines signals and abstract sockets
 _PROBE_SECONDS = 60.0
 
 
 class Mechanism(NamedTuple):
-    """A way to put up the sandbox."""
+    """A mechanism of the sandbox."""
 
     name: str
     namespaces: bool
@@ -43,24 +43,24 @@ NAMESPACES = Mechanism(
 )
 LANDLOCK = Mechanism("landlock", False, "run Linux 6.12 or newer, with landlock in its list of security modules")
 MECHANISMS = (NAMESPACES, LANDLOCK)
-"""The best one first."""
+"""Mechanisms, the preferred one first."""
 SANDBOX_REMEDY = f"{NAMESPACES.remedy}; or {LANDLOCK.remedy}"
 
 
-class Orders(msgspec.Struct, frozen=True):
-    """Orders of the launcher: a command, and how it runs. ``rlimits``: pairs of a resource's number and its limit."""
+class LaunchSpec(msgspec.Struct, frozen=True):
+    """Input of the launcher: a command and its options. ``rlimits``: pairs of resource number and limit."""
 
     argv: Sequence[str]
     environment: Mapping[str, str]
     cwd: str | None = None
     rlimits: Sequence[tuple[int, int]] = ()
     memory: bool = False
-    """There is a limit of memory."""
+    """True if the job has a memory limit."""
     mechanism: Mechanism | None = None
     network: bool = False
 
     def to_json(self) -> str:
-        """The text that the launcher reads; lone surrogates stand for bytes that are no UTF-8."""
+        """Returns the JSON that the launcher reads; lone surrogates represent bytes that are not UTF-8."""
         sandbox = None
         if self.mechanism is not None:
             namespaces = self.mechanism.namespaces
@@ -71,12 +71,12 @@ class Orders(msgspec.Struct, frozen=True):
                 "network": self.network,
                 "filter": program.hex(),
             }
-        orders = {name: getattr(self, name) for name in ("argv", "environment", "cwd", "rlimits", "memory")}
-        return json.dumps({**orders, "sandbox": sandbox})
+        spec = {name: getattr(self, name) for name in ("argv", "environment", "cwd", "rlimits", "memory")}
+        return json.dumps({**spec, "sandbox": sandbox})
 
 
 class LaunchFailure(msgspec.Struct, frozen=True):
-    """Why the launcher could not start the command. ``stage``: limits, cwd, sandbox or exec."""
+    """Error of the launcher. ``stage``: limits, cwd, sandbox or exec."""
 
     stage: str
     errno: int | None
@@ -84,13 +84,13 @@ class LaunchFailure(msgspec.Struct, frozen=True):
 
 
 class Launch:
-    """A use of the launcher: the words that start it, and its report. A context manager, which closes both."""
+    """One start of the launcher: its command line and its report. A context manager that closes its descriptors."""
 
-    def __init__(self, orders: Orders) -> None:
+    def __init__(self, spec: LaunchSpec) -> None:
         self._file: IO[str] = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - closed by __exit__
         self._report, self._writer = -1, -1
         try:
-            self._file.write(orders.to_json())
+            self._file.write(spec.to_json())
             self._file.flush()
             self._file.seek(0)
             self._report, self._writer = os.pipe()
@@ -109,7 +109,7 @@ class Launch:
 
     @property
     def argv(self) -> list[str]:
-        """Command line of the launcher. ``-I -S``: it ignores the environment and site packages."""
+        """Command line of the launcher. ``-I -S``: ignores environment variables and site packages."""
         return [sys.executable, "-I", "-S", _LAUNCHER, *map(str, self.descriptors)]
 
     @property
@@ -118,14 +118,14 @@ class Launch:
         return self._file.fileno(), self._writer
 
     def close_inherited(self) -> None:
-        """Leave the orders and the report's writing end to the launcher."""
+        """Closes the descriptors that the launcher has inherited."""
         self._file.close()
         if self._writer >= 0:
             os.close(self._writer)
             self._writer = -1
 
     def read_failure(self) -> LaunchFailure | None:
-        """Why it failed, after its end; None if the command was started."""
+        """Returns the error after the launcher has ended; None if the command was started."""
         os.set_blocking(self._report, False)
         with contextlib.suppress(BlockingIOError):
             if given := os.read(self._report, 64 * 1024):
@@ -134,7 +134,7 @@ class Launch:
 
 
 class NoSandbox(Exception):
-    """This host has no mechanism of the sandbox. ``remedy``: what gives it one."""
+    """Raised if this host has no sandbox mechanism. ``remedy``: how to get one."""
 
     def __init__(self, causes: Mapping[str, str]) -> None:
         found = "; ".join(f"{name}: {cause}" for name, cause in causes.items())
@@ -143,7 +143,7 @@ class NoSandbox(Exception):
 
 
 def landlock_version() -> int:
-    """The version of Landlock that the kernel has; 0: none."""
+    """Returns the Landlock version of the kernel; 0 without Landlock."""
     if sys.platform != "linux":
         return 0
     answer: int = ctypes.CDLL(None).syscall(_LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1)
@@ -151,14 +151,14 @@ def landlock_version() -> int:
 
 
 def probe_mechanism(mechanism: Mechanism) -> str | None:
-    """Put the sandbox up once; None if it holds, else why it does not. OSError where no process can be started now."""
+    """Tests a mechanism; returns None if it works, else the cause. Raises OSError if no process starts."""
     if sys.platform != "linux" or not is_supported():
         return f"{platform.system()} on {platform.machine()} is not supported"
-    if not mechanism.namespaces and landlock_version() < _LEAST_LANDLOCK:
-        return f"the kernel has version {landlock_version()} of Landlock, {_LEAST_LANDLOCK} is needed"
+    if not mechanism.namespaces and landlock_version() < _MIN_LANDLOCK:
+        return f"the kernel has version {landlock_version()} of Landlock, {_MIN_LANDLOCK} is needed"
     folder = os.path.realpath(tempfile.mkdtemp(prefix="holdfast-"))
     try:
-        with Launch(Orders(["true"], {"PATH": os.defpath}, cwd=folder, mechanism=mechanism)) as launch:
+        with Launch(LaunchSpec(["true"], {"PATH": os.defpath}, cwd=folder, mechanism=mechanism)) as launch:
             ran = subprocess.run(
                 launch.argv,
                 pass_fds=launch.descriptors,
@@ -180,14 +180,14 @@ def probe_mechanism(mechanism: Mechanism) -> str | None:
 
 
 class CommandHost:
-    """This host as commands find it. Remembers the mechanism that was found to hold."""
+    """Sandbox mechanisms of this host. Caches the one that works."""
 
     def __init__(self, mechanisms: Sequence[Mechanism] = MECHANISMS) -> None:
         self._mechanisms = mechanisms
         self._found: Mechanism | None = None
 
     def find_mechanism(self) -> Mechanism:
-        """The best mechanism that holds here; raises NoSandbox. Starts processes: call it from a thread."""
+        """Returns the best mechanism that works here; raises NoSandbox. Starts processes: call it from a thread."""
         causes: dict[str, str] = {}
         for mechanism in self._mechanisms if self._found is None else ():
             cause = probe_mechanism(mechanism)
@@ -201,7 +201,7 @@ class CommandHost:
 
 
 def describe_host() -> dict[str, str | None]:
-    """Each mechanism by name, with the reason why it does not hold here; None if it holds."""
+    """Returns the cause of failure for each mechanism, by name; None if it works."""
     held = {}
     for mechanism in MECHANISMS:
         try:

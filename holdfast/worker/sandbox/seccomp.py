@@ -1,9 +1,9 @@
-"""The sandbox's filter of system calls, as a program for seccomp: what it names is refused, the rest passes.
+"""The seccomp filter of the sandbox: refuses the listed system calls and allows all others.
 
-File systems and processes are the business of namespaces or Landlock. The filter closes what is neither: sockets
-(a socket in the file system is reached through a read-only mount too), tracing, further namespaces, io_uring (whose
-requests no filter sees) and the kernel's own administration. Where there are no namespaces, it also refuses to change
-permissions, owners and times of files, which Landlock lets pass, and to leave the process group.
+Namespaces or Landlock confine file systems and processes. The filter refuses sockets (a read-only mount does not
+protect a socket in the file system), tracing, new namespaces, io_uring (seccomp does not see its requests) and
+administration of the kernel. Without namespaces it also refuses changes of permissions, owners and times of files,
+which Landlock allows, and leaving the process group.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import platform
 import struct
 
 ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
-"""Machine: the number that the kernel has for it, and its column in the tables below."""
+"""By machine: its audit architecture, and its column in the tables below."""
 
 _LOAD, _EQUAL, _GREATER_EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # operations of classic BPF
 _ALLOW, _ERROR, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
@@ -122,7 +122,7 @@ _REFUSED_WITHOUT_NAMESPACES: dict[str, tuple[int | None, int | None]] = {
 _SOCKET, _CLONE, _CLONE3, _IOCTL = (41, 198), (56, 220), (435, 435), (16, 29)
 _TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: typing into a terminal
 _FILE_FLAGS = (0x40086602, 0x401C5820)  # FS_IOC_SETFLAGS, FS_IOC_FSSETXATTR
-_OF_OTHERS = (
+_ON_OTHER_PROCESSES = (
     ((302, 261), 0),  # prlimit64, of the process that its argument names
     ((142, 118), 0),  # sched_setparam
     ((144, 119), 0),  # sched_setscheduler
@@ -131,11 +131,11 @@ _OF_OTHERS = (
     ((141, 140), 1),  # setpriority
     ((251, 30), 1),  # ioprio_set
 )
-"""Calls that change other processes of the same user, and the argument that is 0 for the caller itself."""
+"""Calls that can change other processes of the user, and the argument that is 0 for the caller itself."""
 
 
 def filter_program(machine: str, *, network: bool, namespaces: bool) -> bytes:
-    """The filter for a machine: an array of struct sock_filter. KeyError for one that is not in ``ARCHITECTURES``."""
+    """Returns the filter for a machine, an array of struct sock_filter. Raises KeyError for an unknown machine."""
     architecture, column = ARCHITECTURES[machine]
     program = _Program()
     program.add(_LOAD, _ARCHITECTURE)
@@ -156,7 +156,7 @@ def filter_program(machine: str, *, network: bool, namespaces: bool) -> bytes:
         program.refuse_call(_SOCKET[column])
     program.refuse_values(_IOCTL[column], 1, _TERMINAL_INPUT if namespaces else (*_TERMINAL_INPUT, *_FILE_FLAGS))
     if not namespaces:
-        for both, argument in _OF_OTHERS:
+        for both, argument in _ON_OTHER_PROCESSES:
             program.refuse_unless(both[column], argument, (0,))
     program.add(_RETURN, _ALLOW)
     return bytes(program.code)
@@ -168,26 +168,26 @@ def is_supported(machine: str | None = None) -> bool:
 
 
 class _Program:
-    """A program under construction. Between two rules the number of the call is loaded."""
+    """A BPF program being built. At the start of each rule the accumulator holds the number of the call."""
 
     def __init__(self) -> None:
         self.code = bytearray()
 
     def add(self, operation: int, value: int, if_true: int = 0, if_false: int = 0) -> None:
-        """Add an instruction; jumps count the instructions that are passed over."""
+        """Adds an instruction; jumps are numbers of skipped instructions."""
         self.code += struct.pack("=HBBI", operation, if_true, if_false, value)
 
     def refuse_with(self, number: int) -> None:
-        """Add the end of a call with this error."""
+        """Adds a return of this error."""
         self.add(_RETURN, _ERROR | number)
 
     def refuse_call(self, call: int, number: int = errno.EPERM) -> None:
-        """Refuse a call whatever its arguments are."""
+        """Refuses a call with any arguments."""
         self.add(_EQUAL, call, 0, 1)
         self.refuse_with(number)
 
     def refuse_bits(self, call: int, argument: int, bits: int) -> None:
-        """Refuse a call with any of these bits in an argument."""
+        """Refuses a call with any of these bits in an argument."""
         self.add(_EQUAL, call, 0, 4)
         self.add(_LOAD, _ARGUMENTS + 8 * argument)
         self.add(_ANY_BIT, bits, 0, 1)
@@ -195,7 +195,7 @@ class _Program:
         self.add(_LOAD, _NUMBER)
 
     def refuse_values(self, call: int, argument: int, values: tuple[int, ...]) -> None:
-        """Refuse a call with one of these values as an argument."""
+        """Refuses a call with one of these values as an argument."""
         self.add(_EQUAL, call, 0, 2 + 2 * len(values))
         self.add(_LOAD, _ARGUMENTS + 8 * argument)
         for value in values:
@@ -204,7 +204,7 @@ class _Program:
         self.add(_LOAD, _NUMBER)
 
     def refuse_unless(self, call: int, argument: int, values: tuple[int, ...]) -> None:
-        """Refuse a call unless an argument has one of these values."""
+        """Refuses a call unless an argument has one of these values."""
         self.add(_EQUAL, call, 0, 3 + len(values))
         self.add(_LOAD, _ARGUMENTS + 8 * argument)
         for passed, value in enumerate(values):

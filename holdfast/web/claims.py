@@ -65,7 +65,7 @@ class ClaimedJob(msgspec.Struct, frozen=True, kw_only=True):
     max_attempts: Annotated[int | None, Meta(description="Executions it may have; null: no limit.")]
     priority: int
     timeout: Annotated[float | None, Meta(description="Seconds it may take; then stop it and settle it as failed.")]
-    isolated: Annotated[bool, Meta(description="It may have killed two workers: run no other job beside it.")]
+    alone: Annotated[bool, Meta(description="It may have killed two workers: run no other job beside it.")]
     run_at: Instant
     created_at: Instant
     tags: list[str]
@@ -329,7 +329,7 @@ def _claimed(call: RequestContext, job: Job, *, isolated: bool) -> ClaimedJob:
         max_attempts=job.max_attempts,
         priority=job.priority,
         timeout=_timeout(call, job),
-        isolated=isolated,
+        alone=isolated,
         run_at=format_timestamp(job.run_at_us),
         created_at=format_timestamp(job.created_at_us),
         tags=list(options.tags),

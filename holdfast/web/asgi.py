@@ -79,10 +79,10 @@ OPERATIONS = with_description(
         *openapi.OPERATIONS,
     )
 )
-"""Everything that can be asked."""
+"""All operations of the API."""
 
-_CALL_DEADLINE = 1.5  # seconds a request waits for the store: 503 comes within two
-_BATCH = 20  # payload limits the body of a batch may be as long as
+_CALL_DEADLINE = 1.5  # seconds a request waits for the store: the answer is 503 within two
+_BATCH = 20  # limit of a batch's body, in payload limits
 
 
 class Api:
@@ -91,13 +91,13 @@ class Api:
     def __init__(self, app: Holdfast, *, checks_hosts: bool = False) -> None:
         self.app = app = WithDeadline(app, _CALL_DEADLINE)
         """The application with the store of this API, for routes beside it."""
-        self._gate = Authenticator(app, checks_hosts=checks_hosts)
+        self._authenticator = Authenticator(app, checks_hosts=checks_hosts)
         self._audit = Audit(app)
         self._redaction = Redaction(app.settings.redacted)
-        self._meter = RequestMetrics(app)
-        self._fleet = RemoteWorkers(app)
-        self._feeds = EventBroadcasters(app)
-        self._waiting = WaitLimiter(app.settings)
+        self._request_metrics = RequestMetrics(app)
+        self._remote_workers = RemoteWorkers(app)
+        self._broadcasters = EventBroadcasters(app)
+        self._wait_limiter = WaitLimiter(app.settings)
         self._unknown_tasks = UnknownTaskLog(app)
         self._claim_waiters: WeakKeyDictionary[asyncio.AbstractEventLoop, ClaimWaiters] = WeakKeyDictionary()
         self._router = router_of(OPERATIONS, self._respond, lambda _: hold_open(self.app))
@@ -108,11 +108,11 @@ class Api:
 
         The API may be a part of the site: it notices that the middlewares have been passed.
         """
-        stack: ASGIApp = AdmissionMiddleware(site, self._gate)
+        stack: ASGIApp = AdmissionMiddleware(site, self._authenticator)
         stack = ProblemMiddleware(stack, self.app)
         if self.app.spans is not None:
             stack = TraceMiddleware(stack, self.app.spans)
-        return RequestMiddleware(stack, self._meter)
+        return RequestMiddleware(stack, self._request_metrics)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if REQUEST in scope:
@@ -147,13 +147,13 @@ class Api:
         """Returns the context of an operation with this name; raises Refusal if the caller lacks the scope."""
         return RequestContext(
             app=self.app,
-            caller=self._gate.authorize_operation(request, name, scope, group),
-            meter=self._meter,
+            caller=self._authenticator.authorize_operation(request, name, scope, group),
+            request_metrics=self._request_metrics,
             waiters=self._waiters_here(),
-            feeds=self._feeds,
-            waiting=self._waiting,
+            broadcasters=self._broadcasters,
+            wait_limiter=self._wait_limiter,
             unknown_tasks=self._unknown_tasks,
-            still=lambda: self._gate.still_good(request),
+            is_still_authorized=lambda: self._authenticator.is_still_authorized(request),
             redaction=self._redaction,
             request=request,
             path=path or {},
@@ -161,7 +161,7 @@ class Api:
         )
 
     async def _changed(self, call: RequestContext, operation: Operation) -> ApiResponse:
-        """The answer of an operation that may change something, which is recorded before and after."""
+        """Runs an operation that may change data; writes audit records before and after."""
         try:
             await self._read(call, operation)
         except Gone:
@@ -179,10 +179,10 @@ class Api:
         return answer
 
     def _warnings(self) -> list[str]:
-        return [*self._gate.list_warnings(), *self._audit.list_warnings()]
+        return [*self._authenticator.list_warnings(), *self._audit.list_warnings()]
 
     async def _read(self, call: RequestContext, operation: Operation) -> None:
-        """Read the request but for its path."""
+        """Parses the query and the body of the request."""
         call.query = read_query(call.request.query, operation.query)
         if operation.body is not None:
             call.body = await self._body(call.request, operation, operation.body)
@@ -192,8 +192,8 @@ class Api:
         limit = settings.payload_limit * (_BATCH if operation.batch else BODY_PAYLOADS)
         if operation.results:
             limit = max(limit, settings.result_limit * BODY_PAYLOADS)
-        patience = settings.body_timeout.total_seconds()
-        given = await read_document(request, limit, patience, optional=operation.body_optional)
+        timeout = settings.body_timeout.total_seconds()
+        given = await read_document(request, limit, timeout, optional=operation.body_optional)
         return given if operation.raw else form.read(given)
 
     def _waiters_here(self) -> ClaimWaiters:
@@ -201,13 +201,13 @@ class Api:
         loop = asyncio.get_running_loop()
         waiters = self._claim_waiters.get(loop)
         if waiters is None:
-            waiters = self._claim_waiters[loop] = ClaimWaiters(self._fleet)
+            waiters = self._claim_waiters[loop] = ClaimWaiters(self._remote_workers)
         return waiters
 
 
 @asynccontextmanager
 async def hold_open(app: Holdfast) -> AsyncIterator[None]:
-    """Keeps the store open. If it is away, requests are answered 503 until the first that finds it opens it."""
+    """Keeps the store open. If it is away at first, requests get 503 until one of them can open it."""
     try:
         await app.__aenter__()
         leave: Callable[[], Awaitable[None]] = app.__aexit__
@@ -220,8 +220,8 @@ async def hold_open(app: Holdfast) -> AsyncIterator[None]:
 
 
 # ── middlewares ───────────────────────────────────────────────────────────────────────────────────────────────────────
-_TROUBLE_INTERVAL = 5.0  # seconds in which the same trouble with the store is logged once,
-_MAX_TROUBLES = 10  # and so many different ones
+_TROUBLE_INTERVAL = 5.0  # seconds in which the same store error is logged once
+_MAX_TROUBLES = 10  # different store errors logged in that time
 _MAX_HEADERS = 32 * 1024  # bytes of all headers
 _MAX_PATH = 8 * 1024
 
@@ -229,29 +229,29 @@ _MAX_PATH = 8 * 1024
 class RequestMiddleware:
     """Reads the request's head, puts it into the scope, and measures the answer."""
 
-    def __init__(self, app: ASGIApp, meter: RequestMetrics) -> None:
+    def __init__(self, app: ASGIApp, request_metrics: RequestMetrics) -> None:
         self._app = app
-        self._meter = meter
+        self._request_metrics = request_metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         request = ApiRequest(scope, receive)
-        meter, started = self._meter, self._meter.request_started()
+        request_metrics, started = self._request_metrics, self._request_metrics.request_started()
 
         async def send_measured(message: Message) -> None:
             if message["type"] == "http.response.start":
-                meter.request_answered(request, started, message["status"])
+                request_metrics.request_answered(request, started, message["status"])
             await send(message)
 
         try:
             await self._app({**scope, REQUEST: request}, receive, send_measured)
         except Gone:
-            meter.request_answered(request, started)
+            request_metrics.request_answered(request, started)
         finally:
-            meter.request_ended()
-            for each in request.over:
+            request_metrics.request_ended()
+            for each in request.at_end:
                 each()
 
 
@@ -335,9 +335,9 @@ class ProblemMiddleware:
 class AdmissionMiddleware:
     """Refuses requests that are too large, call another host or come too often; answers preflights of browsers."""
 
-    def __init__(self, app: ASGIApp, gate: Authenticator) -> None:
+    def __init__(self, app: ASGIApp, authenticator: Authenticator) -> None:
         self._app = app
-        self._gate = gate
+        self._authenticator = authenticator
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -345,7 +345,7 @@ class AdmissionMiddleware:
             return
         request: ApiRequest = scope[REQUEST]
         _check_size(scope, request)
-        preflight = self._gate.authenticate_request(scope, request)
+        preflight = self._authenticator.admit_request(scope, request)
         if preflight is not None:
             await send_answer(send, request, preflight)
             return
@@ -361,20 +361,20 @@ def _check_size(scope: Scope, request: ApiRequest) -> None:
 
 # ── the deadline of the store ─────────────────────────────────────────────────────────────────────────────────────────
 class WithDeadline(Holdfast):
-    """A view of an application, with a store of its own whose calls take at most ``patience`` seconds.
+    """A view of an application, with a store of its own whose calls take at most ``call_deadline`` seconds.
 
     Everything else is the application's: settings, tasks, events, clocks, and methods that its class overrides.
     Closing the application closes this store.
     """
 
-    def __new__(cls, app: Holdfast, patience: float) -> WithDeadline:
+    def __new__(cls, app: Holdfast, call_deadline: float) -> WithDeadline:
         """Derives from the class of the application too, so that methods which that class overrides are called."""
         own = type(app)
         return super().__new__(cls if issubclass(cls, own) else type(cls.__name__, (cls, own), {}))
 
-    def __init__(self, app: Holdfast, patience: float) -> None:
+    def __init__(self, app: Holdfast, call_deadline: float) -> None:
         self._app = app
-        self.patience = patience
+        self.patience = call_deadline
         self.views = weakref.WeakSet()
         self._store = None
         self._making = threading.Lock()
@@ -384,15 +384,15 @@ class WithDeadline(Holdfast):
         app.views.add(self)
 
     def __getattr__(self, name: str) -> Any:
-        """Attributes of the application that this view does not set itself."""
+        """Returns an attribute of the application that this view does not set."""
         return getattr(self._app, name)
 
     @property
     def _submitter(self) -> Submitter:  # type: ignore[override]
-        """Its own, unless tests have replaced the application's."""
+        """The submitter of this view, unless a test has replaced the application's."""
         shared = self._app._submitter
         return self._own_submitter if type(shared) is Submitter else shared
 
     def new_store(self, patience: float | None = None) -> Store:
-        """Another, unopened, store on the same jobs, with this deadline."""
+        """Returns a new, unopened store on the same jobs, with this deadline."""
         return self._app.new_store(self.patience if patience is None else patience)

@@ -18,13 +18,13 @@ from holdfast.web.rate_limit import Proxies, Rate, address_network, host_of, is_
 from holdfast.web.routing import METRICS
 
 _HSTS: Header = (b"strict-transport-security", b"max-age=31536000")
-_LIVE = "/health/live"  # a liveness probe is answered however many others ask: else the process would be ended
+_LIVE = "/health/live"  # exempt from the address rate: a failed liveness probe restarts the process
 
 
 class Authenticator:
-    """Made once for an application; ConfigError where the file of keys cannot be used.
+    """Checks requests of one application. Raises ConfigError if the file of keys cannot be used.
 
-    ``checks_hosts``: whether the name by which it is called matters where no keys are asked for.
+    ``checks_hosts``: without keys, accept only known names in the Host header.
     """
 
     def __init__(self, app: Holdfast, *, checks_hosts: bool) -> None:
@@ -50,8 +50,8 @@ class Authenticator:
             return []
         return ["the file of keys cannot be used as it is; the last good keys are in force"]
 
-    def authenticate_request(self, scope: Mapping[str, Any], request: ApiRequest) -> ApiResponse | None:
-        """Let a request in, before its operation is known; returns an answer that needs no operation."""
+    def admit_request(self, scope: Mapping[str, Any], request: ApiRequest) -> ApiResponse | None:
+        """Checks host, address rate and CORS of a request, not its key. Returns the answer of a preflight."""
         request.client = self._proxies.client_of(request.client, scope["headers"])
         request.added += self._origins.response_headers(request)
         if scope.get("scheme") == "https":
@@ -78,34 +78,34 @@ class Authenticator:
         self._origins.check_origin(request)
         if self._keyring is None or scope is None or (self._metrics_open and group == METRICS):
             return Principal(address=request.client)
-        shown = _shown_key(request)
-        found = self._keyring.find(shown)
+        presented = _presented_key(request)
+        found = self._keyring.find(presented)
         if found is None:
-            raise self._unauthorized(request, self._keyring.check_token(shown))
+            raise self._unauthorized(request, self._keyring.check_token(presented))
         key_id, key = found
         self._usage.record_use(key_id)
         if self._by_key is not None:
             _take(self._by_key, key_id, request)
         caller = Principal(key=key_id, scopes=frozenset(key.scopes), queues=key.queues, address=request.client)
         if not caller.has_scope(scope):
-            self._tell(request, key_id, f"{name} needs the scope {scope}")
+            self._emit_refused(request, key_id, f"{name} needs the scope {scope}")
             header = (b"www-authenticate", f'Bearer error="insufficient_scope", scope="{scope}"'.encode())
             detail = f"this key lacks the scope {scope}"
             raise Refusal(403, "forbidden", detail, f"use a key with scope {scope}", header)
         return caller
 
-    def still_good(self, request: ApiRequest) -> bool:
-        """Returns True if an admitted caller would still be admitted: its key was not revoked, and has not run out."""
-        return self._keyring is None or self._keyring.find(_shown_key(request)) is not None
+    def is_still_authorized(self, request: ApiRequest) -> bool:
+        """Returns True if the caller's key is still valid: neither revoked nor expired since its request began."""
+        return self._keyring is None or self._keyring.find(_presented_key(request)) is not None
 
     def _unauthorized(self, request: ApiRequest, judged: KeyCheck) -> Refusal:
         taken = self._refused.take(address_network(request.client))
         if not taken.allowed:
             return self._refused.rate_refusal(taken, "these are more refused keys than one address may show")
-        self._tell(request, judged.key_id or "anonymous", judged.problem or "the key became good just now")
+        self._emit_refused(request, judged.key_id or "anonymous", judged.problem or "the key became valid just now")
         return unauthorized_refusal()
 
-    def _tell(self, request: ApiRequest, who: str, problem: str) -> None:
+    def _emit_refused(self, request: ApiRequest, who: str, problem: str) -> None:
         self._events.emit(KeyRefused(who=who, address=request.client, request_id=request.id, problem=problem))
 
 
@@ -120,8 +120,8 @@ def _take(rate: Rate, name: str, request: ApiRequest) -> None:
         raise rate.rate_refusal(taken)
 
 
-def _shown_key(request: ApiRequest) -> str:
-    """The key that the request shows; "" where it shows none, or more than one."""
+def _presented_key(request: ApiRequest) -> str:
+    """Returns the key that the request presents; "" if it presents none or several."""
     header, own = request.headers.get(b"authorization"), request.headers.get(b"x-api-key")
     if {b"authorization", b"x-api-key"} & request.repeated or (header is not None and own is not None):
         return ""
@@ -138,7 +138,7 @@ _VARY: Header = (b"vary", b"origin")
 
 
 class Origins:
-    """The sites whose pages may call the API; none unless they are named."""
+    """CORS: origins whose pages may call the API; none by default."""
 
     def __init__(self, allowed: Sequence[str]) -> None:
         self._allowed = frozenset(each.encode() for each in allowed)
@@ -153,7 +153,7 @@ class Origins:
         return (_VARY, (b"access-control-allow-origin", origin), (b"access-control-expose-headers", _EXPOSED))
 
     def preflight(self, request: ApiRequest) -> ApiResponse | None:
-        """The answer to a browser that asks whether a page may ask; None: this is another question."""
+        """Returns the answer of a CORS preflight; None for other requests."""
         if request.method != "OPTIONS" or b"access-control-request-method" not in request.headers:
             return None
         if request.headers.get(b"origin") not in self._allowed:
@@ -166,12 +166,12 @@ class Origins:
         return ApiResponse(204, headers=allow)
 
     def check_origin(self, request: ApiRequest) -> None:
-        """A browser says which site's page makes it ask: of another site none may change anything."""
+        """Refuses a request of another site's page that may change data, by the headers that browsers send."""
         origin = request.headers.get(b"origin")
         if request.method in _SAFE_METHODS or origin in self._allowed:
             return
         site = request.headers.get(b"sec-fetch-site")
-        if site is None:  # an older browser, or none at all, which names no origin either
+        if site is None:  # an older browser, or a program, which sends no Origin
             same = origin is None or origin.partition(b"://")[2] == request.headers.get(b"host")
         else:
             same = site in (b"none", b"same-origin")

@@ -1,4 +1,4 @@
-"""Cancelling, replaying and deleting: one job, or all that ids or a filter name."""
+"""Cancel, replay and delete: one job, or all jobs selected by ids or a filter."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from holdfast.web.routing import Handler, Operation, RequestContext, ResponseSpe
 from holdfast.web.submissions import check_task
 
 MOST = 1000
-"""Jobs one call changes."""
-_COUNTED = 1_000_000  # jobs that a dry run counts
+"""Jobs that one call changes."""
+_MAX_COUNTED = 1_000_000  # jobs that a dry run counts
 _KEYS_AT_ONCE = 10  # keys whose jobs are read together: each may have a large payload
-_LATEST = int(LONGEST.total_seconds())
+_MAX_DELAY = int(LONGEST.total_seconds())
 
 
 class BulkAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +63,7 @@ class BulkAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _one_or_many(field: Field) -> Field:
-    """The same field of a body, which may name one value or several."""
+    """Returns the field for a body, which may hold one value or several."""
     if not field.many:
         return field
     one, several = field.value, array_value(field.value, 100)
@@ -91,7 +91,7 @@ def _check_rate(value: Any, field: str) -> str:
 
 
 def _filter(value: Any, field: str) -> dict[str, Any]:
-    """The jobs that match. An empty selection is refused: every job is ``all``."""
+    """Parses a filter. Refuses an empty one: ``all`` selects every job."""
     read: dict[str, Any] = FILTER.value.check(value, field)
     if not read:
         raise Invalid(field, RawText("an empty object"), "name a field in it, or say all: true in its place")
@@ -110,8 +110,8 @@ RATE = Field(
 AFTER = Field(
     "after",
     ValueType(
-        {"type": "number", "minimum": 0, "maximum": _LATEST, "default": 0},
-        lambda value, field: seconds_value(_LATEST).check(value, field).total_seconds(),
+        {"type": "number", "minimum": 0, "maximum": _MAX_DELAY, "default": 0},
+        lambda value, field: seconds_value(_MAX_DELAY).check(value, field).total_seconds(),
     ),
     "Seconds until the first is ready: where a call goes on at a `rate`, what `seconds` of the one before said.",
     example=0,
@@ -128,21 +128,21 @@ _SELECTION = (
     DRY_RUN,
     LIMIT,
 )
-_WAYS = ("ids", "filter", "all")
-_NOT_ONE = (*at_most_one(*_WAYS), none_of(*_WAYS))
+_SELECTORS = ("ids", "filter", "all")
+_NOT_EXACTLY_ONE = (*at_most_one(*_SELECTORS), none_of(*_SELECTORS))
 SELECTION = Form(
     name="JobSelection",
     doc="Which jobs: give `ids`, `filter` or `all`.",
     fields=_SELECTION,
     inner=(FILTER,),
-    refused=_NOT_ONE,
+    refused=_NOT_EXACTLY_ONE,
 )
 REPLAY = Form(
     name="ReplayRequest",
     doc="Which jobs: give `ids`, `filter` or `all`.",
     fields=(*_SELECTION, _FORCE, RATE, AFTER),
     inner=(FILTER,),
-    refused=_NOT_ONE,
+    refused=_NOT_EXACTLY_ONE,
 )
 REPLAY_ONE = Form(name="ReplayJobRequest", doc="How to replay a job.", fields=(_FORCE, EDITED_PAYLOAD))
 NOTHING = Form(name="EmptyBody", doc="Nothing more is to be said.", fields=())
@@ -150,7 +150,7 @@ NOTHING = Form(name="EmptyBody", doc="Nothing more is to be said.", fields=())
 
 # ── one job ───────────────────────────────────────────────────────────────────────────────────────────────────────
 async def cancel_one(call: RequestContext) -> ApiResponse:
-    """Cancel a job that waits, or ask one that runs to stop."""
+    """Cancels a waiting job, or asks a running one to stop."""
     job = await find_job(call, call.path["job_id"])
     await call.app.cancel_one(job.id)
     call.changed.append(job.id)
@@ -164,7 +164,7 @@ async def replay_one(call: RequestContext) -> ApiResponse:
 
 
 async def replay_job(call: RequestContext, job: Job) -> ApiResponse:
-    """Queue this job again as the body says; the answer."""
+    """Replays a job with the options of the body; returns the answer."""
     force, payload = call.body.get("force", False), call.body.get("payload")
     if payload is not None:
         check_task(call, job.task)
@@ -199,35 +199,37 @@ def _on_many(change: BulkOperation | None) -> Handler:
 async def run_bulk(
     call: RequestContext, change: BulkOperation, provided: Mapping[str, Any], states: Sequence[JobState] = ()
 ) -> BulkAnswer:
-    """Do it, or count; ``states``: where the filter names none."""
+    """Changes the selected jobs, or counts them. ``states``: used if the filter names none."""
     ids = provided.get("ids")
-    ways = [name for name in _WAYS if name in provided]
-    if len(ways) != 1:
-        given = RawText(" and ".join(ways) or "nothing")
+    selectors = [name for name in _SELECTORS if name in provided]
+    if len(selectors) != 1:
+        given = RawText(" and ".join(selectors) or "nothing")
         raise Invalid("ids", given, "give exactly one of ids, filter and all", "does not say which jobs")
     limit, dry_run = provided.get("limit", MOST), provided.get("dry_run", False)
     turns = PacedCalls(change, timedelta(seconds=provided.get("after", 0)))
     if ids is not None:
-        return await _named(call, change, turns, ids, dry_run=dry_run)
-    wheres = by_state(await parse_filter(call, provided.get("filter") or {}, tuple(states)), change.legal)
-    return await (_counted(call.app, turns, wheres) if dry_run else _matched(call, change, turns, wheres, limit))
+        return await _change_named(call, change, turns, ids, dry_run=dry_run)
+    filters = by_state(await parse_filter(call, provided.get("filter") or {}, tuple(states)), change.legal)
+    if dry_run:
+        return await _count_matching(call.app, turns, filters)
+    return await _change_matching(call, change, turns, filters, limit)
 
 
-async def _named(
+async def _change_named(
     call: RequestContext, change: BulkOperation, turns: PacedCalls, references: Sequence[str], *, dry_run: bool
 ) -> BulkAnswer:
-    own, others = await _own(call, references)
+    own, others = await _find_jobs(call, references)
     if dry_run:
-        return _would(sum(job.state in change.legal for job in own), turns, len(own))
+        return _dry_run_answer(sum(job.state in change.legal for job in own), turns, len(own))
     operated = await getattr(call.app, change.name)([job.id for job in own], limit=MOST, **turns.batch_options())
     call.changed += [job_id for job_id, _ in operated.changed]
-    turns.pace_batch(len(own))  # those that were refused had a turn, too
-    return _done(operated.changed, [*operated.refused, *others], turns, more=False)
+    turns.pace_batch(len(own))  # refused jobs count too
+    return _answer(operated.changed, [*operated.refused, *others], turns, more=False)
 
 
-async def _own(call: RequestContext, references: Sequence[str]) -> tuple[list[Job], list[tuple[str, None]]]:
-    """Outlines of the jobs that are meant, each once, and what stands for none of the caller's queues: a thousand whole
-    jobs might be more than there is memory for."""
+async def _find_jobs(call: RequestContext, references: Sequence[str]) -> tuple[list[Job], list[tuple[str, None]]]:
+    """Returns the jobs that the references name, in queues of the caller, and the references to no such job. Reads no
+    payloads: a thousand may exceed the memory."""
     ids = await _ids(call, references)
     jobs = await (await call.app.open_store()).query.summaries(list(dict.fromkeys(filter(None, ids.values()))))
     own = {job.id: job for job in jobs if job is not None and call.caller.allows_queue(job.queue)}
@@ -235,7 +237,7 @@ async def _own(call: RequestContext, references: Sequence[str]) -> tuple[list[Jo
 
 
 async def _ids(call: RequestContext, references: Sequence[str]) -> dict[str, str | None]:
-    """The id that each of these means, also where no job has it; None for a key that stands for no job."""
+    """Returns the id of each reference, even if no job has it; None for a key that no job has."""
     ids: dict[str, str | None] = {}
     for each in references:
         if each.startswith("key:"):
@@ -253,74 +255,75 @@ async def _ids(call: RequestContext, references: Sequence[str]) -> dict[str, str
     return ids
 
 
-async def _counted(app: Holdfast, turns: PacedCalls, wheres: Sequence[JobFilter]) -> BulkAnswer:
-    """Refused where the change itself would be, and only there: a number too large to be counted is ``more``."""
+async def _count_matching(app: Holdfast, turns: PacedCalls, filters: Sequence[JobFilter]) -> BulkAnswer:
+    """Counts matching jobs. Raises TooBroad or Busy only if the change would; a slow count sets ``more``."""
     store, number, more = await app.open_store(), 0, False
-    for where in _together(wheres):
+    for job_filter in _merge_filters(filters):
         try:
-            found = await store.query.count(where, most=MOST, seconds=CHOOSE)
+            found = await store.query.count(job_filter, most=MOST, seconds=CHOOSE)
         except (TooBroad, Busy):
             if not number:
                 raise
             found, more = 0, True
         if found == MOST:
             try:
-                found = await store.query.count(where, most=_COUNTED + 1, seconds=CHOOSE)
+                found = await store.query.count(job_filter, most=_MAX_COUNTED + 1, seconds=CHOOSE)
             except (TooBroad, Busy):
                 more = True
         number += found
-    counted = min(number, _COUNTED)
-    return _would(counted, turns, counted, more=more or number > _COUNTED)
+    counted = min(number, _MAX_COUNTED)
+    return _dry_run_answer(counted, turns, counted, more=more or number > _MAX_COUNTED)
 
 
-def _together(wheres: Sequence[JobFilter]) -> list[JobFilter]:
-    """The same in as few looks as there can be: dead and cancelled jobs, which have an index, and the rest."""
-    states = [state for where in wheres for state in where.states]
+def _merge_filters(filters: Sequence[JobFilter]) -> list[JobFilter]:
+    """Merges filters by index: dead and cancelled jobs have one, other states another."""
+    states = [state for job_filter in filters for state in job_filter.states]
     groups = [tuple(state for state in states if (state in UNSUCCESSFUL) is few) for few in (True, False)]
-    return [msgspec.structs.replace(wheres[0], states=group) for group in groups if group]
+    return [msgspec.structs.replace(filters[0], states=group) for group in groups if group]
 
 
-def _would(number: int, turns: PacedCalls, passed: int, *, more: bool = False) -> BulkAnswer:
+def _dry_run_answer(number: int, turns: PacedCalls, passed: int, *, more: bool = False) -> BulkAnswer:
     turns.pace_batch(passed)
     return BulkAnswer(
         dry_run=True, count=number, changed=[], refused=[], more=more, seconds=turns.after.total_seconds()
     )
 
 
-async def _matched(
-    call: RequestContext, change: BulkOperation, turns: PacedCalls, wheres: Sequence[JobFilter], limit: int
+async def _change_matching(
+    call: RequestContext, change: BulkOperation, turns: PacedCalls, filters: Sequence[JobFilter], limit: int
 ) -> BulkAnswer:
-    """Change at most ``limit`` matching jobs, one state after the other."""
+    """Changes at most ``limit`` matching jobs, one state after the other."""
     changed: list[tuple[str, JobState]] = []
-    for place, where in enumerate(wheres):
+    for position, job_filter in enumerate(filters):
         try:
-            operated = await getattr(call.app, change.name)(where, limit=limit - len(changed), **turns.batch_options())
+            left = limit - len(changed)
+            operated = await getattr(call.app, change.name)(job_filter, limit=left, **turns.batch_options())
         except (TooBroad, Busy):
             if not changed:
                 raise
-            return _done(changed, [], turns, more=True)
+            return _answer(changed, [], turns, more=True)
         changed += operated.changed
         call.changed += [job_id for job_id, _ in operated.changed]
         turns.pace_batch(len(operated.changed))
         if operated.more or len(changed) >= limit:
-            more = operated.more or await _is_any_left(call.app, wheres[place + 1 :])
-            return _done(changed, [], turns, more=more)
-    return _done(changed, [], turns, more=False)
+            more = operated.more or await _is_any_left(call.app, filters[position + 1 :])
+            return _answer(changed, [], turns, more=more)
+    return _answer(changed, [], turns, more=False)
 
 
-async def _is_any_left(app: Holdfast, wheres: Sequence[JobFilter]) -> bool:
-    """Returns True if more matches; also where that takes too long to find out: the next call finds it out."""
+async def _is_any_left(app: Holdfast, filters: Sequence[JobFilter]) -> bool:
+    """Returns True if more jobs match, or if the count takes too long: the next call finds out."""
     store = await app.open_store()
     try:
-        for where in wheres:
-            if await store.query.count(where, most=1):
+        for job_filter in filters:
+            if await store.query.count(job_filter, most=1):
                 return True
     except (TooBroad, Busy):
         return True
     return False
 
 
-def _done(
+def _answer(
     changed: Sequence[tuple[str, JobState]],
     refused: Sequence[tuple[str, JobState | None]],
     turns: PacedCalls,
@@ -345,7 +348,7 @@ def _example(state: str) -> dict[str, Any]:
 def job_operation(
     name: str, handler: Handler, summary: str, body: Form, *, path: str = "", example: Any = JOB
 ) -> Operation:
-    """An operation on one job, which answers with the job."""
+    """Returns an operation on one job, which answers with the job."""
     return Operation(
         name=name,
         method="POST",

@@ -1,4 +1,4 @@
-"""Claiming over HTTP: a worker in any language takes jobs, at once or as soon as there are some."""
+"""Claims over HTTP: a worker in any language claims jobs, with long polling."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from holdfast.web.fields import NAME_PATTERN, TASK_VALUE, Field, Form, ValueType
 from holdfast.web.jobs import WAIT_MOST, wait_disconnected
 from holdfast.web.keys import unauthorized_refusal
 from holdfast.web.lease_tokens import (
-    ABOUT,
     EVERY,
     LEASE,
     SAMPLE,
+    STATUS_FIELDS,
     WORKER,
-    About,
     Token,
-    own_wants,
+    WorkerStatus,
+    allowed_capacity,
     parse_worker,
     queue_or_star,
     token_of,
@@ -36,12 +36,12 @@ from holdfast.web.long_poll import ClaimResult, RemoteClaimRequest, WaitingClaim
 from holdfast.web.messages import ApiResponse, json_response
 from holdfast.web.routing import Operation, RequestContext, ResponseSpec
 
-LIMIT_MOST = 500
+MAX_CLAIM = 500
 """Jobs one claim takes."""
-_TASKS_MOST = 1000
-_QUEUES_MOST = 100
+_MAX_TASKS = 1000
+_MAX_QUEUES = 100
 
-OrderWord = Annotated[
+CommandName = Annotated[
     WorkerCommand,
     Meta(
         description="What an operator asks of the worker. `drain`: go on until a claim brings nothing, then leave. "
@@ -81,7 +81,7 @@ class ClaimAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     jobs: list[ClaimedJob]
     lease: Annotated[float, Meta(description="Seconds for which the jobs are the worker's: extend at a third of it.")]
-    order: OrderWord
+    order: CommandName
     quarantined: Annotated[
         bool, Meta(description="A job waits that is to run alone: finish what you have, and claim with `running` 0.")
     ]
@@ -89,15 +89,15 @@ class ClaimAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 # ── the body ──────────────────────────────────────────────────────────────────────────────────────────────────────
 _QUEUE = ValueType({"type": "string", "pattern": rf"{NAME_PATTERN[:-1]}$|^\*$"}, queue_or_star)
-_NAMES = array_value(_QUEUE, _QUEUES_MOST)
-_SLOTS = integer_value(0, LIMIT_MOST)
+_NAMES = array_value(_QUEUE, _MAX_QUEUES)
+_SLOTS = integer_value(0, MAX_CLAIM)
 
 
 def _queues(value: Any, field: str) -> dict[str, int | None]:
-    """Queues with their free slots, or without: then the claim's limit is theirs too."""
+    """Parses queues with their free slots; without slots, the limit of the claim applies."""
     if isinstance(value, dict):
-        if not 1 <= len(value) <= _QUEUES_MOST:
-            raise Invalid(field, RawText(f"an object of {len(value):,}"), f"name 1 to {_QUEUES_MOST} queues")
+        if not 1 <= len(value) <= _MAX_QUEUES:
+            raise Invalid(field, RawText(f"an object of {len(value):,}"), f"name 1 to {_MAX_QUEUES} queues")
         return {queue_or_star(name, field): _SLOTS.check(slots, f"{field}.{name}") for name, slots in value.items()}
     return dict.fromkeys(_NAMES.check(value, field))
 
@@ -116,7 +116,7 @@ CLAIM = Form(
                         {
                             "type": "object",
                             "minProperties": 1,
-                            "maxProperties": _QUEUES_MOST,
+                            "maxProperties": _MAX_QUEUES,
                             "propertyNames": _QUEUE.schema,
                             "additionalProperties": _SLOTS.schema,
                         },
@@ -129,13 +129,13 @@ CLAIM = Form(
         ),
         Field(
             "limit",
-            integer_value(1, LIMIT_MOST),
+            integer_value(1, MAX_CLAIM),
             "Jobs at most; where nothing is said the slots of its queues, else 1.",
             example=5,
         ),
         Field(
             "tasks",
-            array_value(TASK_VALUE, _TASKS_MOST),
+            array_value(TASK_VALUE, _MAX_TASKS),
             "The tasks it has handlers for. A job of another is given back for a worker that has one, "
             "as the settings `unknown_task` and `defer_for` say. All tasks where nothing is said.",
             example=["email.send"],
@@ -147,12 +147,12 @@ CLAIM = Form(
             example=30,
         ),
         LEASE,
-        *ABOUT,
+        *STATUS_FIELDS,
     ),
 )
 
 
-def _ask(call: RequestContext, capacity: dict[str, int], limit: int, given: About) -> RemoteClaimRequest:
+def _request(call: RequestContext, capacity: dict[str, int], limit: int, status: WorkerStatus) -> RemoteClaimRequest:
     tasks = call.body.get("tasks")
     return RemoteClaimRequest(
         worker=worker_of(call),
@@ -160,7 +160,7 @@ def _ask(call: RequestContext, capacity: dict[str, int], limit: int, given: Abou
         limit=limit,
         lease_for=lease_for(call),
         tasks=None if tasks is None else frozenset(tasks),
-        idle=given.running == 0,
+        idle=status.running == 0,
     )
 
 
@@ -171,14 +171,14 @@ def lease_for(call: RequestContext) -> timedelta:
 
 
 def _shown_queues(call: RequestContext, names: Iterable[str]) -> str:
-    """The queues of a worker for lists of workers: a star stands for its key's."""
+    """Returns the queues of a worker for lists of workers: a star means the queues of its key."""
     shown = {each for name in names for each in (call.caller.queues if name == EVERY else [name])}
     return ",".join(sorted(shown))
 
 
-def pulse_of(call: RequestContext, given: About, queues: str | None = None) -> WorkerHeartbeat:
+def heartbeat_of(call: RequestContext, given: WorkerStatus, queues: str | None = None) -> WorkerHeartbeat:
     """Returns the stored state of a worker; missing fields come from this process."""
-    known = call.fleet.get_worker(worker_of(call))
+    known = call.remote_workers.get_worker(worker_of(call))
     known.queues = queues or known.queues or ",".join(call.caller.queues)
     return WorkerHeartbeat(
         worker=worker_of(call),
@@ -197,105 +197,109 @@ async def claim(call: RequestContext) -> ApiResponse:
     """Long-polls for jobs. Releases them if the client has disconnected."""
     given = parse_worker(call)
     slots = call.body.get("queues") or {EVERY: None}
-    limit = call.body.get("limit") or min(LIMIT_MOST, sum(each or 0 for each in slots.values())) or 1
+    limit = call.body.get("limit") or min(MAX_CLAIM, sum(each or 0 for each in slots.values())) or 1
     capacity = {name: limit if each is None else each for name, each in slots.items()}
-    ask = _ask(call, await own_wants(call, capacity), limit, given)
-    heartbeat = pulse_of(call, given, _shown_queues(call, slots))
-    await call.fleet.sweep()
-    command = await _heard(call, heartbeat, ask.lease_for)
+    request = _request(call, await allowed_capacity(call, capacity), limit, given)
+    heartbeat = heartbeat_of(call, given, _shown_queues(call, slots))
+    await call.remote_workers.sweep()
+    command = await _read_command(call, heartbeat, request.lease_for)
     if command is WorkerCommand.STOP or not any(capacity.values()):
-        return _answer(call, ask, ClaimResult([]), command)
-    visit = _Visit(call, capacity, ask, heartbeat, command)
-    taken = await visit.claim_jobs(min(call.body.get("wait", 0), call.app.settings.claim_wait.total_seconds()))
-    return _answer(call, ask, taken, visit.command)
+        return _answer(call, request, ClaimResult([]), command)
+    long_poll = _LongPollClaim(call, capacity, request, heartbeat, command)
+    taken = await long_poll.claim_jobs(min(call.body.get("wait", 0), call.app.settings.claim_wait.total_seconds()))
+    return _answer(call, request, taken, long_poll.command)
 
 
-async def _heard(call: RequestContext, heartbeat: WorkerHeartbeat, lease_for: timedelta) -> WorkerCommand:
-    """The worker's command. A worker that has beaten a moment ago is registered, and need not be again."""
-    known, often = call.fleet.get_worker(heartbeat.worker), min(call.app.settings.beat, lease_for / 3).total_seconds()
-    if known.beaten_at is not None and call.app.clock.monotonic() - known.beaten_at < often:
+async def _read_command(call: RequestContext, heartbeat: WorkerHeartbeat, lease_for: timedelta) -> WorkerCommand:
+    """Returns the command for the worker; registers the worker unless its last heartbeat is recent."""
+    known = call.remote_workers.get_worker(heartbeat.worker)
+    interval = min(call.app.settings.beat, lease_for / 3).total_seconds()
+    if known.heartbeat_at is not None and call.app.clock.monotonic() - known.heartbeat_at < interval:
         return known.command
-    return (await call.fleet.heartbeat(heartbeat, [], lease_for)).command
+    return (await call.remote_workers.heartbeat(heartbeat, [], lease_for)).order
 
 
-class _Visit:
-    """A claim, until it has jobs, has waited enough, is asked to stop, or its client has gone."""
+class _LongPollClaim:
+    """A claim that waits for jobs, until its timeout, a stop command or the client's disconnect."""
 
     def __init__(
         self,
         call: RequestContext,
         capacity: dict[str, int],
-        ask: RemoteClaimRequest,
+        request: RemoteClaimRequest,
         heartbeat: WorkerHeartbeat,
         command: WorkerCommand,
     ) -> None:
         self._call = call
-        self._wants = capacity  # as said; a limited key's star stands for more queues once there are more
-        self._ask = ask
-        self._pulse = heartbeat
+        self._capacity = capacity  # as requested: the star of a limited key may include new queues later
+        self._request = request
+        self._heartbeat = heartbeat
         self._waiters = call.waiters
         self.command = command
         self._gone = asyncio.ensure_future(wait_disconnected(call.request))
 
     async def claim_jobs(self, wait: float) -> ClaimResult:
-        """Claims jobs; if the request is cancelled or its client leaves, they are given back."""
-        visiting = asyncio.create_task(self._visit(wait), name="holdfast-claim")
+        """Claims jobs; releases them if the request is cancelled or its client disconnects."""
+        claiming = asyncio.create_task(self._claim_or_wait(wait), name="holdfast-claim")
         try:
-            taken = await asyncio.shield(visiting)
+            taken = await asyncio.shield(claiming)
         except asyncio.CancelledError:
-            visiting.add_done_callback(self._give_back_later)
+            claiming.add_done_callback(self._release_later)
             raise
         finally:
             self._gone.cancel()
         if taken.jobs and self._gone.done() and not self._gone.cancelled():
-            await self._call.fleet.nack(self._ask.worker, taken.jobs)
+            await self._call.remote_workers.nack(self._request.worker, taken.jobs)
             return ClaimResult([])
-        if wait > 0 and not self._call.still():
-            await self._call.fleet.nack(self._ask.worker, taken.jobs)
+        if wait > 0 and not self._call.is_still_authorized():
+            await self._call.remote_workers.nack(self._request.worker, taken.jobs)
             raise unauthorized_refusal()
         return taken
 
-    def _give_back_later(self, visiting: asyncio.Task[ClaimResult]) -> None:
-        if not visiting.cancelled() and visiting.exception() is None and visiting.result().jobs:
-            self._call.fleet.run_in_background(self._call.fleet.nack(self._ask.worker, visiting.result().jobs))
+    def _release_later(self, claiming: asyncio.Task[ClaimResult]) -> None:
+        if not claiming.cancelled() and claiming.exception() is None and claiming.result().jobs:
+            workers = self._call.remote_workers
+            workers.run_in_background(workers.nack(self._request.worker, claiming.result().jobs))
 
-    async def _visit(self, wait: float) -> ClaimResult:
-        taken = await self._waiters.take(self._ask)
+    async def _claim_or_wait(self, wait: float) -> ClaimResult:
+        taken = await self._waiters.take(self._request)
         if taken.jobs or wait <= 0:
             return taken
-        if self.command is not WorkerCommand.NONE:  # who is to leave has to hear of it, however many wait
-            return await self._in_turn(wait)
-        with self._call.waiting.limit_wait(self._call.caller):
-            return await self._in_turn(wait)
+        if self.command is not WorkerCommand.NONE:  # no limit: the worker must receive its command
+            return await self._wait_in_queue(wait)
+        with self._call.wait_limiter.limit_wait(self._call.caller):
+            return await self._wait_in_queue(wait)
 
-    async def _in_turn(self, wait: float) -> ClaimResult:
+    async def _wait_in_queue(self, wait: float) -> ClaimResult:
         """Waits for the claim's turn and returns its result."""
-        place = self._waiters.enqueue_claim(self._ask)
+        waiter = self._waiters.enqueue_claim(self._request)
         try:
-            await self._wait(place, wait)
+            await self._wait(waiter, wait)
         except HoldfastError:
-            taken = await self._waiters.cancel_claim(place)
+            taken = await self._waiters.cancel_claim(waiter)
             if not taken.jobs:  # else their claim would be lost
                 raise
             return taken
-        return await self._waiters.cancel_claim(place)
+        return await self._waiters.cancel_claim(waiter)
 
-    async def _wait(self, place: WaitingClaim, wait: float) -> None:
-        """Until there are jobs, or this claim ends without; meanwhile the worker stays listed."""
-        clock, spell = self._call.app.clock, self._call.app.settings.beat.total_seconds()
+    async def _wait(self, waiter: WaitingClaim, wait: float) -> None:
+        """Waits for jobs, at most ``wait`` seconds; sends heartbeats, so the worker stays listed."""
+        clock, interval = self._call.app.clock, self._call.app.settings.beat.total_seconds()
         deadline = clock.monotonic() + wait
         while self.command is not WorkerCommand.STOP and (left := deadline - clock.monotonic()) > 0:
-            await clock.run_bounded(self._notifications(place.taken, left), min(left, spell))
-            if place.taken.done() or self._gone.done() or not self._call.still():
+            await clock.run_bounded(self._wait_for_event(waiter.taken, left), min(left, interval))
+            if waiter.taken.done() or self._gone.done() or not self._call.is_still_authorized():
                 return
-            capacity = await own_wants(self._call, self._wants)
-            self._waiters.renew(place, msgspec.structs.replace(self._ask, capacity=capacity))
-            self.command = (await self._call.fleet.heartbeat(self._pulse, [], self._ask.lease_for)).command
+            capacity = await allowed_capacity(self._call, self._capacity)
+            self._waiters.renew(waiter, msgspec.structs.replace(self._request, capacity=capacity))
+            reply = await self._call.remote_workers.heartbeat(self._heartbeat, [], self._request.lease_for)
+            self.command = reply.order
 
-    async def _notifications(self, taken: asyncio.Future[ClaimResult], seconds: float) -> None:
-        """Until there are jobs, the client has gone, or there is news for this very worker."""
+    async def _wait_for_event(self, taken: asyncio.Future[ClaimResult], seconds: float) -> None:
+        """Waits for jobs, a disconnect, or a notification for this worker."""
         store = await self._call.app.open_store()
-        notifications = asyncio.ensure_future(store.queueing.wait([f"worker:{self._ask.worker}"], timeout=seconds + 1))
+        topics = [f"worker:{self._request.worker}"]
+        notifications = asyncio.ensure_future(store.queueing.wait(topics, timeout=seconds + 1))
         waits: list[asyncio.Future[Any]] = [taken, self._gone, notifications]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -305,11 +309,11 @@ class _Visit:
             notifications.cancel()
 
 
-def _answer(call: RequestContext, ask: RemoteClaimRequest, taken: ClaimResult, command: WorkerCommand) -> ApiResponse:
+def _answer(call: RequestContext, asked: RemoteClaimRequest, taken: ClaimResult, command: WorkerCommand) -> ApiResponse:
     call.changed += [job.id for job in taken.jobs]
     claimed = ClaimAnswer(
         jobs=[_claimed(call, job, isolated=taken.isolated) for job in taken.jobs],
-        lease=ask.lease_for.total_seconds(),
+        lease=asked.lease_for.total_seconds(),
         order=command,
         quarantined=taken.quarantined,
     )
@@ -340,9 +344,9 @@ def _claimed(call: RequestContext, job: Job, *, isolated: bool) -> ClaimedJob:
 
 
 def _timeout(call: RequestContext, job: Job) -> float | None:
-    """Seconds the attempt may take: the job's own word, its task's, or the settings'."""
-    if job.options_or_default.timeout is not None:
-        return job.options_or_default.timeout
+    """Returns the timeout of the attempt in seconds: the job's, its task's, or the settings'."""
+    if job.carried.timeout is not None:
+        return job.carried.timeout
     task = call.app.registry.get(job.task)
     if task is not None and task.timeout is not None:
         return task.timeout

@@ -1,4 +1,4 @@
-"""Connections: so many at once, and none that takes for ever to send its request or to take its answer."""
+"""Limits of connections: their number, and timeouts for reading requests and writing answers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from holdfast.settings.settings import Settings
 from holdfast.web.messages import STOPPING, Refusal, answer_to, new_request_id
 from holdfast.web.rate_limit import Proxies
 
-HEAD_MOST = 64 * 1024
-"""Bytes of a request's head; what is over the limit of headers and below this one is answered by the application."""
-PIPELINED_MOST = 32
-"""Requests of one connection that wait for the answer before theirs."""
-_GOODBYE = 1.0  # seconds
+MAX_HEAD = 64 * 1024
+"""Bytes of a request's head. The application answers heads below this and over its limit of headers."""
+MAX_PIPELINED = 32
+"""Pipelined requests of one connection that may wait for earlier answers."""
+_TLS_CLOSE_TIMEOUT = 1.0  # seconds
 
 
 class ConnectionLimits(NamedTuple):
@@ -30,11 +30,11 @@ class ConnectionLimits(NamedTuple):
     head: float  # seconds
     body: float
     proxies: Proxies = Proxies(())
-    """Whose connections are those of many clients."""
+    """Trusted proxies: exempt from ``most_of_address``, since they carry many clients."""
 
     @classmethod
     def from_settings(cls, settings: Settings) -> ConnectionLimits:
-        """As the settings say."""
+        """Returns the limits of the settings."""
         return cls(
             most=settings.connections,
             most_of_address=settings.connections_per_address,
@@ -45,48 +45,48 @@ class ConnectionLimits(NamedTuple):
 
 
 class ConnectionRegistry:
-    """The connections there are, by address. Where there are as many as there may be, the one that has been silent the
-    longest gives way to the next: silent clients keep no other out, such as a health probe."""
+    """Open connections, counted by address. At the limit, the connection that has been idle longest is closed for a new
+    one: idle clients cannot block others, such as a health probe."""
 
     def __init__(self, bounds: ConnectionLimits) -> None:
         self.bounds = bounds
-        self._present: Counter[str] = Counter()
+        self._by_address: Counter[str] = Counter()
         self._total = 0
-        self._silent: dict[Connection, None] = {}  # those without a request, the oldest first
+        self._idle: dict[Connection, None] = {}  # connections without a request, longest idle first
 
     def add_connection(self, address: str) -> bool:
-        """Count one more; False where there are too many."""
+        """Counts a new connection; returns False if there are too many."""
         self._total += 1
-        self._present[address] += 1
-        few = self._present[address] <= self.bounds.most_of_address or self.bounds.proxies.is_trusted(address)
-        return few and (self._total <= self.bounds.most or self._one_gave_way())
+        self._by_address[address] += 1
+        few = self._by_address[address] <= self.bounds.most_of_address or self.bounds.proxies.is_trusted(address)
+        return few and (self._total <= self.bounds.most or self._close_oldest_idle())
 
-    def _one_gave_way(self) -> bool:
-        oldest = next((each for each in self._silent if not each.transport.get_write_buffer_size()), None)
+    def _close_oldest_idle(self) -> bool:
+        oldest = next((each for each in self._idle if not each.transport.get_write_buffer_size()), None)
         if oldest is None:
             return False
-        del self._silent[oldest]
+        del self._idle[oldest]
         oldest.transport.abort()
         return True
 
-    def falls_silent(self, connection: Connection) -> None:
-        """It has no request, for now."""
-        self._silent[connection] = None
-
     def set_idle(self, connection: Connection) -> None:
-        """It has one, or is gone."""
-        self._silent.pop(connection, None)
+        """Marks a connection as idle: it has no request."""
+        self._idle[connection] = None
+
+    def set_active(self, connection: Connection) -> None:
+        """Marks a connection as active: it has a request, or is closed."""
+        self._idle.pop(connection, None)
 
     def remove_connection(self, address: str) -> None:
-        """Count one less."""
+        """Stops counting a connection."""
         self._total -= 1
-        self._present[address] -= 1
-        if not self._present[address]:
-            del self._present[address]
+        self._by_address[address] -= 1
+        if not self._by_address[address]:
+            del self._by_address[address]
 
 
 def bounded_protocol(bounds: ConnectionLimits) -> type[HttpToolsProtocol]:
-    """uvicorn's protocol, within these bounds; all connections of the class share them."""
+    """Returns uvicorn's protocol class with these limits, shared by all connections of the class."""
     registry = ConnectionRegistry(bounds)
 
     class Bounded(Connection):
@@ -98,8 +98,7 @@ def bounded_protocol(bounds: ConnectionLimits) -> type[HttpToolsProtocol]:
 
 
 class BoundedFlowControl(FlowControl):
-    """Reads nothing more while requests wait for the answer before theirs: an answer takes far more than its request,
-    and a connection is to hold few of them."""
+    """Flow control that pauses reading while pipelined requests wait: answers take more memory than requests."""
 
     def __init__(self, transport: asyncio.Transport, waiting: Sized) -> None:
         super().__init__(transport)
@@ -118,22 +117,22 @@ class Connection(HttpToolsProtocol):
     _address = ""
     url = b""
     _head_size = 0
-    _fields_size = 0  # of head and trailers of the request that arrives
-    _unparsed = 0  # bytes since the parser had anything whole
+    _fields_size = 0  # bytes of header fields and trailers of the current request
+    _unparsed = 0  # bytes since the parser last completed an element
     _in_body = False
     _answering = False
     _deadline: asyncio.TimerHandle | None = None
-    _taking_deadline: asyncio.TimerHandle | None = None
+    _write_deadline: asyncio.TimerHandle | None = None
 
-    # ── coming and going ──────────────────────────────────────────────────────────────────────────────────────
+    # ── opening and closing ──────────────────────────────────────────────────────────────────────────────────────
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow = BoundedFlowControl(transport, self.pipeline)
         self._stopping = asyncio.Event()
         self._address = self.client[0] if self.client else ""
         if self.registry.add_connection(self._address):
-            self._expect(self.registry.bounds.head)
-            self.registry.falls_silent(self)
+            self._start_deadline(self.registry.bounds.head)
+            self.registry.set_idle(self)
         else:
             self._refuse(503, "too_many_connections", "there are too many connections", "close some, and try again")
 
@@ -146,109 +145,109 @@ class Connection(HttpToolsProtocol):
     def shutdown(self) -> None:
         self._stopping.set()
         super().shutdown()
-        self._part()
+        self._abort_closing_tls()
 
-    def _part(self) -> None:
-        """End a TLS connection that is closing and has nothing left to say: a client need not answer the goodbye, and
-        would be waited for, half a minute."""
+    def _abort_closing_tls(self) -> None:
+        """Aborts a closing TLS connection whose data is sent, after a moment: else it waits half a minute for clients
+        that do not answer the close."""
         if self.scheme == "https" and self.transport.is_closing() and self.transport.get_write_buffer_size() == 0:
-            self.loop.call_later(_GOODBYE, self.transport.abort)
+            self.loop.call_later(_TLS_CLOSE_TIMEOUT, self.transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.registry.remove_connection(self._address)
-        self.registry.set_idle(self)
-        self._stop_expecting()
-        self._cancel_taking()
+        self.registry.set_active(self)
+        self._cancel_deadline()
+        self._cancel_write_deadline()
         super().connection_lost(exc)
 
-    # ── a request's head, and what is left of a body whose answer went before it ──────────────────────────────
+    # ── request heads, and bodies that are read after their answer ──────────────────────────────
     def data_received(self, data: bytes) -> None:
         if self._deadline is None and not self._answering:
-            self._expect(self.registry.bounds.body if self._in_body else self.registry.bounds.head)
+            self._start_deadline(self.registry.bounds.body if self._in_body else self.registry.bounds.head)
         self._unparsed += len(data)
         super().data_received(data)
-        if self._unparsed > HEAD_MOST + len(data):  # a field, path or chunk's extension that does not end
+        if self._unparsed > MAX_HEAD + len(data):  # an endless field, path or chunk extension
             self.transport.abort()
         if self._deadline is not None and not self._in_body:
             self._head_size += len(data)
-            if self._head_size > HEAD_MOST:
+            if self._head_size > MAX_HEAD:
                 self._refuse_head()
 
     def _refuse_head(self) -> None:
-        if len(self.url) > HEAD_MOST // 2:
-            self._refuse(414, "path_too_long", "the path is too long", f"give at most {HEAD_MOST // 8:,} characters")
+        if len(self.url) > MAX_HEAD // 2:
+            self._refuse(414, "path_too_long", "the path is too long", f"give at most {MAX_HEAD // 8:,} characters")
         else:
-            self._refuse(431, "headers_too_large", "the headers are too large", f"send at most {HEAD_MOST:,} bytes")
+            self._refuse(431, "headers_too_large", "the headers are too large", f"send at most {MAX_HEAD:,} bytes")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         super().on_header(name, value)
         self._unparsed = 0
         self._fields_size += len(name) + len(value)
-        if self._fields_size > HEAD_MOST and (self._answering or self._in_body):
-            self._break_off()
+        if self._fields_size > MAX_HEAD and (self._answering or self._in_body):
+            self._abort()
 
     def on_body(self, body: bytes) -> None:
         super().on_body(body)
         self._unparsed = 0
 
     def on_headers_complete(self) -> None:
-        if len(self.pipeline) == PIPELINED_MOST:
-            self._break_off()
+        if len(self.pipeline) == MAX_PIPELINED:
+            self._abort()
         self._in_body = self._answering = True
-        self.registry.set_idle(self)
-        self._stop_expecting()
+        self.registry.set_active(self)
+        self._cancel_deadline()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         self._in_body = False
         self._unparsed = 0
-        self._stop_expecting()
+        self._cancel_deadline()
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
         self._answering = bool(self.pipeline)
         super().on_response_complete()
         if self.transport.is_closing():
-            self._part()
+            self._abort_closing_tls()
             return
         if not self._answering:
-            self.registry.falls_silent(self)
+            self.registry.set_idle(self)
         self.flow.resume_reading()
 
-    def _break_off(self) -> None:
-        """End the connection, and by the error the parsing of received bytes. A refusal would be taken for the answer
-        to a request before."""
+    def _abort(self) -> None:
+        """Aborts the connection; the error stops the parser. A refusal would be taken for the answer to an earlier
+        request."""
         self.transport.abort()
         raise ConnectionAbortedError
 
-    def _expect(self, seconds: float) -> None:
+    def _start_deadline(self, seconds: float) -> None:
         self._head_size = 0
-        self._deadline = self.loop.call_later(seconds, self._is_late)
+        self._deadline = self.loop.call_later(seconds, self._deadline_passed)
 
-    def _stop_expecting(self) -> None:
+    def _cancel_deadline(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
-    def _is_late(self) -> None:
-        if self._in_body or not self._head_size:  # nothing that could be answered has begun
+    def _deadline_passed(self) -> None:
+        if self._in_body or not self._head_size:  # no request to answer has begun
             self.transport.close()
         else:
             self._refuse(408, "headers_too_slow", "the head of the request did not arrive in time", "send it at once")
 
-    # ── the taking of an answer ───────────────────────────────────────────────────────────────────────────────
+    # ── writing an answer ───────────────────────────────────────────────────────────────────────────────
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._taking_deadline = self.loop.call_later(self.registry.bounds.body, self.transport.abort)
+        self._write_deadline = self.loop.call_later(self.registry.bounds.body, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._cancel_taking()
+        self._cancel_write_deadline()
 
-    def _cancel_taking(self) -> None:
-        if self._taking_deadline is not None:
-            self._taking_deadline.cancel()
-            self._taking_deadline = None
+    def _cancel_write_deadline(self) -> None:
+        if self._write_deadline is not None:
+            self._write_deadline.cancel()
+            self._write_deadline = None
 
     # ── refusals before there is a request ────────────────────────────────────────────────────────────────────
     def send_400_response(self, msg: str) -> None:

@@ -1,4 +1,4 @@
-"""Broadcast of events: one reader of the store for all subscribers."""
+"""Broadcast of events: one task reads the store for all subscribers."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from holdfast.core.models import JobEvent, JobEvents
 from holdfast.web.keys import Principal
 from holdfast.web.messages import Refusal
 
-_WITHIN = timedelta(hours=1)  # for how long who was away can go on where they were; no mark leads back further
-_OPEN = timedelta(days=1)  # for how long a transaction may be open, and its endings still be sent to subscribers
-_PIECE = 500  # endings of one look
-_LOOK = 1.0  # seconds between looks where nothing is heard: what a lost wake-up, or a failed attempt, costs at most
-_BREATH, _BUSY = 0.05, 0.5  # seconds at least between two looks; and where a look found more than _MANY
-_MANY = 200
-_AGAIN = 1.0  # seconds until a store that is away is asked again
-_BEHIND_MOST = 40  # pieces a stream may be behind
-_SENT_MOST = 2000  # events remembered as sent
+_REPLAY_WINDOW = timedelta(hours=1)  # how far back a disconnected client can resume
+_TX_WINDOW = timedelta(days=1)  # how long a transaction may be open for its events to be sent
+_PAGE_SIZE = 500  # events of one read
+_POLL_INTERVAL = 1.0  # seconds between reads without notifications: the most that a lost one delays
+_MIN_PAUSE, _BUSY_PAUSE = 0.05, 0.5  # seconds between two reads; after more than _BUSY_SIZE events
+_BUSY_SIZE = 200
+_RETRY_PAUSE = 1.0  # seconds until the next read of a store that is away
+_MAX_QUEUED = 40  # pages a stream may be behind
+_MAX_REMEMBERED = 2000  # events remembered as sent
 
 
 class SeenEvents:
-    """The events sent last: a repeated one is not sent again."""
+    """The last events sent, to drop repeated ones."""
 
     def __init__(self) -> None:
         self._keys: OrderedDict[tuple[str, int, str], None] = OrderedDict()
@@ -43,108 +43,106 @@ class SeenEvents:
             if key not in self._keys:
                 self._keys[key] = None
                 found.append(each)
-        while len(self._keys) > _SENT_MOST:
+        while len(self._keys) > _MAX_REMEMBERED:
             self._keys.popitem(last=False)
         return found
 
 
 class Subscriber:
-    """A stream's place at the feed."""
+    """The queue of one stream."""
 
     def __init__(self) -> None:
-        self._pieces: deque[JobEvents] = deque()
+        self._pages: deque[JobEvents] = deque()
         self._notifications = asyncio.Event()
-        self.late = False
-        """It took so long that something was thrown away: it has to begin again where it was."""
+        self.is_late = False
+        """True if the stream is too slow and pages were dropped: it must resume from its position."""
 
-    def put(self, piece: JobEvents) -> None:
-        """There is more for it."""
-        if len(self._pieces) >= _BEHIND_MOST:
-            self.late = True
-            self._pieces.clear()
-        if not self.late:
-            self._pieces.append(piece)
+    def put(self, page: JobEvents) -> None:
+        """Adds a page."""
+        if len(self._pages) >= _MAX_QUEUED:
+            self.is_late = True
+            self._pages.clear()
+        if not self.is_late:
+            self._pages.append(page)
         self._notifications.set()
 
     async def next(self, seconds: float) -> JobEvents | None:
-        """The next piece; None where there is none within so long, or it is late."""
+        """Returns the next page; None if there is none within ``seconds``, or the stream is late."""
         try:
             async with asyncio.timeout(seconds):
                 await self._notifications.wait()
         except TimeoutError:
             return None
-        piece = self._pieces.popleft() if self._pieces else None
-        if not self._pieces:
+        page = self._pages.popleft() if self._pages else None
+        if not self._pages:
             self._notifications.clear()
-        return piece
+        return page
 
 
 class EventBroadcaster:
-    """The followers in one event loop."""
+    """The subscribers in one event loop."""
 
     def __init__(self, app: Holdfast) -> None:
         self._app = app
-        self._followers: set[Subscriber] = set()
-        self._beginning = asyncio.Lock()
-        self._looking: asyncio.Task[None] | None = None
+        self._subscribers: set[Subscriber] = set()
+        self._start_lock = asyncio.Lock()
+        self._reading: asyncio.Task[None] | None = None
         self._sent = SeenEvents()
         self._mark = ""
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self.public_cursor = ""
         """Position up to which every subscriber has all events."""
 
     @asynccontextmanager
     async def subscribe_from(self) -> AsyncIterator[Subscriber]:
         """Subscribes while entered: events from now on reach the subscriber."""
-        follower = Subscriber()
-        self._followers.add(follower)
+        subscriber = Subscriber()
+        self._subscribers.add(subscriber)
         try:
-            async with self._beginning:
-                if self._looking is None or self._looking.done():
-                    await self._begin()
-            yield follower
+            async with self._start_lock:
+                if self._reading is None or self._reading.done():
+                    await self._start_reading()
+            yield subscriber
         finally:
-            self._followers.discard(follower)
+            self._subscribers.discard(subscriber)
 
     async def read_missed(self, name: str, mark: str | None) -> JobEvents:
-        """Returns the events after any client's mark. Each caller, by name, has one look at a time, and the store then
-        rests for as long as that took: the streams of one key, that want nothing of an hour's endings, cannot keep
-        the store from its work.
-        """
-        turn = self._turns.setdefault(name, asyncio.Lock())
-        async with turn:
+        """Returns the events after a client's mark. Each caller, by name, has one read at a time. If there is more, a
+        pause as long as the read follows: a key whose streams match few events cannot overload the store."""
+        lock = self._locks.setdefault(name, asyncio.Lock())
+        async with lock:
             begun = self._app.clock.monotonic()
             store = await self._app.open_store()
-            piece = await store.query.events(mark, limit=_PIECE, within=_WITHIN)
-            if piece.more:
+            page = await store.query.events(mark, limit=_PAGE_SIZE, within=_REPLAY_WINDOW)
+            if page.more:
                 await asyncio.sleep(self._app.clock.monotonic() - begun)
-        return piece
+        return page
 
-    async def _begin(self) -> None:
-        """At a mark of our own: a follower's may be made up, and pass by what the others wait for."""
+    async def _start_reading(self) -> None:
+        """Starts at a mark of the store: a client's mark may be forged, and skip events of other subscribers."""
         store = await self._app.open_store()
-        begin = await store.query.events(None, limit=_PIECE, within=_WITHIN)
+        begin = await store.query.events(None, limit=_PAGE_SIZE, within=_REPLAY_WINDOW)
         self._mark, self.public_cursor, self._sent = begin.mark, begin.public_cursor, SeenEvents()
-        self._looking = asyncio.create_task(self._look_on(), name="holdfast-feed")
+        self._reading = asyncio.create_task(self._read_while_subscribed(), name="holdfast-feed")
 
-    async def _look_on(self) -> None:
-        while self._followers:
+    async def _read_while_subscribed(self) -> None:
+        while self._subscribers:
             try:
-                await self._look()
-            except HoldfastError:  # the streams stay, and go on when it is back
-                await asyncio.sleep(_AGAIN)
+                await self._read_page()
+            except HoldfastError:  # streams stay open, and go on when the store is back
+                await asyncio.sleep(_RETRY_PAUSE)
 
-    async def _look(self) -> None:
+    async def _read_page(self) -> None:
         store = await self._app.open_store()
-        piece = await store.query.events(self._mark, limit=_PIECE, within=_OPEN)
-        self._mark, self.public_cursor = piece.mark, piece.public_cursor
-        fresh = msgspec.structs.replace(piece, endings=self._sent.filter_new(piece.endings))
+        page = await store.query.events(self._mark, limit=_PAGE_SIZE, within=_TX_WINDOW)
+        self._mark, self.public_cursor = page.mark, page.public_cursor
+        fresh = msgspec.structs.replace(page, endings=self._sent.filter_new(page.endings))
         if fresh.endings or fresh.gap:
-            for follower in self._followers:
-                follower.put(fresh)
-        if not piece.more:
-            await store.queueing.wait(["job:*"], timeout=_LOOK)
-            await asyncio.sleep(_BUSY if len(piece.endings) > _MANY else _BREATH)
+            for subscriber in self._subscribers:
+                subscriber.put(fresh)
+        if not page.more:
+            await store.queueing.wait(["job:*"], timeout=_POLL_INTERVAL)
+            await asyncio.sleep(_BUSY_PAUSE if len(page.endings) > _BUSY_SIZE else _MIN_PAUSE)
 
 
 class EventBroadcasters:
@@ -152,24 +150,24 @@ class EventBroadcasters:
 
     def __init__(self, app: Holdfast) -> None:
         self._app = app
-        self._feeds: WeakKeyDictionary[asyncio.AbstractEventLoop, EventBroadcaster] = WeakKeyDictionary()
+        self._broadcasters: WeakKeyDictionary[asyncio.AbstractEventLoop, EventBroadcaster] = WeakKeyDictionary()
         self._streams: Counter[str] = Counter()
-        self._counting = threading.Lock()  # the event loops may be several threads'
+        self._counting = threading.Lock()  # event loops may run in several threads
 
     def for_running_loop(self) -> EventBroadcaster:
         """Returns the broadcaster of the running event loop."""
         loop = asyncio.get_running_loop()
-        feed = self._feeds.get(loop)
-        if feed is None:
-            feed = self._feeds[loop] = EventBroadcaster(self._app)
-        return feed
+        broadcaster = self._broadcasters.get(loop)
+        if broadcaster is None:
+            broadcaster = self._broadcasters[loop] = EventBroadcaster(self._app)
+        return broadcaster
 
     def add_stream(self, caller: Principal) -> str:
-        """Count one more stream of this caller; Refusal where there are too many. Its name is for ``leave``."""
+        """Counts a caller's stream; raises Refusal if there are too many. Returns the name for ``remove_stream``."""
         name = caller.key or caller.address
         with self._counting:
-            there = {"event_streams": self._streams.total(), "event_streams_per_key": self._streams[name]}
-            for limit, number in there.items():
+            counts = {"event_streams": self._streams.total(), "event_streams_per_key": self._streams[name]}
+            for limit, number in counts.items():
                 if number >= (most := getattr(self._app.settings, limit)):
                     header = (b"retry-after", b"10")
                     detail = f"there are {most} event streams already, as many as the setting {limit} allows"
@@ -178,7 +176,7 @@ class EventBroadcasters:
         return name
 
     def remove_stream(self, name: str) -> None:
-        """Count one less."""
+        """Stops counting a stream."""
         with self._counting:
             self._streams[name] -= 1
             if not self._streams[name]:

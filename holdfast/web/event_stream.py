@@ -24,8 +24,8 @@ from holdfast.web.routing import ResponseSpec as Answered
 KINDS = ("succeeded", "failed", "dead", "cancelled")
 """Names of the events in the stream."""
 _RETRY_MS = 2000
-_BEAT = 15.0  # seconds between signs of life
-_CHECK = 4.0  # seconds between looks whether the key is still good
+_KEEPALIVE = 15.0  # seconds between keep-alive comments
+_KEY_CHECK_INTERVAL = 4.0  # seconds between checks that the key is still valid
 _encode = msgspec.json.Encoder().encode
 
 
@@ -45,15 +45,15 @@ class EventDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def stream_events(call: RequestContext) -> ApiResponse:
-    """Send events until the client goes."""
+    """Sends events until the client disconnects."""
     if call.request.method == "HEAD":
         return ApiResponse(200, media=_MEDIA)
     for queue in call.query.get("queue", ()):
         call.caller.check_queue(queue)
     after = call.request.headers.get(b"last-event-id")
-    name = call.feeds.add_stream(call.caller)
-    call.request.over.append(partial(call.feeds.remove_stream, name))
-    stream = _Stream(call, call.feeds.for_running_loop(), name)
+    name = call.broadcasters.add_stream(call.caller)
+    call.request.at_end.append(partial(call.broadcasters.remove_stream, name))
+    stream = _Stream(call, call.broadcasters.for_running_loop(), name)
     try:
         begin = await stream.events_after(after.decode("latin-1") if after else None)
     except Invalid as error:
@@ -71,17 +71,17 @@ async def _chunks(stream: _Stream, begin: JobEvents) -> AsyncGenerator[bytes, No
         async for chunk in stream.event_chunks(begin):
             yield chunk
     except HoldfastError:
-        return  # the store is away: the client comes back, and goes on where it was
+        return  # the store is away: the client reconnects and resumes
 
 
 class _Stream:
     """A client's stream."""
 
-    def __init__(self, call: RequestContext, feed: EventBroadcaster, name: str) -> None:
+    def __init__(self, call: RequestContext, broadcaster: EventBroadcaster, name: str) -> None:
         self._call = call
-        self._feed = feed
+        self._broadcaster = broadcaster
         self._name = name
-        self._over_at = call.app.clock.monotonic() + call.app.settings.event_stream_for.total_seconds()
+        self._ends_at = call.app.clock.monotonic() + call.app.settings.event_stream_for.total_seconds()
         self._sent = SeenEvents()
         self._kinds: Collection[str] = call.query.get("event", KINDS)
         self._queues: Collection[str] = call.query.get("queue", ())
@@ -89,51 +89,52 @@ class _Stream:
         self._jobs: Collection[str] = call.query.get("job_id", ())
         self._hides = bool(call.app.settings.redacted)
 
-    async def event_chunks(self, piece: JobEvents) -> AsyncIterator[bytes]:
+    async def event_chunks(self, page: JobEvents) -> AsyncIterator[bytes]:
         """Yields missed events, then new events."""
-        yield self._shown(piece) or _position(piece.public_cursor)
-        while piece.more and self._lasts():
-            piece = await self.events_after(piece.mark)
-            yield self._shown(piece) or _position(piece.public_cursor)
-        async with self._feed.subscribe_from() as follower:
+        yield self._render(page) or _position(page.public_cursor)
+        while page.more and self._is_open():
+            page = await self.events_after(page.mark)
+            yield self._render(page) or _position(page.public_cursor)
+        async with self._broadcaster.subscribe_from() as subscriber:
             more = True
-            while more and self._lasts():  # once more: events before the subscription
-                piece = await self.events_after(piece.mark)
-                more = piece.more
-                yield self._shown(piece)
-            async for chunk in self._live(follower):
+            while more and self._is_open():  # once more: events before the subscription
+                page = await self.events_after(page.mark)
+                more = page.more
+                yield self._render(page)
+            async for chunk in self._live(subscriber):
                 yield chunk
 
-    async def _live(self, follower: Subscriber) -> AsyncIterator[bytes]:
-        """Yields new events, until they come too fast for this client."""
+    async def _live(self, subscriber: Subscriber) -> AsyncIterator[bytes]:
+        """Yields new events until the client is too slow for them."""
         clock = self._call.app.clock
-        beat_at = clock.monotonic() + _BEAT
-        while not follower.late and self._lasts():
-            piece = await follower.next(min(_CHECK, self._over_at - clock.monotonic()))
-            if piece is not None and (shown := self._shown(piece)):
-                yield shown
-                beat_at = clock.monotonic() + _BEAT
-            elif clock.monotonic() >= beat_at and not follower.late:
-                yield b": still here\n" + _position(self._feed.public_cursor if piece is None else piece.public_cursor)
-                beat_at = clock.monotonic() + _BEAT
+        keepalive_at = clock.monotonic() + _KEEPALIVE
+        while not subscriber.is_late and self._is_open():
+            page = await subscriber.next(min(_KEY_CHECK_INTERVAL, self._ends_at - clock.monotonic()))
+            if page is not None and (rendered := self._render(page)):
+                yield rendered
+                keepalive_at = clock.monotonic() + _KEEPALIVE
+            elif clock.monotonic() >= keepalive_at and not subscriber.is_late:
+                latest = self._broadcaster if page is None else page
+                yield b": still here\n" + _position(latest.public_cursor)
+                keepalive_at = clock.monotonic() + _KEEPALIVE
 
     async def events_after(self, mark: str | None) -> JobEvents:
-        """The piece behind a mark."""
-        return await self._feed.read_missed(self._name, mark)
+        """Returns the page of events after a mark."""
+        return await self._broadcaster.read_missed(self._name, mark)
 
-    def _lasts(self) -> bool:
-        """Returns True if its time is not over, and its key still good."""
-        return self._call.app.clock.monotonic() < self._over_at and self._call.still()
+    def _is_open(self) -> bool:
+        """Returns True if the stream's time is not over and its key is still valid."""
+        return self._call.app.clock.monotonic() < self._ends_at and self._call.is_still_authorized()
 
-    def _shown(self, piece: JobEvents) -> bytes:
-        """The events of a piece, and with the last of them where that leads to; nothing, where there are none."""
-        parts = [_GAP] if piece.gap else []
-        parts += [self._event(each) for each in self._sent.filter_new(piece.endings) if self._wants(each)]
+    def _render(self, page: JobEvents) -> bytes:
+        """Renders the events of a page, the last one with the position to resume from; empty if none matches."""
+        parts = [_GAP] if page.gap else []
+        parts += [self._event(each) for each in self._sent.filter_new(page.endings) if self._matches(each)]
         if not parts:
             return b""
-        return b"".join([*parts[:-1], b"id: " + piece.public_cursor.encode() + b"\n", parts[-1]])
+        return b"".join([*parts[:-1], b"id: " + page.public_cursor.encode() + b"\n", parts[-1]])
 
-    def _wants(self, ending: JobEvent) -> bool:
+    def _matches(self, ending: JobEvent) -> bool:
         return (
             _kind(ending) in self._kinds
             and (not self._queues or ending.queue in self._queues)

@@ -1,4 +1,4 @@
-"""Keeping jobs claimed over HTTP, until they are settled: the beat of a worker in any language, and its leaving."""
+"""Heartbeats and deregistration of workers over HTTP."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from msgspec import Meta
 from holdfast.core.lifecycle import Released
 from holdfast.core.models import LeaseStatus
 from holdfast.views.documents import ID, Counted
-from holdfast.web.claims import OrderWord, lease_for, pulse_of
+from holdfast.web.claims import CommandName, heartbeat_of, lease_for
 from holdfast.web.fields import Form
-from holdfast.web.lease_tokens import ABOUT, LEASE, LEASES, WORKER, parse_worker, read_leases, worker_of
+from holdfast.web.lease_tokens import LEASE, LEASES, STATUS_FIELDS, WORKER, parse_worker, read_leases, worker_of
 from holdfast.web.messages import ApiResponse, json_response
 from holdfast.web.remote_workers import RemoteEnding
 from holdfast.web.routing import Operation, RequestContext, ResponseSpec
@@ -33,11 +33,11 @@ class LeaseAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HeartbeatAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The leases in the order of the request, and what is asked of the worker."""
+    """The leases in the order of the request, and a command for the worker."""
 
     leases: list[LeaseAnswer]
     lease: Annotated[float, Meta(description="Seconds for which what is held is the worker's now.")]
-    order: OrderWord
+    order: CommandName
 
 
 class DeregisterAnswer(msgspec.Struct, frozen=True):
@@ -49,7 +49,7 @@ class DeregisterAnswer(msgspec.Struct, frozen=True):
 EXTEND = Form(
     name="ExtendRequest",
     doc="What a worker has in hand. A worker that has nothing says so, and stays listed.",
-    fields=(WORKER, LEASES, LEASE, *ABOUT),
+    fields=(WORKER, LEASES, LEASE, *STATUS_FIELDS),
 )
 LEAVE = Form(
     name="DeregisterRequest",
@@ -59,29 +59,29 @@ LEAVE = Form(
 
 
 async def extend(call: RequestContext) -> ApiResponse:
-    """Beat: extend the worker's leases, and hear what is asked of it."""
+    """Extends the worker's leases and returns a command for it."""
     worker, span = worker_of(call), lease_for(call)
-    await call.fleet.sweep()
+    await call.remote_workers.sweep()
     store = await call.app.open_store()
     stands = await read_leases(store, worker, call.body["leases"])
     held = [stand.lease for stand in stands if stand.held]
-    beat = await call.fleet.heartbeat(pulse_of(call, parse_worker(call)), held, span)
+    beat = await call.remote_workers.heartbeat(heartbeat_of(call, parse_worker(call)), held, span)
     verdicts = dict(zip(held, beat.held, strict=True))
     kept = [LeaseAnswer(id=each.lease.job_id, verdict=verdicts.get(each.lease, LeaseStatus.LOST)) for each in stands]
     return json_response(200, HeartbeatAnswer(leases=kept, lease=span.total_seconds(), order=beat.command))
 
 
 async def deregister(call: RequestContext) -> ApiResponse:
-    """Give back the worker's jobs in hand, and forget it."""
+    """Releases the worker's jobs and deregisters it."""
     worker = worker_of(call)
     store = await call.app.open_store()
     stands = await read_leases(store, worker, call.body["leases"])
     endings = [RemoteEnding(each.job, Released()) for each in stands if each.held and each.job is not None]
-    answers = await call.fleet.settle(worker, endings)
+    answers = await call.remote_workers.settle(worker, endings)
     released = [answer.job_id for answer in answers if answer.accepted]
     call.changed += released
     await store.queueing.deregister(worker)
-    call.fleet.remove_worker(worker)
+    call.remote_workers.remove_worker(worker)
     return json_response(200, DeregisterAnswer(len(released)))
 
 

@@ -96,7 +96,7 @@ async def find_job(call: RequestContext, reference: str, wait: float = 0) -> Job
     if not call.caller.allows_queue(job.queue):
         raise NotFound(f"there is no job {reference}")
     if wait and job.state not in TERMINAL:
-        with call.waiting.limit_wait(call.caller):
+        with call.wait_limiter.limit_wait(call.caller):
             return await _ended(call, job, wait)
     return job
 
@@ -127,7 +127,7 @@ async def _ended(call: RequestContext, job: Job, most: float) -> Job:
             if left <= 0:
                 break
             await store.queueing.wait([f"job:{job.id}"], timeout=min(left, _LOOK))
-            if not call.still():
+            if not call.is_still_authorized():
                 raise unauthorized_refusal()
             job = await call.app.get(job.id)
     finally:

@@ -1,7 +1,7 @@
-"""API keys: their parts, how one is made, and whether a shown key is good.
+"""API keys: their parts, their creation, and the check of a presented key.
 
-A key is ``hf_<id>_<secret>``. The secret has 256 random bits, so that its SHA-256 is as good as a slow hash would be:
-there is nothing to be guessed, even from the hashes. The id finds the key; it is no secret and stands in logs.
+A key is ``hf_<id>_<secret>``. The secret has 256 random bits, so SHA-256 is as safe as a slow hash: the secret cannot
+be guessed from it. The id identifies the key; it is not secret and appears in logs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from holdfast.core.validation import did_you_mean, is_plain
 from holdfast.web.messages import Refusal, join_words
 
 Scope = Literal["submit", "read", "operate", "work", "admin"]
-"""What a key may be allowed to do. An operation asks for one; ``admin`` stands for every one."""
+"""Permission of a key. Each operation needs one; ``admin`` includes all."""
 
 SCOPES: tuple[Scope, ...] = ("submit", "read", "operate", "work", "admin")
 EVERY_QUEUE = "*"
@@ -32,18 +32,18 @@ _WHOLE = re.compile(r"hf_([a-z2-7]{8})_")
 _TOKEN = re.compile(r"hf_([a-z2-7]{8})_([0-9a-f]{64})")
 _ID_LETTERS = "abcdefghijklmnopqrstuvwxyz234567"
 _PATTERN = re.compile(r"[a-z0-9._*?-]{1,64}")
-_NAME_MOST = 100
-_NO_HASH = "sha256:" + "0" * 64  # what is compared where there is no such key: an answer takes as long
+_MAX_NAME = 100
+_NO_HASH = "sha256:" + "0" * 64  # compared for an unknown key, so the check takes as long
 
 Hash = Annotated[str, Meta(pattern="^sha256:[0-9a-f]{64}$")]
 Instant = Annotated[datetime, Meta(tz=True)]
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A key as its file has it. ``former_hash``: of the secret before the last
-    rotation, good until ``former_until``."""
+    """A key in the file of keys. ``former_hash``: of the secret before the last rotation, valid until
+    ``former_until``."""
 
-    name: Annotated[str, Meta(min_length=1, max_length=_NAME_MOST)]
+    name: Annotated[str, Meta(min_length=1, max_length=_MAX_NAME)]
     hash: Hash
     scopes: Annotated[tuple[Scope, ...], Meta(min_length=1)]
     queues: Annotated[tuple[str, ...], Meta(min_length=1)] = (EVERY_QUEUE,)
@@ -54,7 +54,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_
     former_until: Instant | None = None
 
     def state(self, now: datetime) -> str:
-        """``active``, ``revoked`` or ``expired``."""
+        """Returns ``active``, ``revoked`` or ``expired``."""
         if self.revoked_at is not None and self.revoked_at <= now:
             return "revoked"
         return "expired" if self.expires_at is not None and self.expires_at <= now else "active"
@@ -63,11 +63,11 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_
 def new_key(
     name: str, scopes: tuple[str, ...], queues: tuple[str, ...] = (), expires_at: datetime | None = None
 ) -> tuple[str, Key, str]:
-    """A new key: its id, its stored part, and the whole, to be shown once."""
+    """Creates a key. Returns its id, its stored part, and the whole key, to be shown once."""
     key_id = "".join(secrets.choice(_ID_LETTERS) for _ in range(8))
     secret = secrets.token_hex(32)
     key = Key(
-        name=_checked_name(name),
+        name=_check_name(name),
         hash=_hash(secret),
         scopes=check_scopes(scopes),
         queues=check_patterns(queues) or (EVERY_QUEUE,),
@@ -78,7 +78,7 @@ def new_key(
 
 
 def rotate_key(key_id: str, key: Key, overlap: timedelta) -> tuple[Key, str]:
-    """The key with another secret, and the whole of it; the old one is good for so long yet."""
+    """Returns the key with a new secret, and the whole key. The old secret stays valid for ``overlap``."""
     now = datetime.now(UTC)
     if key.state(now) != "active":
         raise Conflict(f"key {key_id} is {key.state(now)}; create another")
@@ -89,26 +89,26 @@ def rotate_key(key_id: str, key: Key, overlap: timedelta) -> tuple[Key, str]:
 
 
 def revoke_key(key: Key) -> Key:
-    """The key when it is good for nothing more."""
+    """Returns the key as revoked."""
     return msgspec.structs.replace(key, revoked_at=key.revoked_at or datetime.now(UTC))
 
 
 class KeyCheck(NamedTuple):
-    """Verdict on a token: the id of its key, and its problem, if any."""
+    """Result of a check of a token: the id of its key, and the problem, if any."""
 
     key_id: str | None
     problem: str | None
 
 
 def check_token(keys: Mapping[str, Key], token: str, now: datetime) -> KeyCheck:
-    """Checks that a token is a valid key now; the reason is for the log, never for the caller."""
+    """Checks that a token is a valid key now. The problem is for the log, never for the caller."""
     found = _TOKEN.fullmatch(token)
     key_id, secret = found.groups() if found else ("", "")
     key = keys.get(key_id)
-    shown = _hash(secret)
+    presented = _hash(secret)
     hashes = (_NO_HASH, None) if key is None else (key.hash, key.former_hash)
-    is_current = hmac.compare_digest(shown, hashes[0])
-    is_former = hmac.compare_digest(shown, hashes[1] or _NO_HASH)
+    is_current = hmac.compare_digest(presented, hashes[0])
+    is_former = hmac.compare_digest(presented, hashes[1] or _NO_HASH)
     if found is None:
         return KeyCheck(None, "no key was shown" if not token else "what was shown is no key")
     if key is None:
@@ -123,13 +123,13 @@ def check_token(keys: Mapping[str, Key], token: str, now: datetime) -> KeyCheck:
 
 
 def valid_key_id(keys: Mapping[str, Key], token: str, now: datetime) -> str | None:
-    """The id of the key that this token is; None: it is none, or none that is good now."""
+    """Returns the id of the key if the token is a valid key now; else None."""
     key_id, problem = check_token(keys, token, now)
     return key_id if problem is None else None
 
 
 def id_in(given: str) -> str:
-    """The id, from itself or from a whole key: the finder of a leaked key has that."""
+    """Returns the id from an id or a whole key, such as a leaked one."""
     found = _WHOLE.match(given)
     return found[1] if found else given
 
@@ -153,9 +153,9 @@ def check_patterns(queues: tuple[str, ...]) -> tuple[str, ...]:
     return queues
 
 
-def _checked_name(name: str) -> str:
-    if not 1 <= len(name) <= _NAME_MOST or not is_plain(name) or not name.strip():
-        raise Invalid("name", name, f"give a name of 1 to {_NAME_MOST} visible characters")
+def _check_name(name: str) -> str:
+    if not 1 <= len(name) <= _MAX_NAME or not is_plain(name) or not name.strip():
+        raise Invalid("name", name, f"give a name of 1 to {_MAX_NAME} visible characters")
     return name
 
 
@@ -164,8 +164,7 @@ def _hash(secret: str) -> str:
 
 
 class Principal(msgspec.Struct, frozen=True, kw_only=True):
-    """Principal of a request. ``key``: the id of their key; None where no keys are asked for, and everything is
-    allowed.
+    """Principal of a request. ``key``: the id of its key; None if the API needs no keys and allows everything.
 
     ``queues``: names, or patterns in which ``*`` stands for any letters and ``?`` for one.
     """
@@ -182,32 +181,32 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def limited(self) -> bool:
-        """Returns True if there may be queues that are not theirs."""
+        """Returns True if the key is limited to some queues."""
         return EVERY_QUEUE not in self.queues
 
     def has_scope(self, scope: Scope) -> bool:
-        """Returns True if they may use operations of this scope."""
+        """Returns True if the key allows operations of this scope."""
         return scope in self.scopes or "admin" in self.scopes
 
     def allows_queue(self, queue: str) -> bool:
-        """Returns True if they may see and touch jobs of this queue."""
+        """Returns True if the key allows this queue."""
         return any(fnmatchcase(queue, pattern) for pattern in self.queues)
 
     def check_queue(self, queue: str) -> None:
-        """Refuse a request that names a queue which is not theirs."""
+        """Refuses a queue that the key does not allow."""
         if not self.allows_queue(queue):
             raise _forbidden(f"queue {queue} is not one of this key's: {self._theirs}", "name another queue")
 
     def check_unlimited(self) -> None:
-        """Refuse an operation on every queue."""
+        """Refuses an operation on every queue if the key is limited to some."""
         if self.limited:
             detail = f"this concerns every queue, and this key is limited to {self._theirs}"
             raise _forbidden(detail, "use a key for every queue")
 
     def own_queue(self, queue: str | None) -> str | None:
-        """The queue a filter is limited to: the one it names, or the only one that is theirs; None: all of them.
+        """Returns the queue of a filter: the named one, or the only one that the key allows; None: all.
 
-        Whose key has several queues must name one.
+        A key that allows several queues must name one.
         """
         if queue is not None:
             self.check_queue(queue)
@@ -225,7 +224,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def unauthorized_refusal() -> Refusal:
-    """The same for every key that is not good, for any reason."""
+    """Returns the same refusal for every missing or invalid key."""
     header = (b"www-authenticate", b'Bearer realm="holdfast"')
     remedy = "send Authorization: Bearer hf_…; `holdfast keys create` makes keys"
     return Refusal(401, "unauthorized", "a key that is good is needed", remedy, header)

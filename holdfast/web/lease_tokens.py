@@ -1,7 +1,7 @@
 """Lease tokens and worker fields of a worker over HTTP.
 
-A token says which lease is meant and nothing else: every decision reads the store. No need to
-guess that a forged one does no harm: a lease counts only for the worker that the store says has it.
+A token only names a lease; every decision reads the store. Tokens are not signed: the store accepts a lease only from
+the worker that holds it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from holdfast.web.fields import Field, ValueType, array_value, integer_value, se
 from holdfast.web.routing import RequestContext
 
 MOST = 1000
-"""Leases one request may be about."""
-_TOKEN_MOST = 1000
-_CLAIMS_MOST = (1 << 53) - 1
-_LEASE_MOST = 86_400
+"""Leases in one request."""
+_MAX_TOKEN = 1000
+_MAX_CLAIMS = (1 << 53) - 1
+_MAX_LEASE = 86_400
 _ID_PATTERN = "^[A-Za-z0-9][A-Za-z0-9._-]{0,39}$"
 SAMPLE = "MS4wMTkzZTRhMC0xYzJmLTdhMzUtOWQzYi01ZjBhNGMxZTJiNzc"
 
@@ -39,11 +39,11 @@ def token_of(lease: Lease) -> str:
     return base64.urlsafe_b64encode(f"{lease.claims}.{lease.job_id}".encode()).rstrip(b"=").decode()
 
 
-_TOKEN_TEXT = text_value(1, _TOKEN_MOST)
+_TOKEN_TEXT = text_value(1, _MAX_TOKEN)
 
 
 def lease_of(token: Any, field: str) -> Lease:
-    """The lease that a token stands for; Invalid for text that no claim ever gave."""
+    """Returns the lease of a token; raises Invalid for text that is no token."""
     padded = _TOKEN_TEXT.check(token, field)
     try:
         data = base64.b64decode(padded + "=" * (-len(padded) % 4), altchars=b"-_", validate=True)
@@ -52,13 +52,13 @@ def lease_of(token: Any, field: str) -> Lease:
         claims = point = job_id = ""
     if not (point and job_id and claims.isascii() and claims.isdecimal() and len(claims) <= 16):
         raise Invalid(field, token, "give a token as a claim gave it")
-    if int(claims) > _CLAIMS_MOST or "\0" in job_id:
+    if int(claims) > _MAX_CLAIMS or "\0" in job_id:
         raise Invalid(field, token, "give a token as a claim gave it")
     return Lease(job_id, int(claims))
 
 
 def check_once(leases: Sequence[Lease], field: str) -> None:
-    """Refuse a lease that is named twice: its two answers would contradict one another."""
+    """Refuses a lease that is named twice: its two answers would contradict each other."""
     seen: set[Lease] = set()
     for place, lease in enumerate(leases):
         if lease in seen:
@@ -68,13 +68,13 @@ def check_once(leases: Sequence[Lease], field: str) -> None:
 
 # ── workers ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def worker_of(call: RequestContext) -> str:
-    """Returns the worker's id in the store: its own behind the id of its key, so that keys share no workers."""
+    """Returns the worker's id in the store, prefixed by the id of its key: keys share no workers."""
     own: str = call.body["worker"]
     return own if call.caller.key is None else f"{call.caller.key}.{own}"
 
 
 class LeaseRecord(msgspec.Struct, frozen=True):
-    """A lease that was shown, the job it is about, and whether the worker has it."""
+    """A presented lease, its job, and True in ``held`` if the worker holds it."""
 
     lease: Lease
     job: Job | None
@@ -82,9 +82,8 @@ class LeaseRecord(msgspec.Struct, frozen=True):
 
 
 async def read_leases(store: Store, worker: str, leases: Sequence[Lease]) -> list[LeaseRecord]:
-    """Returns the status of these leases, in their order. ``held``: as far as can be seen; the store has the last
-    word.
-    """
+    """Returns the records of these leases, in their order. ``held`` may be outdated: the store decides when it
+    settles."""
     jobs = await store.query.summaries([lease.job_id for lease in leases])
     return [
         LeaseRecord(lease, job, job is not None and _has(job, worker, lease))
@@ -102,7 +101,7 @@ def _worker_id(value: Any, field: str) -> str:
 
 
 def parse_tokens(value: Any, field: str) -> list[Lease]:
-    """Tokens of leases, each once; none at all is fine."""
+    """Parses tokens of leases, each at most once; the list may be empty."""
     leases = [] if value == [] else array_value(TOKEN_VALUE, MOST).check(value, field)
     check_once(leases, field + "[{}]")
     return leases
@@ -122,7 +121,7 @@ WORKER = Field(
 )
 LEASE = Field(
     "lease",
-    seconds_value(_LEASE_MOST, 1),
+    seconds_value(_MAX_LEASE, 1),
     "Seconds from now for which the jobs are the worker's; the setting `lease` where nothing is said.",
     example=30,
 )
@@ -133,7 +132,7 @@ LEASES = Field(
     example=[SAMPLE],
     required=True,
 )
-ABOUT = (
+STATUS_FIELDS = (
     Field(
         "host",
         text_value(1, 100),
@@ -148,8 +147,8 @@ ABOUT = (
 )
 
 
-class About(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields of a worker about itself."""
+class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Status that a worker reports about itself."""
 
     host: str
     pid: int = 0
@@ -159,28 +158,27 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     failed: int | None = None
 
 
-def parse_worker(call: RequestContext) -> About:
+def parse_worker(call: RequestContext) -> WorkerStatus:
     """Reads the worker's fields of a request."""
-    given = {field.name: call.body[field.name] for field in ABOUT if field.name in call.body}
-    return About(**{"host": call.request.client or "unknown", **given})
+    given = {field.name: call.body[field.name] for field in STATUS_FIELDS if field.name in call.body}
+    return WorkerStatus(**{"host": call.request.client or "unknown", **given})
 
 
 # ── queues ────────────────────────────────────────────────────────────────────────────────────────────────────────
 EVERY = "*"
-_NAMING = 100
-"""Jobs of a state that are looked at for the names of queues. What waits always names its queue; what ended of late
-does so that who waits hears at once when there is more."""
+_JOBS_PER_STATE = 100
+"""Jobs of each state that are read for queue names. Waiting jobs always name their queue; recently ended jobs add
+queues that are likely to get more."""
 
 
 def queue_or_star(name: Any, field: str) -> str:
-    """A queue's name, or ``*`` for every queue."""
+    """Validates a queue's name, or ``*`` for every queue."""
     return EVERY if name == EVERY else check_name(field, name)
 
 
-async def own_wants(call: RequestContext, capacity: dict[str, int]) -> dict[str, int]:
-    """Returns the wanted jobs within the caller's queues: a star means these alone. A queue that is named and not
-    theirs is refused.
-    """
+async def allowed_capacity(call: RequestContext, capacity: dict[str, int]) -> dict[str, int]:
+    """Returns the capacity within the caller's queues; a star means only these. Refuses a named queue that the key does
+    not allow."""
     for name in capacity:
         if name != EVERY:
             call.caller.check_queue(name)
@@ -188,7 +186,7 @@ async def own_wants(call: RequestContext, capacity: dict[str, int]) -> dict[str,
         return capacity
     named = [pattern for pattern in call.caller.queues if not set(pattern) & set("*?[")]
     patterned = len(named) < len(call.caller.queues)
-    queues = await call.app.queues(most=_NAMING) if patterned else []
-    there = [each.name for each in queues if call.caller.allows_queue(each.name)]
+    queues = await call.app.queues(most=_JOBS_PER_STATE) if patterned else []
+    present = [each.name for each in queues if call.caller.allows_queue(each.name)]
     given = {name: slots for name, slots in capacity.items() if name != EVERY}
-    return {**dict.fromkeys([*named, *there], capacity[EVERY]), **given}
+    return {**dict.fromkeys([*named, *present], capacity[EVERY]), **given}

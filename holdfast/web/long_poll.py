@@ -1,7 +1,7 @@
-"""Long polling of claims: one reader of the store for all waiting claims, in the order they came.
+"""Long polling of claims: one task claims for all waiting claims, in the order of their arrival.
 
-Each waiting for itself would have every one of them claim for every job; and what a transport delivers is delivered to
-the process, not to one of its claims.
+If each waited for itself, every new job would cause a claim by each of them. And a transport delivers to the process,
+not to one of its claims.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from holdfast.stores.base import ClaimRequest
 from holdfast.web.remote_workers import RemoteWorkers
 from holdfast.worker.reporting import emit_claim
 
-_BREATH = 0.01  # seconds at least between two rounds for the sake of what is due
-_WARY = 60.0  # seconds for which it is remembered that a job waits to be run alone
+_MIN_PAUSE = 0.01  # seconds between two rounds, even if a job is due
+_QUARANTINE_MEMORY = 60.0  # seconds to expect a quarantined job after one was seen
 
 
 class RemoteClaimRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Request of a claim. ``tasks``: those the worker knows; None: it takes every one. ``idle``: it has no job."""
+    """Request of a claim. ``tasks``: those of the worker; None: all. ``idle``: the worker runs no job."""
 
     worker: str
     capacity: Mapping[str, int]
@@ -37,7 +37,7 @@ class RemoteClaimRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClaimResult(msgspec.Struct, frozen=True):
-    """Result of a claim. ``alone``: its one job runs with no other beside it. ``quarantined``: such a job waits."""
+    """Result of a claim. ``isolated``: its one job must run alone. ``quarantined``: such a job waits."""
 
     jobs: list[Job]
     isolated: bool = False
@@ -48,163 +48,163 @@ class ClaimResult(msgspec.Struct, frozen=True):
 class WaitingClaim:
     """A claim that waits."""
 
-    __slots__ = ("ask", "left", "taken")
+    __slots__ = ("is_cancelled", "request", "taken")
 
-    def __init__(self, ask: RemoteClaimRequest) -> None:
-        self.ask = ask
-        self.left = False
+    def __init__(self, request: RemoteClaimRequest) -> None:
+        self.request = request
+        self.is_cancelled = False
         self.taken: asyncio.Future[ClaimResult] = asyncio.get_running_loop().create_future()
 
 
 class ClaimWaiters:
-    """The claims that wait in one event loop."""
+    """The waiting claims of one event loop."""
 
-    def __init__(self, fleet: RemoteWorkers) -> None:
-        self.fleet = fleet
-        self._app = fleet.app
-        self._places: dict[WaitingClaim, None] = {}
-        self._came = asyncio.Event()
-        self._minding: asyncio.Task[None] | None = None
+    def __init__(self, remote_workers: RemoteWorkers) -> None:
+        self.remote_workers = remote_workers
+        self._app = remote_workers.app
+        self._waiting: dict[WaitingClaim, None] = {}
+        self._changed = asyncio.Event()
+        self._serving: asyncio.Task[None] | None = None
         self._quarantined_at = -math.inf
         self._loop = asyncio.get_running_loop()
         self._closed = False
         self._app.events.subscribe(self._stopping, ApiStopping)
 
     # ── taking ────────────────────────────────────────────────────────────────────────────────────────────────
-    async def take(self, ask: RemoteClaimRequest) -> ClaimResult:
-        """Takes the jobs that are ready now; call it shielded, since they must reach a caller."""
-        if not any(ask.capacity.values()):
+    async def take(self, request: RemoteClaimRequest) -> ClaimResult:
+        """Claims ready jobs. Call it shielded: a cancelled claim would lose its jobs."""
+        if not any(request.capacity.values()):
             return ClaimResult([])
         clock = self._app.clock
-        wary = clock.monotonic() - self._quarantined_at < _WARY
-        if ask.idle and wary:
-            taken = await self._take_alone(ask)
+        expects_quarantined = clock.monotonic() - self._quarantined_at < _QUARANTINE_MEMORY
+        if request.idle and expects_quarantined:
+            taken = await self._take_isolated(request)
             if taken.jobs:
                 return taken
             self._quarantined_at = -math.inf
-        claim = await self._claim(ask)
+        claim = await self._claim(request)
         if claim.quarantined:
             self._quarantined_at = clock.monotonic()
-            if ask.idle and not claim.jobs:
-                return await self._take_alone(ask)
-        jobs = await self._without_unknown(ask, claim.jobs)
+            if request.idle and not claim.jobs:
+                return await self._take_isolated(request)
+        jobs = await self._without_unknown(request, claim.jobs)
         return ClaimResult(jobs, quarantined=claim.quarantined, next_due=claim.next_due)
 
-    async def _take_alone(self, ask: RemoteClaimRequest) -> ClaimResult:
-        claim = await self._claim(ask, isolated=True)
-        jobs = await self._without_unknown(ask, claim.jobs)
+    async def _take_isolated(self, request: RemoteClaimRequest) -> ClaimResult:
+        claim = await self._claim(request, isolated=True)
+        jobs = await self._without_unknown(request, claim.jobs)
         return ClaimResult(jobs, isolated=bool(jobs), quarantined=claim.quarantined, next_due=claim.next_due)
 
-    async def _claim(self, ask: RemoteClaimRequest, *, isolated: bool = False) -> Claim:
+    async def _claim(self, request: RemoteClaimRequest, *, isolated: bool = False) -> Claim:
         store = await self._app.open_store()
         claim = await store.queueing.claim(
             ClaimRequest(
-                ask.worker,
-                ask.capacity,
-                limit=1 if isolated else ask.limit,
-                lease_for=ask.lease_for,
+                request.worker,
+                request.capacity,
+                limit=1 if isolated else request.limit,
+                lease_for=request.lease_for,
                 isolated=isolated,
                 shared_worker_id=True,
             )
         )
-        emit_claim(self._app.events, claim, ask.worker, ask.lease_for)
+        emit_claim(self._app.events, claim, request.worker, request.lease_for)
         return claim
 
-    async def _without_unknown(self, ask: RemoteClaimRequest, jobs: list[Job]) -> list[Job]:
-        if ask.tasks is None:
+    async def _without_unknown(self, request: RemoteClaimRequest, jobs: list[Job]) -> list[Job]:
+        if request.tasks is None:
             return jobs
-        unknown = [job for job in jobs if job.task not in ask.tasks]
+        unknown = [job for job in jobs if job.task not in request.tasks]
         if unknown:
-            await self.fleet.settle_unknown(ask.worker, unknown, ask.tasks)
-        return [job for job in jobs if job.task in ask.tasks]
+            await self.remote_workers.settle_unknown(request.worker, unknown, request.tasks)
+        return [job for job in jobs if job.task in request.tasks]
 
     # ── waiting ───────────────────────────────────────────────────────────────────────────────────────────────
-    def enqueue_claim(self, ask: RemoteClaimRequest) -> WaitingClaim:
-        """Wait in turn; ``taken`` of the place has the result."""
-        place = WaitingClaim(ask)
+    def enqueue_claim(self, request: RemoteClaimRequest) -> WaitingClaim:
+        """Queues a claim; its result is set in ``taken``."""
+        waiter = WaitingClaim(request)
         if self._closed:
-            place.taken.set_result(ClaimResult([]))
-            return place
-        self._places[place] = None
-        self._came.set()
-        if self._minding is None or self._minding.done():
-            self._minding = asyncio.create_task(self._mind(), name="holdfast-claims")
-        return place
+            waiter.taken.set_result(ClaimResult([]))
+            return waiter
+        self._waiting[waiter] = None
+        self._changed.set()
+        if self._serving is None or self._serving.done():
+            self._serving = asyncio.create_task(self._serve_waiting(), name="holdfast-claims")
+        return waiter
 
-    def renew(self, place: WaitingClaim, ask: RemoteClaimRequest) -> None:
-        """It asks for something else from now on."""
-        if ask != place.ask:
-            place.ask = ask
-            self._came.set()
+    def renew(self, waiter: WaitingClaim, request: RemoteClaimRequest) -> None:
+        """Changes the request of a waiting claim."""
+        if request != waiter.request:
+            waiter.request = request
+            self._changed.set()
 
     def _stopping(self, event: Event) -> None:
-        """The API is about to end: answers all waiting claims."""
+        """Ends all waiting claims: the API is stopping."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._close)
 
     def _close(self) -> None:
         self._closed = True
-        places, self._places = self._places, {}
-        for place in places:
-            place.taken.set_result(ClaimResult([]))
+        waiting, self._waiting = self._waiting, {}
+        for waiter in waiting:
+            waiter.taken.set_result(ClaimResult([]))
 
-    async def cancel_claim(self, place: WaitingClaim) -> ClaimResult:
-        """Wait no longer. Jobs being taken for it this very moment are its own still."""
-        place.left = True
-        if place in self._places:
-            del self._places[place]
-            place.taken.set_result(ClaimResult([]))
-        return await asyncio.shield(place.taken)
+    async def cancel_claim(self, waiter: WaitingClaim) -> ClaimResult:
+        """Ends a waiting claim. Returns jobs that are being claimed for it at this moment."""
+        waiter.is_cancelled = True
+        if waiter in self._waiting:
+            del self._waiting[waiter]
+            waiter.taken.set_result(ClaimResult([]))
+        return await asyncio.shield(waiter.taken)
 
-    async def _mind(self) -> None:
-        """While a claim waits: a round of claims, then the store's news."""
-        while self._places:
-            self._came.clear()
+    async def _serve_waiting(self) -> None:
+        """While claims wait: claims for each, then waits for notifications."""
+        while self._waiting:
+            self._changed.clear()
             try:
-                due = await self._round()
-                if self._places:
-                    await self._notifications(due)
+                due = await self._claim_for_each()
+                if self._waiting:
+                    await self._wait_for_event(due)
             except HoldfastError as error:
-                for place in list(self._places):
-                    del self._places[place]
-                    place.taken.set_exception(error)
+                for waiter in list(self._waiting):
+                    del self._waiting[waiter]
+                    waiter.taken.set_exception(error)
 
-    async def _round(self) -> float:
-        """Claim for each that waits; seconds until the next job falls due."""
+    async def _claim_for_each(self) -> float:
+        """Claims for each waiting claim; returns the seconds until the next job is due."""
         due = math.inf
-        in_vain: set[tuple[frozenset[str], bool]] = set()
-        for place in list(self._places):
-            like = frozenset(queue for queue, slots in place.ask.capacity.items() if slots), place.ask.idle
-            if place not in self._places or like in in_vain:
+        without_jobs: set[tuple[frozenset[str], bool]] = set()
+        for waiter in list(self._waiting):
+            wanted = frozenset(queue for queue, slots in waiter.request.capacity.items() if slots), waiter.request.idle
+            if waiter not in self._waiting or wanted in without_jobs:
                 continue
-            del self._places[place]  # a client that leaves now waits for its result
+            del self._waiting[waiter]  # ``cancel_claim`` waits for the result from here on
             try:
-                taken = await self.take(place.ask)
+                taken = await self.take(waiter.request)
             except BaseException as error:
-                place.taken.set_exception(error if isinstance(error, HoldfastError) else HoldfastError(str(error)))
+                waiter.taken.set_exception(error if isinstance(error, HoldfastError) else HoldfastError(str(error)))
                 raise
-            if taken.jobs or place.left or self._closed:
-                place.taken.set_result(taken)
+            if taken.jobs or waiter.is_cancelled or self._closed:
+                waiter.taken.set_result(taken)
                 continue
-            self._places[place] = None
-            in_vain.add(like)
+            self._waiting[waiter] = None
+            without_jobs.add(wanted)
             if taken.next_due is not None:
                 due = min(due, taken.next_due.total_seconds())
         return due
 
-    async def _notifications(self, due: float) -> None:
-        """Until something may be ready, something falls due, or another claim has come."""
+    async def _wait_for_event(self, due: float) -> None:
+        """Waits until a job may be ready or is due, or the waiting claims have changed."""
         clock, poll = self._app.clock, self._app.settings.poll.total_seconds()
         store = await self._app.open_store()
         topics = sorted(
-            {f"queue:{queue}" for place in self._places for queue, slots in place.ask.capacity.items() if slots}
+            {f"queue:{queue}" for waiter in self._waiting for queue, slots in waiter.request.capacity.items() if slots}
         )
-        most = max(_BREATH, min(poll, due))
-        waits: list[asyncio.Future[object]] = [asyncio.ensure_future(self._came.wait())]
+        longest = max(_MIN_PAUSE, min(poll, due))
+        waits: list[asyncio.Future[object]] = [asyncio.ensure_future(self._changed.wait())]
         if topics:
-            waits.append(asyncio.ensure_future(store.queueing.wait(topics, timeout=most + 1)))
+            waits.append(asyncio.ensure_future(store.queueing.wait(topics, timeout=longest + 1)))
         try:
-            await clock.run_bounded(wait_first(*waits), most)
+            await clock.run_bounded(wait_first(*waits), longest)
         finally:
             for each in waits:
                 each.cancel()

@@ -52,7 +52,7 @@ class ApiRequest:
     ``id`` is the client's own X-Request-Id where that is a sensible one; ``added`` goes to the answer's headers;
     ``template`` is the path of the operation that was found; ``stopping`` is set when a server that says so stops;
     ``root_path`` is where the API is mounted, ``path`` the rest as ``route_path`` returns it; ``is_read`` is True
-    once the whole body has arrived; ``over`` is called when nothing more is to be sent, however it ended.
+    once the whole body has arrived; ``at_end`` is called when nothing more is to be sent, however it ended.
     """
 
     __slots__ = (
@@ -62,7 +62,7 @@ class ApiRequest:
         "id",
         "is_read",
         "method",
-        "over",
+        "at_end",
         "path",
         "query",
         "receive",
@@ -79,7 +79,7 @@ class ApiRequest:
         self.receive = receive
         self.stopping: asyncio.Event | None = (scope.get("extensions") or {}).get(STOPPING)
         self.added: list[Header] = []
-        self.over: list[Callable[[], None]] = []
+        self.at_end: list[Callable[[], None]] = []
         self.set_mount(scope)
         self.is_read = False
         self.template: str | None = None
@@ -160,7 +160,7 @@ def json_response(status: int, value: Any, *headers: Header) -> ApiResponse:
 
 
 def join_words(words: Sequence[str]) -> str:
-    """Text for a sentence: ``a, b and c``."""
+    """Joins words for a sentence: ``a, b and c``."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
@@ -365,20 +365,20 @@ class Gone(Exception):
     """The client went away before its request was complete: there is no client to answer."""
 
 
-async def read_document(request: ApiRequest, limit: int, patience: float, *, optional: bool) -> dict[str, Any]:
-    """The JSON object of the body. ``patience``: seconds for it to arrive. ``optional``: none at all is ``{}``."""
-    body = await read_body(request, limit, patience)
+async def read_document(request: ApiRequest, limit: int, timeout: float, *, optional: bool) -> dict[str, Any]:
+    """The JSON object of the body. ``timeout``: seconds for it to arrive. ``optional``: none at all is ``{}``."""
+    body = await read_body(request, limit, timeout)
     return {} if optional and not body else decode_body(body, limit)
 
 
-async def read_body(request: ApiRequest, limit: int, patience: float) -> bytes:
+async def read_body(request: ApiRequest, limit: int, timeout: float) -> bytes:
     """Reads the body of a request for JSON; refuses another media type."""
     if b"content-encoding" in request.headers:
         raise Refusal(415, "unsupported_encoding", "a compressed body is not read", "send it as it is", CLOSE)
     media, announced = request.headers.get(b"content-type", b""), not is_bare(request)
     if announced:
         _check_media(media)
-    body = await _read(request, limit, patience)
+    body = await _read(request, limit, timeout)
     if body and not announced:
         _check_media(media)
     return body
@@ -405,15 +405,15 @@ def _check_media(header: bytes) -> None:
         raise Refusal(415, "unsupported_media_type", detail, "send Content-Type: application/json", CLOSE)
 
 
-async def _read(request: ApiRequest, limit: int, patience: float) -> bytes:
+async def _read(request: ApiRequest, limit: int, timeout: float) -> bytes:
     announced = request.headers.get(b"content-length", b"0").strip()
     if announced.isdigit() and (len(announced) > 12 or int(announced) > limit):
         raise _too_large(limit)
     try:
-        async with asyncio.timeout(patience):
+        async with asyncio.timeout(timeout):
             return await _gather(request, limit)
     except TimeoutError:
-        detail = f"the body did not arrive within {patience:g} s"
+        detail = f"the body did not arrive within {timeout:g} s"
         raise Refusal(408, "body_too_slow", detail, "send it at once", CLOSE) from None
 
 

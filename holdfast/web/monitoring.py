@@ -86,7 +86,7 @@ async def get_metrics(call: RequestContext) -> ApiResponse:
     """In the format that is asked for."""
     call.caller.check_unlimited()
     accept = call.request.headers.get(b"accept", b"").decode("latin-1")
-    readings = [*call.meter.metrics.read(), *await call.meter.queues.read()]
+    readings = [*call.request_metrics.metrics.read(), *await call.request_metrics.queues.read()]
     try:
         body, media = expose_metrics(readings, prefix=call.app.settings.metrics_prefix, accept=accept)
     except ConfigError as error:

@@ -40,7 +40,7 @@ class StopAnswer(msgspec.Struct, frozen=True):
 
 
 class QueuePause(msgspec.Struct, frozen=True):
-    """Returns True if a queue is paused."""
+    """A queue, and True if it is paused."""
 
     name: str
     paused: bool
@@ -57,7 +57,7 @@ class Stats(FiguresDocument, frozen=True, kw_only=True):
 
 
 async def own_queues(call: RequestContext) -> list[QueueInfo]:
-    """Every queue that is the caller's."""
+    """Returns every queue that the caller's key allows."""
     return [each for each in await call.app.queues() if call.caller.allows_queue(each.name)]
 
 

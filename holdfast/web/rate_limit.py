@@ -1,6 +1,6 @@
-"""Limits of requests: a token bucket for each name, in bounded memory, and a number of requests that wait.
+"""Limits of requests: a token bucket for each name, in bounded memory, and a limit of waiting requests.
 
-Each process counts for itself. A request that waits has a connection to itself.
+Each process counts separately. A waiting request occupies a connection.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from holdfast.settings.settings import Settings
 from holdfast.web.keys import Principal
 from holdfast.web.messages import Header, Refusal
 
-_NAMES_MOST = 10_000
+_MAX_NAMES = 10_000
 
 
 class TokenGrant(NamedTuple):
@@ -27,35 +27,34 @@ class TokenGrant(NamedTuple):
 
     allowed: bool
     left: int
-    wait: float  # seconds until there is one, where there was none
+    wait: float  # seconds until the next token
 
 
 class Rate:
-    """Rate limiter: so many a second, and ``burst`` at once. Of many names the least recently seen are forgotten: their
-    bucket is full again, as it would be after a while.
-    """
+    """Rate limiter with a token bucket for each name. Beyond a number of names, the least recently used bucket is
+    dropped, and is full at its next use."""
 
     def __init__(self, what: str, per_second: float, burst: int, clock: Clock) -> None:
         self.what = what
         self._per_second = per_second
         self._burst = burst
         self._clock = clock
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # tokens, and when there were so many
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # tokens, and the instant of that count
 
     def take(self, name: str) -> TokenGrant:
-        """Take a token of this name's, if there is one."""
+        """Takes a token of a name, if there is one."""
         now = self._clock.monotonic()
         tokens, at = self._buckets.pop(name, (float(self._burst), now))
         tokens = min(self._burst, tokens + (now - at) * self._per_second)
         allowed = tokens >= 1
         self._buckets[name] = (tokens - allowed, now)
-        if len(self._buckets) > _NAMES_MOST:
+        if len(self._buckets) > _MAX_NAMES:
             self._buckets.popitem(last=False)
         return TokenGrant(allowed, int(tokens - allowed), 0.0 if allowed else (1 - tokens) / self._per_second)
 
     def rate_headers(self, taken: TokenGrant) -> tuple[Header, Header]:
         """Returns the rate limit's headers."""
-        window = math.ceil(self._burst / self._per_second)  # in which an empty bucket fills
+        window = math.ceil(self._burst / self._per_second)  # seconds in which an empty bucket fills
         policy = f'"{self.what}";q={self._burst};w={window}'
         return (
             (b"ratelimit-policy", policy.encode()),
@@ -70,40 +69,40 @@ class Rate:
         return Refusal(429, "too_many_requests", detail, f"try again in {seconds} s", retry)
 
 
-_RETRY_AFTER = b"5"  # seconds: places become free as jobs come and end
+_RETRY_AFTER = b"5"  # seconds: waits end as jobs arrive and end
 
 
 class WaitLimiter:
     """Limiter of waiting requests, one for each ``Api``."""
 
     def __init__(self, settings: Settings) -> None:
-        self._most = max(1, settings.connections * 3 // 4)
-        self._most_of_key = settings.waiting_per_key
-        self._there: Counter[str] = Counter()
-        self._counting = threading.Lock()  # the event loops may be several threads'
+        self._max_waiting = max(1, settings.connections * 3 // 4)
+        self._max_per_key = settings.waiting_per_key
+        self._waiting: Counter[str] = Counter()
+        self._counting = threading.Lock()  # event loops may run in several threads
 
     @contextmanager
     def limit_wait(self, caller: Principal) -> Iterator[None]:
-        """Around the wait of one request; Refusal where too many wait."""
+        """Counts a waiting request while entered; raises Refusal if too many wait."""
         name = caller.key or address_network(caller.address)
         with self._counting:
-            self._enter(name)
+            self._add_waiting(name)
         try:
             yield
         finally:
             with self._counting:
-                self._there[name] -= 1
-                if not self._there[name]:
-                    del self._there[name]
+                self._waiting[name] -= 1
+                if not self._waiting[name]:
+                    del self._waiting[name]
 
-    def _enter(self, name: str) -> None:
-        if self._there[name] >= self._most_of_key:
+    def _add_waiting(self, name: str) -> None:
+        if self._waiting[name] >= self._max_per_key:
             raise _refusal(
-                f"{self._most_of_key:,} of your requests wait, as many as the setting waiting_per_key allows"
+                f"{self._max_per_key:,} of your requests wait, as many as the setting waiting_per_key allows"
             )
-        if self._there.total() >= self._most:
-            raise _refusal(f"{self._most:,} requests wait, as many as three quarters of the connections")
-        self._there[name] += 1
+        if self._waiting.total() >= self._max_waiting:
+            raise _refusal(f"{self._max_waiting:,} requests wait, as many as three quarters of the connections")
+        self._waiting[name] += 1
 
 
 def _refusal(detail: str) -> Refusal:
@@ -117,13 +116,13 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?")
 
 
 class Proxies:
-    """Proxies whose word about the client's address is trusted."""
+    """Trusted proxies: their X-Forwarded-For headers name the client's address."""
 
     def __init__(self, networks: Sequence[str]) -> None:
         self._networks: tuple[Network, ...] = tuple(map(ip_network, networks))
 
     def client_of(self, peer: str, headers: Iterable[Header]) -> str:
-        """The client's address: the peer, or behind trusted proxies the last address that is not a proxy's."""
+        """Returns the client's address: the peer, or behind trusted proxies the last address that is not a proxy's."""
         if not self._networks or not self.is_trusted(peer):
             return peer
         named = [value.decode("latin-1") for name, value in headers if name == b"x-forwarded-for"]
@@ -138,7 +137,7 @@ class Proxies:
         return client
 
     def is_trusted(self, text: str) -> bool:
-        """Returns True if this is the address of one of them."""
+        """Returns True if this is the address of a trusted proxy."""
         address = _parsed(text)
         return address is not None and any(
             address in network for network in self._networks if network.version == address.version
@@ -162,13 +161,12 @@ def _parsed(text: str) -> Address | None:
 
 
 def host_of(header: bytes) -> str | None:
-    """The name in a Host header, in small letters, without its port; None: there is no sense in it."""
+    """Returns the name in a Host header, in lower case, without the port; None if the header is invalid."""
     found = _HOST.fullmatch(header.decode("latin-1"))
     return None if found is None else found[1].lower().rstrip(".")
 
 
 def is_unforgeable(host: str) -> bool:
-    """Returns True if no page of another site could have got a browser to come here under this name: an address, or a
-    name without a dot, which no outsider can own.
-    """
+    """Returns True if DNS rebinding cannot use this name: an address, or a name without a dot, which no outsider
+    owns."""
     return _parsed(host) is not None or "." not in host or host.endswith(".localhost")

@@ -29,34 +29,34 @@ from holdfast.worker.policy import UnfitJobs, backoff_of
 from holdfast.worker.reporting import dead_letter_key, emit_lease_lost, emit_success, emit_unsuccessful, measure_settled
 from holdfast.worker.sweeper import Sweeper
 
-_KNOWN_MOST = 10_000  # workers that are remembered
+_MAX_KNOWN = 10_000  # workers kept in memory
 _TIMED: tuple[type[Event], ...] = (BatchSettled, JobDead, JobFailed, JobSucceeded)
 """Events with an attempt's duration: the store's time is read only for subscribers."""
 _LOCKED = (0.05, 0.1, 0.2, 0.4)  # seconds between looks at jobs locked by another transaction
 
 
 class RemoteWorker:
-    """State of a worker in this process. Nothing depends on it: another process may serve its next request."""
+    """Cached state of a worker. Optional: another process may serve the worker's next request."""
 
-    __slots__ = ("beaten_at", "command", "failed", "queues", "succeeded")
+    __slots__ = ("command", "failed", "heartbeat_at", "queues", "succeeded")
 
     def __init__(self) -> None:
-        self.queues = ""  # not said yet
+        self.queues = ""  # not known yet
         self.succeeded = 0
         self.failed = 0
-        self.beaten_at: float | None = None
+        self.heartbeat_at: float | None = None
         self.command = WorkerCommand.NONE
 
 
 class RemoteEnding(msgspec.Struct, frozen=True):
-    """A job in hand and the outcome of its attempt."""
+    """A claimed job and the outcome of its attempt."""
 
     job: Job
     outcome: Outcome
 
 
 class RemoteWorkers:
-    """Made for one ``Api``."""
+    """The remote workers of one ``Api``."""
 
     def __init__(self, app: Holdfast) -> None:
         self.app = app
@@ -64,33 +64,33 @@ class RemoteWorkers:
         self._unfit = UnfitJobs(app)
         self._rng = random.Random()
         self._sweeping: asyncio.Task[None] | None = None
-        self._afterwards: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[None]] = set()
 
-    # ── who they are ──────────────────────────────────────────────────────────────────────────────────────────
+    # ── known workers ──────────────────────────────────────────────────────────────────────────────────────────
     def get_worker(self, worker: str) -> RemoteWorker:
-        """Returns the state of this worker; the longest silent ones are dropped."""
+        """Returns the state of this worker; drops the least recently seen beyond a limit."""
         known = self._known.pop(worker, None) or RemoteWorker()
         self._known[worker] = known
-        if len(self._known) > _KNOWN_MOST:
+        if len(self._known) > _MAX_KNOWN:
             del self._known[next(iter(self._known))]
         return known
 
     def remove_worker(self, worker: str) -> None:
-        """It has left."""
+        """Forgets a worker that has deregistered."""
         self._known.pop(worker, None)
 
     async def heartbeat(
         self, heartbeat: WorkerHeartbeat, leases: Sequence[Lease], lease_for: timedelta
     ) -> HeartbeatReply:
-        """Register the worker and extend its leases."""
+        """Registers the worker and extends its leases."""
         store = await self.app.open_store()
-        beaten_at = self.app.clock.monotonic()
+        heartbeat_at = self.app.clock.monotonic()
         beat = await store.queueing.heartbeat(heartbeat, leases, lease_for=lease_for)
         known = self.get_worker(heartbeat.worker)
-        known.beaten_at, known.command = beaten_at, beat.command
+        known.heartbeat_at, known.command = heartbeat_at, beat.order
         return beat
 
-    # ── what becomes of their jobs ────────────────────────────────────────────────────────────────────────────
+    # ── settlements ────────────────────────────────────────────────────────────────────────────
     def decide_settlement(self, ending: RemoteEnding) -> Settlement:
         """Decides the job's settlement as for a local worker."""
         settings, job = self.app.settings, ending.job
@@ -98,7 +98,7 @@ class RemoteWorkers:
         return decide(job, ending.outcome, backoff, self._rng)
 
     async def settle(self, worker: str, endings: Sequence[RemoteEnding]) -> list[Settled]:
-        """Settle these jobs of a worker, and tell observers."""
+        """Settles jobs of a worker and emits their events."""
         if not endings:
             return []
         store = await self.app.open_store()
@@ -121,13 +121,13 @@ class RemoteWorkers:
             if answer.accepted and answer.state is JobState.SUCCEEDED:
                 succeeded.append((ending.job.task, seconds))
             if not answer.locked:
-                self._tell(worker, ending.job, settlement, answer, seconds)
+                self._emit_answer(worker, ending.job, settlement, answer, seconds)
         if self.app.events.has_subscriber(BatchSettled):
             measure_settled(self.app.events, len(endings), succeeded)
         return answers
 
     async def _with_deferred(self, endings: Sequence[RemoteEnding]) -> Sequence[RemoteEnding]:
-        """The endings, with jobs given back that another worker may run."""
+        """Returns the endings; jobs that another worker may be able to run are released."""
         unfit = {
             place: each.outcome for place, each in enumerate(endings) if UnfitJobs.is_unfit(each.outcome, each.job)
         }
@@ -138,7 +138,7 @@ class RemoteWorkers:
         changed = dict(zip(unfit, map(RemoteEnding, jobs, outcomes), strict=True))
         return [changed.get(place, each) for place, each in enumerate(endings)]
 
-    def _tell(self, worker: str, job: Job, settlement: Settlement, answer: Settled, seconds: float) -> None:
+    def _emit_answer(self, worker: str, job: Job, settlement: Settlement, answer: Settled, seconds: float) -> None:
         events, known = self.app.events, self.get_worker(worker)
         if not answer.accepted:
             emit_lease_lost(events, job, worker)
@@ -160,11 +160,11 @@ class RemoteWorkers:
     def run_in_background(self, call: Coroutine[Any, Any, None]) -> None:
         """Runs in the background."""
         task = asyncio.ensure_future(call)
-        self._afterwards.add(task)
-        task.add_done_callback(self._afterwards.discard)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
     async def settle_unknown(self, worker: str, jobs: Sequence[Job], tasks: frozenset[str]) -> None:
-        """Settle jobs whose task the worker does not know, as a worker of ours would."""
+        """Settles jobs whose task the worker does not know, as a local worker does."""
         known = sorted(tasks)
         endings = [RemoteEnding(job, self._unfit.unknown_task_failure(job, known, self.app.settings)) for job in jobs]
         try:
@@ -174,8 +174,7 @@ class RemoteWorkers:
 
     # ── maintenance ───────────────────────────────────────────────────────────────────────────────────────────
     async def sweep(self) -> None:
-        """From the first claim on, sweep as every worker of ours does: without a local worker no process would settle
-        expired leases."""
+        """Starts a sweeper, if none runs: without a local worker no other process would settle expired leases."""
         sweeping = self._sweeping
         if sweeping is not None and not sweeping.done() and sweeping.get_loop() is asyncio.get_running_loop():
             return

@@ -35,32 +35,32 @@ class RequestContext(msgspec.Struct, kw_only=True):
 
     app: Holdfast
     caller: Principal
-    meter: RequestMetrics
+    request_metrics: RequestMetrics
     waiters: ClaimWaiters
-    feeds: EventBroadcasters
-    waiting: WaitLimiter
+    broadcasters: EventBroadcasters
+    wait_limiter: WaitLimiter
     unknown_tasks: UnknownTaskLog
-    still: Callable[[], bool]  # whether who asks may still ask
+    is_still_authorized: Callable[[], bool]  # False once the caller's key is no longer valid
     redaction: Redaction
     request: ApiRequest
     path: Mapping[str, str]
     query: Mapping[str, Any] = {}
     body: Mapping[str, Any] = {}
     warnings: Callable[[], list[str]] = list
-    """What is to be seen to about the API itself."""
+    """Warnings about the API itself."""
     changed: list[str] = []
-    """Ids of the jobs, or workers, it changed: for the record."""
+    """Ids of the changed jobs or workers, for the audit record."""
     verdicts: Mapping[str, int] = {}
-    """Of settlements: how many came to what, for the record too."""
+    """Number of settlements by verdict, for the audit record."""
 
     @property
-    def fleet(self) -> RemoteWorkers:
-        """The workers over HTTP."""
-        return self.waiters.fleet
+    def remote_workers(self) -> RemoteWorkers:
+        """Workers that use the HTTP API."""
+        return self.waiters.remote_workers
 
     def visible_job(self, job: Job, *, own: bool = False) -> JobDocument:
-        """The job as this caller may see it. What others put in or got out is for those who may read; ``own``: it is
-        the caller's, who put it in just now."""
+        """Returns the job as the caller may see it: without payload and result if its key lacks the scope ``read``.
+        ``own``: the caller has just submitted the job, and sees both."""
         document = job_document(self.redaction.redact_job(job))
         if own or self.caller.has_scope("read"):
             return document
@@ -68,7 +68,7 @@ class RequestContext(msgspec.Struct, kw_only=True):
 
 
 def named_queue(call: RequestContext) -> str:
-    """The queue the path names, if it is the caller's."""
+    """Returns the queue of the path; refuses one that the caller's key does not allow."""
     name = check_name("queue", call.path["queue"])
     call.caller.check_queue(name)
     return name
@@ -78,9 +78,9 @@ Handler = Callable[[RequestContext], Awaitable[ApiResponse]]
 
 
 class ResponseSpec(NamedTuple):
-    """An answer an operation may give: the type of its document, its meaning, an example of it.
+    """An answer of an operation: document type, meaning and example.
 
-    ``texts``: media types of the same as text. ``stream``: it is the data of each event.
+    ``texts``: media types of its text form. ``stream``: the document is the data of each event.
     """
 
     document: Any
@@ -91,9 +91,9 @@ class ResponseSpec(NamedTuple):
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
-    """A thing that can be asked.
+    """An operation of the API.
 
-    ``scope``: what a key must be allowed to do; None: anybody may ask. ``batch``: the body may be that much larger;
+    ``scope``: scope that a key needs; None: no key is needed. ``batch``: the body may be that much larger;
     ``results``: it may hold results of jobs. ``raw``: its handler reads the body's fields itself.
     ``quiet``: it changes nothing that would be recorded.
     """

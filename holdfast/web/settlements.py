@@ -203,7 +203,7 @@ async def settle(call: RequestContext) -> ApiResponse:
     """Settle jobs: each one whose lease still stands."""
     leases, outcomes = read_settlements(call.body["settlements"], call.app.settings)
     worker = worker_of(call)
-    await call.fleet.sweep()
+    await call.remote_workers.sweep()
     store = await call.app.open_store()
     stands = await read_leases(store, worker, leases)
     endings = {
@@ -212,14 +212,14 @@ async def settle(call: RequestContext) -> ApiResponse:
         if stand.job is not None
     }
     held = [place for place in endings if stands[place].held]
-    answers = dict(zip(held, await call.fleet.settle(worker, [endings[place] for place in held]), strict=True))
+    answers = dict(zip(held, await call.remote_workers.settle(worker, [endings[place] for place in held]), strict=True))
     verdicts = []
     for place, stand in enumerate(stands):
         answer = answers.get(place)
         if answer is not None:
             verdicts.append(_answered(answer))
         else:
-            asked = None if stand.job is None else call.fleet.decide_settlement(endings[place])
+            asked = None if stand.job is None else call.remote_workers.decide_settlement(endings[place])
             verdicts.append(_refused(call, worker, stand, asked))
     call.changed += [each.id for each in verdicts if each.verdict is SettlementVerdict.ACCEPTED]
     call.verdicts = Counter(each.verdict.value for each in verdicts)

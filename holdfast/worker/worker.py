@@ -237,8 +237,7 @@ class Worker:
     async def _check_name(self, store: Store) -> None:
         """Raises Unavailable if a living worker has the configured ``worker_id``: registering would replace it.
 
-        Not ConfigError, after which no supervisor restarts the worker: the id may become free.
-        """
+        Not ConfigError, after which no supervisor restarts the worker: the id may become free."""
         if self.shared.settings.worker_id is None:
             return
         ours = (socket.gethostname(), os.getpid())

@@ -58,7 +58,7 @@ def test_subscriber_far_behind_is_late_and_keeps_nothing() -> None:
         follower = Subscriber()
         for number in range(1000):
             follower.put(piece(number))
-        assert follower.late
+        assert follower.is_late
         assert await follower.next(PATIENCE) is None
 
     run(body)
@@ -71,7 +71,7 @@ def test_subscriber_in_time_receives_everything_in_order() -> None:
             follower.put(piece(number))
             assert await follower.next(PATIENCE) == piece(number)
         assert await follower.next(0.01) is None
-        assert not follower.late
+        assert not follower.is_late
 
     run(body)
 
@@ -79,13 +79,13 @@ def test_subscriber_in_time_receives_everything_in_order() -> None:
 # ── streams ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_streams_share_one_look_at_the_store(home: str, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[EventBroadcaster] = []
-    look = EventBroadcaster._look
+    look = EventBroadcaster._read_page
 
     async def counted(each: EventBroadcaster) -> None:
         looks.append(each)
         await look(each)
 
-    monkeypatch.setattr(EventBroadcaster, "_look", counted)
+    monkeypatch.setattr(EventBroadcaster, "_read_page", counted)
 
     async def body() -> None:
         async with served(home) as (app, address), asyncio.TaskGroup() as group:
@@ -191,7 +191,7 @@ def test_catching_up_streams_read_one_at_a_time(home: str, monkeypatch: pytest.M
 
 
 def test_a_stream_ends_after_its_time_though_it_is_behind(home: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_broadcast, "_PIECE", 1)
+    monkeypatch.setattr(event_broadcast, "_PAGE_SIZE", 1)
 
     async def body() -> None:
         async with served(home, event_stream_for="1ms") as (app, address):
@@ -348,7 +348,7 @@ def test_limited_key_receives_only_events_of_its_queues(home: str, tmp_path: Pat
 def test_no_id_says_which_jobs_there_are_in_other_queues(
     home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_broadcast, "_PIECE", 2)
+    monkeypatch.setattr(event_broadcast, "_PAGE_SIZE", 2)
     keys = Keys(tmp_path)
     mail = keys.make("read", queues=("mail",))
 

@@ -11,7 +11,7 @@ import pytest
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from holdfast.web.connection_limits import PIPELINED_MOST, Connection, ConnectionLimits, ConnectionRegistry
+from holdfast.web.connection_limits import MAX_PIPELINED, Connection, ConnectionLimits, ConnectionRegistry
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 CHUNKED = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -98,7 +98,7 @@ def test_what_never_ends_is_cut_off_before_it_is_held(name: str) -> None:
             await _pour(writer, ENDLESS[name] if name == "requests" else b"x" * 50_000)
             assert server.connection is not None
             assert server.connection.read < READ_MOST
-            assert server.connection.waiting_most <= PIPELINED_MOST
+            assert server.connection.waiting_most <= MAX_PIPELINED
 
     asyncio.run(scenario())
 
@@ -129,8 +129,8 @@ def test_as_many_as_may_wait_are_answered() -> None:
     async def scenario() -> None:
         server = Server()
         async with server.connected() as (reader, writer), asyncio.timeout(40):
-            writer.write(GET * (PIPELINED_MOST + 1))
-            for _ in range(PIPELINED_MOST + 1):
+            writer.write(GET * (MAX_PIPELINED + 1))
+            for _ in range(MAX_PIPELINED + 1):
                 server.may.release()
                 assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
 

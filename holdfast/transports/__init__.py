@@ -36,22 +36,22 @@ class TransportConfig(NamedTuple):
 
 
 def with_transport(
-    store: Store, way: TransportConfig, *, lease: timedelta, in_flight: DeliveryLedger, emit: Callable[[Event], None]
+    store: Store, config: TransportConfig, *, lease: timedelta, in_flight: DeliveryLedger, emit: Callable[[Event], None]
 ) -> Store:
     """``store``, whose ready jobs' ids that transport carries. It must be an TransportableStore.
 
-    ``lease``: for how long who has a delivery may be silent. ``in_flight`` is shared by the stores of an application.
-    ``emit`` receives an event when the transport leaves and when it is back.
+    ``lease``: how long a consumer with deliveries may be silent. ``in_flight`` is shared by the stores of an
+    application. ``emit`` receives an event when the transport leaves and when it is back.
     """
     try:
         from holdfast.transports.redis import RedisList, RedisStream, server_of
     except ModuleNotFoundError as error:
         raise ConfigError(f"transport: Redis needs {error.name}; pip install 'holdfast[redis]'") from None
-    names = TransportKeys(way.key, way.dead_key)
-    server = server_of(way.url, names)
+    names = TransportKeys(config.key, config.dead_key)
+    server = server_of(config.url, names)
 
     def make_transport() -> Transport:
-        if way.kind == "redis_list":
+        if config.kind == "redis_list":
             return RedisList(server, names, in_flight.consumer)
         return RedisStream(server, names, in_flight.consumer, silence=lease)
 

@@ -14,8 +14,8 @@ from holdfast.stores.base import EVERY_QUEUE, ClaimRequest, TransportQueries
 from holdfast.transports.session import Away, DeliveryLedger, TransportSession, canonical_id
 
 _ROUNDS = 20  # of receiving, in one claim
-_MANY = 500  # ids received at once where most of the last ones could not be claimed
-_PROMOTED_MOST = 1000  # due jobs made ready by one claim; more are made ready by the next
+_RECEIVE_BATCH = 500  # ids received at once where most of the last ones could not be claimed
+_MAX_PROMOTED = 1000  # due jobs made ready by one claim; more are made ready by the next
 
 
 class Claiming:
@@ -26,12 +26,12 @@ class Claiming:
     ) -> None:
         self._queries = queries
         self._session = session
-        self._in_hand = in_flight
+        self._in_flight = in_flight
         self._request = request
         self._jobs: list[Job] = []
         self._taken: Counter[str] = Counter()
-        self._left: list[Delivery] = []
-        self._over: list[Delivery] = []  # they stand for nothing that can be claimed
+        self._returned: list[Delivery] = []
+        self._unusable: list[Delivery] = []  # they stand for nothing that can be claimed
         self._malformed: list[Delivery] = []  # they hold no job id
         self._promoted: int | None = None
         self._last: Claim = Claim(jobs=[])
@@ -48,11 +48,11 @@ class Claiming:
             if not self._jobs:  # else no process would know of their leases
                 raise
         finally:
-            await self._part()
+            await self._return_unused()
         return msgspec.structs.replace(
             self._last,
             jobs=self._jobs,
-            refused=len(self._over),
+            refused=len(self._unusable),
             promoted=self._promoted or 0,
             quarantined=self._quarantined,
             lease_until_us=self._lease_until_us,
@@ -66,9 +66,9 @@ class Claiming:
             deliveries = await self._receive(many=many, first=turn == 0)
             if turn and not deliveries and not promoted:
                 return
-            useless, paused = self._useless, self._session.paused
+            discarded, paused = self._discarded, self._session.paused
             await self._claim(deliveries)
-            many = self._useless - useless > len(deliveries) // 2
+            many = self._discarded - discarded > len(deliveries) // 2
             promoted = await self._promote()
             more = deliveries or not paused <= self._session.paused
             if self._held_back:
@@ -79,14 +79,14 @@ class Claiming:
                 return
 
     @property
-    def _useless(self) -> int:
-        return len(self._over) + len(self._malformed)
+    def _discarded(self) -> int:
+        return len(self._unusable) + len(self._malformed)
 
     @property
     def _room(self) -> int:
         return self._request.limit - len(self._jobs)
 
-    def _wants(self) -> dict[str, int]:
+    def _capacity(self) -> dict[str, int]:
         """Returns the number still wanted of each queue."""
         capacity = dict(self._request.capacity)
         others = capacity.get(EVERY_QUEUE)
@@ -96,20 +96,20 @@ class Claiming:
         return {queue: max(0, slots) for queue, slots in capacity.items()}
 
     async def _receive(self, *, many: bool, first: bool) -> list[Delivery]:
-        capacity, session = self._wants(), self._session
+        capacity, session = self._capacity(), self._session
         deliveries: list[Delivery] = []
         if first:
             deliveries, rest = session.take_deliveries(capacity, self._room)
-            self._left += rest
-        limit = _MANY if many else self._room
+            self._returned += rest
+        limit = _RECEIVE_BATCH if many else self._room
         if many:
-            capacity = {queue: _MANY for queue, slots in capacity.items() if slots > 0}
+            capacity = {queue: _RECEIVE_BATCH for queue, slots in capacity.items() if slots > 0}
         if self._room > len(deliveries) and any(capacity.values()):
             arrived = session.transport.receive(capacity, limit=limit - len(deliveries), closed=session.paused)
             try:
                 deliveries += await session.call_transport(arrived)
             except Away:
-                self._left += deliveries
+                self._returned += deliveries
                 raise
         return deliveries
 
@@ -121,7 +121,7 @@ class Claiming:
             if canonical is None:
                 self._malformed.append(each)
             elif canonical in by_id:
-                self._over.append(each)
+                self._unusable.append(each)
             else:
                 by_id[canonical] = each
         request = self._request
@@ -130,7 +130,7 @@ class Claiming:
             delivered = await self._queries.claim_delivered(
                 msgspec.structs.replace(
                     request,
-                    capacity=self._wants(),
+                    capacity=self._capacity(),
                     limit=self._room,
                     max_must_start=max(0, max_must_start),
                     only=list(by_id),
@@ -138,11 +138,11 @@ class Claiming:
                 )
             )
         except BaseException:
-            self._left += by_id.values()
+            self._returned += by_id.values()
             raise
-        self._note(delivered, by_id)
+        self._record_claim(delivered, by_id)
 
-    def _note(self, delivered: DeliveredClaim, by_id: dict[str, Delivery]) -> None:
+    def _record_claim(self, delivered: DeliveredClaim, by_id: dict[str, Delivery]) -> None:
         self._last = delivered.claim
         self._quarantined = self._quarantined or delivered.claim.quarantined
         if self._lease_until_us is None:
@@ -152,13 +152,13 @@ class Claiming:
         for job in delivered.claim.jobs:
             self._jobs.append(job)
             self._taken[job.queue] += 1
-            self._in_hand.take(self._request.worker, job.lease, by_id.pop(job.id))
+            self._in_flight.take(self._request.worker, job.lease, by_id.pop(job.id))
         self._expired += delivered.claim.expired
         for job_id, queue in delivered.left.items():
             delivery = by_id.pop(job_id)
             # One that has moved to another queue was announced there: here it would come back for ever.
-            (self._left if delivery.queue == queue else self._over).append(delivery)
-        self._over += by_id.values()
+            (self._returned if delivery.queue == queue else self._unusable).append(delivery)
+        self._unusable += by_id.values()
 
     async def _promote(self) -> bool:
         """Make due jobs ready and announce them, once; whether there was any."""
@@ -167,17 +167,17 @@ class Claiming:
             return False
         capacity = self._request.capacity
         queues = None if EVERY_QUEUE in capacity else [queue for queue, slots in capacity.items() if slots > 0]
-        ready = await self._queries.make_ready(queues, limit=_PROMOTED_MOST)
+        ready = await self._queries.make_ready(queues, limit=_MAX_PROMOTED)
         self._promoted = sum(map(len, ready.values()))
         if ready:
             await self._session.call_transport(self._session.transport.publish(ready))
         return bool(ready)
 
-    async def _part(self) -> None:
+    async def _return_unused(self) -> None:
         """Give back deliveries that other workers can take, in their order, and acknowledge the rest."""
         session = self._session
-        if self._left:
-            await session.try_call(session.transport.nack(self._left))
-        if self._over:
-            await session.try_call(session.transport.ack(self._over))
+        if self._returned:
+            await session.try_call(session.transport.nack(self._returned))
+        if self._unusable:
+            await session.try_call(session.transport.ack(self._unusable))
         await session.set_aside(self._malformed)

@@ -35,7 +35,7 @@ class LimitedClaiming:
     ) -> None:
         self._queries = queries
         self._session = session
-        self._in_hand = in_flight
+        self._in_flight = in_flight
         self._turns = turns
 
     async def run(self, request: ClaimRequest) -> Claim:
@@ -45,7 +45,7 @@ class LimitedClaiming:
             return limited
         rest = request if limited is None else reduce_request(request, limited.jobs, are_limited=True)
         try:
-            delivered = await Claiming(self._queries, self._session, self._in_hand, rest).run()
+            delivered = await Claiming(self._queries, self._session, self._in_flight, rest).run()
         except HoldfastError:
             if limited is None or not limited.jobs:  # else no process would know of their leases
                 raise

@@ -1,12 +1,13 @@
-"""The sweep of a transport: lost ids are announced again, its lists of dead letters are made true, and deliveries
-that dead consumers had in hand go to other consumers.
+"""The sweep of a transport: publishes lost ids again, syncs the lists of dead letters, and reclaims deliveries of dead
+consumers.
 
-Each queue's ready jobs are counted and compared with the ids in the transport. Where it holds fewer, the oldest
-ready jobs that do not stand in it are announced: never more than are missing, so nothing piles up. Its content
-is known only where all of it can be looked at. Ids that are just on their way are spared by looking twice.
+It compares the number of ready jobs in the store with the number of ids in the transport, queue by queue. If ids are
+missing, it publishes the oldest ready jobs without an id, at most as many as are missing. For that it reads all ids of
+the queue, twice with a pause, so ids that are just being published do not count as lost.
 
-Of a deeper queue the jobs are announced that were ready well before those that come next: these have passed them by.
-Each is announced once until the next ids are younger than that, too: the announced ones have arrived by then.
+A queue with more than ``MAX_COMPARED`` ids is not read in full. There it looks at the next ids: a job that was ready
+well before the jobs of those ids has been overtaken, so its id is lost, and is published again. The transport notes
+each such id, and publishes it only once until the next ids are younger still: by then the first copy has been received.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from holdfast.core.models import JobState
 from holdfast.stores.base import TransportQueries
 from holdfast.transports.session import Away, TransportSession
 
-ROUND = 10_000
-"""Ids of one queue that one sweep announces at most, and that may wait in the transport for it to look at the queue."""
-MIRRORED = 1000
-"""Dead letters of one queue that its list in the transport holds: those that ended last."""
-_MIRRORED_AT_ONCE = 10  # lists of dead letters that a sweep looks at
-_AGED = timedelta(seconds=1)  # what became ready later is surely on its way
-_AGAIN = 0.1  # seconds between the two looks
-_FRONT = 10  # ids at the head to compare with; an old one among them hides lost jobs that are younger until it is taken
-_MARGIN = timedelta(seconds=10)  # between becoming ready and being announced there may be so much
-_PASSED_AT_ONCE = 1000  # jobs of a deep queue that a sweep announces, and more where many have gone since the last
+MAX_COMPARED = 10_000
+"""Most ids that a sweep publishes for one queue, and the depth up to which it reads all ids of a queue."""
+MAX_DEAD_LETTERS = 1000
+"""Dead letters in the list of one queue: the latest ones."""
+_LISTS_PER_SWEEP = 10  # lists of dead letters that one sweep syncs
+_MIN_AGE = timedelta(seconds=1)  # a job ready for less may just be being published
+_CHECK_PAUSE = 0.1  # seconds between the two reads
+_PEEKED = 10  # next ids to compare with; an old one among them hides younger lost jobs until it is received
+_MARGIN = timedelta(seconds=10)  # the most time between becoming ready and being published
+_MIN_REPUBLISHED = 1000  # jobs of a deep queue per sweep, plus those received since the last
 
 
 class Reconciler:
@@ -38,45 +39,45 @@ class Reconciler:
     def __init__(self, queries: TransportQueries, session: TransportSession) -> None:
         self._queries = queries
         self._session = session
-        self._mirrored = ""  # the queue whose dead letters were looked at last
+        self._last_synced = ""  # the queue whose dead letters were looked at last
 
     async def sweep(self) -> int:
         """Runs one round; returns the number of jobs announced again."""
         if self._session.away:
             return 0
         try:
-            await self._recover()
+            await self._reclaim()
             reannounced = await self._reannounce()
-            await self.mirror_next()
-        except Away:  # the next sweep after its return finds what is to be done
+            await self.sync_next_lists()
+        except Away:  # the next sweep after its return does the work
             return 0
         return reannounced
 
     async def reannounce_queue(self, queue: str) -> None:
-        """Announce the ids of one queue that the transport has lost."""
+        """Publishes the ids of one queue that the transport has lost."""
         backlog = await self._session.call_transport(self._session.transport.queue_backlogs([queue]))
         await self._announce_lost(await self._missing(backlog))
 
     async def sync_dead_letters(self, queues: Collection[str]) -> None:
-        """Make the lists of these queues' dead letters hold the newest ones there are."""
+        """Makes the dead-letter lists of these queues hold the newest dead letters."""
         session = self._session
         for queue in queues:
-            dead = await self._queries.newest_dead(queue, limit=MIRRORED)
+            dead = await self._queries.newest_dead(queue, limit=MAX_DEAD_LETTERS)
             await session.call_transport(session.transport.sync_dead_letters(queue, dead))
 
-    async def mirror_next(self) -> None:
-        """Make so many lists true, in turn."""
+    async def sync_next_lists(self) -> None:
+        """Syncs the next dead-letter lists, in turn."""
         session = self._session
         queues = sorted(
             {*await self._queries.dead_queues(), *await session.call_transport(session.transport.dead_letter_queues())}
         )
-        first = bisect_right(queues, self._mirrored)
-        for queue in [*queues[first:], *queues[:first]][:_MIRRORED_AT_ONCE]:
+        first = bisect_right(queues, self._last_synced)
+        for queue in [*queues[first:], *queues[:first]][:_LISTS_PER_SWEEP]:
             await self.sync_dead_letters([queue])
-            self._mirrored = queue
+            self._last_synced = queue
 
-    async def _recover(self) -> None:
-        """Announces unclaimed deliveries of dead consumers again."""
+    async def _reclaim(self) -> None:
+        """Publishes unclaimed deliveries of dead consumers again."""
         session = self._session
         deliveries = await session.without_malformed(await session.call_transport(session.transport.reclaim()))
         if not deliveries:
@@ -96,39 +97,39 @@ class Reconciler:
             return 0
         backlog = await self._session.call_transport(self._session.transport.queue_backlogs(queues))
         missing = await self._missing(backlog)
-        deep = [queue for queue, waiting in backlog.items() if waiting > ROUND]
+        deep = [queue for queue, waiting in backlog.items() if waiting > MAX_COMPARED]
         if not missing and not deep:
             return 0
         session = self._session
         if not await session.call_transport(session.transport.begin_sweep()):
             return 0
         try:
-            return await self._announce_lost(missing) + await self._announce_passed(deep)
+            return await self._announce_lost(missing) + await self._republish_overtaken(deep)
         finally:
             await session.try_call(session.transport.end_sweep())
 
     async def _missing(self, backlog: Mapping[str, int]) -> dict[str, int]:
         """Returns the number of ready jobs missing in the transport, of each queue that is not too deep."""
-        shallow = {queue: waiting for queue, waiting in backlog.items() if waiting <= ROUND}
-        depths = await self._queries.count_ready({queue: waiting + ROUND for queue, waiting in shallow.items()})
-        missing = {queue: min(ROUND, depths[queue] - waiting) for queue, waiting in shallow.items()}
+        shallow = {queue: waiting for queue, waiting in backlog.items() if waiting <= MAX_COMPARED}
+        depths = await self._queries.count_ready({queue: waiting + MAX_COMPARED for queue, waiting in shallow.items()})
+        missing = {queue: min(MAX_COMPARED, depths[queue] - waiting) for queue, waiting in shallow.items()}
         return {queue: number for queue, number in missing.items() if number > 0}
 
     async def _announce_lost(self, missing: Mapping[str, int]) -> int:
-        """Announce the oldest jobs that were not in the transport at two looks, a moment apart."""
+        """Publishes the oldest jobs whose ids were missing in two reads, a moment apart."""
         lost: dict[str, list[str]] = {}
         for queue, number in missing.items():
-            held = await self._held(queue)
-            if held is not None:
-                oldest = await self._queries.oldest_ready(queue, limit=number + len(held), aged=_AGED)
-                lost[queue] = [job_id for job_id in oldest if job_id not in held][:number]
+            present = await self._ids(queue)
+            if present is not None:
+                oldest = await self._queries.oldest_ready(queue, limit=number + len(present), aged=_MIN_AGE)
+                lost[queue] = [job_id for job_id in oldest if job_id not in present][:number]
         lost = {queue: ids for queue, ids in lost.items() if ids}
         if not lost:
             return 0
-        await asyncio.sleep(_AGAIN)
+        await asyncio.sleep(_CHECK_PAUSE)
         for queue, ids in lost.items():
-            held = await self._held(queue)
-            missing_still = [] if held is None else [job_id for job_id in ids if job_id not in held]
+            present = await self._ids(queue)
+            missing_still = [] if present is None else [job_id for job_id in ids if job_id not in present]
             places = await self._queries.locate_jobs(missing_still)
             lost[queue] = [job_id for job_id in missing_still if places.get(job_id) == (queue, JobState.QUEUED)]
         await self._session.call_transport(
@@ -136,16 +137,16 @@ class Reconciler:
         )
         return sum(map(len, lost.values()))
 
-    async def _announce_passed(self, queues: Sequence[str]) -> int:
-        """Announce overtaken jobs of queues that are too deep to be looked at."""
+    async def _republish_overtaken(self, queues: Sequence[str]) -> int:
+        """Publishes overtaken jobs of queues that are too deep to be compared."""
         transport, announced = self._session.transport, 0
         for queue in queues:
-            front, waiting = await self._session.call_transport(transport.peek(queue, most=_FRONT))
-            limit = min(ROUND, _PASSED_AT_ONCE + waiting)
-            passed = await self._queries.find_overtaken(queue, front, margin=_MARGIN, limit=limit)
-            if passed.ids:
-                announced += await self._session.call_transport(transport.republish(queue, passed))
+            next_ids, waiting = await self._session.call_transport(transport.peek(queue, most=_PEEKED))
+            limit = min(MAX_COMPARED, _MIN_REPUBLISHED + waiting)
+            overtaken = await self._queries.find_overtaken(queue, next_ids, margin=_MARGIN, limit=limit)
+            if overtaken.ids:
+                announced += await self._session.call_transport(transport.republish(queue, overtaken))
         return announced
 
-    async def _held(self, queue: str) -> set[str] | None:
-        return await self._session.call_transport(self._session.transport.ids(queue, most=ROUND))
+    async def _ids(self, queue: str) -> set[str] | None:
+        return await self._session.call_transport(self._session.transport.ids(queue, most=MAX_COMPARED))

@@ -22,15 +22,15 @@ from holdfast.stores.connections.redis_protocol import Argument, RedisConnection
 from holdfast.stores.connections.redis_url import Server, parse_server
 from holdfast.transports.contract import TransportKeys
 
-RETRY_FOR = 0.3  # seconds a call waits for a server that is away: long enough for a connection that was cut
-DEADLINE = 1.5  # seconds a call may take: a submission waits for no more, and over HTTP is answered within two
-_PIECE = 1000  # ids one script handles
-_TENDED = 20  # queues that one script looks after
-_WATCHED_MOST = 128  # queues that who waits for every queue blocks on
-_BLOCK = 15.0  # seconds at most until a blocked connection must say that it lives
-_PROVEN_IN = 5.0  # seconds it has for that
-_NUDGE = 0.05  # seconds until a blocking reader is asked to stop again
-_LOCKED = 10_000  # milliseconds a sweep may take before another does not wait for it
+RECONNECT_TIMEOUT = 0.3  # seconds a call waits for a server that is away: enough to reconnect
+CALL_DEADLINE = 1.5  # seconds a call may take: a submission waits for no more, and over HTTP is answered within two
+_PIECE = 1000  # ids per call of a script
+_QUEUES_PER_CALL = 20  # queues per call of ``maintain``
+_MAX_WATCHED = 128  # queues that a consumer of every queue blocks on
+_BLOCK = 15.0  # seconds of one blocking command, which proves the connection alive
+_BLOCK_MARGIN = 5.0  # seconds beyond that for its answer
+_UNBLOCK_INTERVAL = 0.05  # seconds between tries to unblock a reader
+_LOCKED = 10_000  # milliseconds until the lock of a sweep expires
 
 _TROUBLE = (OSError, TimeoutError, EOFError, driver.RedisError)
 
@@ -63,7 +63,7 @@ class RedisTransport(ABC):
     def __init__(self, server: Server, names: TransportKeys, consumer: str) -> None:
         self.names = names
         self.consumer = consumer
-        self.pool = RedisPool(server, names.key, retry_for=RETRY_FOR, deadline=DEADLINE)
+        self.pool = RedisPool(server, names.key, patience=RECONNECT_TIMEOUT, deadline=CALL_DEADLINE)
         self.place = self.pool.place
         self._scripts = scripts_of(self.kind)
         self._served = ""  # the queue served last
@@ -91,21 +91,21 @@ class RedisTransport(ABC):
 
     # ── ids come and go ───────────────────────────────────────────────────────────────────────────────────────
     async def publish(self, ready: Mapping[str, Sequence[str]]) -> None:
-        await self.run_grouped("announce", ready)
+        await self.run_grouped("publish", ready)
 
     async def receive(self, capacity: Mapping[str, int], *, limit: int, closed: Collection[str]) -> list[Delivery]:
         slots = [word for queue, number in capacity.items() for word in (queue, number)]
-        flat = await self.run("take", limit, self._served, len(closed), *closed, *slots)
+        flat = await self.run("receive", limit, self._served, len(closed), *closed, *slots)
         deliveries = deliveries_of(flat)
         if deliveries:
             self._served = deliveries[-1].queue
         return deliveries
 
     async def nack(self, deliveries: Sequence[Delivery]) -> None:
-        back: dict[str, list[Argument]] = {}
+        returned: dict[str, list[Argument]] = {}
         for each in deliveries:
-            back.setdefault(each.queue, []).extend((each.receipt, each.job_id))
-        await self.run_grouped("unpop", back)
+            returned.setdefault(each.queue, []).extend((each.receipt, each.job_id))
+        await self.run_grouped("nack", returned)
 
     async def queue_backlogs(self, queues: Sequence[str]) -> dict[str, int]:
         found: dict[str, int] = {}
@@ -114,16 +114,16 @@ class RedisTransport(ABC):
         return found
 
     async def ids(self, queue: str, *, most: int) -> set[str] | None:
-        ids = await self.run("held", queue, most)
+        ids = await self.run("ids", queue, most)
         return None if ids is None else set(map(text_of, ids))
 
     async def peek(self, queue: str, *, most: int) -> tuple[list[str], int]:
-        again, *ids = await self.run("front", queue, most)
-        return list(map(text_of, ids)), int(again)
+        republished, *ids = await self.run("peek", queue, most)
+        return list(map(text_of, ids)), int(republished)
 
-    async def republish(self, queue: str, passed: Overtaken) -> int:
-        pieces = in_batches(passed.ids, _PIECE)
-        return sum([int(await self.run("again", queue, passed.before_us, passed.now_us, *ids)) for ids in pieces])
+    async def republish(self, queue: str, overtaken: Overtaken) -> int:
+        pieces, times = in_pieces(overtaken.ids, _PIECE), (overtaken.before_us, overtaken.now_us)
+        return sum([int(await self.run("republish", queue, *times, *ids)) for ids in pieces])
 
     async def dead_letter(self, dead: Mapping[str, Sequence[str]]) -> None:
         await self.run_grouped("add_dead_letters", dead)
@@ -132,26 +132,26 @@ class RedisTransport(ABC):
         return [text_of(each) for each in await self.run("dead_letter_queues")]
 
     async def sync_dead_letters(self, queue: str, dead: Sequence[str]) -> None:
-        await self.run("mirror", queue, *dead)
+        await self.run("sync_dead_letters", queue, *dead)
 
     async def begin_sweep(self) -> bool:
         token = uuid4().hex
-        got = await self.pool.run_command("SET", f"{self.names.key}@sweep", token, "NX", "PX", _LOCKED)
-        self._sweep = token if got is not None else ""
+        acquired = await self.pool.run_command("SET", f"{self.names.key}@sweep", token, "NX", "PX", _LOCKED)
+        self._sweep = token if acquired is not None else ""
         return bool(self._sweep)
 
     async def end_sweep(self) -> None:
-        await self.run("release", self._sweep)
+        await self.run("end_sweep", self._sweep)
 
     async def maintain_queues(self, silence: int) -> list[Delivery]:
-        """Look after ``default`` and every other queue used of late; what consumers had in hand that are silent for so
-        many milliseconds."""
-        found = deliveries_of(await self.run("tend", silence, "default"))
-        for start in itertools.count(0, _TENDED):
-            queues = await self.run("known", start, _TENDED)
+        """Maintains ``default`` and all recently used queues; returns deliveries of consumers that are silent for
+        ``silence`` milliseconds."""
+        found = deliveries_of(await self.run("maintain", silence, "default"))
+        for start in itertools.count(0, _QUEUES_PER_CALL):
+            queues = await self.run("known_queues", start, _QUEUES_PER_CALL)
             if not queues:
                 break
-            found += deliveries_of(await self.run("tend", silence, *queues))
+            found += deliveries_of(await self.run("maintain", silence, *queues))
         return found
 
     # ── waiting ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -180,7 +180,7 @@ class RedisTransport(ABC):
         """The queues to block on; "" stands for notifications of new queues."""
         named = [queue for queue in queues if queue != "*"]
         if "*" in queues:
-            known = map(text_of, await self.run("known", _WATCHED_MOST))
+            known = map(text_of, await self.run("known_queues", _MAX_WATCHED))
             named = list(dict.fromkeys(["", *named, *known, "default"]))
         return [queue for queue in named if queue not in closed]
 
@@ -191,13 +191,13 @@ class RedisTransport(ABC):
         """Block until one of these has something, for some seconds or until ``stop``. None: look again."""
 
     def key_of(self, queue: str) -> str:
-        """The key of a queue's ready ids; of the bell for ""."""
+        """Returns the key of a queue's ready ids; for "" the key that receives names of new queues."""
         if not queue:
             return f"{self.names.key}@bell"
         return self.names.ready(queue)
 
     def queue_of(self, key: bytes) -> str:
-        """The queue whose key this is; "" for the bell."""
+        """Returns the queue of a key; "" for the key of new queues."""
         rest = text_of(key).removeprefix(self.names.key)
         return "" if rest == "@bell" else rest.removeprefix(":") or "default"
 
@@ -223,19 +223,19 @@ class BlockingReader:
         answering = self._wire.send_command(*words)
         stopping = asyncio.ensure_future(stop.wait())
         try:
-            async with asyncio.timeout(seconds + _PROVEN_IN):
+            async with asyncio.timeout(seconds + _BLOCK_MARGIN):
                 await asyncio.wait([answering, stopping], return_when=asyncio.FIRST_COMPLETED)
                 while not answering.done():
                     await self._pool.run_command("CLIENT", "UNBLOCK", self._number)
-                    await asyncio.wait([answering], timeout=_NUDGE)
+                    await asyncio.wait([answering], timeout=_UNBLOCK_INTERVAL)
             return answering.result()
         finally:
             stopping.cancel()
             if not answering.cancel():
-                answering.exception()  # seen: where the nudge failed too, no other code looks at it
+                answering.exception()  # retrieved, else asyncio logs it
 
     def close(self) -> None:
-        """Let go."""
+        """Closes the connection."""
         self._wire.close()
 
 
@@ -296,14 +296,14 @@ class RedisStream(RedisTransport):
         self._silence = silence // timedelta(milliseconds=1)
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
-        await self._run_on_receipts("done", deliveries)
+        await self._run_on_receipts("ack", deliveries)
 
     async def set_aside(self, deliveries: Sequence[Delivery]) -> str:
         await self._run_on_receipts("set_aside", deliveries)
         return self.names.malformed
 
     async def extend(self, deliveries: Sequence[Delivery]) -> None:
-        await self._run_on_receipts("touch", deliveries)
+        await self._run_on_receipts("extend", deliveries)
 
     async def _run_on_receipts(self, name: str, deliveries: Sequence[Delivery]) -> None:
         receipts: dict[str, list[Argument]] = {}

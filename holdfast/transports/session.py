@@ -1,4 +1,4 @@
-"""Session of one event loop: the deliveries in hand, and the transport's availability."""
+"""Session of one event loop: deliveries in flight, and the transport's availability."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from holdfast.transports.contract import Transport
 
 T = TypeVar("T")
 
-_RETRY, _RETRY_MOST = 0.1, 5.0  # seconds between looks whether the transport is back, before jitter
-_PARTING = 1.0  # seconds that what is under way has to end
+_RETRY, _RETRY_MOST = 0.1, 5.0  # seconds between probes of a transport that is away, before jitter
+_CLOSE_TIMEOUT = 1.0  # seconds to return deliveries at the end
 _MAX_REPORTS, _REPORT_SPAN = 10, 60.0  # reports of malformed messages within so many seconds
 _MAX_TEXT = 80  # characters of a malformed message that are reported
 _MAX_ID = 64  # characters; no spelling of an id is longer
@@ -34,12 +34,12 @@ class Away(Unavailable):
 
 
 class DeliveryLedger:
-    """The deliveries whose jobs run in this process, or were claimed through it, by lease. Shared by all its event
-    loops: one claims and settles, another beats."""
+    """Deliveries by lease, for jobs that this process has claimed. Shared by its event loops: one claims and settles,
+    another sends heartbeats."""
 
     def __init__(self) -> None:
         self._by_lease: dict[Lease, tuple[str, Delivery]] = {}
-        self._unheld: dict[str, set[Lease]] = {}  # by worker
+        self._missing: dict[str, set[Lease]] = {}  # by worker
         self._consumer = ""
         self._process = 0
 
@@ -52,56 +52,56 @@ class DeliveryLedger:
         return self._consumer
 
     def take(self, worker: str, lease: Lease, delivery: Delivery) -> None:
-        """Its job is this worker's now; only what must be acknowledged is kept."""
+        """Records the delivery of a claimed job, if it must be acknowledged."""
         if delivery.receipt:
             self._by_lease[lease] = (worker, delivery)
 
-    def let_go(self, leases: Sequence[Lease]) -> list[Delivery]:
-        """The deliveries of these leases, no longer in hand."""
+    def remove_leases(self, leases: Sequence[Lease]) -> list[Delivery]:
+        """Removes the deliveries of these leases and returns them."""
         found = (self._by_lease.pop(lease, None) for lease in leases)
         return [each[1] for each in found if each is not None]
 
     def held(self, worker: str, leases: Sequence[Lease]) -> list[Delivery]:
-        """The deliveries of these leases, which are all this worker has, if any. What was not among them twice was
-        given up without a word; another consumer will find it."""
+        """Returns the deliveries of ``leases``, all leases in a worker's heartbeat. Removes a delivery whose lease is
+        missing in two heartbeats in a row: the worker has dropped its job, and another consumer reclaims it."""
         if leases:
-            unheld = {lease for lease, (holder, _) in self._by_lease.items() if holder == worker} - set(leases)
-            self.let_go(list(unheld & self._unheld.pop(worker, set())))
-            if unheld:
-                self._unheld[worker] = unheld
+            missing = {lease for lease, (holder, _) in self._by_lease.items() if holder == worker} - set(leases)
+            self.remove_leases(list(missing & self._missing.pop(worker, set())))
+            if missing:
+                self._missing[worker] = missing
         found = (self._by_lease.get(lease) for lease in leases)
         return [each[1] for each in found if each is not None]
 
     def forget_worker(self, worker: str) -> None:
-        """The worker has stopped. Another consumer will find the jobs it has not settled."""
-        self._unheld.pop(worker, None)
-        self.let_go([lease for lease, (holder, _) in self._by_lease.items() if holder == worker])
+        """Removes the deliveries of a stopped worker: other consumers reclaim those it has not settled."""
+        self._missing.pop(worker, None)
+        self.remove_leases([lease for lease, (holder, _) in self._by_lease.items() if holder == worker])
 
 
 class TransportSession:
-    """Made in its event loop. While the transport is away its calls fail at once, until a look finds it back."""
+    """Made in its event loop. While the transport is away, calls fail at once until a probe succeeds."""
 
     def __init__(self, transport: Transport, emit: Callable[[Event], None]) -> None:
         self.transport = transport
         self.back = asyncio.Event()
         self.back.set()
-        self.hand: list[Delivery] = []
+        self.buffered: list[Delivery] = []
         """Deliveries that arrived during a wait, for the next claim."""
         self.notifications = False
         """True if a delivery arrived after the last wait ended."""
         self.capacity: Mapping[str, int] = {}
         """Of the latest claim."""
         self.paused: frozenset[str] = frozenset()
-        """Queues of which nothing can be claimed, as the latest claim knows."""
+        """Queues from which the latest claim could claim nothing."""
         self._emit = emit
         self._reported: deque[float] = deque(maxlen=_MAX_REPORTS)  # instants of the latest reports
         self._unreported = 0
-        self._left_at = 0.0
-        self._looking: asyncio.Task[None] | None = None
+        self._away_since = 0.0
+        self._probing: asyncio.Task[None] | None = None
         self._listening: dict[asyncio.Task[None], asyncio.Event] = {}
         self._watching = asyncio.create_task(self._close_with_loop(), name="holdfast-transport")
 
-    # ── whether it is there ───────────────────────────────────────────────────────────────────────────────────
+    # ── availability ───────────────────────────────────────────────────────────────────────────────────
     @property
     def away(self) -> bool:
         """Returns True if the transport cannot be used now."""
@@ -115,7 +115,7 @@ class TransportSession:
         try:
             return await call
         except HoldfastError as error:
-            self._leave(error)
+            self._mark_away(error)
             raise Away(str(error)) from error
 
     async def try_call(self, call: Coroutine[Any, Any, object]) -> bool:
@@ -126,16 +126,16 @@ class TransportSession:
             return False
         return True
 
-    def _leave(self, error: HoldfastError) -> None:
+    def _mark_away(self, error: HoldfastError) -> None:
         if self.away or self._watching.cancelling() or self._watching.done():  # or closed by ourselves
             return
         self.back.clear()
-        self._left_at = time.monotonic()
+        self._away_since = time.monotonic()
         self._emit(TransportAway(place=self.transport.place, error=str(error)))
-        self._looking = asyncio.create_task(self._look(), name="holdfast-transport-back")
+        self._probing = asyncio.create_task(self._probe_until_back(), name="holdfast-transport-back")
 
-    async def _look(self) -> None:
-        """Look until it is back, with growing pauses."""
+    async def _probe_until_back(self) -> None:
+        """Probes the transport with a growing backoff until it is back."""
         pause = _RETRY
         while True:
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
@@ -144,7 +144,7 @@ class TransportSession:
                 await self.transport.probe()
                 break
         self.back.set()
-        self._emit(TransportBack(place=self.transport.place, seconds=round(time.monotonic() - self._left_at, 3)))
+        self._emit(TransportBack(place=self.transport.place, seconds=round(time.monotonic() - self._away_since, 3)))
 
     # ── deliveries during a wait ─────────────────────────────────────────────────────────────────────
     def queues_with_room(self, queues: Sequence[str]) -> list[str]:
@@ -153,7 +153,7 @@ class TransportSession:
         return [queue for queue in queues if self.capacity.get(queue, 1 if others is None else others) > 0]
 
     async def listen(self, queues: Sequence[str], timeout: float) -> None:
-        """Return when something is in hand, or after ``timeout`` seconds. It may come into the hand later, too."""
+        """Waits for a delivery, at most ``timeout`` seconds. It may also arrive later, until ``stop_listening``."""
         stop = asyncio.Event()
         listening = asyncio.create_task(self._listen(queues, timeout, stop), name="holdfast-transport-listener")
         self._listening[listening] = stop
@@ -167,23 +167,23 @@ class TransportSession:
         with suppress(Away):
             arriving = self.transport.listen(queues, closed=self.paused, timeout=timeout, stop=stop)
             arrived = await self.without_malformed(await self.call_transport(arriving))
-            self.hand += arrived
+            self.buffered += arrived
             self.notifications = self.notifications or bool(arrived)
 
     async def stop_listening(self) -> None:
-        """Stops listening: everything delivered is in hand."""
+        """Stops listening and waits until all deliveries are buffered."""
         for stop in self._listening.values():
             stop.set()
         if self._listening:
             await asyncio.wait(list(self._listening))
 
     def take_deliveries(self, capacity: Mapping[str, int], limit: int) -> tuple[list[Delivery], list[Delivery]]:
-        """Takes all deliveries in hand: the wanted ones, and the ones to give back."""
-        hand, self.hand, self.notifications = self.hand, [], False
+        """Takes all buffered deliveries: those to claim, and those to give back."""
+        buffered, self.buffered, self.notifications = self.buffered, [], False
         room, slots = limit, dict(capacity)
         kept: list[Delivery] = []
         rest: list[Delivery] = []
-        for each in hand:
+        for each in buffered:
             name = each.queue if each.queue in capacity else EVERY_QUEUE
             if room > 0 and slots.get(name, 0) > 0 and each.queue not in self.paused:
                 room, slots[name] = room - 1, slots[name] - 1
@@ -193,11 +193,11 @@ class TransportSession:
         return kept, rest
 
     async def return_deliveries(self) -> None:
-        """Give back the deliveries in hand."""
+        """Gives back the buffered deliveries."""
         await self.stop_listening()
-        hand, self.hand = self.hand, []
-        if hand:
-            await self.try_call(self.transport.nack(hand))
+        buffered, self.buffered = self.buffered, []
+        if buffered:
+            await self.try_call(self.transport.nack(buffered))
 
     # ── malformed messages ────────────────────────────────────────────────────────────────────────────────────────
     async def without_malformed(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
@@ -239,7 +239,7 @@ class TransportSession:
 
     # ── the end ───────────────────────────────────────────────────────────────────────────────────────────────
     async def close(self) -> None:
-        """Gives deliveries in hand back and closes the transport."""
+        """Gives buffered deliveries back and closes the transport."""
         self._watching.cancel()
         await asyncio.wait([self._watching])
 
@@ -249,9 +249,9 @@ class TransportSession:
             await asyncio.Event().wait()
         finally:
             with suppress(TimeoutError):
-                async with asyncio.timeout(_PARTING):
+                async with asyncio.timeout(_CLOSE_TIMEOUT):
                     await self.return_deliveries()
-            left = [*self._listening, *([self._looking] if self._looking is not None else [])]
+            left = [*self._listening, *([self._probing] if self._probing is not None else [])]
             for task in left:
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)

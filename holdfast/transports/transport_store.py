@@ -1,5 +1,5 @@
-"""A store whose ready jobs' ids a transport carries. The store stays the truth: a transport that is away delays nothing
-but wake-ups, and what it loses the sweep announces again."""
+"""A store whose ready jobs' ids a transport carries. The store stays the truth: a transport that is away delays
+only wake-ups, and the sweep publishes lost ids again."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class TransportStore(ForwardingStore):
     ) -> None:
         super().__init__(store)
         self._make = make
-        self._in_hand = in_flight
+        self._in_flight = in_flight
         self._emit = emit
         self._opened: dict[asyncio.AbstractEventLoop, _OpenTransport] = {}
 
@@ -92,10 +92,10 @@ class TransportStore(ForwardingStore):
             for ended in [each for each in self._opened if each.is_closed()]:
                 del self._opened[ended]
             session = TransportSession(self._make(), self._emit)
-            self._opened[loop] = _OpenTransport(self._inner.transport_queries, session, self._in_hand)
+            self._opened[loop] = _OpenTransport(self._inner.transport_queries, session, self._in_flight)
 
     async def close(self) -> None:
-        """Gives deliveries in hand back and closes both."""
+        """Gives buffered deliveries back, and closes the transport and the store."""
         opened = self._opened.pop(asyncio.get_running_loop(), None)
         if opened is not None:
             await opened.session.close()
@@ -147,7 +147,7 @@ class TransportQueueing(ForwardingQueueing):
         self._queries = transport.queries
         self._transport = transport
         self._session = transport.session
-        self._in_hand = transport.in_flight
+        self._in_flight = transport.in_flight
 
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Store the jobs, and announce those that are ready. For the transport's sake nothing stored is refused."""
@@ -157,10 +157,10 @@ class TransportQueueing(ForwardingQueueing):
             for job, answer in zip(jobs, answers, strict=True)
             if answer.created or answer.changed
         ]
-        unheard = await self._transport.announce_new(new)
-        if not unheard:
+        unpublished = await self._transport.announce_new(new)
+        if not unpublished:
             return answers
-        return [msgspec.structs.replace(answer, wake_up_delayed=answer.job_id in unheard) for answer in answers]
+        return [msgspec.structs.replace(answer, wake_up_delayed=answer.job_id in unpublished) for answer in answers]
 
     async def claim(self, request: ClaimRequest) -> Claim:
         """Of what the transport has delivered; while it is away, of what the store has ready. A quarantined job is
@@ -170,13 +170,14 @@ class TransportQueueing(ForwardingQueueing):
             await session.stop_listening()
             session.capacity = request.capacity
             with suppress(Away):
-                return await LimitedClaiming(self._queries, session, self._in_hand, self._transport.turns).run(request)
+                turns = self._transport.turns
+                return await LimitedClaiming(self._queries, session, self._in_flight, turns).run(request)
         return await self._inner.claim(request)
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
         """Settle; then acknowledge, announce jobs that are ready again, and publish dead letters."""
         answers = await self._inner.settle(settlements)
-        over = self._in_hand.let_go([Lease(each.job_id, each.claims) for each in answers if not each.locked])
+        over = self._in_flight.remove_leases([Lease(each.job_id, each.claims) for each in answers if not each.locked])
         if over:
             await self._session.try_call(self._session.transport.ack(over))
         changed = [answer.job_id for answer in answers if answer.accepted and answer.state in _TO_ANNOUNCE]
@@ -188,10 +189,10 @@ class TransportQueueing(ForwardingQueueing):
     async def heartbeat(
         self, heartbeat: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta
     ) -> HeartbeatReply:
-        """Beat; a held lease keeps its delivery, a lost one has no use for it."""
+        """Renews leases; prolongs the deliveries of held ones and acknowledges those of lost ones."""
         beat = await self._inner.heartbeat(heartbeat, leases, lease_for=lease_for)
         lost = [lease for lease, held in zip(leases, beat.held, strict=True) if held is LeaseStatus.LOST]
-        over, touched = self._in_hand.let_go(lost), self._in_hand.held(heartbeat.worker, leases)
+        over, touched = self._in_flight.remove_leases(lost), self._in_flight.held(heartbeat.worker, leases)
         if over or touched:
             self._transport.touch(touched, over)
         return beat
@@ -199,7 +200,7 @@ class TransportQueueing(ForwardingQueueing):
     async def deregister(self, worker: str) -> None:
         """The worker has stopped: its deliveries are for other workers."""
         await self._session.return_deliveries()
-        self._in_hand.forget_worker(worker)
+        self._in_flight.forget_worker(worker)
         await self._inner.deregister(worker)
 
     async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
@@ -302,7 +303,7 @@ class TransportAdmin(ForwardingAdmin):
                 await (
                     self._transport.reconciler.sync_dead_letters(queues)
                     if queues
-                    else self._transport.reconciler.mirror_next()
+                    else self._transport.reconciler.sync_next_lists()
                 )
         return operated
 
@@ -342,7 +343,7 @@ class TransportHealth(ForwardingHealth):
 
     async def doctor(self) -> list[Finding]:
         """The store's findings, and how the transport is."""
-        queues = await self._query.queues(recent=_LATELY, most=_COUNTED)
+        queues = await self._query.queues(recent=_RECENT, most=_MAX_QUEUES)
         return [*await self._inner.doctor(), *await run_checks(self._session.transport, queues)]
 
 
@@ -358,13 +359,13 @@ class TransportExternal(ForwardingExternal):
         completion = await self._inner.tx_outcome(lease)
         if completion in (TxOutcome.COMMITTED, TxOutcome.LEASE_LOST):
             transport = self._transport()
-            over = transport.in_flight.let_go([lease])
+            over = transport.in_flight.remove_leases([lease])
             if over:
                 await transport.session.try_call(transport.session.transport.ack(over))
         return completion
 
 
-_LATELY, _COUNTED = timedelta(minutes=1), 100_000  # what the doctor looks at
+_RECENT, _MAX_QUEUES = timedelta(minutes=1), 100_000  # what the doctor looks at
 _TO_ANNOUNCE = frozenset({JobState.QUEUED, JobState.DEAD, JobState.FAILED, JobState.SCHEDULED})
 """States after which a settled job is announced, listed as dead, or wakes a worker that waits for due jobs."""
 
@@ -388,12 +389,12 @@ class _OpenTransport:
         """Publishes new jobs that are ready, and wakes workers that sleep until a due one. Returns the ids that the
         transport could not take."""
         ready = await self._ready_of(jobs)
-        heard = await self.announce_ready(_by_queue([(job.queue, job.id) for job in ready]))
-        return set() if heard else {job.id for job in ready}
+        published = await self.announce_ready(_by_queue([(job.queue, job.id) for job in ready]))
+        return set() if published else {job.id for job in ready}
 
     async def _ready_of(self, jobs: Sequence[NewJob]) -> Sequence[NewJob]:
-        """Selects the ready jobs: the store alone knows whether an instant has come. Who sleeps until the next job
-        falls due hears of the others.
+        """Selects the ready jobs: the store alone knows whether an instant has come. Wakes workers that sleep
+        until the next due job.
         """
         timed = {job.id: job.queue for job in jobs if job.delay is not None or job.run_at_us is not None}
         if not timed:
@@ -425,13 +426,13 @@ class _OpenTransport:
         return {queue for queue, _ in places.values()}
 
     def touch(self, held: Sequence[Delivery], over: Sequence[Delivery]) -> None:
-        """Begin to tell the transport; no beat waits for that."""
+        """Prolongs and acknowledges deliveries in the background: a heartbeat does not wait for that."""
         if self._touching is None or self._touching.done():
             self._touching = asyncio.create_task(self._touch(held, over), name="holdfast-transport-touch")
 
     async def _touch(self, held: Sequence[Delivery], over: Sequence[Delivery]) -> None:
         transport = self.session.transport
-        with suppress(HoldfastError):  # who claims and settles tells of a transport that is away
+        with suppress(HoldfastError):  # claims and settlements report a transport that is away
             await transport.extend(held)
             await transport.ack(over)
 
@@ -445,7 +446,7 @@ def _by_queue(places: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
 
 
 async def _first_of(*calls: Coroutine[Any, Any, object]) -> None:
-    """Return with the first of them; the others are cancelled."""
+    """Waits for the first of the calls and cancels the others."""
     tasks = [asyncio.ensure_future(call) for call in calls]
     try:
         await wait_first(*tasks)

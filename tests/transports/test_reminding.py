@@ -100,7 +100,7 @@ async def test_stale_ids_only_delay_what_was_lost(pairing: Pairing) -> None:
 
 async def test_sweeps_of_a_very_deep_queue_repeat_nothing(pairing: Pairing, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several workers sweep at once; what one look cannot hold is announced as the rest is taken."""
-    monkeypatch.setattr(reconciler, "ROUND", 10)
+    monkeypatch.setattr(reconciler, "MAX_COMPARED", 10)
     clock = ManualClock()
     async with pairing.app(now=clock) as app, pairing.app(now=clock) as other:
         stores = [await app.open_store(), await other.open_store()]
@@ -123,7 +123,7 @@ async def test_lost_id_of_a_deep_queue_is_announced_once_shallow(
     pairing: Pairing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though it stood behind what can be looked at, and others are in front of it by their priority."""
-    monkeypatch.setattr(reconciler, "ROUND", 10)
+    monkeypatch.setattr(reconciler, "MAX_COMPARED", 10)
     clock = ManualClock()
     async with pairing.app(now=clock) as app:
         store = await app.open_store()
@@ -143,7 +143,7 @@ async def test_lost_id_of_a_deep_queue_is_announced_while_deep(
     pairing: Pairing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of any priority, and again where it is lost again. Several workers sweep, and nothing else is repeated."""
-    monkeypatch.setattr(reconciler, "ROUND", 10)
+    monkeypatch.setattr(reconciler, "MAX_COMPARED", 10)
     clock = ManualClock()
     async with pairing.app(now=clock) as app, pairing.app(now=clock) as other:
         stores = [await app.open_store(), await other.open_store()]
@@ -158,7 +158,7 @@ async def test_lost_id_of_a_deep_queue_is_announced_while_deep(
             before = pairing.waiting()
             given = sum(await asyncio.gather(*[store.maintenance.reannounce() for store in stores]))
             waiting = pairing.waiting()
-            assert len(waiting) > reconciler.ROUND or not taken
+            assert len(waiting) > reconciler.MAX_COMPARED or not taken
             assert (waiting[: len(before)], len(waiting)) == (before, len(before) + given)
             return waiting[len(before) :]
 
@@ -229,8 +229,8 @@ async def test_the_dead_letters_list_is_a_mirror(pairing: Pairing) -> None:
 async def test_each_queue_lists_its_latest_dead_letters(pairing: Pairing, monkeypatch: pytest.MonkeyPatch) -> None:
     """One queue's dead push out nobody else's, and an old job that dies now is among the newest. Many lists are looked
     at in turn."""
-    monkeypatch.setattr(reconciler, "MIRRORED", 2)
-    monkeypatch.setattr(reconciler, "_MIRRORED_AT_ONCE", 1)
+    monkeypatch.setattr(reconciler, "MAX_DEAD_LETTERS", 2)
+    monkeypatch.setattr(reconciler, "_LISTS_PER_SWEEP", 1)
     clock = ManualClock()
     async with pairing.app(now=clock) as app:
         store = await app.open_store()

@@ -1,8 +1,8 @@
--- name: again
--- QUEUE, BEFORE, NOW and ids of its ready jobs: announce those that were not since BEFORE; how many.
--- What was announced earlier than that has been taken since, and what was claimed is no longer ready.
+-- name: republish
+-- QUEUE, BEFORE, NOW and ids of ready jobs: pushes ids that were not republished since BEFORE; returns their number.
+-- Ids republished before that have been received since, and claimed jobs are no longer ready.
 local queue, count = ARGV[2], 0
-local key = again(queue)
+local key = republished_key(queue)
 redis.call('ZREMRANGEBYSCORE', key, '-inf', '(' .. ARGV[3])
 for at = 5, #ARGV do
     if redis.call('ZADD', key, 'NX', ARGV[4], ARGV[at]) == 1 then
@@ -10,24 +10,24 @@ for at = 5, #ARGV do
         count = count + 1
     end
 end
-redis.call('EXPIRE', key, FORGOTTEN)
+redis.call('EXPIRE', key, UNUSED_SECONDS)
 return count
 
--- name: announce
--- Push the ids of each queue. Who waits for every queue blocks on `default`, on queues in which something waits, and on the
--- bell, which tells of the others.
+-- name: publish
+-- Pushes the ids of each queue. Consumers of every queue block on `default`, on active queues, and on the key `@bell`, which
+-- receives the names of queues that become active.
 groups(2, function(queue, from, to)
     push(queue, from, to)
     if queue ~= 'default' then
         redis.call('ZADD', QUEUES, seconds(), queue)
         if redis.call('SADD', ACTIVE, queue) == 1 then
-            ring(queue, math.min(16, to - from + 1))
+            announce_queue(queue, math.min(16, to - from + 1))
         end
     end
 end)
 
 -- name: backlog
--- Queues: how many ids wait in each.
+-- Queues: returns the number of waiting ids in each.
 local found = {}
 for at = 2, #ARGV do
     found[at - 1] = length(ARGV[at])
@@ -41,43 +41,43 @@ groups(2, function(queue, from, to)
     redis.call('SADD', DEAD_QUEUES, queue)
 end)
 
--- name: done
--- QUEUE, NUMBER and that many receipts: whatever they stood for is settled.
+-- name: ack
+-- QUEUE, NUMBER and that many receipts: acknowledges settled deliveries.
 groups(2, function(queue, from, to)
     pieces(from, to, function(first, last)
-        drop(of(READY, queue), {unpack(ARGV, first, last)})
+        ack(of(READY, queue), {unpack(ARGV, first, last)})
     end)
 end)
 
--- name: front
--- QUEUE, MOST: how many of its ids are known to have been announced again; then those that come next.
-local found = held(ARGV[2], ARGV[3])
-table.insert(found, 1, redis.call('ZCARD', again(ARGV[2])))
+-- name: peek
+-- QUEUE, MOST: returns the number of republished ids, then the next ids.
+local found = next_ids(ARGV[2], ARGV[3])
+table.insert(found, 1, redis.call('ZCARD', republished_key(ARGV[2])))
 return found
 
 -- name: dead_letter_queues
 -- The queues that have a list of dead letters.
 return redis.call('SMEMBERS', DEAD_QUEUES)
 
--- name: held
--- QUEUE, MOST: every id that waits; nothing where there are more than so many.
+-- name: ids
+-- QUEUE, MOST: returns every waiting id; false if there are more than MOST.
 if length(ARGV[2]) > tonumber(ARGV[3]) then return false end
-return held(ARGV[2], ARGV[3])
+return next_ids(ARGV[2], ARGV[3])
 
--- name: known
--- FROM, NUMBER: so many of the queues used of late. NUMBER alone: so many of those in which something may wait.
+-- name: known_queues
+-- FROM, NUMBER: a page of the recently used queues. NUMBER alone: that many active queues, at random.
 if ARGV[3] then return redis.call('ZRANGE', QUEUES, ARGV[2], ARGV[2] + ARGV[3] - 1) end
 return redis.call('SRANDMEMBER', ACTIVE, ARGV[2])
 
--- name: mirror
--- QUEUE and ids: these of it are dead, and no others.
-mirror(ARGV[2], 3, #ARGV)
+-- name: sync_dead_letters
+-- QUEUE and ids: makes its dead letters exactly these ids.
+sync_dead_letters(ARGV[2], 3, #ARGV)
 redis.call(ARGV[3] and 'SADD' or 'SREM', DEAD_QUEUES, ARGV[2])
 
 -- name: prepare
--- Queues: see to it that there are streams and our group in each, the bell's too.
+-- Queues: creates missing streams and groups, also for the key `@bell`.
 for at = 1, #ARGV do
-    local key = at == 1 and BELL or of(READY, ARGV[at])
+    local key = at == 1 and NEW_QUEUES or of(READY, ARGV[at])
     local made = redis.pcall('XGROUP', 'CREATE', key, GROUP, '0', 'MKSTREAM')
     if made.err and not string.find(made.err, 'BUSYGROUP') then
         redis.call('XLEN', key)
@@ -85,7 +85,7 @@ for at = 1, #ARGV do
 end
 
 -- name: probe
--- Whether everything can be read and written.
+-- Fails unless the keys can be read and written.
 local names = redis.call('ZRANGE', QUEUES, 0, -1)
 names[#names + 1] = 'default'
 for _, queue in ipairs(names) do
@@ -97,21 +97,21 @@ for _, queue in ipairs(names) do
 end
 redis.call('SET', READY .. '@probe', '1', 'PX', 1000)
 
--- name: release
--- TOKEN: the sweep that holds the lock with it is over.
+-- name: end_sweep
+-- TOKEN: releases the lock of the sweep that holds it with this token.
 if redis.call('GET', READY .. '@sweep') == ARGV[2] then redis.call('DEL', READY .. '@sweep') end
 
 -- name: set_aside
--- QUEUE, NUMBER and that many receipts: these messages hold no id.
+-- QUEUE, NUMBER and that many receipts: sets aside messages without a job id.
 groups(2, function(queue, from, to)
     for at = from, to do
         set_aside(queue, ARGV[at])
     end
 end)
 
--- name: take
--- LIMIT, the queue served last, NUMBER of shut queues and these, then QUEUE and SLOTS as often as there are. Of each queue at
--- most its slots, in turn; `*` stands for every queue that is not named. Answers QUEUE, RECEIPT, ID as often as there are.
+-- name: receive
+-- LIMIT, the queue served last, the number of paused queues and their names, then pairs of QUEUE and SLOTS. Takes at most the
+-- slots of each queue, in turn; `*` means every queue that is not named. Returns triples of QUEUE, RECEIPT, ID.
 local left, served = tonumber(ARGV[2]), ARGV[3]
 local first = 5 + tonumber(ARGV[4])
 local closed, slots, names = {}, {}, {}
@@ -151,14 +151,14 @@ for turn = 0, #names - 1 do
 end
 return found
 
--- name: tend
--- SILENCE in milliseconds, and queues: what silent consumers had in hand, as QUEUE, RECEIPT, ID by turns. Queues that no client
--- uses are forgotten.
+-- name: maintain
+-- SILENCE in milliseconds, and queues: reclaims deliveries of silent consumers; returns triples of QUEUE, RECEIPT, ID. Forgets
+-- unused queues.
 local found = {}
-local old = seconds() - FORGOTTEN
+local old = seconds() - UNUSED_SECONDS
 for at = 3, #ARGV do
     local queue = ARGV[at]
-    for _, each in ipairs(tend(queue, tonumber(ARGV[2]))) do
+    for _, each in ipairs(maintain(queue, tonumber(ARGV[2]))) do
         found[#found + 1] = queue
         found[#found + 1] = each[1]
         found[#found + 1] = each[2]
@@ -170,20 +170,20 @@ for at = 3, #ARGV do
 end
 return found
 
--- name: touch
--- QUEUE, NUMBER and that many receipts: their jobs are still in work.
+-- name: extend
+-- QUEUE, NUMBER and that many receipts: prolongs deliveries whose jobs still run.
 groups(2, function(queue, from, to)
     local key = of(READY, queue)
     pieces(from, to, function(first, last)
         local words = {unpack(ARGV, first, last)}
         words[#words + 1] = 'JUSTID'
-        ask('XCLAIM', key, GROUP, ME, 0, unpack(words))
+        call_group('XCLAIM', key, GROUP, ME, 0, unpack(words))
     end)
 end)
 
--- name: unpop
--- QUEUE, NUMBER and that many receipts and ids by turns: they were taken, and are for another consumer.
+-- name: nack
+-- QUEUE, NUMBER and that many values, receipts and ids in turn: gives deliveries back for another consumer.
 groups(2, function(queue, from, to)
-    unpop(queue, from, to)
+    nack(queue, from, to)
     redis.call('SADD', ACTIVE, queue)
 end)

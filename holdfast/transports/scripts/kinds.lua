@@ -1,11 +1,10 @@
 -- fragment: common
--- KEYS: what the ready ids' and the dead letters' keys are called. ARGV[1]: who asks. What the two kinds of transport do
--- differently (push, pop, length, held, unpop, ring, KIND) stands in the fragments `list` and `stream`; a script contains
--- one of the two.
+-- KEYS: prefixes of the keys of ready ids and of dead letters. ARGV[1]: the consumer. The fragments `list` and `stream`
+-- implement push, pop, length, next_ids, nack, announce_queue, maintain and KIND; a script contains one of the two.
 local READY, DEAD, ME = KEYS[1], KEYS[2], ARGV[1]
--- Queues used of late, by when; those in which something may wait; those with dead letters; and what rings for new ones.
-local QUEUES, ACTIVE, DEAD_QUEUES, BELL = READY .. '@queues', READY .. '@active', DEAD .. '@queues', READY .. '@bell'
-local FORGOTTEN = 86400 -- seconds until an unused queue is left out of the list of queues
+-- Recently used queues, by time; queues that may hold ids; queues with dead letters; names of queues that became active.
+local QUEUES, ACTIVE, DEAD_QUEUES, NEW_QUEUES = READY .. '@queues', READY .. '@active', DEAD .. '@queues', READY .. '@bell'
+local UNUSED_SECONDS = 86400 -- seconds until an unused queue is left out of the list of queues
 
 local function of(key, queue)
     if queue == 'default' then return key end
@@ -16,8 +15,8 @@ local function seconds()
     return tonumber(redis.call('TIME')[1])
 end
 
--- Ids of a queue that were announced though more waited than anybody can look at, by when.
-local function again(queue)
+-- Republished ids of a queue too deep to be compared, by time.
+local function republished_key(queue)
     return of(READY .. '@again', queue)
 end
 
@@ -46,7 +45,7 @@ local function push(queue, from, to)
     end)
 end
 
--- Receipts (none are needed) and ids.
+-- Pairs of receipt (empty: a list needs none) and id.
 local function pop(queue, number)
     local found = {}
     for _, id in ipairs(redis.call('RPOP', of(READY, queue), number) or {}) do
@@ -55,8 +54,8 @@ local function pop(queue, number)
     return found
 end
 
--- Back to where they were: pairs of receipt and id, the first to be taken first.
-local function unpop(queue, from, to)
+-- Puts ids back to the head; the arguments are pairs of receipt and id, the next one first.
+local function nack(queue, from, to)
     for at = to, from, -2 do
         redis.call('RPUSH', of(READY, queue), ARGV[at])
     end
@@ -66,17 +65,17 @@ local function length(queue)
     return redis.call('LLEN', of(READY, queue))
 end
 
--- What comes next, so many of it.
-local function held(queue, number)
+-- The next ids, at most `number`.
+local function next_ids(queue, number)
     return redis.call('LRANGE', of(READY, queue), -number, -1)
 end
 
-local function ring(queue, times)
+local function announce_queue(queue, times)
     for _ = 1, times do
-        redis.call('LPUSH', BELL, queue)
+        redis.call('LPUSH', NEW_QUEUES, queue)
     end
-    redis.call('LTRIM', BELL, 0, 15)
-    redis.call('PEXPIRE', BELL, 10000)
+    redis.call('LTRIM', NEW_QUEUES, 0, 15)
+    redis.call('PEXPIRE', NEW_QUEUES, 10000)
 end
 
 local function add_dead_letters(queue, from, to)
@@ -85,13 +84,13 @@ local function add_dead_letters(queue, from, to)
     end)
 end
 
--- Make the dead letters' list hold exactly these ids.
-local function mirror(queue, from, to)
+-- Makes the list of dead letters hold exactly these ids.
+local function sync_dead_letters(queue, from, to)
     local key = of(DEAD, queue)
-    local held = redis.call('LRANGE', key, 0, -1)
-    local same = #held == to - from + 1
-    for at = 1, #held do
-        same = same and held[at] == ARGV[from + at - 1]
+    local present = redis.call('LRANGE', key, 0, -1)
+    local same = #present == to - from + 1
+    for at = 1, #present do
+        same = same and present[at] == ARGV[from + at - 1]
     end
     if not same then
         redis.call('DEL', key)
@@ -99,7 +98,7 @@ local function mirror(queue, from, to)
     end
 end
 
-local function tend()
+local function maintain()
     return {}
 end
 
@@ -115,22 +114,22 @@ local function push(queue, from, to)
     end
 end
 
-local function value(fields)
+local function id_of(fields)
     for at = 1, #fields, 2 do
         if fields[at] == 'id' then return fields[at + 1] end
     end
     return table.concat(fields, ' ') -- another program's
 end
 
--- Whether there is something to read, for our group too, which is made if need be.
+-- Returns true if the stream has entries; creates the group if it is missing.
 local function group(key)
     if redis.call('XLEN', key) == 0 then return false end
     redis.pcall('XGROUP', 'CREATE', key, GROUP, '0')
     return true
 end
 
--- What the command answers; nil where there is no stream or no group yet.
-local function ask(...)
+-- The answer of a command; nil if the stream or the group does not exist.
+local function call_group(...)
     local reply = redis.pcall(...)
     if type(reply) == 'table' and reply.err then
         if string.find(reply.err, 'no such key') then return nil end
@@ -141,10 +140,10 @@ local function ask(...)
 end
 
 local function read(key, number)
-    return ask('XREADGROUP', 'GROUP', GROUP, ME, 'COUNT', number, 'STREAMS', key, '>')
+    return call_group('XREADGROUP', 'GROUP', GROUP, ME, 'COUNT', number, 'STREAMS', key, '>')
 end
 
--- Receipts and ids.
+-- Pairs of receipt and id.
 local function pop(queue, number)
     local key = of(READY, queue)
     local reply = read(key, number)
@@ -152,15 +151,15 @@ local function pop(queue, number)
     local found = {}
     if reply then
         for _, entry in ipairs(reply[1][2]) do
-            found[#found + 1] = {entry[1], value(entry[2])}
+            found[#found + 1] = {entry[1], id_of(entry[2])}
         end
     end
     return found
 end
 
-local function drop(key, receipts)
+local function ack(key, receipts)
     if #receipts > 0 then
-        ask('XACK', key, GROUP, unpack(receipts))
+        call_group('XACK', key, GROUP, unpack(receipts))
         redis.call('XDEL', key, unpack(receipts))
     end
 end
@@ -178,20 +177,20 @@ local function set_aside(queue, receipt)
         end
         redis.call('XADD', MALFORMED, 'MAXLEN', KEPT, '*', unpack(words))
     end
-    drop(key, {receipt})
+    ack(key, {receipt})
 end
 
--- A stream has no way back: they go to its end.
-local function unpop(queue, from, to)
+-- A stream cannot take ids back at its head: they are appended.
+local function nack(queue, from, to)
     local key = of(READY, queue)
     for at = from, to, 2 do
         redis.call('XADD', key, '*', 'id', ARGV[at + 1])
-        drop(key, {ARGV[at]})
+        ack(key, {ARGV[at]})
     end
 end
 
 local function pending(key, name)
-    local reply = ask('XPENDING', key, name)
+    local reply = call_group('XPENDING', key, name)
     if not reply then return 0, nil end
     return reply[1], reply[2]
 end
@@ -203,7 +202,7 @@ end
 
 local function groups_of(key)
     local found = {}
-    for _, flat in ipairs(ask('XINFO', 'GROUPS', key) or {}) do
+    for _, flat in ipairs(call_group('XINFO', 'GROUPS', key) or {}) do
         local fields = {}
         for at = 1, #flat, 2 do
             fields[flat[at]] = flat[at + 1]
@@ -213,21 +212,21 @@ local function groups_of(key)
     return found
 end
 
--- What was never read, so much of it.
-local function held(queue, number)
+-- The ids that were never read, at most `number`.
+local function next_ids(queue, number)
     local key, from, found = of(READY, queue), '-', {}
     for _, each in ipairs(groups_of(key)) do
         if each['name'] == GROUP then from = '(' .. each['last-delivered-id'] end
     end
     for _, entry in ipairs(redis.call('XRANGE', key, from, '+', 'COUNT', number)) do
-        found[#found + 1] = value(entry[2])
+        found[#found + 1] = id_of(entry[2])
     end
     return found
 end
 
-local function ring(queue, times)
+local function announce_queue(queue, times)
     for _ = 1, times do
-        redis.call('XADD', BELL, 'MAXLEN', 16, '*', 'id', queue)
+        redis.call('XADD', NEW_QUEUES, 'MAXLEN', 16, '*', 'id', queue)
     end
 end
 
@@ -237,14 +236,14 @@ local function add_dead_letters(queue, from, to)
     end
 end
 
--- Make the dead letters' stream hold exactly these ids; who reads it by a group of their own, goes on.
-local function mirror(queue, from, to)
+-- Makes the stream of dead letters hold exactly these ids. Kept entries keep their positions for other groups.
+local function sync_dead_letters(queue, from, to)
     local key, missing = of(DEAD, queue), {}
     for at = from, to do
         missing[ARGV[at]] = true
     end
     for _, entry in ipairs(redis.call('XRANGE', key, '-', '+')) do
-        local id = value(entry[2])
+        local id = id_of(entry[2])
         if missing[id] then missing[id] = nil else redis.call('XDEL', key, entry[1]) end
     end
     for at = from, to do
@@ -252,34 +251,34 @@ local function mirror(queue, from, to)
     end
 end
 
-local function parts(id)
+local function split_id(id)
     local milliseconds, number = string.match(id, '^(%d+)-(%d+)$')
     return tonumber(milliseconds), tonumber(number)
 end
 
-local function earlier(one, other)
-    local a, b = parts(one)
-    local c, d = parts(other)
+local function is_earlier(one, other)
+    local a, b = split_id(one)
+    local c, d = split_id(other)
     return a < c or (a == c and b < d)
 end
 
--- What every group has done with goes, should another program have acknowledged without deleting; nothing else does.
-local function trim(key)
+-- Removes entries that every group has acknowledged: another program may acknowledge without deleting.
+local function trim_acked(key)
     local keep
     for _, each in ipairs(groups_of(key)) do
         local _, first = pending(key, each['name'])
         if not first then
-            local milliseconds, number = parts(each['last-delivered-id'])
+            local milliseconds, number = split_id(each['last-delivered-id'])
             first = string.format('%.0f-%.0f', milliseconds, number + 1)
         end
-        if not keep or earlier(first, keep) then keep = first end
+        if not keep or is_earlier(first, keep) then keep = first end
     end
     if keep then redis.call('XTRIM', key, 'MINID', keep) end
 end
 
--- Who has nothing in hand and was not heard of for three times as long as a consumer may be silent, is dead.
+-- Removes consumers without pending entries that have been idle for three times the allowed silence.
 local function remove_consumers(key, silence)
-    for _, flat in ipairs(ask('XINFO', 'CONSUMERS', key, GROUP) or {}) do
+    for _, flat in ipairs(call_group('XINFO', 'CONSUMERS', key, GROUP) or {}) do
         local fields = {}
         for at = 1, #flat, 2 do
             fields[flat[at]] = flat[at + 1]
@@ -290,16 +289,16 @@ local function remove_consumers(key, silence)
     end
 end
 
--- The deliveries of consumers that are silent for so many milliseconds are ours now; a hundred of them, among the first
--- ten thousand. The rest is another sweep's.
-local function recover(key, silence)
+-- Takes over deliveries of consumers silent for `silence` milliseconds: up to a hundred among the first ten thousand. Later
+-- sweeps take the rest.
+local function reclaim(key, silence)
     local cursor, found = '0-0', {}
     for _ = 1, 10 do
-        local reply = ask('XAUTOCLAIM', key, GROUP, ME, silence, cursor, 'COUNT', 100, 'JUSTID')
+        local reply = call_group('XAUTOCLAIM', key, GROUP, ME, silence, cursor, 'COUNT', 100, 'JUSTID')
         for _, receipt in ipairs(reply and reply[2] or {}) do
             local entry = redis.call('XRANGE', key, receipt, receipt)[1]
             if entry then
-                found[#found + 1] = {receipt, value(entry[2])}
+                found[#found + 1] = {receipt, id_of(entry[2])}
             else -- it was deleted
                 redis.call('XACK', key, GROUP, receipt)
             end
@@ -310,10 +309,10 @@ local function recover(key, silence)
     return found
 end
 
-local function tend(queue, silence)
+local function maintain(queue, silence)
     local key = of(READY, queue)
-    local found = recover(key, silence)
+    local found = reclaim(key, silence)
     remove_consumers(key, silence)
-    trim(key)
+    trim_acked(key)
     return found
 end

@@ -185,7 +185,7 @@ def _summary(body: Mapping[str, Any], operation: Operation) -> dict[str, Any]:
         given |= {f"{name}_count": len(body[name]) for name in _COUNTED if name in body}
         words = [each.get("outcome") for each in body.get("settlements", ())]
         given |= {"settlements": {word: words.count(word) for word in OUTCOMES if word in words}} if words else {}
-    if operation.scope == "operate" and "payload" in body:  # that they were, and not to what
+    if operation.scope == "operate" and "payload" in body:  # record that it was edited, not its values
         given["payload_edited"] = True
     return given if len(_encode(given)) <= _TEXT_MOST * 8 else {"fields": sorted(given)}
 

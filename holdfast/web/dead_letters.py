@@ -26,7 +26,7 @@ from holdfast.web.messages import ApiResponse, json_response
 from holdfast.web.routing import Operation, RequestContext, ResponseSpec, named_queue
 
 _DEAD = (JobState.DEAD,)
-_FIXED = ("state", "queue")  # what the path says
+_FIXED = ("state", "queue")  # fields that the path sets
 _FILTER = Form(
     name="DeadLetterFilter",
     doc="Every field that is given must match.",

@@ -31,7 +31,7 @@ from holdfast.tasks.command_policy import CommandPayload
 from holdfast.tasks.signature import Argument
 
 Check = Callable[[Any, str], Any]
-"""From a value and what the client calls it to what the value means; raises Invalid."""
+"""Validates one field, given its value and its name for errors, and returns the parsed value."""
 Schema = Mapping[str, Any]
 
 NAME_PATTERN = "^[a-z0-9][a-z0-9._-]{0,63}$"
@@ -148,9 +148,9 @@ def _pairs(text: bytes) -> list[tuple[str, str]]:
 
 
 _ELSEWHERE = {"type": "task", "job_type": "task", "status": "state", "args": "payload", "arguments": "payload"}
-"""What other systems call otherwise."""
+"""Fields that other systems name differently."""
 _OF_COMMANDS = CommandPayload.__struct_fields__
-"""What stands in the payload of a command job."""
+"""Fields of the payload of a command job."""
 
 
 @contextmanager

@@ -52,8 +52,8 @@ WAIT_MOST = 60
 """Seconds a client may wait for a job to end."""
 _AT_ONCE = 50  # jobs read together
 _PAGE_MOST = 4 * 1024 * 1024  # characters of payloads and results after which a page ends
-_PAGE_FOR = 0.5  # seconds after which a page ends with what was found
-_LOOK = 5.0  # seconds between looks at a job that is waited for: what a lost wake-up costs at most
+_PAGE_FOR = 0.5  # seconds after which a page ends with the jobs found so far
+_LOOK = 5.0  # seconds between reads of an awaited job: the most that a lost notification delays
 
 
 class JobDetails(JobDocument, frozen=True, kw_only=True):
@@ -179,7 +179,7 @@ async def parse_filter(
 
 
 def _check_error_scope(call: RequestContext) -> None:
-    """Refuse who may not see error texts, or not whole: which of them match tells letter by letter what they say."""
+    """Refuses a filter by error text if the caller may not see these texts: matches would reveal them by letters."""
     if call.redaction.hides:
         detail = "jobs cannot be chosen by their error: it may quote what the setting redacted hides"
     elif not call.caller.has_scope("read"):
@@ -271,7 +271,7 @@ SAY = Form(
 
 
 async def append_job_logs(call: RequestContext) -> ApiResponse:
-    """Keep log lines with a job that the worker has in hand, or has just settled as succeeded."""
+    """Appends log lines to a job that the worker runs, or has just settled as succeeded."""
     lease: Lease = call.body["token"]
     read = [LINE.read(each, f"lines[{place}].") for place, each in enumerate(call.body["lines"])]
     settings = call.app.settings

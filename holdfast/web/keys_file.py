@@ -34,7 +34,7 @@ _HEAD = (
 )
 
 Stamp = tuple[int, ...] | None
-"""What tells one version of the file from the next, its mode included; None: there is no file."""
+"""Identity of a version of the file, including its mode; None: the file does not exist."""
 
 
 class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -352,7 +352,7 @@ def problem_response(
 
 # ── bodies of requests ────────────────────────────────────────────────────────────────────────────────────────────────
 CLOSE: Header = (b"connection", b"close")
-"""With an answer to a body that was not read to its end: what follows on the connection is no request."""
+"""Header for an answer before the body was read to its end: the connection cannot be used for another request."""
 BODY_PAYLOADS = 4
 """A body with one payload may be as long as so many payloads."""
 MAX_DRAINED = 16 * 1024 * 1024

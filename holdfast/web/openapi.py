@@ -21,7 +21,7 @@ from holdfast.web.routing import Operation, RequestContext, ResponseSpec
 
 _REF = "#/components/schemas/{name}"
 _SUFFIX = "Document"
-"""What the names of document classes end with; names of schemas do without."""
+"""Suffixes of document classes, removed for the names of schemas."""
 _MAX_BODIES = 32  # documents kept: one for each place where the API is mounted
 _ALWAYS = (429, 431, 503)
 _WITH_KEY = (401, 403)
@@ -272,7 +272,7 @@ def _property(field: Field) -> dict[str, Any]:
 
 
 def example_body(form: Form) -> dict[str, Any]:
-    """A body as it may be: what is required, or the first thing that can be said."""
+    """Returns an example body: the required fields, or the first optional one."""
     shown = [field for field in form.fields if field.example is not None]
     wanted = [field for field in shown if field.required] or shown[:1]
     return {field.name: field.example for field in wanted}

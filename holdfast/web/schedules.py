@@ -196,7 +196,7 @@ async def list_next_runs(call: RequestContext) -> ApiResponse:
 
 
 def _operation(name: str, method: str, path: str, summary: str, handler: Handler, **more: Any) -> Operation:
-    """An operation on schedules; those with a name in their path may not find it."""
+    """Returns an operation on schedules; one with a name in its path may answer 404."""
     parts: dict[str, Any] = {"scope": "read" if method == "GET" else "operate", "group": "Schedules"}
     if "{" in path:
         parts["refusals"] = (404, *more.pop("refusals", ()))

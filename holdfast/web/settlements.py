@@ -89,7 +89,7 @@ _MEANT: Mapping[str, frozenset[str]] = {
     "released": frozenset(),
     "cancelled": frozenset(),
 }
-"""What may be said with each outcome."""
+"""Fields that each outcome allows."""
 _NEEDED = {"failed": "error", "dead": "error", "snoozed": "delay"}
 
 

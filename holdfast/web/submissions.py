@@ -1,4 +1,4 @@
-"""Submitting: one job, or a batch of them as a whole; and what a limited key may submit."""
+"""Submission of one job or of a batch, all or nothing; limits of keys for some queues."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from holdfast.web.routing import Operation, RequestContext, ResponseSpec
 BATCH_MOST = 1000
 """Jobs in one batch."""
 KEY_HEADER = "Idempotency-Key"
-_TRIES = 5  # to submit, where what the key stood for is deleted meanwhile
+_TRIES = 5  # to submit, if the job with the same key is deleted meanwhile
 
 
 def _retry(value: Any, field: str) -> Retry:

@@ -1,4 +1,4 @@
-"""Claim of delivered jobs: rounds of receiving and claiming until there is no room, or nothing more."""
+"""Claim of delivered jobs: receives ids and claims their jobs until the request is filled or no ids are left."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from holdfast.core.models import Claim, DeliveredClaim, Delivery, ExpiredJob, Jo
 from holdfast.stores.base import EVERY_QUEUE, ClaimRequest, TransportQueries
 from holdfast.transports.session import Away, DeliveryLedger, TransportSession, canonical_id
 
-_ROUNDS = 20  # of receiving, in one claim
-_RECEIVE_BATCH = 500  # ids received at once where most of the last ones could not be claimed
+_ROUNDS = 20  # of receiving ids, in one claim
+_RECEIVE_BATCH = 500  # ids received at once if most of the last ones could not be claimed
 _MAX_PROMOTED = 1000  # due jobs made ready by one claim; more are made ready by the next
 
 
 class Claiming:
-    """A claim's progress. It keeps the jobs it has taken, also when the transport goes away meanwhile."""
+    """One claim. It returns the jobs claimed so far if the transport fails meanwhile."""
 
     def __init__(
         self, queries: TransportQueries, session: TransportSession, in_flight: DeliveryLedger, request: ClaimRequest
@@ -31,7 +31,7 @@ class Claiming:
         self._jobs: list[Job] = []
         self._taken: Counter[str] = Counter()
         self._returned: list[Delivery] = []
-        self._unusable: list[Delivery] = []  # they stand for nothing that can be claimed
+        self._unusable: list[Delivery] = []  # their jobs cannot be claimed
         self._malformed: list[Delivery] = []  # they hold no job id
         self._promoted: int | None = None
         self._last: Claim = Claim(jobs=[])
@@ -41,11 +41,11 @@ class Claiming:
         self._expired: tuple[ExpiredJob, ...] = ()
 
     async def run(self) -> Claim:
-        """Claim. Away where the transport is, and nothing was taken."""
+        """Claims jobs. Raises Away if the transport is away and no job was claimed."""
         try:
             await self._rounds()
         except HoldfastError:
-            if not self._jobs:  # else no process would know of their leases
+            if not self._jobs:  # else the leases of the claimed jobs would be lost
                 raise
         finally:
             await self._return_unused()
@@ -73,7 +73,7 @@ class Claiming:
             more = deliveries or not paused <= self._session.paused
             if self._held_back:
                 if promoted:
-                    await self._claim([])  # for when the next job falls due; those that arrive now must not overtake
+                    await self._claim([])  # reads when the next job is due; ids that arrive now must not overtake
                 return
             if not promoted and (self._room <= 0 or not more):
                 return
@@ -87,7 +87,7 @@ class Claiming:
         return self._request.limit - len(self._jobs)
 
     def _capacity(self) -> dict[str, int]:
-        """Returns the number still wanted of each queue."""
+        """Returns the free slots of each queue."""
         capacity = dict(self._request.capacity)
         others = capacity.get(EVERY_QUEUE)
         for queue, number in self._taken.items():
@@ -114,7 +114,7 @@ class Claiming:
         return deliveries
 
     async def _claim(self, deliveries: list[Delivery]) -> None:
-        """Claim these by their ids, each id once; note the outcome of each delivery."""
+        """Claims the jobs of these deliveries, each id once, and records the outcome of each delivery."""
         by_id: dict[str, Delivery] = {}
         for each in deliveries:
             canonical = canonical_id(each)
@@ -156,12 +156,12 @@ class Claiming:
         self._expired += delivered.claim.expired
         for job_id, queue in delivered.left.items():
             delivery = by_id.pop(job_id)
-            # One that has moved to another queue was announced there: here it would come back for ever.
+            # A job moved to another queue was published there: given back here, it would return for ever.
             (self._returned if delivery.queue == queue else self._unusable).append(delivery)
         self._unusable += by_id.values()
 
     async def _promote(self) -> bool:
-        """Make due jobs ready and announce them, once; whether there was any."""
+        """Promotes due jobs and publishes them, once per claim; returns True if there were any."""
         due = self._last.next_due
         if not self._request.promote or self._promoted is not None or due is None or due > timedelta(0):
             return False
@@ -174,7 +174,7 @@ class Claiming:
         return bool(ready)
 
     async def _return_unused(self) -> None:
-        """Give back deliveries that other workers can take, in their order, and acknowledge the rest."""
+        """Gives back deliveries that other workers can claim, in order, and acknowledges the rest."""
         session = self._session
         if self._returned:
             await session.try_call(session.transport.nack(self._returned))

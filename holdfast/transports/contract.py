@@ -10,7 +10,7 @@ from holdfast.core.models import Delivery, Overtaken
 
 
 class Transport(Protocol):
-    """Carries the ids of ready jobs from who made them ready to a worker: a hint. It may lose, repeat or delay, and
+    """Carries the ids of ready jobs from their producers to a worker: a hint. It may lose, repeat or delay, and
     nothing breaks: the store is the truth. Belongs to one event loop. Raises the errors of ``holdfast.core.errors``."""
 
     place: str
@@ -34,7 +34,7 @@ class Transport(Protocol):
         self, queues: Sequence[str], *, closed: Collection[str], timeout: float, stop: asyncio.Event
     ) -> list[Delivery]:
         """Wait until something arrives for one of the queues, for ``timeout`` seconds or until ``stop`` is set, and
-        take it. Not to be cancelled: that might lose what it takes."""
+        take it. Do not cancel it: that may lose a delivery."""
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
         """Acknowledges deliveries that are settled, or not ours."""

@@ -1,4 +1,4 @@
-"""Claim of delivered jobs and of jobs under limits: those the store alone hands out, in turn with the others."""
+"""Claims of delivered jobs and of jobs under limits, which come from the store; both kinds take turns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.transports.session import DeliveryLedger, TransportSession
 
 
 class LimitedTurns:
-    """Which jobs go first in the next claim: they take turns, so that neither kind starves the other."""
+    """Alternates which kind of jobs is claimed first, so neither starves the other."""
 
     def __init__(self) -> None:
         self.is_first = False
@@ -28,7 +28,7 @@ class LimitedTurns:
 
 
 class LimitedClaiming:
-    """A claim of both kinds of jobs."""
+    """Claims both kinds of jobs."""
 
     def __init__(
         self, queries: TransportQueries, session: TransportSession, in_flight: DeliveryLedger, turns: LimitedTurns
@@ -39,7 +39,7 @@ class LimitedClaiming:
         self._turns = turns
 
     async def run(self, request: ClaimRequest) -> Claim:
-        """Claim. Away where the transport is, and nothing was taken."""
+        """Claims jobs. Raises Away if the transport is away and no job was claimed."""
         limited = await self._queries.claim_limited(request) if self._turns.take_turn() else None
         if limited is not None and len(limited.jobs) >= request.limit:
             return limited
@@ -47,7 +47,7 @@ class LimitedClaiming:
         try:
             delivered = await Claiming(self._queries, self._session, self._in_flight, rest).run()
         except HoldfastError:
-            if limited is None or not limited.jobs:  # else no process would know of their leases
+            if limited is None or not limited.jobs:  # else the leases of the claimed jobs would be lost
                 raise
             return limited
         if limited is None and len(delivered.jobs) < request.limit:
@@ -60,7 +60,7 @@ class LimitedClaiming:
 
 
 def reduce_request(request: ClaimRequest, jobs: Sequence[Job], *, are_limited: bool) -> ClaimRequest:
-    """The request that is left when these jobs were taken."""
+    """Returns the request reduced by the claimed jobs."""
     capacity = dict(request.capacity)
     for queue, number in Counter(job.queue for job in jobs).items():
         capacity[queue] = max(0, capacity.get(queue, capacity.get(EVERY_QUEUE, 0)) - number)
@@ -75,7 +75,7 @@ def reduce_request(request: ClaimRequest, jobs: Sequence[Job], *, are_limited: b
 
 
 def merge_claims(first: Claim, second: Claim) -> Claim:
-    """Both claims as one."""
+    """Merges two claims."""
     return Claim(
         jobs=[*first.jobs, *second.jobs],
         promoted=first.promoted + second.promoted,

@@ -67,7 +67,7 @@ class RedisTransport(ABC):
         self.place = self.pool.place
         self._scripts = scripts_of(self.kind)
         self._served = ""  # the queue served last
-        self._sweep = ""  # what our lock holds
+        self._sweep = ""  # token of our lock
         self._readers: list[BlockingReader] = []  # idle connections to block on
 
     # ── calls ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -210,7 +210,7 @@ class RedisTransport(ABC):
 
 
 class BlockingReader:
-    """A connection of its own to block on, that can be stopped without losing what it may just have taken."""
+    """A dedicated connection for blocking reads, which can be stopped without losing a message."""
 
     def __init__(self, wire: RedisConnection, pool: RedisPool, number: int) -> None:
         """``number``: by which another connection can unblock this one."""
@@ -219,7 +219,8 @@ class BlockingReader:
         self._number = number
 
     async def read_blocking(self, *words: Argument, seconds: float, stop: asyncio.Event) -> Any:
-        """The answer to a command that blocks for so long; sooner where ``stop`` is set, what it has taken included."""
+        """Returns the answer to a command that blocks for ``seconds``; earlier if ``stop`` is set, without losing a
+        message."""
         answering = self._wire.send_command(*words)
         stopping = asyncio.ensure_future(stop.wait())
         try:

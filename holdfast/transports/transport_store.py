@@ -150,7 +150,7 @@ class TransportQueueing(ForwardingQueueing):
         self._in_flight = transport.in_flight
 
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
-        """Store the jobs, and announce those that are ready. For the transport's sake nothing stored is refused."""
+        """Stores the jobs and publishes ready ones. A failure of the transport does not fail the submission."""
         answers = await self._inner.submit(jobs)
         new = [
             job if answer.created else msgspec.structs.replace(job, id=answer.job_id)
@@ -163,8 +163,7 @@ class TransportQueueing(ForwardingQueueing):
         return [msgspec.structs.replace(answer, wake_up_delayed=answer.job_id in unpublished) for answer in answers]
 
     async def claim(self, request: ClaimRequest) -> Claim:
-        """Of what the transport has delivered; while it is away, of what the store has ready. A quarantined job is
-        taken from the store."""
+        """Claims delivered jobs; while the transport is away, and for a quarantined job, claims from the store."""
         session = self._session
         if request.only is None and not request.isolated:
             await session.stop_listening()
@@ -198,13 +197,13 @@ class TransportQueueing(ForwardingQueueing):
         return beat
 
     async def deregister(self, worker: str) -> None:
-        """The worker has stopped: its deliveries are for other workers."""
+        """Deregisters a stopped worker; its deliveries go to other workers."""
         await self._session.return_deliveries()
         self._in_flight.forget_worker(worker)
         await self._inner.deregister(worker)
 
     async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
-        """For queues: until something arrives, or something else falls due next. The rest is the store's."""
+        """Waits for deliveries of the queues or a change of the next due job; other topics wait in the store."""
         queues = [topic.removeprefix("queue:") for topic in topics if topic.startswith("queue:")]
         session = self._session
         if not queues:
@@ -323,7 +322,7 @@ class TransportQuery(ForwardingQuery):
         self._session = session
 
     async def queues(self, *, recent: timedelta, most: int) -> list[QueueInfo]:
-        """The store's, each with the number of its ids that wait in the transport."""
+        """Returns the queues of the store, each with the number of its ids in the transport."""
         queues = await self._inner.queues(recent=recent, most=most)
         backlog: Mapping[str, int] = {}
         with suppress(Away):
@@ -342,7 +341,7 @@ class TransportHealth(ForwardingHealth):
         self._session = session
 
     async def doctor(self) -> list[Finding]:
-        """The store's findings, and how the transport is."""
+        """Returns the findings of the store and of the transport."""
         queues = await self._query.queues(recent=_RECENT, most=_MAX_QUEUES)
         return [*await self._inner.doctor(), *await run_checks(self._session.transport, queues)]
 
@@ -365,7 +364,7 @@ class TransportExternal(ForwardingExternal):
         return completion
 
 
-_RECENT, _MAX_QUEUES = timedelta(minutes=1), 100_000  # what the doctor looks at
+_RECENT, _MAX_QUEUES = timedelta(minutes=1), 100_000  # limits of the queues that `holdfast doctor` reads
 _TO_ANNOUNCE = frozenset({JobState.QUEUED, JobState.DEAD, JobState.FAILED, JobState.SCHEDULED})
 """States after which a settled job is announced, listed as dead, or wakes a worker that waits for due jobs."""
 

@@ -86,12 +86,12 @@ async def test_a_worker_that_cannot_fetch_is_not_well_and_lives(app: Holdfast) -
 
 
 async def test_a_blocked_worker_still_answers_and_says_so(app: Holdfast) -> None:
-    untrack_run = threading.Event()
+    may_end = threading.Event()
 
     @app.task("block")
     async def block() -> None:
         await asyncio.to_thread(lambda: None)
-        untrack_run.wait(120)
+        may_end.wait(120)
 
     seen: list[str] = []
     late: list[float] = []
@@ -104,7 +104,7 @@ async def test_a_blocked_worker_still_answers_and_says_so(app: Holdfast) -> None
                 time.sleep(0.05)
             seen.extend((watched.fetch("/health/live")[1], watched.fetch("/health/ready")[1]))
             late.append(watched.lag())
-            untrack_run.set()
+            may_end.set()
 
         looking = threading.Thread(target=look)
         looking.start()  # not later: the handler blocks this very loop

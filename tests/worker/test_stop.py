@@ -164,13 +164,13 @@ async def test_stop_during_a_claim_leaves_nothing_leased(app: Holdfast, moment: 
 
 
 async def test_handler_that_ignores_cancellation_does_not_delay_the_worker(app: Holdfast) -> None:
-    untrack_run = asyncio.Event()
+    may_end = asyncio.Event()
 
     @app.task("stubborn")
     async def stubborn() -> None:
-        while not untrack_run.is_set():
+        while not may_end.is_set():
             try:
-                await untrack_run.wait()
+                await may_end.wait()
             except asyncio.CancelledError:
                 continue
 
@@ -183,7 +183,7 @@ async def test_handler_that_ignores_cancellation_does_not_delay_the_worker(app: 
             await asyncio.wait([hand.running], timeout=0.1)
             await harnessed.advance(0.01)
         ended = hand.running.done()
-        untrack_run.set()
+        may_end.set()
         assert ended
         assert hand.worker.stuck == 1
         assert ((await job.job()).state, (await job.job()).attempts) == ("queued", 0)

@@ -122,7 +122,7 @@ class RedisTransport(ABC):
         return list(map(text_of, ids)), int(republished)
 
     async def republish(self, queue: str, overtaken: Overtaken) -> int:
-        pieces, times = in_pieces(overtaken.ids, _PIECE), (overtaken.before_us, overtaken.now_us)
+        pieces, times = in_batches(overtaken.ids, _PIECE), (overtaken.before_us, overtaken.now_us)
         return sum([int(await self.run("republish", queue, *times, *ids)) for ids in pieces])
 
     async def dead_letter(self, dead: Mapping[str, Sequence[str]]) -> None:

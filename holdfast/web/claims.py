@@ -216,7 +216,7 @@ async def _read_command(call: RequestContext, heartbeat: WorkerHeartbeat, lease_
     interval = min(call.app.settings.beat, lease_for / 3).total_seconds()
     if known.heartbeat_at is not None and call.app.clock.monotonic() - known.heartbeat_at < interval:
         return known.command
-    return (await call.remote_workers.heartbeat(heartbeat, [], lease_for)).order
+    return (await call.remote_workers.heartbeat(heartbeat, [], lease_for)).command
 
 
 class _LongPollClaim:
@@ -293,7 +293,7 @@ class _LongPollClaim:
             capacity = await allowed_capacity(self._call, self._capacity)
             self._waiters.renew(waiter, msgspec.structs.replace(self._request, capacity=capacity))
             reply = await self._call.remote_workers.heartbeat(self._heartbeat, [], self._request.lease_for)
-            self.command = reply.order
+            self.command = reply.command
 
     async def _wait_for_event(self, taken: asyncio.Future[ClaimResult], seconds: float) -> None:
         """Waits for jobs, a disconnect, or a notification for this worker."""
@@ -345,8 +345,8 @@ def _claimed(call: RequestContext, job: Job, *, isolated: bool) -> ClaimedJob:
 
 def _timeout(call: RequestContext, job: Job) -> float | None:
     """Returns the timeout of the attempt in seconds: the job's, its task's, or the settings'."""
-    if job.carried.timeout is not None:
-        return job.carried.timeout
+    if job.options_or_default.timeout is not None:
+        return job.options_or_default.timeout
     task = call.app.registry.get(job.task)
     if task is not None and task.timeout is not None:
         return task.timeout

@@ -87,7 +87,7 @@ class RemoteWorkers:
         heartbeat_at = self.app.clock.monotonic()
         beat = await store.queueing.heartbeat(heartbeat, leases, lease_for=lease_for)
         known = self.get_worker(heartbeat.worker)
-        known.heartbeat_at, known.command = heartbeat_at, beat.order
+        known.heartbeat_at, known.command = heartbeat_at, beat.command
         return beat
 
     # ── settlements ────────────────────────────────────────────────────────────────────────────

@@ -120,8 +120,8 @@ class Heartbeat:
                 self._call_in_worker_loop(self._interrupt, lease, StopReason.LOST)
             elif held is LeaseStatus.CANCEL:
                 self._call_in_worker_loop(self._interrupt, lease, StopReason.CANCEL)
-        if beat.order is not WorkerCommand.NONE:
-            self._call_in_worker_loop(self._on_command, beat.order)
+        if beat.command is not WorkerCommand.NONE:
+            self._call_in_worker_loop(self._on_command, beat.command)
 
     def _interrupt_expiring(self) -> None:
         """Interrupts jobs whose leases could not be renewed, before another worker may claim them."""

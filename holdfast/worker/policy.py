@@ -12,7 +12,7 @@ import msgspec
 from holdfast.app import Holdfast
 from holdfast.core.errors import HoldfastError, Invalid
 from holdfast.core.events import PayloadUnfit, RetryUnreadable, TaskUnknown
-from holdfast.core.lifecycle import DEFERRALS, Failed, Outcome, Released, correct_arguments, deferral_error, deferral_of
+from holdfast.core.lifecycle import Failed, Outcome, Released, correct_arguments, deferral_error, deferral_of
 from holdfast.core.models import Job, Reason
 from holdfast.core.retry import Retry
 from holdfast.core.validation import did_you_mean
@@ -25,7 +25,7 @@ _MIN_DEFERRAL, _MAX_DEFERRAL = timedelta(seconds=2), timedelta(minutes=1)  # bet
 
 def backoff_of(job: Job, app: Holdfast, settings: Settings) -> Retry:
     """Returns the retry policy of a job: its own, its task's, or the settings'."""
-    own = job.carried.retry
+    own = job.options_or_default.retry
     if own is not None:
         try:
             return Retry.from_builtins(own)
@@ -67,7 +67,7 @@ class UnfitJobs:
     @staticmethod
     def is_unfit(outcome: Outcome, job: Job) -> TypeGuard[Failed]:
         """Returns True if the job failed here, but another worker may be able to run it."""
-        if type(outcome) is not Failed or outcome.retryable or outcome.reason not in UNFIT or job.task == COMMAND:
+        if type(outcome) is not Failed or outcome.retryable or outcome.reason not in DEFERRALS or job.task == COMMAND:
             return False
         return outcome.reason is Reason.NO_HANDLER or _is_object(job.payload)
 

@@ -189,10 +189,10 @@ class Runner:
                     raise
                 while run.runner is not None and run.runner.cancelling():
                     run.runner.uncancel()
-        if tx_outcome is TxOutcome.UNDONE:
+        if tx_outcome is TxOutcome.ROLLED_BACK:
             return True
         self._shared.running.discard(run)
-        if tx_outcome is TxOutcome.KEPT:
+        if tx_outcome is TxOutcome.COMMITTED:
             self._shared.tx_completed(run)
         else:
             self._shared.report_lost_run(run)
@@ -274,7 +274,7 @@ class Runner:
     # ── deadlines ─────────────────────────────────────────────────────────────────────────────────────────────
     def _timeout(self, job: Job, task: Task[..., Any] | None = None) -> float | None:
         """Returns the timeout of a job in seconds: its own, its task's, or the settings'."""
-        own = job.carried.timeout
+        own = job.options_or_default.timeout
         if own is not None:
             return own
         task = task or self._registry.get(job.task)

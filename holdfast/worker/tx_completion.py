@@ -46,7 +46,7 @@ class TxCompletion:
             outcome = await external.tx_outcome(run.lease)
         except HoldfastError:
             return True  # the store is away: unknown
-        return outcome in (TxOutcome.UNDONE, TxOutcome.LOST)
+        return outcome in (TxOutcome.ROLLED_BACK, TxOutcome.LEASE_LOST)
 
     async def read_outcome(self, run: TaskRun) -> TxOutcome:
         """Returns the outcome of the job. Waits while its transaction is open, at most for the duration of a lease."""
@@ -59,9 +59,9 @@ class TxCompletion:
             try:
                 outcome = await external.tx_outcome(run.lease)
             except HoldfastError as error:
-                outcome = TxOutcome.OPEN
+                outcome = TxOutcome.PENDING
                 await retry_delay.wait_after(error)
-            if outcome is not TxOutcome.OPEN or shared.clock.monotonic() > give_up_at:
+            if outcome is not TxOutcome.PENDING or shared.clock.monotonic() > give_up_at:
                 return outcome
             await shared.clock.sleep(pause)
             pause = min(2 * pause, _MAX_PAUSE)

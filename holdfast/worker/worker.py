@@ -80,8 +80,8 @@ class Worker:
         self.shared.stopping.set()
         self.shared.may_fetch.set()
 
-    def _handle_command(self, order: WorkerCommand) -> None:
-        if order is WorkerCommand.STOP and not self.shared.stopping.is_set():
+    def _handle_command(self, command: WorkerCommand) -> None:
+        if command is WorkerCommand.STOP and not self.shared.stopping.is_set():
             self.stop("ordered")
         elif command is WorkerCommand.DRAIN:
             self.fetcher.drain()

@@ -29,7 +29,7 @@ def backoff_of(job: Job, app: Holdfast, settings: Settings) -> Retry:
     if own is not None:
         try:
             return Retry.from_builtins(own)
-        except Invalid as error:  # written by a newer version, or corrupt: use the next policy
+        except Invalid as error:  # of a newer version, or corrupt: the job is not to stay for it
             app.events.emit(RetryUnreadable(job_id=job.id, task=job.task, error=str(error)))
     task = app.registry.get(job.task)
     return (task.retry if task is not None else None) or settings.retry

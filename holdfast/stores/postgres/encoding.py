@@ -1,4 +1,4 @@
-"""Between rows and nouns: state codes, texts with NUL, batches as arrays."""
+"""Conversion between rows and models: state codes, texts with NUL, batches as arrays."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def span_us(span: timedelta | None) -> int | None:
 
 
 def claimed_job(row: Sequence[Any]) -> Job:
-    """A job as a claim delivers it. UNREADABLE for options another program spoiled."""
+    """A job as a claim delivers it. UNREADABLE for options another program corrupted."""
     options = None if row[11] is None else _options(row[11])
     job = Job(*row[:11], options)  # type: ignore[call-arg]  # the slice has the first eleven fields
     if _NUL in job.payload:
@@ -78,7 +78,7 @@ def claimed_job(row: Sequence[Any]) -> Job:
 
 
 def shown_job(row: Sequence[Any]) -> Job:
-    """A job as a reader is shown it. Options another program spoiled are left out."""
+    """A job as a reader is shown it. Options another program corrupted are left out."""
     fields = list(row)
     try:
         fields[11] = None if row[11] is None else _options(row[11])
@@ -204,7 +204,7 @@ def encode_unique(unique: UniqueKey) -> str:
 
 
 def stored_unique(options: str) -> UniqueKey | None:
-    """The unique key among stored options; None where another program spoiled them."""
+    """The unique key among stored options; None where another program corrupted them."""
     try:
         return _options(options).unique
     except UNREADABLE:

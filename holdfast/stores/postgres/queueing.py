@@ -440,7 +440,7 @@ class PostgresQueueing:
         return msgspec.structs.replace(delivered.claim, refused=len(request.only or ()) - len(delivered.claim.jobs))
 
     async def _readable(self, rows: Rows) -> list[Job]:
-        """The jobs that can be read. One that another program spoiled is dead, and does not hold up its queue."""
+        """The jobs that can be read. One that another program corrupted is dead, and does not hold up its queue."""
         try:
             return [claimed_job(row) for row in rows]
         except UNREADABLE:

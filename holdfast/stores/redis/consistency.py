@@ -68,7 +68,7 @@ class _Audit:
 
     def check_set_aside(self) -> Iterator[RepairStep]:
         """Sets meaningless entries aside, as the scripts do."""
-        for key in self._seen.spoiled:
+        for key in self._seen.corrupt:
             yield RepairStep(ASIDE, ("RENAME", key, key + b":foreign:%d" % self._seen.now))
 
     def sorted_sets(self) -> Iterator[RepairStep]:

@@ -1,4 +1,4 @@
-"""Between hashes and nouns. Payloads and results are text that is never looked into."""
+"""Conversion between hashes and models. Payloads and results are text that is never looked into."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ class Kinds:
         self._known: dict[bytes, Kind] = {}
 
     def __call__(self, text: bytes) -> Kind:
-        """ValueError for one that another program spoiled."""
+        """ValueError for one that another program corrupted."""
         known = self._known.get(text)
         if known is None:
             head, _, task = text.decode().partition("\n")
@@ -245,7 +245,7 @@ class Kinds:
 
 
 def claimed_job(row: Sequence[Any], kinds: Kinds, worker: str) -> Job:
-    """A job as this worker's claim delivers it. ValueError or RecursionError for a job that another program spoiled."""
+    """The job of a claim's row. ValueError or RecursionError for a job that another program corrupted."""
     job_id, kind, payload, due, *more = row
     priority, most, queue, task = kinds(kind)
     if not more:  # a plain job that was never claimed before

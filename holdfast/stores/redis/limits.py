@@ -27,7 +27,7 @@ _PIECES_MOST = 50  # scripts of one ``assign_partitions``
 
 
 def limits_of(texts: Iterable[bytes]) -> list[Limit]:
-    """Limits by name, of ``REVISION DOCUMENT`` each. One that another program spoiled is left out."""
+    """Limits by name, of ``REVISION DOCUMENT`` each. One that another program corrupted is left out."""
     limits: list[Limit] = []
     for text in texts:
         revision, _, document = text.partition(b" ")

@@ -149,7 +149,7 @@ class _Reading:
     def __init__(self, connection: RedisConnection, names: NamespaceKeys) -> None:
         self._link = connection
         self._names = names
-        self._spoiled: list[bytes] = []
+        self._corrupt: list[bytes] = []
 
     async def snapshot(self, now: int) -> NamespaceSnapshot:
         """Everything that is there."""
@@ -162,7 +162,7 @@ class _Reading:
             names=self._names,
             now=now,
             jobs=jobs,
-            spoiled=self._spoiled,
+            corrupt=self._corrupt,
             keys=keys,
             lists={
                 key: await self._list(key)
@@ -185,14 +185,14 @@ class _Reading:
                 return frozenset(found)
 
     async def _types(self, keys: Iterable[bytes]) -> dict[bytes, bytes]:
-        """Of our keys that are of the type they must be; keys of another type are noted as spoiled."""
+        """Of our keys that are of the type they must be; keys of another type are recorded as corrupt."""
         found: dict[bytes, bytes] = {}
         for piece in in_batches([key for key in keys if self._names.type_of(key) is not None], _PIECE):
             for key, kind in zip(piece, await _ask(self._link, [("TYPE", key) for key in piece]), strict=True):
                 if kind == self._names.type_of(key):
                     found[key] = kind
                 elif kind != b"none":  # else it is gone
-                    self._spoiled.append(key)
+                    self._corrupt.append(key)
         return found
 
     async def _jobs(self, keys: Sequence[bytes]) -> dict[bytes, IndexedJob | None]:
@@ -204,7 +204,7 @@ class _Reading:
                 try:
                     found[key.removeprefix(self._names.job)] = IndexedJob.from_hash(fields)
                 except ValueError:
-                    self._spoiled.append(key)
+                    self._corrupt.append(key)
         return found
 
     async def _list(self, key: bytes) -> list[bytes]:

@@ -267,7 +267,7 @@ class RedisQueueing:
         self._lost.mark_answered(request.worker, claim.lease_until_us - lease)
 
     async def _readable(self, rows: Sequence[Any], worker: str) -> list[Job]:
-        """The jobs that can be read. One that another program spoiled is dead, and does not hold up its queue."""
+        """The jobs that can be read. One that another program corrupted is dead, and does not hold up its queue."""
         jobs = []
         for row in rows:
             try:

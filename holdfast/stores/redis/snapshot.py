@@ -141,7 +141,7 @@ class NamespaceSnapshot(NamedTuple):
     now: int
     jobs: Mapping[bytes, IndexedJob | None]
     """By id; None for an unclaimed hash written by hand."""
-    spoiled: Sequence[bytes]
+    corrupt: Sequence[bytes]
     """Keys of another type than they must be, and jobs that make no sense."""
     keys: frozenset[bytes]
     lists: Mapping[bytes, Sequence[bytes]]

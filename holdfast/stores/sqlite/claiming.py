@@ -119,7 +119,7 @@ class ClaimTaking:
         self.jobs += jobs
 
     def _readable(self, seqs: Sequence[int], shown: Sequence[str]) -> list[Job]:
-        """The jobs that can be read. One that another program spoiled is dead, and does not hold up its queue."""
+        """The jobs that can be read. One that another program corrupted is dead, and does not hold up its queue."""
         jobs = []
         for seq, each in zip(seqs, shown, strict=True):
             try:

@@ -1,4 +1,4 @@
-"""Between rows and nouns: state codes, JSON shapes, microseconds."""
+"""Conversion between rows and models: state codes, JSON shapes, microseconds."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def array_elements(array: str) -> list[str]:
 
 
 def read_job(shown: str) -> Job:
-    """A job as a reader is shown it. Of a row that another program spoiled, unreadable values are left out."""
+    """A job as a reader is shown it. Of a row that another program corrupted, unreadable values are left out."""
     try:
         return decode_job(shown)
     except UNREADABLE:

@@ -158,7 +158,7 @@ def test_ctrl_c_while_waiting_says_that_the_job_is_stored(cli: Cli, monkeypatch:
 def test_interrupt_message_names_the_id_without_a_key(cli: Cli) -> None:
     app = Holdfast()
     job = app.draft_job("work", {})
-    assert f"--id {job.id}" in submission._standing(app, job)
+    assert f"--id {job.id}" in submission._describe_interrupted(app, job)
 
 
 # ── streams ───────────────────────────────────────────────────────────────────────────────────────────────────────

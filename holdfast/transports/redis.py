@@ -63,7 +63,7 @@ class RedisTransport(ABC):
     def __init__(self, server: Server, names: TransportKeys, consumer: str) -> None:
         self.names = names
         self.consumer = consumer
-        self.pool = RedisPool(server, names.key, patience=RECONNECT_TIMEOUT, deadline=CALL_DEADLINE)
+        self.pool = RedisPool(server, names.key, retry_for=RECONNECT_TIMEOUT, deadline=CALL_DEADLINE)
         self.place = self.pool.place
         self._scripts = scripts_of(self.kind)
         self._served = ""  # the queue served last

@@ -12,7 +12,7 @@ import msgspec
 from holdfast.app import Holdfast
 from holdfast.core.errors import HoldfastError, Invalid
 from holdfast.core.events import PayloadUnfit, RetryUnreadable, TaskUnknown
-from holdfast.core.lifecycle import Failed, Outcome, Released, correct_arguments, deferral_error, deferral_of
+from holdfast.core.lifecycle import DEFERRALS, Failed, Outcome, Released, correct_arguments, deferral_error, deferral_of
 from holdfast.core.models import Job, Reason
 from holdfast.core.retry import Retry
 from holdfast.core.validation import did_you_mean

@@ -98,6 +98,20 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.values.depth is not None and (self.by is not None or self.task is not None)
 
 
+def token_change(old: Limit | None, new: Limit) -> dict[str, int] | None:
+    """Parameters of ``bound_buckets`` for a changed limit; None for one without a rate."""
+    most, interval = new.values.most_lacking_us, new.values.interval_us
+    if most is None or interval is None:
+        return None
+    before = new.values if old is None or old.values.rate is None else old.values
+    return {
+        "most": most,
+        "interval": interval,
+        "old_most": before.most_lacking_us or most,
+        "old_interval": before.interval_us or interval,
+    }
+
+
 class LimitChange(msgspec.Struct, frozen=True):
     """A write of one limit. ``expected``: the revision it replaces; 0: there is none yet. ``remove``: delete it."""
 

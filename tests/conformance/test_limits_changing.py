@@ -44,6 +44,33 @@ async def test_raised_rate_holds_at_once(store: Store, clock: ManualClock) -> No
     assert await store.limits.take_tokens("mail", 1) <= timedelta(seconds=0.1)
 
 
+async def test_changes_of_burst_give_no_tokens(store: Store, clock: ManualClock) -> None:
+    minute = {"rate": 1, "period_us": 60_000_000}
+    await limit(store, burst=10, **minute)
+    await put(store, *[new_job() for _ in range(40)])
+    assert len(await take(store, 40)) == 10
+    for burst in (1, 10, 5, 10):
+        await limit_again(store, burst=burst, **minute)
+        assert await take(store, 40) == []
+    clock.advance(60)
+    assert len(await take(store, 40)) == 1
+    clock.advance(300)
+    await limit_again(store, burst=3, **minute)
+    assert len(await take(store, 1)) == 1
+    await limit_again(store, burst=10, **minute)
+    assert len(await take(store, 40)) == 2
+
+
+async def test_changed_rate_keeps_the_tokens(store: Store, clock: ManualClock) -> None:
+    await limit(store, rate=1, period_us=60_000_000, burst=4)
+    await put(store, *[new_job() for _ in range(40)])
+    assert len(await take(store, 1)) == 1
+    await limit_again(store, rate=1, period_us=1_000_000, burst=8)
+    assert len(await take(store, 40)) == 3
+    clock.advance(1)
+    assert len(await take(store, 40)) == 1
+
+
 async def test_changed_limit_frees_the_keys_of_all_queues(store: Store, clock: ManualClock) -> None:
     await limit(store, task="slow", rate=1, period_us=3_600_000_000)
     await put(store, *[new_job(queue=f"q{number:04}", task="slow") for number in range(1020)])

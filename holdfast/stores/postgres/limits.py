@@ -19,6 +19,7 @@ from holdfast.core.limits import (
     encode_limit,
     free_instant,
     split_bucket,
+    token_change,
 )
 from holdfast.stores.base import ClaimRequest
 from holdfast.stores.common.limit_cache import LimitCache
@@ -53,12 +54,12 @@ class PostgresLimits:
     async def write_limit(self, change: LimitChange) -> int | None:
         async def run_in_transaction(fetch: Fetch) -> int | None:
             await fetch(self._sql["lock_limits"])
+            old = {each.name: each for each in stored_limits(await fetch(self._sql["limits"]))}.get(change.limit.name)
             rows = await self._write_row(fetch, change)
             if rows:
                 await fetch(self._sql["free_parked"])
-            if rows and change.limit.values.most_lacking_us is not None:
-                name, most = to_text(change.limit.name), change.limit.values.most_lacking_us
-                await fetch(self._sql["bound_buckets"], name=name, most=most)
+            if rows and (tokens := token_change(old, change.limit)):
+                await fetch(self._sql["bound_buckets"], name=to_text(change.limit.name), **tokens)
             return int(rows[0][0]) if rows else None
 
         revision = await self._pool.transaction(run_in_transaction, extra=UPKEEP)

@@ -1035,9 +1035,10 @@ delete from holdfast.job_limit where name = :name and revision = :expected
 returning revision + 1;
 
 -- name: bound_buckets
--- The buckets of a limit lack no more than they hold by the new values: of the limit itself and, after "=", of its keys.
-update holdfast.bucket set refilled_at = least(refilled_at, :now + :most::bigint)
-where name = :name or (name > :name || '=' and name < :name || '>');
+-- The buckets of a limit keep their tokens, at most the new burst: of the limit itself and, after "=", of its keys.
+update holdfast.bucket set refilled_at = :now + :most::bigint - least(:most::bigint,
+    trunc(greatest(0, :old_most::bigint - (refilled_at - :now))::numeric * :interval::bigint / :old_interval::bigint)::bigint)
+where refilled_at > :now and (name = :name or (name > :name || '=' and name < :name || '>'));
 
 -- own: free_parked
 -- They may have been parked by values that hold no longer.

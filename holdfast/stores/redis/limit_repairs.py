@@ -17,7 +17,7 @@ SEPARATOR = b"\x1f"
 _PLACES = ("turns:", "parked:", "waiting:")
 _MOST_PRIORITY = 1_000_000
 _LATEST, _SUBMISSIONS = (1 << 52) - 1, 1 << 36
-_STATE = re.compile(rb"(\d{1,16}) (\d{1,16})")
+_STATE = re.compile(rb"(\d{1,16}) (\d{1,16})(?: \d{1,16} \d{1,7})?")
 _decode = msgspec.json.Decoder(Limit).decode
 
 

@@ -26,6 +26,7 @@ from holdfast.core.limits import (
     split_bucket,
     split_partition,
     take_tokens,
+    token_change,
     use_of_running,
 )
 from holdfast.stores.common.limit_cache import LimitCache
@@ -60,12 +61,12 @@ class SqliteLimits(SqliteFamily):
             "expected": expected,
             "revision": transaction.now_us,
         }
+        old = next((each for each in self._read(transaction.connection) if each.name == limit.name), None)
         name = "remove_limit" if change.remove else "replace_limit" if expected else "add_limit"
         if transaction.connection.execute(self._sql[name], values).rowcount != 1:
             return None
-        most = limit.values.most_lacking_us
-        if most is not None:
-            values = {"name": limit.name, "most": transaction.now_us + most}
+        if tokens := token_change(old, limit):
+            values = {"name": limit.name, "now": transaction.now_us, **tokens}
             transaction.connection.execute(self._sql["bound_buckets"], values)
         transaction.connection.execute(self._sql["free_partitions"])
         for (queue,) in transaction.connection.execute(self._sql["limited_queues"]):

@@ -735,9 +735,10 @@ update holdfast_partition set blocked_until = null where queue = :queue and part
     select partition from holdfast_partition where queue = :queue and blocked_until <= :now order by blocked_until limit :limit);
 
 -- name: bound_buckets
--- The buckets of a limit lack no more than they hold by the new values: of the limit itself and, after "=", of its keys.
-update holdfast_bucket set refilled_at = min(refilled_at, :most)
-where name = :name or (name > :name || '=' and name < :name || '>');
+-- The buckets of a limit keep their tokens, at most the new burst: of the limit itself and, after "=", of its keys.
+update holdfast_bucket set refilled_at = :now + :most - min(:most,
+    cast(max(0, :old_most - (refilled_at - :now)) * (:interval * 1.0 / :old_interval) as integer))
+where refilled_at > :now and (name = :name or (name > :name || '=' and name < :name || '>'));
 
 -- own: free_partitions
 -- A limit has changed: those that wait for tokens are looked at again.

@@ -299,6 +299,18 @@ end
 local buckets = {}
 local has_used, has_states = call('EXISTS', P .. 'used') == 1, call('EXISTS', P .. 'buckets') == 1
 
+-- A bucket whose limit had another rate or burst when it was written keeps its tokens, at most the new burst.
+local function keep_tokens(bucket, old_interval, old_burst)
+    local limit = bucket.limit
+    local most = limit and limit.interval and limit.burst * limit.interval
+    if not most or bucket.refilled_at <= now or old_interval == limit.interval and old_burst == limit.burst then
+        return
+    end
+    local old_most = old_interval and old_burst * old_interval or most
+    local earned = math.floor(math.max(0, old_most - (bucket.refilled_at - now)) * (limit.interval / (old_interval or limit.interval)))
+    bucket.refilled_at, bucket.has_given = now + most - math.min(most, earned), true
+end
+
 local function read_buckets(names)
     local used = has_used and ours('HMGET', P .. 'used', unpack(names)) or {}
     local states = has_states and ours('HMGET', P .. 'buckets', unpack(names)) or {}
@@ -308,12 +320,9 @@ local function read_buckets(names)
             reserved = 0,
         }
         if states[n] then
-            local refilled_at, paused = string.match(states[n], '^(%d+) (%d+)$')
+            local refilled_at, paused, interval, burst = string.match(states[n], '^(%d+) (%d+) ?(%d*) ?(%d*)$')
             bucket.refilled_at, bucket.paused = number(refilled_at), number(paused)
-            local most = bucket.limit and bucket.limit.interval and now + bucket.limit.burst * bucket.limit.interval
-            if most and bucket.refilled_at > most then -- its rate was another before: it lacks no more than its burst
-                bucket.refilled_at, bucket.has_given = most, true
-            end
+            keep_tokens(bucket, tonumber(interval), tonumber(burst))
         end
         buckets[name] = bucket
     end
@@ -431,7 +440,9 @@ local function write_admitted()
         end
         if bucket.has_given then
             states[#states + 1] = name
-            states[#states + 1] = int(bucket.refilled_at) .. ' ' .. int(bucket.paused)
+            local limit = bucket.limit
+            local rule = limit and limit.interval and ' ' .. int(limit.interval) .. ' ' .. int(limit.burst) or ''
+            states[#states + 1] = int(bucket.refilled_at) .. ' ' .. int(bucket.paused) .. rule
             refills[#refills + 1] = math.max(bucket.refilled_at, bucket.paused)
             refills[#refills + 1] = name
         end

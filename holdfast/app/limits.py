@@ -19,7 +19,7 @@ from holdfast.core.limit_options import (
     parse_values,
     said_values,
 )
-from holdfast.core.limits import MAX_LIMITS, BucketUse, Limit, LimitChange, LimitTable, name_bucket
+from holdfast.core.limits import MAX_LIMITS, BucketUse, Limit, LimitChange, LimitTable, name_bucket, parse_value
 from holdfast.core.validation import check_name, check_options, check_span
 from holdfast.settings.settings import Settings
 from holdfast.stores.base import Store
@@ -261,7 +261,7 @@ def _buckets_of(limit: Limit, values: Sequence[Any]) -> list[str]:
         return [limit.name]
     if not values:
         raise Invalid("values", None, f"give values of {limit.by}: each has a bucket of its own")
-    return [name_bucket(limit, value) for value in values]
+    return [name_bucket(limit, parse_value(value)) for value in values]
 
 
 def _unassigned_places(known: Limit | None, changed: Limit) -> tuple[tuple[str | None, str | None], ...]:

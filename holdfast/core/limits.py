@@ -420,8 +420,18 @@ def _weight_of(limit: Limit, arguments: Any) -> int:
     return min(weight, MAX_WEIGHT)
 
 
+def parse_value(value: Any) -> Any:
+    """Returns the value of a key that an operator names: null is a missing one, a JSON string its content."""
+    if isinstance(value, str) and (value == "null" or value.startswith('"')):
+        with suppress(ValueError):
+            return json.loads(value)
+    return value
+
+
 def _value_text(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True, separators=(",", ":"))
+    """Text of a value in the name of its bucket. 1 and "1" have one text; the string "null" is quoted."""
+    is_plain = isinstance(value, str) and value != "null" and not value.startswith('"')
+    text = value if is_plain else json.dumps(value, sort_keys=True, separators=(",", ":"))
     if len(text) <= _MAX_VALUE and text.isprintable():
         return text
     digest = hashlib.sha256(json.dumps(text).encode()).hexdigest()[:24]

@@ -108,8 +108,14 @@ async def test_each_key_has_room_of_its_own(store: Store) -> None:
 
 async def test_missing_key_counts_as_null(store: Store) -> None:
     await limit(store, by="args.tenant.id", concurrency=1)
-    await put(store, new_job(), job_of("null"), job_of(7), job_of('{"id":7}'))
-    assert len(await take(store, 20)) == 2
+    await put(store, new_job(), job_of("null"), job_of(7), job_of('{"id":7}'), job_of('{"id":"null"}'))
+    assert len(await take(store, 20)) == 3
+
+
+async def test_values_of_one_text_are_one_key(store: Store) -> None:
+    await limit(store, by="args.tenant", concurrency=1)
+    await put(store, *[job_of(value) for value in (1, '"1"', "true", '"true"', '{"x":1}', r'"{\"x\":1}"')])
+    assert len(await take(store, 20)) == 3
 
 
 async def test_job_takes_the_room_of_its_weight(store: Store) -> None:

@@ -25,6 +25,7 @@ from holdfast.core.limits import (
     encode_limit,
     free_instant,
     name_bucket,
+    parse_value,
     read_weights,
     split_bucket,
     split_partition,
@@ -217,6 +218,15 @@ def test_long_and_unprintable_values_have_buckets_of_their_own() -> None:
     assert len({name_bucket(limit, value) for value in values}) == len(values)
 
 
+def test_missing_value_has_a_bucket_of_its_own() -> None:
+    limit = limit_of(by="args.tenant")
+    values = [None, "null", '"null"', r'"\"null\""', "acme", '"acme"', "", '"']
+    buckets = [name_bucket(limit, value) for value in values]
+    assert len(set(buckets)) == len(values)
+    assert [name_bucket(limit, parse_value(split_bucket(each)[1])) for each in buckets] == buckets
+    assert name_bucket(limit, 1) == name_bucket(limit, "1")
+
+
 def test_spelling_of_an_object_does_not_matter() -> None:
     limit = limit_of(by="args.tenant")
     assert name_bucket(limit, {"a": 1, "b": 2}) == name_bucket(limit, {"b": 2, "a": 1})
@@ -247,7 +257,8 @@ def test_plain_jobs_are_bound_to_no_partition() -> None:
     [
         ("{}", "crm=null", None),
         ('{"tenant":null}', "crm=null", None),
-        ('{"tenant":"null"}', "crm=null", None),
+        ('{"tenant":"null"}', 'crm="null"', None),
+        ('{"tenant":"1"}', "crm=1", None),
         ('{"tenant":1}', "crm=1", None),
         ('{"tenant":true,"pages":true}', "crm=true", None),
         ('{"tenant":1.0,"pages":2.0}', "crm=1.0", None),

@@ -1,0 +1,116 @@
+"""Heavy jobs under limits: they are not overtaken without end; on every store, in virtual time."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from holdfast.core.clock import ManualClock
+from holdfast.core.models import Job, NewJob
+from holdfast.stores.base import Store
+from tests.conformance.limited import end, limit
+from tests.conformance.support import claim, new_job, put, take
+
+
+def weighing(tenant: object, weight: int, **fields: Any) -> NewJob:
+    return new_job(payload=f'{{"tenant":"{tenant}","weight":{weight}}}', **fields)
+
+
+async def starts_before(store: Store, heavy: str, taken: list[Job], clock: ManualClock | None = None) -> int:
+    """Jobs that start before the heavy one while one job after the other ends; 100 if it does not start."""
+    number = len(taken)
+    while number < 100 and heavy not in [job.id for job in taken]:
+        if taken:
+            await end(store, taken.pop(0))
+        if clock is not None:
+            clock.advance(0.1)
+        started = await take(store, 9)
+        taken += started
+        number += len(started)
+    return number
+
+
+async def test_heavy_job_waits_for_running_jobs_only(store: Store) -> None:
+    await limit(store, concurrency=8, weight="args.weight")
+    await limit(store, "key", by="args.tenant", concurrency=100)
+    await put(store, *[weighing("light", 1) for _ in range(200)])
+    running = await take(store, 8)
+    (heavy,) = await put(store, weighing("heavy", 8))
+    assert await starts_before(store, heavy, running) <= 8 + 3
+    assert len(await take(store, 9)) == 0
+    await end(store, *running)
+    assert len(await take(store, 9)) == 8
+
+
+async def test_heavy_job_of_a_shared_key_starts(store: Store) -> None:
+    await limit(store, "tenant", by="args.tenant", concurrency=4, weight="args.weight")
+    await limit(store, "user", by="args.user", concurrency=100)
+    light = '{"tenant":1,"weight":1,"user":"%s"}'
+    await put(store, *[new_job(payload=light % (number % 2)) for number in range(200)])
+    running = await take(store, 4)
+    (heavy,) = await put(store, new_job(payload='{"tenant":1,"weight":4,"user":"b"}'))
+    assert await starts_before(store, heavy, running) <= 4 + 4
+
+
+async def test_heavy_jobs_of_two_limits_all_start(store: Store) -> None:
+    await limit(store, "one", concurrency=4, weight="args.weight")
+    await limit(store, "two", task="slow", concurrency=4, weight="args.weight")
+    await limit(store, "key", by="args.tenant", concurrency=100)
+    await put(store, *[weighing("light", 1, task=task) for _ in range(150) for task in ("slow", "work")])
+    running = await take(store, 4)
+    heavy = await put(store, *[weighing(name, 4, task="slow") for name in ("a", "b", "c")])
+    for job in heavy:
+        assert await starts_before(store, job, running) < 30
+
+
+async def test_heavy_job_waiting_for_its_key_holds_up_no_other(store: Store) -> None:
+    await limit(store, "all", concurrency=8, weight="args.weight")
+    await limit(store, "key", by="args.tenant", concurrency=1)
+    await put(store, weighing("heavy", 1), weighing("heavy", 8))
+    assert len(await take(store, 1)) == 1
+    await put(store, *[weighing(number, 1) for number in range(30)])
+    running = await take(store, 9)
+    assert len(running) == 7
+    for _ in range(10):
+        await end(store, running.pop())
+        running += await take(store, 9)
+        assert len(running) == 7
+
+
+async def test_heavy_job_waiting_for_one_limit_leaves_the_others(store: Store) -> None:
+    await limit(store, "all", concurrency=8, weight="args.weight")
+    await limit(store, "slow", task="slow", concurrency=1)
+    await limit(store, "key", by="args.tenant")
+    await put(store, weighing("first", 1, task="slow"))
+    assert len(await take(store, 1)) == 1
+    await put(store, *[weighing(f"slow-{number}", 2, task="slow") for number in range(5)])
+    await put(store, *[weighing(number, 1) for number in range(30)])
+    assert len(await take(store, 9)) == 7
+
+
+@pytest.mark.parametrize("by", ["args.tenant", "args.user"])
+async def test_heavy_job_gets_its_tokens(store: Store, clock: ManualClock, by: str) -> None:
+    await limit(store, rate=10, burst=10, weight="args.weight", **({"by": "args.all"} if by == "args.user" else {}))
+    await limit(store, "key", by=by, concurrency=100)
+    payload = '{"tenant":"%s","user":"%s","weight":%s,"all":1}'
+    await put(store, *[new_job(payload=payload % ("a", "a", 1)) for _ in range(200)])
+    assert len(await take(store, 5)) == 5
+    (heavy,) = await put(store, new_job(payload=payload % ("b", "b", 10)))
+    began = clock()
+    assert await starts_before(store, heavy, [], clock) <= 10
+    assert clock() - began < 2_100_000
+    brought = await claim(store, 9)
+    assert not brought.jobs
+    assert brought.next_due is not None
+    assert brought.next_due <= timedelta(seconds=0.1)
+
+
+async def test_heavy_job_that_keeps_its_turn_says_when_it_is_due(store: Store) -> None:
+    await limit(store, rate=1, period_us=1_000_000, burst=4, weight="args.weight")
+    await limit(store, "key", by="args.tenant", concurrency=9)
+    await put(store, weighing("light", 1))
+    assert len(await take(store, 9)) == 1
+    await put(store, weighing("heavy", 4))
+    assert (await claim(store, 9)).next_due == timedelta(seconds=1)

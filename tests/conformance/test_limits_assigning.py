@@ -10,10 +10,10 @@ import pytest
 
 from holdfast import Holdfast
 from holdfast.app import limits
-from holdfast.app.limits import LimitOptions, draft_limit
 from holdfast.core.clock import ManualClock
 from holdfast.core.errors import Unavailable
 from holdfast.core.job_changes import JobChanges
+from holdfast.core.limit_options import LimitOptions, draft_limit
 from holdfast.core.limits import SEPARATOR, LimitChange
 from holdfast.core.models import Job, JobState, Reason
 from holdfast.stores.base import Store

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.core.clock import ManualClock
 from holdfast.core.job_changes import JobChanges
-from holdfast.core.limits import Limit, LimitChange, LimitValues
+from holdfast.core.limits import Assigned, Limit, LimitChange, LimitValues
 from holdfast.core.models import Job, JobState, Reason, Settlement
 from holdfast.stores.base import Store
 from tests.conformance.limited import end, get, job_of, limit
@@ -100,7 +100,7 @@ async def test_new_depth_of_a_limit_counts_the_jobs_that_wait(store: Store) -> N
     await put(store, *[new_job(task="work", payload=PAYLOAD.format(1)) for _ in range(4)])
     bounded = Limit(name="zeta", queue="default", by="args.tenant", values=LimitValues(concurrency=5, depth=9))
     assert await store.limits.write_limit(LimitChange(bounded, revision)) is not None
-    assert await store.limits.assign_partitions(queue="default") == (4, None)
+    assert await store.limits.assign_partitions(queue="default") == Assigned(4, None)
     assert await count(store, "zeta=1") == [4]
     assert len(await take(store, 9)) == 4
 

@@ -29,8 +29,8 @@ seq
 with wanted as materialized (
     select *
     from unnest(:queues::text[], :slots::int[], :ranks::int[], :run_ats::bigint[], :seqs::bigint[])
-        with ordinality as w (queue, slots, rank, run_at, seq, turn)
-    where not w.queue = any(array(select name from holdfast.queue where paused)) -- a join might change their turn
+        with ordinality as w (queue, slots, rank, run_at, seq, ordinal)
+    where not w.queue = any(array(select name from holdfast.queue where paused)) -- a join might change their order
       and not w.queue = any(array(select l.queue from holdfast.job_limit l where l.queue is not null))
 ), due as materialized (
     select min(n.run_at) as run_at, coalesce(bool_or(:promote and n.run_at <= n.now), false) as now
@@ -52,10 +52,10 @@ update holdfast.job
 select t.*, due.now, due.run_at - :now, :lease_for + :now,
     exists (select from wanted w cross join lateral (
         select from holdfast.job j where j.state = 0 and j.tier = 2 and j.queue = w.queue limit 1) q),
-    (select queue from beyond order by turn desc limit 1),
+    (select queue from stop_at order by ordinal desc limit 1),
     coalesce((select expires_at from holdfast.expiry order by expires_at limit 1) <= :now, false),
-    mixing.now
-from due cross join mixing left join taken t on true
+    has_suspects.now
+from due cross join has_suspects left join taken t on true
 order by array_position(:queues, t.queue), t.priority desc, t.run_at, t.seq
 
 -- fragment: matching
@@ -128,7 +128,7 @@ returning id::text;
 -- own: insert_keyed_jobs
 -- Any batch, job by job and in the order of their keys, so that two batches never wait for each other; their place among
 -- equals (seq) is that of their submission. Where a job has two keys no order serves, and a deadlock is tried again.
-select d.turn, a.job_id::text, a.created, a.changed,
+select d.ordinal, a.job_id::text, a.created, a.changed,
     case when a.changed or a.created and coalesce(d.expires_at, d.expires_in) is not null
         then holdfast.set_expiry(a.job_id, coalesce(d.expires_at, n.now + d.expires_in)) end
 from (select :now as now offset 0) n
@@ -141,9 +141,9 @@ cross join lateral (
             :keys::text[], :keep_for::bigint[], :tags::json[], :policies::json[], :expires_ats::bigint[],
             :expires_ins::bigint[], :partitions::text[], :weights::text[]) with ordinality
             as u (id, queue, task, payload, rank, run_at, delay, max_attempts, options, given, key, keep_for, tags, policy,
-                expires_at, expires_in, partition, weights, turn)
+                expires_at, expires_in, partition, weights, ordinal)
         offset 0) d
-    order by case when not mixed then coalesce(key, policy ->> 'key') end collate "C" nulls first, turn
+    order by case when not mixed then coalesce(key, policy ->> 'key') end collate "C" nulls first, ordinal
 ) d
 cross join lateral holdfast.add_job(
     d.id, d.seq, d.queue, d.task, d.payload, d.rank, greatest(n.now, coalesce(d.run_at, n.now + d.delay)), n.now,
@@ -172,7 +172,7 @@ select queue from named where queue is not null;
 -- jobs are due and :promote asks for it, takes nothing: they are made ready first. Nor where a suspect can start: then
 -- claim_with_suspects takes. Always answers with one row at least, which names a queue of which something was held back.
 -- include: claim_begin
-), mixing as materialized (
+), has_suspects as materialized (
     select :max_must_start > 0 and not (select now from due) and exists (
         select from wanted w cross join lateral (
             select from holdfast.job j where j.state = 0 and j.tier = 1 and j.queue = w.queue
@@ -182,21 +182,21 @@ select queue from named where queue is not null;
     from wanted w cross join lateral (
         select j.ctid, j.attempts, j.max_attempts from holdfast.job j
         where j.state = 0 and j.tier = 0 and j.queue = w.queue and (j.rank, j.run_at, j.seq) > (w.rank, w.run_at, w.seq)
-          and not (select now from due) and not (select now from mixing) and -- include: unexpired
+          and not (select now from due) and not (select now from has_suspects) and -- include: unexpired
         order by j.rank, j.run_at, j.seq limit w.slots for no key update skip locked) r
     limit :limit
 ), numbered as materialized ( -- nothing, where all can start
-    select ctid, queue, last, row_number() over () as turn from ready
+    select ctid, queue, last, row_number() over () as ordinal from ready
     where (select count(*) from ready where last) > :max_must_start
-), beyond as materialized (
-    select l.queue, min(l.turn) as turn
-    from (select queue, turn from numbered where last order by turn offset :max_must_start) l
+), stop_at as materialized (
+    select l.queue, min(l.ordinal) as ordinal
+    from (select queue, ordinal from numbered where last order by ordinal offset :max_must_start) l
     group by l.queue
 ), taken as (
     -- include: claim_update
     where ctid = any(array(
         select ctid from ready where not exists (select from numbered) union all
-        select n.ctid from numbered n left join beyond b on b.queue = n.queue where n.turn < coalesce(b.turn, n.turn + 1)))
+        select n.ctid from numbered n left join stop_at b on b.queue = n.queue where n.ordinal < coalesce(b.ordinal, n.ordinal + 1)))
     returning -- include: claimed
 )
 -- include: claim_end
@@ -205,17 +205,17 @@ select queue from named where queue is not null;
 -- own: claim_with_suspects
 -- The same with the suspects, each in its place; those beyond :max_must_start are left.
 -- include: claim_begin
-), mixing as materialized (
+), has_suspects as materialized (
     select false as now
 ), suspect as materialized (
-    select s.ctid, w.queue, w.turn, w.slots, true as suspect, true as starting, s.rank, s.run_at, s.seq
+    select s.ctid, w.queue, w.ordinal, w.slots, true as suspect, true as starting, s.rank, s.run_at, s.seq
     from wanted w cross join lateral (
         select j.ctid, j.rank, j.run_at, j.seq from holdfast.job j
         where j.state = 0 and j.tier = 1 and j.queue = w.queue and not (select now from due)
         order by j.rank, j.run_at, j.seq limit least(w.slots, :max_must_start) for no key update skip locked) s
     limit :max_must_start
 ), ready as materialized (
-    select r.ctid, w.queue, w.turn, w.slots, false as suspect, r.attempts + 1 >= r.max_attempts as starting, r.rank, r.run_at, r.seq
+    select r.ctid, w.queue, w.ordinal, w.slots, false as suspect, r.attempts + 1 >= r.max_attempts as starting, r.rank, r.run_at, r.seq
     from wanted w cross join lateral (
         select j.ctid, j.attempts, j.max_attempts, j.rank, j.run_at, j.seq from holdfast.job j
         where j.state = 0 and j.tier = 0 and j.queue = w.queue and (j.rank, j.run_at, j.seq) > (w.rank, w.run_at, w.seq)
@@ -223,20 +223,20 @@ select queue from named where queue is not null;
         order by j.rank, j.run_at, j.seq limit w.slots for no key update skip locked) r
     limit :limit
 ), mixed as materialized (
-    select m.*, row_number() over (partition by turn order by rank, run_at, seq) as place
+    select m.*, row_number() over (partition by ordinal order by rank, run_at, seq) as position
     from (select * from suspect union all select * from ready) m
-), fitting as materialized (
-    select ctid, queue, turn, suspect, starting, place,
-        count(*) filter (where starting) over (order by turn, place) as started
-    from mixed where place <= slots order by turn, place limit :limit
-), beyond as materialized (
-    select queue, turn, min(place) as place from fitting
-    where starting and not suspect and started > :max_must_start group by queue, turn
+), within_slots as materialized (
+    select ctid, queue, ordinal, suspect, starting, position,
+        count(*) filter (where starting) over (order by ordinal, position) as started
+    from mixed where position <= slots order by ordinal, position limit :limit
+), stop_at as materialized (
+    select queue, ordinal, min(position) as position from within_slots
+    where starting and not suspect and started > :max_must_start group by queue, ordinal
 ), taken as (
     -- include: claim_update
     where ctid = any(array(
-        select f.ctid from fitting f left join beyond b on b.turn = f.turn
-        where f.place < coalesce(b.place, f.place + 1) and (not f.suspect or f.started <= :max_must_start)))
+        select f.ctid from within_slots f left join stop_at b on b.ordinal = f.ordinal
+        where f.position < coalesce(b.position, f.position + 1) and (not f.suspect or f.started <= :max_must_start)))
     returning -- include: claimed
 )
 -- include: claim_end
@@ -271,26 +271,26 @@ from taken t;
 -- with one row at least.
 with paused as materialized (
     select name from holdfast.queue where paused
-), standing as materialized (
+), candidate as materialized (
     select id, queue, tier, attempts + 1 >= max_attempts as last, rank, run_at, seq from holdfast.job
     where id = any(:ids::uuid[]) and state + 0 = 0 and tier + 0 <= :most
       and not queue = any(array(select l.queue from holdfast.job_limit l where l.queue is not null)) and -- include: unexpired
     for no key update skip locked
-), welcome as materialized (
-    select s.*, row_number() over (partition by s.tier order by s.rank, s.run_at, s.seq) as turn
-    from standing s where not s.queue = any(array(select name from paused))
+), unpaused as materialized (
+    select s.*, row_number() over (partition by s.tier order by s.rank, s.run_at, s.seq) as ordinal
+    from candidate s where not s.queue = any(array(select name from paused))
 ), wanted as materialized (
-    select e.*, row_number() over (partition by e.queue order by e.rank, e.run_at, e.seq) as place
-    from welcome e where e.tier = 0 or e.turn <= :max_must_start
-), fitting as materialized (
+    select e.*, row_number() over (partition by e.queue order by e.rank, e.run_at, e.seq) as position
+    from unpaused e where e.tier = 0 or e.ordinal <= :max_must_start
+), within_slots as materialized (
     select w.*, count(*) filter (where w.tier > 0 or w.last) over (order by w.tier = 0, w.rank, w.run_at, w.seq) as starting
     from wanted w left join unnest(:queues::text[], :slots::int[]) q (queue, slots) on q.queue = w.queue
-    where w.place <= coalesce(q.slots, :others)
-), beyond as materialized (
-    select queue, min(place) as place from fitting where last and starting > :max_must_start group by queue
+    where w.position <= coalesce(q.slots, :others)
+), stop_at as materialized (
+    select queue, min(position) as position from within_slots where last and starting > :max_must_start group by queue
 ), chosen as materialized (
-    select f.id from fitting f left join beyond b on b.queue = f.queue
-    where f.tier > 0 or f.place < coalesce(b.place, f.place + 1)
+    select f.id from within_slots f left join stop_at b on b.queue = f.queue
+    where f.tier > 0 or f.position < coalesce(b.position, f.position + 1)
     order by f.rank, f.run_at, f.seq limit :limit
 ), due as materialized (
     select min(n.run_at) as run_at from (
@@ -314,12 +314,12 @@ select t.*, due.run_at - :now, :lease_for + :now,
         where not :anywhere and not w.queue = any(array(select name from paused)))
     or exists (select from holdfast.job j where j.state = 0 and j.tier = 2 and :anywhere
         and not j.queue = any(array(select name from paused))),
-    array(select s.id::text from standing s where not s.id = any(array(select id from chosen)) and s.tier < 2
+    array(select s.id::text from candidate s where not s.id = any(array(select id from chosen)) and s.tier < 2
         order by s.rank, s.run_at, s.seq),
-    array(select s.queue from standing s where not s.id = any(array(select id from chosen)) and s.tier < 2
+    array(select s.queue from candidate s where not s.id = any(array(select id from chosen)) and s.tier < 2
         order by s.rank, s.run_at, s.seq),
     array(select name from paused),
-    exists (select from beyond),
+    exists (select from stop_at),
     coalesce((select true from holdfast.partition p order by p.queue, p.name limit 1), false)
     or coalesce((select true from holdfast.partition_inbox i order by i.queue, i.name limit 1), false)
     or exists (select from holdfast.job_limit l where l.queue is not null),
@@ -399,19 +399,19 @@ with settled as (
     from unnest(:ids::uuid[], :claims::bigint[], :states::smallint[], :reasons::text[], :results::text[],
         :errors::text[], :tracebacks::text[], :delays::bigint[], :refunds::boolean[], :expireds::boolean[],
         :workers::text[])
-        with ordinality as d (id, claims, state, reason, result, error, traceback, delay, refund, expired, worker, turn)
+        with ordinality as d (id, claims, state, reason, result, error, traceback, delay, refund, expired, worker, ordinal)
     where j.id = d.id and j.claims = d.claims and j.state + 0 = 2 and (d.worker is null or j.worker = d.worker)
       and (j.lease_until <= :now) = d.expired
       and (select set_config('lock_timeout', '250ms', true)) is not null
-    returning d.turn, j.id, j.claims, j.state, j.run_at, j.queue, j.attempts, j.worker, j.started_at, d.reason, d.error,
+    returning d.ordinal, j.id, j.claims, j.state, j.run_at, j.queue, j.attempts, j.worker, j.started_at, d.reason, d.error,
         d.traceback, d.refund, j.partition
-), noted as (
+), attempt_noted as (
     insert into holdfast.attempt (job_id, claims, attempt, worker, started_at, ended_at, state, reason, error, traceback)
     select id, claims, attempts, worker, started_at, :now, state, reason, error, traceback
     from settled where not refund and state <> 5
     on conflict do nothing
 )
-select turn, state, run_at, queue, partition from settled;
+select ordinal, state, run_at, queue, partition from settled;
 
 -- own: unlocked
 -- Those of the jobs that no other transaction holds right now.
@@ -419,17 +419,17 @@ select id::text from holdfast.job where id = any(:ids::uuid[]) order by id for n
 
 -- own: fates
 -- What became of jobs, and of their attempts under these leases.
-select d.turn, j.state, j.claims, j.run_at, a.state, a.reason, a.error
-from unnest(:ids::uuid[], :claims::bigint[]) with ordinality as d (id, claims, turn)
+select d.ordinal, j.state, j.claims, j.run_at, a.state, a.reason, a.error
+from unnest(:ids::uuid[], :claims::bigint[]) with ordinality as d (id, claims, ordinal)
 left join holdfast.job j on j.id = d.id
 left join holdfast.attempt a on a.job_id = d.id and a.claims = d.claims;
 
 -- own: record
 -- Which of the leases stand, with their lines kept. That of a success does: no other worker can have written it. Who deletes
 -- a job waits, and deletes these lines, too.
-with standing as materialized (
-    select d.turn, j.id, j.claims, j.attempts
-    from unnest(:ids::uuid[], :claims::bigint[]) with ordinality as d (id, claims, turn)
+with valid_lease as materialized (
+    select d.ordinal, j.id, j.claims, j.attempts
+    from unnest(:ids::uuid[], :claims::bigint[]) with ordinality as d (id, claims, ordinal)
     join holdfast.job j on j.id = d.id
     where j.claims = d.claims and (j.state + 0 = 2 and j.lease_until + 0 > :now or j.state + 0 = 5)
     order by j.id for key share of j
@@ -437,11 +437,11 @@ with standing as materialized (
     insert into holdfast.line (job_id, claims, number, attempt, at, level, text, fields)
     select s.id, s.claims, d.number, s.attempts, :now - d.ago, d.level, d.text, d.fields
     from unnest(:turns::bigint[], :numbers::integer[], :agos::bigint[], :levels::text[], :texts::text[],
-        :fields::text[]) as d (turn, number, ago, level, text, fields)
-    join standing s on s.turn = d.turn
+        :fields::text[]) as d (ordinal, number, ago, level, text, fields)
+    join valid_lease s on s.ordinal = d.ordinal
     on conflict do nothing
 )
-select turn from standing;
+select ordinal from valid_lease;
 
 -- name: states_of
 select id::text, state, claims from holdfast.job where id = any(:ids::uuid[]);
@@ -456,7 +456,7 @@ with known as materialized (
         queues = :queues, concurrency = :concurrency, running = :running, succeeded = :succeeded, failed = :failed,
         seen_at = :now, alive_until = :lease_for + :now
     from known where w.id = known.id
-), signed as (
+), registered as (
     insert into holdfast.worker
         (id, host, pid, queues, concurrency, running, succeeded, failed, started_at, seen_at, alive_until)
     select :worker, :host, :pid, :queues, :concurrency, :running, :succeeded, :failed, n.now, n.now, n.now + :lease_for
@@ -471,9 +471,9 @@ with known as materialized (
 ), extended as (
     update holdfast.job j set lease_until = :lease_for + :now
     where j.id = any(array(select id from held)) and j.state + 0 = 2)
-select w.ordered, d.turn, j.id is not null, j.cancelling
+select w.ordered, d.ordinal, j.id is not null, j.cancelling
 from (select coalesce((select ordered from holdfast.worker where id = :worker), 'none') as ordered) w
-left join unnest(:ids::uuid[], :claims::bigint[]) with ordinality as d (id, claims, turn) on true
+left join unnest(:ids::uuid[], :claims::bigint[]) with ordinality as d (id, claims, ordinal) on true
 left join holdfast.job j on j.id = d.id and j.claims = d.claims and j.worker = :worker and j.state + 0 = 2
     and j.lease_until + 0 > :now;
 
@@ -500,7 +500,7 @@ with gone as (
     delete from holdfast.tag where job_id = any(array(select id from gone where tagged))
 ), unexpiring as (
     delete from holdfast.expiry where job_id = any(array(select id from gone where expires_at is not null))
-), unsaid as (
+), deleted_lines as (
     delete from holdfast.line where job_id = any(array(select id from gone))
 )
 delete from holdfast.attempt where job_id = any(array(select id from gone));
@@ -1046,10 +1046,10 @@ update holdfast.partition set blocked_until = null where blocked_until is not nu
 
 -- own: bucket_use
 select coalesce(u.used, 0), coalesce(b.refilled_at, 0), coalesce(b.paused_until, 0), :now
-from unnest(:buckets::text[]) with ordinality as d (name, turn)
+from unnest(:buckets::text[]) with ordinality as d (name, ordinal)
 left join (select r.bucket, r.used from holdfast.running_weights() r) u on u.bucket = d.name
 left join holdfast.bucket b on b.name = d.name
-order by d.turn;
+order by d.ordinal;
 
 -- name: count_waiting
 select * from holdfast.count_waiting(:buckets, :most);

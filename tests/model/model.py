@@ -242,6 +242,8 @@ class Model:
         job = self.jobs.get(job_id)
         if job is None or job.state not in EDITABLE:
             return False
+        if job.started and changes.has_expiry and expiry(changes, now) is not None:
+            return False
         names = ("queue", "priority", "payload")
         given = {name: value for name in names if (value := getattr(changes, name)) is not None}
         job.new = msgspec.structs.replace(job.new, **given)

@@ -42,7 +42,7 @@ class JobChanges(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     @property
     def will_expire(self) -> bool:
         """Returns True if they give the job an expiry, which it can only have until a worker has taken it."""
-        return self.has_expiry and self.expires_at_us is not None
+        return self.expires_in is not None or isinstance(self.expires_at_us, int)
 
 
 def parse_expiry(value: float | timedelta | datetime | str) -> timedelta | datetime:

@@ -85,7 +85,7 @@ class Holdfast(JobEditing):
         )
         self.clock: Clock = clock or SystemClock()
         self.now = now
-        self.patience: float | None = None  # seconds a call of the store takes, if a caller waits for its answer
+        self.call_deadline: float | None = None  # seconds a call of the store takes, if a caller waits for its answer
         self.events = Events()
         self.registry = Registry()
         self.middlewares: list[Middleware] = []
@@ -97,7 +97,7 @@ class Holdfast(JobEditing):
         self._store: Store | None = None
         self._making = threading.Lock()
         self._users = 0
-        self._in_hand = DeliveryLedger()
+        self._in_flight = DeliveryLedger()
         self.spans = open_traces(self.settings.traces)
         """The maker of spans; None if tracing is off."""
         self._submitter = Submitter(self.open_store, lambda: self.settings, self.events, self.spans)
@@ -147,16 +147,18 @@ class Holdfast(JobEditing):
         """A call of the store's: awaited, or run as the store says where there is no event loop."""
         return await call if running_loop() is not None else self.run_blocking(call)
 
-    def new_store(self, patience: float | None = None) -> Store:
-        """Another, unopened, store on the same jobs: for a thread that needs its own connection. ``patience``: seconds
-        a call of it takes at most, if not the application's."""
+    def new_store(self, call_deadline: float | None = None) -> Store:
+        """Another, unopened, store on the same jobs: for a thread that needs its own connection. Its calls take at
+        most ``call_deadline`` seconds, if not the application's."""
         settings = self.settings
-        store = open_store(settings.url, now=self.now, call_deadline=self.patience if patience is None else patience)
+        store = open_store(
+            settings.url, now=self.now, call_deadline=self.call_deadline if call_deadline is None else call_deadline
+        )
         if settings.transport == "none" or settings.transport_url is None:
             return time_calls(store, self.events)
         keys = settings.transport_key, settings.transport_dead_key
         way = TransportConfig(settings.transport, settings.transport_url, *keys)
-        carrying = with_transport(store, way, lease=settings.lease, in_flight=self._in_hand, emit=self.events.emit)
+        carrying = with_transport(store, way, lease=settings.lease, in_flight=self._in_flight, emit=self.events.emit)
         return time_calls(carrying, self.events)
 
     def _unopened(self) -> Store:

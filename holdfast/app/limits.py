@@ -15,9 +15,9 @@ from holdfast.core.limit_options import (
     VALUE_OPTIONS,
     check_sense,
     draft_limit,
+    format_values,
     limit_options,
     parse_values,
-    said_values,
 )
 from holdfast.core.limits import MAX_LIMITS, BucketUse, Limit, LimitChange, LimitTable, name_bucket, parse_value
 from holdfast.core.validation import check_name, check_options, check_span
@@ -83,7 +83,7 @@ class LimitManager:
 
         def with_values(known: Limit | None) -> Limit:
             limit = _there(known, name)
-            given = {**said_values(limit.values), **({"burst": None} if "rate" in values else {}), **values}
+            given = {**format_values(limit.values), **({"burst": None} if "rate" in values else {}), **values}
             declared = limit.declared or (limit.values if limit.owner is not None else None)
             changed = replace(limit, values=parse_values(given), declared=declared)
             check_sense(changed)

@@ -1,4 +1,4 @@
-"""Options of limits: how code, settings and operators say them, and what they mean."""
+"""Options of limits, as code, settings and operators give them, and their values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BURST_US = 100_000  # a burst is by default a tenth of a second's worth
 
 
 class LimitOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """A limit as code, settings and operators say it.
+    """Options of a limit, as code, settings and operators give them.
 
     queue, task: the jobs it applies to; neither: a bucket that handlers take from, by ``context.limit(name)``.
     by: a path in the payload, like "args.tenant": each value has a bucket of its own, and they take turns.
@@ -41,7 +41,7 @@ class LimitOptions(msgspec.Struct, frozen=True, kw_only=True):
     depth: int | None = None
 
 
-_NOTHING_SAID = LimitOptions()
+_DEFAULTS = LimitOptions()
 VALUE_OPTIONS = ("concurrency", "rate", "burst", "weight", "shares", "depth")
 """Options that may change while everything runs."""
 
@@ -80,7 +80,7 @@ def check_sense(limit: Limit) -> None:
 
 
 def parse_values(given: Mapping[str, Any]) -> LimitValues:
-    """The numbers of a limit from how they are said. Raises `Invalid`, naming the field."""
+    """Values of a limit from its options. Raises `Invalid`, naming the field."""
     concurrency, rate, burst, weight, shares, depth = (given.get(field) for field in VALUE_OPTIONS)
     number, period_us = (None, 1_000_000) if rate is None else _parse_rate(rate)
     if burst is not None and number is None:
@@ -111,7 +111,7 @@ def _parse_rate(value: object) -> tuple[int, int]:
 
 
 def format_rate(values: LimitValues) -> str | None:
-    """The rate of a limit as it is said: "10/s", "100/15m"."""
+    """Rate of a limit as an option: "10/s", "100/15m"."""
     if values.rate is None:
         return None
     seconds = values.period_us // 1_000_000
@@ -144,13 +144,13 @@ def limit_options(options: Mapping[str, Any]) -> LimitOptions:
     return LimitOptions(**options)
 
 
-def said_values(values: LimitValues) -> dict[str, Any]:
-    """The values of a limit as they are said; ``parse_values`` reads them back."""
+def format_values(values: LimitValues) -> dict[str, Any]:
+    """Values of a limit as options; ``parse_values`` reads them back."""
     given = {field: getattr(values, field) for field in ("concurrency", "weight", "shares", "depth")}
     return given | {"rate": format_rate(values), "burst": None if values.rate is None else values.burst}
 
 
-def said_options(limit: Limit) -> dict[str, Any]:
-    """The options of a limit as they are said, without defaults; ``draft_limit`` reads them back."""
-    given = {"queue": limit.queue, "task": limit.task, "by": limit.by} | said_values(limit.values)
-    return {field: value for field, value in given.items() if value != getattr(_NOTHING_SAID, field) and value != {}}
+def format_options(limit: Limit) -> dict[str, Any]:
+    """Options of a limit, without defaults; ``draft_limit`` reads them back."""
+    given = {"queue": limit.queue, "task": limit.task, "by": limit.by} | format_values(limit.values)
+    return {field: value for field, value in given.items() if value != getattr(_DEFAULTS, field) and value != {}}

@@ -275,7 +275,7 @@ def split_bucket(bucket: str) -> tuple[str, str | None]:
 
 
 class _Demand(NamedTuple):
-    """One job in one of its buckets. ``light_at``: when tokens and pauses would let a job of weight 1 start."""
+    """A job in a bucket. ``light_at``: when tokens and pauses would let a job of weight 1 start."""
 
     bucket: str
     weight: int

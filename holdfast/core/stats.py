@@ -27,7 +27,7 @@ BUCKETS: tuple[Kinds, ...] = (
 
 
 class CountGroup(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One row of a grouped count. ``later``: its jobs are not due yet. ``recent``: its jobs changed recently."""
+    """Row of a grouped count. ``later``: its jobs are not due yet. ``recent``: its jobs changed recently."""
 
     queue: str
     state: JobState

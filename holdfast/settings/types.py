@@ -15,7 +15,7 @@ from typing import Generic, NamedTuple, TypeVar, overload
 from urllib.parse import quote
 
 from holdfast.core.errors import Invalid
-from holdfast.core.limit_options import draft_limit, limit_options, said_options
+from holdfast.core.limit_options import draft_limit, format_options, limit_options
 from holdfast.core.limits import Limit
 from holdfast.core.retry import Retry
 from holdfast.core.validation import (
@@ -250,7 +250,7 @@ NETWORKS: Kind[tuple[str, ...]] = Kind("addresses or networks with commas betwee
 LIMITS: Kind[Mapping[str, Limit]] = Kind(
     "a table for each, `[limits.NAME]`, or JSON",
     _parse_limits,
-    lambda limits: json.dumps({name: said_options(limit) for name, limit in limits.items()}, ensure_ascii=False),
+    lambda limits: json.dumps({name: format_options(limit) for name, limit in limits.items()}, ensure_ascii=False),
 )
 LEVEL = one_of("DEBUG", "INFO", "WARNING", "ERROR")
 

@@ -42,8 +42,8 @@ class TestWorker:
         self.worker = Worker(own, settings=own.settings, drain=drain)
         self.running = asyncio.create_task(self._run(), name=f"harness-{self.worker.id}")
 
-    def _new_store(self, patience: float | None = None) -> Store:
-        return WatchedStore(Holdfast.new_store(self._app, patience), self._activity, self._barrier, None)
+    def _new_store(self, call_deadline: float | None = None) -> Store:
+        return WatchedStore(Holdfast.new_store(self._app, call_deadline), self._activity, self._barrier, None)
 
     async def _run(self) -> None:
         try:
@@ -128,8 +128,10 @@ class Harness:
         self._entered = True
         return self
 
-    def _new_store(self, patience: float | None = None) -> Store:
-        return WatchedStore(Holdfast.new_store(self.app, patience), self._activity, CallBarrier(), self._wait_limit)
+    def _new_store(self, call_deadline: float | None = None) -> Store:
+        return WatchedStore(
+            Holdfast.new_store(self.app, call_deadline), self._activity, CallBarrier(), self._wait_limit
+        )
 
     def _wait_limit(self) -> float | None:
         """Returns the real seconds for which the test may wait for a job; None: no limit, since work is under way."""

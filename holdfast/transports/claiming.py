@@ -19,7 +19,7 @@ _MAX_PROMOTED = 1000  # due jobs made ready by one claim; more are made ready by
 
 
 class Claiming:
-    """One claim. It returns the jobs claimed so far if the transport fails meanwhile."""
+    """A claim in progress. Returns the jobs claimed so far if the transport fails meanwhile."""
 
     def __init__(
         self, queries: TransportQueries, session: TransportSession, in_flight: DeliveryLedger, request: ClaimRequest

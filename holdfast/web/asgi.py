@@ -374,7 +374,7 @@ class WithDeadline(Holdfast):
 
     def __init__(self, app: Holdfast, call_deadline: float) -> None:
         self._app = app
-        self.patience = call_deadline
+        self.call_deadline = call_deadline
         self.views = weakref.WeakSet()
         self._store = None
         self._making = threading.Lock()
@@ -393,6 +393,6 @@ class WithDeadline(Holdfast):
         shared = self._app._submitter
         return self._own_submitter if type(shared) is Submitter else shared
 
-    def new_store(self, patience: float | None = None) -> Store:
+    def new_store(self, call_deadline: float | None = None) -> Store:
         """Returns a new, unopened store on the same jobs, with this deadline."""
-        return self._app.new_store(self.patience if patience is None else patience)
+        return self._app.new_store(self.call_deadline if call_deadline is None else call_deadline)

@@ -59,7 +59,7 @@ _HEALTHY_SECONDS = 60.0
 
 # ── policy: pure ──────────────────────────────────────────────────────────────────────────────────────────────────
 class ChildRun(NamedTuple):
-    """One run of a child process."""
+    """A run of a child process."""
 
     code: int
     """As ``Popen.returncode``: negative for a signal."""

@@ -28,7 +28,7 @@ class Sweeper:
     def __init__(self, shared: WorkerContext, store: Store) -> None:
         self._shared = shared
         self._store = store
-        self._patience = RetryDelay(shared, "sweeper")
+        self._retry_delay = RetryDelay(shared, "sweeper")
         self._pruned_at = shared.clock.monotonic()
         self._ended_overdue_at = -_END_OVERDUE_EVERY
         self._unassigned: dict[str, int] = {}  # revisions of limits whose jobs lack partitions, as they were last
@@ -44,9 +44,9 @@ class Sweeper:
             try:
                 await self.sweep()
             except HoldfastError as error:
-                await self._patience.wait_after(error)
+                await self._retry_delay.wait_after(error)
             else:
-                self._patience.reset()
+                self._retry_delay.reset()
 
     async def sweep(self) -> None:
         """Runs one round. A part that fails does not keep the next ones from running."""
@@ -114,22 +114,22 @@ class Sweeper:
             raise
         except HoldfastError as error:
             if len(jobs) == 1:
-                self._tell_refused(jobs[0], error)
+                self._emit_refused(jobs[0], error)
                 return 0
             half = len(jobs) // 2
             return await self._recover(jobs[:half]) + await self._recover(jobs[half:])
         fault_point("sweep.after_settle")
-        return self._tell(jobs, answers)
+        return self._emit_recovered(jobs, answers)
 
-    def _tell_refused(self, job: Job, error: HoldfastError) -> None:
-        """Reports it once: the corrupt row needs a manual repair, and until then every sweep meets it again."""
+    def _emit_refused(self, job: Job, error: HoldfastError) -> None:
+        """Reports a job that cannot be settled, once: its corrupt row needs a manual repair."""
         if job.id not in self._refused and len(self._refused) < _REFUSED:
             self._refused.add(job.id)
             text = f"job {job.id}, whose lease ran out, cannot be settled: {error}"
             pause = self._shared.settings.sweep.total_seconds()
             self._shared.emit(StoreTrouble(service="sweeper", error=text, retry_in=pause))
 
-    def _tell(self, jobs: Sequence[Job], answers: Sequence[Settled]) -> int:
+    def _emit_recovered(self, jobs: Sequence[Job], answers: Sequence[Settled]) -> int:
         recovered = 0
         for job, answer in zip(jobs, answers, strict=True):
             if answer.accepted:

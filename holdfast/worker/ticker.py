@@ -32,7 +32,7 @@ class Ticker:
         self._shared = shared
         self._store = store
         self._declared = declared
-        self._patience = RetryDelay(shared, "ticker")
+        self._retry_delay = RetryDelay(shared, "ticker")
         self._written_limits: Mapping[str, Limit] | None = None
         self._schedules_written = False
         self._superseded: set[str] = set()  # jobs to be cancelled, since the next one of their schedule is stored
@@ -56,9 +56,9 @@ class Ticker:
             try:
                 pause = await self._fire_due()
             except HoldfastError as error:
-                await self._patience.wait_after(error)
+                await self._retry_delay.wait_after(error)
             else:
-                self._patience.reset()
+                self._retry_delay.reset()
                 await shared.clock.sleep(pause)
 
     async def _fire_due(self) -> float:

@@ -40,7 +40,7 @@ _CLEANUP_SECONDS = 5.0  # seconds for cancelled handlers to clean up
 
 
 class Worker:
-    """One worker. ``run`` returns when it has stopped."""
+    """A worker. ``run`` returns when it has stopped."""
 
     def __init__(
         self, app: Holdfast, *, settings: Settings | None = None, drain: bool = False, supervised: bool = False

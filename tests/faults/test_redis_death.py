@@ -121,7 +121,7 @@ async def test_acknowledged_jobs_lost_in_a_crash_are_reported(kind: str) -> None
             await put(other)
             server.crash_back(size)
             await until_it_works(lambda: late.queueing.submit([new_job() for _ in range(10)]))
-            assert (await finding(store, "lost_leases")).level == "ok", "nobody knows yet"
+            assert (await finding(store, "lost_leases")).level == "ok", "reported before anything asked"
             await until_it_works(lambda: other.queueing.submit([new_job()]))
             assert "at least 1 acknowledged" in (await finding(store, "lost_leases")).text
 

@@ -72,11 +72,13 @@ USAGE = [
 ]
 
 
-@pytest.mark.parametrize(("words", "told"), USAGE, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
-def test_usage_errors_exit_2_and_store_nothing(words: list[str], told: str, cli: Cli) -> None:
+@pytest.mark.parametrize(
+    ("words", "expected"), USAGE, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+)
+def test_usage_errors_exit_2_and_store_nothing(words: list[str], expected: str, cli: Cli) -> None:
     cli.run("migrate")
     given = cli.fail(*words, code=2)
-    assert told in given
+    assert expected in given
     assert given.splitlines()[-1].startswith("holdfast: ")
     assert cli.json("status")["queues"] == []
 
@@ -93,11 +95,11 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize(
-    ("words", "told"), SETTINGS, ids=lambda value: value if isinstance(value, str) else " ".join(value)
+    ("words", "expected"), SETTINGS, ids=lambda value: value if isinstance(value, str) else " ".join(value)
 )
-def test_configuration_errors_exit_78(words: list[str], told: str, cli: Cli) -> None:
+def test_configuration_errors_exit_78(words: list[str], expected: str, cli: Cli) -> None:
     given = cli.fail("status", *words, code=78)
-    assert told in given
+    assert expected in given
     assert given.startswith("holdfast: ")
 
 
@@ -129,26 +131,26 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize(("source", "told"), BROKEN, ids=lambda value: value.split("\n")[-1])
-def test_broken_application_code_exits_78_with_the_user_traceback(source: str, told: str, cli: Cli) -> None:
+@pytest.mark.parametrize(("source", "expected"), BROKEN, ids=lambda value: value.split("\n")[-1])
+def test_broken_application_code_exits_78_with_the_user_traceback(source: str, expected: str, cli: Cli) -> None:
     target = cli.write_jobs(source)
     result = cli.invoke("status", "--app", target)
     first, *rest = result.stderr.splitlines()
     assert result.exit_code == 78
     assert target in first
-    assert told in result.stderr
+    assert expected in result.stderr
     assert f"{target.split(':')[0]}.py" in "\n".join(rest)
     assert f"holdfast{os.sep}cli" not in result.stderr
     assert "importlib" not in result.stderr
 
 
 @pytest.mark.parametrize(
-    ("attribute", "told"),
+    ("attribute", "expected"),
     [("missing", "it has app"), ("other", "of type object, not Holdfast"), ("apps", "did you mean app?")],
 )
-def test_an_attribute_that_is_no_application_exits_78(attribute: str, told: str, cli: Cli) -> None:
+def test_an_attribute_that_is_no_application_exits_78(attribute: str, expected: str, cli: Cli) -> None:
     module = cli.write_jobs().split(":")[0]
-    assert told in cli.fail("status", "--app", f"{module}:{attribute}", code=78)
+    assert expected in cli.fail("status", "--app", f"{module}:{attribute}", code=78)
 
 
 def test_a_module_of_the_working_directory_can_be_imported(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,9 +174,9 @@ STDIN = [
 ]
 
 
-@pytest.mark.parametrize(("data", "told"), STDIN, ids=["binary", "empty", "huge", "byte order mark"])
-def test_input_that_is_no_payload_exits_2(data: bytes, told: str, cli: Cli) -> None:
-    assert told in cli.fail("enqueue", "work", "-", stdin=data, code=2)
+@pytest.mark.parametrize(("data", "expected"), STDIN, ids=["binary", "empty", "huge", "byte order mark"])
+def test_input_that_is_no_payload_exits_2(data: bytes, expected: str, cli: Cli) -> None:
+    assert expected in cli.fail("enqueue", "work", "-", stdin=data, code=2)
 
 
 def test_no_more_of_stdin_is_read_than_may_be_stored(cli: Cli) -> None:
@@ -194,9 +196,9 @@ def test_no_more_of_stdin_is_read_than_may_be_stored(cli: Cli) -> None:
 )
 def test_error_with_json_option_is_reported_as_json(words: list[str], code: int, kind: str, cli: Cli) -> None:
     cli.run("migrate")
-    told = json.loads(cli.fail(*words, "--json", code=code).splitlines()[-1])["error"]
-    assert (told["type"], told["exit_code"]) == (kind, code)
-    assert told["message"]
+    expected = json.loads(cli.fail(*words, "--json", code=code).splitlines()[-1])["error"]
+    assert (expected["type"], expected["exit_code"]) == (kind, code)
+    assert expected["message"]
 
 
 def test_a_file_name_or_a_task_is_no_application(cli: Cli) -> None:

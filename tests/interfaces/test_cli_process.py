@@ -211,8 +211,8 @@ def test_child_processes_get_the_options_of_the_supervisor() -> None:
     session = Session()
     session.app, session.config = "shop:app", "x.toml"
     given = {"queues": "mail:1", "concurrency": None, "processes": "3", "role": "follower", "grace": "5s"}
-    told = "--app shop:app --config x.toml --queues mail:1 --role follower --grace 5s --drain"
-    assert child_arguments(session, given, drain=True) == told.split()
+    expected = "--app shop:app --config x.toml --queues mail:1 --role follower --grace 5s --drain"
+    assert child_arguments(session, given, drain=True) == expected.split()
 
 
 def test_a_reader_that_goes_away_ends_the_program_quietly(cli: Cli) -> None:

@@ -198,13 +198,13 @@ BAD_LINES = [
 ]
 
 
-@pytest.mark.parametrize(("line", "told"), BAD_LINES, ids=lambda value: value[:30])
-def test_invalid_line_is_named_and_its_batch_not_stored(line: str, told: str, cli: Cli) -> None:
+@pytest.mark.parametrize(("line", "expected"), BAD_LINES, ids=lambda value: value[:30])
+def test_invalid_line_is_named_and_its_batch_not_stored(line: str, expected: str, cli: Cli) -> None:
     cli.run("migrate")
     stream = _lines({"task": "a"}, {"task": "a"}, {"task": "a"}) + line + "\n" + _lines({"task": "a"})
     given = cli.fail("enqueue", "--stream", "-", "--batch", "2", code=2, stdin=stream)
     assert given.startswith("holdfast: line 4: ")
-    assert told in given
+    assert expected in given
     assert "the jobs of lines 1 to 2 are stored, and none after them" in given
     assert len(cli.json("list")["jobs"]) == 2
 

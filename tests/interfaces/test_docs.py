@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast import Context, Holdfast, JobHandle
+from holdfast import Context, Holdfast, Job, JobHandle
+from holdfast.core.models import Options
 from tests.support import settings_page
 from tests.support.pages import ROOT, Block, Reader, blocks
 from tests.support.postgres import shared
@@ -166,6 +167,12 @@ def test_every_public_name_is_in_the_reference() -> None:
 def test_every_public_method_is_in_the_reference(kind: type) -> None:
     methods = [name for name, _ in inspect.getmembers(kind, inspect.isfunction) if not name.startswith("_")]
     assert [name for name in methods if not re.search(rf"`{name}\(", _reference())] == []
+
+
+def test_the_reference_names_attributes_that_a_job_has() -> None:
+    (paragraph,) = [each for each in _reference().split("\n\n") if each.startswith("`Job`: ")]
+    named = set(re.findall(r"`(\w+)", paragraph)) - {"Job"}
+    assert named - {*dir(Job), *Options.__struct_fields__} == set()
 
 
 _ENGINE = {"cancel", "completing", "opened_log"}

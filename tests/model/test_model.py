@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Coroutine
 from contextlib import ExitStack
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,6 +31,7 @@ from holdfast.core.limits import LimitChange
 from holdfast.core.models import (
     MICROSECOND,
     Claim,
+    HeartbeatReply,
     JobFilter,
     JobState,
     Lease,
@@ -61,8 +63,7 @@ EXAMPLES, STEPS = {"quick": (90, 50), "storm": (2000, 100)}.get(os.environ.get("
     int, os.environ["HOLDFAST_MODEL"].split("x")
 )
 
-MOST_JOBS = 8
-"""Few, so that each gets deep into its life."""
+MOST_JOBS = 8  # few, so that each goes through many states
 LEASE = timedelta(seconds=30)
 QUEUES = ("a", "b")
 MICROSECONDS_PER_SECOND = 1_000_000
@@ -354,13 +355,12 @@ class StoreMachine(RuleBasedStateMachine):
         until = self.clock() + seconds * MICROSECONDS_PER_SECOND
         for worker in ("w1", "w2"):
             mine = [lease for lease in leases if self.workers[lease] == worker]
-            given = WorkerHeartbeat(worker=worker, host="h", pid=1, queues="*", concurrency=1)
-            beat = self.call_family(
-                lambda given=given, mine=mine, span=timedelta(seconds=seconds): self.store.queueing.heartbeat(  # type: ignore[misc]
-                    given, mine, lease_for=span
-                )
-            )
-            assert beat.held == [self.model.held(lease, self.clock(), until) for lease in mine]
+            reply = self.call_family(partial(self.heartbeat, worker, mine, timedelta(seconds=seconds)))
+            assert reply.held == [self.model.held(lease, self.clock(), until) for lease in mine]
+
+    def heartbeat(self, worker: str, leases: list[Lease], span: timedelta) -> Coroutine[Any, Any, HeartbeatReply]:
+        given = WorkerHeartbeat(worker=worker, host="h", pid=1, queues="*", concurrency=1)
+        return self.store.queueing.heartbeat(given, leases, lease_for=span)
 
     @rule(span=spans)
     def advance(self, span: timedelta) -> None:

@@ -153,7 +153,7 @@ async def until(condition: Callable[[], bool], what: str, seconds: float = RETRY
     """Wait for it; how long it took."""
     began = time.monotonic()
     while not condition():
-        assert time.monotonic() - began < seconds, f"waited in vain for {what}"
+        assert time.monotonic() - began < seconds, f"{what} did not happen in time"
         await asyncio.sleep(0.01)
     return time.monotonic() - began
 
@@ -162,7 +162,7 @@ async def until_true(look: Callable[[], Awaitable[bool]], what: str) -> None:
     """Look until it is so."""
     began = time.monotonic()
     while not await look():
-        assert time.monotonic() - began < RETRY_FOR, f"waited in vain for {what}"
+        assert time.monotonic() - began < RETRY_FOR, f"{what} did not happen in time"
         await asyncio.sleep(0.05)
 
 

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from holdfast import Invalid
 from holdfast.app.limits import scope_buckets
-from holdfast.core.limit_options import LimitOptions, draft_limit, format_rate, limit_options, parse_values, said_values
+from holdfast.core.limit_options import (
+    LimitOptions,
+    draft_limit,
+    format_rate,
+    format_values,
+    limit_options,
+    parse_values,
+)
 from holdfast.core.limits import (
     FULL,
     MAX_KEPT,
@@ -329,7 +336,7 @@ def test_burst_is_by_default_a_tenth_of_a_second(rate: str, burst: int) -> None:
 )
 def test_values_are_read_back_as_they_are_said(**provided: Any) -> None:
     values = parse_values(provided)
-    assert parse_values(said_values(values)) == values
+    assert parse_values(format_values(values)) == values
 
 
 BAD: list[tuple[str, dict[str, Any]]] = [

@@ -33,7 +33,7 @@ class Api:
         self.served = create_app(Holdfast(url, **settings))
         self.app = self.served.app
         if not hurried:  # a machine that others use, too, is slow, and no test but those of time is to fail for it
-            self.app.patience = 20.0
+            self.app.call_deadline = 20.0
         self._client = httpx.AsyncClient(transport=httpx.ASGITransport(self.served), base_url="http://api")
 
     def __enter__(self) -> Api:

@@ -85,7 +85,7 @@ def test_lifespan_opens_and_closes_the_store(home: str) -> None:
 def test_api_leaves_the_deadline_of_its_application_alone(home: str) -> None:
     app = Holdfast(home)
     api = create_app(app)
-    assert (app.patience, api.app.patience) == (None, 1.5)
+    assert (app.call_deadline, api.app.call_deadline) == (None, 1.5)
     assert app.new_store() is not api.app.new_store()
 
 

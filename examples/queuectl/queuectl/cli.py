@@ -237,10 +237,10 @@ def run(place: Place) -> None:
 def stop(place: Place, wait: bool) -> None:
     """Tell every worker to finish its job and end."""
     with _opened(place) as app:
-        told = app.sync.stop_workers()
-        while wait and any(each.alive and each.heartbeat.worker in told for each in app.sync.workers()):
+        commanded = app.sync.stop_workers()
+        while wait and any(each.alive and each.heartbeat.worker in commanded for each in app.sync.workers()):
             time.sleep(_LOOK)
-    click.echo(f"{len(told)} workers told to stop")
+    click.echo(f"{len(commanded)} workers told to stop")
 
 
 # ── dead letters ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -31,7 +31,7 @@ HEARTBEAT_RETRY_SHARE = 0.25
 """Of a lease: how long a beat waits for a server that is away, so that there is time for another."""
 
 UNREADABLE = (msgspec.MsgspecError, RecursionError)
-"""What reading JSON that another program corrupted may raise: it is not what we write, or nested too deep."""
+"""Exceptions of reading JSON that another program corrupted: other content than ours, or nested too deep."""
 
 CHOOSE = 8.0
 """Seconds that a change by a filter may look for its jobs if a caller waits: it is rare, and has to be done."""

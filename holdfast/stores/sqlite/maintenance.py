@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
+from functools import partial
 
 from holdfast.core.models import ExpiredJob, Job, JobState
 from holdfast.stores.common.named_sql import CODES
@@ -36,9 +37,7 @@ class SqliteMaintenance(SqliteFamily):
             if not overdue[0] or len(ended) >= limit:
                 break
             most = limit - len(ended)
-            ended += await self._opened().writer.call(
-                lambda transaction, most=most: expire_overdue(transaction, self._sql, limit=most)  # type: ignore[misc]
-            )
+            ended += await self._opened().writer.call(partial(expire_overdue, statements=self._sql, limit=most))
         return ended
 
     async def find_expired_leases(self, *, limit: int) -> list[Job]:

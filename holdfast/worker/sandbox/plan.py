@@ -84,7 +84,7 @@ class LaunchFailure(msgspec.Struct, frozen=True):
 
 
 class Launch:
-    """One start of the launcher: its command line and its report. A context manager that closes its descriptors."""
+    """A start of the launcher: its command line and its report. A context manager that closes its descriptors."""
 
     def __init__(self, spec: LaunchSpec) -> None:
         self._file: IO[str] = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - closed by __exit__

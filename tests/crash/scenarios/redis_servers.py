@@ -49,8 +49,8 @@ def power_cuts(folder: Path, *, cuts: int, within: float, seed: int) -> Report:
             time.sleep(rng.uniform(0.0, DOWN))
             server.start()
             load.resumed(away, time.monotonic(), within=within)
-            told = _reported_losses(server) > reported_before
-            load.report.expect(told or not missing, f"{len(missing)} acknowledged jobs are gone, and nobody says so")
+            reported = _reported_losses(server) > reported_before
+            load.report.expect(reported or not missing, f"{len(missing)} acknowledged jobs are gone and not reported")
             gone |= missing
             missed.append(len(missing))
         load.report.expect(cuts < MANY or any(missed), "no cut took anything: that lost_leases are told was not tried")
@@ -74,7 +74,7 @@ def _on_disk(server: Redis, report: Report) -> tuple[set[str], int]:
     Nothing there contradicts anything else, whoever looks."""
     with server.copy() as copy:
         url = copy.url(namespace=NAMESPACE)
-        keys, told = Keys(url), _reported_losses(copy)
+        keys, reported = Keys(url), _reported_losses(copy)
         strays = list(keys.strays())
         report.expect(not strays, f"the log's head does not agree with itself: {strays[:3]}")
         jobs = set(keys.jobs())
@@ -83,7 +83,7 @@ def _on_disk(server: Redis, report: Report) -> tuple[set[str], int]:
         report.expect(counted == len(jobs), f"{counted} jobs are counted and {len(jobs)} are there")
         report.expect(agreement.level == "ok", f"the doctor says: {agreement.text}")
         report.expect(not mended, f"a repair found: {[each.text for each in mended]}")
-        return jobs, told
+        return jobs, reported
 
 
 async def _examined(url: str) -> tuple[int, Finding, list[Finding]]:

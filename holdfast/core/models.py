@@ -104,7 +104,7 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
 
 
 class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A job as read from its store. A claim fills the first fields; a read fills the rest."""
+    """A job as read from its store. A claim fills the fields up to ``worker``; a read fills the rest."""
 
     id: str
     task: str

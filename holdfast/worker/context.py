@@ -181,7 +181,8 @@ class WorkerContext:
     def is_stale(self, run: TaskRun, now: float) -> bool:
         """Returns True if the lease may have expired unnoticed: a process that was frozen must not start buffered
         jobs."""
-        return now - max(run.claimed_at, self.renewed_at) > self.settings.lease.total_seconds() * SAFE_LEASE_FRACTION
+        safe = self.settings.lease.total_seconds() * SAFE_LEASE_FRACTION
+        return now - run.claimed_at > safe and now - self.renewed_at > safe
 
     def remove_held(self, run: TaskRun) -> None:
         """Removes a job from ``held``."""

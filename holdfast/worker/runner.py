@@ -274,9 +274,8 @@ class Runner:
     # ── deadlines ─────────────────────────────────────────────────────────────────────────────────────────────
     def _timeout(self, job: Job, task: Task[..., Any] | None = None) -> float | None:
         """Returns the timeout of a job in seconds: its own, its task's, or the settings'."""
-        own = job.options_or_default.timeout
-        if own is not None:
-            return own
+        if job.options is not None and job.options.timeout is not None:
+            return job.options.timeout
         task = task or self._registry.get(job.task)
         if task is not None and task.timeout is not None:
             return task.timeout

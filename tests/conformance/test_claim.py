@@ -35,7 +35,7 @@ async def test_a_claimed_job_is_running_under_a_lease(store: Store, clock: Manua
     (job,) = await take(store, worker="me")
 
     assert (job.id, job.task, job.payload, job.queue, job.priority) == (job_id, "t", '{"a":1}', "default", 3)
-    assert (job.claims, job.attempts, job.state) == (1, 1, JobState.RUNNING)
+    assert (job.claims, job.attempts, job.state, job.worker) == (1, 1, JobState.RUNNING, "me")
     kept = await stored(store, job_id)
     assert (kept.claims, kept.attempts, kept.state, kept.worker) == (1, 1, JobState.RUNNING, "me")
     assert (kept.started_at_us, kept.lease_until_us) == (clock(), clock() + LEASE // timedelta(microseconds=1))

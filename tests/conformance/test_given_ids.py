@@ -75,6 +75,7 @@ async def test_application_marks_only_ids_that_were_given(home: str) -> None:
 async def test_only_the_holder_settles_and_extends(store: Store, state: JobState) -> None:
     """A failover or a restore may forget a claim and give its number to another worker."""
     job = await running(store)
+    assert job.worker == WORKER
     assert not (await settle(store, job, state, worker="other")).accepted
     assert (await store.queueing.heartbeat(heartbeat("other"), [job.lease], lease_for=LEASE)).held == [LeaseStatus.LOST]
     assert (await store.queueing.heartbeat(heartbeat(), [job.lease], lease_for=LEASE)).held == [LeaseStatus.HELD]

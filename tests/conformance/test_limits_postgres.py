@@ -48,20 +48,6 @@ async def test_open_transaction_delays_no_job_of_its_partition(store: Store, iso
     assert [each.id for each in await take(store, 9)] == [job.id]
 
 
-async def test_tier_of_an_older_process_is_corrected(store: Store) -> None:
-    await limit_queue(store, concurrency=1)
-    first, second = await put(store, *[new_job(payload='{"tenant":1}') for _ in range(2)])
-    link, schema = await connect(store)
-    try:
-        await link.execute(f"update {schema}.job set state = 3")  # noqa: S608
-        await link.execute(f"update {schema}.job set tier = 0")  # noqa: S608
-        await link.execute(f"update {schema}.job set state = 0, run_at = run_at")  # noqa: S608
-    finally:
-        await link.close()
-    assert [each.id for each in await take(store, 9)] == [first]
-    assert await take(store, 9, only=[second]) == []
-
-
 async def test_edited_and_replayed_jobs_move_to_their_partitions(store: Store) -> None:
     await limit_queue(store, concurrency=1)
     edited, replayed = await put(store, *[new_job(payload='{"tenant":1}') for _ in range(2)])

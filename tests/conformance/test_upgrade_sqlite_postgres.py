@@ -77,7 +77,7 @@ async def test_each_migration_can_be_run_by_another_tool(home: str, opener: Open
 @pytest.mark.parametrize("number", [1, 3])
 async def test_store_of_an_earlier_version_is_refused(home: str, opener: Opener, number: int) -> None:
     script = opener.unopened().migration_sql("0..1")
-    older = "drop index {0}job_ready;\nalter table {0}job drop column tier;\nupdate {0}migration set number = {1};"
+    older = "alter table {0}job rename column partition to other;\nupdate {0}migration set number = {1};"
     run_script(home, f"{script}\n{older.format(prefix_of(home), number)}")
 
     with pytest.raises(StoreMismatch, match=rf"made by an earlier Holdfast \(schema {number}\).* finish its jobs"):

@@ -16,6 +16,7 @@ from holdfast.core.models import (
     Attempt,
     Job,
     JobFilter,
+    JobState,
     NewJob,
     Options,
     Settlement,
@@ -68,10 +69,10 @@ def span_us(span: timedelta | None) -> int | None:
     return None if span is None else span // MICROSECOND
 
 
-def claimed_job(row: Sequence[Any]) -> Job:
-    """A job as a claim delivers it. UNREADABLE for options another program corrupted."""
+def claimed_job(row: Sequence[Any], worker: str) -> Job:
+    """A job as a claim of this worker delivers it. UNREADABLE for options another program corrupted."""
     options = None if row[11] is None else _options(row[11])
-    job = Job(*row[:11], options)  # type: ignore[call-arg]  # the slice has the first eleven fields
+    job = Job(*row[:11], options, JobState.RUNNING, worker)  # type: ignore[call-arg]  # eleven fields
     if _NUL in job.payload:
         job = msgspec.structs.replace(job, payload=from_text(job.payload))
     return job

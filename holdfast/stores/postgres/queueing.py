@@ -260,7 +260,7 @@ class PostgresQueueing:
         claiming.quarantined = claiming.quarantined or quarantined
         claiming.fall_due(due_in)
         taken = [] if rows[0][0] is None else rows
-        jobs = await self._readable(taken)
+        jobs = await self._readable(taken, request.worker)
         claiming.take_limited(jobs, claimed_at + (span_us(request.lease_for) or 0))
         self._settling.has_limited = self._settling.has_limited or bool(jobs)
         await self._give_back_unanswered(request, claimed_at)
@@ -302,8 +302,8 @@ class PostgresQueueing:
         claiming.stopped_at_last_attempt = claiming.stopped_at_last_attempt or stopped_at_last_attempt is not None
         claiming.note_lease(until)
         claiming.fall_due(due_in)
-        taken = [] if rows[0][0] is None else rows
-        jobs = await self._readable(taken)
+        taken = rows[1:]
+        jobs = await self._readable(taken, request.worker)
         claiming.take(jobs)
         await self._look_for_limited(claiming, queues, at_once=not taken)
         claiming.expired += await self._end_overdue() if overdue else ()
@@ -395,7 +395,7 @@ class PostgresQueueing:
             await self._claim_limited(claiming, queues)
             return claiming.claim()
         await self._give_back_unanswered(request, rows[0][_SHOWN] - (span_us(request.lease_for) or 0))
-        return Claim(jobs=await self._readable(rows), lease_until_us=rows[0][_SHOWN])
+        return Claim(jobs=await self._readable(rows, request.worker), lease_until_us=rows[0][_SHOWN])
 
     async def claim_delivered(self, request: ClaimRequest) -> DeliveredClaim:
         capacity = {queue: slots for queue, slots in request.capacity.items() if queue != EVERY_QUEUE}
@@ -419,7 +419,7 @@ class PostgresQueueing:
             _SHOWN:
         ]
         await self._give_back_unanswered(request, until - (span_us(request.lease_for) or 0))
-        jobs = await self._readable([] if rows[0][0] is None else rows)
+        jobs = await self._readable([] if rows[0][0] is None else rows, request.worker)
         claim = Claim(
             jobs=jobs,
             refused=len(ids) - len(jobs) - len(left),
@@ -439,15 +439,15 @@ class PostgresQueueing:
         delivered = await self.claim_delivered(named)
         return msgspec.structs.replace(delivered.claim, refused=len(request.only or ()) - len(delivered.claim.jobs))
 
-    async def _readable(self, rows: Rows) -> list[Job]:
+    async def _readable(self, rows: Rows, worker: str) -> list[Job]:
         """The jobs that can be read. One that another program corrupted is dead, and does not hold up its queue."""
         try:
-            return [claimed_job(row) for row in rows]
+            return [claimed_job(row, worker) for row in rows]
         except UNREADABLE:
             jobs = []
             for row in rows:
                 try:
-                    jobs.append(claimed_job(row))
+                    jobs.append(claimed_job(row, worker))
                 except UNREADABLE as error:
                     text = to_text(f"the stored job cannot be read: {error}")
                     await self._pool.fetch(self._sql["mark_unreadable"], id=row[0], error=text)

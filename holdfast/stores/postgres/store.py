@@ -104,8 +104,9 @@ OLDEST = 14
 """The first major version of PostgreSQL that is supported."""
 
 _APPLIED = "select number, expand from holdfast.migration order by number"
-_HAS_TIERS = """select exists (select from pg_attribute join pg_class on pg_class.oid = attrelid
-    join pg_namespace on pg_namespace.oid = relnamespace where nspname = $1 and relname = 'job' and attname = 'tier')"""
+_HAS_LIMITS = """select exists (select from pg_attribute join pg_class on pg_class.oid = attrelid
+    join pg_namespace on pg_namespace.oid = relnamespace
+    where nspname = $1 and relname = 'job' and attname = 'partition')"""
 _STANDS = """select from pg_class join pg_namespace on pg_namespace.oid = relnamespace
     where nspname = $1 and relname = 'migration'"""
 _TABLE = """create table holdfast.migration
@@ -224,7 +225,7 @@ async def _is_current(connection: Connection, schema: str, migrations: Sequence[
     except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):
         return False
     newest = migrations[-1].number
-    if applied and not await connection.fetchval(_HAS_TIERS, schema):
+    if applied and not await connection.fetchval(_HAS_LIMITS, schema):
         raise StoreMismatch(
             f"the schema {schema!r} was made by an earlier Holdfast (schema {max(applied)}), and cannot be brought up "
             "to date; let the version that made it finish its jobs, then give another schema: ?schema=NAME"

@@ -97,7 +97,7 @@ class ClaimTaking:
         return len(ids) - len(self.jobs)
 
     def _take(self, pick: str, **parameters: object) -> None:
-        values = {"now": self._lease["now"], **parameters}
+        values = {"now": self._lease["now"], "worker": self._lease["worker"], **parameters}
         seqs, shown, starting = self.connection.execute(self._sql[pick], values).fetchone()
         if seqs == "[]":
             return

@@ -21,7 +21,7 @@ json_array(
 -- them are on their last attempt.
 json_group_array(seq), json_group_array(json_array(
     id, task, queue, coalesce(payload, (select p.payload from holdfast_payload p where p.seq = picked.seq)),
-    claims + 1, attempts + 1, max_attempts, -rank, lost_leases, run_at, created_at, json(options))),
+    claims + 1, attempts + 1, max_attempts, -rank, lost_leases, run_at, created_at, json(options), 'running', :worker)),
 sum(lost_leases > 0 or attempts + 1 >= max_attempts)
 
 -- fragment: unexpired
@@ -157,13 +157,13 @@ select exists (select 1 from holdfast_job where state in (1, 3) and queue = :que
 select exists (select 1 from holdfast_job where state in (1, 3) and run_at <= :now);
 
 -- own: promote_queue
-update holdfast_job set state = 0
+update holdfast_job set state = 0, run_at = run_at -- run_at: for the trigger
 where seq in (
     select seq from holdfast_job where state in (1, 3) and queue = :queue and run_at <= :now order by run_at limit :limit
 );
 
 -- name: promote_anywhere
-update holdfast_job set state = 0
+update holdfast_job set state = 0, run_at = run_at -- run_at: for the trigger
 where seq in (select seq from holdfast_job where state in (1, 3) and run_at <= :now order by run_at limit :limit)
 returning queue;
 
@@ -177,7 +177,7 @@ select min(run_at) from holdfast_job where state in (1, 3);
 select -- include: claimed
 from (
     select seq, id, task, queue, payload, claims, attempts, max_attempts, rank, lost_leases, run_at, created_at, options
-    from holdfast_job where state = 0 and partition is null and tier = 0 and queue = :queue and -- include: unexpired
+    from holdfast_job where state = 0 and partition is null and min(lost_leases, 2) = 0 and queue = :queue and -- include: unexpired
     order by rank, run_at, seq limit :limit
 ) picked;
 
@@ -187,12 +187,12 @@ select -- include: claimed
 from (
     select * from (
         select seq, id, task, queue, payload, claims, attempts, max_attempts, rank, lost_leases, run_at, created_at, options
-        from holdfast_job where state = 0 and partition is null and tier = 0 and queue = :queue and -- include: unexpired
+        from holdfast_job where state = 0 and partition is null and min(lost_leases, 2) = 0 and queue = :queue and -- include: unexpired
         order by rank, run_at, seq limit :limit)
     union all
     select * from (
         select seq, id, task, queue, payload, claims, attempts, max_attempts, rank, lost_leases, run_at, created_at, options
-        from holdfast_job where state = 0 and partition is null and tier = 1 and queue = :queue
+        from holdfast_job where state = 0 and partition is null and min(lost_leases, 2) = 1 and queue = :queue
         order by rank, run_at, seq limit min(:limit, :max_must_start))
     order by rank, run_at, seq limit :limit
 ) picked;
@@ -202,28 +202,28 @@ from (
 select -- include: claimed
 from (
     select seq, id, task, queue, payload, claims, attempts, max_attempts, rank, lost_leases, run_at, created_at, options
-    from holdfast_job where state = 0 and partition is null and tier = 2 and queue = :queue
+    from holdfast_job where state = 0 and partition is null and min(lost_leases, 2) = 2 and queue = :queue
     order by rank, run_at, seq limit :limit
 ) picked;
 
 -- own: tiers
 -- Whether the queue has a quarantined job, and a suspect.
-select exists (select 1 from holdfast_job where state = 0 and partition is null and tier = 2 and queue = :queue),
-    exists (select 1 from holdfast_job where state = 0 and partition is null and tier = 1 and queue = :queue);
+select exists (select 1 from holdfast_job where state = 0 and partition is null and min(lost_leases, 2) = 2 and queue = :queue),
+    exists (select 1 from holdfast_job where state = 0 and partition is null and min(lost_leases, 2) = 1 and queue = :queue);
 
 -- own: pick_only
 select -- include: claimed
 from (
     select j.seq, j.id, task, queue, payload, claims, attempts, max_attempts, rank, lost_leases, run_at, created_at, options
     from json_each(:ids) d cross join holdfast_job j on j.id = d.value
-    where +j.state = 0 and j.tier <= :most and j.partition is null
+    where +j.state = 0 and min(j.lost_leases, 2) <= :most and j.partition is null
       and (:queue is null or j.queue = :queue) and j.queue not in (select value from json_each(:excluded))
       and -- include: unexpired
     order by rank, run_at, j.seq limit :limit
 ) picked;
 
 -- own: promote_only
-update holdfast_job set state = 0
+update holdfast_job set state = 0, run_at = run_at -- run_at: for the trigger
 where id in (select value from json_each(:ids)) and +state in (1, 3) and +run_at <= :now;
 
 -- own: take
@@ -252,13 +252,14 @@ returning id;
 select state, claims from holdfast_job where id = ?;
 
 -- name: settle_succeeded
+-- Of one worker.
 update holdfast_job
 set state = 5, ended_at = :now, result = d.value ->> 2, lease_until = null, lost_leases = 0, cancelling = 0,
     reason = null, error = null
 from json_each(:settlements) d
 where holdfast_job.id = d.value ->> 0 and +holdfast_job.claims = d.value ->> 1
   and +holdfast_job.state = 2 and +holdfast_job.lease_until > :now
-  and (d.value ->> 3 is null or +holdfast_job.worker = d.value ->> 3);
+  and (:worker is null or +holdfast_job.worker = :worker);
 
 -- own: settle_one
 -- What is no ending (:state < 5) becomes one when a cancellation was asked for: only this write can see the flag.
@@ -530,14 +531,14 @@ select queue, state, count(*), sum(ended_at >= :since), :now - min(ended_at) fro
 -- The first of each tier and priority in use, found by skipping from one to the next: two seeks each, however many jobs
 -- there are. Of jobs under limits, the first of each of a hundred partitions.
 with recursive used (tier, rank) as (
-    select t.value, (select min(j.rank) from holdfast_job j where j.state = 0 and j.partition is null and j.tier = t.value and j.queue = :queue)
+    select t.value, (select min(j.rank) from holdfast_job j where j.state = 0 and j.partition is null and min(j.lost_leases, 2) = t.value and j.queue = :queue)
     from json_each('[0,1,2]') t
     union all
     select used.tier, (select min(j.rank) from holdfast_job j
-        where j.state = 0 and j.partition is null and j.tier = used.tier and j.queue = :queue and j.rank > used.rank)
+        where j.state = 0 and j.partition is null and min(j.lost_leases, 2) = used.tier and j.queue = :queue and j.rank > used.rank)
     from used where used.rank is not null)
 select min(run_at) from (select (select min(j.run_at) from holdfast_job j
-    where j.state = 0 and j.partition is null and j.tier = used.tier and j.queue = :queue and j.rank = used.rank) as run_at
+    where j.state = 0 and j.partition is null and min(j.lost_leases, 2) = used.tier and j.queue = :queue and j.rank = used.rank) as run_at
 from used
 union all select (select j.run_at from holdfast_job j
     where j.state = 0 and j.partition is not null and j.queue = some.queue and j.partition = some.partition order by j.rank, j.run_at limit 1)
@@ -559,7 +560,7 @@ select queue, state, worker, attempts, run_at > :now and state in (1, 3), max(cr
     coalesce(:now - min(ended_at), 0) / 1000000.0
 from (
     select * from (select queue, state, worker, attempts, claims, run_at, created_at, started_at, ended_at, seq
-        from holdfast_job where state = 0 and partition is null and queue > '' order by queue, tier, rank, run_at limit :most)
+        from holdfast_job where state = 0 and partition is null and queue > '' order by queue, min(lost_leases, 2), rank, run_at limit :most)
     union all
     select * from (select queue, state, worker, attempts, claims, run_at, created_at, started_at, ended_at, seq
         from holdfast_job where state = 0 and partition is not null and queue > '' order by queue, partition limit :most)
@@ -694,7 +695,7 @@ select min(blocked_until) from holdfast_partition where queue = :queue and block
 -- own: unassigned_jobs
 -- Ready jobs without a partition of a queue with a limit of its own.
 select seq, task, queue, coalesce(payload, (select p.payload from holdfast_payload p where p.seq = j.seq)), id, null, null
-from holdfast_job j where state = 0 and partition is null and queue = :queue order by tier, rank, run_at, seq limit :limit;
+from holdfast_job j where state = 0 and partition is null and queue = :queue order by min(lost_leases, 2), rank, run_at, seq limit :limit;
 
 -- name: jobs_to_assign
 -- Jobs of a queue or a task that have not ended, in the order of their ids.
@@ -719,11 +720,11 @@ from holdfast_job where state = 2 and partition > '' group by partition, weights
 select (
     select count(*) from (
         select 1 from holdfast_job j
-        where j.state in (0, 1, 3, 4) and j.partition is not null and j.partition >= b.value and j.partition < b.value || ' '
+        where j.state <> 2 and j.state < 5 and j.partition is not null and j.partition >= b.value and j.partition < b.value || ' '
         limit :most)) + (
     select count(*) from (
         select 1 from holdfast_job j
-        where j.state in (0, 1, 3, 4) and instr(j.partition, char(31)) > 0
+        where j.state <> 2 and j.state < 5 and instr(j.partition, char(31)) > 0
           and substr(j.partition, instr(j.partition, char(31)) + 1) >= b.value
           and substr(j.partition, instr(j.partition, char(31)) + 1) < b.value || ' '
         limit :most))

@@ -260,20 +260,24 @@ class SqliteQueueing(LimitedFamily):
         return await self._opened().writer.call(lambda transaction: self._settle(transaction, settlements))
 
     def _settle(self, transaction: Transaction, settlements: Sequence[Settlement]) -> list[Settled]:
-        """Successes in one statement; everything else, and a batch that is not all accepted, one by one."""
-        simple = [each for each in settlements if each.state is JobState.SUCCEEDED and not each.expired]
-        if len(simple) != len(settlements) or not self._settle_all(transaction, simple):
+        """Successes of one worker in one statement; all else, and a batch that is not all accepted, one by one."""
+        worker = settlements[0].worker
+        is_simple = all(
+            each.state is JobState.SUCCEEDED and not each.expired and each.worker == worker for each in settlements
+        )
+        if not is_simple or not self._settle_all(transaction, settlements, worker):
             return [self._settle_one(transaction, each) for each in settlements]
-        transaction.ended += [each.job_id for each in simple]
-        return [Settled(each.job_id, each.claims, True, JobState.SUCCEEDED) for each in simple]
+        transaction.ended += [each.job_id for each in settlements]
+        return [Settled(each.job_id, each.claims, True, JobState.SUCCEEDED) for each in settlements]
 
-    def _settle_all(self, transaction: Transaction, settlements: Sequence[Settlement]) -> bool:
+    def _settle_all(self, transaction: Transaction, settlements: Sequence[Settlement], worker: str | None) -> bool:
         connection = transaction.connection
-        batch = encode_json([(each.job_id, each.claims, each.result, each.worker) for each in settlements]).decode()
+        batch = encode_json([(each.job_id, each.claims, each.result) for each in settlements]).decode()
+        values = {"settlements": batch, "worker": worker, "now": transaction.now_us}
         before = connection.total_changes
         try:
             with transaction.savepoint():
-                connection.execute(self._sql["settle_succeeded"], {"settlements": batch, "now": transaction.now_us})
+                connection.execute(self._sql["settle_succeeded"], values)
                 if connection.total_changes - before != len(settlements):
                     raise _Short
         except _Short:

@@ -152,7 +152,7 @@ def apply_migrations(connection: sqlite3.Connection, migrations: Sequence[Migrat
     connection.execute(_TABLE)
     (applied,) = connection.execute("select coalesce(max(number), 0) from holdfast_migration").fetchone()
     newest = migrations[-1].number
-    if applied and not _has_tiers(connection):
+    if applied and not _has_limits(connection):
         raise StoreMismatch(
             f"{path} was made by an earlier Holdfast (schema {applied}), and cannot be brought up to date; "
             "let the version that made it finish its jobs, then give another file"
@@ -199,9 +199,9 @@ def render_migrations(migrations: Sequence[Migration]) -> str:
     return "\n".join(["-- For one transaction.\n", *scripts])
 
 
-def _has_tiers(connection: sqlite3.Connection) -> bool:
+def _has_limits(connection: sqlite3.Connection) -> bool:
     """Returns True if the table of jobs is of the first schema that can be migrated."""
-    query = "select count(*) from pragma_table_xinfo('holdfast_job') where name = 'tier'"
+    query = "select count(*) from pragma_table_info('holdfast_job') where name = 'partition'"
     return bool(connection.execute(query).fetchone()[0])
 
 
@@ -211,7 +211,7 @@ def is_current(reader: sqlite3.Connection, migrations: Sequence[Migration]) -> b
         (applied,) = reader.execute("select max(number) from holdfast_migration").fetchone()
     except sqlite3.OperationalError:  # no such table: a file without our schema
         return False
-    return bool(applied == migrations[-1].number) and _has_tiers(reader)
+    return bool(applied == migrations[-1].number) and _has_limits(reader)
 
 
 def describe_missing(path: str) -> str | None:

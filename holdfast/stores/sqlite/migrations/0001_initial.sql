@@ -14,7 +14,6 @@ create table holdfast_job (
     claims integer not null default 0 check (claims between 0 and 9007199254740991), -- the fence: only ever grows
     attempts integer not null default 0 check (attempts between 0 and 9007199254740991),
     lost_leases integer not null default 0,  -- leases lost in a row
-    tier integer generated always as (min(lost_leases, 2)) virtual, -- 0 ready 1 suspect 2 quarantined
     cancelling integer not null default 0,
     keyed integer not null default 0,
     options text check (options is null or json_valid(options)), -- JSON; null for a plain job
@@ -25,17 +24,32 @@ create table holdfast_job (
     reason text,
     error text,
     result text,
+    expires_at integer,                 -- null for a plain job, and for one that was replayed
+    partition text,                     -- the buckets that a job under limits passes through; null: a plain job
+    weights text,                       -- JSON: its weight in each; null: 1
     check (state <> 2 or lease_until is not null)
 ) strict;
 
--- A plain job is in at most one of these at a time.
-create index holdfast_job_ready on holdfast_job (queue, tier, rank, run_at) where state = 0;
+-- A plain job is in at most one of these at a time. Each write of a job computes the condition of each index: what is compared
+-- with a list of three or more builds a table for it. An expression is computed only where the condition holds, a generated
+-- column always; min(lost_leases, 2) is the tier of a job: 0 ready, 1 suspect, 2 quarantined.
+create index holdfast_job_ready on holdfast_job (queue, min(lost_leases, 2), rank, run_at) where state = 0 and partition is null;
 create index holdfast_job_waiting on holdfast_job (queue) where state = 4;
 create index holdfast_job_due on holdfast_job (queue, run_at) where state in (1, 3);
 create index holdfast_job_due_anywhere on holdfast_job (run_at) where state in (1, 3);
 create index holdfast_job_lease on holdfast_job (lease_until) where state = 2;
 create index holdfast_job_unsuccessful on holdfast_job (state) where state > 5; -- the dead and the cancelled, in order of seq
 create index holdfast_job_ended on holdfast_job (state, ended_at) where state >= 5;
+
+-- Jobs under limits. What runs is counted from its rows: there is no counter that could be wrong.
+create index holdfast_job_limited on holdfast_job (queue, partition, rank, run_at) where state = 0 and partition is not null;
+create index holdfast_job_limited_running on holdfast_job (partition) where state = 2 and partition is not null;
+create index holdfast_job_limited_quarantined on holdfast_job (queue, lost_leases, rank, run_at)
+    where state = 0 and partition is not null and lost_leases > 1;
+-- Depths by key: jobs of a bucket that have not started. It is the first bucket of their partition, or the second.
+create index holdfast_job_unstarted on holdfast_job (partition) where partition is not null and state <> 2 and state < 5;
+create index holdfast_job_unstarted_second on holdfast_job (substr(partition, instr(partition, char(31)) + 1))
+    where instr(partition, char(31)) > 0 and state <> 2 and state < 5;
 
 create table holdfast_payload (
     seq integer primary key references holdfast_job (seq) on delete cascade,
@@ -107,3 +121,61 @@ create table holdfast_worker (
     alive_until integer not null,
     ordered text not null default 'none' check (ordered in ('none', 'drain', 'stop'))
 ) strict, without rowid;
+
+-- The instants in their order, one of each job that has one, until it has come.
+create table holdfast_expiry (
+    seq integer primary key references holdfast_job (seq) on delete cascade,
+    expires_at integer not null
+) strict;
+
+create index holdfast_expiry_due on holdfast_expiry (expires_at);
+
+-- Recurring jobs.
+create table holdfast_schedule (
+    name text primary key,
+    next_at integer,                    -- the tick a ticker waits for; null: paused, or no more ticks
+    revision integer not null,          -- grows with each write; begins at the clock
+    document text not null check (json_valid(document)) -- JSON of core.schedule.Schedule, and all there is to it
+) strict, without rowid;
+
+create index holdfast_schedule_due on holdfast_schedule (next_at) where next_at is not null;
+
+-- ── limits: how many jobs run at once, how often they start, and whose turn it is ────────────────────────────────────────
+create table holdfast_limit (
+    name text primary key,
+    revision integer not null,          -- grows with each write; begins at the clock
+    document text not null check (json_valid(document)) -- JSON of core.limits.Limit
+) strict, without rowid;
+
+create table holdfast_bucket (          -- tokens and pauses; a bucket without a row is full and not paused
+    name text primary key,
+    refilled_at integer not null,           -- when it has all its tokens again
+    paused_until integer not null
+) strict, without rowid;
+
+create table holdfast_limited_queue (   -- queues that have had jobs under limits
+    name text primary key,
+    turn integer not null               -- the turn of the job served last
+) strict, without rowid;
+
+create table holdfast_partition (       -- partitions that may have ready jobs
+    queue text not null,
+    partition text not null,
+    turn integer not null,              -- the lowest is served first
+    blocked_until integer,              -- it waits for tokens or for the end of a pause
+    primary key (queue, partition)
+) strict, without rowid;
+
+create index holdfast_partition_turn on holdfast_partition (queue, turn) where blocked_until is null;
+create index holdfast_partition_blocked on holdfast_partition (queue, blocked_until) where blocked_until is not null;
+
+-- A partition with a ready job has a row, whatever made the job ready. Submissions write it themselves: a trigger on each
+-- insertion would cost plain jobs a third of theirs.
+-- Of these columns each statement that makes jobs ready sets one; a claim and a success, which would pay for it, none.
+create trigger holdfast_partition_updated after update of run_at, queue, partition on holdfast_job
+when new.partition is not null and new.state = 0
+begin
+    insert or ignore into holdfast_limited_queue (name, turn) values (new.queue, 0);
+    insert or ignore into holdfast_partition (queue, partition, turn)
+    select new.queue, new.partition, turn from holdfast_limited_queue where name = new.queue;
+end;

@@ -138,7 +138,7 @@ CASES = [
     Case("unique_keys_of", (BY_ID,)),
     Case("key_owners", ("key_pkey(key)",), {"keys": ["a", "b"]}),
     *[Case(f"settle_{name}", (BY_ID,), RUNNING) for name in ("succeeded", "limited_succeeded", "rest")],
-    Case("any_limited", ("partition_pkey(queue)", "partition_inbox_name(queue)")),
+    Case("any_limited", ("partition_pkey(queue)", "partition_inbox_name(queue)", "job_ready(queue)")),
     Case("settle_succeeded", (BY_ID,), RUNNING | {"results": None}),
     Case("record", (BY_ID,), RUNNING | LINES),
     Case("states_of", (BY_ID,)),

@@ -133,7 +133,7 @@ async def test_stored_claim_without_answer_costs_no_attempt(proxy: FaultProxy, p
     async with opened(proxied_url) as store:
         first, second, third = await put(store, new_job(), new_job(), new_job())
         assert [job.id for job in await take(store, 1, worker="unlucky")] == [first]
-        proxy.cut_after(b"unlucky", answer=b"SELECT 1")
+        proxy.cut_after(b"unlucky", answer=b"SELECT 2")
 
         assert [job.id for job in await take(store, 1, worker="unlucky")] == [third]
 
@@ -147,7 +147,7 @@ async def test_worker_that_claims_on_two_stores_keeps_its_jobs(proxy: FaultProxy
         await put(store, *[new_job() for _ in range(4)])
         (first,) = await take(store, 1, worker="unlucky", shared_worker_id=True)
         (second,) = await take(other, 1, worker="unlucky", shared_worker_id=True)
-        proxy.cut_after(b"unlucky", answer=b"SELECT 1")
+        proxy.cut_after(b"unlucky", answer=b"SELECT 2")
 
         (fourth,) = await take(store, 1, worker="unlucky", shared_worker_id=True)
 

@@ -969,7 +969,9 @@ order by array_position(:queues::text[], queue), priority desc, run_at, seq;
 select exists (select from unnest(:queues::text[]) w (queue) where
         (select true from holdfast.partition p where p.queue = w.queue order by p.name limit 1)
         or (select true from holdfast.partition_inbox i where i.queue = w.queue order by i.name limit 1)
-        or exists (select from holdfast.job_limit l where l.queue = w.queue));
+        or exists (select from holdfast.job_limit l where l.queue = w.queue) and (
+            select true from holdfast.job j where j.state = 0 and j.queue = w.queue
+            order by j.queue, j.tier, j.rank, j.run_at, j.seq limit 1));
 
 -- own: jobs_without_partition
 -- Ready jobs without a partition, of queues that have a limit.

@@ -515,34 +515,38 @@ set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmap
 set enable_hashjoin = off set enable_mergejoin = off as $$
 #variable_conflict use_column
 declare
-    most_parked constant int := 200; -- partitions parked, and freed again, by one claim of a queue
+    most_parked constant int := 100; -- partitions parked, and freed again, by one claim of a queue
     most_kept constant int := 20;
+    most_read constant int := 100;      -- partitions with their first jobs, or jobs of one, that are read and locked at a time
     separator constant text := chr(31);
-    candidates cursor (of_queue text, full_names text[], after_turn bigint, after_name text) for
-        select p.name, p.turn from holdfast.partition p
-        where p.queue = of_queue and p.blocked_until is null and (p.turn, p.name) > (after_turn, after_name)
-          and not exists (
-            select from unnest(string_to_array(p.name, separator)) b (name)
-            where b.name in (select unnest(full_names)))
-        order by p.turn, p.name;
-    chosen uuid[] := '{}';
+    chosen tid[] := '{}';
     used_names text[] := '{}';          -- buckets in which something runs
     used_weights bigint[] := '{}';
     full_names text[] := '{}';          -- buckets without room for a job of weight 1
+    has_shares boolean; has_states boolean; -- a limit with shares, a bucket with a row
+    l_name text[] := '{}';              -- limits of buckets that were looked at
+    l_known boolean[]; l_queue text[]; l_keyed boolean[]; l_concurrency bigint[]; l_interval bigint[]; l_burst bigint[];
     b_name text[] := '{}';              -- buckets that were looked at
     b_known boolean[]; b_shared boolean[]; b_used bigint[]; b_concurrency bigint[]; b_interval bigint[]; b_burst bigint[];
     b_full_at bigint[]; b_was bigint[]; b_paused bigint[]; b_reserved bigint[];
-    s_name text[]; s_turn bigint[]; s_until bigint[]; s_step bigint[]; -- partitions of the queue that were looked at
-    s_rank int[]; s_run_at bigint[]; s_seq bigint[];
+    p_tid tid[]; p_name text[]; p_turn bigint[]; -- candidates: a page of the partitions in turn, with the first job of each
+    p_job tid[]; p_rank int[]; p_run_at bigint[]; p_seq bigint[]; p_weights text[];
+    p_first int; page int;
+    s_tid tid[]; s_name text[]; s_turn bigint[]; s_until bigint[]; s_step bigint[]; -- partitions of the queue that were looked at
+    s_rank int[]; s_run_at bigint[]; s_seq bigint[]; -- the last of their jobs that was read
+    s_first int[]; s_last int[]; s_read int[]; -- those that were read, in the next line; how many at a time, null: all were
+    q_job tid[]; q_weights text[];
+    n_job tid[]; n_rank int[]; n_run_at bigint[]; n_seq bigint[]; n_weights text[];
     r_place int[]; r_start bigint[]; r_first int; -- those that were served, by their next start
-    number int; drained int; place int; left_slots int; taken int; parked int; i int; k int;
-    c_turn bigint; c_name text;          -- the candidate that was looked at last
-    t_queue text[] := '{}'; t_name text[] := '{}'; idle tid[]; -- partitions of all queues that were looked at
+    number int; drained int; place int; left_slots int; taken int; parked int; i int; k int; lim int;
+    c_turn bigint; c_name text;          -- the candidate that was read last
+    t_queue text[] := '{}'; t_name text[] := '{}'; idle tid[]; -- partitions of all queues without another ready job
+    job_at tid; job_weights text;
     of_queue text; names text[]; weights bigint[]; weight bigint;
     v bigint; start bigint; free_at bigint; light_at bigint; after bigint; space bigint; least_due bigint;
     kept int := 0;                      -- partitions that lack tokens of a key for a heavy job and keep their turns
     is_full boolean; is_closed boolean; of_keys boolean; tokens_of_keys boolean; ends boolean; exhausted boolean;
-    waiting record; job record; facts record;
+    job record; facts record;
 begin
     perform holdfast.lock_limits();
     if exists (select from holdfast.job_limit l where l.concurrency is not null) then
@@ -570,12 +574,14 @@ begin
         return next;
         return;
     end if;
+    has_shares := exists (select from holdfast.job_limit m where m.shares is not null);
+    has_states := exists (select from holdfast.bucket);
     for number in 1 .. cardinality(queues) loop
         of_queue := queues[number];
         left_slots := least(slots[number], room - cardinality(chosen));
         continue when left_slots <= 0 or exists (select from holdfast.queue p where p.name = of_queue and p.paused);
         v := coalesce((select q.turn from holdfast.limited_queue q where q.queue = of_queue), 0);
-        if not isolated then
+        if not isolated and exists (select from holdfast.partition_inbox i where i.queue = of_queue) then
             with news as (
                 delete from holdfast.partition_inbox i where i.ctid = any(array(
                     select n.ctid from holdfast.partition_inbox n where n.queue = of_queue
@@ -590,23 +596,23 @@ begin
                     select n.name from holdfast.partition_inbox n where n.queue = of_queue order by n.name limit 1000) i
                 on conflict do nothing;
             end if;
+        end if;
+        if not isolated then
             update holdfast.partition p set blocked_until = null
             where p.queue = of_queue and p.name = any(array(
                 select f.name from holdfast.partition f
                 where f.queue = of_queue and f.blocked_until is not null and f.blocked_until <= now_us
                 order by f.blocked_until limit most_parked));
         end if;
-        s_name := '{}'; s_turn := '{}'; s_until := '{}'; s_step := '{}'; s_rank := '{}'; s_run_at := '{}'; s_seq := '{}';
+        s_tid := '{}'; s_name := '{}'; s_turn := '{}'; s_until := '{}'; s_step := '{}';
+        s_rank := '{}'; s_run_at := '{}'; s_seq := '{}'; s_first := '{}'; s_last := '{}'; s_read := '{}';
+        p_name := '{}'; p_first := 1; page := 2; q_job := '{}'; q_weights := '{}'; c_turn := -1; c_name := '';
         r_place := '{}'; r_start := '{}'; r_first := 1;
-        taken := 0; parked := 0; ends := false; exhausted := isolated; waiting := null; free_at := null;
-        if not isolated then
-            c_turn := -1; c_name := '';
-            open candidates (of_queue, full_names, c_turn, c_name);
-        end if;
+        taken := 0; parked := 0; ends := false; exhausted := isolated; free_at := null;
         while taken < left_slots and not ends loop
             -- The partition with the earliest start: a candidate, or one that was served already.
             if isolated then
-                select j.id, j.partition, j.rank, j.run_at, j.seq, j.weights into job from holdfast.job j
+                select j.ctid, j.partition, j.rank, j.run_at, j.seq, j.weights into job from holdfast.job j
                 where j.state = 0 and j.tier = 5 and j.queue = of_queue and j.partition is not null
                   and (j.rank, j.run_at, j.seq) > (
                     coalesce(s_rank[cardinality(s_rank)], -2147483648), coalesce(s_run_at[cardinality(s_rank)], 0),
@@ -615,57 +621,113 @@ begin
                 exit when not found or cardinality(s_name) >= most_parked;
                 place := cardinality(s_name) + 1;
                 s_name[place] := job.partition;
+                s_rank[place] := job.rank; s_run_at[place] := job.run_at; s_seq[place] := job.seq;
+                job_at := job.ctid; job_weights := job.weights;
                 start := v;
             else
-                if waiting is null and not exhausted then
-                    fetch candidates into waiting;
-                    exhausted := not found;
+                if p_first > cardinality(p_name) and not exhausted then
+                    page := least(4 * page, most_read);
+                    select coalesce(array_agg(c.tid), '{}'), coalesce(array_agg(c.name), '{}'), array_agg(c.turn),
+                        array_agg(c.job), array_agg(c.rank), array_agg(c.run_at), array_agg(c.seq), array_agg(c.weights)
+                    into p_tid, p_name, p_turn, p_job, p_rank, p_run_at, p_seq, p_weights
+                    from (
+                        select t.tid, t.name, t.turn, f.job, f.rank, f.run_at, f.seq, f.weights
+                        from (
+                            select p.ctid as tid, p.name, p.turn from holdfast.partition p
+                            where p.queue = of_queue and p.blocked_until is null and (p.turn, p.name) > (c_turn, c_name)
+                              and (cardinality(full_names) = 0 or not exists (
+                                select from unnest(string_to_array(p.name, separator)) b (name)
+                                where b.name in (select unnest(full_names))))
+                            order by p.turn, p.name limit page) t
+                        left join lateral (
+                            select j.ctid as job, j.rank, j.run_at, j.seq, j.weights from holdfast.job j
+                            where j.state = 0 and j.tier in (3, 4) and j.queue = of_queue and j.partition = t.name
+                              and (j.expires_at is null or j.expires_at > now_us or j.started_at is not null)
+                            order by j.rank, j.run_at, j.seq limit 1 for no key update skip locked) f on true
+                        order by t.turn, t.name) c;
+                    p_first := 1;
+                    exhausted := cardinality(p_name) < page;
+                    if cardinality(p_name) > 0 then
+                        c_turn := p_turn[cardinality(p_name)]; c_name := p_name[cardinality(p_name)];
+                    end if;
                 end if;
-                if not exhausted and (r_first > cardinality(r_place) or greatest(waiting.turn, v) <= r_start[r_first]) then
-                    start := greatest(waiting.turn, v);
+                if p_first <= cardinality(p_name)
+                    and (r_first > cardinality(r_place) or greatest(p_turn[p_first], v) <= r_start[r_first])
+                then
+                    start := greatest(p_turn[p_first], v);
                     place := cardinality(s_name) + 1;
-                    s_name[place] := waiting.name;
-                    s_turn[place] := waiting.turn; s_until[place] := null; s_step[place] := null;
-                    s_rank[place] := -2147483648; s_run_at[place] := 0; s_seq[place] := 0;
-                    c_turn := waiting.turn; c_name := waiting.name;
-                    waiting := null;
+                    s_tid[place] := p_tid[p_first]; s_name[place] := p_name[p_first]; s_turn[place] := p_turn[p_first];
+                    s_until[place] := null; s_step[place] := null;
+                    s_rank[place] := p_rank[p_first]; s_run_at[place] := p_run_at[p_first]; s_seq[place] := p_seq[p_first];
+                    s_first[place] := 1; s_last[place] := 0; s_read[place] := 1;
+                    job_at := p_job[p_first]; job_weights := p_weights[p_first];
+                    p_first := p_first + 1;
                 elsif r_first <= cardinality(r_place) then
                     place := r_place[r_first];
                     start := r_start[r_first];
                     r_first := r_first + 1;
+                    if s_first[place] > s_last[place] and s_read[place] is not null then
+                        s_read[place] := least(4 * s_read[place], left_slots - taken, most_read);
+                        select coalesce(array_agg(c.job), '{}'), array_agg(c.rank), array_agg(c.run_at), array_agg(c.seq),
+                            coalesce(array_agg(c.weights), '{}')
+                        into n_job, n_rank, n_run_at, n_seq, n_weights
+                        from (
+                            select j.ctid as job, j.rank, j.run_at, j.seq, j.weights from holdfast.job j
+                            where j.state = 0 and j.tier in (3, 4) and j.queue = of_queue and j.partition = s_name[place]
+                              and (j.rank, j.run_at, j.seq) > (s_rank[place], s_run_at[place], s_seq[place])
+                              and (j.expires_at is null or j.expires_at > now_us or j.started_at is not null)
+                            order by j.rank, j.run_at, j.seq limit s_read[place] for no key update skip locked) c;
+                        i := cardinality(n_job);
+                        s_first[place] := cardinality(q_job) + 1; s_last[place] := cardinality(q_job) + i;
+                        q_job := q_job || n_job; q_weights := q_weights || n_weights;
+                        if i < s_read[place] then
+                            s_read[place] := null;
+                        end if;
+                        if i > 0 then
+                            s_rank[place] := n_rank[i]; s_run_at[place] := n_run_at[i]; s_seq[place] := n_seq[i];
+                        end if;
+                    end if;
+                    job_at := null;
+                    if s_first[place] <= s_last[place] then
+                        job_at := q_job[s_first[place]]; job_weights := q_weights[s_first[place]];
+                        s_first[place] := s_first[place] + 1;
+                    end if;
                 else
                     exit;
                 end if;
-                select j.id, j.rank, j.run_at, j.seq, j.weights into job from holdfast.job j
-                where j.state = 0 and j.tier in (3, 4) and j.queue = of_queue and j.partition = s_name[place]
-                  and (j.rank, j.run_at, j.seq) > (s_rank[place], s_run_at[place], s_seq[place])
-                  and (j.expires_at is null or j.expires_at > now_us or j.started_at is not null)
-                order by j.rank, j.run_at, j.seq limit 1 for no key update skip locked;
-                if not found then
+                if job_at is null then
                     v := greatest(v, start); -- it is forgotten, and comes anew at this turn
+                    t_queue := t_queue || of_queue; t_name := t_name || s_name[place];
                     continue;
                 end if;
             end if;
-            s_rank[place] := job.rank; s_run_at[place] := job.run_at; s_seq[place] := job.seq;
             names := string_to_array(s_name[place], separator);
-            weights := translate(job.weights, '[] ', '{}')::bigint[];
+            weights := translate(job_weights, '[] ', '{}')::bigint[];
             free_at := now_us; light_at := now_us; -- for a job of weight 1
             is_full := false; is_closed := false; of_keys := false; tokens_of_keys := false;
             for k in 1 .. cardinality(names) loop
                 i := array_position(b_name, names[k]);
                 if i is null then
                     i := cardinality(b_name) + 1;
-                    select l.name is not null as known, coalesce(l.queue = of_queue and not l.keyed, false) as shared,
-                        l.concurrency, l.interval_us, l.burst, coalesce(b.refilled_at, 0) as refilled_at,
-                        coalesce(b.paused_until, 0) as paused_until
-                    into facts
-                    from (select 1) one
-                    left join holdfast.job_limit l on l.name = split_part(names[k], '=', 1)
-                    left join holdfast.bucket b on b.name = names[k];
-                    b_name[i] := names[k]; b_known[i] := facts.known; b_shared[i] := facts.shared;
+                    lim := array_position(l_name, split_part(names[k], '=', 1));
+                    if lim is null then
+                        lim := cardinality(l_name) + 1;
+                        select m.name, m.queue, m.keyed, m.concurrency, m.interval_us, m.burst into facts
+                        from holdfast.job_limit m where m.name = split_part(names[k], '=', 1);
+                        l_name[lim] := split_part(names[k], '=', 1); l_known[lim] := found;
+                        l_queue[lim] := facts.queue; l_keyed[lim] := facts.keyed;
+                        l_concurrency[lim] := facts.concurrency; l_interval[lim] := facts.interval_us; l_burst[lim] := facts.burst;
+                    end if;
+                    b_name[i] := names[k]; b_known[i] := l_known[lim];
+                    b_shared[i] := coalesce(l_queue[lim] = of_queue and not l_keyed[lim], false);
                     b_used[i] := coalesce(used_weights[array_position(used_names, names[k])], 0);
-                    b_concurrency[i] := facts.concurrency; b_interval[i] := facts.interval_us; b_burst[i] := facts.burst;
-                    b_full_at[i] := facts.refilled_at; b_was[i] := facts.refilled_at; b_paused[i] := facts.paused_until;
+                    b_concurrency[i] := l_concurrency[lim]; b_interval[i] := l_interval[lim]; b_burst[i] := l_burst[lim];
+                    b_full_at[i] := 0; b_paused[i] := 0;
+                    if has_states then
+                        select b.refilled_at, b.paused_until into facts from holdfast.bucket b where b.name = names[k];
+                        b_full_at[i] := coalesce(facts.refilled_at, 0); b_paused[i] := coalesce(facts.paused_until, 0);
+                    end if;
+                    b_was[i] := b_full_at[i];
                     b_reserved[i] := 0;
                 end if;
                 weight := coalesce(weights[k], 1);
@@ -679,11 +741,8 @@ begin
                     is_closed := is_closed or space < 1;
                     of_keys := of_keys or position('=' in names[k]) > 0;
                     ends := ends or (b_shared[i] and space < 1);
-                    if space < 1 and not b_name[i] = any(full_names) and not exhausted then
-                        full_names := full_names || b_name[i]; -- passed over from here on
-                        close candidates;
-                        waiting := null;
-                        open candidates (of_queue, full_names, c_turn, c_name);
+                    if space < 1 and not b_name[i] = any(full_names) then
+                        full_names := full_names || b_name[i]; -- the pages read from here on pass over it
                     end if;
                 end if;
                 if b_interval[i] is not null then
@@ -727,10 +786,12 @@ begin
                         b_full_at[i] := greatest(b_full_at[i], now_us) + least(weight, b_burst[i]) * b_interval[i];
                     end if;
                 end loop;
-                chosen := chosen || job.id;
+                chosen := chosen || job_at;
                 taken := taken + 1;
                 exit when isolated;
-                if s_step[place] is null then
+                if not has_shares then
+                    s_step[place] := 1000000;
+                elsif s_step[place] is null then
                     s_step[place] := 1000000 / coalesce((
                         select (l.shares ->> substr(n.name, position('=' in n.name) + 1))::bigint
                         from unnest(names) with ordinality n (name, turn)
@@ -752,20 +813,15 @@ begin
             end if;
         end loop;
         continue when isolated;
-        close candidates;
         if cardinality(s_name) > 0 then
-            for place in 1 .. cardinality(s_name) loop -- joined, a planner might read all of the queue
-                continue when s_step[place] is null and s_until[place] is null;
-                update holdfast.partition p set turn = s_turn[place], blocked_until = s_until[place]
-                where p.queue = of_queue and p.name = s_name[place];
-            end loop;
+            update holdfast.partition p set turn = n.turn, blocked_until = n.until
+            from unnest(s_tid, s_turn, s_until, s_step) n (place, turn, until, step)
+            where p.ctid = n.place and (n.step is not null or n.until is not null);
             insert into holdfast.limited_queue as q (queue, turn) values (of_queue, v)
             on conflict (queue) do update set turn = excluded.turn where q.turn <> excluded.turn;
         end if;
         least_due := least(least_due, (
             select min(p.blocked_until) from holdfast.partition p where p.queue = of_queue and p.blocked_until is not null));
-        t_queue := t_queue || array_fill(of_queue, array[cardinality(s_name)]);
-        t_name := t_name || s_name;
     end loop;
     if cardinality(b_name) > 0 then
         insert into holdfast.bucket as b (name, refilled_at)
@@ -778,7 +834,7 @@ begin
         update holdfast.job j
         set state = 2, claims = j.claims + 1, attempts = j.attempts + 1, worker = worker_id, started_at = now_us,
             lease_until = lease_for + now_us
-        where j.id = any(chosen)
+        where j.ctid = any(chosen)
         returning j.id::text, j.task, j.queue, j.payload, j.claims, j.attempts, j.max_attempts, -j.rank, j.lost_leases, j.run_at,
             j.created_at, j.options, j.seq, now_us, due, due_in, unassigned, quarantined;
     if not found then

@@ -315,6 +315,8 @@ class Admission:
         at which the partition may have room, or ``FULL``: it keeps its turn.
         """
         buckets = split_partition(partition)
+        if weights is None and not self._states and not self._reserved and self._take_light(buckets):
+            return None
         demands = [self._look(*each) for each in zip(buckets, read_weights(weights, len(buckets)), strict=True)]
         free_at = max(each.free_at for each in demands)
         if free_at > self._now_us or any(each.lacks_room for each in demands):
@@ -332,6 +334,20 @@ class Admission:
                 self._states[bucket] = after
                 self.changed.add(bucket)
         return None
+
+    def _take_light(self, buckets: Sequence[str]) -> bool:
+        """Takes room for a job of weight 1 where all buckets have some and none gives tokens, as most often."""
+        used = self._used
+        for bucket in buckets:
+            limit = self._limits.get(split_bucket(bucket)[0])
+            if limit is None:
+                continue
+            most = limit.values.concurrency
+            if limit.values.rate is not None or (most is not None and used.get(bucket, 0) >= most):
+                return False
+        for bucket in buckets:
+            used[bucket] = used.get(bucket, 0) + 1
+        return True
 
     def _look(self, bucket: str, weight: int) -> _Demand:
         now, state = self._now_us, self._states.get(bucket, _FULL_BUCKET)

@@ -121,6 +121,8 @@ HOT: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("limited_quarantined", "any_limited_quarantined"), ("holdfast_job_limited_quarantined",)),
     "pick_admitted": (BY_SEQ,),
     "limited_queues_of": (BY_ID,),
+    "queues_under_limits": ("PRIMARY KEY", "holdfast_job_limited_quarantined", "holdfast_job_ready"),
+    "any_running_limited": ("holdfast_job_limited_running",),
     "glance_queues": ("holdfast_job_ready", "holdfast_job_limited", "holdfast_job_waiting", "holdfast_job_due"),
     "glance": (
         "holdfast_job_ready",
@@ -180,6 +182,7 @@ PARAMETERS: dict[str, object] = {
     "max_must_start": 50,
     "ids": json.dumps([f"id-{n}" for n in range(0, ROWS * 9, ROWS * 9 // 50)]),
     "queues": '["default"]',
+    "own": '["default"]',
     "buckets": '["tenant=7", "tenant=8"]',
     "seqs": json.dumps(list(range(1, ROWS * 9, ROWS * 9 // 50))),
     "settlements": json.dumps([[f"id-{n}", 1, None] for n in range(2 * ROWS + 1, 2 * ROWS + 50)]),

@@ -129,14 +129,16 @@ class SqliteQueueing(LimitedFamily):
     def _limited_queues(
         self, connection: sqlite3.Connection, queues: Sequence[str], request: ClaimRequest
     ) -> list[str]:
-        """The wanted queues that have had jobs under limits, and those with a limit of their own."""
+        """The wanted queues in which there may be jobs under limits."""
         table = self._limits.current_table(connection)
         if table is None:
             return []
         names = {name for (name,) in connection.execute(self._sql["limited_queues"])} | table.queues
-        return sorted(
-            name for name in names if name in queues or (EVERY_QUEUE in queues and name not in request.capacity)
-        )
+        wanted = [name for name in names if name in queues or (EVERY_QUEUE in queues and name not in request.capacity)]
+        if not wanted:
+            return []
+        values = {"queues": as_json(wanted), "own": as_json(table.queues)}
+        return sorted(name for (name,) in connection.execute(self._sql["queues_under_limits"], values))
 
     def _claim(self, transaction: Transaction, request: ClaimRequest) -> Claim:
         """Make due jobs ready, take what is wanted, say when the next falls due."""
@@ -274,6 +276,7 @@ class SqliteQueueing(LimitedFamily):
         connection = transaction.connection
         batch = encode_json([(each.job_id, each.claims, each.result) for each in settlements]).decode()
         values = {"settlements": batch, "worker": worker, "now": transaction.now_us}
+        any_limited = read_value(connection, self._sql["any_running_limited"], {})
         before = connection.total_changes
         try:
             with transaction.savepoint():
@@ -282,7 +285,7 @@ class SqliteQueueing(LimitedFamily):
                     raise _Short
         except _Short:
             return False
-        if self._limits.current_table(connection) is not None:
+        if any_limited:
             ids = as_json(each.job_id for each in settlements)
             for (queue,) in connection.execute(self._sql["limited_queues_of"], {"ids": ids}):
                 transaction.notify_topic(f"queue:{queue}")

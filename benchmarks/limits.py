@@ -108,7 +108,7 @@ async def _claims(app: Holdfast, blocked: int, *, keys: int) -> float:
     while claimed := await _claim(store):
         await _settle(store, claimed)
     seconds = []
-    for number in range(300):
+    for number in range(1000):
         await store.queueing.submit([_job(keys + number)])
         started = time.perf_counter()
         claimed = await _claim(store)

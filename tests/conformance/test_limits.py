@@ -12,7 +12,7 @@ from holdfast.core.limits import Limit, LimitChange, LimitValues
 from holdfast.core.models import JobState, Reason, Settlement
 from holdfast.stores.base import Store
 from tests.conformance.limited import end, get, job_of, limit, limit_again, tenants
-from tests.conformance.support import LEASE, MINUTE, claim, ending, failing, new_job, put, state_of, take
+from tests.conformance.support import LEASE, MINUTE, claim, ending, failing, lose, new_job, put, state_of, take
 
 DAY = timedelta(days=1)
 
@@ -215,6 +215,19 @@ async def test_jobs_that_killed_processes_obey_limits(store: Store, clock: Manua
     assert await take(store, 1, isolated=True) == []
     await end(store, await get(store, other))
     assert [job.id for job in await take(store, 1, isolated=True)] == [first]
+
+
+async def test_every_claim_reports_a_quarantined_job_under_limits(store: Store, clock: ManualClock) -> None:
+    await limit(store, task="work", concurrency=1)
+    await put(store, job_of(1, max_attempts=9))
+    for _ in range(2):
+        (job,) = await take(store, 5)
+        await lose(store, clock, job)
+        clock.advance(1)
+    for _ in range(4):
+        found = await claim(store, 5)
+        assert (found.jobs, found.quarantined) == ([], True)
+        clock.advance(1)
 
 
 async def test_deleted_and_cancelled_jobs_leave_no_trace(store: Store) -> None:

@@ -325,6 +325,8 @@ select t.*, due.run_at - :now, :lease_for + :now,
     exists (select from stop_at),
     coalesce((select true from holdfast.partition p order by p.queue, p.name limit 1), false)
     or coalesce((select true from holdfast.partition_inbox i order by i.queue, i.name limit 1), false)
+    or coalesce((select true from holdfast.job j where j.state = 0 and j.tier = 5 -- quarantined: not listed
+        order by j.queue, j.rank, j.run_at, j.seq limit 1), false)
     or exists (select from holdfast.job_limit l where l.queue is not null),
     coalesce((select expires_at from holdfast.expiry order by expires_at limit 1) <= :now, false)
 from due left join taken t on true
@@ -969,6 +971,8 @@ order by array_position(:queues::text[], queue), priority desc, run_at, seq;
 select exists (select from unnest(:queues::text[]) w (queue) where
         (select true from holdfast.partition p where p.queue = w.queue order by p.name limit 1)
         or (select true from holdfast.partition_inbox i where i.queue = w.queue order by i.name limit 1)
+        or (select true from holdfast.job j where j.state = 0 and j.queue = w.queue and j.tier = 5 -- quarantined: not listed
+            order by j.rank, j.run_at, j.seq limit 1)
         or exists (select from holdfast.job_limit l where l.queue = w.queue) and (
             select true from holdfast.job j where j.state = 0 and j.queue = w.queue
             order by j.queue, j.tier, j.rank, j.run_at, j.seq limit 1));

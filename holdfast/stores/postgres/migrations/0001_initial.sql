@@ -40,7 +40,7 @@ create table holdfast.job (
 
 -- A plain job is in at most one of these at a time.
 create index job_ready on holdfast.job (queue, tier, rank, run_at, seq) where state = 0;
-create index job_quarantined on holdfast.job (queue, rank, run_at, seq) where state = 0 and tier = 2; -- any queue's
+create index job_quarantined on holdfast.job (tier, queue, rank, run_at, seq) where state = 0 and tier in (2, 5); -- any queue's
 create index job_waiting on holdfast.job (queue) where state = 4;
 create index job_due on holdfast.job (queue, run_at) where state in (1, 3);
 create index job_due_anywhere on holdfast.job (run_at) where (+state) in (1, 3); -- spelled apart, never to be taken for job_due
@@ -606,7 +606,7 @@ begin
         end if;
         s_tid := '{}'; s_name := '{}'; s_turn := '{}'; s_until := '{}'; s_step := '{}';
         s_rank := '{}'; s_run_at := '{}'; s_seq := '{}'; s_first := '{}'; s_last := '{}'; s_read := '{}';
-        p_name := '{}'; p_first := 1; page := 2; q_job := '{}'; q_weights := '{}'; c_turn := -1; c_name := '';
+        p_name := '{}'; p_first := 1; page := 0; q_job := '{}'; q_weights := '{}'; c_turn := -1; c_name := '';
         r_place := '{}'; r_start := '{}'; r_first := 1;
         taken := 0; parked := 0; ends := false; exhausted := isolated; free_at := null;
         while taken < left_slots and not ends loop
@@ -626,7 +626,7 @@ begin
                 start := v;
             else
                 if p_first > cardinality(p_name) and not exhausted then
-                    page := least(4 * page, most_read);
+                    page := case page when 0 then least(left_slots, 8) else least(4 * page, most_read) end;
                     select coalesce(array_agg(c.tid), '{}'), coalesce(array_agg(c.name), '{}'), array_agg(c.turn),
                         array_agg(c.job), array_agg(c.rank), array_agg(c.run_at), array_agg(c.seq), array_agg(c.weights)
                     into p_tid, p_name, p_turn, p_job, p_rank, p_run_at, p_seq, p_weights

@@ -119,7 +119,8 @@ def attempts_counted(facts: Facts) -> Iterable[str]:
 
 def excess_explained(facts: Facts) -> Iterable[str]:
     """Attempts exceed executions only by the leases a killed process held unstarted."""
-    executed = Counter(run.job for run in facts.runs if not run.cancelled)
+    # A process that wakes without its lease cancels the handler: an attempt like any other.
+    executed = Counter(run.job for run in facts.runs if not run.cancelled or _froze(run, facts))
     for row in facts.rows.values():
         excess = row.attempts - executed[row.id]
         if excess > facts.unstarted[row.id]:

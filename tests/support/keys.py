@@ -123,6 +123,8 @@ class Keys:
         tombstones = Counter({job: int(number) for job, number in self.hash("tombstones").items()})
         places: dict[str, list[str]] = {}
         for name in names:
+            if name.startswith("schedules"):  # of recurring jobs
+                continue
             kind = "schedule" if name.startswith("schedule") else "ready" if name.startswith("ready") else name
             kind = "quarantine" if name.startswith("quarantine:") else kind
             if kind == "ready":

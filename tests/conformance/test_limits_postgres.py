@@ -1,7 +1,8 @@
-"""Limits in PostgreSQL beside open transactions of callers and processes of an older version."""
+"""Limits in PostgreSQL beside open transactions of callers, and over several batches of queues."""
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
 from typing import cast
 
@@ -15,6 +16,7 @@ from holdfast.core.limits import Limit, LimitChange, LimitTable, LimitValues
 from holdfast.stores.base import Store
 from holdfast.stores.postgres.external_tx import encode_batch
 from holdfast.stores.postgres.store import PostgresStore
+from tests.conformance.limited import limit
 from tests.conformance.support import claim, new_job, put, take
 
 
@@ -46,6 +48,19 @@ async def test_open_transaction_delays_no_job_of_its_partition(store: Store, iso
     finally:
         await link.close()
     assert [each.id for each in await take(store, 9)] == [job.id]
+
+
+async def test_jobs_under_limits_in_the_second_batch_of_queues_are_claimed(store: Store) -> None:
+    """Each batch of queues is looked at by itself: plain jobs in the first one hide nothing of the second."""
+    await limit(store, "slow", task="slow", concurrency=5)
+    (wanted,) = await put(store, new_job(queue="q39", task="slow"))
+    names = dict.fromkeys([f"q{number:02}" for number in range(40)], 10)
+    found: set[str] = set()
+    for _ in range(6):
+        await put(store, *[new_job(queue=queue, task="quick") for queue in ("q00", "q39")])
+        found |= {job.id for job in await take(store, 50, names)}
+        await asyncio.sleep(0.06)
+    assert wanted in found
 
 
 async def test_edited_and_replayed_jobs_move_to_their_partitions(store: Store) -> None:

@@ -19,6 +19,7 @@ class ClaimProgress:
         self.max_must_start = request.max_must_start
         self.idle = request.idle
         self.limited = False  # there are jobs under limits in the queues just tried
+        self.limits_seen = False  # in any of the queues
         self.limited_first = False
         self.promote = request.promote
         self.jobs: list[Job] = []

@@ -971,7 +971,8 @@ order by array_position(:queues::text[], queue), priority desc, run_at, seq;
 select exists (select from unnest(:queues::text[]) w (queue) where
         (select true from holdfast.partition p where p.queue = w.queue order by p.name limit 1)
         or (select true from holdfast.partition_inbox i where i.queue = w.queue order by i.name limit 1)
-        or (select true from holdfast.job j where j.state = 0 and j.queue = w.queue and j.tier = 5 -- quarantined: not listed
+        or not exists (select from holdfast.queue q where q.name = w.queue and q.paused) and (
+            select true from holdfast.job j where j.state = 0 and j.queue = w.queue and j.tier = 5 -- quarantined: not listed
             order by j.rank, j.run_at, j.seq limit 1)
         or exists (select from holdfast.job_limit l where l.queue = w.queue) and (
             select true from holdfast.job j where j.state = 0 and j.queue = w.queue

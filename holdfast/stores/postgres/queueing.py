@@ -74,7 +74,8 @@ class PostgresQueueing:
         self._limit_cache = limit_cache
         self._limited = LimitedClaims(pool, statements)
         self._limits_seen = False  # the latest claim saw jobs under limits
-        self._looked_at = -_LOOKED_FOR  # when that was seen
+        self._looked_at = -_LOOKED_FOR  # when queues were looked at last
+        self._last_look: tuple[list[str], bool] = ([], False)  # which, and whether they had such jobs
         self._limited_first = False  # they and the plain ones take turns to go first
         self._pool = pool
         self._notifications = notifications
@@ -167,6 +168,7 @@ class PostgresQueueing:
         except HoldfastError:
             if not claiming.jobs:  # else no process would know of their leases; the next claim meets the error
                 raise
+        self._limits_seen = claiming.limits_seen
         return claiming.claim()
 
     async def _claim_wanted(self, claiming: ClaimProgress) -> None:
@@ -323,10 +325,11 @@ class PostgresQueueing:
         """Notes whether there are jobs under limits. Where plain jobs were found, an answer counts for a moment: asking
         with each claim would cost them some per cent."""
         now = time.monotonic()
-        if at_once or now - self._looked_at > _LOOKED_FOR:
-            ((self._limits_seen,),) = await self._pool.fetch(self._sql["any_limited"], queues=queues)
-            self._looked_at = now
-        claiming.limited = claiming.limited or self._limits_seen
+        if at_once or now - self._looked_at > _LOOKED_FOR or self._last_look[0] != queues:
+            ((seen,),) = await self._pool.fetch(self._sql["any_limited"], queues=queues)
+            self._looked_at, self._last_look = now, (queues, seen)
+        claiming.limited = claiming.limited or self._last_look[1]
+        claiming.limits_seen = claiming.limits_seen or claiming.limited
 
     async def _give_back_unanswered(self, request: ClaimRequest, claimed_at: int) -> None:
         """A claim that was cut off may have taken unknown jobs: what this worker took between the last claim
@@ -391,7 +394,7 @@ class PostgresQueueing:
             lease_for=span_us(request.lease_for),
         )
         if not rows:
-            claiming = ClaimProgress(request, capacity)
+            claiming = ClaimProgress(msgspec.structs.replace(request, limit=1, promote=False), capacity)
             await self._claim_limited(claiming, queues)
             return claiming.claim()
         await self._give_back_unanswered(request, rows[0][_SHOWN] - (span_us(request.lease_for) or 0))

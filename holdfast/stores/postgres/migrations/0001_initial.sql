@@ -569,7 +569,8 @@ begin
             order by j.tier, j.rank, j.run_at, j.seq limit 1) f
         where exists (select from holdfast.job_limit l where l.queue = w.queue)) end;
     quarantined := exists (select from unnest(queues) w (queue) cross join lateral (
-        select from holdfast.job j where j.state = 0 and j.tier = 5 and j.queue = w.queue limit 1) q);
+        select from holdfast.job j where j.state = 0 and j.tier = 5 and j.queue = w.queue limit 1) q
+        where not exists (select from holdfast.queue p where p.name = w.queue and p.paused));
     if due or cardinality(unassigned) > 0 then
         return next;
         return;

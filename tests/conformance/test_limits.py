@@ -12,19 +12,7 @@ from holdfast.core.limits import Limit, LimitChange, LimitValues
 from holdfast.core.models import JobState, Reason, Settlement
 from holdfast.stores.base import Store
 from tests.conformance.limited import end, get, job_of, limit, limit_again, tenants
-from tests.conformance.support import (
-    LEASE,
-    MINUTE,
-    claim,
-    ending,
-    failing,
-    lose,
-    lose_all,
-    new_job,
-    put,
-    state_of,
-    take,
-)
+from tests.conformance.support import LEASE, MINUTE, claim, ending, failing, lose_all, new_job, put, state_of, take
 
 DAY = timedelta(days=1)
 
@@ -229,13 +217,19 @@ async def test_jobs_that_killed_processes_obey_limits(store: Store, clock: Manua
     assert [job.id for job in await take(store, 1, isolated=True)] == [first]
 
 
-async def test_every_claim_reports_a_quarantined_job_under_limits(store: Store, clock: ManualClock) -> None:
-    await limit(store, task="work", concurrency=1)
-    await put(store, job_of(1, max_attempts=9))
+async def quarantine(store: Store, clock: ManualClock, *queues: str) -> list[str]:
+    """A job under a limit of its task in each queue that lost two leases in a row; their ids."""
+    await limit(store, task="work", concurrency=5)
+    ids = await put(store, *[new_job(queue=queue, max_attempts=9) for queue in queues])
     for _ in range(2):
-        (job,) = await take(store, 5)
-        await lose(store, clock, job)
+        assert sorted([job.id for job in await take(store, 9, dict.fromkeys(queues, 5))]) == sorted(ids)
+        await lose_all(store, clock)
         clock.advance(1)
+    return ids
+
+
+async def test_every_claim_reports_a_quarantined_job_under_limits(store: Store, clock: ManualClock) -> None:
+    await quarantine(store, clock, "default")
     for _ in range(4):
         found = await claim(store, 5)
         assert (found.jobs, found.quarantined) == ([], True)
@@ -243,12 +237,7 @@ async def test_every_claim_reports_a_quarantined_job_under_limits(store: Store, 
 
 
 async def test_quarantined_job_in_a_paused_queue_is_not_reported(store: Store, clock: ManualClock) -> None:
-    await limit(store, task="work", concurrency=1)
-    await put(store, job_of(1, max_attempts=9))
-    for _ in range(2):
-        (job,) = await take(store, 5)
-        await lose(store, clock, job)
-        clock.advance(1)
+    await quarantine(store, clock, "default")
     await store.admin.pause("default")
     await put(store, new_job(queue="other"))
     for _ in range(3):
@@ -257,12 +246,7 @@ async def test_quarantined_job_in_a_paused_queue_is_not_reported(store: Store, c
 
 async def test_isolated_claim_takes_one_job_under_limits(store: Store, clock: ManualClock) -> None:
     """Also while another job is due."""
-    await limit(store, task="work", concurrency=5)
-    ids = await put(store, *[new_job(queue=queue, max_attempts=9) for queue in ("default", "other")])
-    for _ in range(2):
-        assert len(await take(store, 9, {"default": 5, "other": 5})) == 2
-        await lose_all(store, clock)
-        clock.advance(1)
+    ids = await quarantine(store, clock, "default", "other")
     await put(store, new_job(task="plain", delay=timedelta(seconds=1)))
     clock.advance(2)
     taken = await take(store, 9, {"default": 5, "other": 5}, isolated=True)

@@ -52,7 +52,7 @@ class Facts:
     """When each killed process died, by pid."""
     frozen: Sequence[Frozen] = ()
     unstarted: Counter[str] = field(default_factory=Counter)
-    """How often each job was claimed but not started when its process was killed."""
+    """How often each job was claimed but not started when its process was killed or frozen."""
     replayed: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """When an operator had been told that a job was replayed, by job: each time its count of attempts began again."""
 
@@ -118,7 +118,7 @@ def attempts_counted(facts: Facts) -> Iterable[str]:
 
 
 def excess_explained(facts: Facts) -> Iterable[str]:
-    """Attempts exceed executions only by the leases a killed process held unstarted."""
+    """Attempts exceed executions only by the leases a killed or frozen process held unstarted."""
     # A process that wakes without its lease cancels the handler: an attempt like any other.
     executed = Counter(run.job for run in facts.runs if not run.cancelled or _froze(run, facts))
     for row in facts.rows.values():
@@ -126,7 +126,7 @@ def excess_explained(facts: Facts) -> Iterable[str]:
         if excess > facts.unstarted[row.id]:
             yield (
                 f"{row.id} has {row.attempts} attempts, was executed {executed[row.id]} times "
-                f"and was held unstarted at {facts.unstarted[row.id]} kills"
+                f"and was held unstarted at {facts.unstarted[row.id]} kills and freezes"
             )
 
 

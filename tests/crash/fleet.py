@@ -82,6 +82,7 @@ class Fleet:
         self.killed: dict[int, float] = {}
         self.kills: list[Kill] = []
         self.frozen: list[Frozen] = []
+        self._unstarted: Counter[str] = Counter()
 
     def __enter__(self) -> Fleet:
         return self
@@ -185,17 +186,23 @@ class Fleet:
         process.kill()
         process.wait()
         self.killed[process.pid] = time.monotonic()
-        wall = time.time()
-        held = self.database.held_by(process.pid)
-        started = {(run.job, run.claims) for run in self.runs()}
-        kill = Kill(process.pid, wall, held, [lease for lease in held if lease not in started])
+        kill = Kill(process.pid, time.time(), *self._read_held(process.pid))
         self.kills.append(kill)
         return kill
+
+    def _read_held(self, pid: int) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
+        """The leases that a killed or stopped process holds, and those whose handlers it has not started."""
+        held = self.database.held_by(pid)
+        started = {(run.job, run.claims) for run in self.runs()}
+        unstarted = [lease for lease in held if lease not in started]
+        self._unstarted.update(job for job, _ in unstarted)
+        return held, unstarted
 
     def freeze(self, process: subprocess.Popen[bytes], seconds: float) -> None:
         """SIGSTOP, and SIGCONT so many seconds later."""
         since = time.monotonic()
         os.kill(process.pid, signal.SIGSTOP)
+        self._read_held(process.pid)
         time.sleep(seconds)
         self.frozen.append(Frozen(process.pid, since, time.monotonic()))
         os.kill(process.pid, signal.SIGCONT)
@@ -222,8 +229,8 @@ class Fleet:
         return ledger.executions(self._reader.lines())
 
     def unstarted(self) -> Counter[str]:
-        """How often each job was held unstarted by a process that was killed."""
-        return Counter(job for kill in self.kills for job, _ in kill.unstarted)
+        """How often each job was held unstarted by a process that was killed or frozen."""
+        return self._unstarted
 
     def errors(self) -> str:
         """What the processes wrote to stderr."""

@@ -177,12 +177,10 @@ class Fetcher:
         fault_point("claim.after")
         shared = self._shared
         shared.fetched_at = shared.clock.monotonic()
-        if shared.clock.monotonic() - claimed_at > shared.settings.lease.total_seconds() * SAFE_LEASE_FRACTION:
-            return (
-                claim  # the loop was blocked since: these leases are not renewed yet, and another worker may have them
-            )
         shared.deliver_jobs(claim.jobs, claimed_at)
-        if shared.stopping.is_set():
+        # After a late answer, another worker may have the jobs: the store then refuses their release.
+        safe = shared.settings.lease.total_seconds() * SAFE_LEASE_FRACTION
+        if shared.stopping.is_set() or shared.fetched_at - claimed_at > safe:
             self.release_buffered()
         emit_claim(shared.events, claim, shared.worker_id, shared.settings.lease)
         return claim

@@ -142,7 +142,7 @@ class Runner:
         run.context = Context(job, self._tx_completion, self._logs, self._limits)
         run.started = monotonic()
         if shared.is_stale(run, run.started):
-            shared.abandon_run(run)
+            shared.settle(run, Released())
             return
         if shared.app.spans is not None:
             run.span = shared.app.spans.start_execution(job, shared.worker_id)

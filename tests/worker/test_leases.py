@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 from datetime import datetime
 
+import pytest
+
 from holdfast import Context, Holdfast, Retry
 from holdfast.core.events import JobDead, JobFailed, LeaseLost, SweepComplete
+from holdfast.core.models import Claim
 from holdfast.stores.base import ClaimRequest
+from holdfast.testing.store_probe import WatchedQueueing
 from tests.worker.support import Recorder, forever, gaps, harness, lose
 
 
@@ -64,6 +68,46 @@ async def test_a_settlement_that_comes_too_late_changes_nothing(app: Holdfast) -
         assert await job.result(timeout=0) == 2
     (lost,) = events.of(LeaseLost)
     assert (lost.job_id, lost.worker_id) == (job.id, first.worker.id)
+
+
+async def test_jobs_of_a_claim_answered_late_are_released(app: Holdfast, monkeypatch: pytest.MonkeyPatch) -> None:
+    events = Recorder(app)
+    claim = WatchedQueueing.claim
+
+    async def answer_late(queueing: WatchedQueueing, request: ClaimRequest) -> Claim:
+        answer = await claim(queueing, request)
+        if any(job.claims == 1 for job in answer.jobs):
+            harnessed.clock.advance(25)
+        return answer
+
+    monkeypatch.setattr(WatchedQueueing, "claim", answer_late)
+
+    @app.task("work")
+    async def work(ctx: Context) -> int:
+        return ctx.claims
+
+    async with harness(app, lease="30s") as harnessed:
+        jobs = [await work.enqueue() for _ in range(3)]
+        await harnessed.run_until_idle()
+        ended = [await job.job() for job in jobs]
+    assert [(job.attempts, job.claims) for job in ended] == [(1, 2)] * 3
+    assert not events.of(LeaseLost)
+
+
+async def test_buffered_jobs_of_a_blocked_loop_are_released(app: Holdfast) -> None:
+    events = Recorder(app)
+
+    @app.task("block")
+    async def block(ctx: Context) -> None:
+        if ctx.claims == 1:
+            harnessed.clock.advance(25)  # the other job of the claim waits in the buffer meanwhile
+
+    async with harness(app, concurrency=2, lease="30s") as harnessed:
+        jobs = [await block.enqueue() for _ in range(2)]
+        await harnessed.run_until_idle()
+        ended = [await job.job() for job in jobs]
+    assert sorted((job.attempts, job.claims) for job in ended) == [(1, 1), (1, 2)]
+    assert not events.of(LeaseLost)
 
 
 async def test_job_of_a_dead_worker_runs_elsewhere_in_time(app: Holdfast) -> None:

@@ -117,11 +117,11 @@ class Backoff(Protocol):
 
 def decide(job: Job, outcome: Outcome, backoff: Backoff, rng: random.Random) -> Settlement:
     """Returns the settlement of ``job``'s running attempt. ``backoff`` is used only if the job is retried."""
+    if isinstance(outcome, Succeeded):  # most are: a match statement takes twice as long
+        return Settlement(
+            job_id=job.id, claims=job.claims, state=JobState.SUCCEEDED, result=outcome.result, worker=job.worker
+        )
     match outcome:
-        case Succeeded(result=result):
-            return Settlement(
-                job_id=job.id, claims=job.claims, state=JobState.SUCCEEDED, result=result, worker=job.worker
-            )
         case Failed():
             return _after_failure(job, outcome, backoff, rng)
         case Snoozed(delay=delay):

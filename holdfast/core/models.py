@@ -96,7 +96,7 @@ class Options(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 PLAIN = Options()
 
 
-class Lease(msgspec.Struct, frozen=True, gc=False):
+class Lease(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
     """Time-limited ownership of a claimed job. ``claims`` only ever grows: it is the fencing token."""
 
     job_id: str

@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 
 from holdfast.core.errors import ConfigError, Invalid
 from holdfast.core.validation import check_priority, check_task_name, did_you_mean
-from holdfast.tasks.codec import PAYLOAD_LIMIT, RESULT_LIMIT, decode_json, encode_result, result_decoder
+from holdfast.tasks.codec import PAYLOAD_LIMIT, decode_json, result_decoder
 from holdfast.tasks.signature import Signature, check_function, check_result_annotation, source_location
 
 if TYPE_CHECKING:
@@ -148,10 +148,6 @@ class Task(Generic[P, R]):
     def check_payload(self, payload: str) -> None:
         """Raises Invalid if a payload does not fit."""
         self.bind(payload)
-
-    def encode_result(self, value: R, limit: int = RESULT_LIMIT) -> str | None:
-        """Encodes a result as JSON text; None for None. Invalid("result", …) if it cannot be stored."""
-        return encode_result(value, limit)
 
     def decode_result(self, text: str | None) -> Any:
         """Decodes a stored result by the function's return annotation; returns plain JSON values if it does not fit."""

@@ -33,7 +33,7 @@ BATCH_SIZE = 500
 """A full batch: the most jobs of one claim, and the settlements at which the settler writes at once."""
 
 
-SAFE_LEASE_FRACTION = 0.8
+_SAFE_LEASE_FRACTION = 0.8
 """Fraction of a lease after which a job that could not be renewed is given up. The rest is a safety margin."""
 
 
@@ -99,7 +99,7 @@ class WorkerContext:
 
     def __init__(self, app: Holdfast, settings: Settings, worker_id: str) -> None:
         self.app = app
-        self.settings = settings
+        self.apply_settings(settings)
         self.worker_id = worker_id
         self.clock: Clock = app.clock
         self.events: Events = app.events
@@ -126,6 +126,11 @@ class WorkerContext:
         self.fetched_at: float | None = None  # clock reading at the answer to the latest claim
         self.is_at_capacity = False  # the fetcher has no free slot
         self.wakes_on_time = False  # the fetcher sleeps exactly until the next job of any queue falls due
+
+    def apply_settings(self, settings: Settings) -> None:
+        """Uses these settings from now on."""
+        self.settings = settings
+        self.safe_lease_seconds = settings.lease.total_seconds() * _SAFE_LEASE_FRACTION
 
     # ── jobs come in ──────────────────────────────────────────────────────────────────────────────────────────
     def deliver_jobs(self, jobs: Sequence[Job], claimed_at: float) -> None:
@@ -181,7 +186,7 @@ class WorkerContext:
     def is_stale(self, run: TaskRun, now: float) -> bool:
         """Returns True if the lease may have expired unnoticed: a process that was frozen must not start buffered
         jobs."""
-        safe = self.settings.lease.total_seconds() * SAFE_LEASE_FRACTION
+        safe = self.safe_lease_seconds
         return now - run.claimed_at > safe and now - self.renewed_at > safe
 
     def remove_held(self, run: TaskRun) -> None:

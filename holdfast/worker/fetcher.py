@@ -20,7 +20,7 @@ from holdfast.core.fault_injection import fault_point
 from holdfast.core.lifecycle import Released, budget_spent
 from holdfast.core.models import Claim
 from holdfast.stores.base import EVERY_QUEUE, ClaimRequest, Store
-from holdfast.worker.context import BATCH_SIZE, SAFE_LEASE_FRACTION, RetryDelay, WorkerContext
+from holdfast.worker.context import BATCH_SIZE, RetryDelay, WorkerContext
 from holdfast.worker.reporting import emit_claim
 
 PREFETCH_SECONDS = 0.02  # seconds of work, at the measured rate, that may be claimed ahead
@@ -179,8 +179,7 @@ class Fetcher:
         shared.fetched_at = shared.clock.monotonic()
         shared.deliver_jobs(claim.jobs, claimed_at)
         # After a late answer, another worker may have the jobs: the store then refuses their release.
-        safe = shared.settings.lease.total_seconds() * SAFE_LEASE_FRACTION
-        if shared.stopping.is_set() or shared.fetched_at - claimed_at > safe:
+        if shared.stopping.is_set() or shared.fetched_at - claimed_at > shared.safe_lease_seconds:
             self.release_buffered()
         emit_claim(shared.events, claim, shared.worker_id, shared.settings.lease)
         return claim

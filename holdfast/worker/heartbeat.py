@@ -17,7 +17,7 @@ from holdfast.core.events import LoopBlocked, LoopHeard, StoreTrouble
 from holdfast.core.fault_injection import fault_point
 from holdfast.core.models import Job, Lease, LeaseStatus, WorkerCommand, WorkerHeartbeat
 from holdfast.stores.base import Store
-from holdfast.worker.context import SAFE_LEASE_FRACTION, StopReason, WorkerContext
+from holdfast.worker.context import StopReason, WorkerContext
 
 _MAX_CALL_FRACTION = 0.5  # of the lease: how long one heartbeat call may take
 _MIN_INTERVAL = 1.0  # seconds between two heartbeats, even if notifications arrive
@@ -126,10 +126,9 @@ class Heartbeat:
     def _interrupt_expiring(self) -> None:
         """Interrupts jobs whose leases could not be renewed, before another worker may claim them."""
         shared = self._shared
-        limit = shared.settings.lease.total_seconds() * SAFE_LEASE_FRACTION
         now = shared.clock.monotonic()
         for lease, run in list(shared.held.items()):
-            if now - max(run.claimed_at, shared.renewed_at) > limit:
+            if now - max(run.claimed_at, shared.renewed_at) > shared.safe_lease_seconds:
                 self._call_in_worker_loop(self._interrupt, lease, StopReason.LOST)
 
     async def _pause(self, store: Store) -> None:

@@ -127,13 +127,16 @@ class HandlerInvoker:
         return value
 
     # ── calling ───────────────────────────────────────────────────────────────────────────────────────────────
-    def call(self, task: Task[..., Any], context: Context, arguments: dict[str, Any]) -> Coroutine[Any, Any, Any]:
-        """Returns a coroutine that runs the handler inside the middlewares and returns its result."""
-        injected = self._injected.get(task.name)
-        if injected:
-            arguments |= injected
+    def call(self, task: Task[..., Any], context: Context) -> Coroutine[Any, Any, Any]:
+        """Returns a coroutine that runs the handler inside the middlewares and returns its result.
+
+        Raises Invalid if the job's payload does not fit the handler.
+        """
+        signature = task.prepare()
+        arguments = signature.bind(context.job.payload)
+        if signature.dependencies:
+            arguments |= self._injected.get(task.name, {})
         if task.executor == "async" and not self._app.middlewares:
-            signature = task.prepare()
             if signature.needs_context:
                 return signature.entry(context, **arguments)  # type: ignore[no-any-return]  # an async def gives one
             return signature.entry(**arguments)  # type: ignore[no-any-return]  # as above

@@ -52,7 +52,7 @@ class Reloader:
         if newer is None:
             return
         shared.emit(SettingsChanged(changed=shared.settings.changed_values(newer)))
-        shared.settings = newer
+        shared.apply_settings(newer)
         self._resize(newer.concurrency)
         shared.may_fetch.set()
 

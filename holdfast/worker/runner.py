@@ -237,7 +237,7 @@ class Runner:
             if task is None:
                 calling = self._invoker.apply_middleware(context, functools.partial(self._command, job))
             else:
-                calling = self._invoker.call(task, context, task.bind(job.payload))
+                calling = self._invoker.call(task, context)
         except Invalid as error:
             return payload_refused(error)
         except BaseException as error:  # annotations run the application's code
@@ -264,7 +264,7 @@ class Runner:
             raise  # the coroutine of this runner is being closed
         except BaseException as error:  # SystemExit, KeyboardInterrupt, custom ones: none may end the worker
             return outcome_of(error, task)
-        return success_outcome(task, value, self._shared.settings.result_limit)
+        return success_outcome(value, self._shared.settings.result_limit)
 
     async def _command(self, job: Job) -> Any:
         """Runs a command job like a handler: middlewares see its result, or its error."""

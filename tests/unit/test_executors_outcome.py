@@ -172,8 +172,8 @@ def test_a_deep_recursion_keeps_its_end() -> None:
 
 
 def test_result_is_encoded_and_an_unencodable_one_is_final() -> None:
-    assert success_outcome(task(nothing), {"a": 1}) == Succeeded('{"a":1}')
-    assert success_outcome(task(nothing), None) == Succeeded(None)
-    outcome = success_outcome(task(nothing), object())
+    assert success_outcome({"a": 1}) == Succeeded('{"a":1}')
+    assert success_outcome(None) == Succeeded(None)
+    outcome = success_outcome(object())
     assert isinstance(outcome, Failed)
     assert (outcome.reason, outcome.retryable) == (Reason.RESULT, False)

@@ -18,7 +18,7 @@ import pytest
 
 from holdfast.core.errors import ConfigError, HoldfastError, Invalid
 from holdfast.core.models import Job, Options
-from holdfast.tasks import CURRENT, Context, Registry, Task, current_job, provided
+from holdfast.tasks import CURRENT, Context, Registry, Task, current_job, encode_result, provided
 
 if typing.TYPE_CHECKING:
     from nowhere import Missing
@@ -288,7 +288,7 @@ def test_a_result_is_read_by_the_return_annotation():
         return Receipt(7, Decimal("1.10"))
 
     task = Task("sell", sell)
-    stored = task.encode_result(sell())
+    stored = encode_result(sell())
     assert task.decode_result(stored) == Receipt(7, Decimal("1.10"))
     assert task.decode_result(None) is None
     assert task.decode_result('"of an older version"') == "of an older version"

@@ -160,7 +160,7 @@ class _Handlers:
             return _with_limit_reason(outcome_of(error, task), error, request.limits)
         finally:
             self.busy = False
-        return success_outcome(task, value, self._setup.result_limit)
+        return success_outcome(value, self._setup.result_limit)
 
     def _find(self, reference: str, name: str) -> Task[..., Any]:
         task = self._found.get((reference, name))

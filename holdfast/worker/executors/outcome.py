@@ -22,6 +22,7 @@ TRACEBACK_LIMIT = 16 * 1024
 UNSTARTABLE_DELAY = timedelta(seconds=1)
 """Delay of a released job that could not start for lack of descriptors or memory."""
 
+_WITHOUT_RESULT = Succeeded()
 _MAX_FRAMES = 64
 _MAX_LEAVES = 3
 _MAX_LINKED = 100  # causes, contexts and group members in one traceback
@@ -74,13 +75,15 @@ def payload_refused(error: Invalid) -> Failed:
     return Failed(error=describe_error(error), reason=Reason.PAYLOAD, retryable=False)
 
 
-def success_outcome(task: Task[..., Any] | None, value: object, limit: int = RESULT_LIMIT) -> Outcome:
-    """Returns the outcome of a handler (of a command, if ``task`` is None) that returned ``value``.
+def success_outcome(value: object, limit: int = RESULT_LIMIT) -> Outcome:
+    """Returns the outcome of a handler or command that returned ``value``.
 
     A value that cannot be stored fails the job without a retry: its work is done.
     """
+    if value is None:
+        return _WITHOUT_RESULT
     try:
-        return Succeeded(encode_result(value, limit) if task is None else task.encode_result(value, limit))
+        return Succeeded(encode_result(value, limit))
     except BaseException as error:  # encoding runs the application's code: models, __str__, properties
         return Failed(
             error=describe_error(error), reason=Reason.RESULT, traceback=format_traceback(error), retryable=False

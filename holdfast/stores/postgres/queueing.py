@@ -322,10 +322,10 @@ class PostgresQueueing:
         return False
 
     async def _look_for_limited(self, claiming: ClaimProgress, queues: list[str], *, at_once: bool) -> None:
-        """Notes whether there are jobs under limits. Where plain jobs were found, an answer counts for a moment: asking
-        with each claim would cost them some per cent."""
+        """Notes whether there are jobs under limits. An answer counts for a moment, unless it was no and there are no
+        plain jobs either: asking with each claim would cost some per cent."""
         now = time.monotonic()
-        if at_once or now - self._looked_at > _LOOKED_FOR or self._last_look[0] != queues:
+        if (at_once and not self._last_look[1]) or now - self._looked_at > _LOOKED_FOR or self._last_look[0] != queues:
             ((seen,),) = await self._pool.fetch(self._sql["any_limited"], queues=queues)
             self._looked_at, self._last_look = now, (queues, seen)
         claiming.limited = claiming.limited or self._last_look[1]

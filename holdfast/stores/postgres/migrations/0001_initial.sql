@@ -515,7 +515,8 @@ set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmap
 set enable_hashjoin = off set enable_mergejoin = off as $$
 #variable_conflict use_column
 declare
-    most_parked constant int := 100; -- partitions parked, and freed again, by one claim of a queue
+    most_parked constant int := 24;     -- partitions parked by one claim of a queue: no more than its first page
+    most_freed constant int := 100;     -- partitions whose time has come, freed by one claim of a queue
     most_kept constant int := 20;
     most_read constant int := 100;      -- partitions with their first jobs, or jobs of one, that are read and locked at a time
     separator constant text := chr(31);
@@ -527,14 +528,15 @@ declare
     l_name text[] := '{}';              -- limits of buckets that were looked at
     l_known boolean[]; l_queue text[]; l_keyed boolean[]; l_concurrency bigint[]; l_interval bigint[]; l_burst bigint[];
     b_name text[] := '{}';              -- buckets that were looked at
-    b_known boolean[]; b_shared boolean[]; b_used bigint[]; b_concurrency bigint[]; b_interval bigint[]; b_burst bigint[];
+    b_limit int[]; b_shared boolean[]; b_used bigint[]; -- the place of its limit, in the lines above
     b_full_at bigint[]; b_was bigint[]; b_paused bigint[]; b_reserved bigint[];
     p_tid tid[]; p_name text[]; p_turn bigint[]; -- candidates: a page of the partitions in turn, with the first job of each
     p_job tid[]; p_rank int[]; p_run_at bigint[]; p_seq bigint[]; p_weights text[];
+    p_until bigint[];                   -- when its keys have a token and are not paused; no job of it is read before
     p_first int; page int;
     s_tid tid[]; s_name text[]; s_turn bigint[]; s_until bigint[]; s_step bigint[]; -- partitions of the queue that were looked at
     s_rank int[]; s_run_at bigint[]; s_seq bigint[]; -- the last of their jobs that was read
-    s_first int[]; s_last int[]; s_read int[]; -- those that were read, in the next line; how many at a time, null: all were
+    s_first int[]; s_last int[]; s_read int[]; -- those that were read, in the next line; how many at a time, 0: all were
     q_job tid[]; q_weights text[];
     n_job tid[]; n_rank int[]; n_run_at bigint[]; n_seq bigint[]; n_weights text[];
     r_place int[]; r_start bigint[]; r_first int; -- those that were served, by their next start
@@ -603,7 +605,7 @@ begin
             where p.queue = of_queue and p.name = any(array(
                 select f.name from holdfast.partition f
                 where f.queue = of_queue and f.blocked_until is not null and f.blocked_until <= now_us
-                order by f.blocked_until limit most_parked));
+                order by f.blocked_until limit most_freed));
         end if;
         s_tid := '{}'; s_name := '{}'; s_turn := '{}'; s_until := '{}'; s_step := '{}';
         s_rank := '{}'; s_run_at := '{}'; s_seq := '{}'; s_first := '{}'; s_last := '{}'; s_read := '{}';
@@ -627,14 +629,24 @@ begin
                 start := v;
             else
                 if p_first > cardinality(p_name) and not exhausted then
-                    page := case page when 0 then least(left_slots, 8) else least(4 * page, most_read) end;
+                    -- As many as may start, else reading and locking the rest would be in vain; more where few of them can.
+                    page := case page when 0 then least(left_slots, most_parked)
+                        else least(4 * page, most_read, greatest(left_slots - taken, 8)) end;
                     select coalesce(array_agg(c.tid), '{}'), coalesce(array_agg(c.name), '{}'), array_agg(c.turn),
-                        array_agg(c.job), array_agg(c.rank), array_agg(c.run_at), array_agg(c.seq), array_agg(c.weights)
-                    into p_tid, p_name, p_turn, p_job, p_rank, p_run_at, p_seq, p_weights
+                        array_agg(c.until), array_agg(c.job), array_agg(c.rank), array_agg(c.run_at), array_agg(c.seq),
+                        array_agg(c.weights)
+                    into p_tid, p_name, p_turn, p_until, p_job, p_rank, p_run_at, p_seq, p_weights
                     from (
-                        select t.tid, t.name, t.turn, f.job, f.rank, f.run_at, f.seq, f.weights
+                        select t.tid, t.name, t.turn, t.until, f.job, f.rank, f.run_at, f.seq, f.weights
                         from (
-                            select p.ctid as tid, p.name, p.turn from holdfast.partition p
+                            select p.ctid as tid, p.name, p.turn, case when has_states then (
+                                select max(greatest(
+                                    b.paused_until, greatest(b.refilled_at, now_us) + (1 - l.burst) * l.interval_us))
+                                from unnest(string_to_array(p.name, separator)) n (name)
+                                join holdfast.bucket b on b.name = n.name
+                                left join holdfast.job_limit l on l.name = split_part(n.name, '=', 1)
+                                where position('=' in n.name) > 0) end as until
+                            from holdfast.partition p
                             where p.queue = of_queue and p.blocked_until is null and (p.turn, p.name) > (c_turn, c_name)
                               and (cardinality(full_names) = 0 or not exists (
                                 select from unnest(string_to_array(p.name, separator)) b (name)
@@ -643,6 +655,7 @@ begin
                         left join lateral (
                             select j.ctid as job, j.rank, j.run_at, j.seq, j.weights from holdfast.job j
                             where j.state = 0 and j.tier in (3, 4) and j.queue = of_queue and j.partition = t.name
+                              and coalesce(t.until, 0) <= now_us
                               and (j.expires_at is null or j.expires_at > now_us or j.started_at is not null)
                             order by j.rank, j.run_at, j.seq limit 1 for no key update skip locked) f on true
                         order by t.turn, t.name) c;
@@ -658,17 +671,23 @@ begin
                     start := greatest(p_turn[p_first], v);
                     place := cardinality(s_name) + 1;
                     s_tid[place] := p_tid[p_first]; s_name[place] := p_name[p_first]; s_turn[place] := p_turn[p_first];
-                    s_until[place] := null; s_step[place] := null;
+                    s_until[place] := null; s_step[place] := null; -- unnested with these: no gap before their first values
                     s_rank[place] := p_rank[p_first]; s_run_at[place] := p_run_at[p_first]; s_seq[place] := p_seq[p_first];
-                    s_first[place] := 1; s_last[place] := 0; s_read[place] := 1;
                     job_at := p_job[p_first]; job_weights := p_weights[p_first];
                     p_first := p_first + 1;
+                    if p_until[p_first - 1] > now_us then
+                        s_until[place] := p_until[p_first - 1];
+                        parked := parked + 1;
+                        ends := parked >= most_parked;
+                        least_due := case when ends then now_us else least(least_due, s_until[place]) end;
+                        continue;
+                    end if;
                 elsif r_first <= cardinality(r_place) then
                     place := r_place[r_first];
                     start := r_start[r_first];
                     r_first := r_first + 1;
-                    if s_first[place] > s_last[place] and s_read[place] is not null then
-                        s_read[place] := least(4 * s_read[place], left_slots - taken, most_read);
+                    if coalesce(s_first[place] > s_last[place], true) and coalesce(s_read[place], 1) > 0 then
+                        s_read[place] := least(4 * coalesce(s_read[place], 1), left_slots - taken, most_read);
                         select coalesce(array_agg(c.job), '{}'), array_agg(c.rank), array_agg(c.run_at), array_agg(c.seq),
                             coalesce(array_agg(c.weights), '{}')
                         into n_job, n_rank, n_run_at, n_seq, n_weights
@@ -682,7 +701,7 @@ begin
                         s_first[place] := cardinality(q_job) + 1; s_last[place] := cardinality(q_job) + i;
                         q_job := q_job || n_job; q_weights := q_weights || n_weights;
                         if i < s_read[place] then
-                            s_read[place] := null;
+                            s_read[place] := 0;
                         end if;
                         if i > 0 then
                             s_rank[place] := n_rank[i]; s_run_at[place] := n_run_at[i]; s_seq[place] := n_seq[i];
@@ -719,10 +738,9 @@ begin
                         l_queue[lim] := facts.queue; l_keyed[lim] := facts.keyed;
                         l_concurrency[lim] := facts.concurrency; l_interval[lim] := facts.interval_us; l_burst[lim] := facts.burst;
                     end if;
-                    b_name[i] := names[k]; b_known[i] := l_known[lim];
+                    b_name[i] := names[k]; b_limit[i] := lim;
                     b_shared[i] := coalesce(l_queue[lim] = of_queue and not l_keyed[lim], false);
                     b_used[i] := coalesce(used_weights[array_position(used_names, names[k])], 0);
-                    b_concurrency[i] := l_concurrency[lim]; b_interval[i] := l_interval[lim]; b_burst[i] := l_burst[lim];
                     b_full_at[i] := 0; b_paused[i] := 0;
                     if has_states then
                         select b.refilled_at, b.paused_until into facts from holdfast.bucket b where b.name = names[k];
@@ -731,13 +749,14 @@ begin
                     b_was[i] := b_full_at[i];
                     b_reserved[i] := 0;
                 end if;
+                lim := b_limit[i];
                 weight := coalesce(weights[k], 1);
                 free_at := greatest(free_at, b_paused[i]);
                 light_at := greatest(light_at, b_paused[i]);
                 ends := ends or (b_shared[i] and b_paused[i] > now_us);
-                continue when not b_known[i];
-                space := b_concurrency[i] - b_used[i] - b_reserved[i];
-                if space < least(weight, b_concurrency[i]) then
+                continue when not l_known[lim];
+                space := l_concurrency[lim] - b_used[i] - b_reserved[i];
+                if space < least(weight, l_concurrency[lim]) then
                     is_full := true;
                     is_closed := is_closed or space < 1;
                     of_keys := of_keys or position('=' in names[k]) > 0;
@@ -746,13 +765,13 @@ begin
                         full_names := full_names || b_name[i]; -- the pages read from here on pass over it
                     end if;
                 end if;
-                if b_interval[i] is not null then
-                    after := greatest(b_full_at[i], now_us) + (least(b_reserved[i], b_burst[i]) - b_burst[i]) * b_interval[i];
+                if l_interval[lim] is not null then
+                    after := greatest(b_full_at[i], now_us) + (least(b_reserved[i], l_burst[lim]) - l_burst[lim]) * l_interval[lim];
                     tokens_of_keys := tokens_of_keys
-                        or (after + least(weight, b_burst[i]) * b_interval[i] > now_us and position('=' in names[k]) > 0);
-                    free_at := greatest(free_at, after + least(weight, b_burst[i]) * b_interval[i]);
-                    light_at := greatest(light_at, after + b_interval[i]);
-                    ends := ends or (b_shared[i] and after + b_interval[i] > now_us);
+                        or (after + least(weight, l_burst[lim]) * l_interval[lim] > now_us and position('=' in names[k]) > 0);
+                    free_at := greatest(free_at, after + least(weight, l_burst[lim]) * l_interval[lim]);
+                    light_at := greatest(light_at, after + l_interval[lim]);
+                    ends := ends or (b_shared[i] and after + l_interval[lim] > now_us);
                 end if;
             end loop;
             if (is_full or free_at > now_us) and not (is_closed or light_at > now_us or isolated) then
@@ -780,11 +799,12 @@ begin
             elsif not is_full then
                 for k in 1 .. cardinality(names) loop
                     i := array_position(b_name, names[k]);
-                    continue when not b_known[i];
+                    lim := b_limit[i];
+                    continue when not l_known[lim];
                     weight := coalesce(weights[k], 1);
                     b_used[i] := b_used[i] + weight;
-                    if b_interval[i] is not null then
-                        b_full_at[i] := greatest(b_full_at[i], now_us) + least(weight, b_burst[i]) * b_interval[i];
+                    if l_interval[lim] is not null then
+                        b_full_at[i] := greatest(b_full_at[i], now_us) + least(weight, l_burst[lim]) * l_interval[lim];
                     end if;
                 end loop;
                 chosen := chosen || job_at;

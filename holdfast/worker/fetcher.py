@@ -75,6 +75,7 @@ class Fetcher:
             if self._last_attempts_next:
                 room = min(room, self._last_attempt_slots)
             was_empty = not shared.held
+            idle = max(0, shared.settings.concurrency - len(shared.running) - len(shared.buffer))
             try:
                 claim = await self._claim(room)
                 if claim.quarantined:
@@ -95,7 +96,7 @@ class Fetcher:
                 continue
             if not claim.jobs:
                 await self._sleep_until_due(claim.next_due)
-            elif len(claim.jobs) < room // 4 and len(claim.jobs) >= 10:
+            elif 10 <= len(claim.jobs) < (min(idle, room) or room) // 4:  # of jobs under limits, at most ``idle`` come
                 await shared.clock.sleep(_SMALL_CLAIM_PAUSE)
 
     # ── claiming ──────────────────────────────────────────────────────────────────────────────────────────────

@@ -95,7 +95,7 @@ async def test_unknown_id_is_dropped_wherever_it_is_listed(store: Store, keys: K
             raw(keys, "RPUSH", name, job)
         for name in ("schedule", "leases", "quarantine:default", "ended:dead", "ended:cancelled"):
             raw(keys, "ZADD", name, 1, job)
-        raw(keys, "ZADD", "levels:default", 0, 5)
+        raw(keys, "ZADD", "priorities:default", 0, 5)
         raw(keys, "HSET", "index:0", 40 + STRANGE.index(job), job)
         raw(keys, "HSET", "keys", job, job)
     (ours,) = await put(store)
@@ -112,8 +112,8 @@ async def test_unknown_id_is_dropped_wherever_it_is_listed(store: Store, keys: K
 FIELDS = (
     ("state", "elsewhere"),
     ("state", b"\xff"),
-    ("kind", "nonsense"),
-    ("kind", b"0 5 \xff\nwork"),
+    ("spec", "nonsense"),
+    ("spec", b"0 5 \xff\nwork"),
     ("dueTime", "soon"),
     ("claims", "many"),
     ("attempts", "few"),
@@ -165,7 +165,7 @@ async def _standing(store: Store, state: str) -> str:
         ("SADD", "paused", (b"\xff",)),
         ("ZADD", "queues", (0, b"\xff")),
         ("ZADD", "due", (0, b"\xff")),
-        ("ZADD", "levels:default", (0, "high")),
+        ("ZADD", "priorities:default", (0, "high")),
         ("ZADD", "chunks", (1, "nonsense")),
         ("HSET", "index:0", ("nonsense", "x")),
         ("HSET", "keys", ("key", b"\xff")),

@@ -88,7 +88,7 @@ async def test_nothing_of_limits_needs_repair_where_nothing_is_wrong(store: Stor
 @pytest.mark.parametrize(
     "name",
     [
-        *("turns:default", "parked:default", "spent:default", "limited", "guarded", "used", "buckets", "refills"),
+        *("turns:default", "parked:default", "idle_turns:default", "partitioned_queues", "queues_with_limits", "used", "buckets", "refills"),
         *("unstarted", "virtual", "partition:default\x1fall\x1ftenant=3", "partition:mail\x1fslow"),
     ],
 )
@@ -114,7 +114,7 @@ async def test_key_of_limits_that_is_gone_is_made_again(
     assert taken >= waiting
 
 
-@pytest.mark.parametrize("name", ["turns:default", "parked:default", "spent:default", "used", "buckets", "refills"])
+@pytest.mark.parametrize("name", ["turns:default", "parked:default", "idle_turns:default", "used", "buckets", "refills"])
 async def test_claim_survives_a_foreign_key(store: Store, keys: Keys, clock: ManualClock, name: str) -> None:
     await fill(store, clock)
     keys.delete(name)
@@ -142,7 +142,7 @@ async def test_ended_jobs_leave_only_limits_behind(store: Store, keys: Keys) -> 
     while jobs := await take(store):
         await end(store, *jobs)
     left = {key.partition(":")[0] for key in keys.all()}
-    assert left == {"chunks", "counts", "ended", "guarded", "index", "job", "limits", "meta", "seq"}
+    assert left == {"chunks", "counts", "ended", "queues_with_limits", "index", "job", "limits", "meta", "seq"}
 
 
 async def test_partition_holds_jobs_in_order_and_can_be_read(store: Store, keys: Keys, clock: ManualClock) -> None:
@@ -155,7 +155,7 @@ async def test_partition_holds_jobs_in_order_and_can_be_read(store: Store, keys:
     assert [member[28:] for member in members] == [high, first, second, low]
     assert members[1] == f"{1_000_000:06x}{clock():013x}{2:09x}{first}"
     assert keys.hget(f"job:{first}", "partition") == "mail\x1ftenant=x\n[2, 1]"
-    assert keys.hget(f"job:{first}", "kind") == "0 5 default\nwork\n"
+    assert keys.hget(f"job:{first}", "spec") == "0 5 default\nwork\n"
     await store.admin.delete([second])
     assert [member[28:] for member in keys.zrange(key, 0, -1)] == [high, first, low]
 
@@ -285,7 +285,7 @@ async def test_many_expired_jobs_of_a_partition_are_not_taken(store: Store, cloc
 async def test_limit_of_depth_alone_leaves_jobs_plain(store: Store, keys: Keys) -> None:
     await limit(store, queue="default", depth=5)
     await put(store, new_job())
-    assert not keys.exists("guarded")
+    assert not keys.exists("queues_with_limits")
     assert len(await take(store)) == 1
 
 
@@ -301,4 +301,4 @@ async def test_partitions_that_wait_for_one_bucket_are_drained_without_pauses(st
             await everything_agrees(store)
         await end(store, *jobs)
     assert taken == 400
-    assert not keys.exists("waiting:default", keys.prefix + "turns:default", keys.prefix + "limited")
+    assert not keys.exists("waiting:default", keys.prefix + "turns:default", keys.prefix + "partitioned_queues")

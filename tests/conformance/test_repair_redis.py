@@ -83,7 +83,7 @@ async def test_there_is_nothing_to_repair_where_nothing_is_wrong(store: Store, k
     "name",
     [
         *("ready", "ready:mail", "ready@5", "ready@-3:mail", "schedule", "schedule:mail", "leases", "counts", "chunks"),
-        *("index:0", "queues", "levels:default", "quarantine:mail", "due", "tombstones", "keys", "ended:succeeded"),
+        *("index:0", "queues", "priorities:default", "quarantine:mail", "due", "tombstones", "keys", "ended:succeeded"),
         *("ended:dead", "ended:cancelled", "outlived", "expiry"),
     ],
 )
@@ -148,7 +148,7 @@ async def test_ids_without_a_job_are_dropped_however_many(store: Store, keys: Ke
 async def test_jobs_that_make_no_sense_are_moved_aside(store: Store, keys: Keys) -> None:
     good, *bad = await put(store, *[new_job() for _ in range(5)])
     keys.hset(f"job:{bad[0]}", "state", "elsewhere")
-    keys.hset(f"job:{bad[1]}", "kind", "nonsense")
+    keys.hset(f"job:{bad[1]}", "spec", "nonsense")
     keys.hset(f"job:{bad[2]}", "seq", "one")
     keys.delete(f"job:{bad[3]}")
     keys.set(f"job:{bad[3]}", "not ours")
@@ -256,7 +256,7 @@ def spoil(keys: Keys, rng: random.Random, ids: list[str]) -> None:
         keys.set(name, "not ours")
     elif kind == "list" and not name.startswith(("attempts:", "ended:")):
         rng.choice([lambda: keys.lpop(name), lambda: keys.rpush(name, job), lambda: keys.lrem(name, 1, job)])()
-    elif kind == "zset" and name not in ("chunks", "queues", "due", "outlived") and not name.startswith("levels:"):
+    elif kind == "zset" and name not in ("chunks", "queues", "due", "outlived") and not name.startswith("priorities:"):
         rng.choice([lambda: keys.zpopmin(name), lambda: keys.zadd(name, {job: rng.randrange(10**15)})])()
     elif kind == "hash" and name.startswith("index:"):
         keys.hset(name, str(int(name[6:]) * 64 + rng.randrange(64)), job)

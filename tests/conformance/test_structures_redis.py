@@ -142,8 +142,8 @@ async def test_everything_goes_when_all_jobs_are_deleted_or_pruned(
 
     left = keys.all()
     answered = {name for name in left if name.startswith("done:")}  # what operations said, for a minute
-    assert left - answered == {"meta", "seq", "setbacks"}
-    assert 0 < keys.ttl("setbacks") <= 3600
+    assert left - answered == {"meta", "seq", "failures"}
+    assert 0 < keys.ttl("failures") <= 3600
     assert all(0 < keys.ttl(name) <= 60 for name in answered)
 
 
@@ -263,7 +263,7 @@ async def test_job_without_its_hash_affects_no_other_job(store: Store, keys: Key
     "name",
     [
         *("ready", "schedule", "leases", "counts", "chunks", "queues", "due", "tombstones", "keys", "paused"),
-        *("index:0", "levels:default", "quarantine:default", "workers", "outlived"),
+        *("index:0", "priorities:default", "quarantine:default", "workers", "outlived"),
         *("ended:succeeded", "ended:dead", "seq"),
     ],
 )

@@ -153,7 +153,7 @@ async def test_loss_is_reported_for_acknowledgements_in_any_order() -> None:
             size = server.written_log.stat().st_size
             (second,) = await put(store)
             pool = NamespacePool(
-                address, now=None, lost=load_scripts(files("holdfast.stores.redis") / "scripts", "common")["lost"]
+                address, now=None, lost=load_scripts(files("holdfast.stores.redis") / "scripts", "common")["lost_writes"]
             )
             pool.note_stored(2, second)
             pool.note_stored(1, first)

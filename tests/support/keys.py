@@ -153,7 +153,7 @@ def _stands(fields: dict[str, str], ended: str) -> bool:
 
 
 def _queue(fields: dict[str, str]) -> str:
-    return fields["kind"].partition("\n")[0].split(" ", 2)[2]
+    return fields["spec"].partition("\n")[0].split(" ", 2)[2]
 
 
 def _raw(client: Client) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from holdfast.stores.connections.redis import Script, in_batches
 from holdfast.stores.connections.redis_protocol import Argument
 from holdfast.stores.redis.claiming import PIECE
 from holdfast.stores.redis.encoding import encode_changes, span_us, state_of
-from holdfast.stores.redis.limits import AGAIN, TRIES, PartitionAssigner
+from holdfast.stores.redis.limits import CONFLICT, TRIES, PartitionAssigner
 from holdfast.stores.redis.notifications import RedisNotifications
 from holdfast.stores.redis.pool import NamespacePool
 from holdfast.stores.redis.query import Read
@@ -62,8 +62,8 @@ class RedisAdmin(SelectionAdmin):
             version, partitions = await self._assigner.find_partitions(
                 [job_id], queue=changes.queue, payload=changes.payload
             )
-            basis, field = partitions[job_id]
-            return await self._once("edit", job_id, uuid4().hex, whole, version, basis, *given, "partition", field)
+            fingerprint, partition = partitions[job_id]
+            return await self._once("edit", job_id, uuid4().hex, whole, version, fingerprint, *given, "partition", partition)
 
         state, done = await _until_current(send)
         found = None if state is None else state_of(state)
@@ -135,7 +135,7 @@ class RedisAdmin(SelectionAdmin):
 
     async def send_command(self, command: WorkerCommand, workers: Sequence[str] | None = None) -> list[str]:
         names = ("all",) if workers is None else ("named", *workers)
-        sent = [worker.decode() for worker in await self._pool.run(self._scripts["order"], command.value, *names)]
+        sent = [worker.decode() for worker in await self._pool.run(self._scripts["send_command"], command.value, *names)]
         self._notifications.notify_done({f"worker:{worker}" for worker in sent})
         return sent
 
@@ -144,6 +144,6 @@ async def _until_current(send: Callable[[], Awaitable[Any]]) -> Any:
     """Answer of a script that writes partitions; sent again with new ones while jobs or limits change."""
     for _ in range(TRIES):
         reply = await send()
-        if reply != AGAIN:
+        if reply != CONFLICT:
             return reply
     raise Unavailable("other programs change these jobs and their limits at this moment; try again")

@@ -137,7 +137,7 @@ class _Audit:
                 yield RepairStep(BACK, ("HDEL", self._names("tombstones"), tombstone))
 
     def _list_of(self, job: bytes) -> bytes:
-        return self._names.ready_of(self.jobs[job].queue, self.jobs[job].level)
+        return self._names.ready_of(self.jobs[job].queue, self.jobs[job].priority)
 
     def check_successes(self) -> Iterator[RepairStep]:
         """The ends of successes are in a list; stale entries do no harm."""
@@ -228,9 +228,9 @@ class _Audit:
             if kept.queue not in known:
                 known = {**known, kept.queue: 0}
                 yield RepairStep(BACK, ("ZADD", self._names("queues"), 0, kept.queue))
-            levels = self._names("levels:") + kept.queue
-            if kept.level and kept.lost_leases < 2 and b"%d" % kept.level not in self._seen.zsets.get(levels, {}):
-                yield RepairStep(BACK, ("ZADD", levels, -kept.level, kept.level))
+            priorities = self._names("priorities:") + kept.queue
+            if kept.priority and kept.lost_leases < 2 and b"%d" % kept.priority not in self._seen.zsets.get(priorities, {}):
+                yield RepairStep(BACK, ("ZADD", priorities, -kept.priority, kept.priority))
         first = {
             kept.queue: min(self._scheduled[self._names.schedule_of(kept.queue)].values())
             for kept in self.jobs.values()

@@ -35,15 +35,15 @@ from holdfast.stores.connections.redis_protocol import Argument
 
 Fields: TypeAlias = dict[bytes, bytes]
 
-_MOST = 1 << 53  # a number Lua and a sorted set keep exactly
-_LEVELS = 1_000_000
+_MAX_EXACT = 1 << 53  # a number Lua and a sorted set keep exactly
+_MAX_PRIORITY = 1_000_000
 _encode = msgspec.json.Encoder().encode
 _options = msgspec.json.Decoder(Options).decode
 _attempt = msgspec.msgpack.Decoder(tuple[Any, ...]).decode
 
 Shown: TypeAlias = tuple[int, Job]
 """A job and its place in the order of submission."""
-Kind: TypeAlias = tuple[int, int | None, str, str]
+Spec: TypeAlias = tuple[int, int | None, str, str]
 """What never changes of a job: priority, max_attempts, queue, task."""
 
 
@@ -55,12 +55,12 @@ def span_us(span: timedelta) -> int:
 # ── into Redis ────────────────────────────────────────────────────────────────────────────────────────────────────
 def encode_submission(jobs: Sequence[NewJob], *, whole: bool) -> list[Argument]:
     """A batch as arguments of ``submit``. Invalid for values that Redis cannot hold exactly."""
-    kinds: dict[str, int] = {}
+    specs: dict[str, int] = {}
     rest: list[Argument] = []
     run: tuple[int, str, str] | None = None  # what the jobs before have in common, and where their number stands
     number_at = 0
     for job in jobs:
-        common = kinds.setdefault(kind_text(job), len(kinds) + 1), _when(job), _partition_field(job)
+        common = specs.setdefault(spec_text(job), len(specs) + 1), _when(job), _partition_field(job)
         if job.key is None and job.options is None and not job.has_client_id and not job.expires:
             if common != run:
                 run, number_at = common, len(rest)
@@ -75,7 +75,7 @@ def encode_submission(jobs: Sequence[NewJob], *, whole: bool) -> list[Argument]:
         rest += (1, *common, "x", job.id, job.payload, key, keep_for, options, "1" if job.has_client_id else "")
         rest.append("" if job.unique is None else _unique_text(job.unique))
         rest.append(_expiry(job) if job.expires else "")
-    return ["1" if whole else "0", len(kinds), *kinds, *rest]
+    return ["1" if whole else "0", len(specs), *specs, *rest]
 
 
 def _partition_field(job: NewJob) -> str:
@@ -101,7 +101,7 @@ def encode_changes(changes: JobChanges) -> list[Argument]:
     if changes.queue is not None:
         _check_queue(changes.queue)
     provided: dict[str, Argument | None] = {
-        "level": changes.priority,
+        "priority": changes.priority,
         "queue": changes.queue,
         "when": _when(changes) if changes.has_time else None,
         "payload": changes.payload,
@@ -116,7 +116,7 @@ def _expiry(job: NewJob | JobChanges) -> str:
     """By when it must have begun: "-" for never."""
     if job.expires_in is not None:
         return f"+{span_us(job.expires_in)}"
-    if isinstance(job.expires_at_us, int) and abs(job.expires_at_us) >= _MOST:
+    if isinstance(job.expires_at_us, int) and abs(job.expires_at_us) >= _MAX_EXACT:
         raise Invalid("expires", job.expires_at_us, "give an instant within 200 years")
     return f"={job.expires_at_us}" if isinstance(job.expires_at_us, int) else "-"
 
@@ -125,22 +125,22 @@ def _when(job: NewJob | JobChanges) -> str:
     """When it is eligible: at once, after a span, at an instant."""
     if job.run_at_us is None:
         return "" if job.delay is None else f"+{span_us(job.delay)}"
-    if abs(job.run_at_us) >= _MOST:
+    if abs(job.run_at_us) >= _MAX_EXACT:
         raise Invalid("run_at", job.run_at_us, "give an instant within 200 years")
     return f"={job.run_at_us}"
 
 
-def kind_text(job: NewJob) -> str:
+def spec_text(job: NewJob) -> str:
     """Returns the constant fields of a job, as its hash holds them."""
     _check_priority(job.priority)
     _check_queue(job.queue)
-    most = "-" if job.max_attempts is None else job.max_attempts
-    return f"{job.priority} {most} {job.queue}\n{job.task}" + ("" if job.partition is None else "\n")
+    max_attempts = "-" if job.max_attempts is None else job.max_attempts
+    return f"{job.priority} {max_attempts} {job.queue}\n{job.task}" + ("" if job.partition is None else "\n")
 
 
 def _check_priority(priority: int) -> None:
-    if abs(priority) > _LEVELS:
-        raise Invalid("priority", priority, f"give from -{_LEVELS} to {_LEVELS}")
+    if abs(priority) > _MAX_PRIORITY:
+        raise Invalid("priority", priority, f"give from -{_MAX_PRIORITY} to {_MAX_PRIORITY}")
 
 
 def _check_queue(queue: str) -> None:
@@ -148,9 +148,9 @@ def _check_queue(queue: str) -> None:
         raise Invalid("queue", queue, "leave the line break out")
 
 
-def expired_jobs(flat: Sequence[bytes], kinds: Kinds) -> tuple[ExpiredJob, ...]:
-    """Jobs that have expired, from the ids and kinds that a script answers."""
-    read = [(decode_text(job_id), kinds(kind)) for job_id, kind in zip(flat[::2], flat[1::2], strict=True)]
+def expired_jobs(flat: Sequence[bytes], specs: Specs) -> tuple[ExpiredJob, ...]:
+    """Jobs that have expired, from the ids and specs that a script answers."""
+    read = [(decode_text(job_id), specs(spec)) for job_id, spec in zip(flat[::2], flat[1::2], strict=True)]
     return tuple(ExpiredJob(job_id, task, queue) for job_id, (_, _, queue, task) in read)
 
 
@@ -200,15 +200,15 @@ def _other(each: Settlement) -> tuple[Argument, ...]:
     )
 
 
-def record_pieces(records: Sequence[Record], most: int) -> Iterator[list[tuple[int, Sequence[NewLine]]]]:
+def record_pieces(records: Sequence[Record], max_lines: int) -> Iterator[list[tuple[int, Sequence[NewLine]]]]:
     """A batch cut into scripts of so many lines at most: in each, the places of records and their lines in it."""
     piece: list[tuple[int, Sequence[NewLine]]] = []
-    room = most
+    room = max_lines
     for turn, record in enumerate(records):
-        for lines in [*in_batches(record.lines, most)] or [()]:
-            if len(lines) > room or len(piece) >= most:
+        for lines in [*in_batches(record.lines, max_lines)] or [()]:
+            if len(lines) > room or len(piece) >= max_lines:
                 yield piece
-                piece, room = [], most
+                piece, room = [], max_lines
             piece.append((turn, lines))
             room -= len(lines)
     if piece:
@@ -225,32 +225,32 @@ def encode_logs(lease: Lease, lines: Sequence[NewLine]) -> list[Argument]:
 
 
 # ── out of Redis ──────────────────────────────────────────────────────────────────────────────────────────────────
-class Kinds:
-    """Reads kinds; most jobs are of few."""
+class Specs:
+    """Parses specs; most jobs share a few."""
 
     def __init__(self) -> None:
-        self._known: dict[bytes, Kind] = {}
+        self._known: dict[bytes, Spec] = {}
 
-    def __call__(self, text: bytes) -> Kind:
+    def __call__(self, text: bytes) -> Spec:
         """ValueError for one that another program corrupted."""
         known = self._known.get(text)
         if known is None:
             head, _, task = text.decode().partition("\n")
-            priority, most, queue = head.split(" ", 2)
-            known = (int(priority), None if most == "-" else int(most), queue, task.removesuffix("\n"))
+            priority, max_attempts, queue = head.split(" ", 2)
+            known = (int(priority), None if max_attempts == "-" else int(max_attempts), queue, task.removesuffix("\n"))
             if len(self._known) >= 1000:
                 self._known.clear()
             self._known[text] = known
         return known
 
 
-def claimed_job(row: Sequence[Any], kinds: Kinds, worker: str) -> Job:
+def claimed_job(row: Sequence[Any], specs: Specs, worker: str) -> Job:
     """The job of a claim's row. ValueError or RecursionError for a job that another program corrupted."""
-    job_id, kind, payload, due, *more = row
-    priority, most, queue, task = kinds(kind)
+    job_id, spec, payload, due, *more = row
+    priority, max_attempts, queue, task = specs(spec)
     if not more:  # a plain job that was never claimed before
         due_us = int(due)
-        given = job_id.decode(), task, queue, payload.decode(), 1, 1, most, priority, 0, due_us, due_us
+        given = job_id.decode(), task, queue, payload.decode(), 1, 1, max_attempts, priority, 0, due_us, due_us
         return Job(*given, None, JobState.RUNNING, worker)
     created, options, claims, attempts, lost_leases = more
     return Job(
@@ -260,7 +260,7 @@ def claimed_job(row: Sequence[Any], kinds: Kinds, worker: str) -> Job:
         payload.decode(),
         int(claims),
         int(attempts),
-        most,
+        max_attempts,
         priority,
         int(lost_leases or 0),
         int(due),
@@ -327,22 +327,22 @@ def whole_text(fields: Fields, name: bytes) -> str | None:
     return decode_text(text)
 
 
-def shown_jobs(rows: Iterable[Sequence[Any]], kinds: Kinds) -> list[Shown]:
+def shown_jobs(rows: Iterable[Sequence[Any]], specs: Specs) -> list[Shown]:
     """Jobs as a reader is shown them, each with its number of submission. Spoiled ones are left out, and
     so is a job whose state is unknown."""
     shown = []
     for job_id, flat, lease in rows:
         fields = fields_of(flat)
         if (state := state_of(fields.get(b"state", b"queued"))) is not None:
-            shown.append((_int(fields, b"seq") or 0, _shown(decode_text(job_id), state, fields, lease, kinds)))
+            shown.append((_int(fields, b"seq") or 0, _shown(decode_text(job_id), state, fields, lease, specs)))
     return shown
 
 
-def _shown(job_id: str, state: JobState, fields: Fields, lease: bytes | None, kinds: Kinds) -> Job:
+def _shown(job_id: str, state: JobState, fields: Fields, lease: bytes | None, specs: Specs) -> Job:
     try:
-        priority, most, queue, task = kinds(fields.get(b"kind", b""))
+        priority, max_attempts, queue, task = specs(fields.get(b"spec", b""))
     except ValueError:
-        priority, most, queue, task = 0, None, "", ""
+        priority, max_attempts, queue, task = 0, None, "", ""
     due = _int(fields, b"dueTime") or 0
     claims, attempts = _int(fields, b"claims") or int(b"pickupTime" in fields), _int(fields, b"attempts")
     return Job(
@@ -352,7 +352,7 @@ def _shown(job_id: str, state: JobState, fields: Fields, lease: bytes | None, ki
         whole_text(fields, b"payload") or "null",
         claims,
         claims if attempts is None else attempts,
-        most,
+        max_attempts,
         priority,
         _int(fields, b"lost_leases") or 0,
         due,

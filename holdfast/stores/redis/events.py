@@ -27,7 +27,7 @@ class RedisQuery(Read):
         mark = EventCursor.read(after)
         behind, _, _ = mark.start_place(0)
         back = within // MICROSECOND + OVERLAP_US
-        now_us, gone, *kinds = await self._pool.run(self._scripts["endings"], behind, _PIECE, back)
+        now_us, gone, *kinds = await self._pool.run(self._scripts["events"], behind, _PIECE, back)
         if mark.is_gap(int(now_us), within):
             return _from_now(int(now_us), gap=True)
         until, more = _until(kinds)
@@ -42,9 +42,9 @@ class RedisQuery(Read):
 
     async def _events_of(self, kinds: Sequence[Any], until: int) -> list[JobEvent]:
         """The endings up to an instant. Jobs that were replayed or deleted since are left out."""
-        endings, setbacks = _endings_of(kinds), _setbacks_of(kinds[3])
+        endings, failures = _endings_of(kinds), _failures_of(kinds[3])
         wanted = [each for each in endings if each[1] <= until]
-        attempts = [each for each in setbacks if each[1] <= until]
+        attempts = [each for each in failures if each[1] <= until]
         ids = list(dict.fromkeys([job_id for job_id, *_ in (*wanted, *attempts)]))
         jobs = dict(zip(ids, await self.summaries(ids), strict=True))
         found = []
@@ -97,7 +97,7 @@ def _text(job_id: bytes) -> str:
     return job_id.decode("utf-8", "replace")
 
 
-def _setbacks_of(flat: Sequence[Any]) -> list[tuple[str, int, Attempt]]:
+def _failures_of(flat: Sequence[Any]) -> list[tuple[str, int, Attempt]]:
     return [
         (_text(job_id), _instant(at), attempt)
         for job_id, at, record in zip(flat[::3], flat[1::3], flat[2::3], strict=True)

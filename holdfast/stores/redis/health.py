@@ -25,7 +25,7 @@ class RedisHealth:
     async def doctor(self) -> list[Finding]:
         pool = self._pool
         facts = await read_server_info(pool)
-        overdue, met, sizes, unnamed = await pool.run(self._scripts["ailing"])
+        overdue, anomalies, sizes, unnamed = await pool.run(self._scripts["doctor"])
         return [
             durability(facts, pool.address.durability),
             Finding("version", "ok", facts.name),
@@ -36,8 +36,8 @@ class RedisHealth:
             _failover(facts.info, pool),
             _access(pool),
             _leases(int(overdue)),
-            _keys(*(int(each) for each in met[:2])),
-            _losses(int(met[2])),
+            _keys(*(int(each) for each in anomalies[:2])),
+            _losses(int(anomalies[2])),
             _agreement([(name.decode(), int(counted), int(held)) for name, counted, held in sizes]),
             _unnamed_queue(int(unnamed), pool.address.keys[2]),
         ]
@@ -137,10 +137,10 @@ def _failover(info: Mapping[str, str], pool: NamespacePool) -> Finding:
 
 
 def _access(pool: NamespacePool) -> Finding:
-    guarded = bool(pool.address.server.options.get("password"))
-    text = f"{'with' if guarded else 'without'} password, {'with' if pool.address.server.secure else 'without'} TLS"
+    has_password = bool(pool.address.server.options.get("password"))
+    text = f"{'with' if has_password else 'without'} password, {'with' if pool.address.server.secure else 'without'} TLS"
     near = ("localhost", "127.0.0.1", "::1")
-    if not guarded and any(host not in near for host, _ in pool.address.server.hosts):
+    if not has_password and any(host not in near for host, _ in pool.address.server.hosts):
         remedy = "every client that reaches this port owns the queue: set a password or ACL user"
         return Finding("access", "warning", text, remedy)
     return Finding("access", "ok", text)

@@ -15,7 +15,7 @@ from holdfast.stores.redis.snapshot import BACK, COUNTED, OUT, IndexedJob, Names
 
 SEPARATOR = b"\x1f"
 _PLACES = ("turns:", "parked:", "waiting:")
-_MOST_PRIORITY = 1_000_000
+_MAX_PRIORITY = 1_000_000
 _LATEST, _SUBMISSIONS = (1 << 52) - 1, 1 << 36
 _STATE = re.compile(rb"(\d{1,16}) (\d{1,16})(?: \d{1,16} \d{1,7})?")
 _decode = msgspec.json.Decoder(Limit).decode
@@ -28,12 +28,12 @@ def plan_limit_repairs(seen: NamespaceSnapshot, jobs: Mapping[bytes, IndexedJob]
     yield from audit.check_turns()
     yield from audit.check_used()
     yield from audit.check_buckets()
-    yield from audit.check_guarded()
+    yield from audit.check_queues_with_limits()
 
 
 def member_of(job: bytes, kept: IndexedJob) -> bytes:
     """A ready job in the sorted set of its partition, as the scripts write it."""
-    rank = _MOST_PRIORITY - max(-_MOST_PRIORITY, min(_MOST_PRIORITY, kept.level))
+    rank = _MAX_PRIORITY - max(-_MAX_PRIORITY, min(_MAX_PRIORITY, kept.priority))
     return b"%06x%013x%09x%s" % (rank, max(0, min(_LATEST, kept.due)), kept.seq % _SUBMISSIONS, job)
 
 
@@ -76,7 +76,7 @@ class _LimitAudit:
                     for partition in members.keys() - self._ready.get(key.removeprefix(prefix), {}).keys():
                         yield RepairStep(OUT, ("ZREM", key, partition))
         virtual = self._seen.hashes.get(self._names("virtual"), {})
-        limited = self._seen.zsets.get(self._names("limited"), {})
+        limited = self._seen.zsets.get(self._names("partitioned_queues"), {})
         for queue, partitions in self._ready.items():
             turns = self._names("turns:") + queue
             there = {each for name in _PLACES for each in self._seen.zsets.get(self._names(name) + queue, ())}
@@ -84,7 +84,7 @@ class _LimitAudit:
                 yield RepairStep(BACK, ("ZADD", turns, "NX", virtual.get(queue, b"0"), partition))
         suspects = {job.queue for job in self._jobs.values() if job.state == b"queued" and job.partition is not None}
         for queue in suspects - limited.keys():
-            yield RepairStep(BACK, ("ZADD", self._names("limited"), 0, queue))
+            yield RepairStep(BACK, ("ZADD", self._names("partitioned_queues"), 0, queue))
 
     def check_used(self) -> Iterator[RepairStep]:
         """The weight of running jobs in each bucket, and the number of those that have not started."""
@@ -117,7 +117,7 @@ class _LimitAudit:
         for bucket in noted:
             yield RepairStep(OUT, ("ZREM", refills, bucket))
 
-    def check_guarded(self) -> Iterator[RepairStep]:
+    def check_queues_with_limits(self) -> Iterator[RepairStep]:
         """Queues with limits of their own are noted, as the limits say."""
         queues = set()
         for text in self._seen.hashes.get(self._names("limits"), {}).values():
@@ -125,7 +125,7 @@ class _LimitAudit:
                 limit = _decode(text.partition(b" ")[2])
                 if limit.queue is not None and limit.is_claimed:
                     queues.add(limit.queue.encode())
-        key = self._names("guarded")
+        key = self._names("queues_with_limits")
         noted = self._seen.sets.get(key, frozenset())
         for name in noted - queues:
             yield RepairStep(OUT, ("SREM", key, name))

@@ -14,14 +14,14 @@ from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.stores.connections.redis import Script, in_batches
 from holdfast.stores.connections.redis_protocol import Argument
 from holdfast.stores.redis.claiming import PIECE
-from holdfast.stores.redis.encoding import Kinds, decode_text, partition_field, span_us
+from holdfast.stores.redis.encoding import Specs, decode_text, partition_field, span_us
 from holdfast.stores.redis.events import RedisQuery
 from holdfast.stores.redis.notifications import RedisNotifications
 from holdfast.stores.redis.pool import NamespacePool
 
 TRIES = 20
 """Calls of a script that writes partitions, if jobs or limits change meanwhile each time."""
-AGAIN = b"again"
+CONFLICT = b"conflict"
 """Answer of a script: jobs or limits have changed since the partitions were found."""
 _PIECES_MOST = 50  # scripts of one ``assign_partitions``
 
@@ -44,13 +44,13 @@ async def read_limits(pool: NamespacePool) -> list[Limit]:
 class PartitionAssigner:
     """Gives jobs their partitions: the scripts never look into a payload."""
 
-    def __init__(self, pool: NamespacePool, scripts: Mapping[str, Script], kinds: Kinds) -> None:
+    def __init__(self, pool: NamespacePool, scripts: Mapping[str, Script], specs: Specs) -> None:
         self._pool = pool
         self._scripts = scripts
-        self._kinds = kinds
+        self._specs = specs
 
     async def assign_ready(self, worker: str, queue: str, *, isolated: bool) -> None:
-        """Moves the first ready jobs of a queue that have no partition into theirs. ``alone``: quarantined ones."""
+        """Moves the first ready jobs of a queue that have no partition into theirs. ``isolated``: quarantined ones."""
         common = (worker, 0, self._pool.address.task, queue)
         ids = await self._pool.run(self._scripts["unassigned"], *common, int(isolated))
         await self._assign(common, ids)
@@ -58,14 +58,14 @@ class PartitionAssigner:
     async def find_partitions(
         self, ids: Sequence[Argument], *, queue: str | None = None, payload: str | None = None
     ) -> tuple[bytes, dict[Argument, tuple[bytes, str]]]:
-        """Returns the version of the limits and, by id, the basis and the partition of each job, for the script that
+        """Returns the version of the limits and, by id, the fingerprint and the partition of each job, for the script that
         writes it. ``queue`` and ``payload``: what the job is to have then."""
         found, texts, version = await self._pool.run(self._scripts["partition_facts"], *ids)
         table = LimitTable(limits_of(texts))
         partitions = dict.fromkeys(ids, (b"-" if texts else b"", ""))
         for job_id, facts in zip(ids, found, strict=False):  # none without limits
             if facts is not None:
-                _, _, name, task = self._kinds(facts[0])
+                _, _, name, task = self._specs(facts[0])
                 text = decode_text(facts[1]) if payload is None else payload
                 partitions[job_id] = facts[2], _find_partition(table, task, queue or name, text)
         return version, partitions
@@ -74,21 +74,21 @@ class PartitionAssigner:
         """Gives jobs their partitions. Returns how many changed, and how many others changed all the time."""
         changed = left = 0
         for piece in in_batches(ids, PIECE):
-            number, left_out = await self._assign(("", 0, self._pool.address.task, ""), piece)
-            changed, left = changed + number, left + left_out
+            number, stale = await self._assign(("", 0, self._pool.address.task, ""), piece)
+            changed, left = changed + number, left + stale
         return changed, left
 
     async def _assign(self, common: Sequence[Argument], ids: Sequence[Argument]) -> tuple[int, int]:
-        changed, left_out = 0, len(ids)
+        changed, stale = 0, len(ids)
         for _ in range(TRIES):
             version, partitions = await self.find_partitions(ids)
             jobs = [argument for job_id, found in partitions.items() for argument in (job_id, *found)]
             reply = await self._pool.run(self._scripts["assign"], *common, version, *jobs)
-            if reply != AGAIN:
-                changed, left_out = changed + reply[0], reply[1]
-                if not left_out:
+            if reply != CONFLICT:
+                changed, stale = changed + reply[0], reply[1]
+                if not stale:
                     break
-        return changed, left_out
+        return changed, stale
 
 
 def _find_partition(table: LimitTable, task: str, queue: str, payload: str) -> str:
@@ -147,8 +147,8 @@ class RedisLimits:
             if len(jobs) > limit - looked:
                 jobs, more = jobs[: limit - looked], True
                 last = jobs[-1][0]
-            number, left_out = await self._assigner.write_partitions([job.id for _, job in jobs])
-            changed, left, looked, behind = changed + number, left + left_out, looked + len(jobs), last
+            number, stale = await self._assigner.write_partitions([job.id for _, job in jobs])
+            changed, left, looked, behind = changed + number, left + stale, looked + len(jobs), last
         self._notifications.notify_done({"queue:*"} if changed else ())
         return Assigned(changed, str(behind) if more else None, left)
 

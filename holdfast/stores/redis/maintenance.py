@@ -17,7 +17,7 @@ from holdfast.stores.connections.redis import DEADLINE, RedisPool, Script, in_ba
 from holdfast.stores.connections.redis_protocol import Argument, RedisConnection
 from holdfast.stores.redis.claiming import PIECE
 from holdfast.stores.redis.consistency import plan_repairs
-from holdfast.stores.redis.encoding import Kinds, expired_jobs, shown_jobs, span_us
+from holdfast.stores.redis.encoding import Specs, expired_jobs, shown_jobs, span_us
 from holdfast.stores.redis.notifications import RedisNotifications
 from holdfast.stores.redis.pool import NamespacePool, RedisAddress
 from holdfast.stores.redis.server_info import EvictionWatch
@@ -32,13 +32,13 @@ class RedisMaintenance:
         pool: NamespacePool,
         notifications: RedisNotifications,
         scripts: Mapping[str, Script],
-        kinds: Kinds,
+        specs: Specs,
         eviction: EvictionWatch,
     ) -> None:
         self._pool = pool
         self._notifications = notifications
         self._scripts = scripts
-        self._kinds = kinds
+        self._specs = specs
         self._eviction = eviction
 
     async def promote_due(self, *, limit: int) -> int:
@@ -57,7 +57,7 @@ class RedisMaintenance:
         for _ in range(EXPIRY_ROUNDS):
             piece = min(PIECE, limit - len(ended))
             looked, flat = await self._pool.run(self._scripts["expire"], piece)
-            ended += expired_jobs(flat, self._kinds)
+            ended += expired_jobs(flat, self._specs)
             if looked < piece or len(ended) >= limit:
                 break
         self._notifications.notify_done((), [each.job_id for each in ended])
@@ -69,8 +69,8 @@ class RedisMaintenance:
         found: list[Job] = []
         while len(found) < limit:
             piece = min(PIECE, limit - len(found))
-            jobs, looked = await self._pool.run(self._scripts["expired"], len(found), piece)
-            found += [job for _, job in shown_jobs(jobs, self._kinds)]
+            jobs, looked = await self._pool.run(self._scripts["expired_leases"], len(found), piece)
+            found += [job for _, job in shown_jobs(jobs, self._specs)]
             if looked < piece:
                 break
         return found

@@ -36,8 +36,8 @@ _TROUBLE = (OSError, TimeoutError, EOFError, driver.RedisError, HoldfastError)
 
 _GRACE = 0.1  # seconds an id may stand there before it counts as pushed by hand: the channel is quicker
 
-_KINDS = {"job": "ended", "worker": "orders"}
-_CHANNELS = {"ready": "news", "orders": "orders", "ended": "ended"}
+_KINDS = {"job": "ended", "worker": "commands"}
+_CHANNELS = {"ready": "ready_jobs", "commands": "commands", "ended": "ended"}
 
 
 class RedisNotifications(Listener):

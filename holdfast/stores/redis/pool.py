@@ -140,22 +140,22 @@ LEVELS = ("none", "everysec", "waitaof", "always")
 
 _NAMES = {"schedule": "schedule", "ready": "ready", "leases": "leases", "job": "job:"}
 """The keys whose names can be chosen, and their names unless they are."""
-_TAKEN = ("meta", "seq", "index:", "chunks", "counts", "queues", "due", "levels:", "quarantine:", "tombstones")
+_TAKEN = ("meta", "seq", "index:", "chunks", "counts", "queues", "due", "priorities:", "quarantine:", "tombstones")
 _TAKEN_TOO = ("ended:", "keys", "outlived", "attempts:", "lines:", "workers", "worker:", "paused", "schedules", "ticks")
 _OF_LIMITS = (
     "limits",
-    "guarded",
-    "limited",
+    "queues_with_limits",
+    "partitioned_queues",
     "partition:",
     "turns:",
     "parked:",
     "waiting:",
-    "spent:",
+    "idle_turns:",
     "virtual",
     "used",
     "buckets",
 )
-_CHANNELS = ("news", "orders", "ended", "nothing")
+_CHANNELS = ("ready_jobs", "commands", "ended", "nothing")
 _OWN = ("namespace", "prefix", "durability", "replicas", "task", "payload", "ids", *_NAMES)
 
 

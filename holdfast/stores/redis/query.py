@@ -34,8 +34,8 @@ from holdfast.stores.connections.redis import Script, in_batches
 from holdfast.stores.connections.redis_protocol import Argument
 from holdfast.stores.redis.encoding import (
     Fields,
-    Kinds,
     Shown,
+    Specs,
     decode_text,
     fields_of,
     matches_filter,
@@ -69,10 +69,10 @@ class _Search:
 class Read:
     """The verbs, over the store's scripts."""
 
-    def __init__(self, pool: NamespacePool, scripts: Mapping[str, Script], kinds: Kinds) -> None:
+    def __init__(self, pool: NamespacePool, scripts: Mapping[str, Script], specs: Specs) -> None:
         self._pool = pool
         self._scripts = scripts
-        self._kinds = kinds
+        self._specs = specs
         self._prefix = pool.address.prefix
 
     # ── jobs ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -198,14 +198,14 @@ class Read:
     async def _show(self, ids: Sequence[Argument]) -> list[Shown]:
         found: list[Shown] = []
         for piece in in_batches(ids, _PIECE):
-            found += self._found(await self._pool.run(self._scripts["show"], *piece))
+            found += self._found(await self._pool.run(self._scripts["jobs"], *piece))
         return found
 
     async def _outlined(self, ids: Sequence[Argument]) -> list[Shown]:
-        return self._found(await self._pool.run(self._scripts["outline"], *ids))
+        return self._found(await self._pool.run(self._scripts["summaries"], *ids))
 
     def _found(self, rows: list[Any]) -> list[Shown]:
-        return shown_jobs(rows, self._kinds)
+        return shown_jobs(rows, self._specs)
 
     async def _few(self, where: JobFilter, search: _Search) -> list[Shown] | None:
         """Outlines of all that match, newest first, where only unsuccessful ones are asked for and these are few."""
@@ -264,7 +264,7 @@ class Read:
         looked_at, found, age_us = 0, _PIECE, 0
         while looked_at < most and found == _PIECE and age_us < recent // MICROSECOND:
             words = (state.value, looked_at, recent // MICROSECOND)
-            found, age, ended = await self._pool.run(self._scripts["lately"], *words)
+            found, age, ended = await self._pool.run(self._scripts["recent"], *words)
             looked_at, age_us = looked_at + found, int(age)
             for queue, number in fields_of(ended).items():
                 numbers[decode_text(queue)] += int(number)
@@ -320,7 +320,7 @@ def _worker_of(fields: Fields, alive: int) -> WorkerInfo:
         started_at_us=int(given["started"]),
         seen_at_us=int(given["seen"]),
         alive=bool(alive),
-        command=WorkerCommand(given.get("ordered", "none")),
+        command=WorkerCommand(given.get("command", "none")),
     )
 
 
@@ -379,9 +379,9 @@ class Counting:
     async def _queued(self) -> list[str]:
         found: list[str] = []
         for queue in await self._ids("ZRANGE", self._prefix + "queues", 0, _last_of(self._most)):
-            levels = ["0", *await self._ids("ZRANGE", f"{self._prefix}levels:{queue}", 0, -1)]
-            for level in levels:
-                key = self._ready if level == "0" else f"{self._ready}@{level}"
+            priorities = ["0", *await self._ids("ZRANGE", f"{self._prefix}priorities:{queue}", 0, -1)]
+            for priority in priorities:
+                key = self._ready if priority == "0" else f"{self._ready}@{priority}"
                 key = key if queue == "default" else f"{key}:{queue}"
                 if len(found) < self._most:
                     found += await self._ids("LRANGE", key, 0, _last_of(self._most - len(found)))

@@ -43,7 +43,7 @@ from holdfast.stores.common.unconfirmed import (
 from holdfast.stores.connections.redis import Script, in_batches
 from holdfast.stores.redis.claiming import PIECE, DeliveryProgress, RedisClaimProgress
 from holdfast.stores.redis.encoding import (
-    Kinds,
+    Specs,
     claimed_job,
     decode_text,
     encode_logs,
@@ -74,7 +74,7 @@ class RedisQueueing:
         notifications: RedisNotifications,
         scripts: Mapping[str, Script],
         query: RedisQuery,
-        kinds: Kinds,
+        specs: Specs,
         eviction: EvictionWatch,
         limits: LimitCache,
         assigner: PartitionAssigner,
@@ -83,7 +83,7 @@ class RedisQueueing:
         self._notifications = notifications
         self._scripts = scripts
         self._query = query
-        self._kinds = kinds
+        self._specs = specs
         self._eviction = eviction
         self._limits = limits
         self._assigner = assigner
@@ -148,7 +148,7 @@ class RedisQueueing:
             claim = await (
                 self._claim_ready(request) if request.only is None else self._claim_delivered(request, request.only)
             )
-            await self._give_back_unheard(request, claim)
+            await self._release_unacked(request, claim)
         except asyncio.CancelledError:
             self._lost.add(request.worker)
             raise
@@ -211,7 +211,7 @@ class RedisQueueing:
 
     def _ended(self, flat: Sequence[bytes]) -> tuple[ExpiredJob, ...]:
         """Jobs that a script has ended, since their ``expires`` had come."""
-        expired = expired_jobs(flat, self._kinds)
+        expired = expired_jobs(flat, self._specs)
         self._notifications.notify_done((), [each.job_id for each in expired])
         return expired
 
@@ -243,7 +243,7 @@ class RedisQueueing:
                 break
         return delivery.claim(len(only))
 
-    async def _give_back_unheard(self, request: ClaimRequest, claim: Claim) -> None:
+    async def _release_unacked(self, request: ClaimRequest, claim: Claim) -> None:
         """Gives back the jobs of unanswered claims, which were never started, except for this claim's."""
         if claim.lease_until_us is None or request.shared_worker_id:
             return
@@ -253,7 +253,7 @@ class RedisQueueing:
         try:
             while more:
                 found, others, more = await self._pool.run(
-                    self._scripts["unheard"], request.worker, since or 0, lease, looked
+                    self._scripts["unacked_claims"], request.worker, since or 0, lease, looked
                 )
                 released = [
                     _released(decode_text(job_id), whole_number(claims), request.worker) for job_id, claims in found
@@ -271,7 +271,7 @@ class RedisQueueing:
         jobs = []
         for row in rows:
             try:
-                jobs.append(claimed_job(row, self._kinds, worker))
+                jobs.append(claimed_job(row, self._specs, worker))
             except (ValueError, AttributeError, RecursionError) as error:
                 text = f"the stored job cannot be read: {error}"
                 await self._pool.run(self._scripts["mark_unreadable"], row[0], text)
@@ -341,11 +341,11 @@ class RedisQueueing:
         given = msgspec.structs.asdict(heartbeat)
         fields = [argument for pair in given.items() for argument in pair]
         held: list[LeaseStatus] = []
-        ordered = "none"
+        command = "none"
         pieces = list(in_batches(leases, PIECE)) or [[]]
         for number, piece in enumerate(pieces):
             reply = await self._pool.run(
-                self._scripts["beat"],
+                self._scripts["heartbeat"],
                 heartbeat.worker,
                 span_us(lease_for),
                 int(number == 0),
@@ -354,23 +354,23 @@ class RedisQueueing:
                 *(argument for lease in piece for argument in (lease.job_id, lease.claims)),
                 retry_for=HEARTBEAT_RETRY_SHARE * lease_for.total_seconds(),
             )
-            ordered = reply[0].decode()
+            command = reply[0].decode()
             held += [_HELD[each] for each in reply[1:]]
-        return HeartbeatReply(held=held, command=WorkerCommand(ordered))
+        return HeartbeatReply(held=held, command=WorkerCommand(command))
 
     # ── log lines ─────────────────────────────────────────────────────────────────────────────────────────────
     async def append_logs(self, records: Sequence[Record]) -> list[bool]:
         """Keep the lines of leases that stand; which do. As many lines a script as jobs elsewhere."""
         kept = [True] * len(records)
         for piece in record_pieces(records, PIECE):
-            script = self._scripts["record"]
+            script = self._scripts["append_logs"]
             arguments = [argument for turn, lines in piece for argument in encode_logs(records[turn].lease, lines)]
             for (turn, _), standing in zip(piece, await self._pool.run(script, *arguments), strict=True):
                 kept[turn] = kept[turn] and bool(standing)
         return kept
 
     async def deregister(self, worker: str) -> None:
-        await self._pool.run(self._scripts["leave"], worker)
+        await self._pool.run(self._scripts["deregister"], worker)
 
     async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
         await wait_for_news(self._notifications, self._query.any_finished, topics, timeout)

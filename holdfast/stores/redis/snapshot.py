@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from holdfast.stores.connections.redis_protocol import Argument
 
-FIELDS = ("state", "kind", "dueTime", "seq", "lost_leases", "key", "endTime", "expiresAt", "pickupTime", "partition")
+FIELDS = ("state", "spec", "dueTime", "seq", "lost_leases", "key", "endTime", "expiresAt", "pickupTime", "partition")
 """Fields that are read of a job's hash."""
 
-_KIND = re.compile(rb"(-?\d+) \S+ (.*?)\n")
+_SPEC = re.compile(rb"(-?\d+) \S+ (.*?)\n")
 _LIMITED = re.compile(rb"\n.*\n\Z", re.DOTALL)
 _STATES = frozenset(b"queued scheduled running failed waiting succeeded dead cancelled".split())
 _TYPES = {
@@ -28,19 +28,19 @@ _TYPES = {
         b"workers",
         b"ended:dead",
         b"ended:cancelled",
-        b"setbacks",
+        b"failures",
         b"ticks",
-        b"limited",
+        b"partitioned_queues",
         b"refills",
     ),
     b"list": (b"ended:succeeded",),
-    b"set": (b"paused", b"guarded"),
+    b"set": (b"paused", b"queues_with_limits"),
     b"string": (b"seq",),
 }
 _TYPES_OF_MANY = {
-    b"levels:": b"zset",
+    b"priorities:": b"zset",
     b"quarantine:": b"zset",
-    **dict.fromkeys((b"partition:", b"turns:", b"parked:", b"waiting:", b"spent:"), b"zset"),
+    **dict.fromkeys((b"partition:", b"turns:", b"parked:", b"waiting:", b"idle_turns:"), b"zset"),
     b"index:": b"hash",
     b"attempts:": b"list",
     b"lines:": b"stream",
@@ -86,9 +86,9 @@ class NamespaceKeys:
         """The queue's schedule."""
         return self.schedule if queue == b"default" else self.schedule + b":" + queue
 
-    def ready_of(self, queue: bytes, level: int) -> bytes:
+    def ready_of(self, queue: bytes, priority: int) -> bytes:
         """The queue's ready list of one priority."""
-        key = self.ready if level == 0 else self.ready + b"@%d" % level
+        key = self.ready if priority == 0 else self.ready + b"@%d" % priority
         return key if queue == b"default" else key + b":" + queue
 
     def tombstone_key(self, key: bytes, job: bytes) -> bytes:
@@ -101,7 +101,7 @@ class IndexedJob(NamedTuple):
 
     state: bytes
     queue: bytes
-    level: int
+    priority: int
     due: int
     seq: int
     lost_leases: int
@@ -120,18 +120,18 @@ class IndexedJob(NamedTuple):
     @classmethod
     def from_hash(cls, fields: Sequence[bytes | None]) -> IndexedJob | None:
         """From FIELDS. None for a hash without a state: not ours. ValueError for values that make no sense."""
-        state, kind, due, seq, lost_leases, key, ended, expires, picked, field = fields
+        state, spec, due, seq, lost_leases, key, ended, expires, picked, partition_field = fields
         if state is None:
             return None
-        match = _KIND.match(kind or b"")
+        match = _SPEC.match(spec or b"")
         if state not in _STATES or match is None:
             raise ValueError(state)
-        level, queue = int(match[1]), match[2]
+        priority, queue = int(match[1]), match[2]
         numbers = int(due or 0), int(seq or 0), int(lost_leases or 0)
-        is_limited = field is not None and kind is not None and _LIMITED.search(kind)
-        partition, _, weights = field.partition(b"\n") if field is not None and is_limited else (None, b"", b"")
+        is_limited = partition_field is not None and spec is not None and _LIMITED.search(spec)
+        partition, _, weights = partition_field.partition(b"\n") if partition_field is not None and is_limited else (None, b"", b"")
         instant = int(expires) if expires is not None and picked is None else None
-        return cls(state, queue, level, *numbers, key, int(ended or 0), partition, weights or None, instant)
+        return cls(state, queue, priority, *numbers, key, int(ended or 0), partition, weights or None, instant)
 
 
 class NamespaceSnapshot(NamedTuple):

@@ -10,7 +10,7 @@ from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.stores.common.server_store import Opened, ServedStore
 from holdfast.stores.connections.redis import Script, load_scripts
 from holdfast.stores.redis.admin import RedisAdmin
-from holdfast.stores.redis.encoding import Kinds
+from holdfast.stores.redis.encoding import Specs
 from holdfast.stores.redis.events import RedisQuery
 from holdfast.stores.redis.health import RedisHealth
 from holdfast.stores.redis.limits import PartitionAssigner, RedisLimits, read_limits
@@ -55,16 +55,16 @@ class _OpenedRedis(Opened):
     pool: NamespacePool
 
     def __init__(self, store: RedisStore) -> None:
-        kinds, scripts, eviction = Kinds(), store.scripts, store.eviction
+        specs, scripts, eviction = Specs(), store.scripts, store.eviction
         self.pool = pool = NamespacePool(
-            store.address, now=store.now, lost=scripts["lost"], call_deadline=store.call_deadline
+            store.address, now=store.now, lost=scripts["lost_writes"], call_deadline=store.call_deadline
         )
         self.notifications = notifications = RedisNotifications(pool)
-        self.query = query = RedisQuery(pool, scripts, kinds)
+        self.query = query = RedisQuery(pool, scripts, specs)
         cache = LimitCache(lambda: read_limits(pool))
-        assigner = PartitionAssigner(pool, scripts, kinds)
-        self.queueing = RedisQueueing(pool, notifications, scripts, query, kinds, eviction, cache, assigner)
-        self.maintenance = RedisMaintenance(pool, notifications, scripts, kinds, eviction)
+        assigner = PartitionAssigner(pool, scripts, specs)
+        self.queueing = RedisQueueing(pool, notifications, scripts, query, specs, eviction, cache, assigner)
+        self.maintenance = RedisMaintenance(pool, notifications, scripts, specs, eviction)
         self.admin = RedisAdmin(pool, notifications, scripts, query, assigner)
         self.schedules = RedisSchedules(pool, notifications, scripts, eviction, cache)
         self.limits = RedisLimits(pool, notifications, scripts, query, assigner, cache)

@@ -24,7 +24,7 @@ from tests.support.keys import Keys
 
 BETWEEN = 0.05  # seconds between two assaults, at most
 LISTS, SORTED = ("ready", "ready@3", "ready:mail"), ("schedule", "leases", "quarantine:default", "ended:dead")
-STRUCTURES = (*LISTS, *SORTED, "levels:default", "tombstones", "outlived", "paused", "due", "ended:cancelled")
+STRUCTURES = (*LISTS, *SORTED, "priorities:default", "tombstones", "outlived", "paused", "due", "ended:cancelled")
 CALLS = 12  # a time, of which some are cancelled
 FAR = timedelta(hours=1)
 STEPS = 60  # turns of the event loop after which a call may be cancelled, at most

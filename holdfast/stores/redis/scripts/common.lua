@@ -2,18 +2,18 @@
 -- What every script begins with. KEYS: prefix, schedule, ready, leases, job. ARGV[1]: microseconds since 1970, or "" for
 -- the server's clock; ARGV[2]: who calls, so that it need not listen to itself. No value of a job is ever looked into.
 --
--- A script that fails in the middle is not rolled back. So each one reads jobs with `read`, which survives a key of another
--- type, and asks our structures with `ours`, which moves such a key out of the way. A full Redis refuses a script at its
--- first write, if that one may need memory: `even_if_full` makes the first write one that never does.
+-- A script that fails in the middle is not rolled back. So each one reads jobs with `read_fields`, which survives a key of another
+-- type, and asks our structures with `safe_call`, which moves such a key out of the way. A full Redis refuses a script at its
+-- first write, if that one may need memory: `allow_when_full` makes the first write one that never does.
 --
 -- Every call costs about a microsecond, and so does a string made of parts: what is done for each job counts both.
-local P, SCHEDULE, READY, LEASES, JOB = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local PREFIX, SCHEDULE, READY, LEASES, JOB = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local call, unpack = redis.call, unpack
-local CHUNK, PIECES = 64, 8 -- a hash is small as long as none of its values is longer than 64 bytes
-local INDEXED = 64 -- jobs per piece of the index
-local REACH = 2000 -- how far from an end of a ready list its order is kept exactly, and how far in all lists of a script
-local MOST = 200 -- jobs one script handles
-local SETBACKS = 10000 -- failed attempts that are kept for who follows what happens
+local PIECE_BYTES, MAX_PIECES = 64, 8 -- a hash is small as long as none of its values is longer than 64 bytes
+local INDEX_CHUNK = 64 -- jobs per piece of the index
+local MERGE_WINDOW = 2000 -- how far from an end of a ready list its order is kept exactly, and how far in all lists of a script
+local MAX_BATCH = 200 -- jobs one script handles
+local MAX_FAILURES = 10000 -- failed attempts that are kept for who follows what happens
 
 local now
 if ARGV[1] ~= '' then
@@ -29,28 +29,28 @@ end
 
 local NOW = int(now)
 
-local function number(text)
+local function to_number(text)
     return tonumber(text or 0) or 0
 end
 
-local function even_if_full()
-    call('DEL', P .. 'nothing')
+local function allow_when_full()
+    call('DEL', PREFIX .. 'nothing')
 end
 
 -- ── keys ────────────────────────────────────────────────────────────────────────────────────────────────────────
-local odd = {} -- what was met that is not ours, by kind, how often
+local anomalies = {} -- what was met that is not ours, by kind, how often
 
-local function met(what)
-    odd[what] = (odd[what] or 0) + 1
+local function count_anomaly(what)
+    anomalies[what] = (anomalies[what] or 0) + 1
 end
 
 -- A command on a structure of ours. A key of another type, found there, is moved out of the way first.
-local function ours(command, key, ...)
+local function safe_call(command, key, ...)
     local answer = redis.pcall(command, key, ...)
     if type(answer) == 'table' and answer.err then
         if string.find(answer.err, 'WRONGTYPE', 1, true) then
             call('RENAME', key, key .. ':foreign:' .. NOW)
-            met('foreign')
+            count_anomaly('foreign')
         elseif string.find(answer.err, 'not an integer', 1, true) or string.find(answer.err, 'overflow', 1, true) then
             call('HDEL', key, (...)) -- a number in a hash that was made something else
         end
@@ -59,83 +59,83 @@ local function ours(command, key, ...)
     return answer
 end
 
-local function schedule_of(queue)
+local function schedule_key(queue)
     return queue == 'default' and SCHEDULE or SCHEDULE .. ':' .. queue
 end
 
-local function ready_of(queue, level)
-    local key = level == '0' and READY or READY .. '@' .. level
+local function ready_key(queue, priority)
+    local key = priority == '0' and READY or READY .. '@' .. priority
     return queue == 'default' and key or key .. ':' .. queue
 end
 
-local function levels_of(queue)
-    return P .. 'levels:' .. queue
+local function priorities_key(queue)
+    return PREFIX .. 'priorities:' .. queue
 end
 
-local function quarantine_of(queue)
-    return P .. 'quarantine:' .. queue
+local function quarantine_key(queue)
+    return PREFIX .. 'quarantine:' .. queue
 end
 
-local function index_of(seq)
-    return P .. 'index:' .. int(math.floor(seq / INDEXED))
+local function index_key(seq)
+    return PREFIX .. 'index:' .. int(math.floor(seq / INDEX_CHUNK))
 end
 
 -- ── one job ─────────────────────────────────────────────────────────────────────────────────────────────────────
-local function read(id, ...)
+local function read_fields(id, ...)
     local found = redis.pcall('HMGET', JOB .. id, ...)
     return not found.err and found or nil
 end
 
-local kinds = {}
+local specs = {}
 
 -- What rarely changes of a job: "priority max_attempts queue\ntask", with a line break behind it for one under limits. So the
 -- others are not asked for a partition.
-local function kind_of(kind)
-    local known = kinds[kind]
-    if not known then
-        local level, most, queue = string.match(kind or '', '^(-?%d+) (%S+) (.-)\n')
-        known = level and { level = level, most = tonumber(most), queue = queue } or false
-        if known and string.find(kind, '\n.*\n$') then
-            known.is_limited = true
+local function parse_spec(spec_text)
+    local spec = specs[spec_text]
+    if not spec then
+        local priority, max_attempts, queue = string.match(spec_text or '', '^(-?%d+) (%S+) (.-)\n')
+        spec = priority and { priority = priority, max_attempts = tonumber(max_attempts), queue = queue } or false
+        if spec and string.find(spec_text, '\n.*\n$') then
+            spec.is_limited = true
         end
-        kinds[kind] = known
+        specs[spec_text] = spec
     end
-    return known
+    return spec
 end
 
-local function field_of(id, known) -- its partition, and weights where not all are 1; nil for a job under no limit
-    return known.is_limited and call('HGET', JOB .. id, 'partition') or nil
+local function partition_field_of(id, spec) -- its partition, and weights where not all are 1; nil for a job under no limit
+    return spec.is_limited and call('HGET', JOB .. id, 'partition') or nil
 end
 
-local function marked(kind, field) -- a kind as it is for a job with this partition, or none
-    return string.gsub(kind, '\n$', '') .. (field and '\n' or '')
+local function mark_limited(spec_text, partition_field) -- a kind as it is for a job with this partition, or none
+    return string.gsub(spec_text, '\n$', '') .. (partition_field and '\n' or '')
 end
 
-local function set_field(id, kind, field) -- answers its kind
+local function set_partition_field(id, spec_text, partition_field) -- answers its kind
     call('HDEL', JOB .. id, 'partition')
-    kind = marked(kind, field)
-    call('HSET', JOB .. id, 'kind', kind)
-    if field then
-        call('HSET', JOB .. id, 'partition', field)
+    spec_text = mark_limited(spec_text, partition_field)
+    call('HSET', JOB .. id, 'spec', spec_text)
+    if partition_field then
+        call('HSET', JOB .. id, 'partition', partition_field)
     end
-    return kind
+    return spec_text
 end
 
-local function pieces(fields, field, text, whole) -- a text as fields of a hash, none longer than CHUNK
-    if whole or #text <= CHUNK or #text > CHUNK * PIECES then
+local function append_pieces(fields, field, text, whole) -- a text as fields of a hash, none longer than CHUNK
+    if whole or #text <= PIECE_BYTES or #text > PIECE_BYTES * MAX_PIECES then
         fields[#fields + 1] = field
         fields[#fields + 1] = text
         return
     end
-    for n = 0, math.floor((#text - 1) / CHUNK) do
+    for n = 0, math.floor((#text - 1) / PIECE_BYTES) do
         fields[#fields + 1] = n == 0 and field or field .. n
-        fields[#fields + 1] = string.sub(text, n * CHUNK + 1, (n + 1) * CHUNK)
+        fields[#fields + 1] = string.sub(text, n * PIECE_BYTES + 1, (n + 1) * PIECE_BYTES)
     end
 end
 
-local function joined(id, field, text) -- the text that `pieces` took apart
+local function join_pieces(id, field, text) -- the text that `append_pieces` took apart
     local piece, n = text, 1
-    while piece and #piece == CHUNK and n < PIECES do
+    while piece and #piece == PIECE_BYTES and n < MAX_PIECES do
         piece, n = call('HGET', JOB .. id, field .. n), n + 1
         text = piece and text .. piece or text
     end
@@ -143,7 +143,7 @@ local function joined(id, field, text) -- the text that `pieces` took apart
 end
 
 -- Keys that a job was given after its first one, each in a field of its own.
-local function more_keys(id)
+local function extra_keys(id)
     local keys = {}
     local key = call('HGET', JOB .. id, 'key:1')
     while key do
@@ -155,7 +155,7 @@ end
 
 -- 0 ready, 1 suspect, 2 quarantined: by the leases lost in a row.
 local function tier_of(lost_leases)
-    return math.min(number(lost_leases), 2)
+    return math.min(to_number(lost_leases), 2)
 end
 
 -- How often a job was claimed: not said of one that was never picked up, nor where it is once.
@@ -163,88 +163,88 @@ local function claims_of(claims, picked)
     return claims or (picked and '1' or '0')
 end
 
-local function drop(id, field)
+local function delete_pieces(id, field)
     call('HDEL', JOB .. id, field, field .. 1, field .. 2, field .. 3, field .. 4, field .. 5, field .. 6, field .. 7)
 end
 
 -- ── notifications and counts at the end ─────────────────────────────────────────────────────────────────────────
-local tally, waits, topics, endings, rescheduled = {}, {}, {}, {}, {}
+local count_changes, unstarted_changes, topics, ended_ids, rescheduled_queues = {}, {}, {}, {}, {}
 
 local function count(queue, state, by)
-    local field = state .. ':' .. queue
-    tally[field] = (tally[field] or 0) + by
+    local counter = state .. ':' .. queue
+    count_changes[counter] = (count_changes[counter] or 0) + by
 end
 
 -- Jobs under limits that have not started, by their partition as its field has it; nil for a job under no limit.
-local function count_waiting(field, by)
-    if field then
-        waits[field] = (waits[field] or 0) + by
+local function count_unstarted(partition_field, by)
+    if partition_field then
+        unstarted_changes[partition_field] = (unstarted_changes[partition_field] or 0) + by
     end
 end
 
-local function write_waiting()
+local function write_unstarted()
     local buckets = {}
-    for field, by in pairs(waits) do
-        for bucket in string.gmatch(string.match(field, '^[^\n]*'), '[^\31]+') do
+    for partition_field, by in pairs(unstarted_changes) do
+        for bucket in string.gmatch(string.match(partition_field, '^[^\n]*'), '[^\31]+') do
             buckets[bucket] = (buckets[bucket] or 0) + by
         end
     end
     for bucket, by in pairs(buckets) do
-        if by ~= 0 and ours('HINCRBY', P .. 'unstarted', bucket, by) <= 0 then
-            call('HDEL', P .. 'unstarted', bucket)
+        if by ~= 0 and safe_call('HINCRBY', PREFIX .. 'unstarted', bucket, by) <= 0 then
+            call('HDEL', PREFIX .. 'unstarted', bucket)
         end
     end
 end
 
 -- A worker's write under a lease that the job does not have. If the lease is ahead of the job, a write that was
 -- acknowledged is lost, unless the job was submitted again under its id: its claims begin at the clock, behind that lease.
-local function note_refused(id, claims, worker)
-    local v = read(id, 'state', 'claims', 'pickupTime', 'worker')
+local function record_refused_write(id, claims, worker)
+    local v = read_fields(id, 'state', 'claims', 'pickupTime', 'worker')
     if not v or not v[1] then
         return
     end
-    local ahead = number(claims) - number(claims_of(v[2], v[3]))
+    local ahead = to_number(claims) - to_number(claims_of(v[2], v[3]))
     if ahead > 0 or ahead == 0 and worker ~= '' and v[4] ~= worker then
-        met('lost')
+        count_anomaly('lost')
     end
 end
 
-local function tell(channel, topic)
-    local named = topics[channel] or { ARGV[2] }
-    topics[channel] = named
-    if not named[topic] then
-        named[topic] = true
-        named[#named + 1] = topic
+local function notify(channel, topic)
+    local message = topics[channel] or { ARGV[2] }
+    topics[channel] = message
+    if not message[topic] then
+        message[topic] = true
+        message[#message + 1] = topic
     end
 end
 
-local function note_due()
-    for queue in pairs(rescheduled) do
-        local first = ours('ZRANGE', schedule_of(queue), 0, 0, 'WITHSCORES')
+local function write_next_due()
+    for queue in pairs(rescheduled_queues) do
+        local first = safe_call('ZRANGE', schedule_key(queue), 0, 0, 'WITHSCORES')
         if first[1] then
-            ours('ZADD', P .. 'due', first[2], queue)
+            safe_call('ZADD', PREFIX .. 'due', first[2], queue)
         else
-            ours('ZREM', P .. 'due', queue)
+            safe_call('ZREM', PREFIX .. 'due', queue)
         end
     end
-    rescheduled = {}
+    rescheduled_queues = {}
 end
 
 local function finish()
-    note_due()
-    for field, by in pairs(tally) do
-        if by ~= 0 and ours('HINCRBY', P .. 'counts', field, by) == 0 then
-            call('HDEL', P .. 'counts', field)
+    write_next_due()
+    for counter, by in pairs(count_changes) do
+        if by ~= 0 and safe_call('HINCRBY', PREFIX .. 'counts', counter, by) == 0 then
+            call('HDEL', PREFIX .. 'counts', counter)
         end
     end
-    write_waiting()
-    for what, number_of in pairs(odd) do
-        ours('HINCRBY', P .. 'meta', what, number_of)
+    write_unstarted()
+    for what, number in pairs(anomalies) do
+        safe_call('HINCRBY', PREFIX .. 'meta', what, number)
     end
-    for channel, named in pairs(topics) do
-        call('PUBLISH', P .. channel, table.concat(named, '\n'))
+    for channel, message in pairs(topics) do
+        call('PUBLISH', PREFIX .. channel, table.concat(message, '\n'))
     end
-    if #endings > 0 then
-        call('PUBLISH', P .. 'ended', ARGV[2] .. '\n' .. table.concat(endings, '\n'))
+    if #ended_ids > 0 then
+        call('PUBLISH', PREFIX .. 'ended', ARGV[2] .. '\n' .. table.concat(ended_ids, '\n'))
     end
 end

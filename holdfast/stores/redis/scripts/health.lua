@@ -1,82 +1,82 @@
 -- name: open
 -- Makes the namespace ours where it is empty. ARGV: 3 the schema this program knows. Answers the schema that was there, 0
 -- for none; -1 where a key of ours is another program's.
-local meta = call('TYPE', P .. 'meta').ok
+local meta = call('TYPE', PREFIX .. 'meta').ok
 if meta ~= 'none' and meta ~= 'hash' then
     return -1
 end
-local schema = call('HGET', P .. 'meta', 'schema')
+local schema = call('HGET', PREFIX .. 'meta', 'schema')
 if not schema then
-    call('HSET', P .. 'meta', 'schema', ARGV[3], 'created', NOW)
+    call('HSET', PREFIX .. 'meta', 'schema', ARGV[3], 'created', NOW)
     return 0
 end
 return tonumber(schema) or -1
 
--- name: ailing (partitions)
+-- name: doctor (partitions)
 -- For the doctor: leases that ended over a minute ago, what odd things scripts have met, and for each kind of structure its
 -- name, how many jobs are counted there and how many ids it holds. Last, how many ids wait in a queue with an empty name.
 local function size(command, key)
-    local number_of = redis.pcall(command, key)
-    return type(number_of) == 'number' and number_of or 0
+    local number = redis.pcall(command, key)
+    return type(number) == 'number' and number or 0
 end
 
-local function listed(command, ...)
+local function list_or_empty(command, ...)
     local found = redis.pcall(command, ...)
     return found.err and {} or found
 end
 
 local counted, queues = {}, { default = true }
-local counts = listed('HGETALL', P .. 'counts')
+local counts = list_or_empty('HGETALL', PREFIX .. 'counts')
 for n = 1, #counts, 2 do
     local state, queue = string.match(counts[n], '^(%w+):(.*)$')
     if state then
-        counted[state] = (counted[state] or 0) + number(counts[n + 1])
+        counted[state] = (counted[state] or 0) + to_number(counts[n + 1])
         queues[queue] = true
     end
 end
-for _, queue in ipairs(listed('ZRANGE', P .. 'queues', 0, -1)) do
+for _, queue in ipairs(list_or_empty('ZRANGE', PREFIX .. 'queues', 0, -1)) do
     queues[queue] = true
 end
 
 local ready, delayed, partitions_left = 0, 0, 10000
 for queue in pairs(queues) do
-    local levels = listed('ZRANGE', levels_of(queue), 0, -1)
-    levels[#levels + 1] = '0'
-    for _, level in ipairs(levels) do
-        ready = ready + size('LLEN', ready_of(queue, level))
+    local priorities = list_or_empty('ZRANGE', priorities_key(queue), 0, -1)
+    priorities[#priorities + 1] = '0'
+    for _, priority in ipairs(priorities) do
+        ready = ready + size('LLEN', ready_key(queue, priority))
     end
-    ready = ready + size('ZCARD', quarantine_of(queue))
-    delayed = delayed + size('ZCARD', schedule_of(queue))
-    for _, key in ipairs({ turns_of(queue), parked_of(queue), waiting_of(queue) }) do
-        for _, name in ipairs(partitions_left > 0 and listed('ZRANGE', key, 0, partitions_left) or {}) do
-            ready = ready + size('ZCARD', partition_of(queue, name))
+    ready = ready + size('ZCARD', quarantine_key(queue))
+    delayed = delayed + size('ZCARD', schedule_key(queue))
+    for _, key in ipairs({ turns_key(queue), parked_key(queue), waiting_key(queue) }) do
+        for _, name in ipairs(partitions_left > 0 and list_or_empty('ZRANGE', key, 0, partitions_left) or {}) do
+            ready = ready + size('ZCARD', partition_key(queue, name))
             partitions_left = partitions_left - 1
         end
     end
 end
-if size('HLEN', P .. 'tombstones') <= 10000 and partitions_left > 0 then
-    for _, times in ipairs(listed('HVALS', P .. 'tombstones')) do
-        ready = ready - number(times)
+if size('HLEN', PREFIX .. 'tombstones') <= 10000 and partitions_left > 0 then
+    for _, times in ipairs(list_or_empty('HVALS', PREFIX .. 'tombstones')) do
+        ready = ready - to_number(times)
     end
 else -- too many to add them up while all clients wait
     ready = counted.queued or 0
 end
 
 -- What running jobs weigh in their buckets, against what is noted.
-local weighed, noted = 0, 0
-if size('ZCARD', LEASES) <= 10000 and size('HLEN', P .. 'used') <= 10000 then
-    for _, id in ipairs(listed('ZRANGE', LEASES, 0, -1)) do
-        local v = read(id, 'state', 'kind')
-        local known = v and v[1] == 'running' and kind_of(v[2] or '')
-        local partition, weights = split_field(known and field_of(id, known) or '')
+local expected_use, stored_use = 0, 0
+if size('ZCARD', LEASES) <= 10000 and size('HLEN', PREFIX .. 'used') <= 10000 then
+    for _, id in ipairs(list_or_empty('ZRANGE', LEASES, 0, -1)) do
+        local v = read_fields(id, 'state', 'spec')
+        local spec = v and v[1] == 'running' and parse_spec(v[2] or '')
+        local partition, weights = parse_partition(spec and partition_field_of(id, spec) or '')
         local n = 0
         for _ in string.gmatch(partition, '[^\31]+') do
             n = n + 1
-            weighed = weighed + (weights and weights[n] or 1)
+            expected_use = expected_use + (weights and weights[n] or 1)
         end
     end
-    for _, weight in ipairs(listed('HVALS', P .. 'used')) do
-        noted = noted + number(weight)
+    for _, weight in ipairs(list_or_empty('HVALS', PREFIX .. 'used')) do
+        stored_use = stored_use + to_number(weight)
     end
 end
 
@@ -84,33 +84,33 @@ local sizes = {
     { 'queued', counted.queued or 0, ready },
     { 'scheduled or failed', (counted.scheduled or 0) + (counted.failed or 0), delayed },
     { 'running', counted.running or 0, size('ZCARD', LEASES) },
-    { 'dead', counted.dead or 0, size('ZCARD', P .. 'ended:dead') },
-    { 'cancelled', counted.cancelled or 0, size('ZCARD', P .. 'ended:cancelled') },
-    { 'running under limits, by weight,', weighed, noted },
+    { 'dead', counted.dead or 0, size('ZCARD', PREFIX .. 'ended:dead') },
+    { 'cancelled', counted.cancelled or 0, size('ZCARD', PREFIX .. 'ended:cancelled') },
+    { 'running under limits, by weight,', expected_use, stored_use },
 }
-local overdue = ours('ZCOUNT', LEASES, '-inf', int(now - 60000000))
-local met = ours('HMGET', P .. 'meta', 'orphans', 'foreign', 'lost')
-return { overdue, { number(met[1]), number(met[2]), number(met[3]) }, sizes, size('LLEN', ready_of('', '0')) }
+local overdue = safe_call('ZCOUNT', LEASES, '-inf', int(now - 60000000))
+local anomaly_counts = safe_call('HMGET', PREFIX .. 'meta', 'orphans', 'foreign', 'lost')
+return { overdue, { to_number(anomaly_counts[1]), to_number(anomaly_counts[2]), to_number(anomaly_counts[3]) }, sizes, size('LLEN', ready_key('', '0')) }
 
--- name: lost
+-- name: lost_writes
 -- Whether a job that was acknowledged is there no more, although no caller removed it: the numbers of submission end before it,
 -- or its own was given again. ARGV: 3 its number, 4 its id. Answers how many are lost and not reported yet, and 0 where the
 -- caller is to forget this one. Numbers go on behind what was lost: so the next loss is seen, and one that takes this telling
 -- with it is reported again.
-even_if_full()
-local seq, known = number(ours('GET', P .. 'seq')), number(ARGV[3])
-local lost, stands = 0, 1
-if seq < known then
-    lost = known - seq
-    call('SET', P .. 'seq', ARGV[3])
+allow_when_full()
+local seq, known_seq = to_number(safe_call('GET', PREFIX .. 'seq')), to_number(ARGV[3])
+local lost, is_known = 0, 1
+if seq < known_seq then
+    lost = known_seq - seq
+    call('SET', PREFIX .. 'seq', ARGV[3])
 else
-    local there = ours('HGET', index_of(known), ARGV[3])
-    if there and there ~= ARGV[4] then
-        lost, stands = 1, 0
+    local holder = safe_call('HGET', index_key(known_seq), ARGV[3])
+    if holder and holder ~= ARGV[4] then
+        lost, is_known = 1, 0
     end
 end
 if lost > 0 then
-    odd.lost = lost
+    anomalies.lost = lost
 end
 finish()
-return { lost, stands }
+return { lost, is_known }

@@ -3,38 +3,38 @@
 -- order; the partitions of a queue that have any are in its turns, parked until an instant, or wait for a running job to end.
 -- What running jobs release of their buckets is gathered, and written once a script.
 local SEPARATOR = '\31'
-local KEPT = 100 -- partitions without room that keep their places in the turns of their queue; others wait beside them
+local MAX_BLOCKED_TURNS = 100 -- partitions without room that keep their places in the turns of their queue; others wait beside them
 
-local function turns_of(queue)
-    return P .. 'turns:' .. queue
+local function turns_key(queue)
+    return PREFIX .. 'turns:' .. queue
 end
 
-local function parked_of(queue)
-    return P .. 'parked:' .. queue
+local function parked_key(queue)
+    return PREFIX .. 'parked:' .. queue
 end
 
-local function waiting_of(queue)
-    return P .. 'waiting:' .. queue
+local function waiting_key(queue)
+    return PREFIX .. 'waiting:' .. queue
 end
 
-local function spent_of(queue)
-    return P .. 'spent:' .. queue
+local function idle_turns_key(queue)
+    return PREFIX .. 'idle_turns:' .. queue
 end
 
-local function partition_of(queue, partition)
-    return P .. 'partition:' .. queue .. SEPARATOR .. partition
+local function partition_key(queue, partition)
+    return PREFIX .. 'partition:' .. queue .. SEPARATOR .. partition
 end
 
 -- A job's partition and its weights in the buckets, of its field: the names of the buckets and, where not all weights are 1, a line
 -- break and these. Nil for the weights where all are 1, or another program spoiled them.
-local function split_field(field)
-    local partition, text = string.match(field, '^([^\n]*)\n(.*)$')
+local function parse_partition(partition_field)
+    local partition, text = string.match(partition_field, '^([^\n]*)\n(.*)$')
     if not partition then
-        return field, nil
+        return partition_field, nil
     end
     local readable, weights = pcall(cjson.decode, text)
-    local _, number_of = string.gsub(partition, SEPARATOR, '')
-    if not readable or type(weights) ~= 'table' or #weights ~= number_of + 1 then
+    local _, number = string.gsub(partition, SEPARATOR, '')
+    if not readable or type(weights) ~= 'table' or #weights ~= number + 1 then
         return partition, nil
     end
     for _, weight in ipairs(weights) do
@@ -45,23 +45,23 @@ local function split_field(field)
     return partition, weights
 end
 
-local PLACE = 28 -- characters of a member before its id
-local WORD = 4294967296
+local SORT_KEY_LENGTH = 28 -- characters of a member before its id
+local TWO_POW_32 = 4294967296
 
 -- A member: rank, eligible time and submission in hexadecimal digits, then the id. With a UUID it has 64 bytes: a set of few
 -- members stays compact.
-local function member_of(level, due, seq, id)
-    local rank = 1000000 - math.max(-1000000, math.min(1000000, number(level)))
+local function member_of(priority, due, seq, id)
+    local rank = 1000000 - math.max(-1000000, math.min(1000000, to_number(priority)))
     due, seq = math.max(0, math.min(2 ^ 52 - 1, math.floor(due))), seq % 2 ^ 36
-    return string.format('%06x%05x%08x%x%08x', rank, math.floor(due / WORD), due % WORD, math.floor(seq / WORD), seq % WORD) .. id
+    return string.format('%06x%05x%08x%x%08x', rank, math.floor(due / TWO_POW_32), due % TWO_POW_32, math.floor(seq / TWO_POW_32), seq % TWO_POW_32) .. id
 end
 
 local function make_partitions()
-    local placed = {} -- by queue and partition: score and member of each job
+    local pending_members = {} -- by queue and partition: score and member of each job
 
-    local function add(queue, partition, member)
-        local names = placed[queue] or {}
-        placed[queue] = names
+    local function add_member(queue, partition, member)
+        local names = pending_members[queue] or {}
+        pending_members[queue] = names
         local entries = names[partition] or {}
         names[partition] = entries
         entries[#entries + 1] = 0
@@ -70,76 +70,76 @@ local function make_partitions()
 
     -- Partitions take turns again: none before the virtual time, nor before its own turn.
     local function return_to_turns(queue, names)
-        local virtual = number(ours('HGET', P .. 'virtual', queue))
-        local spent = call('EXISTS', spent_of(queue)) == 1 and ours('ZMSCORE', spent_of(queue), unpack(names)) or {}
+        local virtual_time = to_number(safe_call('HGET', PREFIX .. 'virtual', queue))
+        local idle_turns = call('EXISTS', idle_turns_key(queue)) == 1 and safe_call('ZMSCORE', idle_turns_key(queue), unpack(names)) or {}
         local entries = {}
         for n, name in ipairs(names) do
-            entries[2 * n - 1], entries[2 * n] = math.max(virtual, number(spent[n])), name
+            entries[2 * n - 1], entries[2 * n] = math.max(virtual_time, to_number(idle_turns[n])), name
         end
-        ours('ZADD', turns_of(queue), unpack(entries))
-        if #spent > 0 then
-            call('ZREM', spent_of(queue), unpack(names))
+        safe_call('ZADD', turns_key(queue), unpack(entries))
+        if #idle_turns > 0 then
+            call('ZREM', idle_turns_key(queue), unpack(names))
         end
     end
 
     local function join_turns(queue, names)
-        local turns = ours('ZMSCORE', turns_of(queue), unpack(names))
-        local parked = call('EXISTS', parked_of(queue)) == 1 and ours('ZMSCORE', parked_of(queue), unpack(names)) or {}
-        local waiting = call('EXISTS', waiting_of(queue)) == 1 and ours('ZMSCORE', waiting_of(queue), unpack(names)) or {}
-        local new = {}
+        local turns = safe_call('ZMSCORE', turns_key(queue), unpack(names))
+        local parked = call('EXISTS', parked_key(queue)) == 1 and safe_call('ZMSCORE', parked_key(queue), unpack(names)) or {}
+        local waiting = call('EXISTS', waiting_key(queue)) == 1 and safe_call('ZMSCORE', waiting_key(queue), unpack(names)) or {}
+        local joining = {}
         for n, name in ipairs(names) do
             if not turns[n] and not parked[n] and not waiting[n] then
-                new[#new + 1] = name
+                joining[#joining + 1] = name
             end
         end
-        if #new > 0 then
-            ours('ZADD', P .. 'limited', 0, queue)
-            return_to_turns(queue, new)
+        if #joining > 0 then
+            safe_call('ZADD', PREFIX .. 'partitioned_queues', 0, queue)
+            return_to_turns(queue, joining)
         end
     end
 
-    local function place()
-        for queue, partitions in pairs(placed) do
+    local function write_members()
+        for queue, partitions in pairs(pending_members) do
             local names = {}
             for name, entries in pairs(partitions) do
                 for n = 1, #entries, 1000 do
-                    ours('ZADD', partition_of(queue, name), unpack(entries, n, math.min(n + 999, #entries)))
+                    safe_call('ZADD', partition_key(queue, name), unpack(entries, n, math.min(n + 999, #entries)))
                 end
                 names[#names + 1] = name
             end
-            for n = 1, #names, MOST do
-                join_turns(queue, { unpack(names, n, math.min(n + MOST - 1, #names)) })
+            for n = 1, #names, MAX_BATCH do
+                join_turns(queue, { unpack(names, n, math.min(n + MAX_BATCH - 1, #names)) })
             end
         end
-        placed = {}
+        pending_members = {}
     end
 
     -- A queue without partitions has no turns to remember; whether it is one.
-    local function forget_turns(queue)
-        if call('EXISTS', turns_of(queue), parked_of(queue), waiting_of(queue)) > 0 then
+    local function delete_unused_turns(queue)
+        if call('EXISTS', turns_key(queue), parked_key(queue), waiting_key(queue)) > 0 then
             return false
         end
-        call('DEL', spent_of(queue))
-        ours('HDEL', P .. 'virtual', queue)
-        if call('EXISTS', quarantine_of(queue)) == 0 then
-            ours('ZREM', P .. 'limited', queue)
+        call('DEL', idle_turns_key(queue))
+        safe_call('HDEL', PREFIX .. 'virtual', queue)
+        if call('EXISTS', quarantine_key(queue)) == 0 then
+            safe_call('ZREM', PREFIX .. 'partitioned_queues', queue)
         end
         return true
     end
 
-    local function remove(queue, partition, member)
-        local key = partition_of(queue, partition)
-        ours('ZREM', key, member)
+    local function remove_member(queue, partition, member)
+        local key = partition_key(queue, partition)
+        safe_call('ZREM', key, member)
         if call('EXISTS', key) == 0 then
-            ours('ZREM', turns_of(queue), partition)
-            ours('ZREM', parked_of(queue), partition)
-            ours('ZREM', waiting_of(queue), partition)
-            forget_turns(queue)
+            safe_call('ZREM', turns_key(queue), partition)
+            safe_call('ZREM', parked_key(queue), partition)
+            safe_call('ZREM', waiting_key(queue), partition)
+            delete_unused_turns(queue)
         end
     end
 
-    local function return_due(queue, key, most)
-        local due = ours('ZRANGEBYSCORE', key, '-inf', NOW, 'LIMIT', 0, most)
+    local function return_due(queue, key, max_partitions)
+        local due = safe_call('ZRANGEBYSCORE', key, '-inf', NOW, 'LIMIT', 0, max_partitions)
         if #due > 0 then
             call('ZREM', key, unpack(due))
             return_to_turns(queue, due)
@@ -149,137 +149,137 @@ local function make_partitions()
     -- Partitions whose instant has come take turns again, and some that wait where the turns have become few. How many have
     -- turns then.
     local function unpark(queue)
-        if call('EXISTS', parked_of(queue), waiting_of(queue)) > 0 then
-            return_due(queue, parked_of(queue), MOST)
-            return_due(queue, waiting_of(queue), KEPT / 2)
-            local first = ours('ZCARD', turns_of(queue)) < KEPT and ours('ZRANGE', waiting_of(queue), 0, KEPT - 1) or {}
+        if call('EXISTS', parked_key(queue), waiting_key(queue)) > 0 then
+            return_due(queue, parked_key(queue), MAX_BATCH)
+            return_due(queue, waiting_key(queue), MAX_BLOCKED_TURNS / 2)
+            local first = safe_call('ZCARD', turns_key(queue)) < MAX_BLOCKED_TURNS and safe_call('ZRANGE', waiting_key(queue), 0, MAX_BLOCKED_TURNS - 1) or {}
             if #first > 0 then
-                call('ZREM', waiting_of(queue), unpack(first))
+                call('ZREM', waiting_key(queue), unpack(first))
                 return_to_turns(queue, first)
             end
         end
-        return ours('ZCARD', turns_of(queue))
+        return safe_call('ZCARD', turns_key(queue))
     end
 
     return {
-        add = add,
-        place = place,
-        forget_turns = forget_turns,
-        remove = remove,
+        add_member = add_member,
+        write_members = write_members,
+        delete_unused_turns = delete_unused_turns,
+        remove_member = remove_member,
         return_to_turns = return_to_turns,
         unpark = unpark,
     }
 end
 
-local ready_partitions
+local loaded_partitions
 local function partitions()
-    ready_partitions = ready_partitions or make_partitions()
-    return ready_partitions
+    loaded_partitions = loaded_partitions or make_partitions()
+    return loaded_partitions
 end
 
-local left -- by queue, what running jobs have left: their field, how often
+local released -- by queue, what running jobs have left: their field, how often
 
-local function release(queue, field)
-    left = left or {}
-    local fields = left[queue] or {}
-    left[queue] = fields
-    fields[field] = (fields[field] or 0) + 1
+local function release(queue, partition_field)
+    released = released or {}
+    local fields = released[queue] or {}
+    released[queue] = fields
+    fields[partition_field] = (fields[partition_field] or 0) + 1
 end
 
-local function occupy(field) -- room of a running job in its buckets
-    local partition, weights = split_field(field)
+local function use_buckets(partition_field) -- room of a running job in its buckets
+    local partition, weights = parse_partition(partition_field)
     local n = 0
     for bucket in string.gmatch(partition, '[^\31]+') do
         n = n + 1
-        ours('HINCRBY', P .. 'used', bucket, weights and weights[n] or 1)
+        safe_call('HINCRBY', PREFIX .. 'used', bucket, weights and weights[n] or 1)
     end
 end
 
 local function subtract_released()
-    local released, partitions_left, names, kept, gone = {}, {}, {}, {}, {}
-    for queue, fields in pairs(left) do
+    local released_weights, released_partitions, names, remaining, empty_buckets = {}, {}, {}, {}, {}
+    for queue, fields in pairs(released) do
         local of_queue = {}
-        partitions_left[queue] = of_queue
-        for field, times in pairs(fields) do
-            if not string.find(field, '[\31\n]') then -- one bucket, and a weight of 1
-                released[field] = (released[field] or 0) + times
-                of_queue[#of_queue + 1] = field
+        released_partitions[queue] = of_queue
+        for partition_field, times in pairs(fields) do
+            if not string.find(partition_field, '[\31\n]') then -- one bucket, and a weight of 1
+                released_weights[partition_field] = (released_weights[partition_field] or 0) + times
+                of_queue[#of_queue + 1] = partition_field
             else
-                local partition, weights = split_field(field)
+                local partition, weights = parse_partition(partition_field)
                 local n = 0
                 for bucket in string.gmatch(partition, '[^\31]+') do
                     n = n + 1
-                    released[bucket] = (released[bucket] or 0) + times * (weights and weights[n] or 1)
+                    released_weights[bucket] = (released_weights[bucket] or 0) + times * (weights and weights[n] or 1)
                 end
                 of_queue[#of_queue + 1] = partition
             end
         end
     end
-    for bucket in pairs(released) do
+    for bucket in pairs(released_weights) do
         names[#names + 1] = bucket
     end
     for first = 1, #names, 1000 do
-        local used = ours('HMGET', P .. 'used', unpack(names, first, math.min(first + 999, #names)))
+        local used = safe_call('HMGET', PREFIX .. 'used', unpack(names, first, math.min(first + 999, #names)))
         for n, weight in ipairs(used) do
             local bucket = names[first + n - 1]
-            local rest = number(weight) - released[bucket]
-            if rest > 0 then
-                kept[#kept + 1] = bucket
-                kept[#kept + 1] = rest
+            local remaining_weight = to_number(weight) - released_weights[bucket]
+            if remaining_weight > 0 then
+                remaining[#remaining + 1] = bucket
+                remaining[#remaining + 1] = remaining_weight
             elseif weight then
-                gone[#gone + 1] = bucket
+                empty_buckets[#empty_buckets + 1] = bucket
             end
         end
     end
-    for first = 1, #kept, 1000 do
-        call('HSET', P .. 'used', unpack(kept, first, math.min(first + 999, #kept)))
+    for first = 1, #remaining, 1000 do
+        call('HSET', PREFIX .. 'used', unpack(remaining, first, math.min(first + 999, #remaining)))
     end
-    for first = 1, #gone, 1000 do
-        call('HDEL', P .. 'used', unpack(gone, first, math.min(first + 999, #gone)))
+    for first = 1, #empty_buckets, 1000 do
+        call('HDEL', PREFIX .. 'used', unpack(empty_buckets, first, math.min(first + 999, #empty_buckets)))
     end
-    return partitions_left
+    return released_partitions
 end
 
 -- Gives the room of jobs that run no more back, and wakes workers. A partition that waited for it has its turn.
 local function write_released()
-    if not left then
+    if not released then
         return
     end
     for queue, names in pairs(subtract_released()) do
-        if call('EXISTS', waiting_of(queue)) == 1 then
-            local scores, found = ours('ZMSCORE', waiting_of(queue), unpack(names)), {}
+        if call('EXISTS', waiting_key(queue)) == 1 then
+            local scores, found = safe_call('ZMSCORE', waiting_key(queue), unpack(names)), {}
             for n, name in ipairs(names) do
                 found[#found + 1] = scores[n] and name or nil
             end
             if #found > 0 then
-                call('ZREM', waiting_of(queue), unpack(found))
+                call('ZREM', waiting_key(queue), unpack(found))
                 partitions().return_to_turns(queue, found)
             end
         end
     end
-    for _, queue in ipairs(ours('ZRANGE', P .. 'limited', 0, 99)) do
-        tell('news', 'queue:' .. queue)
+    for _, queue in ipairs(safe_call('ZRANGE', PREFIX .. 'partitioned_queues', 0, 99)) do
+        notify('ready_jobs', 'queue:' .. queue)
     end
-    left = nil
+    released = nil
 end
 
 -- fragment: admission
 -- Decides which jobs may start now, as `core.limits.Admission` does: room by what is used, tokens by GCRA, pauses.
-local limits_read = {}
+local limits_cache = {}
 
 local function limit_of(name) -- false where there is none of this name
-    local known = limits_read[name]
-    if known ~= nil then
-        return known
+    local cached = limits_cache[name]
+    if cached ~= nil then
+        return cached
     end
-    local text = string.match(ours('HGET', P .. 'limits', name) or '', '^%d+ (.*)$')
+    local text = string.match(safe_call('HGET', PREFIX .. 'limits', name) or '', '^%d+ (.*)$')
     local readable, document = pcall(cjson.decode, text or '')
-    limits_read[name] = false
+    limits_cache[name] = false
     if readable and type(document) == 'table' then
         local values = type(document.values) == 'table' and document.values or {}
         local rate, period = tonumber(values.rate), tonumber(values.period_us) or 1000000
         local interval = rate and (period - period % rate) / rate + (period % rate > 0 and 1 or 0)
-        limits_read[name] = {
+        limits_cache[name] = {
             concurrency = tonumber(values.concurrency),
             interval = interval,
             burst = tonumber(values.burst) or 1,
@@ -287,7 +287,7 @@ local function limit_of(name) -- false where there is none of this name
             queue = not document.by and document.queue, -- of whose partitions each passes through its bucket
         }
     end
-    return limits_read[name]
+    return limits_cache[name]
 end
 
 -- When a bucket is full again after giving tokens, and the first instant at which it can give them.
@@ -297,31 +297,31 @@ local function after_taking(limit, refilled_at, tokens)
 end
 
 local buckets = {}
-local has_used, has_states = call('EXISTS', P .. 'used') == 1, call('EXISTS', P .. 'buckets') == 1
+local has_used, has_states = call('EXISTS', PREFIX .. 'used') == 1, call('EXISTS', PREFIX .. 'buckets') == 1
 
 -- A bucket whose limit had another rate or burst when it was written keeps its tokens, at most the new burst.
 local function keep_tokens(bucket, old_interval, old_burst)
     local limit = bucket.limit
-    local most = limit and limit.interval and limit.burst * limit.interval
-    if not most or bucket.refilled_at <= now or old_interval == limit.interval and old_burst == limit.burst then
+    local max_us = limit and limit.interval and limit.burst * limit.interval
+    if not max_us or bucket.refilled_at <= now or old_interval == limit.interval and old_burst == limit.burst then
         return
     end
-    local old_most = old_interval and old_burst * old_interval or most
-    local earned = math.floor(math.max(0, old_most - (bucket.refilled_at - now)) * (limit.interval / (old_interval or limit.interval)))
-    bucket.refilled_at, bucket.has_given = now + most - math.min(most, earned), true
+    local old_max_us = old_interval and old_burst * old_interval or max_us
+    local earned = math.floor(math.max(0, old_max_us - (bucket.refilled_at - now)) * (limit.interval / (old_interval or limit.interval)))
+    bucket.refilled_at, bucket.is_state_changed = now + max_us - math.min(max_us, earned), true
 end
 
 local function read_buckets(names)
-    local used = has_used and ours('HMGET', P .. 'used', unpack(names)) or {}
-    local states = has_states and ours('HMGET', P .. 'buckets', unpack(names)) or {}
+    local used = has_used and safe_call('HMGET', PREFIX .. 'used', unpack(names)) or {}
+    local states = has_states and safe_call('HMGET', PREFIX .. 'buckets', unpack(names)) or {}
     for n, name in ipairs(names) do
         local bucket = {
-            name = name, limit = limit_of(string.match(name, '^[^=]*')), used = number(used[n]), refilled_at = 0, paused = 0,
+            name = name, limit = limit_of(string.match(name, '^[^=]*')), used = to_number(used[n]), refilled_at = 0, paused = 0,
             reserved = 0,
         }
         if states[n] then
             local refilled_at, paused, interval, burst = string.match(states[n], '^(%d+) (%d+) ?(%d*) ?(%d*)$')
-            bucket.refilled_at, bucket.paused = number(refilled_at), number(paused)
+            bucket.refilled_at, bucket.paused = to_number(refilled_at), to_number(paused)
             keep_tokens(bucket, tonumber(interval), tonumber(burst))
         end
         buckets[name] = bucket
@@ -354,15 +354,15 @@ local function buckets_of(partition)
     if buckets[partition] then -- its only one
         return { buckets[partition] }
     end
-    local found = {}
+    local job_buckets = {}
     for name in string.gmatch(partition, '[^\31]+') do
-        found[#found + 1] = buckets[name]
+        job_buckets[#job_buckets + 1] = buckets[name]
     end
-    return found
+    return job_buckets
 end
 
-local function share_of(found)
-    for _, bucket in ipairs(found) do
+local function share_of(job_buckets)
+    for _, bucket in ipairs(job_buckets) do
         local value = bucket.limit and bucket.limit.shares and string.match(bucket.name, '=(.*)$')
         local share = value and tonumber(bucket.limit.shares[value])
         if share then
@@ -373,60 +373,60 @@ local function share_of(found)
 end
 
 -- When tokens and pauses of a bucket let a job of this weight start, and whether it lacks room. What is reserved counts as taken.
-local function look_into(bucket, weight)
-    local limit, free_at, full = bucket.limit, bucket.paused, false
+local function check_bucket(bucket, weight)
+    local limit, free_at, is_full = bucket.limit, bucket.paused, false
     if limit and limit.interval then
         local refilled_at = math.max(bucket.refilled_at, now) + math.min(bucket.reserved, limit.burst) * limit.interval
         local _, first = after_taking(limit, refilled_at, weight)
         free_at = math.max(free_at, first)
     end
     if limit and limit.concurrency then
-        full = bucket.used + bucket.reserved + math.min(weight, limit.concurrency) > limit.concurrency
+        is_full = bucket.used + bucket.reserved + math.min(weight, limit.concurrency) > limit.concurrency
     end
-    return free_at, full
+    return free_at, is_full
 end
 
 -- Nil where each of the buckets has room for a job now; else the instant at which they may have, 0 for "when a job ends"; and
 -- the bucket that is in the way.
-local function obstacle(found, weights)
-    local free_at, full, why = now, nil, nil
-    for n, bucket in ipairs(found) do
-        local first, is_full = look_into(bucket, weights and weights[n] or 1)
+local function find_blocking_bucket(job_buckets, weights)
+    local free_at, full_bucket, blocking = now, nil, nil
+    for n, bucket in ipairs(job_buckets) do
+        local first, is_full = check_bucket(bucket, weights and weights[n] or 1)
         if first > free_at then
-            free_at, why = first, bucket
+            free_at, blocking = first, bucket
         end
-        full = full or is_full and bucket
+        full_bucket = full_bucket or is_full and bucket
     end
     if free_at > now then
-        return free_at, why
+        return free_at, blocking
     end
-    return full and 0, full
+    return full_bucket and 0, full_bucket
 end
 
 -- Reserves the weights of a job that only they are in the way of: in the buckets of its keys until it fits them, then in all.
 -- Returns true if it lacks tokens of a key.
-local function reserve(found, weights)
-    local of_keys, tokens_of_keys = false, false
-    for n, bucket in ipairs(found) do
-        local free_at, full = look_into(bucket, weights[n])
+local function reserve(job_buckets, weights)
+    local is_key_short, lacks_key_tokens = false, false
+    for n, bucket in ipairs(job_buckets) do
+        local free_at, is_full = check_bucket(bucket, weights[n])
         bucket.is_keyed = string.find(bucket.name, '=', 1, true) ~= nil
-        tokens_of_keys = tokens_of_keys or bucket.is_keyed and free_at > now
-        of_keys = of_keys or tokens_of_keys or bucket.is_keyed and full
+        lacks_key_tokens = lacks_key_tokens or bucket.is_keyed and free_at > now
+        is_key_short = is_key_short or lacks_key_tokens or bucket.is_keyed and is_full
     end
-    for n, bucket in ipairs(found) do
-        if weights[n] > 1 and (bucket.is_keyed or not of_keys) then
+    for n, bucket in ipairs(job_buckets) do
+        if weights[n] > 1 and (bucket.is_keyed or not is_key_short) then
             bucket.reserved = bucket.reserved + weights[n]
         end
     end
-    return tokens_of_keys
+    return lacks_key_tokens
 end
 
-local function admit(found, weights)
-    for n, bucket in ipairs(found) do
+local function admit(job_buckets, weights)
+    for n, bucket in ipairs(job_buckets) do
         local weight = weights and weights[n] or 1
-        bucket.used, bucket.is_taken = bucket.used + weight, true
+        bucket.used, bucket.is_use_changed = bucket.used + weight, true
         if bucket.limit and bucket.limit.interval then
-            bucket.refilled_at, bucket.has_given = after_taking(bucket.limit, bucket.refilled_at, weight), true
+            bucket.refilled_at, bucket.is_state_changed = after_taking(bucket.limit, bucket.refilled_at, weight), true
         end
     end
 end
@@ -434,63 +434,63 @@ end
 local function write_admitted()
     local used, states, refills = {}, {}, {}
     for name, bucket in pairs(buckets) do
-        if bucket.is_taken then
+        if bucket.is_use_changed then
             used[#used + 1] = name
             used[#used + 1] = bucket.used
         end
-        if bucket.has_given then
+        if bucket.is_state_changed then
             states[#states + 1] = name
             local limit = bucket.limit
-            local rule = limit and limit.interval and ' ' .. int(limit.interval) .. ' ' .. int(limit.burst) or ''
-            states[#states + 1] = int(bucket.refilled_at) .. ' ' .. int(bucket.paused) .. rule
+            local rate_text = limit and limit.interval and ' ' .. int(limit.interval) .. ' ' .. int(limit.burst) or ''
+            states[#states + 1] = int(bucket.refilled_at) .. ' ' .. int(bucket.paused) .. rate_text
             refills[#refills + 1] = math.max(bucket.refilled_at, bucket.paused)
             refills[#refills + 1] = name
         end
     end
     for n = 1, #used, 1000 do
-        ours('HSET', P .. 'used', unpack(used, n, math.min(n + 999, #used)))
+        safe_call('HSET', PREFIX .. 'used', unpack(used, n, math.min(n + 999, #used)))
     end
     for n = 1, #states, 1000 do
-        ours('HSET', P .. 'buckets', unpack(states, n, math.min(n + 999, #states)))
-        ours('ZADD', P .. 'refills', unpack(refills, n, math.min(n + 999, #refills)))
+        safe_call('HSET', PREFIX .. 'buckets', unpack(states, n, math.min(n + 999, #states)))
+        safe_call('ZADD', PREFIX .. 'refills', unpack(refills, n, math.min(n + 999, #refills)))
     end
 end
 
--- name: claim_limited (partitions, moving, expiring, taking, admission)
+-- name: claim_limited (partitions, transitions, expiry, claim_common, admission)
 -- Claims ready jobs under limits, which start at once; the partitions of a queue take turns. ARGV: 6 limit, 7 "1" to take one
 -- quarantined job alone, 8 "1" to make due jobs ready first, 9 slots of every other queue or "", 10 the queue served last, then
 -- queue and slots of each that is named, in the order of their turn.
 -- Answers jobs, promoted, microseconds until a partition may have room or -1, quarantined, lease end, served, what to do: 0
 -- that was all, 1 there was more to look through, 2 more may be due; id and kind of jobs that have expired.
-even_if_full()
-local limit, alone = tonumber(ARGV[6]), ARGV[7] == '1'
-local star, served = tonumber(ARGV[9]), ARGV[10]
-local TURN, LOOKED, RECHECK, MOST_KEPT = 1000000, 300, 1000000, 20
-local kept = 0 -- partitions that lack tokens of a key for a heavy job and keep their turns
-local due, quarantined, more = nil, 0, 0
-local looks, reads = LOOKED, limit + 2 * MOST -- at partitions without room; at jobs
-local named, turn = {}, {}
+allow_when_full()
+local limit, isolated = tonumber(ARGV[6]), ARGV[7] == '1'
+local wildcard_slots, last_served = tonumber(ARGV[9]), ARGV[10]
+local TURN_COST, MAX_BLOCKED, RECHECK_US, MAX_KEPT_TURNS = 1000000, 300, 1000000, 20
+local kept_turns = 0 -- partitions that lack tokens of a key for a heavy job and keep their turns
+local next_room_at, quarantined, more = nil, 0, 0
+local blocked_budget, read_budget = MAX_BLOCKED, limit + 2 * MAX_BATCH -- at partitions without room; at jobs
+local queue_slots, queue_order = {}, {}
 for n = 11, #ARGV, 2 do
-    named[ARGV[n]] = tonumber(ARGV[n + 1])
-    turn[#turn + 1] = ARGV[n]
+    queue_slots[ARGV[n]] = tonumber(ARGV[n + 1])
+    queue_order[#queue_order + 1] = ARGV[n]
 end
-local paused = call('EXISTS', P .. 'paused') == 1 and paused_queues() or {}
-local overdue = call('EXISTS', P .. 'expiry') == 1 and expire_overdue(MOST) == MOST -- there may be more, which are not to be taken
+local paused = call('EXISTS', PREFIX .. 'paused') == 1 and paused_queues() or {}
+local has_overdue = call('EXISTS', PREFIX .. 'expiry') == 1 and expire_overdue(MAX_BATCH) == MAX_BATCH -- there may be more, which are not to be taken
 
 local function note_room_at(instant)
-    due = due and math.min(due, instant) or instant
+    next_room_at = next_room_at and math.min(next_room_at, instant) or instant
 end
 
 -- ── partitions by the start of their next job: in a list as they were loaded, and in a heap those that were served ──
-local loaded, next_loaded, heap, pushed = {}, 1, {}, 0
+local loaded_entries, next_loaded, heap, push_count = {}, 1, {}, 0
 
 local function is_before(one, other)
     return one.start < other.start or one.start == other.start and one.order < other.order
 end
 
-local function push(entry)
-    pushed = pushed + 1
-    entry.order = pushed
+local function heap_push(entry)
+    push_count = push_count + 1
+    entry.order = push_count
     local n = #heap + 1
     while n > 1 do
         local parent = math.floor(n / 2)
@@ -502,7 +502,7 @@ local function push(entry)
     heap[n] = entry
 end
 
-local function pop()
+local function heap_pop()
     local top, last = heap[1], table.remove(heap)
     if #heap > 0 then
         local n = 1
@@ -522,65 +522,65 @@ local function pop()
 end
 
 local function first_start() -- nil for none
-    local fresh, again = loaded[next_loaded], heap[1]
-    return fresh and again and math.min(fresh.start, again.start) or fresh and fresh.start or again and again.start
+    local next_fresh, next_served = loaded_entries[next_loaded], heap[1]
+    return next_fresh and next_served and math.min(next_fresh.start, next_served.start) or next_fresh and next_fresh.start or next_served and next_served.start
 end
 
 local function next_entry()
-    local fresh, again = loaded[next_loaded], heap[1]
-    if fresh and not (again and again.start < fresh.start) then
+    local next_fresh, next_served = loaded_entries[next_loaded], heap[1]
+    if next_fresh and not (next_served and next_served.start < next_fresh.start) then
         next_loaded = next_loaded + 1
-        return fresh
+        return next_fresh
     end
-    return again and pop()
+    return next_served and heap_pop()
 end
 
 -- ── one partition ───────────────────────────────────────────────────────────────────────────────────────────────
--- An entry: its jobs before `base` + `at` have left it. `fate`: "moved" to a later start, "empty", "parked" until an instant,
+-- An entry: its jobs before `base` + `at` have left it. `outcome`: "moved" to a later start, "empty", "parked" until an instant,
 -- "waits" for a running job; nil where nothing has changed.
-local NONE = {}
+local EMPTY_PAGE = {}
 
-local function entry_of(walk, name, score)
+local function entry_of(round, name, score)
     return {
-        partition = name, key = walk.prefix .. name, start = math.max(walk.began, score), order = 0, buckets = buckets_of(name),
-        page = NONE, base = 0, at = 1, size = walk.size, fate = nil,
+        partition = name, key = round.prefix .. name, start = math.max(round.start_time, score), order = 0, buckets = buckets_of(name),
+        page = EMPTY_PAGE, page_start = 0, index = 1, size = round.size, outcome = nil,
     }
 end
 
-local function fetch(entry)
-    entry.base = entry.base + #entry.page
-    entry.page = ours('ZRANGE', entry.key, entry.base, entry.base + entry.size - 1)
-    entry.at = 1
-    entry.size = #entry.page == entry.size and math.min(MOST, 4 * entry.size) or 0 -- 0: that was the rest
+local function load_page(entry)
+    entry.page_start = entry.page_start + #entry.page
+    entry.page = safe_call('ZRANGE', entry.key, entry.page_start, entry.page_start + entry.size - 1)
+    entry.index = 1
+    entry.size = #entry.page == entry.size and math.min(MAX_BATCH, 4 * entry.size) or 0 -- 0: that was the rest
 end
 
 -- A job that was never claimed and whose id was minted, which is the rule: its fields and weights, or nil.
 local function new_job(id, queue, partition)
-    local v = redis.pcall('HMGET', JOB .. id, 'state', 'kind', 'pickupTime', 'dueTime', 'created', 'payload', 'options', 'claims', 'partition')
-    local known = v[1] == 'queued' and not v[3] and not v[8] and kind_of(v[2])
-    if not known or not known.is_limited or known.queue ~= queue then -- a key of another type has no first field either
+    local v = redis.pcall('HMGET', JOB .. id, 'state', 'spec', 'pickupTime', 'dueTime', 'created', 'payload', 'options', 'claims', 'partition')
+    local spec = v[1] == 'queued' and not v[3] and not v[8] and parse_spec(v[2])
+    if not spec or not spec.is_limited or spec.queue ~= queue then -- a key of another type has no first field either
         return nil
     elseif v[9] == partition then
         return v
     end
-    local named, weights = split_field(v[9] or '')
-    return named == partition and v or nil, weights
+    local job_partition, weights = parse_partition(v[9] or '')
+    return job_partition == partition and v or nil, weights
 end
 
 -- Any other job: nil for one that does not stand here.
 local function other_job(id, queue, partition)
-    local v = read(id, unpack(FIELDS))
-    local known = v and kind_of(v[2] or '')
-    local named, weights = split_field(known and known.is_limited and v[12] or '')
-    if not known then
-        met('orphans')
-    elseif v[1] ~= 'queued' or named ~= partition or known.queue ~= queue then
+    local v = read_fields(id, unpack(FIELDS))
+    local spec = v and parse_spec(v[2] or '')
+    local job_partition, weights = parse_partition(spec and spec.is_limited and v[12] or '')
+    if not spec then
+        count_anomaly('orphans')
+    elseif v[1] ~= 'queued' or job_partition ~= partition or spec.queue ~= queue then
         return nil
     elseif tier_of(v[5]) == 2 then
-        ours('ZADD', quarantine_of(queue), v[6], id)
-    elseif overdue and is_overdue(id) then
+        safe_call('ZADD', quarantine_key(queue), v[6], id)
+    elseif has_overdue and is_overdue(id) then
         expire(id, v[1], v[2])
-        ours('ZREM', P .. 'expiry', id)
+        safe_call('ZREM', PREFIX .. 'expiry', id)
     else
         return v, weights
     end
@@ -589,19 +589,19 @@ end
 -- The first job of a partition: "new" or "other", id, fields and weights; or "none", or "enough" where this script has read as many
 -- jobs as it may.
 local function first_job(queue, entry)
-    while reads > 0 do
-        if entry.at > #entry.page then
+    while read_budget > 0 do
+        if entry.index > #entry.page then
             if entry.size == 0 then
                 return 'none'
             end
-            fetch(entry)
+            load_page(entry)
         end
-        local member = entry.page[entry.at]
+        local member = entry.page[entry.index]
         if member then
-            local id = string.sub(member, PLACE + 1)
-            reads = reads - 1
+            local id = string.sub(member, SORT_KEY_LENGTH + 1)
+            read_budget = read_budget - 1
             local v, weights
-            if not overdue then
+            if not has_overdue then
                 v, weights = new_job(id, queue, entry.partition)
                 if v then
                     return 'new', id, v, weights
@@ -611,39 +611,39 @@ local function first_job(queue, entry)
             if v then
                 return 'other', id, v, weights
             end
-            entry.at = entry.at + 1
+            entry.index = entry.index + 1
         end
     end
     return 'enough'
 end
 
 -- ── the partitions of a queue ───────────────────────────────────────────────────────────────────────────────────
-local function load_turns(walk)
-    local size = math.max(20, math.min(100, walk.room))
-    local page, names = ours('ZRANGE', turns_of(walk.queue), walk.offset, walk.offset + size - 1, 'WITHSCORES'), {}
+local function load_turns(round)
+    local size = math.max(20, math.min(100, round.room))
+    local page, names = safe_call('ZRANGE', turns_key(round.queue), round.offset, round.offset + size - 1, 'WITHSCORES'), {}
     for n = 1, #page, 2 do
         names[#names + 1] = page[n]
     end
-    walk.offset, walk.is_whole = walk.offset + #names, #names < size
+    round.offset, round.is_last_page = round.offset + #names, #names < size
     read_buckets_of(names)
     for n, name in ipairs(names) do
-        walk.last = number(page[2 * n])
-        loaded[#loaded + 1] = entry_of(walk, name, walk.last)
+        round.last_turn = to_number(page[2 * n])
+        loaded_entries[#loaded_entries + 1] = entry_of(round, name, round.last_turn)
     end
 end
 
 -- A partition without room: it is parked, or passed by. Beyond some of them those wait beside the turns: the end of a running
 -- job of theirs brings them back, or they look again after a while.
-local function pass_by(walk, entry, instant, bucket)
+local function pass_over(round, entry, instant, bucket)
     if instant > 0 then
-        entry.fate, entry.until_ = 'parked', instant
+        entry.outcome, entry.parked_until = 'parked', instant
     else
-        walk.passed = walk.passed + 1
-        entry.fate = walk.passed > KEPT and 'waits' or entry.fate
+        round.blocked_count = round.blocked_count + 1
+        entry.outcome = round.blocked_count > MAX_BLOCKED_TURNS and 'waits' or entry.outcome
     end
-    local blocks_all = bucket.limit and bucket.limit.queue == walk.queue
-    walk.is_over = blocks_all and obstacle({ bucket }) ~= nil
-    if walk.is_over and instant > 0 then
+    local blocks_all = bucket.limit and bucket.limit.queue == round.queue
+    round.is_done = blocks_all and find_blocking_bucket({ bucket }) ~= nil
+    if round.is_done and instant > 0 then
         note_room_at(instant)
     end
 end
@@ -651,56 +651,56 @@ end
 -- The weights of a job are in its way: its partition keeps its turn. Where no other partition takes of its bucket it is parked.
 local function wait_in_turn(entry, instant, weights)
     if reserve(entry.buckets, weights) and #entry.buckets > 1 then
-        kept = kept + 1
+        kept_turns = kept_turns + 1
     end
-    if instant > 0 and (#entry.buckets == 1 or kept > MOST_KEPT) then
-        entry.fate, entry.until_ = 'parked', instant
+    if instant > 0 and (#entry.buckets == 1 or kept_turns > MAX_KEPT_TURNS) then
+        entry.outcome, entry.parked_until = 'parked', instant
     elseif instant > 0 then
         note_room_at(instant)
     end
 end
 
-local function serve_next(walk)
+local function serve_next(round)
     local entry = next_entry()
     if not entry then
-        walk.is_over = true
+        round.is_done = true
         return
     elseif entry.order == 0 then
-        walk.met[#walk.met + 1] = entry
+        round.visited[#round.visited + 1] = entry
     end
-    local instant, bucket = obstacle(entry.buckets)
-    local what, id, v, weights
+    local instant, bucket = find_blocking_bucket(entry.buckets)
+    local source, id, v, weights
     if not instant then
-        what, id, v, weights = first_job(walk.queue, entry)
-        local heavy = weights and obstacle(entry.buckets, weights)
-        if heavy then
-            looks = looks - 1
-            return wait_in_turn(entry, heavy, weights)
+        source, id, v, weights = first_job(round.queue, entry)
+        local weights_free_at = weights and find_blocking_bucket(entry.buckets, weights)
+        if weights_free_at then
+            blocked_budget = blocked_budget - 1
+            return wait_in_turn(entry, weights_free_at, weights)
         end
     end
     if instant then
-        looks = looks - 1
-        return pass_by(walk, entry, instant, bucket)
-    elseif what == 'none' then
-        entry.fate = 'empty'
+        blocked_budget = blocked_budget - 1
+        return pass_over(round, entry, instant, bucket)
+    elseif source == 'none' then
+        entry.outcome = 'empty'
         return
-    elseif what == 'enough' then
-        more, walk.is_over = math.max(more, 1), true
+    elseif source == 'enough' then
+        more, round.is_done = math.max(more, 1), true
         return
-    elseif what == 'new' then
-        take_first(id, 'queued', v[2], v[6], v[4], v[5], v[7])
+    elseif source == 'new' then
+        claim_new(id, 'queued', v[2], v[6], v[4], v[5], v[7])
     else
-        take(id, v)
+        claim_job(id, v)
     end
     admit(entry.buckets, weights)
-    count_waiting(entry.partition, -1)
-    walk.room, walk.virtual = walk.room - 1, entry.start
-    entry.start, entry.at, entry.fate = entry.start + math.floor(TURN / share_of(entry.buckets)), entry.at + 1, 'moved'
-    instant, bucket = obstacle(entry.buckets)
+    count_unstarted(entry.partition, -1)
+    round.room, round.virtual_time = round.room - 1, entry.start
+    entry.start, entry.index, entry.outcome = entry.start + math.floor(TURN_COST / share_of(entry.buckets)), entry.index + 1, 'moved'
+    instant, bucket = find_blocking_bucket(entry.buckets)
     if instant then
-        return pass_by(walk, entry, instant, bucket)
+        return pass_over(round, entry, instant, bucket)
     end
-    push(entry)
+    heap_push(entry)
 end
 
 local function append(list, score, name)
@@ -708,87 +708,87 @@ local function append(list, score, name)
     list[n + 1], list[n + 2] = score, name
 end
 
-local function in_pieces(command, key, list)
+local function call_in_batches(command, key, list)
     for n = 1, #list, 1000 do
-        ours(command, key, unpack(list, n, math.min(n + 999, #list)))
+        safe_call(command, key, unpack(list, n, math.min(n + 999, #list)))
     end
 end
 
-local function write_turns(walk)
-    local queue, turns, gone, parked, waiting, spent = walk.queue, {}, {}, {}, {}, {}
-    for _, entry in ipairs(walk.met) do
-        local left_it, fate = entry.base + entry.at - 1, entry.fate
-        if left_it > 0 then
-            ours('ZREMRANGEBYRANK', entry.key, 0, left_it - 1)
-            if entry.at > #entry.page and (entry.size == 0 or call('EXISTS', entry.key) == 0) then
-                fate = 'empty'
+local function write_turns(round)
+    local queue, turns, removed_turns, parked, waiting, idle_turns = round.queue, {}, {}, {}, {}, {}
+    for _, entry in ipairs(round.visited) do
+        local removed, outcome = entry.page_start + entry.index - 1, entry.outcome
+        if removed > 0 then
+            safe_call('ZREMRANGEBYRANK', entry.key, 0, removed - 1)
+            if entry.index > #entry.page and (entry.size == 0 or call('EXISTS', entry.key) == 0) then
+                outcome = 'empty'
             end
         end
-        if fate == 'moved' then
+        if outcome == 'moved' then
             append(turns, entry.start, entry.partition)
-        elseif fate then
-            gone[#gone + 1] = entry.partition
-            if entry.start > walk.virtual then
-                append(spent, entry.start, entry.partition)
+        elseif outcome then
+            removed_turns[#removed_turns + 1] = entry.partition
+            if entry.start > round.virtual_time then
+                append(idle_turns, entry.start, entry.partition)
             end
-            if fate == 'parked' then
-                append(parked, entry.until_, entry.partition)
-            elseif fate == 'waits' then
-                append(waiting, now + RECHECK, entry.partition)
+            if outcome == 'parked' then
+                append(parked, entry.parked_until, entry.partition)
+            elseif outcome == 'waits' then
+                append(waiting, now + RECHECK_US, entry.partition)
             end
         end
     end
-    in_pieces('ZADD', turns_of(queue), turns)
-    in_pieces('ZREM', turns_of(queue), gone)
-    in_pieces('ZADD', parked_of(queue), parked)
-    in_pieces('ZADD', waiting_of(queue), waiting)
-    in_pieces('ZADD', spent_of(queue), spent)
-    if not partitions().forget_turns(queue) and walk.virtual > walk.began then
-        ours('HSET', P .. 'virtual', queue, int(walk.virtual))
-        ours('ZREMRANGEBYSCORE', spent_of(queue), '-inf', int(walk.virtual))
+    call_in_batches('ZADD', turns_key(queue), turns)
+    call_in_batches('ZREM', turns_key(queue), removed_turns)
+    call_in_batches('ZADD', parked_key(queue), parked)
+    call_in_batches('ZADD', waiting_key(queue), waiting)
+    call_in_batches('ZADD', idle_turns_key(queue), idle_turns)
+    if not partitions().delete_unused_turns(queue) and round.virtual_time > round.start_time then
+        safe_call('HSET', PREFIX .. 'virtual', queue, int(round.virtual_time))
+        safe_call('ZREMRANGEBYSCORE', idle_turns_key(queue), '-inf', int(round.virtual_time))
     end
 end
 
 local function serve(queue, slots)
-    local number_of = math.max(1, partitions().unpark(queue))
-    local virtual = number(ours('HGET', P .. 'virtual', queue))
-    local walk = {
-        queue = queue, virtual = virtual, began = virtual, room = math.min(slots, limit - leased), offset = 0, last = -1, passed = 0,
-        met = {}, prefix = partition_of(queue, ''),
+    local number = math.max(1, partitions().unpark(queue))
+    local virtual_time = to_number(safe_call('HGET', PREFIX .. 'virtual', queue))
+    local round = {
+        queue = queue, virtual_time = virtual_time, start_time = virtual_time, room = math.min(slots, limit - claimed_count), offset = 0, last_turn = -1, blocked_count = 0,
+        visited = {}, prefix = partition_key(queue, ''),
     }
-    walk.size = math.max(2, math.ceil(walk.room / number_of)) -- jobs of a partition that are read at first
-    loaded, next_loaded, heap = {}, 1, {}
-    while walk.room > 0 and looks > 0 and not walk.is_over do
-        local start = not walk.is_whole and first_start()
-        if not walk.is_whole and (not start or start > math.max(walk.began, walk.last)) then
-            load_turns(walk)
+    round.size = math.max(2, math.ceil(round.room / number)) -- jobs of a partition that are read at first
+    loaded_entries, next_loaded, heap = {}, 1, {}
+    while round.room > 0 and blocked_budget > 0 and not round.is_done do
+        local start = not round.is_last_page and first_start()
+        if not round.is_last_page and (not start or start > math.max(round.start_time, round.last_turn)) then
+            load_turns(round)
         else
-            serve_next(walk)
+            serve_next(round)
         end
     end
-    if looks <= 0 then
+    if blocked_budget <= 0 then
         more = math.max(more, 1)
     end
-    write_turns(walk)
-    local parked = ours('ZRANGE', parked_of(queue), 0, 0, 'WITHSCORES')[2]
+    write_turns(round)
+    local parked = safe_call('ZRANGE', parked_key(queue), 0, 0, 'WITHSCORES')[2]
     if parked then
         note_room_at(tonumber(parked))
     end
-    local waits = ours('ZRANGE', waiting_of(queue), 0, 0, 'WITHSCORES')[2]
-    if waits then -- of many that wait, each claim looks at some
-        note_room_at(math.max(tonumber(waits), now + RECHECK / 10))
+    local unstarted_changes = safe_call('ZRANGE', waiting_key(queue), 0, 0, 'WITHSCORES')[2]
+    if unstarted_changes then -- of many that wait, each claim looks at some
+        note_room_at(math.max(tonumber(unstarted_changes), now + RECHECK_US / 10))
     end
 end
 
 -- ── quarantined jobs ────────────────────────────────────────────────────────────────────────────────────────────
 local function serve_quarantined(queue)
     local found, names = {}, {}
-    for _, id in ipairs(ours('ZRANGE', quarantine_of(queue), 0, MOST - 1)) do
-        local v = read(id, unpack(FIELDS))
-        local known = v and kind_of(v[2] or '')
-        if known and v[1] == 'queued' and known.is_limited and v[12] and not (overdue and is_overdue(id)) then
-            found[#found + 1] = { member_of(known.level, number(v[6]), number(v[10]), id), id, v }
-            names[#names + 1] = split_field(v[12])
+    for _, id in ipairs(safe_call('ZRANGE', quarantine_key(queue), 0, MAX_BATCH - 1)) do
+        local v = read_fields(id, unpack(FIELDS))
+        local spec = v and parse_spec(v[2] or '')
+        if spec and v[1] == 'queued' and spec.is_limited and v[12] and not (has_overdue and is_overdue(id)) then
+            found[#found + 1] = { member_of(spec.priority, to_number(v[6]), to_number(v[10]), id), id, v }
+            names[#names + 1] = parse_partition(v[12])
         end
     end
     table.sort(found, function(one, other)
@@ -796,15 +796,15 @@ local function serve_quarantined(queue)
     end)
     read_buckets_of(names)
     for _, each in ipairs(found) do
-        local partition, weights = split_field(each[3][12])
-        local of_job = buckets_of(partition)
-        local instant = obstacle(of_job, weights)
+        local partition, weights = parse_partition(each[3][12])
+        local job_buckets = buckets_of(partition)
+        local instant = find_blocking_bucket(job_buckets, weights)
         if not instant then
-            call('ZREM', quarantine_of(queue), each[2])
-            partitions().forget_turns(queue)
-            take(each[2], each[3])
-            count_waiting(partition, -1)
-            return admit(of_job, weights)
+            call('ZREM', quarantine_key(queue), each[2])
+            partitions().delete_unused_turns(queue)
+            claim_job(each[2], each[3])
+            count_unstarted(partition, -1)
+            return admit(job_buckets, weights)
         elseif instant > 0 then
             note_room_at(instant)
         end
@@ -812,11 +812,11 @@ local function serve_quarantined(queue)
 end
 
 local function serve_queue(queue, slots)
-    served = queue
-    if call('EXISTS', quarantine_of(queue)) == 1 then
+    last_served = queue
+    if call('EXISTS', quarantine_key(queue)) == 1 then
         quarantined = 1
     end
-    if alone then
+    if isolated then
         serve_quarantined(queue)
     else
         serve(queue, slots)
@@ -824,34 +824,34 @@ local function serve_queue(queue, slots)
 end
 
 local function is_full()
-    return leased >= (alone and 1 or limit) or reads <= 0 or looks <= 0
+    return claimed_count >= (isolated and 1 or limit) or read_budget <= 0 or blocked_budget <= 0
 end
 
 local promoted = 0
-if ARGV[8] == '1' and (not star or call('EXISTS', P .. 'due', SCHEDULE) > 0) then
-    promoted = make_due_ready(turn, named, star)
-    more = promoted == MOST and 2 or 0
+if ARGV[8] == '1' and (not wildcard_slots or call('EXISTS', PREFIX .. 'due', SCHEDULE) > 0) then
+    promoted = make_due_ready(queue_order, queue_slots, wildcard_slots)
+    more = promoted == MAX_BATCH and 2 or 0
 end
-for _, queue in ipairs(turn) do
-    if named[queue] > 0 and not paused[queue] and not is_full() and ours('ZSCORE', P .. 'limited', queue) then
-        serve_queue(queue, named[queue])
+for _, queue in ipairs(queue_order) do
+    if queue_slots[queue] > 0 and not paused[queue] and not is_full() and safe_call('ZSCORE', PREFIX .. 'partitioned_queues', queue) then
+        serve_queue(queue, queue_slots[queue])
     end
 end
-for _, range in ipairs(star and { { '(' .. served, '+' }, { '-', '[' .. served } } or {}) do
-    for _, queue in ipairs(is_full() and {} or ours('ZRANGEBYLEX', P .. 'limited', range[1], range[2], 'LIMIT', 0, 1000)) do
-        if not paused[queue] and not named[queue] and not is_full() then
-            serve_queue(queue, star)
+for _, range in ipairs(wildcard_slots and { { '(' .. last_served, '+' }, { '-', '[' .. last_served } } or {}) do
+    for _, queue in ipairs(is_full() and {} or safe_call('ZRANGEBYLEX', PREFIX .. 'partitioned_queues', range[1], range[2], 'LIMIT', 0, 1000)) do
+        if not paused[queue] and not queue_slots[queue] and not is_full() then
+            serve_queue(queue, wildcard_slots)
         end
     end
 end
-lease_taken()
+write_leases()
 write_admitted()
 finish()
-return { taken, promoted, due and int(math.max(0, due - now)) or '-1', quarantined, until_, served, more, expired }
+return { claimed, promoted, next_room_at and int(math.max(0, next_room_at - now)) or '-1', quarantined, lease_until, last_served, more, expired }
 
--- fragment: documents
+-- fragment: limit_documents
 -- The queue whose claims obey the limit of a document, if any.
-local function queue_in(text)
+local function limited_queue_of(text)
     local readable, document = pcall(cjson.decode, string.match(text or '', '^%d+ (.*)$') or '')
     if not readable or type(document) ~= 'table' then
         return nil
@@ -860,176 +860,176 @@ local function queue_in(text)
     return (document.by or values.concurrency or values.rate) and document.queue or nil -- one that only bounds its depth is none
 end
 
--- fragment: basis
+-- fragment: fingerprint
 -- What the partition of a job is computed from: the limits, as a number that changes with each write of one, and queue, task and
 -- payload of the job. A caller says what it has read, and a script that writes the partition compares.
-local AGAIN = 'again' -- the answer where something has changed: nothing was written
+local CONFLICT = 'conflict' -- the answer where something has changed: nothing was written
 
 local function limits_version(limits)
     local sum = 0
-    for _, text in ipairs(limits or ours('HVALS', P .. 'limits')) do
-        sum = (sum + number(string.match(text, '^(%d+)'))) % 2 ^ 52
+    for _, text in ipairs(limits or safe_call('HVALS', PREFIX .. 'limits')) do
+        sum = (sum + to_number(string.match(text, '^(%d+)'))) % 2 ^ 52
     end
     return int(sum)
 end
 
-local function basis_of(id) -- and kind and payload; nil for what is no job
-    local v = read(id, 'kind', 'payload')
-    local kind = v and v[1] and string.match(v[1], '^%S+ %S+ (.-\n.-)\n?$')
-    if kind then
-        local payload = joined(id, 'payload', v[2] or '')
-        return redis.sha1hex(kind .. '\n' .. payload), v[1], payload
+local function fingerprint_of(id) -- and kind and payload; nil for what is no job
+    local v = read_fields(id, 'spec', 'payload')
+    local queue_and_task = v and v[1] and string.match(v[1], '^%S+ %S+ (.-\n.-)\n?$')
+    if queue_and_task then
+        local payload = join_pieces(id, 'payload', v[2] or '')
+        return redis.sha1hex(queue_and_task .. '\n' .. payload), v[1], payload
     end
 end
 
-local function has_basis(id, basis) -- "": it was read when there were no limits
-    return basis == '' or (basis_of(id) or '-') == basis
+local function has_fingerprint(id, fingerprint) -- "": it was read when there were no limits
+    return fingerprint == '' or (fingerprint_of(id) or '-') == fingerprint
 end
 
--- name: partition_facts (basis)
+-- name: partition_facts (fingerprint)
 -- Facts of the jobs from ARGV[3] on: {kind, payload, basis} of each, nil for what is no job; none without limits. Then the limits,
 -- and their version.
-local facts, limits = {}, ours('HVALS', P .. 'limits')
+local facts, limits = {}, safe_call('HVALS', PREFIX .. 'limits')
 for n = 3, #limits > 0 and #ARGV or 0 do
-    local basis, kind, payload = basis_of(ARGV[n])
-    facts[#facts + 1] = basis and { kind, payload, basis } or false
+    local fingerprint, spec_text, payload = fingerprint_of(ARGV[n])
+    facts[#facts + 1] = fingerprint and { spec_text, payload, fingerprint } or false
 end
 finish()
 return { facts, limits, limits_version(limits) }
 
--- name: unassigned (partitions, moving, taking, documents)
+-- name: unassigned (partitions, transitions, claim_common, limit_documents)
 -- Ids of ready jobs of a queue with limits that have no partition, up to MOST. ARGV: 6 queue, 7 "1" for quarantined ones.
-even_if_full()
+allow_when_full()
 local queue, found = ARGV[6], {}
 
 local function is_limited()
-    for _, text in ipairs(ours('HVALS', P .. 'limits')) do
-        if queue_in(text) == queue then
+    for _, text in ipairs(safe_call('HVALS', PREFIX .. 'limits')) do
+        if limited_queue_of(text) == queue then
             return true
         end
     end
     return false
 end
 
-local function look_at(id)
-    local v = read(id, unpack(FIELDS))
+local function check_id(id)
+    local v = read_fields(id, unpack(FIELDS))
     if v and not v[2] then
-        v = adopt(id, queue)
+        v = import_manual_job(id, queue)
     end
-    local known = v and kind_of(v[2] or '')
-    if known and v[1] == 'queued' and not (known.is_limited and v[12]) then
+    local spec = v and parse_spec(v[2] or '')
+    if spec and v[1] == 'queued' and not (spec.is_limited and v[12]) then
         found[#found + 1] = id
     end
 end
 
 if is_limited() then
-    local lists, levels = {}, ours('ZRANGE', levels_of(queue), 0, -1, 'WITHSCORES')
-    for n = 1, #levels, 2 do
-        lists[#lists + 1] = { tonumber(levels[n + 1]), ready_of(queue, levels[n]) }
+    local lists, priorities = {}, safe_call('ZRANGE', priorities_key(queue), 0, -1, 'WITHSCORES')
+    for n = 1, #priorities, 2 do
+        lists[#lists + 1] = { tonumber(priorities[n + 1]), ready_key(queue, priorities[n]) }
     end
-    lists[#lists + 1] = { 0, ready_of(queue, '0') }
+    lists[#lists + 1] = { 0, ready_key(queue, '0') }
     table.sort(lists, function(one, other)
         return one[1] < other[1]
     end)
     for _, list in ipairs(ARGV[7] == '1' and {} or lists) do
-        for _, id in ipairs(#found < MOST and ours('LRANGE', list[2], 0, MOST - #found - 1) or {}) do
-            look_at(id)
+        for _, id in ipairs(#found < MAX_BATCH and safe_call('LRANGE', list[2], 0, MAX_BATCH - #found - 1) or {}) do
+            check_id(id)
         end
     end
-    for _, id in ipairs(ARGV[7] == '1' and ours('ZRANGE', quarantine_of(queue), 0, MOST - 1) or {}) do
-        look_at(id)
+    for _, id in ipairs(ARGV[7] == '1' and safe_call('ZRANGE', quarantine_key(queue), 0, MAX_BATCH - 1) or {}) do
+        check_id(id)
     end
 else
-    ours('SREM', P .. 'guarded', queue)
+    safe_call('SREM', PREFIX .. 'queues_with_limits', queue)
 end
 finish()
 return found
 
--- name: assign (partitions, moving, taking, basis)
+-- name: assign (partitions, transitions, claim_common, fingerprint)
 -- Gives jobs that have not ended their partitions. ARGV: 6 a queue whose ready lists are to lose the jobs at their heads that
 -- have one, or "", 7 version of the limits; then id, basis and partition of each job as its field has it, "" for none. Answers how
 -- many changed, or AGAIN; those that have another basis are as they were, and counted second.
 if limits_version() ~= ARGV[7] then
-    return AGAIN
+    return CONFLICT
 end
-even_if_full()
-local queue, changed, left_out = ARGV[6], 0, 0
+allow_when_full()
+local queue, changed, stale = ARGV[6], 0, 0
 local OPEN = { queued = true, scheduled = true, failed = true, waiting = true, running = true }
 
-local function assign(id, basis, field)
-    local v = read(id, 'state', 'kind', 'lost_leases', 'dueTime', 'seq')
-    local known = v and kind_of(v[2] or '')
-    local old = known and field_of(id, known)
-    if not known or not OPEN[v[1]] then
+local function assign(id, fingerprint, partition_field)
+    local v = read_fields(id, 'state', 'spec', 'lost_leases', 'dueTime', 'seq')
+    local spec = v and parse_spec(v[2] or '')
+    local old_field = spec and partition_field_of(id, spec)
+    if not spec or not OPEN[v[1]] then
         return
-    elseif not has_basis(id, basis) then
-        left_out = left_out + 1
+    elseif not has_fingerprint(id, fingerprint) then
+        stale = stale + 1
         return
-    elseif (old or '') == field then
+    elseif (old_field or '') == partition_field then
         return
     end
     if v[1] ~= 'running' then
-        count_waiting(old, -1)
-        count_waiting(field ~= '' and field or nil, 1)
+        count_unstarted(old_field, -1)
+        count_unstarted(partition_field ~= '' and partition_field or nil, 1)
     end
-    if v[1] == 'queued' and (old or queue == '' or tier_of(v[3]) == 2) then -- else it leaves its list below
-        moving().withdraw(id, known, v[1], number(v[3]))
+    if v[1] == 'queued' and (old_field or queue == '' or tier_of(v[3]) == 2) then -- else it leaves its list below
+        transitions().dequeue(id, spec, v[1], to_number(v[3]))
     end
-    local new = field ~= '' and field or nil
-    set_field(id, v[2], new)
+    local new_field = partition_field ~= '' and partition_field or nil
+    set_partition_field(id, v[2], new_field)
     if v[1] == 'queued' then
-        moving().ready(known, number(v[4]), number(v[5]), id, number(v[3]), new)
+        transitions().add_ready(spec, to_number(v[4]), to_number(v[5]), id, to_number(v[3]), new_field)
     elseif v[1] == 'running' then
-        if old then
-            release(known.queue, old)
+        if old_field then
+            release(spec.queue, old_field)
         end
-        if new then
-            occupy(new)
+        if new_field then
+            use_buckets(new_field)
         end
     end
-    tell('news', 'queue:' .. known.queue)
+    notify('ready_jobs', 'queue:' .. spec.queue)
     changed = changed + 1
 end
 
 -- Whether an id at the head of a ready list is to leave it.
-local function leaves(id, list)
-    if moving().clear_tombstone(list, id) then
+local function should_leave(id, list)
+    if transitions().clear_tombstone(list, id) then
         return true
     end
-    local v = read(id, unpack(FIELDS))
+    local v = read_fields(id, unpack(FIELDS))
     if v and not v[2] then
-        v = adopt(id, queue)
+        v = import_manual_job(id, queue)
     end
-    local known = v and kind_of(v[2] or '')
-    if not known then
+    local spec = v and parse_spec(v[2] or '')
+    if not spec then
         return true
     end
-    local by_hand = (v[1] == 'scheduled' or v[1] == 'failed') and not ours('ZSCORE', schedule_of(known.queue), id)
-    if by_hand then
+    local is_manual = (v[1] == 'scheduled' or v[1] == 'failed') and not safe_call('ZSCORE', schedule_key(spec.queue), id)
+    if is_manual then
         call('HSET', JOB .. id, 'state', 'queued')
-        count(known.queue, v[1], -1)
-        count(known.queue, 'queued', 1)
+        count(spec.queue, v[1], -1)
+        count(spec.queue, 'queued', 1)
     elseif v[1] ~= 'queued' then
         return true
     end
-    local field = field_of(id, known)
-    if field or known.queue ~= queue or tier_of(v[5]) == 2 then
-        moving().ready(known, number(v[6]), number(v[10]), id, number(v[5]), field)
+    local partition_field = partition_field_of(id, spec)
+    if partition_field or spec.queue ~= queue or tier_of(v[5]) == 2 then
+        transitions().add_ready(spec, to_number(v[6]), to_number(v[10]), id, to_number(v[5]), partition_field)
         return true
     end
     return false
 end
 
 local function clear_head(list)
-    local passed = 0
-    for _, id in ipairs(ours('LRANGE', list, 0, 2 * MOST - 1)) do
-        if not leaves(id, list) then
+    local removed = 0
+    for _, id in ipairs(safe_call('LRANGE', list, 0, 2 * MAX_BATCH - 1)) do
+        if not should_leave(id, list) then
             break
         end
-        passed = passed + 1
+        removed = removed + 1
     end
-    if passed > 0 then
-        call('LTRIM', list, passed, -1)
+    if removed > 0 then
+        call('LTRIM', list, removed, -1)
     end
 end
 
@@ -1037,47 +1037,47 @@ for n = 8, #ARGV, 3 do
     assign(ARGV[n], ARGV[n + 1], ARGV[n + 2])
 end
 if queue ~= '' then
-    for _, level in ipairs(ours('ZRANGE', levels_of(queue), 0, -1)) do
-        clear_head(ready_of(queue, level))
-        if call('EXISTS', ready_of(queue, level)) == 0 then
-            call('ZREM', levels_of(queue), level)
+    for _, priority in ipairs(safe_call('ZRANGE', priorities_key(queue), 0, -1)) do
+        clear_head(ready_key(queue, priority))
+        if call('EXISTS', ready_key(queue, priority)) == 0 then
+            call('ZREM', priorities_key(queue), priority)
         end
     end
-    clear_head(ready_of(queue, '0'))
+    clear_head(ready_key(queue, '0'))
 end
-moving().place_ready()
+transitions().write_ready()
 write_released()
 finish()
-return { changed, left_out }
+return { changed, stale }
 
--- name: write_limit (documents)
+-- name: write_limit (limit_documents)
 -- Replaces, adds or removes a limit if it has the expected revision. ARGV: 3 name, 4 expected revision, 5 document, "" to
 -- remove it. Answers its revision, or "" and nothing was changed.
-local before = ours('HGET', P .. 'limits', ARGV[3])
-local stands = string.match(before or '0', '^(%d+)')
-if stands ~= ARGV[4] then
+local old_text = safe_call('HGET', PREFIX .. 'limits', ARGV[3])
+local current_revision = string.match(old_text or '0', '^(%d+)')
+if current_revision ~= ARGV[4] then
     return ''
 end
-local revision = stands == '0' and NOW or int(tonumber(stands) + 1)
-local after = ARGV[5] ~= '' and revision .. ' ' .. ARGV[5] or nil
-if after then
-    call('HSET', P .. 'limits', ARGV[3], after)
+local revision = current_revision == '0' and NOW or int(tonumber(current_revision) + 1)
+local new_text = ARGV[5] ~= '' and revision .. ' ' .. ARGV[5] or nil
+if new_text then
+    call('HSET', PREFIX .. 'limits', ARGV[3], new_text)
 else
-    call('HDEL', P .. 'limits', ARGV[3])
+    call('HDEL', PREFIX .. 'limits', ARGV[3])
 end
-local old, new = queue_in(before), queue_in(after)
-if new then
-    ours('SADD', P .. 'guarded', new)
+local old_queue, new_queue = limited_queue_of(old_text), limited_queue_of(new_text)
+if new_queue then
+    safe_call('SADD', PREFIX .. 'queues_with_limits', new_queue)
 end
-if old and old ~= new then
-    local is_guarded = false
-    for _, text in ipairs(call('HVALS', P .. 'limits')) do
-        is_guarded = is_guarded or queue_in(text) == old
+if old_queue and old_queue ~= new_queue then
+    local has_other_limit = false
+    for _, text in ipairs(call('HVALS', PREFIX .. 'limits')) do
+        has_other_limit = has_other_limit or limited_queue_of(text) == old_queue
     end
-    if not is_guarded then
-        ours('SREM', P .. 'guarded', old)
+    if not has_other_limit then
+        safe_call('SREM', PREFIX .. 'queues_with_limits', old_queue)
     end
-    tell('news', 'queue:' .. old)
+    notify('ready_jobs', 'queue:' .. old_queue)
 end
 finish()
 return revision
@@ -1085,15 +1085,15 @@ return revision
 -- name: free_parked
 -- A limit has changed: what is parked in the queues with jobs under limits behind ARGV[3] looks again. Answers the last of ARGV[4]
 -- queues, "" after all.
-local queues = ours('ZRANGEBYLEX', P .. 'limited', '(' .. ARGV[3], '+', 'LIMIT', 0, ARGV[4])
+local queues = safe_call('ZRANGEBYLEX', PREFIX .. 'partitioned_queues', '(' .. ARGV[3], '+', 'LIMIT', 0, ARGV[4])
 for _, queue in ipairs(queues) do
-    for _, key in ipairs({ P .. 'parked:' .. queue, P .. 'waiting:' .. queue }) do
+    for _, key in ipairs({ PREFIX .. 'parked:' .. queue, PREFIX .. 'waiting:' .. queue }) do
         if call('EXISTS', key) == 1 then
-            ours('ZREMRANGEBYSCORE', key, '+inf', '-inf') -- moves a key of another type out of the way
+            safe_call('ZREMRANGEBYSCORE', key, '+inf', '-inf') -- moves a key of another type out of the way
             call('ZUNIONSTORE', key, 1, key, 'WEIGHTS', 0)
         end
     end
-    tell('news', 'queue:' .. queue)
+    notify('ready_jobs', 'queue:' .. queue)
 end
 finish()
 return #queues == tonumber(ARGV[4]) and queues[#queues] or ''
@@ -1127,7 +1127,7 @@ if has_rate then
 end
 first = math.max(first, bucket.paused, now)
 if has_rate and first == now then
-    bucket.refilled_at, bucket.has_given = after, true
+    bucket.refilled_at, bucket.is_state_changed = after, true
 end
 write_admitted()
 finish()
@@ -1135,12 +1135,12 @@ return int(first - now)
 
 -- name: pause_buckets (admission)
 -- Admits no job through the buckets from ARGV[4] on for ARGV[3] microseconds; a later end of an earlier pause stays.
-local until_ = now + tonumber(ARGV[3])
+local pause_until = now + tonumber(ARGV[3])
 for n = 4, #ARGV do
     read_buckets({ ARGV[n] })
     local bucket = buckets[ARGV[n]]
-    if until_ > bucket.paused then
-        bucket.paused, bucket.has_given = until_, true
+    if pause_until > bucket.paused then
+        bucket.paused, bucket.is_state_changed = pause_until, true
     end
 end
 write_admitted()
@@ -1149,11 +1149,11 @@ return 0
 
 -- name: limited_ids (partitions)
 -- Ids of ready jobs under limits in the queue ARGV[3], up to ARGV[4], of its first partitions.
-local found, most = {}, tonumber(ARGV[4])
-for _, key in ipairs({ turns_of(ARGV[3]), parked_of(ARGV[3]), waiting_of(ARGV[3]) }) do
-    for _, name in ipairs(#found < most and ours('ZRANGE', key, 0, most - #found - 1) or {}) do
-        for _, member in ipairs(#found < most and ours('ZRANGE', partition_of(ARGV[3], name), 0, most - #found - 1) or {}) do
-            found[#found + 1] = string.sub(member, PLACE + 1)
+local found, max_ids = {}, tonumber(ARGV[4])
+for _, key in ipairs({ turns_key(ARGV[3]), parked_key(ARGV[3]), waiting_key(ARGV[3]) }) do
+    for _, name in ipairs(#found < max_ids and safe_call('ZRANGE', key, 0, max_ids - #found - 1) or {}) do
+        for _, member in ipairs(#found < max_ids and safe_call('ZRANGE', partition_key(ARGV[3], name), 0, max_ids - #found - 1) or {}) do
+            found[#found + 1] = string.sub(member, SORT_KEY_LENGTH + 1)
         end
     end
 end

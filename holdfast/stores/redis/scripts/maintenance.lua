@@ -1,72 +1,72 @@
--- name: promote (partitions, moving)
+-- name: promote (partitions, transitions)
 -- Makes due jobs of every queue ready, up to ARGV[3]; how many.
-even_if_full()
-local most, promoted = tonumber(ARGV[3]), 0
-local queues = ours('ZRANGEBYSCORE', P .. 'due', '-inf', NOW, 'LIMIT', 0, MOST)
+allow_when_full()
+local max_jobs, promoted = tonumber(ARGV[3]), 0
+local queues = safe_call('ZRANGEBYSCORE', PREFIX .. 'due', '-inf', NOW, 'LIMIT', 0, MAX_BATCH)
 queues[#queues + 1] = 'default' -- a job may have been put there by hand
 for _, queue in ipairs(queues) do
-    if promoted < most then
-        local made_ready = moving().promote(queue, most - promoted)
+    if promoted < max_jobs then
+        local made_ready = transitions().promote(queue, max_jobs - promoted)
         promoted = promoted + made_ready
-        rescheduled[queue] = true
+        rescheduled_queues[queue] = true
         if made_ready > 0 then
-            tell('news', 'queue:' .. queue)
+            notify('ready_jobs', 'queue:' .. queue)
         end
     end
 end
 finish()
 return promoted
 
--- name: expire (partitions, moving, expiring)
+-- name: expire (partitions, transitions, expiry)
 -- Ends jobs that no worker has taken by their instant. ARGV: 3 how many to look at. Answers how many those were; id and kind of
 -- those that ended.
-local looked = expire_overdue(tonumber(ARGV[3]))
+local scanned = expire_overdue(tonumber(ARGV[3]))
 finish()
-return { looked, expired }
+return { scanned, expired }
 
--- name: expired
+-- name: expired_leases
 -- Running jobs whose lease ran out. ARGV: 3 how many to skip, 4 limit. Answers {fields, lease end} of each, and how many
 -- leases were looked at. A lease of nothing is dropped.
-even_if_full()
-local found = ours('ZRANGEBYSCORE', LEASES, '-inf', NOW, 'WITHSCORES', 'LIMIT', ARGV[3], ARGV[4])
-local jobs, looked = {}, 0
+allow_when_full()
+local found = safe_call('ZRANGEBYSCORE', LEASES, '-inf', NOW, 'WITHSCORES', 'LIMIT', ARGV[3], ARGV[4])
+local jobs, scanned = {}, 0
 for n = 1, #found, 2 do
     local fields = redis.pcall('HGETALL', JOB .. found[n])
-    local state = not fields.err and read(found[n], 'state', 'kind')
-    if state and state[1] == 'running' and kind_of(state[2] or '') then
-        looked = looked + 1
+    local state = not fields.err and read_fields(found[n], 'state', 'spec')
+    if state and state[1] == 'running' and parse_spec(state[2] or '') then
+        scanned = scanned + 1
         jobs[#jobs + 1] = { found[n], fields, found[n + 1] }
     else
         call('ZREM', LEASES, found[n])
-        met('orphans')
+        count_anomaly('orphans')
     end
 end
 finish()
-return { jobs, looked }
+return { jobs, scanned }
 
--- name: prune (partitions, moving)
+-- name: prune (partitions, transitions)
 -- Deletes jobs of a terminal state that ended long enough ago. ARGV: 3 state, 4 microseconds, 5 limit; how many, and
 -- whether to look again.
-even_if_full()
-local state, edge, most = ARGV[3], now - tonumber(ARGV[4]), tonumber(ARGV[5])
-local ended = P .. 'ended:' .. state
-local pruned, looked = 0, 0
+allow_when_full()
+local state, cutoff, max_jobs = ARGV[3], now - tonumber(ARGV[4]), tonumber(ARGV[5])
+local ended = PREFIX .. 'ended:' .. state
+local pruned, scanned = 0, 0
 
 local function remove(id, ended_at)
-    local v = read(id, 'state', 'kind', 'endTime', 'seq', 'key')
-    local known = v and kind_of(v[2] or '')
-    if not known or v[1] ~= state or number(v[3]) ~= ended_at then
+    local v = read_fields(id, 'state', 'spec', 'endTime', 'seq', 'key')
+    local spec = v and parse_spec(v[2] or '')
+    if not spec or v[1] ~= state or to_number(v[3]) ~= ended_at then
         return -- it ran again since, or is gone
     end
-    moving().forget(id, number(v[4]), v[5], true)
-    count(known.queue, state, -1)
+    transitions().delete_job(id, to_number(v[4]), v[5], true)
+    count(spec.queue, state, -1)
     pruned = pruned + 1
 end
 
 if state == 'succeeded' then
-    while pruned < most and looked < 2 * MOST do
-        local ended_at, id = string.match(ours('LINDEX', ended, 0) or '', '^(%d+):(.*)$')
-        if not id or tonumber(ended_at) > edge then
+    while pruned < max_jobs and scanned < 2 * MAX_BATCH do
+        local ended_at, id = string.match(safe_call('LINDEX', ended, 0) or '', '^(%d+):(.*)$')
+        if not id or tonumber(ended_at) > cutoff then
             if not id then
                 call('LPOP', ended)
             end
@@ -77,38 +77,38 @@ if state == 'succeeded' then
             call('LPOP', ended)
             remove(id, tonumber(ended_at))
         end
-        looked = looked + 1
+        scanned = scanned + 1
     end
 else
-    local found = ours('ZRANGEBYSCORE', ended, '-inf', int(edge), 'WITHSCORES', 'LIMIT', 0, math.min(most, MOST))
+    local found = safe_call('ZRANGEBYSCORE', ended, '-inf', int(cutoff), 'WITHSCORES', 'LIMIT', 0, math.min(max_jobs, MAX_BATCH))
     for n = 1, #found, 2 do
         call('ZREM', ended, found[n])
         remove(found[n], tonumber(found[n + 1]))
-        looked = looked + 1
+        scanned = scanned + 1
     end
 end
 finish()
-return { pruned, looked }
+return { pruned, scanned }
 
 -- name: prune_rest
 -- Deletes keys that outlived their job and their lifetime, workers that fell silent long ago, and buckets that are full again.
 -- ARGV: 3 limit, 4 microseconds a silent worker is listed.
-even_if_full()
-local outlived = P .. 'outlived'
-for _, key in ipairs(ours('ZRANGEBYSCORE', outlived, '-inf', NOW, 'LIMIT', 0, ARGV[3])) do
-    local keep_until, id = string.match(ours('HGET', P .. 'keys', key) or '', '^(%d+) (.*)$')
-    if id and number(keep_until) <= now and call('EXISTS', JOB .. id) == 0 then
-        call('HDEL', P .. 'keys', key)
+allow_when_full()
+local outlived = PREFIX .. 'outlived'
+for _, key in ipairs(safe_call('ZRANGEBYSCORE', outlived, '-inf', NOW, 'LIMIT', 0, ARGV[3])) do
+    local keep_until, id = string.match(safe_call('HGET', PREFIX .. 'keys', key) or '', '^(%d+) (.*)$')
+    if id and to_number(keep_until) <= now and call('EXISTS', JOB .. id) == 0 then
+        call('HDEL', PREFIX .. 'keys', key)
     end
     call('ZREM', outlived, key)
 end
-for _, worker in ipairs(ours('ZRANGEBYSCORE', P .. 'workers', '-inf', int(now - tonumber(ARGV[4])), 'LIMIT', 0, ARGV[3])) do
-    call('DEL', P .. 'worker:' .. worker)
-    call('ZREM', P .. 'workers', worker)
+for _, worker in ipairs(safe_call('ZRANGEBYSCORE', PREFIX .. 'workers', '-inf', int(now - tonumber(ARGV[4])), 'LIMIT', 0, ARGV[3])) do
+    call('DEL', PREFIX .. 'worker:' .. worker)
+    call('ZREM', PREFIX .. 'workers', worker)
 end
-for _, bucket in ipairs(ours('ZRANGEBYSCORE', P .. 'refills', '-inf', NOW, 'LIMIT', 0, ARGV[3])) do
-    ours('HDEL', P .. 'buckets', bucket)
-    call('ZREM', P .. 'refills', bucket)
+for _, bucket in ipairs(safe_call('ZRANGEBYSCORE', PREFIX .. 'refills', '-inf', NOW, 'LIMIT', 0, ARGV[3])) do
+    safe_call('HDEL', PREFIX .. 'buckets', bucket)
+    call('ZREM', PREFIX .. 'refills', bucket)
 end
 finish()
 return 0

@@ -1,10 +1,9 @@
 -- name: operate (partitions, transitions, uniqueness, fingerprint)
--- Cancels, replays or deletes jobs. ARGV: 3 "cancel", "replay" or "delete", 4 "f" to replay successes too, "w" where
--- payloads stay in one piece, 5 "" or "=" and the new payload, 6 a name for this very call: asked again under it, since the
--- answer was lost, nothing is done again, 7 and 8 microseconds: after how long the first is to be replayed, and how long after
--- it each other one, 9 of a replay the version of the limits. Then for each job: id, "" or the state and claims it must still
--- have ("state claims"; else it is passed over), and of a replay its basis and its partition as its field has it. Answers for
--- each {state it has now, 1 changed | 0 refused | -1 passed over}, nil for a job that is not there; or AGAIN.
+-- Cancels, replays or deletes jobs. ARGV: 3 "cancel", "replay" or "delete", 4 "f" to replay successes too, "w" to keep
+-- payloads in one piece, 5 "" or "=" and the new payload, 6 idempotency key of this call, 7 and 8 microseconds: delay
+-- of the first replayed job, and interval between two, 9 of a replay: version of the limits. Then for each job: id, ""
+-- or the required "state claims" (else it is skipped), and of a replay its fingerprint and its field `partition`.
+-- Returns {state now, 1 changed | 0 refused | -1 skipped} of each, nil for no job; or CONFLICT.
 local DONE_KEY, DONE_SECONDS = PREFIX .. 'done:' .. ARGV[6], 60 -- seconds
 local earlier = redis.pcall('GET', DONE_KEY)
 if type(earlier) == 'string' then
@@ -42,7 +41,7 @@ local function cancel(id, v, spec)
     return 'cancelled'
 end
 
-local function unique_of(id) -- as `take_unique` takes it; nil for a job without such a key
+local function unique_of(id) -- in the form of `take_unique`; nil without such a key
     local options = join_pieces(id, 'options', call('HGET', JOB .. id, 'options'))
     if not options or not string.find(options, '"unique"', 1, true) then
         return nil
@@ -73,7 +72,7 @@ local function replay(id, v, spec, delay, partition_field)
     delete_pieces(id, 'result')
     local state, due = delay > 0 and 'scheduled' or 'queued', now + delay
     local fields = { 'state', state, 'dueTime', int(due), 'created', v[8] or v[7] }
-    if v[10] then -- else there is none to forget, and the first claim says so by itself
+    if v[10] then -- absent before the second claim
         fields[7], fields[8] = 'attempts', '0'
     end
     if ARGV[5] ~= '' then
@@ -108,7 +107,8 @@ local operations = { cancel = cancel, replay = replay, delete = delete }
 local first_delay, interval = tonumber(ARGV[7]), tonumber(ARGV[8])
 for i = 10, #ARGV, 4 do
     local id, expected = ARGV[i], ARGV[i + 1]
-    local v = read_fields(id, 'state', 'claims', 'spec', 'lost_leases', 'seq', 'worker', 'dueTime', 'created', 'key', 'pickupTime')
+    local v = read_fields(id, 'state', 'claims', 'spec', 'lost_leases', 'seq', 'worker', 'dueTime', 'created', 'key',
+        'pickupTime')
     local spec = v and parse_spec(v[3] or '')
     if not spec then
         answers[#answers + 1] = { false, expected ~= '' and -1 or 0 }
@@ -137,9 +137,9 @@ finish()
 return answers
 
 -- name: edit (partitions, transitions, rewriting, fingerprint)
--- Changes a job that waits. ARGV: 3 id, 4 a name for this very call, as for `operate`, 5 "w" where payloads stay in one piece,
--- 6 and 7 version of the limits and basis of a partition that comes with it, or ""; then names and values of what `rewrite`
--- changes. Answers the state it has now, and 1 where it was changed; or AGAIN.
+-- Changes a waiting job. ARGV: 3 id, 4 idempotency key of this call, 5 "w" to keep payloads in one piece, 6 and 7
+-- version of the limits and fingerprint for a new partition, or ""; then names and values for `rewrite`. Returns its
+-- state, and 1 if it was changed; or CONFLICT.
 local DONE_KEY, DONE_SECONDS = PREFIX .. 'done:' .. ARGV[4], 60 -- seconds
 local earlier = redis.pcall('GET', DONE_KEY)
 if type(earlier) == 'string' then
@@ -155,7 +155,7 @@ end
 local EDITABLE = { queued = true, scheduled = true, failed = true, waiting = true }
 local states = EDITABLE
 if change.expires and change.expires ~= '-' and (read_fields(ARGV[3], 'pickupTime') or {})[1] then
-    states = {} -- it has begun, and cannot expire any more
+    states = {} -- a job that has started cannot expire
 end
 local state, changed = rewrite(ARGV[3], change, states, ARGV[5] == 'w')
 local answer = { state, changed and 1 or 0 }
@@ -177,7 +177,7 @@ finish()
 return 0
 
 -- name: send_command
--- Writes down what living workers are to do. ARGV: 3 order, 4 "all" or "named", then workers. Answers the workers.
+-- Stores a command for living workers. ARGV: 3 command, 4 "all" or "named", then workers. Returns the workers.
 allow_when_full()
 local commanded = {}
 local workers = { unpack(ARGV, 5) }

@@ -1,30 +1,29 @@
 -- name: claim (partitions, transitions, expiry, claim_common)
--- Claims ready jobs in their order. ARGV: 6 limit, 7 max_must_start, 8 "1" to take one quarantined job alone, 9 "1" to make due
--- jobs ready first, 10 "1" to take although more are due than this made ready, 11 slots of every other queue or "",
--- 12 the queue served last, 13 what this claim has passed by already, then queue and slots of each that is named, in the
--- order of their turn.
--- Answers jobs, promoted, microseconds until the next falls due or -1, quarantined, lease end, served, what to do: 0
--- that was all, 1 there was more to look through, 2 nothing was taken because more is due; what was passed by, or ""; 1
--- where a queue was left at a job on its last attempt beyond the max_must_start ones; 1 where a queue among these has jobs under
--- limits, and the queues with limits of their own that have ready jobs without a partition: it takes none of either; id and kind
--- of jobs that have expired.
--- A full Redis lets this through: whatever it may do, it takes ids away first.
+-- Claims ready jobs in order. ARGV: 6 limit, 7 max_must_start, 8 "1": one quarantined job alone, 9 "1": make due jobs
+-- ready first, 10 "1": claim although more jobs are due, 11 slots of each unnamed queue or "", 12 the queue served
+-- last, 13 ids skipped by the scripts before, then name and slots of each named queue, in order of service.
+-- Returns jobs; promoted; microseconds until the next job is due or -1; quarantined; lease end; queue served last; 0
+-- done, 1 more ids to examine, 2 nothing claimed because more jobs are due; ids skipped or ""; 1 if it stopped at a job
+-- on its last attempt beyond max_must_start; 1 if a requested queue has jobs under limits, and its queues with limits
+-- that have ready jobs without a partition, none of which it claims; id and spec of expired jobs.
+-- Needs no `allow_when_full`: each path removes ids first.
 local limit, max_must_start, isolated = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8] == '1'
 local is_promoting, wildcard_slots, last_served = ARGV[9] == '1', tonumber(ARGV[11]), ARGV[12]
 local queue_slots, queue_order = {}, {}
 local promoted, quarantined, more, stopped_at_last_attempt, read_budget = 0, 0, 0, 0, limit + 2 * MAX_BATCH
--- How many ids at the head of each ready list this claim may not take: its next script looks behind them, but not behind
--- more than some PASSED_MOST: then what is further back waits until those are taken.
+-- Ids at the head of each ready list that this claim may not take. Its next script looks behind them, up to
+-- MAX_SKIPPED: later ids wait until those are claimed.
 local skipped = ARGV[13] ~= '' and cmsgpack.unpack(ARGV[13]) or {}
-local MAX_SKIPPED = 5000 -- moving them out of the way and back takes a millisecond
+local MAX_SKIPPED = 5000 -- popping and pushing them back takes a millisecond
 for i = 14, #ARGV, 2 do
     queue_slots[ARGV[i]] = tonumber(ARGV[i + 1])
     queue_order[#queue_order + 1] = ARGV[i]
 end
 local paused, has_limit, has_tombstones, has_scheduled, has_overdue = {}, {}, false, false, false
--- Mostly there is none of these.
-if call('EXISTS', PREFIX .. 'paused', PREFIX .. 'tombstones', PREFIX .. 'due', SCHEDULE, PREFIX .. 'expiry', PREFIX .. 'queues_with_limits') > 0 then
-    has_overdue = expire_overdue(MAX_BATCH) == MAX_BATCH -- there may be more, which are not to be taken
+-- Usually none of these exists.
+if call('EXISTS', PREFIX .. 'paused', PREFIX .. 'tombstones', PREFIX .. 'due', SCHEDULE, PREFIX .. 'expiry',
+        PREFIX .. 'queues_with_limits') > 0 then
+    has_overdue = expire_overdue(MAX_BATCH) == MAX_BATCH -- more expired jobs may be among the ready ones
     paused, has_limit = paused_queues(), queues_with_limits()
     has_tombstones = call('EXISTS', PREFIX .. 'tombstones') == 1
     has_scheduled = call('EXISTS', PREFIX .. 'due', SCHEDULE) > 0
@@ -56,7 +55,8 @@ local function claim_quarantined(queue)
         elseif not spec.is_limited then
             local position = { -to_number(spec.priority), to_number(v[6]), to_number(v[10]) }
             local difference = best_position and position[1] - best_position[1] or -1
-            if difference < 0 or difference == 0 and transitions().is_before({ position[2], position[3] }, { best_position[2], best_position[3] }) then
+            if difference < 0 or difference == 0
+                and transitions().is_before({ position[2], position[3] }, { best_position[2], best_position[3] }) then
                 best_position, chosen = position, { id, v }
             end
         end
@@ -67,8 +67,7 @@ local function claim_quarantined(queue)
     end
 end
 
--- Whether an id met in a ready list is a job to take: its fields; or "suspect" for one to leave there, "last" for one to
--- leave there with all that are behind it.
+-- Fields of a job that may be claimed; nil to drop its id; "suspect" to skip it; "last" to leave it and all behind it.
 local function claimable(id, queue, list)
     if has_tombstones and transitions().clear_tombstone(list, id) then
         return nil
@@ -116,12 +115,13 @@ local function claimable(id, queue, list)
     return v
 end
 
--- Takes an id that was met in a ready list, if it stands for a job that was never claimed and whose id was minted, which is the
--- rule.
+-- Fast path, for most ids: a job that was never claimed and whose id the store generated.
 local function try_claim_new(id)
-    local v = redis.pcall('HMGET', JOB .. id, 'state', 'spec', 'pickupTime', 'dueTime', 'created', 'payload', 'options', 'claims')
+    local v = redis.pcall('HMGET', JOB .. id, 'state', 'spec', 'pickupTime', 'dueTime', 'created', 'payload', 'options',
+        'claims')
     local spec = v[1] == 'queued' and not v[3] and not v[8] and parse_spec(v[2])
-    if not spec or spec.is_limited or spec.max_attempts == 1 and max_must_start <= 0 then -- a key of another type has no first field either
+    -- v is an error for a key of another type
+    if not spec or spec.is_limited or spec.max_attempts == 1 and max_must_start <= 0 then
         return false
     end
     if spec.max_attempts == 1 then
@@ -131,7 +131,7 @@ local function try_claim_new(id)
     return true
 end
 
-local function push_back(list, ids, first) -- from the first of them that is named on
+local function push_back(list, ids, first) -- ids from index `first` on
     for last = #ids, first, -1000 do
         local batch = {}
         for n = last, math.max(first, last - 999), -1 do
@@ -193,7 +193,7 @@ local function claim_priorities(queue, free_slots)
     return is_zero_done and free_slots or claim_priority(queue, '0', free_slots)
 end
 
--- Jobs of a queue with limits wait in its partitions; those without one are given theirs first.
+-- Jobs of a queue with limits wait in its partitions; `unassigned` finds those without one.
 local function skip_limited_queue(queue)
     if safe_call('ZCARD', quarantine_key(queue)) > 0 then
         quarantined = 1
@@ -205,7 +205,8 @@ end
 local function find_limited()
     local is_limited = wildcard_slots ~= nil and call('EXISTS', PREFIX .. 'partitioned_queues')
     for _, queue in ipairs(is_limited == 1 and {} or queue_order) do
-        if queue_slots[queue] > 0 and is_limited ~= 1 and safe_call('ZSCORE', PREFIX .. 'partitioned_queues', queue) then
+        if queue_slots[queue] > 0 and is_limited ~= 1
+            and safe_call('ZSCORE', PREFIX .. 'partitioned_queues', queue) then
             is_limited = 1
         end
     end
@@ -254,7 +255,8 @@ local function claim_in_turn()
     end
     local start, is_default_seen = last_served, queue_slots['default'] ~= nil or paused['default']
     for _, range in ipairs({ { '(' .. start, '+' }, { '-', '[' .. start } }) do
-        for _, queue in ipairs(is_full() and {} or safe_call('ZRANGEBYLEX', PREFIX .. 'queues', range[1], range[2], 'LIMIT', 0, 1000)) do
+        for _, queue in ipairs(is_full() and {}
+            or safe_call('ZRANGEBYLEX', PREFIX .. 'queues', range[1], range[2], 'LIMIT', 0, 1000)) do
             is_default_seen = is_default_seen or queue == 'default'
             if not paused[queue] and not queue_slots[queue] and not is_full() then
                 claim_queue(queue, wildcard_slots)
@@ -262,7 +264,7 @@ local function claim_in_turn()
         end
     end
     if not is_default_seen and not is_full() and call('EXISTS', READY) == 1 then
-        claim_queue('default', wildcard_slots) -- a job was put there by hand
+        claim_queue('default', wildcard_slots) -- a job was added by hand
     end
 end
 
@@ -285,20 +287,20 @@ if call('EXISTS', PREFIX .. 'partitioned_queues', PREFIX .. 'queues_with_limits'
 end
 finish()
 return {
-    claimed, promoted, due, quarantined, lease_until, last_served, more, next(skipped) and cmsgpack.pack(skipped) or '', stopped_at_last_attempt,
-    is_limited, unassigned, expired,
+    claimed, promoted, due, quarantined, lease_until, last_served, more,
+    next(skipped) and cmsgpack.pack(skipped) or '', stopped_at_last_attempt, is_limited, unassigned, expired,
 }
 
 -- name: deliver (partitions, transitions, expiry, claim_common)
--- Claims just the delivered ids that can be claimed. ARGV: 6 limit, 7 the highest tier,
--- 8 "1" to make due ones ready, 9 slots of every other queue or "", 10 max_must_start, 11 number of named queues, queue and slots
--- of each, then the ids. Answers jobs, lease end, "1" where a queue was left at a job on its last attempt, and id and kind of
--- jobs that have expired.
+-- Claims delivered ids. ARGV: 6 limit, 7 max tier, 8 "1": make due ones ready, 9 slots of each unnamed queue or "",
+-- 10 max_must_start, 11 number of named queues, name and slots of each, then ids. Returns jobs, lease end, "1" if it
+-- stopped at a job on its last attempt, and id and spec of expired jobs.
 allow_when_full()
-local limit, max_tier, wildcard_slots, max_must_start = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[9]), tonumber(ARGV[10])
+local limit, max_tier, wildcard_slots, max_must_start =
+    tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[9]), tonumber(ARGV[10])
 local queue_slots, paused, has_limit, jobs_by_slot, slot_names = {}, paused_queues(), queues_with_limits(), {}, {}
 local first_id, stopped_at_last_attempt = 12 + 2 * tonumber(ARGV[11]), 0
-local has_overdue = expire_overdue(MAX_BATCH) == MAX_BATCH -- there may be more, which are not to be taken
+local has_overdue = expire_overdue(MAX_BATCH) == MAX_BATCH -- more expired jobs may be among the ready ones
 for i = 12, first_id - 1, 2 do
     queue_slots[ARGV[i]] = tonumber(ARGV[i + 1])
     slot_names[#slot_names + 1] = ARGV[i]
@@ -308,7 +310,7 @@ local function eligible(id)
     local v = read_fields(id, unpack(FIELDS))
     local spec = v and parse_spec(v[2] or '')
     if not spec or paused[spec.queue] or spec.is_limited or has_limit[spec.queue] or tier_of(v[5]) > max_tier then
-        return nil -- a job under limits is claimed in its turn
+        return nil -- jobs under limits are claimed in the turn of their partition
     end
     local is_due = (v[1] == 'scheduled' or v[1] == 'failed') and ARGV[8] == '1' and to_number(v[6]) <= now
     if v[1] ~= 'queued' and not is_due or has_overdue and is_overdue(id) then
@@ -362,9 +364,8 @@ finish()
 return { claimed, lease_until, stopped_at_last_attempt, expired }
 
 -- name: unacked_claims
--- Running jobs that a worker claimed after an instant. ARGV: 3 worker, 4 the instant, 5 the lease in microseconds that it
--- claims for, 6 how many leases to skip. Answers {id, claims} of each, how many others were looked at, and whether there
--- are more.
+-- Running jobs that a worker claimed after an instant. ARGV: 3 worker, 4 instant, 5 lease in microseconds of its
+-- claims, 6 leases to skip. Returns {id, claims} of each, the number of other leases examined, and 1 if there are more.
 local min_lease_end = int(tonumber(ARGV[4]) + tonumber(ARGV[5]))
 local ids = safe_call('ZRANGEBYSCORE', LEASES, '(' .. min_lease_end, '+inf', 'LIMIT', ARGV[6], MAX_BATCH)
 local found = {}

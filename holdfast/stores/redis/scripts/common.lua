@@ -1,19 +1,19 @@
 -- fragment: common
--- What every script begins with. KEYS: prefix, schedule, ready, leases, job. ARGV[1]: microseconds since 1970, or "" for
--- the server's clock; ARGV[2]: who calls, so that it need not listen to itself. No value of a job is ever looked into.
+-- Prologue of every script. KEYS: prefix, schedule, ready, leases, job. ARGV[1]: microseconds since 1970, or "" for the
+-- server's clock. ARGV[2]: the caller, which ignores its own notifications. Scripts never parse payloads.
 --
--- A script that fails in the middle is not rolled back. So each one reads jobs with `read_fields`, which survives a key of another
--- type, and asks our structures with `safe_call`, which moves such a key out of the way. A full Redis refuses a script at its
--- first write, if that one may need memory: `allow_when_full` makes the first write one that never does.
+-- Redis does not roll back a script that fails. `read_fields` tolerates a job key of another type; `safe_call` renames
+-- such a key in our structures. Redis at `maxmemory` refuses a script at its first write if that may need memory:
+-- `allow_when_full` makes the first write a DEL.
 --
--- Every call costs about a microsecond, and so does a string made of parts: what is done for each job counts both.
+-- Each call, and each concatenation, costs about a microsecond: keep both few per job.
 local PREFIX, SCHEDULE, READY, LEASES, JOB = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local call, unpack = redis.call, unpack
-local PIECE_BYTES, MAX_PIECES = 64, 8 -- a hash is small as long as none of its values is longer than 64 bytes
-local INDEX_CHUNK = 64 -- jobs per piece of the index
-local MERGE_WINDOW = 2000 -- how far from an end of a ready list its order is kept exactly, and how far in all lists of a script
+local PIECE_BYTES, MAX_PIECES = 64, 8 -- longer values cost a hash its compact encoding
+local INDEX_CHUNK = 64 -- jobs per chunk of the index
+local MERGE_WINDOW = 2000 -- ids at an end of a ready list that one script sorts
 local MAX_BATCH = 200 -- jobs one script handles
-local MAX_FAILURES = 10000 -- failed attempts that are kept for who follows what happens
+local MAX_FAILURES = 10000 -- failed attempts kept for followers of events
 
 local now
 if ARGV[1] ~= '' then
@@ -38,13 +38,13 @@ local function allow_when_full()
 end
 
 -- ── keys ────────────────────────────────────────────────────────────────────────────────────────────────────────
-local anomalies = {} -- what was met that is not ours, by kind, how often
+local anomalies = {} -- entries and keys that are not ours: kind → number
 
 local function count_anomaly(what)
     anomalies[what] = (anomalies[what] or 0) + 1
 end
 
--- A command on a structure of ours. A key of another type, found there, is moved out of the way first.
+-- A command on one of our structures. Renames a key of another type first.
 local function safe_call(command, key, ...)
     local answer = redis.pcall(command, key, ...)
     if type(answer) == 'table' and answer.err then
@@ -52,7 +52,7 @@ local function safe_call(command, key, ...)
             call('RENAME', key, key .. ':foreign:' .. NOW)
             count_anomaly('foreign')
         elseif string.find(answer.err, 'not an integer', 1, true) or string.find(answer.err, 'overflow', 1, true) then
-            call('HDEL', key, (...)) -- a number in a hash that was made something else
+            call('HDEL', key, (...)) -- another program replaced the number
         end
         return call(command, key, ...)
     end
@@ -88,8 +88,7 @@ end
 
 local specs = {}
 
--- What rarely changes of a job: "priority max_attempts queue\ntask", with a line break behind it for one under limits. So the
--- others are not asked for a partition.
+-- The `spec` of a job: "priority max_attempts queue\ntask". A trailing line break marks a job under limits.
 local function parse_spec(spec_text)
     local spec = specs[spec_text]
     if not spec then
@@ -103,15 +102,15 @@ local function parse_spec(spec_text)
     return spec
 end
 
-local function partition_field_of(id, spec) -- its partition, and weights where not all are 1; nil for a job under no limit
+local function partition_field_of(id, spec) -- nil for a job under no limit
     return spec.is_limited and call('HGET', JOB .. id, 'partition') or nil
 end
 
-local function mark_limited(spec_text, partition_field) -- a kind as it is for a job with this partition, or none
+local function mark_limited(spec_text, partition_field) -- adds or removes the trailing line break
     return string.gsub(spec_text, '\n$', '') .. (partition_field and '\n' or '')
 end
 
-local function set_partition_field(id, spec_text, partition_field) -- answers its kind
+local function set_partition_field(id, spec_text, partition_field) -- returns the new spec
     call('HDEL', JOB .. id, 'partition')
     spec_text = mark_limited(spec_text, partition_field)
     call('HSET', JOB .. id, 'spec', spec_text)
@@ -121,7 +120,7 @@ local function set_partition_field(id, spec_text, partition_field) -- answers it
     return spec_text
 end
 
-local function append_pieces(fields, field, text, whole) -- a text as fields of a hash, none longer than CHUNK
+local function append_pieces(fields, field, text, whole) -- no value exceeds PIECE_BYTES
     if whole or #text <= PIECE_BYTES or #text > PIECE_BYTES * MAX_PIECES then
         fields[#fields + 1] = field
         fields[#fields + 1] = text
@@ -133,7 +132,7 @@ local function append_pieces(fields, field, text, whole) -- a text as fields of 
     end
 end
 
-local function join_pieces(id, field, text) -- the text that `append_pieces` took apart
+local function join_pieces(id, field, text) -- inverse of `append_pieces`
     local piece, n = text, 1
     while piece and #piece == PIECE_BYTES and n < MAX_PIECES do
         piece, n = call('HGET', JOB .. id, field .. n), n + 1
@@ -142,7 +141,7 @@ local function join_pieces(id, field, text) -- the text that `append_pieces` too
     return text
 end
 
--- Keys that a job was given after its first one, each in a field of its own.
+-- Keys of a job after its first, each in a field of its own.
 local function extra_keys(id)
     local keys = {}
     local key = call('HGET', JOB .. id, 'key:1')
@@ -158,7 +157,7 @@ local function tier_of(lost_leases)
     return math.min(to_number(lost_leases), 2)
 end
 
--- How often a job was claimed: not said of one that was never picked up, nor where it is once.
+-- Number of claims. The field is absent until the second claim.
 local function claims_of(claims, picked)
     return claims or (picked and '1' or '0')
 end
@@ -175,7 +174,7 @@ local function count(queue, state, by)
     count_changes[counter] = (count_changes[counter] or 0) + by
 end
 
--- Jobs under limits that have not started, by their partition as its field has it; nil for a job under no limit.
+-- Counts unstarted jobs under limits by the field `partition`; nil for a job under no limit.
 local function count_unstarted(partition_field, by)
     if partition_field then
         unstarted_changes[partition_field] = (unstarted_changes[partition_field] or 0) + by
@@ -196,8 +195,8 @@ local function write_unstarted()
     end
 end
 
--- A worker's write under a lease that the job does not have. If the lease is ahead of the job, a write that was
--- acknowledged is lost, unless the job was submitted again under its id: its claims begin at the clock, behind that lease.
+-- A worker's write under a lease that its job does not have. A lease ahead of the job proves a lost write: claims never
+-- decrease. A client's own id that is submitted again starts at the clock, above every earlier lease.
 local function record_refused_write(id, claims, worker)
     local v = read_fields(id, 'state', 'claims', 'pickupTime', 'worker')
     if not v or not v[1] then

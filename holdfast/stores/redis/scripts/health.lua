@@ -1,6 +1,5 @@
 -- name: open
--- Makes the namespace ours where it is empty. ARGV: 3 the schema this program knows. Answers the schema that was there, 0
--- for none; -1 where a key of ours is another program's.
+-- Claims an empty namespace. ARGV: 3 schema of this program. Returns the schema found, 0 for none, -1 if foreign.
 local meta = call('TYPE', PREFIX .. 'meta').ok
 if meta ~= 'none' and meta ~= 'hash' then
     return -1
@@ -13,8 +12,8 @@ end
 return tonumber(schema) or -1
 
 -- name: doctor (partitions)
--- For the doctor: leases that ended over a minute ago, what odd things scripts have met, and for each kind of structure its
--- name, how many jobs are counted there and how many ids it holds. Last, how many ids wait in a queue with an empty name.
+-- For the doctor: leases that expired over a minute ago; anomalies; for each structure its name, the counted jobs and
+-- the ids it holds; the number of ids in a queue with an empty name.
 local function size(command, key)
     local number = redis.pcall(command, key)
     return type(number) == 'number' and number or 0
@@ -58,11 +57,11 @@ if size('HLEN', PREFIX .. 'tombstones') <= 10000 and partitions_left > 0 then
     for _, times in ipairs(list_or_empty('HVALS', PREFIX .. 'tombstones')) do
         ready = ready - to_number(times)
     end
-else -- too many to add them up while all clients wait
+else -- too many to sum up while all clients wait
     ready = counted.queued or 0
 end
 
--- What running jobs weigh in their buckets, against what is noted.
+-- Weight of running jobs in their buckets, against the stored use.
 local expected_use, stored_use = 0, 0
 if size('ZCARD', LEASES) <= 10000 and size('HLEN', PREFIX .. 'used') <= 10000 then
     for _, id in ipairs(list_or_empty('ZRANGE', LEASES, 0, -1)) do
@@ -90,13 +89,13 @@ local sizes = {
 }
 local overdue = safe_call('ZCOUNT', LEASES, '-inf', int(now - 60000000))
 local anomaly_counts = safe_call('HMGET', PREFIX .. 'meta', 'orphans', 'foreign', 'lost')
-return { overdue, { to_number(anomaly_counts[1]), to_number(anomaly_counts[2]), to_number(anomaly_counts[3]) }, sizes, size('LLEN', ready_key('', '0')) }
+return { overdue, { to_number(anomaly_counts[1]), to_number(anomaly_counts[2]), to_number(anomaly_counts[3]) }, sizes,
+    size('LLEN', ready_key('', '0')) }
 
 -- name: lost_writes
--- Whether a job that was acknowledged is there no more, although no caller removed it: the numbers of submission end before it,
--- or its own was given again. ARGV: 3 its number, 4 its id. Answers how many are lost and not reported yet, and 0 where the
--- caller is to forget this one. Numbers go on behind what was lost: so the next loss is seen, and one that takes this telling
--- with it is reported again.
+-- Finds acknowledged jobs that are lost: the numbers of submission end before ARGV[3], or that number belongs to
+-- another job than ARGV[4]. Returns the number of unreported losses, and 0 if the caller must forget this job.
+-- Submissions then continue after the lost numbers, so each loss is reported once, and again if that write is lost too.
 allow_when_full()
 local seq, known_seq = to_number(safe_call('GET', PREFIX .. 'seq')), to_number(ARGV[3])
 local lost, is_known = 0, 1

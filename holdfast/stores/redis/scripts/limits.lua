@@ -1,9 +1,9 @@
 -- fragment: partitions
--- Ready jobs under limits. Each partition of a queue has a sorted set of them, all scores 0, so its members are in their own
--- order; the partitions of a queue that have any are in its turns, parked until an instant, or wait for a running job to end.
--- What running jobs release of their buckets is gathered, and written once a script.
+-- Ready jobs under limits. Each partition of a queue is a sorted set with all scores 0: its members sort themselves.
+-- The partitions with jobs are in the turns of their queue, parked until an instant, or wait for a running job to end.
+-- A script gathers what its jobs release, and writes it once.
 local SEPARATOR = '\31'
-local MAX_BLOCKED_TURNS = 100 -- partitions without room that keep their places in the turns of their queue; others wait beside them
+local MAX_BLOCKED_TURNS = 100 -- partitions without room that stay in the turns of their queue
 
 local function turns_key(queue)
     return PREFIX .. 'turns:' .. queue
@@ -25,8 +25,8 @@ local function partition_key(queue, partition)
     return PREFIX .. 'partition:' .. queue .. SEPARATOR .. partition
 end
 
--- A job's partition and its weights in the buckets, of its field: the names of the buckets and, where not all weights are 1, a line
--- break and these. Nil for the weights where all are 1, or another program spoiled them.
+-- Parses the field `partition` of a job: the names of its buckets and, unless all weights are 1, a line break and the
+-- weights as JSON. Weights that another program corrupted count as 1.
 local function parse_partition(partition_field)
     local partition, text = string.match(partition_field, '^([^\n]*)\n(.*)$')
     if not partition then
@@ -48,12 +48,13 @@ end
 local SORT_KEY_LENGTH = 28 -- characters of a member before its id
 local TWO_POW_32 = 4294967296
 
--- A member: rank, eligible time and submission in hexadecimal digits, then the id. With a UUID it has 64 bytes: a set of few
--- members stays compact.
+-- A member: rank, eligible time and submission in hexadecimal digits, then the id. With a UUID it has 64 bytes, so
+-- small sets keep their compact encoding.
 local function member_of(priority, due, seq, id)
     local rank = 1000000 - math.max(-1000000, math.min(1000000, to_number(priority)))
     due, seq = math.max(0, math.min(2 ^ 52 - 1, math.floor(due))), seq % 2 ^ 36
-    return string.format('%06x%05x%08x%x%08x', rank, math.floor(due / TWO_POW_32), due % TWO_POW_32, math.floor(seq / TWO_POW_32), seq % TWO_POW_32) .. id
+    return string.format('%06x%05x%08x%x%08x', rank, math.floor(due / TWO_POW_32), due % TWO_POW_32,
+        math.floor(seq / TWO_POW_32), seq % TWO_POW_32) .. id
 end
 
 local function make_partitions()
@@ -68,10 +69,11 @@ local function make_partitions()
         entries[#entries + 1] = member
     end
 
-    -- Partitions take turns again: none before the virtual time, nor before its own turn.
+    -- Returns partitions to the turns: none before the virtual time, nor before its own turn.
     local function return_to_turns(queue, names)
         local virtual_time = to_number(safe_call('HGET', PREFIX .. 'virtual', queue))
-        local idle_turns = call('EXISTS', idle_turns_key(queue)) == 1 and safe_call('ZMSCORE', idle_turns_key(queue), unpack(names)) or {}
+        local idle_turns = call('EXISTS', idle_turns_key(queue)) == 1
+            and safe_call('ZMSCORE', idle_turns_key(queue), unpack(names)) or {}
         local entries = {}
         for n, name in ipairs(names) do
             entries[2 * n - 1], entries[2 * n] = math.max(virtual_time, to_number(idle_turns[n])), name
@@ -84,8 +86,10 @@ local function make_partitions()
 
     local function join_turns(queue, names)
         local turns = safe_call('ZMSCORE', turns_key(queue), unpack(names))
-        local parked = call('EXISTS', parked_key(queue)) == 1 and safe_call('ZMSCORE', parked_key(queue), unpack(names)) or {}
-        local waiting = call('EXISTS', waiting_key(queue)) == 1 and safe_call('ZMSCORE', waiting_key(queue), unpack(names)) or {}
+        local parked = call('EXISTS', parked_key(queue)) == 1
+            and safe_call('ZMSCORE', parked_key(queue), unpack(names)) or {}
+        local waiting = call('EXISTS', waiting_key(queue)) == 1
+            and safe_call('ZMSCORE', waiting_key(queue), unpack(names)) or {}
         local joining = {}
         for n, name in ipairs(names) do
             if not turns[n] and not parked[n] and not waiting[n] then
@@ -114,7 +118,7 @@ local function make_partitions()
         pending_members = {}
     end
 
-    -- A queue without partitions has no turns to remember; whether it is one.
+    -- Deletes the turns of a queue without partitions; true if it has none.
     local function delete_unused_turns(queue)
         if call('EXISTS', turns_key(queue), parked_key(queue), waiting_key(queue)) > 0 then
             return false
@@ -146,13 +150,13 @@ local function make_partitions()
         end
     end
 
-    -- Partitions whose instant has come take turns again, and some that wait where the turns have become few. How many have
-    -- turns then.
+    -- Returns parked partitions whose instant has come, and waiting ones if few have turns. Returns the turns.
     local function unpark(queue)
         if call('EXISTS', parked_key(queue), waiting_key(queue)) > 0 then
             return_due(queue, parked_key(queue), MAX_BATCH)
             return_due(queue, waiting_key(queue), MAX_BLOCKED_TURNS / 2)
-            local first = safe_call('ZCARD', turns_key(queue)) < MAX_BLOCKED_TURNS and safe_call('ZRANGE', waiting_key(queue), 0, MAX_BLOCKED_TURNS - 1) or {}
+            local first = safe_call('ZCARD', turns_key(queue)) < MAX_BLOCKED_TURNS
+                and safe_call('ZRANGE', waiting_key(queue), 0, MAX_BLOCKED_TURNS - 1) or {}
             if #first > 0 then
                 call('ZREM', waiting_key(queue), unpack(first))
                 return_to_turns(queue, first)
@@ -177,7 +181,7 @@ local function partitions()
     return loaded_partitions
 end
 
-local released -- by queue, what running jobs have left: their field, how often
+local released -- queue → field `partition` → number of ended runs
 
 local function release(queue, partition_field)
     released = released or {}
@@ -186,7 +190,7 @@ local function release(queue, partition_field)
     fields[partition_field] = (fields[partition_field] or 0) + 1
 end
 
-local function use_buckets(partition_field) -- room of a running job in its buckets
+local function use_buckets(partition_field) -- of a running job
     local partition, weights = parse_partition(partition_field)
     local n = 0
     for bucket in string.gmatch(partition, '[^\31]+') do
@@ -240,7 +244,7 @@ local function subtract_released()
     return released_partitions
 end
 
--- Gives the room of jobs that run no more back, and wakes workers. A partition that waited for it has its turn.
+-- Writes what ended runs have released, notifies workers, and returns waiting partitions to their turns.
 local function write_released()
     if not released then
         return
@@ -264,10 +268,10 @@ local function write_released()
 end
 
 -- fragment: admission
--- Decides which jobs may start now, as `core.limits.Admission` does: room by what is used, tokens by GCRA, pauses.
+-- Decides which jobs may start now, like `core.limits.Admission`: concurrency by use, tokens by GCRA, pauses.
 local limits_cache = {}
 
-local function limit_of(name) -- false where there is none of this name
+local function limit_of(name) -- false for an unknown name
     local cached = limits_cache[name]
     if cached ~= nil then
         return cached
@@ -284,13 +288,13 @@ local function limit_of(name) -- false where there is none of this name
             interval = interval,
             burst = tonumber(values.burst) or 1,
             shares = type(values.shares) == 'table' and next(values.shares) and values.shares or nil,
-            queue = not document.by and document.queue, -- of whose partitions each passes through its bucket
+            queue = not document.by and document.queue, -- its bucket is in each partition of this queue
         }
     end
     return limits_cache[name]
 end
 
--- When a bucket is full again after giving tokens, and the first instant at which it can give them.
+-- Returns when a bucket is full again after giving tokens, and when it can give them at the earliest.
 local function after_taking(limit, refilled_at, tokens)
     local after = math.max(refilled_at, now) + math.min(tokens, limit.burst) * limit.interval
     return after, after - limit.burst * limit.interval
@@ -299,7 +303,7 @@ end
 local buckets = {}
 local has_used, has_states = call('EXISTS', PREFIX .. 'used') == 1, call('EXISTS', PREFIX .. 'buckets') == 1
 
--- A bucket whose limit had another rate or burst when it was written keeps its tokens, at most the new burst.
+-- A bucket keeps its tokens, at most the new burst, if the rate or burst of its limit has changed.
 local function keep_tokens(bucket, old_interval, old_burst)
     local limit = bucket.limit
     local max_us = limit and limit.interval and limit.burst * limit.interval
@@ -307,7 +311,8 @@ local function keep_tokens(bucket, old_interval, old_burst)
         return
     end
     local old_max_us = old_interval and old_burst * old_interval or max_us
-    local earned = math.floor(math.max(0, old_max_us - (bucket.refilled_at - now)) * (limit.interval / (old_interval or limit.interval)))
+    local earned = math.floor(
+        math.max(0, old_max_us - (bucket.refilled_at - now)) * (limit.interval / (old_interval or limit.interval)))
     bucket.refilled_at, bucket.is_state_changed = now + max_us - math.min(max_us, earned), true
 end
 
@@ -316,8 +321,8 @@ local function read_buckets(names)
     local states = has_states and safe_call('HMGET', PREFIX .. 'buckets', unpack(names)) or {}
     for n, name in ipairs(names) do
         local bucket = {
-            name = name, limit = limit_of(string.match(name, '^[^=]*')), used = to_number(used[n]), refilled_at = 0, paused = 0,
-            reserved = 0,
+            name = name, limit = limit_of(string.match(name, '^[^=]*')),
+            used = to_number(used[n]), refilled_at = 0, paused = 0, reserved = 0,
         }
         if states[n] then
             local refilled_at, paused, interval, burst = string.match(states[n], '^(%d+) (%d+) ?(%d*) ?(%d*)$')
@@ -351,7 +356,7 @@ local function read_buckets_of(names) -- of partitions
 end
 
 local function buckets_of(partition)
-    if buckets[partition] then -- its only one
+    if buckets[partition] then -- of one bucket
         return { buckets[partition] }
     end
     local job_buckets = {}
@@ -372,7 +377,7 @@ local function share_of(job_buckets)
     return 1
 end
 
--- When tokens and pauses of a bucket let a job of this weight start, and whether it lacks room. What is reserved counts as taken.
+-- Returns when tokens and pauses admit a job of this weight, and true if concurrency does not. Reserved weight counts.
 local function check_bucket(bucket, weight)
     local limit, free_at, is_full = bucket.limit, bucket.paused, false
     if limit and limit.interval then
@@ -386,8 +391,7 @@ local function check_bucket(bucket, weight)
     return free_at, is_full
 end
 
--- Nil where each of the buckets has room for a job now; else the instant at which they may have, 0 for "when a job ends"; and
--- the bucket that is in the way.
+-- Returns nil if all buckets admit a job now; else an instant, 0 for the end of a running job, and the bucket.
 local function find_blocking_bucket(job_buckets, weights)
     local free_at, full_bucket, blocking = now, nil, nil
     for n, bucket in ipairs(job_buckets) do
@@ -403,8 +407,7 @@ local function find_blocking_bucket(job_buckets, weights)
     return full_bucket and 0, full_bucket
 end
 
--- Reserves the weights of a job that only they are in the way of: in the buckets of its keys until it fits them, then in all.
--- Returns true if it lacks tokens of a key.
+-- Reserves the weights that alone block a job, in the buckets of its keys first. True if it lacks tokens of a key.
 local function reserve(job_buckets, weights)
     local is_key_short, lacks_key_tokens = false, false
     for n, bucket in ipairs(job_buckets) do
@@ -457,31 +460,32 @@ local function write_admitted()
 end
 
 -- name: claim_limited (partitions, transitions, expiry, claim_common, admission)
--- Claims ready jobs under limits, which start at once; the partitions of a queue take turns. ARGV: 6 limit, 7 "1" to take one
--- quarantined job alone, 8 "1" to make due jobs ready first, 9 slots of every other queue or "", 10 the queue served last, then
--- queue and slots of each that is named, in the order of their turn.
--- Answers jobs, promoted, microseconds until a partition may have room or -1, quarantined, lease end, served, what to do: 0
--- that was all, 1 there was more to look through, 2 more may be due; id and kind of jobs that have expired.
+-- Claims ready jobs under limits, which start at once; the partitions of a queue take turns. ARGV: 6 limit, 7 "1": one
+-- quarantined job alone, 8 "1": make due jobs ready first, 9 slots of each unnamed queue or "", 10 the queue served
+-- last, then name and slots of each named queue, in order of service.
+-- Returns jobs; promoted; microseconds until a partition may have room or -1; quarantined; lease end; queue served
+-- last; 0 done, 1 more to examine, 2 more jobs may be due; id and spec of expired jobs.
 allow_when_full()
 local limit, isolated = tonumber(ARGV[6]), ARGV[7] == '1'
 local wildcard_slots, last_served = tonumber(ARGV[9]), ARGV[10]
 local TURN_COST, MAX_BLOCKED, RECHECK_US, MAX_KEPT_TURNS = 1000000, 300, 1000000, 20
 local kept_turns = 0 -- partitions that lack tokens of a key for a heavy job and keep their turns
 local next_room_at, quarantined, more = nil, 0, 0
-local blocked_budget, read_budget = MAX_BLOCKED, limit + 2 * MAX_BATCH -- at partitions without room; at jobs
+local blocked_budget, read_budget = MAX_BLOCKED, limit + 2 * MAX_BATCH -- partitions without room; jobs
 local queue_slots, queue_order = {}, {}
 for n = 11, #ARGV, 2 do
     queue_slots[ARGV[n]] = tonumber(ARGV[n + 1])
     queue_order[#queue_order + 1] = ARGV[n]
 end
 local paused = call('EXISTS', PREFIX .. 'paused') == 1 and paused_queues() or {}
-local has_overdue = call('EXISTS', PREFIX .. 'expiry') == 1 and expire_overdue(MAX_BATCH) == MAX_BATCH -- there may be more, which are not to be taken
+-- more expired jobs may be ready
+local has_overdue = call('EXISTS', PREFIX .. 'expiry') == 1 and expire_overdue(MAX_BATCH) == MAX_BATCH
 
 local function note_room_at(instant)
     next_room_at = next_room_at and math.min(next_room_at, instant) or instant
 end
 
--- ── partitions by the start of their next job: in a list as they were loaded, and in a heap those that were served ──
+-- ── partitions by the start of their next job: `loaded_entries` in stored order, `heap` for those that were served ──
 local loaded_entries, next_loaded, heap, push_count = {}, 1, {}, 0
 
 local function is_before(one, other)
@@ -523,7 +527,8 @@ end
 
 local function first_start() -- nil for none
     local next_fresh, next_served = loaded_entries[next_loaded], heap[1]
-    return next_fresh and next_served and math.min(next_fresh.start, next_served.start) or next_fresh and next_fresh.start or next_served and next_served.start
+    return next_fresh and next_served and math.min(next_fresh.start, next_served.start)
+        or next_fresh and next_fresh.start or next_served and next_served.start
 end
 
 local function next_entry()
@@ -536,14 +541,14 @@ local function next_entry()
 end
 
 -- ── one partition ───────────────────────────────────────────────────────────────────────────────────────────────
--- An entry: its jobs before `base` + `at` have left it. `outcome`: "moved" to a later start, "empty", "parked" until an instant,
--- "waits" for a running job; nil where nothing has changed.
+-- An entry: jobs before `page_start` + `index` have left it. `outcome`: "moved" to a later start, "empty", "parked"
+-- until an instant, "waits" for a running job to end; nil if unchanged.
 local EMPTY_PAGE = {}
 
 local function entry_of(round, name, score)
     return {
-        partition = name, key = round.prefix .. name, start = math.max(round.start_time, score), order = 0, buckets = buckets_of(name),
-        page = EMPTY_PAGE, page_start = 0, index = 1, size = round.size, outcome = nil,
+        partition = name, key = round.prefix .. name, start = math.max(round.start_time, score), order = 0,
+        buckets = buckets_of(name), page = EMPTY_PAGE, page_start = 0, index = 1, size = round.size, outcome = nil,
     }
 end
 
@@ -551,14 +556,15 @@ local function load_page(entry)
     entry.page_start = entry.page_start + #entry.page
     entry.page = safe_call('ZRANGE', entry.key, entry.page_start, entry.page_start + entry.size - 1)
     entry.index = 1
-    entry.size = #entry.page == entry.size and math.min(MAX_BATCH, 4 * entry.size) or 0 -- 0: that was the rest
+    entry.size = #entry.page == entry.size and math.min(MAX_BATCH, 4 * entry.size) or 0 -- 0: the last page
 end
 
--- A job that was never claimed and whose id was minted, which is the rule: its fields and weights, or nil.
+-- Fast path, for most jobs: one that was never claimed and whose id the store generated. Returns fields and weights.
 local function new_job(id, queue, partition)
-    local v = redis.pcall('HMGET', JOB .. id, 'state', 'spec', 'pickupTime', 'dueTime', 'created', 'payload', 'options', 'claims', 'partition')
+    local v = redis.pcall('HMGET', JOB .. id, 'state', 'spec', 'pickupTime', 'dueTime', 'created', 'payload', 'options',
+        'claims', 'partition')
     local spec = v[1] == 'queued' and not v[3] and not v[8] and parse_spec(v[2])
-    if not spec or not spec.is_limited or spec.queue ~= queue then -- a key of another type has no first field either
+    if not spec or not spec.is_limited or spec.queue ~= queue then -- v is an error for a key of another type
         return nil
     elseif v[9] == partition then
         return v
@@ -567,7 +573,7 @@ local function new_job(id, queue, partition)
     return job_partition == partition and v or nil, weights
 end
 
--- Any other job: nil for one that does not stand here.
+-- Any other job; nil for a stale member.
 local function other_job(id, queue, partition)
     local v = read_fields(id, unpack(FIELDS))
     local spec = v and parse_spec(v[2] or '')
@@ -586,8 +592,7 @@ local function other_job(id, queue, partition)
     end
 end
 
--- The first job of a partition: "new" or "other", id, fields and weights; or "none", or "enough" where this script has read as many
--- jobs as it may.
+-- The first job of a partition: "new" or "other", id, fields and weights; "none"; "enough" if the read budget is spent.
 local function first_job(queue, entry)
     while read_budget > 0 do
         if entry.index > #entry.page then
@@ -620,7 +625,8 @@ end
 -- ── the partitions of a queue ───────────────────────────────────────────────────────────────────────────────────
 local function load_turns(round)
     local size = math.max(20, math.min(100, round.room))
-    local page, names = safe_call('ZRANGE', turns_key(round.queue), round.offset, round.offset + size - 1, 'WITHSCORES'), {}
+    local page, names = safe_call('ZRANGE', turns_key(round.queue), round.offset, round.offset + size - 1,
+        'WITHSCORES'), {}
     for n = 1, #page, 2 do
         names[#names + 1] = page[n]
     end
@@ -632,8 +638,8 @@ local function load_turns(round)
     end
 end
 
--- A partition without room: it is parked, or passed by. Beyond some of them those wait beside the turns: the end of a running
--- job of theirs brings them back, or they look again after a while.
+-- Parks or passes over a partition without room. Beyond MAX_BLOCKED_TURNS it waits beside the turns until one of its
+-- running jobs ends, or RECHECK_US is over.
 local function pass_over(round, entry, instant, bucket)
     if instant > 0 then
         entry.outcome, entry.parked_until = 'parked', instant
@@ -648,7 +654,7 @@ local function pass_over(round, entry, instant, bucket)
     end
 end
 
--- The weights of a job are in its way: its partition keeps its turn. Where no other partition takes of its bucket it is parked.
+-- A partition blocked by the weights of its first job keeps its turn; it is parked if it shares no bucket.
 local function wait_in_turn(entry, instant, weights)
     if reserve(entry.buckets, weights) and #entry.buckets > 1 then
         kept_turns = kept_turns + 1
@@ -695,7 +701,8 @@ local function serve_next(round)
     admit(entry.buckets, weights)
     count_unstarted(entry.partition, -1)
     round.room, round.virtual_time = round.room - 1, entry.start
-    entry.start, entry.index, entry.outcome = entry.start + math.floor(TURN_COST / share_of(entry.buckets)), entry.index + 1, 'moved'
+    entry.start, entry.index, entry.outcome = entry.start + math.floor(TURN_COST / share_of(entry.buckets)),
+        entry.index + 1, 'moved'
     instant, bucket = find_blocking_bucket(entry.buckets)
     if instant then
         return pass_over(round, entry, instant, bucket)
@@ -753,8 +760,9 @@ local function serve(queue, slots)
     local number = math.max(1, partitions().unpark(queue))
     local virtual_time = to_number(safe_call('HGET', PREFIX .. 'virtual', queue))
     local round = {
-        queue = queue, virtual_time = virtual_time, start_time = virtual_time, room = math.min(slots, limit - claimed_count), offset = 0, last_turn = -1, blocked_count = 0,
-        visited = {}, prefix = partition_key(queue, ''),
+        queue = queue, virtual_time = virtual_time, start_time = virtual_time,
+        room = math.min(slots, limit - claimed_count), offset = 0, last_turn = -1, blocked_count = 0, visited = {},
+        prefix = partition_key(queue, ''),
     }
     round.size = math.max(2, math.ceil(round.room / number)) -- jobs of a partition that are read at first
     loaded_entries, next_loaded, heap = {}, 1, {}
@@ -774,9 +782,9 @@ local function serve(queue, slots)
     if parked then
         note_room_at(tonumber(parked))
     end
-    local unstarted_changes = safe_call('ZRANGE', waiting_key(queue), 0, 0, 'WITHSCORES')[2]
-    if unstarted_changes then -- of many that wait, each claim looks at some
-        note_room_at(math.max(tonumber(unstarted_changes), now + RECHECK_US / 10))
+    local next_waiting = safe_call('ZRANGE', waiting_key(queue), 0, 0, 'WITHSCORES')[2]
+    if next_waiting then -- each claim examines some of them
+        note_room_at(math.max(tonumber(next_waiting), now + RECHECK_US / 10))
     end
 end
 
@@ -833,12 +841,14 @@ if ARGV[8] == '1' and (not wildcard_slots or call('EXISTS', PREFIX .. 'due', SCH
     more = promoted == MAX_BATCH and 2 or 0
 end
 for _, queue in ipairs(queue_order) do
-    if queue_slots[queue] > 0 and not paused[queue] and not is_full() and safe_call('ZSCORE', PREFIX .. 'partitioned_queues', queue) then
+    if queue_slots[queue] > 0 and not paused[queue] and not is_full()
+        and safe_call('ZSCORE', PREFIX .. 'partitioned_queues', queue) then
         serve_queue(queue, queue_slots[queue])
     end
 end
 for _, range in ipairs(wildcard_slots and { { '(' .. last_served, '+' }, { '-', '[' .. last_served } } or {}) do
-    for _, queue in ipairs(is_full() and {} or safe_call('ZRANGEBYLEX', PREFIX .. 'partitioned_queues', range[1], range[2], 'LIMIT', 0, 1000)) do
+    for _, queue in ipairs(is_full() and {}
+        or safe_call('ZRANGEBYLEX', PREFIX .. 'partitioned_queues', range[1], range[2], 'LIMIT', 0, 1000)) do
         if not paused[queue] and not queue_slots[queue] and not is_full() then
             serve_queue(queue, wildcard_slots)
         end
@@ -847,23 +857,27 @@ end
 write_leases()
 write_admitted()
 finish()
-return { claimed, promoted, next_room_at and int(math.max(0, next_room_at - now)) or '-1', quarantined, lease_until, last_served, more, expired }
+return {
+    claimed, promoted, next_room_at and int(math.max(0, next_room_at - now)) or '-1', quarantined, lease_until,
+    last_served, more, expired,
+}
 
 -- fragment: limit_documents
--- The queue whose claims obey the limit of a document, if any.
+-- The queue that a limit's document bounds the claims of, if any.
 local function limited_queue_of(text)
     local readable, document = pcall(cjson.decode, string.match(text or '', '^%d+ (.*)$') or '')
     if not readable or type(document) ~= 'table' then
         return nil
     end
     local values = type(document.values) == 'table' and document.values or {}
-    return (document.by or values.concurrency or values.rate) and document.queue or nil -- one that only bounds its depth is none
+    -- not one that only bounds the depth
+    return (document.by or values.concurrency or values.rate) and document.queue or nil
 end
 
 -- fragment: fingerprint
--- What the partition of a job is computed from: the limits, as a number that changes with each write of one, and queue, task and
--- payload of the job. A caller says what it has read, and a script that writes the partition compares.
-local CONFLICT = 'conflict' -- the answer where something has changed: nothing was written
+-- Optimistic check of partitions that a client has computed from the limits, and the queue, task and payload of a job:
+-- the script that writes them compares the version of the limits and the fingerprint of the job.
+local CONFLICT = 'conflict' -- reply if something has changed: nothing was written
 
 local function limits_version(limits)
     local sum = 0
@@ -873,7 +887,7 @@ local function limits_version(limits)
     return int(sum)
 end
 
-local function fingerprint_of(id) -- and kind and payload; nil for what is no job
+local function fingerprint_of(id) -- and spec and payload; nil for no job
     local v = read_fields(id, 'spec', 'payload')
     local queue_and_task = v and v[1] and string.match(v[1], '^%S+ %S+ (.-\n.-)\n?$')
     if queue_and_task then
@@ -882,13 +896,12 @@ local function fingerprint_of(id) -- and kind and payload; nil for what is no jo
     end
 end
 
-local function has_fingerprint(id, fingerprint) -- "": it was read when there were no limits
+local function has_fingerprint(id, fingerprint) -- "": read when there were no limits
     return fingerprint == '' or (fingerprint_of(id) or '-') == fingerprint
 end
 
 -- name: partition_facts (fingerprint)
--- Facts of the jobs from ARGV[3] on: {kind, payload, basis} of each, nil for what is no job; none without limits. Then the limits,
--- and their version.
+-- {spec, payload, fingerprint} of each job from ARGV[3] on, nil for no job. Then the limits, and their version.
 local facts, limits = {}, safe_call('HVALS', PREFIX .. 'limits')
 for n = 3, #limits > 0 and #ARGV or 0 do
     local fingerprint, spec_text, payload = fingerprint_of(ARGV[n])
@@ -898,7 +911,7 @@ finish()
 return { facts, limits, limits_version(limits) }
 
 -- name: unassigned (partitions, transitions, claim_common, limit_documents)
--- Ids of ready jobs of a queue with limits that have no partition, up to MOST. ARGV: 6 queue, 7 "1" for quarantined ones.
+-- Ids of ready jobs without a partition in a queue with limits, up to MAX_BATCH. ARGV: 6 queue, 7 "1": quarantined.
 allow_when_full()
 local queue, found = ARGV[6], {}
 
@@ -946,9 +959,9 @@ finish()
 return found
 
 -- name: assign (partitions, transitions, claim_common, fingerprint)
--- Gives jobs that have not ended their partitions. ARGV: 6 a queue whose ready lists are to lose the jobs at their heads that
--- have one, or "", 7 version of the limits; then id, basis and partition of each job as its field has it, "" for none. Answers how
--- many changed, or AGAIN; those that have another basis are as they were, and counted second.
+-- Assigns partitions to jobs that have not ended. ARGV: 6 queue whose ready lists lose the jobs at their heads that
+-- have one, or "", 7 version of the limits; then id, fingerprint and field `partition` of each job, "" for none.
+-- Returns the number of changed jobs and the number with another fingerprint, which are unchanged; or CONFLICT.
 if limits_version() ~= ARGV[7] then
     return CONFLICT
 end
@@ -972,7 +985,7 @@ local function assign(id, fingerprint, partition_field)
         count_unstarted(old_field, -1)
         count_unstarted(partition_field ~= '' and partition_field or nil, 1)
     end
-    if v[1] == 'queued' and (old_field or queue == '' or tier_of(v[3]) == 2) then -- else it leaves its list below
+    if v[1] == 'queued' and (old_field or queue == '' or tier_of(v[3]) == 2) then -- else `clear_head` removes it
         transitions().dequeue(id, spec, v[1], to_number(v[3]))
     end
     local new_field = partition_field ~= '' and partition_field or nil
@@ -991,7 +1004,7 @@ local function assign(id, fingerprint, partition_field)
     changed = changed + 1
 end
 
--- Whether an id at the head of a ready list is to leave it.
+-- True if an id must leave the head of a ready list.
 local function should_leave(id, list)
     if transitions().clear_tombstone(list, id) then
         return true
@@ -1004,7 +1017,8 @@ local function should_leave(id, list)
     if not spec then
         return true
     end
-    local is_manual = (v[1] == 'scheduled' or v[1] == 'failed') and not safe_call('ZSCORE', schedule_key(spec.queue), id)
+    local is_manual = (v[1] == 'scheduled' or v[1] == 'failed')
+        and not safe_call('ZSCORE', schedule_key(spec.queue), id)
     if is_manual then
         call('HSET', JOB .. id, 'state', 'queued')
         count(spec.queue, v[1], -1)
@@ -1051,8 +1065,8 @@ finish()
 return { changed, stale }
 
 -- name: write_limit (limit_documents)
--- Replaces, adds or removes a limit if it has the expected revision. ARGV: 3 name, 4 expected revision, 5 document, "" to
--- remove it. Answers its revision, or "" and nothing was changed.
+-- Replaces, adds or removes a limit if it has the expected revision. ARGV: 3 name, 4 expected revision, 5 document, ""
+-- to remove it. Returns its revision, or "" if nothing was changed.
 local old_text = safe_call('HGET', PREFIX .. 'limits', ARGV[3])
 local current_revision = string.match(old_text or '0', '^(%d+)')
 if current_revision ~= ARGV[4] then
@@ -1083,13 +1097,12 @@ finish()
 return revision
 
 -- name: free_parked
--- A limit has changed: what is parked in the queues with jobs under limits behind ARGV[3] looks again. Answers the last of ARGV[4]
--- queues, "" after all.
+-- Unblocks the parked partitions of ARGV[4] queues behind ARGV[3]. Returns the last queue, "" after all.
 local queues = safe_call('ZRANGEBYLEX', PREFIX .. 'partitioned_queues', '(' .. ARGV[3], '+', 'LIMIT', 0, ARGV[4])
 for _, queue in ipairs(queues) do
     for _, key in ipairs({ PREFIX .. 'parked:' .. queue, PREFIX .. 'waiting:' .. queue }) do
         if call('EXISTS', key) == 1 then
-            safe_call('ZREMRANGEBYSCORE', key, '+inf', '-inf') -- moves a key of another type out of the way
+            safe_call('ZREMRANGEBYSCORE', key, '+inf', '-inf') -- renames a key of another type
             call('ZUNIONSTORE', key, 1, key, 'WEIGHTS', 0)
         end
     end
@@ -1099,7 +1112,7 @@ finish()
 return #queues == tonumber(ARGV[4]) and queues[#queues] or ''
 
 -- name: bucket_use (admission)
--- Use of the buckets from ARGV[3] on: used and the instant at which each may let a job of weight 1 start, 0 for now.
+-- Use of the buckets from ARGV[3] on: used, and when each may admit a job of weight 1, 0 for now.
 local uses = {}
 for n = 3, #ARGV do
     if not buckets[ARGV[n]] then
@@ -1117,7 +1130,7 @@ finish()
 return uses
 
 -- name: take_tokens (admission)
--- Takes tokens of a bucket. ARGV: 3 bucket, 4 how many. Answers 0, or microseconds until they can be taken.
+-- Takes tokens of a bucket. ARGV: 3 bucket, 4 number. Returns 0, or microseconds until they are available.
 read_buckets({ ARGV[3] })
 local bucket = buckets[ARGV[3]]
 local has_rate = bucket.limit and bucket.limit.interval
@@ -1134,7 +1147,7 @@ finish()
 return int(first - now)
 
 -- name: pause_buckets (admission)
--- Admits no job through the buckets from ARGV[4] on for ARGV[3] microseconds; a later end of an earlier pause stays.
+-- Pauses the buckets from ARGV[4] on for ARGV[3] microseconds; a pause that ends later stays.
 local pause_until = now + tonumber(ARGV[3])
 for n = 4, #ARGV do
     read_buckets({ ARGV[n] })
@@ -1152,7 +1165,8 @@ return 0
 local found, max_ids = {}, tonumber(ARGV[4])
 for _, key in ipairs({ turns_key(ARGV[3]), parked_key(ARGV[3]), waiting_key(ARGV[3]) }) do
     for _, name in ipairs(#found < max_ids and safe_call('ZRANGE', key, 0, max_ids - #found - 1) or {}) do
-        for _, member in ipairs(#found < max_ids and safe_call('ZRANGE', partition_key(ARGV[3], name), 0, max_ids - #found - 1) or {}) do
+        for _, member in ipairs(#found < max_ids
+            and safe_call('ZRANGE', partition_key(ARGV[3], name), 0, max_ids - #found - 1) or {}) do
             found[#found + 1] = string.sub(member, SORT_KEY_LENGTH + 1)
         end
     end

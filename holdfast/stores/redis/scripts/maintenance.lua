@@ -1,9 +1,9 @@
 -- name: promote (partitions, transitions)
--- Makes due jobs of every queue ready, up to ARGV[3]; how many.
+-- Makes due jobs of every queue ready, up to ARGV[3]; returns their number.
 allow_when_full()
 local max_jobs, promoted = tonumber(ARGV[3]), 0
 local queues = safe_call('ZRANGEBYSCORE', PREFIX .. 'due', '-inf', NOW, 'LIMIT', 0, MAX_BATCH)
-queues[#queues + 1] = 'default' -- a job may have been put there by hand
+queues[#queues + 1] = 'default' -- a job may have been added by hand
 for _, queue in ipairs(queues) do
     if promoted < max_jobs then
         local made_ready = transitions().promote(queue, max_jobs - promoted)
@@ -18,15 +18,14 @@ finish()
 return promoted
 
 -- name: expire (partitions, transitions, expiry)
--- Ends jobs that no worker has taken by their instant. ARGV: 3 how many to look at. Answers how many those were; id and kind of
--- those that ended.
+-- Ends expired jobs that wait. ARGV: 3 limit. Returns the number examined; id and spec of those that ended.
 local scanned = expire_overdue(tonumber(ARGV[3]))
 finish()
 return { scanned, expired }
 
 -- name: expired_leases
--- Running jobs whose lease ran out. ARGV: 3 how many to skip, 4 limit. Answers {fields, lease end} of each, and how many
--- leases were looked at. A lease of nothing is dropped.
+-- Running jobs whose lease has expired. ARGV: 3 leases to skip, 4 limit. Returns {id, fields, lease end} of each, and
+-- the number of leases examined. Drops a lease without a running job.
 allow_when_full()
 local found = safe_call('ZRANGEBYSCORE', LEASES, '-inf', NOW, 'WITHSCORES', 'LIMIT', ARGV[3], ARGV[4])
 local jobs, scanned = {}, 0
@@ -45,8 +44,7 @@ finish()
 return { jobs, scanned }
 
 -- name: prune (partitions, transitions)
--- Deletes jobs of a terminal state that ended long enough ago. ARGV: 3 state, 4 microseconds, 5 limit; how many, and
--- whether to look again.
+-- Deletes jobs whose retention is over. ARGV: 3 state, 4 retention in microseconds, 5 limit. Returns deleted, examined.
 allow_when_full()
 local state, cutoff, max_jobs = ARGV[3], now - tonumber(ARGV[4]), tonumber(ARGV[5])
 local ended = PREFIX .. 'ended:' .. state
@@ -56,7 +54,7 @@ local function remove(id, ended_at)
     local v = read_fields(id, 'state', 'spec', 'endTime', 'seq', 'key')
     local spec = v and parse_spec(v[2] or '')
     if not spec or v[1] ~= state or to_number(v[3]) ~= ended_at then
-        return -- it ran again since, or is gone
+        return -- stale: it ran again, or was deleted
     end
     transitions().delete_job(id, to_number(v[4]), v[5], true)
     count(spec.queue, state, -1)
@@ -80,7 +78,8 @@ if state == 'succeeded' then
         scanned = scanned + 1
     end
 else
-    local found = safe_call('ZRANGEBYSCORE', ended, '-inf', int(cutoff), 'WITHSCORES', 'LIMIT', 0, math.min(max_jobs, MAX_BATCH))
+    local found = safe_call('ZRANGEBYSCORE', ended, '-inf', int(cutoff), 'WITHSCORES', 'LIMIT', 0,
+        math.min(max_jobs, MAX_BATCH))
     for n = 1, #found, 2 do
         call('ZREM', ended, found[n])
         remove(found[n], tonumber(found[n + 1]))
@@ -91,8 +90,8 @@ finish()
 return { pruned, scanned }
 
 -- name: prune_rest
--- Deletes keys that outlived their job and their lifetime, workers that fell silent long ago, and buckets that are full again.
--- ARGV: 3 limit, 4 microseconds a silent worker is listed.
+-- Deletes keys that outlived their job and their lifetime, workers that went silent long ago, and buckets that are full
+-- again. ARGV: 3 limit, 4 microseconds that a silent worker stays listed.
 allow_when_full()
 local outlived = PREFIX .. 'outlived'
 for _, key in ipairs(safe_call('ZRANGEBYSCORE', outlived, '-inf', NOW, 'LIMIT', 0, ARGV[3])) do
@@ -102,7 +101,8 @@ for _, key in ipairs(safe_call('ZRANGEBYSCORE', outlived, '-inf', NOW, 'LIMIT', 
     end
     call('ZREM', outlived, key)
 end
-for _, worker in ipairs(safe_call('ZRANGEBYSCORE', PREFIX .. 'workers', '-inf', int(now - tonumber(ARGV[4])), 'LIMIT', 0, ARGV[3])) do
+for _, worker in ipairs(safe_call('ZRANGEBYSCORE', PREFIX .. 'workers', '-inf', int(now - tonumber(ARGV[4])), 'LIMIT',
+    0, ARGV[3])) do
     call('DEL', PREFIX .. 'worker:' .. worker)
     call('ZREM', PREFIX .. 'workers', worker)
 end

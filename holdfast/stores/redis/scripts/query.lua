@@ -1,5 +1,5 @@
 -- name: jobs
--- Jobs as they stand: {id, fields, lease end or nil} of each of the ids from ARGV[3] on that is there.
+-- Jobs of the ids from ARGV[3] on: {id, fields, lease end or nil} of each that exists.
 local jobs = {}
 for n = 3, #ARGV do
     local fields = redis.pcall('HGETALL', JOB .. ARGV[n])
@@ -11,9 +11,9 @@ end
 return jobs
 
 -- name: summaries
--- Jobs without what may be large: {id, fields, lease end or nil} of each of the ids from ARGV[3] on that is there.
-local SUMMARY_FIELDS = { 'state', 'spec', 'seq', 'dueTime', 'created', 'options', 'reason', 'worker', 'cancel', 'claims', 'attempts', 'lost_leases',
-    'pickupTime', 'endTime', 'error', 'expiresAt', 'partition' }
+-- Jobs without payload and result: {id, fields, lease end or nil} of each of the ids from ARGV[3] on that exists.
+local SUMMARY_FIELDS = { 'state', 'spec', 'seq', 'dueTime', 'created', 'options', 'reason', 'worker', 'cancel',
+    'claims', 'attempts', 'lost_leases', 'pickupTime', 'endTime', 'error', 'expiresAt', 'partition' }
 local jobs = {}
 for n = 3, #ARGV do
     local id = ARGV[n]
@@ -33,7 +33,7 @@ end
 return jobs
 
 -- name: states
--- The state and claims of each of the jobs from ARGV[3] on; nil for one that is not there.
+-- State and claims of each of the jobs from ARGV[3] on; nil for no job.
 local states = {}
 for n = 3, #ARGV do
     local v = read_fields(ARGV[n], 'state', 'claims', 'pickupTime')
@@ -42,12 +42,11 @@ end
 return states
 
 -- name: scan
--- Walks the index. ARGV: 3 "newest" or "oldest" first, 4 the submission to begin behind, 5 how many jobs, 6 "1" for whole
--- jobs, else those fields only that filters ask for. Answers the jobs as `show` does, the last submission looked at, and
--- whether there may be more.
+-- Walks the index. ARGV: 3 "newest" or "oldest" first, 4 submission to start behind, 5 number of jobs, 6 "1" for whole
+-- jobs, else the fields of filters. Returns jobs like script `jobs`, the last submission, and 1 if there may be more.
 local newest, start_seq, max_jobs = ARGV[3] == 'newest', tonumber(ARGV[4]), tonumber(ARGV[5])
-local SCAN_FIELDS = { 'state', 'spec', 'seq', 'dueTime', 'created', 'options', 'reason', 'worker', 'cancel', 'claims', 'pickupTime',
-    'error', 'partition' }
+local SCAN_FIELDS = { 'state', 'spec', 'seq', 'dueTime', 'created', 'options', 'reason', 'worker', 'cancel', 'claims',
+    'pickupTime', 'error', 'partition' }
 local jobs, last, scanned = {}, start_seq, 0
 
 local function read_job(id)
@@ -98,22 +97,23 @@ end
 
 local chunk = int(math.floor(start_seq / INDEX_CHUNK))
 local range = newest and { 'ZREVRANGEBYSCORE', chunk, '-inf' } or { 'ZRANGEBYSCORE', chunk, '+inf' }
-local chunks = redis.pcall(range[1], PREFIX .. 'chunks', range[2], range[3], 'LIMIT', 0, 2 + math.ceil(max_jobs / INDEX_CHUNK) * 4)
+local chunks = redis.pcall(range[1], PREFIX .. 'chunks', range[2], range[3], 'LIMIT', 0,
+    2 + math.ceil(max_jobs / INDEX_CHUNK) * 4)
 for n = 1, chunks.err and 0 or #chunks do
     if scanned < max_jobs then
         scan_chunk(chunks[n])
     end
 end
 if scanned < max_jobs and not chunks.err and #chunks == 2 + math.ceil(max_jobs / INDEX_CHUNK) * 4 then
-    -- these pieces held too little: the rest begins at the last one's end
+    -- these chunks held too few jobs: continue behind the last one
     last = to_number(chunks[#chunks]) * INDEX_CHUNK + (newest and 0 or INDEX_CHUNK - 1)
     return { jobs, int(last), 1 }
 end
 return { jobs, int(last), scanned >= max_jobs and 1 or 0 }
 
 -- name: queues (partitions)
--- Counts by "state:queue", paused queues, and of each queue from ARGV[3] on the microseconds its oldest ready job has been
--- eligible, nil where none is ready.
+-- Counts by "state:queue", paused queues, and for each queue from ARGV[3] on how many microseconds its oldest ready job
+-- has been eligible, nil if none is ready.
 if ARGV[3] == nil then
     return { call('HGETALL', PREFIX .. 'counts'), call('SMEMBERS', PREFIX .. 'paused') }
 end
@@ -142,7 +142,7 @@ for n = 3, #ARGV do
         consider(id)
     end
     for _, key in ipairs({ turns_key(queue), parked_key(queue), waiting_key(queue) }) do
-        for _, name in ipairs(safe_call('ZRANGE', key, 0, MAX_BATCH / 2 - 1)) do -- of more partitions these stand for all
+        for _, name in ipairs(safe_call('ZRANGE', key, 0, MAX_BATCH / 2 - 1)) do -- a sample of the partitions
             local first = safe_call('ZRANGE', partition_key(queue, name), 0, 0)[1]
             if first then
                 consider(string.sub(first, SORT_KEY_LENGTH + 1))
@@ -166,8 +166,8 @@ end
 return workers
 
 -- name: recent
--- Of what ended in the state ARGV[3], newest first, MOST jobs behind the first ARGV[4]: how many there are, how long ago the last
--- of them ended, and how many of them ended within ARGV[5] microseconds and stand there still, by queue: {queue, number, …}.
+-- Of the ends in state ARGV[3], newest first, the next MAX_BATCH after ARGV[4]: their number, age of the last, and the
+-- number of jobs still in that state that ended within ARGV[5] microseconds, by queue: {queue, number, …}.
 local state, skipped, since = ARGV[3], tonumber(ARGV[4]), now - tonumber(ARGV[5])
 local key, endings = PREFIX .. 'ended:' .. state, {}
 if state == 'succeeded' then
@@ -202,8 +202,8 @@ end
 return { #endings, int(now - first), flat }
 
 -- name: events
--- What ended behind an instant, the earliest of each kind. ARGV: 3 instant, 4 limit of each kind, 5 how far back at most. Answers now, whether older setbacks were
--- dropped, successes ("INSTANT:ID"), dead, cancelled (id, instant), and of each setback id, instant and the attempt's record.
+-- Job events after an instant, the earliest of each kind. ARGV: 3 instant, 4 limit per kind, 5 maximum age. Returns
+-- now; 1 if older failures were dropped; successes ("INSTANT:ID"); dead, cancelled; id, instant, record of failures.
 local after, max_events = math.max(tonumber(ARGV[3]), now - tonumber(ARGV[5])), tonumber(ARGV[4])
 local succeeded, failures = PREFIX .. 'ended:succeeded', PREFIX .. 'failures'
 
@@ -211,7 +211,7 @@ local function instant_at(position)
     return tonumber(string.match(safe_call('LINDEX', succeeded, position) or '', '^(%d+):') or nil) or 0
 end
 
--- The list is in the order of instants: its first entry behind `after`.
+-- Binary search for the first entry after the instant: the list is ordered.
 local low, high = 0, safe_call('LLEN', succeeded)
 while low < high do
     local middle = math.floor((low + high) / 2)
@@ -222,7 +222,7 @@ while low < high do
     end
 end
 
--- An attempt's record: mostly the last. There may be any number of them.
+-- The record of an attempt, from the end of the list: usually the last.
 local function record_of(id, claims)
     local key, last = PREFIX .. 'attempts:' .. id, -1
     while true do
@@ -255,7 +255,8 @@ local oldest = safe_call('ZRANGE', failures, 0, 0, 'WITHSCORES')[2]
 local has_dropped = safe_call('ZCARD', failures) >= MAX_FAILURES and tonumber(oldest) > after
 finish()
 return {
-    NOW, has_dropped and 1 or 0, safe_call('LRANGE', succeeded, low, low + max_events - 1), read_after(PREFIX .. 'ended:dead'), read_after(PREFIX .. 'ended:cancelled'), records,
+    NOW, has_dropped and 1 or 0, safe_call('LRANGE', succeeded, low, low + max_events - 1),
+    read_after(PREFIX .. 'ended:dead'), read_after(PREFIX .. 'ended:cancelled'), records,
 }
 
 -- name: now

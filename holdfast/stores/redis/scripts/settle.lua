@@ -1,21 +1,21 @@
 -- name: settle (partitions, transitions)
--- Applies each settlement whose guard holds, in order. ARGV, from 3 on: runs of settlements, each with what it is of first:
--- "worker", whose leases those that follow are under, "" for any worker;
--- "first", a length and ids of that length in one text: successes without a result under a first claim, as most are;
--- "success", a number, and so often id, claims and result ("" for none); both under a live lease;
--- "other", id, claims, state, reason, delay, flags ("r" refund, "e" expired), result, error, traceback, "=" before an error
--- or traceback that is there. Answers 1 (accepted as asked; 2 for a job under limits), or {accepted, state, run_at, 1 for a
--- job under limits}.
+-- Applies each settlement whose guard holds, in order. ARGV from 3 on: runs of settlements, each begins with its kind.
+-- "worker": whose leases follow, "" for any worker.
+-- "first": a length, and ids of that length in one text: successes without a result under a first claim, as most are.
+-- "success": a number, then id, claims and result ("" for none) of each. Both need a live lease.
+-- "other": id, claims, state, reason, delay, flags ("r" refund, "e" the lease has expired), result, error, traceback;
+-- "=" stands before an error or traceback that exists.
+-- Returns 1 (accepted; 2 for a job under limits), or {accepted, state, run_at, 1 for a job under limits}.
 allow_when_full()
 local answers, succeeded_entries, settled_ids, settled_count = {}, {}, {}, 0
-local succeeded_by_spec = {} -- how many, by kind
+local succeeded_by_spec = {} -- spec → number
 local failures = 0
-local worker = '' -- a failover can bring an old number of claims back: the lease is whose worker has the job now
+local worker = '' -- guards against old claims that a failover brings back
 local END_STAMP = NOW .. ':'
 local ENDED = { succeeded = true, dead = true, cancelled = true }
 local ENDS_CANCELLED = { failed = true, queued = true, scheduled = true, waiting = true }
 
--- Mostly no lease of anybody has expired: then none is asked for its end.
+-- Usually no lease at all has expired: then no ZSCORE is needed.
 local first_lease_end = safe_call('ZRANGE', LEASES, 0, 0, 'WITHSCORES')[2]
 local all_live = first_lease_end and tonumber(first_lease_end) > now
 
@@ -32,7 +32,7 @@ local function refuse(id, claims, state)
     return { 0, state }
 end
 
-local function release_limits(id, spec) -- room of limits; whether it had any
+local function release_limits(id, spec) -- returns the field `partition`, nil for a job under no limit
     local partition_field = partition_field_of(id, spec)
     if partition_field then
         release(spec.queue, partition_field)
@@ -45,10 +45,11 @@ local function succeed(id, claims, result)
     local v = redis.pcall('HMGET', key, 'state', 'claims', 'spec', 'cancel', 'worker')
     if v.err or not v[1] then
         return { 0 }
-    elseif v[1] ~= 'running' or (v[2] or '1') ~= claims or is_held_by_other(v[5]) or (not all_live and (lease_end(id) or 0) <= now) then
+    elseif v[1] ~= 'running' or (v[2] or '1') ~= claims or is_held_by_other(v[5])
+        or (not all_live and (lease_end(id) or 0) <= now) then
         return refuse(id, claims, v[1])
     end
-    if claims ~= '1' or v[4] then -- only then it can have been in trouble
+    if claims ~= '1' or v[4] then -- only such a job can have these fields
         call('HDEL', key, 'lost_leases', 'cancel', 'reason')
         delete_pieces(id, 'error')
     end
@@ -84,11 +85,13 @@ local function settle_other(n)
     local id, claims, state, reason, delay = ARGV[n], ARGV[n + 1], ARGV[n + 2], ARGV[n + 3], ARGV[n + 4]
     local flags, result, error, traceback = ARGV[n + 5], ARGV[n + 6], ARGV[n + 7], ARGV[n + 8]
     local refund, expired = string.find(flags, 'r', 1, true), string.find(flags, 'e', 1, true) ~= nil
-    local v = read_fields(id, 'state', 'claims', 'spec', 'cancel', 'attempts', 'worker', 'pickupTime', 'lost_leases', 'dueTime', 'created', 'seq')
+    local v = read_fields(id, 'state', 'claims', 'spec', 'cancel', 'attempts', 'worker', 'pickupTime', 'lost_leases',
+        'dueTime', 'created', 'seq')
     local spec, lease = v and v[3] and parse_spec(v[3]), lease_end(id)
     if not spec then
         return { 0 }
-    elseif v[1] ~= 'running' or (v[2] or '1') ~= claims or is_held_by_other(v[6]) or not lease or (lease <= now) ~= expired then
+    elseif v[1] ~= 'running' or (v[2] or '1') ~= claims or is_held_by_other(v[6]) or not lease
+        or (lease <= now) ~= expired then
         return refuse(id, claims, v[1])
     end
     local requested_reason = reason
@@ -104,7 +107,8 @@ local function settle_other(n)
     end
     local lost_leases = expired and to_number(v[8]) + 1 or refund and to_number(v[8]) or 0
     local run_at = delay ~= '' and now + tonumber(delay) or to_number(v[9])
-    local attempts = math.max(0, to_number(v[5] or claims) - (refund and 1 or 0)) -- another program may have set it to 0
+    -- another program may have set it to 0
+    local attempts = math.max(0, to_number(v[5] or claims) - (refund and 1 or 0))
     local fields = { 'state', state, 'attempts', int(attempts) }
     local function set(field, value)
         fields[#fields + 1] = field
@@ -119,7 +123,7 @@ local function settle_other(n)
     end
     if delay ~= '' then
         set('dueTime', int(run_at))
-        set('created', v[10] or v[9]) -- until now the same as its due time
+        set('created', v[10] or v[9]) -- absent while equal to its due time
     end
     if lost_leases > 0 then
         set('lost_leases', int(lost_leases))
@@ -187,7 +191,7 @@ if #succeeded_entries > 0 then
     safe_call('RPUSH', PREFIX .. 'ended:succeeded', unpack(succeeded_entries))
 end
 if failures > 0 then
-    call('EXPIRE', PREFIX .. 'failures', 3600) -- as long as who follows what happens may be away
+    call('EXPIRE', PREFIX .. 'failures', 3600) -- the longest absence of a follower
     if call('ZCARD', PREFIX .. 'failures') > MAX_FAILURES then
         call('ZREMRANGEBYRANK', PREFIX .. 'failures', 0, -MAX_FAILURES - 1)
     end
@@ -207,9 +211,9 @@ finish()
 return answers
 
 -- name: heartbeat
--- Registers a worker and extends its live leases. ARGV: 3 worker, 4 lease in microseconds, 5 "1" to register, 6 number of
--- fields of the worker, the fields and their values, then id and claims of each lease. Answers the order, then 0 lost,
--- 1 held, 2 asked to stop for each lease.
+-- Registers a worker and extends its live leases. ARGV: 3 worker, 4 lease in microseconds, 5 "1" to register, 6 number
+-- of fields of the worker, their names and values, then id and claims of each lease. Returns the command, then for each
+-- lease 0 lost, 1 held, 2 asked to stop.
 allow_when_full()
 local lease_until = int(now + tonumber(ARGV[4]))
 local worker = PREFIX .. 'worker:' .. ARGV[3]
@@ -222,7 +226,7 @@ end
 local answers, extended = { safe_call('HGET', worker, 'command') or 'none' }, {}
 for i = at, #ARGV, 2 do
     local v = read_fields(ARGV[i], 'state', 'claims', 'cancel', 'worker')
-    -- A failover can bring an old number of claims back: the lease is whose worker has the job now.
+    -- After a failover an old number of claims may return: only the worker of the job holds its lease.
     local is_holder = v and v[1] == 'running' and claims_of(v[2], true) == ARGV[i + 1] and v[4] == ARGV[3]
     local lease = is_holder and safe_call('ZSCORE', LEASES, ARGV[i])
     if lease and tonumber(lease) > now then
@@ -241,10 +245,10 @@ finish()
 return answers
 
 -- name: append_logs
--- Keeps log lines with their jobs. ARGV, from 3 on, for each record: id, claims, how many lines, and of each line its number,
--- microseconds since it was said, level, text, and "" or "=" and its fields. Answers 1 for a lease that stands, else 0. That
--- of a success does: no other worker can have written it. A line's place is its claims and number: the stream itself refuses
--- one that is there already, and one that comes late, behind later ones; these are put in where they belong.
+-- Stores log lines of jobs. ARGV from 3 on, for each record: id, claims, number of lines; of each line its number, age
+-- in microseconds, level, text, and "" or "=" and its fields. Returns 1 for a valid lease, else 0. A succeeded job
+-- counts: no other worker can have logged under it. The entry id is CLAIMS-NUMBER: XADD refuses duplicates, and lines
+-- that arrive late, which are merged.
 local answers, at = {}, 3
 
 local function is_valid_lease(id, claims, v)
@@ -265,7 +269,7 @@ local function is_before(one, other)
     return claims < other_claims or claims == other_claims and number < other_number
 end
 
--- A stream takes what is behind everything alone, even what it has lost: so it is made anew.
+-- XADD only appends, even behind deleted entries: rewrites the stream with the late lines.
 local function merge_late_lines(key, late)
     local missing, seen = {}, {}
     for _, line in ipairs(late) do
@@ -328,7 +332,7 @@ finish()
 return answers
 
 -- name: deregister
--- Forgets a worker that has stopped. ARGV: 3 worker.
+-- Removes a worker that has stopped. ARGV: 3 worker.
 allow_when_full()
 call('DEL', PREFIX .. 'worker:' .. ARGV[3])
 safe_call('ZREM', PREFIX .. 'workers', ARGV[3])

@@ -1,5 +1,5 @@
 -- fragment: uniqueness
--- Keys of jobs, "KEEP_UNTIL JOB" each: idempotency keys, and those under a policy of uniqueness, which begin with U+001F.
+-- Keys of jobs, "KEEP_UNTIL JOB" each: idempotency keys and, beginning with U+001F, unique keys.
 local function is_unique(key)
     return string.sub(key, 1, 1) == '\31'
 end
@@ -13,12 +13,12 @@ end
 
 local WAITING = { queued = true, scheduled = true, failed = true, waiting = true }
 
--- A unique key is said as "POLICY DURING WINDOW KEY"; during: "waiting", "active" or "-"; window: microseconds or "-".
+-- A unique key as text: "POLICY DURING WINDOW KEY"; during: "waiting", "active" or "-"; window: microseconds or "-".
 local function key_of(unique)
     return string.match(unique, '^%S+ %S+ %S+ (.*)$')
 end
 
--- Takes the key for a job unless another holds it. Answers what is to be done in that case, and the other job.
+-- Takes the key for a job unless another job holds it; then returns the policy and that job.
 local function take_unique(unique, id)
     local policy, during, window, key = string.match(unique, '^(%S+) (%S+) (%S+) (.*)$')
     local keep_until, holder = string.match(safe_call('HGET', PREFIX .. 'keys', key) or '', '^(%d+) (.*)$')
@@ -35,8 +35,8 @@ local function take_unique(unique, id)
 end
 
 -- fragment: rewriting
--- Times are said as "" at once, "+SPAN" from now, "=INSTANT"; of expiries "-" is never. All in microseconds.
-local function due_of(when) -- eligible time, and whether that is to come
+-- Times are "" for now, "+SPAN", "=INSTANT", in microseconds; "-" is no expiry.
+local function due_of(when) -- eligible time, and true if it is in the future
     local run_at = to_number(string.sub(when, 2))
     if string.sub(when, 1, 1) == '+' then
         run_at = now + run_at
@@ -58,9 +58,8 @@ local function set_expiry(id, expires)
     safe_call('ZADD', PREFIX .. 'expiry', int(instant), id)
 end
 
--- What an edit, or a later submission of its unique key, makes of a job that waits in one of these states: of `change` its
--- level, queue, when, payload, options, expires and partition ("" for none) are said, or nil to leave them. Answers the state
--- it is in, and whether it was changed.
+-- Applies an edit, or a later submission of its unique key, to a waiting job in one of `states`. `change`: new values
+-- of priority, queue, when, payload, options, expires, partition ("" for none), nil to keep. Returns state and changed.
 local function rewrite(id, change, states, whole)
     local v = read_fields(id, 'state', 'spec', 'seq', 'lost_leases', 'created', 'dueTime')
     local spec = v and parse_spec(v[2] or '')
@@ -79,7 +78,8 @@ local function rewrite(id, change, states, whole)
     end
     if change.priority or change.queue then
         local priority, max_attempts, queue, task = string.match(spec_text, '^(%S+) (%S+) (.-)\n(.*)$')
-        spec_text = (change.priority or priority) .. ' ' .. max_attempts .. ' ' .. (change.queue or queue) .. '\n' .. task
+        spec_text = (change.priority or priority) .. ' ' .. max_attempts
+            .. ' ' .. (change.queue or queue) .. '\n' .. task
     end
     new_field = new_field ~= '' and new_field or nil
     count_unstarted(new_field, 1)
@@ -131,7 +131,7 @@ local function exists(id)
     elseif call('EXISTS', JOB .. id) == 0 then
         return false
     end
-    safe_call('HEXISTS', JOB .. id, 'spec') -- a key of another type makes way
+    safe_call('HEXISTS', JOB .. id, 'spec') -- renames a key of another type
     return call('EXISTS', JOB .. id) == 1
 end
 
@@ -147,13 +147,13 @@ local function take_key(key, id, keep_for)
     key_entries[key] = set_key(key, id, keep_for ~= '' and string.sub(keep_for, 2) or '')
 end
 
-local function add_key(id, key) -- one key more of a job that is there; deleting the job frees them all
+local function add_key(id, key) -- of an existing job; deleting the job frees all
     local first_key = call('HGET', JOB .. id, 'key')
     if not first_key then
         call('HSET', JOB .. id, 'key', key)
     elseif first_key ~= key then
         local other = key
-        if is_unique(first_key) then -- the first is the one that is shown
+        if is_unique(first_key) then -- field `key` is the one that is shown
             call('HSET', JOB .. id, 'key', key)
             other = first_key
         end
@@ -176,13 +176,15 @@ local function create(id, spec, when, payload, key, options, has_client_id, part
         entries[#entries + 1] = id
         spec.scheduled = spec.scheduled + 1
     elseif partition_field then
-        partitions().add_member(spec.queue, (parse_partition(partition_field)), member_of(spec.priority, to_number(due), seq, id))
+        partitions().add_member(spec.queue, (parse_partition(partition_field)),
+            member_of(spec.priority, to_number(due), seq, id))
         spec.queued = spec.queued + 1
     else
         spec.list[#spec.list + 1] = id
         spec.queued = spec.queued + 1
     end
-    if not is_later and not key and not has_client_id and not partition_field and options == '' and #payload <= PIECE_BYTES then
+    if not is_later and not key and not has_client_id and not partition_field and options == ''
+        and #payload <= PIECE_BYTES then
         call('HSET', JOB .. id, 'state', 'queued', 'spec', spec.text, 'dueTime', due, 'seq', seq, 'payload', payload)
     else
         local fields = { 'state', is_later and 'scheduled' or 'queued', 'spec', spec.text, 'dueTime', due, 'seq', seq }
@@ -197,7 +199,7 @@ local function create(id, spec, when, payload, key, options, has_client_id, part
             fields[#fields + 1] = 'key'
             fields[#fields + 1] = key
         end
-        if has_client_id then -- the id may return: its claims begin at the clock, which no earlier life of it reached
+        if has_client_id then -- the id may be reused: claims begin at the clock, above those of earlier jobs
             for _, each in ipairs({ 'claims', NOW, 'attempts', '0' }) do
                 fields[#fields + 1] = each
             end
@@ -217,7 +219,7 @@ local function create(id, spec, when, payload, key, options, has_client_id, part
     entries[#entries + 1] = id
 end
 
--- Puts the jobs that were created where they wait.
+-- Writes the created jobs into their structures.
 local function write_created()
     for key, list in pairs(ready_lists) do
         if #list > 0 then
@@ -263,7 +265,8 @@ local function store(id, spec, when, payload, key, keep_for, options, has_client
             end
             local change = { when = when, expires = expires ~= '' and expires or '-' }
             if policy == 'replace' then
-                change.payload, change.priority, change.partition = payload, string.match(spec.text, '^%S+'), partition_field or ''
+                change.payload, change.priority, change.partition = payload,
+                    string.match(spec.text, '^%S+'), partition_field or ''
             end
             local _, changed = rewrite(holder, change, REPLACEABLE, whole)
             return changed and '+' .. holder or holder
@@ -282,13 +285,12 @@ local function store(id, spec, when, payload, key, keep_for, options, has_client
     return 1
 end
 
--- Stores a batch of jobs, said from ARGV[from] on: "1" where payloads stay in one piece, number of kinds, the kinds, then runs
--- of jobs, each with what they have in common first: number, kind, when ("" at once, "+delay", "=instant"), partition as its
--- field has it, or "", and "" or "x"; then id
--- and payload of each, with "x" also key, its lifetime and options, "=" before each, "" for none, "1" where its client
--- chose the id, its unique key as `take_unique` takes it, or "", and its expiry, or "". Answers 1 (created), 0 (known), or the id of the job its
--- key stands for, "+" before it where that was replaced or rescheduled; where any was created, in the end also the number of
--- the last one's submission.
+-- Stores a batch of jobs, encoded from ARGV[from] on: "1" to keep payloads in one piece, number of specs, the specs,
+-- then runs of jobs. A run begins with what its jobs share: number, spec, when ("" now, "+delay", "=instant"), field
+-- `partition` or "", and "" or "x". Then id and payload of each job; with "x" also key, its lifetime and options (each
+-- after "=", "" for none), "1" for a client's own id, its unique key as `take_unique` expects it, and expiry, or "".
+-- Returns per job 1 (created), 0 (known), or the id of the job that holds its key, after "+" if that was changed. If
+-- any job was created, the number of the last submission follows.
 local function store_batch(from)
     whole = ARGV[from] == '1'
     local at = from + 2 + tonumber(ARGV[from + 1])
@@ -298,7 +300,8 @@ local function store_batch(from)
         local spec = parse_spec(ARGV[n])
         local key = ready_key(spec.queue, spec.priority)
         ready_lists[key] = ready_lists[key] or { queue = spec.queue, priority = spec.priority }
-        batch_specs[n - from - 1] = { text = ARGV[n], queue = spec.queue, priority = spec.priority, list = ready_lists[key], queued = 0, scheduled = 0 }
+        batch_specs[n - from - 1] = { text = ARGV[n], queue = spec.queue, priority = spec.priority,
+            list = ready_lists[key], queued = 0, scheduled = 0 }
     end
 
     while at <= #ARGV do
@@ -313,7 +316,8 @@ local function store_batch(from)
                 expires = ARGV[n + 7]
             end
             answers[#answers + 1] = store(
-                ARGV[n], spec, when, ARGV[n + 1], key, keep_for, options, has_client_id, unique, expires, partition_field
+                ARGV[n], spec, when, ARGV[n + 1], key, keep_for, options, has_client_id,
+                unique, expires, partition_field
             )
         end
         at = last + 1
@@ -342,15 +346,15 @@ local function store_batch(from)
 end
 
 -- name: submit (partitions, transitions, uniqueness, rewriting, storing)
--- ARGV from 3 on: the batch. Answers as `store_batch`.
+-- ARGV from 3 on: the batch. Returns the reply of `store_batch`.
 local stored = store_batch(3)
 finish()
 return stored
 
 -- name: write_schedule (partitions, transitions, uniqueness, rewriting, storing)
--- Replaces, adds or removes a schedule if it has the expected revision, and stores the jobs of its ticks. ARGV: 3 name, 4
--- expected revision, 5 its next tick or "", 6 document, "" to remove it, 7 on: the batch. Answers its revision, or "" and nothing
--- was changed; and what `store_batch` answers.
+-- Replaces, adds or removes a schedule if it has the expected revision, and stores the jobs of its ticks. ARGV: 3 name,
+-- 4 expected revision, 5 its next tick or "", 6 document, "" to remove it, 7 on: the batch. Returns its revision, or ""
+-- if nothing was changed, and the reply of `store_batch`.
 local current_revision = string.match(safe_call('HGET', PREFIX .. 'schedules', ARGV[3]) or '0', '^(%d+)')
 if current_revision ~= ARGV[4] then
     return { '', {} }
@@ -371,8 +375,8 @@ finish()
 return { revision, stored }
 
 -- name: schedules
--- Schedules, "REVISION DOCUMENT" each: of the name ARGV[4] where ARGV[3] is "one"; else those whose tick has come, up to ARGV[4],
--- then now and the first tick to come, or "".
+-- Schedules, "REVISION DOCUMENT" each: of the name ARGV[4] if ARGV[3] is "one"; else up to ARGV[4] that are due, then
+-- now and the first later tick, or "".
 if ARGV[3] == 'one' then
     return { safe_call('HGET', PREFIX .. 'schedules', ARGV[4]) }
 end

@@ -1,10 +1,10 @@
 -- fragment: transitions
--- For scripts that move jobs from one structure to another: `moving().promote(…)`. Mostly a claim or a settlement does not,
--- and functions are made anew at each call of a script; so these are made when the first of them is wanted.
+-- Moves of jobs between structures: `transitions().promote(…)`. Built at first use: most claims and settlements need
+-- none, and a script builds its functions anew at each call.
 local function make_transitions()
-    -- A job taken out of the middle of a ready list leaves its id there, a tombstone: the script that meets it removes it. Of an id
-    -- that stands there twice the tombstone comes first, since a job never becomes ready for an earlier time than before. The id
-    -- of a job that was deleted may come again, in another list.
+    -- A job taken from the middle of a ready list leaves its id there as a tombstone; the next reader of the list
+    -- removes it. If an id stands twice, the tombstone comes first: a job never becomes ready for an earlier time. The
+    -- id of a deleted job may return in another list.
     local function tombstone_name(list, id)
         return string.sub(list, #READY + 1) .. ' ' .. id
     end
@@ -31,12 +31,12 @@ local function make_transitions()
         return a[1] < b[1] or (a[1] == b[1] and a[2] < b[2])
     end
 
-    local function position_of(id) -- a ready job's place: eligible time, then submission
+    local function position_of(id) -- of a ready job: eligible time, then submission
         local v = id and read_fields(id, 'dueTime', 'seq')
         return v and v[1] and { to_number(v[1]), to_number(v[2]), id }
     end
 
-    -- The first in a ready list that is no tombstone: the job of a tombstone may stand far behind it. Others are passed in `merge_from_end`.
+    -- The first id that is no tombstone: only its job has the position of the list's head.
     local function first_live(list)
         local id = call('LINDEX', list, 0)
         for _ = 1, MAX_BATCH do
@@ -59,10 +59,10 @@ local function make_transitions()
         end
     end
 
-    local merge_budget = MERGE_WINDOW -- how many ids one script looks at to put its groups among them, however many lists they are for
+    local merge_budget = MERGE_WINDOW -- for all lists of a script
 
-    -- Takes what stands beyond the group off one end of the list, into the group. An id that was pushed by hand has no
-    -- place of its own: what it stands behind, it stays behind.
+    -- Moves ids that belong behind the edge of the group from one end of the list into the group. An id pushed by hand
+    -- has no position: it stays behind its neighbour.
     local function merge_from_end(list, group, at_tail)
         local edge, removed, is_done = group[at_tail and 1 or #group], 0, false
         while not is_done and merge_budget > 0 do
@@ -74,7 +74,8 @@ local function make_transitions()
                 local id = ids[at_tail and #ids + 1 - n or n]
                 local tombstone = not at_tail and clear_tombstone(list, id)
                 local position = not tombstone and position_of(id)
-                if position and (at_tail and is_before(edge, position) or not at_tail and is_before(position, edge)) then
+                if position and (at_tail and is_before(edge, position)
+                    or not at_tail and is_before(position, edge)) then
                     group[#group + 1] = position
                 elseif not tombstone and (position or call('EXISTS', JOB .. id) == 1) then
                     is_done = true
@@ -93,7 +94,7 @@ local function make_transitions()
         table.sort(group, is_before)
     end
 
-    -- Puts jobs, {eligible time, submission, id} each, where they belong in a ready list.
+    -- Inserts jobs, {eligible time, submission, id} each, into a ready list in order.
     local function insert_sorted(queue, priority, group)
         local list = ready_key(queue, priority)
         table.sort(group, is_before)
@@ -121,7 +122,7 @@ local function make_transitions()
         rescheduled_queues[queue] = true
     end
 
-    -- Ready jobs gathered by a script, to be placed together.
+    -- Ready jobs of this script, inserted together.
     local pending_ready = {}
 
     local function add_ready(spec, run_at, seq, id, lost_leases, partition_field)
@@ -133,7 +134,8 @@ local function make_transitions()
             end
             return
         elseif partition_field then
-            return partitions().add_member(spec.queue, (parse_partition(partition_field)), member_of(spec.priority, run_at, seq, id))
+            return partitions().add_member(spec.queue, (parse_partition(partition_field)),
+                member_of(spec.priority, run_at, seq, id))
         end
         local by_priority = pending_ready[spec.queue] or {}
         pending_ready[spec.queue] = by_priority
@@ -158,13 +160,14 @@ local function make_transitions()
         local partition_field = partition_field_of(id, spec)
         local v = partition_field and read_fields(id, 'dueTime', 'seq')
         if v then
-            partitions().remove_member(spec.queue, (parse_partition(partition_field)), member_of(spec.priority, to_number(v[1]), to_number(v[2]), id))
+            partitions().remove_member(spec.queue, (parse_partition(partition_field)),
+                member_of(spec.priority, to_number(v[1]), to_number(v[2]), id))
         else
             add_tombstone(ready_key(spec.queue, spec.priority), id)
         end
     end
 
-    -- Takes a job that is about to change out of where it waits for that.
+    -- Removes a job from the structure of its state, before it changes state.
     local function dequeue(id, spec, state, lost_leases)
         if state == 'queued' and tier_of(lost_leases) == 2 then
             safe_call('ZREM', quarantine_key(spec.queue), id)
@@ -178,7 +181,7 @@ local function make_transitions()
         end
     end
 
-    -- Makes due jobs of a queue ready, the longest due first; how many.
+    -- Makes due jobs of a queue ready, the longest due first; returns their number.
     local function promote(queue, max_jobs)
         local ids = safe_call('ZRANGEBYSCORE', schedule_key(queue), '-inf', NOW, 'LIMIT', 0, max_jobs)
         if #ids == 0 then
@@ -197,7 +200,7 @@ local function make_transitions()
                 add_ready(spec, to_number(v[3]), to_number(v[4]), id, to_number(v[5]), partition_field_of(id, spec))
                 promoted = promoted + 1
             elseif not spec and v and call('EXISTS', JOB .. id) == 1 then
-                add_ready({ queue = queue, priority = '0' }, now, 0, id, 0) -- put there by hand: the claim makes it a job
+                add_ready({ queue = queue, priority = '0' }, now, 0, id, 0) -- written by hand: the claim completes it
             elseif not spec then
                 count_anomaly('orphans')
             end
@@ -206,7 +209,7 @@ local function make_transitions()
         return promoted
     end
 
-    local has_expiries -- asked once a script
+    local has_expiries -- read once per script
     local function remove_expiry(id)
         if has_expiries == nil then
             has_expiries = call('EXISTS', PREFIX .. 'expiry') == 1
@@ -216,7 +219,7 @@ local function make_transitions()
         end
     end
 
-    -- Forgets a job that has left every structure. Its key outlives it where its lifetime does and `keep_live_keys`.
+    -- Deletes a job that has left every structure. With `keep_live_keys` its keys live until their lifetime ends.
     local function delete_job(id, seq, key, keep_live_keys)
         local keys = key and extra_keys(id) or {}
         if key then
@@ -258,7 +261,7 @@ local function transitions()
 end
 
 -- fragment: expiry
--- Jobs that end by themselves unless a worker has taken them by an instant: id and kind of those that ended.
+-- Jobs that end unless a worker claims them in time: id and spec of those that this script ended.
 local expired = {}
 local EXPIRABLE = { queued = true, scheduled = true, failed = true, waiting = true }
 
@@ -274,13 +277,13 @@ local function expire(id, state, spec_text)
     expired[#expired + 1], expired[#expired + 2] = id, spec_text
 end
 
--- Whether a job that waits has an instant that has come, and no worker has taken it.
+-- True for a job that has expired and was never claimed.
 local function is_overdue(id)
     local v = read_fields(id, 'expiresAt', 'pickupTime')
     return v and v[1] and not v[2] and to_number(v[1]) <= now
 end
 
--- Looks at jobs whose instant has come, and ends those that wait; how many it looked at.
+-- Ends waiting jobs that have expired; returns the number of jobs examined.
 local function expire_overdue(max_jobs)
     local ids = safe_call('ZRANGEBYSCORE', PREFIX .. 'expiry', '-inf', NOW, 'LIMIT', 0, max_jobs)
     if #ids == 0 then
@@ -300,16 +303,16 @@ local function expire_overdue(max_jobs)
 end
 
 -- fragment: claim_common
--- What the two scripts that claim have in common. ARGV: 3 worker, 4 lease in microseconds, 5 what by-hand jobs run.
+-- Common to the scripts that claim. ARGV: 3 worker, 4 lease in microseconds, 5 task of jobs written by hand.
 local worker, lease_until = ARGV[3], int(now + tonumber(ARGV[4]))
 local claimed, leases, claimed_count, started_by_spec = {}, {}, 0, {}
 
 local FIELDS = {
-    'state', 'spec', 'claims', 'attempts', 'lost_leases', 'dueTime', 'created', 'payload', 'options', 'seq', 'pickupTime',
-    'partition',
+    'state', 'spec', 'claims', 'attempts', 'lost_leases', 'dueTime', 'created', 'payload', 'options', 'seq',
+    'pickupTime', 'partition',
 }
 
--- A hash that was written by hand becomes a job: what it does not say is made up.
+-- Completes a hash written by hand to a job, with defaults.
 local function import_manual_job(id, queue)
     local v = read_fields(id, 'payload', 'task', 'dueTime')
     local task = v and (v[2] or ARGV[5] ~= '' and ARGV[5])
@@ -320,14 +323,15 @@ local function import_manual_job(id, queue)
     local seq = to_number(safe_call('GET', PREFIX .. 'seq')) + 1
     call('SET', PREFIX .. 'seq', int(seq))
     local due = to_number(v[3]) > 0 and to_number(v[3]) <= now and string.match(v[3], '^%d+$') and v[3] or NOW
-    call('HSET', JOB .. id, 'state', 'queued', 'spec', '0 5 ' .. queue .. '\n' .. task, 'dueTime', due, 'created', NOW, 'seq', seq)
+    call('HSET', JOB .. id, 'state', 'queued', 'spec', '0 5 ' .. queue .. '\n' .. task,
+        'dueTime', due, 'created', NOW, 'seq', seq)
     safe_call('HSET', index_key(seq), seq, id)
     safe_call('ZADD', PREFIX .. 'chunks', math.floor(seq / INDEX_CHUNK), math.floor(seq / INDEX_CHUNK))
     count(queue, 'queued', 1)
     return read_fields(id, unpack(FIELDS))
 end
 
--- Whether one more attempt is the last that a job may have; `max_jobs` of its kind is nil where there is no limit.
+-- True if the next attempt is the last; `max_attempts` of a spec is nil for no limit.
 local function is_last_attempt(spec, v)
     return spec.max_attempts and to_number(v[4] or claims_of(v[3], v[11])) + 1 >= spec.max_attempts
 end
@@ -344,15 +348,15 @@ local function add_lease(id, spec_text, state)
     end
 end
 
--- Answers what a claim delivers of a job: id, kind, payload and eligible time; where there is more to say, also when it was
--- created, options, claims, attempts and lost_leases. What was never claimed before needs neither its claims nor its attempts
--- written: that it was picked up says that there is one of each.
+-- Appends the reply for a job: id, spec, payload, eligible time; for others than plain jobs also created, options,
+-- claims, attempts, lost_leases. A first claim writes neither claims nor attempts: `pickupTime` implies one of each.
 local function claim_new(id, state, spec_text, payload, due, created, options)
     call('HSET', JOB .. id, 'state', 'running', 'worker', worker, 'pickupTime', NOW)
     payload = join_pieces(id, 'payload', payload)
     add_lease(id, spec_text, state)
     if created or options then
-        claimed[claimed_count] = { id, spec_text, payload, due, created, join_pieces(id, 'options', options), '1', '1', false }
+        claimed[claimed_count] = {
+            id, spec_text, payload, due, created, join_pieces(id, 'options', options), '1', '1', false }
     else
         claimed[claimed_count] = { id, spec_text, payload, due }
     end
@@ -364,7 +368,8 @@ local function claim_job(id, v)
     end
     local earlier_claims = claims_of(v[3], v[11])
     local claims, attempts = int(to_number(earlier_claims) + 1), int(to_number(v[4] or earlier_claims) + 1)
-    call('HSET', JOB .. id, 'state', 'running', 'claims', claims, 'attempts', attempts, 'worker', worker, 'pickupTime', NOW)
+    call('HSET', JOB .. id, 'state', 'running', 'claims', claims, 'attempts', attempts,
+        'worker', worker, 'pickupTime', NOW)
     add_lease(id, v[2], v[1])
     local payload, options = join_pieces(id, 'payload', v[8]), join_pieces(id, 'options', v[9])
     claimed[claimed_count] = { id, v[2], payload, v[6], v[7], options, claims, attempts, v[5] }
@@ -378,13 +383,13 @@ local function paused_queues()
     return paused
 end
 
--- Makes due jobs of the queues that are wanted ready; how many. Only for scripts with `transitions`.
+-- Makes due jobs of the requested queues ready; returns their number. Needs `transitions`.
 local function make_due_ready(queues, queue_slots, wildcard_slots)
     local promoted = 0
     if wildcard_slots then
         queues = safe_call('ZRANGEBYSCORE', PREFIX .. 'due', '-inf', NOW, 'LIMIT', 0, MAX_BATCH)
         if call('EXISTS', SCHEDULE) == 1 then
-            queues[#queues + 1] = 'default' -- a job may have been put there by hand
+            queues[#queues + 1] = 'default' -- a job may have been added by hand
         end
     end
     for _, queue in ipairs(queues) do
@@ -396,7 +401,7 @@ local function make_due_ready(queues, queue_slots, wildcard_slots)
     return promoted
 end
 
-local function queues_with_limits() -- those with a limit of their own
+local function queues_with_limits()
     local has_limit = {}
     for _, queue in ipairs(safe_call('SMEMBERS', PREFIX .. 'queues_with_limits')) do
         has_limit[queue] = true

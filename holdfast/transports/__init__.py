@@ -6,7 +6,7 @@ session.py          the deliveries of one event loop, and whether the transport 
 reconciler.py       the sweep: lost ids are announced again
 contract.py         the contract of a transport, and the names of its keys
 redis.py            a list of ids a queue, or a stream of them read by a consumer group
-scripts/            Lua: the operations of each kind (kinds.lua), and the steps made of it (deliveries.lua)
+scripts/            Lua: the operations of each kind (list_stream.lua), and the steps made of it (deliveries.lua)
 """
 
 from __future__ import annotations

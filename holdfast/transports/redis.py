@@ -193,13 +193,13 @@ class RedisTransport(ABC):
     def key_of(self, queue: str) -> str:
         """Returns the key of a queue's ready ids; for "" the key that receives names of new queues."""
         if not queue:
-            return f"{self.names.key}@bell"
+            return f"{self.names.key}@new_queues"
         return self.names.ready(queue)
 
     def queue_of(self, key: bytes) -> str:
         """Returns the queue of a key; "" for the key of new queues."""
         rest = text_of(key).removeprefix(self.names.key)
-        return "" if rest == "@bell" else rest.removeprefix(":") or "default"
+        return "" if rest == "@new_queues" else rest.removeprefix(":") or "default"
 
     async def _open_reader(self) -> BlockingReader:
         try:

@@ -1,6 +1,6 @@
 -- name: republish
 -- QUEUE, BEFORE, NOW and ids of ready jobs: pushes ids that were not republished since BEFORE; returns their number.
--- Ids republished before that have been received since, and claimed jobs are no longer ready.
+-- Older ids have been received since; claimed jobs are no longer ready.
 local queue, count = ARGV[2], 0
 local key = republished_key(queue)
 redis.call('ZREMRANGEBYSCORE', key, '-inf', '(' .. ARGV[3])
@@ -14,9 +14,9 @@ redis.call('EXPIRE', key, UNUSED_SECONDS)
 return count
 
 -- name: publish
--- Pushes the ids of each queue. Consumers of every queue block on `default`, on active queues, and on the key `@bell`, which
--- receives the names of queues that become active.
-groups(2, function(queue, from, to)
+-- Pushes the ids of each queue. Consumers of every queue block on `default`, on active queues, and on `@new_queues`,
+-- which receives the names of queues that become active.
+each_group(2, function(queue, from, to)
     push(queue, from, to)
     if queue ~= 'default' then
         redis.call('ZADD', QUEUES, seconds(), queue)
@@ -36,21 +36,21 @@ return found
 
 -- name: add_dead_letters
 -- QUEUE, NUMBER and that many ids: these jobs are dead.
-groups(2, function(queue, from, to)
+each_group(2, function(queue, from, to)
     add_dead_letters(queue, from, to)
     redis.call('SADD', DEAD_QUEUES, queue)
 end)
 
 -- name: ack
 -- QUEUE, NUMBER and that many receipts: acknowledges settled deliveries.
-groups(2, function(queue, from, to)
-    pieces(from, to, function(first, last)
-        ack(of(READY, queue), {unpack(ARGV, first, last)})
+each_group(2, function(queue, from, to)
+    in_batches(from, to, function(first, last)
+        ack(key_of(READY, queue), {unpack(ARGV, first, last)})
     end)
 end)
 
 -- name: peek
--- QUEUE, MOST: returns the number of republished ids, then the next ids.
+-- QUEUE, LIMIT: returns the number of republished ids, then the next ids.
 local found = next_ids(ARGV[2], ARGV[3])
 table.insert(found, 1, redis.call('ZCARD', republished_key(ARGV[2])))
 return found
@@ -60,7 +60,7 @@ return found
 return redis.call('SMEMBERS', DEAD_QUEUES)
 
 -- name: ids
--- QUEUE, MOST: returns every waiting id; false if there are more than MOST.
+-- QUEUE, LIMIT: returns every waiting id; false if there are more than LIMIT.
 if length(ARGV[2]) > tonumber(ARGV[3]) then return false end
 return next_ids(ARGV[2], ARGV[3])
 
@@ -75,24 +75,24 @@ sync_dead_letters(ARGV[2], 3, #ARGV)
 redis.call(ARGV[3] and 'SADD' or 'SREM', DEAD_QUEUES, ARGV[2])
 
 -- name: prepare
--- Queues: creates missing streams and groups, also for the key `@bell`.
+-- Queues: creates missing streams and groups, also for the key `@new_queues`.
 for at = 1, #ARGV do
-    local key = at == 1 and NEW_QUEUES or of(READY, ARGV[at])
-    local made = redis.pcall('XGROUP', 'CREATE', key, GROUP, '0', 'MKSTREAM')
-    if made.err and not string.find(made.err, 'BUSYGROUP') then
+    local key = at == 1 and NEW_QUEUES or key_of(READY, ARGV[at])
+    local created = redis.pcall('XGROUP', 'CREATE', key, GROUP, '0', 'MKSTREAM')
+    if created.err and not string.find(created.err, 'BUSYGROUP') then
         redis.call('XLEN', key)
     end
 end
 
 -- name: probe
 -- Fails unless the keys can be read and written.
-local names = redis.call('ZRANGE', QUEUES, 0, -1)
-names[#names + 1] = 'default'
-for _, queue in ipairs(names) do
-    local key = of(READY, queue)
-    local kind = redis.call('TYPE', key)['ok']
-    if kind ~= 'none' and kind ~= KIND then
-        return redis.error_reply('WRONGTYPE ' .. key .. ' is a ' .. kind .. ', not a ' .. KIND)
+local queues = redis.call('ZRANGE', QUEUES, 0, -1)
+queues[#queues + 1] = 'default'
+for _, queue in ipairs(queues) do
+    local key = key_of(READY, queue)
+    local key_type = redis.call('TYPE', key)['ok']
+    if key_type ~= 'none' and key_type ~= KEY_TYPE then
+        return redis.error_reply('WRONGTYPE ' .. key .. ' is a ' .. key_type .. ', not a ' .. KEY_TYPE)
     end
 end
 redis.call('SET', READY .. '@probe', '1', 'PX', 1000)
@@ -103,59 +103,59 @@ if redis.call('GET', READY .. '@sweep') == ARGV[2] then redis.call('DEL', READY 
 
 -- name: set_aside
 -- QUEUE, NUMBER and that many receipts: sets aside messages without a job id.
-groups(2, function(queue, from, to)
+each_group(2, function(queue, from, to)
     for at = from, to do
         set_aside(queue, ARGV[at])
     end
 end)
 
 -- name: receive
--- LIMIT, the queue served last, the number of paused queues and their names, then pairs of QUEUE and SLOTS. Takes at most the
--- slots of each queue, in turn; `*` means every queue that is not named. Returns triples of QUEUE, RECEIPT, ID.
-local left, served = tonumber(ARGV[2]), ARGV[3]
+-- LIMIT, the queue served last, the number of paused queues and their names, then pairs of QUEUE and SLOTS. Takes at
+-- most the slots of each queue, in turn; `*` means every queue that is not named. Returns triples of QUEUE, RECEIPT, ID.
+local remaining, last_served = tonumber(ARGV[2]), ARGV[3]
 local first = 5 + tonumber(ARGV[4])
-local closed, slots, names = {}, {}, {}
+local paused, slots, queues = {}, {}, {}
 for at = 5, first - 1 do
-    closed[ARGV[at]] = true
+    paused[ARGV[at]] = true
 end
 for at = first, #ARGV, 2 do
     slots[ARGV[at]] = tonumber(ARGV[at + 1])
 end
-local others = slots['*']
-if others then
+local wildcard_slots = slots['*']
+if wildcard_slots then
     for _, queue in ipairs(redis.call('SMEMBERS', ACTIVE)) do
-        slots[queue] = slots[queue] or others
+        slots[queue] = slots[queue] or wildcard_slots
     end
-    slots['default'] = slots['default'] or others
+    slots['default'] = slots['default'] or wildcard_slots
     slots['*'] = nil
 end
 for queue, number in pairs(slots) do
-    if number > 0 and not closed[queue] then names[#names + 1] = queue end
+    if number > 0 and not paused[queue] then queues[#queues + 1] = queue end
 end
-table.sort(names)
+table.sort(queues)
 local start = 1
-while names[start] and names[start] <= served do
+while queues[start] and queues[start] <= last_served do
     start = start + 1
 end
 local found = {}
-for turn = 0, #names - 1 do
-    local queue = names[(start + turn - 1) % #names + 1]
-    for _, each in ipairs(pop(queue, math.min(left, slots[queue]))) do
+for offset = 0, #queues - 1 do
+    local queue = queues[(start + offset - 1) % #queues + 1]
+    for _, each in ipairs(pop(queue, math.min(remaining, slots[queue]))) do
         found[#found + 1] = queue
         found[#found + 1] = each[1]
         found[#found + 1] = each[2]
-        left = left - 1
+        remaining = remaining - 1
     end
     if length(queue) == 0 then redis.call('SREM', ACTIVE, queue) end
-    if left == 0 then break end
+    if remaining == 0 then break end
 end
 return found
 
 -- name: maintain
--- SILENCE in milliseconds, and queues: reclaims deliveries of silent consumers; returns triples of QUEUE, RECEIPT, ID. Forgets
--- unused queues.
+-- SILENCE in milliseconds, and queues: reclaims deliveries of silent consumers; returns triples of QUEUE, RECEIPT, ID.
+-- Removes unused queues.
 local found = {}
-local old = seconds() - UNUSED_SECONDS
+local oldest_use = seconds() - UNUSED_SECONDS
 for at = 3, #ARGV do
     local queue = ARGV[at]
     for _, each in ipairs(maintain(queue, tonumber(ARGV[2]))) do
@@ -164,7 +164,8 @@ for at = 3, #ARGV do
         found[#found + 1] = each[2]
     end
     if length(queue) > 0 then redis.call('SADD', ACTIVE, queue) end -- another client may have pushed
-    if tonumber(redis.call('ZSCORE', QUEUES, queue) or old) < old and redis.call('EXISTS', of(READY, queue)) == 0 then
+    if tonumber(redis.call('ZSCORE', QUEUES, queue) or oldest_use) < oldest_use
+        and redis.call('EXISTS', key_of(READY, queue)) == 0 then
         redis.call('ZREM', QUEUES, queue)
     end
 end
@@ -172,18 +173,18 @@ return found
 
 -- name: extend
 -- QUEUE, NUMBER and that many receipts: prolongs deliveries whose jobs still run.
-groups(2, function(queue, from, to)
-    local key = of(READY, queue)
-    pieces(from, to, function(first, last)
-        local words = {unpack(ARGV, first, last)}
-        words[#words + 1] = 'JUSTID'
-        call_group('XCLAIM', key, GROUP, ME, 0, unpack(words))
+each_group(2, function(queue, from, to)
+    local key = key_of(READY, queue)
+    in_batches(from, to, function(first, last)
+        local arguments = {unpack(ARGV, first, last)}
+        arguments[#arguments + 1] = 'JUSTID'
+        call_group('XCLAIM', key, GROUP, CONSUMER, 0, unpack(arguments))
     end)
 end)
 
 -- name: nack
 -- QUEUE, NUMBER and that many values, receipts and ids in turn: gives deliveries back for another consumer.
-groups(2, function(queue, from, to)
+each_group(2, function(queue, from, to)
     nack(queue, from, to)
     redis.call('SADD', ACTIVE, queue)
 end)

@@ -1,12 +1,13 @@
 -- fragment: common
 -- KEYS: prefixes of the keys of ready ids and of dead letters. ARGV[1]: the consumer. The fragments `list` and `stream`
--- implement push, pop, length, next_ids, nack, announce_queue, maintain and KIND; a script contains one of the two.
-local READY, DEAD, ME = KEYS[1], KEYS[2], ARGV[1]
--- Recently used queues, by time; queues that may hold ids; queues with dead letters; names of queues that became active.
-local QUEUES, ACTIVE, DEAD_QUEUES, NEW_QUEUES = READY .. '@queues', READY .. '@active', DEAD .. '@queues', READY .. '@bell'
+-- implement push, pop, length, next_ids, nack, announce_queue, maintain and KEY_TYPE; a script contains one of the two.
+local READY, DEAD, CONSUMER = KEYS[1], KEYS[2], ARGV[1]
+-- Recently used queues by time; queues that may hold ids; queues with dead letters; queues that became active.
+local QUEUES, ACTIVE, DEAD_QUEUES, NEW_QUEUES =
+    READY .. '@queues', READY .. '@active', DEAD .. '@queues', READY .. '@new_queues'
 local UNUSED_SECONDS = 86400 -- seconds until an unused queue is left out of the list of queues
 
-local function of(key, queue)
+local function key_of(key, queue)
     if queue == 'default' then return key end
     return key .. ':' .. queue
 end
@@ -17,11 +18,11 @@ end
 
 -- Republished ids of a queue too deep to be compared, by time.
 local function republished_key(queue)
-    return of(READY .. '@again', queue)
+    return key_of(READY .. '@republished', queue)
 end
 
--- QUEUE, NUMBER and that many arguments, as often as there are: visit(queue, first, last).
-local function groups(from, visit)
+-- Calls visit(queue, first, last) for each group QUEUE, NUMBER, and that many arguments.
+local function each_group(from, visit)
     while ARGV[from] do
         local number = tonumber(ARGV[from + 1])
         visit(ARGV[from], from + 2, from + 1 + number)
@@ -29,26 +30,26 @@ local function groups(from, visit)
     end
 end
 
--- unpack takes some thousand values at once, and no more.
-local function pieces(from, to, visit)
+-- Batches: unpack fails beyond some thousand values.
+local function in_batches(from, to, visit)
     for first = from, to, 1000 do
         visit(first, math.min(first + 999, to))
     end
 end
 
 -- fragment: list
-local KIND = 'list'
+local KEY_TYPE = 'list'
 
 local function push(queue, from, to)
-    pieces(from, to, function(first, last)
-        redis.call('LPUSH', of(READY, queue), unpack(ARGV, first, last))
+    in_batches(from, to, function(first, last)
+        redis.call('LPUSH', key_of(READY, queue), unpack(ARGV, first, last))
     end)
 end
 
 -- Pairs of receipt (empty: a list needs none) and id.
 local function pop(queue, number)
     local found = {}
-    for _, id in ipairs(redis.call('RPOP', of(READY, queue), number) or {}) do
+    for _, id in ipairs(redis.call('RPOP', key_of(READY, queue), number) or {}) do
         found[#found + 1] = {'', id}
     end
     return found
@@ -57,17 +58,17 @@ end
 -- Puts ids back to the head; the arguments are pairs of receipt and id, the next one first.
 local function nack(queue, from, to)
     for at = to, from, -2 do
-        redis.call('RPUSH', of(READY, queue), ARGV[at])
+        redis.call('RPUSH', key_of(READY, queue), ARGV[at])
     end
 end
 
 local function length(queue)
-    return redis.call('LLEN', of(READY, queue))
+    return redis.call('LLEN', key_of(READY, queue))
 end
 
 -- The next ids, at most `number`.
 local function next_ids(queue, number)
-    return redis.call('LRANGE', of(READY, queue), -number, -1)
+    return redis.call('LRANGE', key_of(READY, queue), -number, -1)
 end
 
 local function announce_queue(queue, times)
@@ -79,14 +80,14 @@ local function announce_queue(queue, times)
 end
 
 local function add_dead_letters(queue, from, to)
-    pieces(from, to, function(first, last)
-        redis.call('RPUSH', of(DEAD, queue), unpack(ARGV, first, last))
+    in_batches(from, to, function(first, last)
+        redis.call('RPUSH', key_of(DEAD, queue), unpack(ARGV, first, last))
     end)
 end
 
 -- Makes the list of dead letters hold exactly these ids.
 local function sync_dead_letters(queue, from, to)
-    local key = of(DEAD, queue)
+    local key = key_of(DEAD, queue)
     local present = redis.call('LRANGE', key, 0, -1)
     local same = #present == to - from + 1
     for at = 1, #present do
@@ -103,14 +104,14 @@ local function maintain()
 end
 
 -- fragment: stream
-local KIND = 'stream'
+local KEY_TYPE = 'stream'
 local GROUP = 'holdfast'
 local MALFORMED = READY .. '@malformed'
-local KEPT, KEPT_BYTES, KEPT_TEXTS = 100, 65536, 200 -- messages, and of each so many bytes and names and values
+local MAX_MALFORMED, MAX_MALFORMED_BYTES, MAX_MALFORMED_FIELDS = 100, 65536, 200 -- entries; size of each
 
 local function push(queue, from, to)
     for at = from, to do
-        redis.call('XADD', of(READY, queue), '*', 'id', ARGV[at])
+        redis.call('XADD', key_of(READY, queue), '*', 'id', ARGV[at])
     end
 end
 
@@ -118,11 +119,11 @@ local function id_of(fields)
     for at = 1, #fields, 2 do
         if fields[at] == 'id' then return fields[at + 1] end
     end
-    return table.concat(fields, ' ') -- another program's
+    return table.concat(fields, ' ') -- an entry of another program
 end
 
 -- Returns true if the stream has entries; creates the group if it is missing.
-local function group(key)
+local function ensure_group(key)
     if redis.call('XLEN', key) == 0 then return false end
     redis.pcall('XGROUP', 'CREATE', key, GROUP, '0')
     return true
@@ -140,14 +141,14 @@ local function call_group(...)
 end
 
 local function read(key, number)
-    return call_group('XREADGROUP', 'GROUP', GROUP, ME, 'COUNT', number, 'STREAMS', key, '>')
+    return call_group('XREADGROUP', 'GROUP', GROUP, CONSUMER, 'COUNT', number, 'STREAMS', key, '>')
 end
 
 -- Pairs of receipt and id.
 local function pop(queue, number)
-    local key = of(READY, queue)
+    local key = key_of(READY, queue)
     local reply = read(key, number)
-    if reply == nil and group(key) then reply = read(key, number) end
+    if reply == nil and ensure_group(key) then reply = read(key, number) end
     local found = {}
     if reply then
         for _, entry in ipairs(reply[1][2]) do
@@ -164,25 +165,25 @@ local function ack(key, receipts)
     end
 end
 
--- Moves a message that holds no id to a stream of its own, which is short, and its messages are cut.
+-- Moves an entry without an id to the stream MALFORMED, which is bounded in length and size.
 local function set_aside(queue, receipt)
-    local key = of(READY, queue)
+    local key = key_of(READY, queue)
     local entry = redis.call('XRANGE', key, receipt, receipt)[1]
     if entry then
-        local words, left = {'queue', queue, 'entry', receipt}, KEPT_BYTES
-        for at = 1, math.min(#entry[2], KEPT_TEXTS) do
-            local text = string.sub(entry[2][at], 1, left)
-            left = left - #text
-            words[#words + 1] = text
+        local fields, bytes_left = {'queue', queue, 'entry', receipt}, MAX_MALFORMED_BYTES
+        for at = 1, math.min(#entry[2], MAX_MALFORMED_FIELDS) do
+            local text = string.sub(entry[2][at], 1, bytes_left)
+            bytes_left = bytes_left - #text
+            fields[#fields + 1] = text
         end
-        redis.call('XADD', MALFORMED, 'MAXLEN', KEPT, '*', unpack(words))
+        redis.call('XADD', MALFORMED, 'MAXLEN', MAX_MALFORMED, '*', unpack(fields))
     end
     ack(key, {receipt})
 end
 
 -- A stream cannot take ids back at its head: they are appended.
 local function nack(queue, from, to)
-    local key = of(READY, queue)
+    local key = key_of(READY, queue)
     for at = from, to, 2 do
         redis.call('XADD', key, '*', 'id', ARGV[at + 1])
         ack(key, {ARGV[at]})
@@ -196,7 +197,7 @@ local function pending(key, name)
 end
 
 local function length(queue)
-    local key = of(READY, queue)
+    local key = key_of(READY, queue)
     return redis.call('XLEN', key) - pending(key, GROUP)
 end
 
@@ -214,7 +215,7 @@ end
 
 -- The ids that were never read, at most `number`.
 local function next_ids(queue, number)
-    local key, from, found = of(READY, queue), '-', {}
+    local key, from, found = key_of(READY, queue), '-', {}
     for _, each in ipairs(groups_of(key)) do
         if each['name'] == GROUP then from = '(' .. each['last-delivered-id'] end
     end
@@ -232,13 +233,13 @@ end
 
 local function add_dead_letters(queue, from, to)
     for at = from, to do
-        redis.call('XADD', of(DEAD, queue), '*', 'id', ARGV[at])
+        redis.call('XADD', key_of(DEAD, queue), '*', 'id', ARGV[at])
     end
 end
 
 -- Makes the stream of dead letters hold exactly these ids. Kept entries keep their positions for other groups.
 local function sync_dead_letters(queue, from, to)
-    local key, missing = of(DEAD, queue), {}
+    local key, missing = key_of(DEAD, queue), {}
     for at = from, to do
         missing[ARGV[at]] = true
     end
@@ -256,9 +257,9 @@ local function split_id(id)
     return tonumber(milliseconds), tonumber(number)
 end
 
-local function is_earlier(one, other)
-    local a, b = split_id(one)
-    local c, d = split_id(other)
+local function is_earlier(left, right)
+    local a, b = split_id(left)
+    local c, d = split_id(right)
     return a < c or (a == c and b < d)
 end
 
@@ -283,18 +284,17 @@ local function remove_consumers(key, silence)
         for at = 1, #flat, 2 do
             fields[flat[at]] = flat[at + 1]
         end
-        if fields['pending'] == 0 and fields['idle'] > 3 * silence and fields['name'] ~= ME then
+        if fields['pending'] == 0 and fields['idle'] > 3 * silence and fields['name'] ~= CONSUMER then
             redis.call('XGROUP', 'DELCONSUMER', key, GROUP, fields['name'])
         end
     end
 end
 
--- Takes over deliveries of consumers silent for `silence` milliseconds: up to a hundred among the first ten thousand. Later
--- sweeps take the rest.
+-- Takes over deliveries of consumers silent for `silence` milliseconds: up to 100 of the first 10,000 per sweep.
 local function reclaim(key, silence)
     local cursor, found = '0-0', {}
     for _ = 1, 10 do
-        local reply = call_group('XAUTOCLAIM', key, GROUP, ME, silence, cursor, 'COUNT', 100, 'JUSTID')
+        local reply = call_group('XAUTOCLAIM', key, GROUP, CONSUMER, silence, cursor, 'COUNT', 100, 'JUSTID')
         for _, receipt in ipairs(reply and reply[2] or {}) do
             local entry = redis.call('XRANGE', key, receipt, receipt)[1]
             if entry then
@@ -310,7 +310,7 @@ local function reclaim(key, silence)
 end
 
 local function maintain(queue, silence)
-    local key = of(READY, queue)
+    local key = key_of(READY, queue)
     local found = reclaim(key, silence)
     remove_consumers(key, silence)
     trim_acked(key)

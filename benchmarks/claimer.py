@@ -20,7 +20,7 @@ from holdfast.core.models import Job, JobState, Settlement
 from holdfast.stores import open_store
 from holdfast.stores.base import ClaimRequest
 
-_MOST = 500
+_MAX_CLAIM = 500
 
 
 def main() -> None:
@@ -46,7 +46,7 @@ async def _serve(url: str) -> None:
 
 
 async def _claimed(store: Any, worker: str) -> list[Job]:
-    limit = random.randint(1, _MOST)
+    limit = random.randint(1, _MAX_CLAIM)
     claim = await store.queueing.claim(
         ClaimRequest(worker, {"default": limit}, limit=limit, lease_for=timedelta(seconds=60))
     )

@@ -63,7 +63,7 @@ def _measured(plan: Plan, port: int, jobs: int) -> tuple[float, list[float]]:
     """Jobs a second, and the milliseconds of each request."""
     seconds, warm = plan.size(5.0, 0.2), plan.size(_WARM, 0.0)
     with child("benchmarks.http.load", port, _CLIENTS, jobs, seconds, warm) as load:
-        told = load.ask("go")
-    if told["refused"]:
-        raise RuntimeError(f"{told['refused']} requests were not answered 201, but so: {told['sample']}")
-    return told["requests"] * jobs / told["seconds"], told["milliseconds"]
+        reply = load.ask("go")
+    if reply["refused"]:
+        raise RuntimeError(f"{reply['refused']} requests were not answered 201, but so: {reply['sample']}")
+    return reply["requests"] * jobs / reply["seconds"], reply["milliseconds"]

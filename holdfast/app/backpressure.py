@@ -16,7 +16,7 @@ _COUNTED_FOR = 1.0
 """Seconds for which counts are believed, together with the jobs that this process has submitted since."""
 _MAX_COUNTS = 10_000  # that are kept between submissions
 _COUNTS = 3  # counts of one submission, while jobs of this process are stored during each
-_ASKED_MOST = 100  # jobs that are asked for together: each may have a large payload
+_MAX_LOOKUP = 100  # jobs that are asked for together: each may have a large payload
 _QUEUE = "queue "  # begins the names of queues, and of no bucket
 
 _Depths = list[tuple[str, int]]
@@ -106,8 +106,8 @@ class QueueDepths:
         """Counts submissions that are answered with a job that exists: by its id, its key or its unique key."""
         store = await self._store()
         known: Counter[str] = Counter()
-        for start in range(0, len(bounded), _ASKED_MOST):
-            piece = bounded[start : start + _ASKED_MOST]
+        for start in range(0, len(bounded), _MAX_LOOKUP):
+            piece = bounded[start : start + _MAX_LOOKUP]
             by_id = await store.query.summaries([job.id for job, _ in piece])
             by_key = await store.query.by_keys([job.key or job.id for job, _ in piece])
             by_unique = await store.query.by_keys([job.unique.key if job.unique else job.id for job, _ in piece])

@@ -46,10 +46,10 @@ if TYPE_CHECKING:
     from holdfast.telemetry.spans import Spans
 
 
-_GROUP_MOST = 500  # jobs of lone submitters in one transaction
+_MAX_GROUP = 500  # jobs of lone submitters in one transaction
 _HALVED = 16  # jobs of lone submitters that are worth two transactions
-_ATTEMPTS_MOST = 1_000_000
-_ASKED_MOST = 100  # jobs that are asked for together: each may have a large payload
+_MAX_ATTEMPTS = 1_000_000
+_MAX_LOOKUP = 100  # jobs that are asked for together: each may have a large payload
 
 
 class JobOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -123,7 +123,7 @@ def _checked_attempts(asked: int | str | UnsetType | None, settings: Settings) -
     if asked == "unlimited":
         remedy = f'give a whole number from 1 to {limit}, or set max_attempts_limit = "unlimited"'
         raise Invalid("max_attempts", asked, remedy)
-    most, otherwise = (_ATTEMPTS_MOST, ', or "unlimited"') if limit is None else (limit, "")
+    most, otherwise = (_MAX_ATTEMPTS, ', or "unlimited"') if limit is None else (limit, "")
     if isinstance(asked, bool) or not isinstance(asked, int) or not 1 <= asked <= most:
         raise Invalid("max_attempts", asked, f"give a whole number from 1 to {most}{otherwise}")
     return asked
@@ -240,8 +240,8 @@ class Submitter:
             return
         store = await self._store()
         again = [pair for pair in zip(jobs, answers, strict=True) if not pair[1].created and pair[0].key is not None]
-        for start in range(0, len(again), _ASKED_MOST):
-            piece = again[start : start + _ASKED_MOST]
+        for start in range(0, len(again), _MAX_LOOKUP):
+            piece = again[start : start + _MAX_LOOKUP]
             found = await store.query.by_keys([str(job.key) for job, _ in piece])
             for (job, answer), held in zip(piece, found, strict=True):
                 if held is None and job.unique is not None:
@@ -255,8 +255,8 @@ class Submitter:
         submits the same key in the same instant is found afterwards."""
         store = await self._store()
         firsts: dict[str | None, NewJob] = {}
-        for start in range(0, len(jobs), _ASKED_MOST):
-            piece = jobs[start : start + _ASKED_MOST]
+        for start in range(0, len(jobs), _MAX_LOOKUP):
+            piece = jobs[start : start + _MAX_LOOKUP]
             found = await store.query.by_keys([str(job.key) for job in piece])
             for job, held in zip(piece, found, strict=True):
                 _check_same(job, held or firsts.setdefault(job.key, job))
@@ -314,7 +314,7 @@ class _Group:
 
     def _next_batch(self) -> list[tuple[NewJob, asyncio.Future[Submitted]]]:
         """Returns the waiting submissions of the next batch; of many only half, and a second sender starts."""
-        size = min(len(self._waiting), _GROUP_MOST)
+        size = min(len(self._waiting), _MAX_GROUP)
         if size >= _HALVED and self._under_way < 2:
             self._start_sender()
             size -= size // 2

@@ -32,7 +32,7 @@ def _document(entry: ConfigEntry) -> dict[str, Any]:
 @config.command("list", examples=["holdfast config list", "holdfast config list --json"])
 @click.pass_obj
 def config_list(session: Session) -> None:
-    """List every setting with its value and where that was said."""
+    """List every setting with its value and the source of that value."""
     settings = session.settings()
     if session.json:
         print_json({"file": str(settings.file), "settings": [_document(entry) for entry in settings.items()]})

@@ -61,7 +61,7 @@ class Session:
         app = load_application(settings.app, settings.source_of("app"))
         given = {name: value for name, value in {"url": self.url, **arguments}.items() if value is not None}
         if given or self.config:
-            provided = _said_in_code(app.settings)
+            provided = _settings_in_code(app.settings)
             file = self.config or (app.settings.file if app.settings.stamp else None)
             app.settings = Settings.load(path=file, **{**provided, **given, "app": settings.app})
         return app
@@ -136,7 +136,7 @@ def missing_database(app: Holdfast) -> tuple[str, str] | None:
     return f"{absent} (url from {url_source(app)})", remedy
 
 
-def _said_in_code(settings: Settings) -> dict[str, Any]:
+def _settings_in_code(settings: Settings) -> dict[str, Any]:
     """Returns the settings of the application's code, as arguments that load them again."""
     provided: dict[str, Any] = {}
     for name in SETTINGS:

@@ -31,7 +31,7 @@ _COLUMNS = [
 ]
 _FILE = click.option("--file", metavar="FILE", help="The file of keys [keys_file].")
 _FILE_NEW = "keys.toml"
-_ID_MOST = 20
+_MAX_ID = 20
 _WHEN = 'give a time from now ("90d") or an instant to come ("2030-01-31T08:00:00Z")'
 
 
@@ -149,7 +149,7 @@ def _named(present: Mapping[str, Key], key_id: str) -> Key:
     so_named = [each for each, key in present.items() if key.name == key_id]
     if so_named:
         raise NotFound(f"a name is no id; the id of {key_id} is {' or '.join(so_named)}")
-    shown = key_id if len(key_id) <= _ID_MOST else "of that id"  # more could be a secret
+    shown = key_id if len(key_id) <= _MAX_ID else "of that id"  # more could be a secret
     raise NotFound(f"there is no key {shown}; see `holdfast keys list`{did_you_mean(key_id, present)}")
 
 

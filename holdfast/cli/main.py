@@ -120,7 +120,7 @@ def _print_version(context: click.Context, parameter: click.Parameter, value: bo
 def main(context: click.Context) -> None:
     """A durable job queue: you give it work, and it never lets go of it.
 
-    The common options may stand before a command's name or after it. What is said here goes before the environment
+    The common options may stand before a command's name or after it. They override the environment
     (HOLDFAST_...), which goes before the settings file (holdfast.toml).
 
     Exit codes: 0 done, 1 failed, 2 usage, 75 try again later, 78 configuration.

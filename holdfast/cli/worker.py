@@ -52,7 +52,7 @@ def worker_start(session: Session, /, *, drain: bool, **given: str | None) -> in
     """Run jobs until stopped.
 
     SIGTERM, Ctrl-C or `holdfast worker stop` let running jobs finish within the grace, then give them back; a second
-    signal more than a second later gives them back at once. What is not said here stands in the settings.
+    signal more than a second later gives them back at once. The settings give the defaults of all options.
     """
     from holdfast.cli.loading import startup_explained
     from holdfast.telemetry.logs import configure_logs

@@ -17,7 +17,7 @@ from holdfast.core.models import Attempt, Job
 
 REDACTED = "[redacted]"
 _LEAST = 4  # shortest hidden value that is searched for in error texts: shorter ones occur in every text
-_SAID_MOST = 100  # maximum number of hidden values that are searched for
+_MAX_HIDDEN = 100  # maximum number of hidden values that are searched for
 
 Path = tuple[str, ...]
 
@@ -155,7 +155,7 @@ def _texts(hidden: Sequence[Any]) -> Iterator[str]:
     """Yields the texts that may quote hidden values, the longest first."""
     found: set[str] = set()
     for each in _scalars(hidden):
-        if len(found) >= _SAID_MOST:
+        if len(found) >= _MAX_HIDDEN:
             break
         text = each if isinstance(each, str) else str(each)
         if len(text) >= _LEAST and not isinstance(each, bool) and each is not None:

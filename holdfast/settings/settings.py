@@ -90,7 +90,7 @@ class Settings(ResourceSettings, HttpSettings, MetricsSettings):
         URL,
         "sqlite:///holdfast.db",
         "Where jobs are kept. A relative SQLite path starts at the folder of the settings file that says it; "
-        "said elsewhere, at the working directory.",
+        "one from elsewhere, at the working directory.",
     )
     transport = Setting(
         one_of("none", "redis_list", "redis_stream"),

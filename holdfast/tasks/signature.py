@@ -208,7 +208,7 @@ class Signature:
         hint = f"did you mean {near[0]!r}? " if near else ""
         takes = f"it takes {', '.join(self.names)}" if self.names else "it takes no arguments"
         if name in _OPTIONS and not near:
-            takes += f"; an option of the job is said apart from its arguments: .options({name}=…).enqueue(…)"
+            takes += f"; options of a job are separate from its arguments: .options({name}=…).enqueue(…)"
         return Invalid(self.field_name(name), given[name], f"there is no such parameter; {hint}{takes}")
 
     def _provided_given(self, name: str) -> Invalid:

@@ -22,7 +22,7 @@ from holdfast.transports.contract import Transport
 
 T = TypeVar("T")
 
-_RETRY, _RETRY_MOST = 0.1, 5.0  # seconds between probes of a transport that is away, before jitter
+_RETRY, _MAX_RETRY = 0.1, 5.0  # seconds between probes of a transport that is away, before jitter
 _CLOSE_TIMEOUT = 1.0  # seconds to return deliveries at the end
 _MAX_REPORTS, _REPORT_SPAN = 10, 60.0  # reports of malformed messages within so many seconds
 _MAX_TEXT = 80  # characters of a malformed message that are reported
@@ -139,7 +139,7 @@ class TransportSession:
         pause = _RETRY
         while True:
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
-            pause = min(2 * pause, _RETRY_MOST)
+            pause = min(2 * pause, _MAX_RETRY)
             with suppress(HoldfastError):
                 await self.transport.probe()
                 break

@@ -136,7 +136,7 @@ class QueueDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker process as it last said of itself."""
+    """A worker process as of its last heartbeat."""
 
     id: str
     host: str

@@ -29,8 +29,8 @@ _OPTIONS = ("worker", "workers", "drain", "priority", "delay", "run_at", "expire
 _TIMES = ("cron", "zone", "every", "at", "start", "end")
 _LIMITS = ("by", "concurrency", "burst", "weight", "depth")
 _COUNTED = ("jobs", "leases", "lines", "settlements", "shares", "values")
-_IDS_MOST = 50
-_TEXT_MOST = 1000
+_MAX_IDS = 50
+_MAX_TEXT = 1000
 
 
 class AuditEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -176,18 +176,18 @@ def _summary(body: Mapping[str, Any], operation: Operation) -> dict[str, Any]:
     for name in (*_TARGETS, *_OPTIONS, *_TIMES, *_LIMITS):
         if name in body:
             value = body[name]
-            if isinstance(value, list) and len(value) > _IDS_MOST:
+            if isinstance(value, list) and len(value) > _MAX_IDS:
                 given[f"{name}_count"] = len(value)
-                value = value[:_IDS_MOST]
+                value = value[:_MAX_IDS]
             text = _encode(value)
-            given[name] = value if len(text) <= _TEXT_MOST * 4 else text[:_TEXT_MOST].decode("utf-8", "replace")
+            given[name] = value if len(text) <= _MAX_TEXT * 4 else text[:_MAX_TEXT].decode("utf-8", "replace")
     if not operation.raw:  # else it is unread
         given |= {f"{name}_count": len(body[name]) for name in _COUNTED if name in body}
         words = [each.get("outcome") for each in body.get("settlements", ())]
         given |= {"settlements": {word: words.count(word) for word in OUTCOMES if word in words}} if words else {}
     if operation.scope == "operate" and "payload" in body:  # record that it was edited, not its values
         given["payload_edited"] = True
-    return given if len(_encode(given)) <= _TEXT_MOST * 8 else {"fields": sorted(given)}
+    return given if len(_encode(given)) <= _MAX_TEXT * 8 else {"fields": sorted(given)}
 
 
 def _outcome(answer: ApiResponse, call: RequestContext) -> dict[str, Any]:
@@ -196,7 +196,7 @@ def _outcome(answer: ApiResponse, call: RequestContext) -> dict[str, Any]:
     given: dict[str, Any] = {} if problem is None else {"code": problem.code}
     ids = call.changed or ([] if problem is None else [each for each in problem.stored if each is not None])
     if ids:
-        given["ids"] = ids[:_IDS_MOST]
+        given["ids"] = ids[:_MAX_IDS]
     if ids or problem is None:
         given["count"] = len(ids)
     return {**given, "verdicts": call.verdicts} if call.verdicts else given

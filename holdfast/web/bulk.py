@@ -26,8 +26,8 @@ from holdfast.web.fields import (
     array_value,
     at_most_one,
     boolean_value,
+    client_field_names,
     integer_value,
-    named_as_said,
     none_of,
     seconds_value,
     text_value,
@@ -37,7 +37,7 @@ from holdfast.web.messages import ApiResponse, json_response
 from holdfast.web.routing import Handler, Operation, RequestContext, ResponseSpec
 from holdfast.web.submissions import check_task
 
-MOST = 1000
+MAX_JOBS = 1000
 """Jobs that one call changes."""
 _MAX_COUNTED = 1_000_000  # jobs that a dry run counts
 _KEYS_AT_ONCE = 10  # keys whose jobs are read together: each may have a large payload
@@ -98,7 +98,9 @@ def _filter(value: Any, field: str) -> dict[str, Any]:
     return read
 
 
-LIMIT = Field("limit", integer_value(1, MOST, default=MOST), "Jobs this call changes at most.", example=MOST)
+LIMIT = Field(
+    "limit", integer_value(1, MAX_JOBS, default=MAX_JOBS), "Jobs this call changes at most.", example=MAX_JOBS
+)
 DRY_RUN = Field("dry_run", boolean_value(False), "Only count.", example=True)
 _FORCE = Field("force", boolean_value(False), "Also what has succeeded.", example=False)
 RATE = Field(
@@ -113,12 +115,12 @@ AFTER = Field(
         {"type": "number", "minimum": 0, "maximum": _MAX_DELAY, "default": 0},
         lambda value, field: seconds_value(_MAX_DELAY).check(value, field).total_seconds(),
     ),
-    "Seconds until the first is ready: where a call goes on at a `rate`, what `seconds` of the one before said.",
+    "Seconds until the first is ready: for a call that continues at a `rate`, the `seconds` of the call before.",
     example=0,
 )
 EDITED_PAYLOAD = Field("payload", OBJECT, "Edited arguments; leave it out to keep them.", example={"to": "a@b.c"})
 _SELECTION = (
-    Field("ids", array_value(text_value(1, 600), MOST), "These jobs, each by its id or `key:NAME`.", example=[ID]),
+    Field("ids", array_value(text_value(1, 600), MAX_JOBS), "These jobs, each by its id or `key:NAME`.", example=[ID]),
     Field(
         "filter",
         ValueType({**FILTER.reference.schema, "minProperties": 1}, _filter),
@@ -145,7 +147,7 @@ REPLAY = Form(
     refused=_NOT_EXACTLY_ONE,
 )
 REPLAY_ONE = Form(name="ReplayJobRequest", doc="How to replay a job.", fields=(_FORCE, EDITED_PAYLOAD))
-NOTHING = Form(name="EmptyBody", doc="Nothing more is to be said.", fields=())
+NOTHING = Form(name="EmptyBody", doc="An empty object.", fields=())
 
 
 # ── one job ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -168,7 +170,7 @@ async def replay_job(call: RequestContext, job: Job) -> ApiResponse:
     force, payload = call.body.get("force", False), call.body.get("payload")
     if payload is not None:
         check_task(call, job.task)
-    with named_as_said():
+    with client_field_names():
         await call.app.replay_one(job.id, force=force, payload=payload)
     call.changed.append(job.id)
     return json_response(200, call.visible_job(await call.app.get(job.id)))
@@ -205,7 +207,7 @@ async def run_bulk(
     if len(selectors) != 1:
         given = RawText(" and ".join(selectors) or "nothing")
         raise Invalid("ids", given, "give exactly one of ids, filter and all", "does not say which jobs")
-    limit, dry_run = provided.get("limit", MOST), provided.get("dry_run", False)
+    limit, dry_run = provided.get("limit", MAX_JOBS), provided.get("dry_run", False)
     turns = PacedCalls(change, timedelta(seconds=provided.get("after", 0)))
     if ids is not None:
         return await _change_named(call, change, turns, ids, dry_run=dry_run)
@@ -221,7 +223,7 @@ async def _change_named(
     own, others = await _find_jobs(call, references)
     if dry_run:
         return _dry_run_answer(sum(job.state in change.legal for job in own), turns, len(own))
-    operated = await getattr(call.app, change.name)([job.id for job in own], limit=MOST, **turns.batch_options())
+    operated = await getattr(call.app, change.name)([job.id for job in own], limit=MAX_JOBS, **turns.batch_options())
     call.changed += [job_id for job_id, _ in operated.changed]
     turns.pace_batch(len(own))  # refused jobs count too
     return _answer(operated.changed, [*operated.refused, *others], turns, more=False)
@@ -260,12 +262,12 @@ async def _count_matching(app: Holdfast, turns: PacedCalls, filters: Sequence[Jo
     store, number, more = await app.open_store(), 0, False
     for job_filter in _merge_filters(filters):
         try:
-            found = await store.query.count(job_filter, most=MOST, seconds=CHOOSE)
+            found = await store.query.count(job_filter, most=MAX_JOBS, seconds=CHOOSE)
         except (TooBroad, Busy):
             if not number:
                 raise
             found, more = 0, True
-        if found == MOST:
+        if found == MAX_JOBS:
             try:
                 found = await store.query.count(job_filter, most=_MAX_COUNTED + 1, seconds=CHOOSE)
             except (TooBroad, Busy):
@@ -372,7 +374,7 @@ def _on_selection(name: str, change: BulkOperation | None, summary: str, body: F
         scope="operate",
         group="Jobs",
         summary=summary,
-        doc=f"At most {MOST:,} a call; `more` says whether to call again. `dry_run` only counts.",
+        doc=f"At most {MAX_JOBS:,} a call; `more` says whether to call again. `dry_run` only counts.",
         handler=_on_many(change),
         body=body,
         answers={200: ResponseSpec(BulkAnswer, "What was done.", _example(state))},

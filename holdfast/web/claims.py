@@ -16,7 +16,7 @@ from holdfast.tasks.codec import RawText
 from holdfast.views.documents import ID, Instant, JobId, QueueName, raw_json
 from holdfast.views.formatting import format_timestamp
 from holdfast.web.fields import NAME_PATTERN, TASK_VALUE, Field, Form, ValueType, array_value, integer_value
-from holdfast.web.jobs import WAIT_MOST, wait_disconnected
+from holdfast.web.jobs import MAX_WAIT, wait_disconnected
 from holdfast.web.keys import unauthorized_refusal
 from holdfast.web.lease_tokens import (
     EVERY,
@@ -124,25 +124,25 @@ CLAIM = Form(
                 },
                 _queues,
             ),
-            "Names, or an object of names and free slots; `*` is every other queue. Every queue where nothing is said.",
+            "Names, or an object of names and free slots; `*` is every other queue. Default: every queue.",
             example={"mail": 5, "*": 2},
         ),
         Field(
             "limit",
             integer_value(1, MAX_CLAIM),
-            "Jobs at most; where nothing is said the slots of its queues, else 1.",
+            "Maximum number of jobs. Default: the slots of its queues, else 1.",
             example=5,
         ),
         Field(
             "tasks",
             array_value(TASK_VALUE, _MAX_TASKS),
             "The tasks it has handlers for. A job of another is given back for a worker that has one, "
-            "as the settings `unknown_task` and `defer_for` say. All tasks where nothing is said.",
+            "as the settings `unknown_task` and `defer_for` say. Default: all tasks.",
             example=["email.send"],
         ),
         Field(
             "wait",
-            integer_value(0, WAIT_MOST, default=0),
+            integer_value(0, MAX_WAIT, default=0),
             "Seconds to wait for jobs where there are none, or as many as the setting `claim_wait` allows.",
             example=30,
         ),

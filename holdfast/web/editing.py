@@ -9,7 +9,7 @@ from holdfast.core.validation import check_name
 from holdfast.tasks.codec import RawText
 from holdfast.views.documents import JOB, JobDocument
 from holdfast.web.bulk import EDITED_PAYLOAD
-from holdfast.web.fields import Form, at_most_one, named_as_said
+from holdfast.web.fields import Form, at_most_one, client_field_names
 from holdfast.web.jobs import find_job
 from holdfast.web.messages import ApiResponse, json_response
 from holdfast.web.routing import Operation, RequestContext, ResponseSpec
@@ -49,7 +49,7 @@ async def edit_one(call: RequestContext) -> ApiResponse:
         check_task(call, job.task)
     if "queue" in call.body:
         call.caller.check_queue(check_name("queue", call.body["queue"]))
-    with named_as_said():
+    with client_field_names():
         edited = await call.app.edit(job.id, **call.body)
     call.changed.append(job.id)
     return json_response(200, call.visible_job(edited))

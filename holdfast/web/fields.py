@@ -40,8 +40,10 @@ _ULID = "[0-7][0-9A-HJKMNP-TV-Za-hjkmnp-tv-z]{25}"
 REFERENCE_PATTERN = f"^(?:{_UUID}|{_ULID}|key:.{{1,512}})$"
 TASK_PATTERN = "^[A-Za-z0-9_][A-Za-z0-9._:/-]{0,127}$"
 WORKER_PATTERN = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
-PAGE_MOST = 500
+MAX_PAGE = 500
 """Jobs on one page."""
+MAX_LIST = 1000
+"""Items of a list in one request."""
 
 
 class ValueType(NamedTuple):
@@ -133,7 +135,7 @@ def read_query(text: bytes, fields: Sequence[Field]) -> dict[str, Any]:
         elif field.many:
             values[field.name] = tuple(field.value.check(each, field.name) for each in texts)
         elif len(texts) > 1:
-            raise Invalid(field.name, RawText(f"said {len(texts)} times"), "say it once", code="duplicate_key")
+            raise Invalid(field.name, RawText(f"given {len(texts)} times"), "give it once", code="duplicate_key")
         else:
             values[field.name] = field.value.check(texts[0], field.name)
     return values
@@ -154,17 +156,17 @@ _OF_COMMANDS = CommandPayload.__struct_fields__
 
 
 @contextmanager
-def named_as_said(path: str = "") -> Iterator[None]:
+def client_field_names(path: str = "") -> Iterator[None]:
     """Errors of the application name the client's field, with ``path`` before it."""
     try:
         yield
     except Invalid as error:
-        words, error.field = error.field, path + _as_said(error.field)
+        words, error.field = error.field, path + _client_name(error.field)
         error.args = (error.field + str(error).removeprefix(words),)
         raise
 
 
-def _as_said(field: str) -> str:
+def _client_name(field: str) -> str:
     if isinstance(field, Argument):
         return field.place
     if field.startswith(_OF_COMMANDS):
@@ -337,4 +339,4 @@ FILTERS = (
     ),
 )
 CURSOR = Field("cursor", text_value(1, 100), "Continue where an earlier page ended.")
-PAGING = (Field("limit", integer_text(1, PAGE_MOST, default=50), "Jobs on this page.", example=50), CURSOR)
+PAGING = (Field("limit", integer_text(1, MAX_PAGE, default=50), "Jobs on this page.", example=50), CURSOR)

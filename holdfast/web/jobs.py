@@ -47,11 +47,11 @@ from holdfast.web.lease_tokens import SAMPLE, TOKEN_VALUE, WORKER, read_leases, 
 from holdfast.web.messages import ApiRequest, ApiResponse, Refusal, json_response
 from holdfast.web.routing import Operation, RequestContext, ResponseSpec
 
-LINES, LINES_MOST = 200, 1000  # log lines on a page: unless asked for others, and at most
-WAIT_MOST = 60
+LINES, MAX_LINES = 200, 1000  # log lines on a page: unless asked for others, and at most
+MAX_WAIT = 60
 """Seconds a client may wait for a job to end."""
 _AT_ONCE = 50  # jobs read together
-_PAGE_MOST = 4 * 1024 * 1024  # characters of payloads and results after which a page ends
+_MAX_PAGE_SIZE = 4 * 1024 * 1024  # characters of payloads and results after which a page ends
 _PAGE_FOR = 0.5  # seconds after which a page ends with the jobs found so far
 _LOOK = 5.0  # seconds between reads of an awaited job: the most that a lost notification delays
 
@@ -163,7 +163,7 @@ async def page_of(call: RequestContext, where: JobFilter, limit: int, cursor: st
         cursor = page.cursor
         jobs += [call.visible_job(job) for job in page.jobs]
         size += sum(len(job.payload) + len(job.result or "") for job in page.jobs)
-        if cursor is None or len(jobs) == limit or size >= _PAGE_MOST or call.app.clock.monotonic() > until:
+        if cursor is None or len(jobs) == limit or size >= _MAX_PAGE_SIZE or call.app.clock.monotonic() > until:
             return JobPage(jobs, cursor)
 
 
@@ -207,11 +207,11 @@ async def why(call: RequestContext) -> ApiResponse:
 
 _WAIT = Field(
     "wait",
-    integer_text(0, WAIT_MOST, default=0),
+    integer_text(0, MAX_WAIT, default=0),
     "Answer when the job has ended, at the latest after this many seconds.",
     example=0,
 )
-_LINES = Field("limit", integer_text(1, LINES_MOST, default=LINES), "Lines on this page.", example=LINES)
+_LINES = Field("limit", integer_text(1, MAX_LINES, default=LINES), "Lines on this page.", example=LINES)
 _LINE = {
     "attempt": 1,
     "claims": 1,
@@ -223,9 +223,9 @@ _LINE = {
 _BEHIND = {"code": "behind", "text": "it waits behind 4 jobs of queue default", "remedy": "start more workers"}
 
 
-_AGO_MOST = 86_400
-_LINES_MOST = 100
-_NUMBER_MOST = 1_000_000
+_MAX_AGE = 86_400
+_MAX_RECORD_LINES = 100
+_MAX_NUMBER = 1_000_000
 
 
 class LogLinesAnswer(msgspec.Struct, frozen=True):
@@ -241,7 +241,7 @@ LINE = Form(
     fields=(
         Field(
             "number",
-            integer_value(1, _NUMBER_MOST),
+            integer_value(1, _MAX_NUMBER),
             "Among the lines of its attempt, from 1: the same number again is the same line.",
             example=1,
             required=True,
@@ -249,7 +249,7 @@ LINE = Form(
         Field("text", TEXT, "What it says; cut at `job_line_size`.", example="fetched", required=True),
         Field("level", choice_value("LogLevel", *LEVELS, default="info"), "How much it matters.", example="info"),
         Field("fields", OBJECT, "More of it, for programs.", example={"rows": 3}),
-        Field("ago", seconds_value(_AGO_MOST), "Seconds since it was said.", example=0),
+        Field("ago", seconds_value(_MAX_AGE), "Age of the line in seconds.", example=0),
     ),
 )
 SAY = Form(
@@ -260,7 +260,7 @@ SAY = Form(
         Field("token", TOKEN_VALUE, "Of the job's lease.", example=SAMPLE, required=True),
         Field(
             "lines",
-            array_value(LINE.reference, _LINES_MOST),
+            array_value(LINE.reference, _MAX_RECORD_LINES),
             "In their order.",
             example=[{"number": 1, "text": "fetched", "fields": {"rows": 3}}],
             required=True,

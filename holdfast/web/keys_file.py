@@ -28,7 +28,7 @@ from holdfast.web.keys import Key, KeyCheck, check_patterns, check_token, valid_
 
 _MODE = 0o600
 _TOO_OPEN = stat.S_IWGRP | stat.S_IRWXO
-_SIZE_MOST = 4 * 1024 * 1024
+_MAX_SIZE = 4 * 1024 * 1024
 _HEAD = (
     "API keys of Holdfast: made, changed and listed by `holdfast keys`. Hashes only; the keys themselves are nowhere."
 )
@@ -55,7 +55,7 @@ def read_keys(path: Path) -> dict[str, Key]:
     try:
         with path.open("rb") as file:
             _check_status(path, os.fstat(file.fileno()))
-            content = file.read(_SIZE_MOST + 1)
+            content = file.read(_MAX_SIZE + 1)
     except FileNotFoundError:
         raise ConfigError(f"keys_file: there is no {path}; `holdfast keys create` makes it") from None
     except OSError as error:
@@ -64,7 +64,7 @@ def read_keys(path: Path) -> dict[str, Key]:
 
 
 def _check_status(path: Path, status: os.stat_result) -> None:
-    if not stat.S_ISREG(status.st_mode) or status.st_size > _SIZE_MOST:
+    if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_SIZE:
         raise ConfigError(f"keys_file: {path} is no file of keys; name another")
     if status.st_mode & _TOO_OPEN:
         mode = stat.S_IMODE(status.st_mode)
@@ -217,7 +217,7 @@ def usage_path(keys_file: Path) -> Path:
 def read_usage(keys_file: Path) -> dict[str, datetime]:
     """When each key was last used, by its id; nothing where that is not known."""
     try:
-        content = usage_path(keys_file).read_bytes()[:_SIZE_MOST]
+        content = usage_path(keys_file).read_bytes()[:_MAX_SIZE]
         return msgspec.json.decode(content, type=dict[str, datetime])
     except (OSError, msgspec.DecodeError):
         return {}

@@ -19,11 +19,9 @@ from holdfast.core.models import Job, JobState, Lease
 from holdfast.core.validation import check_name, check_worker_id
 from holdfast.stores.base import Store
 from holdfast.tasks.codec import RawText
-from holdfast.web.fields import Field, ValueType, array_value, integer_value, seconds_value, text_value
+from holdfast.web.fields import MAX_LIST, Field, ValueType, array_value, integer_value, seconds_value, text_value
 from holdfast.web.routing import RequestContext
 
-MOST = 1000
-"""Leases in one request."""
 _MAX_TOKEN = 1000
 _MAX_CLAIMS = (1 << 53) - 1
 _MAX_LEASE = 86_400
@@ -102,7 +100,7 @@ def _worker_id(value: Any, field: str) -> str:
 
 def parse_tokens(value: Any, field: str) -> list[Lease]:
     """Parses tokens of leases, each at most once; the list may be empty."""
-    leases = [] if value == [] else array_value(TOKEN_VALUE, MOST).check(value, field)
+    leases = [] if value == [] else array_value(TOKEN_VALUE, MAX_LIST).check(value, field)
     check_once(leases, field + "[{}]")
     return leases
 
@@ -122,28 +120,25 @@ WORKER = Field(
 LEASE = Field(
     "lease",
     seconds_value(_MAX_LEASE, 1),
-    "Seconds from now for which the jobs are the worker's; the setting `lease` where nothing is said.",
+    "Seconds from now for which the jobs are the worker's. Default: the setting `lease`.",
     example=30,
 )
 LEASES = Field(
     "leases",
-    ValueType({"type": "array", "maxItems": MOST, "items": TOKEN_VALUE.schema}, parse_tokens),
+    ValueType({"type": "array", "maxItems": MAX_LIST, "items": TOKEN_VALUE.schema}, parse_tokens),
     "The tokens of all the jobs it has in hand.",
     example=[SAMPLE],
     required=True,
 )
 STATUS_FIELDS = (
     Field(
-        "host",
-        text_value(1, 100),
-        "Where it runs, or what it is called, for who lists workers; its address where nothing is said.",
-        example="app-1",
+        "host", text_value(1, 100), "Its host or name in the list of workers. Default: its address.", example="app-1"
     ),
     _count("pid", "Its process.", (1 << 31) - 1),
     _count("concurrency", "How many jobs it runs at once.", 1_000_000),
     _count("running", "How many it has in hand now.", 1_000_000),
-    _count("succeeded", "How many it has done; counted here where nothing is said."),
-    _count("failed", "How many have failed; counted here where nothing is said."),
+    _count("succeeded", "Number of successes. Default: counted here."),
+    _count("failed", "Number of failures. Default: counted here."),
 )
 
 

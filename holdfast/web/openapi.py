@@ -242,7 +242,7 @@ def _hoisted(value: Any, schemas: dict[str, Any], *, top: bool = False) -> Any:
 
 
 def _is_open(schema: dict[str, Any]) -> bool:
-    """An object of any fields: generators of clients want that said."""
+    """An object of any fields, declared for generators of clients."""
     kinds = schema.get("type")
     is_object = kinds == "object" or (isinstance(kinds, list) and "object" in kinds)
     return is_object and not schema.keys() & {"properties", "additionalProperties"}

@@ -50,7 +50,7 @@ class RequestMetrics:
         self._in_flight -= 1
 
 
-_LOGGED_MOST = 100  # limit of logged names: clients may invent any number
+_MAX_LOGGED = 100  # limit of logged names: clients may invent any number
 
 
 class UnknownTaskLog:
@@ -68,7 +68,7 @@ class UnknownTaskLog:
         for job in jobs if len(known) else ():
             if job.task in known or job.task in self._logged or job.task == COMMAND:
                 continue
-            if len(self._logged) < _LOGGED_MOST:
+            if len(self._logged) < _MAX_LOGGED:
                 self._logged.add(job.task)
                 close = self._suggestion(job.task)
                 remedy = f"see that a worker has it: the application of this API does not{close}"
@@ -92,7 +92,7 @@ class UnknownTaskLog:
             self._known = len(known)
         found = self._suggestions.get(task)
         if found is None:
-            if len(self._suggestions) == _LOGGED_MOST:
+            if len(self._suggestions) == _MAX_LOGGED:
                 return ""
             found = self._suggestions[task] = did_you_mean(task, known.task_names())
         return found

@@ -22,9 +22,9 @@ from holdfast.web.fields import (
     any_value,
     boolean_value,
     choice_value,
+    client_field_names,
     integer_text,
     integer_value,
-    named_as_said,
     text_value,
 )
 from holdfast.web.messages import ApiResponse, Refusal, json_response
@@ -144,7 +144,7 @@ async def add_schedule(call: RequestContext) -> ApiResponse:
     given = dict(call.body)
     name, replacing = given.pop("name"), given.pop("replace", False)
     timing: Mapping[str, Any] = {field: given.pop(field) for field in _TIMING if field in given}
-    with named_as_said():
+    with client_field_names():
         job = call.app.draft_job(given.pop("task"), given.pop("payload"), **given)
     _check_may_submit(call, job.queue, job.task)
     known = await (await call.app.open_store()).schedules.read_schedules(name)

@@ -144,7 +144,7 @@ class Serving:
             raise HoldfastError("the HTTP server ended by itself")
 
     async def finish(self) -> None:
-        """Stop, if that was not said yet, and wait until it has."""
+        """Requests a stop unless that was done, and waits for it."""
         if not self._server.should_exit:
             self.stop()
         await asyncio.gather(self._task, return_exceptions=True)

@@ -19,8 +19,8 @@ from holdfast.settings.settings import Settings
 from holdfast.tasks.codec import RawText, encode_result
 from holdfast.views.documents import ID, Instant
 from holdfast.views.formatting import format_timestamp
-from holdfast.web.fields import TEXT, Field, Form, ValueType, any_value, array_value, choice_value, text_value
-from holdfast.web.lease_tokens import MOST, SAMPLE, TOKEN_VALUE, WORKER, LeaseRecord, check_once, read_leases, worker_of
+from holdfast.web.fields import MAX_LIST, TEXT, Field, Form, ValueType, any_value, array_value, choice_value, text_value
+from holdfast.web.lease_tokens import SAMPLE, TOKEN_VALUE, WORKER, LeaseRecord, check_once, read_leases, worker_of
 from holdfast.web.messages import ApiResponse, json_response
 from holdfast.web.remote_workers import RemoteEnding
 from holdfast.web.routing import Operation, RequestContext, ResponseSpec
@@ -122,7 +122,7 @@ SETTLEMENT = Form(
         Field(
             "reason",
             choice_value("FailureReason", *_FAILED, *_DEAD),
-            "The kind of failure. Of `failed`: `error` (what stands where nothing is said), `timeout` or `crashed`; of "
+            "The kind of failure. Of `failed`: `error` (the default), `timeout` or `crashed`; of "
             "`dead`: `non_retryable` or `result`; with `payload` or `no_handler` the job is given back for another "
             "worker, as long as the setting `defer_for` says.",
         ),
@@ -142,7 +142,7 @@ SETTLE = Form(
         WORKER,
         Field(
             "settlements",
-            array_value(SETTLEMENT.reference, MOST),
+            array_value(SETTLEMENT.reference, MAX_LIST),
             "One for each job, in any order.",
             example=[{"token": SAMPLE, "outcome": "succeeded", "result": {"sent": True}}],
             required=True,

@@ -20,6 +20,7 @@ from holdfast.tasks.command_policy import COMMAND
 from holdfast.views.documents import ID, JOB, JobDocument, JobId
 from holdfast.web.fields import (
     KEY_VALUE,
+    MAX_LIST,
     OBJECT,
     QUEUE_VALUE,
     TAG_VALUE,
@@ -31,15 +32,13 @@ from holdfast.web.fields import (
     array_value,
     at_most_one,
     check_object,
-    named_as_said,
+    client_field_names,
     text_value,
     whole_number,
 )
 from holdfast.web.messages import ApiRequest, ApiResponse, Refusal, json_response
 from holdfast.web.routing import Operation, RequestContext, ResponseSpec
 
-BATCH_MOST = 1000
-"""Jobs in one batch."""
 KEY_HEADER = "Idempotency-Key"
 _TRIES = 5  # to submit, if the job with the same key is deleted meanwhile
 
@@ -70,7 +69,7 @@ EXPIRY = ValueType(
 _ATTEMPTS = {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 25}, {"type": "string", "const": "unlimited"}]}
 SUBMISSION = Form(
     name="Submission",
-    doc="A job to be stored. What is not said stands in its task, else in the settings.",
+    doc="A job to be stored. Defaults come from its task, else from the settings.",
     fields=(
         Field("task", TASK_VALUE, "The task's name.", example="email.send", required=True),
         Field("payload", OBJECT, "The arguments by name.", example={"to": "a@b.c"}, required=True),
@@ -132,7 +131,7 @@ BATCH = Form(
     fields=(
         Field(
             "jobs",
-            array_value(SUBMISSION.reference, BATCH_MOST),
+            array_value(SUBMISSION.reference, MAX_LIST),
             "The jobs, in their order.",
             example=[{"task": "email.send", "payload": {"to": "a@b.c"}, "key": "welcome-42"}],
             required=True,
@@ -284,7 +283,7 @@ def draft_submission(app: Holdfast, given: Mapping[str, Any], path: str = "", ke
     options = SUBMISSION.read(given, path)
     if key is not None:
         options["key"] = key
-    with named_as_said(path):
+    with client_field_names(path):
         return app.draft_job(options.pop("task"), options.pop("payload"), **options)
 
 
@@ -298,7 +297,7 @@ async def submit_batch(call: RequestContext) -> ApiResponse:
         if required and job.key is None:
             remedy = "give one; the settings require it"
             raise Invalid(f"jobs[{place}].key", RawText("nothing"), remedy, "was given", code="missing")
-    handles = await submit_authorized(call, jobs, lambda: call.app.enqueue_many(jobs, batch=BATCH_MOST), list)
+    handles = await submit_authorized(call, jobs, lambda: call.app.enqueue_many(jobs, batch=MAX_LIST), list)
     call.unknown_tasks.record_jobs(jobs)
     call.changed += [handle.id for handle in handles if handle.created]
     answer = SubmittedBatch(
@@ -338,7 +337,7 @@ OPERATIONS = (
         scope="submit",
         group="Jobs",
         summary="Submit many jobs",
-        doc=f"All of them or none, at most {BATCH_MOST:,}; on Redis each 200 of them. A conflict with what another "
+        doc=f"All of them or none, at most {MAX_LIST:,}; on Redis each 200 of them. A conflict with what another "
         "client submits in the same instant is found when the others are stored, and Redis may be full after the first "
         "200; `stored` of the problem has the ids of what is stored.",
         handler=submit_batch,
@@ -355,7 +354,7 @@ OPERATIONS = (
 
 T = TypeVar("T")
 Handle = JobHandle[Any]
-_ASKED_MOST = 100  # jobs that are asked for together: each may have a large payload
+_MAX_LOOKUP = 100  # jobs that are asked for together: each may have a large payload
 
 
 def check_task(call: RequestContext, task: str) -> None:
@@ -407,8 +406,8 @@ async def _is_taken(call: RequestContext, jobs: Sequence[NewJob]) -> bool:
         return True
     store = await call.app.open_store()
     keys = [job.key for job in jobs if job.key is not None]
-    for start in range(0, len(keys), _ASKED_MOST):
-        found = await store.query.by_keys(keys[start : start + _ASKED_MOST])
+    for start in range(0, len(keys), _MAX_LOOKUP):
+        found = await store.query.by_keys(keys[start : start + _MAX_LOOKUP])
         if any(job is not None and not call.caller.allows_queue(job.queue) for job in found):
             return True
     return False

@@ -206,7 +206,7 @@ class Follower:
     async def begin(self) -> None:
         self.mark = (await self.store.query.events(None, limit=self.limit, within=self.within)).mark
 
-    async def told(self) -> list[JobEvent]:
+    async def new_events(self) -> list[JobEvent]:
         """What is new."""
         found: list[JobEvent] = []
         while True:

@@ -63,7 +63,7 @@ async def test_new_attempt_event_reads_no_earlier_attempts(store: Store, home: s
     for _ in range(5):
         keys.client.config_resetstat()
         follower.mark = begun
-        assert [each.job_id for each in await follower.told()] == [job.id]
+        assert [each.job_id for each in await follower.new_events()] == [job.id]
         took.append(keys.client.info("commandstats")["cmdstat_lrange"]["usec_per_call"])
 
     keys.client.close()

@@ -51,11 +51,11 @@ async def test_every_final_state_is_reported_once(store: Store, clock: ManualClo
     await store.admin.cancel([waiting])
     clock.advance(5)
 
-    assert brief(await follower.told()) == [*expected, (waiting, JobState.CANCELLED)]
+    assert brief(await follower.new_events()) == [*expected, (waiting, JobState.CANCELLED)]
     clock.advance(5)
     await put(store)
     await take(store)
-    assert brief(await follower.told()) in ([], [(waiting, JobState.CANCELLED)])  # the last may be told again
+    assert brief(await follower.new_events()) in ([], [(waiting, JobState.CANCELLED)])  # the last may be told again
 
 
 async def test_an_ending_says_what_its_job_was(store: Store, clock: ManualClock, follower: Follower) -> None:
@@ -65,9 +65,9 @@ async def test_an_ending_says_what_its_job_was(store: Store, clock: ManualClock,
     started = clock()
     await store.queueing.settle([ending(job, JobState.DEAD, reason=Reason.NON_RETRYABLE, error="no such address")])
 
-    (told,) = await follower.told()
+    (reported,) = await follower.new_events()
 
-    assert told == JobEvent(
+    assert reported == JobEvent(
         job_id=job_id,
         task="email.send",
         queue="mail",
@@ -94,22 +94,22 @@ async def test_failed_attempts_are_reported_before_the_end(
     (job,) = await take(store, max_must_start=1)
     await settle(store, job)
 
-    told = await follower.told()
+    reported = await follower.new_events()
 
-    assert [(each.state, each.attempt, each.claims) for each in told] == [
+    assert [(each.state, each.attempt, each.claims) for each in reported] == [
         (JobState.FAILED, 1, 1),
         (JobState.QUEUED, 2, 2),
         (JobState.SUCCEEDED, 3, 3),
     ]
-    assert [each.reason for each in told] == [Reason.ERROR, Reason.CRASHED, None]
-    assert told[0].error == "first"
+    assert [each.reason for each in reported] == [Reason.ERROR, Reason.CRASHED, None]
+    assert reported[0].error == "first"
 
 
 async def test_a_release_is_no_failure(store: Store, clock: ManualClock, follower: Follower) -> None:
     job = await running(store)
     await settle(store, job, JobState.QUEUED, reason=Reason.RELEASED, refund=True)
 
-    assert await follower.told() == []
+    assert await follower.new_events() == []
 
 
 async def test_long_backlog_is_reported_in_pages(store: Store, clock: ManualClock, follower: Follower) -> None:
@@ -121,11 +121,11 @@ async def test_long_backlog_is_reported_in_pages(store: Store, clock: ManualCloc
         await store.queueing.settle([failing(first, delay=HOUR), *[ending(job, JobState.SUCCEEDED) for job in rest]])
         clock.advance(1 + number % 2)
 
-    told = await follower.told()
+    reported = await follower.new_events()
 
-    assert Counter(each.job_id for each in told) == Counter(jobs)
-    assert [each.ended_at_us for each in told] == sorted(each.ended_at_us for each in told)
-    assert Counter(each.state for each in told) == {JobState.SUCCEEDED: 36, JobState.FAILED: 9}
+    assert Counter(each.job_id for each in reported) == Counter(jobs)
+    assert [each.ended_at_us for each in reported] == sorted(each.ended_at_us for each in reported)
+    assert Counter(each.state for each in reported) == {JobState.SUCCEEDED: 36, JobState.FAILED: 9}
 
 
 async def test_nothing_is_passed_by_while_others_settle(store: Store, opener: Opener, clock: ManualClock) -> None:
@@ -135,7 +135,7 @@ async def test_nothing_is_passed_by_while_others_settle(store: Store, opener: Op
     await follower.begin()
     clock.advance(5)
     jobs = await put(store, *[new_job() for _ in range(120)])
-    told: Counter[str] = Counter()
+    reported: Counter[str] = Counter()
     done = asyncio.Event()
 
     async def settling(each: Store) -> None:
@@ -147,7 +147,7 @@ async def test_nothing_is_passed_by_while_others_settle(store: Store, opener: Op
         over = False
         while not over:
             over = done.is_set()
-            told.update(each.job_id for each in await follower.told())
+            reported.update(each.job_id for each in await follower.new_events())
 
     async with asyncio.TaskGroup() as group:
         task = group.create_task(following())
@@ -155,7 +155,7 @@ async def test_nothing_is_passed_by_while_others_settle(store: Store, opener: Op
         done.set()
         await task
 
-    assert set(told) == set(jobs)
+    assert set(reported) == set(jobs)
 
 
 async def test_what_was_replayed_or_deleted_since_is_no_ending(
@@ -167,30 +167,30 @@ async def test_what_was_replayed_or_deleted_since_is_no_ending(
     await store.admin.replay([replayed])
     await store.admin.delete([deleted])
 
-    assert brief(await follower.told()) == [(stays, JobState.DEAD)]
+    assert brief(await follower.new_events()) == [(stays, JobState.DEAD)]
     clock.advance(5)
     (job,) = await take(store)
     await settle(store, job)
-    told = [each for each in await follower.told() if each.job_id != stays]
-    assert [(each.job_id, each.claims) for each in told] == [(replayed, 2)]
+    reported = [each for each in await follower.new_events() if each.job_id != stays]
+    assert [(each.job_id, each.claims) for each in reported] == [(replayed, 2)]
 
 
 async def test_cursor_that_is_too_old_reports_a_gap(store: Store, clock: ManualClock, follower: Follower) -> None:
     await ended(store, JobState.SUCCEEDED)
     clock.advance(3601)
 
-    assert (await follower.told(), follower.gap) == ([], True)
+    assert (await follower.new_events(), follower.gap) == ([], True)
     clock.advance(5)
     job_id = await ended(store, JobState.SUCCEEDED)
-    assert (brief(await follower.told()), follower.gap) == ([(job_id, JobState.SUCCEEDED)], False)
+    assert (brief(await follower.new_events()), follower.gap) == ([(job_id, JobState.SUCCEEDED)], False)
 
 
 async def test_silence_is_no_absence(store: Store, clock: ManualClock, follower: Follower) -> None:
     for _ in range(3):
         clock.advance(3000)
-        assert (await follower.told(), follower.gap) == ([], False)
+        assert (await follower.new_events(), follower.gap) == ([], False)
     job_id = await ended(store, JobState.SUCCEEDED)
-    assert (brief(await follower.told()), follower.gap) == ([(job_id, JobState.SUCCEEDED)], False)
+    assert (brief(await follower.new_events()), follower.gap) == ([(job_id, JobState.SUCCEEDED)], False)
 
 
 @pytest.mark.parametrize("mark", ["", "no", "1.2.3.4.5.6.x", "9" * 40, "1.1~1.1", "-1.-1", "1.1.1-", "٣.٣", "a" * 5000])
@@ -204,7 +204,7 @@ async def test_cursor_that_was_never_issued_is_harmless(store: Store, clock: Man
     for mark in ("0.0", "1.99999999999999999", f"{clock()}.{10**16}", f"{clock() + 10**12}.1"):
         await store.query.events(mark, limit=10, within=HOUR)
 
-    assert brief(await follower.told()) == [(job_id, JobState.SUCCEEDED)]
+    assert brief(await follower.new_events()) == [(job_id, JobState.SUCCEEDED)]
     assert await store.query.count(JobFilter()) == 1
 
 
@@ -217,7 +217,7 @@ async def test_no_mark_leads_back_further_than_the_window(store: Store, clock: M
     recent = await ended(store, JobState.SUCCEEDED)
     clock.advance(5)
     now, top = clock(), (await store.query.events(None, limit=10, within=HOUR)).mark.split(".")[1]
-    told: set[str] = set()
+    reported: set[str] = set()
     for made_up in (
         f"{now}.0",
         f"{now}.1.{recent}.0",
@@ -230,12 +230,12 @@ async def test_no_mark_leads_back_further_than_the_window(store: Store, clock: M
         follower = Follower(store)
         follower.mark = made_up
         try:
-            found = {each.job_id for each in await follower.told()}
+            found = {each.job_id for each in await follower.new_events()}
         except Invalid:
             continue
         assert not found & old, made_up
-        told |= found
-    assert told == {recent}
+        reported |= found
+    assert reported == {recent}
 
 
 async def test_a_bookmark_names_no_job_and_passes_nothing_by(
@@ -245,15 +245,15 @@ async def test_a_bookmark_names_no_job_and_passes_nothing_by(
     await store.admin.cancel(jobs[:4])  # at one instant
     clock.advance(5)
     await store.admin.cancel(jobs[4:])
-    mark, told, more = follower.mark, set(), True
+    mark, reported, more = follower.mark, set(), True
     while more:
         piece = await store.query.events(mark, limit=1, within=HOUR)
         mark, more = piece.mark, piece.more
-        told |= {each.job_id for each in piece.endings}
+        reported |= {each.job_id for each in piece.endings}
         assert not [job_id for job_id in jobs if job_id in piece.public_cursor]
         other = Follower(store, limit=1)
         other.mark = piece.public_cursor
-        assert told | {each.job_id for each in await other.told()} == set(jobs)
+        assert reported | {each.job_id for each in await other.new_events()} == set(jobs)
 
 
 async def test_a_wait_for_any_ending_ends_with_one(store: Store, opener: Opener) -> None:

@@ -52,8 +52,8 @@ async def begun(store: Store, clock: ManualClock, within: timedelta = timedelta(
     return follower
 
 
-def ids(told: list[Any]) -> list[str]:
-    return [each.job_id for each in told]
+def ids(reported: list[Any]) -> list[str]:
+    return [each.job_id for each in reported]
 
 
 async def test_late_commit_is_not_skipped(store: Store, clock: ManualClock) -> None:
@@ -65,11 +65,11 @@ async def test_late_commit_is_not_skipped(store: Store, clock: ManualClock) -> N
         for job in (quick, last):  # dated later, and seen sooner, for a while
             clock.advance(5)
             await store.queueing.settle([ending(job, JobState.SUCCEEDED)])
-            assert ids(await follower.told()) == [job.id]
+            assert ids(await follower.new_events()) == [job.id]
         clock.advance(5)
-        assert await follower.told() == []
-    assert ids(await follower.told()) == [late.id]
-    assert await follower.told() == []
+        assert await follower.new_events() == []
+    assert ids(await follower.new_events()) == [late.id]
+    assert await follower.new_events() == []
 
 
 async def test_job_ended_inside_a_savepoint_is_not_skipped(store: Store, clock: ManualClock) -> None:
@@ -80,12 +80,12 @@ async def test_job_ended_inside_a_savepoint_is_not_skipped(store: Store, clock: 
         async with link.transaction():
             await complete(link, store, clock, within)
         await store.queueing.settle([ending(other, JobState.SUCCEEDED)])
-        assert ids(await follower.told()) == [other.id]
-    assert ids(await follower.told()) == [within.id]
+        assert ids(await follower.new_events()) == [other.id]
+    assert ids(await follower.new_events()) == [within.id]
     await store.admin.replay([within.id], force=True)
     (again,) = await take(store)
     await store.queueing.settle([ending(again, JobState.DEAD)])
-    assert [(each.job_id, each.claims) for each in await follower.told()] == [(within.id, 2)]
+    assert [(each.job_id, each.claims) for each in await follower.new_events()] == [(within.id, 2)]
 
 
 async def test_only_writer_that_commits_late_is_not_skipped(store: Store, clock: ManualClock) -> None:
@@ -97,8 +97,8 @@ async def test_only_writer_that_commits_late_is_not_skipped(store: Store, clock:
         await complete(link, store, clock, job)
         for _ in range(3):
             clock.advance(60)
-            assert await follower.told() == []
-    assert ids(await follower.told()) == [job.id]
+            assert await follower.new_events() == []
+    assert ids(await follower.new_events()) == [job.id]
 
 
 async def test_commit_hours_late_is_not_skipped_within_the_requested_period(store: Store, clock: ManualClock) -> None:
@@ -109,8 +109,8 @@ async def test_commit_hours_late_is_not_skipped_within_the_requested_period(stor
         await complete(link, store, clock, job)
         for _ in range(3):
             clock.advance(timedelta(minutes=50).total_seconds())
-            assert await follower.told() == []
-    assert ids(await follower.told()) == [job.id]
+            assert await follower.new_events() == []
+    assert ids(await follower.new_events()) == [job.id]
 
 
 async def test_subscription_during_an_old_transaction_reports_its_events(store: Store, clock: ManualClock) -> None:
@@ -120,8 +120,8 @@ async def test_subscription_during_an_old_transaction_reports_its_events(store: 
         await complete(link, store, clock, job)
         clock.advance(timedelta(minutes=30).total_seconds())
         follower = await begun(store, clock)
-    assert ids(await follower.told()) == [job.id]
-    assert await follower.told() == []
+    assert ids(await follower.new_events()) == [job.id]
+    assert await follower.new_events() == []
 
 
 async def test_a_transaction_is_known_by_its_begin(store: Store, clock: ManualClock) -> None:
@@ -145,9 +145,9 @@ async def test_others_long_transactions_hold_up_nothing(store: Store, clock: Man
             (job_id,) = await put(store)
             (job,) = await take(store)
             await store.queueing.settle([ending(job, JobState.SUCCEEDED)])
-            assert ids(await follower.told()) == [job_id]
+            assert ids(await follower.new_events()) == [job_id]
             clock.advance(300)
-    assert await follower.told() == []
+    assert await follower.new_events() == []
 
 
 async def test_twenty_slow_writers_are_all_reported_once(store: Store, clock: ManualClock) -> None:
@@ -156,7 +156,7 @@ async def test_twenty_slow_writers_are_all_reported_once(store: Store, clock: Ma
     jobs = await take(store, limit=200)
     follower = await begun(store, clock)
     follower.limit = 10
-    told: Counter[str] = Counter()
+    reported: Counter[str] = Counter()
     chance = random.Random(7)
 
     async def writing(mine: list[Job]) -> None:
@@ -168,13 +168,13 @@ async def test_twenty_slow_writers_are_all_reported_once(store: Store, clock: Ma
         over = False
         while not over:
             over = writers.done()
-            told.update(ids(await follower.told()))
+            reported.update(ids(await follower.new_events()))
 
     writers = asyncio.gather(*[writing(jobs[n::20]) for n in range(20)])
     await asyncio.gather(writers, following(writers))
 
     succeeded = (await store.query.find(JobFilter(states=(JobState.SUCCEEDED,)), limit=500)).jobs
-    assert told == Counter(job.id for job in succeeded)
+    assert reported == Counter(job.id for job in succeeded)
     assert 100 < len(succeeded) < 200
 
 
@@ -200,7 +200,7 @@ async def test_a_mark_of_another_server_is_a_gap(store: Store, clock: ManualCloc
     at, top, *_ = follower.mark.split(".")
     follower.mark = f"{at}.{int(top) + 10**9}"
 
-    assert (await follower.told(), follower.gap) == ([], True)
+    assert (await follower.new_events(), follower.gap) == ([], True)
 
 
 @pytest.mark.parametrize("rest", ["5.0-1", "5.5-1", "5.9-1", f"5~NOW.5~1.{'-' * 36}.1", "5~NOW.5.9-1~1.NOBODY.1"])
@@ -233,5 +233,5 @@ async def test_a_mark_outlives_many_transactions(store: Store, clock: ManualCloc
         clock.advance(timedelta(minutes=1).total_seconds())
 
     follower.limit = 4
-    assert ids(await follower.told()) == ended
+    assert ids(await follower.new_events()) == ended
     assert (await stored(store, ended[0])).state is JobState.SUCCEEDED

@@ -34,7 +34,7 @@ async def texts_of(store: Store, job_id: str) -> list[str]:
     return [line.text for line in await lines_of(store, job_id)]
 
 
-async def test_a_line_is_kept_as_it_was_said(store: Store, clock: ManualClock) -> None:
+async def test_line_is_kept_as_it_was_logged(store: Store, clock: ManualClock) -> None:
     job = await running(store)
     clock.advance(5)
     line = NewLine(1, timedelta(milliseconds=1500), "warning", "größer als\nerwartet", '{"rows":3}')

@@ -88,7 +88,16 @@ async def test_nothing_of_limits_needs_repair_where_nothing_is_wrong(store: Stor
 @pytest.mark.parametrize(
     "name",
     [
-        *("turns:default", "parked:default", "idle_turns:default", "partitioned_queues", "queues_with_limits", "used", "buckets", "refills"),
+        *(
+            "turns:default",
+            "parked:default",
+            "idle_turns:default",
+            "partitioned_queues",
+            "queues_with_limits",
+            "used",
+            "buckets",
+            "refills",
+        ),
         *("unstarted", "virtual", "partition:default\x1fall\x1ftenant=3", "partition:mail\x1fslow"),
     ],
 )
@@ -114,7 +123,9 @@ async def test_key_of_limits_that_is_gone_is_made_again(
     assert taken >= waiting
 
 
-@pytest.mark.parametrize("name", ["turns:default", "parked:default", "idle_turns:default", "used", "buckets", "refills"])
+@pytest.mark.parametrize(
+    "name", ["turns:default", "parked:default", "idle_turns:default", "used", "buckets", "refills"]
+)
 async def test_claim_survives_a_foreign_key(store: Store, keys: Keys, clock: ManualClock, name: str) -> None:
     await fill(store, clock)
     keys.delete(name)

@@ -196,7 +196,7 @@ async def test_ending_wakes_a_worker_that_waits_for_room(store: Store, opener: O
 
 
 # ── buckets ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-async def test_use_of_buckets_is_told(store: Store, clock: ManualClock) -> None:
+async def test_use_of_buckets_is_reported(store: Store, clock: ManualClock) -> None:
     await limit(store, by="args.tenant", concurrency=3, weight=2, rate=1, period_us=60_000_000, burst=4)
     await put(store, *[job_of(1) for _ in range(3)])
     (job,) = await take(store, 9)

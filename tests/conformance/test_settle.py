@@ -129,11 +129,11 @@ async def test_a_snoozed_job_is_scheduled_with_its_attempt_given_back(store: Sto
 
 async def test_deferred_job_keeps_reason_and_error_through_its_next_claim(store: Store, clock: ManualClock) -> None:
     job = await running(store)
-    told = {"reason": Reason.NO_HANDLER, "delay": 5 * SECOND, "refund": True}
-    await settle(store, job, JobState.SCHEDULED, error="deferred since then: no task", **told)
+    deferred = {"reason": Reason.NO_HANDLER, "delay": 5 * SECOND, "refund": True}
+    await settle(store, job, JobState.SCHEDULED, error="deferred since then: no task", **deferred)
     clock.advance(5)
     (again,) = await take(store)
-    await settle(store, again, JobState.SCHEDULED, **told)  # without an error: the earlier one stays
+    await settle(store, again, JobState.SCHEDULED, **deferred)  # without an error: the earlier one stays
     clock.advance(5)
     (third,) = await take(store)
 

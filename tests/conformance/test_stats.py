@@ -78,8 +78,8 @@ async def test_they_say_how_long_attempts_took(store: Store, clock: ManualClock)
         await settle(store, job)
 
     (group,) = (await figures(store)).groups
-    told = (group.state, group.worker, group.number, group.seconds, group.longest)
-    assert told == (JobState.SUCCEEDED, WORKER, 2, 6, 4)
+    shown = (group.state, group.worker, group.number, group.seconds, group.longest)
+    assert shown == (JobState.SUCCEEDED, WORKER, 2, 6, 4)
 
 
 async def test_they_look_at_so_many_and_say_so(store: Store, clock: ManualClock) -> None:

@@ -26,4 +26,4 @@ def test_killed_api_loses_and_duplicates_nothing_for_retrying_clients(tmp_path: 
 
 @pytest.mark.parametrize("store", sorted(api.AWAY))
 def test_api_reports_an_unavailable_store(tmp_path: Path, store: str, seed: int) -> None:
-    assert kept(api.outages(tmp_path, store, clients=8, times=1, told=SOON, within=SOON, seed=seed))
+    assert kept(api.outages(tmp_path, store, clients=8, times=1, max_refusal=SOON, within=SOON, seed=seed))

@@ -89,8 +89,8 @@ def test_manifests_are_what_kubernetes_says(path: Path) -> None:
 
 
 def test_the_kustomization_names_every_manifest() -> None:
-    (told,) = documents(DEPLOY / "kubernetes" / "kustomization.yaml")
-    assert sorted([*told["resources"], "kustomization.yaml"]) == [path.name for path in MANIFESTS]
+    (reported,) = documents(DEPLOY / "kubernetes" / "kustomization.yaml")
+    assert sorted([*reported["resources"], "kustomization.yaml"]) == [path.name for path in MANIFESTS]
 
 
 # ── commands and settings ─────────────────────────────────────────────────────────────────────────────────────────
@@ -159,9 +159,9 @@ def variables() -> Iterator[tuple[str, str]]:
 
 def test_every_variable_is_a_setting_and_its_value_is_valid() -> None:
     known = {setting.variable: name for name, setting in SETTINGS.items()}
-    told = [(name, value) for name, value in variables() if name.startswith("HOLDFAST_")]
-    assert len(told) > 10
-    for name, value in told:
+    reported = [(name, value) for name, value in variables() if name.startswith("HOLDFAST_")]
+    assert len(reported) > 10
+    for name, value in reported:
         assert name in known, name
         SETTINGS[known[name]].kind.parse(known[name], value)
 
@@ -190,9 +190,9 @@ def unit(path: Path) -> configparser.ConfigParser:
 
 @pytest.mark.parametrize("path", UNITS, ids=named(UNITS))
 def test_units_stop_as_ours_want_to_be_stopped(path: Path) -> None:
-    told = unit(path)
-    assert told.sections() == ["Unit", "Service", "Install"]
-    service = told["Service"]
+    reported = unit(path)
+    assert reported.sections() == ["Unit", "Service", "Install"]
+    service = reported["Service"]
     assert (service["KillSignal"], service["KillMode"], service["Restart"]) == ("SIGTERM", "mixed", "always")
     assert int(service["TimeoutStopSec"]) > GRACE
     assert service["User"] == "holdfast"
@@ -206,10 +206,10 @@ RECORDED = {rule["record"] for group in RULES for rule in group["rules"] if "rec
 
 
 def expressions() -> list[tuple[str, str]]:
-    told = [(rule.get("alert") or rule["record"], rule["expr"]) for group in RULES for rule in group["rules"]]
-    told += [(panel["title"], target["expr"]) for panel in BOARD["panels"] for target in panel.get("targets", ())]
+    reported = [(rule.get("alert") or rule["record"], rule["expr"]) for group in RULES for rule in group["rules"]]
+    reported += [(panel["title"], target["expr"]) for panel in BOARD["panels"] for target in panel.get("targets", ())]
     (scaler,) = documents(DEPLOY / "kubernetes" / "autoscaling.yaml")
-    return told + [("scaler", query) for query in found(scaler, "query")]
+    return reported + [("scaler", query) for query in found(scaler, "query")]
 
 
 def series() -> dict[str, set[str]]:
@@ -284,8 +284,8 @@ def test_the_worker_listens_where_it_is_asked() -> None:
 
 def policies() -> dict[str, dict[str, Any]]:
     """The policies there are, by the component whose pods they are of."""
-    told = [each["spec"] for each in documents(DEPLOY / "kubernetes" / "network.yaml")]
-    return {each["podSelector"]["matchLabels"]["app.kubernetes.io/component"]: each for each in told}
+    reported = [each["spec"] for each in documents(DEPLOY / "kubernetes" / "network.yaml")]
+    return {each["podSelector"]["matchLabels"]["app.kubernetes.io/component"]: each for each in reported}
 
 
 @pytest.mark.parametrize("component", ["api", "worker"])

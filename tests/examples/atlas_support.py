@@ -26,7 +26,7 @@ DUE = """update holdfast.job set run_at = (extract(epoch from now()) * 1000000):
 HURRIED = {"HOLDFAST_POLL": "200ms", "HOLDFAST_GRACE": "0s"}
 
 
-def told(document: dict[str, Any]) -> dict[str, Any]:
+def as_document(document: dict[str, Any]) -> dict[str, Any]:
     """A job as JSON has it, with instants for its times."""
     return {
         name: datetime.fromisoformat(value) if name.endswith("_at") and value is not None else value
@@ -34,7 +34,7 @@ def told(document: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-class Said(NamedTuple):
+class Answer(NamedTuple):
     """An answer of the API, and how long it took."""
 
     status: int
@@ -83,7 +83,7 @@ class Atlas(Database):
 
     def row(self, job_id: str) -> dict[str, Any]:
         """A row of the table ``jobs``."""
-        return told(self.value("select to_jsonb(jobs) from jobs where job_id = %s", job_id))
+        return as_document(self.value("select to_jsonb(jobs) from jobs where job_id = %s", job_id))
 
     def due(self, *job_ids: str) -> None:
         """Have these jobs fall due now, and the workers find out by themselves."""
@@ -149,7 +149,7 @@ class Instance(Program):
             return False
 
     # ── asking ────────────────────────────────────────────────────────────────────────────────────────────────
-    def ask(self, method: str, path: str, body: bytes | None = None, **headers: str) -> Said:
+    def ask(self, method: str, path: str, body: bytes | None = None, **headers: str) -> Answer:
         """One request on a connection of its own."""
         address = f"http://127.0.0.1:{self.port}{path}"
         given = {} if body is None else {"Content-Type": "application/json"}
@@ -157,13 +157,13 @@ class Instance(Program):
         request = urllib.request.Request(address, data=body, method=method, headers=named)
         began = time.monotonic()
         status, text = asked(request)
-        return Said(status, json.loads(text), time.monotonic() - began)
+        return Answer(status, json.loads(text), time.monotonic() - began)
 
-    def get(self, path: str) -> Said:
+    def get(self, path: str) -> Answer:
         """GET."""
         return self.ask("GET", path)
 
-    def post(self, job_type: str = "demo.sleep", payload: Any = '{"seconds": 0}', **others: Any) -> Said:
+    def post(self, job_type: str = "demo.sleep", payload: Any = '{"seconds": 0}', **others: Any) -> Answer:
         """POST /jobs; ``key`` goes into the header."""
         key = others.pop("key", None)
         headers = {} if key is None else {"Idempotency_Key": key}
@@ -185,7 +185,7 @@ class Instance(Program):
         """GET /jobs/{id}."""
         provided = self.get(f"/jobs/{job_id}")
         assert provided.status == 200, provided
-        return told(provided.document)
+        return as_document(provided.document)
 
     def when(self, job_id: str, status: str, attempts: int = 0) -> dict[str, Any]:
         """The job, once it has this status and at least so many failures."""

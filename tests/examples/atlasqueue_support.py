@@ -206,7 +206,7 @@ class Api(Program):
         with ExitStack() as undo:
             undo.callback(self._port.release)
             undo.callback(self.kill)
-            self.address = str(self.told("api_started")[-1]["address"])
+            self.address = str(self.wait_for_events("api_started")[-1]["address"])
             self.client = httpx.Client(base_url=self.address, timeout=PATIENCE, verify=False)  # noqa: S501 - made up here
             undo.pop_all()
         return self
@@ -222,7 +222,7 @@ class Api(Program):
         """Start it again, after it was killed."""
         started = len(self.events("api_started"))
         self.start()
-        self.told("api_started", started + 1)
+        self.wait_for_events("api_started", started + 1)
 
     def post(self, job_type: Any = "noop", payload: Any = None, key: str | None = "", **given: Any) -> httpx.Response:
         """Submit, under a key of its own unless there is one; None: without."""

@@ -115,10 +115,10 @@ class Program:
 
     def events(self, *names: str) -> list[dict[str, Any]]:
         """The events of these names that it has told, in their order; all of them where none is named."""
-        told = (json.loads(line) for line in self.log().splitlines() if line.startswith("{"))
-        return [event for event in told if not names or event["event"] in names]
+        parsed = (json.loads(line) for line in self.log().splitlines() if line.startswith("{"))
+        return [event for event in parsed if not names or event["event"] in names]
 
-    def told(self, name: str, number: int = 1) -> list[dict[str, Any]]:
+    def wait_for_events(self, name: str, number: int = 1) -> list[dict[str, Any]]:
         """The events of this name, once there are so many."""
 
         def enough() -> list[dict[str, Any]]:

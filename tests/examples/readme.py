@@ -71,7 +71,7 @@ class Readme:
             self.ran.append(line)
 
     def _started(self, variables: str, words: str) -> Program:
-        provided = dict(each.split("=", 1) for each in self._said(variables).split())
+        provided = dict(each.split("=", 1) for each in self._expand(variables).split())
         program = Program(words.split(), self._folder, {**self._variables, **provided})
         try:
             for text in self._ready[:1] if words.endswith(" worker") else self._ready:
@@ -81,13 +81,13 @@ class Readme:
             raise
         return program
 
-    def _said(self, text: str) -> str:
+    def _expand(self, text: str) -> str:
         for old, new in self._replaced.items():
             text = text.replace(old, new)
         return re.sub(_ID, self._last_id, text) if self._last_id else text
 
     def _command(self, line: str) -> None:
-        python = re.sub(r"(?<![\w./])python (?=-m)", f"{sys.executable} ", self._said(line))
+        python = re.sub(r"(?<![\w./])python (?=-m)", f"{sys.executable} ", self._expand(line))
         command = re.sub(r"^holdfast ", f"{sys.executable} -m holdfast ", python)
         output = self._done(["bash", "-c", command], line)
         self._last_id = ([self._last_id, *re.findall(_ID, output)])[-1]

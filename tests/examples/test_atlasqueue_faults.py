@@ -41,7 +41,7 @@ def test_nothing_is_lost_while_redis_is_down(mortal: Atlasqueue) -> None:
         job_id = mortal.submit(key="while-redis-is-down")
         assert mortal.row(job_id)["status"] == "queued"
         assert (mortal.post(key="while-redis-is-down").id, mortal.app.sync.get(job_id).id) == (job_id, job_id)
-        assert worker.told("transport_away")[0]["error"]
+        assert worker.wait_for_events("transport_away")[0]["error"]
         mortal.redis.start()
         until(lambda: mortal.listed() == [job_id], "the sweep after Redis has come back")
         again = mortal.post(key="while-redis-is-down")
@@ -82,8 +82,8 @@ def _while_postgresql_is_down(mortal: Atlasqueue, api: Api) -> None:
     refused: list[httpx.Response] = []
     assert quickest(lambda: refused.append(api.post(key="postgresql-is-down")), within=5) <= 5
     assert {(each.status_code, each.headers["retry-after"]) for each in refused} == {(503, "2")}
-    (told, *_) = api.told("store_trouble")
-    assert (told["level"], told["service"]) == ("error", "api")
+    (reported, *_) = api.wait_for_events("store_trouble")
+    assert (reported["level"], reported["service"]) == ("error", "api")
     health = api.client.get("/health")
     assert (health.status_code, health.json()) == (200, {"status": "ok", "service": "atlasqueue-api"})
     assert api.client.get("/health/ready").status_code == 503
@@ -102,7 +102,7 @@ def test_workers_poll_while_redis_is_down_and_recover(mortal: Atlasqueue) -> Non
         until(lambda: mortal.listed(DEAD) == [failing], "the mirror of the dead letters")
         mortal.all_ended([mortal.submit()])
         until(lambda: mortal.command("CLIENT", "LIST").count("cmd=b") > 0, "a worker that blocks on the list again")
-        worker.told("transport_back")
+        worker.wait_for_events("transport_back")
     assert [event["event"] for event in worker.events() if event["level"] == "error"] == ["job_dead"]
 
 
@@ -114,7 +114,7 @@ def test_nothing_is_lost_while_postgresql_is_down(mortal: Atlasqueue, tmp_path: 
         waiting = mortal.unheard(20, delay=1)
         mortal.server.stop()
         assert quickest(lambda: _refused(mortal), within=5) <= 5
-        assert worker.told("store_trouble")[0]["level"] == "error"
+        assert worker.wait_for_events("store_trouble")[0]["level"] == "error"
         mortal.server.start()
         (tmp_path / "open").touch()
         assert mortal.post(key="while-postgresql-is-down").created
@@ -171,11 +171,11 @@ def test_idle_worker_blocks_on_the_list(mortal: Atlasqueue) -> None:
 
 def _sent(monitor: Monitor) -> Iterator[str]:
     """What clients said, until ``ECHO``."""
-    for told in monitor.listen():
-        if told["command"].startswith("ECHO"):
+    for reported in monitor.listen():
+        if reported["command"].startswith("ECHO"):
             return
-        if told["client_type"] != "lua":
-            yield told["command"]
+        if reported["client_type"] != "lua":
+            yield reported["command"]
 
 
 def _cpu(process: psutil.Process) -> float:
@@ -192,9 +192,9 @@ def test_submission_and_sweep_push_ids(mortal: Atlasqueue) -> None:
         with mortal.worker():
             mortal.all_ended([submitted, unheard])
         mortal.command("ECHO", "over")
-        for told in monitor.listen():
-            seen.append(told["command"])
-            if told["command"].startswith("ECHO"):
+        for reported in monitor.listen():
+            seen.append(reported["command"])
+            if reported["command"].startswith("ECHO"):
                 break
     pushes = [words.split() for words in seen if words.upper().startswith("LPUSH")]
     assert [words[2:] for words in pushes if words[1] == QUEUE] == [[submitted], [unheard]]

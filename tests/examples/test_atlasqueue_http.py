@@ -46,8 +46,8 @@ def test_new_job_is_created_and_its_id_listed(atlasqueue: Atlasqueue, api: Api) 
     assert atlasqueue.row(job["id"])["payload"] == {"to": "a@b.c"}
     assert "max_attempts" in api.job(job["id"])
     assert api.post().json()["max_attempts"] == 5
-    (told,) = [line for line in api.events("job_created") if line["job_id"] == job["id"]]
-    assert (told["job_type"], told["level"]) == ("email.send", "info")
+    (reported,) = [line for line in api.events("job_created") if line["job_id"] == job["id"]]
+    assert (reported["job_type"], reported["level"]) == ("email.send", "info")
 
 
 @pytest.mark.rows("A32")
@@ -211,25 +211,27 @@ def test_killed_api_leaves_no_job_without_its_key(atlasqueue: Atlasqueue) -> Non
     """500 submits, by clients that go on with their keys until they are told; the API is killed three times."""
     from atlasqueue.client import submit
 
-    told: dict[str, str] = {}
+    reported: dict[str, str] = {}
 
     def client(number: int) -> None:
         for place in range(number, 500, 10):
-            told[f"key-{place}"] = submit(api.address, "noop", {"place": place}, key=f"key-{place}", within=120)["id"]
+            reported[f"key-{place}"] = submit(api.address, "noop", {"place": place}, key=f"key-{place}", within=120)[
+                "id"
+            ]
 
     with atlasqueue.api() as api, atlasqueue.worker() as worker, ThreadPoolExecutor(10) as pool:
         clients = [pool.submit(client, number) for number in range(10)]
         for least in (50, 200, 350):
-            until(lambda least=least: len(told) >= least, f"{least} answers")
+            until(lambda least=least: len(reported) >= least, f"{least} answers")
             api.kill()
             assert atlasqueue.value(LOOSE) == 0
             api.restart()
         for each in clients:
             each.result(120)
-        assert dict(atlasqueue.sql("select key, job_id::text from idempotency_keys")) == told
+        assert dict(atlasqueue.sql("select key, job_id::text from idempotency_keys")) == reported
         assert atlasqueue.value("select count(*) from jobs") == 500
-        atlasqueue.all_ended(list(told.values()))
-    assert starts([worker]) == dict.fromkeys(told.values(), 1)
+        atlasqueue.all_ended(list(reported.values()))
+    assert starts([worker]) == dict.fromkeys(reported.values(), 1)
 
 
 def test_a_client_gives_up_on_what_cannot_be_right(api: Api) -> None:

@@ -123,20 +123,20 @@ def test_slow_job_is_leased_and_run_once(atlasqueue: Atlasqueue, tmp_path: Path)
     with atlasqueue.worker() as worker:
         job_id = atlasqueue.submit("test.wait", {"until": str(tmp_path / "open")})
         row = atlasqueue.when(job_id, "running")
-        (acquired,) = worker.told("lease_acquired")
+        (acquired,) = worker.wait_for_events("lease_acquired")
         leased_until = datetime.fromisoformat(acquired["locked_until"])
         lease = leased_until - atlasqueue.value("select started_at from holdfast.jobs where id = %s", job_id)
         assert abs(lease - timedelta(seconds=30)) <= timedelta(seconds=0.5)
         assert row["locked_until"] >= leased_until
         assert (row["attempts"], row["last_error"]) == (1, None)
-        assert row["lock_owner"] == acquired["worker_id"] == worker.told("worker_started")[0]["worker_id"]
+        assert row["lock_owner"] == acquired["worker_id"] == worker.wait_for_events("worker_started")[0]["worker_id"]
         assert (acquired["job_id"], acquired["attempt"]) == (job_id, 1)
         atlasqueue.push(job_id, later)
         until(lambda: rejected(worker) == 2, "two refused claims")
         (tmp_path / "open").touch()
         row = atlasqueue.when(job_id, "succeeded")
         assert (row["locked_until"], row["lock_owner"], row["attempts"]) == (None, None, 1)
-        worker.told("job_succeeded")
+        worker.wait_for_events("job_succeeded")
         assert atlasqueue.row(later)["status"] == "queued"
     assert starts([worker]) == {job_id: 1}
     assert [event["level"] for event in worker.events("job_succeeded")] == ["info"]
@@ -215,7 +215,7 @@ def test_failing_job_is_retried_until_dead(atlasqueue: Atlasqueue) -> None:
         until(lambda: sorted(atlasqueue.listed(DEAD)) == sorted([thrice, unknown]), "the dead letters")
         until(lambda: atlasqueue.listed(f"{DEAD}:mail") == [once], "those of another queue")
         assert atlasqueue.command("TYPE", DEAD) == "list"
-        worker.told("job_dead", 3)
+        worker.wait_for_events("job_dead", 3)
     assert starts([worker]) == {thrice: 3, once: 1, unknown: 2, third.id: 3}
     assert _attempts(worker, thrice) == [1, 2, 3]
     dead = worker.events("job_dead")
@@ -256,9 +256,9 @@ def test_retry_delays_double(atlasqueue: Atlasqueue, variant: str) -> None:
         job_id = atlasqueue.submit("test.fail")
         for failures, (least, most) in enumerate(bounds, 1):
             assert least <= _waits(atlasqueue, job_id, failures) <= most
-            told = worker.told("job_failed", failures)[-1]
-            assert datetime.fromisoformat(told["retry_at"]) == atlasqueue.row(job_id)["run_at"]
-            assert (told["level"], told["error"]) == ("warning", "LookupError: not today")
+            reported = worker.wait_for_events("job_failed", failures)[-1]
+            assert datetime.fromisoformat(reported["retry_at"]) == atlasqueue.row(job_id)["run_at"]
+            assert (reported["level"], reported["error"]) == ("warning", "LookupError: not today")
             atlasqueue.due(job_id)
         atlasqueue.when(job_id, "dead" if len(bounds) == 4 else "failed", len(bounds) + 1)
 

@@ -56,21 +56,23 @@ def test_api_counts_submissions_and_requests(atlasqueue: Atlasqueue) -> None:
             api.post(key=key)
         for _ in range(100):
             api.client.get(f"/v1/jobs/{uuid4()}")
-        told = figures(f"{api.address}/metrics")
-        assert of(told, "jobs_submitted_total", job_type="noop") == 3
-        assert of(told, "jobs_idempotent_total", job_type="noop") == 2
+        metric = figures(f"{api.address}/metrics")
+        assert of(metric, "jobs_submitted_total", job_type="noop") == 3
+        assert of(metric, "jobs_idempotent_total", job_type="noop") == 2
         shown = {"method": "GET", "path_template": "/v1/jobs/{job_id}", "status_code": 404}
         posted = {"method": "POST", "path_template": "/v1/jobs", "status_code": 201}
-        assert of(told, "http_requests_total", **shown) == 100
-        assert of(told, "http_requests_total", **posted) == 3
-        assert of(told, "http_request_duration_seconds_count", **shown) == 100
-        templates = {dict(labels)["path_template"] for name, labels in told if name == "atlasqueue_http_requests_total"}
+        assert of(metric, "http_requests_total", **shown) == 100
+        assert of(metric, "http_requests_total", **posted) == 3
+        assert of(metric, "http_request_duration_seconds_count", **shown) == 100
+        templates = {
+            dict(labels)["path_template"] for name, labels in metric if name == "atlasqueue_http_requests_total"
+        }
         assert {"/v1/jobs", "/v1/jobs/{job_id}"} <= templates <= {"/v1/jobs", "/v1/jobs/{job_id}", "/metrics"}
         assert of(figures(f"{api.address}/metrics/"), "jobs_submitted_total", job_type="noop") == 3
 
 
 def _address(worker: Program) -> str:
-    return str(worker.told("metrics_served")[0]["address"])
+    return str(worker.wait_for_events("metrics_served")[0]["address"])
 
 
 @pytest.mark.rows("A25", "A84", "A85", "A86", "A88", "A89", "A90", "A91", "A92", "A96", "A135")
@@ -78,18 +80,18 @@ def test_worker_counts_its_work(atlasqueue: Atlasqueue, tmp_path: Path) -> None:
     with atlasqueue.worker() as worker:
         address = _address(worker)
 
-        def told(name: str, **labels: Any) -> float:
+        def metric(name: str, **labels: Any) -> float:
             return of(figures(address), name, **labels)
 
         slow = atlasqueue.submit("test.wait", {"until": str(tmp_path / "open")})
-        until(lambda: told("worker_active_jobs") == 1, "the slow job at work")
+        until(lambda: metric("worker_active_jobs") == 1, "the slow job at work")
         (tmp_path / "open").touch()
         failing, done = atlasqueue.submit("test.fail", max_attempts=3), atlasqueue.submit()
         atlasqueue.all_ended([slow, done])
         atlasqueue.all_ended([failing], "dead")
-        before = told("lease_rejected_total")
+        before = metric("lease_rejected_total")
         atlasqueue.push(done, done)
-        until(lambda: told("lease_rejected_total") >= before + 2, "two refused claims")
+        until(lambda: metric("lease_rejected_total") >= before + 2, "two refused claims")
         expected = {
             ("jobs_failed_total", "test.fail"): 2,
             ("jobs_dead_total", "test.fail"): 1,
@@ -97,10 +99,12 @@ def test_worker_counts_its_work(atlasqueue: Atlasqueue, tmp_path: Path) -> None:
             ("jobs_succeeded_total", "test.wait"): 1,
             ("jobs_succeeded_total", "test.fail"): 0,
         }
-        until(lambda: {each: told(each[0], job_type=each[1]) for each in expected} == expected, "the counts of jobs")
-        until(lambda: told("worker_active_jobs") == 0, "no handler at work")
-        assert (told("jobs_retried_total"), told("lease_acquired_total")) == (2, 5)
-        counts = [told("job_duration_seconds_count", job_type="test.fail", outcome=each) for each in ("failed", "dead")]
+        until(lambda: {each: metric(each[0], job_type=each[1]) for each in expected} == expected, "the counts of jobs")
+        until(lambda: metric("worker_active_jobs") == 0, "no handler at work")
+        assert (metric("jobs_retried_total"), metric("lease_acquired_total")) == (2, 5)
+        counts = [
+            metric("job_duration_seconds_count", job_type="test.fail", outcome=each) for each in ("failed", "dead")
+        ]
         assert counts == [2, 1]
         until(lambda: 1 <= _taken(atlasqueue, address) <= 1.2, "a second, give or take a fifth")
 
@@ -109,13 +113,13 @@ def _taken(queue: Atlasqueue, address: str) -> float:
     """What a job that takes a second adds to the time of its type."""
     labels = {"job_type": "test.sleep", "outcome": "succeeded"}
 
-    def told(what: str) -> float:
+    def metric(what: str) -> float:
         return of(figures(address), f"job_duration_seconds_{what}", **labels)
 
-    before, number = told("sum"), told("count")
+    before, number = metric("sum"), metric("count")
     queue.all_ended([queue.submit("test.sleep", {"seconds": 1})])
-    until(lambda: told("count") == number + 1, "the job's count")
-    return told("sum") - before
+    until(lambda: metric("count") == number + 1, "the job's count")
+    return metric("sum") - before
 
 
 @pytest.mark.rows("A123", "A125")

@@ -60,8 +60,8 @@ def test_migrate_creates_the_tables_once(atlasqueue: Atlasqueue) -> None:
     atlasqueue.sql("drop schema holdfast cascade")
     both = [atlasqueue.program("atlasqueue", "migrate") for _ in range(2)]
     assert [each.process.wait(60) for each in both] == [0, 0]
-    told = [line for each in both for line in each.log().splitlines() if line != "up to date"]
-    assert sorted(told) == [*migrations("postgres"), "tables"]
+    found = [line for each in both for line in each.log().splitlines() if line != "up to date"]
+    assert sorted(found) == [*migrations("postgres"), "tables"]
     assert {table: dict(atlasqueue.sql(IS, table)) for table in COLUMNS} == COLUMNS
     assert atlasqueue.run("migrate").log() == "up to date\n"
 
@@ -94,9 +94,9 @@ def test_views_refuse_changes_with_a_sentence(atlasqueue: Atlasqueue) -> None:
         verb, view = statement.split()[0].upper(), "jobs" if " jobs" in statement else "idempotency_keys"
         with pytest.raises(psycopg.errors.FeatureNotSupported) as refused:
             atlasqueue.sql(statement)
-        told = refused.value.diag
-        assert told.message_primary == f"{view} is a view, and {verb} is refused: change jobs through Holdfast"
-        assert "holdfast.submit()" in str(told.message_hint)
+        found = refused.value.diag
+        assert found.message_primary == f"{view} is a view, and {verb} is refused: change jobs through Holdfast"
+        assert "holdfast.submit()" in str(found.message_hint)
     assert (atlasqueue.row(job_id), atlasqueue.sql("select * from idempotency_keys")) == before
 
 
@@ -108,8 +108,8 @@ def test_status_is_one_of_five(atlasqueue: Atlasqueue) -> None:
         select gen_random_uuid(), 'default', 'noop', '{}', n, 0, n, n, n from unnest(%s::int[]) n""",
         list(states),
     )
-    told = [status for (status,) in atlasqueue.sql("select status from jobs order by run_at")]
-    assert told == ["queued", "queued", "running", "failed", "queued", "succeeded", "dead"]
+    found = [status for (status,) in atlasqueue.sql("select status from jobs order by run_at")]
+    assert found == ["queued", "queued", "running", "failed", "queued", "succeeded", "dead"]
 
 
 @pytest.mark.rows("A75", "A103")
@@ -256,7 +256,7 @@ def test_start_and_wipe_commands_replace_docker(atlasqueue: Atlasqueue) -> None:
     asyncio.run(_wiped(atlasqueue))
     program = atlasqueue.program("atlasqueue", "start", HOLDFAST_API_PORT="0", WORKER_METRICS_PORT="0")
     with program:
-        address = program.told("api_started")[0]["address"]
+        address = program.wait_for_events("api_started")[0]["address"]
         program.says("worker_started")
         job = submit(address, "noop", {}, key="one", within=PATIENCE)
         with httpx.Client(base_url=address, timeout=PATIENCE) as client:
@@ -293,9 +293,9 @@ def test_readme_commands_run(atlasqueue: Atlasqueue) -> None:
         )
         readme.run()
     types = "select type, count(*), count(*) filter (where status in ('queued', 'failed')) from jobs group by 1"
-    told = {kind: number for kind, number, _ in atlasqueue.sql(types)}
-    assert told["noop"] == 1, "the same key is the same job"
-    assert {"email.send", "order.pack", "mail.send", "no.handler"} <= told.keys()
+    found = {kind: number for kind, number, _ in atlasqueue.sql(types)}
+    assert found["noop"] == 1, "the same key is the same job"
+    assert {"email.send", "order.pack", "mail.send", "no.handler"} <= found.keys()
     assert any(line.startswith("curl") for line in readme.ran)
 
 
@@ -303,14 +303,14 @@ def test_readme_commands_run(atlasqueue: Atlasqueue) -> None:
 def test_readme_lists_every_variable_with_its_default() -> None:
     from atlasqueue.config import DELAYS, HANDLER_MODULES, VARIABLES, settings
 
-    told = dict(re.findall(r"^\| `([A-Z_]+)` \| ([^|]*) \|", README, re.MULTILINE))
-    assert told.keys() == {*VARIABLES, *DELAYS, HANDLER_MODULES}
+    found = dict(re.findall(r"^\| `([A-Z_]+)` \| ([^|]*) \|", README, re.MULTILINE))
+    assert found.keys() == {*VARIABLES, *DELAYS, HANDLER_MODULES}
     plain = settings({})
     for variable, (name, *_) in VARIABLES.items():
-        shown = told[variable].strip("`").replace(":atlasqueue@", ":***@")
+        shown = found[variable].strip("`").replace(":atlasqueue@", ":***@")
         assert plain.describe_setting(name).text.removesuffix("s") in (shown, shown.removesuffix("s"))
-    assert (told["RETRY_BASE_DELAY_SECONDS"], plain.retry.base) == ("5", 5)
-    assert (told["RETRY_JITTER_MAX_SECONDS"], plain.retry.jitter) == ("2", "add:2")
+    assert (found["RETRY_BASE_DELAY_SECONDS"], plain.retry.base) == ("5", 5)
+    assert (found["RETRY_JITTER_MAX_SECONDS"], plain.retry.jitter) == ("2", "add:2")
     assert urlsplit(plain.url).hostname == "postgres"
 
 

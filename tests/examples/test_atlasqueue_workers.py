@@ -71,7 +71,7 @@ def test_sweep_finds_jobs_that_were_never_announced(atlasqueue: Atlasqueue) -> N
 
 # ── a worker dies ─────────────────────────────────────────────────────────────────────────────────────────────────
 def _named(workers: list[Program], worker_id: str) -> Program:
-    (found,) = [each for each in workers if each.told("worker_started")[0]["worker_id"] == worker_id]
+    (found,) = [each for each in workers if each.wait_for_events("worker_started")[0]["worker_id"] == worker_id]
     return found
 
 
@@ -80,7 +80,7 @@ def test_job_of_a_killed_worker_is_taken_after_its_lease(atlasqueue: Atlasqueue,
     with atlasqueue.workers(2, WORKER_LEASE_SECONDS="2", WORKER_POLL_TIMEOUT="0.5") as workers:
         job_id = atlasqueue.submit("test.wait", {"until": str(tmp_path / "open")})
         killed = _named(workers, atlasqueue.when(job_id, "running")["lock_owner"])
-        killed.told("handler_start")
+        killed.wait_for_events("handler_start")
         killed.kill()
         leased_until = atlasqueue.row(job_id)["locked_until"]
         row = atlasqueue.when(job_id, "running", 2)
@@ -159,13 +159,13 @@ def test_id_delivered_twenty_times_runs_once(atlasqueue: Atlasqueue) -> None:
         return [len(claim.jobs) for claim in claims]
 
     assert sorted(atlasqueue.app.run_blocking(race())) == [0] * 19 + [1]
-    told = atlasqueue.unheard(50)
-    atlasqueue.push(*told * 20)
+    message = atlasqueue.unheard(50)
+    atlasqueue.push(*message * 20)
     with atlasqueue.workers(2) as workers:
-        atlasqueue.all_ended(told)
+        atlasqueue.all_ended(message)
         until(lambda: atlasqueue.listed() == [], "the end of the list")
         until(lambda: rejected(*workers) >= 19 * 50, "the refused claims")
-    assert starts(workers) == dict.fromkeys(told, 1)
+    assert starts(workers) == dict.fromkeys(message, 1)
 
 
 @pytest.mark.rows("A45")
@@ -319,7 +319,7 @@ def test_every_variable_maps_to_a_setting() -> None:
 
 @pytest.mark.rows("A128")
 @pytest.mark.parametrize(
-    ("variable", "text", "told"),
+    ("variable", "text", "message"),
     [
         ("REDIS_URL", "redis", "REDIS_URL: 'redis' is not valid; write the URL of a Redis"),
         ("REDIS_URL", "http://h", "REDIS_URL: name a Redis"),
@@ -329,10 +329,10 @@ def test_every_variable_maps_to_a_setting() -> None:
         ("LOG_LEVEL", "LOUD", "LOG_LEVEL: 'LOUD' is not valid; write one of DEBUG, INFO"),
     ],
 )
-def test_invalid_variable_is_named(variable: str, text: str, told: str) -> None:
+def test_invalid_variable_is_named(variable: str, text: str, message: str) -> None:
     from atlasqueue.config import settings
 
-    with pytest.raises(HoldfastError, match=re.escape(told)):
+    with pytest.raises(HoldfastError, match=re.escape(message)):
         settings({variable: text})
 
 
@@ -342,13 +342,13 @@ def test_environment_sets_keys_and_log_levels(atlasqueue: Atlasqueue) -> None:
     app = atlasqueue.application(**named)
     dead = app.sync.enqueue("no.handler", key="dead", max_attempts=1).id
     assert (atlasqueue.listed("other:jobs"), atlasqueue.listed()) == ([dead], [])
-    with atlasqueue.worker(LOG_LEVEL="INFO", **named) as told:
+    with atlasqueue.worker(LOG_LEVEL="INFO", **named) as message:
         app.sync.enqueue("test.submit", {"keys": ["a", "b", "a"]}).sync.result(timeout=60)
         until(lambda: atlasqueue.listed("other:dlq") == [dead], "the dead letter")
     with atlasqueue.worker(LOG_LEVEL="WARNING", **named) as quiet:
         app.sync.enqueue("test.submit", {"keys": ["c", "d"]}).sync.result(timeout=60)
     app.sync.close()
-    assert len(told.events("job_created")) == 2
+    assert len(message.events("job_created")) == 2
     assert quiet.events() == []
     refused = atlasqueue.program("atlasqueue", "worker", LOG_LEVEL="LOUD")
     assert refused.process.wait(60) == 2

@@ -67,8 +67,8 @@ def test_default_port_is_the_one_in_the_readme(delayed: Delayed) -> None:
     environment = delayed.environment()
     environment.pop("SERVER_PORT", None)
     command = [sys.executable, "-c", "from delayed_queue.app import app; print(app.settings.api_port)"]
-    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert told.stdout == "8080\n"
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert ended.stdout == "8080\n"
     assert "curl -sf localhost:8080/jobs" in README
 
 

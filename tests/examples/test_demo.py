@@ -121,7 +121,7 @@ def test_demo_kills_another_worker_if_the_first_held_nothing(
             asyncio.run(watched())
 
 
-def test_what_was_not_shown_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_omitted_lines_are_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     copies = corpus.copy_for_gzip([Path(corpus.__file__)], tmp_path / "gzip", 5)
     assert copies == []

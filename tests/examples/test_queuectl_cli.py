@@ -128,9 +128,9 @@ def test_status_and_list_show_every_job_and_state(queue: Queue) -> None:
     queue.enqueue(*({"id": f"job{number}", "command": "true"} for number in range(3)))
     queue.edit("update holdfast_job set state = 6, error = 'exit code 7', ended_at = run_at where seq = 1")
     queue.edit("update holdfast_job set state = 5, ended_at = run_at where seq = 2")
-    told = answer(queue, "status", "--json")
-    assert told["jobs"] == {"pending": 1, "processing": 0, "completed": 1, "failed": 0, "dead": 1}
-    assert (told["total"], told["workers"]) == (3, [])
+    shown = answer(queue, "status", "--json")
+    assert shown["jobs"] == {"pending": 1, "processing": 0, "completed": 1, "failed": 0, "dead": 1}
+    assert (shown["total"], shown["workers"]) == (3, [])
     assert "pending            1" in call(queue, "status").output
     assert [each["id"] for each in answer(queue, "list", "--json")] == ["job2", "job1", "job0"]
     assert [each["id"] for each in answer(queue, "list", "--state", "completed", "--json")] == ["job1"]
@@ -162,10 +162,10 @@ def test_dead_letter_queue_is_listed_and_retried(queue: Queue) -> None:
 # ── the program ───────────────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.rows("Q8")
 def test_command_prints_help_and_refuses_unknown_options(queue: Queue) -> None:
-    told = queue.run("--help")
-    assert told.returncode == 0
+    shown = queue.run("--help")
+    assert shown.returncode == 0
     for name in ("enqueue", "status", "list", "worker", "dlq", "config"):
-        assert name in told.stdout
+        assert name in shown.stdout
     refused = queue.run("status", "--loud")
     assert refused.returncode == 2
     assert "Usage: queuectl status" in refused.stderr
@@ -191,9 +191,9 @@ def test_context_object_locates_the_queue(queue: Queue, tmp_path: Path) -> None:
     [("worker", {"start", "stop"}), ("dlq", {"list", "retry"}), ("config", {"get", "set", "list"})],
 )
 def test_command_groups_have_their_commands(queue: Queue, group: str, commands: set[str]) -> None:
-    told = call(queue, group, "--help")
-    assert told.exit_code == 0
-    _, _, listed = told.output.partition("Commands:")
+    shown = call(queue, group, "--help")
+    assert shown.exit_code == 0
+    _, _, listed = shown.output.partition("Commands:")
     assert {line.split()[0] for line in listed.strip().splitlines()} == commands
 
 

@@ -80,8 +80,8 @@ def test_workers_are_processes_and_survive_each_other(tmp_path: Path) -> None:
         pids = workers.ready(3)
         assert len({*pids, workers.process.pid}) == 4
         assert len({os.getsid(pid) for pid in pids}) == 3
-        told = json.loads(queue.run("status", "--json").stdout)["workers"]
-        assert {each["pid"] for each in told} >= set(pids)
+        shown = json.loads(queue.run("status", "--json").stdout)["workers"]
+        assert {each["pid"] for each in shown} >= set(pids)
         os.kill(pids[0], signal.SIGKILL)
         wait_until(lambda: not is_running(pids[0]), what="the death of the killed one")
         assert all(map(is_running, pids[1:]))

@@ -207,10 +207,10 @@ async def test_submission_to_a_reloading_server_may_be_stored(
         await store.admin.delete(await put(store))  # the server knows the script
         with monkeypatch.context() as patch:
             patch.setattr(RedisConnection, "ask_each", ask_each)
-            with pytest.raises(Unavailable, match=r"LOADING.*may be stored all the same") as told:
+            with pytest.raises(Unavailable, match=r"LOADING.*may be stored all the same") as raised:
                 await store.queueing.submit([new_job() for _ in range(size)])
 
-        assert (len(tries) > 1, told.value.stored) == (True, ())
+        assert (len(tries) > 1, raised.value.stored) == (True, ())
         assert await store.query.count(JobFilter()) == size
 
 

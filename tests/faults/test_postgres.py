@@ -73,11 +73,11 @@ async def test_refusing_server_is_reported_in_one_line_and_soon(proxy: FaultProx
         proxy.cut()
         begun = time.monotonic()
 
-        with pytest.raises(Unavailable) as told:
+        with pytest.raises(Unavailable) as raised:
             await store.queueing.submit([new_job()])
 
         assert time.monotonic() - begun < (pool.RETRY_FOR + 3) * slowness()
-        assert "\n" not in str(told.value)
+        assert "\n" not in str(raised.value)
         proxy.accept()
         (answer,) = await until_it_works(lambda: store.queueing.submit([new_job()]))
         assert answer.created
@@ -285,9 +285,9 @@ async def test_a_password_is_never_shown(url: str) -> None:
     ):
         store = open_store(url)
         assert "hunter2secret" not in store.url
-        with pytest.raises(Unavailable) as told:
+        with pytest.raises(Unavailable) as raised:
             await store.open()
-        assert "hunter2secret" not in str(told.value)
+        assert "hunter2secret" not in str(raised.value)
 
 
 async def test_unknown_ids_are_refused_clearly(url: str) -> None:

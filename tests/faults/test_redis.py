@@ -146,10 +146,10 @@ async def test_refusing_server_is_reported_in_one_line(proxy: FaultProxy, proxie
         proxy.refuse()
         proxy.cut()
 
-        with pytest.raises(Unavailable) as told:
+        with pytest.raises(Unavailable) as raised:
             await store.queueing.submit([new_job()])
 
-        assert "\n" not in str(told.value)
+        assert "\n" not in str(raised.value)
         proxy.accept()
         (answer,) = await until_it_works(lambda: store.queueing.submit([new_job()]))
         assert answer.created
@@ -160,6 +160,6 @@ async def test_a_password_is_never_shown(hurried: None) -> None:
     for scheme in ("redis", "rediss", "redis+sentinel", "redis+cluster"):
         store = open_store(f"{scheme}://app:hunter2secret@127.0.0.1:1,127.0.0.1:2/name/0?namespace=x")
         assert "hunter2secret" not in store.url
-        with pytest.raises(Unavailable) as told:
+        with pytest.raises(Unavailable) as raised:
             await store.open()
-        assert "hunter2secret" not in str(told.value)
+        assert "hunter2secret" not in str(raised.value)

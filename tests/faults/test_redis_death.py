@@ -110,8 +110,8 @@ async def test_acknowledged_jobs_lost_in_a_crash_are_reported(kind: str) -> None
             server.crash_back(size)
 
             await until_it_works(lambda: store.queueing.submit([new_job()]))
-            told = await finding(store, "lost_leases")
-            assert (told.level, "at least 8 acknowledged writes" in told.text) == ("error", True)
+            found = await finding(store, "lost_leases")
+            assert (found.level, "at least 8 acknowledged writes" in found.text) == ("error", True)
             await until_it_works(lambda: other.queueing.submit([new_job()]))
             await until_it_works(lambda: late.queueing.submit([new_job() for _ in range(10)]))
             assert "at least 8 acknowledged" in (await finding(store, "lost_leases")).text
@@ -153,7 +153,9 @@ async def test_loss_is_reported_for_acknowledgements_in_any_order() -> None:
             size = server.written_log.stat().st_size
             (second,) = await put(store)
             pool = NamespacePool(
-                address, now=None, lost=load_scripts(files("holdfast.stores.redis") / "scripts", "common")["lost_writes"]
+                address,
+                now=None,
+                lost=load_scripts(files("holdfast.stores.redis") / "scripts", "common")["lost_writes"],
             )
             pool.note_stored(2, second)
             pool.note_stored(1, first)

@@ -142,9 +142,9 @@ def test_status_router_shows_a_job_and_describes_itself(url: str) -> None:
 
     async def ask(client: httpx.AsyncClient) -> None:
         job = await app.enqueue("mail", {"to": "a@b.c"}, key="k")
-        told = (await client.get(f"/jobs/{job.id}")).json()
-        assert {"id": job.id, "task": "mail", "state": "queued", "attempts": 0, "result": None}.items() <= told.items()
-        assert not {"payload", "key", "worker"} & told.keys()
+        shown = (await client.get(f"/jobs/{job.id}")).json()
+        assert {"id": job.id, "task": "mail", "state": "queued", "attempts": 0, "result": None}.items() <= shown.items()
+        assert not {"payload", "key", "worker"} & shown.keys()
         missing = await client.get(f"/jobs/{UNKNOWN_ID}")
         assert (missing.status_code, missing.headers["content-type"]) == (404, "application/problem+json")
         assert missing.json()["request_id"] == missing.headers["x-request-id"]

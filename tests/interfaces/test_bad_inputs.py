@@ -165,7 +165,7 @@ class RawText(NamedTuple):
 
     id: str
     words: list[str]
-    told: str
+    message: str
     code: int = 2
     stdin: bytes | None = None
 
@@ -197,7 +197,7 @@ WORDS = [
 @pytest.mark.parametrize("row", WORDS, ids=lambda row: row.id)
 def test_a_command_is_refused_and_nothing_is_stored(row: RawText, cli: Cli) -> None:
     cli.run("migrate")
-    assert row.told in cli.fail(*row.words, code=row.code, stdin=row.stdin)
+    assert row.message in cli.fail(*row.words, code=row.code, stdin=row.stdin)
     assert cli.json("status")["queues"] == []
 
 
@@ -226,11 +226,11 @@ FILES: list[tuple[str, bytes, list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "content", "told"), FILES, ids=[name for name, *_ in FILES])
-def test_a_settings_file_is_refused_with_its_line(name: str, content: bytes, told: list[str], cli: Cli) -> None:
+@pytest.mark.parametrize(("name", "content", "message"), FILES, ids=[name for name, *_ in FILES])
+def test_a_settings_file_is_refused_with_its_line(name: str, content: bytes, message: list[str], cli: Cli) -> None:
     Path("holdfast.toml").write_bytes(content)
     given = cli.fail("enqueue", "work", code=78)
-    for word in told:
+    for word in message:
         assert word in given
     assert not Path("holdfast.db").exists()
 
@@ -264,11 +264,11 @@ MODULES: list[tuple[str, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "source", "told"), MODULES, ids=[name for name, *_ in MODULES])
-def test_a_worker_does_not_start_with_a_broken_module(name: str, source: str, told: str, cli: Cli) -> None:
+@pytest.mark.parametrize(("name", "source", "message"), MODULES, ids=[name for name, *_ in MODULES])
+def test_a_worker_does_not_start_with_a_broken_module(name: str, source: str, message: str, cli: Cli) -> None:
     target = cli.write_jobs(source)
     result = cli.invoke("worker", "start", "--drain", "--app", target)
-    assert (result.exit_code, told in result.stderr) == (78, True), result.stderr
+    assert (result.exit_code, message in result.stderr) == (78, True), result.stderr
     assert "holdfast/cli" not in result.stderr
 
 
@@ -349,13 +349,13 @@ PROGRAMS: list[tuple[str, Callable[[Path], dict[str, Any]], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "payload", "told"), PROGRAMS, ids=[name for name, *_ in PROGRAMS])
+@pytest.mark.parametrize(("name", "payload", "message"), PROGRAMS, ids=[name for name, *_ in PROGRAMS])
 def test_failing_program_makes_only_its_own_job_dead(
-    name: str, payload: Callable[[Path], dict[str, Any]], told: str, app: Holdfast, tmp_path: Path
+    name: str, payload: Callable[[Path], dict[str, Any]], message: str, app: Holdfast, tmp_path: Path
 ) -> None:
     job, neighbour = drained(app, "command", payload(tmp_path))
     assert (job.state, neighbour.state) == (JobState.DEAD, JobState.SUCCEEDED)
-    assert told in (job.error or "")
+    assert message in (job.error or "")
 
 
 @pytest.mark.parametrize("task", ["os.system", "__import__", "builtins:eval"], ids=lambda task: f"B82-{task}")

@@ -97,9 +97,9 @@ def test_a_backup_is_a_store_of_its_own(cli: Cli) -> None:
 def test_backup_to_an_impossible_path_is_refused_in_one_line(cli: Cli) -> None:
     cli.run("enqueue", "work")
     for place in ("/proc/copy.db", "n" * 300, "holdfast.db/copy.db"):
-        told = cli.fail("backup", place, code=78)
-        assert place.removesuffix("/copy.db") in told
-        assert told.count("\n") == 1
+        error = cli.fail("backup", place, code=78)
+        assert place.removesuffix("/copy.db") in error
+        assert error.count("\n") == 1
     assert "name the file" in cli.fail("backup", ".", code=2)
 
 

@@ -47,8 +47,8 @@ class Dev:
     """``holdfast dev`` on a free port, and what it says. Use it with ``with``."""
 
     def __init__(self, cli: Cli, *words: str, port: str = "0") -> None:
-        told = ["--port", port] if port else []
-        self.process = cli.process("dev", *told, *words, stdout=subprocess.DEVNULL)
+        options = ["--port", port] if port else []
+        self.process = cli.process("dev", *options, *words, stdout=subprocess.DEVNULL)
         self._heard = threading.Condition()
         self._lines: list[str] = []
         self._read = 0

@@ -47,8 +47,8 @@ def test_worker_ends_with_75_when_a_file_is_removed(cli: Cli, suffix: str) -> No
     assert stopping["reason"] == "store_replaced"
     assert not [line for line in events if line["event"] == "store_trouble" and line["retry_in"] == 0.0]
     # The worker may open the next of its connections, and make a new file, before it sees that the old one is gone.
-    said_why = rf"holdfast\.db{suffix} was (removed|replaced) while this program had it open; restart this program"
-    assert re.search(said_why, problem.decode())
+    reason = rf"holdfast\.db{suffix} was (removed|replaced) while this program had it open; restart this program"
+    assert re.search(reason, problem.decode())
     assert "Traceback" not in problem.decode()
     assert b"never retrieved" not in problem
 

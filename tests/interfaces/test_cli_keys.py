@@ -45,7 +45,7 @@ def test_leaked_key_is_revoked_by_its_token_without_echo(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("words", "code", "message"),
     [
         (("create", "x", "--scope", "write"), 2, "submit, read, operate, work and admin"),
         (("create", "x"), 2, "scope"),
@@ -61,8 +61,8 @@ def test_leaked_key_is_revoked_by_its_token_without_echo(cli: Cli) -> None:
     ],
     ids=str,
 )
-def test_impossible_key_operation_is_reported(cli: Cli, words: tuple[str, ...], code: int, told: str) -> None:
-    assert told in cli.fail("keys", *words, "--file", "keys.toml", code=code)
+def test_impossible_key_operation_is_reported(cli: Cli, words: tuple[str, ...], code: int, message: str) -> None:
+    assert message in cli.fail("keys", *words, "--file", "keys.toml", code=code)
 
 
 def test_the_setting_names_the_file(cli: Cli) -> None:

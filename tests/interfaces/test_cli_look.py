@@ -271,9 +271,9 @@ def test_what_is_no_terminal_gets_no_colour_and_no_padding(cli: Cli) -> None:
 def test_stats_report_jobs_workers_and_recent_activity(cli: Cli) -> None:
     cli.dead()
     cli.run("enqueue", "work")
-    told = cli.json("stats", "--minutes", "10")
-    assert (told["counts"]["dead"], told["counts"]["queued"], told["at_least"]) == (1, 1, [])
-    assert told["recent"]["counts"] == told["counts"]
+    counts = cli.json("stats", "--minutes", "10")
+    assert (counts["counts"]["dead"], counts["counts"]["queued"], counts["at_least"]) == (1, 1, [])
+    assert counts["recent"]["counts"] == counts["counts"]
     shown = cli.run("stats")
     assert "In the last 5 minutes" in shown
     assert "none yet" in shown

@@ -40,8 +40,8 @@ def test_every_worker_process_serves_its_own_metrics(cli: Cli) -> None:
 
 def _succeeded(address: str) -> float:
     """Jobs that the worker there has seen succeed."""
-    told = httpx.get(f"{address}/metrics", headers={"accept": "application/json"}, timeout=60).json()["metrics"]
-    (metric,) = [each for each in told if each["name"] == "holdfast_jobs_succeeded_total"]
+    metrics = httpx.get(f"{address}/metrics", headers={"accept": "application/json"}, timeout=60).json()["metrics"]
+    (metric,) = [each for each in metrics if each["name"] == "holdfast_jobs_succeeded_total"]
     return sum(series["value"] for series in metric["series"])
 
 

@@ -44,7 +44,7 @@ def test_looking_makes_no_database(words: list[str], cli: Cli) -> None:
     assert list(cli.folder.iterdir()) == []
 
 
-def test_the_place_that_said_the_url_is_named(cli: Cli) -> None:
+def test_source_of_the_url_is_named(cli: Cli) -> None:
     Path("holdfast.toml").write_text('url = "sqlite:///jobs.db"\n', encoding="utf-8")
     assert f"{cli.folder}/jobs.db yet (url from holdfast.toml:1)" in cli.fail("status", code=1)
 

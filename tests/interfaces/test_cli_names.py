@@ -117,7 +117,7 @@ def test_show_marks_no_replay_where_there_was_none(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("given", [True, False])
-def test_url_from_argument_is_said_only_where_one_was_given(
+def test_url_from_argument_is_named_only_if_given(
     given: bool, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"sqlite:///{tmp_path}/mine.db"

@@ -68,8 +68,8 @@ def test_replay_needs_force_for_what_has_succeeded(cli: Cli) -> None:
 def test_dlq_replay_points_to_replay_for_succeeded_jobs(cli: Cli) -> None:
     succeeded, queued = _enqueue(cli), _enqueue(cli)
     cli.end(succeeded, Succeeded())
-    told = cli.invoke("dlq", "replay", succeeded).stderr
-    assert f"it is succeeded, no dead letter; to run it again: holdfast replay {succeeded} --force\n" in told
+    shown = cli.invoke("dlq", "replay", succeeded).stderr
+    assert f"it is succeeded, no dead letter; to run it again: holdfast replay {succeeded} --force\n" in shown
     assert cli.invoke("dlq", "replay", queued).stderr.endswith("it is queued, no dead letter\n")
 
 
@@ -88,8 +88,8 @@ def test_dead_letters_are_replayed_at_a_rate(cli: Cli) -> None:
 def test_a_replay_of_many_slices_keeps_its_rate(cli: Cli) -> None:
     cli.run("enqueue", "--stream", "-", stdin='{"task": "work", "delay": "1h"}\n' * 1001)
     cli.run("cancel", "--all")
-    told = cli.json("replay", "--all", "--rate", "10/s")
-    assert (told["count"], told["seconds"]) == (1001, 100.1)
+    shown = cli.json("replay", "--all", "--rate", "10/s")
+    assert (shown["count"], shown["seconds"]) == (1001, 100.1)
     run_at = [job["run_at"] for job in cli.json("list", "--limit", "500")["jobs"]]
     assert len(set(run_at)) == 500
     gaps = [datetime.fromisoformat(a) - datetime.fromisoformat(b) for a, b in itertools.pairwise(run_at)]

@@ -100,8 +100,8 @@ def test_what_migrate_prints_makes_a_file_a_store(cli: Cli, tmp_path: Path) -> N
 @pytest.mark.parametrize("span", ["1", "1..1", "0..9", "-1..1", "1..0", "a..b"])
 def test_a_span_without_migrations_is_refused(cli: Cli, url: str, span: str) -> None:
     newest = len(migrations("sqlite" if url.startswith("sqlite") else "postgres"))
-    told = cli.fail("migrate", f"--sql={span}", "--url", url, code=2)
-    assert f"give FROM..TO with 0 <= FROM < TO <= {newest}" in told
+    error = cli.fail("migrate", f"--sql={span}", "--url", url, code=2)
+    assert f"give FROM..TO with 0 <= FROM < TO <= {newest}" in error
 
 
 def test_migrate_says_what_it_applied_to_a_schema(cli: Cli) -> None:

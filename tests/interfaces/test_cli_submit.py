@@ -42,7 +42,7 @@ def test_every_option_reaches_the_job(cli: Cli) -> None:
     assert (job["tags"], job["metadata"], job["retry"]["delays"]) == (["a", "b c"], {"x": 1}, [1.0, 5.0])
 
 
-def test_arguments_are_text_unless_said_to_be_json(cli: Cli) -> None:
+def test_arguments_are_text_unless_declared_json(cli: Cli) -> None:
     job = cli.json("enqueue", "work", "--arg", "zip=01234", "--arg", "tags:=[1,null]", "--arg", "empty=")
     assert job["payload"] == {"zip": "01234", "tags": [1, None], "empty": ""}
 

@@ -181,6 +181,6 @@ _ENGINE = {"cancel", "completing", "opened_log"}
 
 @pytest.mark.parametrize(("page", "begin"), [("python-api.md", "`Context`: "), ("tasks.md", "It has `id`")])
 def test_a_page_names_what_a_context_has_and_nothing_else(page: str, begin: str) -> None:
-    (told,) = [each for each in (DOCS / page).read_text(encoding="utf-8").split("\n\n") if each.startswith(begin)]
-    named = set(re.findall(r"`(\w+)`", told)) - {"Context"}
+    (statement,) = [each for each in (DOCS / page).read_text(encoding="utf-8").split("\n\n") if each.startswith(begin)]
+    named = set(re.findall(r"`(\w+)`", statement)) - {"Context"}
     assert named == {name for name in dir(Context) if not name.startswith("_")} - _ENGINE

@@ -105,8 +105,8 @@ def test_submit_run_retry_success_is_one_trace_across_two_processes(cli: Cli) ->
 
     rows = [["span", "service", "kind", "what came of it"], *tree(receiver.spans)]
     widths = [max(map(len, column)) + 2 for column in zip(*rows, strict=True)]
-    told = ["".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    assert told == SHOWN.splitlines()
+    table = ["".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    assert table == SHOWN.splitlines()
 
     lines = [json.loads(line) for line in given.splitlines()]
     about = [line for line in lines if line["event"] in ("reading", "job_failed")]

@@ -63,7 +63,7 @@ EXAMPLES, STEPS = {"quick": (90, 50), "storm": (2000, 100)}.get(os.environ.get("
     int, os.environ["HOLDFAST_MODEL"].split("x")
 )
 
-MOST_JOBS = 8  # few, so that each goes through many states
+MAX_JOBS = 8  # few, so that each goes through many states
 LEASE = timedelta(seconds=30)
 QUEUES = ("a", "b")
 MICROSECONDS_PER_SECOND = 1_000_000
@@ -111,19 +111,19 @@ class StoreMachine(RuleBasedStateMachine):
         return list(dict.fromkeys(ids[number % len(ids)] for number in numbers))
 
     # ── the life of a job ─────────────────────────────────────────────────────────────────────────────────────
-    @precondition(lambda self: len(self.model.jobs) < MOST_JOBS)
+    @precondition(lambda self: len(self.model.jobs) < MAX_JOBS)
     @rule(jobs=st.lists(new_jobs, min_size=1, max_size=3))
     def submit(self, jobs: list[NewJob]) -> None:
         answers = self.call_family(lambda: self.store.queueing.submit(jobs))
         expected = [self.model.submit(job, self.clock()) for job in jobs]
         assert [(answer.job_id, answer.created, answer.changed) for answer in answers] == expected
 
-    @precondition(lambda self: len(self.model.jobs) < MOST_JOBS)
+    @precondition(lambda self: len(self.model.jobs) < MAX_JOBS)
     @rule(payloads=st.lists(st.sampled_from(["{}", "{}", '{"n":1}']), min_size=4, max_size=5))
     def submit_limited(self, payloads: list[str]) -> None:
         self.submit([NewJob(id=new_id(), task="work", payload=each, queue=LIMITED) for each in payloads])
 
-    @precondition(lambda self: len(self.model.jobs) < MOST_JOBS)
+    @precondition(lambda self: len(self.model.jobs) < MAX_JOBS)
     @rule(job=new_jobs, span=spans)
     def submit_two_in_turn(self, job: NewJob, span: timedelta) -> None:
         """One that falls due after the next was submitted, though it came first."""

@@ -128,7 +128,7 @@ def _on_server(kind: Kind, scenario: OnServer) -> Scenario:
 
 def _outages(store: str) -> Scenario:
     return lambda folder, count, seed: api.outages(
-        folder, store, clients=16, times=count(10), told=2.0, within=10.0, seed=seed
+        folder, store, clients=16, times=count(10), max_refusal=2.0, within=10.0, seed=seed
     )
 
 

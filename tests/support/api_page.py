@@ -72,8 +72,8 @@ def _operation(operation: Operation) -> Iterator[str]:
             yield from _fields(f"body{given}", operation.body.fields)
             yield f"\n```json\n{_spread(example_body(operation.body))}\n```\n"
     yield "\n| answer | |\n|---|---|\n"
-    for status, told in operation.answers.items():
-        yield f"| {status} | {told.doc} |\n"
+    for status, response in operation.answers.items():
+        yield f"| {status} | {response.doc} |\n"
     for status in refusals_of(operation):
         if status in operation.refusals:
             yield f"| {status} | {REFUSALS[status]} |\n"

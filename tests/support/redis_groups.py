@@ -118,10 +118,10 @@ class Sentinel:
         """What the sentinel knows of the primary, or of its replica; nothing where it does not answer."""
         try:
             with Client(port=self.port, protocol=2, decode_responses=True, retry=Retry(NoBackoff(), 0)) as client:
-                told = client.execute_command("SENTINEL", whom, SERVICE)
+                reply = client.execute_command("SENTINEL", whom, SERVICE)
         except (exceptions.ConnectionError, exceptions.ResponseError):
             return {}
-        flat = told[0] if whom == "REPLICAS" else told
+        flat = reply[0] if whom == "REPLICAS" else reply
         known = flat if isinstance(flat, dict) else dict(zip(flat[::2], flat[1::2], strict=True))
         return {str(name): str(value) for name, value in known.items()}
 

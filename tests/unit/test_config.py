@@ -61,7 +61,7 @@ def test_argument_over_environment_over_file_over_default(folder):
 
 
 @pytest.mark.parametrize("name", sorted(SETTINGS))
-def test_what_was_not_said_never_clobbers_the_file(folder, name):
+def test_defaults_never_overwrite_the_file(folder, name):
     given = {"url": "sqlite:///other.db", "app": "shop:app", "retry": "fixed:1", "queues": "mail"}
     text = given.get(name) or SETTINGS[name].kind.show(SETTINGS[name].default)
     settings = load(folder, f'{name} = "{text}"\n', {SETTINGS[name].variable: " "}, **{name: None})

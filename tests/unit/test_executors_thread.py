@@ -82,18 +82,18 @@ async def test_threads_are_reused_and_bounded() -> None:
 @on_both_loops
 async def test_cancelled_thread_is_notified_and_counted_until_it_ends() -> None:
     threads = ThreadExecutor(2)
-    started, told, leave = threading.Event(), threading.Event(), threading.Event()
+    started, cancelled, leave = threading.Event(), threading.Event(), threading.Event()
 
     def stubborn() -> None:
         started.set()
         leave.wait(60)
 
-    task = asyncio.create_task(run(threads, stubborn, told.set))
+    task = asyncio.create_task(run(threads, stubborn, cancelled.set))
     await until(started.is_set)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert told.is_set()
+    assert cancelled.is_set()
     assert threads.stuck == 1
     assert await run(threads, lambda: "others go on") == "others go on"
     before = time.monotonic()

@@ -23,14 +23,14 @@ def drafted(**options: Any) -> NewJob:
 
 
 @pytest.mark.parametrize("given", [600, 600.0, "10m", timedelta(minutes=10)])
-def test_span_can_be_said_as_any_span(given: Any) -> None:
+def test_span_accepts_every_format(given: Any) -> None:
     assert drafted(expires=given).expires_in == timedelta(minutes=10)
 
 
 @pytest.mark.parametrize(
     "given", ["2035-01-31T08:00:00Z", "2035-01-31T09:00:00+01:00", datetime(2035, 1, 31, 8, tzinfo=UTC)]
 )
-def test_instant_can_be_said_as_text_or_datetime(given: Any) -> None:
+def test_instant_can_be_text_or_datetime(given: Any) -> None:
     job = drafted(expires=given)
     assert (job.expires_in, job.expires_at_us) == (None, 2053843200000000)
 

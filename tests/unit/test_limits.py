@@ -310,14 +310,14 @@ def _fields(limit: Limit) -> dict[str, Any]:
 
 # ── how limits are said ─────────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize("rate", ["1/s", "10/s", "90/m", "100/15m", "500/h", "1/d", "3/7d", "100000/s"])
-def test_rate_is_said_as_it_was_read(rate: str) -> None:
+def test_rate_is_shown_as_it_was_read(rate: str) -> None:
     assert format_rate(parse_values({"rate": rate})) == rate
 
 
 @pytest.mark.parametrize(
     ("rate", "provided"), [("10/1s", "10/s"), ("60/60s", "60/m"), ("10/24h", "10/d"), ("1/90s", "1/90s")]
 )
-def test_rate_is_said_in_its_largest_unit(rate: str, provided: str) -> None:
+def test_rate_is_shown_in_its_largest_unit(rate: str, provided: str) -> None:
     assert format_rate(parse_values({"rate": rate})) == provided
 
 
@@ -334,7 +334,7 @@ def test_burst_is_by_default_a_tenth_of_a_second(rate: str, burst: int) -> None:
     weight=st.integers(1, 10_000) | st.just("args.pages"),
     shares=st.dictionaries(st.text(), st.integers(1, 1000), max_size=5),
 )
-def test_values_are_read_back_as_they_are_said(**provided: Any) -> None:
+def test_values_are_read_back_as_they_are_shown(**provided: Any) -> None:
     values = parse_values(provided)
     assert parse_values(format_values(values)) == values
 

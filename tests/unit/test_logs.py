@@ -89,7 +89,7 @@ def _written(*emitted: Event, **arguments: object) -> list[str]:
     return text.removesuffix("\n").split("\n") if text else []
 
 
-def _said(say: Callable[[], object], **arguments: object) -> list[dict[str, Any]]:
+def _logged(say: Callable[[], object], **arguments: object) -> list[dict[str, Any]]:
     """The lines that ``say`` makes by logging."""
     stream = io.StringIO()
     with _logging(stream, **arguments):
@@ -228,7 +228,7 @@ def test_colours_only_on_a_terminal_that_wants_them(monkeypatch: pytest.MonkeyPa
 
 def test_log_records_are_lines_too() -> None:
     logger = logging.getLogger("shop.mail")
-    (provided,) = _said(lambda: logger.warning("sent %d to\n%s", 3, "bob", extra={"order": 7, "level": "forged"}))
+    (provided,) = _logged(lambda: logger.warning("sent %d to\n%s", 3, "bob", extra={"order": 7, "level": "forged"}))
     del provided["timestamp"]
     assert provided == {"level": "warning", "event": "sent 3 to\nbob", "logger": "shop.mail", "order": 7}
 
@@ -237,7 +237,7 @@ def test_records_below_the_level_are_dropped_and_level_restored() -> None:
     before = logging.getLogger().level, list(logging.getLogger().handlers)
     logger = logging.getLogger("shop")
     assert [
-        provided["level"] for provided in _said(lambda: (logger.debug("a"), logger.info("b")), log_level="INFO")
+        provided["level"] for provided in _logged(lambda: (logger.debug("a"), logger.info("b")), log_level="INFO")
     ] == ["info"]
     assert (logging.getLogger().level, logging.getLogger().handlers) == before
 
@@ -251,7 +251,7 @@ def test_a_line_from_a_handler_names_its_job() -> None:
     async def run() -> None:
         await asyncio.to_thread(handler)
 
-    first, second = _said(lambda: asyncio.run(run()), log_level="INFO")
+    first, second = _logged(lambda: asyncio.run(run()), log_level="INFO")
     assert (first["event"], first["job_id"], first["attempt"]) == ("by logging", "job-1", 3)
     assert (second["event"], second["job_id"], second["order"], second["items"]) == (
         "by structlog",
@@ -268,7 +268,7 @@ def test_a_traceback_is_a_field_and_hides_passwords() -> None:
         except ValueError:
             structlog.get_logger().exception("it failed")
 
-    (provided,) = _said(fail)
+    (provided,) = _logged(fail)
     assert provided["level"] == "error"
     assert provided["exception"].startswith("Traceback")
     assert provided["exception"].endswith("ValueError: redis://:***@cache")
@@ -278,7 +278,7 @@ def test_values_of_any_kind_are_shown() -> None:
     endless: list[Any] = []
     endless.append(endless)
     extra = {"where": Path("a"), "many": {1, 2}, "endless": endless, "odd": {(1, 2): b"x"}, "big": 2**70}
-    (provided,) = _said(lambda: logging.getLogger("shop").info("odd", extra=extra))
+    (provided,) = _logged(lambda: logging.getLogger("shop").info("odd", extra=extra))
     assert (provided["where"], sorted(provided["many"]), provided["odd"], provided["big"]) == (
         "a",
         [1, 2],
@@ -289,7 +289,7 @@ def test_values_of_any_kind_are_shown() -> None:
 
 def test_fields_with_secret_names_are_hidden() -> None:
     extra = {"api_token": "hunter2", "login": {"user": "bob", "Password": "hunter2"}, "tokens": 5}
-    (provided,) = _said(lambda: logging.getLogger("shop").info("odd", extra=extra))
+    (provided,) = _logged(lambda: logging.getLogger("shop").info("odd", extra=extra))
     assert (provided["api_token"], provided["login"], provided["tokens"]) == (
         "***",
         {"user": "bob", "Password": "***"},
@@ -301,7 +301,7 @@ def test_an_application_s_own_structlog_is_left_alone() -> None:
     structlog.configure(processors=[structlog.processors.KeyValueRenderer()])
     try:
         before = structlog.get_config()["processors"]
-        assert _said(lambda: None) == []
+        assert _logged(lambda: None) == []
         assert structlog.get_config()["processors"] is before
     finally:
         structlog.reset_defaults()
@@ -312,7 +312,7 @@ def test_unprintable_record_is_skipped(capsys: pytest.CaptureFixture[str]) -> No
         def __str__(self) -> str:
             raise ValueError("cannot be shown")
 
-    assert _said(lambda: logging.getLogger("shop").info("odd", extra={"broken": Broken()})) == []
+    assert _logged(lambda: logging.getLogger("shop").info("odd", extra={"broken": Broken()})) == []
     assert "cannot be shown" in capsys.readouterr().err
 
 

@@ -35,11 +35,11 @@ def test_a_batch_counts_as_its_values_one_by_one(values: list[float]) -> None:
     for value in values:
         apart.add(value, "a")
 
-    told = series(together, "a")
-    assert told.count == len(values)
+    text = series(together, "a")
+    assert text.count == len(values)
     if values:
-        assert told.counts == series(apart, "a").counts
-        assert abs(told.total - sum(values)) < 1e-9
+        assert text.counts == series(apart, "a").counts
+        assert abs(text.total - sum(values)) < 1e-9
 
 
 def test_beyond_the_cap_values_are_counted_together() -> None:

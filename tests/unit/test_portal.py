@@ -61,23 +61,23 @@ def test_blocking_inside_a_loop_is_refused_with_advice() -> None:
 
 
 def test_tasks_of_a_portal_end_cleanly_before_it() -> None:
-    told: list[str] = []
+    seen: list[str] = []
 
     async def go_on() -> None:
         try:
             await asyncio.Event().wait()
         finally:
             await asyncio.sleep(0)
-            told.append("what went on")
+            seen.append("what went on")
 
     async def begin() -> asyncio.Task[None]:
         return asyncio.create_task(go_on())
 
     async def last_words() -> None:
-        told.append("last words")
+        seen.append("last words")
 
     portal = Portal(at_exit=last_words)
     task = portal.run(begin())
     portal.stop_thread()
-    assert told == ["last words", "what went on"]
+    assert seen == ["last words", "what went on"]
     assert task.cancelled()

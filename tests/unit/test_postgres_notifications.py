@@ -56,9 +56,9 @@ async def delays(server: Server, per_second: int, topics: tuple[str, str]) -> li
     for number in range(1000):
         at = start + number / per_second
         server.now = max(server.now, at)
-        told = len(server.sent)
+        number_before = len(server.sent)
         notifications.notify_committed([f"queue:{queue}"] if queue else [], [job_id] if job_id else [])
-        while len(server.sent) == told:
+        while len(server.sent) == number_before:
             await next_turn()
         found.append(server.sent[-1][0] - at)
     return found

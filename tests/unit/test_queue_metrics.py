@@ -92,16 +92,16 @@ def test_queues_beyond_the_cap_are_summed() -> None:
         QueueInfo(name=name, paused=paused, states={"queued": queued, "dead": 1}, oldest_ready=timedelta(seconds=age))
         for name, queued, age, paused in (("a", 5, 1, False), ("b", 7, 9, False), ("c", 70, 3, True))
     ]
-    told = shown(gauge_readings(QueueSnapshot(queues, [worker("a", 5)], 2.0, [], 0), LabelLimiter(1)))
+    readings = shown(gauge_readings(QueueSnapshot(queues, [worker("a", 5)], 2.0, [], 0), LabelLimiter(1)))
 
-    assert told["store_up"] == {(): 1.0}
-    assert told["queue_jobs"]["a", "queued"] == 5
-    assert told["queue_jobs"]["other", "queued"] == 77
-    assert told["queue_jobs"]["other", "dead"] == 2
-    assert told["queue_oldest_seconds"] == {("a",): 1.0, ("other",): 9.0}
-    assert told["queue_paused"] == {("a",): 0.0, ("other",): 1.0}
-    assert told["workers"] == {(): 1.0}
-    assert told["predicted_drain_seconds"] == {(): 6.0}
+    assert readings["store_up"] == {(): 1.0}
+    assert readings["queue_jobs"]["a", "queued"] == 5
+    assert readings["queue_jobs"]["other", "queued"] == 77
+    assert readings["queue_jobs"]["other", "dead"] == 2
+    assert readings["queue_oldest_seconds"] == {("a",): 1.0, ("other",): 9.0}
+    assert readings["queue_paused"] == {("a",): 0.0, ("other",): 1.0}
+    assert readings["workers"] == {(): 1.0}
+    assert readings["predicted_drain_seconds"] == {(): 6.0}
 
 
 def test_schedule_gauges_tell_lateness_and_last_run() -> None:
@@ -167,12 +167,12 @@ def test_many_readers_ask_the_store_once(tmp_path: Path, monkeypatch: pytest.Mon
         async with app:
             await app.enqueue("work")
             figures = QueueFigures(app.open_store, labels=10)
-            told = [*await asyncio.gather(*(figures.read() for _ in range(20))), await figures.read()]
-        return told, [event.verb for event in asked if isinstance(event, StoreAnswered)]
+            readings = [*await asyncio.gather(*(figures.read() for _ in range(20))), await figures.read()]
+        return readings, [event.verb for event in asked if isinstance(event, StoreAnswered)]
 
-    told, verbs = asyncio.run(read())
+    readings, verbs = asyncio.run(read())
     assert (verbs.count("queue_depths"), verbs.count("workers"), "queues" in verbs) == (1, 1, False)
-    assert {shown(each)["queue_jobs"]["default", "queued"] for each in told} == {1.0}
+    assert {shown(each)["queue_jobs"]["default", "queued"] for each in readings} == {1.0}
 
 
 def test_unavailable_store_is_reported_without_failing_the_reader() -> None:

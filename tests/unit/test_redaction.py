@@ -22,7 +22,7 @@ PAYLOAD = {
 
 
 def job(**given: Any) -> Job:
-    told: dict[str, Any] = {"payload": json.dumps(PAYLOAD), "result": '{"token":"t","n":1}', **given}
+    redacted: dict[str, Any] = {"payload": json.dumps(PAYLOAD), "result": '{"token":"t","n":1}', **given}
     return Job(
         id="x",
         task="t",
@@ -35,7 +35,7 @@ def job(**given: Any) -> Job:
         run_at_us=0,
         created_at_us=0,
         options=Options(metadata={"user": "ada", "key": "k"}, tags=("a",)),
-        **told,
+        **redacted,
     )
 
 
@@ -64,13 +64,13 @@ def test_a_path_hides_what_it_leads_to(path: str, changed: dict[str, Any]) -> No
 
 
 def test_whole_parts_can_be_hidden() -> None:
-    told = Redaction(["payload", "result", "metadata"]).redact_job(job())
-    assert [json.loads(text or "") for text in (told.payload, told.result)] == [HIDDEN, HIDDEN]
-    assert told.options_or_default.metadata == {HIDDEN: True}
-    assert told.options_or_default.tags == ("a",)
-    told = Redaction(["result.token", "metadata.key"]).redact_job(job())
-    assert json.loads(told.result or "") == {"token": HIDDEN, "n": 1}
-    assert told.options_or_default.metadata == {"user": "ada", "key": HIDDEN}
+    redacted = Redaction(["payload", "result", "metadata"]).redact_job(job())
+    assert [json.loads(text or "") for text in (redacted.payload, redacted.result)] == [HIDDEN, HIDDEN]
+    assert redacted.options_or_default.metadata == {HIDDEN: True}
+    assert redacted.options_or_default.tags == ("a",)
+    redacted = Redaction(["result.token", "metadata.key"]).redact_job(job())
+    assert json.loads(redacted.result or "") == {"token": HIDDEN, "n": 1}
+    assert redacted.options_or_default.metadata == {"user": "ada", "key": HIDDEN}
 
 
 def test_nothing_named_changes_nothing() -> None:
@@ -80,8 +80,8 @@ def test_nothing_named_changes_nothing() -> None:
 
 def test_error_texts_quote_nothing_that_is_hidden() -> None:
     redaction = Redaction(["payload.card.number", "payload.cards.cvc", "payload.cards.number"])
-    told = redaction.redact_job(job(error="card 4111-1111 of 123456, cvc 99"))
-    assert told.error == f"card {HIDDEN} of {HIDDEN}, cvc 99"  # what is that short stands in every text
+    redacted = redaction.redact_job(job(error="card 4111-1111 of 123456, cvc 99"))
+    assert redacted.error == f"card {HIDDEN} of {HIDDEN}, cvc 99"  # what is that short stands in every text
     attempt = Attempt(
         attempt=1,
         claims=1,

@@ -113,7 +113,7 @@ def test_bad_setting_is_named(name: str, value: object) -> None:
         Settings.load(**{name: value})
 
 
-def test_refusals_of_the_kernel_are_told_from_other_errors() -> None:
+def test_refusals_of_the_kernel_are_distinguished() -> None:
     limits = ResourceLimits(cpu=1, open_files=64, file_size=1)
     refused = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     behind = ValueError("no good")

@@ -257,7 +257,7 @@ def test_a_schedule_is_for_a_sensible_number_of_attempts(attempts):
         Retry().schedule(attempts)
 
 
-def test_delays_may_be_said_as_text():
+def test_delays_are_accepted_as_text():
     assert Retry.fixed("5m") == Retry.fixed(300)
     assert Retry.from_delays(["1s", 5, "2h"]).delays == (1, 5, 7200)
     assert Retry.exponential("2s", cap="1h") == Retry.exponential(2, cap=3600)

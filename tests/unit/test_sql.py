@@ -38,7 +38,7 @@ from job where id = :id;
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("-- name: all\nselect 1;\n-- name: all\nselect 2;\n", "names all twice"),
         ("-- fragment: all\na\n-- name: all\nselect 2;\n", "names all twice"),
@@ -49,6 +49,6 @@ from job where id = :id;
         ),
     ],
 )
-def test_names_are_unique_and_only_fragments_are_included(tmp_path: Path, text: str, told: str) -> None:
-    with pytest.raises(ValueError, match=f"queries.sql {told}"):
+def test_names_are_unique_and_only_fragments_are_included(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=f"queries.sql {message}"):
         load(tmp_path, text)

@@ -381,7 +381,7 @@ def test_a_text_is_not_taken_for_a_list_of_tags(app: Holdfast) -> None:
     assert app.sync.count() == 0
 
 
-def test_spans_may_be_said_as_the_settings_say_them(app: Holdfast) -> None:
+def test_spans_accept_the_formats_of_settings(app: Holdfast) -> None:
     @app.task("work", timeout="5m")
     def work() -> None: ...
 

@@ -268,5 +268,5 @@ def test_the_guide_kills_a_worker_at_a_point(tmp_path: Path) -> None:
 
 
 def test_the_guide_names_every_point() -> None:
-    (told,) = re.findall(r"The\spoints are (.*?)\. Unset", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
-    assert set(re.findall(r"`([^`]+)`", told)) == POINTS
+    (listed,) = re.findall(r"The\spoints are (.*?)\. Unset", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
+    assert set(re.findall(r"`([^`]+)`", listed)) == POINTS

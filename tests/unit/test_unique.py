@@ -50,7 +50,7 @@ def test_named_values_count_alone() -> None:
 
 
 @pytest.mark.parametrize("given", ["10m", 600, 600.0, timedelta(minutes=10), {"during": "10m"}, Unique("600s")])
-def test_window_can_be_said_as_any_span(given: object) -> None:
+def test_window_accepts_every_format(given: object) -> None:
     assert bound(given) == UniqueKey(key=key("active"), window_us=600_000_000)
 
 

@@ -196,10 +196,10 @@ def test_a_browser_may_ask_first_for_a_named_site_only(tmp_path: Path) -> None:
 
     keys = Keys(tmp_path)
     with _front(tmp_path, allowed_origins=SITE, keys_file=str(keys.path)) as front:
-        told = ask(front, SITE)
-        assert (told.status_code, told.headers["access-control-allow-origin"]) == (204, SITE)
-        assert "authorization" in told.headers["access-control-allow-headers"]
-        assert "access-control-allow-credentials" not in told.headers
+        reported = ask(front, SITE)
+        assert (reported.status_code, reported.headers["access-control-allow-origin"]) == (204, SITE)
+        assert "authorization" in reported.headers["access-control-allow-headers"]
+        assert "access-control-allow-credentials" not in reported.headers
         other = ask(front, "https://evil.example")
         assert (other.status_code, "access-control-allow-origin" in other.headers) == (405, False)
     with _front(tmp_path) as front:

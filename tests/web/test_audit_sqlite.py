@@ -31,8 +31,8 @@ class Audited:
         self.keys = Keys(folder)
         self.file = folder / "audit.jsonl"
         self.api = Api(f"sqlite:///{folder}/jobs.db", keys_file=str(self.keys.path), audit_file=str(self.file))
-        self.told: list[Any] = []
-        self.api.app.events.subscribe(self.told.append, ApiChange, ApiSubmission, AuditFailed, KeyRefused)
+        self.events_seen: list[Any] = []
+        self.api.app.events.subscribe(self.events_seen.append, ApiChange, ApiSubmission, AuditFailed, KeyRefused)
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Any:
         return ask(self.api, self.keys.spare, method, path, body, **headers)
@@ -90,7 +90,7 @@ def test_every_change_is_recorded_before_and_after(audited: Audited) -> None:
     assert absent["code"] == "not_found"
     assert pausing["target"] == "POST /v1/queues/default/pause"
     assert CANARY not in audited.file.read_text()
-    assert [(type(event).__name__, event.status, event.count) for event in audited.told] == [
+    assert [(type(event).__name__, event.status, event.count) for event in audited.events_seen] == [
         ("ApiSubmission", 201, 1),
         ("ApiChange", 200, 1),
         ("ApiChange", 404, 0),
@@ -122,7 +122,7 @@ def test_large_answers_are_recorded_with_their_ids_too(audited: Audited) -> None
     claimed = audited.ask("POST", "/v1/claims", {"worker": "w", "limit": 60}).json()["jobs"]
     [claim] = audited.done("claim_jobs")
     assert (claim["ids"], claim["count"]) == ([job["id"] for job in claimed[:50]], 60)
-    assert [(event.operation, event.count) for event in audited.told][-1] == ("claim_jobs", 60)
+    assert [(event.operation, event.count) for event in audited.events_seen][-1] == ("claim_jobs", 60)
 
 
 def test_repeated_submission_is_recorded_as_no_change(audited: Audited) -> None:
@@ -219,7 +219,7 @@ def test_refused_caller_is_reported_and_writes_no_entry(audited: Audited) -> Non
     reader = audited.keys.make("read")
     refused(ask(audited.api, None, "POST", "/v1/jobs", {}), 401, "unauthorized")
     refused(ask(audited.api, reader, "POST", "/v1/jobs", {}), 403, "forbidden")
-    assert [(event.who, event.problem) for event in audited.told] == [
+    assert [(event.who, event.problem) for event in audited.events_seen] == [
         ("anonymous", "no key was shown"),
         (id_of(reader), "submit_job needs the scope submit"),
     ]
@@ -243,7 +243,7 @@ def test_without_a_record_nothing_is_changed(audited: Audited, trouble: str, tmp
             refused(answer, 503, "audit_unavailable")
             assert answer.headers["retry-after"]
         assert audited.ask("GET", "/v1/jobs").json()["jobs"] == []
-    assert [type(event) for event in audited.told if not isinstance(event, ApiSubmission)] == [AuditFailed]
+    assert [type(event) for event in audited.events_seen if not isinstance(event, ApiSubmission)] == [AuditFailed]
     assert "audit" in audited.api.get("/health")["warnings"][0]
     if trouble == "folder":
         audited.file.rmdir()
@@ -272,7 +272,7 @@ def test_job_deleted_by_key_is_recorded_by_its_id(audited: Audited) -> None:
     assert audited.ask("DELETE", "/v1/jobs/key:r1").status_code == 204
     last = audited.entries[-1]
     assert (last["step"], last["ids"], last["count"]) == ("done", [job["id"]], 1)
-    assert audited.told[-1].ids == [job["id"]]
+    assert audited.events_seen[-1].ids == [job["id"]]
 
 
 # ── the chain ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -95,9 +95,9 @@ def test_requests_one_behind_the_other_are_answered_in_their_order(served: Serve
         for number in range(30):
             connection.sendall(whole(json.dumps(JOB | {"key": f"pipeline-{number}"}).encode()))
         connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-        told = answer_on(connection)
-    assert told.count(b"HTTP/1.1 201 ") == 30
-    places = [told.index(b'"pipeline-%d"' % number) for number in range(30)]
+        reported = answer_on(connection)
+    assert reported.count(b"HTTP/1.1 201 ") == 30
+    places = [reported.index(b'"pipeline-%d"' % number) for number in range(30)]
     assert places == sorted(places)
 
 
@@ -167,9 +167,9 @@ def test_nothing_is_smuggled_in(served: Served, words: bytes) -> None:
         connection.settimeout(3)  # some wait for more, and rightly
         with contextlib.suppress(OSError):
             connection.sendall(words)
-        told = answer_on(connection)
-    assert b"HTTP/1.1 5" not in told
-    assert jobs(served, "smuggled") == 0, told[:500]
+        reported = answer_on(connection)
+    assert b"HTTP/1.1 5" not in reported
+    assert jobs(served, "smuggled") == 0, reported[:500]
 
 
 def test_waiting_requests_wait(served: Served) -> None:
@@ -179,7 +179,7 @@ def test_waiting_requests_wait(served: Served) -> None:
         assert (claimed.status_code, claimed.json()["jobs"]) == (200, [])
 
 
-def test_what_is_said_openly_is_stored(served: Served) -> None:
+def test_declared_content_is_stored(served: Served) -> None:
     with served.connect() as connection:
         connection.sendall(INNER.replace(b"smuggled", b"declared"))
         assert connection.recv(100).startswith(b"HTTP/1.1 201 ")

@@ -124,7 +124,7 @@ def test_headers_have_a_limit(api: Api) -> None:
     assert api.refused("GET", "/health", 431, headers={"x-long": "y" * 40_000})["code"] == "headers_too_large"
 
 
-def test_a_key_is_said_once(api: Api) -> None:
+def test_a_key_is_given_once(api: Api) -> None:
     headers = [("content-type", "application/json"), ("idempotency-key", "a"), ("idempotency-key", "b")]
     assert api.refused("POST", "/v1/jobs", 422, content=job(), headers=headers)["field"] == "Idempotency-Key"
     latin = [(b"content-type", b"application/json"), (b"idempotency-key", b"\xe9")]
@@ -150,8 +150,8 @@ def test_a_request_keeps_a_sensible_id_of_its_own(api: Api) -> None:
 def test_internal_error_reveals_only_its_id(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     from holdfast.core.events import Event, RequestFailed
 
-    told: list[Event] = []
-    api.app.events.subscribe(told.append, RequestFailed)
+    reported: list[Event] = []
+    api.app.events.subscribe(reported.append, RequestFailed)
 
     async def broken(*_: object, **__: object) -> None:
         raise RuntimeError("password=secret in /srv/holdfast")
@@ -160,7 +160,7 @@ def test_internal_error_reveals_only_its_id(api: Api, monkeypatch: pytest.Monkey
     answer = api.run(api.raw("GET", "/v1/queues"))
     assert answer.status_code == 500
     assert (answer.json()["code"], "secret" in answer.text) == ("internal", False)
-    (event,) = told
+    (event,) = reported
     assert isinstance(event, RequestFailed)
     assert (event.request_id, event.path) == (answer.headers["x-request-id"], "/v1/queues")
     assert "secret" in event.error

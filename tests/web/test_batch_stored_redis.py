@@ -39,15 +39,15 @@ def _fill_after_the_first_piece(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("ids", ["uuid", "ulid"])
 def test_a_batch_that_is_refused_halfway_says_what_is_stored(ids: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with Redis() as server, Api(server.url(namespace="half", ids=ids)) as api:
-        told: list[ApiSubmission] = []
-        api.app.events.subscribe(told.append, ApiSubmission)
+        reported: list[ApiSubmission] = []
+        api.app.events.subscribe(reported.append, ApiSubmission)
         with monkeypatch.context() as patch:
             _fill_after_the_first_piece(patch)
             problem = api.refused("POST", "/v1/jobs/batch", 503, json={"jobs": JOBS})
         stored = problem["stored"]
         assert [each is not None for each in stored] == [True] * 200 + [False] * 250
         assert [api.get(f"/v1/jobs/{each}")["payload"] for each in stored[::199] if each] == [{"n": 0}, {"n": 199}]
-        assert [(event.status, event.count, event.ids) for event in told] == [(503, 200, stored[:50])]
+        assert [(event.status, event.count, event.ids) for event in reported] == [(503, 200, stored[:50])]
         assert "none of the others" in problem["remedy"]
         assert "stored" not in api.refused("POST", "/v1/jobs/batch", 503, json={"jobs": JOBS[:2]})
 

@@ -132,11 +132,11 @@ def test_dry_run_counts_within_the_time_of_the_change(tmp_path: Path, monkeypatc
 
     async def limited(self: SqliteQuery, where: Any, *, most: int, seconds: float) -> int:
         asked.append(seconds)
-        if most > bulk.MOST:
+        if most > bulk.MAX_JOBS:
             raise TooBroad(seconds)
         return await count(self, where, most=most, seconds=seconds)
 
-    monkeypatch.setattr(bulk, "MOST", 2)
+    monkeypatch.setattr(bulk, "MAX_JOBS", 2)
     monkeypatch.setattr(SqliteQuery, "count", limited)
     with Api(f"sqlite:///{tmp_path}/jobs.db", hurried=True) as api:
         for _ in range(3):

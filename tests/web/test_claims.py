@@ -80,9 +80,9 @@ def test_job_whose_task_the_worker_does_not_know_is_deferred(api: Api, worker: W
 
     assert [each["id"] for each in worker.claim(tasks=["known", "other"])] == [known["id"]]
 
-    told = stored(api, job)
-    assert (told["state"], told["reason"], told["attempts"]) == ("scheduled", "no_handler", 0)
-    assert "deferred since" in told["error"]
+    job_now = stored(api, job)
+    assert (job_now["state"], job_now["reason"], job_now["attempts"]) == ("scheduled", "no_handler", 0)
+    assert "deferred since" in job_now["error"]
 
 
 def test_a_claim_waits_until_there_is_something(api: Api, worker: Worker) -> None:
@@ -177,8 +177,8 @@ def test_outcome_leaves_the_job_as_a_python_worker_would(api: Api, worker: Worke
         api.submit()
         job = worker.one()
         assert worker.settle(job, outcome, **given) == ("accepted", now[0])
-        told = stored(api, job)
-        assert (told["state"], told["reason"], told["attempts"]) == now, outcome
+        job_now = stored(api, job)
+        assert (job_now["state"], job_now["reason"], job_now["attempts"]) == now, outcome
 
 
 def test_a_failure_is_kept_with_its_words_and_its_traceback(api: Api, worker: Worker) -> None:
@@ -241,7 +241,7 @@ def test_a_batch_is_answered_in_its_order(api: Api, worker: Worker, clock: Manua
     worker.extend(jobs[0], jobs[2])
     clock.advance(2)
 
-    told = worker.settle_all(
+    job_now = worker.settle_all(
         [
             {"token": jobs[2]["token"], "outcome": "succeeded"},
             {"token": jobs[1]["token"], "outcome": "succeeded"},
@@ -249,13 +249,13 @@ def test_a_batch_is_answered_in_its_order(api: Api, worker: Worker, clock: Manua
         ]
     )
 
-    assert [each["id"] for each in told] == [jobs[2]["id"], jobs[1]["id"], jobs[0]["id"]]
-    assert [(each["verdict"], each["state"]) for each in told] == [
+    assert [each["id"] for each in job_now] == [jobs[2]["id"], jobs[1]["id"], jobs[0]["id"]]
+    assert [(each["verdict"], each["state"]) for each in job_now] == [
         ("accepted", "succeeded"),
         ("lost", "running"),
         ("accepted", "failed"),
     ]
-    assert [each["run_at"] is not None for each in told] == [False, False, True]
+    assert [each["run_at"] is not None for each in job_now] == [False, False, True]
 
 
 def test_to_settle_twice_is_harmless_and_says_so(api: Api, worker: Worker) -> None:
@@ -386,9 +386,9 @@ def test_log_lines_are_kept_with_the_job(api: Api, worker: Worker) -> None:
 
 # ── what is told ──────────────────────────────────────────────────────────────────────────────────────────────────
 def test_events_equal_those_of_a_python_worker(api: Api, worker: Worker) -> None:
-    told: list[tuple[str, str]] = []
+    job_now: list[tuple[str, str]] = []
     kinds = (LeaseAcquired, JobSucceeded, JobFailed, JobDead, JobCancelled, JobReleased, LeaseLost)
-    api.app.events.subscribe(lambda event: told.append((event.name, event.job_id)), *kinds)
+    api.app.events.subscribe(lambda event: job_now.append((event.name, event.job_id)), *kinds)
     settled = (
         ("succeeded", {}, "job_succeeded"),
         ("failed", {"error": ERROR}, "job_failed"),
@@ -402,7 +402,7 @@ def test_events_equal_those_of_a_python_worker(api: Api, worker: Worker) -> None
         job = worker.one()
         worker.settle(job, outcome, **given)
         expected += [("lease_acquired", job["id"]), (name, job["id"])]
-    assert told == expected
+    assert job_now == expected
 
 
 def test_client_disconnected_while_claiming_keeps_no_job(api: Api, worker: Worker) -> None:

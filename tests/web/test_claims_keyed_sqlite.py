@@ -83,8 +83,8 @@ def test_what_a_key_may_not_see_it_learns_nothing_of(api: Api, keys: Keys) -> No
     token = keys.make("work", queues=("mail",))
     submit(api, keys, "secret")
     (job,) = work(api, keys.spare, "", "w")["jobs"]
-    (told,) = work(api, token, "/settle", "w", settlements=[{"token": job["token"], "outcome": "succeeded"}])["jobs"]
-    assert (told["verdict"], told["state"]) == ("lost", None)
+    (settled,) = work(api, token, "/settle", "w", settlements=[{"token": job["token"], "outcome": "succeeded"}])["jobs"]
+    assert (settled["verdict"], settled["state"]) == ("lost", None)
 
 
 def test_a_key_whose_queues_are_not_there_claims_nothing(api: Api, keys: Keys) -> None:

@@ -55,15 +55,15 @@ def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 def _all(connection: socket.socket) -> bytes:
     """What comes until the server closes."""
-    told = b""
+    received = b""
     with contextlib.suppress(ConnectionResetError):
         while part := connection.recv(65_536):
-            told += part
-    return told
+            received += part
+    return received
 
 
-def _answer(told: bytes) -> tuple[int, dict[str, Any]]:
-    head, _, body = told.partition(b"\r\n\r\n")
+def _answer(received: bytes) -> tuple[int, dict[str, Any]]:
+    head, _, body = received.partition(b"\r\n\r\n")
     assert b"\r\nx-request-id: " in head.lower()
     return int(head.split()[1]), json.loads(body)
 
@@ -72,11 +72,11 @@ def _answer(told: bytes) -> tuple[int, dict[str, Any]]:
 def test_silent_client_gets_an_answer_and_is_disconnected(hasty: Served, slow: Slow) -> None:
     with hasty.connect() as connection:
         connection.sendall(slow.sent)
-        told = _all(connection)
+        received = _all(connection)
         if slow.status is None:
-            assert told == b""
+            assert received == b""
         else:
-            status, problem = _answer(told)
+            status, problem = _answer(received)
             assert (status, problem["code"]) == (slow.status, slow.code)
 
 
@@ -89,19 +89,19 @@ def test_an_idle_connection_is_closed_after_its_answer(hasty: Served) -> None:
 def test_a_body_that_trickles_after_its_answer_ends_the_connection(hasty: Served) -> None:
     with hasty.connect() as connection:
         connection.sendall(HEAD.replace(b"POST /v1/jobs", b"GET /health"))
-        told = b""
+        received = b""
         with contextlib.suppress(OSError):  # until the server closes
             connection.settimeout(0.2)
             for _ in range(100):
                 connection.sendall(b" ")
                 with contextlib.suppress(TimeoutError):
                     part = connection.recv(65_536)
-                    told += part
+                    received += part
                     if not part:
                         break
             else:
                 pytest.fail("it was held open")
-        assert told.startswith(b"HTTP/1.1 200 ")
+        assert received.startswith(b"HTTP/1.1 200 ")
 
 
 def test_client_that_does_not_read_its_answer_is_disconnected(tmp_path: Path) -> None:

@@ -40,10 +40,10 @@ def test_reference_opens_in_a_browser_without_network(keyed: bool, tmp_path: Pat
     keys = Keys(tmp_path)
     settings = {"keys_file": str(keys.path)} if keyed else {}
     with Served(tmp_path, f"sqlite:///{tmp_path}/jobs.db", **settings) as served:
-        told = open_page(served.address, tmp_path / "browser", keys.make("read") if keyed else "")
-    assert (told["title"], told["operations"], told["status"]) == ("Holdfast HTTP API", len(OPERATIONS), "200")
-    assert [each for each in told["asked"] if not each.startswith((served.address, "data:"))] == []
-    assert [each for each in told["failed"] if "401" not in each or not keyed] == []
+        seen = open_page(served.address, tmp_path / "browser", keys.make("read") if keyed else "")
+    assert (seen["title"], seen["operations"], seen["status"]) == ("Holdfast HTTP API", len(OPERATIONS), "200")
+    assert [each for each in seen["asked"] if not each.startswith((served.address, "data:"))] == []
+    assert [each for each in seen["failed"] if "401" not in each or not keyed] == []
 
 
 def test_page_and_its_files_are_served_without_a_key(tmp_path: Path) -> None:

@@ -71,9 +71,9 @@ def test_store_error_is_logged_under_its_request(tmp_path: Path, monkeypatch: py
         raise Unavailable(next(texts))
 
     with Api(f"sqlite:///{tmp_path}/jobs.db", hurried=True) as api:
-        told = record_events(api, StoreTrouble)
+        reported = record_events(api, StoreTrouble)
         monkeypatch.setattr(api.app, "get", away)
         for number in range(20):
             assert INSIDE not in api.ask("GET", "/v1/jobs/key:x", headers={"x-request-id": f"r-{number}"}).text
-    assert [(each.request_id, each.error) for each in told[:2]] == [("r-0", INSIDE), ("r-2", f"{INSIDE} 0")]
-    assert len(told) == 10  # however many there are, and each but once
+    assert [(each.request_id, each.error) for each in reported[:2]] == [("r-0", INSIDE), ("r-2", f"{INSIDE} 0")]
+    assert len(reported) == 10  # however many there are, and each but once

@@ -32,8 +32,8 @@ def test_every_end_is_streamed_to_its_subscribers_and_after_reconnect(home: str)
                 await app.cancel(ids[3])
                 await end(app, other, Failed(error="final", retryable=False))
 
-                told = await everything.take(5)
-                assert sorted((kind, data["id"]) for kind, data in told) == sorted(
+                reported = await everything.take(5)
+                assert sorted((kind, data["id"]) for kind, data in reported) == sorted(
                     [
                         ("succeeded", ids[0]),
                         ("failed", ids[1]),
@@ -42,7 +42,7 @@ def test_every_end_is_streamed_to_its_subscribers_and_after_reconnect(home: str)
                         ("dead", other),
                     ]
                 )
-                (failed,) = [data for kind, data in told if kind == "failed"]
+                (failed,) = [data for kind, data in reported if kind == "failed"]
                 assert (failed["state"], failed["attempt"], failed["error"]) == ("failed", 1, "first")
                 assert (failed["task"], failed["queue"], failed["worker"]) == ("send", "mail", "worker-1")
                 assert await some.kinds(2) == [("dead", ids[2]), ("cancelled", ids[3])]
@@ -51,10 +51,10 @@ def test_every_end_is_streamed_to_its_subscribers_and_after_reconnect(home: str)
             for job_id in missed:
                 await end(app, job_id, Succeeded())
             async with events(address, everything.id) as again:
-                told_again = []
-                while len(told_again) < 3:  # what ended within the second before the break may be told again
-                    told_again += [each for each in await again.kinds(1) if each[1] not in [*ids, other]]
-                assert told_again == [("succeeded", job_id) for job_id in missed]
+                repeated = []
+                while len(repeated) < 3:  # what ended within the second before the break may be told again
+                    repeated += [each for each in await again.kinds(1) if each[1] not in [*ids, other]]
+                assert repeated == [("succeeded", job_id) for job_id in missed]
 
     run(body)
 

@@ -25,16 +25,16 @@ def test_no_ending_is_missed_though_the_api_is_killed(home: str, tmp_path: Path)
     expected: Counter[str] = Counter()
     worker = threading.Thread(target=lambda: asyncio.run(_work(home, begun, expected)), daemon=True)
     worker.start()
-    told: Counter[str] = Counter()
+    seen: Counter[str] = Counter()
     last = ""
     for kill in (20, 40):  # how much is told before it
-        last = _followed(tmp_path, home, last, told, begun, lambda kill=kill: len(told) >= kill)
+        last = _followed(tmp_path, home, last, seen, begun, lambda kill=kill: len(seen) >= kill)
     worker.join(120)
-    _followed(tmp_path, home, last, told, begun, lambda: len(told) >= JOBS)
+    _followed(tmp_path, home, last, seen, begun, lambda: len(seen) >= JOBS)
 
-    assert set(told) == set(expected)
+    assert set(seen) == set(expected)
     assert len(expected) == JOBS
-    again = told - expected
+    again = seen - expected
     assert again.total() <= 2 * 500  # of the pieces in which it was killed
 
 
@@ -49,18 +49,18 @@ async def _work(url: str, begun: threading.Event, expected: Counter[str]) -> Non
             await asyncio.sleep(0.02)
 
 
-def _followed(folder: Path, url: str, last: str, told: Counter[str], begun: threading.Event, enough: object) -> str:
+def _followed(folder: Path, url: str, last: str, seen: Counter[str], begun: threading.Event, enough: object) -> str:
     """Follow from there until it is enough, then kill the API; the id of the last event."""
     assert callable(enough)
     with Served(folder, url) as served, served.client() as client:
         headers = {"Last-Event-ID": last} if last else {}
         with client.stream("GET", "/v1/events", headers=headers) as answer:
-            last = _read(answer, last, told, begun, enough)
+            last = _read(answer, last, seen, begun, enough)
         served.kill()
     return last
 
 
-def _read(answer: httpx.Response, last: str, told: Counter[str], begun: threading.Event, enough: object) -> str:
+def _read(answer: httpx.Response, last: str, seen: Counter[str], begun: threading.Event, enough: object) -> str:
     assert callable(enough)
     data = ""
     for line in answer.iter_lines():
@@ -72,7 +72,7 @@ def _read(answer: httpx.Response, last: str, told: Counter[str], begun: threadin
         elif not line:
             begun.set()
             if data:
-                told[data.partition('"id":"')[2].partition('"')[0]] += 1
+                seen[data.partition('"id":"')[2].partition('"')[0]] += 1
             data = ""
             if enough():
                 break

@@ -48,9 +48,9 @@ def piece(*numbers: int) -> JobEvents:
 
 # ── who follows ───────────────────────────────────────────────────────────────────────────────────────────────────
 def test_repeated_event_is_reported_once() -> None:
-    told = SeenEvents()
-    assert told.filter_new([ending(1), ending(2)]) == [ending(1), ending(2)]
-    assert told.filter_new([ending(2), ending(3)]) == [ending(3)]
+    seen = SeenEvents()
+    assert seen.filter_new([ending(1), ending(2)]) == [ending(1), ending(2)]
+    assert seen.filter_new([ending(2), ending(3)]) == [ending(3)]
 
 
 def test_subscriber_far_behind_is_late_and_keeps_nothing() -> None:
@@ -360,15 +360,15 @@ def test_no_id_says_which_jobs_there_are_in_other_queues(
             await app.cancel(JobFilter())
             mine = (await app.enqueue("work", {}, queue="mail")).id
             await app.cancel(mine)
-            told = []
+            seen = []
             async with events(address, stream.id, token=mail) as again, asyncio.timeout(PATIENCE):
                 async for block in again.blocks():
-                    told.append(block)
+                    seen.append(block)
                     if "data" in block:
                         break
-            assert len(told) >= 5
-            assert mine in told[-1]["data"]
-            assert not [(block, job_id) for block in told for job_id in others if job_id in str(block)]
+            assert len(seen) >= 5
+            assert mine in seen[-1]["data"]
+            assert not [(block, job_id) for block in seen for job_id in others if job_id in str(block)]
 
     run(body)
 

@@ -59,9 +59,9 @@ def test_what_was_hardly_meant_is_remarked_on(tmp_path: Path) -> None:
 def test_an_api_that_is_to_be_restarted_says_so(tmp_path: Path) -> None:
     with Served(tmp_path, f"sqlite:///{tmp_path}/jobs.db") as served:
         (tmp_path / "holdfast.toml").write_text('keys_file = "keys.toml"\n')
-        told = served.line("settings_changed")
-        assert list(told["changed"]) == ["keys_file"]
-        assert "restart" in told["remedy"]
+        event = served.line("settings_changed")
+        assert list(event["changed"]) == ["keys_file"]
+        assert "restart" in event["remedy"]
         assert served.stop() == 0
 
 

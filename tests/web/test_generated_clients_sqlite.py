@@ -65,9 +65,9 @@ def _run(*command: str | Path, cwd: Path) -> str:
         timeout=150,
         check=False,
     )
-    told = ended.stdout + ended.stderr
-    assert ended.returncode == 0, told
-    return told
+    output = ended.stdout + ended.stderr
+    assert ended.returncode == 0, output
+    return output
 
 
 def test_generated_python_client_works(served: Served, tmp_path: Path) -> None:
@@ -92,9 +92,9 @@ def test_generated_typescript_client_works(served: Served, tmp_path: Path) -> No
     (folder / "globals.d.ts").write_text("declare const process: { argv: string[] };\n")
     sources = ("client.ts", "schema.ts", "globals.d.ts")
     run_node(modules / "typescript" / "bin" / "tsc", *sources, *options, cwd=folder)
-    told = json.loads(run_node("client.js", served.address, cwd=folder))
-    job_id = told.pop("id")
-    assert told == {
+    output = json.loads(run_node("client.js", served.address, cwd=folder))
+    job_id = output.pop("id")
+    assert output == {
         "task": "email.send",
         "listed": [job_id],
         "shown": [],

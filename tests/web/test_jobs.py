@@ -193,9 +193,9 @@ def test_a_wrong_query_is_refused_and_named(api: Api, query: str, field: str) ->
 def test_why_explains_what_delays_a_job(api: Api) -> None:
     job_id = api.submit(queue="mail")["id"]
     api.post("/v1/queues/mail/pause")
-    told = api.get(f"/v1/jobs/{job_id}/why")
-    assert (told["id"], told["state"]) == (job_id, "queued")
-    assert {reason["code"] for reason in told["reasons"]} == {"paused", "no_worker"}
+    answer = api.get(f"/v1/jobs/{job_id}/why")
+    assert (answer["id"], answer["state"]) == (job_id, "queued")
+    assert {reason["code"] for reason in answer["reasons"]} == {"paused", "no_worker"}
     api.refused("GET", f"/v1/jobs/{UNKNOWN_ID}/why", 404)
 
 

@@ -15,10 +15,10 @@ from tests.web.serving import Served
 
 def _ended(**settings: str) -> tuple[int, str]:
     """The worker's exit code, and what it wrote."""
-    told = {f"HOLDFAST_{name.upper()}": value for name, value in settings.items()}
+    variables = {f"HOLDFAST_{name.upper()}": value for name, value in settings.items()}
     ended = subprocess.run(
         [str(NODE), str(WORKER)],
-        env={"PATH": os.defpath, **told},
+        env={"PATH": os.defpath, **variables},
         capture_output=True,
         text=True,
         timeout=50,
@@ -39,10 +39,10 @@ def _ended(**settings: str) -> tuple[int, str]:
     ],
 )
 def test_a_setting_that_makes_no_sense_ends_it(name: str, value: str) -> None:
-    code, told = _ended(api_url="http://127.0.0.1:9", **{name: value})
+    code, output = _ended(api_url="http://127.0.0.1:9", **{name: value})
     assert code == 78
-    assert told.startswith(f"HOLDFAST_{name.upper()}: ")
-    assert len(told.splitlines()) == 1
+    assert output.startswith(f"HOLDFAST_{name.upper()}: ")
+    assert len(output.splitlines()) == 1
 
 
 def test_a_key_that_is_refused_ends_it(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_a_key_that_is_refused_ends_it(tmp_path: Path) -> None:
     with Served(tmp_path, f"sqlite:///{tmp_path}/jobs.db", keys_file=str(keys.path)) as served:
         unknown = _ended(api_url=served.address, api_key=keys.spare[:-4] + "0000")
         reader = _ended(api_url=served.address, api_key=keys.make("read"))
-    for code, told in (unknown, reader):
+    for code, output in (unknown, reader):
         assert code == 1
-        assert '"worker_stopping"' in told
-        assert '"reason":"refused"' in told
+        assert '"worker_stopping"' in output
+        assert '"reason":"refused"' in output

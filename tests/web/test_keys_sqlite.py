@@ -158,7 +158,7 @@ def test_key_no_header_can_hold_is_refused_alike(keys: Keys, wrong: Wrong) -> No
     texts = [wrong.good, *(wrong.bad[name] for name in ("another secret", "no such id", "revoked", "expired"))]
     forms = ("{0}\n{1}", "{0}{1}\n", "{0}\r{1}", "{0}\0{1}", "{0}\r\n {1}", "{0}{1}" + "x" * 40_000)
     head = "GET /v1/queues HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer {0}\r\n\r\n"
-    folder, told = keys.path.parent, []
+    folder, reported = keys.path.parent, []
     with Served(folder, f"sqlite:///{folder}/jobs.db", keys_file=str(keys.path)) as served:
         for form in forms:
             answers = set()
@@ -167,8 +167,8 @@ def test_key_no_header_can_hold_is_refused_alike(keys: Keys, wrong: Wrong) -> No
                     connection.sendall(head.format(form.format(text[:20], text[20:])).encode())
                     answers.add(re.sub(rb"(?i)(request[-_]id|date)\W+[^\r\"]+", b"", answer_on(connection)))
             (answer,) = answers
-            told.append(answer.split()[1])
-    assert told == [b"400"] * 5 + [b"431"]
+            reported.append(answer.split()[1])
+    assert reported == [b"400"] * 5 + [b"431"]
 
 
 def test_a_key_is_compared_whether_there_is_one_or_not(
@@ -230,12 +230,12 @@ def test_the_log_says_which_key_was_refused_and_why() -> None:
 
 
 def test_a_revoked_key_that_is_shown_stands_in_the_log(api: Api, keys: Keys) -> None:
-    told: list[KeyRefused] = []
-    api.app.events.subscribe(told.append, KeyRefused)
+    reported: list[KeyRefused] = []
+    api.app.events.subscribe(reported.append, KeyRefused)
     token = keys.make("read")
     change_keys(keys.path, lambda present: {**present, id_of(token): revoke_key(present[id_of(token)])})
     refused(ask(api, token, "GET", "/v1/queues"), 401, "unauthorized")
-    assert [(event.who, event.problem) for event in told] == [(id_of(token), "the key is revoked")]
+    assert [(event.who, event.problem) for event in reported] == [(id_of(token), "the key is revoked")]
 
 
 def test_an_expired_a_revoked_and_a_rotated_key() -> None:
@@ -282,8 +282,8 @@ def test_patterns_match_whole_names(
 
 # ── the file ──────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_broken_keys_file_keeps_the_last_valid_keys(tmp_path: Path) -> None:
-    keys, clock, events, told = Keys(tmp_path), ManualClock(), Events(), []
-    events.subscribe(told.append, KeysRead, KeysUnreadable)
+    keys, clock, events, reported = Keys(tmp_path), ManualClock(), Events(), []
+    events.subscribe(reported.append, KeysRead, KeysUnreadable)
     ring = Keyring(keys.path, clock, events)
     newer = keys.make("read")
     assert ring.find(newer) is not None
@@ -303,7 +303,7 @@ def test_broken_keys_file_keeps_the_last_valid_keys(tmp_path: Path) -> None:
     assert ring.problem is None
     change_keys(keys.path, lambda present: {**present, id_of(newer): revoke_key(present[id_of(newer)])})
     assert ring.find(newer) is None
-    kinds = [type(event).__name__ for event in told]
+    kinds = [type(event).__name__ for event in reported]
     assert kinds == ["KeysRead", *["KeysUnreadable"] * 4, "KeysRead", "KeysRead"]
 
 

@@ -95,8 +95,8 @@ def test_both_paths_answer_in_every_format(api: Api) -> None:
         assert parsed(plain.text)
         openly = api.ask("GET", path, headers={"accept": "application/openmetrics-text;version=1.0.0"})
         assert list(open_families(openly.text))
-        told: Any = api.ask("GET", path, headers={"accept": "application/json"}).json()
-        assert "holdfast_queue_jobs" in {each["name"] for each in told["metrics"]}
+        body: Any = api.ask("GET", path, headers={"accept": "application/json"}).json()
+        assert "holdfast_queue_jobs" in {each["name"] for each in body["metrics"]}
         assert api.ask("HEAD", path).content == b""
 
 

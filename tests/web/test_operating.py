@@ -263,18 +263,18 @@ def test_stats_say_how_many_jobs_there_are_of_each_kind(api: Api) -> None:
     api.submit(delay=3600)
     api.run(api.end(api.submit()["id"], Failed(error="again later")))
 
-    told = api.get("/v1/stats", minutes=10)
+    stats = api.get("/v1/stats", minutes=10)
 
-    counts = {state: number for state, number in told["counts"].items() if number}
+    counts = {state: number for state, number in stats["counts"].items() if number}
     assert counts == {"scheduled": 1, "queued": 1, "failed": 1, "succeeded": 1, "dead": 1}
-    assert (told["at_least"], told["most"], told["scheduled_for_retry"]) == ([], 10_000, 1)
-    assert told["attempts"] == {"0": 2, "1": 3}
-    assert [(each["name"], each["counts"]["queued"]) for each in told["by_queue"]] == [("default", 0), ("mail", 1)]
-    by_worker = {each["worker"]: sum(each["counts"].values()) for each in told["by_worker"]}
+    assert (stats["at_least"], stats["most"], stats["scheduled_for_retry"]) == ([], 10_000, 1)
+    assert stats["attempts"] == {"0": 2, "1": 3}
+    assert [(each["name"], each["counts"]["queued"]) for each in stats["by_queue"]] == [("default", 0), ("mail", 1)]
+    by_worker = {each["worker"]: sum(each["counts"].values()) for each in stats["by_worker"]}
     assert by_worker == {None: 2, "worker-1": 3}
-    recent = told["recent"]
-    assert (recent["minutes"], recent["counts"], recent["by_worker"]) == (10, told["counts"], told["by_worker"])
+    recent = stats["recent"]
+    assert (recent["minutes"], recent["counts"], recent["by_worker"]) == (10, stats["counts"], stats["by_worker"])
     assert recent["ended_per_second"] == round(2 / 600, 6)
     assert 0 <= recent["mean_seconds"] <= recent["longest_seconds"]
-    assert told["workers"] == []
+    assert stats["workers"] == []
     assert api.refused("GET", "/v1/stats?minutes=0", 422)["field"] == "minutes"

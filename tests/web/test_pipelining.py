@@ -15,7 +15,7 @@ from holdfast.web.connection_limits import MAX_PIPELINED, Connection, Connection
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 CHUNKED = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
-READ_MOST = 2 * 1024 * 1024  # several reads of a socket
+MAX_READ = 2 * 1024 * 1024  # several reads of a socket
 PATIENT = ConnectionLimits(most=10, most_of_address=10, head=60.0, body=60.0)
 ENDLESS = {
     "requests": GET * 1000,
@@ -97,7 +97,7 @@ def test_what_never_ends_is_cut_off_before_it_is_held(name: str) -> None:
             writer.write(ENDLESS[name])
             await _pour(writer, ENDLESS[name] if name == "requests" else b"x" * 50_000)
             assert server.connection is not None
-            assert server.connection.read < READ_MOST
+            assert server.connection.read < MAX_READ
             assert server.connection.waiting_most <= MAX_PIPELINED
 
     asyncio.run(scenario())

@@ -64,8 +64,8 @@ def test_everything_at_once_is_answered(home: str) -> None:
 
     async def all_of_them(api: Api) -> list[str]:
         free_slots = asyncio.Semaphore(24)
-        told = await asyncio.gather(*[one(api, free_slots, *move) for move in moves])
-        return [each for each in told if each is not None]
+        outcomes = await asyncio.gather(*[one(api, free_slots, *move) for move in moves])
+        return [each for each in outcomes if each is not None]
 
     with Api(home, **BRIEF) as api:
         assert api.run(all_of_them(api), seconds=200) == []

@@ -71,7 +71,7 @@ def test_large_body_is_sent_whole_before_its_refusal_is_read(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--host", "0.0.0.0"], "--exposed"),  # noqa: S104 - that it is refused is the test
         (["--host", "::"], "--exposed"),
@@ -81,13 +81,13 @@ def test_large_body_is_sent_whole_before_its_refusal_is_read(tmp_path: Path) -> 
     ],
     ids=str,
 )
-def test_an_address_that_is_not_to_be_served_is_refused(tmp_path: Path, words: list[str], told: str) -> None:
+def test_an_address_that_is_not_to_be_served_is_refused(tmp_path: Path, words: list[str], message: str) -> None:
     program = [sys.executable, "-m", "holdfast", "api", *words]
     ran = subprocess.run(
         program, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=40, check=False
     )
     assert ran.returncode in (2, 78)
-    assert told in ran.stderr.replace("--host", "api_host").replace("--port", "api_port")
+    assert message in ran.stderr.replace("--host", "api_host").replace("--port", "api_port")
     assert "Traceback" not in ran.stderr
 
 
@@ -122,6 +122,6 @@ def test_it_speaks_tls(tmp_path: Path) -> None:
     with Served(tmp_path, f"sqlite:///{tmp_path}/jobs.db", **files) as served, served.client(verify=trusted) as client:
         assert served.address.startswith("https://")
         assert client.post("/v1/jobs", json=JOB).status_code == 201
-        told = time.monotonic()
+        message = time.monotonic()
         assert served.stop(signal.SIGINT) == 0  # though the client has not said goodbye
-        assert time.monotonic() - told < 20
+        assert time.monotonic() - message < 20

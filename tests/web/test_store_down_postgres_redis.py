@@ -52,7 +52,7 @@ def test_api_starts_without_its_store_and_finds_it_later(server: Postgres | Redi
 def test_every_operation_says_that_the_store_is_away(server: Postgres | Redis, tmp_path: Path) -> None:
     """Within two seconds on a machine that has nothing else to do; those that wait do not wait for the store."""
 
-    def told(operation: Operation) -> int:
+    def status_of(operation: Operation) -> int:
         asked, begun = usual(operation), time.monotonic()
         with (
             served.client() as client,
@@ -70,7 +70,7 @@ def test_every_operation_says_that_the_store_is_away(server: Postgres | Redis, t
         with served.client() as client:
             assert client.post("/v1/jobs", json={"task": "work", "payload": {}}).status_code == 201
         server.kill()
-        statuses = dict(zip([each.name for each in OPERATIONS], threads.map(told, OPERATIONS), strict=True))
+        statuses = dict(zip([each.name for each in OPERATIONS], threads.map(status_of, OPERATIONS), strict=True))
     answered = {name for name, status in statuses.items() if status != 503}
     assert answered == WITHOUT_STORE, statuses
     trouble = served.line("store_trouble")

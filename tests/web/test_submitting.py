@@ -30,7 +30,7 @@ def test_a_new_job_answers_201_with_the_job(api: Api) -> None:
     assert {name: shown[name] for name in job} == job
 
 
-def test_every_option_is_stored_as_it_was_said(api: Api) -> None:
+def test_every_option_is_stored_as_submitted(api: Api) -> None:
     given: dict[str, Any] = {
         "queue": "mail",
         "priority": -7,
@@ -193,7 +193,7 @@ def test_a_task_that_is_registered_checks_its_payload(api: Api) -> None:
     assert (job["queue"], job["max_attempts"], job["tags"]) == ("mail", 3, ["mail"])
 
 
-def test_problems_name_fields_as_the_client_said_them(api: Api) -> None:
+def test_problems_name_fields_as_the_client_named_them(api: Api) -> None:
     @api.app.task("mail.send")
     async def send(to: dict[str, int]) -> None: ...
 

@@ -87,5 +87,5 @@ def test_health_checks_make_no_spans_and_failures_do(api: Api) -> None:
     api.get("/health")
     api.refused("GET", "/v1/jobs/key:nobody", 404)
     api.refused("GET", "/v1/nothing", 404)
-    told = [(span.name, (span.attributes or {})["http.response.status_code"]) for span in spans.ended]
-    assert told == [("GET /v1/jobs/{job_id}", 404), ("GET", 404)]
+    found = [(span.name, (span.attributes or {})["http.response.status_code"]) for span in spans.ended]
+    assert found == [("GET /v1/jobs/{job_id}", 404), ("GET", 404)]

@@ -17,14 +17,14 @@ def _submit(api: Api, *types: str) -> None:
 
 def test_unknown_task_is_accepted_and_reported_once(tmp_path: Path) -> None:
     with Api(f"sqlite:///{tmp_path}/jobs.db") as api:
-        told: list[TaskUnknown] = []
-        api.app.events.subscribe(told.append, TaskUnknown)
+        reported: list[TaskUnknown] = []
+        api.app.events.subscribe(reported.append, TaskUnknown)
         _submit(api, "mail.sent", "other")  # an application without tasks knows nothing of them
-        assert told == []
+        assert reported == []
         api.app.task("mail.send")(print_nothing)
         _submit(api, "mail.sent", "other", "mail.send")
-        assert [event.task for event in told] == ["mail.sent", "other"]
-        assert "did you mean mail.send?" in told[0].remedy
+        assert [event.task for event in reported] == ["mail.sent", "other"]
+        assert "did you mean mail.send?" in reported[0].remedy
 
 
 def test_misspelt_task_is_accepted_with_a_warning(tmp_path: Path) -> None:

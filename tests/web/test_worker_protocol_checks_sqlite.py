@@ -17,7 +17,7 @@ from holdfast.stores.base import ClaimRequest
 from holdfast.web.asgi import Api
 from tools.worker_protocol.checks import Check, begun_when_lost, keeps_to_timeouts, names_its_types
 from tools.worker_protocol.course import Broken, Course
-from tools.worker_protocol.recorder import Recorder, Said
+from tools.worker_protocol.recorder import Exchange, Recorder
 
 
 class _Played(Course):
@@ -60,13 +60,13 @@ def test_a_job_without_a_handler_is_known_by_its_reason(tmp_path: Path, *, retry
     _tried(names_its_types, tmp_path, Failed(error="?", reason=Reason.NO_HANDLER, retryable=retryable))
 
 
-def _settled(*tokens: str) -> Said:
-    return Said("settle", 0, {"settlements": [{"token": token} for token in tokens]}, 503, {})
+def _settled(*tokens: str) -> Exchange:
+    return Exchange("settle", 0, {"settlements": [{"token": token} for token in tokens]}, 503, {})
 
 
-def _extended(**verdicts: str) -> Said:
-    told = {"leases": [{"verdict": verdict} for verdict in verdicts.values()]}
-    return Said("extend", 0, {"leases": list(verdicts)}, 200, told)
+def _extended(**verdicts: str) -> Exchange:
+    answered = {"leases": [{"verdict": verdict} for verdict in verdicts.values()]}
+    return Exchange("extend", 0, {"leases": list(verdicts)}, 200, answered)
 
 
 def test_settlement_sent_before_its_lease_was_lost_continues() -> None:

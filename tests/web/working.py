@@ -15,7 +15,7 @@ class Worker:
     def __init__(self, api: Api, name: str = "js-1", **given: Any) -> None:
         self.api = api
         self.name = name
-        self._said = given
+        self._options = given
 
     def _ask(self, path: str, **given: Any) -> dict[str, Any]:
         answer: dict[str, Any] = self.api.post(path, {"worker": self.name, **given})
@@ -23,7 +23,7 @@ class Worker:
 
     def answer(self, **given: Any) -> dict[str, Any]:
         """What a claim is answered."""
-        return self._ask("/v1/claims", **{"limit": 10, **self._said, **given})
+        return self._ask("/v1/claims", **{"limit": 10, **self._options, **given})
 
     def claim(self, **given: Any) -> list[dict[str, Any]]:
         """The jobs of a claim."""
@@ -37,18 +37,18 @@ class Worker:
 
     def settle(self, job: dict[str, Any], outcome: str, **given: Any) -> tuple[str, str | None]:
         """Settle one job; the verdict, and where the job stands."""
-        (told,) = self.settle_all([{"token": job["token"], "outcome": outcome, **given}])
-        return told["verdict"], told["state"]
+        (settled,) = self.settle_all([{"token": job["token"], "outcome": outcome, **given}])
+        return settled["verdict"], settled["state"]
 
     def settle_all(self, settlements: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Settle; what became of each."""
-        told: list[dict[str, Any]] = self._ask("/v1/claims/settle", settlements=settlements)["jobs"]
-        return told
+        settled: list[dict[str, Any]] = self._ask("/v1/claims/settle", settlements=settlements)["jobs"]
+        return settled
 
     def extend(self, *jobs: dict[str, Any], **given: Any) -> dict[str, Any]:
         """Beat; the whole answer."""
         leases = [job["token"] for job in jobs]
-        kept = {name: value for name, value in self._said.items() if name == "lease"}
+        kept = {name: value for name, value in self._options.items() if name == "lease"}
         return self._ask("/v1/claims/extend", leases=leases, **{**kept, **given})
 
     def verdicts(self, *jobs: dict[str, Any]) -> list[str]:

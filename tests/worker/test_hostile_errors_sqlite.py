@@ -56,11 +56,11 @@ def _drained(folder: Path, *jobs: tuple[str, Any]) -> list[Job]:
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_no_exception_of_a_handler_ends_the_worker(tmp_path: Path, executor: str) -> None:
     jobs = _drained(tmp_path, *[(executor, {"case": case}) for case in ERRORS])
-    told = {case: (str(job.state), job.error or "") for case, job in zip(ERRORS, jobs, strict=True)}
-    stop = told.pop("StopIteration")
+    outcomes = {case: (str(job.state), job.error or "") for case, job in zip(ERRORS, jobs, strict=True)}
+    stop = outcomes.pop("StopIteration")
     assert stop[1].startswith(("StopIteration: 5", "RuntimeError: coroutine raised StopIteration"))
-    assert {case: (state, error[: len(case)]) for case, (state, error) in told.items()} == {
-        case: ("dead", case) for case in told
+    assert {case: (state, error[: len(case)]) for case, (state, error) in outcomes.items()} == {
+        case: ("dead", case) for case in outcomes
     }
 
 

@@ -181,13 +181,13 @@ async def test_job_that_fails_while_being_cancelled_is_not_retried(app: Holdfast
 
 
 async def test_sync_handler_sees_its_timeout_and_does_not_delay_settlement(app: Holdfast) -> None:
-    told = threading.Event()
+    interrupted = threading.Event()
 
     @app.task("blocking", timeout=30, max_attempts=1)
     def blocking(ctx: Context) -> None:
         for _ in range(5000):
             if ctx.cancelled:
-                told.set()
+                interrupted.set()
                 return
             time.sleep(0.001)
 
@@ -195,4 +195,4 @@ async def test_sync_handler_sees_its_timeout_and_does_not_delay_settlement(app: 
         job = await blocking.enqueue()
         await harnessed.run_until_idle()
         assert (await job.job()).error == "timeout: still running after 30 s"
-        assert await asyncio.to_thread(told.wait, 5)
+        assert await asyncio.to_thread(interrupted.wait, 5)

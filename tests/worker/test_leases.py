@@ -159,8 +159,8 @@ async def test_job_that_loses_every_lease_ends_dead(app: Holdfast) -> None:
     assert "lease expired" in (dead.error or "")
     assert "attempt 3" in (dead.error or "")
     assert [each.reason for each in recorded] == ["crashed"] * 3
-    (told,) = events.of(JobDead)
-    assert (told.job_id, told.reason) == (job.id, "crashed")
+    (reported,) = events.of(JobDead)
+    assert (reported.job_id, reported.reason) == (job.id, "crashed")
 
 
 async def test_a_job_that_lost_two_leases_runs_alone(app: Holdfast) -> None:

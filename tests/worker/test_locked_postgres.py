@@ -41,8 +41,8 @@ async def test_locked_job_is_settled_when_free_and_others_at_once(app: Holdfast,
         await serving
     assert {event.job_id for event in events.of(JobSucceeded)} == {job.id for job in [*jobs, later]}
     assert events.of(LeaseLost) == []
-    (told,) = {event.error for event in events.of(StoreTrouble)}
-    assert told == f"job {jobs[2].id} waits to be settled: another program's transaction holds its row"
+    (reported,) = {event.error for event in events.of(StoreTrouble)}
+    assert reported == f"job {jobs[2].id} waits to be settled: another program's transaction holds its row"
 
 
 async def test_schedule_whose_unique_key_is_locked_holds_up_no_other(app: Holdfast, home: str) -> None:

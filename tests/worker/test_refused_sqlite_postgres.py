@@ -29,9 +29,9 @@ async def test_unsettleable_lost_job_does_not_block_others(app: Holdfast, home: 
         assert await frozen.state() is JobState.RUNNING
         assert not any(hand.running.done() for hand in harnessed._workers), "the worker has gone"
     assert sum(event.recovered for event in events.of(SweepComplete)) == 6
-    (told,) = events.of(StoreTrouble)
-    assert (told.service, told.error.startswith(f"job {frozen.id}, whose lease ran out, cannot be settled: ")) == (
-        "sweeper",
-        True,
-    )
-    assert "the row is frozen" in told.error
+    (reported,) = events.of(StoreTrouble)
+    assert (
+        reported.service,
+        reported.error.startswith(f"job {frozen.id}, whose lease ran out, cannot be settled: "),
+    ) == ("sweeper", True)
+    assert "the row is frozen" in reported.error

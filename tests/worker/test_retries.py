@@ -206,11 +206,11 @@ async def test_unknown_task_is_warned_of_once_with_a_suggestion(app: Holdfast) -
         await harnessed.run_until_idle()
         assert ((await first.job()).error or "").endswith("(registered: mail.send); did you mean mail.send?")
         assert ((await other.job()).error or "").endswith("(registered: mail.send)")
-    told = {event.task: event for event in events.of(TaskUnknown)}
+    events_by_task = {event.task: event for event in events.of(TaskUnknown)}
     assert len(events.of(TaskUnknown)) == 2
-    assert told["mail.sent"].remedy.endswith("; did you mean mail.send?")
-    assert "a queue of its own" in told["elsewhere.only"].remedy
-    assert (told["elsewhere.only"].job_id, told["elsewhere.only"].queue) == (other.id, "default")
+    assert events_by_task["mail.sent"].remedy.endswith("; did you mean mail.send?")
+    assert "a queue of its own" in events_by_task["elsewhere.only"].remedy
+    assert (events_by_task["elsewhere.only"].job_id, events_by_task["elsewhere.only"].queue) == (other.id, "default")
 
 
 async def test_payload_that_does_not_fit_is_dead_until_replayed(app: Holdfast) -> None:

@@ -42,7 +42,7 @@ from pathlib import Path
 place = Path(sys.argv[1])
 def say(text):
     os.write(out, f"{text}\\n".encode())
-out = os.open(place / "said", os.O_WRONLY) if (place / "said").exists() else -1
+out = os.open(place / "reports", os.O_WRONLY) if (place / "reports").exists() else -1
 def first(name="first"):
     try:
         (place / name).touch(exist_ok=False)
@@ -188,7 +188,7 @@ def test_a_burst_of_stop_signals_is_handed_on_once(
 ) -> None:
     clock = ManualClock()
     monkeypatch.setattr(supervising, "StopRequests", lambda: StopRequests(clock.monotonic))
-    os.mkfifo(tmp_path / "said")
+    os.mkfifo(tmp_path / "reports")
     program = """
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGUSR1])
 say(str(os.getpid()) if os.getsid(0) == os.getpid() else "follows")
@@ -201,7 +201,7 @@ say("at once" if not signal.sigpending() else "more than twice")
 """
 
     async def stop_twice() -> None:
-        with await asyncio.to_thread(_said, tmp_path) as given:
+        with await asyncio.to_thread(_reports, tmp_path) as given:
             child = int(await asyncio.to_thread(given.readline))
             signal.raise_signal(number)
             assert await asyncio.to_thread(given.readline) == "stopping\n"
@@ -219,10 +219,10 @@ say("at once" if not signal.sigpending() else "more than twice")
 
 
 def test_child_that_does_not_stop_is_killed_and_reported(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "said")
+    os.mkfifo(tmp_path / "reports")
 
     async def stop() -> None:
-        with await asyncio.to_thread(_said, tmp_path) as given:
+        with await asyncio.to_thread(_reports, tmp_path) as given:
             await asyncio.to_thread(given.readline)
         signal.raise_signal(signal.SIGTERM)
 
@@ -246,12 +246,12 @@ signal.sigtimedwait([signal.SIGUSR1], {seconds})
 @pytest.mark.parametrize(("before", "after"), [("0s", "1m"), ("1m", "0s")], ids=["raised", "lowered"])
 def test_children_get_a_grace_period_that_just_changed(tmp_path: Path, before: str, after: str) -> None:
     """Whether they have seen the change or not."""
-    os.mkfifo(tmp_path / "said")
+    os.mkfifo(tmp_path / "reports")
     file = tmp_path / "holdfast.toml"
     file.write_text(f'grace = "{before}"\n')
 
     async def change_and_stop() -> None:
-        with await asyncio.to_thread(_said, tmp_path) as given:
+        with await asyncio.to_thread(_reports, tmp_path) as given:
             await asyncio.to_thread(given.readline)
         file.write_text(f'grace = "{after}"\n')
         signal.raise_signal(signal.SIGTERM)
@@ -261,7 +261,7 @@ def test_children_get_a_grace_period_that_just_changed(tmp_path: Path, before: s
 
 
 def test_changed_grace_period_survives_a_broken_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    os.mkfifo(tmp_path / "said")
+    os.mkfifo(tmp_path / "reports")
     file = tmp_path / "holdfast.toml"
     file.write_text('grace = "0s"\n')
     followed = asyncio.Event()
@@ -277,7 +277,7 @@ def test_changed_grace_period_survives_a_broken_file(tmp_path: Path, monkeypatch
     monkeypatch.setattr(supervising, "_SETTINGS_INTERVAL", 0.01)
 
     async def change_break_and_stop() -> None:
-        with await asyncio.to_thread(_said, tmp_path) as given:
+        with await asyncio.to_thread(_reports, tmp_path) as given:
             await asyncio.to_thread(given.readline)
         file.write_text('grace = "1m"\n')
         await followed.wait()
@@ -289,13 +289,13 @@ def test_changed_grace_period_survives_a_broken_file(tmp_path: Path, monkeypatch
 
 
 def test_children_are_stopped_when_the_directory_is_gone(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "said")
+    os.mkfifo(tmp_path / "reports")
     folder = tmp_path / "release" / "shop"
     folder.mkdir(parents=True)
     (folder / "holdfast.toml").write_text('grace = "1m"\n')
 
     async def delete_and_stop() -> None:
-        with await asyncio.to_thread(_said, tmp_path) as given:
+        with await asyncio.to_thread(_reports, tmp_path) as given:
             await asyncio.to_thread(given.readline)
         shutil.rmtree(tmp_path / "release")
         signal.raise_signal(signal.SIGTERM)
@@ -357,11 +357,11 @@ asyncio.run(Supervisor(sys.argv[1:], 2, Settings.load(), Events()).run())
 
 @pytest.mark.parametrize("stubborn", [False, True])
 def test_children_do_not_outlive_a_killed_supervisor(tmp_path: Path, stubborn: bool) -> None:
-    os.mkfifo(tmp_path / "said")
+    os.mkfifo(tmp_path / "reports")
     program = PREAMBLE + ORPHAN.format(stubborn=stubborn, variable=SUPERVISOR_PIPE)
     command = [sys.executable, "-c", ORPHANED, sys.executable, "-c", program, str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
-    with subprocess.Popen(command, env=environment) as supervisor, _said(tmp_path) as given:
+    with subprocess.Popen(command, env=environment) as supervisor, _reports(tmp_path) as given:
         assert [given.readline(), given.readline()] == ["watching\n"] * 2
         supervisor.kill()
         assert given.read() == "orphaned\n" * 2
@@ -385,5 +385,5 @@ def test_supervise_starts_one_worker_for_each_process(
     assert sorted((tmp_path / "started").read_text().splitlines()) == [line + port for port in ports]
 
 
-def _said(place: Path) -> TextIO:
-    return (place / "said").open()
+def _reports(place: Path) -> TextIO:
+    return (place / "reports").open()

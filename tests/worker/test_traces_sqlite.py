@@ -88,12 +88,12 @@ async def test_a_span_says_how_its_attempt_ended(app: Holdfast) -> None:
             await harnessed.run_until_idle()
         await app.enqueue("nowhere", max_attempts=1)
         await harnessed.run_until_idle()
-    told = [
+    found = [
         (run.name, (run.attributes or {})["holdfast.state"], (run.attributes or {}).get("error.type"), len(run.events))
         for run in spans.ended
         if run.name.startswith("run")
     ]
-    assert told == [
+    assert found == [
         ("run ends", "dead", "non_retryable", 1),
         ("run ends", "scheduled", None, 0),
         ("run ends", "succeeded", None, 0),
@@ -139,11 +139,11 @@ def test_log_records_say_which_job_and_trace_they_are_of() -> None:
     token = CURRENT.set(Context(job))
     try:
         JobFields().filter(record)
-        told = {"job_id": "job-1", "task": "mail", "queue": "default", "attempt": 3}
-        told["trace_id"] = "4bf92f3577b34da6a3ce929d0e0e4736"
-        assert {name: vars(record)[name] for name in told} == told
+        found = {"job_id": "job-1", "task": "mail", "queue": "default", "attempt": 3}
+        found["trace_id"] = "4bf92f3577b34da6a3ce929d0e0e4736"
+        assert {name: vars(record)[name] for name in found} == found
         assert add_job_fields(None, "info", {"event": "x", "queue": "its own"}) == {
-            **told,
+            **found,
             "event": "x",
             "queue": "its own",
         }

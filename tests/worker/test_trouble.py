@@ -160,8 +160,8 @@ async def test_unsupervised_worker_continues_and_warns_once(tmp_path: Path) -> N
             await harnessed.advance(5)
         assert not hand.running.done()
         assert await app.count(JobFilter(states=(JobState.SUCCEEDED,))) == 9
-    (told,) = events.of(SettingsRefused)
-    assert "holdfast worker start" in told.problem
+    (event,) = events.of(SettingsRefused)
+    assert "holdfast worker start" in event.problem
 
 
 async def test_handler_that_blocks_the_loop_keeps_its_lease(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from holdfast.core.errors import ConfigError, HoldfastError
 from holdfast.core.models import Job, JobFilter, JobState, Reason, Settlement
 from tools.worker_protocol.course import CONCURRENCY, LEASE, Broken, Course
-from tools.worker_protocol.recorder import Said
+from tools.worker_protocol.recorder import Exchange
 
 Check = Callable[[Course], Awaitable[None]]
 
@@ -50,8 +50,8 @@ async def echoes(course: Course) -> None:
 async def fails_and_tries_again(course: Course) -> None:
     """What a handler throws is a failed attempt, told with its message; the next one succeeds."""
     job = await _ended(course, await course.submit("flaky"), JobState.SUCCEEDED)
-    told = f"expected 2 attempts and the result 2, got {job.attempts} and {job.result}"
-    _expect((job.attempts, job.result) == (2, "2"), told)
+    problem = f"expected 2 attempts and the result 2, got {job.attempts} and {job.result}"
+    _expect((job.attempts, job.result) == (2, "2"), problem)
     (attempt,) = await course.app.attempts(job.id)
     _expect(attempt.reason == Reason.ERROR, f"expected reason error of the first attempt, got {attempt.reason}")
     words = "the first attempt fails"
@@ -67,15 +67,15 @@ async def says_when(course: Course) -> None:
 async def snoozes(course: Course) -> None:
     """``snoozed`` costs no attempt."""
     job = await _ended(course, await course.submit("snooze"), JobState.SUCCEEDED)
-    told = f"expected 1 attempt in 2 claims, got {job.attempts} in {job.claims}"
-    _expect((job.attempts, job.claims) == (1, 2), told)
+    problem = f"expected 1 attempt in 2 claims, got {job.attempts} in {job.claims}"
+    _expect((job.attempts, job.claims) == (1, 2), problem)
 
 
 async def gives_up(course: Course) -> None:
     """``dead`` ends the job at once."""
     job = await _ended(course, await course.submit("dead"), JobState.DEAD)
-    told = f"expected 1 attempt and reason non_retryable, got {job.attempts} and {job.reason}"
-    _expect((job.attempts, job.reason) == (1, "non_retryable"), told)
+    problem = f"expected 1 attempt and reason non_retryable, got {job.attempts} and {job.reason}"
+    _expect((job.attempts, job.reason) == (1, "non_retryable"), problem)
 
 
 async def names_its_types(course: Course) -> None:
@@ -118,15 +118,15 @@ async def lets_go(course: Course) -> None:
     _expect(not begun_when_lost(course.recorder.given), "it settled a job whose lease it knew to be lost")
 
 
-def begun_when_lost(requests: Sequence[Said]) -> set[str]:
+def begun_when_lost(requests: Sequence[Exchange]) -> set[str]:
     """The tokens that were settled for the first time when ``extend`` had said that they are lost."""
     lost: set[str] = set()
     settled: set[str] = set()
     begun: set[str] = set()
     for given in requests:
         if given.what == "extend" and given.status == 200:
-            verdicts = zip(given.asked["leases"], given.told["leases"], strict=True)
-            lost |= {token for token, told in verdicts if told["verdict"] == "lost"}
+            verdicts = zip(given.asked["leases"], given.answered["leases"], strict=True)
+            lost |= {token for token, problem in verdicts if problem["verdict"] == "lost"}
         if given.what == "settle":
             tokens = {each.get("token") for each in given.asked.get("settlements", [])}
             begun |= tokens & lost - settled
@@ -154,8 +154,8 @@ async def settles_again(course: Course) -> None:
     await _ended(course, await course.submit("echo", {"value": 1}), JobState.SUCCEEDED)
 
     async def repeated() -> bool:
-        told = [given.told.get("jobs", []) for given in course.recorder.given[before:] if given.what == "settle"]
-        return any(job.get("verdict") == "repeated" for jobs in told for job in jobs)
+        problem = [given.answered.get("jobs", []) for given in course.recorder.given[before:] if given.what == "settle"]
+        return any(job.get("verdict") == "repeated" for jobs in problem for job in jobs)
 
     await course.until(repeated, "it did not settle again")
     await _ended(course, await course.submit("echo", {"value": 2}), JobState.SUCCEEDED)

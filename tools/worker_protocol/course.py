@@ -117,8 +117,8 @@ class Course:
         await self.until(there, "its job came to nothing")
         job = await self.app.get(job_id)
         if job.state not in states:
-            told = f" ({job.reason}: {job.error})" if job.error else ""
-            raise Broken(f"expected the job {' or '.join(states)}, got {job.state}{told}")
+            reason = f" ({job.reason}: {job.error})" if job.error else ""
+            raise Broken(f"expected the job {' or '.join(states)}, got {job.state}{reason}")
         return job
 
     async def until(self, condition: Callable[[], Awaitable[bool]], what: str) -> None:

@@ -1,4 +1,4 @@
-"""What stands between the worker under test and the API: it writes down what is said, and gives trouble where asked."""
+"""A proxy between the worker under test and the API: records exchanges and injects faults."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from holdfast.web.asgi import Api
 _AWAY = b'{"type": "urn:holdfast:problem:unavailable", "title": "Away", "status": 503, "code": "unavailable"}'
 
 
-class Said(NamedTuple):
-    """One request of the worker, and what it was answered."""
+class Exchange(NamedTuple):
+    """One request of the worker, and its answer."""
 
     what: str  # "claims", "extend", "settle", "leave"
     at: float
     asked: Mapping[str, Any]
     status: int
-    told: Mapping[str, Any]
+    answered: Mapping[str, Any]
 
 
 class Recorder:
@@ -27,7 +27,7 @@ class Recorder:
 
     def __init__(self, api: Api) -> None:
         self._api = api
-        self.given: list[Said] = []
+        self.given: list[Exchange] = []
         self.away = False
         """Answer nothing but 503."""
         self.swallow = False
@@ -38,7 +38,7 @@ class Recorder:
             await self._api(scope, receive, send)
             return
         what = scope["path"].rpartition("/")[2]
-        asked, told = bytearray(), bytearray()
+        asked, answered = bytearray(), bytearray()
         answer: list[MutableMapping[str, Any]] = []
 
         async def heard() -> MutableMapping[str, Any]:
@@ -47,7 +47,7 @@ class Recorder:
             return message
 
         async def kept(message: MutableMapping[str, Any]) -> None:
-            told.extend(message.get("body", b""))
+            answered.extend(message.get("body", b""))
             answer.append(message)
 
         if self.away:
@@ -58,7 +58,7 @@ class Recorder:
         if not answer:  # the client has gone
             return
         lost = what == "settle" and self.swallow and answer[0]["status"] == 200
-        self._note(what, bytes(asked), answer[0]["status"], bytes(told))
+        self._note(what, bytes(asked), answer[0]["status"], bytes(answered))
         if lost:
             self.swallow = False
             await self._refuse(send)
@@ -66,8 +66,8 @@ class Recorder:
         for message in answer:
             await send(message)
 
-    def _note(self, what: str, asked: bytes, status: int, told: bytes) -> None:
-        self.given.append(Said(what, time.monotonic(), _read(asked), status, _read(told)))
+    def _note(self, what: str, asked: bytes, status: int, answered: bytes) -> None:
+        self.given.append(Exchange(what, time.monotonic(), _read(asked), status, _read(answered)))
 
     @staticmethod
     async def _refuse(send: Any) -> None:

@@ -50,10 +50,10 @@ def _run(app: Holdfast, served: Served) -> int:
 
 
 async def _only_answer(app: Holdfast, served: Served) -> None:
-    told = asyncio.Event()
-    handle_stop_signals(lambda _: told.set())
+    stopping = asyncio.Event()
+    handle_stop_signals(lambda _: stopping.set())
     async with app, served(app):
-        await told.wait()
+        await stopping.wait()
 
 
 if __name__ == "__main__":

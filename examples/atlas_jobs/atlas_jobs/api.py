@@ -85,17 +85,17 @@ class _Routes:
         return shown(job, await self._app.attempts(job_id) if job.claims else [])
 
     async def by_worker(self, request: Request) -> Response:
-        return _answer(200, counts.by_worker(await self._app.stats(most=counts.MOST)))
+        return _answer(200, counts.by_worker(await self._app.stats(most=counts.MAX_COUNTED)))
 
     async def by_status(self, request: Request) -> Response:
-        return _answer(200, counts.by_status(await self._app.stats(most=counts.MOST)))
+        return _answer(200, counts.by_status(await self._app.stats(most=counts.MAX_COUNTED)))
 
     async def metrics(self, request: Request) -> ASGIApp:
         """JSON; to a Prometheus, which asks for text, what Holdfast has for it."""
         if "text/plain" in request.headers.get("accept", ""):
             return self.holdfast
         minutes = _minutes(request.query_params)
-        figures = await self._app.stats(minutes=minutes, most=counts.MOST)
+        figures = await self._app.stats(minutes=minutes, most=counts.MAX_COUNTED)
         return _answer(200, counts.metrics(figures, minutes))
 
 

@@ -11,7 +11,7 @@ from holdfast.core.stats import CountGroup, JobStats
 Counts = dict[str, int]
 Which = Callable[[CountGroup], bool]
 
-MOST = 1_000_000
+MAX_COUNTED = 1_000_000
 """Jobs of each state that are counted at most; Atlas' counts are of all there are."""
 _UNCLAIMED = "unassigned"
 """Stands for the worker of jobs that nobody has claimed yet."""

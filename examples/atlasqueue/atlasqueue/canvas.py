@@ -26,7 +26,7 @@ LOOK = 1.0
 async def chain(app: Holdfast, *steps: Step, key: str) -> JobHandle[Any]:
     """Submit the first of these; each of the others is submitted when the one before it has succeeded."""
     (job_type, payload), *rest = steps
-    return await app.enqueue(job_type, payload, key=key, metadata={THEN: [_said(step) for step in rest]})
+    return await app.enqueue(job_type, payload, key=key, metadata={THEN: [_as_document(step) for step in rest]})
 
 
 async def group(app: Holdfast, members: Sequence[Step], callback: Step, *, key: str) -> JobHandle[Any]:
@@ -34,7 +34,7 @@ async def group(app: Holdfast, members: Sequence[Step], callback: Step, *, key: 
     tag = f"group:{key}"
     jobs = [app.draft_job(*step, key=f"{key}/{number}", tags=[tag]) for number, step in enumerate(members)]
     waiting = {"tag": tag, "members": len(jobs)}
-    then = {THEN: [_said(callback)]}
+    then = {THEN: [_as_document(callback)]}
     handles = await app.enqueue_many([*jobs, app.draft_job(JOIN, waiting, key=key, metadata=then)])
     return handles[-1]
 
@@ -60,7 +60,7 @@ def next_job(app: Holdfast, job: Context) -> NewJob | None:
         steps = read_steps(job.metadata)
         if not steps:
             return None
-        rest = [_said(step) for step in steps[1:]]
+        rest = [_as_document(step) for step in steps[1:]]
         return app.draft_job(*steps[0], key=f"{job.id}/then", metadata={THEN: rest})
     except Invalid as error:
         raise Dead(f"{error}; the handler was not run") from None
@@ -89,5 +89,5 @@ def _read_step(number: int, step: object) -> Step:
     return step["type"], step["payload"]
 
 
-def _said(step: Step) -> dict[str, Any]:
+def _as_document(step: Step) -> dict[str, Any]:
     return {"type": step[0], "payload": dict(step[1])}

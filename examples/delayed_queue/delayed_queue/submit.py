@@ -32,10 +32,10 @@ def submit_jobs() -> Iterator[str]:
             wanted = {"payload": f"job {number}", "dueTime": round(due * 1_000_000)}
             connection.request("POST", "/jobs", json.dumps(wanted), {"Content-Type": "application/json"})
             answer = connection.getresponse()
-            told = json.loads(answer.read())
+            reply = json.loads(answer.read())
             if answer.status != 200:
-                raise Unavailable(f"job {number} was refused: {told['detail']}")
-            yield told["jobId"]
+                raise Unavailable(f"job {number} was refused: {reply['detail']}")
+            yield reply["jobId"]
     except (OSError, HTTPException) as error:
         raise Unavailable(f"{address} does not answer ({error}); start it, or say where it is with API_URL") from None
     finally:

@@ -196,7 +196,7 @@ def worker() -> None:
 @click.option("--count", type=click.IntRange(1, 256), default=1, show_default=True, help="How many worker processes.")
 @click.pass_obj
 def start(place: Place, count: int) -> None:
-    """Run jobs until told to stop: SIGTERM, Ctrl-C or `queuectl worker stop` let the jobs at hand be finished."""
+    """Run jobs until stopped: SIGTERM, Ctrl-C or `queuectl worker stop` let the jobs at hand be finished."""
     from holdfast.telemetry.logs import configure_logs
     from holdfast.worker.supervisor import Supervisor
     from queuectl.app import open_app
@@ -240,7 +240,7 @@ def stop(place: Place, wait: bool) -> None:
         commanded = app.sync.stop_workers()
         while wait and any(each.alive and each.heartbeat.worker in commanded for each in app.sync.workers()):
             time.sleep(_LOOK)
-    click.echo(f"{len(commanded)} workers told to stop")
+    click.echo(f"{len(commanded)} workers asked to stop")
 
 
 # ── dead letters ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -99,7 +99,7 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
             300,
             _number(0, 86400),
             lambda seconds: {"grace": f"{seconds}s"},
-            "seconds a worker that is told to stop may go on with its job",
+            "seconds a worker that is stopping may go on with its job",
         ),
         "execution": Option(
             "shell", _execution, lambda mode: {"commands": mode}, "shell, or argv: programs without a shell"

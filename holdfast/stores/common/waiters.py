@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager, suppress
 from typing import TypeVar
 
-_MISSED_MOST = 1000  # topics kept for the next waiter; a process that only submits has many
+_MAX_MISSED = 1000  # topics kept for the next waiter; a process that only submits has many
 
 
 class Waiter:
@@ -45,7 +45,7 @@ class PendingTopics:
     def keep_topics(self, topics: Iterable[str]) -> None:
         """Keeps topics that no waiter took, but for endings of jobs: a look at the store finds those."""
         self._topics.update(topic for topic in topics if not topic.startswith("job:"))
-        if len(self._topics) > _MISSED_MOST:
+        if len(self._topics) > _MAX_MISSED:
             self._topics = {"queue:*", "worker:*", "due:*"}
 
     def take(self, waiter: Waiter) -> bool:
@@ -100,7 +100,7 @@ KEEPALIVE_TIMEOUT = 5.0
 RETRY = 0.1
 """Seconds before the first try to listen again."""
 _LOOK = 1.0  # seconds between polls of an awaited job, whatever was notified
-_RETRY_MOST = 5.0  # seconds between tries to listen again
+_MAX_RETRY = 5.0  # seconds between tries to listen again
 
 
 class Listener(ABC):
@@ -200,7 +200,7 @@ class Listener(ABC):
 async def backoff_sleep(pause: float) -> float:
     """Sleeps for about ``pause`` seconds; returns the next pause."""
     await asyncio.sleep(pause * random.uniform(0.5, 1.5))
-    return min(2 * pause, _RETRY_MOST)
+    return min(2 * pause, _MAX_RETRY)
 
 
 async def run_within(seconds: float, awaited: Awaitable[T]) -> T:

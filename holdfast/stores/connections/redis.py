@@ -30,7 +30,7 @@ T = TypeVar("T")
 RETRY_FOR = 1.5  # seconds a call waits for a server that is away: over HTTP its answer comes within two
 DEADLINE = 10.0  # seconds a call may take
 _CONNECT = 3.0  # seconds until a host that does not answer is given up
-_BACKOFF, _BACKOFF_MOST = 0.02, 1.0  # seconds between tries, before jitter
+_BACKOFF, _MAX_BACKOFF = 0.02, 1.0  # seconds between tries, before jitter
 
 _UNREACHABLE = (OSError, TimeoutError, driver.ConnectionError, driver.TimeoutError, driver.InvalidResponse, EOFError)
 # What a server answers that cannot serve us now. The driver takes the code off the errors it knows; of those a script
@@ -234,7 +234,7 @@ class RedisPool:
             self._trouble = _line(error)
             # One backoff for all calls: a server that comes back is not met by a herd.
             self._failures += 1
-            pause = min(_BACKOFF_MOST, _BACKOFF * 2**self._failures)
+            pause = min(_MAX_BACKOFF, _BACKOFF * 2**self._failures)
             self._connect_at = time.monotonic() + pause * random.uniform(0.5, 1.5)
             self._target = None
             raise

@@ -32,7 +32,7 @@ _LARGE = 100  # jobs; smaller claims leave little behind
 _TAKING = 15e-6  # seconds that a job's taking costs, wherever the scan began
 _EXPENSIVE = 0.01  # seconds beyond that; then cursors are for small claims too
 _LOOKS = 3  # in a row: a single one may have been slow for another reason
-_QUEUES_MOST = 10_000  # positions kept; without one a claim scans from the start
+_MAX_QUEUES = 10_000  # positions kept; without one a claim scans from the start
 _QUEUE, _PRIORITY, _LOSSES, _RUN_AT, _SEQ = 2, 7, 8, 9, 12  # columns of a claimed job
 
 
@@ -105,7 +105,7 @@ class Cursors:
         """Notes what a claim saw of this queue."""
         known = self._queues.get(queue)
         if known is None:
-            if len(self._queues) >= _QUEUES_MOST:
+            if len(self._queues) >= _MAX_QUEUES:
                 self._queues.clear()
             known = self._queues[queue] = _Queue()
         if scan.begun == START:

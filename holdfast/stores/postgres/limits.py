@@ -28,7 +28,7 @@ from holdfast.stores.postgres.encoding import NumberedStatement, from_text, is_i
 from holdfast.stores.postgres.notifications import PostgresNotifications
 from holdfast.stores.postgres.pool import Fetch, PostgresPool, Rows, SearchKind
 
-ASSIGNED_MOST = 500
+MAX_ASSIGNED = 500
 """Jobs without a partition that one step of a claim gives theirs."""
 _ASSIGNING_TRIES = 4  # steps of one claim
 _NO_ID = "00000000-0000-0000-0000-000000000000"
@@ -177,7 +177,7 @@ class LimitedClaims:
         return rows
 
     async def _assign(self, queues: Sequence[str]) -> None:
-        rows = await self._pool.fetch(self._sql["jobs_without_partition"], queues=queues, limit=ASSIGNED_MOST)
+        rows = await self._pool.fetch(self._sql["jobs_without_partition"], queues=queues, limit=MAX_ASSIGNED)
         await assign_partitions(self._pool, self._sql, [job_id for (job_id,) in rows])
 
 

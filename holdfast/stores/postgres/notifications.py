@@ -27,7 +27,7 @@ SLOWDOWN = 3.0  # and so many times as long as a notification takes, which is lo
 MAX_INTERVAL = 0.25  # but no longer than this: a server that was stuck has recovered
 SPARSE = 0.02  # seconds without a notification, after which the next single job notifies inside its transaction
 _PAYLOAD = 7900  # bytes; PostgreSQL takes 7,999
-_NAMED_MOST = 150  # ended jobs sent by id; more do not fit, and are sent as "some"
+_MAX_NAMED = 150  # ended jobs sent by id; more do not fit, and are sent as "some"
 
 _NOTIFY = NumberedStatement("notify", "select pg_notify($1, $2)", ("channel", "payload"))
 
@@ -61,7 +61,7 @@ class PostgresNotifications(Listener):
     def notify_committed(self, topics: Iterable[str], ended: Sequence[str] = ()) -> None:
         """Notifies of these topics, and of jobs that have ended, after the commit."""
         ready = set(topics)
-        endings = {f"job:{job_id}" for job_id in ended} if len(ended) <= _NAMED_MOST else {"job:*"}
+        endings = {f"job:{job_id}" for job_id in ended} if len(ended) <= _MAX_NAMED else {"job:*"}
         self.waiters.wake_topics(ready | endings)
         self._notifiers["ready"].notify_soon(ready)
         self._notifiers["ended"].notify_soon(endings)

@@ -37,7 +37,7 @@ RETRY_FOR = 1.5  # seconds a call waits for a server that is away: over HTTP its
 DEADLINE = 10.0  # seconds a statement may take
 _CONNECT = 3.0  # seconds until a host that does not answer is given up
 _CLOSED = "this store was closed meanwhile"
-_BACKOFF, _BACKOFF_MOST = 0.02, 1.0  # seconds between tries, before jitter
+_BACKOFF, _MAX_BACKOFF = 0.02, 1.0  # seconds between tries, before jitter
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+(%\w+)?\]|[^\[\]:@]*)(:\d{1,5})?")
 _SEARCH, _SEARCH_ROOM = 0.65, 0.2  # of the call deadline: for a search, and for the wait for its slot
 _PARTING = 0.5  # seconds to have the server give up what was given up here
@@ -241,7 +241,7 @@ class PostgresPool:
             self._trouble = _line(error)
             # However many calls there are: a server that comes back is not met by a herd.
             self._failures += 1
-            pause = min(_BACKOFF_MOST, _BACKOFF * 2**self._failures)
+            pause = min(_MAX_BACKOFF, _BACKOFF * 2**self._failures)
             self._connect_at = time.monotonic() + pause * random.uniform(0.5, 1.5)
             raise
         self._failures = 0

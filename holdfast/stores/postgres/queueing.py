@@ -46,9 +46,9 @@ from holdfast.stores.postgres.query import PostgresQuery
 from holdfast.stores.postgres.settlement import Settling
 from holdfast.stores.postgres.submission import first_positions, insert_batch
 
-PROMOTE_MOST = 1000
+MAX_PROMOTED = 1000
 """Due jobs made ready by one claim; more are made ready by the next."""
-_QUEUES_MOST = 32  # queues that one statement looks into
+_MAX_QUEUES = 32  # queues that one statement looks into
 _TRIES, _MOMENT = 5, 0.005  # how often, and after how many seconds, a claim looks again for what others promote
 _LOOKED_FOR = 0.05  # seconds for which a claim believes what the last look for jobs under limits saw
 _REFRESH = 1.0  # seconds the names of the queues with ready jobs are believed
@@ -196,8 +196,8 @@ class PostgresQueueing:
 
     async def _claim_from(self, claiming: ClaimProgress, queues: list[str]) -> None:
         """Take from these queues until the claim is full. Without any, still look for what falls due."""
-        for first in range(0, max(1, len(queues)), _QUEUES_MOST):
-            batch = queues[first : first + _QUEUES_MOST]
+        for first in range(0, max(1, len(queues)), _MAX_QUEUES):
+            batch = queues[first : first + _MAX_QUEUES]
             if claiming.full or (not batch and claiming.looked):
                 return
             tries = 0
@@ -239,10 +239,10 @@ class PostgresQueueing:
         return None if due and not claiming.jobs else claiming.claim()
 
     async def _claim_all_limited(self, claiming: ClaimProgress, queues: list[str]) -> bool:
-        for first in range(0, len(queues), _QUEUES_MOST):
+        for first in range(0, len(queues), _MAX_QUEUES):
             if claiming.full:
                 break
-            if await self._claim_limited(claiming, queues[first : first + _QUEUES_MOST]):
+            if await self._claim_limited(claiming, queues[first : first + _MAX_QUEUES]):
                 return True
         return False
 
@@ -357,16 +357,16 @@ class PostgresQueueing:
     async def _end_overdue(self) -> tuple[ExpiredJob, ...]:
         """Ends jobs that a claim passed over, since their ``expires`` has come."""
         try:
-            return tuple((await expire_overdue(self._pool, self._notifications, self._sql, limit=PROMOTE_MOST))[0])
+            return tuple((await expire_overdue(self._pool, self._notifications, self._sql, limit=MAX_PROMOTED))[0])
         except HoldfastError:  # a sweep ends them; what was claimed now must not be lost with them
             return ()
 
     async def _promote(self, claiming: ClaimProgress) -> int:
         if EVERY_QUEUE in claiming.capacity:
-            rows = await self._pool.fetch(self._sql["promote_anywhere"], limit=PROMOTE_MOST)
+            rows = await self._pool.fetch(self._sql["promote_anywhere"], limit=MAX_PROMOTED)
         else:
             rows = await self._pool.fetch(
-                self._sql["promote_queues"], queues=list(claiming.capacity), limit=PROMOTE_MOST
+                self._sql["promote_queues"], queues=list(claiming.capacity), limit=MAX_PROMOTED
             )
         for queue, rank, run_at, _ in rows:
             self.note_ready(queue, QueuePosition(rank, run_at, 0))

@@ -63,7 +63,9 @@ class RedisAdmin(SelectionAdmin):
                 [job_id], queue=changes.queue, payload=changes.payload
             )
             fingerprint, partition = partitions[job_id]
-            return await self._once("edit", job_id, uuid4().hex, whole, version, fingerprint, *given, "partition", partition)
+            return await self._once(
+                "edit", job_id, uuid4().hex, whole, version, fingerprint, *given, "partition", partition
+            )
 
         state, done = await _until_current(send)
         found = None if state is None else state_of(state)
@@ -135,7 +137,8 @@ class RedisAdmin(SelectionAdmin):
 
     async def send_command(self, command: WorkerCommand, workers: Sequence[str] | None = None) -> list[str]:
         names = ("all",) if workers is None else ("named", *workers)
-        sent = [worker.decode() for worker in await self._pool.run(self._scripts["send_command"], command.value, *names)]
+        reply = await self._pool.run(self._scripts["send_command"], command.value, *names)
+        sent = [worker.decode() for worker in reply]
         self._notifications.notify_done({f"worker:{worker}" for worker in sent})
         return sent
 

@@ -17,8 +17,8 @@ from holdfast.stores.redis.encoding import decode_text
 PIECE = 200
 """Jobs one script handles: about 2 ms, for which all others wait."""
 _PROMOTE_ROUNDS = 5  # scripts a claim spends on what is due before it takes regardless
-_LOOKS_MOST = 100  # scripts a claim spends on ids that cannot be claimed any more
-_LIMITED_LOOKS_MOST = 3  # the same, on partitions without room
+_MAX_LOOKS = 100  # scripts a claim spends on ids that cannot be claimed any more
+_MAX_LIMITED_LOOKS = 3  # the same, on partitions without room
 
 
 class DeliveryProgress:
@@ -105,9 +105,8 @@ class RedisClaimProgress:
         return self._promoted
 
     def script_calls(self, served: str) -> list[list[Argument]]:
-        """Returns the arguments of the next scripts: one, or several if the first one's jobs fit every queue. Only the
-        first may take jobs that must start at once; jobs behind suspects are looked for by one at a time.
-        """
+        """Arguments of the next scripts: several if the first one's jobs fit every queue. Only the first claims jobs
+        that must start at once; one at a time looks behind suspects."""
         request = self._request
         left = 1 if request.isolated else request.limit - len(self.jobs)
         ample = not self._passed and all(slots == 0 or slots >= left for slots in (*self._slots.values(), self._star))
@@ -153,7 +152,7 @@ class RedisClaimProgress:
         self._looks += more == 1
         asked = self._asked.popleft()
         self._held_back = bool(stopped_at_last_attempt)
-        again = more == 2 or (more == 1 and self._looks < _LOOKS_MOST) or len(rows) >= asked
+        again = more == 2 or (more == 1 and self._looks < _MAX_LOOKS) or len(rows) >= asked
         again = again or (self._held_back and self._startable > 0)  # by one that was not the first
         self.over = self.is_full or not again
 
@@ -194,7 +193,7 @@ class RedisClaimProgress:
         self._limited_looks += not rows
         if more and not jobs:
             self._due_in["limited"] = 0
-        return len(rows) >= PIECE or more == 2 or (more == 1 and self._limited_looks < _LIMITED_LOOKS_MOST)
+        return len(rows) >= PIECE or more == 2 or (more == 1 and self._limited_looks < _MAX_LIMITED_LOOKS)
 
     # ── all jobs ──────────────────────────────────────────────────────────────────────────────────────────────
     def _wanted(self, served: str) -> list[Argument]:

@@ -228,9 +228,9 @@ class _Audit:
             if kept.queue not in known:
                 known = {**known, kept.queue: 0}
                 yield RepairStep(BACK, ("ZADD", self._names("queues"), 0, kept.queue))
-            priorities = self._names("priorities:") + kept.queue
-            if kept.priority and kept.lost_leases < 2 and b"%d" % kept.priority not in self._seen.zsets.get(priorities, {}):
-                yield RepairStep(BACK, ("ZADD", priorities, -kept.priority, kept.priority))
+            key = self._names("priorities:") + kept.queue
+            if kept.priority and kept.lost_leases < 2 and b"%d" % kept.priority not in self._seen.zsets.get(key, {}):
+                yield RepairStep(BACK, ("ZADD", key, -kept.priority, kept.priority))
         first = {
             kept.queue: min(self._scheduled[self._names.schedule_of(kept.queue)].values())
             for kept in self.jobs.values()

@@ -137,10 +137,10 @@ def _failover(info: Mapping[str, str], pool: NamespacePool) -> Finding:
 
 
 def _access(pool: NamespacePool) -> Finding:
-    has_password = bool(pool.address.server.options.get("password"))
-    text = f"{'with' if has_password else 'without'} password, {'with' if pool.address.server.secure else 'without'} TLS"
+    has_auth = bool(pool.address.server.options.get("password"))
+    text = f"{'with' if has_auth else 'without'} password, {'with' if pool.address.server.secure else 'without'} TLS"
     near = ("localhost", "127.0.0.1", "::1")
-    if not has_password and any(host not in near for host, _ in pool.address.server.hosts):
+    if not has_auth and any(host not in near for host, _ in pool.address.server.hosts):
         remedy = "every client that reaches this port owns the queue: set a password or ACL user"
         return Finding("access", "warning", text, remedy)
     return Finding("access", "ok", text)

@@ -23,7 +23,7 @@ TRIES = 20
 """Calls of a script that writes partitions, if jobs or limits change meanwhile each time."""
 CONFLICT = b"conflict"
 """Answer of a script: jobs or limits have changed since the partitions were found."""
-_PIECES_MOST = 50  # scripts of one ``assign_partitions``
+_MAX_PIECES = 50  # scripts of one ``assign_partitions``
 
 
 def limits_of(texts: Iterable[bytes]) -> list[Limit]:
@@ -58,8 +58,7 @@ class PartitionAssigner:
     async def find_partitions(
         self, ids: Sequence[Argument], *, queue: str | None = None, payload: str | None = None
     ) -> tuple[bytes, dict[Argument, tuple[bytes, str]]]:
-        """Returns the version of the limits and, by id, the fingerprint and the partition of each job, for the script that
-        writes it. ``queue`` and ``payload``: what the job is to have then."""
+        """Version of the limits; fingerprint and partition of each job, which gets this ``queue`` and ``payload``."""
         found, texts, version = await self._pool.run(self._scripts["partition_facts"], *ids)
         table = LimitTable(limits_of(texts))
         partitions = dict.fromkeys(ids, (b"-" if texts else b"", ""))
@@ -141,7 +140,7 @@ class RedisLimits:
     ) -> Assigned:
         """Walks the index of submissions, some pieces a call: ``after`` is a number of submission."""
         behind, changed, left, looked, pieces, more = int(after or 0), 0, 0, 0, 0, True
-        while more and looked < limit and pieces < _PIECES_MOST:
+        while more and looked < limit and pieces < _MAX_PIECES:
             jobs, last, more = await self._query.find_open(queue, task, behind)
             pieces += 1
             if len(jobs) > limit - looked:

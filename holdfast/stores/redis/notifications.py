@@ -1,9 +1,8 @@
 """Waiters, and the notifications that wake them.
 
-In this process waiters are called directly. The scripts publish their changes, one message a call, to the rest, on a
-channel for each kind of news, so that no waiter is woken for another's topic. Beside that, a process that waits for a
-queue blocks on its ready list with BLMOVE from the list's head to its head, which changes nothing: so it hears of an id
-pushed by hand, too.
+Waiters of this process are called directly. Scripts notify the others on one channel for each kind of topic. A process
+that waits for a queue also blocks on its ready list with BLMOVE from head to head, which changes nothing but notices an
+id pushed by hand.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ from holdfast.stores.common.waiters import (
 from holdfast.stores.connections.redis_protocol import RedisConnection
 from holdfast.stores.redis.pool import NamespacePool
 
-_WATCHED_MOST = 8  # ready lists a process blocks on; of other queues it hears by the channel alone
-_PAUSE, _PAUSE_MOST = 0.05, 2.0  # seconds between looks at a list without consumers
+_MAX_WATCHED = 8  # ready lists a process blocks on; of other queues it hears by the channel alone
+_PAUSE, _MAX_PAUSE = 0.05, 2.0  # seconds between looks at a list without consumers
 
 _TROUBLE = (OSError, TimeoutError, EOFError, driver.RedisError, HoldfastError)
 
@@ -77,7 +76,7 @@ class RedisNotifications(Listener):
         found = []
         for queue in queues:
             name = "default" if queue == EVERY_QUEUE else queue
-            if name not in self._watches and len(self._watches) < _WATCHED_MOST:
+            if name not in self._watches and len(self._watches) < _MAX_WATCHED:
                 self._watches[name] = _Watch(self._pool, name, self.waiters)
             if name in self._watches:
                 found.append(self._watches[name])
@@ -164,12 +163,12 @@ class _Watch:
                     continue
                 await asyncio.sleep(_GRACE)
                 if head != await run_within(KEEPALIVE_TIMEOUT, connection.send_command("LINDEX", self._list, 0)):
-                    continue  # who pushed it said so, and it was taken
+                    continue  # its submitter has notified, and a worker took it
             elif head == known or not known:
                 # It was there before, and is not taken: the queue is paused, or its workers are busy.
                 known = head
                 await asyncio.sleep(pause)
-                pause = min(2 * pause, _PAUSE_MOST)
+                pause = min(2 * pause, _MAX_PAUSE)
                 continue
             pause, known = _PAUSE, head
             self._waiters.wake_topics((self._topic,))

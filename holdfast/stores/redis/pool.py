@@ -33,15 +33,14 @@ class NamespacePool(redis.RedisPool):
         lost: Script | None = None,
         call_deadline: float | None = None,
     ) -> None:
-        """``lost`` finds out whether a server has less than it has acknowledged. ``call_deadline``:
-        seconds a call takes at most, if a caller waits for its answer."""
+        """``lost``: script that detects lost writes. ``call_deadline``: maximum seconds of a call."""
         super().__init__(address.server, address.prefix, deadline=call_deadline)
         self.address = address
         self.search_for = None if call_deadline is None else _SEARCH * call_deadline
         """Seconds a filter may look for jobs; None: as long as it takes."""
         self._confirmed = _CONFIRMED if call_deadline is None else _SEARCH * call_deadline
         self.name = uuid4().hex[:12]
-        """Who calls: the scripts tell others of what we did, and we know what we said ourselves."""
+        """Sender of notifications: the pool ignores its own."""
         self._now = now
         self._lost = lost
         self._latest: tuple[int, str] | None = None  # number of submission and id of the last job stored for us
@@ -52,8 +51,7 @@ class NamespacePool(redis.RedisPool):
             self._latest = number, job_id
 
     async def _prepare(self, connection: RedisConnection) -> bool:
-        """A server that was away, or another in its place, may have lost the last acknowledged writes: it is asked
-        before it hears of more, and keeps in mind what is missing, for the doctor."""
+        """Detects acknowledged writes that a restart or failover lost, before the next write, for the doctor."""
         if self._latest is None or self._lost is None:
             return True
         known = self._latest
@@ -116,10 +114,8 @@ class NamespacePool(redis.RedisPool):
         )
 
     async def _confirm(self, connection: RedisConnection) -> None:
-        """Wait for the disk and the replicas.
-
-        Both wait for what this connection wrote last. A call that is made again finds its work done and writes nothing:
-        so something is said first, which the log of changes takes note of behind whatever it is about."""
+        """Waits until disk and replicas have the last write of this connection. The PUBLISH is one: a repeated call
+        may write nothing itself."""
         wanted, milliseconds = self.address.replicas, int(self._confirmed * 1000)
         synced = self.address.durability == "waitaof"
         wait = ("WAITAOF", 1, wanted, milliseconds) if synced else ("WAIT", wanted, milliseconds)

@@ -167,8 +167,7 @@ class Read:
         return [job for _, job in await self._show(job_ids)]
 
     async def find_open(self, queue: str | None, task: str | None, behind: int) -> tuple[list[Shown], int, bool]:
-        """Outlines of some jobs of a queue or a task behind a number of submission that have not ended, the last number
-        looked at, and whether there may be more."""
+        """Open jobs of a queue or task behind a submission; the last submission read; True if there are more."""
         rows, last, more = await self._pool.run(self._scripts["scan"], "oldest", behind, _PIECE, 0)
         where = JobFilter(states=(*NOT_STARTED, JobState.RUNNING), queue=queue, tasks=() if task is None else (task,))
         return [each for each in self._found(rows) if matches_filter(each[1], where)], int(last), bool(more)

@@ -95,8 +95,7 @@ class RedisQueueing:
 
     # ── submit ────────────────────────────────────────────────────────────────────────────────────────────────
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
-        """Store the batch, each piece of it whole; nothing of it where one job cannot be stored at all, or the server
-        evicts."""
+        """Stores the batch, each piece of it whole; nothing if a job is invalid or the server evicts."""
         if not jobs:
             return []
         await self._eviction.refuse_evicting(self._pool)

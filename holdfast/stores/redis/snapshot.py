@@ -120,7 +120,7 @@ class IndexedJob(NamedTuple):
     @classmethod
     def from_hash(cls, fields: Sequence[bytes | None]) -> IndexedJob | None:
         """From FIELDS. None for a hash without a state: not ours. ValueError for values that make no sense."""
-        state, spec, due, seq, lost_leases, key, ended, expires, picked, partition_field = fields
+        state, spec, due, seq, lost_leases, key, ended, expires, picked, buckets = fields
         if state is None:
             return None
         match = _SPEC.match(spec or b"")
@@ -128,8 +128,8 @@ class IndexedJob(NamedTuple):
             raise ValueError(state)
         priority, queue = int(match[1]), match[2]
         numbers = int(due or 0), int(seq or 0), int(lost_leases or 0)
-        is_limited = partition_field is not None and spec is not None and _LIMITED.search(spec)
-        partition, _, weights = partition_field.partition(b"\n") if partition_field is not None and is_limited else (None, b"", b"")
+        is_limited = buckets is not None and spec is not None and _LIMITED.search(spec)
+        partition, _, weights = buckets.partition(b"\n") if buckets is not None and is_limited else (None, b"", b"")
         instant = int(expires) if expires is not None and picked is None else None
         return cls(state, queue, priority, *numbers, key, int(ended or 0), partition, weights or None, instant)
 

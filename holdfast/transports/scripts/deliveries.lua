@@ -111,7 +111,7 @@ end)
 
 -- name: receive
 -- LIMIT, the queue served last, the number of paused queues and their names, then pairs of QUEUE and SLOTS. Takes at
--- most the slots of each queue, in turn; `*` means every queue that is not named. Returns triples of QUEUE, RECEIPT, ID.
+-- most the slots of each queue, in turn; `*` means every unnamed queue. Returns triples of QUEUE, RECEIPT, ID.
 local remaining, last_served = tonumber(ARGV[2]), ARGV[3]
 local first = 5 + tonumber(ARGV[4])
 local paused, slots, queues = {}, {}, {}

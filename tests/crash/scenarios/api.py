@@ -88,8 +88,8 @@ class Clients:
         else:
             status, given = answer.status_code, answer.json()
             job = given.get("id", "")
-            told_when = answer.headers.get("retry-after", "").isdigit()
-            if status == 503 and not (told_when and given["code"] == "unavailable"):
+            has_retry_after = answer.headers.get("retry-after", "").isdigit()
+            if status == 503 and not (has_retry_after and given["code"] == "unavailable"):
                 self.untold.append(answer.text)
         now = time.monotonic()
         self.answers.append(Answer(key, status, job, now, now - begun))
@@ -112,10 +112,10 @@ class Clients:
 
 def judge(clients: Clients, database: Database, report: Report) -> None:
     """Every key that was acknowledged has one job, the one it was told; nothing else but 503 was ever answered."""
-    told, owners, stored = clients.acknowledged, database.keys(), database.rows()
-    lost = [key for key, job in told.items() if job not in stored]
+    acknowledged, owners, stored = clients.acknowledged, database.keys(), database.rows()
+    lost = [key for key, job in acknowledged.items() if job not in stored]
     report.expect(not lost, f"{len(lost)} acknowledged jobs do not exist: {lost[:3]}")
-    other = [key for key, job in told.items() if owners.get(key) != job]
+    other = [key for key, job in acknowledged.items() if owners.get(key) != job]
     report.expect(not other, f"keys that stand for another job than was told: {other[:3]}")
     report.expect(len(stored) == len(owners), f"{len(stored)} jobs for {len(owners)} keys")
     statuses = Counter(each.status for each in clients.answers)
@@ -123,7 +123,7 @@ def judge(clients: Clients, database: Database, report: Report) -> None:
     report.expect(not strange, f"answers that should not be: {sorted(strange)}")
     report.expect(not clients.untold, f"503 without a word on when to try again: {clients.untold[:1]}")
     report.expect((verdict := database.integrity()) == "ok", f"integrity: {verdict}")
-    report.figures |= {"keys": len(told), "jobs": len(stored), "answers": dict(sorted(statuses.items()))}
+    report.figures |= {"keys": len(acknowledged), "jobs": len(stored), "answers": dict(sorted(statuses.items()))}
 
 
 # ── kill -9 of the API ────────────────────────────────────────────────────────────────────────────────────────────
@@ -236,9 +236,11 @@ AWAY: dict[str, Callable[[Path], AbstractContextManager[Store]]] = {
 """By the name of the store, and of what happens to it."""
 
 
-def outages(folder: Path, name: str, *, clients: int, times: int, told: float, within: float, seed: int) -> Report:
-    """The store goes away under load and comes back: every request is answered, 503 within ``told`` seconds, and once
-    it is back every client is acknowledged again within so many."""
+def outages(
+    folder: Path, name: str, *, clients: int, times: int, max_refusal: float, within: float, seed: int
+) -> Report:
+    """The store goes away under load and comes back. Every request is answered, 503 within ``max_refusal`` seconds;
+    once the store is back, every client is acknowledged again ``within`` seconds."""
     report, rng = Report(figures={"seed": seed, "outages": times}), random.Random(seed)
     back_in: list[float] = []
     with AWAY[name](folder) as store, Served(folder, store.url) as served:
@@ -254,8 +256,10 @@ def outages(folder: Path, name: str, *, clients: int, times: int, told: float, w
         with served.client() as client:
             report.expect(client.get("/health/ready").status_code == 200, "not ready although the store is back")
     refusals = [each.seconds for each in crowd.answers if each.status == 503]
-    slow = sum(seconds > told for seconds in refusals)
-    report.expect(not slow, f"{slow} of {len(refusals)} refusals took over {told:g} s, one {max(refusals):.2f} s")
+    slow = sum(seconds > max_refusal for seconds in refusals)
+    report.expect(
+        not slow, f"{slow} of {len(refusals)} refusals took over {max_refusal:g} s, one {max(refusals):.2f} s"
+    )
     report.expect(max(back_in) <= within, f"a client was served {max(back_in):.2f} s after the store was back")
     report.expect(crowd.count(0) == 0, f"{crowd.count(0)} requests had no answer")
     report.figures |= {

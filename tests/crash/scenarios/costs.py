@@ -15,7 +15,7 @@ from tests.support.stores import Home
 CONCURRENCY = (1, 10)
 """In turn: each kill is of a worker of its own."""
 BACKLOG = 2000  # jobs, more than a worker claims at once
-MOST_STARTED = 400  # jobs that a worker begins before it is killed
+MAX_STARTED = 400  # jobs that a worker begins before it is killed
 STARTS_WITHIN, QUIET_WITHIN = 30.0, 120.0  # seconds
 
 
@@ -48,7 +48,7 @@ def _cost(
             submitted += submit(fleet, work(BACKLOG - len(submitted) + ended, 0.0, max_attempts=max_attempts))
             worker = fleet.start("tests.crash.programs.worker", HOLDFAST_CONCURRENCY=str(concurrency))
             fleet.await_ready({worker.pid})
-            enough = rng.randint(1, MOST_STARTED)
+            enough = rng.randint(1, MAX_STARTED)
             until(_started(fleet, worker.pid, enough), STARTS_WITHIN, f"{enough} jobs to start", pause=0.001)
             charged[concurrency].append(fleet.kill(worker))
         fleet.start_workers(1)

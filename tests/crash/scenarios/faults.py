@@ -37,7 +37,7 @@ AT_THE_STORE = (
     "sweep.after_settle",
 )
 """Where the error of a store can surface."""
-MOST = {"beat.before": 4, "sweep.before_settle": 1, "sweep.after_settle": 1}
+MAX_HITS = {"beat.before": 4, "sweep.before_settle": 1, "sweep.after_settle": 1}
 """How often a worker that dies soon comes to a point for sure; else 12."""
 
 
@@ -54,7 +54,7 @@ def killed_at(folder: Path, home: Home, *, points: Sequence[str] = WORKING, roun
             for point in points:
                 if point.startswith("sweep."):
                     _leave_leases(fleet)
-                fault = f"{point}:kill@{rng.randint(1, MOST.get(point, 12))}"
+                fault = f"{point}:kill@{rng.randint(1, MAX_HITS.get(point, 12))}"
                 process = fleet.start(WORKER, HOLDFAST_FAULTS=fault)
                 fleet.await_end(process, 60, f"{fault} to strike")
                 report.expect(process.returncode == -signal.SIGKILL, f"{fault}: exit code {process.returncode}")
@@ -93,7 +93,7 @@ def failed_at(folder: Path, home: Home, *, points: Sequence[str] = AT_THE_STORE,
         first = fleet.start(WORKER)
         until(lambda: len(fleet.runs()) > 3, 60, "the first executions")
         fleet.kill(first)
-        faults = ",".join(f"{point}:fail@{rng.randint(1, MOST.get(point, 6))}" for point in points)
+        faults = ",".join(f"{point}:fail@{rng.randint(1, MAX_HITS.get(point, 6))}" for point in points)
         process = fleet.start(WORKER, HOLDFAST_FAULTS=faults)
         await_quiet(fleet, 120)
         report.expect(process.poll() is None, f"the worker ended with exit code {process.returncode}")

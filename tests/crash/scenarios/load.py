@@ -121,7 +121,7 @@ class Load:
         doubted = {(line["by"], line["index"]) for line in fleet.lines("doubt")}
         kept = [note.job for note in notes if (note.by, note.index) in doubted]
         self._judge_keys([line for line in acks if line["jobs"]], notes)
-        self._judge_logs(told=bool(gone))
+        self._judge_logs(with_losses=bool(gone))
         known = facts(fleet, [*(job for line in acks for job in line["jobs"]), *kept])
         refusals = [line["seconds"] for line in fleet.lines("unavailable")]
         report.figures |= {
@@ -148,14 +148,16 @@ class Load:
         keyed = sum(line["key"] is not None for line in acks)
         self.report.expect(keyed == len(owners), f"{keyed} keys were acknowledged and {len(owners)} are stored")
 
-    def _judge_logs(self, *, told: bool) -> None:
+    def _judge_logs(self, *, with_losses: bool) -> None:
         """Nobody writes secrets, or without end: an absence is some lines of one event each. A loss is
-        ``told`` by a submitter, too, which has no log but a line of text."""
+        ``with_losses``: a submitter reports lost jobs, too, which has no log but a line of text."""
         log = self.fleet.errors()
         lines = log.splitlines()
         for secret in (*SECRETS, *(quote(secret, safe="") for secret in SECRETS)):
             self.report.expect(secret not in log, f"the logs show {secret!r}")
-        strange = [line for line in lines if not (line.startswith("{") or (told and "came back without" in line))]
+        strange = [
+            line for line in lines if not (line.startswith("{") or (with_losses and "came back without" in line))
+        ]
         self.report.expect(not strange, f"not lines of a log: {strange[:3]}")
         most = WORKERS * (self._absences * AT_ONCE + self._away * A_SECOND)
         self.report.expect(len(lines) <= most, f"{len(lines)} log lines about {self._away:.0f} s without the store")

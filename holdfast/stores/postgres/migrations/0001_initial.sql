@@ -90,7 +90,7 @@ create index attempt_setback on holdfast.attempt (ended_at) where state < 5; -- 
 -- What handlers log with their jobs.
 create table holdfast.line (
     job_id uuid not null,
-    claims bigint not null,             -- of the lease under which it was said
+    claims bigint not null,             -- of the lease under which it was logged
     at bigint not null,
     attempt bigint not null,
     number integer not null,            -- among the lines of its attempt
@@ -319,15 +319,15 @@ $$;
 create function holdfast.complete(done text) returns table (accepted boolean, state smallint)
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
-    said json := done::json;
-    job uuid := (said ->> 'id')::uuid;
-    now_us bigint := coalesce((said ->> 'at')::bigint, (extract(epoch from statement_timestamp()) * 1000000)::bigint);
+    settlement json := done::json;
+    job uuid := (settlement ->> 'id')::uuid;
+    now_us bigint := coalesce((settlement ->> 'at')::bigint, (extract(epoch from statement_timestamp()) * 1000000)::bigint);
 begin
     update holdfast.job j
-    set state = 5, ended_at = now_us, result = said ->> 'result', lease_until = null, lost_leases = 0, tier = 0,
+    set state = 5, ended_at = now_us, result = settlement ->> 'result', lease_until = null, lost_leases = 0, tier = 0,
         cancelling = false,
         reason = null, error = null, ended_by = pg_current_xact_id()
-    where j.id = job and j.claims = (said ->> 'claims')::bigint and j.state + 0 = 2 and j.lease_until + 0 > now_us;
+    where j.id = job and j.claims = (settlement ->> 'claims')::bigint and j.state + 0 = 2 and j.lease_until + 0 > now_us;
     accepted := found;
     state := (select j.state from holdfast.job j where j.id = job);
     if accepted then

@@ -5,7 +5,6 @@
 -- Redis does not roll back a script that fails. `read_fields` tolerates a job key of another type; `safe_call` renames
 -- such a key in our structures. Redis at `maxmemory` refuses a script at its first write if that may need memory:
 -- `allow_when_full` makes the first write a DEL.
---
 -- Each call, and each concatenation, costs about a microsecond: keep both few per job.
 local PREFIX, SCHEDULE, READY, LEASES, JOB = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local call, unpack = redis.call, unpack

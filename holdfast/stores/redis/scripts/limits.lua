@@ -478,7 +478,6 @@ for n = 11, #ARGV, 2 do
     queue_order[#queue_order + 1] = ARGV[n]
 end
 local paused = call('EXISTS', PREFIX .. 'paused') == 1 and paused_queues() or {}
--- more expired jobs may be ready
 local has_overdue = call('EXISTS', PREFIX .. 'expiry') == 1 and expire_overdue(MAX_BATCH) == MAX_BATCH
 
 local function note_room_at(instant)
@@ -863,14 +862,13 @@ return {
 }
 
 -- fragment: limit_documents
--- The queue that a limit's document bounds the claims of, if any.
+-- The queue whose claims a limit's document bounds; nil for none, or a bound of the depth alone.
 local function limited_queue_of(text)
     local readable, document = pcall(cjson.decode, string.match(text or '', '^%d+ (.*)$') or '')
     if not readable or type(document) ~= 'table' then
         return nil
     end
     local values = type(document.values) == 'table' and document.values or {}
-    -- not one that only bounds the depth
     return (document.by or values.concurrency or values.rate) and document.queue or nil
 end
 

@@ -3,8 +3,7 @@
 -- "worker": whose leases follow, "" for any worker.
 -- "first": a length, and ids of that length in one text: successes without a result under a first claim, as most are.
 -- "success": a number, then id, claims and result ("" for none) of each. Both need a live lease.
--- "other": id, claims, state, reason, delay, flags ("r" refund, "e" the lease has expired), result, error, traceback;
--- "=" stands before an error or traceback that exists.
+-- "other": id, claims, state, reason, delay, flags ("r" refund, "e" expired), result, "=" + error, "=" + traceback.
 -- Returns 1 (accepted; 2 for a job under limits), or {accepted, state, run_at, 1 for a job under limits}.
 allow_when_full()
 local answers, succeeded_entries, settled_ids, settled_count = {}, {}, {}, 0

@@ -92,7 +92,7 @@ create index holdfast_attempt_setback on holdfast_attempt (ended_at) where state
 -- What handlers log with their jobs.
 create table holdfast_line (
     job_seq integer not null references holdfast_job (seq) on delete cascade,
-    claims integer not null,            -- of the lease under which it was said
+    claims integer not null,            -- of the lease under which it was logged
     number integer not null,            -- among the lines of its attempt
     attempt integer not null,
     at integer not null,

@@ -174,11 +174,11 @@ CASES = [
         ),
         {"recent": 1_000_000, "most": BATCH},
     ),
-    Case("endings", ("job_ended(state, ended_at)", "attempt_setback(ended_at)"), FEED),
+    Case("endings", ("job_ended(state, ended_at)", "attempt_retried(ended_at)"), FEED),
     Case("transactions", (), {"top": 1 << 31}),
     Case(
         "endings",
-        ("job_ended(state, ended_at)", "attempt_setback(ended_at)"),
+        ("job_ended(state, ended_at)", "attempt_retried(ended_at)"),
         FEED | {"low": NOW - ROWS // 2, "at": NOW - ROWS // 2},
     ),
     Case("deletable", (BY_ID,), {"ids": ids(6)}),

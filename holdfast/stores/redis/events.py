@@ -55,7 +55,7 @@ class RedisQuery(Read):
         for job_id, _, attempt in attempts:
             job = jobs[job_id]
             if job is not None:
-                found.append(_set_back(job, attempt))
+                found.append(_failed(job, attempt))
         return found
 
 
@@ -121,7 +121,7 @@ def _ended(job: Job) -> JobEvent:
     )
 
 
-def _set_back(job: Job, attempt: Attempt) -> JobEvent:
+def _failed(job: Job, attempt: Attempt) -> JobEvent:
     return JobEvent(
         job_id=job.id,
         task=job.task,

@@ -343,8 +343,8 @@ class Counting:
         """Counts the jobs of each kind."""
         now_us = await self._read.server_time_us()
         since = now_us - recent // MICROSECOND
-        flat = await self._pool.run_command("ZRANGEBYSCORE", self._prefix + "setbacks", since, "+inf")
-        set_back = {member.partition(b" ")[2].decode("utf-8", "replace") for member in flat}
+        flat = await self._pool.run_command("ZRANGEBYSCORE", self._prefix + "failures", since, "+inf")
+        failed = {member.partition(b" ")[2].decode("utf-8", "replace") for member in flat}
         groups: list[CountGroup] = []
         seen: set[str] = set()
         async for ids in self._structures():
@@ -352,7 +352,7 @@ class Counting:
             seen.update(fresh)
             for start in range(0, len(fresh), _PIECE):
                 jobs = await self._read.summaries(fresh[start : start + _PIECE])
-                groups += [_group(job, now_us, since, set_back) for job in jobs if job is not None]
+                groups += [_group(job, now_us, since, failed) for job in jobs if job is not None]
                 groups = merge_groups(groups)
         return JobStats(groups, self._most)
 
@@ -388,7 +388,7 @@ class Counting:
                 found += await self._ids(
                     "ZRANGE", f"{self._prefix}quarantine:{queue}", 0, _last_of(self._most - len(found))
                 )
-        for queue in await self._ids("ZRANGE", self._prefix + "limited", 0, _last_of(self._most)):
+        for queue in await self._ids("ZRANGE", self._prefix + "partitioned_queues", 0, _last_of(self._most)):
             if len(found) < self._most:
                 found += await self._read.limited_ids(queue, self._most - len(found))
         return found
@@ -402,7 +402,7 @@ def _last_of(number: int) -> int:
     return number - 1
 
 
-def _group(job: Job, now_us: int, since: int, set_back: set[str]) -> CountGroup:
+def _group(job: Job, now_us: int, since: int, failed: set[str]) -> CountGroup:
     happened = max(job.created_at_us, job.started_at_us or 0, job.ended_at_us or 0)
     waits = job.state in (JobState.SCHEDULED, JobState.FAILED)
     ended, started = job.ended_at_us, job.started_at_us
@@ -413,7 +413,7 @@ def _group(job: Job, now_us: int, since: int, set_back: set[str]) -> CountGroup:
         worker=job.worker,
         attempts=job.attempts,
         later=waits and job.run_at_us > now_us,
-        recent=happened >= since or job.id in set_back,
+        recent=happened >= since or job.id in failed,
         number=1,
         seconds=took,
         longest=took,

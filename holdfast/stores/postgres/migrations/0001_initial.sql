@@ -85,7 +85,7 @@ create table holdfast.attempt (         -- attempts that did not succeed
     traceback text,
     primary key (job_id, claims)
 );
-create index attempt_setback on holdfast.attempt (ended_at) where state < 5; -- the job went on
+create index attempt_retried on holdfast.attempt (ended_at) where state < 5; -- the job went on
 
 -- What handlers log with their jobs.
 create table holdfast.line (

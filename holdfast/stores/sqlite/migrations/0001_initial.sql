@@ -87,7 +87,7 @@ create table holdfast_attempt (         -- attempts that did not succeed
     primary key (job_seq, claims)
 ) strict, without rowid;
 
-create index holdfast_attempt_setback on holdfast_attempt (ended_at) where state < 5; -- the job went on
+create index holdfast_attempt_retried on holdfast_attempt (ended_at) where state < 5; -- the job went on
 
 -- What handlers log with their jobs.
 create table holdfast_line (

@@ -207,7 +207,7 @@ class LimitManager:
 
 async def _finish_assignment(store: Store, limit: Limit) -> Limit:
     """Gives the jobs of a limit their partitions, and takes back its mark that this is to be done."""
-    left = [await _assign(store, *place) for place in limit.unassigned]
+    left = [await _assign(store, *target) for target in limit.unassigned]
     if not left or any(left):
         return limit
     done = replace(limit, unassigned=())
@@ -242,8 +242,8 @@ class BlockingLimits(BlockingView):
 def merge_limits(declared: Mapping[str, Limit], settings: Settings) -> dict[str, Limit]:
     """Limits that code and settings declare; raises `ConfigError` for a name that both do."""
     for name in sorted(declared.keys() & settings.limits.keys()):
-        places = f"the code and as limits.{name} in {settings.source_of('limits')}"
-        raise ConfigError(f"limit {name!r} is declared in {places}; remove one of them, or give it another name")
+        sources = f"the code and as limits.{name} in {settings.source_of('limits')}"
+        raise ConfigError(f"limit {name!r} is declared in {sources}; remove one of them, or give it another name")
     return {**settings.limits, **declared}
 
 
@@ -266,10 +266,10 @@ def _buckets_of(limit: Limit, values: Sequence[Any]) -> list[str]:
 
 def _unassigned_places(known: Limit | None, changed: Limit) -> tuple[tuple[str | None, str | None], ...]:
     """Queues and tasks whose jobs need new partitions once a limit is changed, with those that needed them before."""
-    places = set(known.unassigned if known is not None else ())
+    targets = set(known.unassigned if known is not None else ())
     if _applies_to(known) != _applies_to(changed):
-        places |= {(each.queue, each.task) for each in (known, changed) if each is not None and _applies_to(each)}
-    return tuple(sorted(places, key=str))
+        targets |= {(each.queue, each.task) for each in (known, changed) if each is not None and _applies_to(each)}
+    return tuple(sorted(targets, key=str))
 
 
 def _applies_to(limit: Limit | None) -> tuple[object, ...] | None:
@@ -282,9 +282,9 @@ def _applies_to(limit: Limit | None) -> tuple[object, ...] | None:
 def _check_number(limits: Mapping[str, Limit], changed: Limit) -> None:
     if changed.name not in limits and len(limits) >= MAX_LIMITS:
         raise Invalid("limit", changed.name, f"remove one first: there are {MAX_LIMITS:,}", "is one too many")
-    place = (changed.queue, changed.task)
-    others = [each for each in limits.values() if (each.queue, each.task) == place and each.name != changed.name]
-    if place != (None, None) and len(others) >= MAX_OF_ONE:
+    target = (changed.queue, changed.task)
+    others = [each for each in limits.values() if (each.queue, each.task) == target and each.name != changed.name]
+    if target != (None, None) and len(others) >= MAX_OF_ONE:
         names = ", ".join(sorted(each.name for each in others))
         raise Invalid("limit", changed.name, f"its queue or task has {MAX_OF_ONE} limits: {names}", "is one too many")
     for name in [each.name for each in others if each.is_counted and changed.is_counted]:

@@ -71,11 +71,11 @@ class Program(ExampleGroup):
 
 
 def _check_words(words: Sequence[str]) -> None:
-    for place, word in enumerate(words, 1):
+    for index, word in enumerate(words, 1):
         try:
             word.encode()
         except UnicodeEncodeError:
-            raise click.UsageError(f"argument {place} is not valid UTF-8: {safe_text(word)}") from None
+            raise click.UsageError(f"argument {index} is not valid UTF-8: {safe_text(word)}") from None
 
 
 def _fail(error: HoldfastError | click.ClickException, words: Sequence[str]) -> NoReturn:

@@ -173,21 +173,21 @@ def run_bulk(
     with session.open_target() if needs_tasks else session.open_jobs() as app:
         if dry_run:
             return _count(session, app, change, ids, filters)
-        operation, turns = getattr(app.sync, change.name), PacedCalls(change)
+        operation, pace = getattr(app.sync, change.name), PacedCalls(change)
 
         def next_slice(where: JobFilter) -> BulkResult:
-            operated: BulkResult = operation(where, **turns.batch_options())
-            turns.pace_batch(len(operated.changed))
+            operated: BulkResult = operation(where, **pace.batch_options())
+            pace.pace_batch(len(operated.changed))
             return operated
 
         if ids:
-            operated = operation(list(ids), limit=len(ids), **turns.batch_options())
-            turns.pace_batch(len(operated.changed))
+            operated = operation(list(ids), limit=len(ids), **pace.batch_options())
+            pace.pace_batch(len(operated.changed))
         else:
             operated = operate_on_all(next_slice, by_state(app.run_blocking(filters.build_filter(app)), change.legal))
             if not operated.changed:
                 _note_unused(app, filters.queue)
-        return print_operated(session, operated, change, turns)
+        return print_operated(session, operated, change, pace)
 
 
 def _note_unused(app: Holdfast, queue: str | None) -> None:
@@ -204,32 +204,32 @@ def _count(session: Session, app: Holdfast, change: BulkOperation, ids: tuple[st
         )
         if not number:
             _note_unused(app, filters.queue)
-    turns = PacedCalls(change)
-    turns.pace_batch(number)
+    pace = PacedCalls(change)
+    pace.pace_batch(number)
     if session.json:
-        print_json({"dry_run": True, "count": number, **_lasting(turns)})
+        print_json({"dry_run": True, "count": number, **_lasting(pace)})
     else:
-        click.echo(f"{count_noun(number, 'job')} would be {change.done}{_over(turns)}")
+        click.echo(f"{count_noun(number, 'job')} would be {change.done}{_over(pace)}")
     return 0
 
 
-def _lasting(turns: PacedCalls) -> dict[str, float]:
-    return {"seconds": turns.after.total_seconds()} if turns.after else {}
+def _lasting(pace: PacedCalls) -> dict[str, float]:
+    return {"seconds": pace.after.total_seconds()} if pace.after else {}
 
 
-def _over(turns: PacedCalls) -> str:
-    return f", one after the other over {format_span(turns.after)}" if turns.after else ""
+def _over(pace: PacedCalls) -> str:
+    return f", one after the other over {format_span(pace.after)}" if pace.after else ""
 
 
-def print_operated(session: Session, operated: BulkResult, change: BulkOperation, turns: PacedCalls) -> int:
+def print_operated(session: Session, operated: BulkResult, change: BulkOperation, pace: PacedCalls) -> int:
     """Prints the result of an operation; returns 1 if something was refused."""
     if session.json:
         count = len(operated.changed)
-        print_json({"dry_run": False, "count": count, **_lasting(turns), **to_plain(operated_document(operated))})
+        print_json({"dry_run": False, "count": count, **_lasting(pace), **to_plain(operated_document(operated))})
     else:
         asked = sum(state is JobState.RUNNING for _, state in operated.changed)
         also = f", {asked} of them run and were asked to stop" if asked else ""
-        click.echo(f"{count_noun(len(operated.changed), 'job')} {change.done}{also}{_over(turns)}")
+        click.echo(f"{count_noun(len(operated.changed), 'job')} {change.done}{also}{_over(pace)}")
         for job_id, state in operated.refused:
             why = "there is no such job" if state is None else change.describe_refusal(job_id, state)
             click.echo(f"holdfast: job {job_id} was not {change.done}: {why}", err=True)

@@ -94,32 +94,32 @@ def make_table(columns: Sequence[Column], rows: Iterable[Sequence[object]]) -> T
     listed = [[safe_text("-" if cell is None else cell) for cell in row] for row in rows]
     made = Table(box=box.SIMPLE_HEAD if to.is_terminal else None, pad_edge=False, header_style="bold")
     shown = fitting_columns(columns, listed, to.width)
-    for place in shown:
-        column = columns[place]
+    for index in shown:
+        column = columns[index]
         made.add_column(
             column.title,
             justify="right" if column.kind == "number" else "left",
             no_wrap=column.kind != "text",
             overflow="ellipsis" if column.kind == "word" else "fold",
-            min_width=_least(column, listed, place),
+            min_width=_least(column, listed, index),
         )
     for row in listed:
-        made.add_row(*(Text(row[place], style=STATE_STYLES.get(row[place], "")) for place in shown))
+        made.add_row(*(Text(row[index], style=STATE_STYLES.get(row[index], "")) for index in shown))
     return made
 
 
 def fitting_columns(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[int]:
     """Returns the indexes of the columns that fit; spare ones are left out, the last one first."""
     shown = list(range(len(columns)))
-    spare = [place for place in shown if columns[place].spare]
-    while spare and sum(_least(columns[place], rows, place) + _GAP for place in shown) > width:
+    spare = [index for index in shown if columns[index].spare]
+    while spare and sum(_least(columns[index], rows, index) + _GAP for index in shown) > width:
         shown.remove(spare.pop())
     return shown
 
 
-def _least(column: Column, rows: Sequence[Sequence[str]], place: int) -> int:
+def _least(column: Column, rows: Sequence[Sequence[str]], index: int) -> int:
     """Returns the minimum width of a column."""
-    natural = max([len(column.title), *(len(row[place]) for row in rows)])
+    natural = max([len(column.title), *(len(row[index]) for row in rows)])
     return min(natural, {"word": _WORD, "text": _TEXT}.get(column.kind, natural))
 
 

@@ -181,9 +181,9 @@ class LimitTable:
         for limit in self.limits.values():
             if limit.queue is not None and limit.values.depth is not None and not limit.is_counted:
                 self.depths[limit.queue] = min(limit.values.depth, self.depths.get(limit.queue, limit.values.depth))
-            place, name = (self._tasks, limit.task) if limit.queue is None else (self._queues, limit.queue)
+            by_name, name = (self._tasks, limit.task) if limit.queue is None else (self._queues, limit.queue)
             if limit.is_claimed and name is not None:
-                place.setdefault(name, []).append(limit)
+                by_name.setdefault(name, []).append(limit)
 
     def share_of(self, partition: str) -> int:
         """The share of turns of a partition: that of its first bucket with one."""

@@ -148,18 +148,18 @@ class CountRow(NamedTuple):
 
 
 def queues_of(
-    looks: Sequence[CountRow], paused: Mapping[str, bool], *, recent: timedelta, most: int
+    counted: Sequence[CountRow], paused: Mapping[str, bool], *, recent: timedelta, most: int
 ) -> dict[str, QueueInfo]:
     """Returns the counted and the paused queues by name, without the age of their oldest ready job."""
-    names = sorted({look.queue for look in looks} | {name for name in paused if paused[name]})
+    names = sorted({row.queue for row in counted} | {name for name in paused if paused[name]})
     states: dict[str, Counter[JobState]] = {name: Counter() for name in names}
-    for look in looks:
-        if look.number:
-            states[look.queue][look.state] += look.number
+    for row in counted:
+        if row.number:
+            states[row.queue][row.state] += row.number
     together = [bucket for bucket in BUCKETS if not bucket & _BY_QUEUE]
     shared = full_states(sum(states.values(), Counter()), most, together)
     own = [bucket for bucket in BUCKETS if bucket & _BY_QUEUE]
-    rates = _rates(looks, recent, most)
+    rates = _rates(counted, recent, most)
     return {
         name: QueueInfo(
             name=name,
@@ -173,12 +173,12 @@ def queues_of(
     }
 
 
-def _rates(looks: Sequence[CountRow], recent: timedelta, most: int) -> Mapping[str, float]:
+def _rates(counted: Sequence[CountRow], recent: timedelta, most: int) -> Mapping[str, float]:
     rates: defaultdict[str, float] = defaultdict(float)
     for state in TERMINAL:
-        seen = [look for look in looks if look.state is state]
-        whole = sum(look.number for look in seen) < most
-        seconds = covered_seconds(recent, max((look.age_us for look in seen), default=0) / 1e6, whole=whole)
-        for look in seen:
-            rates[look.queue] += look.lately / seconds
+        seen = [row for row in counted if row.state is state]
+        whole = sum(row.number for row in seen) < most
+        seconds = covered_seconds(recent, max((row.age_us for row in seen), default=0) / 1e6, whole=whole)
+        for row in seen:
+            rates[row.queue] += row.lately / seconds
     return rates

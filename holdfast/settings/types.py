@@ -200,14 +200,14 @@ def _parse_limits(field: str, value: object) -> Mapping[str, Limit]:
 
 
 def _parse_limit(field: str, name: str, options: object) -> Limit:
-    place = f"{field}.{name}"
+    location = f"{field}.{name}"
     if not isinstance(options, Mapping):
-        raise Invalid(place, options, f"write its options in a table, [{place}]")
+        raise Invalid(location, options, f"write its options in a table, [{location}]")
     try:
         return draft_limit(name, limit_options(options))
     except Invalid as error:
         option = error.value if error.field == "option" else error.field
-        raise Invalid(f"{place}.{option}", error.value, error.remedy) from None
+        raise Invalid(f"{location}.{option}", error.value, error.remedy) from None
 
 
 FLAG: Kind[bool] = Kind(

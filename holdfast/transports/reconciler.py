@@ -82,10 +82,10 @@ class Reconciler:
         deliveries = await session.without_malformed(await session.call_transport(session.transport.reclaim()))
         if not deliveries:
             return
-        places = await self._queries.locate_jobs([each.job_id for each in deliveries])
+        located = await self._queries.locate_jobs([each.job_id for each in deliveries])
         ready: dict[str, list[str]] = {}
         for each in deliveries:
-            queue, state = places.get(each.job_id, ("", None))
+            queue, state = located.get(each.job_id, ("", None))
             if state is JobState.QUEUED:
                 ready.setdefault(queue, []).append(each.job_id)
         await session.call_transport(session.transport.publish(ready))
@@ -130,8 +130,8 @@ class Reconciler:
         for queue, ids in lost.items():
             present = await self._ids(queue)
             missing_still = [] if present is None else [job_id for job_id in ids if job_id not in present]
-            places = await self._queries.locate_jobs(missing_still)
-            lost[queue] = [job_id for job_id in missing_still if places.get(job_id) == (queue, JobState.QUEUED)]
+            located = await self._queries.locate_jobs(missing_still)
+            lost[queue] = [job_id for job_id in missing_still if located.get(job_id) == (queue, JobState.QUEUED)]
         await self._session.call_transport(
             self._session.transport.publish({queue: ids for queue, ids in lost.items() if ids})
         )

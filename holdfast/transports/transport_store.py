@@ -294,8 +294,8 @@ class TransportAdmin(ForwardingAdmin):
         if isinstance(selection, JobFilter):
             queues.update([] if selection.queue is None else [selection.queue])
         else:
-            places = await self._queries.locate_jobs(selection)
-            queues.update(queue for queue, state in places.values() if state is JobState.DEAD)
+            located = await self._queries.locate_jobs(selection)
+            queues.update(queue for queue, state in located.values() if state is JobState.DEAD)
         operated = await self._inner.delete(selection, limit=limit)
         if any(state is JobState.DEAD for _, state in operated.changed):
             with suppress(HoldfastError):
@@ -400,8 +400,8 @@ class _OpenTransport:
             return jobs
         ready: set[str] = set()
         with suppress(HoldfastError):  # they are stored: a sweep finds those that are ready
-            places = await self.queries.locate_jobs(list(timed))
-            ready = {job_id for job_id, (_, state) in places.items() if state is JobState.QUEUED}
+            located = await self.queries.locate_jobs(list(timed))
+            ready = {job_id for job_id, (_, state) in located.items() if state is JobState.QUEUED}
             await self.queries.wake_waiters([f"due:{timed[job_id]}" for job_id in timed if job_id not in ready])
         return [job for job in jobs if job.id not in timed or job.id in ready]
 
@@ -413,8 +413,8 @@ class _OpenTransport:
         """Publishes ready jobs and dead letters of these, and wakes workers that sleep until a due job. Returns the
         queues they are in."""
         by_state: dict[JobState, list[tuple[str, str]]] = {}
-        places = await self.queries.locate_jobs(job_ids)
-        for job_id, (queue, state) in places.items():
+        located = await self.queries.locate_jobs(job_ids)
+        for job_id, (queue, state) in located.items():
             by_state.setdefault(state, []).append((queue, job_id))
         await self.announce_ready(_by_queue(by_state.get(JobState.QUEUED, [])))
         if JobState.DEAD in by_state:
@@ -422,7 +422,7 @@ class _OpenTransport:
         due = by_state.get(JobState.FAILED, []) + by_state.get(JobState.SCHEDULED, [])
         if due:
             await self.queries.wake_waiters([f"due:{queue}" for queue in {queue for queue, _ in due}])
-        return {queue for queue, _ in places.values()}
+        return {queue for queue, _ in located.values()}
 
     def touch(self, held: Sequence[Delivery], over: Sequence[Delivery]) -> None:
         """Prolongs and acknowledges deliveries in the background: a heartbeat does not wait for that."""
@@ -436,10 +436,10 @@ class _OpenTransport:
             await transport.ack(over)
 
 
-def _by_queue(places: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
+def _by_queue(located: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
     """Ids by queue."""
     found: dict[str, list[str]] = {}
-    for queue, job_id in places:
+    for queue, job_id in located:
         found.setdefault(queue, []).append(job_id)
     return found
 

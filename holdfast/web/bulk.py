@@ -208,25 +208,25 @@ async def run_bulk(
         given = RawText(" and ".join(selectors) or "nothing")
         raise Invalid("ids", given, "give exactly one of ids, filter and all", "does not say which jobs")
     limit, dry_run = provided.get("limit", MAX_JOBS), provided.get("dry_run", False)
-    turns = PacedCalls(change, timedelta(seconds=provided.get("after", 0)))
+    pace = PacedCalls(change, timedelta(seconds=provided.get("after", 0)))
     if ids is not None:
-        return await _change_named(call, change, turns, ids, dry_run=dry_run)
+        return await _change_named(call, change, pace, ids, dry_run=dry_run)
     filters = by_state(await parse_filter(call, provided.get("filter") or {}, tuple(states)), change.legal)
     if dry_run:
-        return await _count_matching(call.app, turns, filters)
-    return await _change_matching(call, change, turns, filters, limit)
+        return await _count_matching(call.app, pace, filters)
+    return await _change_matching(call, change, pace, filters, limit)
 
 
 async def _change_named(
-    call: RequestContext, change: BulkOperation, turns: PacedCalls, references: Sequence[str], *, dry_run: bool
+    call: RequestContext, change: BulkOperation, pace: PacedCalls, references: Sequence[str], *, dry_run: bool
 ) -> BulkAnswer:
     own, others = await _find_jobs(call, references)
     if dry_run:
-        return _dry_run_answer(sum(job.state in change.legal for job in own), turns, len(own))
-    operated = await getattr(call.app, change.name)([job.id for job in own], limit=MAX_JOBS, **turns.batch_options())
+        return _dry_run_answer(sum(job.state in change.legal for job in own), pace, len(own))
+    operated = await getattr(call.app, change.name)([job.id for job in own], limit=MAX_JOBS, **pace.batch_options())
     call.changed += [job_id for job_id, _ in operated.changed]
-    turns.pace_batch(len(own))  # refused jobs count too
-    return _answer(operated.changed, [*operated.refused, *others], turns, more=False)
+    pace.pace_batch(len(own))  # refused jobs count too
+    return _answer(operated.changed, [*operated.refused, *others], pace, more=False)
 
 
 async def _find_jobs(call: RequestContext, references: Sequence[str]) -> tuple[list[Job], list[tuple[str, None]]]:
@@ -257,7 +257,7 @@ async def _ids(call: RequestContext, references: Sequence[str]) -> dict[str, str
     return ids
 
 
-async def _count_matching(app: Holdfast, turns: PacedCalls, filters: Sequence[JobFilter]) -> BulkAnswer:
+async def _count_matching(app: Holdfast, pace: PacedCalls, filters: Sequence[JobFilter]) -> BulkAnswer:
     """Counts matching jobs. Raises TooBroad or Busy only if the change would; a slow count sets ``more``."""
     store, number, more = await app.open_store(), 0, False
     for job_filter in _merge_filters(filters):
@@ -274,7 +274,7 @@ async def _count_matching(app: Holdfast, turns: PacedCalls, filters: Sequence[Jo
                 more = True
         number += found
     counted = min(number, _MAX_COUNTED)
-    return _dry_run_answer(counted, turns, counted, more=more or number > _MAX_COUNTED)
+    return _dry_run_answer(counted, pace, counted, more=more or number > _MAX_COUNTED)
 
 
 def _merge_filters(filters: Sequence[JobFilter]) -> list[JobFilter]:
@@ -284,33 +284,31 @@ def _merge_filters(filters: Sequence[JobFilter]) -> list[JobFilter]:
     return [msgspec.structs.replace(filters[0], states=group) for group in groups if group]
 
 
-def _dry_run_answer(number: int, turns: PacedCalls, passed: int, *, more: bool = False) -> BulkAnswer:
-    turns.pace_batch(passed)
-    return BulkAnswer(
-        dry_run=True, count=number, changed=[], refused=[], more=more, seconds=turns.after.total_seconds()
-    )
+def _dry_run_answer(number: int, pace: PacedCalls, passed: int, *, more: bool = False) -> BulkAnswer:
+    pace.pace_batch(passed)
+    return BulkAnswer(dry_run=True, count=number, changed=[], refused=[], more=more, seconds=pace.after.total_seconds())
 
 
 async def _change_matching(
-    call: RequestContext, change: BulkOperation, turns: PacedCalls, filters: Sequence[JobFilter], limit: int
+    call: RequestContext, change: BulkOperation, pace: PacedCalls, filters: Sequence[JobFilter], limit: int
 ) -> BulkAnswer:
     """Changes at most ``limit`` matching jobs, one state after the other."""
     changed: list[tuple[str, JobState]] = []
     for position, job_filter in enumerate(filters):
         try:
             left = limit - len(changed)
-            operated = await getattr(call.app, change.name)(job_filter, limit=left, **turns.batch_options())
+            operated = await getattr(call.app, change.name)(job_filter, limit=left, **pace.batch_options())
         except (TooBroad, Busy):
             if not changed:
                 raise
-            return _answer(changed, [], turns, more=True)
+            return _answer(changed, [], pace, more=True)
         changed += operated.changed
         call.changed += [job_id for job_id, _ in operated.changed]
-        turns.pace_batch(len(operated.changed))
+        pace.pace_batch(len(operated.changed))
         if operated.more or len(changed) >= limit:
             more = operated.more or await _is_any_left(call.app, filters[position + 1 :])
-            return _answer(changed, [], turns, more=more)
-    return _answer(changed, [], turns, more=False)
+            return _answer(changed, [], pace, more=more)
+    return _answer(changed, [], pace, more=False)
 
 
 async def _is_any_left(app: Holdfast, filters: Sequence[JobFilter]) -> bool:
@@ -328,7 +326,7 @@ async def _is_any_left(app: Holdfast, filters: Sequence[JobFilter]) -> bool:
 def _answer(
     changed: Sequence[tuple[str, JobState]],
     refused: Sequence[tuple[str, JobState | None]],
-    turns: PacedCalls,
+    pace: PacedCalls,
     *,
     more: bool,
 ) -> BulkAnswer:
@@ -338,7 +336,7 @@ def _answer(
         changed=[JobSnapshot(id=job_id, state=state) for job_id, state in changed],
         refused=[JobSnapshot(id=job_id, state=state) for job_id, state in refused],
         more=more,
-        seconds=turns.after.total_seconds(),
+        seconds=pace.after.total_seconds(),
     )
 
 

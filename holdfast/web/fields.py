@@ -286,7 +286,7 @@ def array_value(entry: ValueType, most: int, least: int = 1) -> ValueType:
         if not isinstance(value, list) or not least <= len(value) <= most:
             shown = RawText(f"an array of {len(value):,}") if isinstance(value, list) else value
             raise Invalid(field, shown, f"give a JSON array of {least} to {most:,} entries, also where it is one")
-        return [entry.check(each, f"{field}[{place}]") for place, each in enumerate(value)]
+        return [entry.check(each, f"{field}[{index}]") for index, each in enumerate(value)]
 
     bounds = {"minItems": least, "maxItems": most} if least else {"maxItems": most}
     return ValueType({"type": "array", **bounds, "items": entry.schema}, check_value)

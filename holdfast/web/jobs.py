@@ -273,7 +273,7 @@ SAY = Form(
 async def append_job_logs(call: RequestContext) -> ApiResponse:
     """Appends log lines to a job that the worker runs, or has just settled as succeeded."""
     lease: Lease = call.body["token"]
-    read = [LINE.read(each, f"lines[{place}].") for place, each in enumerate(call.body["lines"])]
+    read = [LINE.read(each, f"lines[{index}].") for index, each in enumerate(call.body["lines"])]
     settings = call.app.settings
     new = [
         NewLine(

@@ -58,9 +58,9 @@ def lease_of(token: Any, field: str) -> Lease:
 def check_once(leases: Sequence[Lease], field: str) -> None:
     """Refuses a lease that is named twice: its two answers would contradict each other."""
     seen: set[Lease] = set()
-    for place, lease in enumerate(leases):
+    for index, lease in enumerate(leases):
         if lease in seen:
-            raise Invalid(field.format(place), RawText("this lease"), "name each lease once", "is named twice")
+            raise Invalid(field.format(index), RawText("this lease"), "name each lease once", "is named twice")
         seen.add(lease)
 
 

@@ -192,14 +192,14 @@ def _refusal(status: int) -> dict[str, Any]:
 def _parameters(operation: Operation) -> Iterator[dict[str, Any]]:
     for name in re.findall(r"{(\w+)}", operation.path):
         yield {"name": name, "in": "path", "required": True, **_PLACES[name]}
-    for place, fields in (("query", operation.query), ("header", operation.headers)):
+    for location, fields in (("query", operation.query), ("header", operation.headers)):
         for field in fields:
-            yield _parameter(place, field)
+            yield _parameter(location, field)
 
 
-def _parameter(place: str, field: Field) -> dict[str, Any]:
+def _parameter(location: str, field: Field) -> dict[str, Any]:
     schema = {"type": "array", "items": field.value.schema} if field.many else field.value.schema
-    given: dict[str, Any] = {"name": field.name, "in": place, "description": field.doc, "schema": schema}
+    given: dict[str, Any] = {"name": field.name, "in": location, "description": field.doc, "schema": schema}
     if field.required:
         given["required"] = True
     if field.example is not None:

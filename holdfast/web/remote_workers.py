@@ -107,14 +107,14 @@ class RemoteWorkers:
         now_us = await store.health.server_time_us() if any(map(self.app.events.has_subscriber, _TIMED)) else 0
         answers = await store.queueing.settle(settlements)
         for pause in _LOCKED:
-            locked = [place for place, answer in enumerate(answers) if answer.locked]
+            locked = [index for index, answer in enumerate(answers) if answer.locked]
             if not locked:
                 break
             await self.app.clock.sleep(pause)
-            for place, answer in zip(
+            for index, answer in zip(
                 locked, await store.queueing.settle([settlements[each] for each in locked]), strict=True
             ):
-                answers[place] = answer
+                answers[index] = answer
         succeeded: list[tuple[str, float]] = []
         for ending, settlement, answer in zip(endings, settlements, answers, strict=True):
             seconds = max(0, now_us - (ending.job.started_at_us or now_us)) / 1e6
@@ -129,14 +129,14 @@ class RemoteWorkers:
     async def _with_deferred(self, endings: Sequence[RemoteEnding]) -> Sequence[RemoteEnding]:
         """Returns the endings; jobs that another worker may be able to run are released."""
         unfit = {
-            place: each.outcome for place, each in enumerate(endings) if UnfitJobs.is_unfit(each.outcome, each.job)
+            index: each.outcome for index, each in enumerate(endings) if UnfitJobs.is_unfit(each.outcome, each.job)
         }
         if not unfit:
             return endings
-        jobs = [endings[place].job for place in unfit]
+        jobs = [endings[index].job for index in unfit]
         outcomes = await self._unfit.settle_unfit(jobs, list(unfit.values()), self.app.settings)
         changed = dict(zip(unfit, map(RemoteEnding, jobs, outcomes), strict=True))
-        return [changed.get(place, each) for place, each in enumerate(endings)]
+        return [changed.get(index, each) for index, each in enumerate(endings)]
 
     def _emit_answer(self, worker: str, job: Job, settlement: Settlement, answer: Settled, seconds: float) -> None:
         events, known = self.app.events, self.get_worker(worker)

@@ -207,19 +207,19 @@ async def settle(call: RequestContext) -> ApiResponse:
     store = await call.app.open_store()
     stands = await read_leases(store, worker, leases)
     endings = {
-        place: RemoteEnding(stand.job, outcome)
-        for place, (stand, outcome) in enumerate(zip(stands, outcomes, strict=True))
+        index: RemoteEnding(stand.job, outcome)
+        for index, (stand, outcome) in enumerate(zip(stands, outcomes, strict=True))
         if stand.job is not None
     }
-    held = [place for place in endings if stands[place].held]
-    answers = dict(zip(held, await call.remote_workers.settle(worker, [endings[place] for place in held]), strict=True))
+    held = [index for index in endings if stands[index].held]
+    answers = dict(zip(held, await call.remote_workers.settle(worker, [endings[index] for index in held]), strict=True))
     verdicts = []
-    for place, stand in enumerate(stands):
-        answer = answers.get(place)
+    for index, stand in enumerate(stands):
+        answer = answers.get(index)
         if answer is not None:
             verdicts.append(_answered(answer))
         else:
-            asked = None if stand.job is None else call.remote_workers.decide_settlement(endings[place])
+            asked = None if stand.job is None else call.remote_workers.decide_settlement(endings[index])
             verdicts.append(_refused(call, worker, stand, asked))
     call.changed += [each.id for each in verdicts if each.verdict is SettlementVerdict.ACCEPTED]
     call.verdicts = Counter(each.verdict.value for each in verdicts)
@@ -229,8 +229,8 @@ async def settle(call: RequestContext) -> ApiResponse:
 def read_settlements(given: Sequence[Mapping[str, Any]], settings: Settings) -> tuple[list[Lease], list[Outcome]]:
     """The leases that are to be settled, each once, and the outcomes."""
     leases, outcomes = [], []
-    for place, each in enumerate(given):
-        path = f"settlements[{place}]."
+    for index, each in enumerate(given):
+        path = f"settlements[{index}]."
         read = SETTLEMENT.read(each, path)
         leases.append(read["token"])
         outcomes.append(outcome_of(read, settings, path))

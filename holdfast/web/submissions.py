@@ -292,11 +292,11 @@ async def submit_batch(call: RequestContext) -> ApiResponse:
     if header_key(call.request) is not None:
         raise Invalid(KEY_HEADER, RawText("a key for a batch"), "give each job of the batch its own key", "was given")
     required = call.app.settings.key_required
-    jobs = [draft_submission(call.app, given, f"jobs[{place}].") for place, given in enumerate(call.body["jobs"])]
-    for place, job in enumerate(jobs):
+    jobs = [draft_submission(call.app, given, f"jobs[{index}].") for index, given in enumerate(call.body["jobs"])]
+    for index, job in enumerate(jobs):
         if required and job.key is None:
             remedy = "give one; the settings require it"
-            raise Invalid(f"jobs[{place}].key", RawText("nothing"), remedy, "was given", code="missing")
+            raise Invalid(f"jobs[{index}].key", RawText("nothing"), remedy, "was given", code="missing")
     handles = await submit_authorized(call, jobs, lambda: call.app.enqueue_many(jobs, batch=MAX_LIST), list)
     call.unknown_tasks.record_jobs(jobs)
     call.changed += [handle.id for handle in handles if handle.created]

@@ -42,13 +42,13 @@ class EventCursor(NamedTuple):
         return cls(int(found[1]), int(found[2]), found[3], int(found[4] or 0))
 
     def __str__(self) -> str:
-        place = "" if self.job_id is None else f".{self.job_id}.{self.claims}"
-        return f"{self.looked}.{self.at}{place}"
+        position = "" if self.job_id is None else f".{self.job_id}.{self.claims}"
+        return f"{self.looked}.{self.at}{position}"
 
     def start_place(self, earliest_us: int) -> Place:
         """Behind which place to go on; never before the earliest instant."""
-        place = (self.at - OVERLAP_US, "", 0) if self.job_id is None else (self.at, self.job_id, self.claims)
-        return max(place, (earliest_us - OVERLAP_US, "", 0))
+        position = (self.at - OVERLAP_US, "", 0) if self.job_id is None else (self.at, self.job_id, self.claims)
+        return max(position, (earliest_us - OVERLAP_US, "", 0))
 
     def events_until(self, endings: list[JobEvent], *, more: bool = False, gap: bool = False) -> JobEvents:
         """Returns the events up to this position."""

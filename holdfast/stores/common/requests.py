@@ -63,10 +63,10 @@ def line_place(cursor: str | None) -> tuple[int, int]:
     """The claims and the number of the last log line that is known already."""
     if cursor is None:
         return 0, 0
-    places = cursor.split("-")
-    if len(places) != 2 or not all(each.isascii() and each.isdecimal() and len(each) <= 16 for each in places):
+    parts = cursor.split("-")
+    if len(parts) != 2 or not all(each.isascii() and each.isdecimal() and len(each) <= 16 for each in parts):
         raise Invalid("cursor", cursor, "give the cursor of an earlier page, unchanged")
-    return int(places[0]), min(int(places[1]), _LAST_LINE)
+    return int(parts[0]), min(int(parts[1]), _LAST_LINE)
 
 
 def line_page(lines: list[LogLine], limit: int) -> LogPage:

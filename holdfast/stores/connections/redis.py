@@ -299,12 +299,12 @@ class RedisPool:
                 commands.insert(0, ("SCRIPT", "LOAD", script.text))
                 connection.scripts.add(script.sha)
             replies = (await connection.ask_each(commands))[int(unsure) :]
-            missed = [place for place, reply in enumerate(replies) if isinstance(reply, driver.NoScriptError)]
+            missed = [index for index, reply in enumerate(replies) if isinstance(reply, driver.NoScriptError)]
             if missed:  # flushed, or a new server; EVAL brings the source along, so this cannot miss again
                 source = ("EVAL", script.text, *head[2:])
-                answers = await connection.ask_each([(*source, *pieces[place]) for place in missed])
-                for place, answer in zip(missed, answers, strict=True):
-                    replies[place] = answer
+                answers = await connection.ask_each([(*source, *pieces[index]) for index in missed])
+                for index, answer in zip(missed, answers, strict=True):
+                    replies[index] = answer
             for error in replies:
                 if isinstance(error, driver.ResponseError):
                     if partly is not None:

@@ -59,10 +59,10 @@ class PostgresAdmin(SelectionAdmin):
     async def _replay(self, chosen: Chosen, *, force: bool, payload: str | None, pace: ReplayRate) -> BulkResult:
         async def run_in_transaction(fetch: Fetch) -> tuple[BulkResult, set[str]]:
             ids = await self._standing(fetch, chosen)
-            turns = {job_id: turn for turn, job_id in enumerate(chosen.ids)}
-            in_turn = sorted(ids, key=turns.__getitem__)
-            free = await self._with_unique_keys(fetch, in_turn, force=force)
-            laters = [span_us(pace.after + turns[job_id] * pace.every) for job_id in free]
+            order_of = {job_id: index for index, job_id in enumerate(chosen.ids)}
+            ordered = sorted(ids, key=order_of.__getitem__)
+            free = await self._with_unique_keys(fetch, ordered, force=force)
+            laters = [span_us(pace.after + order_of[job_id] * pace.every) for job_id in free]
             text = text_or_none(payload)
             rows = await fetch(self._sql["replay"], ids=free, laters=laters, force=force, payload=text)
             changed = {job_id: STATES[code] for job_id, _, code in rows}

@@ -87,8 +87,8 @@ def shown_job(row: Sequence[Any]) -> Job:
         fields[11] = None
     fields[3] = from_text(row[3])
     fields[12] = STATES[row[12]]
-    for place in (18, 19, 20, 22):  # error, result, key, partition
-        fields[place] = _back(row[place])
+    for column in (18, 19, 20, 22):  # error, result, key, partition
+        fields[column] = _back(row[column])
     return Job(*fields)
 
 
@@ -231,11 +231,11 @@ def settlement_columns(settlements: Sequence[Settlement]) -> dict[str, Any]:
 
 def record_columns(records: Sequence[Record]) -> dict[str, Any]:
     """A batch as the parameters of ``record``."""
-    lines = [(turn, line) for turn, each in enumerate(records, 1) for line in each.lines]
+    lines = [(index, line) for index, each in enumerate(records, 1) for line in each.lines]
     return {
         "ids": [each.lease.job_id for each in records],
         "claims": [each.lease.claims for each in records],
-        "turns": [turn for turn, _ in lines],
+        "turns": [index for index, _ in lines],
         "numbers": [line.number for _, line in lines],
         "agos": [span_us(line.ago) for _, line in lines],
         "levels": [to_text(line.level) for _, line in lines],
@@ -290,10 +290,10 @@ def number_parameters(statements: Mapping[str, str], schema: str) -> dict[str, N
 def _numbered(name: str, sql: str) -> NumberedStatement:
     bare = re.sub(r"--[^\n]*", "", sql)
     names = tuple(dict.fromkeys(_PARAMETER.findall(bare)))
-    places = {parameter: f"${place}" for place, parameter in enumerate(names, 1)}
+    placeholders = {parameter: f"${ordinal}" for ordinal, parameter in enumerate(names, 1)}
 
     def number_parameter(found: re.Match[str]) -> str:
-        number = places[found[1]]
+        number = placeholders[found[1]]
         return _CLOCK.format(number) if found[1] == "now" else number
 
     return NumberedStatement(name, _PARAMETER.sub(number_parameter, bare).strip(), names)

@@ -167,7 +167,7 @@ class PostgresPool:
         self.address = address
         self._now = now
         self._call_deadline = call_deadline
-        self._turns = {turn: asyncio.Semaphore(number) for turn, number in _TURNS.items()}
+        self._searches = {kind: asyncio.Semaphore(number) for kind, number in _TURNS.items()}
         self._idle: deque[Connection] = deque()
         self._room = asyncio.Semaphore(most)
         self._closed = False
@@ -307,7 +307,7 @@ class PostgresPool:
         )
 
     async def search(
-        self, query: NumberedStatement, turn: SearchKind, *, seconds: float | None = None, **values: Any
+        self, query: NumberedStatement, kind: SearchKind, *, seconds: float | None = None, **values: Any
     ) -> Rows:
         """The rows of a statement that may have to look at every job there is. If a caller waits, the server ends it
         after so many seconds, and a few of them cannot take all connections."""
@@ -334,7 +334,7 @@ class PostgresPool:
 
         try:
             async with asyncio.timeout(room):
-                await self._turns[turn].acquire()
+                await self._searches[kind].acquire()
         except TimeoutError:
             raise Busy(f"{self._place()} is busy: others look for jobs by a filter; try again") from None
         try:
@@ -344,7 +344,7 @@ class PostgresPool:
                 raise TooBroad(seconds) from error
             raise
         finally:
-            self._turns[turn].release()
+            self._searches[kind].release()
 
     async def check_alive(self) -> None:
         """Pings the server before a long query if the caller has a deadline."""

@@ -77,17 +77,17 @@ class PostgresQuery(Feed):
     async def _page(self, where: JobFilter, name: str, **values: Any) -> Rows:
         if costs_its_page(where):
             return await self._pool.fetch(self._sql[name], **values)
-        return await self._pool.search(self._sql[name], _turn(where), **values)
+        return await self._pool.search(self._sql[name], _search_kind(where), **values)
 
     async def count(self, where: JobFilter, *, most: int | None = None, seconds: float | None = None) -> int:
-        turn = _turn(where) if seconds is None else SearchKind.CHANGE
+        kind = _search_kind(where) if seconds is None else SearchKind.CHANGE
         values = filter_parameters(where) | {"most": most}
         if not is_unsuccessful(where):
-            return int((await self._pool.search(self._sql["count"], turn, seconds=seconds, **values))[0][0])
+            return int((await self._pool.search(self._sql["count"], kind, seconds=seconds, **values))[0][0])
         number = 0
         for state in set(where.states):
             ((found,),) = await self._pool.search(
-                self._sql["count_ended"], turn, seconds=seconds, state=CODES[state], **values
+                self._sql["count_ended"], kind, seconds=seconds, state=CODES[state], **values
             )
             number += int(found)
         return number if most is None else min(number, most)
@@ -119,8 +119,8 @@ class PostgresQuery(Feed):
             ended=[CODES[state] for state in ended],
             recent=recent // MICROSECOND,
         )
-        looks = [CountRow(queue, STATES[code], *rest) for queue, code, *rest in rows]
-        found = queues_of(looks, dict(await self._pool.fetch(self._sql["known_queues"])), recent=recent, most=most)
+        counted = [CountRow(queue, STATES[code], *rest) for queue, code, *rest in rows]
+        found = queues_of(counted, dict(await self._pool.fetch(self._sql["known_queues"])), recent=recent, most=most)
         ready = [name for name, queue in found.items() if JobState.QUEUED in queue.states]
         for name, run_in in await self._pool.fetch(self._sql["oldest_ready"], queues=ready) if ready else []:
             found[name] = replace(found[name], oldest_ready=_age(run_in))
@@ -160,7 +160,7 @@ class PostgresQuery(Feed):
         return int(now)
 
 
-def _turn(where: JobFilter) -> SearchKind:
+def _search_kind(where: JobFilter) -> SearchKind:
     return SearchKind.UNSUCCESSFUL if is_unsuccessful(where) else SearchKind.OTHER
 
 

@@ -105,9 +105,9 @@ class PostgresQueueing:
             self._know(queue)
 
     def _know(self, queue: str) -> None:
-        place = bisect_right(self._known, queue)
-        if not place or self._known[place - 1] != queue:
-            self._known.insert(place, queue)
+        position = bisect_right(self._known, queue)
+        if not position or self._known[position - 1] != queue:
+            self._known.insert(position, queue)
 
     def _tell(
         self,
@@ -172,7 +172,7 @@ class PostgresQueueing:
         return claiming.claim()
 
     async def _claim_wanted(self, claiming: ClaimProgress) -> None:
-        await self._claim_from(claiming, self._turn(claiming))
+        await self._claim_from(claiming, self._order(claiming))
         if EVERY_QUEUE not in claiming.capacity:
             return
         await self._claim_untried(claiming)  # of what it has just made ready itself
@@ -181,11 +181,11 @@ class PostgresQueueing:
             await self._claim_untried(claiming)
 
     async def _claim_untried(self, claiming: ClaimProgress) -> None:
-        untried = [queue for queue in self._turn(claiming) if queue not in claiming.tried]
+        untried = [queue for queue in self._order(claiming) if queue not in claiming.tried]
         if untried:
             await self._claim_from(claiming, untried)
 
-    def _turn(self, claiming: ClaimProgress) -> list[str]:
+    def _order(self, claiming: ClaimProgress) -> list[str]:
         """The queues to try in the order of their turn: those named, and after them all others for the star."""
         named = sorted(queue for queue in claiming.capacity if queue != EVERY_QUEUE)
         others = []
@@ -231,11 +231,11 @@ class PostgresQueueing:
         if not self._limits_seen:
             return None
         claiming = ClaimProgress(request, capacity)
-        due = await self._claim_all_limited(claiming, self._turn(claiming))
+        due = await self._claim_all_limited(claiming, self._order(claiming))
         if EVERY_QUEUE in capacity and not due and (not claiming.jobs or self._stale):
-            tried = set(self._turn(claiming))
+            tried = set(self._order(claiming))
             await self._refresh()  # empty-handed it answers only when it is sure
-            due = await self._claim_all_limited(claiming, [each for each in self._turn(claiming) if each not in tried])
+            due = await self._claim_all_limited(claiming, [each for each in self._order(claiming) if each not in tried])
         return None if due and not claiming.jobs else claiming.claim()
 
     async def _claim_all_limited(self, claiming: ClaimProgress, queues: list[str]) -> bool:
@@ -274,7 +274,7 @@ class PostgresQueueing:
         """Runs one statement; returns True if it held back because something is due."""
         request = claiming.request
         slots = [claiming.free_slots(queue) for queue in queues]
-        places = [self._cursors.start_position(queue) for queue in queues]
+        positions = [self._cursors.start_position(queue) for queue in queues]
         room = request.limit - len(claiming.jobs)
         at = time.monotonic()
         fetch = functools.partial(
@@ -283,9 +283,9 @@ class PostgresQueueing:
             extra=room / CLAIMED_A_SECOND,
             queues=queues,
             slots=slots,
-            ranks=[place.rank for place in places],
-            run_ats=[place.run_at for place in places],
-            seqs=[place.seq for place in places],
+            ranks=[position.rank for position in positions],
+            run_ats=[position.run_at for position in positions],
+            seqs=[position.seq for position in positions],
             anywhere=EVERY_QUEUE in claiming.capacity,
             promote=claiming.promote,
             max_must_start=max(0, min(room, claiming.max_must_start)),
@@ -312,12 +312,12 @@ class PostgresQueueing:
         await self._give_back_unanswered(request, until - (span_us(request.lease_for) or 0))
         if due:
             return True
-        for queue, look in split_scan(queues, slots, places, taken, room, at, seconds):
-            self._cursors.note_claim(queue, look)
+        for queue, scan in split_scan(queues, slots, positions, taken, room, at, seconds):
+            self._cursors.note_claim(queue, scan)
         served = {row[_QUEUE] for row in taken[-1:]} | ({stopped_at_last_attempt} - {None})
         if served:
             self._served = max(served, key=queues.index)
-        if not taken and any(place != START for place in places):
+        if not taken and any(position != START for position in positions):
             return await self._claim_plain(claiming, queues)  # behind the cursors there is nothing: from the start
         return False
 
@@ -470,8 +470,8 @@ class PostgresQueueing:
             kept = iter(await self.append_logs(possible))
             return [is_id(each.lease.job_id) and next(kept) for each in records]
         rows = await self._pool.fetch(self._sql["record"], **record_columns(records))
-        standing = {turn for (turn,) in rows}
-        return [turn in standing for turn in range(1, len(records) + 1)]
+        standing = {ordinal for (ordinal,) in rows}
+        return [ordinal in standing for ordinal in range(1, len(records) + 1)]
 
     # ── beat ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def heartbeat(
@@ -486,9 +486,9 @@ class PostgresQueueing:
             **msgspec.structs.asdict(heartbeat),
         )
         held = [LeaseStatus.LOST] * len(leases)
-        for _, turn, alive, cancelling in rows:
+        for _, ordinal, alive, cancelling in rows:
             if alive:
-                held[turn - 1] = LeaseStatus.CANCEL if cancelling else LeaseStatus.HELD
+                held[ordinal - 1] = LeaseStatus.CANCEL if cancelling else LeaseStatus.HELD
         return HeartbeatReply(held=held, command=WorkerCommand(rows[0][0]))
 
     async def deregister(self, worker: str) -> None:

@@ -67,11 +67,11 @@ class Settling:
         answers: dict[int, Settled] = {}
         left = dict(enumerate(settlements))
         while left:
-            turn = {each.job_id: place for place, each in reversed(left.items())}  # the first of each job
-            places = sorted(turn.values())
-            settled = await self.settle([left.pop(place) for place in places])
-            answers.update(zip(places, settled, strict=True))
-        return [answers[place] for place in range(len(settlements))]
+            index_by_id = {each.job_id: index for index, each in reversed(left.items())}  # the first of each job
+            indexes = sorted(index_by_id.values())
+            settled = await self.settle([left.pop(index) for index in indexes])
+            answers.update(zip(indexes, settled, strict=True))
+        return [answers[index] for index in range(len(settlements))]
 
     async def _settle_free(self, ordered: Sequence[Settlement], answers: dict[str, Settled]) -> Collection[str]:
         """Settle all but what others have in hand: the ids of these."""
@@ -137,8 +137,8 @@ class Settling:
         )
         ended: list[str] = []
         firsts: dict[str, QueuePosition] = {}
-        for turn, code, run_at, queue, _ in rows:
-            each, state = batch[turn - 1], STATES[code]
+        for ordinal, code, run_at, queue, _ in rows:
+            each, state = batch[ordinal - 1], STATES[code]
             answers[each.job_id] = Settled(each.job_id, each.claims, True, state, run_at)
             if state in TERMINAL:
                 ended.append(each.job_id)
@@ -148,11 +148,11 @@ class Settling:
                 firsts.setdefault(queue, END)  # not ready yet; who sleeps until something falls due must know
         self._tell(firsts, ended, freed_queues=self._roomy([row[3:] for row in rows]))
 
-    def _roomy(self, places: Sequence[Sequence[str | None]]) -> set[str]:
+    def _roomy(self, partitions: Sequence[Sequence[str | None]]) -> set[str]:
         """Queues in which ended jobs made room, by queues and partitions. A limit of a task holds in every queue."""
         limits = self._limit_cache.table.limits
         queues = set()
-        for queue, partition in {(queue, partition) for queue, partition in places if queue and partition}:
+        for queue, partition in {(queue, partition) for queue, partition in partitions if queue and partition}:
             found = [limits.get(split_bucket(bucket)[0]) for bucket in split_partition(from_text(partition))]
             has_task = any(limit is not None and limit.task is not None for limit in found)
             queues.add(EVERY_QUEUE if has_task else queue)
@@ -167,8 +167,8 @@ class Settling:
             self._sql["fates"], ids=[each.job_id for each in refused], claims=[each.claims for each in refused]
         )
         ended = []
-        for turn, *row in rows:
-            each, evidence = refused[turn - 1], _evidence(*row)
+        for ordinal, *row in rows:
+            each, evidence = refused[ordinal - 1], _evidence(*row)
             state = accepted_as(each, evidence) if each in self._unconfirmed else None
             if state is None:
                 waits = each.job_id in locked and evidence.is_running(each.claims)

@@ -28,8 +28,8 @@ async def insert_batch(
     """The answers; and whether others have heard of the jobs, as they were committed."""
     if not all(map(is_plain, jobs)):
         rows = await fetch(statements["insert_keyed_jobs"], **job_columns(jobs), **key_columns(jobs))
-        in_turn = sorted(rows, key=lambda row: row[0])
-        answers = [Submitted(job_id, created, changed=changed) for _, job_id, created, changed, _ in in_turn]
+        ordered = sorted(rows, key=lambda row: row[0])
+        answers = [Submitted(job_id, created, changed=changed) for _, job_id, created, changed, _ in ordered]
         return answers, False
     if are_alike(jobs):
         notice = notifications.transaction_notice(f"queue:{jobs[0].queue}") if len(jobs) == 1 else {}

@@ -199,8 +199,8 @@ class RedisClaimProgress:
     def _wanted(self, served: str) -> list[Argument]:
         """Named queues with their slots, beginning behind the one served last."""
         named = sorted(self._slots)
-        turn = bisect_right(named, served)
-        return [argument for queue in named[turn:] + named[:turn] for argument in (queue, max(0, self._slots[queue]))]
+        start = bisect_right(named, served)
+        return [argument for queue in named[start:] + named[:start] for argument in (queue, max(0, self._slots[queue]))]
 
     def _add(self, jobs: list[Job]) -> None:
         self.jobs += jobs

@@ -75,7 +75,7 @@ class _Audit:
         """Schedules, leases, quarantines, ends: each id where its state says, and nowhere else."""
         wanted: defaultdict[bytes, dict[bytes, int]] = defaultdict(dict)
         for job, kept in self.jobs.items():
-            key, score = self._place(job, kept)
+            key, score = self._sorted_set_of(job, kept)
             if key is not None:
                 wanted[key][job] = score
         self._scheduled = wanted
@@ -97,7 +97,7 @@ class _Audit:
         exact = (names.leases, names("ended:dead"), names("ended:cancelled"))
         return key in exact or key.startswith(names("quarantine:")) or names.is_schedule(key)
 
-    def _place(self, job: bytes, kept: IndexedJob) -> tuple[bytes | None, int]:
+    def _sorted_set_of(self, job: bytes, kept: IndexedJob) -> tuple[bytes | None, int]:
         """The sorted set a job belongs to, if any, and its score there."""
         names = self._names
         if kept.state == b"running":  # a lease that is lost has run out: the next sweep finds it

@@ -204,12 +204,12 @@ def record_pieces(records: Sequence[Record], max_lines: int) -> Iterator[list[tu
     """A batch cut into scripts of so many lines at most: in each, the places of records and their lines in it."""
     piece: list[tuple[int, Sequence[NewLine]]] = []
     room = max_lines
-    for turn, record in enumerate(records):
+    for index, record in enumerate(records):
         for lines in [*in_batches(record.lines, max_lines)] or [()]:
             if len(lines) > room or len(piece) >= max_lines:
                 yield piece
                 piece, room = [], max_lines
-            piece.append((turn, lines))
+            piece.append((index, lines))
             room -= len(lines)
     if piece:
         yield piece
@@ -273,8 +273,8 @@ def claimed_job(row: Sequence[Any], specs: Specs, worker: str) -> Job:
 
 def shown_line(entry: Sequence[Any]) -> LogLine:
     """A log line from an entry of its job's stream."""
-    place, flat = entry
-    claims, _, number = place.decode().partition("-")
+    entry_id, flat = entry
+    claims, _, number = entry_id.decode().partition("-")
     kept = {name: value.decode("utf-8", "replace") for name, value in fields_of(flat).items()}
     return LogLine(
         int(claims),

@@ -14,7 +14,7 @@ from holdfast.core.models import NOT_STARTED
 from holdfast.stores.redis.snapshot import BACK, COUNTED, OUT, IndexedJob, NamespaceSnapshot, RepairStep
 
 SEPARATOR = b"\x1f"
-_PLACES = ("turns:", "parked:", "waiting:")
+_TURN_SETS = ("turns:", "parked:", "waiting:")
 _MAX_PRIORITY = 1_000_000
 _LATEST, _SUBMISSIONS = (1 << 52) - 1, 1 << 36
 _STATE = re.compile(rb"(\d{1,16}) (\d{1,16})(?: \d{1,16} \d{1,7})?")
@@ -69,7 +69,7 @@ class _LimitAudit:
 
     def check_turns(self) -> Iterator[RepairStep]:
         """Each partition with ready jobs has its turn, is parked, or waits for room."""
-        for name in _PLACES:
+        for name in _TURN_SETS:
             prefix = self._names(name)
             for key, members in self._seen.zsets.items():
                 if key.startswith(prefix):
@@ -79,7 +79,7 @@ class _LimitAudit:
         limited = self._seen.zsets.get(self._names("partitioned_queues"), {})
         for queue, partitions in self._ready.items():
             turns = self._names("turns:") + queue
-            there = {each for name in _PLACES for each in self._seen.zsets.get(self._names(name) + queue, ())}
+            there = {each for name in _TURN_SETS for each in self._seen.zsets.get(self._names(name) + queue, ())}
             for partition in partitions.keys() - there:
                 yield RepairStep(BACK, ("ZADD", turns, "NX", virtual.get(queue, b"0"), partition))
         suspects = {job.queue for job in self._jobs.values() if job.state == b"queued" and job.partition is not None}

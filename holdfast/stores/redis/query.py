@@ -99,7 +99,7 @@ class Read:
 
     async def find(self, where: JobFilter, *, limit: int = 50, cursor: str | None = None) -> Page:
         """A page of jobs, newest first; the cursor is the place of the page before's last job."""
-        before = _NEWEST if cursor is None else _place(cursor)
+        before = _NEWEST if cursor is None else _submission_of(cursor)
         search = self._search()
         few = await self._few(where, search)
         if few is not None:
@@ -323,7 +323,7 @@ def _worker_of(fields: Fields, alive: int) -> WorkerInfo:
     )
 
 
-def _place(cursor: str) -> int:
+def _submission_of(cursor: str) -> int:
     if not cursor.isascii() or not cursor.isdecimal() or len(cursor) > 16 or int(cursor) > _NEWEST:
         raise Invalid("cursor", cursor, "give the cursor of an earlier page, unchanged")
     return int(cursor)

@@ -363,9 +363,9 @@ class RedisQueueing:
         kept = [True] * len(records)
         for piece in record_pieces(records, PIECE):
             script = self._scripts["append_logs"]
-            arguments = [argument for turn, lines in piece for argument in encode_logs(records[turn].lease, lines)]
-            for (turn, _), standing in zip(piece, await self._pool.run(script, *arguments), strict=True):
-                kept[turn] = kept[turn] and bool(standing)
+            arguments = [argument for number, lines in piece for argument in encode_logs(records[number].lease, lines)]
+            for (number, _), standing in zip(piece, await self._pool.run(script, *arguments), strict=True):
+                kept[number] = kept[number] and bool(standing)
         return kept
 
     async def deregister(self, worker: str) -> None:

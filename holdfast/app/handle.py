@@ -151,7 +151,7 @@ class BlockingHandle(BlockingView, Generic[R]):
 
 # ── references to jobs, and limits ────────────────────────────────────────────────────────────────────────────────────
 _YEAR_OF_MINUTES = 525_600
-_MOST_AT_ONCE = 1_000_000  # jobs one operation may take in its one transaction
+_MAX_AT_ONCE = 1_000_000  # jobs one operation may take in its one transaction
 _FILTER_REMEDY = 'give a JobFilter, such as JobFilter(queue="mail", states=("dead",))'
 
 
@@ -196,7 +196,7 @@ def looked_at(minutes: int, most: int) -> tuple[timedelta, int]:
 
 def check_limit(limit: int) -> None:
     """Raises `Invalid` for a number of jobs that one operation cannot take."""
-    parse_count(limit, "limit", least=1, most=_MOST_AT_ONCE, text=False)
+    parse_count(limit, "limit", least=1, most=_MAX_AT_ONCE, text=False)
 
 
 def refused_state(operated: BulkResult) -> JobState:

@@ -220,9 +220,9 @@ def print_submitted(session: Session, app: Holdfast, job: NewJob, handle: JobHan
         print_note(f"this job was there already{under}; {outcome}")
 
 
-def await_end(app: Holdfast, handle: JobHandle[Any], most: str | None) -> int:
+def await_end(app: Holdfast, handle: JobHandle[Any], timeout: str | None) -> int:
     """Waits for the job; returns 0 if it succeeded, else 1. ResultTimeout if it has not ended."""
-    limit = None if most is None else parse_duration(most, "wait-for").total_seconds()
+    limit = None if timeout is None else parse_duration(timeout, "wait-for").total_seconds()
     try:
         await_result(app, handle, limit)
     except (JobFailed, JobCancelled) as outcome:

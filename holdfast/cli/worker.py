@@ -119,12 +119,12 @@ def worker_list(session: Session) -> None:
 @click.pass_obj
 def worker_stop(session: Session, *, ids: tuple[str, ...], drain: bool, wait: bool, wait_for: str | None) -> None:
     """Ask workers to stop, wherever they run. Without an ID: every living one."""
-    most = None if wait_for is None else parse_duration(wait_for, "wait-for").total_seconds()
+    timeout = None if wait_for is None else parse_duration(wait_for, "wait-for").total_seconds()
     with session.open_jobs() as app:
         asked: list[str] = app.sync.stop_workers(list(ids) or None, drain=drain)
         _check_all_asked(ids, asked)
-        if wait or most is not None:
-            _await_stopped(app, asked, most)
+        if wait or timeout is not None:
+            _await_stopped(app, asked, timeout)
     if session.json:
         print_json({"asked": asked, "drain": drain})
     else:
@@ -140,11 +140,11 @@ def _check_all_asked(ids: Collection[str], asked: Collection[str]) -> None:
         raise NotFound(f"there is no living worker {', '.join(missing)}{also}; see `holdfast worker list`")
 
 
-def _await_stopped(app: Holdfast, asked: list[str], most: float | None) -> None:
-    until = None if most is None else time.monotonic() + most
+def _await_stopped(app: Holdfast, asked: list[str], timeout: float | None) -> None:
+    until = None if timeout is None else time.monotonic() + timeout
     while left := _still_there(app, asked):
         if until is not None and time.monotonic() >= until:
-            raise Unavailable(f"{', '.join(left)} still at work after {most:g} s; it goes on stopping")
+            raise Unavailable(f"{', '.join(left)} still at work after {timeout:g} s; it goes on stopping")
         time.sleep(_POLL)
 
 

@@ -109,11 +109,11 @@ class LineWriter:
         return len(lines) - written
 
 
-def _chunks(lines: list[bytes], most: int) -> Iterator[tuple[bytes, int]]:
+def _chunks(lines: list[bytes], max_size: int) -> Iterator[tuple[bytes, int]]:
     """Yields chunks of whole lines with their numbers."""
     start = size = 0
     for index, line in enumerate(lines):
-        if size and size + len(line) > most:
+        if size and size + len(line) > max_size:
             yield b"".join(lines[start:index]), index - start
             start, size = index, 0
         size += len(line)

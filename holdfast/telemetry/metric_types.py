@@ -61,17 +61,17 @@ class Reading(msgspec.Struct, frozen=True):
 
 
 class LabelLimiter:
-    """Limits the distinct values of a label to the first ``most``."""
+    """Limits the distinct values of a label to the first ``max_labels``."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, max_labels: int) -> None:
+        self._max_labels = max_labels
         self._known: dict[str, str] = {}
 
     def __call__(self, value: str) -> str:
         """Returns the value, or ``other``."""
         shown = self._known.get(value)
         if shown is None:
-            shown = value[:MAX_VALUE] if len(self._known) < self._most else OTHER
+            shown = value[:MAX_VALUE] if len(self._known) < self._max_labels else OTHER
             if shown is not OTHER:
                 self._known[value] = shown
         return shown

@@ -51,10 +51,10 @@ class Transport(Protocol):
     async def queue_backlogs(self, queues: Sequence[str]) -> dict[str, int]:
         """Returns the number of waiting ids of each queue."""
 
-    async def ids(self, queue: str, *, most: int) -> set[str] | None:
-        """All ids that wait for the queue; None where they are more than ``most``."""
+    async def ids(self, queue: str, *, limit: int) -> set[str] | None:
+        """All ids that wait for the queue; None where they are more than ``limit``."""
 
-    async def peek(self, queue: str, *, most: int) -> tuple[list[str], int]:
+    async def peek(self, queue: str, *, limit: int) -> tuple[list[str], int]:
         """Returns the next ids of the queue, and the number of ids from ``republish`` that may still wait."""
 
     async def republish(self, queue: str, passed: Overtaken) -> int:

@@ -141,7 +141,7 @@ class Reconciler:
         """Publishes overtaken jobs of queues that are too deep to be compared."""
         transport, announced = self._session.transport, 0
         for queue in queues:
-            next_ids, waiting = await self._session.call_transport(transport.peek(queue, most=_PEEKED))
+            next_ids, waiting = await self._session.call_transport(transport.peek(queue, limit=_PEEKED))
             limit = min(MAX_COMPARED, _MIN_REPUBLISHED + waiting)
             overtaken = await self._queries.find_overtaken(queue, next_ids, margin=_MARGIN, limit=limit)
             if overtaken.ids:
@@ -149,4 +149,4 @@ class Reconciler:
         return announced
 
     async def _ids(self, queue: str) -> set[str] | None:
-        return await self._session.call_transport(self._session.transport.ids(queue, most=MAX_COMPARED))
+        return await self._session.call_transport(self._session.transport.ids(queue, limit=MAX_COMPARED))

@@ -113,12 +113,12 @@ class RedisTransport(ABC):
             found |= zip(piece, map(int, await self.run("backlog", *piece)), strict=True)
         return found
 
-    async def ids(self, queue: str, *, most: int) -> set[str] | None:
-        ids = await self.run("ids", queue, most)
+    async def ids(self, queue: str, *, limit: int) -> set[str] | None:
+        ids = await self.run("ids", queue, limit)
         return None if ids is None else set(map(text_of, ids))
 
-    async def peek(self, queue: str, *, most: int) -> tuple[list[str], int]:
-        republished, *ids = await self.run("peek", queue, most)
+    async def peek(self, queue: str, *, limit: int) -> tuple[list[str], int]:
+        republished, *ids = await self.run("peek", queue, limit)
         return list(map(text_of, ids)), int(republished)
 
     async def republish(self, queue: str, overtaken: Overtaken) -> int:

@@ -43,8 +43,8 @@ class LimitUse(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_full(self) -> bool:
         """Returns True if the job waits for the end of a running one."""
-        most = self.limit.values.concurrency
-        return most is not None and self.used + min(self.weight, most) > most
+        limit_size = self.limit.values.concurrency
+        return limit_size is not None and self.used + min(self.weight, limit_size) > limit_size
 
     @property
     def lacks_tokens(self) -> bool:
@@ -141,12 +141,12 @@ def explain_use(job: Job, use: LimitUse, now_us: int, *, redacted: bool) -> Iter
 def _describe_holders(job: Job, use: LimitUse, *, redacted: bool) -> str:
     if redacted and use.limit.queue is None:
         return "jobs of its task hold it"  # some may be of other queues
-    most = use.limit.values.concurrency or 0
-    takes = f", and it takes {min(use.weight, most):,}" if use.weight > 1 else ""
+    limit_size = use.limit.values.concurrency or 0
+    takes = f", and it takes {min(use.weight, limit_size):,}" if use.weight > 1 else ""
     jobs = ", ".join(holder for holder, queue in use.holders if not redacted or queue == job.queue)
     others = (" and others" if jobs else "jobs") if use.has_more else ""
     held = f", held by {jobs}{others}" if jobs or others else ""
-    return f"{use.used:,} of {most:,} in use{held}{takes}"
+    return f"{use.used:,} of {limit_size:,} in use{held}{takes}"
 
 
 def shown_value(job: Job, use: LimitUse) -> str:

@@ -25,19 +25,19 @@ _TLS_CLOSE_TIMEOUT = 1.0  # seconds
 class ConnectionLimits(NamedTuple):
     """Limits of connections."""
 
-    most: int
-    most_of_address: int
+    max_connections: int
+    max_per_address: int
     head: float  # seconds
     body: float
     proxies: Proxies = Proxies(())
-    """Trusted proxies: exempt from ``most_of_address``, since they carry many clients."""
+    """Trusted proxies: exempt from ``max_per_address``, since they carry many clients."""
 
     @classmethod
     def from_settings(cls, settings: Settings) -> ConnectionLimits:
         """Returns the limits of the settings."""
         return cls(
-            most=settings.connections,
-            most_of_address=settings.connections_per_address,
+            max_connections=settings.connections,
+            max_per_address=settings.connections_per_address,
             head=settings.header_timeout / timedelta(seconds=1),
             body=settings.body_timeout / timedelta(seconds=1),
             proxies=Proxies(settings.trusted_proxies),
@@ -58,8 +58,8 @@ class ConnectionRegistry:
         """Counts a new connection; returns False if there are too many."""
         self._total += 1
         self._by_address[address] += 1
-        few = self._by_address[address] <= self.bounds.most_of_address or self.bounds.proxies.is_trusted(address)
-        return few and (self._total <= self.bounds.most or self._close_oldest_idle())
+        few = self._by_address[address] <= self.bounds.max_per_address or self.bounds.proxies.is_trusted(address)
+        return few and (self._total <= self.bounds.max_connections or self._close_oldest_idle())
 
     def _close_oldest_idle(self) -> bool:
         oldest = next((each for each in self._idle if not each.transport.get_write_buffer_size()), None)

@@ -168,9 +168,9 @@ class EventBroadcasters:
         with self._counting:
             counts = {"event_streams": self._streams.total(), "event_streams_per_key": self._streams[name]}
             for limit, number in counts.items():
-                if number >= (most := getattr(self._app.settings, limit)):
+                if number >= (allowed := getattr(self._app.settings, limit)):
                     header = (b"retry-after", b"10")
-                    detail = f"there are {most} event streams already, as many as the setting {limit} allows"
+                    detail = f"there are {allowed} event streams already, as many as the setting {limit} allows"
                     raise Refusal(429, "too_many_streams", detail, "close one first", header)
             self._streams[name] += 1
         return name

@@ -115,11 +115,11 @@ async def get_job(call: RequestContext) -> ApiResponse:
     return json_response(200, await job_story(call, job))
 
 
-async def _ended(call: RequestContext, job: Job, most: float) -> Job:
+async def _ended(call: RequestContext, job: Job, timeout: float) -> Job:
     """The job when it has ended, or as it stands after so many seconds, or once the client is gone."""
     store = await call.app.open_store()
     clock = call.app.clock
-    deadline = clock.monotonic() + most
+    deadline = clock.monotonic() + timeout
     gone = asyncio.create_task(wait_disconnected(call.request))
     try:
         while job.state not in TERMINAL and not gone.done():

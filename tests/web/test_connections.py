@@ -131,7 +131,7 @@ def test_no_more_connections_are_held_than_the_settings_say(tmp_path: Path) -> N
 
 
 def test_a_trusted_proxy_is_not_bounded_as_one_client() -> None:
-    bounds = ConnectionLimits(most=4, most_of_address=1, head=1.0, body=1.0, proxies=Proxies(["10.0.0.0/8"]))
+    bounds = ConnectionLimits(max_connections=4, max_per_address=1, head=1.0, body=1.0, proxies=Proxies(["10.0.0.0/8"]))
     registry = ConnectionRegistry(bounds)
     assert [registry.add_connection(each) for each in ("10.0.0.1", "10.0.0.1", "192.0.2.1")] == [True, True, True]
     assert not registry.add_connection("192.0.2.1")  # its second

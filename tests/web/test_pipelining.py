@@ -16,7 +16,7 @@ from holdfast.web.connection_limits import MAX_PIPELINED, Connection, Connection
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 CHUNKED = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 MAX_READ = 2 * 1024 * 1024  # several reads of a socket
-PATIENT = ConnectionLimits(most=10, most_of_address=10, head=60.0, body=60.0)
+PATIENT = ConnectionLimits(max_connections=10, max_per_address=10, head=60.0, body=60.0)
 ENDLESS = {
     "requests": GET * 1000,
     "trailers": CHUNKED + b"0\r\n" + b"a: %b\r\n" % (b"x" * 1000) * 100,
@@ -33,13 +33,13 @@ class Watched(Connection):
 
     registry = ConnectionRegistry(PATIENT)
     read = 0
-    waiting_most = 0
+    max_waiting = 0
     lost = False
 
     def data_received(self, data: bytes) -> None:
         self.read += len(data)
         super().data_received(data)
-        self.waiting_most = max(self.waiting_most, len(self.pipeline))
+        self.max_waiting = max(self.max_waiting, len(self.pipeline))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
@@ -98,7 +98,7 @@ def test_what_never_ends_is_cut_off_before_it_is_held(name: str) -> None:
             await _pour(writer, ENDLESS[name] if name == "requests" else b"x" * 50_000)
             assert server.connection is not None
             assert server.connection.read < MAX_READ
-            assert server.connection.waiting_most <= MAX_PIPELINED
+            assert server.connection.max_waiting <= MAX_PIPELINED
 
     asyncio.run(scenario())
 

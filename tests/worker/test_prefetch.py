@@ -11,7 +11,7 @@ from tests.worker.support import forever, harness
 JOBS = 40
 
 
-def record_most(app: Holdfast, harnessed: list[Harness], most: list[int]) -> None:
+def record_maximum(app: Holdfast, harnessed: list[Harness], most: list[int]) -> None:
     """Registers a short task that notes how many jobs its worker holds, each time it starts."""
 
     @app.task("short")
@@ -23,7 +23,7 @@ def record_most(app: Holdfast, harnessed: list[Harness], most: list[int]) -> Non
 async def drained(app: Holdfast, most: list[int], *, max_attempts: int, **settings: object) -> float:
     """Runs short jobs to their end; the seconds that took."""
     opened: list[Harness] = []
-    record_most(app, opened, most)
+    record_maximum(app, opened, most)
     async with harness(app, poll="1h", **settings) as harnessed:
         opened.append(harnessed)
         began = harnessed.now

@@ -24,7 +24,7 @@ from holdfast.core.models import Attempt, to_datetime
 from holdfast.web import create_app
 
 RECENT_MINUTES = 5
-_MOST_MINUTES = 1440  # a day
+_MAX_MINUTES = 1440  # a day
 _LARGEST = 1 << 20  # bytes of a body
 _PATIENCE = 30.0  # seconds a body may take to arrive
 _KIND_OF_ERROR = re.compile(r"^[A-Z]\w*: ")
@@ -182,6 +182,6 @@ def _uuid(text: str) -> str:
 
 def _minutes(query: Mapping[str, str]) -> int:
     text = query.get("minutes", str(RECENT_MINUTES))
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= _MOST_MINUTES:
-        raise Invalid("minutes", text, f"give a whole number from 1 to {_MOST_MINUTES}")
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= _MAX_MINUTES:
+        raise Invalid("minutes", text, f"give a whole number from 1 to {_MAX_MINUTES}")
     return int(text)

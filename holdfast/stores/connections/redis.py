@@ -95,14 +95,14 @@ _SCRIPT = re.compile(
 
 
 class RedisPool:
-    """The connections of one event loop: at most ``most``, made when they are needed."""
+    """The connections of one event loop: at most ``max_connections``, made when they are needed."""
 
     def __init__(
         self,
         server: Server,
         prefix: str,
         *,
-        most: int = 8,
+        max_connections: int = 8,
         retry_for: float | None = None,
         deadline: float | None = None,
     ) -> None:
@@ -115,7 +115,7 @@ class RedisPool:
         self._retry_for = retry_for
         self._deadline = deadline
         self._idle: deque[RedisConnection] = deque()
-        self._room = asyncio.Semaphore(most)
+        self._room = asyncio.Semaphore(max_connections)
         self._closed = False
         self._busy: set[RedisConnection] = set()
         self._target: tuple[str, int] | None = None  # of the primary, once it was asked for

@@ -46,10 +46,10 @@ class PostgresMaintenance:
     async def expire_waiting(self, *, limit: int) -> list[ExpiredJob]:
         ended: list[ExpiredJob] = []
         for _ in range(EXPIRY_ROUNDS):
-            most = limit - len(ended)
-            found, looked = await expire_overdue(self._pool, self._notifications, self._sql, limit=most)
+            room = limit - len(ended)
+            found, looked = await expire_overdue(self._pool, self._notifications, self._sql, limit=room)
             ended += found
-            if looked < most or len(ended) >= limit:
+            if looked < room or len(ended) >= limit:
                 break
         return ended
 

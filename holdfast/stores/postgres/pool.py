@@ -151,7 +151,7 @@ def _split(url: str) -> SplitResult:
 
 
 class PostgresPool:
-    """The connections of one event loop: at most ``most``, made when they are needed.
+    """The connections of one event loop: at most ``max_connections``, made when they are needed.
 
     ``call_deadline``: seconds for a whole call, the wait for a connection included, if a caller waits for its answer.
     """
@@ -161,7 +161,7 @@ class PostgresPool:
         address: PostgresAddress,
         *,
         now: Callable[[], int] | None,
-        most: int = 8,
+        max_connections: int = 8,
         call_deadline: float | None = None,
     ) -> None:
         self.address = address
@@ -169,7 +169,7 @@ class PostgresPool:
         self._call_deadline = call_deadline
         self._searches = {kind: asyncio.Semaphore(number) for kind, number in _TURNS.items()}
         self._idle: deque[Connection] = deque()
-        self._room = asyncio.Semaphore(most)
+        self._room = asyncio.Semaphore(max_connections)
         self._closed = False
         self._busy: set[Connection] = set()
         self._parting: set[Connection] = set()

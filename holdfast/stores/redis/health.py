@@ -94,14 +94,14 @@ def check_eviction(facts: ServerInfo) -> Finding:
 
 
 def _memory(info: Mapping[str, str]) -> Finding:
-    used, most = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
-    if not most:
+    used, maximum = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
+    if not maximum:
         return Finding("memory", "ok", f"{used:,} bytes used, no limit")
-    text = f"{used:,} of {most:,} bytes used"
-    if used < 0.8 * most:
+    text = f"{used:,} of {maximum:,} bytes used"
+    if used < 0.8 * maximum:
         return Finding("memory", "ok", text)
     remedy = "raise maxmemory, prune ended jobs, or shorten retention"
-    return Finding("memory", "error" if used >= most else "warning", text, remedy)
+    return Finding("memory", "error" if used >= maximum else "warning", text, remedy)
 
 
 def _persistence(info: Mapping[str, str]) -> Finding:

@@ -103,7 +103,7 @@ _WATCHED = ("counts", "tombstones", "keys", "seq", "meta")
 async def repair(address: RedisAddress, now: int) -> list[Finding]:
     """Make everything agree; returns the repairs. ``now``: the store's instant."""
     names = NamespaceKeys(address.keys)
-    pool = RedisPool(address.server, address.prefix, most=1, deadline=_ALL)
+    pool = RedisPool(address.server, address.prefix, max_connections=1, deadline=_ALL)
     try:
         for _ in range(_TRIES):
             done = await pool.call(lambda connection: _mended(connection, names, now))

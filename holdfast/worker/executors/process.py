@@ -211,8 +211,8 @@ class ProcessExecutor:
             self._idle.remove(child)
         pause = 0.0
         if not child.is_ready and not child.killed:
-            first, most = _RESTART_PAUSES
-            pause = min(first * 2**self._failed_starts, most)
+            first, longest = _RESTART_PAUSES
+            pause = min(first * 2**self._failed_starts, longest)
             self._failed_starts += 1
         if not child.retired and not child.killed:
             self._events.emit(ChildEnded(pid=child.pid, cause=child.cause, restart_in=pause))

@@ -66,9 +66,9 @@ def limit_this_process(limits: ResourceLimits | None) -> Iterator[None]:
     before = []
     if limits is not None:
         used = time.process_time()
-        for kind, most in kernel_limits(limits, used):
+        for kind, maximum in kernel_limits(limits, used):
             before.append((kind, resource.getrlimit(kind)[0]))
-            _set_soft_limit(kind, most)
+            _set_soft_limit(kind, maximum)
     try:
         yield
     finally:
@@ -76,10 +76,10 @@ def limit_this_process(limits: ResourceLimits | None) -> Iterator[None]:
             _set_soft_limit(kind, soft)
 
 
-def _set_soft_limit(kind: int, most: int) -> None:
+def _set_soft_limit(kind: int, maximum: int) -> None:
     """Sets a soft limit, at most the hard limit."""
     hard = resource.getrlimit(kind)[1]
-    allowed = [each for each in (most, hard) if each != resource.RLIM_INFINITY]
+    allowed = [each for each in (maximum, hard) if each != resource.RLIM_INFINITY]
     resource.setrlimit(kind, (min(allowed, default=resource.RLIM_INFINITY), hard))
 
 
@@ -201,8 +201,8 @@ class GroupWatch:
         members = self._members(processes)
         usage = self._usage(members)
         for name, used in zip(Usage._fields, usage, strict=True):
-            most = getattr(self._limits, name)
-            if most is not None and used > most and (name != "memory" or self._exact_memory(members) > most):
+            maximum = getattr(self._limits, name)
+            if maximum is not None and used > maximum and (name != "memory" or self._exact_memory(members) > maximum):
                 self._kill(over_limit(name, self._limits, used), members)
                 break
         return set(self._known)

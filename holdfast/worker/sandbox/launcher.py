@@ -87,8 +87,8 @@ def _become_command(spec: dict[str, Any]) -> NoReturn:
         if sandbox["landlock"]:
             restrict_files(sandbox["landlock"], network=sandbox["network"], isolated=not sandbox["namespaces"])
     Stage.name = "limits"
-    for kind, most in spec["rlimits"]:
-        limit_resource(kind, most)
+    for kind, maximum in spec["rlimits"]:
+        limit_resource(kind, maximum)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores both
         signal.signal(number, signal.SIG_DFL)
     if sandbox is not None:
@@ -105,11 +105,11 @@ def enter_folder(path: str) -> None:
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
 
 
-def limit_resource(kind: int, most: int) -> None:
+def limit_resource(kind: int, maximum: int) -> None:
     """Limits a resource irrevocably. The hard limit of CPU time is higher: there the signal is SIGKILL, not SIGXCPU."""
     hard = resource.getrlimit(kind)[1]
-    own = most + 5 if kind == resource.RLIMIT_CPU else most
-    soft, own = (most, own) if hard == resource.RLIM_INFINITY else (min(most, hard), min(own, hard))
+    own = maximum + 5 if kind == resource.RLIMIT_CPU else maximum
+    soft, own = (maximum, own) if hard == resource.RLIM_INFINITY else (min(maximum, hard), min(own, hard))
     resource.setrlimit(kind, (soft, own))
 
 

@@ -61,22 +61,22 @@ def limits(folder: Path, home: Home, *, jobs: int, workers: int, kills: int, see
 
 def _check(report: Report, spans: dict[str, list[Span]]) -> None:
     limited = spans["limited"]
-    most = _most_at_once(limited)
+    most = _max_at_once(limited)
     report.expect(most <= AT_ONCE, f"{most} jobs of the limited queue ran at once")
     report.expect(most == AT_ONCE, f"only {most} jobs of the limited queue ever ran at once")
     of_tenants = defaultdict(list)
     for span in limited:
         of_tenants[span[2]].append(span)
-    most_of_one = max(map(_most_at_once, of_tenants.values()))
-    report.expect(most_of_one <= OF_A_TENANT, f"{most_of_one} jobs of a tenant ran at once")
+    max_of_tenant = max(map(_max_at_once, of_tenants.values()))
+    report.expect(max_of_tenant <= OF_A_TENANT, f"{max_of_tenant} jobs of a tenant ran at once")
     excess = _rate_excess([started for started, _, _ in spans["rated"]])
     report.expect(excess <= 0, f"in some window there were {excess:.1f} starts more than the rate allows")
     begun, over = min(each[0] for each in limited), max(each[1] for each in limited)
     used = sum(ended - started for started, ended, _ in limited) / max(1, over - begun)
-    report.figures |= {"most at once": most, "most of a tenant": most_of_one, "used on average": round(used, 2)}
+    report.figures |= {"most at once": most, "most of a tenant": max_of_tenant, "used on average": round(used, 2)}
 
 
-def _most_at_once(spans: Sequence[Span]) -> int:
+def _max_at_once(spans: Sequence[Span]) -> int:
     """A span that ends when another begins does not overlap it."""
     now = most = 0
     for _, change in sorted([(ended, -1) for _, ended, _ in spans] + [(started, 1) for started, _, _ in spans]):

@@ -180,6 +180,32 @@ local function count_unstarted(partition_field, by)
     end
 end
 
+-- Adds to fields of a hash; deletes those that come to nothing.
+local function add_to_fields(key, changes)
+    local names = {}
+    for name, by in pairs(changes) do
+        names[#names + 1] = by ~= 0 and name or nil
+    end
+    for first = 1, #names, 1000 do
+        local last, kept, emptied = math.min(first + 999, #names), {}, {}
+        local values = safe_call('HMGET', key, unpack(names, first, last))
+        for n = first, last do
+            local value = to_number(values[n - first + 1]) + changes[names[n]]
+            if value > 0 then
+                kept[#kept + 1], kept[#kept + 2] = names[n], value
+            else
+                emptied[#emptied + 1] = names[n]
+            end
+        end
+        if #kept > 0 then
+            call('HSET', key, unpack(kept))
+        end
+        if #emptied > 0 then
+            call('HDEL', key, unpack(emptied))
+        end
+    end
+end
+
 local function write_unstarted()
     local buckets = {}
     for partition_field, by in pairs(unstarted_changes) do
@@ -187,11 +213,7 @@ local function write_unstarted()
             buckets[bucket] = (buckets[bucket] or 0) + by
         end
     end
-    for bucket, by in pairs(buckets) do
-        if by ~= 0 and safe_call('HINCRBY', PREFIX .. 'unstarted', bucket, by) <= 0 then
-            call('HDEL', PREFIX .. 'unstarted', bucket)
-        end
-    end
+    add_to_fields(PREFIX .. 'unstarted', buckets)
 end
 
 -- A worker's write under a lease that its job does not have. A lease ahead of the job proves a lost write: claims never

@@ -200,47 +200,26 @@ local function use_buckets(partition_field) -- of a running job
 end
 
 local function subtract_released()
-    local released_weights, released_partitions, names, remaining, empty_buckets = {}, {}, {}, {}, {}
+    local use_changes, released_partitions = {}, {}
     for queue, fields in pairs(released) do
         local of_queue = {}
         released_partitions[queue] = of_queue
         for partition_field, times in pairs(fields) do
             if not string.find(partition_field, '[\31\n]') then -- one bucket, and a weight of 1
-                released_weights[partition_field] = (released_weights[partition_field] or 0) + times
+                use_changes[partition_field] = (use_changes[partition_field] or 0) - times
                 of_queue[#of_queue + 1] = partition_field
             else
                 local partition, weights = parse_partition(partition_field)
                 local n = 0
                 for bucket in string.gmatch(partition, '[^\31]+') do
                     n = n + 1
-                    released_weights[bucket] = (released_weights[bucket] or 0) + times * (weights and weights[n] or 1)
+                    use_changes[bucket] = (use_changes[bucket] or 0) - times * (weights and weights[n] or 1)
                 end
                 of_queue[#of_queue + 1] = partition
             end
         end
     end
-    for bucket in pairs(released_weights) do
-        names[#names + 1] = bucket
-    end
-    for first = 1, #names, 1000 do
-        local used = safe_call('HMGET', PREFIX .. 'used', unpack(names, first, math.min(first + 999, #names)))
-        for n, weight in ipairs(used) do
-            local bucket = names[first + n - 1]
-            local remaining_weight = to_number(weight) - released_weights[bucket]
-            if remaining_weight > 0 then
-                remaining[#remaining + 1] = bucket
-                remaining[#remaining + 1] = remaining_weight
-            elseif weight then
-                empty_buckets[#empty_buckets + 1] = bucket
-            end
-        end
-    end
-    for first = 1, #remaining, 1000 do
-        call('HSET', PREFIX .. 'used', unpack(remaining, first, math.min(first + 999, #remaining)))
-    end
-    for first = 1, #empty_buckets, 1000 do
-        call('HDEL', PREFIX .. 'used', unpack(empty_buckets, first, math.min(first + 999, #empty_buckets)))
-    end
+    add_to_fields(PREFIX .. 'used', use_changes)
     return released_partitions
 end
 
@@ -379,22 +358,24 @@ end
 
 -- Returns when tokens and pauses admit a job of this weight, and true if concurrency does not. Reserved weight counts.
 local function check_bucket(bucket, weight)
-    local limit, free_at, is_full = bucket.limit, bucket.paused, false
-    if limit and limit.interval then
+    local limit, free_at = bucket.limit, bucket.paused
+    if not limit then
+        return free_at, false
+    end
+    if limit.interval then
         local refilled_at = math.max(bucket.refilled_at, now) + math.min(bucket.reserved, limit.burst) * limit.interval
         local _, first = after_taking(limit, refilled_at, weight)
         free_at = math.max(free_at, first)
     end
-    if limit and limit.concurrency then
-        is_full = bucket.used + bucket.reserved + math.min(weight, limit.concurrency) > limit.concurrency
-    end
-    return free_at, is_full
+    local concurrency = limit.concurrency
+    return free_at, concurrency and bucket.used + bucket.reserved + math.min(weight, concurrency) > concurrency
 end
 
 -- Returns nil if all buckets admit a job now; else an instant, 0 for the end of a running job, and the bucket.
 local function find_blocking_bucket(job_buckets, weights)
     local free_at, full_bucket, blocking = now, nil, nil
-    for n, bucket in ipairs(job_buckets) do
+    for n = 1, #job_buckets do
+        local bucket = job_buckets[n]
         local first, is_full = check_bucket(bucket, weights and weights[n] or 1)
         if first > free_at then
             free_at, blocking = first, bucket

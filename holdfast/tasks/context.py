@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -29,7 +29,7 @@ class Limiter(Protocol):
 
     async def take(self, name: str, tokens: int, *, wait: bool) -> None: ...
 
-    def take_blocking(self, name: str, tokens: int, *, wait: bool) -> None: ...
+    def take_blocking(self, name: str, tokens: int, *, wait: bool, is_cancelled: Callable[[], bool]) -> None: ...
 
 
 class Context:
@@ -155,7 +155,8 @@ class SyncContext:
     def limit(self, name: str, tokens: int = 1, *, wait: bool = False) -> None:
         """``Context.limit``, in this thread."""
         forbid_running_loop("await context.limit(…) itself instead of context.sync.limit(…)")
-        _limiter_of(self._context).take_blocking(name, tokens, wait=wait)
+        context = self._context
+        _limiter_of(context).take_blocking(name, tokens, wait=wait, is_cancelled=lambda: context.cancelled)
 
 
 def _limiter_of(context: Context) -> Limiter:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from datetime import timedelta
 
 from msgspec.structs import replace
@@ -17,6 +18,9 @@ from holdfast.core.validation import did_you_mean, format_duration, parse_count
 from holdfast.stores.base import Store
 from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.worker.context import WorkerContext
+
+
+_CANCEL_CHECK_SECONDS = 0.5  # in which a waiting thread notices that its job is asked to stop
 
 
 class HandlerLimits:
@@ -35,12 +39,14 @@ class HandlerLimits:
                 raise _too_few(name, delay)
             await self._shared.clock.sleep(delay.total_seconds())
 
-    def take_blocking(self, name: str, tokens: int, *, wait: bool) -> None:
-        """Takes tokens for a handler in a thread, like ``take``."""
+    def take_blocking(self, name: str, tokens: int, *, wait: bool, is_cancelled: Callable[[], bool]) -> None:
+        """Takes tokens for a handler in a thread, like ``take``. A wait ends when the job is asked to stop."""
         while delay := asyncio.run_coroutine_threadsafe(self._try_to_take(name, tokens), self._loop).result():
-            if not wait:
-                raise _too_few(name, delay)
-            time.sleep(delay.total_seconds())
+            ready_at = time.monotonic() + delay.total_seconds()
+            while (left := ready_at - time.monotonic()) > 0:
+                if not wait or is_cancelled():
+                    raise _too_few(name, delay)
+                time.sleep(min(left, _CANCEL_CHECK_SECONDS))
 
     async def _try_to_take(self, name: str, tokens: int) -> timedelta:
         parse_count(tokens, "tokens", least=1, most=MAX_WEIGHT, text=False)

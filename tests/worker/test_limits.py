@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections import Counter
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 
 from holdfast import Context, Holdfast, JobFilter, JobState, Retry, RetryAfter
 from holdfast.core.events import DeclarationKept
+from tests.support.load import TEST_SECONDS
 from tests.unit import executor_tasks
 from tests.worker.support import Recorder, gaps, harness
 
@@ -312,6 +315,27 @@ async def test_handler_in_a_thread_takes_tokens(app: Holdfast) -> None:
         assert "rate limited: limit api" in str(next(error for error in errors if error))
         await harnessed.run_until_idle(limit=timedelta(hours=1))
         assert {await job.result(timeout=0) for job in (first, second)} == {"called"}
+
+
+async def test_cancelled_handler_in_a_thread_stops_waiting_for_tokens(app: Holdfast) -> None:
+    entered = threading.Event()
+
+    @app.task("call", executor="thread")
+    def call_api(context: Context) -> None:
+        context.sync.limit("api")
+        entered.set()
+        context.sync.limit("api", wait=True)
+
+    app.limit("api", rate="1/h")
+    async with harness(app) as harnessed:
+        await harnessed.start()
+        await harnessed.advance(1)
+        job = await call_api.enqueue()
+        await harnessed.advance(0)
+        await asyncio.to_thread(entered.wait, TEST_SECONDS)
+        await app.cancel(job.id)
+        await harnessed.run_until_idle()
+        assert (await job.job()).state == "cancelled"
 
 
 async def test_handler_in_a_process_gets_a_clear_error(app: Holdfast) -> None:

@@ -26,7 +26,7 @@ from holdfast.web.remote_workers import RemoteEnding
 from holdfast.web.routing import Operation, RequestContext, ResponseSpec
 from holdfast.worker.executors.outcome import storable_text, traceback_tail
 
-_FAILED = (Reason.ERROR, Reason.TIMEOUT, Reason.CRASHED)
+_FAILED = (Reason.ERROR, Reason.TIMEOUT, Reason.CRASHED, Reason.RESOURCE)
 _DEAD = (Reason.NON_RETRYABLE, Reason.PAYLOAD, Reason.RESULT, Reason.NO_HANDLER)
 
 

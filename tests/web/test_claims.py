@@ -163,6 +163,7 @@ OUTCOMES: list[tuple[str, dict[str, Any], tuple[str, str | None, int]]] = [
     ("succeeded", {}, ("succeeded", None, 1)),
     ("failed", {"error": ERROR}, ("failed", "error", 1)),
     ("failed", {"error": ERROR, "reason": "timeout"}, ("failed", "timeout", 1)),
+    ("failed", {"error": ERROR, "reason": "resource"}, ("failed", "resource", 1)),
     ("dead", {"error": ERROR}, ("dead", "non_retryable", 1)),
     ("dead", {"error": {"message": "no"}, "reason": "payload"}, ("scheduled", "payload", 0)),
     ("dead", {"error": {"message": "no"}, "reason": "no_handler"}, ("scheduled", "no_handler", 0)),

@@ -1,7 +1,7 @@
 """Cost of limits: drains of limited queues, claims with blocked jobs, and how long a flood delays another's job.
 
-A drain is claims and settlements of a hundred jobs at a time, by one process and without handlers. A worker's drain has
-a hundred slots and handlers that do nothing, from the first start to the last; without limits it claims more at a time.
+A drain is claims and settlements of a hundred jobs at a time, by one process and without handlers. For that of a
+worker see ``limit_peers``.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
-
-import uvloop
 
 from benchmarks.harness import Line, Plan, at_most, percentile, times_at_least, times_at_most
 from holdfast import Holdfast
@@ -45,31 +43,24 @@ def lines(plan: Plan, places: Sequence[Place]) -> list[Line]:
     one = Line("claim p99 beside 100,000 jobs of a blocked key", "ms", other="without them", target=times_at_most(1.5))
     many = Line("claim p99 beside 10,000 blocked keys", "ms", other="without them", target=times_at_most(1.5))
     fair = Line(f"delay of another's job, behind a flood of {_FLOOD:,}", "job times", target=at_most(5))
-    worker_queue = Line("a worker's drain of a queue with a limit", "jobs/s", other=of_plain)
-    worker_keys = Line("a worker's drain with a limit for each of 10,000 keys", "jobs/s", other=of_plain)
     jobs = plan.size(20_000, 500)
     for place in places:
-        of_queue = {"queue": "default", "concurrency": 1000}
-        by_key = {"queue": "default", "by": "args.key", "concurrency": 5}
         plain = _measure(place, _drain, jobs)
         other.add(_measure(place, _drain, jobs, limited={"queue": "other", "concurrency": 1}), plain)
-        queue.add(_measure(place, _drain, jobs, limited=of_queue), plain)
+        queue.add(_measure(place, _drain, jobs, limited={"queue": "default", "concurrency": 1000}), plain)
+        by_key = {"queue": "default", "by": "args.key", "concurrency": 5}
         keys.add(_measure(place, _drain, jobs, keys=_KEYS, limited=by_key), plain)
-        plain = _measure(place, _worker_drain, jobs)
-        worker_queue.add(_measure(place, _worker_drain, jobs, limited=of_queue), plain)
-        worker_keys.add(_measure(place, _worker_drain, jobs, keys=_KEYS, limited=by_key), plain)
         free = _measure(place, _claims, 0, keys=1)
         one.add(_measure(place, _claims, plan.size(100_000, 500), keys=1), free)
         many.add(_measure(place, _claims, plan.size(_KEYS, 500), keys=_KEYS), free)
         fair.add(_measure(place, _flood, plan.size(_FLOOD, 500)))
-    return [other, queue, keys, worker_queue, worker_keys, one, many, fair]
+    return [other, queue, keys, one, many, fair]
 
 
 def _measure(place: Place, what: Callable[..., Awaitable[float]], *args: Any, **named: Any) -> float:
     with place() as url:
-        concurrency = _SLOTS if what is _flood else _BATCH
-        app = Holdfast(str(url), log_level="ERROR", concurrency=concurrency)
-        return uvloop.run(_within(app, what, *args, **named))
+        app = Holdfast(str(url), log_level="ERROR", concurrency=_SLOTS)
+        return asyncio.run(_within(app, what, *args, **named))
 
 
 async def _within(app: Holdfast, what: Callable[..., Awaitable[float]], *args: Any, **named: Any) -> float:
@@ -108,20 +99,6 @@ async def _drain(app: Holdfast, jobs: int, *, keys: int = 1, limited: dict[str, 
         done += len(claimed)
         await _settle(store, claimed)
     return jobs / (time.perf_counter() - started)
-
-
-async def _worker_drain(app: Holdfast, jobs: int, *, keys: int = 1, limited: dict[str, Any] | None = None) -> float:
-    starts: list[float] = []
-
-    @app.task("work")
-    async def work(key: int) -> None:
-        starts.append(time.perf_counter())
-
-    if limited is not None:
-        await app.limits.add("limit", **limited)
-    await _submit(await app.open_store(), jobs, keys)
-    await Worker(app, drain=True).run()
-    return jobs / (starts[-1] - starts[0])
 
 
 async def _claims(app: Holdfast, blocked: int, *, keys: int) -> float:

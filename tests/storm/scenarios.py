@@ -72,7 +72,7 @@ ON_EVERY_STORE: dict[str, OnStore] = {
         folder, home, count=count(10_000), workers=5, kills=count(50), seed=seed
     ),
     "limits": lambda folder, home, count, seed: limits.limits(
-        folder, home, jobs=count(1000), workers=4, kills=count(20), seed=seed
+        folder, home, jobs=count(1000), workers=4, kills=count(25), seed=seed
     ),
     "crowd": lambda folder, home, count, seed: crowds.crowd(folder, home, kills=count(50), seed=seed),
     "api-kills": lambda folder, home, count, seed: api.kills(folder, home, clients=16, kills=count(20), seed=seed),

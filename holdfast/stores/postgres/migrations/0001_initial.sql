@@ -629,7 +629,7 @@ begin
                 start := v;
             else
                 if p_first > cardinality(p_name) and not exhausted then
-                    -- As many as may start, else reading and locking the rest would be in vain; more where few of them can.
+                    -- No more than may start: each is read and locked.
                     page := case page when 0 then least(left_slots, most_parked)
                         else least(4 * page, most_read, greatest(left_slots - taken, 8)) end;
                     select coalesce(array_agg(c.tid), '{}'), coalesce(array_agg(c.name), '{}'), array_agg(c.turn),

@@ -132,8 +132,7 @@ class Holdfast(JobEditing):
         return BlockingHoldfast(self, self)
 
     def run_blocking(self, call: Coroutine[Any, Any, T], *, here: bool = False) -> T:
-        """Run one of this application's coroutines for a blocking caller; ``here``: in this very thread, to which the
-        caller's connection belongs."""
+        """Runs a coroutine for a blocking caller; ``here``: in this thread, which owns the caller's connection."""
         if here:
             return drive_coroutine(call)
         try:
@@ -148,8 +147,7 @@ class Holdfast(JobEditing):
         return await call if running_loop() is not None else self.run_blocking(call)
 
     def new_store(self, call_deadline: float | None = None) -> Store:
-        """Another, unopened, store on the same jobs: for a thread that needs its own connection. Its calls take at
-        most ``call_deadline`` seconds, if not the application's."""
+        """An unopened store on the same jobs, for another thread; ``call_deadline``: seconds a call may take."""
         settings = self.settings
         store = open_store(
             settings.url, now=self.now, call_deadline=self.call_deadline if call_deadline is None else call_deadline
@@ -275,8 +273,7 @@ class Holdfast(JobEditing):
     async def enqueue_stream(
         self, jobs: Iterable[NewJob] | AsyncIterable[NewJob], *, batch: int = 1000
     ) -> AsyncIterator[list[JobHandle[Any]]]:
-        """The same for a stream too long to hold: yields the handles of each batch once it is stored, and draws no job
-        of the next before."""
+        """Stores a stream too long to hold, in batches; yields the handles of each before it draws the next."""
         async for each in split_batches(jobs, batch_size(batch)):
             answers = await self._submitter.submit_all(each)
             yield [self._handed(answer) for answer in answers]
@@ -330,7 +327,7 @@ class Holdfast(JobEditing):
         Of each state at most so many jobs are looked at, of ended ones the latest of all queues together: ``at_least``
         names the states of which there may be more."""
         recent, bound = looked_at(minutes, most)
-        return await (await self.open_store()).query.queues(recent=recent, most=bound)
+        return await (await self.open_store()).query.queues(recent=recent, max_count=bound)
 
     @requires_loop
     async def stats(self, *, minutes: int = 5, most: int = 10_000) -> JobStats:
@@ -338,7 +335,7 @@ class Holdfast(JobEditing):
         minutes; of each kind at most so many jobs are looked at, however many there are.
         """
         recent, bound = looked_at(minutes, most)
-        return await (await self.open_store()).query.stats(recent=recent, most=bound)
+        return await (await self.open_store()).query.stats(recent=recent, max_count=bound)
 
     @requires_loop
     async def workers(self) -> list[WorkerInfo]:

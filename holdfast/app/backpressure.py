@@ -93,12 +93,12 @@ class QueueDepths:
         store, found = await self._store(), dict.fromkeys(names, 0)
         queues = [name for name in names if name.startswith(_QUEUE)]
         if queues:
-            for each in await store.query.queue_depths(most=max(most[name] for name in queues) + 1):
+            for each in await store.query.queue_depths(max_count=max(most[name] for name in queues) + 1):
                 if _QUEUE + each.name in found:
                     found[_QUEUE + each.name] = sum(each.states.get(state, 0) for state in NOT_STARTED)
         if len(queues) < len(names):
             buckets = [name for name in names if not name.startswith(_QUEUE)]
-            numbers = await store.limits.count_waiting(buckets, most=max(most[name] for name in buckets) + 1)
+            numbers = await store.limits.count_waiting(buckets, max_count=max(most[name] for name in buckets) + 1)
             found.update(zip(buckets, numbers, strict=True))
         return found
 

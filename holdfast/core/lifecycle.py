@@ -70,8 +70,7 @@ class Succeeded(msgspec.Struct, frozen=True, gc=False):
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The attempt failed. ``delay`` overrides the policy; ``pause``: the scope whose limits pause for as long
-    (``RetryAfter``)."""
+    """The attempt failed. ``delay`` overrides the policy; ``pause``: the scope that ``RetryAfter`` pauses."""
 
     error: str
     reason: Reason = Reason.ERROR
@@ -189,7 +188,7 @@ def _after_loss(job: Job) -> Settlement:
         state=state,
         reason=Reason.CANCELLED if state is JobState.CANCELLED else Reason.CRASHED,
         error=message,
-        expired=True,
+        lease_expired=True,
         worker=job.worker,
     )
 

@@ -56,7 +56,7 @@ class LimitValues(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     depth: int | None = None
 
     @property
-    def most_lacking_us(self) -> int | None:
+    def max_lacking_us(self) -> int | None:
         """Microseconds in which an empty bucket fills; None for a limit without a rate."""
         return None if self.interval_us is None else self.burst * self.interval_us
 
@@ -100,14 +100,14 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def token_change(old: Limit | None, new: Limit) -> dict[str, int] | None:
     """Parameters of ``bound_buckets`` for a changed limit; None for one without a rate."""
-    most, interval = new.values.most_lacking_us, new.values.interval_us
-    if most is None or interval is None:
+    max_lacking, interval = new.values.max_lacking_us, new.values.interval_us
+    if max_lacking is None or interval is None:
         return None
     before = new.values if old is None or old.values.rate is None else old.values
     return {
-        "most": most,
+        "max_lacking": max_lacking,
         "interval": interval,
-        "old_most": before.most_lacking_us or most,
+        "old_max_lacking": before.max_lacking_us or max_lacking,
         "old_interval": before.interval_us or interval,
     }
 
@@ -146,8 +146,7 @@ _FULL_BUCKET = BucketState()
 
 
 class BucketUse(msgspec.Struct, frozen=True, kw_only=True):
-    """Use of a bucket. ``used``: the weight of its running jobs. ``free_at_us``: when tokens and pauses let a job of
-    weight 1 start; 0: now."""
+    """Use of a bucket. ``used``: running weight. ``free_at_us``: when a job of weight 1 may start; 0: now."""
 
     bucket: str
     used: int

@@ -240,8 +240,8 @@ class Submitted(msgspec.Struct, frozen=True, gc=False):
 class Settlement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The only way out of ``running``. Made by ``lifecycle``, applied by a store if its guard holds.
 
-    The guard: the job runs under exactly this lease, and the lease has not expired. With ``expired=True`` the lease
-    must have expired: any worker may settle such a job. A given ``worker`` must hold the job: a server may lose a
+    The guard: the job runs under exactly this lease, and the lease has not expired. With ``lease_expired=True`` it must
+    have expired: any worker may settle such a job. A given ``worker`` must hold the job: a server may lose a
     claim and assign its number again.
     """
 
@@ -254,7 +254,7 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     traceback: str | None = None
     delay: timedelta | None = None  # run_at becomes now + delay; None leaves it
     refund: bool = False  # gives the attempt back
-    expired: bool = False
+    lease_expired: bool = False
     worker: str | None = None  # whose lease it is
 
 
@@ -458,8 +458,7 @@ class BulkResult(msgspec.Struct, frozen=True):
 
 
 class Overtaken(msgspec.Struct, frozen=True):
-    """Ready jobs that later announcements have overtaken in a transport. Jobs announced before ``before_us`` were ahead
-    of the next delivery."""
+    """Ready jobs overtaken in a transport; those announced before ``before_us`` were ahead of the next delivery."""
 
     ids: list[str]
     before_us: int

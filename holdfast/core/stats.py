@@ -48,7 +48,7 @@ class CountGroup(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class JobStats(msgspec.Struct, frozen=True):
-    """Bounded counts: at most ``most`` jobs of each of the ``BUCKETS``, of ended jobs the latest."""
+    """Bounded counts: at most ``max_count`` jobs of each of the ``BUCKETS``, of ended jobs the latest."""
 
     groups: list[CountGroup]
     most: int
@@ -99,9 +99,9 @@ class JobStats(msgspec.Struct, frozen=True):
         return JobStats(own, self.most, self.at_least, self.ages or self._ages())
 
 
-def full_states(numbers: Mapping[JobState, int], most: int, buckets: Sequence[Kinds] = BUCKETS) -> Kinds:
-    """Returns the states whose bucket reached ``most``: there may be more jobs than these numbers."""
-    full = [bucket for bucket in buckets if sum(numbers.get(state, 0) for state in bucket) >= most]
+def full_states(numbers: Mapping[JobState, int], max_count: int, buckets: Sequence[Kinds] = BUCKETS) -> Kinds:
+    """Returns the states whose bucket reached ``max_count``: there may be more jobs than these numbers."""
+    full = [bucket for bucket in buckets if sum(numbers.get(state, 0) for state in bucket) >= max_count]
     return frozenset(state for bucket in full for state in bucket)
 
 
@@ -137,8 +137,7 @@ _BY_QUEUE = frozenset({JobState.QUEUED, JobState.SCHEDULED, JobState.FAILED, Job
 
 
 class CountRow(NamedTuple):
-    """The number of jobs of a queue and state. Of ended jobs also: ``lately``, the number that ended recently, and
-    ``age_us``, the time since the first ended."""
+    """Number of jobs of a queue and state. Of ended ones, ``lately`` ended recently, the first ``age_us`` ago."""
 
     queue: str
     state: JobState
@@ -148,7 +147,7 @@ class CountRow(NamedTuple):
 
 
 def queues_of(
-    counted: Sequence[CountRow], paused: Mapping[str, bool], *, recent: timedelta, most: int
+    counted: Sequence[CountRow], paused: Mapping[str, bool], *, recent: timedelta, max_count: int
 ) -> dict[str, QueueInfo]:
     """Returns the counted and the paused queues by name, without the age of their oldest ready job."""
     names = sorted({row.queue for row in counted} | {name for name in paused if paused[name]})
@@ -157,27 +156,27 @@ def queues_of(
         if row.number:
             states[row.queue][row.state] += row.number
     together = [bucket for bucket in BUCKETS if not bucket & _BY_QUEUE]
-    shared = full_states(sum(states.values(), Counter()), most, together)
+    shared = full_states(sum(states.values(), Counter()), max_count, together)
     own = [bucket for bucket in BUCKETS if bucket & _BY_QUEUE]
-    rates = _rates(counted, recent, most)
+    rates = _rates(counted, recent, max_count)
     return {
         name: QueueInfo(
             name=name,
             paused=paused.get(name, False),
             states={state.value: number for state, number in states[name].items()},
             oldest_ready=None,
-            at_least=shared | full_states(states[name], most, own),
+            at_least=shared | full_states(states[name], max_count, own),
             ended_per_second=rates.get(name, 0.0),
         )
         for name in names
     }
 
 
-def _rates(counted: Sequence[CountRow], recent: timedelta, most: int) -> Mapping[str, float]:
+def _rates(counted: Sequence[CountRow], recent: timedelta, max_count: int) -> Mapping[str, float]:
     rates: defaultdict[str, float] = defaultdict(float)
     for state in TERMINAL:
         seen = [row for row in counted if row.state is state]
-        whole = sum(row.number for row in seen) < most
+        whole = sum(row.number for row in seen) < max_count
         seconds = covered_seconds(recent, max((row.age_us for row in seen), default=0) / 1e6, whole=whole)
         for row in seen:
             rates[row.queue] += row.lately / seconds

@@ -188,8 +188,7 @@ class Maintenance(Protocol):
         workers that fell silent long ago; how many jobs."""
 
     async def reannounce(self) -> int:
-        """Tell the transport again of ready jobs that it has lost; how many. A store that wakes its waiters itself has
-        nothing to tell."""
+        """Publishes ready jobs that the transport has lost; returns their number. 0 in a store without a transport."""
 
 
 class Query(Protocol):
@@ -208,9 +207,8 @@ class Query(Protocol):
     async def find(self, where: JobFilter, *, limit: int = 50, cursor: str | None = None) -> Page:
         """Newest first, by keyset: a page costs the same however deep."""
 
-    async def count(self, where: JobFilter, *, most: int | None = None, seconds: float | None = None) -> int:
-        """Counts the jobs that match, up to ``most``. ``seconds`` limits the search; None: the limit of
-        any search by a filter."""
+    async def count(self, where: JobFilter, *, limit: int | None = None, seconds: float | None = None) -> int:
+        """Counts the jobs that match, up to ``limit``. ``seconds`` limits the search; None: as long as any search."""
 
     async def attempts(self, job_id: str) -> list[Attempt]:
         """Attempts that did not succeed, oldest first."""
@@ -218,25 +216,23 @@ class Query(Protocol):
     async def logs(self, job_id: str, *, limit: int = 1000, cursor: str | None = None) -> LogPage:
         """The log lines of a job, oldest first, of all its attempts."""
 
-    async def queues(self, *, recent: timedelta, most: int) -> list[QueueInfo]:
+    async def queues(self, *, recent: timedelta, max_count: int) -> list[QueueInfo]:
         """Every queue that has jobs or is paused, by name, with how many of its jobs ended a second within ``recent``.
 
-        At a bounded price: ``at_least`` of each names states of which it may have more. Where all queues together have
-        more than ``most`` ended jobs of a state, the latest are looked at, and a queue that has only earlier ones is
-        left out."""
+        ``at_least`` of each names states of which it may have more. Of all queues together, the latest ``max_count``
+        ended jobs of each state are counted; a queue that has only earlier ones is left out."""
 
-    async def queue_depths(self, *, most: int) -> list[QueueInfo]:
+    async def queue_depths(self, *, max_count: int) -> list[QueueInfo]:
         """The queues in which something waits, runs or is dead, and the paused ones, by name, at a bounded price.
 
-        Jobs that are queued, scheduled, failed, running or dead are counted. Where a queue has more than ``most`` in a
-        state, or all queues together of running or dead ones, it may count fewer than there are."""
+        Counts queued, scheduled, failed, running and dead jobs. It may count fewer where a queue has more than
+        ``max_count`` in a state, or all queues together of running or dead ones."""
 
     async def workers(self) -> list[WorkerInfo]: ...
 
-    async def stats(self, *, recent: timedelta, most: int) -> JobStats:
-        """Counts jobs by queue, state, worker and attempts, and to which of them something happened within ``recent``;
-        of each of ``stats.BUCKETS`` at most ``most`` jobs are looked at.
-        """
+    async def stats(self, *, recent: timedelta, max_count: int) -> JobStats:
+        """Counts jobs by queue, state, worker and attempts, and those that changed within ``recent``; at most
+        ``max_count`` jobs of each of ``stats.BUCKETS``."""
 
     async def events(self, after: str | None, *, limit: int, within: timedelta) -> JobEvents:
         """Returns ended jobs and failed attempts after a mark; None: from now on, which has no event yet.
@@ -258,8 +254,7 @@ class Health(Protocol):
         """The first of these alone: what is in effect now."""
 
     async def repair(self) -> list[Finding]:
-        """Put right what can be put right without losing a job; returns a finding for each repair. May be repeated,
-        and while other programs use the store."""
+        """Repairs what it can without losing a job, while the store is in use; returns a finding for each repair."""
 
     async def backup(self, path: str) -> None:
         """Write a consistent copy while everything goes on."""
@@ -312,10 +307,10 @@ class Limits(Protocol):
     async def bucket_use(self, buckets: Sequence[str]) -> list[BucketUse]:
         """Use of these buckets, in their order."""
 
-    async def count_waiting(self, buckets: Sequence[str], *, most: int) -> list[int]:
+    async def count_waiting(self, buckets: Sequence[str], *, max_count: int) -> list[int]:
         """Counts the jobs of each of these buckets that have not started, of limits with a depth (``is_counted``).
 
-        At a bounded price: a bucket with ``most`` may have more."""
+        At a bounded price: a bucket with ``max_count`` may have more."""
 
     async def take_tokens(self, bucket: str, tokens: int) -> timedelta:
         """Takes tokens of a limit with a rate; returns 0, or how long until they can be taken, and takes none."""
@@ -393,15 +388,13 @@ class Store(Protocol):
 
     @property
     def external(self) -> External | None:
-        """None for a store without transactions of its callers' own. Needs no event loop where their connection does
-        not."""
+        """None for a store without external transactions. Needs an event loop only if their connection does."""
 
     async def open(self) -> None:
         """Connect and check: ours, the right schema (migrating an old or empty one), safe to use. Idempotent."""
 
     async def missing(self) -> str | None:
-        """Of a store that was never opened, what is not there, in words; None where it stands. Needs no opening, and
-        makes nothing."""
+        """Message about what an unopened store lacks; None if it exists. Needs no opening, and makes nothing."""
 
     async def close(self) -> None:
         """Finish what is under way and disconnect. Idempotent."""
@@ -435,7 +428,7 @@ class TransportQueries(Protocol):
     async def ready_queues(self) -> list[str]:
         """The queues that have ready jobs and are not paused."""
 
-    async def count_ready(self, mosts: Mapping[str, int]) -> dict[str, int]:
+    async def count_ready(self, max_counts: Mapping[str, int]) -> dict[str, int]:
         """Returns the number of ready jobs of each of these queues, counted up to the number given with it."""
 
     async def oldest_ready(self, queue: str, *, limit: int, aged: timedelta) -> list[str]:

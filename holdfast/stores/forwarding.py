@@ -243,8 +243,8 @@ class ForwardingQuery:
     async def find(self, where: JobFilter, *, limit: int = 50, cursor: str | None = None) -> Page:
         return await self._intercept("find", lambda: self._inner.find(where, limit=limit, cursor=cursor))
 
-    async def count(self, where: JobFilter, *, most: int | None = None, seconds: float | None = None) -> int:
-        return await self._intercept("count", lambda: self._inner.count(where, most=most, seconds=seconds))
+    async def count(self, where: JobFilter, *, limit: int | None = None, seconds: float | None = None) -> int:
+        return await self._intercept("count", lambda: self._inner.count(where, limit=limit, seconds=seconds))
 
     async def attempts(self, job_id: str) -> list[Attempt]:
         return await self._intercept("attempts", lambda: self._inner.attempts(job_id))
@@ -252,17 +252,17 @@ class ForwardingQuery:
     async def logs(self, job_id: str, *, limit: int = 1000, cursor: str | None = None) -> LogPage:
         return await self._intercept("logs", lambda: self._inner.logs(job_id, limit=limit, cursor=cursor))
 
-    async def queues(self, *, recent: timedelta, most: int) -> list[QueueInfo]:
-        return await self._intercept("queues", lambda: self._inner.queues(recent=recent, most=most))
+    async def queues(self, *, recent: timedelta, max_count: int) -> list[QueueInfo]:
+        return await self._intercept("queues", lambda: self._inner.queues(recent=recent, max_count=max_count))
 
-    async def queue_depths(self, *, most: int) -> list[QueueInfo]:
-        return await self._intercept("queue_depths", lambda: self._inner.queue_depths(most=most))
+    async def queue_depths(self, *, max_count: int) -> list[QueueInfo]:
+        return await self._intercept("queue_depths", lambda: self._inner.queue_depths(max_count=max_count))
 
     async def workers(self) -> list[WorkerInfo]:
         return await self._intercept("workers", self._inner.workers)
 
-    async def stats(self, *, recent: timedelta, most: int) -> JobStats:
-        return await self._intercept("stats", lambda: self._inner.stats(recent=recent, most=most))
+    async def stats(self, *, recent: timedelta, max_count: int) -> JobStats:
+        return await self._intercept("stats", lambda: self._inner.stats(recent=recent, max_count=max_count))
 
     async def events(self, after: str | None, *, limit: int, within: timedelta) -> JobEvents:
         return await self._intercept("events", lambda: self._inner.events(after, limit=limit, within=within))
@@ -310,8 +310,8 @@ class ForwardingLimits:
     async def bucket_use(self, buckets: Sequence[str]) -> list[BucketUse]:
         return await self._intercept("bucket_use", lambda: self._inner.bucket_use(buckets))
 
-    async def count_waiting(self, buckets: Sequence[str], *, most: int) -> list[int]:
-        return await self._intercept("count_waiting", lambda: self._inner.count_waiting(buckets, most=most))
+    async def count_waiting(self, buckets: Sequence[str], *, max_count: int) -> list[int]:
+        return await self._intercept("count_waiting", lambda: self._inner.count_waiting(buckets, max_count=max_count))
 
     async def take_tokens(self, bucket: str, tokens: int) -> timedelta:
         return await self._intercept("take_tokens", lambda: self._inner.take_tokens(bucket, tokens))

@@ -129,7 +129,7 @@ class QueueFigures:
     async def _look(self) -> None:
         try:
             store = await self._opened()
-            queues = await store.query.queue_depths(most=MAX_COUNTED)
+            queues = await store.query.queue_depths(max_count=MAX_COUNTED)
             workers = await store.query.workers()
             schedules = await store.schedules.read_schedules(limit=MAX_SCHEDULES)
             now_us = await store.health.server_time_us()

@@ -321,9 +321,9 @@ class TransportQuery(ForwardingQuery):
         super().__init__(inner)
         self._session = session
 
-    async def queues(self, *, recent: timedelta, most: int) -> list[QueueInfo]:
+    async def queues(self, *, recent: timedelta, max_count: int) -> list[QueueInfo]:
         """Returns the queues of the store, each with the number of its ids in the transport."""
-        queues = await self._inner.queues(recent=recent, most=most)
+        queues = await self._inner.queues(recent=recent, max_count=max_count)
         backlog: Mapping[str, int] = {}
         with suppress(Away):
             backlog = await self._session.call_transport(
@@ -342,7 +342,7 @@ class TransportHealth(ForwardingHealth):
 
     async def doctor(self) -> list[Finding]:
         """Returns the findings of the store and of the transport."""
-        queues = await self._query.queues(recent=_RECENT, most=_MAX_QUEUES)
+        queues = await self._query.queues(recent=_RECENT, max_count=_MAX_QUEUES)
         return [*await self._inner.doctor(), *await run_checks(self._session.transport, queues)]
 
 
@@ -385,16 +385,13 @@ class _OpenTransport:
         return not ready or await self.session.try_call(self._publish(ready))
 
     async def announce_new(self, jobs: Sequence[NewJob]) -> set[str]:
-        """Publishes new jobs that are ready, and wakes workers that sleep until a due one. Returns the ids that the
-        transport could not take."""
+        """Publishes new ready jobs, wakes workers that sleep until a due one. Returns the ids it could not publish."""
         ready = await self._ready_of(jobs)
         published = await self.announce_ready(_by_queue([(job.queue, job.id) for job in ready]))
         return set() if published else {job.id for job in ready}
 
     async def _ready_of(self, jobs: Sequence[NewJob]) -> Sequence[NewJob]:
-        """Selects the ready jobs: the store alone knows whether an instant has come. Wakes workers that sleep
-        until the next due job.
-        """
+        """Selects the ready jobs, as only the store knows the time. Wakes workers that sleep until the next due job."""
         timed = {job.id: job.queue for job in jobs if job.delay is not None or job.run_at_us is not None}
         if not timed:
             return jobs
@@ -410,8 +407,7 @@ class _OpenTransport:
         await self.session.transport.publish(ready)
 
     async def announce_changes(self, job_ids: Sequence[str]) -> set[str]:
-        """Publishes ready jobs and dead letters of these, and wakes workers that sleep until a due job. Returns the
-        queues they are in."""
+        """Publishes ready jobs and dead letters, wakes workers that sleep until a due job. Returns their queues."""
         by_state: dict[JobState, list[tuple[str, str]]] = {}
         located = await self.queries.locate_jobs(job_ids)
         for job_id, (queue, state) in located.items():

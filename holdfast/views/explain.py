@@ -67,8 +67,9 @@ async def job_facts(app: Holdfast, job: Job) -> JobFacts:
 
     store = await app.open_store()
     workers = await store.query.workers()
-    most = _COUNTED + 1 if job.state is JobState.QUEUED else 1
-    queues = [queue for queue in await store.query.queues(recent=_MINUTE, most=most) if queue.name == job.queue]
+    max_count = _COUNTED + 1 if job.state is JobState.QUEUED else 1
+    found = await store.query.queues(recent=_MINUTE, max_count=max_count)
+    queues = [queue for queue in found if queue.name == job.queue]
     ahead, exact = await _ahead(store, job, queues) if job.state is JobState.QUEUED else (0, True)
     return JobFacts(
         now_us=await store.health.server_time_us(),

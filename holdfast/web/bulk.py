@@ -262,14 +262,14 @@ async def _count_matching(app: Holdfast, pace: PacedCalls, filters: Sequence[Job
     store, number, more = await app.open_store(), 0, False
     for job_filter in _merge_filters(filters):
         try:
-            found = await store.query.count(job_filter, most=MAX_JOBS, seconds=CHOOSE)
+            found = await store.query.count(job_filter, limit=MAX_JOBS, seconds=CHOOSE)
         except (TooBroad, Busy):
             if not number:
                 raise
             found, more = 0, True
         if found == MAX_JOBS:
             try:
-                found = await store.query.count(job_filter, most=_MAX_COUNTED + 1, seconds=CHOOSE)
+                found = await store.query.count(job_filter, limit=_MAX_COUNTED + 1, seconds=CHOOSE)
             except (TooBroad, Busy):
                 more = True
         number += found
@@ -316,7 +316,7 @@ async def _is_any_left(app: Holdfast, filters: Sequence[JobFilter]) -> bool:
     store = await app.open_store()
     try:
         for job_filter in filters:
-            if await store.query.count(job_filter, most=1):
+            if await store.query.count(job_filter, limit=1):
                 return True
     except (TooBroad, Busy):
         return True

@@ -104,9 +104,9 @@ async def running(store: Store, **fields: Any) -> Job:
     return job
 
 
-async def queues(store: Store, most: int = 1000) -> list[QueueInfo]:
+async def queues(store: Store, max_count: int = 1000) -> list[QueueInfo]:
     """Every queue, looked at as the faces do, but at fewer jobs."""
-    return await store.query.queues(recent=5 * MINUTE, most=most)
+    return await store.query.queues(recent=5 * MINUTE, max_count=max_count)
 
 
 async def until_claimed(store: Store) -> Job:

@@ -12,7 +12,7 @@ import pytest
 from holdfast.core.clock import ManualClock
 from holdfast.core.job_changes import JobChanges
 from holdfast.core.limits import Limit, LimitChange, LimitValues
-from holdfast.core.models import Finding, Job, JobFilter, JobState, NewJob, Reason, Settlement
+from holdfast.core.models import Finding, Job, JobFilter, JobState, NewJob, Reason
 from holdfast.stores.base import ClaimRequest, Store
 from tests.conformance.support import LEASE, WORKER, Opener, ending, failing, new_job, put, take, take_ids
 from tests.support.keys import Keys
@@ -59,9 +59,7 @@ async def fill(store: Store, clock: ManualClock) -> None:
         held = job
         for _ in range(lost_leases):
             clock.advance(LEASE.total_seconds() + 1)
-            lost = Settlement(
-                job_id=held.id, claims=held.claims, state=JobState.FAILED, reason=Reason.CRASHED, expired=True
-            )
+            lost = ending(held, JobState.FAILED, reason=Reason.CRASHED, lease_expired=True)
             await store.queueing.settle([lost])
             again = [each for each in await take(store, 50, max_must_start=9) if each.id != job.id]
             await end(store, *again)

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.core.clock import ManualClock
 from holdfast.core.limits import Limit, LimitChange, LimitValues
-from holdfast.core.models import JobState, Reason, Settlement
+from holdfast.core.models import JobState, Reason
 from holdfast.stores.base import Store
 from tests.conformance.limited import end, get, job_of, limit, limit_again, tenants
 from tests.conformance.support import LEASE, MINUTE, claim, ending, failing, lose_all, new_job, put, state_of, take
@@ -177,9 +177,7 @@ async def test_lost_lease_frees_the_room_once_it_is_settled(store: Store, clock:
     clock.advance(LEASE.total_seconds() + 1)
     assert await take(store, 5) == []  # it may still run
     (expired,) = await store.maintenance.find_expired_leases(limit=10)
-    lost = Settlement(
-        job_id=expired.id, claims=expired.claims, state=JobState.FAILED, reason=Reason.CRASHED, expired=True, delay=DAY
-    )
+    lost = ending(expired, JobState.FAILED, reason=Reason.CRASHED, lease_expired=True, delay=DAY)
     assert (await store.queueing.settle([lost]))[0].accepted
     (late,) = await store.queueing.settle([ending(job)])
     assert not late.accepted
@@ -207,7 +205,7 @@ async def test_jobs_that_killed_processes_obey_limits(store: Store, clock: Manua
         (job,) = await take(store, 5)
         assert job.id == first
         clock.advance(LEASE.total_seconds() + 1)
-        lost = Settlement(job_id=job.id, claims=job.claims, state=JobState.FAILED, reason=Reason.CRASHED, expired=True)
+        lost = ending(job, JobState.FAILED, reason=Reason.CRASHED, lease_expired=True)
         assert (await store.queueing.settle([lost]))[0].accepted
         clock.advance(1)
     (other,) = await put(store, new_job())

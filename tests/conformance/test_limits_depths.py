@@ -10,16 +10,16 @@ import pytest
 from holdfast.core.clock import ManualClock
 from holdfast.core.job_changes import JobChanges
 from holdfast.core.limits import Assigned, Limit, LimitChange, LimitValues
-from holdfast.core.models import Job, JobState, Reason, Settlement
+from holdfast.core.models import Job, JobState, Reason
 from holdfast.stores.base import Store
 from tests.conformance.limited import end, get, job_of, limit
-from tests.conformance.support import LEASE, MINUTE, failing, new_job, put, take
+from tests.conformance.support import LEASE, MINUTE, ending, failing, new_job, put, take
 
 PAYLOAD = '{{"tenant":{0},"user":{0}}}'
 
 
-async def count(store: Store, *buckets: str, most: int = 100) -> list[int]:
-    return await store.limits.count_waiting(buckets, most=most)
+async def count(store: Store, *buckets: str, max_count: int = 100) -> list[int]:
+    return await store.limits.count_waiting(buckets, max_count=max_count)
 
 
 async def fail(store: Store, job: Job, **fields: Any) -> None:
@@ -38,7 +38,7 @@ async def test_jobs_that_have_not_started_are_counted_by_bucket(store: Store) ->
 async def test_number_is_counted_up_to_a_bound(store: Store) -> None:
     await limit(store, by="args.tenant", depth=9)
     await put(store, *[job_of(1) for _ in range(7)])
-    (number,) = await count(store, "mail=1", most=3)
+    (number,) = await count(store, "mail=1", max_count=3)
     assert number >= 3
 
 
@@ -69,7 +69,7 @@ async def test_recovered_jobs_are_counted_until_they_are_taken_again(store: Stor
     for lost_leases in (1, 2):  # the second one quarantines it
         (job,) = await take(store, 1, max_must_start=9)
         clock.advance(LEASE.total_seconds() + 1)
-        lost = Settlement(job_id=job.id, claims=job.claims, state=JobState.QUEUED, reason=Reason.CRASHED, expired=True)
+        lost = ending(job, JobState.QUEUED, reason=Reason.CRASHED, lease_expired=True)
         assert [answer.accepted for answer in await store.queueing.settle([lost])] == [True], lost_leases
         assert await count(store, "mail=1") == [1]
     assert len(await take(store, 1, {"*": 1}, isolated=True)) == 1

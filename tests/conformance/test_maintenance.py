@@ -104,9 +104,8 @@ async def test_racing_sweepers_settle_each_lost_lease_once(store: Store, opener:
 
     async def sweep(each: Store) -> int:
         found = await each.maintenance.find_expired_leases(limit=100)
-        lost = [
-            ending(job, JobState.QUEUED, reason=Reason.CRASHED, error="lease expired", expired=True) for job in found
-        ]
+        why = {"reason": Reason.CRASHED, "error": "lease expired", "lease_expired": True}
+        lost = [ending(job, JobState.QUEUED, **why) for job in found]
         return sum(answer.accepted for answer in await each.queueing.settle(lost))
 
     assert sum(await asyncio.gather(*[sweep(each) for each in stores])) == 60

@@ -172,7 +172,7 @@ CASES = [
             "job_waiting()",
             "attempt_pkey(job_id)",
         ),
-        {"recent": 1_000_000, "most": BATCH},
+        {"recent": 1_000_000, "max_count": BATCH},
     ),
     Case("endings", ("job_ended(state, ended_at)", "attempt_retried(ended_at)"), FEED),
     Case("transactions", (), {"top": 1 << 31}),
@@ -197,7 +197,7 @@ CASES = [
     Case(
         "glance",
         ("job_ready(queue)", "job_waiting(queue)", "job_due(queue)", "job_ended(state, ended_at)"),
-        {"most": BATCH, "ended": [5, 6, 7], "recent": 1_000_000},
+        {"max_count": BATCH, "ended": [5, 6, 7], "recent": 1_000_000},
     ),
     Case("replace_schedule", ("schedule_pkey(name)",)),
     Case("remove_schedule", ("schedule_pkey(name)",)),
@@ -218,7 +218,7 @@ CASES = [
     Case("choose", (), {"states": [0, 1]}),
     Case("find_ended", ("job_unsuccessful(state, id)", "key_of(job_id)")),
     Case("choose_ended", ("job_unsuccessful(state, id)",)),
-    Case("count_ended", ("job_unsuccessful(state, id)",), {"most": BATCH}),
+    Case("count_ended", ("job_unsuccessful(state, id)",), {"limit": BATCH}),
 ]
 
 COLUMNS = {
@@ -263,8 +263,8 @@ VALUES: dict[str, Any] = {
     "lease_for": 30_000_000,
     "queue": None,
     "others": BATCH,
-    "most": 1,
-    "mosts": [BATCH] * len(QUEUES),
+    **dict.fromkeys(("max_count", "max_lacking", "max_tier"), 1),
+    "max_counts": [BATCH] * len(QUEUES),
     "aged": 1_000_000,
     "key": "key of nothing",
     "error": None,
@@ -272,7 +272,7 @@ VALUES: dict[str, Any] = {
     "states": [3] * BATCH,
     **dict.fromkeys(("reasons", "errors", "tracebacks", "delays"), [None] * BATCH),
     "refunds": [False] * BATCH,
-    "expireds": [False] * BATCH,
+    "lease_expireds": [False] * BATCH,
     "workers": ["worker"] * BATCH,
     "state": 5,
     "span": 0,

@@ -178,7 +178,7 @@ PARAMETERS: dict[str, object] = {
     "limit": 50,
     "until": NOW,
     "least": 1,
-    "most": 1,
+    **dict.fromkeys(("max_count", "max_lacking", "max_tier"), 1),
     "max_must_start": 50,
     "ids": json.dumps([f"id-{n}" for n in range(0, ROWS * 9, ROWS * 9 // 50)]),
     "queues": '["default"]',

@@ -94,7 +94,7 @@ async def test_jobs_are_counted_up_to_a_number(store: Store, where: JobFilter) -
         await ended(store, state, priority=1)
     over = msgspec.structs.replace(where, states=(JobState.DEAD, JobState.CANCELLED))
 
-    counts = [await store.query.count(each, most=most) for each in (where, over) for most in (1, 2, 7, None)]
+    counts = [await store.query.count(each, limit=limit) for each in (where, over) for limit in (1, 2, 7, None)]
 
     assert counts == [1, 2, 6, 6, 1, 2, 3, 3]
 
@@ -239,7 +239,7 @@ async def test_a_glance_sees_what_goes_on_in_every_queue(store: Store, clock: Ma
     await store.admin.pause("e")
     clock.advance(5)
 
-    infos = await store.query.queue_depths(most=1000)
+    infos = await store.query.queue_depths(max_count=1000)
 
     assert {info.name: info.states for info in infos} == {
         "a": {"queued": 3, "running": 1},
@@ -251,14 +251,14 @@ async def test_a_glance_sees_what_goes_on_in_every_queue(store: Store, clock: Ma
     assert [info.paused for info in infos] == [False, False, False, True]
     assert [info.oldest_ready for info in infos] == [timedelta(seconds=5), None, None, None]
     await lose(store, clock, job)
-    assert (await store.query.queue_depths(most=1000))[0].states == {"queued": 4}
+    assert (await store.query.queue_depths(max_count=1000))[0].states == {"queued": 4}
 
 
 async def test_queue_depths_count_waiting_jobs(store: Store) -> None:
     for _ in range(2):
         await settle(store, await running(store, queue="steps"), JobState.WAITING, refund=True)
 
-    (info,) = await store.query.queue_depths(most=1000)
+    (info,) = await store.query.queue_depths(max_count=1000)
 
     assert (info.name, info.states) == ("steps", {"waiting": 2})
     assert await take(store, capacity={"steps": 9}) == []
@@ -267,7 +267,7 @@ async def test_queue_depths_count_waiting_jobs(store: Store) -> None:
 async def test_queue_depths_report_a_lower_bound_for_many_jobs(store: Store) -> None:
     await put(store, *[new_job(queue=queue) for queue in ("a", "b") for _ in range(6)])
 
-    counts = {info.name: info.states["queued"] for info in await store.query.queue_depths(most=2)}
+    counts = {info.name: info.states["queued"] for info in await store.query.queue_depths(max_count=2)}
 
     assert set(counts) == {"a", "b"}
     assert all(2 <= count <= 6 for count in counts.values())
@@ -317,7 +317,7 @@ async def test_the_rate_of_many_endings_is_that_of_the_latest(store: Store, cloc
         await store.queueing.settle([ending(job) for job in await take(store, 100, {"a": 50, "b": 50})])
         clock.advance(1)
 
-    rates = {info.name: info.ended_per_second for info in await queues(store, most=100)}
+    rates = {info.name: info.ended_per_second for info in await queues(store, max_count=100)}
 
     assert rates == {"a": pytest.approx(50), "b": pytest.approx(50)}
 

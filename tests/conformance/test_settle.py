@@ -28,7 +28,7 @@ from tests.conformance.support import (
     take,
 )
 
-LOST = {"state": JobState.QUEUED, "reason": Reason.CRASHED, "error": "lease expired", "expired": True}
+LOST = {"state": JobState.QUEUED, "reason": Reason.CRASHED, "error": "lease expired", "lease_expired": True}
 
 
 async def unchanged(store: Store, job: Job) -> bool:

@@ -14,8 +14,8 @@ from tests.conformance.support import WORKER, ended, ending, failing, lose, new_
 MINUTES = timedelta(minutes=5)
 
 
-async def figures(store: Store, most: int = 1000) -> JobStats:
-    return await store.query.stats(recent=MINUTES, most=most)
+async def figures(store: Store, max_count: int = 1000) -> JobStats:
+    return await store.query.stats(recent=MINUTES, max_count=max_count)
 
 
 async def test_they_agree_with_the_jobs_there_are(store: Store, clock: ManualClock) -> None:
@@ -89,7 +89,7 @@ async def test_they_look_at_so_many_and_say_so(store: Store, clock: ManualClock)
         clock.advance(1)
     await ended(store, JobState.DEAD, queue="other")
 
-    found = await figures(store, most=10)
+    found = await figures(store, max_count=10)
 
     numbers = found.count_by(lambda group: group.state)
     assert numbers == {JobState.QUEUED: 10, JobState.SUCCEEDED: 10, JobState.DEAD: 1}
@@ -104,7 +104,7 @@ async def test_the_rate_of_many_endings_is_that_of_the_latest(store: Store, cloc
         await store.queueing.settle([ending(job) for job in await take(store, capacity={queue: 10})])
         clock.advance(1)
 
-    found = await figures(store, most=20)
+    found = await figures(store, max_count=20)
 
     assert found.ended_per_second(MINUTES) == 10
     assert found.for_queues(lambda queue: queue == "b").ended_per_second(MINUTES) == 5

@@ -16,8 +16,8 @@ async def test_stats_count_waiting_jobs(store: Store) -> None:
         await settle(store, await running(store, queue="steps"), JobState.WAITING, refund=True)
     await put(store, new_job(queue="other"))
 
-    whole = await store.query.stats(recent=RECENT, most=9)
+    whole = await store.query.stats(recent=RECENT, max_count=9)
     assert whole.count_by(lambda group: (group.queue, group.state))["steps", JobState.WAITING] == 3
     assert whole.at_least == frozenset()
-    part = await store.query.stats(recent=RECENT, most=3)
+    part = await store.query.stats(recent=RECENT, max_count=3)
     assert JobState.WAITING in part.at_least

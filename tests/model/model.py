@@ -180,7 +180,7 @@ class Model:
         if job is None:
             return False, None
         held = job.state is JobState.RUNNING and job.claims == settlement.claims
-        if not held or (job.lease_until <= now) != settlement.expired:
+        if not held or (job.lease_until <= now) != settlement.lease_expired:
             return False, job.state
         assert settlement.state in TRANSITIONS[JobState.RUNNING]
         state = settlement.state
@@ -198,7 +198,7 @@ class Model:
     @staticmethod
     def _note(job: ModelJob, settlement: Settlement, state: JobState) -> None:
         if not settlement.refund:  # a job given back is as suspect as it was
-            job.lost_leases = job.lost_leases + 1 if settlement.expired else 0
+            job.lost_leases = job.lost_leases + 1 if settlement.lease_expired else 0
         if settlement.refund:
             job.attempts -= 1
             job.given_back.add(job.claims)
@@ -296,7 +296,7 @@ def reachable(before: JobState, after: JobState) -> bool:
 
 def crash_reason(settlement: Settlement) -> bool:
     """Whether the settlement is the remedy for a lost lease."""
-    return settlement.expired and settlement.reason in (Reason.CRASHED, Reason.CANCELLED)
+    return settlement.lease_expired and settlement.reason in (Reason.CRASHED, Reason.CANCELLED)
 
 
 def seen(job: Job) -> tuple[object, ...]:

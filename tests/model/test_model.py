@@ -468,7 +468,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_states_sum_to_the_jobs_accepted(self) -> None:
-        queues = self.call_family(lambda: self.store.query.queues(recent=timedelta(minutes=5), most=10_000))
+        queues = self.call_family(lambda: self.store.query.queues(recent=timedelta(minutes=5), max_count=10_000))
         assert sum(sum(queue.states.values()) for queue in queues) == self.model.accepted - self.model.removed
         assert {queue.name for queue in queues if queue.paused} == self.model.paused
 

@@ -226,7 +226,7 @@ async def test_a_lost_lease_needs_no_delivery(pairing: Pairing) -> None:
         clock.advance(31)
         (lost,) = await sweeper.maintenance.find_expired_leases(limit=10)
         await sweeper.queueing.settle(
-            [ending(lost, JobState.QUEUED, reason=Reason.CRASHED, error="lost", expired=True)]
+            [ending(lost, JobState.QUEUED, reason=Reason.CRASHED, error="lost", lease_expired=True)]
         )
         assert await take(sweeper) == [job.id]
 

@@ -200,7 +200,8 @@ async def test_a_suspect_that_was_lost_is_announced_again(pairing: Pairing) -> N
         await claim(store, lease_for=timedelta(seconds=1))
         clock.advance(AGED)
         (lost,) = await store.maintenance.find_expired_leases(limit=10)
-        await store.queueing.settle([ending(lost, JobState.QUEUED, reason=Reason.CRASHED, error="lost", expired=True)])
+        settlement = ending(lost, JobState.QUEUED, reason=Reason.CRASHED, error="lost", lease_expired=True)
+        await store.queueing.settle([settlement])
         pairing.forget()
 
         assert await store.maintenance.reannounce() == 1

@@ -105,7 +105,7 @@ def test_every_outcome_with_every_budget(outcome: str, budget: str, cancelling: 
     job = running(budget, cancelling=cancelling)
     settlement, asked = settled(job, OUTCOMES[outcome])
 
-    row = (settlement.state, settlement.reason, settlement.delay, settlement.refund, settlement.expired)
+    row = (settlement.state, settlement.reason, settlement.delay, settlement.refund, settlement.lease_expired)
     assert row == _expected(outcome, spent=SPENT[budget], cancelling=cancelling)
     assert (settlement.job_id, settlement.claims) == (job.id, job.claims)
     assert settlement.state in TRANSITIONS[JobState.RUNNING]

@@ -130,11 +130,11 @@ def test_dead_letters_are_counted_and_replayed_without_scanning_others(slow: Api
 def test_dry_run_counts_within_the_time_of_the_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     count, asked = SqliteQuery.count, []
 
-    async def limited(self: SqliteQuery, where: Any, *, most: int, seconds: float) -> int:
+    async def limited(self: SqliteQuery, where: Any, *, limit: int, seconds: float) -> int:
         asked.append(seconds)
-        if most > bulk.MAX_JOBS:
+        if limit > bulk.MAX_JOBS:
             raise TooBroad(seconds)
-        return await count(self, where, most=most, seconds=seconds)
+        return await count(self, where, limit=limit, seconds=seconds)
 
     monkeypatch.setattr(bulk, "MAX_JOBS", 2)
     monkeypatch.setattr(SqliteQuery, "count", limited)

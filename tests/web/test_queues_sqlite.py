@@ -55,14 +55,14 @@ def test_only_a_key_with_patterns_reads_queue_names(
     keys = Keys(tmp_path)
     with Api(home, keys_file=str(keys.path)) as api:
         store: Any = api.run(api.app.open_store())
-        looks: list[int] = []
+        calls: list[int] = []
         reads = type(store).query
 
         class CountedQuery(ForwardingQuery):
-            async def queues(self, *, recent: timedelta, most: int) -> list[QueueInfo]:
-                looks.append(most)
-                return await super().queues(recent=recent, most=most)
+            async def queues(self, *, recent: timedelta, max_count: int) -> list[QueueInfo]:
+                calls.append(max_count)
+                return await super().queues(recent=recent, max_count=max_count)
 
         monkeypatch.setattr(type(store), "query", property(lambda each: CountedQuery(reads.fget(each))))
         answer = ask(api, keys.make("work", queues=queues), "POST", "/v1/claims", {"worker": "w"})
-        assert (answer.json()["jobs"], looks) == ([], [100] * asked)
+        assert (answer.json()["jobs"], calls) == ([], [100] * asked)

@@ -147,9 +147,9 @@ async def test_keys_of_a_batch_are_counted_in_one_call(app: Holdfast, monkeypatc
         calls: list[int] = []
         count = depths._count
 
-        async def recorded(names: Sequence[str], most: Mapping[str, int]) -> dict[str, int]:
+        async def recorded(names: Sequence[str], max_counts: Mapping[str, int]) -> dict[str, int]:
             calls.append(len(names))
-            return await count(names, most)
+            return await count(names, max_counts)
 
         monkeypatch.setattr(depths, "_count", recorded)
         await app.enqueue_many([work.new_job(number) for number in range(90)])
@@ -181,7 +181,7 @@ async def test_jobs_that_pass_during_a_count_are_added_to_it(app: Holdfast, monk
         depths = app._submitter.depths
         depths.release_room(await depths.reserve_room([work.new_job("acme")]))
 
-        async def count(names: Sequence[str], most: Mapping[str, int]) -> dict[str, int]:
+        async def count(names: Sequence[str], max_counts: Mapping[str, int]) -> dict[str, int]:
             await depths.reserve_room([work.new_job("acme")])
             return dict.fromkeys(names, 0)
 

@@ -224,7 +224,7 @@ def settlement_columns(settlements: Sequence[Settlement]) -> dict[str, Any]:
         "tracebacks": [text_or_none(each.traceback) for each in settlements],
         "delays": [span_us(each.delay) for each in settlements],
         "refunds": [each.refund for each in settlements],
-        "expireds": [each.expired for each in settlements],
+        "lease_expireds": [each.lease_expired for each in settlements],
         "workers": [each.worker for each in settlements],
     }
 

@@ -138,8 +138,8 @@ class Feed:
         _, top, running = native.split(":")
         return int(top), [int(xid) for xid in running.split(",") if xid]
 
-    async def stats(self, *, recent: timedelta, most: int) -> JobStats:
-        rows = await self._pool.fetch(self._sql["figures"], recent=recent // MICROSECOND, most=most)
+    async def stats(self, *, recent: timedelta, max_count: int) -> JobStats:
+        rows = await self._pool.fetch(self._sql["figures"], recent=recent // MICROSECOND, max_count=max_count)
         groups = [
             CountGroup(
                 queue=queue,
@@ -155,7 +155,7 @@ class Feed:
             )
             for queue, code, worker, attempts, later, lately, number, seconds, longest, age in rows
         ]
-        return JobStats(groups, most)
+        return JobStats(groups, max_count)
 
     async def _between(
         self, mark: SnapshotCursor, shown: TransactionSnapshot, earliest: int, limit: int

@@ -115,9 +115,9 @@ class PostgresLimits:
             for bucket, (used, refilled_at, paused_until, now_us) in zip(buckets, rows, strict=True)
         ]
 
-    async def count_waiting(self, buckets: Sequence[str], *, most: int) -> list[int]:
+    async def count_waiting(self, buckets: Sequence[str], *, max_count: int) -> list[int]:
         names = [to_text(bucket) for bucket in buckets]
-        return [number for (number,) in await self._pool.fetch(self._sql["count_waiting"], buckets=names, most=most)]
+        return [n for (n,) in await self._pool.fetch(self._sql["count_waiting"], buckets=names, max_count=max_count)]
 
     async def take_tokens(self, bucket: str, tokens: int) -> timedelta:
         ((wait_us,),) = await self._pool.fetch(

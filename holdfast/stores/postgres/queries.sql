@@ -276,7 +276,7 @@ with paused as materialized (
     select name from holdfast.queue where paused
 ), candidate as materialized (
     select id, queue, tier, attempts + 1 >= max_attempts as last, rank, run_at, seq from holdfast.job
-    where id = any(:ids::uuid[]) and state + 0 = 0 and tier + 0 <= :most
+    where id = any(:ids::uuid[]) and state + 0 = 0 and tier + 0 <= :max_tier
       and not queue = any(array(select l.queue from holdfast.job_limit l where l.queue is not null)) and -- include: unexpired
     for no key update skip locked
 ), unpaused as materialized (
@@ -395,18 +395,18 @@ with settled as (
         result = d.result,
         run_at = case when d.delay is null then j.run_at else d.delay + :now end,
         attempts = greatest(0, j.attempts - case when d.refund then 1 else 0 end), -- another program may have set it to 0
-        lost_leases = case when d.expired then j.lost_leases + 1 when d.refund then j.lost_leases else 0 end,
-        tier = case when d.expired then least(j.lost_leases + 1, 2) when d.refund then j.tier % 3 else 0 end
+        lost_leases = case when d.lease_expired then j.lost_leases + 1 when d.refund then j.lost_leases else 0 end,
+        tier = case when d.lease_expired then least(j.lost_leases + 1, 2) when d.refund then j.tier % 3 else 0 end
             + case when j.partition is null then 0 else 3 end,
         ended_at = case when d.state >= 5 or j.cancelling then :now end,
         cancelling = false,
         lease_until = null
     from unnest(:ids::uuid[], :claims::bigint[], :states::smallint[], :reasons::text[], :results::text[],
-        :errors::text[], :tracebacks::text[], :delays::bigint[], :refunds::boolean[], :expireds::boolean[],
+        :errors::text[], :tracebacks::text[], :delays::bigint[], :refunds::boolean[], :lease_expireds::boolean[],
         :workers::text[])
-        with ordinality as d (id, claims, state, reason, result, error, traceback, delay, refund, expired, worker, ordinal)
+        with ordinality as d (id, claims, state, reason, result, error, traceback, delay, refund, lease_expired, worker, ordinal)
     where j.id = d.id and j.claims = d.claims and j.state + 0 = 2 and (d.worker is null or j.worker = d.worker)
-      and (j.lease_until <= :now) = d.expired
+      and (j.lease_until <= :now) = d.lease_expired
       and (select set_config('lock_timeout', '250ms', true)) is not null
     returning d.ordinal, j.id, j.claims, j.state, j.run_at, j.queue, j.attempts, j.worker, j.started_at, d.reason, d.error,
         d.traceback, d.refund, j.partition
@@ -648,9 +648,9 @@ select id::text, queue, state from holdfast.job where id = any(:ids::uuid[]);
 select w.queue, (
     select count(*) from (
         select from holdfast.job where state = 0 and queue = w.queue and tier < 2
-        order by tier, rank, run_at, seq limit w.most
+        order by tier, rank, run_at, seq limit w.max_count
     ) r)
-from unnest(:queues::text[], :mosts::int[]) w (queue, most);
+from unnest(:queues::text[], :max_counts::int[]) w (queue, max_count);
 
 -- own: oldest
 select o.id::text from (
@@ -748,14 +748,14 @@ order by j.state desc, j.id desc limit :limit;
 select count(*) from (
     select from holdfast.job j
     where -- include: matching
-    limit :most) m;
+    limit :limit) m;
 
 -- name: count_ended
 select count(*) from (
     select from holdfast.job j
     where (+j.state) > 5 and (j.state, j.id) >= (:state::smallint, '00000000-0000-0000-0000-000000000000'::uuid)
       and (j.state, j.id) <= (:state::smallint, 'ffffffff-ffff-ffff-ffff-ffffffffffff'::uuid) and -- include: matching
-    order by j.state, j.id limit :most) m;
+    order by j.state, j.id limit :limit) m;
 
 -- name: attempts
 select claims, attempt, worker, started_at, ended_at, state, reason, error, traceback
@@ -789,28 +789,28 @@ select queue from named where queue is not null;
 -- Counts by queue and state, each of which looks at so many jobs at most. Of what has ended at the latest, and then how many did
 -- within :recent, and how long ago the first of them. The last limit is a subquery for the same reason as in figures.
 select w.queue, counted.state, counted.number, 0::bigint as lately, 0::bigint as age
-from unnest(:queues::text[], :mosts::int[]) w (queue, most) cross join lateral (
+from unnest(:queues::text[], :max_counts::int[]) w (queue, max_count) cross join lateral (
     select 0::smallint as state, count(*) as number from (
         select from holdfast.job where state = 0 and queue = w.queue
-        order by tier, rank, run_at, seq limit w.most) r
+        order by tier, rank, run_at, seq limit w.max_count) r
     union all
     select 4::smallint, count(*) from (
-        select from holdfast.job where state = 4 and queue = w.queue order by queue limit w.most) r
+        select from holdfast.job where state = 4 and queue = w.queue order by queue limit w.max_count) r
     union all
     select d.state, count(*) from (
         select j.state from holdfast.job j where j.state in (1, 3) and j.queue = w.queue
-        order by j.run_at limit w.most) d
+        order by j.run_at limit w.max_count) d
     group by d.state) counted
 union all
 select r.queue, 2::smallint, count(*), 0, 0 from (
-    select queue from holdfast.job where state = 2 order by lease_until limit :most) r
+    select queue from holdfast.job where state = 2 order by lease_until limit :max_count) r
 group by r.queue
 union all
 select e.queue, e.state, count(*), count(*) filter (where e.ended_at >= :now - :recent::bigint), :now - min(e.ended_at)
 from unnest(:ended::smallint[]) s (code) cross join lateral (
     select j.queue, j.state, j.ended_at from holdfast.job j
     where j.state >= 5 and (j.state, j.ended_at) >= (s.code, 0::bigint) and (j.state, j.ended_at) <= (s.code, 9223372036854775807)
-    order by j.state desc, j.ended_at desc limit (select :most::bigint)) e
+    order by j.state desc, j.ended_at desc limit (select :max_count::bigint)) e
 group by e.queue, e.state;
 
 -- name: oldest_ready
@@ -870,21 +870,21 @@ select seen.queue, seen.state, seen.worker, seen.attempts, seen.run_at > :now an
     coalesce(:now - min(seen.ended_at), 0)::float8 / 1000000
 from (
     (select queue, state, worker, attempts, claims, run_at, created_at, started_at, ended_at, id
-     from holdfast.job where state = 0 order by queue, tier, rank, run_at, seq limit (select :most::bigint))
+     from holdfast.job where state = 0 order by queue, tier, rank, run_at, seq limit (select :max_count::bigint))
     union all
     (select queue, state, worker, attempts, claims, run_at, created_at, started_at, ended_at, id
-     from holdfast.job where state = 4 order by queue limit (select :most::bigint))
+     from holdfast.job where state = 4 order by queue limit (select :max_count::bigint))
     union all
     (select queue, state, worker, attempts, claims, run_at, created_at, started_at, ended_at, id
-     from holdfast.job where (+state) in (1, 3) order by run_at limit (select :most::bigint))
+     from holdfast.job where (+state) in (1, 3) order by run_at limit (select :max_count::bigint))
     union all
     (select queue, state, worker, attempts, claims, run_at, created_at, started_at, ended_at, id
-     from holdfast.job where state = 2 order by lease_until limit (select :most::bigint))
+     from holdfast.job where state = 2 order by lease_until limit (select :max_count::bigint))
     union all
     (select e.* from unnest('{5,6,7}'::smallint[]) s (code) cross join lateral (
         select queue, state, worker, attempts, claims, run_at, created_at, started_at, ended_at, id
         from holdfast.job where state >= 5 and (state, ended_at) >= (s.code, 0::bigint) and (state, ended_at) <= (s.code, 9223372036854775807)
-        order by state desc, ended_at desc limit (select :most::bigint)) e)
+        order by state desc, ended_at desc limit (select :max_count::bigint)) e)
 ) seen
 group by 1, 2, 3, 4, 5, 6;
 
@@ -1046,8 +1046,8 @@ returning revision + 1;
 
 -- name: bound_buckets
 -- The buckets of a limit keep their tokens, at most the new burst: of the limit itself and, after "=", of its keys.
-update holdfast.bucket set refilled_at = :now + :most::bigint - least(:most::bigint,
-    trunc(greatest(0, :old_most::bigint - (refilled_at - :now))::numeric * :interval::bigint / :old_interval::bigint)::bigint)
+update holdfast.bucket set refilled_at = :now + :max_lacking::bigint - least(:max_lacking::bigint,
+    trunc(greatest(0, :old_max_lacking::bigint - (refilled_at - :now))::numeric * :interval::bigint / :old_interval::bigint)::bigint)
 where refilled_at > :now and (name = :name or (name > :name || '=' and name < :name || '>'));
 
 -- own: free_parked
@@ -1062,7 +1062,7 @@ left join holdfast.bucket b on b.name = d.name
 order by d.ordinal;
 
 -- name: count_waiting
-select * from holdfast.count_waiting(:buckets, :most);
+select * from holdfast.count_waiting(:buckets, :max_count);
 
 -- own: take_tokens
 select holdfast.take_tokens(:at, :bucket, :tokens);

@@ -79,9 +79,9 @@ class PostgresQuery(Feed):
             return await self._pool.fetch(self._sql[name], **values)
         return await self._pool.search(self._sql[name], _search_kind(where), **values)
 
-    async def count(self, where: JobFilter, *, most: int | None = None, seconds: float | None = None) -> int:
+    async def count(self, where: JobFilter, *, limit: int | None = None, seconds: float | None = None) -> int:
         kind = _search_kind(where) if seconds is None else SearchKind.CHANGE
-        values = filter_parameters(where) | {"most": most}
+        values = filter_parameters(where) | {"limit": limit}
         if not is_unsuccessful(where):
             return int((await self._pool.search(self._sql["count"], kind, seconds=seconds, **values))[0][0])
         number = 0
@@ -90,7 +90,7 @@ class PostgresQuery(Feed):
                 self._sql["count_ended"], kind, seconds=seconds, state=CODES[state], **values
             )
             number += int(found)
-        return number if most is None else min(number, most)
+        return number if limit is None else min(number, limit)
 
     async def attempts(self, job_id: str) -> list[Attempt]:
         rows = await self._pool.fetch(self._sql["attempts"], id=job_id) if is_id(job_id) else []
@@ -103,24 +103,25 @@ class PostgresQuery(Feed):
         rows = await self._pool.fetch(self._sql["lines"], id=job_id, claims=claims, number=number, limit=limit + 1)
         return line_page([shown_line(row) for row in rows], limit)
 
-    async def queues(self, *, recent: timedelta, most: int) -> list[QueueInfo]:
-        return await self._looked_at(recent, most, (JobState.SUCCEEDED, JobState.DEAD, JobState.CANCELLED))
+    async def queues(self, *, recent: timedelta, max_count: int) -> list[QueueInfo]:
+        return await self._looked_at(recent, max_count, (JobState.SUCCEEDED, JobState.DEAD, JobState.CANCELLED))
 
-    async def queue_depths(self, *, most: int) -> list[QueueInfo]:
-        return await self._looked_at(timedelta(0), most, (JobState.DEAD,))
+    async def queue_depths(self, *, max_count: int) -> list[QueueInfo]:
+        return await self._looked_at(timedelta(0), max_count, (JobState.DEAD,))
 
-    async def _looked_at(self, recent: timedelta, most: int, ended: Sequence[JobState]) -> list[QueueInfo]:
+    async def _looked_at(self, recent: timedelta, max_count: int, ended: Sequence[JobState]) -> list[QueueInfo]:
         named = [name for (name,) in await self._pool.fetch(self._sql["glance_queues"])]
         rows = await self._pool.fetch(
             self._sql["glance"],
             queues=named,
-            mosts=[most] * len(named),
-            most=most,
+            max_counts=[max_count] * len(named),
+            max_count=max_count,
             ended=[CODES[state] for state in ended],
             recent=recent // MICROSECOND,
         )
         counted = [CountRow(queue, STATES[code], *rest) for queue, code, *rest in rows]
-        found = queues_of(counted, dict(await self._pool.fetch(self._sql["known_queues"])), recent=recent, most=most)
+        paused = dict(await self._pool.fetch(self._sql["known_queues"]))
+        found = queues_of(counted, paused, recent=recent, max_count=max_count)
         ready = [name for name, queue in found.items() if JobState.QUEUED in queue.states]
         for name, run_in in await self._pool.fetch(self._sql["oldest_ready"], queues=ready) if ready else []:
             found[name] = replace(found[name], oldest_ready=_age(run_in))

@@ -412,7 +412,7 @@ class PostgresQueueing:
             slots=list(capacity.values()),
             others=request.capacity.get(EVERY_QUEUE, 0),
             anywhere=EVERY_QUEUE in request.capacity,
-            most=2 if request.isolated else 1,
+            max_tier=2 if request.isolated else 1,
             max_must_start=1 << 30 if request.isolated else request.max_must_start,
             limit=1 if request.isolated else request.limit,
             worker=request.worker,

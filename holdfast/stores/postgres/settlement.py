@@ -100,7 +100,7 @@ class Settling:
         simple: defaultdict[str | None, list[Settlement]] = defaultdict(list)  # by worker: mostly one
         rest = []
         for each in batch:
-            if each.state is JobState.SUCCEEDED and not each.expired:
+            if each.state is JobState.SUCCEEDED and not each.lease_expired:
                 simple[each.worker].append(each)
             else:
                 rest.append(each)

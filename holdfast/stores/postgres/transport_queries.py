@@ -37,9 +37,9 @@ class PostgresTransportQueries:
         paused = {name for name, is_paused in await self._pool.fetch(self._sql["known_queues"]) if is_paused}
         return [queue for (queue,) in rows if queue not in paused]
 
-    async def count_ready(self, mosts: Mapping[str, int]) -> dict[str, int]:
-        queues, numbers = list(mosts), list(mosts.values())
-        return dict(await self._pool.fetch(self._sql["depths"], queues=queues, mosts=numbers) if queues else ())
+    async def count_ready(self, max_counts: Mapping[str, int]) -> dict[str, int]:
+        queues, numbers = list(max_counts), list(max_counts.values())
+        return dict(await self._pool.fetch(self._sql["depths"], queues=queues, max_counts=numbers) if queues else ())
 
     async def oldest_ready(self, queue: str, *, limit: int, aged: timedelta) -> list[str]:
         rows = await self._pool.fetch(self._sql["oldest"], queue=queue, limit=limit, aged=span_us(aged))

@@ -181,7 +181,7 @@ _SUCCESS, _OTHER = 0, -1
 
 def _what(each: Settlement) -> int:
     """The length of its id for a success without a result under a first claim; else its encoding."""
-    if each.state is not JobState.SUCCEEDED or each.expired or each.refund or each.delay is not None:
+    if each.state is not JobState.SUCCEEDED or each.lease_expired or each.refund or each.delay is not None:
         return _OTHER
     return len(each.job_id) if each.claims == 1 and not each.result and each.job_id.isascii() else _SUCCESS
 
@@ -193,7 +193,7 @@ def _other(each: Settlement) -> tuple[Argument, ...]:
         each.state.value,
         each.reason.value if each.reason is not None else "",
         "" if each.delay is None else span_us(each.delay),
-        ("r" if each.refund else "") + ("e" if each.expired else ""),
+        ("r" if each.refund else "") + ("e" if each.lease_expired else ""),
         each.result or "",
         "" if each.error is None else "=" + each.error,
         "" if each.traceback is None else "=" + each.traceback,
@@ -328,8 +328,7 @@ def whole_text(fields: Fields, name: bytes) -> str | None:
 
 
 def shown_jobs(rows: Iterable[Sequence[Any]], specs: Specs) -> list[Shown]:
-    """Jobs as a reader is shown them, each with its number of submission. Spoiled ones are left out, and
-    so is a job whose state is unknown."""
+    """Readable jobs with their numbers of submission; leaves out spoiled ones and those of unknown states."""
     shown = []
     for job_id, flat, lease in rows:
         fields = fields_of(flat)

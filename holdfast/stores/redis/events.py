@@ -19,9 +19,7 @@ class RedisQuery(Read):
     """The verbs, over the store's scripts."""
 
     async def events(self, after: str | None, *, limit: int, within: timedelta) -> JobEvents:
-        """Returns the events after a mark. A piece ends with an instant, however many ended at it, whatever the
-        ``limit``.
-        """
+        """Returns the events after a mark. A piece ends with an instant: it may exceed ``limit``."""
         if after is None:
             return _from_now(await self.server_time_us())
         mark = EventCursor.read(after)
@@ -37,8 +35,8 @@ class RedisQuery(Read):
         drained = EventCursor(int(now_us), until) if until else mark._replace(looked=int(now_us))
         return drained.events_until(found, gap=bool(gone))
 
-    async def stats(self, *, recent: timedelta, most: int) -> JobStats:
-        return await Counting(self._pool, self, most).count_groups(recent)
+    async def stats(self, *, recent: timedelta, max_count: int) -> JobStats:
+        return await Counting(self._pool, self, max_count).count_groups(recent)
 
     async def _events_of(self, kinds: Sequence[Any], until: int) -> list[JobEvent]:
         """The endings up to an instant. Jobs that were replayed or deleted since are left out."""

@@ -161,8 +161,8 @@ class RedisLimits:
             ]
         return uses
 
-    async def count_waiting(self, buckets: Sequence[str], *, most: int) -> list[int]:
-        """``most`` bounds nothing: the numbers are kept."""
+    async def count_waiting(self, buckets: Sequence[str], *, max_count: int) -> list[int]:
+        """``max_count`` bounds nothing: the numbers are kept."""
         key, numbers = self._pool.address.prefix + "unstarted", []
         for piece in in_batches(buckets, PIECE):
             numbers += await self._pool.run_command("HMGET", key, *piece)

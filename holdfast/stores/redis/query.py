@@ -115,7 +115,7 @@ class Read:
             jobs = [job for _, job in found[:limit]]
         return Page(jobs=jobs, cursor=str(found[limit - 1][0]) if len(found) > limit else None)
 
-    async def count(self, where: JobFilter, *, most: int | None = None, seconds: float | None = None) -> int:
+    async def count(self, where: JobFilter, *, limit: int | None = None, seconds: float | None = None) -> int:
         if where == JobFilter(states=where.states, queue=where.queue):
             counts, _ = await self._counted()
             number = sum(
@@ -124,17 +124,17 @@ class Read:
                 if (not where.states or state in where.states) and where.queue in (None, queue)
             )
         else:
-            number = await self._looked_for(where, self._search(seconds), math.inf if most is None else most)
-        return number if most is None else min(number, most)
+            number = await self._looked_for(where, self._search(seconds), math.inf if limit is None else limit)
+        return number if limit is None else min(number, limit)
 
-    async def _looked_for(self, where: JobFilter, search: _Search, most: float) -> int:
+    async def _looked_for(self, where: JobFilter, search: _Search, limit: float) -> int:
         few = await self._few(where, search)
         if few is not None:
             return len(few)
         number = 0
         async for _, jobs in self._scan("newest", _NEWEST, search, whole=False):
             number += sum(matches_filter(job, where) for _, job in jobs)
-            if number >= most:
+            if number >= limit:
                 break
         return number
 
@@ -230,9 +230,9 @@ class Read:
         entries = await self._pool.run_command("XRANGE", key, f"({claims}-{number}", "+", "COUNT", limit + 1)
         return line_page([shown_line(entry) for entry in entries], limit)
 
-    async def limited_ids(self, queue: str, most: int) -> list[str]:
-        """Ids of ready jobs under limits of a queue, up to ``most``."""
-        return [decode_text(each) for each in await self._pool.run(self._scripts["limited_ids"], queue, most)]
+    async def limited_ids(self, queue: str, limit: int) -> list[str]:
+        """Ids of ready jobs under limits of a queue, up to ``limit``."""
+        return [decode_text(each) for each in await self._pool.run(self._scripts["limited_ids"], queue, limit)]
 
     async def any_finished(self, job_ids: Sequence[str]) -> bool:
         """Returns True if one of these jobs has ended, or is gone."""
@@ -249,19 +249,19 @@ class Read:
                 counts[known, decode_text(queue)] = whole_number(number)
         return counts, {decode_text(queue) for queue in paused}
 
-    async def queues(self, *, recent: timedelta, most: int) -> list[QueueInfo]:
+    async def queues(self, *, recent: timedelta, max_count: int) -> list[QueueInfo]:
         """Every queue with its counts, which the server keeps: they cost the same at any size."""
         rates: defaultdict[str, float] = defaultdict(float)
         for state in TERMINAL:
-            for queue, rate in (await self._ended(state, recent, min(most, _SAMPLE))).items():
+            for queue, rate in (await self._ended(state, recent, min(max_count, _SAMPLE))).items():
                 rates[queue] += rate
         return [msgspec.structs.replace(queue, ended_per_second=rates[queue.name]) for queue in await self._queues()]
 
-    async def _ended(self, state: JobState, recent: timedelta, most: int) -> dict[str, float]:
+    async def _ended(self, state: JobState, recent: timedelta, max_count: int) -> dict[str, float]:
         """Returns the rate a second at which jobs of each queue reached this state."""
         numbers: Counter[str] = Counter()
         looked_at, found, age_us = 0, _PIECE, 0
-        while looked_at < most and found == _PIECE and age_us < recent // MICROSECOND:
+        while looked_at < max_count and found == _PIECE and age_us < recent // MICROSECOND:
             words = (state.value, looked_at, recent // MICROSECOND)
             found, age, ended = await self._pool.run(self._scripts["recent"], *words)
             looked_at, age_us = looked_at + found, int(age)
@@ -289,7 +289,7 @@ class Read:
             for name, age in zip(names, ages, strict=True)
         ]
 
-    async def queue_depths(self, *, most: int) -> list[QueueInfo]:
+    async def queue_depths(self, *, max_count: int) -> list[QueueInfo]:
         shown = [
             msgspec.structs.replace(
                 queue, states={state: number for state, number in queue.states.items() if number and state in GLANCED}
@@ -332,10 +332,10 @@ def _submission_of(cursor: str) -> int:
 class Counting:
     """A count."""
 
-    def __init__(self, pool: NamespacePool, read: Read, most: int) -> None:
+    def __init__(self, pool: NamespacePool, read: Read, max_count: int) -> None:
         self._pool = pool
         self._read = read
-        self._most = most
+        self._max_count = max_count
         self._prefix = pool.address.prefix
         _, self._schedule, self._ready, self._leases, _ = pool.address.keys
 
@@ -354,43 +354,43 @@ class Counting:
                 jobs = await self._read.summaries(fresh[start : start + _PIECE])
                 groups += [_group(job, now_us, since, failed) for job in jobs if job is not None]
                 groups = merge_groups(groups)
-        return JobStats(groups, self._most)
+        return JobStats(groups, self._max_count)
 
     async def _structures(self) -> AsyncIterator[list[str]]:
-        last, ended = self._most - 1, self._prefix + "ended:"
+        last, ended = self._max_count - 1, self._prefix + "ended:"
         yield await self._ids("ZRANGE", self._leases, 0, last)
         yield await self._ids("ZREVRANGE", ended + "dead", 0, last)
         yield await self._ids("ZREVRANGE", ended + "cancelled", 0, last)
-        entries = await self._ids("LRANGE", ended + "succeeded", -self._most, -1)
+        entries = await self._ids("LRANGE", ended + "succeeded", -self._max_count, -1)
         yield [entry.partition(":")[2] for entry in entries]
         yield await self._scheduled()
         yield await self._queued()
 
     async def _scheduled(self) -> list[str]:
         found: list[str] = []
-        for queue in await self._ids("ZRANGE", self._prefix + "due", 0, _last_of(self._most)):
+        for queue in await self._ids("ZRANGE", self._prefix + "due", 0, _last_of(self._max_count)):
             key = self._schedule if queue == "default" else f"{self._schedule}:{queue}"
-            if len(found) >= self._most:
+            if len(found) >= self._max_count:
                 break
-            found += await self._ids("ZRANGE", key, 0, _last_of(self._most - len(found)))
+            found += await self._ids("ZRANGE", key, 0, _last_of(self._max_count - len(found)))
         return found
 
     async def _queued(self) -> list[str]:
         found: list[str] = []
-        for queue in await self._ids("ZRANGE", self._prefix + "queues", 0, _last_of(self._most)):
+        for queue in await self._ids("ZRANGE", self._prefix + "queues", 0, _last_of(self._max_count)):
             priorities = ["0", *await self._ids("ZRANGE", f"{self._prefix}priorities:{queue}", 0, -1)]
             for priority in priorities:
                 key = self._ready if priority == "0" else f"{self._ready}@{priority}"
                 key = key if queue == "default" else f"{key}:{queue}"
-                if len(found) < self._most:
-                    found += await self._ids("LRANGE", key, 0, _last_of(self._most - len(found)))
-            if len(found) < self._most:
+                if len(found) < self._max_count:
+                    found += await self._ids("LRANGE", key, 0, _last_of(self._max_count - len(found)))
+            if len(found) < self._max_count:
                 found += await self._ids(
-                    "ZRANGE", f"{self._prefix}quarantine:{queue}", 0, _last_of(self._most - len(found))
+                    "ZRANGE", f"{self._prefix}quarantine:{queue}", 0, _last_of(self._max_count - len(found))
                 )
-        for queue in await self._ids("ZRANGE", self._prefix + "partitioned_queues", 0, _last_of(self._most)):
-            if len(found) < self._most:
-                found += await self._read.limited_ids(queue, self._most - len(found))
+        for queue in await self._ids("ZRANGE", self._prefix + "partitioned_queues", 0, _last_of(self._max_count)):
+            if len(found) < self._max_count:
+                found += await self._read.limited_ids(queue, self._max_count - len(found))
         return found
 
     async def _ids(self, *words: str | int) -> list[str]:

@@ -81,7 +81,7 @@ class ClaimTaking:
     def take_delivered(self, ids: Sequence[str], capacity: Mapping[str, int], paused: set[str]) -> int:
         """Take just these ids; how many deliveries were refused, repeats included."""
         batch = as_json(dict.fromkeys(ids))
-        most = 1 << 30 if self._request.isolated else min(1, self._startable)
+        max_tier = 1 << 30 if self._request.isolated else min(1, self._startable)
         for queue, slots in capacity.items():
             every = queue == EVERY_QUEUE
             excluded = paused | (self.named if every else set())
@@ -91,7 +91,7 @@ class ClaimTaking:
                 ids=batch,
                 queue=None if every else queue,
                 excluded=as_json(sorted(excluded)),
-                most=most,
+                max_tier=max_tier,
                 limit=room,
             )
         return len(ids) - len(self.jobs)

@@ -33,9 +33,9 @@ class Feed:
         found = [_ending(row) for row in reader.execute(self._sql["endings"], values)]
         return slice_events(mark, found, limit, now_us)
 
-    def stats(self, reader: sqlite3.Connection, now_us: int, *, recent: timedelta, most: int) -> JobStats:
+    def stats(self, reader: sqlite3.Connection, now_us: int, recent: timedelta, max_count: int) -> JobStats:
         """Counts the jobs of each kind."""
-        values = {"now": now_us, "since": now_us - recent // MICROSECOND, "most": most}
+        values = {"now": now_us, "since": now_us - recent // MICROSECOND, "max_count": max_count}
         groups = [
             CountGroup(
                 queue=queue,
@@ -53,7 +53,7 @@ class Feed:
                 self._sql["figures"], values
             )
         ]
-        return JobStats(groups, most)
+        return JobStats(groups, max_count)
 
     def _from_now(self, reader: sqlite3.Connection, now_us: int, *, gap: bool = False) -> JobEvents:
         """Behind the last ending there is, not behind now: a caller's open transaction may hold one from before."""

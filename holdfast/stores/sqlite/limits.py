@@ -35,7 +35,7 @@ from holdfast.stores.sqlite.opened import OpenedSqlite, SqliteFamily
 from holdfast.stores.sqlite.writer import Transaction
 
 _ASSIGNED = 500  # jobs that a claim gives partitions at a time
-_ASSIGNED_MOST = 10_000  # and in all
+_MAX_ASSIGNED = 10_000  # and in all
 _UNBLOCKED = 1000  # partitions that a claim looks at again, as their time has come
 _PAGE = 100  # partitions that a claim reads at a time
 
@@ -128,8 +128,8 @@ class SqliteLimits(SqliteFamily):
 
         return await self._opened().read(read_use)
 
-    async def count_waiting(self, buckets: Sequence[str], *, most: int) -> list[int]:
-        values = {"buckets": as_json(buckets), "most": most}
+    async def count_waiting(self, buckets: Sequence[str], *, max_count: int) -> list[int]:
+        values = {"buckets": as_json(buckets), "max_count": max_count}
         rows = await self._opened().read(lambda reader: reader.execute(self._sql["count_waiting"], values).fetchall())
         return [number for (number,) in rows]
 
@@ -187,8 +187,7 @@ def read_buckets(
 def write_partitions(
     connection: sqlite3.Connection, statements: Mapping[str, str], table: LimitTable, rows: Sequence[Sequence[Any]]
 ) -> int:
-    """Gives jobs their partitions: seq, task, queue, payload, id, partition and weights of each. Returns how many were
-    changed."""
+    """Sets partitions: of each job seq, task, queue, payload, id, partition, weights. Returns how many changed."""
     changed = [
         (seq, *assigned)
         for seq, task, queue, payload, _, *before in rows
@@ -218,7 +217,7 @@ class LimitedClaim:
         """Gives partitions to ready jobs that came to a queue with a limit of its own without one."""
         if queue not in self._table.queues:
             return
-        for _ in range(0, _ASSIGNED_MOST, _ASSIGNED):
+        for _ in range(0, _MAX_ASSIGNED, _ASSIGNED):
             values = {"queue": queue, "limit": _ASSIGNED}
             rows = self._connection.execute(self._sql["unassigned_jobs"], values).fetchall()
             write_partitions(self._connection, self._sql, self._table, rows)

@@ -36,8 +36,8 @@ class SqliteMaintenance(SqliteFamily):
             )
             if not overdue[0] or len(ended) >= limit:
                 break
-            most = limit - len(ended)
-            ended += await self._opened().writer.call(partial(expire_overdue, statements=self._sql, limit=most))
+            room = limit - len(ended)
+            ended += await self._opened().writer.call(partial(expire_overdue, statements=self._sql, limit=room))
         return ended
 
     async def find_expired_leases(self, *, limit: int) -> list[Job]:

@@ -26,7 +26,7 @@ from holdfast.stores.common.waiters import PendingTopics, Waiter
 
 LOOK = 0.5  # seconds between looks at data_version
 _SETTLED_NS = 50_000_000  # a folder changed this recently is listed again: its time stamp is coarse
-_MOST = 8192  # bytes of a datagram; more ended jobs than fit are sent as job:*
+_MAX_DATAGRAM = 8192  # bytes of a datagram; more ended jobs than fit are sent as job:*
 
 
 class _Waiter(Waiter):
@@ -250,7 +250,7 @@ def _received(sock: socket.socket) -> Iterator[str]:
     """Every topic that has arrived."""
     while True:
         try:
-            datagram = sock.recv(_MOST + 1024)
+            datagram = sock.recv(_MAX_DATAGRAM + 1024)
         except BlockingIOError:
             return
         yield from datagram.decode("utf-8", "replace").split("\n")
@@ -283,7 +283,7 @@ def _resolve(notifications: asyncio.Future[None]) -> None:
 def _datagram(topics: set[str], endings: bool) -> bytes:
     chosen = [topic for topic in topics if topic.startswith("job:") == endings]
     text = "\n".join(chosen).encode()
-    return text if len(text) <= _MOST else (b"job:*" if endings else b"queue:*\nworker:*")
+    return text if len(text) <= _MAX_DATAGRAM else (b"job:*" if endings else b"queue:*\nworker:*")
 
 
 def _folder_for(path: str) -> Path | None:

@@ -216,7 +216,7 @@ select -- include: claimed
 from (
     select j.seq, j.id, task, queue, payload, claims, attempts, max_attempts, rank, lost_leases, run_at, created_at, options
     from json_each(:ids) d cross join holdfast_job j on j.id = d.value
-    where +j.state = 0 and min(j.lost_leases, 2) <= :most and j.partition is null
+    where +j.state = 0 and min(j.lost_leases, 2) <= :max_tier and j.partition is null
       and (:queue is null or j.queue = :queue) and j.queue not in (select value from json_each(:excluded))
       and -- include: unexpired
     order by rank, run_at, j.seq limit :limit
@@ -270,11 +270,11 @@ set state = case when cancelling and :state < 5 then 7 else :state end,
     result = :result,
     run_at = case when :delay is null then run_at else :now + :delay end,
     attempts = max(0, attempts - :refund), -- another program may have set it to 0
-    lost_leases = case when :expired then lost_leases + 1 when :refund then lost_leases else 0 end,
+    lost_leases = case when :lease_expired then lost_leases + 1 when :refund then lost_leases else 0 end,
     ended_at = case when :state >= 5 or cancelling then :now end,
     cancelling = 0,
     lease_until = null
-where id = :id and +claims = :claims and +state = 2 and (+lease_until <= :now) = :expired
+where id = :id and +claims = :claims and +state = 2 and (+lease_until <= :now) = :lease_expired
   and (:worker is null or +worker = :worker)
 returning seq, state, run_at, started_at, attempts, worker, queue, partition;
 
@@ -452,13 +452,13 @@ order by seq desc limit :limit;
 select count(*) from (
     select 1 from holdfast_job j
     where -- include: matching
-    limit :most);
+    limit :limit);
 
 -- name: count_ended
 select count(*) from (
     select 1 from holdfast_job j
     where j.state > 5 and j.state = :state and -- include: matching
-    limit :most);
+    limit :limit);
 
 -- name: attempts
 select json_array(
@@ -493,38 +493,38 @@ with recursive named (queue) as (
 select queue from named where queue is not null;
 
 -- name: glance
--- Counts by queue and state, each of which looks at :most jobs at most. Of what has ended at the latest, and then how many did since
+-- Counts by queue and state, each of at most :max_count jobs. Of what has ended at the latest, and then how many did since
 -- :since, and how long ago the first of them; :whole is 0 for dead ones only.
 select q.value as queue, 0 as state,
     (select count(*) from (
-        select 1 from holdfast_job j where j.state = 0 and j.partition is null and j.queue = q.value limit :most)) + (
+        select 1 from holdfast_job j where j.state = 0 and j.partition is null and j.queue = q.value limit :max_count)) + (
     select count(*) from (
-        select 1 from holdfast_job j where j.state = 0 and j.partition is not null and j.queue = q.value limit :most)) as number,
+        select 1 from holdfast_job j where j.state = 0 and j.partition is not null and j.queue = q.value limit :max_count)) as number,
     0 as lately, 0 as age
 from json_each(:queues) q
 union all
 select q.value, 4, (
-    select count(*) from (select 1 from holdfast_job j where j.state = 4 and j.queue = q.value limit :most)), 0, 0
+    select count(*) from (select 1 from holdfast_job j where j.state = 4 and j.queue = q.value limit :max_count)), 0, 0
 from json_each(:queues) q
 union all
 select q.value, s.value, (
     select count(*) from (
-        select j.state from holdfast_job j where j.state in (1, 3) and j.queue = q.value limit :most) d
+        select j.state from holdfast_job j where j.state in (1, 3) and j.queue = q.value limit :max_count) d
     where d.state = s.value), 0, 0
 from json_each(:queues) q, json_each('[1,3]') s
 union all
 select queue, 2, count(*), 0, 0 from (
-    select queue from holdfast_job where state = 2 and lease_until >= 0 limit :most) group by queue
+    select queue from holdfast_job where state = 2 and lease_until >= 0 limit :max_count) group by queue
 union all
 select queue, state, count(*), sum(ended_at >= :since), :now - min(ended_at) from (
     select * from (select queue, state, ended_at
-        from holdfast_job where :whole and state >= 5 and state = 5 and ended_at > 0 order by ended_at desc limit :most)
+        from holdfast_job where :whole and state >= 5 and state = 5 and ended_at > 0 order by ended_at desc limit :max_count)
     union all
     select * from (select queue, state, ended_at
-        from holdfast_job where state >= 5 and state = 6 and ended_at > 0 order by ended_at desc limit :most)
+        from holdfast_job where state >= 5 and state = 6 and ended_at > 0 order by ended_at desc limit :max_count)
     union all
     select * from (select queue, state, ended_at
-        from holdfast_job where :whole and state >= 5 and state = 7 and ended_at > 0 order by ended_at desc limit :most)
+        from holdfast_job where :whole and state >= 5 and state = 7 and ended_at > 0 order by ended_at desc limit :max_count)
 ) group by queue, state;
 
 -- name: oldest_ready
@@ -560,28 +560,28 @@ select queue, state, worker, attempts, run_at > :now and state in (1, 3), max(cr
     coalesce(:now - min(ended_at), 0) / 1000000.0
 from (
     select * from (select queue, state, worker, attempts, claims, run_at, created_at, started_at, ended_at, seq
-        from holdfast_job where state = 0 and partition is null and queue > '' order by queue, min(lost_leases, 2), rank, run_at limit :most)
+        from holdfast_job where state = 0 and partition is null and queue > '' order by queue, min(lost_leases, 2), rank, run_at limit :max_count)
     union all
     select * from (select queue, state, worker, attempts, claims, run_at, created_at, started_at, ended_at, seq
-        from holdfast_job where state = 0 and partition is not null and queue > '' order by queue, partition limit :most)
+        from holdfast_job where state = 0 and partition is not null and queue > '' order by queue, partition limit :max_count)
     union all
     select * from (select queue, state, worker, attempts, claims, run_at, created_at, started_at, ended_at, seq
-        from holdfast_job where state = 4 and queue > '' order by queue limit :most)
+        from holdfast_job where state = 4 and queue > '' order by queue limit :max_count)
     union all
     select * from (select queue, state, worker, attempts, claims, run_at, created_at, started_at, ended_at, seq
-        from holdfast_job where state in (1, 3) and run_at > 0 order by run_at limit :most)
+        from holdfast_job where state in (1, 3) and run_at > 0 order by run_at limit :max_count)
     union all
     select * from (select queue, state, worker, attempts, claims, run_at, created_at, started_at, ended_at, seq
-        from holdfast_job where state = 2 and lease_until > 0 order by lease_until limit :most)
+        from holdfast_job where state = 2 and lease_until > 0 order by lease_until limit :max_count)
     union all
     select * from (select queue, state, worker, attempts, claims, run_at, created_at, started_at, ended_at, seq
-        from holdfast_job where state >= 5 and state = 5 and ended_at > 0 order by ended_at desc limit :most)
+        from holdfast_job where state >= 5 and state = 5 and ended_at > 0 order by ended_at desc limit :max_count)
     union all
     select * from (select queue, state, worker, attempts, claims, run_at, created_at, started_at, ended_at, seq
-        from holdfast_job where state >= 5 and state = 6 and ended_at > 0 order by ended_at desc limit :most)
+        from holdfast_job where state >= 5 and state = 6 and ended_at > 0 order by ended_at desc limit :max_count)
     union all
     select * from (select queue, state, worker, attempts, claims, run_at, created_at, started_at, ended_at, seq
-        from holdfast_job where state >= 5 and state = 7 and ended_at > 0 order by ended_at desc limit :most)
+        from holdfast_job where state >= 5 and state = 7 and ended_at > 0 order by ended_at desc limit :max_count)
 ) seen
 group by 1, 2, 3, 4, 5, 6;
 
@@ -727,19 +727,19 @@ select partition, weights, count(*)
 from holdfast_job where state = 2 and partition > '' group by partition, weights;
 
 -- name: count_waiting
--- Jobs that have not started, of each bucket up to :most. It is the first of their buckets, or the second; a name that goes
+-- Jobs of each bucket that have not started, up to :max_count. It is the first of their buckets, or the second; a name that goes
 -- on does so behind U+001F.
 select (
     select count(*) from (
         select 1 from holdfast_job j
         where j.state <> 2 and j.state < 5 and j.partition is not null and j.partition >= b.value and j.partition < b.value || ' '
-        limit :most)) + (
+        limit :max_count)) + (
     select count(*) from (
         select 1 from holdfast_job j
         where j.state <> 2 and j.state < 5 and instr(j.partition, char(31)) > 0
           and substr(j.partition, instr(j.partition, char(31)) + 1) >= b.value
           and substr(j.partition, instr(j.partition, char(31)) + 1) < b.value || ' '
-        limit :most))
+        limit :max_count))
 from json_each(:buckets) b order by b.key;
 
 -- own: unblock_partitions
@@ -749,8 +749,8 @@ update holdfast_partition set blocked_until = null where queue = :queue and part
 
 -- name: bound_buckets
 -- The buckets of a limit keep their tokens, at most the new burst: of the limit itself and, after "=", of its keys.
-update holdfast_bucket set refilled_at = :now + :most - min(:most,
-    cast(max(0, :old_most - (refilled_at - :now)) * (:interval * 1.0 / :old_interval) as integer))
+update holdfast_bucket set refilled_at = :now + :max_lacking - min(:max_lacking,
+    cast(max(0, :old_max_lacking - (refilled_at - :now)) * (:interval * 1.0 / :old_interval) as integer))
 where refilled_at > :now and (name = :name or (name > :name || '=' and name < :name || '>'));
 
 -- own: free_partitions

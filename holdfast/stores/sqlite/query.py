@@ -68,9 +68,9 @@ class SqliteQuery(SqliteFamily):
         opened = self._opened()
         return await (opened.read(search) if costs_its_page(where) else opened.search(search, where))
 
-    async def count(self, where: JobFilter, *, most: int | None = None, seconds: float | None = None) -> int:
+    async def count(self, where: JobFilter, *, limit: int | None = None, seconds: float | None = None) -> int:
         return await self._opened().search(
-            lambda reader: self._reads.count(reader, where, most), where, seconds=seconds
+            lambda reader: self._reads.count(reader, where, limit), where, seconds=seconds
         )
 
     async def attempts(self, job_id: str) -> list[Attempt]:
@@ -79,19 +79,19 @@ class SqliteQuery(SqliteFamily):
     async def logs(self, job_id: str, *, limit: int = 1000, cursor: str | None = None) -> LogPage:
         return await self._opened().read(lambda reader: self._reads.logs(reader, job_id, limit=limit, cursor=cursor))
 
-    async def queues(self, *, recent: timedelta, most: int) -> list[QueueInfo]:
-        return await self._opened().read(lambda reader: self._reads.queues(reader, self._now(), recent, most))
+    async def queues(self, *, recent: timedelta, max_count: int) -> list[QueueInfo]:
+        return await self._opened().read(lambda reader: self._reads.queues(reader, self._now(), recent, max_count))
 
-    async def queue_depths(self, *, most: int) -> list[QueueInfo]:
+    async def queue_depths(self, *, max_count: int) -> list[QueueInfo]:
         """The queues that have unfinished or dead jobs, and the paused ones."""
-        return await self._opened().read(lambda reader: self._reads.queue_depths(reader, self._now(), most))
+        return await self._opened().read(lambda reader: self._reads.queue_depths(reader, self._now(), max_count))
 
     async def workers(self) -> list[WorkerInfo]:
         return await self._opened().read(lambda reader: self._reads.workers(reader, self._now()))
 
-    async def stats(self, *, recent: timedelta, most: int) -> JobStats:
+    async def stats(self, *, recent: timedelta, max_count: int) -> JobStats:
         now_us = self._now()
-        return await self._opened().read(lambda reader: self._feed.stats(reader, now_us, recent=recent, most=most))
+        return await self._opened().read(lambda reader: self._feed.stats(reader, now_us, recent, max_count))
 
     async def events(self, after: str | None, *, limit: int, within: timedelta) -> JobEvents:
         now_us = self._now()
@@ -137,14 +137,14 @@ class Reads:
             jobs=[read_job(shown) for _, shown in rows[:limit]], cursor=str(rows[limit - 1][0]) if more else None
         )
 
-    def count(self, reader: sqlite3.Connection, where: JobFilter, most: int | None) -> int:
-        """Counts the jobs that match, up to ``most``."""
-        values = filter_parameters(where) | {"most": -1 if most is None else most}
+    def count(self, reader: sqlite3.Connection, where: JobFilter, limit: int | None) -> int:
+        """Counts the jobs that match, up to ``limit``."""
+        values = filter_parameters(where) | {"limit": -1 if limit is None else limit}
         if not is_unsuccessful(where):
             return int(reader.execute(self._sql["count"], values).fetchone()[0])
         each = [reader.execute(self._sql["count_ended"], values | {"state": CODES[s]}) for s in set(where.states)]
         number = sum(int(found.fetchone()[0]) for found in each)
-        return number if most is None else min(number, most)
+        return number if limit is None else min(number, limit)
 
     def attempts(self, reader: sqlite3.Connection, job_id: str) -> list[Attempt]:
         """The attempts of a job that did not succeed."""
@@ -156,30 +156,30 @@ class Reads:
         values = {"id": job_id, "claims": claims, "number": number, "limit": limit + 1}
         return line_page([LogLine(*row) for row in reader.execute(self._sql["lines"], values)], limit)
 
-    def queues(self, reader: sqlite3.Connection, now_us: int, recent: timedelta, most: int) -> list[QueueInfo]:
+    def queues(self, reader: sqlite3.Connection, now_us: int, recent: timedelta, max_count: int) -> list[QueueInfo]:
         """Every queue with its counts."""
-        return self._looked_at(reader, now_us, recent, most, whole=True)
+        return self._looked_at(reader, now_us, recent, max_count, whole=True)
 
-    def queue_depths(self, reader: sqlite3.Connection, now_us: int, most: int) -> list[QueueInfo]:
+    def queue_depths(self, reader: sqlite3.Connection, now_us: int, max_count: int) -> list[QueueInfo]:
         """The queues in which something is going on."""
-        return self._looked_at(reader, now_us, timedelta(0), most, whole=False)
+        return self._looked_at(reader, now_us, timedelta(0), max_count, whole=False)
 
     def _looked_at(
-        self, reader: sqlite3.Connection, now_us: int, recent: timedelta, most: int, *, whole: bool
+        self, reader: sqlite3.Connection, now_us: int, recent: timedelta, max_count: int, *, whole: bool
     ) -> list[QueueInfo]:
         """``whole``: queues too in which all has succeeded or was cancelled."""
         values = {
             "queues": json.dumps([name for (name,) in reader.execute(self._sql["glance_queues"])]),
-            "most": most,
+            "max_count": max_count,
             "whole": whole,
             "now": now_us,
             "since": now_us - recent // MICROSECOND,
         }
-        looks = [
+        counted = [
             CountRow(queue, STATES[code], *rest) for queue, code, *rest in reader.execute(self._sql["glance"], values)
         ]
         paused = {name: bool(flag) for name, flag in reader.execute(self._sql["known_queues"])}
-        found = queues_of(looks, paused, recent=recent, most=most)
+        found = queues_of(counted, paused, recent=recent, max_count=max_count)
         for name, queue in found.items():
             if JobState.QUEUED in queue.states:
                 found[name] = replace(queue, oldest_ready=self._oldest_ready(reader, name, now_us))

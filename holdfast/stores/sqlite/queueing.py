@@ -39,7 +39,7 @@ from holdfast.stores.sqlite.writer import Transaction
 
 T = TypeVar("T")
 
-PROMOTE_MOST = 1000
+MAX_PROMOTED = 1000
 """Due jobs made ready by one claim; more are made ready by the next."""
 
 
@@ -144,7 +144,7 @@ class SqliteQueueing(LimitedFamily):
         """Make due jobs ready, take what is wanted, say when the next falls due."""
         connection, now_us = transaction.connection, transaction.now_us
         capacity = {queue: slots for queue, slots in request.capacity.items() if slots > 0}
-        expired = expire_overdue(transaction, self._sql, limit=PROMOTE_MOST)
+        expired = expire_overdue(transaction, self._sql, limit=MAX_PROMOTED)
         promoted = self._promote(connection, capacity, request, now_us) if request.promote else 0
         paused = {name for (name,) in connection.execute(self._sql["paused_queues"])}
         until = now_us + span_us(request.lease_for)
@@ -179,7 +179,7 @@ class SqliteQueueing(LimitedFamily):
     def _promote(
         self, connection: sqlite3.Connection, capacity: Mapping[str, int], request: ClaimRequest, now_us: int
     ) -> int:
-        values = {"now": now_us, "limit": PROMOTE_MOST}
+        values = {"now": now_us, "limit": MAX_PROMOTED}
         if request.only is not None:
             return connection.execute(self._sql["promote_only"], {"ids": as_json(request.only), "now": now_us}).rowcount
         if EVERY_QUEUE in capacity:
@@ -197,15 +197,15 @@ class SqliteQueueing(LimitedFamily):
     ) -> int | None:
         """Takes jobs with and without limits; claim by claim, the other kind comes first. Returns when a heavy job that
         keeps its turn has its tokens."""
-        turn = bisect_right(limited, self._served_limited)
-        in_turn = [*limited[turn:], *limited[:turn]]
+        start = bisect_right(limited, self._served_limited)
+        ordered = [*limited[start:], *limited[:start]]
         claim = taken.begin_limited(self._limits.table)
-        for queue in in_turn:
+        for queue in ordered:
             claim.assign_unassigned(queue)
         self._limited_first = not self._limited_first
         if not self._limited_first:
             self._take_plain(taken, capacity, paused)
-        for queue in in_turn:
+        for queue in ordered:
             if taken.take_limited(claim, queue, capacity.get(queue, capacity.get(EVERY_QUEUE, 0))):
                 self._served_limited = queue
         if self._limited_first:
@@ -217,20 +217,19 @@ class SqliteQueueing(LimitedFamily):
     ) -> Iterator[tuple[str, int]]:
         """Each queue that is wanted and not paused, with its slots, until the claim is full."""
         named = sorted(queue for queue in capacity if queue != EVERY_QUEUE and queue not in paused)
-        turn = bisect_right(named, self._served)
-        for queue in named[turn:] + named[:turn]:
+        start = bisect_right(named, self._served)
+        for queue in named[start:] + named[:start]:
             if taken.full:
                 return
             self._served = queue
             yield queue, capacity[queue]
         if EVERY_QUEUE not in capacity:
             return
-        start = self._served
-        after, wrapped = start, False
+        after, last, wrapped = self._served, self._served, False
         while not taken.full:
             queue = read_value(connection, self._sql["next_ready_queue"], {"after": after})
-            if queue is None or (wrapped and queue > start):
-                if wrapped or not start:
+            if queue is None or (wrapped and queue > last):
+                if wrapped or not last:
                     return
                 after, wrapped = "", True
                 continue
@@ -265,7 +264,8 @@ class SqliteQueueing(LimitedFamily):
         """Successes of one worker in one statement; all else, and a batch that is not all accepted, one by one."""
         worker = settlements[0].worker
         is_simple = all(
-            each.state is JobState.SUCCEEDED and not each.expired and each.worker == worker for each in settlements
+            each.state is JobState.SUCCEEDED and not each.lease_expired and each.worker == worker
+            for each in settlements
         )
         if not is_simple or not self._settle_all(transaction, settlements, worker):
             return [self._settle_one(transaction, each) for each in settlements]
@@ -302,7 +302,7 @@ class SqliteQueueing(LimitedFamily):
             "result": settlement.result,
             "delay": None if settlement.delay is None else span_us(settlement.delay),
             "refund": int(settlement.refund),
-            "expired": int(settlement.expired),
+            "lease_expired": int(settlement.lease_expired),
             "worker": settlement.worker,
             "now": now_us,
         }
@@ -333,14 +333,14 @@ class SqliteQueueing(LimitedFamily):
         connection, now_us = transaction.connection, transaction.now_us
         leases = as_json((each.lease.job_id, each.lease.claims) for each in records)
         found = connection.execute(self._sql["recordable"], {"leases": leases, "now": now_us})
-        standing = {turn: (seq, attempt) for turn, seq, attempt in found}
+        standing = {index: (seq, attempt) for index, seq, attempt in found}
         rows = [
-            (seq, records[turn].lease.claims, line.number, attempt, now_us - span_us(line.ago), *_said(line))
-            for turn, (seq, attempt) in standing.items()
-            for line in records[turn].lines
+            (seq, records[index].lease.claims, line.number, attempt, now_us - span_us(line.ago), *_log_columns(line))
+            for index, (seq, attempt) in standing.items()
+            for line in records[index].lines
         ]
         connection.executemany(self._sql["insert_line"], rows)
-        return [turn in standing for turn in range(len(records))]
+        return [index in standing for index in range(len(records))]
 
     # ── beat ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def heartbeat(
@@ -387,7 +387,7 @@ class SqliteQueueing(LimitedFamily):
             await opened.wakes.wait(topics, timeout, is_settled)
 
 
-def _said(line: NewLine) -> tuple[str, str, str | None]:
+def _log_columns(line: NewLine) -> tuple[str, str, str | None]:
     return line.level, line.text, line.fields
 
 

@@ -30,7 +30,7 @@ T = TypeVar("T")
 _GROUP = 200  # operations that may share a transaction
 _CHECKPOINT_PAGES = 1000  # written to the log, by a rough count, before they are copied into the file
 _PAGES_PER_COMMIT, _ROWS_PER_PAGE = 4, 8  # the rough count: what a commit costs beside its rows, and rows on a page
-_LOOK = 0.1  # seconds between looks whether the lock was had meanwhile, once its deadline has passed
+_WITHDRAW_EVERY = 0.1  # seconds between tries to withdraw a call after its deadline
 
 
 class Transaction:
@@ -145,7 +145,7 @@ class Writer:
             outcome = "nothing was changed"
             pending.fail_pending(Unavailable(f"{text}; {outcome}", outcome=outcome))
         if not pending.future.done():
-            pending.loop.call_later(_LOOK, self._withdraw_call, pending)
+            pending.loop.call_later(_WITHDRAW_EVERY, self._withdraw_call, pending)
 
     def _start(self) -> None:
         with self._starting:  # two event loops may come here at once
@@ -392,14 +392,14 @@ def _open(path: str) -> int:
 
 def _take(file: int, deadline: float) -> bool:
     """Returns True if the lock was had before the deadline."""
-    looks = 0
+    tries = 0
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > deadline:
                 return False
-            time.sleep(_PAUSES[min(looks, len(_PAUSES) - 1)])
-            looks += 1
+            time.sleep(_PAUSES[min(tries, len(_PAUSES) - 1)])
+            tries += 1
         else:
             return True

@@ -515,10 +515,10 @@ set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmap
 set enable_hashjoin = off set enable_mergejoin = off as $$
 #variable_conflict use_column
 declare
-    most_parked constant int := 24;     -- partitions parked by one claim of a queue: no more than its first page
-    most_freed constant int := 100;     -- partitions whose time has come, freed by one claim of a queue
-    most_kept constant int := 20;
-    most_read constant int := 100;      -- partitions with their first jobs, or jobs of one, that are read and locked at a time
+    max_parked constant int := 24;     -- partitions parked by one claim of a queue: no more than its first page
+    max_freed constant int := 100;     -- partitions whose time has come, freed by one claim of a queue
+    max_kept constant int := 20;
+    max_read constant int := 100;      -- partitions with their first jobs, or jobs of one, that are read and locked at a time
     separator constant text := chr(31);
     chosen tid[] := '{}';
     used_names text[] := '{}';          -- buckets in which something runs
@@ -528,7 +528,7 @@ declare
     l_name text[] := '{}';              -- limits of buckets that were looked at
     l_known boolean[]; l_queue text[]; l_keyed boolean[]; l_concurrency bigint[]; l_interval bigint[]; l_burst bigint[];
     b_name text[] := '{}';              -- buckets that were looked at
-    b_limit int[]; b_shared boolean[]; b_used bigint[]; -- the place of its limit, in the lines above
+    b_limit int[]; b_shared boolean[]; b_used bigint[]; -- index of its limit in l_…
     b_full_at bigint[]; b_was bigint[]; b_paused bigint[]; b_reserved bigint[];
     p_tid tid[]; p_name text[]; p_turn bigint[]; -- candidates: a page of the partitions in turn, with the first job of each
     p_job tid[]; p_rank int[]; p_run_at bigint[]; p_seq bigint[]; p_weights text[];
@@ -539,8 +539,8 @@ declare
     s_first int[]; s_last int[]; s_read int[]; -- those that were read, in the next line; how many at a time, 0: all were
     q_job tid[]; q_weights text[];
     n_job tid[]; n_rank int[]; n_run_at bigint[]; n_seq bigint[]; n_weights text[];
-    r_place int[]; r_start bigint[]; r_first int; -- those that were served, by their next start
-    number int; drained int; place int; left_slots int; taken int; parked int; i int; k int; lim int;
+    r_index int[]; r_start bigint[]; r_first int; -- those that were served, by their next start
+    number int; drained int; index int; left_slots int; taken int; parked int; i int; k int; lim int;
     c_turn bigint; c_name text;          -- the candidate that was read last
     t_queue text[] := '{}'; t_name text[] := '{}'; idle tid[]; -- partitions of all queues without another ready job
     job_at tid; job_weights text;
@@ -605,12 +605,12 @@ begin
             where p.queue = of_queue and p.name = any(array(
                 select f.name from holdfast.partition f
                 where f.queue = of_queue and f.blocked_until is not null and f.blocked_until <= now_us
-                order by f.blocked_until limit most_freed));
+                order by f.blocked_until limit max_freed));
         end if;
         s_tid := '{}'; s_name := '{}'; s_turn := '{}'; s_until := '{}'; s_step := '{}';
         s_rank := '{}'; s_run_at := '{}'; s_seq := '{}'; s_first := '{}'; s_last := '{}'; s_read := '{}';
         p_name := '{}'; p_first := 1; page := 0; q_job := '{}'; q_weights := '{}'; c_turn := -1; c_name := '';
-        r_place := '{}'; r_start := '{}'; r_first := 1;
+        r_index := '{}'; r_start := '{}'; r_first := 1;
         taken := 0; parked := 0; ends := false; exhausted := isolated; free_at := null;
         while taken < left_slots and not ends loop
             -- The partition with the earliest start: a candidate, or one that was served already.
@@ -621,17 +621,17 @@ begin
                     coalesce(s_rank[cardinality(s_rank)], -2147483648), coalesce(s_run_at[cardinality(s_rank)], 0),
                     coalesce(s_seq[cardinality(s_rank)], 0))
                 order by j.rank, j.run_at, j.seq limit 1 for no key update skip locked;
-                exit when not found or cardinality(s_name) >= most_parked;
-                place := cardinality(s_name) + 1;
-                s_name[place] := job.partition;
-                s_rank[place] := job.rank; s_run_at[place] := job.run_at; s_seq[place] := job.seq;
+                exit when not found or cardinality(s_name) >= max_parked;
+                index := cardinality(s_name) + 1;
+                s_name[index] := job.partition;
+                s_rank[index] := job.rank; s_run_at[index] := job.run_at; s_seq[index] := job.seq;
                 job_at := job.ctid; job_weights := job.weights;
                 start := v;
             else
                 if p_first > cardinality(p_name) and not exhausted then
                     -- No more than may start: each is read and locked.
-                    page := case page when 0 then least(left_slots, most_parked)
-                        else least(4 * page, most_read, greatest(left_slots - taken, 8)) end;
+                    page := case page when 0 then least(left_slots, max_parked)
+                        else least(4 * page, max_read, greatest(left_slots - taken, 8)) end;
                     select coalesce(array_agg(c.tid), '{}'), coalesce(array_agg(c.name), '{}'), array_agg(c.turn),
                         array_agg(c.until), array_agg(c.job), array_agg(c.rank), array_agg(c.run_at), array_agg(c.seq),
                         array_agg(c.weights)
@@ -666,62 +666,62 @@ begin
                     end if;
                 end if;
                 if p_first <= cardinality(p_name)
-                    and (r_first > cardinality(r_place) or greatest(p_turn[p_first], v) <= r_start[r_first])
+                    and (r_first > cardinality(r_index) or greatest(p_turn[p_first], v) <= r_start[r_first])
                 then
                     start := greatest(p_turn[p_first], v);
-                    place := cardinality(s_name) + 1;
-                    s_tid[place] := p_tid[p_first]; s_name[place] := p_name[p_first]; s_turn[place] := p_turn[p_first];
-                    s_until[place] := null; s_step[place] := null; -- unnested with these: no gap before their first values
-                    s_rank[place] := p_rank[p_first]; s_run_at[place] := p_run_at[p_first]; s_seq[place] := p_seq[p_first];
+                    index := cardinality(s_name) + 1;
+                    s_tid[index] := p_tid[p_first]; s_name[index] := p_name[p_first]; s_turn[index] := p_turn[p_first];
+                    s_until[index] := null; s_step[index] := null; -- unnested with these: no gap before their first values
+                    s_rank[index] := p_rank[p_first]; s_run_at[index] := p_run_at[p_first]; s_seq[index] := p_seq[p_first];
                     job_at := p_job[p_first]; job_weights := p_weights[p_first];
                     p_first := p_first + 1;
                     if p_until[p_first - 1] > now_us then
-                        s_until[place] := p_until[p_first - 1];
+                        s_until[index] := p_until[p_first - 1];
                         parked := parked + 1;
-                        ends := parked >= most_parked;
-                        least_due := case when ends then now_us else least(least_due, s_until[place]) end;
+                        ends := parked >= max_parked;
+                        least_due := case when ends then now_us else least(least_due, s_until[index]) end;
                         continue;
                     end if;
-                elsif r_first <= cardinality(r_place) then
-                    place := r_place[r_first];
+                elsif r_first <= cardinality(r_index) then
+                    index := r_index[r_first];
                     start := r_start[r_first];
                     r_first := r_first + 1;
-                    if coalesce(s_first[place] > s_last[place], true) and coalesce(s_read[place], 1) > 0 then
-                        s_read[place] := least(4 * coalesce(s_read[place], 1), left_slots - taken, most_read);
+                    if coalesce(s_first[index] > s_last[index], true) and coalesce(s_read[index], 1) > 0 then
+                        s_read[index] := least(4 * coalesce(s_read[index], 1), left_slots - taken, max_read);
                         select coalesce(array_agg(c.job), '{}'), array_agg(c.rank), array_agg(c.run_at), array_agg(c.seq),
                             coalesce(array_agg(c.weights), '{}')
                         into n_job, n_rank, n_run_at, n_seq, n_weights
                         from (
                             select j.ctid as job, j.rank, j.run_at, j.seq, j.weights from holdfast.job j
-                            where j.state = 0 and j.tier in (3, 4) and j.queue = of_queue and j.partition = s_name[place]
-                              and (j.rank, j.run_at, j.seq) > (s_rank[place], s_run_at[place], s_seq[place])
+                            where j.state = 0 and j.tier in (3, 4) and j.queue = of_queue and j.partition = s_name[index]
+                              and (j.rank, j.run_at, j.seq) > (s_rank[index], s_run_at[index], s_seq[index])
                               and (j.expires_at is null or j.expires_at > now_us or j.started_at is not null)
-                            order by j.rank, j.run_at, j.seq limit s_read[place] for no key update skip locked) c;
+                            order by j.rank, j.run_at, j.seq limit s_read[index] for no key update skip locked) c;
                         i := cardinality(n_job);
-                        s_first[place] := cardinality(q_job) + 1; s_last[place] := cardinality(q_job) + i;
+                        s_first[index] := cardinality(q_job) + 1; s_last[index] := cardinality(q_job) + i;
                         q_job := q_job || n_job; q_weights := q_weights || n_weights;
-                        if i < s_read[place] then
-                            s_read[place] := 0;
+                        if i < s_read[index] then
+                            s_read[index] := 0;
                         end if;
                         if i > 0 then
-                            s_rank[place] := n_rank[i]; s_run_at[place] := n_run_at[i]; s_seq[place] := n_seq[i];
+                            s_rank[index] := n_rank[i]; s_run_at[index] := n_run_at[i]; s_seq[index] := n_seq[i];
                         end if;
                     end if;
                     job_at := null;
-                    if s_first[place] <= s_last[place] then
-                        job_at := q_job[s_first[place]]; job_weights := q_weights[s_first[place]];
-                        s_first[place] := s_first[place] + 1;
+                    if s_first[index] <= s_last[index] then
+                        job_at := q_job[s_first[index]]; job_weights := q_weights[s_first[index]];
+                        s_first[index] := s_first[index] + 1;
                     end if;
                 else
                     exit;
                 end if;
                 if job_at is null then
                     v := greatest(v, start); -- it is forgotten, and comes anew at this turn
-                    t_queue := t_queue || of_queue; t_name := t_name || s_name[place];
+                    t_queue := t_queue || of_queue; t_name := t_name || s_name[index];
                     continue;
                 end if;
             end if;
-            names := string_to_array(s_name[place], separator);
+            names := string_to_array(s_name[index], separator);
             weights := translate(job_weights, '[] ', '{}')::bigint[];
             free_at := now_us; light_at := now_us; -- for a job of weight 1
             is_full := false; is_closed := false; of_keys := false; tokens_of_keys := false;
@@ -790,10 +790,10 @@ begin
                     kept := kept + 1;
                 end if;
                 least_due := least(least_due, free_at);
-                if not isolated and not ends and (cardinality(names) = 1 or light_at > now_us or kept > most_kept) then
-                    s_until[place] := free_at;
+                if not isolated and not ends and (cardinality(names) = 1 or light_at > now_us or kept > max_kept) then
+                    s_until[index] := free_at;
                     parked := parked + 1;
-                    ends := parked >= most_parked;
+                    ends := parked >= max_parked;
                     least_due := case when ends then now_us else least_due end; -- the next claim goes on from here
                 end if;
             elsif not is_full then
@@ -811,9 +811,9 @@ begin
                 taken := taken + 1;
                 exit when isolated;
                 if not has_shares then
-                    s_step[place] := 1000000;
-                elsif s_step[place] is null then
-                    s_step[place] := 1000000 / coalesce((
+                    s_step[index] := 1000000;
+                elsif s_step[index] is null then
+                    s_step[index] := 1000000 / coalesce((
                         select (l.shares ->> substr(n.name, position('=' in n.name) + 1))::bigint
                         from unnest(names) with ordinality n (name, turn)
                         join holdfast.job_limit l on l.name = split_part(n.name, '=', 1)
@@ -822,22 +822,22 @@ begin
                         order by n.turn limit 1), 1);
                 end if;
                 v := greatest(v, start);
-                s_turn[place] := start + s_step[place];
-                i := cardinality(r_place) + 1; -- almost always the last: the start of the next served is no earlier
-                while i > r_first and r_start[i - 1] > s_turn[place] loop
-                    r_place[i] := r_place[i - 1];
+                s_turn[index] := start + s_step[index];
+                i := cardinality(r_index) + 1; -- almost always the last: the start of the next served is no earlier
+                while i > r_first and r_start[i - 1] > s_turn[index] loop
+                    r_index[i] := r_index[i - 1];
                     r_start[i] := r_start[i - 1];
                     i := i - 1;
                 end loop;
-                r_place[i] := place;
-                r_start[i] := s_turn[place];
+                r_index[i] := index;
+                r_start[i] := s_turn[index];
             end if;
         end loop;
         continue when isolated;
         if cardinality(s_name) > 0 then
             update holdfast.partition p set turn = n.turn, blocked_until = n.until
-            from unnest(s_tid, s_turn, s_until, s_step) n (place, turn, until, step)
-            where p.ctid = n.place and (n.step is not null or n.until is not null);
+            from unnest(s_tid, s_turn, s_until, s_step) n (index, turn, until, step)
+            where p.ctid = n.index and (n.step is not null or n.until is not null);
             insert into holdfast.limited_queue as q (queue, turn) values (of_queue, v)
             on conflict (queue) do update set turn = excluded.turn where q.turn <> excluded.turn;
         end if;
@@ -911,7 +911,7 @@ end
 $$;
 
 -- Forgets buckets that are as new, and partitions without ready jobs; lists those with ready jobs that were not listed.
-create function holdfast.prune_limits(at bigint, most integer) returns void
+create function holdfast.prune_limits(at bigint, max_count integer) returns void
 language plpgsql set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
 set enable_hashjoin = off set enable_mergejoin = off as $$
@@ -923,12 +923,12 @@ begin
     now_us := coalesce(at, (extract(epoch from clock_timestamp()) * 1000000)::bigint); -- a clock: after a lock
     delete from holdfast.bucket b where b.ctid = any(array(
         select o.ctid from holdfast.bucket o where greatest(o.refilled_at, o.paused_until) <= now_us
-        order by greatest(o.refilled_at, o.paused_until) limit most for update skip locked));
+        order by greatest(o.refilled_at, o.paused_until) limit max_count for update skip locked));
     idle := array(
         select p.ctid from holdfast.partition p
         where p.ctid = any(array(
             select q.ctid from holdfast.partition q where q.blocked_until is null
-            order by q.queue, q.turn, q.name limit most)) and not holdfast.has_ready(p.queue, p.name)
+            order by q.queue, q.turn, q.name limit max_count)) and not holdfast.has_ready(p.queue, p.name)
         for update skip locked);
     if cardinality(idle) > 0 then
         delete from holdfast.partition p where p.ctid = any(idle) and not holdfast.has_ready(p.queue, p.name);
@@ -942,7 +942,7 @@ begin
             select j.queue, j.partition from holdfast.job j
             where j.state = 0 and j.tier in (3, 4) and (j.queue, j.partition) > (r.queue, r.name)
             order by j.queue, j.partition, j.rank, j.run_at, j.seq limit 1) f
-        where r.turn < most)
+        where r.turn < max_count)
     insert into holdfast.partition (queue, name, turn)
     select r.queue, r.name, coalesce((select q.turn from holdfast.limited_queue q where q.queue = r.queue), 0) from ready r
     on conflict do nothing;
@@ -950,8 +950,8 @@ begin
 end
 $$;
 
--- How many jobs of each bucket have not started, up to `most` in each place. A name that goes on does so behind U+001F.
-create function holdfast.count_waiting(buckets text[], most bigint) returns setof bigint
+-- How many jobs of each bucket have not started, up to `max_count` in each place. A name that goes on does so behind U+001F.
+create function holdfast.count_waiting(buckets text[], max_count bigint) returns setof bigint
 language plpgsql stable set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
 declare
@@ -962,14 +962,14 @@ begin
             select count(*) from (
                 select from holdfast.job j
                 where (j.state + 0) in (0, 1, 3, 4) and j.partition >= bucket and j.partition < bucket || ' '
-                order by j.partition limit most) f
+                order by j.partition limit max_count) f
         ) + (
             select count(*) from (
                 select from holdfast.job j
                 where (j.state + 0) in (0, 1, 3, 4) and strpos(j.partition, chr(31)) > 0
                   and substr(j.partition, strpos(j.partition, chr(31)) + 1) >= bucket
                   and substr(j.partition, strpos(j.partition, chr(31)) + 1) < bucket || ' '
-                order by substr(j.partition, strpos(j.partition, chr(31)) + 1) limit most) s);
+                order by substr(j.partition, strpos(j.partition, chr(31)) + 1) limit max_count) s);
     end loop;
 end
 $$;

@@ -3,7 +3,7 @@
 -- "worker": whose leases follow, "" for any worker.
 -- "first": a length, and ids of that length in one text: successes without a result under a first claim, as most are.
 -- "success": a number, then id, claims and result ("" for none) of each. Both need a live lease.
--- "other": id, claims, state, reason, delay, flags ("r" refund, "e" expired), result, "=" + error, "=" + traceback.
+-- "other": id, claims, state, reason, delay, flags ("r" refund, "e" lease expired), result, "=" + error, "=" + traceback.
 -- Returns 1 (accepted; 2 for a job under limits), or {accepted, state, run_at, 1 for a job under limits}.
 allow_when_full()
 local answers, succeeded_entries, settled_ids, settled_count = {}, {}, {}, 0
@@ -83,14 +83,14 @@ end
 local function settle_other(n)
     local id, claims, state, reason, delay = ARGV[n], ARGV[n + 1], ARGV[n + 2], ARGV[n + 3], ARGV[n + 4]
     local flags, result, error, traceback = ARGV[n + 5], ARGV[n + 6], ARGV[n + 7], ARGV[n + 8]
-    local refund, expired = string.find(flags, 'r', 1, true), string.find(flags, 'e', 1, true) ~= nil
+    local refund, lease_expired = string.find(flags, 'r', 1, true), string.find(flags, 'e', 1, true) ~= nil
     local v = read_fields(id, 'state', 'claims', 'spec', 'cancel', 'attempts', 'worker', 'pickupTime', 'lost_leases',
         'dueTime', 'created', 'seq')
     local spec, lease = v and v[3] and parse_spec(v[3]), lease_end(id)
     if not spec then
         return { 0 }
     elseif v[1] ~= 'running' or (v[2] or '1') ~= claims or is_held_by_other(v[6]) or not lease
-        or (lease <= now) ~= expired then
+        or (lease <= now) ~= lease_expired then
         return refuse(id, claims, v[1])
     end
     local requested_reason = reason
@@ -104,7 +104,7 @@ local function settle_other(n)
         failures = failures + 1
         safe_call('ZADD', PREFIX .. 'failures', NOW, claims .. ' ' .. id)
     end
-    local lost_leases = expired and to_number(v[8]) + 1 or refund and to_number(v[8]) or 0
+    local lost_leases = lease_expired and to_number(v[8]) + 1 or refund and to_number(v[8]) or 0
     local run_at = delay ~= '' and now + tonumber(delay) or to_number(v[9])
     -- another program may have set it to 0
     local attempts = math.max(0, to_number(v[5] or claims) - (refund and 1 or 0))

@@ -165,8 +165,7 @@ class ConfiguredTask(Generic[P, R]):
 
     @requires_loop
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
-        """Submit a job with these arguments. When this returns it is stored (or, with ``connection``, part of that
-        connection's transaction)."""
+        """Submit a job with these arguments: stored on return, or part of ``connection``'s transaction."""
         return await self.submit(*args, **kwargs)
 
     async def submit(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:

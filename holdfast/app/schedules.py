@@ -270,8 +270,7 @@ class ScheduleManager:
     async def _change(
         self, name: str, change: Callable[[Schedule | None], Schedule | None], *, remove: bool = False
     ) -> Schedule:
-        """Writes, or removes, what ``change`` makes of the present schedule; again if another write came first. None:
-        leave it."""
+        """Writes or removes what ``change`` makes of the schedule, again after a concurrent write; None: keeps it."""
         store = await self._app.open_store()
         for _ in range(_TRIES):
             known = next(iter(await store.schedules.read_schedules(name)), None)

@@ -175,8 +175,7 @@ def _about_clock(app: Holdfast) -> Iterator[Finding]:
 def about_limits(
     limits: Sequence[Limit], queues: Sequence[QueueInfo], workers: Sequence[WorkerInfo], tasks: Set[str]
 ) -> Iterator[Finding]:
-    """Yields findings about limits whose values differ from the code, and about unused limits. ``tasks``: of the
-    application; empty without an application."""
+    """Yields findings about unused limits and those that differ from the code; ``tasks``: of the application."""
     if not limits:
         return
     changed = [limit for limit in limits if limit.declared is not None]

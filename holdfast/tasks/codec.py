@@ -202,8 +202,7 @@ def decode_payload(text: str | bytes, limit: int = PAYLOAD_LIMIT) -> dict[str, A
 
 
 def decode_object(text: str | bytes, limit: int, field: str, depth: int = DEPTH_LIMIT) -> dict[str, Any]:
-    """Decodes a JSON object: UTF-8, no duplicate keys, no value that a parser would silently change. ``depth``: maximum
-    nesting of objects and arrays."""
+    """Decodes a JSON object: UTF-8, no duplicate keys, no silently changed value. ``depth``: maximum nesting."""
     data = _utf8(text, field)
     if len(data) > limit:
         raise TooLarge(field, RawText(f"{len(data):,} bytes"), f"at most {limit:,} bytes are stored")

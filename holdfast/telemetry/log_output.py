@@ -132,8 +132,7 @@ def _sink(stream: TextIO) -> Callable[[bytes], None]:
 
 
 def _chunk_limit(stream: TextIO) -> int:
-    """Returns the bytes that reach the sink atomically, so processes that share it do not mix their lines: few for a
-    pipe, many for a file."""
+    """Returns how many bytes reach the sink atomically, so that processes can share it: few for a pipe."""
     try:
         regular = stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
     except (OSError, io.UnsupportedOperation):

@@ -26,9 +26,7 @@ class Transport(Protocol):
         """Publishes ready jobs, by queue and in this order."""
 
     async def receive(self, capacity: Mapping[str, int], *, limit: int, closed: Collection[str]) -> list[Delivery]:
-        """Returns waiting deliveries in the order of arrival: of each queue at most the wanted number, of ``closed``
-        ones none.
-        """
+        """Returns deliveries in the order of arrival: up to the wanted number of each queue, none of ``closed``."""
 
     async def listen(
         self, queues: Sequence[str], *, closed: Collection[str], timeout: float, stop: asyncio.Event

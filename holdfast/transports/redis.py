@@ -144,8 +144,7 @@ class RedisTransport(ABC):
         await self.run("end_sweep", self._sweep)
 
     async def maintain_queues(self, silence: int) -> list[Delivery]:
-        """Maintains ``default`` and all recently used queues; returns deliveries of consumers that are silent for
-        ``silence`` milliseconds."""
+        """Maintains ``default`` and recently used queues; returns deliveries of consumers silent for ``silence`` ms."""
         found = deliveries_of(await self.run("maintain", silence, "default"))
         for start in itertools.count(0, _QUEUES_PER_CALL):
             queues = await self.run("known_queues", start, _QUEUES_PER_CALL)
@@ -219,8 +218,7 @@ class BlockingReader:
         self._number = number
 
     async def read_blocking(self, *words: Argument, seconds: float, stop: asyncio.Event) -> Any:
-        """Returns the answer to a command that blocks for ``seconds``; earlier if ``stop`` is set, without losing a
-        message."""
+        """Returns the answer to a command that blocks for ``seconds``; earlier on ``stop``, without losing messages."""
         answering = self._wire.send_command(*words)
         stopping = asyncio.ensure_future(stop.wait())
         try:

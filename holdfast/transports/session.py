@@ -34,8 +34,7 @@ class Away(Unavailable):
 
 
 class DeliveryLedger:
-    """Deliveries by lease, for jobs that this process has claimed. Shared by its event loops: one claims and settles,
-    another sends heartbeats."""
+    """Deliveries by lease of this process's jobs. Its event loops share it: one settles, another sends heartbeats."""
 
     def __init__(self) -> None:
         self._by_lease: dict[Lease, tuple[str, Delivery]] = {}

@@ -38,8 +38,7 @@ DELETE = BulkOperation(name="delete", done="deleted", legal=DELETABLE, advice="i
 
 
 class PacedCalls:
-    """Options of successive calls: a replay at a rate continues where the previous call ended. ``after``: delay of the
-    next job."""
+    """Options of successive calls: a paced replay continues where the last call ended, with its next job ``after``."""
 
     def __init__(self, change: BulkOperation, after: timedelta = timedelta(0)) -> None:
         self._change = change

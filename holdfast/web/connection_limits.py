@@ -215,8 +215,7 @@ class Connection(HttpToolsProtocol):
         self.flow.resume_reading()
 
     def _abort(self) -> None:
-        """Aborts the connection; the error stops the parser. A refusal would be taken for the answer to an earlier
-        request."""
+        """Aborts the connection; the error stops the parser. A refusal would answer an earlier request."""
         self.transport.abort()
         raise ConnectionAbortedError
 

@@ -54,8 +54,7 @@ class ValueType(NamedTuple):
 
 
 class Field(msgspec.Struct, frozen=True):
-    """A field of a query, a header or a body. ``many``: a query may name it several times. ``nullable``: null is a
-    value."""
+    """A field of a query, a header or a body. ``many``: may be repeated in a query. ``nullable``: null is a value."""
 
     name: str
     value: ValueType

@@ -40,8 +40,7 @@ Instant = Annotated[datetime, Meta(tz=True)]
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A key in the file of keys. ``former_hash``: of the secret before the last rotation, valid until
-    ``former_until``."""
+    """A key of the file. ``former_hash``: of the secret before the last rotation, valid until ``former_until``."""
 
     name: Annotated[str, Meta(min_length=1, max_length=_MAX_NAME)]
     hash: Hash

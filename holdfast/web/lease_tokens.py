@@ -80,8 +80,7 @@ class LeaseRecord(msgspec.Struct, frozen=True):
 
 
 async def read_leases(store: Store, worker: str, leases: Sequence[Lease]) -> list[LeaseRecord]:
-    """Returns the records of these leases, in their order. ``held`` may be outdated: the store decides when it
-    settles."""
+    """Returns the records of these leases in order. ``held`` may be outdated: the store decides when it settles."""
     jobs = await store.query.summaries([lease.job_id for lease in leases])
     return [
         LeaseRecord(lease, job, job is not None and _has(job, worker, lease))
@@ -172,8 +171,7 @@ def queue_or_star(name: Any, field: str) -> str:
 
 
 async def allowed_capacity(call: RequestContext, capacity: dict[str, int]) -> dict[str, int]:
-    """Returns the capacity within the caller's queues; a star means only these. Refuses a named queue that the key does
-    not allow."""
+    """Returns the capacity within the caller's queues, also for a star. Refuses a queue the key does not allow."""
     for name in capacity:
         if name != EVERY:
             call.caller.check_queue(name)

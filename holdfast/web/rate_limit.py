@@ -167,6 +167,5 @@ def host_of(header: bytes) -> str | None:
 
 
 def is_unforgeable(host: str) -> bool:
-    """Returns True if DNS rebinding cannot use this name: an address, or a name without a dot, which no outsider
-    owns."""
+    """Returns True for a name that DNS rebinding cannot use: an address, or a name without a dot."""
     return _parsed(host) is not None or "." not in host or host.endswith(".localhost")

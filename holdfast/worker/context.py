@@ -184,8 +184,7 @@ class WorkerContext:
             self.may_fetch.set()
 
     def is_stale(self, run: TaskRun, now: float) -> bool:
-        """Returns True if the lease may have expired unnoticed: a process that was frozen must not start buffered
-        jobs."""
+        """Returns True if the lease may have expired unnoticed, as in a frozen process: start no buffered jobs."""
         safe = self.safe_lease_seconds
         return now - run.claimed_at > safe and now - self.renewed_at > safe
 

@@ -49,8 +49,7 @@ class HandlerInvoker:
         """Watches the resource use of jobs in their own processes."""
 
     async def open(self) -> None:
-        """Checks every task, enters the lifespans, makes the dependencies, and starts child processes if tasks need
-        them."""
+        """Checks tasks, enters lifespans, makes dependencies, and starts child processes if tasks need them."""
         app = self._app
         for task in app.registry:
             self._check_task(task)

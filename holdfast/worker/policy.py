@@ -72,8 +72,7 @@ class UnfitJobs:
         return outcome.reason is Reason.NO_HANDLER or _is_object(job.payload)
 
     async def settle_unfit(self, jobs: Sequence[Job], failures: Sequence[Failed], settings: Settings) -> list[Outcome]:
-        """Returns the outcomes of jobs for which ``is_unfit`` is true: released, or failed once ``defer_for`` has
-        passed."""
+        """Returns the outcomes of the unfit jobs: released, or failed once ``defer_for`` has passed."""
         rows: Sequence[Job | None] = [None] * len(jobs)
         if any(_is_deferrable(failed, settings) for failed in failures):
             try:

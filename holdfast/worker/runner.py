@@ -214,8 +214,7 @@ class Runner:
                 return outcome or Released()
 
     def check_lease(self, run: TaskRun) -> None:
-        """Interrupts a job whose lease was not renewed, unless its handler's transaction has completed it or may
-        yet."""
+        """Interrupts a job whose lease was not renewed, unless its handler's transaction completed it, or may yet."""
         check = asyncio.create_task(self._interrupt_if_lost(run), name="holdfast-doubt")
         self._lease_checks.add(check)
         check.add_done_callback(self._lease_checks.discard)

@@ -136,8 +136,7 @@ class Supervisor:
         extra_seconds: float = EXTRA_SECONDS,
         metrics_port: int | None = None,
     ) -> None:
-        """``settings``: their file may change the grace. ``metrics_port``: of the first child; the others get the next
-        ports."""
+        """``settings``: their file may change the grace. ``metrics_port``: the first child's; the next ones follow."""
         self._command = list(command)
         self._processes = processes
         self._watch = Watch(settings)

@@ -40,8 +40,7 @@ class Ticker:
         """The clock's reading when the next schedule is due, as far as this worker knows."""
 
     async def write_limits(self) -> None:
-        """Reconciles the stored limits with code and settings. Awaited before the first claim, again until it succeeds,
-        and when the settings have changed."""
+        """Reconciles the limits before the first claim, again until it succeeds, and after changes of the settings."""
         app, settings = self._shared.app, self._shared.settings
         await LimitManager(app).reconcile(merge_limits(app.declared_limits, settings))
         self._written_limits = settings.limits

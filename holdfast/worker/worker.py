@@ -45,8 +45,7 @@ class Worker:
     def __init__(
         self, app: Holdfast, *, settings: Settings | None = None, drain: bool = False, supervised: bool = False
     ) -> None:
-        """``drain``: stop once the queues are empty. ``supervised``: a supervisor restarts it after a recycle; without
-        one it is never recycled."""
+        """``drain``: stop once the queues are empty. ``supervised``: it may recycle, as a supervisor restarts it."""
         self._app = app
         settings = settings or app.settings
         # A new id at each start: a restarted worker on the same host is another worker.
@@ -142,8 +141,7 @@ class Worker:
             await self._shut_down(fetching, settling, background, heartbeat, invoker)
 
     async def _open(self, store: Store) -> HandlerInvoker:
-        """Prepares the resources of handlers and registers the worker. Raises Unavailable if a living worker has its
-        id."""
+        """Prepares the resources of handlers and registers the worker; Unavailable if a living one has its id."""
         await self._check_name(store)  # before anything is started
         invoker = HandlerInvoker(self._app, self.shared.settings)
         await invoker.open()
@@ -156,8 +154,7 @@ class Worker:
         return invoker
 
     async def _until_stopped(self, services: Sequence[asyncio.Future[Any]]) -> None:
-        """Waits until the worker is stopping. Raises the exception of a service that dies of a bug: the worker ends,
-        and its supervisor restarts it."""
+        """Waits until the worker is stopping. Raises the error of a service that dies of a bug, to end the worker."""
         stopping = asyncio.ensure_future(self.shared.stopping.wait())
         try:
             done, _ = await asyncio.wait([stopping, *services], return_when=asyncio.FIRST_COMPLETED)

@@ -145,9 +145,7 @@ class RedisPool:
         return self._target
 
     async def _find_primary(self) -> tuple[str, int]:
-        """Returns the primary's address from the first of the URL's hosts that knows it. A silent one leaves the others
-        time.
-        """
+        """Returns the primary's address from the first host that knows it; a silent host leaves time for the rest."""
         trouble: Exception = driver.ConnectionError(f"none of them knows a primary called {self.server.service!r}")
         for host, port in self.server.hosts:
             given = {**self.server.options, "host": host, "port": port}

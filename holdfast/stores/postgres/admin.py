@@ -119,9 +119,7 @@ class PostgresAdmin(SelectionAdmin):
         return await self._changed(run_in_transaction)
 
     async def _changed(self, work: Callable[[Fetch], Awaitable[T]]) -> T:
-        """Returns the result of ``work``, done in one transaction that may take long: thousands of log lines and
-        attempts may belong to each job.
-        """
+        """Runs ``work`` in one long transaction: each job may have thousands of log lines and attempts."""
         await self._pool.check_alive()
         return await self._pool.transaction(work, extra=UPKEEP)
 
@@ -145,8 +143,7 @@ class PostgresAdmin(SelectionAdmin):
         return Chosen([job_id for (job_id,) in rows[:limit]], len(rows) > limit, values)
 
     async def _standing(self, fetch: Fetch, chosen: Chosen) -> list[str]:
-        """The ids to try, their rows locked. Of those a filter chose, the ones it still matches: others have written
-        since."""
+        """Locks and returns the ids to try: those that still match, if a filter chose them."""
         ids = sorted(filter(is_id, chosen.ids))
         if chosen.guard is None:
             return [job_id for (job_id,) in await fetch(self._sql["lock_jobs"], ids=ids)]

@@ -126,8 +126,7 @@ class PostgresNotifications(Listener):
 
 
 class _Notifier:
-    """Notifier of one channel: one notification in flight, at bounded intervals; topics that come meanwhile share the
-    next."""
+    """Notifier of one channel: one notification in flight, at bounded intervals; later topics share the next one."""
 
     def __init__(self, pool: PostgresPool, channel: str, name: str, catch_all: str) -> None:
         self._pool = pool

@@ -209,9 +209,7 @@ def migration_script(migration: Migration, schema: str) -> str:
 
 
 def render_migrations(migrations: Sequence[Migration], schema: str) -> str:
-    """Renders migrations as SQL for other migration tools; from the first one on with the schema and what it is noted
-    in.
-    """
+    """Renders migrations as SQL for other migration tools; from the first one on with the schema and its table."""
     scripts = [migration_script(each, schema) for each in migrations]
     if migrations[0].number == 1:
         scripts.insert(0, in_schema(f'create schema if not exists "{schema}";\n\n{_TABLE};\n', schema))

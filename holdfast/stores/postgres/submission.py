@@ -54,9 +54,7 @@ def _created(jobs: Sequence[NewJob], rows: Rows) -> list[Submitted]:
 
 
 def first_positions(jobs: Sequence[NewJob], answers: Sequence[Submitted]) -> dict[str, QueuePosition]:
-    """Returns the position of the first new or changed job of each queue: behind all of its priority, since it is
-    ready from now on.
-    """
+    """Returns the position of the first new or changed job of each queue: behind all of its priority."""
     ranks: dict[str, int] = {}
     for job, answer in zip(jobs, answers, strict=True):
         rank = START.rank if answer.changed else -job.priority  # a changed job may have any priority

@@ -114,8 +114,7 @@ class NamespacePool(redis.RedisPool):
         )
 
     async def _confirm(self, connection: RedisConnection) -> None:
-        """Waits until disk and replicas have the last write of this connection. The PUBLISH is one: a repeated call
-        may write nothing itself."""
+        """Waits until disk and replicas have this connection's last write: a PUBLISH, as a repeat may write nothing."""
         wanted, milliseconds = self.address.replicas, int(self._confirmed * 1000)
         synced = self.address.durability == "waitaof"
         wait = ("WAITAOF", 1, wanted, milliseconds) if synced else ("WAIT", wanted, milliseconds)

@@ -83,9 +83,7 @@ def _copy(path: str, file: Path) -> None:
 
 
 def run_checks(statements: Mapping[str, str], path: str, now_us: int) -> list[Finding]:
-    """Returns the checks of a store file except for its durability. It reads the whole file, so on a connection of its
-    own.
-    """
+    """Returns the checks of a store file but for durability. It reads the whole file, so on its own connection."""
     with translate_errors(path), closing(connect(path)) as reader:
         return [
             _version(),

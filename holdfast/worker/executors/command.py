@@ -266,8 +266,7 @@ class _RunningCommand:
             await self._waiter
 
     async def finish(self) -> None:
-        """Reads the rest of the output, for a bounded time: a process outside the session that holds it open is
-        killed."""
+        """Reads the rest of the output for a bounded time; kills a process outside the session that holds it open."""
         outputs = (self.stdout, self.stderr)
         breach = None if self.watch is None else self.watch.close()
         for output in outputs:

@@ -100,8 +100,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def format_traceback(error: BaseException) -> str | None:
-    """Returns the traceback from the first frame outside Holdfast, without local variables; None without such a
-    frame."""
+    """Returns the traceback from the first frame outside Holdfast, without local variables; None if there is none."""
     frames = _skip_own_frames(_frames_of(error))
     if frames is None:
         return None

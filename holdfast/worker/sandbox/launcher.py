@@ -220,8 +220,7 @@ def drop_privileges() -> None:
 
 
 def restrict_files(abi: int, *, network: bool, isolated: bool) -> None:
-    """Restricts access by Landlock: read all but devices, write in the working directory. ``isolated``: also no signals
-    or sockets to the outside."""
+    """Landlock: reads all but devices, writes in its directory; ``isolated``: no signals or sockets to the outside."""
     files = (1 << (16 if abi >= 5 else 15 if abi >= 3 else 14 if abi == 2 else 13)) - 1
     attributes = struct.pack("=Q", files)
     if abi >= 4:

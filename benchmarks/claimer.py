@@ -1,6 +1,6 @@
 """A process that only claims, a random number of jobs each time, and settles them, until there are none.
 
-It is told and says what ``benchmarks.worker`` with ``--drain`` is.
+Same arguments and output as ``benchmarks.worker --drain``.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ ONE_ATTEMPT, UNPREFETCHED = "one worker process, max_attempts = 1", "one worker 
 """Drains beside the usual one, whose workers hold no more jobs than they run at once."""
 
 Figures = list[dict[str, Any]]
-"""What each of the worker processes said of itself in the end."""
+"""Final report of each worker process."""
 
 
 def drained(module: str, store: Path | str, workers: int, *options: object) -> Figures:

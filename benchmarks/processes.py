@@ -1,4 +1,4 @@
-"""The other side as a process of its own: started, told what to do and asked for figures by lines of JSON."""
+"""The other side as a process of its own: started, and controlled and asked for figures by lines of JSON."""
 
 from __future__ import annotations
 

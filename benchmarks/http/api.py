@@ -1,4 +1,4 @@
-"""The API as a process of its own: ready, then told "where" it says its port; it ends with its standard input."""
+"""The API as a process of its own: ready, it answers "where" with its port; it ends with its standard input."""
 
 from __future__ import annotations
 

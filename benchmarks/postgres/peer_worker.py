@@ -1,4 +1,4 @@
-"""PgQueuer's side as a process: one worker on one connection. It is told and says what ``benchmarks.worker`` is.
+"""PgQueuer's side as a process: one worker on one connection. Same arguments and output as ``benchmarks.worker``.
 
 ``settled`` counts what its log holds: completions whose transaction has been committed.
 """

@@ -1,6 +1,6 @@
-"""A process that submits one job after another, for as long as it is told and with or without wake-ups.
+"""A process that submits one job after another, for a given time, with or without wake-ups.
 
-Told ``loud SECONDS`` or ``silent SECONDS``; says how many jobs were stored in that time.
+Arguments: ``loud SECONDS`` or ``silent SECONDS``. Prints how many jobs were stored in that time.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ async def _stored(app: Application, seconds: float) -> int:
 
 
 def _unsaid(voice: _Notifier, topics: set[str]) -> None:
-    """Tell nobody."""
+    """Sends no notification."""
 
 
 def _untold(voice: _Notifier, topic: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Drain: jobs queued beforehand, by one worker process and by two, as durable as the server is told to be (target 4).
+"""Drain: jobs queued beforehand, by one worker process and by two, as durable as the server is configured (target 4).
 
 A peer's jobs count once they are acknowledged, which the server is asked for.
 """

@@ -1,4 +1,4 @@
-"""A peer's side as a process: ``peer_worker NAME URL``. It is told and says what ``benchmarks.worker`` is.
+"""A peer's side as a process: ``peer_worker NAME URL``. Same arguments and output as ``benchmarks.worker``.
 
 How many of its jobs are done, and when, the server knows better.
 """
@@ -19,7 +19,7 @@ from benchmarks.telling import listen, say
 
 
 def main() -> None:
-    """Work until told to stop."""
+    """Work until stopped."""
     uvloop.run(_serve(*sys.argv[1:]))
 
 

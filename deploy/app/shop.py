@@ -9,5 +9,5 @@ app = Holdfast()
 
 @app.task("greet")
 async def greet(name: str) -> str:
-    """Greet somebody."""
+    """Greet a customer."""
     return f"Hello, {name}!"

@@ -22,9 +22,9 @@ export class Snooze extends Error {
 /** Thrown by a handler: the job cannot succeed, however often it is tried. */
 export class Dead extends Error {}
 
-const STALE = 0.8; // of a lease: past that without a renewal, the job may be somebody else's
+const STALE = 0.8; // of a lease: past that without a renewal, the job may belong to another worker
 const LINGER = 5; // milliseconds a settlement waits for others
-const STUBBORN = 5_000; // milliseconds a handler that is to stop may take before nobody waits for it
+const STUBBORN = 5_000; // milliseconds a handler that is to stop may take before the worker goes on
 const SETTLED_AT_ONCE = 100;
 const BURST = 1_000; // milliseconds in which calls of stop count as one
 const STEP_ASIDE = 1_000; // milliseconds without claiming for the sake of a job that is to run alone; doubled in vain
@@ -63,7 +63,7 @@ export class Worker {
     });
   }
 
-  /** Work until told to stop; what is in hand then ends or is given back. */
+  /** Work until stopped; what is in hand then ends or is given back. */
   async run() {
     this.log("worker_started", { url: this.url, queues: this.queues, tasks: Object.keys(this.handlers) });
     let finished = false;
@@ -160,7 +160,7 @@ export class Worker {
     return this.jobs.size > 0 ? Math.min(2 * ms, 300_000) : STEP_ASIDE;
   }
 
-  /** Until a job has left, or the worker is told something. */
+  /** Until a job has left, or the worker gets a command. */
   #change() {
     return new Promise((resolve) => {
       this.woken = resolve;
@@ -177,7 +177,7 @@ export class Worker {
 
   // ── running ─────────────────────────────────────────────────────────────────────────────────────────────────────
   #start(job, lease) {
-    const run = { job, stop: new AbortController(), renewedAt: now(), lease, why: undefined, lines: [], said: 0 };
+    const run = { job, stop: new AbortController(), renewedAt: now(), lease, why: undefined, lines: [], logged: 0 };
     this.jobs.set(job.token, run);
     run.ended = this.#run(run).catch((error) => this.log("bug", { error: String(error?.stack ?? error) }));
   }
@@ -205,7 +205,7 @@ export class Worker {
   }
 
   #context(run) {
-    const log = (text, fields, level = "info") => run.lines.push({ number: ++run.said, text: String(text), fields, level, at: now() });
+    const log = (text, fields, level = "info") => run.lines.push({ number: ++run.logged, text: String(text), fields, level, at: now() });
     return { job: run.job, signal: run.stop.signal, log };
   }
 
@@ -322,7 +322,7 @@ export class Worker {
   }
 
   // ── stopping ────────────────────────────────────────────────────────────────────────────────────────────────────
-  /** The grace, then every handler is told to stop. */
+  /** The grace, then every handler is asked to stop. */
   async #finish() {
     await Promise.race([this.#quiet(), sleep(this.grace * 1000), this.hurried]);
     for (const run of this.jobs.values()) this.#interrupt(run, "release");
@@ -385,7 +385,7 @@ function backoff(failures, retryAfter = 0) {
   return Math.max(retryAfter * 1000, 50) + Math.random() * most;
 }
 
-/** Rejects when a handler that was told to stop has had enough time. */
+/** Rejects when a handler that was asked to stop has had enough time. */
 function stubborn(signal) {
   return new Promise((_, reject) => {
     signal.addEventListener("abort", () => setTimeout(() => reject(signal.reason), STUBBORN).unref(), { once: true });
@@ -395,15 +395,15 @@ function stubborn(signal) {
 /** What an error out of a handler means. */
 function failure(error) {
   if (error instanceof Snooze) return { outcome: "snoozed", delay: error.delay };
-  const told = error instanceof Error ? error : new Error(String(error));
-  const type = told.name === "Error" ? told.constructor.name : told.name;
-  const described = { type, message: told.message, traceback: told.stack ?? "" };
+  const thrown = error instanceof Error ? error : new Error(String(error));
+  const type = thrown.name === "Error" ? thrown.constructor.name : thrown.name;
+  const described = { type, message: thrown.message, traceback: thrown.stack ?? "" };
   if (error instanceof Dead) return { outcome: "dead", error: described };
   if (error instanceof RetryAfter) return { outcome: "failed", error: described, delay: error.delay };
   return { outcome: "failed", error: described };
 }
 
-/** What an interrupted handler comes to; nothing where the job is somebody else's. */
+/** What an interrupted handler comes to; nothing where another worker has the job. */
 function interrupted(why, job) {
   switch (why) {
     case "cancel":

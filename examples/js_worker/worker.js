@@ -15,7 +15,7 @@ function pause(seconds, signal) {
 
 const handlers = {
   async "email.send"({ to, subject }, { log }) {
-    if (!to) throw new Dead("nobody to send it to");
+    if (!to) throw new Dead("no recipient");
     log("sent", { to });
     return { to, subject: subject ?? "", sent: true };
   },
@@ -43,23 +43,23 @@ const handlers = {
   },
 };
 
-const said = process.env;
+const environment = process.env;
 
 /** Ends the program where a setting makes no sense. */
 function refuse(name, wanted) {
-  console.error(`${name}: ${JSON.stringify(said[name])} is not valid; give ${wanted}`);
+  console.error(`${name}: ${JSON.stringify(environment[name])} is not valid; give ${wanted}`);
   process.exit(78);
 }
 
 function number(name, fallback, least, most) {
-  const value = Number(said[name] || fallback);
+  const value = Number(environment[name] || fallback);
   if (!(value >= least && value <= most)) refuse(name, `a number from ${least} to ${most}`);
   return value;
 }
 
 function queues() {
   try {
-    const read = JSON.parse(said.HOLDFAST_QUEUES || "null");
+    const read = JSON.parse(environment.HOLDFAST_QUEUES || "null");
     const most = Object.values(read ?? {});
     if (read === null || (!Array.isArray(read) && most.length > 0 && most.every((each) => Number.isInteger(each) && each > 0))) return read ?? undefined;
   } catch {} // no JSON
@@ -67,8 +67,8 @@ function queues() {
 }
 
 const worker = new Worker({
-  url: said.HOLDFAST_API_URL ?? "http://localhost:8000",
-  key: said.HOLDFAST_API_KEY,
+  url: environment.HOLDFAST_API_URL ?? "http://localhost:8000",
+  key: environment.HOLDFAST_API_KEY,
   queues: queues(),
   concurrency: Math.floor(number("HOLDFAST_CONCURRENCY", 10, 1, 500)),
   lease: number("HOLDFAST_LEASE", 30, 0.1, 86_400),
@@ -77,4 +77,4 @@ const worker = new Worker({
 });
 for (const name of ["SIGTERM", "SIGINT"]) process.on(name, () => worker.stop(name));
 await worker.run();
-process.exit(worker.refused ? 1 : 0); // handlers that did not stop when they were told to end here
+process.exit(worker.refused ? 1 : 0); // handlers that did not stop in time end here

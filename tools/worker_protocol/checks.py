@@ -48,7 +48,7 @@ async def echoes(course: Course) -> None:
 
 
 async def fails_and_tries_again(course: Course) -> None:
-    """What a handler throws is a failed attempt, told with its message; the next one succeeds."""
+    """An error that a handler throws fails the attempt, with its message; the next one succeeds."""
     job = await _ended(course, await course.submit("flaky"), JobState.SUCCEEDED)
     problem = f"expected 2 attempts and the result 2, got {job.attempts} and {job.result}"
     _expect((job.attempts, job.result) == (2, "2"), problem)
@@ -119,7 +119,7 @@ async def lets_go(course: Course) -> None:
 
 
 def begun_when_lost(requests: Sequence[Exchange]) -> set[str]:
-    """The tokens that were settled for the first time when ``extend`` had said that they are lost."""
+    """The tokens that were settled for the first time after ``extend`` had answered that they are lost."""
     lost: set[str] = set()
     settled: set[str] = set()
     begun: set[str] = set()
@@ -149,7 +149,7 @@ async def stays_within_its_slots(course: Course) -> None:
 
 
 async def settles_again(course: Course) -> None:
-    """A settlement whose answer was lost is said again; ``repeated`` is as good as ``accepted``."""
+    """A settlement whose answer was lost is sent again; ``repeated`` is as good as ``accepted``."""
     course.recorder.swallow, before = True, len(course.recorder.given)
     await _ended(course, await course.submit("echo", {"value": 1}), JobState.SUCCEEDED)
 

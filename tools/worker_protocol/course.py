@@ -21,7 +21,7 @@ from holdfast.web.server import serve_in_loop
 from tools.worker_protocol.recorder import Recorder
 
 LEASE, GRACE, CONCURRENCY = 4, 2, 4
-"""What the worker is told by its environment: seconds, seconds, jobs."""
+"""Variables of the worker's environment: seconds, seconds, jobs."""
 
 
 class Broken(Exception):

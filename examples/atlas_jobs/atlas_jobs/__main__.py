@@ -24,10 +24,10 @@ Served = Callable[[Holdfast], AbstractAsyncContextManager[None]]
 def main() -> int:
     """Run until SIGTERM or SIGINT; the exit code. ATLAS_SCHEDULING_ENABLED=false leaves the jobs to other instances."""
     parser = argparse.ArgumentParser(prog="python -m atlas_jobs")
-    parser.add_argument("--exposed", action="store_true", help="serve other hosts, whoever they are")
+    parser.add_argument("--exposed", action="store_true", help="serve all other hosts")
     exposed = parser.parse_args().exposed
     try:
-        from atlas_jobs.app import app  # here, so that a wrong setting is told without a traceback
+        from atlas_jobs.app import app  # here, so that a wrong setting gives no traceback
 
         finish_logs = configure_logs(app.settings, app.events)
         try:

@@ -14,7 +14,7 @@ Which = Callable[[CountGroup], bool]
 MAX_COUNTED = 1_000_000
 """Jobs of each state that are counted at most; Atlas' counts are of all there are."""
 _UNCLAIMED = "unassigned"
-"""Stands for the worker of jobs that nobody has claimed yet."""
+"""Stands for the worker of unclaimed jobs."""
 
 
 def everything(group: CountGroup) -> bool:

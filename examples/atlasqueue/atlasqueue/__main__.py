@@ -34,7 +34,7 @@ def main() -> int:
 
 
 def _migrate() -> int:
-    from atlasqueue.app import app  # here, so that a wrong setting is told without a traceback
+    from atlasqueue.app import app  # here, so that a wrong setting gives no traceback
     from atlasqueue.tables import migrate
 
     applied = asyncio.run(migrate(app))

@@ -1,4 +1,4 @@
-"""A client: it goes on until it has been told that its job is stored. The standard library is enough for that."""
+"""A client: it goes on until the server confirms that its job is stored. The standard library is enough for that."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Refused(Exception):
 
 
 class Unsure(Exception):
-    """Nobody has said whether the job is stored. Whoever asks again with the same key does no harm."""
+    """Unknown whether the job is stored. Asking again with the same key does no harm."""
 
 
 def submit(
@@ -49,4 +49,4 @@ def submit(
             pass
         time.sleep(random.uniform(pause / 2, pause))
         pause = min(2 * pause, _LONGEST)
-    raise Unsure(f"{address} has not said within {within:g} s that job {key} is stored")
+    raise Unsure(f"{address} did not confirm within {within:g} s that job {key} is stored")

@@ -59,7 +59,7 @@ def handler_modules(environ: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def _by_variables(problem: str) -> str:
-    """The same, with the variables that said the settings."""
+    """The same, with the variables of the settings."""
     for variable, names in VARIABLES.items():
         for name in names:
             problem = problem.replace(f"argument: {name}:", f"{variable}:")

@@ -27,7 +27,7 @@ def main() -> int:
 
 
 def _run(asked: argparse.Namespace) -> int:
-    """Each imports what it needs, so that a wrong setting is told without a traceback."""
+    """Each imports what it needs, so that a wrong setting gives no traceback."""
     if asked.command == "start":
         from delayed_queue.start import start
 

@@ -42,7 +42,7 @@ class Limiter:
         return Redis.from_url(self._url, socket_timeout=5, socket_connect_timeout=5)
 
     async def turn(self, name: str, per_second: float, job_id: str) -> None:
-        """Return when it is this job's turn; Snooze where that is later than a moment, or nobody knows."""
+        """Return when it is this job's turn; Snooze where that is later than a moment, or unknown."""
         keys = [f"{self._prefix}:rate:{name}", f"{self._prefix}:turn:{job_id}"]
         try:
             interval, held = round(1_000_000 / per_second), round(_HELD * 1_000_000)

@@ -55,7 +55,7 @@ def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 @pytest.fixture
 def carried(request: pytest.FixtureRequest) -> bool:
     """Whether a transport carries the ready jobs: then they come in the order of their arrival there, one at a time to
-    whoever waits."""
+    a waiter."""
     return request.node.callspec.params["home"] in CARRIED
 
 

@@ -70,7 +70,7 @@ class _NoBackoff:
 
 
 def new_job(task: str = "work", **fields: Any) -> NewJob:
-    """A job to submit, with an id of its own and an empty payload unless said otherwise."""
+    """A job to submit, with an id of its own and an empty payload by default."""
     return NewJob(**{"id": new_id(), "task": task, "payload": "{}", **fields})
 
 
@@ -110,7 +110,7 @@ async def queues(store: Store, max_count: int = 1000) -> list[QueueInfo]:
 
 
 async def until_claimed(store: Store) -> Job:
-    """The job that somebody makes ready."""
+    """The job that is made ready."""
     async with asyncio.timeout(30):
         while not (jobs := await take(store, 1)):
             await store.queueing.wait(["queue:default"], timeout=0.05)

@@ -34,7 +34,7 @@ async def test_waiting_for_a_job_reads_only_its_state(store: Store, connection: 
 async def test_operation_by_filter_selects_jobs_without_the_write_lock(
     store: Store, connection: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Through a large table that takes long; under the write lock nobody could submit or settle meanwhile."""
+    """Through a large table that takes long; under the write lock no client could submit or settle meanwhile."""
     ids = await put(store, *[new_job() for _ in range(3)])
     choose = SqliteAdmin._choose_in
 

@@ -50,7 +50,7 @@ async def test_a_job_under_a_live_lease_is_not_delivered_again(store: Store, ope
 
 
 async def test_an_expired_lease_is_not_simply_taken_over(store: Store, clock: ManualClock) -> None:
-    """Somebody has to settle the lost attempt first, or it would never count."""
+    """The lost attempt has to be settled first, or it would never count."""
     await running(store)
     clock.advance(3600)
 

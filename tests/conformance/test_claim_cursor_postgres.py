@@ -195,7 +195,7 @@ def pinned(schema: str) -> Iterator[None]:
 
 
 def entries_read(schema: str, writes: int) -> int:
-    """Entries of the ready index that were read, once the connections that wrote have ended and said so."""
+    """Entries of the ready index that were read, once the connections that wrote have ended and reported it."""
     with session(schema, autocommit=True) as connection:
 
         def written() -> bool:

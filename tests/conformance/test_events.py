@@ -1,4 +1,4 @@
-"""The feed of endings: what happened is told to who asks again and again, and nothing is passed by."""
+"""The feed of endings: a client that asks again and again gets every event."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def test_every_final_state_is_reported_once(store: Store, clock: ManualClo
     clock.advance(5)
     await put(store)
     await take(store)
-    assert brief(await follower.new_events()) in ([], [(waiting, JobState.CANCELLED)])  # the last may be told again
+    assert brief(await follower.new_events()) in ([], [(waiting, JobState.CANCELLED)])  # the last may come again
 
 
 async def test_an_ending_says_what_its_job_was(store: Store, clock: ManualClock, follower: Follower) -> None:
@@ -209,7 +209,7 @@ async def test_cursor_that_was_never_issued_is_harmless(store: Store, clock: Man
 
 
 async def test_no_mark_leads_back_further_than_the_window(store: Store, clock: ManualClock) -> None:
-    """Whoever made it up: else a client could have everything that ever ended read, again and again."""
+    """Made up: else a client could have everything that ever ended read, again and again."""
     setback = await running(store)
     await store.queueing.settle([failing(setback, delay=HOUR)])
     old = {setback.id} | {await ended(store, state) for state in (JobState.SUCCEEDED, JobState.DEAD)}

@@ -30,7 +30,7 @@ FOREIGN = "create temporary table if not exists anything (n int); insert into an
 
 @asynccontextmanager
 async def connected(store: Store) -> AsyncIterator[Any]:
-    """A connection of somebody else."""
+    """A connection of another client."""
     link = await asyncpg.connect(parse_url(store.url).dsn)
     try:
         yield link
@@ -137,7 +137,7 @@ async def test_a_transaction_is_known_by_its_begin(store: Store, clock: ManualCl
 
 
 async def test_others_long_transactions_hold_up_nothing(store: Store, clock: ManualClock) -> None:
-    """However long somebody has one open on this server, what ends meanwhile is told, and once."""
+    """However long another client has one open on this server, what ends meanwhile appears, and once."""
     async with connected(store) as link, link.transaction():
         await link.execute(FOREIGN)
         follower = await begun(store, clock)

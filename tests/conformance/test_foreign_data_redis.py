@@ -46,7 +46,7 @@ def raw(keys: Keys, command: str, name: str, *words: str | bytes | int) -> None:
 
 
 def write(keys: Keys, job: str | bytes, *fields: str | bytes) -> None:
-    """The hash of a job that somebody wrote by hand."""
+    """The hash of a job written by hand."""
     name = f"{keys.prefix}job:".encode() + (job if isinstance(job, bytes) else job.encode())
     keys.client.execute_command("HSET", name, *(fields or ("payload", "{}", "task", "work")))
 

@@ -110,7 +110,7 @@ async def test_a_repeated_record_changes_nothing(store: Store) -> None:
 
 
 async def test_lines_that_come_late_are_kept_in_their_places(store: Store, clock: ManualClock) -> None:
-    """Whoever sent the first could not reach the store, sent the next, and then those again."""
+    """A worker could not reach the store with the first lines, sent the next, and then those again."""
     job = await running(store)
     await store.queueing.append_logs([record(job, given("before"))])
     await lose(store, clock, job)

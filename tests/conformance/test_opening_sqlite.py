@@ -13,7 +13,7 @@ from holdfast.stores import open_store
 
 
 def test_opening_a_file_that_another_creates_waits(tmp_path: Path) -> None:
-    """SQLite itself refuses at once to turn a file to WAL that somebody writes to, whatever the timeout says."""
+    """SQLite itself refuses at once to turn a file to WAL that is written to, whatever the timeout says."""
     path = tmp_path / "holdfast.db"
     ended = threading.Event()
     troubles: list[HoldfastError] = []

@@ -285,7 +285,7 @@ def _fill(connection: sqlite3.Connection, state: int, **values: int) -> None:
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Statistics]:
-    """A file with 20,000 rows in every state, and what ANALYZE said while it was empty, idle and full."""
+    """A file with 20,000 rows in every state, and the result of ANALYZE while it was empty, idle and full."""
     path = tmp_path_factory.mktemp("plans") / "holdfast.db"
     store = open_store(f"sqlite:///{path}", now=ManualClock())
     asyncio.run(store.open())
@@ -315,7 +315,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Statistics]:
 
 @pytest.fixture(params=["never analysed", "empty", "idle", "full"])
 def connection(request: pytest.FixtureRequest, filled: tuple[Path, Statistics]) -> Iterator[sqlite3.Connection]:
-    """The full file as a planner sees it that was told the statistics of another day."""
+    """The full file as a planner sees it with the statistics of another day."""
     path, given = filled
     with closing(sqlite3.connect(path, isolation_level=None)) as writer:
         writer.execute("delete from sqlite_stat1")

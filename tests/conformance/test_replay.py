@@ -135,7 +135,7 @@ async def test_a_paced_replay_makes_one_job_ready_after_the_other(store: Store, 
     scheduled = [(dead[2], JobState.SCHEDULED), (dead[0], JobState.SCHEDULED)]
     assert done == BulkResult([(dead[1], JobState.QUEUED), *scheduled], [(waits, JobState.QUEUED)])
     falls_due = [((await stored(store, job_id)).run_at_us - start) / 1e6 for job_id in asked if job_id != waits]
-    assert falls_due == [0, 4, 6]  # a turn that was refused is nobody else's
+    assert falls_due == [0, 4, 6]  # a refused turn goes to no other job
     assert await take_ids(store) == [dead[1]]
     assert await take_ids(store) == []
     clock.advance(4)

@@ -152,7 +152,7 @@ def test_what_this_user_cannot_write_is_refused(file_mode: int, folder_mode: int
 
 
 def _exit_code_of_opening(store: Store) -> int:
-    """In the child: 0 if the file is refused as unusable. Root may write anything, so root becomes somebody else."""
+    """In the child: 0 if the file is refused as unusable. Root may write anything, so root becomes another user."""
     try:
         if os.getuid() == 0:
             os.setuid(NOBODY)

@@ -141,7 +141,7 @@ async def test_everything_goes_when_all_jobs_are_deleted_or_pruned(
     assert await take(store, capacity={EVERY_QUEUE: 10}) == []
 
     left = keys.all()
-    answered = {name for name in left if name.startswith("done:")}  # what operations said, for a minute
+    answered = {name for name in left if name.startswith("done:")}  # answers of operations, for a minute
     assert left - answered == {"meta", "seq", "failures"}
     assert 0 < keys.ttl("failures") <= 3600
     assert all(0 < keys.ttl(name) <= 60 for name in answered)

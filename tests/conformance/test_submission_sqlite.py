@@ -133,7 +133,7 @@ async def test_it_works_on_a_connection_that_returns_rows_by_name(store: Store, 
 
 
 async def test_commit_wakes_all_waiters(store: Store, connection: sqlite3.Connection) -> None:
-    """Nobody but the file can tell: the caller's connection knows nothing of our wake-ups."""
+    """Only the file can tell: the caller's connection knows nothing of our wake-ups."""
     topics = ["queue:default", "queue:*", "queue:other"]
     for _ in range(2):
         await asyncio.gather(*[store.queueing.wait([topic], timeout=0.01) for topic in topics])

@@ -1,4 +1,4 @@
-"""``ids=ulid``: ULIDs in Redis, UUIDs for whoever uses the store."""
+"""``ids=ulid``: ULIDs in Redis, UUIDs for users of the store."""
 
 from __future__ import annotations
 

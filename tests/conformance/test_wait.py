@@ -13,7 +13,7 @@ from tests.conformance.support import LEASE, Opener, heartbeat, new_job, put, ru
 from tests.support.load import slowness
 
 LONG = 120.0
-"""Seconds nobody wants to wait."""
+"""Too long for a test, in seconds."""
 
 
 def soon() -> float:

@@ -69,7 +69,7 @@ def function_length(function: _Function) -> int:
 
 
 def promised(source: str) -> set[str]:
-    """The methods of this file's protocols: what they mean is said there, once, for every class that has them."""
+    """The methods of this file's protocols: their meaning stands there, once, for every class that has them."""
     return {
         method.name
         for protocol in ast.walk(ast.parse(source))

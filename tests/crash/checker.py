@@ -54,7 +54,7 @@ class Facts:
     unstarted: Counter[str] = field(default_factory=Counter)
     """How often each job was claimed but not started when its process was killed or frozen."""
     replayed: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """When an operator had been told that a job was replayed, by job: each time its count of attempts began again."""
+    """When a replay was answered, by job: each time its count of attempts began again."""
 
 
 Check = Callable[[Facts], Iterable[str]]
@@ -71,7 +71,7 @@ def nothing_lost(facts: Facts) -> Iterable[str]:
 
 
 def counts_sum(facts: Facts) -> Iterable[str]:
-    """Nothing is there that nobody submitted, nothing is acknowledged twice."""
+    """Every job was submitted, nothing is acknowledged twice."""
     twice = [job for job, count in Counter(facts.acknowledged).items() if count > 1]
     yield from (f"{job} was acknowledged for two submissions" for job in twice)
     unknown_jobs = set(facts.rows) - set(facts.acknowledged)

@@ -215,7 +215,7 @@ class Namespace(Database):
 
 
 def _claims(fields: dict[str, str]) -> int:
-    """One where nothing is said of a job that was picked up."""
+    """A line without the job that was picked up."""
     return int(fields.get("claims", "pickupTime" in fields))
 
 

@@ -35,12 +35,12 @@ SETTINGS = {
     "concurrency": "5",
     "log_level": "warning",
 }
-TOLD = frozenset(f"{PREFIX}{name.upper()}" for name in SETTINGS_TABLE if name.startswith("transport"))
+PASSED_ON = frozenset(f"{PREFIX}{name.upper()}" for name in SETTINGS_TABLE if name.startswith("transport"))
 """What a home says by the environment."""
 LEASE, SWEEP = 2.0, 0.5 * 1.2  # seconds; sweeps are jittered by a fifth
 WORKER = "tests.crash.programs.worker"
 ENDS = frozenset({None, 0, -signal.SIGKILL})
-"""How a process of a fleet may be found: alive, told to stop, or killed. Any other end is one of its own."""
+"""How a process of a fleet may be found: alive, stopped, or killed. Any other end is one of its own."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Fleet:
         self._reader = ledger.Reader(self.ledger)
         self._mark = uuid.uuid4().hex
         self._environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith(PREFIX) or name in TOLD},
+            **{name: value for name, value in os.environ.items() if not name.startswith(PREFIX) or name in PASSED_ON},
             **{f"HOLDFAST_{name.upper()}": value for name, value in {**SETTINGS, **settings}.items()},
             "HOLDFAST_URL": self.url,
             "HOLDFAST_CONFIG": str(folder / "holdfast.toml"),
@@ -100,7 +100,7 @@ class Fleet:
         self._lent.close()
 
     def _all_exited(self) -> bool:
-        """Kill whoever is left; whether nobody was."""
+        """Kill what is left; whether nothing was."""
         survivors = self._survivors()
         for pid in survivors:
             with suppress(ProcessLookupError):
@@ -159,7 +159,7 @@ class Fleet:
         self.await_ready(started)
 
     def await_ready(self, pids: set[int]) -> None:
-        """Wait until these workers have said that they are there."""
+        """Wait until these workers have reported that they are there."""
         until(lambda: pids <= {line["pid"] for line in self.lines("ready")}, START_SECONDS, "the workers to start")
 
     def living(self) -> list[subprocess.Popen[bytes]]:
@@ -172,7 +172,7 @@ class Fleet:
 
     def await_working(self, count: int) -> list[subprocess.Popen[bytes]]:
         """``working``, once there are so many: on a busy machine what takes a dead one's place is slow to start, and
-        where all are killed as soon as they have, nobody can keep a promise."""
+        where all are killed as soon as they have, none can keep a promise."""
         until(lambda: len(self.working()) >= count, count * START_SECONDS, f"{count} workers to work")
         return self.working()
 
@@ -237,7 +237,7 @@ class Fleet:
         return Path(self._log.name).read_text(encoding="utf-8", errors="replace")
 
     def mishaps(self) -> list[str]:
-        """What no scenario means to happen: a process that ended by itself, an error that nobody met."""
+        """What no scenario means to happen: a process that ended by itself, an unexpected error."""
         codes = [(process, process.poll()) for process in self.processes]
         found = [
             f"{process.args!r} ended by itself with exit code {code}" for process, code in codes if code not in ENDS

@@ -43,10 +43,10 @@ class Answer(NamedTuple):
 
 
 class Held(BaseHTTPRequestHandler):
-    """Somebody else's service, which answers when it is allowed to."""
+    """An external service, which answers when it is allowed to."""
 
     def do_GET(self) -> None:
-        """Wait; then 200. Whoever asked may be dead by then."""
+        """Wait; then 200. The client may be dead by then."""
         allowed: threading.Event = vars(self.server)["allowed"]
         allowed.wait(PATIENCE)
         with suppress(OSError):
@@ -136,7 +136,7 @@ class Instance(Program):
             self._port.release()
 
     def ready(self) -> None:
-        """Wait until it answers, and runs jobs unless it was told not to."""
+        """Wait until it answers, and runs jobs unless forbidden."""
         until(self._answers, f"an answer of {self.worker_id}")
         if not self._answers_only:
             self.says("worker_started")

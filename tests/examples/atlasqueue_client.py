@@ -1,6 +1,6 @@
 """``python -m tests.examples.atlasqueue_client NUMBER``: submits jobs under the keys key-0, key-1, …, eight at a time.
 
-It logs as the API will; the lines of jobs it created are its account of what it was told.
+It logs as the API will; the lines of jobs it created are its account of the answers.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ async def fail(payload: dict[str, Any], job: Context) -> int:
 @register("test.wait")
 async def wait(payload: dict[str, Any]) -> None:
     """Take until there is a file of that name."""
-    while not Path(payload["until"]).exists():  # noqa: ASYNC110 - whoever makes it is another process
+    while not Path(payload["until"]).exists():  # noqa: ASYNC110 - another process makes it
         await asyncio.sleep(0.02)
 
 

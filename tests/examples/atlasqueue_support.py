@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 EXAMPLE = ROOT / "examples" / "atlasqueue"
 QUEUE, DEAD = "atlasqueue:jobs", "atlasqueue:dlq"
 DATABASE = 7
-"""Of the Redis that the tests of this process share; nobody else's."""
+"""Of the Redis that the tests of this process share; no other's."""
 HURRIED = {
     "WORKER_POLL_TIMEOUT": "0.3",
     "RETRY_BASE_DELAY_SECONDS": "0.05",
@@ -93,7 +93,7 @@ class Atlasqueue(Database):
 
     @contextmanager
     def workers(self, number: int = 1, **variables: str) -> Iterator[list[Program]]:
-        """That many workers, all at work; they must end well, and have said nothing that is no JSON."""
+        """That many workers, all at work; they must end well, and write nothing but JSON."""
         with ExitStack() as stack:
             started = [stack.enter_context(self.program("atlasqueue", "worker", **variables)) for _ in range(number)]
             for worker in started:
@@ -137,7 +137,7 @@ class Atlasqueue(Database):
         return [handle.id for handle in self.app.sync.enqueue_many(drafts)]
 
     def unheard(self, number: int = 1, job_type: str = "noop", delay: float = 0) -> list[str]:
-        """Jobs that were stored, and nobody was told: as when whoever submitted them died before it could."""
+        """Jobs that were stored and not announced: as when their submitter died in between."""
         job = json.dumps([{"task": job_type, "delay": delay}] * number)
         return [str(row[0]) for row in self.sql("select id::text from holdfast.submit(%s::jsonb)", job)]
 
@@ -190,7 +190,7 @@ def starts(workers: Sequence[Program]) -> Counter[str]:
 
 
 def rejected(*workers: Program) -> int:
-    """How many ids these were told that they could not claim."""
+    """How many ids these heard of and could not claim."""
     return sum(event["count"] for worker in workers for event in worker.events("lease_rejected"))
 
 

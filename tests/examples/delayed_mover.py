@@ -1,4 +1,4 @@
-"""Moves due jobs, a few at a time, in a process of its own for each line it is told: ``delayed_mover URL``."""
+"""Moves due jobs, a few at a time, in a process of its own for each line of input: ``delayed_mover URL``."""
 
 from __future__ import annotations
 

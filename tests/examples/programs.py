@@ -101,11 +101,11 @@ class Program:
         self.process.wait()
 
     def log(self) -> str:
-        """All it has said."""
+        """All its output."""
         return self._log.read_text(encoding="utf-8")
 
     def says(self, text: str) -> None:
-        """Wait until it has said that; it must not have ended."""
+        """Wait for that output; it must not have ended."""
 
         def given() -> bool:
             assert self.process.poll() is None, self.log()
@@ -114,7 +114,7 @@ class Program:
         until(given, text)
 
     def events(self, *names: str) -> list[dict[str, Any]]:
-        """The events of these names that it has told, in their order; all of them where none is named."""
+        """The events of these names that it has logged, in their order; all of them where none is named."""
         parsed = (json.loads(line) for line in self.log().splitlines() if line.startswith("{"))
         return [event for event in parsed if not names or event["event"] in names]
 

@@ -115,7 +115,7 @@ class Queue:
         return counts(queue.states for queue in self.app.sync.queues())
 
     def edit(self, statement: str, *parameters: object) -> None:
-        """Change the database behind everybody's back: nobody is woken by it."""
+        """Change the database directly: no worker is woken by it."""
         with closing(sqlite3.connect(self.place.database, timeout=30, isolation_level=None)) as connection:
             connection.execute(statement, parameters)
 

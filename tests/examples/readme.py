@@ -35,7 +35,7 @@ if inspect.iscoroutine(ran):
 
 
 class Readme:
-    """``replaced``: what is said otherwise, addresses mostly. ``ready``: what programs that go on say when they are."""
+    """``replaced``: what differs, addresses mostly. ``ready``: what programs that go on say when they are."""
 
     def __init__(
         self, path: Path, folder: Path, variables: Mapping[str, str], replaced: Mapping[str, str], ready: Sequence[str]

@@ -320,7 +320,7 @@ def test_scheduling_setting_leaves_jobs_queued(atlas: Atlas, api: Instance) -> N
 
 @pytest.mark.rows("J76")
 def test_connections_are_pooled(atlas: Atlas) -> None:
-    """However many clients there are; one of them that says nothing hinders nobody."""
+    """However many clients there are; a silent one delays no other."""
     connected = "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
     with (
         atlas.one() as instance,

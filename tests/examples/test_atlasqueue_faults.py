@@ -170,7 +170,7 @@ def test_idle_worker_blocks_on_the_list(mortal: Atlasqueue) -> None:
 
 
 def _sent(monitor: Monitor) -> Iterator[str]:
-    """What clients said, until ``ECHO``."""
+    """Input of clients, until ``ECHO``."""
     for reported in monitor.listen():
         if reported["command"].startswith("ECHO"):
             return

@@ -208,7 +208,7 @@ LOOSE = (
 
 @pytest.mark.rows("A5", "A29")
 def test_killed_api_leaves_no_job_without_its_key(atlasqueue: Atlasqueue) -> None:
-    """500 submits, by clients that go on with their keys until they are told; the API is killed three times."""
+    """500 submits, by clients that go on with their keys until they get an answer; the API is killed three times."""
     from atlasqueue.client import submit
 
     reported: dict[str, str] = {}

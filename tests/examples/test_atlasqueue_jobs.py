@@ -1,4 +1,4 @@
-"""One job's life in the AtlasQueue example: submitted, stored, told, run. Tests are named by the rows they prove."""
+"""A job's life in AtlasQueue: submitted, stored, announced, run. Tests are named by the rows they prove."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ TAKEN = "select extract(epoch from updated_at - created_at)::float from jobs whe
 @pytest.mark.rows("A101")
 def test_95_of_100_jobs_succeed_within_a_second(atlasqueue: Atlasqueue) -> None:
     """By the server's clock, one after another: each finds an idle system, as far as the machine lets it. No sweep
-    helps a job of which no worker was told."""
+    helps a job that was never announced."""
     with atlasqueue.worker(WORKER_POLL_TIMEOUT="5"):
         job_ids = []
         for _ in range(100):

@@ -1,4 +1,4 @@
-"""The AtlasQueue example's workers: several, killed, late, and told wrong things. Tests are named by rows."""
+"""The AtlasQueue example's workers: several, killed, late, and given wrong ids. Tests are named by rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SOON = timedelta(seconds=10)
 """For what is asked to be a matter of a second or two: a loaded machine may take longer."""
 
 
-# ── whoever submits dies ──────────────────────────────────────────────────────────────────────────────────────────
+# ── the submitter dies ──────────────────────────────────────────────────────────────────────────────────────────
 LOOSE = """select (select count(*) from holdfast.job where not keyed),
     (select count(*) from jobs j full join idempotency_keys k on k.job_id = j.id where k.key is null or j.id is null)"""
 
@@ -58,7 +58,7 @@ def test_jobs_and_keys_are_stored_together_and_run(atlasqueue: Atlasqueue) -> No
 
 @pytest.mark.rows("A28", "A53", "A134", "X24")
 def test_sweep_finds_jobs_that_were_never_announced(atlasqueue: Atlasqueue) -> None:
-    """Stored, and whoever stored it died before it could say so; stored by SQL alone."""
+    """Stored, and its submitter died before it could announce it; stored by SQL alone."""
     killed = atlasqueue.program("tests.examples.atlasqueue_client", "1", HOLDFAST_FAULTS="announce.before:kill")
     assert killed.process.wait(60) == -9
     assert atlasqueue.listed() == []
@@ -219,7 +219,7 @@ def _promoted(workers: Sequence[Program]) -> int:
 
 @pytest.mark.rows("A23", "X25")
 def test_sweep_runs_under_load(atlasqueue: Atlasqueue) -> None:
-    """A list that is never empty: somebody goes on pushing the id of a job that has long ended."""
+    """A list that is never empty: a client goes on pushing the id of a job that has long ended."""
     over = threading.Event()
 
     def push() -> None:
@@ -293,7 +293,7 @@ DEFAULTS: dict[str, Any] = {
 """The document's, and what it fixes without a variable."""
 
 
-SAID = {
+MAPPED = {
     "DATABASE_URL": ("postgresql+asyncpg://u@h/d", "url", "postgresql://u@h/d"),
     "REDIS_URL": ("redis://h:1/2", "transport_url", "redis://h:1/2"),
     "JOB_QUEUE_KEY": ("a:b", "transport_key", "a:b"),
@@ -312,7 +312,7 @@ def test_every_variable_maps_to_a_setting() -> None:
 
     assert {name: settings({}).get_value(name) for name in DEFAULTS} == DEFAULTS
     assert settings({}).url.startswith("postgresql://")
-    for variable, (text, name, value) in SAID.items():
+    for variable, (text, name, value) in MAPPED.items():
         assert settings({variable: text}).get_value(name) == value
         assert settings({variable: ""}).get_value(name) == settings({}).get_value(name)
 
@@ -357,7 +357,7 @@ def test_environment_sets_keys_and_log_levels(atlasqueue: Atlasqueue) -> None:
 
 @pytest.mark.rows("A118", "A121")
 def test_new_handlers_need_only_a_new_worker(atlasqueue: Atlasqueue) -> None:
-    """Its module stands where the worker starts; whoever submits was there before, and stays."""
+    """Its module stands where the worker starts; its submitter was there before, and stays."""
     with atlasqueue.worker(RETRY_BASE_DELAY_SECONDS="3600"):
         job_id = atlasqueue.submit("invoice.generate", {"invoice_id": 5})
         assert "no task 'invoice.generate'" in atlasqueue.when(job_id, "failed")["last_error"]

@@ -19,7 +19,7 @@ from tests.support.load import percentile, slowness
 pytestmark = pytest.mark.timeout(400)
 
 FOLLOWER: list[str] = []
-"""Nothing is said: the settings say it."""
+"""No arguments: the settings decide."""
 FOR_EVER = 600.0
 LONG_AGO = 1_577_836_800 * SECOND
 """A due time that makes a job ready at once, leader or not."""

@@ -75,7 +75,7 @@ REFUSED = {
     "an unknown field": '{"command": "true", "retries": 3}',
     "dependencies, which come later": '{"command": "true", "depends_on": ["a"]}',
     "an empty id": '{"id": "", "command": "true"}',
-    "an id nobody can type": '{"id": "a\\u0000b", "command": "true"}',
+    "an id that cannot be typed": '{"id": "a\\u0000b", "command": "true"}',
     "a time that is none": '{"command": "true", "run_at": "tomorrow"}',
     "a time without a zone": '{"command": "true", "run_at": "2030-01-01T00:00:00"}',
     "a negative timeout": '{"command": "true", "timeout": -1}',

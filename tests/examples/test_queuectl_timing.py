@@ -110,7 +110,7 @@ def q48_the_job_of_a_killed_worker_is_run_again_when_its_lock_is_void(queue: Que
 
 
 def q3_q49_a_worker_outlasts_a_database_that_is_locked(queue: Queue) -> None:
-    """Somebody holds the write lock for 35 seconds: longer than any call waits for it, and than a look or two."""
+    """A program holds the write lock for 35 seconds: longer than any call waits for it, and than a look or two."""
     queue.enqueue({"id": "before", "command": f"{NOTE}; sleep 1"})
     with queue.workers(supervised=False) as workers:
         (pid,) = workers.ready()

@@ -29,7 +29,7 @@ from holdfast.core.portal import drive_coroutine, running_loop
 
 
 class Hold(NamedTuple):
-    """A transaction that somebody holds. The methods of a blocking one never wait for an event loop."""
+    """A transaction that a caller holds. The methods of a blocking one never wait for an event loop."""
 
     connection: Any
     execute: Callable[[str], Awaitable[object]]

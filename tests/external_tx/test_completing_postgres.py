@@ -211,7 +211,7 @@ def test_handler_that_continues_after_the_commit_is_not_interrupted(place: Place
 
 
 def test_a_transaction_that_outlasts_the_lease_keeps_its_job(place: Place) -> None:
-    """Nobody else can take the job, and nobody waits for it: a job of a dead worker is found and run meanwhile."""
+    """No other worker can take the job, or waits for it: a job of a dead worker is found and run meanwhile."""
     others: list[JobState] = []
     outlasted: list[int] = []
 
@@ -249,7 +249,7 @@ def test_a_lease_that_is_lost_takes_the_rows_with_it(place: Place) -> None:
             until(lambda: place.execute("select claims from SCHEMA.job") == [(2,)], "another to take it")
         try:
             return drive_coroutine(written(context))
-        except Conflict as error:  # LeaseLost, or told to stop before it tried
+        except Conflict as error:  # LeaseLost, or stopped before it tried
             errors.append(str(error))
             raise
 
@@ -394,7 +394,7 @@ def _worker(place: Place, when: str) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.mark.parametrize(("when", "expected"), [("before", "second"), ("after", "first")])
 def test_a_worker_that_is_killed_around_the_commit(place: Place, when: str, expected: str) -> None:
-    """Before it the job runs again; after it never does, though nobody was told. The rows are there once."""
+    """Before it the job runs again; after it never does, though no answer came. The rows are there once."""
     handle = place.app.sync.enqueue("work")
     with _worker(place, when) as process:
         assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""Where somebody waits for the answer: what is given up here ends on the server too."""
+"""Calls with a deadline: a call that is given up here ends on the server too."""
 
 from __future__ import annotations
 

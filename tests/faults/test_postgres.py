@@ -110,7 +110,7 @@ async def test_silent_listener_costs_one_poll_and_is_replaced(
 
         proxy.heal()
         deadline = time.monotonic() + 120
-        while True:  # until somebody listens again: woken long before the timeout
+        while True:  # until a listener is back: woken long before the timeout
             await worker.queueing.wait(["queue:default"], timeout=0.2)
             waiting = asyncio.create_task(worker.queueing.wait(["queue:default"], timeout=60))
             await asyncio.sleep(0.1)

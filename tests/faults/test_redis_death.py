@@ -98,7 +98,7 @@ async def test_a_log_that_lost_its_tail_is_never_half_there(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_acknowledged_jobs_lost_in_a_crash_are_reported(kind: str) -> None:
-    """Told by whoever was acknowledged them, once, whatever others have submitted since."""
+    """The store that got the acknowledgement reports it once, whatever others have submitted since."""
     with Redis(kind, settings={"appendfsync": "always", "aof-use-rdb-preamble": "no"}) as server:
         url = server.url(namespace="lost")
         async with opened(url) as store, opened(url) as other, opened(url) as late:
@@ -301,7 +301,7 @@ async def test_weaker_than_declared_is_refused_unless_accepted(settings: dict[st
                 await open_store(url).open()
             for remedy in str(refused.value).partition("config set ")[2].partition(",")[0].split(" and "):
                 server.execute("CONFIG", "SET", *remedy.split())
-            async with opened(url):  # what it was told to do helped
+            async with opened(url):  # its remedy helped
                 pass
             for name, value in settings.items():
                 server.execute("CONFIG", "SET", name, value)

@@ -39,7 +39,7 @@ async def test_a_replica_is_not_written_to(hurried: None) -> None:
         url = primary.url(namespace="moved").replace(f":{primary.port}/", f":{proxy.port}/")
         async with opened(url) as store:
             await put(store)
-            primary.execute("REPLICAOF", "127.0.0.1", 1)  # now nobody takes writes
+            primary.execute("REPLICAOF", "127.0.0.1", 1)  # now no server takes writes
             with pytest.raises(Unavailable, match="read only replica"):
                 await store.queueing.submit([new_job()])
             primary.execute("REPLICAOF", "NO", "ONE")
@@ -58,7 +58,7 @@ async def test_nothing_is_acknowledged_that_too_few_replicas_have(kind: str, mon
             assert replica.execute("EXISTS", f"{{r}}:job:{known.id}") == 1
             asleep = frozen(replica)
             doubtful = new_job(key="k")
-            for each in (store, other):  # the second finds it there, and nobody else knows that it is
+            for each in (store, other):  # the second finds it there, and no other store knows of it
                 with pytest.raises(Unavailable, match="0 of 1 replicas"):
                     await each.queueing.submit([doubtful])
             (job,) = await take(store, 1)
@@ -184,7 +184,7 @@ async def _every_verb(store: Store) -> None:
 
 async def test_namespace_occupies_one_cluster_slot_and_moves_with_it() -> None:
     with Cluster() as cluster:
-        for namespace in ("one", "two", "three", "four"):  # somebody else's slot each, or nearly
+        for namespace in ("one", "two", "three", "four"):  # another server's slot each, or nearly
             async with opened(cluster.url(namespace=namespace)) as store:
                 await _every_verb(store)
                 owner = cluster.owner(f"{{{namespace}}}:meta")

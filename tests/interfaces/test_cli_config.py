@@ -124,11 +124,11 @@ def test_store_comes_from_the_application_unless_a_url_is_given(cli: Cli, monkey
     target = cli.write_jobs(JOBS.replace("Holdfast()", 'Holdfast("sqlite:///shop.db", lease="90s")'))
     cli.run("enqueue", "break", "--app", target)
     assert Path("shop.db").exists()
-    cli.run("enqueue", "break", "--app", target, "--url", "sqlite:///told.db")
-    assert cli.json("status", "--url", "sqlite:///told.db")["totals"]["queued"] == 1
+    cli.run("enqueue", "break", "--app", target, "--url", "sqlite:///stored.db")
+    assert cli.json("status", "--url", "sqlite:///stored.db")["totals"]["queued"] == 1
     monkeypatch.setenv("HOLDFAST_APP", target)
     assert cli.json("status")["totals"]["queued"] == 1
-    assert cli.json("--url", "sqlite:///told.db", "status")["totals"]["queued"] == 1
+    assert cli.json("--url", "sqlite:///stored.db", "status")["totals"]["queued"] == 1
     assert not Path("holdfast.db").exists()
 
 

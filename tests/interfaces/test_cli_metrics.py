@@ -1,4 +1,4 @@
-"""``--metrics-port``: every worker process tells its own figures, and a port that cannot be had is told at once."""
+"""``--metrics-port``: every worker process serves its own figures, and a taken port is reported at once."""
 
 from __future__ import annotations
 

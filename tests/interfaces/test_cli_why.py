@@ -1,4 +1,4 @@
-"""why: every reason for which a job does not run, told with its remedy."""
+"""why: every reason for which a job does not run, with its remedy."""
 
 from __future__ import annotations
 

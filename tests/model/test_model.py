@@ -324,7 +324,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.alive())
     @rule()
     def crash(self) -> None:
-        """Every worker dies, and somebody sweeps up."""
+        """Every worker dies, and a sweep recovers its jobs."""
         self.clock.advance(LEASE.total_seconds() + 31)
         self.sweep(limit=100)
 

@@ -28,7 +28,7 @@ Results go to stdout, remarks and errors to stderr. An error is one line, `holdf
 | 75 | try again later: the store is busy, full, away or replaced; a worker has that name; a wait ran out |
 | 78 | configuration: settings, URL, the application's module |
 | 130 | interrupted by Ctrl-C |
-| 141 | whoever read the output went away |
+| 141 | the reader of the output went away |
 
 """
 

@@ -19,14 +19,14 @@ from tests.support.servers import PATIENCE, Port
 
 CHUNK = 1 << 16
 REMEMBERED = 1 << 16
-"""Bytes that are kept of what a client said first, to know its connection by."""
+"""Bytes that are kept of what a client sent first, to know its connection by."""
 AT_ONCE = struct.pack("ii", 1, 0)
 """SO_LINGER: a close throws away what is under way and resets the connection."""
 
 
 @dataclass
 class _Trap:
-    """Cuts the connection whose client says ``said``."""
+    """Cuts the connection whose client sends ``given``."""
 
     given: bytes
     answer: bytes | None
@@ -118,7 +118,7 @@ class FaultProxy:
 
     ``tls``: clients speak TLS to it, and it speaks plainly to the target.
 
-    Faults can be confined to the connections of clients that have said something: ``of=b"LISTEN"``.
+    Faults can be confined to the connections of clients that have sent something: ``of=b"LISTEN"``.
     """
 
     def __init__(self, target: int, *, tls: ssl.SSLContext | None = None) -> None:
@@ -131,7 +131,7 @@ class FaultProxy:
         self._held = (False, False)
         self._connections: set[_Connection] = set()
         self._server: asyncio.Server | None = None
-        self._arriving: set[asyncio.Task[None]] = set()  # whoever is no connection yet
+        self._arriving: set[asyncio.Task[None]] = set()  # not yet connections
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
@@ -158,7 +158,7 @@ class FaultProxy:
 
     async def _end(self) -> None:
         await self._stop_listening()
-        while others := asyncio.all_tasks() - {asyncio.current_task()}:  # somebody may be accepted at this very moment
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:  # one may be accepted at this very moment
             for connection in self._connections:
                 connection.cut()
             for task in self._arriving:
@@ -219,7 +219,7 @@ class FaultProxy:
         asyncio.run_coroutine_threadsafe(self._stop_listening(), self._loop).result()
 
     async def _stop_listening(self) -> None:
-        """Whoever has been accepted is served first: once its server is closed, asyncio leaves him open, unserved."""
+        """Accepted clients are served first: once its server is closed, asyncio leaves them open, unserved."""
         server, self._server = self._server, None
         if server is None:
             return

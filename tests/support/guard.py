@@ -1,7 +1,7 @@
 """Starts programs for a test process and ends them when that process ends, however it ends.
 
 ``python guard.py FOLDER`` reads one command a line, ``{"argv": […], "user": uid or null, "log": path}``, starts it and
-answers with its pid. At the end of its input, which comes with the death of whoever holds the other end, it ends what
+answers with its pid. At the end of its input, which comes with the death of the process at the other end, it ends what
 it started and removes the folder. It stands alone: it imports nothing but the standard library.
 """
 

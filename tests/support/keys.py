@@ -83,7 +83,7 @@ class Keys:
 
     # ── consistency ───────────────────────────────────────────────────────────────────────────────────────────
     def strays(self) -> Iterator[str]:
-        """What is not where its job says, nobody else writing meanwhile."""
+        """What is not where its job says, without other writers."""
         jobs, names = self.jobs(), {name for name in self.all() if ":foreign:" not in name}
         yield from self._miscounted(jobs)
         indexed = {job: int(seq) for name in names if name.startswith("index:") for seq, job in self.hash(name).items()}
@@ -101,7 +101,7 @@ class Keys:
             if places.pop(job, []) != ([expected] if expected else []):
                 yield f"{job}, {fields['state']}, is not in {expected} alone"
         yield from (f"{job} is in {places[job]}, and there is no such job" for job in places)
-        yield from (f"{name} is of nobody" for name in names if name.startswith("attempts:") and name[9:] not in jobs)
+        yield from (f"{name} has no job" for name in names if name.startswith("attempts:") and name[9:] not in jobs)
         noted = set(self.patient(lambda: list(self.client.zrange(f"{self.prefix}expiry", 0, -1))))
         waiting = ("queued", "scheduled", "failed", "waiting")
         for job, fields in jobs.items():

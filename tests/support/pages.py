@@ -158,7 +158,7 @@ class Reader:
     def _command(self, command: str, expected: list[str], line: int) -> None:
         if command.startswith(_SKIPPED):
             return
-        command = command.replace("8000", str(self._port.number))  # whoever reads may have it; here others may
+        command = command.replace("8000", str(self._port.number))  # a reader's port is free; here it may be taken
         if given := _EXPORT.match(command):
             self._environment[given[1]] = given[2]
             return

@@ -144,7 +144,7 @@ class Postgres:
 
     @property
     def port(self) -> int:
-        """The same for its whole life, and nobody else's while it is down."""
+        """The same for its whole life, and no other's while it is down."""
         return self._port.number
 
     def __enter__(self) -> Postgres:
@@ -173,7 +173,7 @@ class Postgres:
             self._postmaster = self._guarded.start(argv)
             until(self._answers, f"PostgreSQL {self.major} to answer")
         except (AssertionError, psutil.NoSuchProcess) as error:
-            raise RuntimeError(f"{error}; it said:\n{self.log()[-4000:]}") from error
+            raise RuntimeError(f"{error}; its output:\n{self.log()[-4000:]}") from error
 
     def _write(self, name: str, text: str) -> None:
         """Write one of the server's own files; its user may read it."""
@@ -255,7 +255,7 @@ class Postgres:
         until(lambda: self.execute("SELECT pg_conf_load_time()") != since, "PostgreSQL to read its settings")
 
     def log(self) -> str:
-        """All it has said."""
+        """All its output."""
         return (self._folder / "log").read_text(encoding="utf-8", errors="replace")
 
     # ── two of them ───────────────────────────────────────────────────────────────────────────────────────────

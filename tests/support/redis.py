@@ -100,7 +100,7 @@ class Redis:
 
     @property
     def port(self) -> int:
-        """The same for its whole life, and nobody else's while it is down."""
+        """The same for its whole life, and no other's while it is down."""
         return self._port.number
 
     @property
@@ -139,7 +139,7 @@ class Redis:
             self._process = self._guarded.start(argv)
             until(self._answers, f"{self.kind} to answer")
         except (AssertionError, psutil.NoSuchProcess) as error:
-            raise RuntimeError(f"{error}; it said:\n{self.log()[-4000:]}") from error
+            raise RuntimeError(f"{error}; its output:\n{self.log()[-4000:]}") from error
 
     def _answers(self) -> bool:
         if not self.alive():
@@ -260,7 +260,7 @@ class Redis:
         assert flushed
 
     def log(self) -> str:
-        """All it has said."""
+        """All its output."""
         return (self._folder / "log").read_text(encoding="utf-8", errors="replace")
 
 

@@ -46,7 +46,7 @@ class _Schema(NamedTuple):
 
 @cache
 def _spare(major: int) -> list[_Schema]:
-    """The empty ones that nobody uses."""
+    """The empty, unused ones."""
     return []
 
 

@@ -1,4 +1,4 @@
-"""What private servers of any kind need: a folder, a port nobody else takes, and an end that comes with the test's."""
+"""What private servers of any kind need: a folder, a port of its own, and an end that comes with the test's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ import psutil
 
 NOBODY = 65534
 SERVER_USER = NOBODY if os.geteuid() == 0 else None
-"""Who runs the servers; None: whoever runs the tests. Some servers refuse to be root's."""
+"""User of the servers; None: that of the tests. Some servers refuse to be root's."""
 
 PORTS = range(20_000, 32_000)
 """Below what systems give to outgoing connections: the port of a stopped server stays free for it, and a client that
@@ -39,7 +39,7 @@ def base() -> Path:
     folder = Path(tempfile.gettempdir()) / f"holdfast-tests-{os.geteuid()}"
     folder.mkdir(mode=0o755, exist_ok=True)
     if folder.stat().st_uid != os.geteuid():
-        raise PermissionError(f"{folder} belongs to somebody else; remove it or set TMPDIR")
+        raise PermissionError(f"{folder} belongs to another user; remove it or set TMPDIR")
     return folder
 
 
@@ -196,7 +196,7 @@ def freeze_all(process: psutil.Process) -> Callable[[], None]:
 
 
 def await_end(family: Sequence[psutil.Process]) -> None:
-    """Wait until all of them are gone. Nobody may be there to reap an orphan: a zombie is gone."""
+    """Wait until all of them are gone. An orphan may have no parent to reap it: a zombie is gone."""
     until(lambda: all(map(is_gone, family)), f"the end of {family}")
 
 

@@ -12,7 +12,7 @@ _HEAD = """\
 
 <!-- Made by `python -m tests.support.settings_page > docs/settings.md`, and compared by a test. -->
 
-A setting may be said in four places. Each place goes before the one above it:
+A setting may be given in four places. Each place goes before the one above it:
 
 1. its default, below;
 2. a file: `holdfast.toml`, or the table `[tool.holdfast]` in `pyproject.toml`, in the working directory or the nearest
@@ -20,7 +20,7 @@ A setting may be said in four places. Each place goes before the one above it:
 3. the environment: `HOLDFAST_LEASE=60s` says `lease`; an empty variable says nothing;
 4. an argument: `Holdfast(lease="60s")` in code, or an option of a command.
 
-`holdfast config list` shows every setting with its value and where that was said, except that it does not show what the
+`holdfast config list` shows every setting with its value and its source, except that it does not show what the
 application's code sets, as in `Holdfast(lease="60s")`. A wrong name or value is refused when the program
 starts, with its place and all the others that are wrong too. Only a `HOLDFAST_` variable that is no setting is not
 refused: it has no effect, and `worker start`, `config list` and `doctor` warn of it, other commands do not.

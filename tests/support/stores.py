@@ -51,7 +51,7 @@ def redis_namespace(kind: str) -> Home:
 
 def carried(kind: str, *, migrated: bool = False) -> Home:
     """A schema whose ready jobs a transport carries, by keys of its own, on the servers that the tests of this process
-    share. Everything in this process, and what it starts, is told so by the environment."""
+    share. Everything in this process, and what it starts, learns it from the environment."""
     schema = postgres_schema(postgres.MAIN, migrated=migrated)
 
     @contextmanager

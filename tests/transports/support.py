@@ -98,7 +98,7 @@ class Pairing:
         return [each.decode() for each in self.execute("LRANGE", self.dead_key(queue), 0, -1)]
 
     def forget(self) -> None:
-        """Lose every key of this pairing, and nobody else's."""
+        """Lose every key of this pairing, and no other's."""
         for base in (self.key(), self.dead_key()):
             for key in self.execute("KEYS", base.replace("{", "\\{") + "*"):
                 self.execute("DEL", key)

@@ -159,7 +159,7 @@ async def test_connections_that_are_cut_lose_nothing(rough: Pairing) -> None:
 
 
 async def test_key_of_another_type_is_reported_and_left_untouched(rough: Pairing) -> None:
-    rough.execute("SET", rough.key(), "somebody else's")
+    rough.execute("SET", rough.key(), "another client's")
     app = rough.app(**QUICK)
     done = noop(app)
     async with app, working(app):
@@ -167,7 +167,7 @@ async def test_key_of_another_type_is_reported_and_left_untouched(rough: Pairing
         await until(lambda: bool(done), "the job")
         finding = await transport_of(app)
         assert (finding.level, "is a string" in finding.text) == ("error", True)
-        assert rough.execute("GET", rough.key()) == b"somebody else's"
+        assert rough.execute("GET", rough.key()) == b"another client's"
         rough.execute("DEL", rough.key())
         await until_true(lambda: is_prompt(app), "a prompt wake-up")
 

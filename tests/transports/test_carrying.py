@@ -217,7 +217,7 @@ async def test_a_released_job_is_announced_again(pairing: Pairing) -> None:
 
 
 async def test_a_lost_lease_needs_no_delivery(pairing: Pairing) -> None:
-    """The sweep settles what ran out; whoever had it in hand hears that at its next beat."""
+    """The sweep settles what ran out; its worker hears that at its next beat."""
     clock = ManualClock()
     async with pairing.app(now=clock) as app, pairing.app(now=clock) as other:
         store, sweeper = await app.open_store(), await other.open_store()

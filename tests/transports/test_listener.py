@@ -16,7 +16,7 @@ from tests.support.redis import Redis
 
 
 async def test_server_failure_during_a_nudge_leaves_no_unretrieved_error(redis_of_its_own: Redis) -> None:
-    """asyncio logs as an error what a future has failed with if nobody ever looks at it."""
+    """asyncio logs as an error what a future has failed with if it is never read."""
     unseen: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
     pool = RedisPool(parse_server(redis_of_its_own.url())[0], "atlas:jobs", retry_for=1, deadline=1)

@@ -228,7 +228,7 @@ async def test_the_dead_letters_list_is_a_mirror(pairing: Pairing) -> None:
 
 
 async def test_each_queue_lists_its_latest_dead_letters(pairing: Pairing, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One queue's dead push out nobody else's, and an old job that dies now is among the newest. Many lists are looked
+    """One queue's dead push out no other's, and an old job that dies now is among the newest. Many lists are looked
     at in turn."""
     monkeypatch.setattr(reconciler, "MAX_DEAD_LETTERS", 2)
     monkeypatch.setattr(reconciler, "_LISTS_PER_SWEEP", 1)

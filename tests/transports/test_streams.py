@@ -105,7 +105,7 @@ async def test_consumers_that_are_silent_and_have_nothing_are_forgotten(stream: 
 
 
 async def test_what_others_have_not_read_is_not_trimmed(stream: Pairing) -> None:
-    """Somebody acknowledged without deleting. What is behind every group goes, and nothing else."""
+    """A client acknowledged without deleting. What is behind every group goes, and nothing else."""
     async with stream.app() as app:
         store = await app.open_store()
         ids = await put(store, *[new_job() for _ in range(6)])

@@ -264,7 +264,7 @@ async def test_unkillable_process_does_not_block_the_worker(monkeypatch: pytest.
         await running
     (pid,) = living_with(mark)
     os.kill(pid, signal.SIGKILL)
-    await until(lambda: not Path(f"/proc/{pid}").exists())  # reaped, though nobody waits
+    await until(lambda: not Path(f"/proc/{pid}").exists())  # reaped without a waiter
 
 
 @on_both_loops

@@ -287,7 +287,7 @@ async def test_what_a_handler_logs_comes_before_its_reply() -> None:
     log = JobLog(LogLimits(2, 100), lambda number, line: kept.append((number, line)))
     async with pool(log=LogLimits(2, 100)) as executor:
         assert await executor.run(tasks.write_logs, job("write_logs", '{"lines":5}'), lambda: log) == Succeeded("5")
-        assert await run(executor, tasks.write_logs, lines=5) == Succeeded("5")  # nobody wants to know
+        assert await run(executor, tasks.write_logs, lines=5) == Succeeded("5")  # without a listener
     fields = '{{"number":{},"pid_differs":true}}'
     assert kept == [(n + 1, LogEntry("warning", "line", fields.format(n))) for n in range(2)]
     assert log.close_log() == 4

@@ -1,4 +1,4 @@
-"""Limits: the arithmetic of buckets and partitions, and how limits are said, declared and changed."""
+"""Limits: the arithmetic of buckets and partitions, and how limits are parsed, declared and changed."""
 
 from __future__ import annotations
 
@@ -308,7 +308,7 @@ def _fields(limit: Limit) -> dict[str, Any]:
     return {field: getattr(limit, field) for field in limit.__struct_fields__}
 
 
-# ── how limits are said ─────────────────────────────────────────────────────────────────────────────────────────────
+# ── parsing of limits ─────────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize("rate", ["1/s", "10/s", "90/m", "100/15m", "500/h", "1/d", "3/7d", "100000/s"])
 def test_rate_is_shown_as_it_was_read(rate: str) -> None:
     assert format_rate(parse_values({"rate": rate})) == rate

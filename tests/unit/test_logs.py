@@ -1,4 +1,4 @@
-"""Log lines: one for each event, whole and parseable, whatever is in it; and nobody ever waits for their reader."""
+"""Log lines: one for each event, whole and parseable, whatever is in it; and no writer ever waits for their reader."""
 
 from __future__ import annotations
 
@@ -371,7 +371,7 @@ def test_closed_reader_blocks_no_writer() -> None:
         writer = LineWriter(stream, _dropped)
         os.close(reading)
         for _ in range(10_000):
-            writer.write(b"nobody reads this\n", urgent=True)
+            writer.write(b"never read\n", urgent=True)
         writer.close()
 
 

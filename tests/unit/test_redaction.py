@@ -1,4 +1,4 @@
-"""What nobody is shown: fields by path, and where error texts quote them."""
+"""Redaction: fields by path, and where error texts quote them."""
 
 from __future__ import annotations
 

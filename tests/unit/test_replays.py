@@ -1,4 +1,4 @@
-"""Replays are told from the numbers of a job's attempts."""
+"""Replays are found by the numbers of a job's attempts."""
 
 from __future__ import annotations
 

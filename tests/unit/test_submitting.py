@@ -122,7 +122,7 @@ def test_grouped_submitters_do_not_share_individual_errors(app: Holdfast) -> Non
         tries.append(None)
         await asyncio.sleep(0)
         if len(tries) == 1:
-            raise Held("somebody holds its key")
+            raise Held("another holds its key")
         return await app.open_store()
 
     async def submit_all() -> list[object]:
@@ -143,7 +143,7 @@ class NoLimits:
 
 
 class Counting:
-    """A store that answers when it is told to, and knows how many transactions it was given at a time."""
+    """A store that answers on demand, and knows how many transactions it was given at a time."""
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
@@ -158,7 +158,7 @@ class Counting:
         await asyncio.sleep(0.01)
         self.under_way -= 1
         if any(job.task == "defect" for job in jobs):
-            raise RuntimeError("nobody foresaw this")
+            raise RuntimeError("unforeseen")
         return [Submitted(job.id, created=True) for job in jobs]
 
 
@@ -366,7 +366,7 @@ def test_a_batch_has_bounds(app: Holdfast, size: int) -> None:
         app.sync.enqueue_many([], batch=size)
 
 
-# ── what is said about a job ──────────────────────────────────────────────────────────────────────────────────────
+# ── options of a job ──────────────────────────────────────────────────────────────────────────────────────
 def test_a_text_is_not_taken_for_a_list_of_tags(app: Holdfast) -> None:
     @app.task("work", tags=["season"])
     def work() -> None: ...

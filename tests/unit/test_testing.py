@@ -188,7 +188,7 @@ def test_waiting_for_a_result_in_frozen_time_is_explained(app: Holdfast) -> None
             for timeout in (0.01, 1, None):
                 with pytest.raises(HoldfastError, match=r"await harness\.run_until_idle\(\)"):
                     await job.result(timeout=timeout)
-            await harness.advance(1)  # it has failed once, and nobody will try again before time moves
+            await harness.advance(1)  # it has failed once, and is not retried before time moves
             with pytest.raises(HoldfastError, match="time stands still"):
                 await job.result(timeout=3600)
             with pytest.raises(ResultTimeout):

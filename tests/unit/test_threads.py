@@ -112,7 +112,7 @@ def test_they_await_results_while_a_worker_works(tmp_path: Path) -> None:
 
 
 def test_waits_begin_and_end_beside_submissions(tmp_path: Path) -> None:
-    """Half of them wait for what nobody runs, each a moment at a time, while the others tell of new jobs."""
+    """Half of them wait for jobs that never run, each a moment at a time, while the others tell of new jobs."""
     app = application(tmp_path)
     idle = app.sync.enqueue("double", {"number": 0}, delay=3600)
 

@@ -1,6 +1,6 @@
 """Bad requests: the rows B01 to B59 and B89 to B95 of the table of bad inputs that come over HTTP.
 
-A row's id begins with its number there. What is refused changes nothing, is told as a problem document with a stable
+A row's id begins with its number there. What is refused changes nothing, gives a problem document with a stable
 code, and is never an error of ours. Unparsable JSON answers 422, as every value that is not as it should be.
 """
 

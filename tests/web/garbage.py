@@ -168,7 +168,7 @@ class Asked(NamedTuple):
     method: str
     target: str
     body: bytes | None = None
-    headers: dict[str, str] = {}  # noqa: RUF012 - a default of a tuple, that nobody changes
+    headers: dict[str, str] = {}  # noqa: RUF012 - a default of a tuple, that is never changed
 
 
 def requests(operation: Operation) -> Iterator[Asked]:

@@ -1,4 +1,4 @@
-"""Clients that are slow, rude or malicious on the wire: they hold nobody up, and smuggle nothing in."""
+"""Clients that are slow, rude or malicious on the wire: they delay no other client, and smuggle nothing in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A filter that takes long to look for holds up nobody else, is refused in time, and leaves nothing running behind."""
+"""A slow filter delays no other request, is refused in time, and leaves nothing running behind."""
 
 from __future__ import annotations
 

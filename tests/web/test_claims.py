@@ -385,7 +385,7 @@ def test_log_lines_are_kept_with_the_job(api: Api, worker: Worker) -> None:
     ]
 
 
-# ── what is told ──────────────────────────────────────────────────────────────────────────────────────────────────
+# ── what is sent ──────────────────────────────────────────────────────────────────────────────────────────────────
 def test_events_equal_those_of_a_python_worker(api: Api, worker: Worker) -> None:
     job_now: list[tuple[str, str]] = []
     kinds = (LeaseAcquired, JobSucceeded, JobFailed, JobDead, JobCancelled, JobReleased, LeaseLost)
@@ -436,7 +436,7 @@ def test_client_disconnected_while_claiming_keeps_no_job(api: Api, worker: Worke
 
 # ── upkeep ────────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_workers_of_other_languages_alone_keep_the_promises(home: str) -> None:
-    """Nobody sweeps but the API: what kills its workers ends dead, and the rest goes on."""
+    """Only the API sweeps: what kills its workers ends dead, and the rest goes on."""
     with Api(home, sweep="50ms", poll="100ms") as api:
         poison = api.submit(max_attempts=2)
         for number in (1, 2):

@@ -1,4 +1,4 @@
-"""What workers in other languages may not say, and leases that nobody gave."""
+"""Requests that workers in other languages may not send, and unknown leases."""
 
 from __future__ import annotations
 

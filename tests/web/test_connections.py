@@ -20,7 +20,7 @@ HEAD = b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n
 
 
 class Slow(NamedTuple):
-    """What a client sends before it falls silent, and what it is told in the end."""
+    """What a client sends before it falls silent, and the answer it gets in the end."""
 
     id: str
     sent: bytes

@@ -1,4 +1,4 @@
-"""The API's deadline on the store: its own, and nobody else's in the process."""
+"""The API's deadline on the store: its own, and no other's in the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a crash of the store would lose is told while it runs: the server may be another one than was opened."""
+"""Reports of what a crash of the store would lose, while it runs: the server may be another one than was opened."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def test_every_end_is_streamed_to_its_subscribers_and_after_reconnect(home: str)
                 await end(app, job_id, Succeeded())
             async with events(address, everything.id) as again:
                 repeated = []
-                while len(repeated) < 3:  # what ended within the second before the break may be told again
+                while len(repeated) < 3:  # what ended within the second before the break may come again
                     repeated += [each for each in await again.kinds(1) if each[1] not in [*ids, other]]
                 assert repeated == [("succeeded", job_id) for job_id in missed]
 

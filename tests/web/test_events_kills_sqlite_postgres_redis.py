@@ -27,7 +27,7 @@ def test_no_ending_is_missed_though_the_api_is_killed(home: str, tmp_path: Path)
     worker.start()
     seen: Counter[str] = Counter()
     last = ""
-    for kill in (20, 40):  # how much is told before it
+    for kill in (20, 40):  # events sent before it
         last = _followed(tmp_path, home, last, seen, begun, lambda kill=kill: len(seen) >= kill)
     worker.join(120)
     _followed(tmp_path, home, last, seen, begun, lambda: len(seen) >= JOBS)
@@ -39,7 +39,7 @@ def test_no_ending_is_missed_though_the_api_is_killed(home: str, tmp_path: Path)
 
 
 async def _work(url: str, begun: threading.Event, expected: Counter[str]) -> None:
-    """One ending after the other, once somebody follows."""
+    """One ending after the other, once a client follows."""
     async with Holdfast(url) as app:
         ids = [(await app.enqueue("work", {})).id for _ in range(JOBS)]
         await asyncio.to_thread(begun.wait, 280)

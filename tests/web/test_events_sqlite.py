@@ -156,7 +156,7 @@ def test_forged_event_id_takes_nothing_from_others(home: str) -> None:
             made_up = f"{await (await app.open_store()).health.server_time_us()}.{10**17 - 1}"
             async with events(address, made_up) as first:
                 await first.begun()
-                await asyncio.sleep(0.1)  # until it is the first that is told what happens
+                await asyncio.sleep(0.1)  # until it is the first to get the event
                 async with events(address) as second:
                     await second.begun()
                     job_id = (await app.enqueue("work", {})).id

@@ -134,7 +134,7 @@ def test_key_taken_meanwhile_is_a_conflict_naming_what_is_stored(
 
 
 def _meanwhile(api: Api, monkeypatch: pytest.MonkeyPatch, key: str) -> None:
-    """Somebody submits a job of another queue under this key right before the next batch is stored."""
+    """Another client submits a job of another queue under this key right before the next batch is stored."""
     submitter = api.app._submitter
     send = submitter._send
 

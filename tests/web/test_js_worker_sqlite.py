@@ -1,4 +1,4 @@
-"""The JavaScript worker where it was told what makes no sense: it says so in a line, and ends."""
+"""The JavaScript worker with invalid settings: it prints one line, and ends."""
 
 from __future__ import annotations
 

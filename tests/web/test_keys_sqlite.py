@@ -292,7 +292,7 @@ def test_broken_keys_file_keeps_the_last_valid_keys(tmp_path: Path) -> None:
         keys.path.unlink() if not broken else keys.path.write_text(broken)
         assert ring.find(newer) is not None
         assert ring.problem is not None
-        clock.advance(2)  # it is read again, and told of no more
+        clock.advance(2)  # it is read again, and reported no more
         assert ring.find(newer) is not None
     keys.path.write_text(whole)
     keys.path.chmod(0o644)

@@ -46,7 +46,7 @@ def test_api_is_mounted_below_a_path_of_another_site(home: str) -> None:
 
 
 async def _lifespan(api: Any) -> tuple[list[str], asyncio.Event, asyncio.Task[None]]:
-    """Start the API as a server would; what it said, what ends it, and its task."""
+    """Start the API as a server would; its messages, what ends it, and its task."""
     given: list[str] = []
     begun, end = asyncio.Event(), asyncio.Event()
     messages = iter(("lifespan.startup", "lifespan.shutdown"))

@@ -31,7 +31,7 @@ def test_64_parallel_posts_of_one_id_make_one_job(api: Api) -> None:
 
 
 def _move(rng: random.Random) -> tuple[str, str, dict[str, Any] | None]:
-    """Something that somebody may do to one of the keys."""
+    """Something that a client may do to one of the keys."""
     path = f"/v1/jobs/key:{rng.choice(KEYS)}"
     batch = [JOB | {"key": rng.choice(KEYS)} for _ in range(3)]
     moves: list[tuple[str, str, dict[str, Any] | None]] = [

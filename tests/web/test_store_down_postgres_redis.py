@@ -1,4 +1,4 @@
-"""The store is not there when the API starts, or its transport is not: told, and waited for. See ``test_crash_api.py``
+"""No store, or no transport, when the API starts: reported, and waited for. See ``test_crash_api.py``
 for stores that go away."""
 
 from __future__ import annotations

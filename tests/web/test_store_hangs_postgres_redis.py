@@ -1,5 +1,5 @@
-"""A store that refuses nobody and answers nobody: frozen, or behind a network that swallows everything. Whoever asks is
-told within two seconds, however many they are, and everything goes on when it is back."""
+"""A store that neither refuses nor answers: frozen, or behind a network that swallows everything. Every client gets an
+answer within two seconds, however many they are, and everything goes on when it is back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.web.client import JSON, UNKNOWN_ID, Api
 
 CALLERS = 40
 """More than there are connections to the store."""
-TOLD, RECOVERED = 2.0, 90.0
+ANSWERED, RECOVERED = 2.0, 90.0
 """Seconds."""
 LATE = 1.0
 """What a machine adds that is not idle."""
@@ -61,7 +61,7 @@ def test_silent_store_is_reported_to_every_caller_in_time(home: str, proxy: Faul
         answers = api.run(_all(api))
         assert {answer.status_code for answer, _ in answers} == {503}, [each.text for each, _ in answers]
         assert all(answer.headers["retry-after"].isdigit() for answer, _ in answers)
-        assert max(seconds for _, seconds in answers) < TOLD + LATE * slowness()
+        assert max(seconds for _, seconds in answers) < ANSWERED + LATE * slowness()
         proxy.heal()
         until = time.monotonic() + RECOVERED
         while any(answer.status_code == 503 for answer, _ in api.run(_all(api))):
@@ -77,7 +77,7 @@ def test_store_silent_from_the_start_is_reported(home: str, proxy: FaultProxy) -
     with api._runner:
         answer, seconds = api.run(_asked(api, 0))
         assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
-        assert seconds < TOLD + LATE * slowness()
+        assert seconds < ANSWERED + LATE * slowness()
         proxy.heal()
         api.run(api._close())
 
@@ -98,7 +98,7 @@ def test_a_silent_transport_delays_no_submission_for_long() -> None:
             answers = api.run(asyncio.wait_for(_submissions(api), 120))
             assert {answer.status_code for answer, _ in answers} == {201}
             assert {answer.json()["wake_up"] for answer, _ in answers} == {"delayed"}
-            assert max(seconds for _, seconds in answers) < TOLD + LATE * slowness()
+            assert max(seconds for _, seconds in answers) < ANSWERED + LATE * slowness()
             proxy.heal()
 
 

@@ -1,4 +1,4 @@
-"""POST /v1/jobs and /v1/jobs/batch: stored once, whole or not at all, and told so."""
+"""POST /v1/jobs and /v1/jobs/batch: stored once, whole or not at all, and answered so."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ def test_strict_idempotency_answers_409(home: str) -> None:
         assert api.count() == 1
 
 
-# ── jobs that are gone before they are told ───────────────────────────────────────────────────────────────────────
+# ── jobs that are gone before the answer ────────────────────────────────────────────────────────────────────────
 def _deleting(api: Api, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
     """So many submitted jobs are deleted as soon as they are stored."""
     submit, left = api.app.submit, [None] * times

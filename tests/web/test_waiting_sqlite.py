@@ -1,4 +1,4 @@
-"""Requests that wait: so many at once of one caller, and never so many that nobody else finds a connection."""
+"""Requests that wait: so many at once of one caller, and never so many that others find no connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handlers whose exceptions would hurt whoever looks at them, for every executor. Children import this module."""
+"""Handlers whose exceptions would hurt their readers, for every executor. Children import this module."""
 
 from __future__ import annotations
 

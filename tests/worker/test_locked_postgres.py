@@ -1,4 +1,4 @@
-"""Rows that somebody else's transaction holds: a worker goes on with all others."""
+"""Rows that another transaction holds: a worker goes on with all others."""
 
 from __future__ import annotations
 

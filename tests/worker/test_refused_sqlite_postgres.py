@@ -1,4 +1,4 @@
-"""Settlements that the store refuses, for whatever another program did to the row: nobody else is kept from theirs."""
+"""Settlements that the store refuses, because another program changed the row: all others go through."""
 
 from __future__ import annotations
 

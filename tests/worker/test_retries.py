@@ -215,7 +215,7 @@ async def test_unknown_task_is_warned_of_once_with_a_suggestion(app: Holdfast) -
 
 async def test_payload_that_does_not_fit_is_dead_until_replayed(app: Holdfast) -> None:
     async with harness(app, defer_for="0s") as harnessed:
-        job = await app.enqueue("late", {"count": "many"})  # nobody here knew the task when it was enqueued
+        job = await app.enqueue("late", {"count": "many"})  # the task was unknown when it was enqueued
         seen: list[Any] = []
 
         @app.task("late")

@@ -92,7 +92,7 @@ def _run(
     ("run", "restart"),
     [
         (ChildRun(FINISHED, 5.0, 1, 0), None),
-        (ChildRun(0, 5.0, 1, 0), Restart(0.1, 1)),  # a handler's os._exit(0): nobody said that the worker was to end
+        (ChildRun(0, 5.0, 1, 0), Restart(0.1, 1)),  # a handler's os._exit(0): the worker was not asked to end
         (ChildRun(RECYCLE, 0.0, 9, 3), Restart(0.0, 0)),
         (ChildRun(-9, 5.0, 1, 0), Restart(0.1, 1)),
         (ChildRun(1, 5.0, 2, 1), Restart(0.2, 2)),
@@ -237,10 +237,10 @@ def test_child_that_does_not_stop_is_killed_and_reported(tmp_path: Path) -> None
 FINISHES = """
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 say("works")
-assert signal.sigtimedwait([signal.SIGTERM], 10), "nobody told it to stop"
+assert signal.sigtimedwait([signal.SIGTERM], 10), "it was not asked to stop"
 signal.sigtimedwait([signal.SIGUSR1], {seconds})
 """
-"""A child that goes on for so long after it was told to stop."""
+"""A child that goes on for so long after the signal to stop."""
 
 
 @pytest.mark.parametrize(("before", "after"), [("0s", "1m"), ("1m", "0s")], ids=["raised", "lowered"])

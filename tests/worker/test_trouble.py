@@ -1,4 +1,4 @@
-"""Stores that are away, settings that change, handlers that block, and what is told of it all."""
+"""Stores that are away, settings that change, handlers that block, and the events of it all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows another program has spoiled: they are read as far as they go, and hold up nobody."""
+"""Rows another program has spoiled: they are read as far as they go, and delay no other job."""
 
 from __future__ import annotations
 

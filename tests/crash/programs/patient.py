@@ -1,7 +1,7 @@
-"""Submits jobs until it is told to stop, through a store that comes and goes: ``patient MODE NAME``.
+"""Submits jobs until it is stopped, through a store that comes and goes: ``patient MODE NAME``.
 
 What was not acknowledged is submitted again under its key, as a careful application does. A job without a key is given
-up instead: nobody knows whether it was stored.
+up instead: it is unknown whether it was stored.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ async def again(send: Callable[[], Awaitable[Any]]) -> Any:
 
 
 def main(mode: str, name: str) -> None:
-    """Submit until told to stop."""
+    """Submit until stopped."""
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     app = Holdfast()
     if mode in ("keyed", "plain"):

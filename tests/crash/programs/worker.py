@@ -1,5 +1,5 @@
 """A worker process of the crash tests: the product's own, with what it reports written into the ledger beside the
-handlers' lines. The checker takes from it only that a success was accepted; the rest is for whoever reads a failure."""
+handlers' lines. The checker takes from it only that a success was accepted; the rest is for the reader of a failure."""
 
 from __future__ import annotations
 

@@ -111,12 +111,12 @@ class Clients:
 
 
 def judge(clients: Clients, database: Database, report: Report) -> None:
-    """Every key that was acknowledged has one job, the one it was told; nothing else but 503 was ever answered."""
+    """Every key that was acknowledged has one job, that of its answer; nothing else but 503 was ever answered."""
     acknowledged, owners, stored = clients.acknowledged, database.keys(), database.rows()
     lost = [key for key, job in acknowledged.items() if job not in stored]
     report.expect(not lost, f"{len(lost)} acknowledged jobs do not exist: {lost[:3]}")
     other = [key for key, job in acknowledged.items() if owners.get(key) != job]
-    report.expect(not other, f"keys that stand for another job than was told: {other[:3]}")
+    report.expect(not other, f"keys that stand for another job than was answered: {other[:3]}")
     report.expect(len(stored) == len(owners), f"{len(stored)} jobs for {len(owners)} keys")
     statuses = Counter(each.status for each in clients.answers)
     strange = set(statuses) - {0, 200, 201, 503}

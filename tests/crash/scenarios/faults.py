@@ -73,7 +73,7 @@ def killed_at(folder: Path, home: Home, *, points: Sequence[str] = WORKING, roun
 
 
 def _leave_leases(fleet: Fleet) -> None:
-    """See to it that a sweeper finds some: whoever died last may have settled all it had."""
+    """See to it that a sweeper finds some: the last to die may have settled all it had."""
     while not fleet.database.any_running():
         process = fleet.start(WORKER)
         until(partial(_more_than, fleet, len(fleet.runs())), 60, "more executions")

@@ -80,5 +80,5 @@ def _woken(known: Facts, long: Set[str], recovered: Mapping[tuple[str, int], flo
             cancelled += run.cancelled
             soon = run.ended is not None and run.ended <= freeze.until + within
             report.expect(soon, f"{run.job}: claim {run.claims} went on after its process woke without its lease")
-    report.expect(unfinished > 0, "nobody lost a job in their sleep that would have gone on")
+    report.expect(unfinished > 0, "no frozen worker lost a job that would have gone on")
     report.figures |= {"taken away": lost, "with much left to do": unfinished, "cancelled on waking": cancelled}

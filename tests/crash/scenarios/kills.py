@@ -66,7 +66,7 @@ def _recovery(fleet: Fleet, report: Report) -> None:
     # With a transport what is ready again stands behind all that has arrived.
     soon = fleet.carried or percentile(again, 0.99) <= limit
     held = sum(len(kill.held) for kill in fleet.kills)
-    report.expect(held > 0, "nobody who was killed held a job")
+    report.expect(held > 0, "no killed worker held a job")
     report.expect(soon, f"jobs ran again after {percentile(again, 0.99):.2f} s (p99)")
     report.figures |= {
         "leases at kills": held,

@@ -33,7 +33,7 @@ class Kind:
     parameters: Mapping[str, str]
     """Of the URL of an empty store on it."""
     greeting: bytes
-    """What each connection has said that was ever let in."""
+    """The input of each connection that was ever accepted."""
     answers: Sequence[tuple[bytes, bytes]]
     """What to say and be answered to be cut off: a submission, and a settlement. An empty answer is any."""
 

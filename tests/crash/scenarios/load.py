@@ -58,7 +58,7 @@ class Load:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            error.add_note(f"the processes said:\n{self.fleet.errors()[-4000:]}")
+            error.add_note(f"output of the processes:\n{self.fleet.errors()[-4000:]}")
         self._undo.__exit__(kind, error, trace)
 
     # ── going on ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -149,7 +149,7 @@ class Load:
         self.report.expect(keyed == len(owners), f"{keyed} keys were acknowledged and {len(owners)} are stored")
 
     def _judge_logs(self, *, with_losses: bool) -> None:
-        """Nobody writes secrets, or without end: an absence is some lines of one event each. A loss is
+        """No process writes secrets, or without end: an absence is some lines of one event each. A loss is
         ``with_losses``: a submitter reports lost jobs, too, which has no log but a line of text."""
         log = self.fleet.errors()
         lines = log.splitlines()

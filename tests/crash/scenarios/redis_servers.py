@@ -21,7 +21,7 @@ from tests.support.redis_groups import Sentinel, follow, replicated, role_of
 from tests.support.servers import until
 
 NAMESPACE = "crash"
-DOWN = 1.0  # seconds at most until somebody starts the server again
+DOWN = 1.0  # seconds at most until the server is started again
 UNSYNCED = 1.5  # seconds before a power cut from which on anything may be missing
 MANY = 5  # power cuts, of which at least one takes what was acknowledged
 DOWN_AFTER = 5000  # milliseconds until a sentinel believes that its primary is gone
@@ -30,7 +30,7 @@ DOWN_AFTER = 5000  # milliseconds until a sentinel believes that its primary is 
 def power_cuts(folder: Path, *, cuts: int, within: float, seed: int) -> Report:
     """The server's machine loses its power, and the log whatever had not reached the disk: any number of bytes.
 
-    What is left agrees with itself. If a job is missing that was acknowledged, that is told."""
+    What is left agrees with itself. If a job is missing that was acknowledged, that is reported."""
     rng = random.Random(seed)
     with (
         Redis(password=PASSWORD) as server,
@@ -53,13 +53,13 @@ def power_cuts(folder: Path, *, cuts: int, within: float, seed: int) -> Report:
             load.report.expect(reported or not missing, f"{len(missing)} acknowledged jobs are gone and not reported")
             gone |= missing
             missed.append(len(missing))
-        load.report.expect(cuts < MANY or any(missed), "no cut took anything: that lost_leases are told was not tried")
+        load.report.expect(cuts < MANY or any(missed), "no cut took anything: the report of lost_leases was not tried")
         load.report.figures |= {
             "seed": seed,
             "power cuts": cuts,
             "acknowledged jobs gone": sum(missed),
             "cuts with such a loss": sum(map(bool, missed)),
-            "lost writes told": _reported_losses(server),
+            "lost writes reported": _reported_losses(server),
         }
         return load.judged(SINCE_A_LOSS, gone=gone)
 
@@ -69,9 +69,9 @@ def _is_primary(server: Redis) -> bool:
 
 
 def _on_disk(server: Redis, report: Report) -> tuple[set[str], int]:
-    """What a server that is down will know when it is back: its jobs, and how many lost writes were told.
+    """What a server that is down will know when it is back: its jobs, and how many lost writes were reported.
 
-    Nothing there contradicts anything else, whoever looks."""
+    Nothing there contradicts anything else, for any reader."""
     with server.copy() as copy:
         url = copy.url(namespace=NAMESPACE)
         keys, reported = Keys(url), _reported_losses(copy)

@@ -13,7 +13,7 @@ from tests.crash.scenarios.load import Load
 from tests.support import postgres
 from tests.support.postgres import Postgres
 
-DOWN = 3.0  # seconds at most until somebody starts the server again, or promotes its standby
+DOWN = 3.0  # seconds at most until the server is started again, or its standby promoted
 
 
 def server_kills(folder: Path, kind: Kind, *, kills: int, within: float, seed: int) -> Report:

@@ -31,8 +31,8 @@ STEPS = 60  # turns of the event loop after which a call may be cancelled, at mo
 
 
 def siege(folder: Path, *, assaults: int, within: float, seed: int) -> Report:
-    """Scripts are flushed and connections killed, ids of nobody and keys of another type appear where ours belong, and
-    calls are cancelled in the middle: nobody is told a lie, and everything ends."""
+    """Scripts are flushed and connections killed, unknown ids and keys of another type appear where ours belong, and
+    calls are cancelled in the middle: every answer is true, and everything ends."""
     rng = random.Random(seed)
     with REDIS.start() as server, Load(folder, lambda _: nullcontext(REDIS.url(server))) as load:
         keys = Keys(REDIS.url(server))

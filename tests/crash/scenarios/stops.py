@@ -20,7 +20,7 @@ WORKERS = 3
 
 
 def rolling_stops(folder: Path, home: Home, *, count: int, seed: int) -> Report:
-    """Workers are told to stop, one after the other, and replaced."""
+    """Workers are stopped, one after the other, and replaced."""
     report = Report(figures={"seed": seed})
     rng = random.Random(seed)
     with Fleet(folder, home, grace=f"{GRACE}s", lease="10s", beat="3s") as fleet:
@@ -39,7 +39,7 @@ def rolling_stops(folder: Path, home: Home, *, count: int, seed: int) -> Report:
             report.expect(process.returncode == 0, f"a stopped worker ended with exit code {process.returncode}")
             report.expect(not fleet.database.held_by(process.pid), "a stopped worker kept leases")
             fleet.await_ready({fleet.start(WORKER).pid})
-        report.expect(held > 0, "nobody who was stopped held a job")
+        report.expect(held > 0, "no stopped worker held a job")
         await_quiet(fleet, 120)
         known = facts(fleet, submitted)
         counting = Counter(run.job for run in known.runs if not run.cancelled)

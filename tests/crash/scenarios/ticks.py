@@ -1,4 +1,4 @@
-"""Schedules with competing tickers that are killed, frozen and told a wrong time: each tick makes exactly one job."""
+"""Schedules with competing tickers that are killed, frozen and given a wrong time: each tick makes exactly one job."""
 
 from __future__ import annotations
 

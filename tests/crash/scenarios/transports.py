@@ -35,7 +35,7 @@ PATIENCE = 60  # seconds for an answer of the API
 def unannounced(folder: Path, home: Home, *, kills: int, seed: int) -> Report:
     """Submitters are killed between their commit and their push, with workers idle: what they stored runs all the same.
 
-    Their jobs are of a task nobody has: they end dead as soon as they are claimed.
+    Their jobs are of an unknown task: they end dead as soon as they are claimed.
     """
     report = Report(figures={"seed": seed})
     rng = random.Random(seed)

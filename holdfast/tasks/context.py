@@ -155,8 +155,7 @@ class SyncContext:
     def limit(self, name: str, tokens: int = 1, *, wait: bool = False) -> None:
         """``Context.limit``, in this thread."""
         forbid_running_loop("await context.limit(…) itself instead of context.sync.limit(…)")
-        context = self._context
-        _limiter_of(context).take_blocking(name, tokens, wait=wait, is_cancelled=lambda: context.cancelled)
+        _limiter_of(self._context).take_blocking(name, tokens, wait=wait, is_cancelled=lambda: self._context.cancelled)
 
 
 def _limiter_of(context: Context) -> Limiter:

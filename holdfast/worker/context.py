@@ -185,8 +185,7 @@ class WorkerContext:
 
     def is_stale(self, run: TaskRun, now: float) -> bool:
         """Returns True if the lease may have expired unnoticed, as in a frozen process: start no buffered jobs."""
-        safe = self.safe_lease_seconds
-        return now - run.claimed_at > safe and now - self.renewed_at > safe
+        return now - max(run.claimed_at, self.renewed_at) > self.safe_lease_seconds
 
     def remove_held(self, run: TaskRun) -> None:
         """Removes a job from ``held``."""

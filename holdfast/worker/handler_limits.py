@@ -19,7 +19,6 @@ from holdfast.stores.base import Store
 from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.worker.context import WorkerContext
 
-
 _CANCEL_CHECK_SECONDS = 0.5  # in which a waiting thread notices that its job is asked to stop
 
 

@@ -99,8 +99,7 @@ async def test_buffered_jobs_of_a_blocked_loop_are_released(app: Holdfast) -> No
 
     @app.task("block")
     async def block(ctx: Context) -> None:
-        if ctx.claims == 1:
-            harnessed.clock.advance(25)  # the other job of the claim waits in the buffer meanwhile
+        harnessed.clock.advance(25 * (ctx.claims == 1))  # the other job of the claim waits in the buffer meanwhile
 
     async with harness(app, concurrency=2, lease="30s") as harnessed:
         jobs = [await block.enqueue() for _ in range(2)]

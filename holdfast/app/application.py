@@ -206,7 +206,7 @@ class Holdfast(JobEditing):
         draft = JobOptions(**options)
         registered = self.registry.get(check_task_name(task))
         if registered is not None:
-            registered.check_payload(text)
+            registered.bind(text)  # Invalid if it does not fit
             draft = with_defaults(draft, registered)
         elif task == COMMAND:
             self.command_policy().parse_command(text)
@@ -397,7 +397,7 @@ class Holdfast(JobEditing):
             text = encode_payload(payload, self.settings.payload_limit)
             registered = self.registry.get((await self._get(chosen[0])).task)
             if registered is not None:
-                registered.check_payload(text)
+                registered.bind(text)  # Invalid if it does not fit
         return await store.admin.replay(chosen, force=force, payload=text, limit=limit, pace=pace)
 
     @requires_loop

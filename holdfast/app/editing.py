@@ -96,7 +96,7 @@ class JobEditing(TaskRegistration):
         text = encode_payload(payload, self.settings.payload_limit)
         registered = self.registry.get(job.task)
         if registered is not None:
-            registered.check_payload(text)
+            registered.bind(text)  # Invalid if it does not fit
         elif job.task == COMMAND:
             self.command_policy().parse_command(text)
         return text

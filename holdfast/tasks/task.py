@@ -141,9 +141,9 @@ class Task(Generic[P, R]):
         """Encodes a call as a payload; Invalid or TooLarge names the argument."""
         return (self._signature or self.prepare()).encode(args, kwargs, limit)
 
-    def check_payload(self, payload: str) -> None:
-        """Raises Invalid if a payload does not fit."""
-        (self._signature or self.prepare()).bind(payload)
+    def bind(self, payload: str) -> dict[str, Any]:
+        """Decodes a payload to keyword arguments, defaults included; Invalid if it does not fit."""
+        return (self._signature or self.prepare()).bind(payload)
 
     def decode_result(self, text: str | None) -> Any:
         """Decodes a stored result by the function's return annotation; returns plain JSON values if it does not fit."""

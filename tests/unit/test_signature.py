@@ -51,7 +51,7 @@ def ordered(ctx: Context, first: int, /, second: int = 2) -> tuple[int, int]:
 
 
 SEND = Task("email.send", send)
-OPTION = "an option of the job is said apart from its arguments: .options(delay=…).enqueue(…)"
+OPTION = "options of a job are separate from its arguments: .options(delay=…).enqueue(…)"
 SUBJET = "argument 'subjet' of task 'email.send'"
 
 
@@ -104,8 +104,8 @@ def test_a_dependency_is_no_part_of_the_payload() -> None:
     assert task.bind(task.encode(("x",), {"retries": 1})) == {"to": "x", "retries": 1}
     assert "the worker provides it" in str(refusal(task.encode, ("x",), {"http": Client()}))
     assert "the worker provides it" in str(refusal(task.encode, ("x", None), {}))
-    assert "the worker provides it" in str(refusal(task.check_payload, '{"to":"x","http":{}}'))
-    assert "the worker provides it" in str(refusal(task.check_payload, '{"to":"x","ctx":{}}'))
+    assert "the worker provides it" in str(refusal(task.bind, '{"to":"x","http":{}}'))
+    assert "the worker provides it" in str(refusal(task.bind, '{"to":"x","ctx":{}}'))
 
 
 def test_an_open_signature_keeps_its_reserved_names() -> None:
@@ -113,7 +113,7 @@ def test_an_open_signature_keeps_its_reserved_names() -> None:
 
     task = Task("open", handler)
     for name in ("ctx", "http"):
-        assert "the worker provides it" in str(refusal(task.check_payload, f'{{"{name}":1}}'))
+        assert "the worker provides it" in str(refusal(task.bind, f'{{"{name}":1}}'))
 
 
 def test_positional_only_parameters_are_called_through_the_entry() -> None:
@@ -334,8 +334,7 @@ def test_two_dataclasses_that_compare_by_identity_are_compared_by_field() -> Non
     ids=lambda each: each[:24],
 )
 def test_a_payload_that_does_not_fit_says_why(payload: str, message: str) -> None:
-    for read in (SEND.check_payload, SEND.bind):
-        assert str(refusal(read, payload)).replace("to, subject, copies", "…") == message
+    assert str(refusal(SEND.bind, payload)).replace("to, subject, copies", "…") == message
 
 
 @pytest.mark.parametrize(
@@ -357,7 +356,7 @@ def test_an_error_inside_an_argument_names_its_place(value: str, message: str) -
     def rest(**o: Order) -> None: ...
 
     for function in (nested, rest):
-        nested_error = refusal(Task("nested", function).check_payload, f'{{"o":{value}}}')
+        nested_error = refusal(Task("nested", function).bind, f'{{"o":{value}}}')
         assert str(nested_error).startswith(message)
 
 

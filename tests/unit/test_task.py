@@ -119,7 +119,7 @@ def test_annotations_resolve_at_first_use_and_errors_name_them() -> None:
 def test_unresolvable_return_annotation_is_not_read() -> None:
     def handler(x: int) -> Missing: ...
 
-    assert Task("late", handler).prepare().bind('{"x":1}') == {"x": 1}
+    assert Task("late", handler).bind('{"x":1}') == {"x": 1}
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ class _Handlers:
         except BaseException as error:  # importing runs the application's code
             return Failed(error=describe_error(error), reason=Reason.NO_HANDLER, traceback=format_traceback(error))
         try:
-            arguments = task.prepare().bind(request.job.payload)
+            arguments = task.bind(request.job.payload)
         except Invalid as error:
             return payload_refused(error)
         except BaseException as error:  # annotations run the application's code

@@ -23,7 +23,7 @@ class JobState(StrEnum):
     """The states of a job."""
 
     SCHEDULED = "scheduled"
-    WAITING = "waiting"
+    WAITING = "waiting"  # reserved: no operation sets it yet
     QUEUED = "queued"
     RUNNING = "running"
     FAILED = "failed"

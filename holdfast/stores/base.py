@@ -9,8 +9,8 @@ Every store keeps these promises:
 5. An idempotency key creates at most one job while it lives; every caller gets that job, losers of a race too.
 6. Within a queue: higher priority first, then earlier eligible time, then submission order.
 7. ``claim`` never delivers a job before its ``run_at``, nor for the first time after its ``expires``.
-8. A batch is one transaction: all of it or nothing. Answers come in the order of the questions. (Redis: each 200 of a
-   batch, in order; where a later piece fails the call raises, and repeating it is harmless.)
+8. A batch of ``submit`` is one transaction: all of it or nothing. (Redis: each 200 of it, in order; where a later part
+   fails the call raises, and repeating it is harmless.) Every verb answers in the order of the request.
 9. A store decides nothing. It applies transitions if their guard holds. One rule is its own, because only it can
    see the flag in the same write: a settlement that is no ending (to failed, queued, scheduled, waiting) ends a job
    whose cancellation was asked for as ``cancelled``.
@@ -69,21 +69,21 @@ AT_ONCE = ReplayRate()
 """All of them now."""
 
 EVERY_QUEUE = "*"
-"""In ``claim``'s wants: every queue there is, served in turn."""
+"""In ``ClaimRequest.capacity``: each queue that it does not name, served in turn."""
 
 
 class ClaimRequest(msgspec.Struct, frozen=True):
-    """A worker's request: up to ``limit`` ready jobs, of each queue at most what it wants (queue → free slots).
+    """A worker's request: up to ``limit`` ready jobs, of each queue at most its ``capacity`` (queue → free slots).
 
     ``max_must_start``: how many of them may be jobs that must start at once, because a crash before that costs them too
     much. Those are jobs whose last lease was lost, which a claim passes over beyond that number, and jobs on their
     last attempt: at the first one beyond it the claim of its queue ends, and says ``stopped_at_last_attempt``.
-    ``alone``: take exactly one job that lost two or more leases in a row, and nothing beside it.
+    ``isolated``: take exactly one job that lost two or more leases in a row, and nothing beside it.
     ``only``: just these ids (a transport delivered them). ``promote``: make due jobs of these queues ready first.
     ``idle``: runners that have nothing to do. Of jobs under limits a claim takes no more than those, so that none holds
     room of a limit while it waits for a runner.
-    ``elsewhere``: the worker may claim through other processes too, so what a claim took whose answer was lost is
-    not given back: it cannot be distinguished from what the worker has begun.
+    ``shared_worker_id``: other processes may claim under this id too, so the jobs of a claim whose answer was lost are
+    not given back: they cannot be distinguished from jobs that the worker has begun.
     """
 
     worker: str
@@ -202,7 +202,7 @@ class Query(Protocol):
     async def by_key(self, key: str) -> Job | None: ...
 
     async def by_keys(self, keys: Sequence[str]) -> list[Job | None]:
-        """The jobs these keys stand for, whole, in their order; None where there is none. Who asks bounds how many."""
+        """The jobs of these keys, whole, in the order of the keys; None where there is none. Callers limit how many."""
 
     async def find(self, where: JobFilter, *, limit: int = 50, cursor: str | None = None) -> Page:
         """Newest first, by keyset: a page costs the same however deep."""
@@ -331,8 +331,8 @@ class Statement(msgspec.Struct, frozen=True):
 Rows: TypeAlias = Sequence[Sequence[Any]]
 
 StatementFlow: TypeAlias = Generator[Statement, Rows, T]
-"""What to say on the caller's own connection: each statement it yields is to be answered with all its rows, and in the
-end it returns the answer. It does no I/O, so any driver and any thread can hold it."""
+"""Yields statements for the caller's own connection, is sent all rows of each, and returns the verb's answer. It does
+no I/O, so any driver and any thread can run it."""
 
 
 class External(Protocol):
@@ -356,7 +356,7 @@ class External(Protocol):
         other worker can take or settle the job. Not accepted: nothing was changed."""
 
     async def tx_outcome(self, lease: Lease) -> TxOutcome:
-        """Outcome of a completion once its caller had it in hand. Waits for no transaction."""
+        """Returns the outcome of a completion under this lease, as far as is known now. Waits for no transaction."""
 
 
 class Store(Protocol):
@@ -415,12 +415,12 @@ class TransportQueries(Protocol):
     """What a transport asks of the store whose ready jobs it carries: which ids those are, and jobs by their ids."""
 
     async def claim_delivered(self, request: ClaimRequest) -> DeliveredClaim:
-        """``claim`` of ``request.only``, and of what it says the rest. Makes nothing ready: ``next_due`` is 0 where
-        something is due. Every id is a UUID in its canonical form."""
+        """``claim`` of the ids in ``request.only``, each in its canonical form. Makes no due job ready; if one is due,
+        ``next_due`` is 0. ``left``: ready jobs not claimed, with their queues. ``paused``: all paused queues."""
 
     async def claim_limited(self, request: ClaimRequest) -> Claim | None:
-        """``claim`` of jobs under limits alone: an id that arrives does no more than wake. None: the latest claim saw
-        no such jobs, or jobs that are due must be made ready first."""
+        """``claim`` of jobs under limits alone, which are not claimed by their ids. None: the latest claim saw no such
+        jobs, or due jobs must be made ready first."""
 
     async def make_ready(self, queues: Sequence[str] | None, *, limit: int) -> dict[str, list[str]]:
         """Make due jobs of these queues (None: of every queue) ready; their ids by queue, in the order of claims."""

@@ -1,4 +1,4 @@
-"""Long polling of claims: one task claims for all waiting claims, in the order of their arrival.
+"""Long polling of claims: one task claims for all waiting claims in turn; one that got nothing goes behind the others.
 
 If each waited for itself, every new job would cause a claim by each of them. And a transport delivers to the process,
 not to one of its claims.

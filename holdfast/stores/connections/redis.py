@@ -71,8 +71,8 @@ class Script(NamedTuple):
 def load_scripts(directory: Traversable, *fragments: str) -> dict[str, Script]:
     """The Lua scripts of a folder by name; each is one step that happens whole.
 
-    A line ``-- name: claim (moving, taking)`` starts a script, ``-- fragment: moving`` what several scripts begin with:
-    all of them with ``fragments``, this one with ``moving`` and ``taking`` too.
+    A line ``-- name: settle (partitions, transitions)`` starts a script, ``-- fragment: transitions`` a part that
+    several scripts begin with: all of them with ``fragments``, this one with ``partitions`` and ``transitions`` too.
     """
     texts = [entry.read_text(encoding="utf-8") for entry in directory.iterdir() if entry.name.endswith(".lua")]
     parts = [part for text in texts for part in list(_SCRIPT.finditer(text))]

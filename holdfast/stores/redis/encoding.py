@@ -44,7 +44,7 @@ _attempt = msgspec.msgpack.Decoder(tuple[Any, ...]).decode
 Shown: TypeAlias = tuple[int, Job]
 """A job and its place in the order of submission."""
 Spec: TypeAlias = tuple[int, int | None, str, str]
-"""What never changes of a job: priority, max_attempts, queue, task."""
+"""Priority, max_attempts, queue and task of a job; edits change them."""
 
 
 def span_us(span: timedelta) -> int:
@@ -131,7 +131,7 @@ def _when(job: NewJob | JobChanges) -> str:
 
 
 def spec_text(job: NewJob) -> str:
-    """Returns the constant fields of a job, as its hash holds them."""
+    """Returns the spec of a new job, as its hash holds it; edits and limits rewrite it."""
     _check_priority(job.priority)
     _check_queue(job.queue)
     max_attempts = "-" if job.max_attempts is None else job.max_attempts

@@ -18,7 +18,7 @@ json_array(
 
 -- fragment: claimed
 -- The chosen rows of a claim; their jobs as they will be once taken: the first fields of Job (core/models.py); and how many of
--- them are on their last attempt.
+-- them must start at once: suspects, and jobs on their last attempt.
 json_group_array(seq), json_group_array(json_array(
     id, task, queue, coalesce(payload, (select p.payload from holdfast_payload p where p.seq = picked.seq)),
     claims + 1, attempts + 1, max_attempts, -rank, lost_leases, run_at, created_at, json(options), 'running', :worker)),

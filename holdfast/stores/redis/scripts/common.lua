@@ -119,7 +119,7 @@ local function set_partition_field(id, spec_text, partition_field) -- returns th
     return spec_text
 end
 
-local function append_pieces(fields, field, text, whole) -- no value exceeds PIECE_BYTES
+local function append_pieces(fields, field, text, whole) -- splits values of 65 to 512 bytes; `whole`: never
     if whole or #text <= PIECE_BYTES or #text > PIECE_BYTES * MAX_PIECES then
         fields[#fields + 1] = field
         fields[#fields + 1] = text

@@ -33,7 +33,7 @@ MAX_KEPT = 20
 """Partitions that lack tokens of a key for a heavy job and keep their turns; others are parked."""
 SEPARATOR = "\x1f"
 """Between the buckets of a partition."""
-FULL = 0
+KEEPS_TURN = 0
 """Answer of ``Admission.admit``: the partition keeps its turn; a bucket has no room, or is reserved."""
 _MAX_VALUE = 64  # characters of a key's value in a bucket's name; a longer one is hashed
 
@@ -135,14 +135,14 @@ class Assigned(NamedTuple):
 class BucketState(msgspec.Struct, frozen=True):
     """State of a bucket in a store, beside the jobs that run: its tokens, and whether it is paused.
 
-    refilled_at_us: the instant at which it has all its tokens again (GCRA's theoretical arrival time).
+    refilled_at_us: the instant at which all tokens are back (GCRA's theoretical arrival time, TAT).
     """
 
     refilled_at_us: int = 0
     paused_until_us: int = 0
 
 
-_FULL_BUCKET = BucketState()
+_FRESH_BUCKET = BucketState()
 
 
 class BucketUse(msgspec.Struct, frozen=True, kw_only=True):
@@ -281,7 +281,7 @@ class _Demand(NamedTuple):
     free_at: int = 0
     light_at: int = 0
     lacks_room: bool = False
-    is_full: bool = False
+    has_no_room: bool = False
     after: BucketState | None = None
 
     @property
@@ -290,7 +290,7 @@ class _Demand(NamedTuple):
 
 
 class Admission:
-    """Decides which jobs may start now: counts running jobs, takes tokens, says when a full bucket has room again.
+    """Decides which jobs may start now: counts running jobs, takes tokens, says when a bucket has room again.
 
     A job that does not fit only because it weighs more than 1 reserves its weight: later jobs of the claim leave it.
     """
@@ -311,7 +311,7 @@ class Admission:
 
     def admit(self, partition: str, weights: str | None = None, *, reserves: bool = True) -> int | None:
         """Takes room and tokens for one job of a partition, and returns None; or takes nothing, and returns the instant
-        at which the partition may have room, or ``FULL``: it keeps its turn.
+        at which the partition may have room, or ``KEEPS_TURN``: it keeps its turn.
         """
         buckets = split_partition(partition)
         if weights is None and not self._states and not self._reserved and self._take_light(buckets):
@@ -320,10 +320,10 @@ class Admission:
         free_at = max(each.free_at for each in demands)
         if free_at > self._now_us or any(each.lacks_room for each in demands):
             light_at = max(each.light_at for each in demands)
-            if reserves and light_at <= self._now_us and not any(each.is_full for each in demands):
+            if reserves and light_at <= self._now_us and not any(each.has_no_room for each in demands):
                 self._reserve(demands)
             if free_at <= self._now_us:
-                return FULL
+                return KEEPS_TURN
             if len(buckets) == 1 or not reserves:  # no other partition of its queue takes from it
                 return free_at
             return light_at if light_at > self._now_us else self._keep_turn(demands, free_at)
@@ -349,7 +349,7 @@ class Admission:
         return True
 
     def _look(self, bucket: str, weight: int) -> _Demand:
-        now, state = self._now_us, self._states.get(bucket, _FULL_BUCKET)
+        now, state = self._now_us, self._states.get(bucket, _FRESH_BUCKET)
         free_at = light_at = state.paused_until_us
         limit, reserved = self._limits.get(split_bucket(bucket)[0]), self._reserved.get(bucket, 0)
         if limit is None:
@@ -377,11 +377,11 @@ class Admission:
         if self._kept > MAX_KEPT:
             return free_at
         self.due_us = free_at if self.due_us is None else min(self.due_us, free_at)
-        return FULL
+        return KEEPS_TURN
 
 
 def take_tokens(values: LimitValues, refilled_at_us: int, tokens: int, now_us: int) -> tuple[int, int]:
-    """Returns the instant at which a bucket is full again after giving tokens, and the first one at which it can."""
+    """Returns the instant at which all tokens are back once these are given, and the first one at which they can be."""
     interval = values.interval_us or 0
     tokens = min(tokens, values.burst)  # more than it ever holds: all of them
     refilled_at = max(refilled_at_us, now_us) + tokens * interval

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from holdfast.core.limits import (
-    FULL,
+    KEEPS_TURN,
     TURN,
     Admission,
     Assigned,
@@ -242,7 +242,7 @@ class LimitedClaim:
             if blocked_until is None:
                 chosen.append(job[0])
                 turns.serve(partition, TURN // self._table.share_of(partition))
-            elif blocked_until != FULL:
+            elif blocked_until != KEEPS_TURN:
                 turns.block_partition(partition, blocked_until)
         turns.save_turns()
         self._save_buckets()

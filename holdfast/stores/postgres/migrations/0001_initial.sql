@@ -422,7 +422,7 @@ create table holdfast.job_limit (
 -- Rows only while they say something. What runs is counted, not stored.
 create table holdfast.bucket (
     name text collate "C" primary key,
-    refilled_at bigint not null default 0,  -- the instant at which it has all its tokens again
+    refilled_at bigint not null default 0,  -- the instant at which all tokens are back (GCRA's TAT)
     paused_until bigint not null default 0
 ) with (fillfactor = 50);
 
@@ -529,7 +529,7 @@ declare
     l_known boolean[]; l_queue text[]; l_keyed boolean[]; l_concurrency bigint[]; l_interval bigint[]; l_burst bigint[];
     b_name text[] := '{}';              -- buckets that were looked at
     b_limit int[]; b_shared boolean[]; b_used bigint[]; -- index of its limit in l_…
-    b_full_at bigint[]; b_was bigint[]; b_paused bigint[]; b_reserved bigint[];
+    b_full_at bigint[]; b_was bigint[]; b_paused bigint[]; b_reserved bigint[]; -- b_full_at: as refilled_at
     p_tid tid[]; p_name text[]; p_turn bigint[]; -- candidates: a page of the partitions in turn, with the first job of each
     p_job tid[]; p_rank int[]; p_run_at bigint[]; p_seq bigint[]; p_weights text[];
     p_until bigint[];                   -- when its keys have a token and are not paused; no job of it is read before
@@ -547,7 +547,7 @@ declare
     of_queue text; names text[]; weights bigint[]; weight bigint;
     v bigint; start bigint; free_at bigint; light_at bigint; after bigint; space bigint; least_due bigint;
     kept int := 0;                      -- partitions that lack tokens of a key for a heavy job and keep their turns
-    is_full boolean; is_closed boolean; of_keys boolean; tokens_of_keys boolean; ends boolean; exhausted boolean;
+    lacks_room boolean; has_no_room boolean; of_keys boolean; tokens_of_keys boolean; ends boolean; exhausted boolean;
     job record; facts record;
 begin
     perform holdfast.lock_limits();
@@ -724,7 +724,7 @@ begin
             names := string_to_array(s_name[index], separator);
             weights := translate(job_weights, '[] ', '{}')::bigint[];
             free_at := now_us; light_at := now_us; -- for a job of weight 1
-            is_full := false; is_closed := false; of_keys := false; tokens_of_keys := false;
+            lacks_room := false; has_no_room := false; of_keys := false; tokens_of_keys := false;
             for k in 1 .. cardinality(names) loop
                 i := array_position(b_name, names[k]);
                 if i is null then
@@ -757,8 +757,8 @@ begin
                 continue when not l_known[lim];
                 space := l_concurrency[lim] - b_used[i] - b_reserved[i];
                 if space < least(weight, l_concurrency[lim]) then
-                    is_full := true;
-                    is_closed := is_closed or space < 1;
+                    lacks_room := true;
+                    has_no_room := has_no_room or space < 1;
                     of_keys := of_keys or position('=' in names[k]) > 0;
                     ends := ends or (b_shared[i] and space < 1);
                     if space < 1 and not b_name[i] = any(full_names) then
@@ -774,7 +774,7 @@ begin
                     ends := ends or (b_shared[i] and after + l_interval[lim] > now_us);
                 end if;
             end loop;
-            if (is_full or free_at > now_us) and not (is_closed or light_at > now_us or isolated) then
+            if (lacks_room or free_at > now_us) and not (has_no_room or light_at > now_us or isolated) then
                 -- Only its weight is in the way: later jobs leave what it needs, in the buckets of its keys until it fits them.
                 for k in 1 .. cardinality(names) loop
                     i := array_position(b_name, names[k]);
@@ -796,7 +796,7 @@ begin
                     ends := parked >= max_parked;
                     least_due := case when ends then now_us else least_due end; -- the next claim goes on from here
                 end if;
-            elsif not is_full then
+            elsif not lacks_room then
                 for k in 1 .. cardinality(names) loop
                     i := array_position(b_name, names[k]);
                     lim := b_limit[i];

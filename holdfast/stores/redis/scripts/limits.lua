@@ -273,7 +273,7 @@ local function limit_of(name) -- false for an unknown name
     return limits_cache[name]
 end
 
--- Returns when a bucket is full again after giving tokens, and when it can give them at the earliest.
+-- Returns when all tokens are back (GCRA's TAT) once these are given, and when they can be given at the earliest.
 local function after_taking(limit, refilled_at, tokens)
     local after = math.max(refilled_at, now) + math.min(tokens, limit.burst) * limit.interval
     return after, after - limit.burst * limit.interval
@@ -373,29 +373,29 @@ end
 
 -- Returns nil if all buckets admit a job now; else an instant, 0 for the end of a running job, and the bucket.
 local function find_blocking_bucket(job_buckets, weights)
-    local free_at, full_bucket, blocking = now, nil, nil
+    local free_at, lacking_bucket, blocking = now, nil, nil
     for n = 1, #job_buckets do
         local bucket = job_buckets[n]
-        local first, is_full = check_bucket(bucket, weights and weights[n] or 1)
+        local first, lacks_room = check_bucket(bucket, weights and weights[n] or 1)
         if first > free_at then
             free_at, blocking = first, bucket
         end
-        full_bucket = full_bucket or is_full and bucket
+        lacking_bucket = lacking_bucket or lacks_room and bucket
     end
     if free_at > now then
         return free_at, blocking
     end
-    return full_bucket and 0, full_bucket
+    return lacking_bucket and 0, lacking_bucket
 end
 
 -- Reserves the weights that alone block a job, in the buckets of its keys first. True if it lacks tokens of a key.
 local function reserve(job_buckets, weights)
     local is_key_short, lacks_key_tokens = false, false
     for n, bucket in ipairs(job_buckets) do
-        local free_at, is_full = check_bucket(bucket, weights[n])
+        local free_at, lacks_room = check_bucket(bucket, weights[n])
         bucket.is_keyed = string.find(bucket.name, '=', 1, true) ~= nil
         lacks_key_tokens = lacks_key_tokens or bucket.is_keyed and free_at > now
-        is_key_short = is_key_short or lacks_key_tokens or bucket.is_keyed and is_full
+        is_key_short = is_key_short or lacks_key_tokens or bucket.is_keyed and lacks_room
     end
     for n, bucket in ipairs(job_buckets) do
         if weights[n] > 1 and (bucket.is_keyed or not is_key_short) then

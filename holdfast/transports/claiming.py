@@ -37,7 +37,7 @@ class Claiming:
         self._last: Claim = Claim(jobs=[])
         self._lease_until_us: int | None = None  # of the jobs taken first
         self._quarantined = False
-        self._held_back = False
+        self._stopped_at_last_attempt = False
         self._expired: tuple[ExpiredJob, ...] = ()
 
     async def run(self) -> Claim:
@@ -56,7 +56,7 @@ class Claiming:
             promoted=self._promoted or 0,
             quarantined=self._quarantined,
             lease_until_us=self._lease_until_us,
-            stopped_at_last_attempt=self._held_back,
+            stopped_at_last_attempt=self._stopped_at_last_attempt,
             expired=self._expired,
         )
 
@@ -71,7 +71,7 @@ class Claiming:
             many = self._discarded - discarded > len(deliveries) // 2
             promoted = await self._promote()
             more = deliveries or not paused <= self._session.paused
-            if self._held_back:
+            if self._stopped_at_last_attempt:
                 if promoted:
                     await self._claim([])  # reads when the next job is due; ids that arrive now must not overtake
                 return
@@ -147,7 +147,7 @@ class Claiming:
         self._quarantined = self._quarantined or delivered.claim.quarantined
         if self._lease_until_us is None:
             self._lease_until_us = delivered.claim.lease_until_us
-        self._held_back = self._held_back or delivered.claim.stopped_at_last_attempt
+        self._stopped_at_last_attempt = self._stopped_at_last_attempt or delivered.claim.stopped_at_last_attempt
         self._session.paused = delivered.paused
         for job in delivered.claim.jobs:
             self._jobs.append(job)

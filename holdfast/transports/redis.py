@@ -24,7 +24,7 @@ from holdfast.transports.contract import TransportKeys
 
 RECONNECT_TIMEOUT = 0.3  # seconds a call waits for a server that is away: enough to reconnect
 CALL_DEADLINE = 1.5  # seconds a call may take: a submission waits for no more, and over HTTP is answered within two
-_PIECE = 1000  # ids per call of a script
+_BATCH = 1000  # ids per call of a script
 _QUEUES_PER_CALL = 20  # queues per call of ``maintain``
 _MAX_WATCHED = 128  # queues that a consumer of every queue blocks on
 _BLOCK = 15.0  # seconds of one blocking command, which proves the connection alive
@@ -76,10 +76,10 @@ class RedisTransport(ABC):
         return await self.pool.evaluate(self._scripts[name], self.names, self.consumer, *arguments)
 
     async def run_grouped(self, name: str, grouped: Mapping[str, Sequence[Argument]]) -> None:
-        """Run a script that takes QUEUE, NUMBER and that many arguments, in pieces."""
+        """Run a script that takes QUEUE, NUMBER and that many arguments, in batches."""
         for queue, arguments in grouped.items():
-            for piece in in_batches(arguments, _PIECE):
-                await self.run(name, queue, len(piece), *piece)
+            for batch in in_batches(arguments, _BATCH):
+                await self.run(name, queue, len(batch), *batch)
 
     async def probe(self) -> None:
         await self.run("probe")
@@ -109,8 +109,8 @@ class RedisTransport(ABC):
 
     async def queue_backlogs(self, queues: Sequence[str]) -> dict[str, int]:
         found: dict[str, int] = {}
-        for piece in in_batches(queues, _PIECE):
-            found |= zip(piece, map(int, await self.run("backlog", *piece)), strict=True)
+        for batch in in_batches(queues, _BATCH):
+            found |= zip(batch, map(int, await self.run("backlog", *batch)), strict=True)
         return found
 
     async def ids(self, queue: str, *, limit: int) -> set[str] | None:
@@ -122,8 +122,8 @@ class RedisTransport(ABC):
         return list(map(text_of, ids)), int(republished)
 
     async def republish(self, queue: str, overtaken: Overtaken) -> int:
-        pieces, times = in_batches(overtaken.ids, _PIECE), (overtaken.before_us, overtaken.now_us)
-        return sum([int(await self.run("republish", queue, *times, *ids)) for ids in pieces])
+        batches, times = in_batches(overtaken.ids, _BATCH), (overtaken.before_us, overtaken.now_us)
+        return sum([int(await self.run("republish", queue, *times, *ids)) for ids in batches])
 
     async def dead_letter(self, dead: Mapping[str, Sequence[str]]) -> None:
         await self.run_grouped("add_dead_letters", dead)

@@ -26,8 +26,7 @@ class ClaimProgress:
         self.expired: tuple[ExpiredJob, ...] = ()
         self.tried: list[str] = []
         self.promoted = 0
-        self.quarantined = False
-        self.stopped_at_last_attempt = False
+        self.quarantined = self.stopped_at_last_attempt = False
         self.looked = False
         self.until_us: int | None = None
         self.due_in: int | None = None
@@ -67,7 +66,8 @@ class ClaimProgress:
         if due_in is not None:
             self.due_in = due_in if self.due_in is None else min(self.due_in, due_in)
 
-    def claim(self) -> Claim:
+    def to_claim(self) -> Claim:
+        """Returns the result of the claim."""
         return Claim(
             jobs=self.jobs,
             promoted=self.promoted,

@@ -169,7 +169,7 @@ class PostgresQueueing:
             if not claiming.jobs:  # else no process would know of their leases; the next claim meets the error
                 raise
         self._limits_seen = claiming.limits_seen
-        return claiming.claim()
+        return claiming.to_claim()
 
     async def _claim_wanted(self, claiming: ClaimProgress) -> None:
         await self._claim_from(claiming, self._order(claiming))
@@ -236,7 +236,7 @@ class PostgresQueueing:
             tried = set(self._order(claiming))
             await self._refresh()  # empty-handed it answers only when it is sure
             due = await self._claim_all_limited(claiming, [each for each in self._order(claiming) if each not in tried])
-        return None if due and not claiming.jobs else claiming.claim()
+        return None if due and not claiming.jobs else claiming.to_claim()
 
     async def _claim_all_limited(self, claiming: ClaimProgress, queues: list[str]) -> bool:
         for first in range(0, len(queues), _MAX_QUEUES):
@@ -396,7 +396,7 @@ class PostgresQueueing:
         if not rows:
             claiming = ClaimProgress(msgspec.structs.replace(request, limit=1, promote=False), capacity)
             await self._claim_limited(claiming, queues)
-            return claiming.claim()
+            return claiming.to_claim()
         await self._give_back_unanswered(request, rows[0][_SHOWN] - (span_us(request.lease_for) or 0))
         return Claim(jobs=await self._readable(rows, request.worker), lease_until_us=rows[0][_SHOWN])
 

@@ -15,7 +15,7 @@ from holdfast.stores.common.requests import Chosen, SelectionAdmin
 from holdfast.stores.common.unconfirmed import perhaps_done
 from holdfast.stores.connections.redis import Script, in_batches
 from holdfast.stores.connections.redis_protocol import Argument
-from holdfast.stores.redis.claiming import PIECE
+from holdfast.stores.redis.claiming import MAX_BATCH
 from holdfast.stores.redis.encoding import encode_changes, span_us, state_of
 from holdfast.stores.redis.limits import CONFLICT, TRIES, PartitionAssigner
 from holdfast.stores.redis.notifications import RedisNotifications
@@ -87,8 +87,8 @@ class RedisAdmin(SelectionAdmin):
         changed: list[tuple[str, JobState]] = []
         refused: list[tuple[str, JobState | None]] = []
         every = span_us(pace.every)
-        for number, ids in enumerate(in_batches(chosen.ids, PIECE)):
-            after = span_us(pace.after) + number * PIECE * every
+        for number, ids in enumerate(in_batches(chosen.ids, MAX_BATCH)):
+            after = span_us(pace.after) + number * MAX_BATCH * every
             guards = {job_id: standing.get(job_id, "") for job_id in ids}
             reply = await _until_current(partial(self._operate, common, guards, (after, every), payload))
             for job_id, (state, done) in zip(ids, reply, strict=True):

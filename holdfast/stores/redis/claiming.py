@@ -14,11 +14,11 @@ from holdfast.stores.base import EVERY_QUEUE, ClaimRequest
 from holdfast.stores.connections.redis_protocol import Argument
 from holdfast.stores.redis.encoding import decode_text
 
-PIECE = 200
+MAX_BATCH = 200
 """Jobs one script handles: about 2 ms, for which all others wait."""
 _PROMOTE_ROUNDS = 5  # scripts a claim spends on what is due before it takes regardless
-_MAX_LOOKS = 100  # scripts a claim spends on ids that cannot be claimed any more
-_MAX_LIMITED_LOOKS = 3  # the same, on partitions without room
+_MAX_SCANS = 100  # scripts a claim spends on ids that cannot be claimed any more
+_MAX_LIMITED_SCANS = 3  # the same, on partitions without room
 
 
 class DeliveryProgress:
@@ -27,8 +27,8 @@ class DeliveryProgress:
     def __init__(self, request: ClaimRequest) -> None:
         self._request = request
         self._slots = dict(request.capacity)
-        self._star = self._slots.pop(EVERY_QUEUE, None)
-        self._startable = 1 << 30 if request.isolated else request.max_must_start
+        self._wildcard_slots = self._slots.pop(EVERY_QUEUE, None)
+        self._max_must_start = 1 << 30 if request.isolated else request.max_must_start
         self.stopped_at_last_attempt = False
         self.jobs: list[Job] = []
         self.expired: tuple[ExpiredJob, ...] = ()
@@ -39,10 +39,10 @@ class DeliveryProgress:
         request = self._request
         return [
             (1 if request.isolated else request.limit) - len(self.jobs),
-            1 << 30 if request.isolated else min(1, self._startable),
+            1 << 30 if request.isolated else min(1, self._max_must_start),
             int(request.promote),
-            "" if self._star is None else self._star,
-            self._startable,
+            "" if self._wildcard_slots is None else self._wildcard_slots,
+            self._max_must_start,
             len(self._slots),
             *(argument for pair in self._slots.items() for argument in pair),
         ]
@@ -51,15 +51,16 @@ class DeliveryProgress:
         """Note a script's answer."""
         self._until_us = until_us
         self.stopped_at_last_attempt = stopped_at_last_attempt
-        self._startable = max(0, self._startable - sum(map(must_start_now, jobs)))
+        self._max_must_start = max(0, self._max_must_start - sum(map(must_start_now, jobs)))
         self.jobs += jobs
         for job in jobs:
             if job.queue in self._slots:
                 self._slots[job.queue] -= 1
-            elif self._star is not None:
-                self._star -= 1
+            elif self._wildcard_slots is not None:
+                self._wildcard_slots -= 1
 
-    def claim(self, delivered: int) -> Claim:
+    def to_claim(self, delivered: int) -> Claim:
+        """Returns the result of a claim of so many delivered ids."""
         refused = delivered - len(self.jobs)
         return Claim(
             jobs=self.jobs,
@@ -76,24 +77,22 @@ class RedisClaimProgress:
     def __init__(self, request: ClaimRequest) -> None:
         self._request = request
         self._slots = {queue: max(0, slots) for queue, slots in request.capacity.items()}
-        self._star = self._slots.pop(EVERY_QUEUE, 0)
-        self._startable = request.max_must_start
+        self._wildcard_slots = self._slots.pop(EVERY_QUEUE, 0)
+        self._max_must_start = request.max_must_start
         self._asked: deque[int] = deque()  # how many jobs each of the scripts under way was asked for
         self._idle = request.idle
-        self._rounds = 0
-        self._looks = 0
-        self._passed = b""  # what a script passed by, in its own words for the next one
+        self._rounds = self._scans = self._limited_scans = 0
+        self._skipped = b""  # ids that a script skipped, packed for the next one
         self.jobs: list[Job] = []
         self.expired: tuple[ExpiredJob, ...] = ()
-        self.is_idle = not any(self._slots.values()) and not self._star
+        self.is_idle = not any(self._slots.values()) and not self._wildcard_slots
         """Nothing is wanted."""
         self.over = self.is_idle
         self._promoted = 0
         self._quarantined = False
-        self._held_back = False
+        self._stopped_at_last_attempt = False
         self._due_in: dict[str, int] = {}  # by script
         self._until_us: int | None = None
-        self._limited_looks = 0
         self.is_limited = False
         """A queue that is wanted has jobs under limits."""
         self.unassigned: list[str] = []
@@ -109,19 +108,23 @@ class RedisClaimProgress:
         that must start at once; one at a time looks behind suspects."""
         request = self._request
         left = 1 if request.isolated else request.limit - len(self.jobs)
-        ample = not self._passed and all(slots == 0 or slots >= left for slots in (*self._slots.values(), self._star))
-        self._asked = deque(min(PIECE, left - taken) for taken in range(0, left if ample else min(left, PIECE), PIECE))
+        ample = not self._skipped and all(
+            each == 0 or each >= left for each in (*self._slots.values(), self._wildcard_slots)
+        )
+        self._asked = deque(
+            min(MAX_BATCH, left - taken) for taken in range(0, left if ample else min(left, MAX_BATCH), MAX_BATCH)
+        )
         pairs = self._wanted(served)
         return [
             [
                 asked,
-                0 if number else max(0, self._startable),
+                0 if number else max(0, self._max_must_start),
                 int(request.isolated),
                 int(request.promote),
                 int(self._rounds + 1 >= _PROMOTE_ROUNDS),
-                self._star or "",
+                self._wildcard_slots or "",
                 served,
-                b"" if self._startable > 0 else self._passed,
+                b"" if self._max_must_start > 0 else self._skipped,
                 *pairs,
             ]
             for number, asked in enumerate(self._asked)
@@ -129,19 +132,7 @@ class RedisClaimProgress:
 
     def take(self, jobs: list[Job], reply: Sequence[Any]) -> None:
         """Note a script's answer."""
-        (
-            rows,
-            promoted,
-            due_in,
-            quarantined,
-            until,
-            _,
-            more,
-            self._passed,
-            stopped_at_last_attempt,
-            limited,
-            unassigned,
-        ) = reply
+        rows, promoted, due_in, quarantined, until, _, more, self._skipped, stopped, limited, unassigned = reply
         self.is_limited, self.unassigned = bool(limited), [decode_text(queue) for queue in unassigned]
         self._promoted += promoted
         self._due_in["ready"] = int(due_in)
@@ -149,11 +140,11 @@ class RedisClaimProgress:
         self._until_us = int(until)
         self._add(jobs)
         self._rounds += more == 2
-        self._looks += more == 1
+        self._scans += more == 1
         asked = self._asked.popleft()
-        self._held_back = bool(stopped_at_last_attempt)
-        again = more == 2 or (more == 1 and self._looks < _MAX_LOOKS) or len(rows) >= asked
-        again = again or (self._held_back and self._startable > 0)  # by one that was not the first
+        self._stopped_at_last_attempt = bool(stopped)
+        again = more == 2 or (more == 1 and self._scans < _MAX_SCANS) or len(rows) >= asked
+        again = again or (self._stopped_at_last_attempt and self._max_must_start > 0)  # by one that was not the first
         self.over = self.is_full or not again
 
     # ── jobs under limits ─────────────────────────────────────────────────────────────────────────────────────
@@ -165,15 +156,15 @@ class RedisClaimProgress:
     def limited_call(self, served: str, *, promote: bool) -> list[Argument] | None:
         """Returns the arguments of the next script for jobs under limits; None where none is to be taken."""
         request = self._request
-        max_must_start = 1 if request.isolated else self._startable  # each of them starts at once
-        left = min((1 if request.isolated else request.limit) - len(self.jobs), PIECE, self._idle, max_must_start)
+        max_must_start = 1 if request.isolated else self._max_must_start  # each of them starts at once
+        left = min((1 if request.isolated else request.limit) - len(self.jobs), MAX_BATCH, self._idle, max_must_start)
         if left <= 0 or self.is_idle:
             return None
         return [
             left,
             int(request.isolated),
             int(promote and request.promote and self._rounds < _PROMOTE_ROUNDS),
-            max(0, self._star) or "",
+            max(0, self._wildcard_slots) or "",
             served,
             *self._wanted(served),
         ]
@@ -186,14 +177,14 @@ class RedisClaimProgress:
         self._due_in["limited"] = int(due_in)
         self._quarantined = self._quarantined or bool(quarantined)
         self._until_us = int(until)
-        self._startable -= sum(not must_start_now(job) for job in jobs)
+        self._max_must_start -= sum(not must_start_now(job) for job in jobs)
         self._idle -= len(rows)
         self._add(jobs)
         self.over = self.over or self.is_full
-        self._limited_looks += not rows
+        self._limited_scans += not rows
         if more and not jobs:
             self._due_in["limited"] = 0
-        return len(rows) >= PIECE or more == 2 or (more == 1 and self._limited_looks < _MAX_LIMITED_LOOKS)
+        return len(rows) >= MAX_BATCH or more == 2 or (more == 1 and self._limited_scans < _MAX_LIMITED_SCANS)
 
     # ── all jobs ──────────────────────────────────────────────────────────────────────────────────────────────
     def _wanted(self, served: str) -> list[Argument]:
@@ -205,17 +196,18 @@ class RedisClaimProgress:
     def _add(self, jobs: list[Job]) -> None:
         self.jobs += jobs
         for job in jobs:
-            self._startable -= must_start_now(job)
-            self._slots[job.queue] = self._slots.get(job.queue, self._star) - 1
+            self._max_must_start -= must_start_now(job)
+            self._slots[job.queue] = self._slots.get(job.queue, self._wildcard_slots) - 1
 
-    def claim(self) -> Claim:
+    def to_claim(self) -> Claim:
+        """Returns the result of the claim."""
         due_in = [each for each in self._due_in.values() if each >= 0]
         return Claim(
             jobs=self.jobs,
             promoted=self._promoted,
             next_due=timedelta(microseconds=min(due_in)) if due_in else None,
             quarantined=self._quarantined,
-            stopped_at_last_attempt=self._held_back,
+            stopped_at_last_attempt=self._stopped_at_last_attempt,
             lease_until_us=self._until_us,
             expired=self.expired,
         )

@@ -25,7 +25,7 @@ from holdfast.stores.redis.snapshot import (
     RepairStep,
 )
 
-_INDEXED = 64  # jobs a piece of the index, as the scripts have it
+INDEX_CHUNK = 64  # jobs a chunk of the index, as in common.lua
 _NOT_STARTED = frozenset(state.value.encode() for state in NOT_STARTED)
 
 
@@ -157,18 +157,18 @@ class _Audit:
                 last = seq = last + 1
                 taken[seq] = job
                 yield RepairStep(INDEXED, ("HSET", self._names.job + job, "seq", seq))
-        pieces = self._names("index:")
+        prefix = self._names("index:")
         for key, entries in self._seen.hashes.items():
-            if key.startswith(pieces):
+            if key.startswith(prefix):
                 for text in entries:
                     seq = int(text) if text.isdigit() else 0
-                    if seq not in taken or key != pieces + b"%d" % (seq // _INDEXED):
+                    if seq not in taken or key != prefix + b"%d" % (seq // INDEX_CHUNK):
                         yield RepairStep(INDEXED, ("HDEL", key, text))
         for seq, job in taken.items():
-            key = pieces + b"%d" % (seq // _INDEXED)
+            key = prefix + b"%d" % (seq // INDEX_CHUNK)
             if self._seen.hashes.get(key, {}).get(b"%d" % seq) != job:
                 yield RepairStep(INDEXED, ("HSET", key, seq, job))
-        chunks = {seq // _INDEXED for seq in taken}
+        chunks = {seq // INDEX_CHUNK for seq in taken}
         noted = self._zset("chunks")
         for chunk in chunks:
             if noted.get(b"%d" % chunk) != chunk:

@@ -200,19 +200,19 @@ def _other(each: Settlement) -> tuple[Argument, ...]:
     )
 
 
-def record_pieces(records: Sequence[Record], max_lines: int) -> Iterator[list[tuple[int, Sequence[NewLine]]]]:
+def record_batches(records: Sequence[Record], max_lines: int) -> Iterator[list[tuple[int, Sequence[NewLine]]]]:
     """A batch cut into scripts of so many lines at most: in each, the places of records and their lines in it."""
-    piece: list[tuple[int, Sequence[NewLine]]] = []
+    batch: list[tuple[int, Sequence[NewLine]]] = []
     room = max_lines
     for index, record in enumerate(records):
         for lines in [*in_batches(record.lines, max_lines)] or [()]:
-            if len(lines) > room or len(piece) >= max_lines:
-                yield piece
-                piece, room = [], max_lines
-            piece.append((index, lines))
+            if len(lines) > room or len(batch) >= max_lines:
+                yield batch
+                batch, room = [], max_lines
+            batch.append((index, lines))
             room -= len(lines)
-    if piece:
-        yield piece
+    if batch:
+        yield batch
 
 
 def encode_logs(lease: Lease, lines: Sequence[NewLine]) -> list[Argument]:

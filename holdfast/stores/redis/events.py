@@ -12,20 +12,20 @@ from holdfast.stores.common.event_cursor import LAST, OVERLAP_US, EventCursor, p
 from holdfast.stores.redis.encoding import shown_attempts
 from holdfast.stores.redis.query import Counting, Read
 
-_PIECE = 400  # of each kind: more than one script can end at one instant
+_BATCH = 400  # of each kind: more than one script can end at one instant
 
 
 class RedisQuery(Read):
     """The verbs, over the store's scripts."""
 
     async def events(self, after: str | None, *, limit: int, within: timedelta) -> JobEvents:
-        """Returns the events after a mark. A piece ends with an instant: it may exceed ``limit``."""
+        """Returns the events after a mark. A batch ends with an instant: it may exceed ``limit``."""
         if after is None:
             return _from_now(await self.server_time_us())
         mark = EventCursor.read(after)
         behind, _, _ = mark.start_place(0)
         back = within // MICROSECOND + OVERLAP_US
-        now_us, gone, *kinds = await self._pool.run(self._scripts["events"], behind, _PIECE, back)
+        now_us, gone, *kinds = await self._pool.run(self._scripts["events"], behind, _BATCH, back)
         if mark.is_gap(int(now_us), within):
             return _from_now(int(now_us), gap=True)
         until, more = _until(kinds)
@@ -70,7 +70,7 @@ def _until(kinds: Sequence[Any]) -> tuple[int, bool]:
     ]
     every = sorted(each for kind in instants for each in kind)
     # Where a kind was cut off, there may be more of its last instant.
-    cut = [kind[-1] for kind in instants if len(kind) >= _PIECE]
+    cut = [kind[-1] for kind in instants if len(kind) >= _BATCH]
     if not every or not cut:
         return (every[-1] if every else 0), False
     return max([each for each in every if each < min(cut)], default=min(cut)), True

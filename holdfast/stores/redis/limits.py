@@ -13,7 +13,7 @@ from holdfast.core.models import MICROSECOND
 from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.stores.connections.redis import Script, in_batches
 from holdfast.stores.connections.redis_protocol import Argument
-from holdfast.stores.redis.claiming import PIECE
+from holdfast.stores.redis.claiming import MAX_BATCH
 from holdfast.stores.redis.encoding import Specs, decode_text, partition_field, span_us
 from holdfast.stores.redis.events import RedisQuery
 from holdfast.stores.redis.notifications import RedisNotifications
@@ -23,7 +23,7 @@ TRIES = 20
 """Calls of a script that writes partitions, if jobs or limits change meanwhile each time."""
 CONFLICT = b"conflict"
 """Answer of a script: jobs or limits have changed since the partitions were found."""
-_MAX_PIECES = 50  # scripts of one ``assign_partitions``
+_MAX_SCRIPTS = 50  # scripts of one ``assign_partitions``
 
 
 def limits_of(texts: Iterable[bytes]) -> list[Limit]:
@@ -72,8 +72,8 @@ class PartitionAssigner:
     async def write_partitions(self, ids: Sequence[str]) -> tuple[int, int]:
         """Gives jobs their partitions. Returns how many changed, and how many others changed all the time."""
         changed = left = 0
-        for piece in in_batches(ids, PIECE):
-            number, stale = await self._assign(("", 0, self._pool.address.task, ""), piece)
+        for batch in in_batches(ids, MAX_BATCH):
+            number, stale = await self._assign(("", 0, self._pool.address.task, ""), batch)
             changed, left = changed + number, left + stale
         return changed, left
 
@@ -127,7 +127,7 @@ class RedisLimits:
         if not revision:
             return None
         queue: bytes | str = ""
-        while queue := await self._pool.run(self._scripts["free_parked"], queue, PIECE):
+        while queue := await self._pool.run(self._scripts["free_parked"], queue, MAX_BATCH):
             pass
         self._notifications.notify_done({"queue:*"})
         return int(revision)
@@ -138,11 +138,11 @@ class RedisLimits:
     async def assign_partitions(
         self, *, queue: str | None = None, task: str | None = None, after: str = "", limit: int = 1000
     ) -> Assigned:
-        """Walks the index of submissions, some pieces a call: ``after`` is a number of submission."""
-        behind, changed, left, looked, pieces, more = int(after or 0), 0, 0, 0, 0, True
-        while more and looked < limit and pieces < _MAX_PIECES:
+        """Walks the index of submissions, some batches a call: ``after`` is a number of submission."""
+        behind, changed, left, looked, scripts, more = int(after or 0), 0, 0, 0, 0, True
+        while more and looked < limit and scripts < _MAX_SCRIPTS:
             jobs, last, more = await self._query.find_open(queue, task, behind)
-            pieces += 1
+            scripts += 1
             if len(jobs) > limit - looked:
                 jobs, more = jobs[: limit - looked], True
                 last = jobs[-1][0]
@@ -153,24 +153,24 @@ class RedisLimits:
 
     async def bucket_use(self, buckets: Sequence[str]) -> list[BucketUse]:
         uses: list[BucketUse] = []
-        for piece in in_batches(buckets, PIECE):
-            found = await self._pool.run(self._scripts["bucket_use"], *piece)
+        for batch in in_batches(buckets, MAX_BATCH):
+            found = await self._pool.run(self._scripts["bucket_use"], *batch)
             uses += [
                 BucketUse(bucket=bucket, used=int(used), free_at_us=int(free_at))
-                for bucket, (used, free_at) in zip(piece, found, strict=True)
+                for bucket, (used, free_at) in zip(batch, found, strict=True)
             ]
         return uses
 
     async def count_waiting(self, buckets: Sequence[str], *, max_count: int) -> list[int]:
         """``max_count`` bounds nothing: the numbers are kept."""
         key, numbers = self._pool.address.prefix + "unstarted", []
-        for piece in in_batches(buckets, PIECE):
-            numbers += await self._pool.run_command("HMGET", key, *piece)
+        for batch in in_batches(buckets, MAX_BATCH):
+            numbers += await self._pool.run_command("HMGET", key, *batch)
         return [int(number or 0) for number in numbers]
 
     async def take_tokens(self, bucket: str, tokens: int) -> timedelta:
         return int(await self._pool.run(self._scripts["take_tokens"], bucket, tokens)) * MICROSECOND
 
     async def pause_buckets(self, buckets: Sequence[str], pause_for: timedelta) -> None:
-        for piece in in_batches(buckets, PIECE):
-            await self._pool.run(self._scripts["pause_buckets"], span_us(pause_for), *piece)
+        for batch in in_batches(buckets, MAX_BATCH):
+            await self._pool.run(self._scripts["pause_buckets"], span_us(pause_for), *batch)

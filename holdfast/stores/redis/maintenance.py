@@ -15,7 +15,7 @@ from holdfast.core.models import ExpiredJob, Finding, Job, JobState
 from holdfast.stores.common.requests import EXPIRY_ROUNDS, FORGOTTEN_AFTER
 from holdfast.stores.connections.redis import DEADLINE, RedisPool, Script, in_batches
 from holdfast.stores.connections.redis_protocol import Argument, RedisConnection
-from holdfast.stores.redis.claiming import PIECE
+from holdfast.stores.redis.claiming import MAX_BATCH
 from holdfast.stores.redis.consistency import plan_repairs
 from holdfast.stores.redis.encoding import Specs, expired_jobs, shown_jobs, span_us
 from holdfast.stores.redis.notifications import RedisNotifications
@@ -44,10 +44,10 @@ class RedisMaintenance:
     async def promote_due(self, *, limit: int) -> int:
         promoted = 0
         while promoted < limit:
-            piece = min(PIECE, limit - promoted)
-            number = int(await self._pool.run(self._scripts["promote"], piece))
+            size = min(MAX_BATCH, limit - promoted)
+            number = int(await self._pool.run(self._scripts["promote"], size))
             promoted += number
-            if number < piece:
+            if number < size:
                 break
         self._notifications.notify_done({"queue:*"} if promoted else ())
         return promoted
@@ -55,10 +55,10 @@ class RedisMaintenance:
     async def expire_waiting(self, *, limit: int) -> list[ExpiredJob]:
         ended: list[ExpiredJob] = []
         for _ in range(EXPIRY_ROUNDS):
-            piece = min(PIECE, limit - len(ended))
-            looked, flat = await self._pool.run(self._scripts["expire"], piece)
+            size = min(MAX_BATCH, limit - len(ended))
+            looked, flat = await self._pool.run(self._scripts["expire"], size)
             ended += expired_jobs(flat, self._specs)
-            if looked < piece or len(ended) >= limit:
+            if looked < size or len(ended) >= limit:
                 break
         self._notifications.notify_done((), [each.job_id for each in ended])
         return ended
@@ -68,10 +68,10 @@ class RedisMaintenance:
         await self._eviction.read_policy(self._pool)
         found: list[Job] = []
         while len(found) < limit:
-            piece = min(PIECE, limit - len(found))
-            jobs, looked = await self._pool.run(self._scripts["expired_leases"], len(found), piece)
+            size = min(MAX_BATCH, limit - len(found))
+            jobs, looked = await self._pool.run(self._scripts["expired_leases"], len(found), size)
             found += [job for _, job in shown_jobs(jobs, self._specs)]
-            if looked < piece:
+            if looked < size:
                 break
         return found
 
@@ -81,12 +81,12 @@ class RedisMaintenance:
         ended = {JobState.SUCCEEDED.value, JobState.DEAD.value, JobState.CANCELLED.value}
         for state, span in ended_for.items():
             while state in ended and pruned < limit:
-                piece = min(PIECE, limit - pruned)
-                number, looked = await self._pool.run(self._scripts["prune"], state, span_us(span), piece)
+                size = min(MAX_BATCH, limit - pruned)
+                number, looked = await self._pool.run(self._scripts["prune"], state, span_us(span), size)
                 pruned += number
                 if not looked:
                     break
-        await self._pool.run(self._scripts["prune_rest"], min(limit, PIECE), span_us(FORGOTTEN_AFTER))
+        await self._pool.run(self._scripts["prune_rest"], min(limit, MAX_BATCH), span_us(FORGOTTEN_AFTER))
         return pruned
 
     async def reannounce(self) -> int:
@@ -94,7 +94,7 @@ class RedisMaintenance:
 
 
 _ALL = 3600.0  # seconds for everything
-_PIECE = 500  # commands on their way at once, entries read at once
+_BATCH = 500  # commands on their way at once, entries read at once
 _TRIES = 3
 _WATCHED = ("counts", "tombstones", "keys", "seq", "meta")
 """No job changes its state without one of these."""
@@ -179,16 +179,16 @@ class _Reading:
         found: set[bytes] = set()
         cursor = b"0"
         while True:
-            ((cursor, piece),) = await _ask(self._link, [("SCAN", cursor, "MATCH", pattern, "COUNT", _PIECE)])
-            found.update(piece)
+            ((cursor, batch),) = await _ask(self._link, [("SCAN", cursor, "MATCH", pattern, "COUNT", _BATCH)])
+            found.update(batch)
             if cursor == b"0":
                 return frozenset(found)
 
     async def _types(self, keys: Iterable[bytes]) -> dict[bytes, bytes]:
         """Of our keys that are of the type they must be; keys of another type are recorded as corrupt."""
         found: dict[bytes, bytes] = {}
-        for piece in in_batches([key for key in keys if self._names.type_of(key) is not None], _PIECE):
-            for key, kind in zip(piece, await _ask(self._link, [("TYPE", key) for key in piece]), strict=True):
+        for batch in in_batches([key for key in keys if self._names.type_of(key) is not None], _BATCH):
+            for key, kind in zip(batch, await _ask(self._link, [("TYPE", key) for key in batch]), strict=True):
                 if kind == self._names.type_of(key):
                     found[key] = kind
                 elif kind != b"none":  # else it is gone
@@ -197,9 +197,9 @@ class _Reading:
 
     async def _jobs(self, keys: Sequence[bytes]) -> dict[bytes, IndexedJob | None]:
         found: dict[bytes, IndexedJob | None] = {}
-        for piece in in_batches(keys, _PIECE):
+        for batch in in_batches(keys, _BATCH):
             for key, fields in zip(
-                piece, await _ask(self._link, [("HMGET", key, *FIELDS) for key in piece]), strict=True
+                batch, await _ask(self._link, [("HMGET", key, *FIELDS) for key in batch]), strict=True
             ):
                 try:
                     found[key.removeprefix(self._names.job)] = IndexedJob.from_hash(fields)
@@ -210,9 +210,9 @@ class _Reading:
     async def _list(self, key: bytes) -> list[bytes]:
         found: list[bytes] = []
         while True:
-            (piece,) = await _ask(self._link, [("LRANGE", key, len(found), len(found) + _PIECE - 1)])
-            found += piece
-            if len(piece) < _PIECE:
+            (batch,) = await _ask(self._link, [("LRANGE", key, len(found), len(found) + _BATCH - 1)])
+            found += batch
+            if len(batch) < _BATCH:
                 return found
 
     async def _zset(self, key: bytes) -> dict[bytes, int]:
@@ -227,7 +227,7 @@ class _Reading:
         found: list[bytes] = []
         cursor = b"0"
         while True:
-            ((cursor, piece),) = await _ask(self._link, [(command, key, cursor, "COUNT", _PIECE)])
-            found += piece
+            ((cursor, batch),) = await _ask(self._link, [(command, key, cursor, "COUNT", _BATCH)])
+            found += batch
             if cursor == b"0":
                 return found

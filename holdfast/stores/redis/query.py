@@ -47,7 +47,7 @@ from holdfast.stores.redis.encoding import (
 )
 from holdfast.stores.redis.pool import NamespacePool
 
-_PIECE = 200
+_BATCH = 200
 _NEWEST = 1 << 53  # behind every submission
 _FEW = 10_000  # ended jobs that are rather sorted than looked for among all
 _SAMPLE = 2_000  # ended jobs of a state that are looked at for how many end a second
@@ -82,8 +82,8 @@ class Read:
 
     async def summaries(self, job_ids: Sequence[str]) -> list[Job | None]:
         found: dict[str, Job] = {}
-        for piece in in_batches(job_ids, _PIECE):
-            found |= {job.id: msgspec.structs.replace(job, payload="{}") for _, job in await self._outlined(piece)}
+        for batch in in_batches(job_ids, _BATCH):
+            found |= {job.id: msgspec.structs.replace(job, payload="{}") for _, job in await self._outlined(batch)}
         return [found.get(job_id) for job_id in job_ids]
 
     async def by_key(self, key: str) -> Job | None:
@@ -91,8 +91,8 @@ class Read:
 
     async def by_keys(self, keys: Sequence[str]) -> list[Job | None]:
         owners: list[str] = []
-        for piece in in_batches(keys, _PIECE):
-            held = await self._pool.run_command("HMGET", self._prefix + "keys", *piece)
+        for batch in in_batches(keys, _BATCH):
+            held = await self._pool.run_command("HMGET", self._prefix + "keys", *batch)
             owners += ["" if each is None else decode_text(each).partition(" ")[2] for each in held]
         jobs = {job.id: job for _, job in await self._show(list(filter(None, dict.fromkeys(owners))))}
         return [jobs.get(owner) for owner in owners]
@@ -168,7 +168,7 @@ class Read:
 
     async def find_open(self, queue: str | None, task: str | None, behind: int) -> tuple[list[Shown], int, bool]:
         """Open jobs of a queue or task behind a submission; the last submission read; True if there are more."""
-        rows, last, more = await self._pool.run(self._scripts["scan"], "oldest", behind, _PIECE, 0)
+        rows, last, more = await self._pool.run(self._scripts["scan"], "oldest", behind, _BATCH, 0)
         where = JobFilter(states=(*NOT_STARTED, JobState.RUNNING), queue=queue, tasks=() if task is None else (task,))
         return [each for each in self._found(rows) if matches_filter(each[1], where)], int(last), bool(more)
 
@@ -186,18 +186,18 @@ class Read:
     async def _scan(
         self, order: str, edge: int, search: _Search, *, whole: bool
     ) -> AsyncIterator[tuple[int, list[Shown]]]:
-        """All jobs from a place on, piece by piece."""
+        """All jobs from a place on, batch by batch."""
         more = 1
         while more:
             search.go_on()
-            rows, last, more = await self._pool.run(self._scripts["scan"], order, edge, _PIECE, int(whole))
+            rows, last, more = await self._pool.run(self._scripts["scan"], order, edge, _BATCH, int(whole))
             edge = int(last)
             yield edge, self._found(rows)
 
     async def _show(self, ids: Sequence[Argument]) -> list[Shown]:
         found: list[Shown] = []
-        for piece in in_batches(ids, _PIECE):
-            found += self._found(await self._pool.run(self._scripts["jobs"], *piece))
+        for batch in in_batches(ids, _BATCH):
+            found += self._found(await self._pool.run(self._scripts["jobs"], *batch))
         return found
 
     async def _outlined(self, ids: Sequence[Argument]) -> list[Shown]:
@@ -216,9 +216,9 @@ class Read:
         if len(ids) > _FEW:
             return None
         found: list[Shown] = []
-        for piece in in_batches(ids, _PIECE):
+        for batch in in_batches(ids, _BATCH):
             search.go_on()
-            found += [each for each in await self._outlined(piece) if matches_filter(each[1], where)]
+            found += [each for each in await self._outlined(batch) if matches_filter(each[1], where)]
         return sorted(found, key=lambda each: each[0], reverse=True)
 
     async def attempts(self, job_id: str) -> list[Attempt]:
@@ -260,14 +260,14 @@ class Read:
     async def _ended(self, state: JobState, recent: timedelta, max_count: int) -> dict[str, float]:
         """Returns the rate a second at which jobs of each queue reached this state."""
         numbers: Counter[str] = Counter()
-        looked_at, found, age_us = 0, _PIECE, 0
-        while looked_at < max_count and found == _PIECE and age_us < recent // MICROSECOND:
+        looked_at, found, age_us = 0, _BATCH, 0
+        while looked_at < max_count and found == _BATCH and age_us < recent // MICROSECOND:
             words = (state.value, looked_at, recent // MICROSECOND)
             found, age, ended = await self._pool.run(self._scripts["recent"], *words)
             looked_at, age_us = looked_at + found, int(age)
             for queue, number in fields_of(ended).items():
                 numbers[decode_text(queue)] += int(number)
-        seconds = covered_seconds(recent, age_us / 1e6, whole=found < _PIECE)
+        seconds = covered_seconds(recent, age_us / 1e6, whole=found < _BATCH)
         return {queue: number / seconds for queue, number in numbers.items()}
 
     async def _queues(self) -> list[QueueInfo]:
@@ -277,8 +277,8 @@ class Read:
             states.setdefault(queue, {})[state.value] = number
         names = sorted(states)
         ages: list[Any] = []
-        for piece in in_batches(names, 50):
-            ages += await self._pool.run(self._scripts["queues"], *piece)
+        for batch in in_batches(names, 50):
+            ages += await self._pool.run(self._scripts["queues"], *batch)
         return [
             QueueInfo(
                 name=name,
@@ -350,8 +350,8 @@ class Counting:
         async for ids in self._structures():
             fresh = [job_id for job_id in dict.fromkeys(ids) if job_id not in seen]
             seen.update(fresh)
-            for start in range(0, len(fresh), _PIECE):
-                jobs = await self._read.summaries(fresh[start : start + _PIECE])
+            for start in range(0, len(fresh), _BATCH):
+                jobs = await self._read.summaries(fresh[start : start + _BATCH])
                 groups += [_group(job, now_us, since, failed) for job in jobs if job is not None]
                 groups = merge_groups(groups)
         return JobStats(groups, self._max_count)

@@ -1,4 +1,4 @@
-"""Family ``queueing`` of Redis. Each verb is one script for up to ``PIECE`` jobs; more take several."""
+"""Family ``queueing`` of Redis. Each verb is one script for up to ``MAX_BATCH`` jobs; more take several."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from holdfast.stores.common.unconfirmed import (
     perhaps_stored,
 )
 from holdfast.stores.connections.redis import Script, in_batches
-from holdfast.stores.redis.claiming import PIECE, DeliveryProgress, RedisClaimProgress
+from holdfast.stores.redis.claiming import MAX_BATCH, DeliveryProgress, RedisClaimProgress
 from holdfast.stores.redis.encoding import (
     Specs,
     claimed_job,
@@ -50,7 +50,7 @@ from holdfast.stores.redis.encoding import (
     encode_settlements,
     encode_submission,
     expired_jobs,
-    record_pieces,
+    record_batches,
     span_us,
     state_of,
     whole_number,
@@ -95,17 +95,17 @@ class RedisQueueing:
 
     # ── submit ────────────────────────────────────────────────────────────────────────────────────────────────
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
-        """Stores the batch, each piece of it whole; nothing if a job is invalid or the server evicts."""
+        """Stores the jobs, each batch of ``MAX_BATCH`` whole; nothing if a job is invalid or the server evicts."""
         if not jobs:
             return []
         await self._eviction.refuse_evicting(self._pool)
         jobs = await self._limits.bind(jobs)
-        whole, pieces = self._pool.address.whole, list(in_batches(jobs, PIECE))
+        whole, batches = self._pool.address.whole, list(in_batches(jobs, MAX_BATCH))
         sent = _Sent()
         try:
             sent.replies = await self._pool.run_each(
                 self._scripts["submit"],
-                [encode_submission(piece, whole=whole) for piece in pieces],
+                [encode_submission(batch, whole=whole) for batch in batches],
                 on_uncertain=sent.mark_uncertain,
                 partly=sent.read_replies,
                 extra=extra_timeout(len(jobs), sum(len(job.payload) for job in jobs)),
@@ -114,29 +114,29 @@ class RedisQueueing:
         except Unavailable as error:
             outcome = perhaps_stored(error) if sent.is_uncertain else error
             if any(isinstance(reply, list) for reply in sent.replies):
-                outcome.stored = [answer.job_id if answer.created else None for answer in self._answers(pieces, sent)]
+                outcome.stored = [answer.job_id if answer.created else None for answer in self._answers(batches, sent)]
             raise outcome from error.__cause__
         finally:
             self._notifications.notify_done(
                 {f"queue:{job.queue}" for job in jobs}
-            )  # a piece may be stored though another was refused
-        return self._answers(pieces, sent)
+            )  # a batch may be stored though another was refused
+        return self._answers(batches, sent)
 
-    def _answers(self, pieces: Sequence[Sequence[NewJob]], sent: _Sent) -> list[Submitted]:
-        """Outcome of each job; a refused piece is not stored."""
+    def _answers(self, batches: Sequence[Sequence[NewJob]], sent: _Sent) -> list[Submitted]:
+        """Outcome of each job; a refused batch is not stored."""
         answers: list[Submitted] = []
-        for piece, reply in zip(pieces, sent.replies, strict=True):
+        for batch, reply in zip(batches, sent.replies, strict=True):
             if not isinstance(reply, list):
-                answers += [Submitted(job.id, created=False) for job in piece]
+                answers += [Submitted(job.id, created=False) for job in batch]
                 continue
-            if len(reply) > len(piece):
-                number, last = reply.pop(), len(piece) - 1 - reply[::-1].index(1)
-                self._pool.note_stored(int(number), piece[last].id)
+            if len(reply) > len(batch):
+                number, last = reply.pop(), len(batch) - 1 - reply[::-1].index(1)
+                self._pool.note_stored(int(number), batch[last].id)
             answers += [
                 Submitted(job.id, bool(each) or sent.is_uncertain)
                 if isinstance(each, int)
                 else Submitted(each.decode().removeprefix("+"), created=False, changed=each.startswith(b"+"))
-                for job, each in zip(piece, reply, strict=True)
+                for job, each in zip(batch, reply, strict=True)
             ]
         return answers
 
@@ -171,7 +171,7 @@ class RedisQueueing:
             if not claiming.jobs:  # else these are ours already
                 raise
         self._is_limited_first = claiming.is_limited and not limited_first
-        return claiming.claim()
+        return claiming.to_claim()
 
     async def _claim_limited(self, request: ClaimRequest, claiming: RedisClaimProgress, *, promote: bool) -> None:
         common = (request.worker, span_us(request.lease_for), self._pool.address.task)
@@ -191,16 +191,16 @@ class RedisQueueing:
     async def _claim_plain(self, request: ClaimRequest, claiming: RedisClaimProgress) -> None:
         common = (request.worker, span_us(request.lease_for), self._pool.address.task)
         while not claiming.over:
-            pieces = [(*common, *arguments) for arguments in claiming.script_calls(self._served)]
+            batches = [(*common, *arguments) for arguments in claiming.script_calls(self._served)]
             try:
                 replies = await self._pool.run_each(
                     self._scripts["claim"],
-                    pieces,
+                    batches,
                     on_uncertain=lambda: self._lost.add(request.worker),
                     extra=request.limit / CLAIMED_A_SECOND,
                 )
             except HoldfastError:
-                if len(pieces) > 1:  # some of them may have claimed
+                if len(batches) > 1:  # some of them may have claimed
                     self._lost.add(request.worker)
                 raise
             for reply in replies:
@@ -216,7 +216,7 @@ class RedisQueueing:
 
     async def _claim_delivered(self, request: ClaimRequest, only: Sequence[str]) -> Claim:
         delivery = DeliveryProgress(request)
-        for ids in in_batches(list(dict.fromkeys(only)), PIECE):
+        for ids in in_batches(list(dict.fromkeys(only)), MAX_BATCH):
             try:
                 taken, until, stopped_at_last_attempt, flat = await self._pool.run(
                     self._scripts["deliver"],
@@ -240,7 +240,7 @@ class RedisQueueing:
             )
             if delivery.stopped_at_last_attempt:
                 break
-        return delivery.claim(len(only))
+        return delivery.to_claim(len(only))
 
     async def _release_unacked(self, request: ClaimRequest, claim: Claim) -> None:
         """Gives back the jobs of unanswered claims, which were never started, except for this claim's."""
@@ -281,17 +281,17 @@ class RedisQueueing:
         """Apply what is still guarded, in order; refused settlements get the job's state."""
         if not settlements:
             return []
-        pieces = [encode_settlements(piece) for piece in in_batches(settlements, PIECE)]
+        batches = [encode_settlements(batch) for batch in in_batches(settlements, MAX_BATCH)]
         try:
             replies = await self._pool.run_each(
                 self._scripts["settle"],
-                pieces,
+                batches,
                 on_uncertain=lambda: self._unconfirmed.add(settlements),
                 extra=extra_timeout(len(settlements), sum(len(each.result or "") for each in settlements)),
                 synced=True,
             )
         except HoldfastError:
-            self._unconfirmed.add(settlements)  # the answers of applied pieces are lost
+            self._unconfirmed.add(settlements)  # the answers of applied batches are lost
             raise
         answers, ended, others = [], [], False
         for each, answer in zip(settlements, chain.from_iterable(replies), strict=True):
@@ -341,8 +341,8 @@ class RedisQueueing:
         fields = [argument for pair in given.items() for argument in pair]
         held: list[LeaseStatus] = []
         command = "none"
-        pieces = list(in_batches(leases, PIECE)) or [[]]
-        for number, piece in enumerate(pieces):
+        batches = list(in_batches(leases, MAX_BATCH)) or [[]]
+        for number, batch in enumerate(batches):
             reply = await self._pool.run(
                 self._scripts["heartbeat"],
                 heartbeat.worker,
@@ -350,7 +350,7 @@ class RedisQueueing:
                 int(number == 0),
                 len(given),
                 *fields,
-                *(argument for lease in piece for argument in (lease.job_id, lease.claims)),
+                *(argument for lease in batch for argument in (lease.job_id, lease.claims)),
                 retry_for=HEARTBEAT_RETRY_SHARE * lease_for.total_seconds(),
             )
             command = reply[0].decode()
@@ -361,10 +361,10 @@ class RedisQueueing:
     async def append_logs(self, records: Sequence[Record]) -> list[bool]:
         """Keep the lines of leases that stand; which do. As many lines a script as jobs elsewhere."""
         kept = [True] * len(records)
-        for piece in record_pieces(records, PIECE):
+        for batch in record_batches(records, MAX_BATCH):
             script = self._scripts["append_logs"]
-            arguments = [argument for number, lines in piece for argument in encode_logs(records[number].lease, lines)]
-            for (number, _), standing in zip(piece, await self._pool.run(script, *arguments), strict=True):
+            arguments = [argument for number, lines in batch for argument in encode_logs(records[number].lease, lines)]
+            for (number, _), standing in zip(batch, await self._pool.run(script, *arguments), strict=True):
                 kept[number] = kept[number] and bool(standing)
         return kept
 
@@ -376,18 +376,18 @@ class RedisQueueing:
 
 
 class _Sent:
-    """Progress of a batch that is stored piece by piece."""
+    """Progress of a batch that is stored script by script."""
 
     def __init__(self) -> None:
         self.is_uncertain = False
-        self.replies: list[Any] = []  # to each piece of the latest try, errors among them; none where it was cut off
+        self.replies: list[Any] = []  # to each batch of the latest try, errors among them; none where it was cut off
 
     def mark_uncertain(self) -> None:
         """A try was cut off, and may have stored the batch: from now on "known" means "created"."""
         self.is_uncertain, self.replies = True, []
 
     def read_replies(self, replies: list[Any]) -> None:
-        """Some pieces were refused."""
+        """Some batches were refused."""
         self.replies = replies
 
 

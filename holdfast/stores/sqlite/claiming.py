@@ -32,7 +32,7 @@ class ClaimTaking:
         self._sql = statements
         self._request = request
         self._lease = {"worker": request.worker, "until": until_us, "now": now_us}
-        self._startable = 1 << 30 if request.isolated else request.max_must_start
+        self._must_start_left = 1 << 30 if request.isolated else request.max_must_start
         self.named = frozenset(request.capacity)  # those without a free slot too: the star is for the others
         self._now_us = now_us
         self.jobs: list[Job] = []
@@ -53,8 +53,8 @@ class ClaimTaking:
         room = min(slots - self._limited[queue], self._request.limit - len(self.jobs))
         quarantined, suspect = self.connection.execute(self._sql["tiers"], {"queue": queue}).fetchone()
         self.quarantined = self.quarantined or bool(quarantined)
-        if suspect and self._startable > 0:
-            self._take("pick_with_suspects", queue=queue, limit=room, max_must_start=self._startable)
+        if suspect and self._must_start_left > 0:
+            self._take("pick_with_suspects", queue=queue, limit=room, max_must_start=self._must_start_left)
         else:
             self._take("pick_ready", queue=queue, limit=room)
 
@@ -69,7 +69,7 @@ class ClaimTaking:
             seqs = [] if self.full else claim.choose_quarantined(queue)
         else:
             of_queue = sum(job.queue == queue for job in self.jobs)
-            room = min(slots - of_queue, self._request.limit - taken, self._request.idle - taken, self._startable)
+            room = min(slots - of_queue, self._request.limit - taken, self._request.idle - taken, self._must_start_left)
             seqs = claim.choose_jobs(queue, room) if room > 0 else []
             quarantined = read_value(self.connection, self._sql["any_limited_quarantined"], {"queue": queue})
             self.quarantined = self.quarantined or bool(quarantined)
@@ -81,7 +81,7 @@ class ClaimTaking:
     def take_delivered(self, ids: Sequence[str], capacity: Mapping[str, int], paused: set[str]) -> int:
         """Take just these ids; how many deliveries were refused, repeats included."""
         batch = as_json(dict.fromkeys(ids))
-        max_tier = 1 << 30 if self._request.isolated else min(1, self._startable)
+        max_tier = 1 << 30 if self._request.isolated else min(1, self._must_start_left)
         for queue, slots in capacity.items():
             every = queue == EVERY_QUEUE
             excluded = paused | (self.named if every else set())
@@ -98,19 +98,19 @@ class ClaimTaking:
 
     def _take(self, pick: str, **parameters: object) -> None:
         values = {"now": self._lease["now"], "worker": self._lease["worker"], **parameters}
-        seqs, shown, starting = self.connection.execute(self._sql[pick], values).fetchone()
+        seqs, shown, must_start = self.connection.execute(self._sql[pick], values).fetchone()
         if seqs == "[]":
             return
-        starting = starting or 0
-        if starting > self._startable:
-            fitting, stopped_at_last_attempt = _fitting(array_elements(shown), self._startable)
+        must_start = must_start or 0
+        if must_start > self._must_start_left:
+            fitting, stopped_at_last_attempt = _fitting(array_elements(shown), self._must_start_left)
             self.stopped_at_last_attempt = self.stopped_at_last_attempt or stopped_at_last_attempt
             if not fitting:
                 return
             seqs = as_json(decode_seqs(seqs)[number] for number in fitting)
             shown = f"[{','.join(array_elements(shown)[number] for number in fitting)}]"
-            starting = self._startable
-        self._startable -= starting
+            must_start = self._must_start_left
+        self._must_start_left -= must_start
         self.connection.execute(self._sql["take"], {"seqs": seqs, **self._lease})
         try:
             jobs = decode_jobs(shown)

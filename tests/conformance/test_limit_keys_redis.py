@@ -251,7 +251,7 @@ async def test_jobs_of_an_unanswered_claim_are_given_back(store: Any, clock: Man
     await put(store, *[new_job() for _ in range(3)])
     clock.advance(1)
     lost = [job.id for job in (await store.queueing._claim_ready(ClaimRequest(WORKER, {"default": 2}, 2, LEASE))).jobs]
-    store.queueing._lost.add(WORKER)
+    store.queueing._unconfirmed_claims.add(WORKER)
     clock.advance(1)
     (third,) = await take(store, 3)
     assert third.id not in lost

@@ -33,7 +33,7 @@ with wanted as materialized (
     where not w.queue = any(array(select name from holdfast.queue where paused)) -- a join might change their order
       and not w.queue = any(array(select l.queue from holdfast.job_limit l where l.queue is not null))
 ), due as materialized (
-    select min(n.run_at) as run_at, coalesce(bool_or(:promote and n.run_at <= n.now), false) as now
+    select min(n.run_at) as run_at, coalesce(bool_or(:promote and n.run_at <= n.now), false) as is_due
     from (
         select d.run_at, :now as now
         from unnest(:queues::text[]) w (queue) cross join lateral (
@@ -50,12 +50,12 @@ update holdfast.job
 
 -- fragment: claim_end
 -- The first row has the facts of the claim, the others have its jobs: facts in each row would cost a tenth of the claim.
-select t.*, due.now, due.run_at - :now, :lease_for + :now,
+select t.*, due.is_due, due.run_at - :now, :lease_for + :now,
     exists (select from wanted w cross join lateral (
         select from holdfast.job j where j.state = 0 and j.tier = 2 and j.queue = w.queue limit 1) q),
     (select queue from stop_at order by ordinal desc limit 1),
     coalesce((select expires_at from holdfast.expiry order by expires_at limit 1) <= :now, false),
-    has_suspects.now
+    has_suspects.found
 from due cross join has_suspects left join taken t on false
 union all (
     select t.*, null, null, null, null, null, null, null from taken t
@@ -176,24 +176,24 @@ select queue from named where queue is not null;
 -- claim_with_suspects takes. Always answers with one row at least, which names a queue of which something was held back.
 -- include: claim_begin
 ), has_suspects as materialized (
-    select :max_must_start > 0 and not (select now from due) and exists (
+    select :max_must_start > 0 and not (select is_due from due) and exists (
         select from wanted w cross join lateral (
             select from holdfast.job j where j.state = 0 and j.tier = 1 and j.queue = w.queue
-            order by j.rank, j.run_at, j.seq limit 1) s) as now
+            order by j.rank, j.run_at, j.seq limit 1) s) as found
 ), ready as materialized (
-    select r.ctid, w.queue, r.attempts + 1 >= r.max_attempts as last
+    select r.ctid, w.queue, r.attempts + 1 >= r.max_attempts as is_last_attempt
     from wanted w cross join lateral (
         select j.ctid, j.attempts, j.max_attempts from holdfast.job j
         where j.state = 0 and j.tier = 0 and j.queue = w.queue and (j.rank, j.run_at, j.seq) > (w.rank, w.run_at, w.seq)
-          and not (select now from due) and not (select now from has_suspects) and -- include: unexpired
+          and not (select is_due from due) and not (select found from has_suspects) and -- include: unexpired
         order by j.rank, j.run_at, j.seq limit w.slots for no key update skip locked) r
     limit :limit
 ), numbered as materialized ( -- nothing, where all can start
-    select ctid, queue, last, row_number() over () as ordinal from ready
-    where (select count(*) from ready where last) > :max_must_start
+    select ctid, queue, is_last_attempt, row_number() over () as ordinal from ready
+    where (select count(*) from ready where is_last_attempt) > :max_must_start
 ), stop_at as materialized (
     select l.queue, min(l.ordinal) as ordinal
-    from (select queue, ordinal from numbered where last order by ordinal offset :max_must_start) l
+    from (select queue, ordinal from numbered where is_last_attempt order by ordinal offset :max_must_start) l
     group by l.queue
 ), taken as (
     -- include: claim_update
@@ -209,37 +209,38 @@ select queue from named where queue is not null;
 -- The same with the suspects, each in its place; those beyond :max_must_start are left.
 -- include: claim_begin
 ), has_suspects as materialized (
-    select false as now
+    select false as found
 ), suspect as materialized (
-    select s.ctid, w.queue, w.ordinal, w.slots, true as suspect, true as starting, s.rank, s.run_at, s.seq
+    select s.ctid, w.queue, w.ordinal, w.slots, true as suspect, true as must_start, s.rank, s.run_at, s.seq
     from wanted w cross join lateral (
         select j.ctid, j.rank, j.run_at, j.seq from holdfast.job j
-        where j.state = 0 and j.tier = 1 and j.queue = w.queue and not (select now from due)
+        where j.state = 0 and j.tier = 1 and j.queue = w.queue and not (select is_due from due)
         order by j.rank, j.run_at, j.seq limit least(w.slots, :max_must_start) for no key update skip locked) s
     limit :max_must_start
 ), ready as materialized (
-    select r.ctid, w.queue, w.ordinal, w.slots, false as suspect, r.attempts + 1 >= r.max_attempts as starting, r.rank, r.run_at, r.seq
+    select r.ctid, w.queue, w.ordinal, w.slots, false as suspect, r.attempts + 1 >= r.max_attempts as must_start,
+        r.rank, r.run_at, r.seq
     from wanted w cross join lateral (
         select j.ctid, j.attempts, j.max_attempts, j.rank, j.run_at, j.seq from holdfast.job j
         where j.state = 0 and j.tier = 0 and j.queue = w.queue and (j.rank, j.run_at, j.seq) > (w.rank, w.run_at, w.seq)
-          and not (select now from due) and -- include: unexpired
+          and not (select is_due from due) and -- include: unexpired
         order by j.rank, j.run_at, j.seq limit w.slots for no key update skip locked) r
     limit :limit
 ), mixed as materialized (
     select m.*, row_number() over (partition by ordinal order by rank, run_at, seq) as position
     from (select * from suspect union all select * from ready) m
 ), within_slots as materialized (
-    select ctid, queue, ordinal, suspect, starting, position,
-        count(*) filter (where starting) over (order by ordinal, position) as started
+    select ctid, queue, ordinal, suspect, must_start, position,
+        count(*) filter (where must_start) over (order by ordinal, position) as must_start_count
     from mixed where position <= slots order by ordinal, position limit :limit
 ), stop_at as materialized (
     select queue, ordinal, min(position) as position from within_slots
-    where starting and not suspect and started > :max_must_start group by queue, ordinal
+    where must_start and not suspect and must_start_count > :max_must_start group by queue, ordinal
 ), taken as (
     -- include: claim_update
     where ctid = any(array(
         select f.ctid from within_slots f left join stop_at b on b.ordinal = f.ordinal
-        where f.position < coalesce(b.position, f.position + 1) and (not f.suspect or f.started <= :max_must_start)))
+        where f.position < coalesce(b.position, f.position + 1) and (not f.suspect or f.must_start_count <= :max_must_start)))
     returning -- include: claimed
 )
 -- include: claim_end
@@ -275,7 +276,7 @@ from taken t;
 with paused as materialized (
     select name from holdfast.queue where paused
 ), candidate as materialized (
-    select id, queue, tier, attempts + 1 >= max_attempts as last, rank, run_at, seq from holdfast.job
+    select id, queue, tier, attempts + 1 >= max_attempts as is_last_attempt, rank, run_at, seq from holdfast.job
     where id = any(:ids::uuid[]) and state + 0 = 0 and tier + 0 <= :max_tier
       and not queue = any(array(select l.queue from holdfast.job_limit l where l.queue is not null)) and -- include: unexpired
     for no key update skip locked
@@ -286,11 +287,13 @@ with paused as materialized (
     select e.*, row_number() over (partition by e.queue order by e.rank, e.run_at, e.seq) as position
     from unpaused e where e.tier = 0 or e.ordinal <= :max_must_start
 ), within_slots as materialized (
-    select w.*, count(*) filter (where w.tier > 0 or w.last) over (order by w.tier = 0, w.rank, w.run_at, w.seq) as starting
+    select w.*, count(*) filter (where w.tier > 0 or w.is_last_attempt)
+        over (order by w.tier = 0, w.rank, w.run_at, w.seq) as must_start_count
     from wanted w left join unnest(:queues::text[], :slots::int[]) q (queue, slots) on q.queue = w.queue
     where w.position <= coalesce(q.slots, :others)
 ), stop_at as materialized (
-    select queue, min(position) as position from within_slots where last and starting > :max_must_start group by queue
+    select queue, min(position) as position from within_slots
+    where is_last_attempt and must_start_count > :max_must_start group by queue
 ), chosen as materialized (
     select f.id from within_slots f left join stop_at b on b.queue = f.queue
     where f.tier > 0 or f.position < coalesce(b.position, f.position + 1)

@@ -50,9 +50,9 @@ MAX_PROMOTED = 1000
 """Due jobs made ready by one claim; more are made ready by the next."""
 _MAX_QUEUES = 32  # queues that one statement looks into
 _TRIES, _MOMENT = 5, 0.005  # how often, and after how many seconds, a claim looks again for what others promote
-_LOOKED_FOR = 0.05  # seconds for which a claim believes what the last look for jobs under limits saw
+_LIMITED_SEEN_SECONDS = 0.05  # seconds for which a claim believes what the last look for jobs under limits saw
 _REFRESH = 1.0  # seconds the names of the queues with ready jobs are believed
-_SHOWN = 13  # columns of a claimed job, its place in the order included
+_CLAIMED_COLUMNS = 13  # columns of a claimed job, its place in the order included
 _QUEUE = 2  # the column of its queue
 
 
@@ -74,7 +74,7 @@ class PostgresQueueing:
         self._limit_cache = limit_cache
         self._limited = LimitedClaims(pool, statements)
         self._limits_seen = False  # the latest claim saw jobs under limits
-        self._looked_at = -_LOOKED_FOR  # when queues were looked at last
+        self._looked_at = -_LIMITED_SEEN_SECONDS  # when queues were looked at last
         self._last_look: tuple[list[str], bool] = ([], False)  # which, and whether they had such jobs
         self._limited_first = False  # they and the plain ones take turns to go first
         self._pool = pool
@@ -86,7 +86,7 @@ class PostgresQueueing:
         self._known_at = -_REFRESH
         self._served = ""  # the queue a claim of every queue served last
         self._answered_at: dict[str, int] = {}  # by worker: the server's instant of its latest claim that was answered
-        self._unanswered: set[str] = set()  # workers whose claim was sent and never answered
+        self._unconfirmed_claims: set[str] = set()  # workers whose claim was sent and never answered
         self._settling = Settling(pool, statements, self._tell, limit_cache)
         notifications.on_queue = self._on_notification
 
@@ -114,13 +114,13 @@ class PostgresQueueing:
         firsts: Mapping[str, QueuePosition],
         ended: Sequence[str] = (),
         *,
-        heard: bool = False,
+        is_notified: bool = False,
         freed_queues: Collection[str] = (),
     ) -> None:
         for queue, first in firsts.items():
             self.note_ready(queue, first)
         topics = {f"queue:{queue}" for queue in (*firsts, *freed_queues)} | {f"due:{queue}" for queue in freed_queues}
-        if heard:
+        if is_notified:
             self._notifications.notify_in_transaction(topics)
         else:
             self._notifications.notify_committed(topics, ended)
@@ -132,7 +132,7 @@ class PostgresQueueing:
         uncertain: list[bool] = []  # a try that was cut off may have stored the batch: then "known" means "created"
         try:
             bound = await self._limit_cache.bind(jobs)
-            answers, heard = await insert_batch(
+            answers, is_notified = await insert_batch(
                 self._sql,
                 self._notifications,
                 bound,
@@ -149,7 +149,7 @@ class PostgresQueueing:
                 msgspec.structs.replace(answer, created=answer.created or answer.job_id == job.id)
                 for job, answer in zip(jobs, answers, strict=True)
             ]
-        self._tell(first_positions(jobs, answers), heard=heard)
+        self._tell(first_positions(jobs, answers), is_notified=is_notified)
         return answers
 
     # ── claim ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -256,16 +256,16 @@ class PostgresQueueing:
             max(0, room),
             promote=claiming.promote,
             anywhere=EVERY_QUEUE in claiming.capacity,
-            on_uncertain=lambda: self._unanswered.add(request.worker),
+            on_uncertain=lambda: self._unconfirmed_claims.add(request.worker),
         )
-        claimed_at, due, due_in, _, quarantined = rows[0][_SHOWN:]
+        claimed_at, due, due_in, _, quarantined = rows[0][_CLAIMED_COLUMNS:]
         claiming.quarantined = claiming.quarantined or quarantined
         claiming.fall_due(due_in)
         taken = [] if rows[0][0] is None else rows
         jobs = await self._readable(taken, request.worker)
         claiming.take_limited(jobs, claimed_at + (span_us(request.lease_for) or 0))
         self._settling.has_limited = self._settling.has_limited or bool(jobs)
-        await self._give_back_unanswered(request, claimed_at)
+        await self._release_unconfirmed(request, claimed_at)
         if taken:
             self._served = taken[-1][_QUEUE]
         return bool(due)
@@ -279,7 +279,7 @@ class PostgresQueueing:
         at = time.monotonic()
         fetch = functools.partial(
             self._pool.fetch,
-            on_uncertain=lambda: self._unanswered.add(request.worker),
+            on_uncertain=lambda: self._unconfirmed_claims.add(request.worker),
             extra=room / CLAIMED_A_SECOND,
             queues=queues,
             slots=slots,
@@ -297,7 +297,7 @@ class PostgresQueueing:
         if rows[0][-1]:
             rows = await fetch(self._sql["claim_with_suspects"])
         seconds = time.monotonic() - at
-        due, due_in, until, quarantined, stopped_at_last_attempt, overdue, _ = rows[0][_SHOWN:]
+        due, due_in, until, quarantined, stopped_at_last_attempt, overdue, _ = rows[0][_CLAIMED_COLUMNS:]
         claiming.looked = True
         claiming.tried += queues
         claiming.quarantined = claiming.quarantined or quarantined
@@ -309,7 +309,7 @@ class PostgresQueueing:
         claiming.take(jobs)
         await self._look_for_limited(claiming, queues, at_once=not taken)
         claiming.expired += await self._end_overdue() if overdue else ()
-        await self._give_back_unanswered(request, until - (span_us(request.lease_for) or 0))
+        await self._release_unconfirmed(request, until - (span_us(request.lease_for) or 0))
         if due:
             return True
         for queue, scan in split_scan(queues, slots, positions, taken, room, at, seconds):
@@ -324,23 +324,23 @@ class PostgresQueueing:
     async def _look_for_limited(self, claiming: ClaimProgress, queues: list[str], *, at_once: bool) -> None:
         """Notes whether there are jobs under limits. An answer counts for a moment, unless it was no and there are no
         plain jobs either: asking with each claim would cost some per cent."""
-        now = time.monotonic()
-        if (at_once and not self._last_look[1]) or now - self._looked_at > _LOOKED_FOR or self._last_look[0] != queues:
+        now, (seen_in, was_seen) = time.monotonic(), self._last_look
+        if (at_once and not was_seen) or now - self._looked_at > _LIMITED_SEEN_SECONDS or seen_in != queues:
             ((seen,),) = await self._pool.fetch(self._sql["any_limited"], queues=queues)
             self._looked_at, self._last_look = now, (queues, seen)
         claiming.limited = claiming.limited or self._last_look[1]
         claiming.limits_seen = claiming.limits_seen or claiming.limited
 
-    async def _give_back_unanswered(self, request: ClaimRequest, claimed_at: int) -> None:
+    async def _release_unconfirmed(self, request: ClaimRequest, claimed_at: int) -> None:
         """A claim that was cut off may have taken unknown jobs: what this worker took between the last claim
         that was answered and this one was never started."""
         worker = request.worker
         if request.shared_worker_id:
             return
         since, self._answered_at[worker] = self._answered_at.get(worker), claimed_at
-        if worker not in self._unanswered:
+        if worker not in self._unconfirmed_claims:
             return
-        self._unanswered.discard(worker)
+        self._unconfirmed_claims.discard(worker)
         if since is None:  # an earlier process may have had its name: those leases end by themselves
             return
         try:
@@ -388,7 +388,7 @@ class PostgresQueueing:
             queues += [queue for queue in self._known if queue not in request.capacity]
         rows = await self._pool.fetch(
             self._sql["claim_quarantined"],
-            on_uncertain=lambda: self._unanswered.add(request.worker),
+            on_uncertain=lambda: self._unconfirmed_claims.add(request.worker),
             queues=queues,
             worker=request.worker,
             lease_for=span_us(request.lease_for),
@@ -397,15 +397,15 @@ class PostgresQueueing:
             claiming = ClaimProgress(msgspec.structs.replace(request, limit=1, promote=False), capacity)
             await self._claim_limited(claiming, queues)
             return claiming.to_claim()
-        await self._give_back_unanswered(request, rows[0][_SHOWN] - (span_us(request.lease_for) or 0))
-        return Claim(jobs=await self._readable(rows, request.worker), lease_until_us=rows[0][_SHOWN])
+        await self._release_unconfirmed(request, rows[0][_CLAIMED_COLUMNS] - (span_us(request.lease_for) or 0))
+        return Claim(jobs=await self._readable(rows, request.worker), lease_until_us=rows[0][_CLAIMED_COLUMNS])
 
     async def claim_delivered(self, request: ClaimRequest) -> DeliveredClaim:
         capacity = {queue: slots for queue, slots in request.capacity.items() if queue != EVERY_QUEUE}
         ids = list(request.only or ())
         rows = await self._pool.fetch(
             self._sql["claim_delivered"],
-            on_uncertain=lambda: self._unanswered.add(request.worker),
+            on_uncertain=lambda: self._unconfirmed_claims.add(request.worker),
             extra=request.limit / CLAIMED_A_SECOND,
             ids=ids or [NO_JOB],
             queues=list(capacity),
@@ -419,9 +419,9 @@ class PostgresQueueing:
             lease_for=span_us(request.lease_for),
         )
         due_in, until, quarantined, left, queues, paused, stopped_at_last_attempt, self._limits_seen, overdue = rows[0][
-            _SHOWN:
+            _CLAIMED_COLUMNS:
         ]
-        await self._give_back_unanswered(request, until - (span_us(request.lease_for) or 0))
+        await self._release_unconfirmed(request, until - (span_us(request.lease_for) or 0))
         jobs = await self._readable([] if rows[0][0] is None else rows, request.worker)
         claim = Claim(
             jobs=jobs,

@@ -25,7 +25,7 @@ async def insert_batch(
     jobs: Sequence[NewJob],
     fetch: Callable[..., Awaitable[Rows]],
 ) -> tuple[list[Submitted], bool]:
-    """The answers; and whether others have heard of the jobs, as they were committed."""
+    """The answers; and True if waiters were notified of the jobs in the same transaction."""
     if not all(map(is_plain, jobs)):
         rows = await fetch(statements["insert_keyed_jobs"], **job_columns(jobs), **key_columns(jobs))
         ordered = sorted(rows, key=lambda row: row[0])

@@ -91,7 +91,7 @@ class RedisQueueing:
         self._served_limited = ""
         self._served = ""  # the queue a claim served last
         self._unconfirmed = UnconfirmedSettlements()
-        self._lost = UnconfirmedClaims()
+        self._unconfirmed_claims = UnconfirmedClaims()
 
     # ── submit ────────────────────────────────────────────────────────────────────────────────────────────────
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
@@ -147,9 +147,9 @@ class RedisQueueing:
             claim = await (
                 self._claim_ready(request) if request.only is None else self._claim_delivered(request, request.only)
             )
-            await self._release_unacked(request, claim)
+            await self._release_unconfirmed(request, claim)
         except asyncio.CancelledError:
-            self._lost.add(request.worker)
+            self._unconfirmed_claims.add(request.worker)
             raise
         return claim
 
@@ -181,7 +181,7 @@ class RedisQueueing:
                 self._scripts["claim_limited"],
                 *common,
                 *arguments,
-                on_uncertain=lambda: self._lost.add(request.worker),
+                on_uncertain=lambda: self._unconfirmed_claims.add(request.worker),
                 extra=request.limit / CLAIMED_A_SECOND,
             )
             self._served_limited = decode_text(reply[5])
@@ -196,12 +196,12 @@ class RedisQueueing:
                 replies = await self._pool.run_each(
                     self._scripts["claim"],
                     batches,
-                    on_uncertain=lambda: self._lost.add(request.worker),
+                    on_uncertain=lambda: self._unconfirmed_claims.add(request.worker),
                     extra=request.limit / CLAIMED_A_SECOND,
                 )
             except HoldfastError:
                 if len(batches) > 1:  # some of them may have claimed
-                    self._lost.add(request.worker)
+                    self._unconfirmed_claims.add(request.worker)
                 raise
             for reply in replies:
                 self._served = decode_text(reply[5])
@@ -225,7 +225,7 @@ class RedisQueueing:
                     self._pool.address.task,
                     *delivery.script_arguments(),
                     *ids,
-                    on_uncertain=lambda: self._lost.add(request.worker),
+                    on_uncertain=lambda: self._unconfirmed_claims.add(request.worker),
                     extra=request.limit / CLAIMED_A_SECOND,
                 )
             except HoldfastError:
@@ -242,17 +242,17 @@ class RedisQueueing:
                 break
         return delivery.to_claim(len(only))
 
-    async def _release_unacked(self, request: ClaimRequest, claim: Claim) -> None:
+    async def _release_unconfirmed(self, request: ClaimRequest, claim: Claim) -> None:
         """Gives back the jobs of unanswered claims, which were never started, except for this claim's."""
         if claim.lease_until_us is None or request.shared_worker_id:
             return
-        lease, since = span_us(request.lease_for), self._lost.unconfirmed_since(request.worker)
+        lease, since = span_us(request.lease_for), self._unconfirmed_claims.unconfirmed_since(request.worker)
         ours = {job.id for job in claim.jobs}
         looked, more = 0, since is not None
         try:
             while more:
                 found, others, more = await self._pool.run(
-                    self._scripts["unacked_claims"], request.worker, since or 0, lease, looked
+                    self._scripts["unconfirmed_claims"], request.worker, since or 0, lease, looked
                 )
                 released = [
                     _released(decode_text(job_id), whole_number(claims), request.worker) for job_id, claims in found
@@ -263,7 +263,7 @@ class RedisQueueing:
                     await self.settle(released)
         except HoldfastError:
             pass  # then their leases end
-        self._lost.mark_answered(request.worker, claim.lease_until_us - lease)
+        self._unconfirmed_claims.mark_answered(request.worker, claim.lease_until_us - lease)
 
     async def _readable(self, rows: Sequence[Any], worker: str) -> list[Job]:
         """The jobs that can be read. One that another program corrupted is dead, and does not hold up its queue."""

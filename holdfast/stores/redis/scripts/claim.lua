@@ -363,7 +363,7 @@ write_leases()
 finish()
 return { claimed, lease_until, stopped_at_last_attempt, expired }
 
--- name: unacked_claims
+-- name: unconfirmed_claims
 -- Running jobs that a worker claimed after an instant. ARGV: 3 worker, 4 instant, 5 lease in microseconds of its
 -- claims, 6 leases to skip. Returns {id, claims} of each, the number of other leases examined, and 1 if there are more.
 local min_lease_end = int(tonumber(ARGV[4]) + tonumber(ARGV[5]))

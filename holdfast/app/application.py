@@ -102,7 +102,7 @@ class Holdfast(JobEditing):
         """The maker of spans; None if tracing is off."""
         self._submitter = Submitter(self.open_store, lambda: self.settings, self.events, self.spans)
         self.within = ExternalTransactions(self.open_store, self._reached)
-        """What is done inside transactions that others hold."""
+        """Submits and completes jobs inside a transaction that the caller holds."""
 
     # ── life ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def __aenter__(self) -> Holdfast:
@@ -143,7 +143,7 @@ class Holdfast(JobEditing):
         return store.blocking(call)
 
     async def _reached(self, call: Coroutine[Any, Any, T]) -> T:
-        """A call of the store's: awaited, or run as the store says where there is no event loop."""
+        """Awaits a call of the store; without a running event loop, runs it as a blocking call."""
         return await call if running_loop() is not None else self.run_blocking(call)
 
     def new_store(self, call_deadline: float | None = None) -> Store:

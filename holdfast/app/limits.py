@@ -274,7 +274,7 @@ def _unassigned_places(known: Limit | None, changed: Limit) -> tuple[tuple[str |
 
 def _applies_to(limit: Limit | None) -> tuple[object, ...] | None:
     """The fields that decide the partitions of jobs; None for a limit that gives them none."""
-    if limit is None or not limit.is_claimed or limit.queue is limit.task is None:
+    if limit is None or not limit.has_buckets or limit.queue is limit.task is None:
         return None
     return limit.queue, limit.task, limit.by, limit.values.weight, limit.is_counted
 

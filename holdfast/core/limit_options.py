@@ -75,7 +75,7 @@ def check_sense(limit: Limit) -> None:
         raise Invalid("shares", dict(values.shares), "give by too: shares are turns by value of that key")
     if values.depth is not None and of_handlers:
         raise Invalid("depth", values.depth, "give a queue or a task too: it bounds their jobs that wait")
-    if not limit.is_claimed and values.depth is None:
+    if not limit.has_buckets and values.depth is None:
         raise Invalid("concurrency", None, "give concurrency, rate, depth, or by, for keys that take turns")
 
 

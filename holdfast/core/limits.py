@@ -56,7 +56,7 @@ class LimitValues(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     depth: int | None = None
 
     @property
-    def max_lacking_us(self) -> int | None:
+    def fill_time_us(self) -> int | None:
         """Microseconds in which an empty bucket fills; None for a limit without a rate."""
         return None if self.interval_us is None else self.burst * self.interval_us
 
@@ -87,7 +87,7 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     revision: int = 0
 
     @property
-    def is_claimed(self) -> bool:
+    def has_buckets(self) -> bool:
         """Returns True if jobs pass through its buckets: not if it only bounds the depth of its queue."""
         values = self.values
         return self.by is not None or values.concurrency is not None or values.rate is not None or self.is_counted
@@ -100,14 +100,14 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def token_change(old: Limit | None, new: Limit) -> dict[str, int] | None:
     """Parameters of ``bound_buckets`` for a changed limit; None for one without a rate."""
-    max_lacking, interval = new.values.max_lacking_us, new.values.interval_us
-    if max_lacking is None or interval is None:
+    fill_time, interval = new.values.fill_time_us, new.values.interval_us
+    if fill_time is None or interval is None:
         return None
     before = new.values if old is None or old.values.rate is None else old.values
     return {
-        "max_lacking": max_lacking,
+        "fill_time": fill_time,
         "interval": interval,
-        "old_max_lacking": before.max_lacking_us or max_lacking,
+        "old_fill_time": before.fill_time_us or fill_time,
         "old_interval": before.interval_us or interval,
     }
 
@@ -181,7 +181,7 @@ class LimitTable:
             if limit.queue is not None and limit.values.depth is not None and not limit.is_counted:
                 self.depths[limit.queue] = min(limit.values.depth, self.depths.get(limit.queue, limit.values.depth))
             by_name, name = (self._tasks, limit.task) if limit.queue is None else (self._queues, limit.queue)
-            if limit.is_claimed and name is not None:
+            if limit.has_buckets and name is not None:
                 by_name.setdefault(name, []).append(limit)
 
     def share_of(self, partition: str) -> int:

@@ -339,9 +339,9 @@ class WorkerHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HeartbeatReply(msgspec.Struct, frozen=True):
-    """``held``: the status of each lease, in the order of the request."""
+    """``statuses``: those of the leases, in the order of the request."""
 
-    held: list[LeaseStatus]
+    statuses: list[LeaseStatus]
     command: WorkerCommand = WorkerCommand.NONE
 
 

@@ -32,7 +32,7 @@ ON_TIME = timedelta(seconds=60)
 """A run that is no later than this is not missed, even where missed runs are skipped."""
 MIN_INTERVAL, MAX_INTERVAL = timedelta(seconds=1), timedelta(days=3660)
 _ROUND = 1000  # ticks that are looked at one by one before a long gap is jumped over
-_LAST_YEAR = 9000  # of an instant that a calendar can still count from
+_MAX_YEAR = 9000  # of an instant that a calendar can still count from
 
 
 class Overlap(StrEnum):
@@ -187,7 +187,7 @@ def _cron_ticks(expression: str, zone: ZoneInfo, after_us: int) -> Iterator[int]
     that comes twice runs the first time. With ``*`` in minute or hour nothing is made up for: it follows the clock.
     """
     start = to_datetime(after_us).astimezone(zone)
-    if start.year > _LAST_YEAR:
+    if start.year > _MAX_YEAR:
         return
     latest = after_us
     for found in CronSim(expression, start):

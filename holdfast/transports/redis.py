@@ -333,10 +333,10 @@ class RedisStream(RedisTransport):
         for key, entries in reply or ():
             for receipt, fields in entries:
                 found.append(Delivery(_id(fields), self.queue_of(key), receipt.decode()))
-        rung = [each.receipt for each in found if not each.queue]
-        if rung:
-            await self.pool.run_command("XACK", self.key_of(""), GROUP, *rung)
-            await self.pool.run_command("XDEL", self.key_of(""), *rung)
+        new_queue_receipts = [each.receipt for each in found if not each.queue]
+        if new_queue_receipts:
+            await self.pool.run_command("XACK", self.key_of(""), GROUP, *new_queue_receipts)
+            await self.pool.run_command("XDEL", self.key_of(""), *new_queue_receipts)
         return [each for each in found if each.queue] if found else None
 
 

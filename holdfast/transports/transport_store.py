@@ -190,7 +190,7 @@ class TransportQueueing(ForwardingQueueing):
     ) -> HeartbeatReply:
         """Renews leases; prolongs the deliveries of held ones and acknowledges those of lost ones."""
         beat = await self._inner.heartbeat(heartbeat, leases, lease_for=lease_for)
-        lost = [lease for lease, held in zip(leases, beat.held, strict=True) if held is LeaseStatus.LOST]
+        lost = [lease for lease, status in zip(leases, beat.statuses, strict=True) if status is LeaseStatus.LOST]
         over, touched = self._in_flight.remove_leases(lost), self._in_flight.held(heartbeat.worker, leases)
         if over or touched:
             self._transport.touch(touched, over)

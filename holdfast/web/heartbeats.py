@@ -66,7 +66,7 @@ async def extend(call: RequestContext) -> ApiResponse:
     stands = await read_leases(store, worker, call.body["leases"])
     held = [stand.lease for stand in stands if stand.held]
     beat = await call.remote_workers.heartbeat(heartbeat_of(call, parse_worker(call)), held, span)
-    verdicts = dict(zip(held, beat.held, strict=True))
+    verdicts = dict(zip(held, beat.statuses, strict=True))
     kept = [LeaseAnswer(id=each.lease.job_id, verdict=verdicts.get(each.lease, LeaseStatus.LOST)) for each in stands]
     return json_response(200, HeartbeatAnswer(leases=kept, lease=span.total_seconds(), order=beat.command))
 

@@ -255,7 +255,7 @@ class WorkerContext:
 _MIN_PAUSE, _MAX_PAUSE = 0.1, 5.0  # seconds
 
 
-class RetryDelay:
+class StoreBackoff:
     """Backoff of one service after store errors: exponential, capped, with full jitter."""
 
     def __init__(self, shared: WorkerContext, service: str) -> None:

@@ -20,7 +20,7 @@ from holdfast.core.fault_injection import fault_point
 from holdfast.core.lifecycle import Released, budget_spent
 from holdfast.core.models import Claim
 from holdfast.stores.base import EVERY_QUEUE, ClaimRequest, Store
-from holdfast.worker.context import BATCH_SIZE, RetryDelay, WorkerContext
+from holdfast.worker.context import BATCH_SIZE, StoreBackoff, WorkerContext
 from holdfast.worker.reporting import emit_claim
 
 PREFETCH_SECONDS = 0.02  # seconds of work, at the measured rate, that may be claimed ahead
@@ -38,7 +38,7 @@ class Fetcher:
         self._store = store
         self._rate = 0.0  # jobs finished per second, smoothed
         self._last_sample = (shared.clock.monotonic(), 0)
-        self._retry_delay = RetryDelay(shared, "fetcher")
+        self._backoff = StoreBackoff(shared, "fetcher")
         self._draining = drain
         self._isolation_wait = _ISOLATION_WAIT
         self._isolate_again_at = 0.0
@@ -86,9 +86,9 @@ class Fetcher:
                         shared.stopping.set()
                     continue
             except HoldfastError as error:
-                await self._retry_delay.wait_after(error)
+                await self._backoff.wait_after(error)
                 continue
-            self._retry_delay.reset()
+            self._backoff.reset()
             self._last_attempts_next = claim.stopped_at_last_attempt or (
                 bool(claim.jobs) and all(map(budget_spent, claim.jobs))
             )
@@ -253,7 +253,7 @@ class Fetcher:
         try:
             await shared.clock.run_bounded(self._wait_for_notification(min(limit, due) + 1), min(limit, due))
         except HoldfastError as error:
-            await self._retry_delay.wait_after(error)
+            await self._backoff.wait_after(error)
         finally:
             self.quiet_until = None
             shared.wakes_on_time = False

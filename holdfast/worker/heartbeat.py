@@ -115,10 +115,10 @@ class Heartbeat:
             return
         self._failing, self._sent = False, heartbeat
         shared.renewed_at = started
-        for lease, held in zip(leases, beat.held, strict=True):
-            if held is LeaseStatus.LOST:
+        for lease, status in zip(leases, beat.statuses, strict=True):
+            if status is LeaseStatus.LOST:
                 self._call_in_worker_loop(self._interrupt, lease, StopReason.LOST)
-            elif held is LeaseStatus.CANCEL:
+            elif status is LeaseStatus.CANCEL:
                 self._call_in_worker_loop(self._interrupt, lease, StopReason.CANCEL)
         if beat.command is not WorkerCommand.NONE:
             self._call_in_worker_loop(self._on_command, beat.command)

@@ -16,7 +16,7 @@ from holdfast.core.job_logs import NewLine, Record
 from holdfast.core.models import Lease
 from holdfast.stores.base import Store
 from holdfast.tasks.job_logger import JobLog, LogEntry, LogLimits
-from holdfast.worker.context import RetryDelay, WorkerContext
+from holdfast.worker.context import StoreBackoff, WorkerContext
 
 _MAX_DELAY = 0.5  # seconds the first line may wait for more
 _BATCH_SIZE = 500  # lines in one call; as many are written at once
@@ -38,7 +38,7 @@ class LogWriter:
     def __init__(self, shared: WorkerContext, store: Store) -> None:
         self._shared = shared
         self._store = store
-        self._retry_delay = RetryDelay(shared, "log_writer")
+        self._backoff = StoreBackoff(shared, "log_writer")
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._waiting: list[_Line] = []
@@ -74,9 +74,9 @@ class LogWriter:
             self._has_full_batch.clear()
             error = await self.flush()
             if error is None:
-                self._retry_delay.reset()
+                self._backoff.reset()
             else:
-                await self._retry_delay.wait_after(error)
+                await self._backoff.wait_after(error)
                 self._has_lines.set()
 
     async def flush(self) -> HoldfastError | None:

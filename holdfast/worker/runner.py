@@ -215,7 +215,7 @@ class Runner:
 
     def check_lease(self, run: TaskRun) -> None:
         """Interrupts a job whose lease was not renewed, unless its handler's transaction completed it, or may yet."""
-        check = asyncio.create_task(self._interrupt_if_lost(run), name="holdfast-doubt")
+        check = asyncio.create_task(self._interrupt_if_lost(run), name="holdfast-lease-check")
         self._lease_checks.add(check)
         check.add_done_callback(self._lease_checks.discard)
 

@@ -11,7 +11,7 @@ from holdfast.core.events import BatchSettled, JobSucceeded, StoreTrouble
 from holdfast.core.fault_injection import fault_point
 from holdfast.core.models import JobState, Lease, Reason, Settled
 from holdfast.stores.base import Store
-from holdfast.worker.context import BATCH_SIZE, RetryDelay, TaskRun, WorkerContext
+from holdfast.worker.context import BATCH_SIZE, StoreBackoff, TaskRun, WorkerContext
 from holdfast.worker.reporting import emit_lease_lost, emit_unsuccessful, measure_settled
 
 _MAX_DELAY = 0.004  # seconds a batch may grow while other handlers run
@@ -26,7 +26,7 @@ class Settler:
         self._shared = shared
         self._store = store
         self._write_lines = write_lines
-        self._retry_delay = RetryDelay(shared, "settler")
+        self._backoff = StoreBackoff(shared, "settler")
         self._finishing = False
         self._locked: dict[Lease, TaskRun] = {}  # settlements of jobs locked by another transaction
         self._retry_at = 0.0  # clock reading of their next try
@@ -76,19 +76,19 @@ class Settler:
                 answers = await self._store.queueing.settle([run.settlement for run in batch])
                 fault_point("settle.after")
             except (Unavailable, ConfigError) as error:
-                await self._retry_delay.wait_after(error)
+                await self._backoff.wait_after(error)
             except HoldfastError as error:
                 if len(batch) == 1:
                     # The store cannot store this settlement: the lease expires, and a sweeper settles the job.
                     self._shared.remove_held(batch[0])
                     self._locked.pop(batch[0].lease, None)
-                    await self._retry_delay.wait_after(error)
+                    await self._backoff.wait_after(error)
                     return
                 for run in batch:  # one bad settlement must not block the others
                     await self._write([run])
                 return
             else:
-                self._retry_delay.reset()
+                self._backoff.reset()
                 self._handle_answers(batch, answers)
                 return
 

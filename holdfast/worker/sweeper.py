@@ -13,7 +13,7 @@ from holdfast.core.fault_injection import fault_point
 from holdfast.core.lifecycle import Lost, decide
 from holdfast.core.models import Job, JobState, Settled
 from holdfast.stores.base import Store
-from holdfast.worker.context import RetryDelay, WorkerContext
+from holdfast.worker.context import StoreBackoff, WorkerContext
 from holdfast.worker.reporting import emit_expired, emit_recovered
 
 _BATCH = 500
@@ -28,7 +28,7 @@ class Sweeper:
     def __init__(self, shared: WorkerContext, store: Store) -> None:
         self._shared = shared
         self._store = store
-        self._retry_delay = RetryDelay(shared, "sweeper")
+        self._backoff = StoreBackoff(shared, "sweeper")
         self._pruned_at = shared.clock.monotonic()
         self._ended_overdue_at = -_END_OVERDUE_EVERY
         self._unassigned: dict[str, int] = {}  # revisions of limits whose jobs lack partitions, as they were last
@@ -44,9 +44,9 @@ class Sweeper:
             try:
                 await self.sweep()
             except HoldfastError as error:
-                await self._retry_delay.wait_after(error)
+                await self._backoff.wait_after(error)
             else:
-                self._retry_delay.reset()
+                self._backoff.reset()
 
     async def sweep(self) -> None:
         """Runs one round. A part that fails does not keep the next ones from running."""

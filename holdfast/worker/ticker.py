@@ -20,7 +20,7 @@ from holdfast.core.limits import Limit
 from holdfast.core.models import NOT_STARTED, TERMINAL, NewJob, to_datetime
 from holdfast.core.schedule import DueTicks, Overlap, Schedule, ScheduleChange, due_ticks, tick_job
 from holdfast.stores.base import Store
-from holdfast.worker.context import RetryDelay, WorkerContext
+from holdfast.worker.context import StoreBackoff, WorkerContext
 
 _BATCH = 100  # schedules of one look
 
@@ -32,7 +32,7 @@ class Ticker:
         self._shared = shared
         self._store = store
         self._declared = declared
-        self._retry_delay = RetryDelay(shared, "ticker")
+        self._backoff = StoreBackoff(shared, "ticker")
         self._written_limits: Mapping[str, Limit] | None = None
         self._schedules_written = False
         self._superseded: set[str] = set()  # jobs to be cancelled, since the next one of their schedule is stored
@@ -55,9 +55,9 @@ class Ticker:
             try:
                 pause = await self._fire_due()
             except HoldfastError as error:
-                await self._retry_delay.wait_after(error)
+                await self._backoff.wait_after(error)
             else:
-                self._retry_delay.reset()
+                self._backoff.reset()
                 await shared.clock.sleep(pause)
 
     async def _fire_due(self) -> float:

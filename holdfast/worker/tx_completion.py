@@ -12,7 +12,7 @@ from holdfast.core.errors import HoldfastError, LeaseLost
 from holdfast.core.models import TxOutcome
 from holdfast.stores.base import External
 from holdfast.tasks import Context, encode_result
-from holdfast.worker.context import RetryDelay, TaskRun, WorkerContext
+from holdfast.worker.context import StoreBackoff, TaskRun, WorkerContext
 
 _MIN_PAUSE, _MAX_PAUSE = 0.01, 0.5  # seconds between reads while the transaction is open
 
@@ -52,7 +52,7 @@ class TxCompletion:
         """Returns the outcome of the job. Waits while its transaction is open, at most for the duration of a lease."""
         shared = self._shared
         external = cast(External, (await shared.app.open_store()).external)
-        retry_delay = RetryDelay(shared, "runner")
+        backoff = StoreBackoff(shared, "runner")
         give_up_at = shared.clock.monotonic() + shared.settings.lease.total_seconds()
         pause = _MIN_PAUSE
         while True:
@@ -60,7 +60,7 @@ class TxCompletion:
                 outcome = await external.tx_outcome(run.lease)
             except HoldfastError as error:
                 outcome = TxOutcome.PENDING
-                await retry_delay.wait_after(error)
+                await backoff.wait_after(error)
             if outcome is not TxOutcome.PENDING or shared.clock.monotonic() > give_up_at:
                 return outcome
             await shared.clock.sleep(pause)

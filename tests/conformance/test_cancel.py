@@ -55,7 +55,7 @@ async def test_a_running_job_is_asked_and_stays_running(store: Store, opener: Op
     assert done == BulkResult([(job.id, JobState.RUNNING)], [])
     kept = await stored(store, job.id)
     assert (kept.state, kept.cancelling) == (JobState.RUNNING, True)
-    assert (await store.queueing.heartbeat(heartbeat(), [job.lease], lease_for=LEASE)).held == [LeaseStatus.CANCEL]
+    assert (await store.queueing.heartbeat(heartbeat(), [job.lease], lease_for=LEASE)).statuses == [LeaseStatus.CANCEL]
 
 
 @pytest.mark.parametrize("state", [JobState.SUCCEEDED, JobState.DEAD, JobState.CANCELLED])
@@ -154,7 +154,7 @@ async def test_a_replayed_job_is_not_cancelled_by_an_old_request(store: Store) -
     (again,) = await take(store)
 
     assert not again.cancelling
-    assert (await store.queueing.heartbeat(heartbeat(), [again.lease], lease_for=LEASE)).held == [LeaseStatus.HELD]
+    assert (await store.queueing.heartbeat(heartbeat(), [again.lease], lease_for=LEASE)).statuses == [LeaseStatus.HELD]
 
 
 async def test_a_filter_cancels_what_it_matches_and_nothing_else(store: Store) -> None:

@@ -36,7 +36,7 @@ async def test_foreign_key_to_a_job_does_not_block_it(store: Store) -> None:
         other.execute("select from job where id = any(%s) for key share", [[held.id, waiting]])
 
         beat = await store.queueing.heartbeat(heartbeat(), [held.lease], lease_for=LEASE * 2)
-        assert beat.held == [LeaseStatus.HELD]
+        assert beat.statuses == [LeaseStatus.HELD]
         assert (
             await stored(store, held.id)
         ).lease_until_us == await store.health.server_time_us() + 2 * LEASE.total_seconds() * 1e6
@@ -50,7 +50,7 @@ async def test_a_worker_s_own_row_is_not_waited_for_either(store: Store) -> None
         other.execute("select from worker for update")
 
         beat = await store.queueing.heartbeat(heartbeat(running=1), [held.lease], lease_for=LEASE * 2)
-        assert beat.held == [LeaseStatus.HELD]
+        assert beat.statuses == [LeaseStatus.HELD]
         assert (
             await stored(store, held.id)
         ).lease_until_us == await store.health.server_time_us() + 2 * LEASE.total_seconds() * 1e6

@@ -38,7 +38,7 @@ async def test_returning_id_never_repeats_a_fencing_token(store: Store, clock: M
 async def test_first_life_cannot_settle_or_extend_the_second(store: Store, clock: ManualClock, worker: str) -> None:
     first, second = await second_life(store, clock, worker=worker)
     assert not (await settle(store, first, result='"stale"', worker=WORKER)).accepted
-    assert (await store.queueing.heartbeat(heartbeat(), [first.lease], lease_for=LEASE)).held == [LeaseStatus.LOST]
+    assert (await store.queueing.heartbeat(heartbeat(), [first.lease], lease_for=LEASE)).statuses == [LeaseStatus.LOST]
     line = NewLine(number=1, ago=timedelta(0), level="info", text="stale", fields=None)
     assert await store.queueing.append_logs([Record(first.lease, [line])]) == [False]
     assert await state_of(store, second.id) is JobState.RUNNING
@@ -77,7 +77,9 @@ async def test_only_the_holder_settles_and_extends(store: Store, state: JobState
     job = await running(store)
     assert job.worker == WORKER
     assert not (await settle(store, job, state, worker="other")).accepted
-    assert (await store.queueing.heartbeat(heartbeat("other"), [job.lease], lease_for=LEASE)).held == [LeaseStatus.LOST]
-    assert (await store.queueing.heartbeat(heartbeat(), [job.lease], lease_for=LEASE)).held == [LeaseStatus.HELD]
+    assert (await store.queueing.heartbeat(heartbeat("other"), [job.lease], lease_for=LEASE)).statuses == [
+        LeaseStatus.LOST
+    ]
+    assert (await store.queueing.heartbeat(heartbeat(), [job.lease], lease_for=LEASE)).statuses == [LeaseStatus.HELD]
     assert await state_of(store, job.id) is JobState.RUNNING
     assert (await settle(store, job, state, worker=WORKER)).accepted

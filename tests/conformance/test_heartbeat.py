@@ -40,7 +40,7 @@ async def test_an_expired_lease_is_not_revived(store: Store, clock: ManualClock)
     job = await running(store)
     clock.advance(LEASE.total_seconds() + 1)
 
-    assert (await store.queueing.heartbeat(heartbeat(), [job.lease], lease_for=LEASE)).held == [LeaseStatus.LOST]
+    assert (await store.queueing.heartbeat(heartbeat(), [job.lease], lease_for=LEASE)).statuses == [LeaseStatus.LOST]
 
     assert [each.id for each in await store.maintenance.find_expired_leases(limit=10)] == [job.id]
     assert not (await settle(store, job)).accepted
@@ -53,7 +53,9 @@ async def test_superseded_lease_is_lost_and_new_lease_is_kept(store: Store, cloc
     until = (await stored(store, new.id)).lease_until_us
     clock.advance(1)
 
-    assert (await store.queueing.heartbeat(heartbeat("other"), [old.lease], lease_for=LEASE)).held == [LeaseStatus.LOST]
+    assert (await store.queueing.heartbeat(heartbeat("other"), [old.lease], lease_for=LEASE)).statuses == [
+        LeaseStatus.LOST
+    ]
     assert (await stored(store, new.id)).lease_until_us == until
 
 
@@ -64,13 +66,15 @@ async def test_settled_deleted_and_unknown_leases_are_lost(store: Store) -> None
     await store.admin.delete([deleted.id])
     leases = [settled.lease, deleted.lease, Lease(new_id(), 1)]
 
-    assert (await store.queueing.heartbeat(heartbeat(), leases, lease_for=LEASE)).held == [LeaseStatus.LOST] * 3
+    assert (await store.queueing.heartbeat(heartbeat(), leases, lease_for=LEASE)).statuses == [LeaseStatus.LOST] * 3
 
 
 async def test_a_queued_job_is_not_held(store: Store) -> None:
     (job_id,) = await put(store)
 
-    assert (await store.queueing.heartbeat(heartbeat(), [Lease(job_id, 0)], lease_for=LEASE)).held == [LeaseStatus.LOST]
+    assert (await store.queueing.heartbeat(heartbeat(), [Lease(job_id, 0)], lease_for=LEASE)).statuses == [
+        LeaseStatus.LOST
+    ]
     assert (await stored(store, job_id)).lease_until_us is None
 
 
@@ -79,10 +83,10 @@ async def test_cancelled_running_job_is_reported_by_heartbeat_and_stays_held(sto
     await store.admin.cancel([job.id])
     clock.advance(LEASE.total_seconds() - 1)
 
-    assert (await store.queueing.heartbeat(heartbeat(), [job.lease], lease_for=LEASE)).held == [LeaseStatus.CANCEL]
+    assert (await store.queueing.heartbeat(heartbeat(), [job.lease], lease_for=LEASE)).statuses == [LeaseStatus.CANCEL]
 
     clock.advance(LEASE.total_seconds() - 1)
-    assert (await store.queueing.heartbeat(heartbeat(), [job.lease], lease_for=LEASE)).held == [LeaseStatus.CANCEL]
+    assert (await store.queueing.heartbeat(heartbeat(), [job.lease], lease_for=LEASE)).statuses == [LeaseStatus.CANCEL]
     answer = await settle(store, job, JobState.CANCELLED)
     assert (answer.accepted, answer.state) == (True, JobState.CANCELLED)
 
@@ -93,7 +97,7 @@ async def test_verdicts_answer_the_leases_in_their_order(store: Store) -> None:
     await store.admin.cancel([job.id for job in jobs[1::3]])
     await store.queueing.settle([ending(job) for job in jobs[2::3]])
 
-    held = (await store.queueing.heartbeat(heartbeat(), [job.lease for job in jobs[::-1]], lease_for=LEASE)).held
+    held = (await store.queueing.heartbeat(heartbeat(), [job.lease for job in jobs[::-1]], lease_for=LEASE)).statuses
 
     assert held == ([LeaseStatus.HELD, LeaseStatus.CANCEL, LeaseStatus.LOST] * 100)[::-1]
 
@@ -103,7 +107,7 @@ async def test_the_same_job_under_two_leases_is_answered_for_each(store: Store, 
     await lose(store, clock, old)
     (new,) = await take(store, max_must_start=1)
 
-    held = (await store.queueing.heartbeat(heartbeat(), [old.lease, new.lease, old.lease], lease_for=LEASE)).held
+    held = (await store.queueing.heartbeat(heartbeat(), [old.lease, new.lease, old.lease], lease_for=LEASE)).statuses
 
     assert held == [LeaseStatus.LOST, LeaseStatus.HELD, LeaseStatus.LOST]
 

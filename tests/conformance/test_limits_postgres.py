@@ -40,7 +40,7 @@ async def test_open_transaction_delays_no_job_of_its_partition(store: Store, iso
     try:
         transaction = link.transaction(isolation=isolation)
         await transaction.start()
-        await link.fetch(f"select * from {schema}.enlist($1)", encode_batch([job], None))  # noqa: S608
+        await link.fetch(f"select * from {schema}.submit_batch($1)", encode_batch([job], None))  # noqa: S608
         assert [each.id for each in await take(store, 9)] == [first]
         (second,) = await put(store, new_job(payload='{"tenant":1}'))
         assert [each.id for each in await take(store, 9)] == [second]

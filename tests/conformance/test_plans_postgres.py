@@ -263,7 +263,7 @@ VALUES: dict[str, Any] = {
     "lease_for": 30_000_000,
     "queue": None,
     "others": BATCH,
-    **dict.fromkeys(("max_count", "max_lacking", "max_tier"), 1),
+    **dict.fromkeys(("max_count", "fill_time", "max_tier"), 1),
     "max_counts": [BATCH] * len(QUEUES),
     "aged": 1_000_000,
     "key": "key of nothing",

@@ -62,7 +62,7 @@ async def test_whole_lifecycle_is_stored_as_ulids_and_reported_as_uuids(
     (job,) = await take(store)
     assert (job.id, keys.zrange("leases", 0, -1)) == (first.id, [as_ulid(first.id)])
     leases = [job.lease, Lease(later.id, 1)]
-    assert (await store.queueing.heartbeat(heartbeat(), leases, lease_for=LEASE)).held == [
+    assert (await store.queueing.heartbeat(heartbeat(), leases, lease_for=LEASE)).statuses == [
         LeaseStatus.HELD,
         LeaseStatus.LOST,
     ]

@@ -265,9 +265,9 @@ async def test_lease_number_given_twice_belongs_to_the_recorded_worker(server: R
         (first,) = await take(store, worker="first")
         server.execute("HSET", key, "worker", "second")
 
-        assert (await store.queueing.heartbeat(heartbeat("first"), [first.lease], lease_for=LEASE)).held == [
+        assert (await store.queueing.heartbeat(heartbeat("first"), [first.lease], lease_for=LEASE)).statuses == [
             LeaseStatus.LOST
         ]
-        assert (await store.queueing.heartbeat(heartbeat("second"), [first.lease], lease_for=LEASE)).held == [
+        assert (await store.queueing.heartbeat(heartbeat("second"), [first.lease], lease_for=LEASE)).statuses == [
             LeaseStatus.HELD
         ]

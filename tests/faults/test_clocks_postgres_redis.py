@@ -70,7 +70,7 @@ async def test_skewed_caller_claims_for_the_length_of_a_lease(skewed: Skewed) ->
             assert seconds_from_now(instant_us) == pytest.approx(0, abs=NEAR)
 
         beat = await store.queueing.heartbeat(heartbeat(), [job.lease], lease_for=2 * LEASE)
-        assert beat.held == [LeaseStatus.HELD]
+        assert beat.statuses == [LeaseStatus.HELD]
         assert seconds_from_now((await stored(store, job_id)).lease_until_us) == pytest.approx(60, abs=NEAR)
         assert (await settle(store, job)).accepted
         assert seconds_from_now((await stored(store, job_id)).ended_at_us) == pytest.approx(0, abs=NEAR)

@@ -175,6 +175,6 @@ class PostgresAdmin(SelectionAdmin):
 
     async def send_command(self, command: WorkerCommand, workers: Sequence[str] | None = None) -> list[str]:
         names = None if workers is None else list(workers)
-        rows = await self._pool.fetch(self._sql["order_workers"], order=command.value, workers=names)
+        rows = await self._pool.fetch(self._sql["set_command"], command=command.value, workers=names)
         self._notifications.notify_committed({f"worker:{worker}" for (worker,) in rows})
         return [worker for (worker,) in rows]

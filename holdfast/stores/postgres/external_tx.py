@@ -85,7 +85,7 @@ class PostgresExternal:
             # A snapshot of the transaction may be older than a limit that other submissions have to obey.
             table = self._limit_cache.set_limits(limits) if seen[0][2] == "read committed" else LimitTable(limits)
         jobs = table.bind(jobs)
-        rows = yield Statement(self._sql["enlist"].sql, (encode_batch(jobs, self._instant()),))
+        rows = yield Statement(self._sql["submit_batch"].sql, (encode_batch(jobs, self._instant()),))
         answers = [Submitted(job_id, created, changed=changed) for job_id, created, changed in map(_texts, rows)]
         expiring = [
             {
@@ -122,7 +122,7 @@ class PostgresExternal:
 
 
 def encode_batch(jobs: Sequence[NewJob], instant: int | None) -> str:
-    """Jobs as ``holdfast.enlist`` takes them; ``instant``: None for the server's clock."""
+    """Jobs as ``holdfast.submit_batch`` takes them; ``instant``: None for the server's clock."""
     return _ascii({"at": instant, "jobs": [_row(job) for job in jobs]})
 
 

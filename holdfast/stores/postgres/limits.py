@@ -220,7 +220,7 @@ def _limit_columns(limit: Limit) -> dict[str, Any]:
     shares = {key: share for key, share in values.shares.items() if "\0" not in key}  # no bucket's name holds one
     return {
         "name": to_text(limit.name),
-        "queue": limit.queue if limit.is_claimed else None,  # else its jobs have no partition
+        "queue": limit.queue if limit.has_buckets else None,  # else its jobs have no partition
         "task": limit.task,
         "keyed": limit.by is not None,
         "concurrency": values.concurrency,

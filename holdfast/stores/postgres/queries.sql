@@ -75,8 +75,8 @@ case when (:states::smallint[] is null or j.state = any(:states))
   and (:created_before::bigint is null or j.created_at < :created_before)
 then true else false end
 
--- own: enlist
-select job_id, created, changed from holdfast.enlist(?) order by turn;
+-- own: submit_batch
+select job_id, created, changed from holdfast.submit_batch(?) order by turn;
 
 -- own: set_expiries
 select holdfast.set_expiries(?);
@@ -425,7 +425,7 @@ select ordinal, state, run_at, queue, partition from settled;
 -- Those of the jobs that no other transaction holds right now.
 select id::text from holdfast.job where id = any(:ids::uuid[]) order by id for no key update skip locked;
 
--- own: fates
+-- own: settlement_evidence
 -- What became of jobs, and of their attempts under these leases.
 select d.ordinal, j.state, j.claims, j.run_at, a.state, a.reason, a.error
 from unnest(:ids::uuid[], :claims::bigint[]) with ordinality as d (id, claims, ordinal)
@@ -479,8 +479,8 @@ with known as materialized (
 ), extended as (
     update holdfast.job j set lease_until = :lease_for + :now
     where j.id = any(array(select id from held)) and j.state + 0 = 2)
-select w.ordered, d.ordinal, j.id is not null, j.cancelling
-from (select coalesce((select ordered from holdfast.worker where id = :worker), 'none') as ordered) w
+select w.command, d.ordinal, j.id is not null, j.cancelling
+from (select coalesce((select command from holdfast.worker where id = :worker), 'none') as command) w
 left join unnest(:ids::uuid[], :claims::bigint[]) with ordinality as d (id, claims, ordinal) on true
 left join holdfast.job j on j.id = d.id and j.claims = d.claims and j.worker = :worker and j.state + 0 = 2
     and j.lease_until + 0 > :now;
@@ -712,8 +712,8 @@ order by j.queue desc, j.ended_at desc, j.id desc limit :limit;
 insert into holdfast.queue (name, paused) values (:queue, :paused)
 on conflict (name) do update set paused = excluded.paused;
 
--- name: order_workers
-update holdfast.worker set ordered = :order
+-- name: set_command
+update holdfast.worker set command = :command
 where alive_until > :now
   and (:workers::text[] is null or id = any(:workers))
 returning id;
@@ -840,7 +840,7 @@ from unnest(:queues::text[]) w (queue) cross join lateral (
 select name, paused from holdfast.queue;
 
 -- name: workers
-select id, host, pid, queues, concurrency, running, succeeded, failed, started_at, seen_at, ordered,
+select id, host, pid, queues, concurrency, running, succeeded, failed, started_at, seen_at, command,
     alive_until > :now
 from holdfast.worker order by started_at;
 
@@ -950,7 +950,7 @@ returning revision + 1;
 select set_config('lock_timeout', '500ms', true);
 
 -- own: submit_ticks
-select job_id, created from holdfast.enlist(:batch);
+select job_id, created from holdfast.submit_batch(:batch);
 
 -- name: schedule
 select document, revision from holdfast.schedule where name = :name;
@@ -1049,8 +1049,8 @@ returning revision + 1;
 
 -- name: bound_buckets
 -- The buckets of a limit keep their tokens, at most the new burst: of the limit itself and, after "=", of its keys.
-update holdfast.bucket set refilled_at = :now + :max_lacking::bigint - least(:max_lacking::bigint,
-    trunc(greatest(0, :old_max_lacking::bigint - (refilled_at - :now))::numeric * :interval::bigint / :old_interval::bigint)::bigint)
+update holdfast.bucket set refilled_at = :now + :fill_time::bigint - least(:fill_time::bigint,
+    trunc(greatest(0, :old_fill_time::bigint - (refilled_at - :now))::numeric * :interval::bigint / :old_interval::bigint)::bigint)
 where refilled_at > :now and (name = :name or (name > :name || '=' and name < :name || '>'));
 
 -- own: free_parked

@@ -140,14 +140,14 @@ class PostgresQuery(Feed):
                 succeeded=row[6],
                 failed=row[7],
             )
-            started_at, seen_at, ordered, alive = row[8:]
+            started_at, seen_at, command, alive = row[8:]
             found.append(
                 WorkerInfo(
                     heartbeat=heartbeat,
                     started_at_us=started_at,
                     seen_at_us=seen_at,
                     alive=alive,
-                    command=WorkerCommand(ordered),
+                    command=WorkerCommand(command),
                 )
             )
         return found

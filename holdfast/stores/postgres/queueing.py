@@ -485,11 +485,11 @@ class PostgresQueueing:
             lease_for=span_us(lease_for),
             **msgspec.structs.asdict(heartbeat),
         )
-        held = [LeaseStatus.LOST] * len(leases)
+        statuses = [LeaseStatus.LOST] * len(leases)
         for _, ordinal, alive, cancelling in rows:
             if alive:
-                held[ordinal - 1] = LeaseStatus.CANCEL if cancelling else LeaseStatus.HELD
-        return HeartbeatReply(held=held, command=WorkerCommand(rows[0][0]))
+                statuses[ordinal - 1] = LeaseStatus.CANCEL if cancelling else LeaseStatus.HELD
+        return HeartbeatReply(statuses=statuses, command=WorkerCommand(rows[0][0]))
 
     async def deregister(self, worker: str) -> None:
         await self._pool.fetch(self._sql["delete_worker"], worker=worker)

@@ -125,7 +125,9 @@ class Settling:
             batch = [each for each in batch if each.job_id in taken]
         for each in batch:
             answers[each.job_id] = Settled(each.job_id, each.claims, True, JobState.SUCCEEDED)
-        freed_queues = self._roomy([row[1:] for row in rows if row[1] is not None]) if self.has_limited else set()
+        freed_queues = (
+            self._queues_with_room([row[1:] for row in rows if row[1] is not None]) if self.has_limited else set()
+        )
         self._tell({}, [each.job_id for each in batch], freed_queues=freed_queues)
 
     async def _settle_rest(self, batch: list[Settlement], answers: dict[str, Settled]) -> None:
@@ -146,9 +148,9 @@ class Settling:
                 firsts[queue] = START  # given back: to where it was
             else:
                 firsts.setdefault(queue, END)  # not ready yet; who sleeps until something falls due must know
-        self._tell(firsts, ended, freed_queues=self._roomy([row[3:] for row in rows]))
+        self._tell(firsts, ended, freed_queues=self._queues_with_room([row[3:] for row in rows]))
 
-    def _roomy(self, partitions: Sequence[Sequence[str | None]]) -> set[str]:
+    def _queues_with_room(self, partitions: Sequence[Sequence[str | None]]) -> set[str]:
         """Queues in which ended jobs made room, by queues and partitions. A limit of a task holds in every queue."""
         limits = self._limit_cache.table.limits
         queues = set()
@@ -164,7 +166,9 @@ class Settling:
     ) -> None:
         """Answers refused settlements. Some were applied by an earlier call whose answer was lost."""
         rows = await self._pool.fetch(
-            self._sql["fates"], ids=[each.job_id for each in refused], claims=[each.claims for each in refused]
+            self._sql["settlement_evidence"],
+            ids=[each.job_id for each in refused],
+            claims=[each.claims for each in refused],
         )
         ended = []
         for ordinal, *row in rows:

@@ -82,8 +82,10 @@ class _LimitAudit:
             there = {each for name in _TURN_SETS for each in self._seen.zsets.get(self._names(name) + queue, ())}
             for partition in partitions.keys() - there:
                 yield RepairStep(BACK, ("ZADD", turns, "NX", virtual.get(queue, b"0"), partition))
-        suspects = {job.queue for job in self._jobs.values() if job.state == b"queued" and job.partition is not None}
-        for queue in suspects - limited.keys():
+        wanted_queues = {
+            job.queue for job in self._jobs.values() if job.state == b"queued" and job.partition is not None
+        }
+        for queue in wanted_queues - limited.keys():
             yield RepairStep(BACK, ("ZADD", self._names("partitioned_queues"), 0, queue))
 
     def check_used(self) -> Iterator[RepairStep]:
@@ -123,7 +125,7 @@ class _LimitAudit:
         for text in self._seen.hashes.get(self._names("limits"), {}).values():
             with suppress(msgspec.MsgspecError):
                 limit = _decode(text.partition(b" ")[2])
-                if limit.queue is not None and limit.is_claimed:
+                if limit.queue is not None and limit.has_buckets:
                     queues.add(limit.queue.encode())
         key = self._names("queues_with_limits")
         noted = self._seen.sets.get(key, frozenset())

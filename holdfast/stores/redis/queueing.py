@@ -339,7 +339,7 @@ class RedisQueueing:
     ) -> HeartbeatReply:
         given = msgspec.structs.asdict(heartbeat)
         fields = [argument for pair in given.items() for argument in pair]
-        held: list[LeaseStatus] = []
+        statuses: list[LeaseStatus] = []
         command = "none"
         batches = list(in_batches(leases, MAX_BATCH)) or [[]]
         for number, batch in enumerate(batches):
@@ -354,8 +354,8 @@ class RedisQueueing:
                 retry_for=HEARTBEAT_RETRY_SHARE * lease_for.total_seconds(),
             )
             command = reply[0].decode()
-            held += [_HELD[each] for each in reply[1:]]
-        return HeartbeatReply(held=held, command=WorkerCommand(command))
+            statuses += [_HELD[each] for each in reply[1:]]
+        return HeartbeatReply(statuses=statuses, command=WorkerCommand(command))
 
     # ── log lines ─────────────────────────────────────────────────────────────────────────────────────────────
     async def append_logs(self, records: Sequence[Record]) -> list[bool]:

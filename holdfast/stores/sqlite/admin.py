@@ -12,7 +12,7 @@ from holdfast.stores.common.requests import CHOOSE, UNSUCCESSFUL, Chosen, Select
 from holdfast.stores.sqlite.encoding import INLINE_PAYLOAD, as_json, decode_unique, filter_parameters, span_us
 from holdfast.stores.sqlite.limits import LimitedFamily
 from holdfast.stores.sqlite.maintenance import delete_rows
-from holdfast.stores.sqlite.submission import WAITING_STATES, rewrite_waiting, run_flow, take_unique
+from holdfast.stores.sqlite.submission import NOT_STARTED_STATES, rewrite_waiting, run_flow, take_unique
 from holdfast.stores.sqlite.writer import Transaction
 
 
@@ -87,7 +87,7 @@ class SqliteAdmin(LimitedFamily, SelectionAdmin):
 
     def _edit_in(self, transaction: Transaction, job_id: str, changes: JobChanges) -> BulkResult:
         now_us, unstarted = transaction.now_us, changes.will_expire
-        flow = rewrite_waiting(self._sql, job_id, changes, now_us, WAITING_STATES, unstarted=unstarted)
+        flow = rewrite_waiting(self._sql, job_id, changes, now_us, NOT_STARTED_STATES, unstarted=unstarted)
         rows = run_flow(transaction.connection, flow)
         for _, _, queue in rows:
             transaction.notify_topic(f"queue:{queue}")
@@ -162,10 +162,10 @@ class SqliteAdmin(LimitedFamily, SelectionAdmin):
             transaction.notify_topic(f"queue:{queue}")
 
     async def send_command(self, command: WorkerCommand, workers: Sequence[str] | None = None) -> list[str]:
-        values = {"order": command, "workers": None if workers is None else as_json(workers)}
+        values = {"command": command, "workers": None if workers is None else as_json(workers)}
 
         def run_in_transaction(transaction: Transaction) -> list[str]:
-            rows = transaction.connection.execute(self._sql["order_workers"], values | {"now": transaction.now_us})
+            rows = transaction.connection.execute(self._sql["set_command"], values | {"now": transaction.now_us})
             names = [worker for (worker,) in rows.fetchall()]
             for worker in names:
                 transaction.notify_topic(f"worker:{worker}")

@@ -318,7 +318,7 @@ on conflict (id) do update set
     queues = excluded.queues, concurrency = excluded.concurrency, running = excluded.running,
     succeeded = excluded.succeeded, failed = excluded.failed, seen_at = excluded.seen_at,
     alive_until = excluded.alive_until
-returning ordered;
+returning command;
 
 -- name: delete_worker
 delete from holdfast_worker where id = :worker;
@@ -416,8 +416,8 @@ select id, state from holdfast_job where id in (select value from json_each(:ids
 insert into holdfast_queue (name, paused) values (:queue, :paused)
 on conflict (name) do update set paused = excluded.paused;
 
--- name: order_workers
-update holdfast_worker set ordered = :order
+-- name: set_command
+update holdfast_worker set command = :command
 where alive_until > :now and (:workers is null or id in (select value from json_each(:workers)))
 returning id;
 
@@ -548,7 +548,7 @@ from (select queue, partition from holdfast_partition where queue = :queue limit
 select name, paused from holdfast_queue;
 
 -- name: workers
-select id, host, pid, queues, concurrency, running, succeeded, failed, started_at, seen_at, alive_until, ordered
+select id, host, pid, queues, concurrency, running, succeeded, failed, started_at, seen_at, alive_until, command
 from holdfast_worker order by started_at;
 
 -- name: figures
@@ -749,8 +749,8 @@ update holdfast_partition set blocked_until = null where queue = :queue and part
 
 -- name: bound_buckets
 -- The buckets of a limit keep their tokens, at most the new burst: of the limit itself and, after "=", of its keys.
-update holdfast_bucket set refilled_at = :now + :max_lacking - min(:max_lacking,
-    cast(max(0, :old_max_lacking - (refilled_at - :now)) * (:interval * 1.0 / :old_interval) as integer))
+update holdfast_bucket set refilled_at = :now + :fill_time - min(:fill_time,
+    cast(max(0, :old_fill_time - (refilled_at - :now)) * (:interval * 1.0 / :old_interval) as integer))
 where refilled_at > :now and (name = :name or (name > :name || '=' and name < :name || '>'));
 
 -- own: free_partitions

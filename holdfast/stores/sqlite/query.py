@@ -206,7 +206,7 @@ class Reads:
                 started_at_us=started_at,
                 seen_at_us=seen_at,
                 alive=alive_until > now_us,
-                command=WorkerCommand(ordered),
+                command=WorkerCommand(command),
             )
             for (
                 worker,
@@ -220,7 +220,7 @@ class Reads:
                 started_at,
                 seen_at,
                 alive_until,
-                ordered,
+                command,
             ) in reader.execute(self._sql["workers"])
         ]
 

@@ -356,15 +356,15 @@ class SqliteQueueing(LimitedFamily):
         connection, now_us = transaction.connection, transaction.now_us
         until = now_us + lease_us
         values = msgspec.structs.asdict(heartbeat) | {"now": now_us, "until": until}
-        (ordered,) = connection.execute(self._sql["upsert_worker"], values).fetchone()
-        held: list[LeaseStatus] = []
+        (command,) = connection.execute(self._sql["upsert_worker"], values).fetchone()
+        statuses: list[LeaseStatus] = []
         if leases:
             batch = {"leases": as_json((lease.job_id, lease.claims) for lease in leases), "worker": heartbeat.worker}
             connection.execute(self._sql["extend_leases"], {**batch, "now": now_us, "until": until})
             for lease_until, cancelling in connection.execute(self._sql["standing_leases"], batch):
                 alive = lease_until is not None and lease_until > now_us
-                held.append((LeaseStatus.CANCEL if cancelling else LeaseStatus.HELD) if alive else LeaseStatus.LOST)
-        return HeartbeatReply(held=held, command=WorkerCommand(ordered))
+                statuses.append((LeaseStatus.CANCEL if cancelling else LeaseStatus.HELD) if alive else LeaseStatus.LOST)
+        return HeartbeatReply(statuses=statuses, command=WorkerCommand(command))
 
     async def deregister(self, worker: str) -> None:
         await self._opened().writer.call(

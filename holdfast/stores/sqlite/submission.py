@@ -17,8 +17,8 @@ from holdfast.stores.sqlite.encoding import INLINE_PAYLOAD, eligible_us, expiry_
 T = TypeVar("T")
 
 _IN_ANY_STATE = 255  # bits of every state
-WAITING_STATES = sum(1 << CODES[state] for state in EDITABLE)
-_UNCLAIMED = WAITING_STATES - (1 << CODES[JobState.WAITING])
+NOT_STARTED_STATES = sum(1 << CODES[state] for state in EDITABLE)
+_REPLACEABLE = NOT_STARTED_STATES - (1 << CODES[JobState.WAITING])
 
 
 def submit_one_by_one(
@@ -78,7 +78,7 @@ def _apply_conflict(
     changes = JobChanges(run_at_us=eligible_us(job, now_us), expires_at_us=expiry_us(job, now_us))
     if policy == "replace":
         changes = replace(changes, priority=job.priority, payload=job.payload)
-    rewritten = yield from rewrite_waiting(statements, holder, changes, now_us, _UNCLAIMED)
+    rewritten = yield from rewrite_waiting(statements, holder, changes, now_us, _REPLACEABLE)
     if rewritten and policy == "replace":  # it is under the limits of the payload it has now
         yield Statement(statements["set_partition"], (rewritten[0][0], job.partition, job.weights))
     return bool(rewritten)

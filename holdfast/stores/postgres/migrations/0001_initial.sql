@@ -117,7 +117,7 @@ create table holdfast.worker (
     started_at bigint not null,
     seen_at bigint not null,
     alive_until bigint not null,
-    ordered text not null default 'none' check (ordered in ('none', 'drain', 'stop'))
+    command text not null default 'none' check (command in ('none', 'drain', 'stop'))
 );
 
 -- Recurring jobs.
@@ -267,7 +267,7 @@ $$;
 -- Submit jobs that the client has checked: {"at": null or microseconds, "jobs": [{"id", "queue", "task", "payload", …}]};
 -- payload and options are text. Keyed jobs go in the order of their keys, of unique keys too unless a job has both, so that two
 -- batches never wait for each other; their place among equals (seq) is that of their submission.
-create function holdfast.enlist(batch text) returns table (turn bigint, job_id text, created boolean, changed boolean)
+create function holdfast.submit_batch(batch text) returns table (turn bigint, job_id text, created boolean, changed boolean)
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     now_us bigint := coalesce((batch::json ->> 'at')::bigint, (extract(epoch from statement_timestamp()) * 1000000)::bigint);
@@ -353,7 +353,7 @@ $$;
 create function holdfast.submit(jobs jsonb) returns table (id uuid, created boolean)
 language sql set search_path = pg_catalog, pg_temp as $$
     select e.job_id::uuid, e.created
-    from holdfast.enlist((
+    from holdfast.submit_batch((
         select json_build_object('at', n.now_us, 'jobs', coalesce(json_agg(json_build_object(
             'id', coalesce((j.job ->> 'id')::uuid, holdfast.new_id(n.now_us, j.turn)), 'given', j.job ->> 'id' is not null,
             'queue', coalesce(j.job ->> 'queue', 'default'), 'task', j.job ->> 'task',

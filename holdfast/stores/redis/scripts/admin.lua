@@ -102,7 +102,7 @@ local function delete(id, v, spec)
     return v[1]
 end
 
-local WAITING = { queued = true, scheduled = true, failed = true, waiting = true }
+local NOT_STARTED = { queued = true, scheduled = true, failed = true, waiting = true }
 local operations = { cancel = cancel, replay = replay, delete = delete }
 local first_delay, interval = tonumber(ARGV[7]), tonumber(ARGV[8])
 for i = 10, #ARGV, 4 do
@@ -120,13 +120,13 @@ for i = 10, #ARGV, 4 do
         answers[#answers + 1] = { state or v[1], state and 1 or 0 }
         if state and (verb == 'delete' or state ~= v[1]) then
             count(spec.queue, v[1], -1)
-            count_unstarted(partition_field, WAITING[v[1]] and -1 or 0)
+            count_unstarted(partition_field, NOT_STARTED[v[1]] and -1 or 0)
             if verb ~= 'delete' then
                 if verb == 'replay' then
                     partition_field = ARGV[i + 3] ~= '' and ARGV[i + 3] or nil
                 end
                 count(spec.queue, state, 1)
-                count_unstarted(partition_field, WAITING[state] and 1 or 0)
+                count_unstarted(partition_field, NOT_STARTED[state] and 1 or 0)
             end
         end
     end

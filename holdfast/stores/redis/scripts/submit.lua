@@ -11,7 +11,7 @@ local function set_key(key, id, keep_for) -- microseconds, or ""
     return entry
 end
 
-local WAITING = { queued = true, scheduled = true, failed = true, waiting = true }
+local NOT_STARTED = { queued = true, scheduled = true, failed = true, waiting = true }
 
 -- A unique key as text: "POLICY DURING WINDOW KEY"; during: "waiting", "active" or "-"; window: microseconds or "-".
 local function key_of(unique)
@@ -25,7 +25,7 @@ local function take_unique(unique, id)
     if holder and holder ~= id then
         local v = read_fields(holder, 'state')
         local state = v and v[1] or ''
-        local is_held = during ~= '-' and WAITING[state] or during == 'active' and state == 'running'
+        local is_held = during ~= '-' and NOT_STARTED[state] or during == 'active' and state == 'running'
         if is_held or to_number(keep_until) > now then
             return policy, holder
         end

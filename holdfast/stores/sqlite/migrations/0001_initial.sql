@@ -119,7 +119,7 @@ create table holdfast_worker (
     started_at integer not null,
     seen_at integer not null,
     alive_until integer not null,
-    ordered text not null default 'none' check (ordered in ('none', 'drain', 'stop'))
+    command text not null default 'none' check (command in ('none', 'drain', 'stop'))
 ) strict, without rowid;
 
 -- The instants in their order, one of each job that has one, until it has come.

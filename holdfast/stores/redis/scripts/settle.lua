@@ -3,8 +3,8 @@
 -- "worker": whose leases follow, "" for any worker.
 -- "first": a length, and ids of that length in one text: successes without a result under a first claim, as most are.
 -- "success": a number, then id, claims and result ("" for none) of each. Both need a live lease.
--- "other": id, claims, state, reason, delay, flags, result, "=" + error, "=" + traceback. Flag "r" (refund): the attempt
--- does not count. Flag "e" (lease expired): the guard demands a lease that has expired, without it one that has not.
+-- "other": id, claims, state, reason, delay, flags, result, "=" + error, "=" + traceback. Flag "r" (refund): the
+-- attempt does not count. Flag "e" (lease expired): the guard demands an expired lease, without it a live one.
 -- Returns 1 (accepted; 2 for a job under limits), or {accepted, state, run_at, 1 for a job under limits}.
 allow_when_full()
 local answers, succeeded_entries, settled_ids, settled_count = {}, {}, {}, 0

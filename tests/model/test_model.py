@@ -356,7 +356,7 @@ class StoreMachine(RuleBasedStateMachine):
         for worker in ("w1", "w2"):
             mine = [lease for lease in leases if self.workers[lease] == worker]
             reply = self.call_family(partial(self.heartbeat, worker, mine, timedelta(seconds=seconds)))
-            assert reply.held == [self.model.held(lease, self.clock(), until) for lease in mine]
+            assert reply.statuses == [self.model.held(lease, self.clock(), until) for lease in mine]
 
     def heartbeat(self, worker: str, leases: list[Lease], span: timedelta) -> Coroutine[Any, Any, HeartbeatReply]:
         given = WorkerHeartbeat(worker=worker, host="h", pid=1, queues="*", concurrency=1)

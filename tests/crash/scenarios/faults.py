@@ -46,7 +46,7 @@ def killed_at(folder: Path, home: Home, *, points: Sequence[str] = WORKING, roun
     report = Report(figures={"seed": seed})
     rng = random.Random(seed)
     with Fleet(folder, home) as fleet:
-        submitted = submit(fleet, work(45 * len(points) * rounds, 0.1, max_attempts=25))
+        submitted = submit(fleet, work(90 * len(points) * rounds, 0.1, max_attempts=25))
         first = fleet.start(WORKER)
         until(lambda: len(fleet.runs()) > 3, 60, "the first executions")
         fleet.kill(first)

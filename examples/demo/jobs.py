@@ -35,7 +35,7 @@ def make_app(config: Path) -> Holdfast:
 
     @app.middleware
     async def note(job: Context, call_next: Callable[[Context], Awaitable[Any]]) -> Any:
-        """One line for each execution, written by the executions alone."""
+        """Log of executions: each execution appends one line."""
         append(log, f"{job.id} {os.getpid()}\n")
         return await call_next(job)
 

@@ -122,7 +122,7 @@ SETTLEMENT = Form(
         Field(
             "reason",
             choice_value("FailureReason", *_FAILED, *_DEAD),
-            "The kind of failure. Of `failed`: `error` (the default), `timeout` or `crashed`; of "
+            "The kind of failure. Of `failed`: `error` (the default), `timeout`, `crashed` or `resource`; of "
             "`dead`: `non_retryable` or `result`; with `payload` or `no_handler` the job is given back for another "
             "worker, as long as the setting `defer_for` says.",
         ),

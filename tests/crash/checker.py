@@ -52,7 +52,7 @@ class Facts:
     """When each killed process died, by pid."""
     frozen: Sequence[Frozen] = ()
     unstarted: Counter[str] = field(default_factory=Counter)
-    """How often each job was claimed but not started when its process was killed or frozen."""
+    """Claims per job that had not started when their process was killed or frozen."""
     replayed: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """When a replay was answered, by job: each time its count of attempts began again."""
 

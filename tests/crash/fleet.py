@@ -40,7 +40,7 @@ PASSED_ON = frozenset(f"{PREFIX}{name.upper()}" for name in SETTINGS_TABLE if na
 LEASE, SWEEP = 2.0, 0.5 * 1.2  # seconds; sweeps are jittered by a fifth
 WORKER = "tests.crash.programs.worker"
 ENDS = frozenset({None, 0, -signal.SIGKILL})
-"""How a process of a fleet may be found: alive, stopped, or killed. Any other end is one of its own."""
+"""Expected exit codes of a fleet's process: alive, stopped or killed. With any other it ended by itself."""
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,7 @@ class Fleet:
         return ledger.executions(self._reader.lines())
 
     def unstarted(self) -> Counter[str]:
-        """How often each job was held unstarted by a process that was killed or frozen."""
+        """Claims per job that killed or frozen processes held unstarted."""
         return self._unstarted
 
     def errors(self) -> str:
@@ -237,7 +237,7 @@ class Fleet:
         return Path(self._log.name).read_text(encoding="utf-8", errors="replace")
 
     def mishaps(self) -> list[str]:
-        """What no scenario means to happen: a process that ended by itself, an unexpected error."""
+        """Mishaps outside the scenario: processes that ended by themselves, unexpected errors."""
         codes = [(process, process.poll()) for process in self.processes]
         found = [
             f"{process.args!r} ended by itself with exit code {code}" for process, code in codes if code not in ENDS

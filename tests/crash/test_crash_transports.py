@@ -42,5 +42,5 @@ def test_everything_in_redis_may_be_lost_again_and_again(tmp_path: Path, home: H
 
 @pytest.mark.parametrize("home", ["postgres_list"], indirect=True)
 def test_a_loss_costs_little_more_than_a_poll(tmp_path: Path, home: Home, seed: int) -> None:
-    """How little is measured by the storm over both transports, on an idle machine."""
+    """The storm measures the delay over both transports, on an idle machine."""
     assert kept(transports.delayed(tmp_path, home, jobs=300, rounds=1, spare=20.0, seed=seed))

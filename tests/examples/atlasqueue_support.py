@@ -190,7 +190,7 @@ def starts(workers: Sequence[Program]) -> Counter[str]:
 
 
 def rejected(*workers: Program) -> int:
-    """How many ids these heard of and could not claim."""
+    """Number of ids that these workers received and could not claim."""
     return sum(event["count"] for worker in workers for event in worker.events("lease_rejected"))
 
 

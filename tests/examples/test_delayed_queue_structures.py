@@ -88,7 +88,7 @@ PROBLEM = {"type", "title", "status", "detail", "code", "request_id"}
 
 
 def _is_problem(document: Any, status: int) -> bool:
-    """Whether this is an error as every route of the port answers it."""
+    """Returns True if the answer is an error in the form of every route of the port."""
     return bool(document.keys() >= PROBLEM and document["status"] == status)
 
 

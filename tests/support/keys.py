@@ -83,7 +83,7 @@ class Keys:
 
     # ── consistency ───────────────────────────────────────────────────────────────────────────────────────────
     def strays(self) -> Iterator[str]:
-        """What is not where its job says, without other writers."""
+        """Returns the misplaced index entries of a store without other writers."""
         jobs, names = self.jobs(), {name for name in self.all() if ":foreign:" not in name}
         yield from self._miscounted(jobs)
         indexed = {job: int(seq) for name in names if name.startswith("index:") for seq, job in self.hash(name).items()}

@@ -1,4 +1,4 @@
-"""What private servers of any kind need: a folder, a port of its own, and an end that comes with the test's."""
+"""Private servers for tests: each has a folder and a port of its own, and ends with the test."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ _PEERS = {
     "celery": "celery:Celery",
 }
 KNOWN = tuple(name for name in _PEERS if name != "arq" or find_spec("arq"))
-"""Those that are installed: arq needs a redis-py that no other peer works with, and is not always."""
+"""The installed peers. arq may be missing: it needs a redis-py that no other peer works with."""
 LOSING = ("taskiq-list",)
 """Those that lose what runs when their process is killed."""
 

@@ -69,7 +69,7 @@ def _is_primary(server: Redis) -> bool:
 
 
 def _on_disk(server: Redis, report: Report) -> tuple[set[str], int]:
-    """What a server that is down will know when it is back: its jobs, and how many lost writes were reported.
+    """State of a server that is down, for its restart: its jobs, and the number of lost writes reported.
 
     Nothing there contradicts anything else, for any reader."""
     with server.copy() as copy:

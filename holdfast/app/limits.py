@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from msgspec.structs import replace
 
@@ -20,6 +20,7 @@ from holdfast.core.limit_options import (
     parse_values,
 )
 from holdfast.core.limits import MAX_LIMITS, BucketUse, Limit, LimitChange, LimitTable, name_bucket, parse_value
+from holdfast.core.schedule import Schedule
 from holdfast.core.validation import check_name, check_options, check_span
 from holdfast.settings.settings import Settings
 from holdfast.stores.base import Store
@@ -29,6 +30,8 @@ MAX_OF_ONE = 8
 """Limits of one queue or task."""
 _TRIES = 20  # writes that lose a race before a change gives up
 _OWNED = "code"
+
+Definition = TypeVar("Definition", Limit, Schedule)
 
 
 class LimitOwner(Blocker, Protocol):
@@ -67,10 +70,7 @@ class LimitManager:
         def new_definition(known: Limit | None) -> Limit:
             if known is None:
                 return draft
-            if known.owner is not None:
-                raise Conflict(f"limit {name} is declared in code; change its values, or choose another name")
-            if not replace_existing:
-                raise Conflict(f"limit {name} exists; change it, or ask to replace it")
+            check_replacement(f"limit {name}", known, replace_existing=replace_existing)
             return replace(draft, revision=known.revision)
 
         return await self._change(name, new_definition)
@@ -82,7 +82,7 @@ class LimitManager:
         check_options(values or ["nothing"], VALUE_OPTIONS, "value")
 
         def with_values(known: Limit | None) -> Limit:
-            limit = _there(known, name)
+            limit = found_definition(known, f"limit {name}")
             given = {**format_values(limit.values), **({"burst": None} if "rate" in values else {}), **values}
             declared = limit.declared or (limit.values if limit.owner is not None else None)
             changed = replace(limit, values=parse_values(given), declared=declared)
@@ -97,7 +97,7 @@ class LimitManager:
         """Take the values of the code again. Raises `Conflict` for a limit that no code declares."""
 
         def as_declared(known: Limit | None) -> Limit:
-            limit = _there(known, name)
+            limit = found_definition(known, f"limit {name}")
             if limit.owner is None:
                 raise Conflict(f"limit {name} is declared by no code; change it, or remove it")
             return replace(limit, values=limit.declared or limit.values, declared=None)
@@ -110,7 +110,7 @@ class LimitManager:
         return await self._get(name)
 
     async def _get(self, name: str) -> Limit:
-        return _there((await self._read()).get(check_name("limit", name)), name)
+        return found_definition((await self._read()).get(check_name("limit", name)), f"limit {name}")
 
     async def _read(self) -> dict[str, Limit]:
         return {limit.name: limit for limit in await (await self._app.open_store()).limits.read_limits()}
@@ -123,7 +123,9 @@ class LimitManager:
     @requires_loop
     async def remove(self, name: str) -> None:
         """Remove a limit. One that code declares returns with the next start of a worker."""
-        await self._change(check_name("limit", name), lambda known: _there(known, name), remove=True)
+        await self._change(
+            check_name("limit", name), lambda known: found_definition(known, f"limit {name}"), remove=True
+        )
 
     @requires_loop
     async def use(self, name: str, *values: Any) -> list[BucketUse]:
@@ -149,7 +151,7 @@ class LimitManager:
         known = await self._read() if not declared else None
         for name, draft in declared.items():
             self._check_argument(draft)
-            await self._change(name, _declaring(replace(draft, owner=owner), self._warn))
+            await self._change(name, _declaring(replace(draft, owner=owner), self._app.events))
         if self._app.settings.schedule_owner is None:
             return
         for limit in (known or await self._read()).values():
@@ -169,9 +171,6 @@ class LimitManager:
             if seen.get(limit.name) == limit.revision:
                 await _finish_assignment(await self._app.open_store(), limit)
         return {limit.name: limit.revision for limit in unfinished}
-
-    def _warn(self, name: str, problem: str, remedy: str) -> None:
-        self._app.events.emit(DeclarationKept(declared=f"limit {name}", problem=problem, remedy=remedy))
 
     def _check_argument(self, limit: Limit) -> None:
         """Invalid where a limit of a task that is registered here names an argument that it does not take."""
@@ -292,13 +291,12 @@ def _check_number(limits: Mapping[str, Limit], changed: Limit) -> None:
         raise Invalid("depth", changed.values.depth, remedy, "is one too many")
 
 
-def _declaring(draft: Limit, warn: Callable[[str, str, str], None]) -> Callable[[Limit | None], Limit]:
+def _declaring(draft: Limit, events: Events) -> Callable[[Limit | None], Limit]:
     def declared_over(known: Limit | None) -> Limit:
         if known is None:
             return draft
         if known.owner != draft.owner:
-            by = "an operator made it" if known.owner is None else f"the code of {known.owner} declares it"
-            warn(known.name, f"{by}, and so it stays", "remove it, or give the one in your code another name")
+            warn_of_foreign(f"limit {known.name}", known, events)
             return known
         if known.declared is None:
             return replace(draft, revision=known.revision)
@@ -307,7 +305,24 @@ def _declaring(draft: Limit, warn: Callable[[str, str, str], None]) -> Callable[
     return declared_over
 
 
-def _there(known: Limit | None, name: str) -> Limit:
+# ── common to limits and schedules ──────────────────────────────────────────────────────────────────────────────────
+def found_definition(known: Definition | None, what: str) -> Definition:
+    """Returns what was found; raises `NotFound` if nothing was."""
     if known is None:
-        raise NotFound(f"there is no limit {name}")
+        raise NotFound(f"there is no {what}")
     return known
+
+
+def check_replacement(what: str, known: Limit | Schedule, *, replace_existing: bool) -> None:
+    """Raises `Conflict` where one that exists may not be replaced."""
+    if known.owner is not None:
+        raise Conflict(f"{what} is declared in code; change it there, or choose another name")
+    if not replace_existing:
+        raise Conflict(f"{what} exists; change or remove it, or ask to replace it")
+
+
+def warn_of_foreign(what: str, known: Limit | Schedule, events: Events) -> None:
+    """Emits that a declaration has no effect, since another application or an operator has one of its name."""
+    by = "an operator made it" if known.owner is None else f"the code of {known.owner} declares it"
+    remedy = "remove it, or give the one in your code another name"
+    events.emit(DeclarationKept(declared=what, problem=f"{by}, and so it stays", remedy=remedy))

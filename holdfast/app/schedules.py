@@ -11,8 +11,9 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.app.handle import JobHandle
+from holdfast.app.limits import check_replacement, found_definition, warn_of_foreign
 from holdfast.app.sync import Blocker, BlockingMethod, BlockingView, requires_loop
-from holdfast.core.errors import Conflict, Invalid, NotFound
+from holdfast.core.errors import Conflict, Invalid
 from holdfast.core.events import DeclarationKept, Events
 from holdfast.core.ids import new_id
 from holdfast.core.models import MICROSECOND, NewJob, to_datetime, to_microseconds
@@ -156,10 +157,7 @@ class ScheduleManager:
         def new_definition(known: Schedule | None) -> Schedule | None:
             if known is None:
                 return draft
-            if known.owner is not None:
-                raise Conflict(f"schedule {name} is declared in code; change it there, or choose another name")
-            if not replace_existing:
-                raise Conflict(f"schedule {name} exists; remove it first, or ask to replace it")
+            check_replacement(f"schedule {name}", known, replace_existing=replace_existing)
             return keep_progress(known, draft)
 
         return await self._change(name, new_definition)
@@ -171,9 +169,7 @@ class ScheduleManager:
 
     async def _get(self, name: str) -> Schedule:
         found = await (await self._app.open_store()).schedules.read_schedules(check_name("schedule", name))
-        if not found:
-            raise NotFound(f"there is no schedule {name}")
-        return found[0]
+        return found_definition(next(iter(found), None), f"schedule {name}")
 
     @requires_loop
     async def find_all(self) -> list[Schedule]:
@@ -187,12 +183,14 @@ class ScheduleManager:
     @requires_loop
     async def remove(self, name: str) -> None:
         """Remove a schedule. The jobs it made stay. One that code declares returns with the next start of a worker."""
-        await self._change(check_name("schedule", name), lambda known: _there(known, name), remove=True)
+        await self._change(
+            check_name("schedule", name), lambda known: found_definition(known, f"schedule {name}"), remove=True
+        )
 
     @requires_loop
     async def pause(self, name: str) -> Schedule:
         """No tick makes a job until the schedule is resumed; the ticks in between are not missed, but left out."""
-        return await self._change(name, lambda known: replace(_there(known, name), paused=True))
+        return await self._change(name, lambda known: replace(found_definition(known, f"schedule {name}"), paused=True))
 
     @requires_loop
     async def resume(self, name: str) -> Schedule:
@@ -200,7 +198,7 @@ class ScheduleManager:
         now_us = await self._now_us()
 
         def resume_from_now(known: Schedule | None) -> Schedule:
-            schedule = _there(known, name)
+            schedule = found_definition(known, f"schedule {name}")
             if not schedule.paused:
                 return schedule
             ended = schedule.max_runs is not None and schedule.runs >= schedule.max_runs
@@ -244,7 +242,7 @@ class ScheduleManager:
         """
         owner = self._app.settings.schedule_owner or _OWNED
         for name, draft in declared.items():
-            await self._change(name, _declaring(replace(draft, owner=owner), self._warn))
+            await self._change(name, _declaring(replace(draft, owner=owner), self._app.events))
         store = await self._app.open_store()
         after = ""
         while page := await store.schedules.read_schedules(after=after, limit=_PAGE):
@@ -255,17 +253,17 @@ class ScheduleManager:
 
     async def _withdraw(self, store: Store, known: Schedule) -> None:
         if self._app.settings.schedule_owner is None and self._app.registry.get(known.job.task) is None:
-            self._warn(
-                known.name,
-                f"its task {known.job.task} is not registered here, and no code of this application declares it",
-                f"remove it (holdfast schedule remove {known.name}), or give each application that shares this store "
-                "a schedule_owner of its own",
+            self._app.events.emit(
+                DeclarationKept(
+                    declared=f"schedule {known.name}",
+                    problem=f"its task {known.job.task} is not registered here, and no code of this application "
+                    "declares it",
+                    remedy=f"remove it (holdfast schedule remove {known.name}), or give each application that shares "
+                    "this store a schedule_owner of its own",
+                )
             )
             return
         await store.schedules.write_schedule(ScheduleChange(known, known.revision, remove=True))
-
-    def _warn(self, name: str, problem: str, remedy: str) -> None:
-        self._app.events.emit(DeclarationKept(declared=f"schedule {name}", problem=problem, remedy=remedy))
 
     async def _change(
         self, name: str, change: Callable[[Schedule | None], Schedule | None], *, remove: bool = False
@@ -337,23 +335,16 @@ def keep_progress(known: Schedule, draft: Schedule) -> Schedule:
     return replace(changed, start_us=0) if known.next_us is None and may_run and draft.at_us is None else changed
 
 
-def _declaring(draft: Schedule, warn: Callable[[str, str, str], None]) -> Callable[[Schedule | None], Schedule | None]:
+def _declaring(draft: Schedule, events: Events) -> Callable[[Schedule | None], Schedule | None]:
     def declared_over(known: Schedule | None) -> Schedule | None:
         if known is None:
             return draft
         if known.owner != draft.owner:
-            by = "an operator made it" if known.owner is None else f"the code of {known.owner} declares it"
-            warn(known.name, f"{by}, and so it stays", "remove it, or give the one in your code another name")
+            warn_of_foreign(f"schedule {known.name}", known, events)
             return known
         return keep_progress(known, draft)
 
     return declared_over
-
-
-def _there(known: Schedule | None, name: str) -> Schedule:
-    if known is None:
-        raise NotFound(f"there is no schedule {name}")
-    return known
 
 
 def _between(schedule: Schedule, first_us: int, last_us: int) -> itertools.islice[int]:

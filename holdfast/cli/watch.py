@@ -38,8 +38,6 @@ from holdfast.views.statistics import FiguresDocument, WorkerCounts, figures_doc
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-WatchedRead = Callable[[], "RenderableType"]
-
 
 @add_command(
     "watch", examples=["holdfast watch", "holdfast watch key:nightly-report", "holdfast watch --interval 5s --json"]

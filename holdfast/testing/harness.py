@@ -258,7 +258,8 @@ class Harness:
         if not working:
             return None
         at_rest = [each.quiet_until for each in working if not each.frozen]
-        if None in at_rest or any(each.frozen for each in working) or await self._any_running():
+        running = JobFilter(states=(JobState.RUNNING,))
+        if None in at_rest or any(each.frozen for each in working) or await self.app.count(running):
             return self._next_wake()
         due = min(until for until in at_rest if until is not None) - self.clock.monotonic()
         return due if 0 < due < math.inf else None
@@ -275,9 +276,6 @@ class Harness:
         """Returns the seconds until the next sleeper wakes; a moment while a worker starts or ends in real time."""
         pause = self.clock.next_wake()
         return _POLL if pause is None and any(not each.running.done() for each in self._workers) else pause
-
-    async def _any_running(self) -> bool:
-        return await self.app.count(JobFilter(states=(JobState.RUNNING,))) > 0
 
     async def _left(self) -> str:
         """Describes the jobs that have not ended."""

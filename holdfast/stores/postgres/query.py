@@ -124,7 +124,8 @@ class PostgresQuery(Feed):
         found = queues_of(counted, paused, recent=recent, max_count=max_count)
         ready = [name for name, queue in found.items() if JobState.QUEUED in queue.states]
         for name, run_in in await self._pool.fetch(self._sql["oldest_ready"], queues=ready) if ready else []:
-            found[name] = replace(found[name], oldest_ready=_age(run_in))
+            age = None if run_in is None else timedelta(microseconds=max(0, -run_in))
+            found[name] = replace(found[name], oldest_ready=age)
         return list(found.values())
 
     async def workers(self) -> list[WorkerInfo]:
@@ -169,7 +170,3 @@ def _place(cursor: str) -> str:
     if not is_id(cursor):
         raise Invalid("cursor", cursor, "give the cursor of an earlier page, unchanged")
     return cursor
-
-
-def _age(run_in: int | None) -> timedelta | None:
-    return None if run_in is None else timedelta(microseconds=max(0, -run_in))

@@ -60,7 +60,8 @@ def encode_submission(jobs: Sequence[NewJob], *, whole: bool) -> list[Argument]:
     run: tuple[int, str, str] | None = None  # what the jobs before have in common, and where their number stands
     number_at = 0
     for job in jobs:
-        common = specs.setdefault(spec_text(job), len(specs) + 1), _when(job), _partition_field(job)
+        spec = specs.setdefault(spec_text(job), len(specs) + 1)
+        common = spec, _when(job), partition_field(job.partition, job.weights)
         if job.key is None and job.options is None and not job.has_client_id and not job.expires:
             if common != run:
                 run, number_at = common, len(rest)
@@ -76,11 +77,6 @@ def encode_submission(jobs: Sequence[NewJob], *, whole: bool) -> list[Argument]:
         rest.append("" if job.unique is None else _unique_text(job.unique))
         rest.append(_expiry(job) if job.expires else "")
     return ["1" if whole else "0", len(specs), *specs, *rest]
-
-
-def _partition_field(job: NewJob) -> str:
-    """The field ``partition`` of a job's hash; "" for a job under no limit."""
-    return partition_field(job.partition, job.weights)
 
 
 def partition_field(partition: str | None, weights: str | None) -> str:

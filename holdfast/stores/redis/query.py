@@ -162,10 +162,6 @@ class Read:
                 break
         return found[:limit]
 
-    async def find_each(self, job_ids: Sequence[str]) -> list[Job]:
-        """The jobs of these ids that are there, whole."""
-        return [job for _, job in await self._show(job_ids)]
-
     async def find_open(self, queue: str | None, task: str | None, behind: int) -> tuple[list[Shown], int, bool]:
         """Open jobs of a queue or task behind a submission; the last submission read; True if there are more."""
         rows, last, more = await self._pool.run(self._scripts["scan"], "oldest", behind, _BATCH, 0)

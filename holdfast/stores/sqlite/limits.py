@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import sqlite3
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -38,6 +39,8 @@ _ASSIGNED = 500  # jobs that a claim gives partitions at a time
 _MAX_ASSIGNED = 10_000  # and in all
 _UNBLOCKED = 1000  # partitions that a claim looks at again, as their time has come
 _PAGE = 100  # partitions that a claim reads at a time
+_FIRST_JOBS = 32  # of a partition, behind its first one
+_NEVER = 1 << 62  # a turn that never comes
 
 
 class SqliteLimits(SqliteFamily):
@@ -234,16 +237,10 @@ class LimitedClaim:
         turns = _Turns(self._connection, self._sql, queue, row[0], self._now_us, room)
         chosen: list[int] = []
         while len(chosen) < room and (partition := turns.next_partition()) is not None:
-            job = turns.next_job(partition)
-            if job is None:
-                turns.drop_partition(partition)
-                continue
-            blocked_until = self._admit(partition, job[1])
-            if blocked_until is None:
-                chosen.append(job[0])
-                turns.serve(partition, TURN // self._table.share_of(partition))
-            elif blocked_until != KEEPS_TURN:
-                turns.block_partition(partition, blocked_until)
+            if self._has_states:
+                self._load_states(partition)
+            step = TURN // self._table.share_of(partition)
+            chosen += turns.serve(partition, step, self._admission.admit, room - len(chosen))
         turns.save_turns()
         self._save_buckets()
         return chosen
@@ -252,7 +249,9 @@ class LimitedClaim:
         """Chooses one job that lost two leases in a row, if its buckets have room."""
         values = {"queue": queue, "now": self._now_us, "limit": _PAGE}
         for seq, partition, weights in self._connection.execute(self._sql["limited_quarantined"], values).fetchall():
-            if self._admit(partition, weights, reserves=False) is None:
+            if self._has_states:
+                self._load_states(partition)
+            if self._admission.admit(partition, weights, reserves=False) is None:
                 self._save_buckets()
                 return [seq]
         return []
@@ -262,13 +261,11 @@ class LimitedClaim:
         """When the first of the heavy jobs that keep their turns has its tokens."""
         return self._admission.due_us
 
-    def _admit(self, partition: str, weights: str | None, *, reserves: bool = True) -> int | None:
-        if self._has_states:
-            missing = [bucket for bucket in split_partition(partition) if bucket not in self._loaded]
-            if missing:
-                self._states |= read_buckets(self._connection, self._sql, missing)
-                self._loaded.update(missing)
-        return self._admission.admit(partition, weights, reserves=reserves)
+    def _load_states(self, partition: str) -> None:
+        missing = [bucket for bucket in split_partition(partition) if bucket not in self._loaded]
+        if missing:
+            self._states |= read_buckets(self._connection, self._sql, missing)
+            self._loaded.update(missing)
 
     def _save_buckets(self) -> None:
         rows = [(bucket, *msgspec.structs.astuple(self._states[bucket])) for bucket in self._admission.changed]
@@ -299,7 +296,7 @@ class _Turns:
         self._room = room
         self._jobs: dict[str, Iterator[tuple[int, str | None]]] = {}
         self._moved: dict[str, int] = {}
-        self._number = 0
+        self._numbers = itertools.count()
         self._turn = queue_turn  # of the partition taken out last
 
     def next_partition(self) -> str | None:
@@ -311,32 +308,49 @@ class _Turns:
             self._read_page(*self._read_to)
         if not self._heap:
             return None
-        turn, _, partition = heapq.heappop(self._heap)
-        self._turn = turn
+        self._turn, _, partition = heapq.heappop(self._heap)
         return partition
+
+    def serve(self, partition: str, step: int, admit: Callable[[str, str | None], int | None], room: int) -> list[int]:
+        """Takes admitted jobs until another partition's turn comes; each moves the turn by ``step``. Returns rows."""
+        turn = self._turn
+        others_turn = self._heap[0][0] if self._heap else _NEVER
+        if self._read_to is not None:
+            others_turn = min(others_turn, max(self._read_to[0], self._began_at))
+        rows: list[int] = []
+        for seq, weights in self._jobs[partition]:
+            blocked_until = admit(partition, weights)
+            if blocked_until is not None:
+                break
+            rows.append(seq)
+            turn += step
+            if turn >= others_turn or len(rows) == room:
+                heapq.heappush(self._heap, (turn, next(self._numbers), partition))
+                break
+        else:
+            self._drop_partition(partition, turn)
+            return rows
+        if rows:
+            self._queue_turn = max(self._queue_turn, turn - step)
+            self._moved[partition] = turn
+        if blocked_until is not None and blocked_until != KEEPS_TURN:
+            self._block_partition(partition, turn, blocked_until)
+        return rows
 
     def _read_page(self, turn: int, partition: str) -> None:
         values = {"queue": self._queue, "turn": turn, "partition": partition, "now": self._now_us, "limit": self._page}
         rows = self._connection.execute(self._sql["partitions_in_turn"], values).fetchall()
         for name, at, seq, weights in rows:
-            self._push(name, max(at, self._began_at))
+            heapq.heappush(self._heap, (max(at, self._began_at), next(self._numbers), name))
             self._jobs[name] = self._read_jobs(name, seq, weights)
         self._read_to = (rows[-1][1], rows[-1][0]) if len(rows) == self._page else None
         self._page = min(4 * self._page, _PAGE)
-
-    def _push(self, partition: str, turn: int) -> None:
-        self._number += 1
-        heapq.heappush(self._heap, (turn, self._number, partition))
-
-    def next_job(self, partition: str) -> tuple[int, str | None] | None:
-        """Returns row and weights of the first job of a partition that was not returned yet."""
-        return next(self._jobs[partition], None)
 
     def _read_jobs(self, partition: str, first: int | None, weights: str | None) -> Iterator[tuple[int, str | None]]:
         if first is None:
             return
         yield first, weights
-        size, offset = min(4, self._room), 1
+        size, offset = min(max(4, self._room // len(self._jobs)), _FIRST_JOBS, self._room), 1
         while True:
             values = {
                 "queue": self._queue,
@@ -352,23 +366,17 @@ class _Turns:
             offset += size
             size = min(4 * size, self._room)
 
-    def serve(self, partition: str, step: int) -> None:
-        """The partition was served: its next turn comes ``step`` later."""
-        self._queue_turn = max(self._queue_turn, self._turn)
-        self._moved[partition] = self._turn + step
-        self._push(partition, self._turn + step)
-
-    def block_partition(self, partition: str, until: int) -> None:
+    def _block_partition(self, partition: str, turn: int, until: int) -> None:
         """Leaves a partition alone until an instant."""
-        turn = self._moved.pop(partition, self._turn)
+        self._moved.pop(partition, None)
         self._connection.execute(self._sql["move_partition"], (self._queue, partition, turn, until))
 
-    def drop_partition(self, partition: str) -> None:
+    def _drop_partition(self, partition: str, turn: int) -> None:
         """Forgets a partition without ready jobs, now that its turn has come.
 
         Forgotten sooner, a key whose jobs come one by one would go first each time.
         """
-        self._queue_turn = max(self._queue_turn, self._turn)
+        self._queue_turn = max(self._queue_turn, turn)
         self._moved.pop(partition, None)
         self._connection.execute(self._sql["drop_partition"], (self._queue, partition))
 

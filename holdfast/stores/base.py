@@ -22,7 +22,8 @@ Stores raise the errors of ``holdfast.core.errors`` and nothing of their drivers
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Generator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Coroutine, Generator, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -69,7 +70,17 @@ AT_ONCE = ReplayRate()
 """All of them now."""
 
 EVERY_QUEUE = "*"
-"""In ``ClaimRequest.capacity``: each queue that it does not name, served in turn."""
+"""In ``ClaimRequest.capacity``: the queues that it does not name, served in turn; they share its slots."""
+
+
+def remaining_slots(capacity: Mapping[str, int], claimed: Iterable[str]) -> dict[str, int]:
+    """Returns the capacity that is left after a job of each of these queues was claimed."""
+    remaining = dict(capacity)
+    for queue, number in Counter(claimed).items():
+        name = queue if queue in capacity else EVERY_QUEUE
+        if name in remaining:
+            remaining[name] = max(0, remaining[name] - number)
+    return remaining
 
 
 class ClaimRequest(msgspec.Struct, frozen=True):

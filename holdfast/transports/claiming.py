@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from datetime import timedelta
 
 import msgspec
@@ -10,7 +9,7 @@ import msgspec
 from holdfast.core.errors import HoldfastError
 from holdfast.core.lifecycle import must_start_now
 from holdfast.core.models import Claim, DeliveredClaim, Delivery, ExpiredJob, Job
-from holdfast.stores.base import EVERY_QUEUE, ClaimRequest, TransportQueries
+from holdfast.stores.base import EVERY_QUEUE, ClaimRequest, TransportQueries, remaining_slots
 from holdfast.transports.session import Away, DeliveryLedger, TransportSession, canonical_id
 
 _ROUNDS = 20  # of receiving ids, in one claim
@@ -29,7 +28,8 @@ class Claiming:
         self._in_flight = in_flight
         self._request = request
         self._jobs: list[Job] = []
-        self._taken: Counter[str] = Counter()
+        self._capacity = dict(request.capacity)
+        """Free slots by queue."""
         self._returned: list[Delivery] = []
         self._unusable: list[Delivery] = []  # their jobs cannot be claimed
         self._malformed: list[Delivery] = []  # they hold no job id
@@ -86,17 +86,8 @@ class Claiming:
     def _room(self) -> int:
         return self._request.limit - len(self._jobs)
 
-    def _capacity(self) -> dict[str, int]:
-        """Returns the free slots of each queue."""
-        capacity = dict(self._request.capacity)
-        others = capacity.get(EVERY_QUEUE)
-        for queue, number in self._taken.items():
-            if queue in capacity or others is not None:
-                capacity[queue] = capacity.get(queue, others or 0) - number
-        return {queue: max(0, slots) for queue, slots in capacity.items()}
-
     async def _receive(self, *, many: bool, first: bool) -> list[Delivery]:
-        capacity, session = self._capacity(), self._session
+        capacity, session = self._capacity, self._session
         deliveries: list[Delivery] = []
         if first:
             deliveries, rest = session.take_deliveries(capacity, self._room)
@@ -130,7 +121,7 @@ class Claiming:
             delivered = await self._queries.claim_delivered(
                 msgspec.structs.replace(
                     request,
-                    capacity=self._capacity(),
+                    capacity=self._capacity,
                     limit=self._room,
                     max_must_start=max(0, max_must_start),
                     only=list(by_id),
@@ -149,9 +140,9 @@ class Claiming:
             self._lease_until_us = delivered.claim.lease_until_us
         self._stopped_at_last_attempt = self._stopped_at_last_attempt or delivered.claim.stopped_at_last_attempt
         self._session.paused = delivered.paused
+        self._jobs += delivered.claim.jobs
+        self._capacity = remaining_slots(self._capacity, (job.queue for job in delivered.claim.jobs))
         for job in delivered.claim.jobs:
-            self._jobs.append(job)
-            self._taken[job.queue] += 1
             self._in_flight.take(self._request.worker, job.lease, by_id.pop(job.id))
         self._expired += delivered.claim.expired
         for job_id, queue in delivered.left.items():

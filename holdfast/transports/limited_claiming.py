@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -10,7 +9,7 @@ import msgspec
 from holdfast.core.errors import HoldfastError
 from holdfast.core.lifecycle import must_start_now
 from holdfast.core.models import Claim, Job
-from holdfast.stores.base import EVERY_QUEUE, ClaimRequest, TransportQueries
+from holdfast.stores.base import ClaimRequest, TransportQueries, remaining_slots
 from holdfast.transports.claiming import Claiming
 from holdfast.transports.session import DeliveryLedger, TransportSession
 
@@ -61,13 +60,10 @@ class LimitedClaiming:
 
 def reduce_request(request: ClaimRequest, jobs: Sequence[Job], *, are_limited: bool) -> ClaimRequest:
     """Returns the request reduced by the claimed jobs."""
-    capacity = dict(request.capacity)
-    for queue, number in Counter(job.queue for job in jobs).items():
-        capacity[queue] = max(0, capacity.get(queue, capacity.get(EVERY_QUEUE, 0)) - number)
     started = len(jobs) if are_limited else sum(map(must_start_now, jobs))
     return msgspec.structs.replace(
         request,
-        capacity=capacity,
+        capacity=remaining_slots(request.capacity, (job.queue for job in jobs)),
         limit=request.limit - len(jobs),
         max_must_start=max(0, request.max_must_start - started),
         idle=request.idle - len(jobs) if are_limited else request.idle,

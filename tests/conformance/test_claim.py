@@ -224,13 +224,14 @@ async def test_the_star_serves_queues_in_turn_and_starves_none(store: Store) -> 
     assert Counter(served) >= Counter({"busy": 3, "quiet": 3, "seldom": 3, "último": 3})
 
 
-async def test_wildcard_claim_limits_each_queue_to_its_capacity(store: Store) -> None:
-    await put(store, *[new_job(queue=f"q{n % 4}") for n in range(20)])
+async def test_unnamed_queues_share_the_slots_of_the_wildcard(store: Store) -> None:
+    await put(store, *[new_job(queue=f"q{n % 4}") for n in range(20)], *[new_job(queue="mail") for _ in range(5)])
 
-    jobs = await take(store, 100, {EVERY_QUEUE: 3})
-    assert max(Counter(job.queue for job in jobs).values()) == 3
-    assert len(await take(store, 5, {EVERY_QUEUE: 100})) == 5
-    assert len(await take(store, 100, {EVERY_QUEUE: 100})) == 20 - len(jobs) - 5
+    jobs = await take(store, 100, {"mail": 2, EVERY_QUEUE: 3})
+    assert Counter(job.queue if job.queue == "mail" else "others" for job in jobs) == {"mail": 2, "others": 3}
+    assert len(await take(store, 5, {"mail": 0, EVERY_QUEUE: 100})) == 5
+    assert len(await take(store, 100, {"mail": 0, EVERY_QUEUE: 100})) == 12
+    assert await take(store, 100, {EVERY_QUEUE: 0}) == []
 
 
 async def test_a_named_queue_keeps_its_own_bound_beside_the_star(store: Store) -> None:
@@ -297,6 +298,14 @@ async def test_delivered_ids_are_bounded_by_limit_and_wants(store: Store) -> Non
     assert len(await take(store, 3, {"a": 9, "b": 9}, only=ids)) == 3
     jobs = await take(store, 9, {"a": 0, "b": 2}, only=ids)
     assert Counter(job.queue for job in jobs) == {"b": 2}
+
+
+async def test_delivered_ids_of_unnamed_queues_share_the_slots_of_the_wildcard(store: Store) -> None:
+    ids = await put(store, *[new_job(queue=queue) for queue in ("a", "b", "mail") for _ in range(4)])
+
+    jobs = await take(store, 9, {"mail": 1, EVERY_QUEUE: 3}, only=ids)
+
+    assert Counter(job.queue if job.queue == "mail" else "others" for job in jobs) == {"mail": 1, "others": 3}
 
 
 async def test_a_delivered_job_that_is_due_is_made_ready(store: Store, clock: ManualClock) -> None:

@@ -10,7 +10,7 @@ import pytest
 from holdfast.core.clock import ManualClock
 from holdfast.core.limits import Limit, LimitChange, LimitValues
 from holdfast.core.models import JobState, Reason
-from holdfast.stores.base import Store
+from holdfast.stores.base import EVERY_QUEUE, Store
 from tests.conformance.limited import end, get, job_of, limit, limit_again, tenants
 from tests.conformance.support import LEASE, MINUTE, claim, ending, failing, lose_all, new_job, put, state_of, take
 
@@ -289,6 +289,17 @@ async def test_idle_runners_bound_what_is_claimed_under_limits(store: Store) -> 
     await put(store, *[new_job() for _ in range(5)])
     assert await take(store, 5, idle=0) == []
     assert len(await take(store, 5, idle=2)) == 2
+
+
+async def test_unnamed_queues_under_limits_share_the_slots_of_the_wildcard(store: Store) -> None:
+    queues = ("a", "b", "mail", "plain")
+    for queue in queues[:3]:
+        await limit(store, queue, queue=queue, concurrency=5)
+    await put(store, *[new_job(queue=queue) for queue in queues for _ in range(5)])
+    for _ in range(2):  # with jobs under limits first, and last
+        jobs = await take(store, 9, {"mail": 1, EVERY_QUEUE: 3})
+        assert Counter(job.queue if job.queue == "mail" else "others" for job in jobs) == {"mail": 1, "others": 3}
+    assert len(await take(store, 50, {EVERY_QUEUE: 50})) == 20 - 8
 
 
 async def test_claim_by_ids_leaves_limited_jobs(store: Store) -> None:

@@ -66,7 +66,6 @@ EXAMPLES, STEPS = {"quick": (90, 50), "storm": (2000, 100)}.get(os.environ.get("
 MAX_JOBS = 8  # few, so that each goes through many states
 LEASE = timedelta(seconds=30)
 QUEUES = ("a", "b")
-MICROSECONDS_PER_SECOND = 1_000_000
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -171,21 +170,22 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(
         capacity=st.fixed_dictionaries({queue: st.integers(0, 3) for queue in QUEUES})
-        | st.fixed_dictionaries({EVERY_QUEUE: st.integers(1, 3)}),
+        | st.fixed_dictionaries({EVERY_QUEUE: st.integers(0, 4)}, optional={QUEUES[0]: st.integers(0, 3)}),
         limit=st.integers(1, 6),
     )
     def claim_many_queues(self, capacity: dict[str, int], limit: int) -> None:
-        bounds = {queue: capacity.get(queue, capacity.get(EVERY_QUEUE, 0)) for queue in QUEUES}
+        others = [queue for queue in QUEUES if queue not in capacity]
+        sharing = {name: others if name == EVERY_QUEUE else [name] for name in capacity}
         ready = {queue: self.innocent(queue) for queue in QUEUES}
         bounded = {job_id for queue in QUEUES for job_id in ready[queue] if self.must_start_now(job_id)}
         claim = self.claimed("w1", capacity, limit, max_must_start=0)
         taken = Counter(job.queue for job in claim.jobs)
-        most = min(limit, sum(min(bounds[queue], len(ready[queue])) for queue in QUEUES))
+        possible = (min(capacity[name], sum(len(ready[each]) for each in sharing[name])) for name in capacity)
+        most = min(limit, sum(possible))
         assert sum(taken.values()) == most or (claim.stopped_at_last_attempt and sum(taken.values()) < most)
         assert not bounded & {job.id for job in claim.jobs}
-        for queue in QUEUES:
-            assert taken[queue] <= bounds[queue]
-            assert self.are_first([job.id for job in claim.jobs if job.queue == queue], ready[queue])
+        assert all(sum(taken[each] for each in sharing[name]) <= capacity[name] for name in capacity)
+        assert all(self.are_first([job.id for job in claim.jobs if job.queue == each], ready[each]) for each in QUEUES)
 
     @rule(
         limit=st.integers(1, 5),
@@ -352,7 +352,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.beat(self.alive(), 30)
 
     def beat(self, leases: list[Lease], seconds: int) -> None:
-        until = self.clock() + seconds * MICROSECONDS_PER_SECOND
+        until = self.clock() + timedelta(seconds=seconds) // MICROSECOND
         for worker in ("w1", "w2"):
             mine = [lease for lease in leases if self.workers[lease] == worker]
             reply = self.call_family(partial(self.heartbeat, worker, mine, timedelta(seconds=seconds)))

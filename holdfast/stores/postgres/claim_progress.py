@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
 from holdfast.core.lifecycle import must_start_now
 from holdfast.core.models import Claim, ExpiredJob, Job
-from holdfast.stores.base import EVERY_QUEUE, ClaimRequest
+from holdfast.stores.base import EVERY_QUEUE, ClaimRequest, remaining_slots
 
 
 class ClaimProgress:
@@ -16,6 +16,7 @@ class ClaimProgress:
     def __init__(self, request: ClaimRequest, capacity: Mapping[str, int]) -> None:
         self.request = request
         self.capacity = capacity
+        self._slots = dict(capacity)
         self.max_must_start = request.max_must_start
         self.idle = request.idle
         self.limited = False  # there are jobs under limits in the queues just tried
@@ -36,26 +37,39 @@ class ClaimProgress:
         """Returns True if the claim has all it asked for."""
         return len(self.jobs) >= self.request.limit
 
-    def wanted_slots(self, queue: str) -> int:
-        """Returns the number of wanted jobs of this queue."""
-        return self.capacity.get(queue, self.capacity.get(EVERY_QUEUE, 0))
+    def split_queues(self, queues: list[str], size: int) -> list[list[str]]:
+        """Returns the queues by statement, unnamed ones apart if they share few slots; without any an empty batch."""
+        is_shared = self.capacity.get(EVERY_QUEUE, 0) < self.request.limit
+        named = sum(queue in self.capacity for queue in queues) if is_shared else len(queues)
+        parts = (queues[:named], queues[named:])
+        return [part[first : first + size] for part in parts for first in range(0, len(part), size)] or [[]]
 
-    def free_slots(self, queue: str) -> int:
-        """Returns the number of wanted jobs of this queue that it has not brought yet."""
-        return self.wanted_slots(queue) - sum(job.queue == queue for job in self.jobs)
+    def free_slots(self, queues: Sequence[str]) -> list[int]:
+        """Returns how many jobs of each of these queues are wanted still."""
+        slots = self._slots
+        return [slots.get(queue, slots.get(EVERY_QUEUE, 0)) for queue in queues]
+
+    def wanted_jobs(self, queues: Sequence[str]) -> int:
+        """Returns how many jobs of a batch of queues are wanted still."""
+        slots = {queue if queue in self.capacity else EVERY_QUEUE for queue in queues} or self._slots
+        return min(self.request.limit - len(self.jobs), sum(self._slots.get(name, 0) for name in slots))
 
     def take(self, jobs: list[Job]) -> None:
         """Adds plain jobs."""
-        self.jobs += jobs
+        self._add(jobs)
         self.max_must_start -= sum(map(must_start_now, jobs))
 
     def take_limited(self, jobs: list[Job], until_us: int) -> None:
         """Jobs under limits start at once."""
         if jobs:
-            self.jobs += jobs
+            self._add(jobs)
             self.max_must_start -= len(jobs)
             self.idle -= len(jobs)
             self.note_lease(until_us)
+
+    def _add(self, jobs: list[Job]) -> None:
+        self.jobs += jobs
+        self._slots = remaining_slots(self._slots, (job.queue for job in jobs))
 
     def note_lease(self, until_us: int) -> None:
         """Notes the end of leases; the earliest counts."""

@@ -284,13 +284,14 @@ with paused as materialized (
     select s.*, row_number() over (partition by s.tier order by s.rank, s.run_at, s.seq) as ordinal
     from candidate s where not s.queue = any(array(select name from paused))
 ), wanted as materialized (
-    select e.*, row_number() over (partition by e.queue order by e.rank, e.run_at, e.seq) as position
-    from unpaused e where e.tier = 0 or e.ordinal <= :max_must_start
+    select e.*, row_number() over (partition by q.queue order by e.rank, e.run_at, e.seq) as position,
+        coalesce(q.slots, :others) as slots -- unnamed queues, without a row of q, share theirs
+    from unpaused e left join unnest(:queues::text[], :slots::int[]) q (queue, slots) on q.queue = e.queue
+    where e.tier = 0 or e.ordinal <= :max_must_start
 ), within_slots as materialized (
     select w.*, count(*) filter (where w.tier > 0 or w.is_last_attempt)
         over (order by w.tier = 0, w.rank, w.run_at, w.seq) as must_start_count
-    from wanted w left join unnest(:queues::text[], :slots::int[]) q (queue, slots) on q.queue = w.queue
-    where w.position <= coalesce(q.slots, :others)
+    from wanted w where w.position <= w.slots
 ), stop_at as materialized (
     select queue, min(position) as position from within_slots
     where is_last_attempt and must_start_count > :max_must_start group by queue

@@ -196,10 +196,9 @@ class PostgresQueueing:
 
     async def _claim_from(self, claiming: ClaimProgress, queues: list[str]) -> None:
         """Take from these queues until the claim is full. Without any, still look for what falls due."""
-        for first in range(0, max(1, len(queues)), _MAX_QUEUES):
-            batch = queues[first : first + _MAX_QUEUES]
-            if claiming.full or (not batch and claiming.looked):
-                return
+        for batch in claiming.split_queues(queues, _MAX_QUEUES):
+            if not claiming.wanted_jobs(batch) or (not batch and claiming.looked):
+                continue
             tries = 0
             while await self._claim_batch(claiming, batch):
                 promoted = await self._promote(claiming)
@@ -216,12 +215,12 @@ class PostgresQueueing:
         if claiming.limited_first:
             if await self._claim_limited(claiming, queues):
                 return True
-            if claiming.full:
+            if not claiming.wanted_jobs(queues):
                 return False
         claiming.limited = False
         if await self._claim_plain(claiming, queues):
             return True
-        if claiming.limited and not claiming.limited_first and not claiming.full:
+        if claiming.limited and not claiming.limited_first and claiming.wanted_jobs(queues):
             return await self._claim_limited(claiming, queues)
         return False
 
@@ -239,20 +238,18 @@ class PostgresQueueing:
         return None if due and not claiming.jobs else claiming.to_claim()
 
     async def _claim_all_limited(self, claiming: ClaimProgress, queues: list[str]) -> bool:
-        for first in range(0, len(queues), _MAX_QUEUES):
-            if claiming.full:
-                break
-            if await self._claim_limited(claiming, queues[first : first + _MAX_QUEUES]):
+        for batch in claiming.split_queues(queues, _MAX_QUEUES):
+            if batch and claiming.wanted_jobs(batch) and await self._claim_limited(claiming, batch):
                 return True
         return False
 
     async def _claim_limited(self, claiming: ClaimProgress, queues: list[str]) -> bool:
         """Claims jobs under limits, for idle runners alone; returns True if it held back because something is due."""
         request = claiming.request
-        room = min(request.limit - len(claiming.jobs), claiming.idle, claiming.max_must_start)
+        room = min(claiming.wanted_jobs(queues), claiming.idle, claiming.max_must_start)
         rows = await self._limited.claim(
             request,
-            {queue: claiming.free_slots(queue) for queue in queues},
+            dict(zip(queues, claiming.free_slots(queues), strict=True)),
             max(0, room),
             promote=claiming.promote,
             anywhere=EVERY_QUEUE in claiming.capacity,
@@ -273,9 +270,9 @@ class PostgresQueueing:
     async def _claim_plain(self, claiming: ClaimProgress, queues: list[str]) -> bool:
         """Runs one statement; returns True if it held back because something is due."""
         request = claiming.request
-        slots = [claiming.free_slots(queue) for queue in queues]
+        slots = claiming.free_slots(queues)
         positions = [self._cursors.start_position(queue) for queue in queues]
-        room = request.limit - len(claiming.jobs)
+        room = claiming.wanted_jobs(queues)
         at = time.monotonic()
         fetch = functools.partial(
             self._pool.fetch,

@@ -10,7 +10,7 @@ from typing import Any
 
 from holdfast.core.lifecycle import must_start_now
 from holdfast.core.models import Claim, ExpiredJob, Job
-from holdfast.stores.base import EVERY_QUEUE, ClaimRequest
+from holdfast.stores.base import EVERY_QUEUE, ClaimRequest, remaining_slots
 from holdfast.stores.connections.redis_protocol import Argument
 from holdfast.stores.redis.encoding import decode_text
 
@@ -27,7 +27,6 @@ class DeliveryProgress:
     def __init__(self, request: ClaimRequest) -> None:
         self._request = request
         self._slots = dict(request.capacity)
-        self._wildcard_slots = self._slots.pop(EVERY_QUEUE, None)
         self._max_must_start = 1 << 30 if request.isolated else request.max_must_start
         self.stopped_at_last_attempt = False
         self.jobs: list[Job] = []
@@ -37,14 +36,15 @@ class DeliveryProgress:
     def script_arguments(self) -> list[Argument]:
         """Returns the arguments of the next script."""
         request = self._request
+        named = self._slots.keys() - {EVERY_QUEUE}
         return [
             (1 if request.isolated else request.limit) - len(self.jobs),
             1 << 30 if request.isolated else min(1, self._max_must_start),
             int(request.promote),
-            "" if self._wildcard_slots is None else self._wildcard_slots,
+            self._slots.get(EVERY_QUEUE, ""),
             self._max_must_start,
-            len(self._slots),
-            *(argument for pair in self._slots.items() for argument in pair),
+            len(named),
+            *(argument for queue in named for argument in (queue, self._slots[queue])),
         ]
 
     def take(self, jobs: list[Job], until_us: int, *, stopped_at_last_attempt: bool) -> None:
@@ -53,11 +53,7 @@ class DeliveryProgress:
         self.stopped_at_last_attempt = stopped_at_last_attempt
         self._max_must_start = max(0, self._max_must_start - sum(map(must_start_now, jobs)))
         self.jobs += jobs
-        for job in jobs:
-            if job.queue in self._slots:
-                self._slots[job.queue] -= 1
-            elif self._wildcard_slots is not None:
-                self._wildcard_slots -= 1
+        self._slots = remaining_slots(self._slots, (job.queue for job in jobs))
 
     def to_claim(self, delivered: int) -> Claim:
         """Returns the result of a claim of so many delivered ids."""
@@ -77,7 +73,6 @@ class RedisClaimProgress:
     def __init__(self, request: ClaimRequest) -> None:
         self._request = request
         self._slots = {queue: max(0, slots) for queue, slots in request.capacity.items()}
-        self._wildcard_slots = self._slots.pop(EVERY_QUEUE, 0)
         self._max_must_start = request.max_must_start
         self._asked: deque[int] = deque()  # how many jobs each of the scripts under way was asked for
         self._idle = request.idle
@@ -85,7 +80,7 @@ class RedisClaimProgress:
         self._skipped = b""  # ids that a script skipped, packed for the next one
         self.jobs: list[Job] = []
         self.expired: tuple[ExpiredJob, ...] = ()
-        self.is_idle = not any(self._slots.values()) and not self._wildcard_slots
+        self.is_idle = not any(self._slots.values())
         """Nothing is wanted."""
         self.over = self.is_idle
         self._promoted = 0
@@ -108,9 +103,7 @@ class RedisClaimProgress:
         that must start at once; one at a time looks behind suspects."""
         request = self._request
         left = 1 if request.isolated else request.limit - len(self.jobs)
-        ample = not self._skipped and all(
-            each == 0 or each >= left for each in (*self._slots.values(), self._wildcard_slots)
-        )
+        ample = not self._skipped and all(each == 0 or each >= left for each in self._slots.values())
         self._asked = deque(
             min(MAX_BATCH, left - taken) for taken in range(0, left if ample else min(left, MAX_BATCH), MAX_BATCH)
         )
@@ -122,7 +115,7 @@ class RedisClaimProgress:
                 int(request.isolated),
                 int(request.promote),
                 int(self._rounds + 1 >= _PROMOTE_ROUNDS),
-                self._wildcard_slots or "",
+                self._slots.get(EVERY_QUEUE) or "",
                 served,
                 b"" if self._max_must_start > 0 else self._skipped,
                 *pairs,
@@ -164,7 +157,7 @@ class RedisClaimProgress:
             left,
             int(request.isolated),
             int(promote and request.promote and self._rounds < _PROMOTE_ROUNDS),
-            max(0, self._wildcard_slots) or "",
+            self._slots.get(EVERY_QUEUE) or "",
             served,
             *self._wanted(served),
         ]
@@ -189,15 +182,14 @@ class RedisClaimProgress:
     # ── all jobs ──────────────────────────────────────────────────────────────────────────────────────────────
     def _wanted(self, served: str) -> list[Argument]:
         """Named queues with their slots, beginning behind the one served last."""
-        named = sorted(self._slots)
+        named = sorted(self._slots.keys() - {EVERY_QUEUE})
         start = bisect_right(named, served)
-        return [argument for queue in named[start:] + named[:start] for argument in (queue, max(0, self._slots[queue]))]
+        return [argument for queue in named[start:] + named[:start] for argument in (queue, self._slots[queue])]
 
     def _add(self, jobs: list[Job]) -> None:
         self.jobs += jobs
-        for job in jobs:
-            self._max_must_start -= must_start_now(job)
-            self._slots[job.queue] = self._slots.get(job.queue, self._wildcard_slots) - 1
+        self._max_must_start -= sum(map(must_start_now, jobs))
+        self._slots = remaining_slots(self._slots, (job.queue for job in jobs))
 
     def to_claim(self) -> Claim:
         """Returns the result of the claim."""

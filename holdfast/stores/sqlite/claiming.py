@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from holdfast.core.lifecycle import must_start_now
-from holdfast.core.limits import LimitTable
 from holdfast.core.models import Job
-from holdfast.stores.base import EVERY_QUEUE, ClaimRequest
+from holdfast.stores.base import EVERY_QUEUE, ClaimRequest, remaining_slots
 from holdfast.stores.common.requests import UNREADABLE
 from holdfast.stores.sqlite.encoding import array_elements, as_json, decode_job, decode_jobs, decode_seqs
 from holdfast.stores.sqlite.limits import LimitedClaim
@@ -31,26 +29,30 @@ class ClaimTaking:
         self.connection = connection
         self._sql = statements
         self._request = request
+        self.now_us = now_us
         self._lease = {"worker": request.worker, "until": until_us, "now": now_us}
         self._must_start_left = 1 << 30 if request.isolated else request.max_must_start
         self.named = frozenset(request.capacity)  # those without a free slot too: the star is for the others
-        self._now_us = now_us
+        self._slots = dict(request.capacity)
         self.jobs: list[Job] = []
         self.quarantined = False
         self.stopped_at_last_attempt = False
-        self._limited: Counter[str] = Counter()  # jobs under limits, by queue
 
     @property
     def full(self) -> bool:
         """Returns True if the claim has all it asked for."""
         return len(self.jobs) >= (1 if self._request.isolated else self._request.limit)
 
-    def take_ready(self, queue: str, slots: int) -> None:
+    def free_slots(self, queue: str) -> int:
+        """Returns how many jobs of this queue are wanted still."""
+        return self._slots.get(queue, self._slots.get(EVERY_QUEUE, 0))
+
+    def take_ready(self, queue: str) -> None:
         """Take from one queue, suspects among the rest."""
         if self._request.isolated:
             self._take("pick_quarantined", queue=queue, limit=1)
             return
-        room = min(slots - self._limited[queue], self._request.limit - len(self.jobs))
+        room = min(self.free_slots(queue), self._request.limit - len(self.jobs))
         quarantined, suspect = self.connection.execute(self._sql["tiers"], {"queue": queue}).fetchone()
         self.quarantined = self.quarantined or bool(quarantined)
         if suspect and self._must_start_left > 0:
@@ -58,24 +60,19 @@ class ClaimTaking:
         else:
             self._take("pick_ready", queue=queue, limit=room)
 
-    def begin_limited(self, table: LimitTable) -> LimitedClaim:
-        """Begins to take jobs under limits."""
-        return LimitedClaim(self.connection, self._sql, table, self._now_us)
-
-    def take_limited(self, claim: LimitedClaim, queue: str, slots: int) -> bool:
+    def take_limited(self, claim: LimitedClaim, queue: str) -> bool:
         """Takes jobs under limits from one queue: no more than can start now. Returns whether it took any."""
         taken = len(self.jobs)
         if self._request.isolated:
             seqs = [] if self.full else claim.choose_quarantined(queue)
         else:
-            of_queue = sum(job.queue == queue for job in self.jobs)
-            room = min(slots - of_queue, self._request.limit - taken, self._request.idle - taken, self._must_start_left)
+            left = min(self._request.limit, self._request.idle) - taken
+            room = min(self.free_slots(queue), left, self._must_start_left)
             seqs = claim.choose_jobs(queue, room) if room > 0 else []
             quarantined = read_value(self.connection, self._sql["any_limited_quarantined"], {"queue": queue})
             self.quarantined = self.quarantined or bool(quarantined)
         if seqs:
             self._take("pick_admitted", seqs=as_json(seqs))
-            self._limited[queue] += len(self.jobs) - taken
         return len(self.jobs) > taken
 
     def take_delivered(self, ids: Sequence[str], capacity: Mapping[str, int], paused: set[str]) -> int:
@@ -117,6 +114,7 @@ class ClaimTaking:
         except UNREADABLE:
             jobs = self._readable(decode_seqs(seqs), array_elements(shown))
         self.jobs += jobs
+        self._slots = remaining_slots(self._slots, (job.queue for job in jobs))
 
     def _readable(self, seqs: Sequence[int], shown: Sequence[str]) -> list[Job]:
         """The jobs that can be read. One that another program corrupted is dead, and does not hold up its queue."""

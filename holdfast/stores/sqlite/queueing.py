@@ -31,7 +31,7 @@ from holdfast.stores.common.named_sql import CODES, STATES
 from holdfast.stores.common.requests import awaited_jobs
 from holdfast.stores.sqlite.claiming import ClaimTaking, read_value
 from holdfast.stores.sqlite.encoding import as_json, encode_json, job_row, limited_row, span_us
-from holdfast.stores.sqlite.limits import LimitedFamily
+from holdfast.stores.sqlite.limits import LimitedClaim, LimitedFamily
 from holdfast.stores.sqlite.maintenance import expire_overdue
 from holdfast.stores.sqlite.query import Reads
 from holdfast.stores.sqlite.submission import extra_rows, is_plain, run_flow, submit_one_by_one
@@ -49,6 +49,7 @@ class SqliteQueueing(LimitedFamily):
     _served = ""  # the queue a claim of every queue served last
     _served_limited = ""  # the queue whose jobs under limits were taken last
     _limited_first = False  # whether the next claim looks for jobs under limits before the others
+    _was_full = False  # whether the last claim took all it wanted
 
     # ── submit ────────────────────────────────────────────────────────────────────────────────────────────────
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
@@ -99,9 +100,9 @@ class SqliteQueueing(LimitedFamily):
         opened = self._opened()
         return await opened.writer.call(
             lambda transaction: self._claim(transaction, request),
-            # Delivered ids are worth a look at the rows themselves: refused ones must be counted.
+            # After a full claim there is probably more; of delivered ids the refused ones must be counted.
             None
-            if request.only is not None
+            if self._was_full or request.only is not None
             else lambda: opened.glance.run_search(lambda reader: self._precheck_claim(reader, request, self._now())),
         )
 
@@ -166,6 +167,7 @@ class SqliteQueueing(LimitedFamily):
             due_us = self._take_with_limits(taken, open_queues, capacity, paused)
         else:
             self._take_plain(taken, capacity, paused)
+        self._was_full = taken.full
         return Claim(
             jobs=taken.jobs,
             promoted=promoted,
@@ -189,8 +191,8 @@ class SqliteQueueing(LimitedFamily):
         )
 
     def _take_plain(self, taken: ClaimTaking, capacity: Mapping[str, int], paused: set[str]) -> None:
-        for queue, slots in self._in_turn(taken.connection, capacity, paused, taken):
-            taken.take_ready(queue, slots)
+        for queue in self._in_turn(taken.connection, capacity, paused, taken):
+            taken.take_ready(queue)
 
     def _take_with_limits(
         self, taken: ClaimTaking, limited: Sequence[str], capacity: Mapping[str, int], paused: set[str]
@@ -199,14 +201,14 @@ class SqliteQueueing(LimitedFamily):
         keeps its turn has its tokens."""
         start = bisect_right(limited, self._served_limited)
         ordered = [*limited[start:], *limited[:start]]
-        claim = taken.begin_limited(self._limits.table)
+        claim = LimitedClaim(taken.connection, self._sql, self._limits.table, taken.now_us)
         for queue in ordered:
             claim.assign_unassigned(queue)
         self._limited_first = not self._limited_first
         if not self._limited_first:
             self._take_plain(taken, capacity, paused)
         for queue in ordered:
-            if taken.take_limited(claim, queue, capacity.get(queue, capacity.get(EVERY_QUEUE, 0))):
+            if taken.take_limited(claim, queue):
                 self._served_limited = queue
         if self._limited_first:
             self._take_plain(taken, capacity, paused)
@@ -214,19 +216,19 @@ class SqliteQueueing(LimitedFamily):
 
     def _in_turn(
         self, connection: sqlite3.Connection, capacity: Mapping[str, int], paused: set[str], taken: ClaimTaking
-    ) -> Iterator[tuple[str, int]]:
-        """Each queue that is wanted and not paused, with its slots, until the claim is full."""
+    ) -> Iterator[str]:
+        """Each queue that is wanted and not paused, until the claim is full."""
         named = sorted(queue for queue in capacity if queue != EVERY_QUEUE and queue not in paused)
         start = bisect_right(named, self._served)
         for queue in named[start:] + named[:start]:
             if taken.full:
                 return
             self._served = queue
-            yield queue, capacity[queue]
+            yield queue
         if EVERY_QUEUE not in capacity:
             return
         after, last, wrapped = self._served, self._served, False
-        while not taken.full:
+        while not taken.full and taken.free_slots(EVERY_QUEUE):
             queue = read_value(connection, self._sql["next_ready_queue"], {"after": after})
             if queue is None or (wrapped and queue > last):
                 if wrapped or not last:
@@ -236,7 +238,7 @@ class SqliteQueueing(LimitedFamily):
             after = queue
             if queue not in paused and queue not in taken.named:
                 self._served = queue
-                yield queue, capacity[EVERY_QUEUE]
+                yield queue
 
     def _next_due(
         self,

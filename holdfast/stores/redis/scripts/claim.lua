@@ -1,6 +1,6 @@
 -- name: claim (partitions, transitions, expiry, claim_common)
 -- Claims ready jobs in order. ARGV: 6 limit, 7 max_must_start, 8 "1": one quarantined job alone, 9 "1": make due jobs
--- ready first, 10 "1": claim although more jobs are due, 11 slots of each unnamed queue or "", 12 the queue served
+-- ready first, 10 "1": claim although more jobs are due, 11 slots of unnamed queues or "", 12 the queue served
 -- last, 13 ids skipped by the scripts before, then name and slots of each named queue, in order of service.
 -- Returns jobs; promoted; microseconds until the next job is due or -1; quarantined; lease end; queue served last; 0
 -- done, 1 more ids to examine, 2 nothing claimed because more jobs are due; ids skipped or ""; 1 if it stopped at a job
@@ -212,7 +212,7 @@ local function find_limited()
     end
     local unassigned = {}
     for queue in pairs(has_limit) do
-        local is_wanted = (queue_slots[queue] or wildcard_slots or 0) > 0 and not paused[queue]
+        local is_wanted = (queue_slots[queue] or wildcard_slots and 1 or 0) > 0 and not paused[queue]
         if is_wanted and (isolated and call('EXISTS', quarantine_key(queue))
             or call('EXISTS', ready_key(queue, '0'), priorities_key(queue))) > 0 then
             unassigned[#unassigned + 1] = queue
@@ -244,6 +244,12 @@ local function is_full()
     return claimed_count >= (isolated and 1 or limit) or read_budget <= 0
 end
 
+local function claim_unnamed(queue)
+    local claimed_before = claimed_count
+    claim_queue(queue, wildcard_slots)
+    wildcard_slots = wildcard_slots - claimed_count + claimed_before
+end
+
 local function claim_in_turn()
     for _, queue in ipairs(queue_order) do
         if queue_slots[queue] > 0 and not paused[queue] and not is_full() then
@@ -258,13 +264,13 @@ local function claim_in_turn()
         for _, queue in ipairs(is_full() and {}
             or safe_call('ZRANGEBYLEX', PREFIX .. 'queues', range[1], range[2], 'LIMIT', 0, 1000)) do
             is_default_seen = is_default_seen or queue == 'default'
-            if not paused[queue] and not queue_slots[queue] and not is_full() then
-                claim_queue(queue, wildcard_slots)
+            if not paused[queue] and not queue_slots[queue] and not is_full() and wildcard_slots > 0 then
+                claim_unnamed(queue)
             end
         end
     end
-    if not is_default_seen and not is_full() and call('EXISTS', READY) == 1 then
-        claim_queue('default', wildcard_slots) -- a job was added by hand
+    if not is_default_seen and not is_full() and wildcard_slots > 0 and call('EXISTS', READY) == 1 then
+        claim_unnamed('default') -- a job was added by hand
     end
 end
 
@@ -292,7 +298,7 @@ return {
 }
 
 -- name: deliver (partitions, transitions, expiry, claim_common)
--- Claims delivered ids. ARGV: 6 limit, 7 max tier, 8 "1": make due ones ready, 9 slots of each unnamed queue or "",
+-- Claims delivered ids. ARGV: 6 limit, 7 max tier, 8 "1": make due ones ready, 9 slots of unnamed queues or "",
 -- 10 max_must_start, 11 number of named queues, name and slots of each, then ids. Returns jobs, lease end, "1" if it
 -- stopped at a job on its last attempt, and id and spec of expired jobs.
 allow_when_full()

@@ -442,7 +442,7 @@ end
 
 -- name: claim_limited (partitions, transitions, expiry, claim_common, admission)
 -- Claims ready jobs under limits, which start at once; the partitions of a queue take turns. ARGV: 6 limit, 7 "1": one
--- quarantined job alone, 8 "1": make due jobs ready first, 9 slots of each unnamed queue or "", 10 the queue served
+-- quarantined job alone, 8 "1": make due jobs ready first, 9 slots of unnamed queues or "", 10 the queue served
 -- last, then name and slots of each named queue, in order of service.
 -- Returns jobs; promoted; microseconds until a partition may have room or -1; quarantined; lease end; queue served
 -- last; 0 done, 1 more to examine, 2 more jobs may be due; id and spec of expired jobs.
@@ -829,8 +829,10 @@ end
 for _, range in ipairs(wildcard_slots and { { '(' .. last_served, '+' }, { '-', '[' .. last_served } } or {}) do
     for _, queue in ipairs(is_full() and {}
         or safe_call('ZRANGEBYLEX', PREFIX .. 'partitioned_queues', range[1], range[2], 'LIMIT', 0, 1000)) do
-        if not paused[queue] and not queue_slots[queue] and not is_full() then
+        if not paused[queue] and not queue_slots[queue] and not is_full() and wildcard_slots > 0 then
+            local claimed_before = claimed_count
             serve_queue(queue, wildcard_slots)
+            wildcard_slots = wildcard_slots - claimed_count + claimed_before
         end
     end
 end

@@ -71,6 +71,8 @@ class SqliteLimits(SqliteFamily):
         if tokens := token_change(old, limit):
             values = {"name": limit.name, "now": transaction.now_us, **tokens}
             transaction.connection.execute(self._sql["bound_buckets"], values)
+        if limit.queue is not None:
+            transaction.connection.execute(self._sql["list_queue"], (limit.queue,))
         transaction.connection.execute(self._sql["free_partitions"])
         for (queue,) in transaction.connection.execute(self._sql["limited_queues"]):
             transaction.notify_topic(f"queue:{queue}")

@@ -676,13 +676,13 @@ select count(*), coalesce(sum(revision), 0), exists (select 1 from holdfast_limi
 select name from holdfast_limited_queue;
 
 -- own: queues_under_limits
--- Of these queues, those in which a claim may find a job under limits; in :own, those with a limit of their own, such a job may
--- have come without a partition.
-select q.value from json_each(:queues) q
-where exists (select 1 from holdfast_partition p where p.queue = q.value)
-  or exists (select 1 from holdfast_job j where j.state = 0 and j.partition is not null and j.lost_leases > 1 and j.queue = q.value)
-  or q.value in (select value from json_each(:own))
-    and exists (select 1 from holdfast_job j where j.state = 0 and j.partition is null and j.queue = q.value);
+-- Whether a claim may find jobs under limits in a queue, and whether it has jobs without a partition.
+select q.name,
+    exists (select 1 from holdfast_partition p where p.queue = q.name)
+    or exists (select 1 from holdfast_job j
+        where j.state = 0 and j.partition is not null and j.lost_leases > 1 and j.queue = q.name),
+    exists (select 1 from holdfast_job j where j.state = 0 and j.partition is null and j.queue = q.name)
+from holdfast_limited_queue q where :every or q.name in (select value from json_each(:queues));
 
 -- own: any_running_limited
 select exists (select 1 from holdfast_job where state = 2 and partition > '');

@@ -134,12 +134,12 @@ class SqliteQueueing(LimitedFamily):
         table = self._limits.current_table(connection)
         if table is None:
             return []
-        names = {name for (name,) in connection.execute(self._sql["limited_queues"])} | table.queues
-        wanted = [name for name in names if name in queues or (EVERY_QUEUE in queues and name not in request.capacity)]
-        if not wanted:
-            return []
-        values = {"queues": as_json(wanted), "own": as_json(table.queues)}
-        return sorted(name for (name,) in connection.execute(self._sql["queues_under_limits"], values))
+        values = {"every": EVERY_QUEUE in queues, "queues": as_json(queues)}
+        return sorted(
+            name
+            for name, limited, unassigned in connection.execute(self._sql["queues_under_limits"], values)
+            if (limited or (unassigned and name in table.queues)) and (name in queues or name not in request.capacity)
+        )
 
     def _claim(self, transaction: Transaction, request: ClaimRequest) -> Claim:
         """Make due jobs ready, take what is wanted, say when the next falls due."""

@@ -153,7 +153,7 @@ create table holdfast_bucket (          -- tokens and pauses; a bucket without a
     paused_until integer not null
 ) strict, without rowid;
 
-create table holdfast_limited_queue (   -- queues that have had jobs under limits
+create table holdfast_limited_queue (   -- queues that have had limits, or jobs under limits
     name text primary key,
     turn integer not null               -- the turn of the job served last
 ) strict, without rowid;

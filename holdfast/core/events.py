@@ -163,7 +163,7 @@ class JobUnstartable(TaskEvent, frozen=True, kw_only=True):
 
 
 class LeaseLost(TaskEvent, frozen=True, kw_only=True):
-    """A settlement of this worker was refused: its lease has expired or was superseded."""
+    """A worker lost the lease of a job that it ran: its outcome is not written, and another worker may have the job."""
 
     level: ClassVar[str] = "warning"
     worker_id: str

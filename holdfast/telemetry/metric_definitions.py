@@ -64,7 +64,7 @@ FAMILIES = (
         "Messages without a job id that a transport delivered.",
         exposed_by="both",
     ),
-    Family("lease_lost_total", "counter", "Settlements that came too late: another worker had the job."),
+    Family("lease_lost_total", "counter", "Runs that lost their lease: another worker may have the job."),
     # ── the worker itself ──
     Family("worker_active_jobs", "gauge", "Handlers that run now."),
     Family("worker_buffered_jobs", "gauge", "Jobs this worker has claimed and not yet begun."),

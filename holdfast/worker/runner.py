@@ -173,7 +173,7 @@ class Runner:
         elif run.completing and type(outcome) is Succeeded:
             outcome = Failed(error=UNDONE)
         if outcome is None:
-            shared.abandon_run(run)
+            shared.report_lost_run(run)
         else:
             shared.settle(run, outcome)
 

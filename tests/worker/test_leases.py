@@ -45,6 +45,8 @@ async def test_lost_lease_cancels_the_handler_and_refuses_its_writes(app: Holdfa
         done = await job.job()
     assert (done.state, done.attempts, done.claims, done.worker) == ("succeeded", 2, 2, second.worker.id)
     assert events.names(job.id).count("job_succeeded") == 1
+    (lost,) = events.of(LeaseLost)
+    assert (lost.job_id, lost.worker_id) == (job.id, first.worker.id)
 
 
 async def test_a_settlement_that_comes_too_late_changes_nothing(app: Holdfast) -> None:

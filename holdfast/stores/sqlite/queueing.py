@@ -135,11 +135,9 @@ class SqliteQueueing(LimitedFamily):
         if table is None:
             return []
         values = {"every": EVERY_QUEUE in queues, "queues": as_json(queues)}
-        return sorted(
-            name
-            for name, limited, unassigned in connection.execute(self._sql["queues_under_limits"], values)
-            if (limited or (unassigned and name in table.queues)) and (name in queues or name not in request.capacity)
-        )
+        rows = connection.execute(self._sql["queues_under_limits"], values)
+        names = (name for name, limited, unassigned in rows if limited or (unassigned and name in table.queues))
+        return sorted(name for name in names if name in queues or name not in request.capacity)
 
     def _claim(self, transaction: Transaction, request: ClaimRequest) -> Claim:
         """Make due jobs ready, take what is wanted, say when the next falls due."""

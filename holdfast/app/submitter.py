@@ -323,7 +323,7 @@ class _Group:
 
     def _fail_waiting(self, error: Unavailable) -> None:
         """Fails the waiting submissions with the error of their store at once, instead of retrying each."""
-        if error.alike:
+        if error.affects_all:
             waiting, self._waiting = self._waiting, []
             for _, answer in waiting:
                 _fail(answer, error)

@@ -70,7 +70,7 @@ def keys_create(
     path = _path(session, file)
     key_id, key, token = new_key(name, scopes, queues, None if expires is None else _expiry(expires))
     change_keys(path, lambda present: {**present, key_id: key})
-    _tell(session, key_id, key, token)
+    _print_key(session, key_id, key, token)
 
 
 @keys.command("list", examples=["holdfast keys list --file keys.toml"])
@@ -109,7 +109,7 @@ def keys_rotate(session: Session, *, key_id: str, overlap: str, file: str | None
         return {**present, key_id: rotated[0]}
 
     change_keys(_path(session, file), decide_change)
-    _tell(session, key_id, rotated[0], rotated[1])
+    _print_key(session, key_id, rotated[0], rotated[1])
     until = _dated(rotated[0].former_until)
     print_note("the old secret is good no more" if until is None else f"the old secret is good until {until}")
 
@@ -200,7 +200,7 @@ def _dated(at: datetime | None) -> str | None:
     return None if at is None else format_timestamp(to_microseconds(at))
 
 
-def _tell(session: Session, key_id: str, key: Key, token: str) -> None:
+def _print_key(session: Session, key_id: str, key: Key, token: str) -> None:
     if session.json:
         print_json({**_document(key_id, key, None), "key": token})
     else:

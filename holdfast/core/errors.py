@@ -132,7 +132,7 @@ class Unavailable(HoldfastError):
     http_status = 503
     code = "unavailable"
     stored: Sequence[str | None] = ()
-    alike = True
+    affects_all = True
     """True if every other call fails for the same cause now."""
 
     def __init__(self, message: str, *, outcome: str = "") -> None:
@@ -143,7 +143,7 @@ class Unavailable(HoldfastError):
 class Busy(Unavailable):
     """Too many searches by a filter are under way. Nothing was changed."""
 
-    alike = False
+    affects_all = False
 
 
 class StoreReplaced(Unavailable):

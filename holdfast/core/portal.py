@@ -62,14 +62,14 @@ class Portal:
         atexit.unregister(self.stop_thread)
         if not self._thread.is_alive():
             return
-        last_words = asyncio.run_coroutine_threadsafe(self._part(), self.loop)
+        last_words = asyncio.run_coroutine_threadsafe(self._close_loop(), self.loop)
         wait([last_words], timeout=_AT_EXIT)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(timeout=_AT_EXIT)
         if not self._thread.is_alive():
             self.loop.close()
 
-    async def _part(self) -> None:
+    async def _close_loop(self) -> None:
         """Closes the loop as ``asyncio.run`` does: cancels the remaining tasks and lets them end."""
         try:
             await self._at_exit()

@@ -305,7 +305,7 @@ class AuditFile:
             error = self._add([each.entry for each in wanted])
             for each in wanted:
                 if each.answer is not None:
-                    _tell(each.answer, error)
+                    _answer_caller(each.answer, error)
 
     def _add(self, entries: Sequence[bytes]) -> Exception | None:
         try:
@@ -317,7 +317,7 @@ class AuditFile:
         return None
 
 
-def _tell(answer: asyncio.Future[None], error: Exception | None) -> None:
+def _answer_caller(answer: asyncio.Future[None], error: Exception | None) -> None:
     def settle() -> None:
         if answer.done():
             return

@@ -25,7 +25,7 @@ T = TypeVar("T")
 WaitLimit = Callable[[], float | None]
 """Callback: the real seconds for which a wait may last now; None: without a limit, since the test moves time."""
 
-_TURNS = 40  # iterations of an event loop: more than the longest chain from a wake-up to the next wait
+_LOOP_ITERATIONS = 40  # iterations of an event loop: more than the longest chain from a wake-up to the next wait
 _NOTIFIES: Mapping[str, frozenset[str]] = {
     "submit": frozenset({"queue"}),
     "claim": frozenset({"queue"}),  # it may have made more jobs ready than it took
@@ -109,7 +109,7 @@ class Activity:
 
 
 async def _turns() -> None:
-    for _ in range(_TURNS):
+    for _ in range(_LOOP_ITERATIONS):
         await asyncio.sleep(0)
 
 

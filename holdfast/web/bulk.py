@@ -13,7 +13,7 @@ from holdfast.app import Holdfast
 from holdfast.core.errors import Busy, Conflict, Invalid, NotFound, TooBroad
 from holdfast.core.models import Job, JobFilter, JobState
 from holdfast.core.validation import LONGEST, RATE_PATTERN, check_key, parse_rate
-from holdfast.stores.common.requests import CHOOSE, UNSUCCESSFUL
+from holdfast.stores.common.requests import CHOICE_SECONDS, UNSUCCESSFUL
 from holdfast.tasks.codec import RawText
 from holdfast.views.bulk_operations import CANCEL, DELETE, BulkOperation, PacedCalls, by_state, replay_operation
 from holdfast.views.documents import ID, JOB, JobDocument, JobSnapshot
@@ -262,14 +262,14 @@ async def _count_matching(app: Holdfast, pace: PacedCalls, filters: Sequence[Job
     store, number, more = await app.open_store(), 0, False
     for job_filter in _merge_filters(filters):
         try:
-            found = await store.query.count(job_filter, limit=MAX_JOBS, seconds=CHOOSE)
+            found = await store.query.count(job_filter, limit=MAX_JOBS, seconds=CHOICE_SECONDS)
         except (TooBroad, Busy):
             if not number:
                 raise
             found, more = 0, True
         if found == MAX_JOBS:
             try:
-                found = await store.query.count(job_filter, limit=_MAX_COUNTED + 1, seconds=CHOOSE)
+                found = await store.query.count(job_filter, limit=_MAX_COUNTED + 1, seconds=CHOICE_SECONDS)
             except (TooBroad, Busy):
                 more = True
         number += found

@@ -84,7 +84,7 @@ class Ticker:
         try:
             return await self._fire(schedule, now_us)
         except HoldfastError as error:
-            if isinstance(error, Unavailable) and error.alike:
+            if isinstance(error, Unavailable) and error.affects_all:
                 raise
             text = f"schedule {schedule.name} cannot be run: {error}"
             pause = self._shared.settings.poll.total_seconds()

@@ -131,7 +131,7 @@ CASES = [
     Case("promote_delivered", (BY_ID,), {"ids": ids(1)}),
     Case("mark_unreadable", (BY_ID,)),
     Case("insert_jobs", ()),
-    Case("insert_alike_jobs", ()),
+    Case("insert_uniform_jobs", ()),
     Case("insert_lone_job", (), {"ids": [f"00000000-0000-0000-0002-{0:012x}"], "payloads": ["{}"]}),
     Case("insert_keyed_jobs", ()),
     Case("key_owner", ("key_pkey(key)",)),
@@ -195,7 +195,7 @@ CASES = [
     Case("oldest_ready", ("job_ready(queue, tier, rank)",)),
     Case("glance_queues", ("job_ready(queue)", "job_waiting(queue)", "job_due(queue)")),
     Case(
-        "glance",
+        "overview",
         ("job_ready(queue)", "job_waiting(queue)", "job_due(queue)", "job_ended(state, ended_at)"),
         {"max_count": BATCH, "ended": [5, 6, 7], "recent": 1_000_000},
     ),
@@ -235,7 +235,7 @@ COLUMNS = {
     **dict.fromkeys(("partitions", "weights")),
     "keys": [f"key {n}" for n in range(BATCH)],
 }
-ALIKE = COLUMNS | {
+UNIFORM = COLUMNS | {
     "queue": "default",
     "task": "task",
     "rank": 0,
@@ -298,8 +298,8 @@ VALUES: dict[str, Any] = {
 """What the statements are given, unless their case says otherwise."""
 OWN = {
     "insert_jobs": COLUMNS,
-    "insert_alike_jobs": ALIKE,
-    "insert_lone_job": ALIKE | {"channel": "somewhere", "news": "queue:default"},
+    "insert_uniform_jobs": UNIFORM,
+    "insert_lone_job": UNIFORM | {"channel": "somewhere", "news": "queue:default"},
     "insert_keyed_jobs": COLUMNS,
     "beat": {"queues": "default"},
     "oldest": {"queue": "default"},

@@ -66,10 +66,10 @@ HOT: dict[str, tuple[str, ...]] = {
     "completed": (BY_ID,),
     "settle_succeeded": (BY_ID,),
     "settle_one": (BY_ID,),
-    "standing": (BY_ID,),
+    "job_state": (BY_ID,),
     "recordable": (BY_ID,),
     "extend_leases": (BY_ID,),
-    "standing_leases": (BY_ID,),
+    "lease_states": (BY_ID,),
     "expired": ("holdfast_job_lease",),
     "prune_jobs": ("holdfast_job_ended",),
     "delete_jobs": (BY_SEQ,),
@@ -124,7 +124,7 @@ HOT: dict[str, tuple[str, ...]] = {
     "queues_under_limits": ("PRIMARY KEY", "holdfast_job_limited_quarantined", "holdfast_job_ready"),
     "any_running_limited": ("holdfast_job_limited_running",),
     "glance_queues": ("holdfast_job_ready", "holdfast_job_limited", "holdfast_job_waiting", "holdfast_job_due"),
-    "glance": (
+    "overview": (
         "holdfast_job_ready",
         "holdfast_job_limited",
         "holdfast_job_waiting",

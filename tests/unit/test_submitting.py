@@ -114,7 +114,7 @@ def test_grouped_submitters_fail_together_if_the_store_is_down(app: Holdfast) ->
 
 def test_grouped_submitters_do_not_share_individual_errors(app: Holdfast) -> None:
     class Held(Unavailable):
-        alike = False
+        affects_all = False
 
     tries: list[None] = []
 

@@ -15,7 +15,7 @@ import pytest
 from holdfast.core.errors import Busy, HoldfastError, TooBroad
 from holdfast.core.models import JobState
 from holdfast.stores.common.named_sql import load_statements
-from holdfast.stores.common.requests import CHOOSE, Chosen
+from holdfast.stores.common.requests import CHOICE_SECONDS, Chosen
 from holdfast.stores.postgres import store as postgres_store
 from holdfast.stores.redis import pool as redis_links
 from holdfast.stores.sqlite import store as sqlite_store
@@ -83,7 +83,7 @@ def test_slow_filter_is_refused_without_delaying_others(slow: Api, home: str) ->
 
 
 def test_dry_run_and_queue_position_are_bounded_in_time(slow: Api, home: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk, "CHOOSE", 0.0 if home.startswith("redis") else 0.2)
+    monkeypatch.setattr(bulk, "CHOICE_SECONDS", 0.0 if home.startswith("redis") else 0.2)
     job = slow.submit()
     body = '{"filter": {"tag": "spring"}, "dry_run": true}'
 
@@ -143,7 +143,7 @@ def test_dry_run_counts_within_the_time_of_the_change(tmp_path: Path, monkeypatc
             api.submit()
         would = api.post("/v1/jobs/cancel", {"filter": {"task": "work"}, "dry_run": True})
 
-    assert (would["count"], would["more"], set(asked)) == (2, True, {CHOOSE})
+    assert (would["count"], would["more"], set(asked)) == (2, True, {CHOICE_SECONDS})
 
 
 @pytest.mark.parametrize("error", [TooBroad(1.0), Busy("others look for jobs")], ids=["too broad", "busy"])

@@ -33,9 +33,9 @@ HEARTBEAT_RETRY_SHARE = 0.25
 UNREADABLE = (msgspec.MsgspecError, RecursionError)
 """Exceptions of reading JSON that another program corrupted: other content than ours, or nested too deep."""
 
-CHOOSE = 8.0
+CHOICE_SECONDS = 8.0
 """Seconds that a change by a filter may look for its jobs if a caller waits: it is rare, and has to be done."""
-UPKEEP = 8.5
+SWEEP_TIME = 8.5
 """Seconds more than others that upkeep may take where a store is patient for a moment only: no caller waits for it."""
 _JOBS_A_SECOND, _CHARACTERS_A_SECOND = 2500, 4e6  # that every store writes, with room to spare
 CLAIMED_A_SECOND = 100

@@ -8,7 +8,7 @@ from typing import TypeVar
 from holdfast.core.job_changes import JobChanges
 from holdfast.core.models import BulkResult, JobFilter, JobState, ReplayRate, WorkerCommand
 from holdfast.stores.common.named_sql import CODES, STATES
-from holdfast.stores.common.requests import CHOOSE, UNSUCCESSFUL, UPKEEP, Chosen, SelectionAdmin
+from holdfast.stores.common.requests import CHOICE_SECONDS, SWEEP_TIME, UNSUCCESSFUL, Chosen, SelectionAdmin
 from holdfast.stores.postgres.encoding import (
     NumberedStatement,
     edit_parameters,
@@ -121,7 +121,7 @@ class PostgresAdmin(SelectionAdmin):
     async def _changed(self, work: Callable[[Fetch], Awaitable[T]]) -> T:
         """Runs ``work`` in one long transaction: each job may have thousands of log lines and attempts."""
         await self._pool.check_alive()
-        return await self._pool.transaction(work, extra=UPKEEP)
+        return await self._pool.transaction(work, extra=SWEEP_TIME)
 
     async def _choose_matching(
         self, where: JobFilter, legal: frozenset[JobState], limit: int, *, unasked: bool
@@ -135,11 +135,11 @@ class PostgresAdmin(SelectionAdmin):
             rows = []
             for state in asked:
                 rows += await self._pool.search(
-                    self._sql["choose_ended"], SearchKind.CHANGE, seconds=CHOOSE, state=CODES[state], **given
+                    self._sql["choose_ended"], SearchKind.CHANGE, seconds=CHOICE_SECONDS, state=CODES[state], **given
                 )
             rows.sort(key=lambda row: str(row[0]))
         else:
-            rows = await self._pool.search(self._sql["choose"], SearchKind.CHANGE, seconds=CHOOSE, **given)
+            rows = await self._pool.search(self._sql["choose"], SearchKind.CHANGE, seconds=CHOICE_SECONDS, **given)
         return Chosen([job_id for (job_id,) in rows[:limit]], len(rows) > limit, values)
 
     async def _standing(self, fetch: Fetch, chosen: Chosen) -> list[str]:

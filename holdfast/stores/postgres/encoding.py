@@ -110,7 +110,7 @@ def is_plain(job: NewJob) -> bool:
     return job.key is None and not job.expires and (options is None or not (options.tags or options.unique))
 
 
-def are_alike(jobs: Sequence[NewJob]) -> bool:
+def are_uniform(jobs: Sequence[NewJob]) -> bool:
     """Returns True if these jobs differ in their ids and payloads alone, and are under no limit."""
     first = jobs[0]
     return all(
@@ -127,8 +127,8 @@ def are_alike(jobs: Sequence[NewJob]) -> bool:
     )
 
 
-def alike_columns(jobs: Sequence[NewJob]) -> dict[str, Any]:
-    """Alike jobs as the parameters of ``insert_alike_jobs``."""
+def uniform_columns(jobs: Sequence[NewJob]) -> dict[str, Any]:
+    """Uniform jobs as the parameters of ``insert_uniform_jobs``."""
     first = jobs[0]
     return {
         "ids": [job.id for job in jobs],

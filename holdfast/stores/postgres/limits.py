@@ -23,7 +23,7 @@ from holdfast.core.limits import (
 )
 from holdfast.stores.base import ClaimRequest
 from holdfast.stores.common.limit_cache import LimitCache
-from holdfast.stores.common.requests import CHOOSE, CLAIMED_A_SECOND, UPKEEP
+from holdfast.stores.common.requests import CHOICE_SECONDS, CLAIMED_A_SECOND, SWEEP_TIME
 from holdfast.stores.postgres.encoding import NumberedStatement, from_text, is_id, span_us, text_or_none, to_text
 from holdfast.stores.postgres.notifications import PostgresNotifications
 from holdfast.stores.postgres.pool import Fetch, PostgresPool, Rows, SearchKind
@@ -62,7 +62,7 @@ class PostgresLimits:
                 await fetch(self._sql["bound_buckets"], name=to_text(change.limit.name), **tokens)
             return int(rows[0][0]) if rows else None
 
-        revision = await self._pool.transaction(run_in_transaction, extra=UPKEEP)
+        revision = await self._pool.transaction(run_in_transaction, extra=SWEEP_TIME)
         if revision is not None:
             self._cache.mark_stale()
             self._notifications.notify_committed({"queue:*", "due:*"})
@@ -85,7 +85,7 @@ class PostgresLimits:
         rows = await self._pool.search(
             self._sql["jobs_to_assign"],
             SearchKind.CHANGE,
-            seconds=CHOOSE,
+            seconds=CHOICE_SECONDS,
             queue=queue,
             task=task,
             after=after if is_id(after) else _NO_ID,

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from holdfast.core.models import ExpiredJob, Job, JobState
 from holdfast.stores.common.named_sql import CODES
-from holdfast.stores.common.requests import EXPIRY_ROUNDS, FORGOTTEN_AFTER, UPKEEP
+from holdfast.stores.common.requests import EXPIRY_ROUNDS, FORGOTTEN_AFTER, SWEEP_TIME
 from holdfast.stores.postgres.encoding import NumberedStatement, shown_job, span_us
 from holdfast.stores.postgres.notifications import PostgresNotifications
 from holdfast.stores.postgres.pool import Fetch, PostgresPool
@@ -34,9 +34,9 @@ class PostgresMaintenance:
     async def make_ready(self, queues: Sequence[str] | None, *, limit: int) -> dict[str, list[str]]:
         """The same for these queues, or every one; their ids by queue, in the order of claims."""
         if queues is None:
-            rows = await self._pool.fetch(self._sql["promote_anywhere"], limit=limit, extra=UPKEEP)
+            rows = await self._pool.fetch(self._sql["promote_anywhere"], limit=limit, extra=SWEEP_TIME)
         else:
-            rows = await self._pool.fetch(self._sql["promote_queues"], queues=list(queues), limit=limit, extra=UPKEEP)
+            rows = await self._pool.fetch(self._sql["promote_queues"], queues=[*queues], limit=limit, extra=SWEEP_TIME)
         ready: dict[str, list[str]] = {}
         for queue, _, _, job_id in sorted(rows, key=lambda row: row[1:]):
             ready.setdefault(queue, []).append(job_id)
@@ -54,17 +54,17 @@ class PostgresMaintenance:
         return ended
 
     async def find_expired_leases(self, *, limit: int) -> list[Job]:
-        return [shown_job(row) for row in await self._pool.fetch(self._sql["expired"], limit=limit, extra=UPKEEP)]
+        return [shown_job(row) for row in await self._pool.fetch(self._sql["expired"], limit=limit, extra=SWEEP_TIME)]
 
     async def prune(self, ended_for: Mapping[str, timedelta], *, limit: int) -> int:
         """Delete what ended long enough ago, up to ``limit`` jobs in all."""
         pruned = 0
         for state, span in ended_for.items():
             pruned += await self._prune_state(JobState(state), span, limit - pruned)
-        await self._pool.fetch(self._sql["outlived_keys"], limit=limit, extra=UPKEEP)
-        await self._pool.fetch(self._sql["prune_keys"], limit=limit, extra=UPKEEP)
-        await self._pool.fetch(self._sql["prune_workers"], span=span_us(FORGOTTEN_AFTER), extra=UPKEEP)
-        await self._pool.fetch(self._sql["prune_buckets"], at=self._pool.instant, limit=limit, extra=UPKEEP)
+        await self._pool.fetch(self._sql["outlived_keys"], limit=limit, extra=SWEEP_TIME)
+        await self._pool.fetch(self._sql["prune_keys"], limit=limit, extra=SWEEP_TIME)
+        await self._pool.fetch(self._sql["prune_workers"], span=span_us(FORGOTTEN_AFTER), extra=SWEEP_TIME)
+        await self._pool.fetch(self._sql["prune_buckets"], at=self._pool.instant, limit=limit, extra=SWEEP_TIME)
         return pruned
 
     async def _prune_state(self, state: JobState, span: timedelta, limit: int) -> int:
@@ -77,7 +77,7 @@ class PostgresMaintenance:
                 await fetch(self._sql["delete_jobs"], ids=[row[0] for row in rows])
             return len(rows)
 
-        return await self._pool.transaction(run_in_transaction, extra=UPKEEP)
+        return await self._pool.transaction(run_in_transaction, extra=SWEEP_TIME)
 
     async def reannounce(self) -> int:
         return 0
@@ -88,7 +88,7 @@ async def expire_overdue(
 ) -> tuple[list[ExpiredJob], int]:
     """Looks at jobs whose ``expires`` has come, at most so many, and ends those that no worker has taken. Returns them,
     and the number of jobs it looked at."""
-    rows = await pool.fetch(statements["expire_jobs"], limit=limit, extra=UPKEEP)
+    rows = await pool.fetch(statements["expire_jobs"], limit=limit, extra=SWEEP_TIME)
     ended = [ExpiredJob(*row) for _, *row in rows if row[0] is not None]
     notifications.notify_committed(set(), [each.job_id for each in ended])
     return ended, rows[0][0]

@@ -40,7 +40,7 @@ _CLOSED = "this store was closed meanwhile"
 _BACKOFF, _MAX_BACKOFF = 0.02, 1.0  # seconds between tries, before jitter
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+(%\w+)?\]|[^\[\]:@]*)(:\d{1,5})?")
 _SEARCH, _SEARCH_ROOM = 0.65, 0.2  # of the call deadline: for a search, and for the wait for its slot
-_PARTING = 0.5  # seconds to have the server give up what was given up here
+_CANCEL_SECONDS = 0.5  # seconds to have the server give up what was given up here
 _LOCK = 0.8  # of the call deadline: for the wait for a locked row
 _CONFLICTS = 8  # times a deadlock or serialization failure is tried again
 
@@ -71,7 +71,7 @@ _REFUSED = (
 class Locked(Unavailable):
     """Another transaction has held a row for longer than the statement waits."""
 
-    alike = False
+    affects_all = False
 
 
 class SearchKind(Enum):
@@ -84,7 +84,7 @@ class SearchKind(Enum):
     OTHER = "other"
 
 
-_TURNS = {SearchKind.CHANGE: 2, SearchKind.UNSUCCESSFUL: 1, SearchKind.OTHER: 2}
+_MAX_SEARCHES = {SearchKind.CHANGE: 2, SearchKind.UNSUCCESSFUL: 1, SearchKind.OTHER: 2}
 
 
 class DuplicateKey(HoldfastError):
@@ -167,12 +167,12 @@ class PostgresPool:
         self.address = address
         self._now = now
         self._call_deadline = call_deadline
-        self._searches = {kind: asyncio.Semaphore(number) for kind, number in _TURNS.items()}
+        self._searches = {kind: asyncio.Semaphore(number) for kind, number in _MAX_SEARCHES.items()}
         self._idle: deque[Connection] = deque()
         self._room = asyncio.Semaphore(max_connections)
         self._closed = False
         self._busy: set[Connection] = set()
-        self._parting: set[Connection] = set()
+        self._terminating: set[Connection] = set()
         self._failures = 0  # to connect, one after another
         self._connect_at = 0.0  # not before
         self._trouble = ""  # of the latest try to connect
@@ -204,7 +204,7 @@ class PostgresPool:
     async def _with_link(self, once: Callable[[Connection], Awaitable[T]], give_up: float) -> T:
         """Run ``once`` on a connection. After any failure but a refusal by the server it is thrown away."""
         async with self._room:
-            connection = await self._taken(give_up)
+            connection = await self._acquire(give_up)
             self._busy.add(connection)
             try:
                 result = await once(connection)
@@ -212,7 +212,7 @@ class PostgresPool:
                 if isinstance(error, asyncpg.PostgresError) and not isinstance(error, _UNREACHABLE):
                     self._give_back(connection)
                 elif isinstance(error, asyncio.CancelledError) and self._call_deadline is not None:
-                    self._part(connection)
+                    self._terminate_later(connection)
                 else:
                     connection.terminate()
                 if isinstance(error, _UNREACHABLE):
@@ -225,7 +225,7 @@ class PostgresPool:
             self._give_back(connection)
             return result
 
-    async def _taken(self, give_up: float) -> Connection:
+    async def _acquire(self, give_up: float) -> Connection:
         if self._closed:
             raise HoldfastError(_CLOSED)
         while self._idle:
@@ -247,16 +247,16 @@ class PostgresPool:
         self._failures = 0
         return connection
 
-    def _part(self, connection: Connection) -> None:
+    def _terminate_later(self, connection: Connection) -> None:
         """Leave a connection whose call was given up, once the driver has had time to have the server give it up too:
         else abandoned calls would go on there, on more and more connections."""
-        self._parting.add(connection)
+        self._terminating.add(connection)
 
         def close_link() -> None:
-            self._parting.discard(connection)
+            self._terminating.discard(connection)
             connection.terminate()
 
-        asyncio.get_running_loop().call_later(_PARTING, close_link)
+        asyncio.get_running_loop().call_later(_CANCEL_SECONDS, close_link)
 
     def _give_back(self, connection: Connection) -> None:
         if self._closed:
@@ -277,7 +277,7 @@ class PostgresPool:
                 await connection.close(timeout=1.0)
             except _UNREACHABLE:
                 connection.terminate()
-        for connection in [*self._busy, *self._parting]:
+        for connection in [*self._busy, *self._terminating]:
             connection.terminate()
 
     # ── calls ─────────────────────────────────────────────────────────────────────────────────────────────────

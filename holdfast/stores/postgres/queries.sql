@@ -95,7 +95,7 @@ left join pg_catalog.pg_class j on j.relnamespace = n.oid and j.relname = 'job';
 select i.id::text, d.datname, d.oid::text
 from holdfast.identity i cross join pg_catalog.pg_database d where d.datname = current_database();
 
--- fragment: alike
+-- fragment: uniform
 -- Plain jobs that differ in their payloads alone: each array costs as much as the row it goes to. All of them or, where
 -- the id of one is known, an error: `on conflict` costs a quarter more, a look before each row and a log record after it.
 insert into holdfast.job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, options, claims)
@@ -104,13 +104,13 @@ select d.id, :queue, :task, d.payload, case when n.run_at <= n.now then 0 else 1
 from (select c.now, coalesce(:run_at, c.now + :delay, c.now) as run_at from (select :now as now offset 0) c offset 0) n
 cross join unnest(:ids::uuid[], :payloads::text[]) as d (id, payload)
 
--- own: insert_alike_jobs
--- include: alike
+-- own: insert_uniform_jobs
+-- include: uniform
 ;
 
 -- own: insert_lone_job
 -- With its news, which are heard as it is committed.
--- include: alike
+-- include: uniform
 returning pg_notify(:channel, :news);
 
 -- own: insert_jobs
@@ -789,7 +789,7 @@ with recursive named (queue) as (
 )
 select queue from named where queue is not null;
 
--- name: glance
+-- name: overview
 -- Counts by queue and state, each of which looks at so many jobs at most. Of what has ended at the latest, and then how many did
 -- within :recent, and how long ago the first of them. The last limit is a subquery for the same reason as in figures.
 select w.queue, counted.state, counted.number, 0::bigint as lately, 0::bigint as age

@@ -112,7 +112,7 @@ class PostgresQuery(Feed):
     async def _looked_at(self, recent: timedelta, max_count: int, ended: Sequence[JobState]) -> list[QueueInfo]:
         named = [name for (name,) in await self._pool.fetch(self._sql["glance_queues"])]
         rows = await self._pool.fetch(
-            self._sql["glance"],
+            self._sql["overview"],
             queues=named,
             max_counts=[max_count] * len(named),
             max_count=max_count,

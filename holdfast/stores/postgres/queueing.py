@@ -87,7 +87,7 @@ class PostgresQueueing:
         self._served = ""  # the queue a claim of every queue served last
         self._answered_at: dict[str, int] = {}  # by worker: the server's instant of its latest claim that was answered
         self._unconfirmed_claims: set[str] = set()  # workers whose claim was sent and never answered
-        self._settling = Settling(pool, statements, self._tell, limit_cache)
+        self._settling = Settling(pool, statements, self._notify, limit_cache)
         notifications.on_queue = self._on_notification
 
     def note_ready(self, queue: str, first: QueuePosition = START) -> None:
@@ -109,7 +109,7 @@ class PostgresQueueing:
         if not position or self._known[position - 1] != queue:
             self._known.insert(position, queue)
 
-    def _tell(
+    def _notify(
         self,
         firsts: Mapping[str, QueuePosition],
         ended: Sequence[str] = (),
@@ -149,7 +149,7 @@ class PostgresQueueing:
                 msgspec.structs.replace(answer, created=answer.created or answer.job_id == job.id)
                 for job, answer in zip(jobs, answers, strict=True)
             ]
-        self._tell(first_positions(jobs, answers), is_notified=is_notified)
+        self._notify(first_positions(jobs, answers), is_notified=is_notified)
         return answers
 
     # ── claim ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -467,8 +467,8 @@ class PostgresQueueing:
             kept = iter(await self.append_logs(possible))
             return [is_id(each.lease.job_id) and next(kept) for each in records]
         rows = await self._pool.fetch(self._sql["record"], **record_columns(records))
-        standing = {ordinal for (ordinal,) in rows}
-        return [ordinal in standing for ordinal in range(1, len(records) + 1)]
+        stored = {ordinal for (ordinal,) in rows}
+        return [ordinal in stored for ordinal in range(1, len(records) + 1)]
 
     # ── beat ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def heartbeat(

@@ -27,13 +27,13 @@ _job_id = attrgetter("job_id")
 
 
 class Settling:
-    """The verb, over the store's named statements. ``tell`` hears of queues with something ready, and of what ended."""
+    """The verb, over the store's statements. ``notify`` receives queues with ready jobs, and jobs that ended."""
 
     def __init__(
         self,
         pool: PostgresPool,
         statements: Mapping[str, NumberedStatement],
-        tell: Callable[..., None],
+        notify: Callable[..., None],
         limit_cache: LimitCache,
     ) -> None:
         self._limit_cache = limit_cache
@@ -41,7 +41,7 @@ class Settling:
         """True once this process has claimed jobs under limits."""
         self._pool = pool
         self._sql = statements
-        self._tell = tell
+        self._notify = notify
         self._unconfirmed = UnconfirmedSettlements()
         self._locked: set[str] = set()  # jobs that others had in hand when they were to be settled
 
@@ -128,7 +128,7 @@ class Settling:
         freed_queues = (
             self._queues_with_room([row[1:] for row in rows if row[1] is not None]) if self.has_limited else set()
         )
-        self._tell({}, [each.job_id for each in batch], freed_queues=freed_queues)
+        self._notify({}, [each.job_id for each in batch], freed_queues=freed_queues)
 
     async def _settle_rest(self, batch: list[Settlement], answers: dict[str, Settled]) -> None:
         rows = await self._pool.fetch(
@@ -148,7 +148,7 @@ class Settling:
                 firsts[queue] = START  # given back: to where it was
             else:
                 firsts.setdefault(queue, END)  # not ready yet; who sleeps until something falls due must know
-        self._tell(firsts, ended, freed_queues=self._queues_with_room([row[3:] for row in rows]))
+        self._notify(firsts, ended, freed_queues=self._queues_with_room([row[3:] for row in rows]))
 
     def _queues_with_room(self, partitions: Sequence[Sequence[str | None]]) -> set[str]:
         """Queues in which ended jobs made room, by queues and partitions. A limit of a task holds in every queue."""
@@ -182,7 +182,7 @@ class Settling:
             answers[each.job_id] = Settled(each.job_id, each.claims, True, state, run_at)
             if state in TERMINAL:
                 ended.append(each.job_id)
-        self._tell({}, ended)
+        self._notify({}, ended)
 
 
 def _evidence(

@@ -9,11 +9,11 @@ from holdfast.core.models import NewJob, Submitted
 from holdfast.stores.postgres.cursors import END, START, QueuePosition
 from holdfast.stores.postgres.encoding import (
     NumberedStatement,
-    alike_columns,
-    are_alike,
+    are_uniform,
     is_plain,
     job_columns,
     key_columns,
+    uniform_columns,
 )
 from holdfast.stores.postgres.notifications import PostgresNotifications
 from holdfast.stores.postgres.pool import DuplicateKey, Rows
@@ -31,11 +31,11 @@ async def insert_batch(
         ordered = sorted(rows, key=lambda row: row[0])
         answers = [Submitted(job_id, created, changed=changed) for _, job_id, created, changed, _ in ordered]
         return answers, False
-    if are_alike(jobs):
+    if are_uniform(jobs):
         notice = notifications.transaction_notice(f"queue:{jobs[0].queue}") if len(jobs) == 1 else {}
         with suppress(DuplicateKey):
             await fetch(
-                statements["insert_lone_job" if notice else "insert_alike_jobs"], **alike_columns(jobs), **notice
+                statements["insert_lone_job" if notice else "insert_uniform_jobs"], **uniform_columns(jobs), **notice
             )
             return [Submitted(job.id, True) for job in jobs], bool(notice)
     return _created(jobs, await fetch(statements["insert_jobs"], **job_columns(jobs))), False

@@ -81,7 +81,7 @@ class RedisAdmin(SelectionAdmin):
         self, verb: str, chosen: Chosen, *, force: bool = False, payload: str | None = None, pace: ReplayRate = AT_ONCE
     ) -> BulkResult:
         """The answer, in the order of the question. Selected jobs that match no more are left out."""
-        standing = chosen.guard or {}
+        recorded = chosen.guard or {}
         flags = ("f" if force else "") + ("w" if self._pool.address.whole else "")
         common = verb, flags, "" if payload is None else "=" + payload
         changed: list[tuple[str, JobState]] = []
@@ -89,7 +89,7 @@ class RedisAdmin(SelectionAdmin):
         every = span_us(pace.every)
         for number, ids in enumerate(in_batches(chosen.ids, MAX_BATCH)):
             after = span_us(pace.after) + number * MAX_BATCH * every
-            guards = {job_id: standing.get(job_id, "") for job_id in ids}
+            guards = {job_id: recorded.get(job_id, "") for job_id in ids}
             reply = await _until_current(partial(self._operate, common, guards, (after, every), payload))
             for job_id, (state, done) in zip(ids, reply, strict=True):
                 if done == 1:
@@ -125,8 +125,8 @@ class RedisAdmin(SelectionAdmin):
         self, where: JobFilter, legal: frozenset[JobState], limit: int, *, unasked: bool
     ) -> Chosen:
         jobs = await self._read.find_oldest(where, legal, limit + 1, unasked=unasked)
-        standing = {job.id: f"{job.state.value} {job.claims}" for job in jobs[:limit]}
-        return Chosen(list(standing), len(jobs) > limit, standing)
+        guards = {job.id: f"{job.state.value} {job.claims}" for job in jobs[:limit]}
+        return Chosen(list(guards), len(jobs) > limit, guards)
 
     async def pause(self, queue: str) -> None:
         await self._pool.run(self._scripts["pause"], 1, queue)

@@ -112,7 +112,7 @@ class _Audit:
 
     def ready_lists(self) -> Iterator[RepairStep]:
         """Each job that is ready stands in its own list once, and any other id as a tombstone."""
-        standing = Counter(
+        counts = Counter(
             (key, job) for key, ids in self._seen.lists.items() if self._names.is_ready_list(key) for job in ids
         )
         ready = {
@@ -120,12 +120,12 @@ class _Audit:
             for job, kept in self.jobs.items()
             if kept.state == b"queued" and kept.lost_leases < 2 and kept.partition is None
         }
-        lost = [job for job in ready if not standing[self._list_of(job), job]]
+        lost = [job for job in ready if not counts[self._list_of(job), job]]
         for job in sorted(lost, key=lambda job: (ready[job].due, ready[job].seq), reverse=True):
-            standing[self._list_of(job), job] += 1
+            counts[self._list_of(job), job] += 1
             yield RepairStep(BACK, ("LPUSH", self._list_of(job), job))
         tombstones, ought = self._hash("tombstones"), Counter[bytes]()
-        for (key, job), times in standing.items():
+        for (key, job), times in counts.items():
             at_home = job in ready and key == self._list_of(job)
             ought[self._names.tombstone_key(key, job)] = 0 if job in self._by_hand else times - at_home
         for tombstone in {*ought, *tombstones}:

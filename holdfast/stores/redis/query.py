@@ -29,7 +29,7 @@ from holdfast.core.models import (
     WorkerInfo,
 )
 from holdfast.core.stats import CountGroup, JobStats, covered_seconds, merge_groups
-from holdfast.stores.common.requests import CHOOSE, GLANCED, UNREADABLE, is_unsuccessful, line_page, line_place
+from holdfast.stores.common.requests import CHOICE_SECONDS, GLANCED, UNREADABLE, is_unsuccessful, line_page, line_place
 from holdfast.stores.connections.redis import Script, in_batches
 from holdfast.stores.connections.redis_protocol import Argument
 from holdfast.stores.redis.encoding import (
@@ -151,7 +151,7 @@ class Read:
         if not asked:
             return []
         where = msgspec.structs.replace(where, states=tuple(asked))
-        search = self._search(CHOOSE)
+        search = self._search(CHOICE_SECONDS)
         few = await self._few(where, search)
         if few is not None:
             return [job for _, job in reversed(few)][:limit]

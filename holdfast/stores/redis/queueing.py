@@ -323,12 +323,12 @@ class RedisQueueing:
         return Settled(each.job_id, each.claims, False, state)
 
     async def _evidence(self, each: Settlement) -> SettlementEvidence:
-        (standing,) = await self._pool.run(self._scripts["states"], each.job_id)
-        if standing is None:
+        (row,) = await self._pool.run(self._scripts["states"], each.job_id)
+        if row is None:
             return SettlementEvidence(None, None, None, None, None, None)
         records = await self._query.attempts(each.job_id)
         record = next((record for record in records if record.claims == each.claims), None)
-        now, claims = state_of(standing[0]), whole_number(standing[1])
+        now, claims = state_of(row[0]), whole_number(row[1])
         if record is None:
             return SettlementEvidence(now, claims, None, None, None, None)
         return SettlementEvidence(now, claims, None, record.state, record.reason, record.error)
@@ -364,8 +364,8 @@ class RedisQueueing:
         for batch in record_batches(records, MAX_BATCH):
             script = self._scripts["append_logs"]
             arguments = [argument for number, lines in batch for argument in encode_logs(records[number].lease, lines)]
-            for (number, _), standing in zip(batch, await self._pool.run(script, *arguments), strict=True):
-                kept[number] = kept[number] and bool(standing)
+            for (number, _), stored in zip(batch, await self._pool.run(script, *arguments), strict=True):
+                kept[number] = kept[number] and bool(stored)
         return kept
 
     async def deregister(self, worker: str) -> None:

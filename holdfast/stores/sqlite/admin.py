@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from holdfast.core.job_changes import JobChanges
 from holdfast.core.models import BulkResult, JobFilter, JobState, ReplayRate, WorkerCommand
 from holdfast.stores.common.named_sql import CODES, STATES
-from holdfast.stores.common.requests import CHOOSE, UNSUCCESSFUL, Chosen, SelectionAdmin
+from holdfast.stores.common.requests import CHOICE_SECONDS, UNSUCCESSFUL, Chosen, SelectionAdmin
 from holdfast.stores.sqlite.encoding import INLINE_PAYLOAD, as_json, decode_unique, filter_parameters, span_us
 from holdfast.stores.sqlite.limits import LimitedFamily
 from holdfast.stores.sqlite.maintenance import delete_rows
@@ -110,7 +110,7 @@ class SqliteAdmin(LimitedFamily, SelectionAdmin):
         self, where: JobFilter, legal: frozenset[JobState], limit: int, *, unasked: bool
     ) -> Chosen:
         return await self._opened().search(
-            lambda reader: self._choose_in(reader, where, legal, limit, unasked=unasked), where, seconds=CHOOSE
+            lambda reader: self._choose_in(reader, where, legal, limit, unasked=unasked), where, seconds=CHOICE_SECONDS
         )
 
     def _choose_in(

@@ -54,8 +54,8 @@ class SqliteExternal(LimitedFamily):
         yield Statement(self._sql["begin_writing"])
         # The clock is read as the one who writes: no other's ending that is dated later can be seen sooner.
         done = yield Statement(self._sql["complete"], (lease.job_id, lease.claims, result, self._now()))
-        standing = yield Statement(self._sql["completed"], (lease.job_id,))
-        state = STATES[standing[0][0]] if standing else None
+        rows = yield Statement(self._sql["completed"], (lease.job_id,))
+        state = STATES[rows[0][0]] if rows else None
         return Settled(lease.job_id, lease.claims, bool(done), state)
 
     async def tx_outcome(self, lease: Lease) -> TxOutcome:
@@ -63,10 +63,10 @@ class SqliteExternal(LimitedFamily):
 
     def _outcome(self, transaction: Transaction, lease: Lease) -> TxOutcome:
         """Asked by the one writer there can be, it is never still open."""
-        standing = transaction.connection.execute(self._sql["completed"], (lease.job_id,)).fetchone()
-        if standing is None or standing[1] != lease.claims:
+        row = transaction.connection.execute(self._sql["completed"], (lease.job_id,)).fetchone()
+        if row is None or row[1] != lease.claims:
             return TxOutcome.LEASE_LOST
-        match STATES[standing[0]]:
+        match STATES[row[0]]:
             case JobState.SUCCEEDED:
                 return TxOutcome.COMMITTED
             case JobState.RUNNING:

@@ -25,7 +25,7 @@ from pathlib import Path
 from holdfast.stores.common.waiters import PendingTopics, Waiter
 
 LOOK = 0.5  # seconds between looks at data_version
-_SETTLED_NS = 50_000_000  # a folder changed this recently is listed again: its time stamp is coarse
+_COARSE_MTIME_NS = 50_000_000  # a folder changed this recently is listed again: its time stamp is coarse
 _MAX_DATAGRAM = 8192  # bytes of a datagram; more ended jobs than fit are sent as job:*
 
 
@@ -96,7 +96,7 @@ class Wakes:
         try:
             changed = self._folder.stat().st_mtime_ns
             listed_for, listed_at = self._listed_at
-            if changed != listed_for or listed_at - changed < _SETTLED_NS:
+            if changed != listed_for or listed_at - changed < _COARSE_MTIME_NS:
                 self._listed = [entry.name for entry in self._folder.iterdir()]
                 self._listed_at = (changed, time.time_ns())
         except OSError:  # the folder was cleaned away: no process listens there

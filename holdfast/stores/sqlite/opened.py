@@ -37,7 +37,7 @@ class OpenedSqlite:
         self.identity = identity = FileIdentity(path, first)
         self._before_closing = weakref.finalize(self, identity.keep_if_replaced)  # at the exit too, without a close()
         self.reader = Reader(path, first, identity)  # for whatever takes its time
-        self.glance = Reader(path, connect(path), identity)  # for quick looks before a claim or a wait
+        self.lookup = Reader(path, connect(path), identity)  # for quick looks before a claim or a wait
         self.readers = ThreadPoolExecutor(1, thread_name_prefix="holdfast-reader")
         self.search_pool = None if call_deadline is None else SearchPool(path, identity)
         self.wakes = Wakes(path, self._version)
@@ -79,7 +79,7 @@ class OpenedSqlite:
             self.reader.close()
         if self.search_pool is not None:
             self.search_pool.close()
-        self.glance.close()
+        self.lookup.close()
         self.identity.close()
 
 

@@ -278,7 +278,7 @@ where id = :id and +claims = :claims and +state = 2 and (+lease_until <= :now) =
   and (:worker is null or +worker = :worker)
 returning seq, state, run_at, started_at, attempts, worker, queue, partition;
 
--- own: standing
+-- own: job_state
 select state, run_at from holdfast_job where id = :id;
 
 -- own: insert_attempt
@@ -303,7 +303,7 @@ from json_each(:leases) d
 where holdfast_job.id = d.value ->> 0 and +holdfast_job.claims = d.value ->> 1
   and +holdfast_job.state = 2 and +holdfast_job.lease_until > :now and +holdfast_job.worker = :worker;
 
--- own: standing_leases
+-- own: lease_states
 select j.lease_until, j.cancelling
 from json_each(:leases) d
 left join holdfast_job j on j.id = d.value ->> 0 and +j.claims = d.value ->> 1 and +j.state = 2 and +j.worker = :worker
@@ -492,7 +492,7 @@ with recursive named (queue) as (
     from named where named.queue is not null)
 select queue from named where queue is not null;
 
--- name: glance
+-- name: overview
 -- Counts by queue and state, each of at most :max_count jobs. Of what has ended at the latest, and then how many did since
 -- :since, and how long ago the first of them; :whole is 0 for dead ones only.
 select q.value as queue, 0 as state,

@@ -176,7 +176,7 @@ class Reads:
             "since": now_us - recent // MICROSECOND,
         }
         counted = [
-            CountRow(queue, STATES[code], *rest) for queue, code, *rest in reader.execute(self._sql["glance"], values)
+            CountRow(queue, STATES[code], *rest) for queue, code, *rest in reader.execute(self._sql["overview"], values)
         ]
         paused = {name: bool(flag) for name, flag in reader.execute(self._sql["known_queues"])}
         found = queues_of(counted, paused, recent=recent, max_count=max_count)
@@ -227,8 +227,8 @@ class Reads:
     def any_finished(self, reader: sqlite3.Connection, job_ids: list[str]) -> bool:
         """Returns True if one of these jobs has ended, or is gone."""
         for job_id in job_ids:
-            standing = reader.execute(self._sql["standing"], {"id": job_id}).fetchone()
-            if standing is None or STATES[standing[0]] in TERMINAL:
+            row = reader.execute(self._sql["job_state"], {"id": job_id}).fetchone()
+            if row is None or STATES[row[0]] in TERMINAL:
                 return True
         return False
 

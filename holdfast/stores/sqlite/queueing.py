@@ -103,7 +103,7 @@ class SqliteQueueing(LimitedFamily):
             # After a full claim there is probably more; of delivered ids the refused ones must be counted.
             None
             if self._was_full or request.only is not None
-            else lambda: opened.glance.run_search(lambda reader: self._precheck_claim(reader, request, self._now())),
+            else lambda: opened.lookup.run_search(lambda reader: self._precheck_claim(reader, request, self._now())),
         )
 
     def _precheck_claim(self, reader: sqlite3.Connection, request: ClaimRequest, now_us: int) -> Claim | None:
@@ -308,8 +308,8 @@ class SqliteQueueing(LimitedFamily):
         }
         row = connection.execute(self._sql["settle_one"], values).fetchone()
         if row is None:
-            standing = connection.execute(self._sql["standing"], {"id": settlement.job_id}).fetchone()
-            state = None if standing is None else STATES[standing[0]]
+            found = connection.execute(self._sql["job_state"], {"id": settlement.job_id}).fetchone()
+            state = None if found is None else STATES[found[0]]
             return Settled(settlement.job_id, settlement.claims, False, state)
         seq, code, run_at, started_at, attempts, worker, queue, partition = row
         state = STATES[code]
@@ -333,14 +333,14 @@ class SqliteQueueing(LimitedFamily):
         connection, now_us = transaction.connection, transaction.now_us
         leases = as_json((each.lease.job_id, each.lease.claims) for each in records)
         found = connection.execute(self._sql["recordable"], {"leases": leases, "now": now_us})
-        standing = {index: (seq, attempt) for index, seq, attempt in found}
+        running = {index: (seq, attempt) for index, seq, attempt in found}
         rows = [
             (seq, records[index].lease.claims, line.number, attempt, now_us - span_us(line.ago), *_log_columns(line))
-            for index, (seq, attempt) in standing.items()
+            for index, (seq, attempt) in running.items()
             for line in records[index].lines
         ]
         connection.executemany(self._sql["insert_line"], rows)
-        return [index in standing for index in range(len(records))]
+        return [index in running for index in range(len(records))]
 
     # ── beat ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def heartbeat(
@@ -361,7 +361,7 @@ class SqliteQueueing(LimitedFamily):
         if leases:
             batch = {"leases": as_json((lease.job_id, lease.claims) for lease in leases), "worker": heartbeat.worker}
             connection.execute(self._sql["extend_leases"], {**batch, "now": now_us, "until": until})
-            for lease_until, cancelling in connection.execute(self._sql["standing_leases"], batch):
+            for lease_until, cancelling in connection.execute(self._sql["lease_states"], batch):
                 alive = lease_until is not None and lease_until > now_us
                 statuses.append((LeaseStatus.CANCEL if cancelling else LeaseStatus.HELD) if alive else LeaseStatus.LOST)
         return HeartbeatReply(statuses=statuses, command=WorkerCommand(command))
@@ -377,7 +377,7 @@ class SqliteQueueing(LimitedFamily):
         awaited = awaited_jobs(topics)
 
         def is_settled() -> bool:
-            return bool(awaited) and opened.glance.run_search(
+            return bool(awaited) and opened.lookup.run_search(
                 lambda reader: Reads(self._sql).any_finished(reader, awaited)
             )
 

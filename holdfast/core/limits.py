@@ -135,10 +135,10 @@ class Assigned(NamedTuple):
 class BucketState(msgspec.Struct, frozen=True):
     """State of a bucket in a store, beside the jobs that run: its tokens, and whether it is paused.
 
-    refilled_at_us: the instant at which all tokens are back (GCRA's theoretical arrival time, TAT).
+    full_at_us: the instant at which all tokens are back (GCRA's theoretical arrival time, TAT).
     """
 
-    refilled_at_us: int = 0
+    full_at_us: int = 0
     paused_until_us: int = 0
 
 
@@ -358,10 +358,10 @@ class Admission:
         if values.concurrency is not None:
             room = values.concurrency - self._used.get(bucket, 0) - reserved
         if values.rate is not None:
-            refilled_at = max(state.refilled_at_us, now) + min(reserved, values.burst) * (values.interval_us or 0)
-            free_at = max(free_at, take_tokens(values, refilled_at, weight, now)[1])
-            light_at = max(light_at, take_tokens(values, refilled_at, 1, now)[1])
-            after = BucketState(take_tokens(values, state.refilled_at_us, weight, now)[0], state.paused_until_us)
+            full_at = max(state.full_at_us, now) + min(reserved, values.burst) * (values.interval_us or 0)
+            free_at = max(free_at, take_tokens(values, full_at, weight, now)[1])
+            light_at = max(light_at, take_tokens(values, full_at, 1, now)[1])
+            after = BucketState(take_tokens(values, state.full_at_us, weight, now)[0], state.paused_until_us)
         return _Demand(bucket, weight, free_at, light_at, room < min(weight, values.concurrency or 1), room < 1, after)
 
     def _reserve(self, demands: Sequence[_Demand]) -> None:
@@ -380,12 +380,12 @@ class Admission:
         return KEEPS_TURN
 
 
-def take_tokens(values: LimitValues, refilled_at_us: int, tokens: int, now_us: int) -> tuple[int, int]:
+def take_tokens(values: LimitValues, full_at_us: int, tokens: int, now_us: int) -> tuple[int, int]:
     """Returns the instant at which all tokens are back once these are given, and the first one at which they can be."""
     interval = values.interval_us or 0
     tokens = min(tokens, values.burst)  # more than it ever holds: all of them
-    refilled_at = max(refilled_at_us, now_us) + tokens * interval
-    return refilled_at, refilled_at - values.burst * interval
+    full_at = max(full_at_us, now_us) + tokens * interval
+    return full_at, full_at - values.burst * interval
 
 
 _decode_weights = msgspec.json.Decoder(list[Annotated[int, Meta(ge=1)]]).decode
@@ -407,7 +407,7 @@ def free_instant(limit: Limit | None, state: BucketState | None, now_us: int) ->
         return 0
     free_at = state.paused_until_us
     if limit is not None and limit.values.rate is not None:
-        free_at = max(free_at, take_tokens(limit.values, state.refilled_at_us, 1, now_us)[1])
+        free_at = max(free_at, take_tokens(limit.values, state.full_at_us, 1, now_us)[1])
     return free_at if free_at > now_us else 0
 
 

@@ -245,13 +245,13 @@ class Query(Protocol):
         """Counts jobs by queue, state, worker and attempts, and those that changed within ``recent``; at most
         ``max_count`` jobs of each of ``stats.BUCKETS``."""
 
-    async def events(self, after: str | None, *, limit: int, within: timedelta) -> JobEvents:
+    async def events(self, after: str | None, *, limit: int, max_age: timedelta) -> JobEvents:
         """Returns ended jobs and failed attempts after a mark; None: from now on, which has no event yet.
 
         Passes nothing by, however late its transaction is committed, but what was replayed, deleted or pruned before
-        anybody asked, and what ended longer than ``within`` ago: nothing leads back further, even for an invented mark.
-        May repeat events of about the last second. A mark that is older than ``within``
-        is answered as a gap. Invalid for what is no mark.
+        anybody asked, and what ended longer than ``max_age`` ago: nothing leads back further, even an invented mark.
+        May repeat events of about the last second. A mark that is older than ``max_age`` is answered as a gap.
+        Invalid for what is no mark.
         """
 
 

@@ -264,8 +264,8 @@ class ForwardingQuery:
     async def stats(self, *, recent: timedelta, max_count: int) -> JobStats:
         return await self._intercept("stats", lambda: self._inner.stats(recent=recent, max_count=max_count))
 
-    async def events(self, after: str | None, *, limit: int, within: timedelta) -> JobEvents:
-        return await self._intercept("events", lambda: self._inner.events(after, limit=limit, within=within))
+    async def events(self, after: str | None, *, limit: int, max_age: timedelta) -> JobEvents:
+        return await self._intercept("events", lambda: self._inner.events(after, limit=limit, max_age=max_age))
 
 
 class ForwardingSchedules:

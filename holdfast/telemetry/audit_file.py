@@ -150,13 +150,13 @@ class OpenAuditFile:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
 
-def add(path: Path, entries: Sequence[bytes], previous: str, within: float, kept: OpenAuditFile | None = None) -> str:
+def add(path: Path, entries: Sequence[bytes], previous: str, timeout: float, kept: OpenAuditFile | None = None) -> str:
     """Appends entries, all or none, and syncs them; returns the last hash. OSError or ConfigError if that fails.
 
-    ``previous``: the hash before a new file's first entry, unless ``kept`` has a newer one. ``within``: seconds to wait
-    for the lock.
+    ``previous``: the hash before a new file's first entry, unless ``kept`` has a newer one. ``timeout``: seconds to
+    wait for the lock.
     """
-    until = time.monotonic() + within
+    until = time.monotonic() + timeout
     with _locked(path, until) as descriptor:
         size, last, torn = _end(path, descriptor)
         if size == 0:
@@ -260,9 +260,9 @@ class _Waiting(NamedTuple):
 class AuditFile:
     """Appends entries from event loops, in a thread of its own. Waiting entries share a write."""
 
-    def __init__(self, path: Path, within: float = 1.5) -> None:
+    def __init__(self, path: Path, timeout: float = 1.5) -> None:
         self._path = path
-        self._within = within
+        self._timeout = timeout
         self._waiting: queue.Queue[_Waiting] = queue.Queue(_MAX_WAITING)
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
@@ -275,10 +275,10 @@ class AuditFile:
         if not self.add_later(entry, answer):
             raise Unavailable(f"{self._path} takes no entries: {_MAX_WAITING:,} wait to be written")
         try:
-            async with asyncio.timeout(self._within * 1.3):
+            async with asyncio.timeout(self._timeout * 1.3):
                 await answer
         except TimeoutError:
-            raise Unavailable(f"{self._path} could not be written within {self._within:g} s") from None
+            raise Unavailable(f"{self._path} could not be written within {self._timeout:g} s") from None
 
     def add_later(self, entry: bytes, answer: asyncio.Future[None] | None = None) -> bool:
         """Queues an entry; returns False if the queue is full."""
@@ -287,7 +287,7 @@ class AuditFile:
                 self._thread = threading.Thread(target=self._work, name="holdfast-audit", daemon=True)
                 self._thread.start()
         try:
-            self._waiting.put_nowait(_Waiting(entry, time.monotonic() + self._within, answer))
+            self._waiting.put_nowait(_Waiting(entry, time.monotonic() + self._timeout, answer))
         except queue.Full:
             return False
         return True
@@ -309,7 +309,7 @@ class AuditFile:
 
     def _add(self, entries: Sequence[bytes]) -> Exception | None:
         try:
-            self._last = add(self._path, entries, self._last, self._within, self._kept)
+            self._last = add(self._path, entries, self._last, self._timeout, self._kept)
         except OSError as error:
             return Unavailable(f"{self._path} cannot be written: {error.strerror or error}")
         except ConfigError as error:

@@ -67,7 +67,7 @@ class Subscriber:
         self._notifications.set()
 
     async def next(self, seconds: float) -> JobEvents | None:
-        """Returns the next page; None if there is none within ``seconds``, or the stream is late."""
+        """Returns the next page; None if there is none max_age ``seconds``, or the stream is late."""
         try:
             async with asyncio.timeout(seconds):
                 await self._notifications.wait()
@@ -113,7 +113,7 @@ class EventBroadcaster:
         async with lock:
             begun = self._app.clock.monotonic()
             store = await self._app.open_store()
-            page = await store.query.events(mark, limit=_PAGE_SIZE, within=_REPLAY_WINDOW)
+            page = await store.query.events(mark, limit=_PAGE_SIZE, max_age=_REPLAY_WINDOW)
             if page.more:
                 await asyncio.sleep(self._app.clock.monotonic() - begun)
         return page
@@ -121,7 +121,7 @@ class EventBroadcaster:
     async def _start_reading(self) -> None:
         """Starts at a mark of the store: a client's mark may be forged, and skip events of other subscribers."""
         store = await self._app.open_store()
-        begin = await store.query.events(None, limit=_PAGE_SIZE, within=_REPLAY_WINDOW)
+        begin = await store.query.events(None, limit=_PAGE_SIZE, max_age=_REPLAY_WINDOW)
         self._mark, self.public_cursor, self._sent = begin.mark, begin.public_cursor, SeenEvents()
         self._reading = asyncio.create_task(self._read_while_subscribed(), name="holdfast-feed")
 
@@ -134,7 +134,7 @@ class EventBroadcaster:
 
     async def _read_page(self) -> None:
         store = await self._app.open_store()
-        page = await store.query.events(self._mark, limit=_PAGE_SIZE, within=_TX_WINDOW)
+        page = await store.query.events(self._mark, limit=_PAGE_SIZE, max_age=_TX_WINDOW)
         self._mark, self.public_cursor = page.mark, page.public_cursor
         fresh = msgspec.structs.replace(page, endings=self._sent.filter_new(page.endings))
         if fresh.endings or fresh.gap:

@@ -199,18 +199,18 @@ class Follower:
     """Asks for piece after piece."""
 
     def __init__(self, store: Store, limit: int = 500, within: timedelta = timedelta(hours=1)) -> None:
-        self.store, self.limit, self.within = store, limit, within
+        self.store, self.limit, self.max_age = store, limit, within
         self.mark = ""
         self.gap = False
 
     async def begin(self) -> None:
-        self.mark = (await self.store.query.events(None, limit=self.limit, within=self.within)).mark
+        self.mark = (await self.store.query.events(None, limit=self.limit, max_age=self.max_age)).mark
 
     async def new_events(self) -> list[JobEvent]:
         """What is new."""
         found: list[JobEvent] = []
         while True:
-            piece = await self.store.query.events(self.mark, limit=self.limit, within=self.within)
+            piece = await self.store.query.events(self.mark, limit=self.limit, max_age=self.max_age)
             self.mark, self.gap = piece.mark, piece.gap
             found += piece.endings
             if not piece.more:

@@ -196,13 +196,13 @@ async def test_silence_is_no_absence(store: Store, clock: ManualClock, follower:
 @pytest.mark.parametrize("mark", ["", "no", "1.2.3.4.5.6.x", "9" * 40, "1.1~1.1", "-1.-1", "1.1.1-", "٣.٣", "a" * 5000])
 async def test_what_is_no_mark_is_refused(store: Store, mark: str) -> None:
     with pytest.raises(Invalid, match="after: "):
-        await store.query.events(mark, limit=10, within=HOUR)
+        await store.query.events(mark, limit=10, max_age=HOUR)
 
 
 async def test_cursor_that_was_never_issued_is_harmless(store: Store, clock: ManualClock, follower: Follower) -> None:
     job_id = await ended(store, JobState.SUCCEEDED)
     for mark in ("0.0", "1.99999999999999999", f"{clock()}.{10**16}", f"{clock() + 10**12}.1"):
-        await store.query.events(mark, limit=10, within=HOUR)
+        await store.query.events(mark, limit=10, max_age=HOUR)
 
     assert brief(await follower.new_events()) == [(job_id, JobState.SUCCEEDED)]
     assert await store.query.count(JobFilter()) == 1
@@ -216,7 +216,7 @@ async def test_no_mark_leads_back_further_than_the_window(store: Store, clock: M
     clock.advance(2 * 3600)
     recent = await ended(store, JobState.SUCCEEDED)
     clock.advance(5)
-    now, top = clock(), (await store.query.events(None, limit=10, within=HOUR)).mark.split(".")[1]
+    now, top = clock(), (await store.query.events(None, limit=10, max_age=HOUR)).mark.split(".")[1]
     reported: set[str] = set()
     for made_up in (
         f"{now}.0",
@@ -247,7 +247,7 @@ async def test_a_bookmark_names_no_job_and_passes_nothing_by(
     await store.admin.cancel(jobs[4:])
     mark, reported, more = follower.mark, set(), True
     while more:
-        piece = await store.query.events(mark, limit=1, within=HOUR)
+        piece = await store.query.events(mark, limit=1, max_age=HOUR)
         mark, more = piece.mark, piece.more
         reported |= {each.job_id for each in piece.endings}
         assert not [job_id for job_id in jobs if job_id in piece.public_cursor]

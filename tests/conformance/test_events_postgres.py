@@ -208,7 +208,7 @@ async def test_what_this_server_cannot_have_written_is_no_mark(store: Store, clo
     made_up = f"{clock()}.{rest}".replace("NOW", str(clock())).replace("NOBODY", FIRST)
 
     with pytest.raises(Invalid, match="after: "):
-        await store.query.events(made_up, limit=10, within=timedelta(hours=1))
+        await store.query.events(made_up, limit=10, max_age=timedelta(hours=1))
 
 
 @pytest.mark.parametrize("tops", [("0", "5"), ("5", "0"), ("5", "9" * 18)])
@@ -218,7 +218,7 @@ async def test_snapshot_unknown_to_this_server_is_a_gap(
     seen, shown = tops
     made_up = f"{clock()}.{seen}~{clock()}.{shown}~1.{FIRST}.0"
 
-    assert (await store.query.events(made_up, limit=10, within=timedelta(hours=1))).gap
+    assert (await store.query.events(made_up, limit=10, max_age=timedelta(hours=1))).gap
 
 
 async def test_a_mark_outlives_many_transactions(store: Store, clock: ManualClock) -> None:

@@ -62,7 +62,7 @@ insert into {schema}.partition (queue, name, turn, blocked_until)
 select queue, partition, min(seq), case when min(seq) % 2 = 0 then {now} + min(seq) end
 from {schema}.job where partition is not null and state = 0 group by queue, partition;
 insert into {schema}.partition_inbox (queue, name) select 'queue-4', 'key=' || n from generate_series(1, 10000) n;
-insert into {schema}.bucket (name, refilled_at) select 'key=' || n, {now} + n from generate_series(1, 20000) n;
+insert into {schema}.bucket (name, full_at) select 'key=' || n, {now} + n from generate_series(1, 20000) n;
 insert into {schema}.job_limit (name, revision, queue, keyed, concurrency, interval_us, burst, document)
 values ('key', 1, 'queue-8', true, 3, 1000, 2, '{{}}');
 """

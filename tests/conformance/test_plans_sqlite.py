@@ -247,7 +247,7 @@ from n
 """
 FILL_BUCKETS = """
 with recursive n (n) as (values (1) union all select n + 1 from n where n < :rows)
-insert into holdfast_bucket (name, refilled_at, paused_until) select 'bucket-' || n, :now + n - :rows / 2, 0 from n
+insert into holdfast_bucket (name, full_at, paused_until) select 'bucket-' || n, :now + n - :rows / 2, 0 from n
 """
 LIST_PARTITIONS = """
 insert into holdfast_partition (queue, partition, turn)

@@ -68,12 +68,12 @@ def test_tokens_never_exceed_burst_and_rate_in_any_window(
 ) -> None:
     values = LimitValues(rate=rate, period_us=period_us, burst=burst)
     taken: list[tuple[int, int]] = []
-    now = refilled_at = 0
+    now = full_at = 0
     for pause, tokens in steps:
         now += pause
-        after, first = take_tokens(values, refilled_at, tokens, now)
+        after, first = take_tokens(values, full_at, tokens, now)
         if first <= now:
-            refilled_at = after
+            full_at = after
             taken.append((now, min(tokens, burst)))
     for begin in range(len(taken)):
         number = 0
@@ -82,29 +82,27 @@ def test_tokens_never_exceed_burst_and_rate_in_any_window(
             assert number <= burst + (at - taken[begin][0]) * rate / period_us + 1e-9
 
 
-@given(
-    rate=st.integers(1, 1000), burst=st.integers(1, 50), tokens=st.integers(1, 100), refilled_at=st.integers(0, SECOND)
-)
-def test_tokens_can_be_taken_at_the_promised_instant(rate: int, burst: int, tokens: int, refilled_at: int) -> None:
+@given(rate=st.integers(1, 1000), burst=st.integers(1, 50), tokens=st.integers(1, 100), full_at=st.integers(0, SECOND))
+def test_tokens_can_be_taken_at_the_promised_instant(rate: int, burst: int, tokens: int, full_at: int) -> None:
     values = LimitValues(rate=rate, burst=burst)
-    _, first = take_tokens(values, refilled_at, tokens, 0)
+    _, first = take_tokens(values, full_at, tokens, 0)
     if first > 0:
-        assert take_tokens(values, refilled_at, tokens, first)[1] <= first
-        assert take_tokens(values, refilled_at, tokens, first - 1)[1] > first - 1
+        assert take_tokens(values, full_at, tokens, first)[1] <= first
+        assert take_tokens(values, full_at, tokens, first - 1)[1] > first - 1
 
 
 def test_free_instant_is_the_later_of_tokens_and_pause() -> None:
     limit = limit_of(rate=1)
     assert free_instant(limit, None, 5) == 0
-    assert free_instant(limit, BucketState(refilled_at_us=10 * SECOND), 0) == 10 * SECOND
-    assert free_instant(limit, BucketState(refilled_at_us=10 * SECOND, paused_until_us=20 * SECOND), 0) == 20 * SECOND
-    assert free_instant(limit, BucketState(refilled_at_us=10 * SECOND), 10 * SECOND) == 0
-    assert free_instant(None, BucketState(refilled_at_us=10 * SECOND, paused_until_us=3), 0) == 3
+    assert free_instant(limit, BucketState(full_at_us=10 * SECOND), 0) == 10 * SECOND
+    assert free_instant(limit, BucketState(full_at_us=10 * SECOND, paused_until_us=20 * SECOND), 0) == 20 * SECOND
+    assert free_instant(limit, BucketState(full_at_us=10 * SECOND), 10 * SECOND) == 0
+    assert free_instant(None, BucketState(full_at_us=10 * SECOND, paused_until_us=3), 0) == 3
 
 
 # ── admission ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_admission_takes_from_every_bucket_or_from_none() -> None:
-    states = {"rate": BucketState(refilled_at_us=5 * SECOND)}
+    states = {"rate": BucketState(full_at_us=5 * SECOND)}
     decide = admission(limit_of("many", concurrency=2), limit_of("rate", rate=1), **states)
     partition = SEPARATOR.join(["many", "rate"])
     assert decide.admit(partition) == 5 * SECOND
@@ -148,7 +146,7 @@ def test_heavy_job_reserves_in_its_keys_first() -> None:
 
 
 def test_heavy_job_without_tokens_keeps_its_turn() -> None:
-    states = {"all": BucketState(refilled_at_us=2 * SECOND)}
+    states = {"all": BucketState(full_at_us=2 * SECOND)}
     decide = admission(limit_of("all", rate=1, burst=4), limit_of("k", concurrency=9), **states)
     both = SEPARATOR.join(["all", "k"])
     assert (decide.admit(both, "[4, 1]"), decide.due_us) == (KEEPS_TURN, 2 * SECOND)
@@ -159,7 +157,7 @@ def test_heavy_job_without_tokens_keeps_its_turn() -> None:
 def test_few_heavy_jobs_without_tokens_of_a_key_keep_their_turns() -> None:
     limits = limit_of("own", by="args.t", rate=1, burst=4), limit_of("k", concurrency=9)
     names = [f"own={number}" for number in range(MAX_KEPT + 5)]
-    decide = admission(*limits, **dict.fromkeys(names, BucketState(refilled_at_us=2 * SECOND)))
+    decide = admission(*limits, **dict.fromkeys(names, BucketState(full_at_us=2 * SECOND)))
     answers = [decide.admit(SEPARATOR.join(["k", name]), "[1, 4]") for name in names]
     assert answers == [KEEPS_TURN] * MAX_KEPT + [2 * SECOND] * 5
 

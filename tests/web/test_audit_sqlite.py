@@ -357,7 +357,7 @@ def test_rotation_waits_for_a_writer_of_the_old_file(tmp_path: Path) -> None:
     path, aside = tmp_path / "audit.jsonl", tmp_path / "audit.1"
 
     async def use() -> None:
-        file = AuditFile(path, within=30)
+        file = AuditFile(path, timeout=30)
         await file.add(b"{}")
         with path.open("r+b") as other:
             fcntl.flock(other, fcntl.LOCK_EX)
@@ -380,7 +380,7 @@ def test_several_processes_add_to_one_chain(tmp_path: Path) -> None:
         "import asyncio, sys, pathlib\n"
         "from holdfast.telemetry.audit_file import AuditFile\n"
         "async def main():\n"
-        "    file = AuditFile(pathlib.Path(sys.argv[1]), within=30)\n"
+        "    file = AuditFile(pathlib.Path(sys.argv[1]), timeout=30)\n"
         "    for _ in range(5):\n"
         "        await asyncio.gather(*[file.add(b'{}') for _ in range(20)])\n"
         "asyncio.run(main())\n"
@@ -395,7 +395,7 @@ def test_an_entry_that_waits_too_long_is_not_written(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
 
     async def use() -> None:
-        file = AuditFile(path, within=0.2)
+        file = AuditFile(path, timeout=0.2)
         with pytest.raises(Unavailable):
             await file.add(b'{"late":true}')
 

@@ -55,9 +55,9 @@ class EventCursor(NamedTuple):
         outside = self if self.job_id in (None, LAST) else self._replace(job_id=FIRST, claims=0)
         return JobEvents(endings=endings, mark=str(self), public_cursor=str(outside), more=more, gap=gap)
 
-    def is_gap(self, now_us: int, within: timedelta) -> bool:
+    def is_gap(self, now_us: int, max_age: timedelta) -> bool:
         """Returns True if that is too long ago, or in no past of this store."""
-        return not now_us - within // MICROSECOND <= self.looked <= now_us + OVERLAP_US * 60
+        return not now_us - max_age // MICROSECOND <= self.looked <= now_us + OVERLAP_US * 60
 
 
 def place_of(ending: JobEvent) -> Place:

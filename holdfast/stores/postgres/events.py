@@ -109,10 +109,10 @@ class Feed:
         self._pool = pool
         self._sql = statements
 
-    async def events(self, after: str | None, *, limit: int, within: timedelta) -> JobEvents:
+    async def events(self, after: str | None, *, limit: int, max_age: timedelta) -> JobEvents:
         mark = None if after is None else SnapshotCursor.read(after)
         ((at, number),) = await self._pool.fetch(self._sql["number"])
-        earliest = at - within // MICROSECOND
+        earliest = at - max_age // MICROSECOND
         if mark is None or mark.is_gap(at, number, earliest):
             begin = await self._begun(at, number, earliest)
             return SnapshotCursor(begin).events_until([], gap=mark is not None)

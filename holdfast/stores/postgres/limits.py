@@ -109,10 +109,10 @@ class PostgresLimits:
                 bucket=bucket,
                 used=used,
                 free_at_us=free_instant(
-                    limits.get(split_bucket(bucket)[0]), BucketState(refilled_at, paused_until), now_us
+                    limits.get(split_bucket(bucket)[0]), BucketState(full_at, paused_until), now_us
                 ),
             )
-            for bucket, (used, refilled_at, paused_until, now_us) in zip(buckets, rows, strict=True)
+            for bucket, (used, full_at, paused_until, now_us) in zip(buckets, rows, strict=True)
         ]
 
     async def count_waiting(self, buckets: Sequence[str], *, max_count: int) -> list[int]:

@@ -1050,16 +1050,16 @@ returning revision + 1;
 
 -- name: bound_buckets
 -- The buckets of a limit keep their tokens, at most the new burst: of the limit itself and, after "=", of its keys.
-update holdfast.bucket set refilled_at = :now + :fill_time::bigint - least(:fill_time::bigint,
-    trunc(greatest(0, :old_fill_time::bigint - (refilled_at - :now))::numeric * :interval::bigint / :old_interval::bigint)::bigint)
-where refilled_at > :now and (name = :name or (name > :name || '=' and name < :name || '>'));
+update holdfast.bucket set full_at = :now + :fill_time::bigint - least(:fill_time::bigint,
+    trunc(greatest(0, :old_fill_time::bigint - (full_at - :now))::numeric * :interval::bigint / :old_interval::bigint)::bigint)
+where full_at > :now and (name = :name or (name > :name || '=' and name < :name || '>'));
 
 -- own: free_parked
 -- They may have been parked by values that hold no longer.
 update holdfast.partition set blocked_until = null where blocked_until is not null;
 
 -- own: bucket_use
-select coalesce(u.used, 0), coalesce(b.refilled_at, 0), coalesce(b.paused_until, 0), :now
+select coalesce(u.used, 0), coalesce(b.full_at, 0), coalesce(b.paused_until, 0), :now
 from unnest(:buckets::text[]) with ordinality as d (name, ordinal)
 left join (select r.bucket, r.used from holdfast.running_weights() r) u on u.bucket = d.name
 left join holdfast.bucket b on b.name = d.name

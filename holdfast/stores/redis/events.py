@@ -18,15 +18,15 @@ _BATCH = 400  # of each kind: more than one script can end at one instant
 class RedisQuery(Read):
     """The verbs, over the store's scripts."""
 
-    async def events(self, after: str | None, *, limit: int, within: timedelta) -> JobEvents:
+    async def events(self, after: str | None, *, limit: int, max_age: timedelta) -> JobEvents:
         """Returns the events after a mark. A batch ends with an instant: it may exceed ``limit``."""
         if after is None:
             return _from_now(await self.server_time_us())
         mark = EventCursor.read(after)
         behind, _, _ = mark.start_place(0)
-        back = within // MICROSECOND + OVERLAP_US
+        back = max_age // MICROSECOND + OVERLAP_US
         now_us, gone, *kinds = await self._pool.run(self._scripts["events"], behind, _BATCH, back)
-        if mark.is_gap(int(now_us), within):
+        if mark.is_gap(int(now_us), max_age):
             return _from_now(int(now_us), gap=True)
         until, more = _until(kinds)
         found = sorted(await self._events_of(kinds, until), key=place_of)

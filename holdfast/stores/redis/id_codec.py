@@ -164,8 +164,8 @@ class UlidSchedules(ForwardingSchedules):
 class UlidQuery(ForwardingQuery):
     """Reads, with ids as ULIDs in Redis."""
 
-    async def events(self, after: str | None, *, limit: int, within: timedelta) -> JobEvents:
-        piece = await self._inner.events(after, limit=limit, within=within)
+    async def events(self, after: str | None, *, limit: int, max_age: timedelta) -> JobEvents:
+        piece = await self._inner.events(after, limit=limit, max_age=max_age)
         return replace(piece, endings=[replace(each, job_id=decode_id(each.job_id)) for each in piece.endings])
 
     async def get(self, job_id: str) -> Job | None:

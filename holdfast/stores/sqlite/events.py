@@ -20,15 +20,15 @@ class Feed:
         self._sql = statements
 
     def events(
-        self, reader: sqlite3.Connection, now_us: int, after: str | None, *, limit: int, within: timedelta
+        self, reader: sqlite3.Connection, now_us: int, after: str | None, *, limit: int, max_age: timedelta
     ) -> JobEvents:
         """Returns the events after a mark."""
         if after is None:
             return self._from_now(reader, now_us)
         mark = EventCursor.read(after)
-        if mark.is_gap(now_us, within):
+        if mark.is_gap(now_us, max_age):
             return self._from_now(reader, now_us, gap=True)
-        at, job_id, claims = mark.start_place(now_us - within // MICROSECOND)
+        at, job_id, claims = mark.start_place(now_us - max_age // MICROSECOND)
         values = {"at": at, "job": job_id, "claims": claims, "limit": limit + 1}
         found = [_ending(row) for row in reader.execute(self._sql["endings"], values)]
         return slice_events(mark, found, limit, now_us)

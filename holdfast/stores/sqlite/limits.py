@@ -148,10 +148,10 @@ class SqliteLimits(SqliteFamily):
         state = read_buckets(connection, self._sql, [bucket]).get(bucket, BucketState())
         free_at = state.paused_until_us
         if limit is not None and limit.values.rate is not None:
-            refilled_at, first = take_tokens(limit.values, state.refilled_at_us, tokens, now_us)
+            full_at, first = take_tokens(limit.values, state.full_at_us, tokens, now_us)
             free_at = max(free_at, first)
             if free_at <= now_us:
-                connection.execute(self._sql["set_bucket"], (bucket, refilled_at, state.paused_until_us))
+                connection.execute(self._sql["set_bucket"], (bucket, full_at, state.paused_until_us))
         return timedelta(microseconds=max(0, free_at - now_us))
 
     async def pause_buckets(self, buckets: Sequence[str], pause_for: timedelta) -> None:
@@ -160,7 +160,7 @@ class SqliteLimits(SqliteFamily):
             until = transaction.now_us + span_us(pause_for)
             for bucket in buckets:
                 state = states.get(bucket, BucketState())
-                values = (bucket, state.refilled_at_us, max(until, state.paused_until_us))
+                values = (bucket, state.full_at_us, max(until, state.paused_until_us))
                 transaction.connection.execute(self._sql["set_bucket"], values)
 
         await self._opened().writer.call(run_in_transaction)
@@ -186,7 +186,7 @@ def read_buckets(
 ) -> dict[str, BucketState]:
     """States of the buckets that have one."""
     rows = connection.execute(statements["buckets"], {"names": as_json(buckets)})
-    return {name: BucketState(refilled_at, paused_until) for name, refilled_at, paused_until in rows}
+    return {name: BucketState(full_at, paused_until) for name, full_at, paused_until in rows}
 
 
 def write_partitions(

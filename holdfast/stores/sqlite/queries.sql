@@ -749,9 +749,9 @@ update holdfast_partition set blocked_until = null where queue = :queue and part
 
 -- name: bound_buckets
 -- The buckets of a limit keep their tokens, at most the new burst: of the limit itself and, after "=", of its keys.
-update holdfast_bucket set refilled_at = :now + :fill_time - min(:fill_time,
-    cast(max(0, :old_fill_time - (refilled_at - :now)) * (:interval * 1.0 / :old_interval) as integer))
-where refilled_at > :now and (name = :name or (name > :name || '=' and name < :name || '>'));
+update holdfast_bucket set full_at = :now + :fill_time - min(:fill_time,
+    cast(max(0, :old_fill_time - (full_at - :now)) * (:interval * 1.0 / :old_interval) as integer))
+where full_at > :now and (name = :name or (name > :name || '=' and name < :name || '>'));
 
 -- own: free_partitions
 -- A limit has changed: those that wait for tokens are looked at again.
@@ -807,19 +807,19 @@ select turn from holdfast_limited_queue where name = :queue;
 update holdfast_limited_queue set turn = ?2 where name = ?1;
 
 -- own: buckets
-select name, refilled_at, paused_until from holdfast_bucket where name in (select value from json_each(:names));
+select name, full_at, paused_until from holdfast_bucket where name in (select value from json_each(:names));
 
 -- own: any_bucket
 select exists (select 1 from holdfast_bucket);
 
 -- own: set_bucket
-insert into holdfast_bucket (name, refilled_at, paused_until) values (?1, ?2, ?3)
-on conflict (name) do update set refilled_at = excluded.refilled_at, paused_until = excluded.paused_until;
+insert into holdfast_bucket (name, full_at, paused_until) values (?1, ?2, ?3)
+on conflict (name) do update set full_at = excluded.full_at, paused_until = excluded.paused_until;
 
 -- name: prune_buckets
 -- Those that are full and not paused.
 delete from holdfast_bucket where name in (
-    select name from holdfast_bucket where refilled_at <= :now and paused_until <= :now limit :limit);
+    select name from holdfast_bucket where full_at <= :now and paused_until <= :now limit :limit);
 
 -- own: limited_queues_of
 -- The queues, among those of these jobs, whose jobs were under limits: room of theirs is free.

@@ -93,10 +93,10 @@ class SqliteQuery(SqliteFamily):
         now_us = self._now()
         return await self._opened().read(lambda reader: self._feed.stats(reader, now_us, recent, max_count))
 
-    async def events(self, after: str | None, *, limit: int, within: timedelta) -> JobEvents:
+    async def events(self, after: str | None, *, limit: int, max_age: timedelta) -> JobEvents:
         now_us = self._now()
         return await self._opened().read(
-            lambda reader: self._feed.events(reader, now_us, after, limit=limit, within=within)
+            lambda reader: self._feed.events(reader, now_us, after, limit=limit, max_age=max_age)
         )
 
 

@@ -422,7 +422,7 @@ create table holdfast.job_limit (
 -- Rows only while they say something. What runs is counted, not stored.
 create table holdfast.bucket (
     name text collate "C" primary key,
-    refilled_at bigint not null default 0,  -- the instant at which all tokens are back (GCRA's TAT)
+    full_at bigint not null default 0,  -- the instant at which all tokens are back (GCRA's TAT)
     paused_until bigint not null default 0
 ) with (fillfactor = 50);
 
@@ -434,7 +434,7 @@ create table holdfast.partition (
     blocked_until bigint,               -- its first job has to wait for tokens or a pause
     primary key (queue, name)
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
-create index bucket_idle on holdfast.bucket (greatest(refilled_at, paused_until));
+create index bucket_idle on holdfast.bucket (greatest(full_at, paused_until));
 create index partition_turn on holdfast.partition (queue, turn, name) where blocked_until is null;
 create index partition_blocked on holdfast.partition (queue, blocked_until) where blocked_until is not null;
 
@@ -529,7 +529,7 @@ declare
     l_known boolean[]; l_queue text[]; l_keyed boolean[]; l_concurrency bigint[]; l_interval bigint[]; l_burst bigint[];
     b_name text[] := '{}';              -- buckets that were looked at
     b_limit int[]; b_shared boolean[]; b_used bigint[]; -- index of its limit in l_…
-    b_full_at bigint[]; b_was bigint[]; b_paused bigint[]; b_reserved bigint[]; -- b_full_at: as refilled_at
+    b_full_at bigint[]; b_was bigint[]; b_paused bigint[]; b_reserved bigint[]; -- b_full_at: as full_at
     p_tid tid[]; p_name text[]; p_turn bigint[]; -- candidates: a page of the partitions in turn, with the first job of each
     p_job tid[]; p_rank int[]; p_run_at bigint[]; p_seq bigint[]; p_weights text[];
     p_until bigint[];                   -- when its keys have a token and are not paused; no job of it is read before
@@ -641,7 +641,7 @@ begin
                         from (
                             select p.ctid as tid, p.name, p.turn, case when has_states then (
                                 select max(greatest(
-                                    b.paused_until, greatest(b.refilled_at, now_us) + (1 - l.burst) * l.interval_us))
+                                    b.paused_until, greatest(b.full_at, now_us) + (1 - l.burst) * l.interval_us))
                                 from unnest(string_to_array(p.name, separator)) n (name)
                                 join holdfast.bucket b on b.name = n.name
                                 left join holdfast.job_limit l on l.name = split_part(n.name, '=', 1)
@@ -743,8 +743,8 @@ begin
                     b_used[i] := coalesce(used_weights[array_position(used_names, names[k])], 0);
                     b_full_at[i] := 0; b_paused[i] := 0;
                     if has_states then
-                        select b.refilled_at, b.paused_until into facts from holdfast.bucket b where b.name = names[k];
-                        b_full_at[i] := coalesce(facts.refilled_at, 0); b_paused[i] := coalesce(facts.paused_until, 0);
+                        select b.full_at, b.paused_until into facts from holdfast.bucket b where b.name = names[k];
+                        b_full_at[i] := coalesce(facts.full_at, 0); b_paused[i] := coalesce(facts.paused_until, 0);
                     end if;
                     b_was[i] := b_full_at[i];
                     b_reserved[i] := 0;
@@ -845,10 +845,10 @@ begin
             select min(p.blocked_until) from holdfast.partition p where p.queue = of_queue and p.blocked_until is not null));
     end loop;
     if cardinality(b_name) > 0 then
-        insert into holdfast.bucket as b (name, refilled_at)
-        select n.name, n.refilled_at from unnest(b_name, b_full_at, b_was) n (name, refilled_at, was) where n.refilled_at <> n.was
+        insert into holdfast.bucket as b (name, full_at)
+        select n.name, n.full_at from unnest(b_name, b_full_at, b_was) n (name, full_at, was) where n.full_at <> n.was
         order by n.name
-        on conflict (name) do update set refilled_at = excluded.refilled_at;
+        on conflict (name) do update set full_at = excluded.full_at;
     end if;
     due_in := case when least_due is not null then greatest(0, least_due - now_us) end; -- else a worker would ask at once
     return query
@@ -895,17 +895,17 @@ begin
         perform holdfast.lock_limits();
     end if;
     insert into holdfast.bucket (name) values (bucket_name) on conflict do nothing;
-    select b.refilled_at, b.paused_until into state from holdfast.bucket b where b.name = bucket_name for no key update;
+    select b.full_at, b.paused_until into state from holdfast.bucket b where b.name = bucket_name for no key update;
     now_us := coalesce(at, (extract(epoch from clock_timestamp()) * 1000000)::bigint); -- a clock: after a lock
     free_at := coalesce(state.paused_until, 0);
     if rule.interval_us is not null then
-        after := greatest(coalesce(state.refilled_at, 0), now_us) + least(tokens, rule.burst) * rule.interval_us;
+        after := greatest(coalesce(state.full_at, 0), now_us) + least(tokens, rule.burst) * rule.interval_us;
         free_at := greatest(free_at, after - rule.burst * rule.interval_us);
     end if;
     if free_at > now_us then
         return free_at - now_us;
     end if;
-    update holdfast.bucket b set refilled_at = after where b.name = bucket_name and after is not null;
+    update holdfast.bucket b set full_at = after where b.name = bucket_name and after is not null;
     return 0;
 end
 $$;
@@ -922,8 +922,8 @@ begin
     perform holdfast.lock_limits();
     now_us := coalesce(at, (extract(epoch from clock_timestamp()) * 1000000)::bigint); -- a clock: after a lock
     delete from holdfast.bucket b where b.ctid = any(array(
-        select o.ctid from holdfast.bucket o where greatest(o.refilled_at, o.paused_until) <= now_us
-        order by greatest(o.refilled_at, o.paused_until) limit max_count for update skip locked));
+        select o.ctid from holdfast.bucket o where greatest(o.full_at, o.paused_until) <= now_us
+        order by greatest(o.full_at, o.paused_until) limit max_count for update skip locked));
     idle := array(
         select p.ctid from holdfast.partition p
         where p.ctid = any(array(

@@ -274,8 +274,8 @@ local function limit_of(name) -- false for an unknown name
 end
 
 -- Returns when all tokens are back (GCRA's TAT) once these are given, and when they can be given at the earliest.
-local function after_taking(limit, refilled_at, tokens)
-    local after = math.max(refilled_at, now) + math.min(tokens, limit.burst) * limit.interval
+local function after_taking(limit, full_at, tokens)
+    local after = math.max(full_at, now) + math.min(tokens, limit.burst) * limit.interval
     return after, after - limit.burst * limit.interval
 end
 
@@ -286,13 +286,13 @@ local has_used, has_states = call('EXISTS', PREFIX .. 'used') == 1, call('EXISTS
 local function keep_tokens(bucket, old_interval, old_burst)
     local limit = bucket.limit
     local max_us = limit and limit.interval and limit.burst * limit.interval
-    if not max_us or bucket.refilled_at <= now or old_interval == limit.interval and old_burst == limit.burst then
+    if not max_us or bucket.full_at <= now or old_interval == limit.interval and old_burst == limit.burst then
         return
     end
     local old_max_us = old_interval and old_burst * old_interval or max_us
     local earned = math.floor(
-        math.max(0, old_max_us - (bucket.refilled_at - now)) * (limit.interval / (old_interval or limit.interval)))
-    bucket.refilled_at, bucket.is_state_changed = now + max_us - math.min(max_us, earned), true
+        math.max(0, old_max_us - (bucket.full_at - now)) * (limit.interval / (old_interval or limit.interval)))
+    bucket.full_at, bucket.is_state_changed = now + max_us - math.min(max_us, earned), true
 end
 
 local function read_buckets(names)
@@ -301,11 +301,11 @@ local function read_buckets(names)
     for n, name in ipairs(names) do
         local bucket = {
             name = name, limit = limit_of(string.match(name, '^[^=]*')),
-            used = to_number(used[n]), refilled_at = 0, paused = 0, reserved = 0,
+            used = to_number(used[n]), full_at = 0, paused = 0, reserved = 0,
         }
         if states[n] then
-            local refilled_at, paused, interval, burst = string.match(states[n], '^(%d+) (%d+) ?(%d*) ?(%d*)$')
-            bucket.refilled_at, bucket.paused = to_number(refilled_at), to_number(paused)
+            local full_at, paused, interval, burst = string.match(states[n], '^(%d+) (%d+) ?(%d*) ?(%d*)$')
+            bucket.full_at, bucket.paused = to_number(full_at), to_number(paused)
             keep_tokens(bucket, tonumber(interval), tonumber(burst))
         end
         buckets[name] = bucket
@@ -363,8 +363,8 @@ local function check_bucket(bucket, weight)
         return free_at, false
     end
     if limit.interval then
-        local refilled_at = math.max(bucket.refilled_at, now) + math.min(bucket.reserved, limit.burst) * limit.interval
-        local _, first = after_taking(limit, refilled_at, weight)
+        local full_at = math.max(bucket.full_at, now) + math.min(bucket.reserved, limit.burst) * limit.interval
+        local _, first = after_taking(limit, full_at, weight)
         free_at = math.max(free_at, first)
     end
     local concurrency = limit.concurrency
@@ -410,7 +410,7 @@ local function admit(job_buckets, weights)
         local weight = weights and weights[n] or 1
         bucket.used, bucket.is_use_changed = bucket.used + weight, true
         if bucket.limit and bucket.limit.interval then
-            bucket.refilled_at, bucket.is_state_changed = after_taking(bucket.limit, bucket.refilled_at, weight), true
+            bucket.full_at, bucket.is_state_changed = after_taking(bucket.limit, bucket.full_at, weight), true
         end
     end
 end
@@ -426,8 +426,8 @@ local function write_admitted()
             states[#states + 1] = name
             local limit = bucket.limit
             local rate_text = limit and limit.interval and ' ' .. int(limit.interval) .. ' ' .. int(limit.burst) or ''
-            states[#states + 1] = int(bucket.refilled_at) .. ' ' .. int(bucket.paused) .. rate_text
-            refills[#refills + 1] = math.max(bucket.refilled_at, bucket.paused)
+            states[#states + 1] = int(bucket.full_at) .. ' ' .. int(bucket.paused) .. rate_text
+            refills[#refills + 1] = math.max(bucket.full_at, bucket.paused)
             refills[#refills + 1] = name
         end
     end
@@ -1102,7 +1102,7 @@ for n = 3, #ARGV do
     local bucket = buckets[ARGV[n]]
     local free_at = bucket.paused
     if bucket.limit and bucket.limit.interval then
-        local _, first = after_taking(bucket.limit, bucket.refilled_at, 1)
+        local _, first = after_taking(bucket.limit, bucket.full_at, 1)
         free_at = math.max(free_at, first)
     end
     uses[#uses + 1] = { int(bucket.used), free_at > now and int(free_at) or '0' }
@@ -1117,11 +1117,11 @@ local bucket = buckets[ARGV[3]]
 local has_rate = bucket.limit and bucket.limit.interval
 local after, first = 0, 0
 if has_rate then
-    after, first = after_taking(bucket.limit, bucket.refilled_at, tonumber(ARGV[4]))
+    after, first = after_taking(bucket.limit, bucket.full_at, tonumber(ARGV[4]))
 end
 first = math.max(first, bucket.paused, now)
 if has_rate and first == now then
-    bucket.refilled_at, bucket.is_state_changed = after, true
+    bucket.full_at, bucket.is_state_changed = after, true
 end
 write_admitted()
 finish()

@@ -149,7 +149,7 @@ create table holdfast_limit (
 
 create table holdfast_bucket (          -- tokens and pauses; a bucket without a row is full and not paused
     name text primary key,
-    refilled_at integer not null,           -- the instant at which all tokens are back (GCRA's TAT)
+    full_at integer not null,           -- the instant at which all tokens are back (GCRA's TAT)
     paused_until integer not null
 ) strict, without rowid;
 

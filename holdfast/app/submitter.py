@@ -151,8 +151,8 @@ class Submitter:
     async def submit(self, job: NewJob) -> Submitted:
         """Store one job, together with other submissions of this moment. Jobs with a key, also a unique one, go apart:
         another caller's open transaction may hold theirs, and jobs without one have no reason to wait for it."""
-        with submission(self._spans, [job]) as [spanned]:
-            answer = await self._submit_lone(spanned)
+        with submission(self._spans, [job]) as [traced]:
+            answer = await self._submit_lone(traced)
             if not answer.created or self._events.has_subscriber(JobCreated):
                 await self.announce_jobs([job], [answer])
         return answer
@@ -171,8 +171,8 @@ class Submitter:
         """Store a batch in one transaction. A Conflict lists the jobs stored all the same."""
         if self._settings().strict_idempotency:
             await self._check_before([job for job in jobs if job.key is not None])
-        with submission(self._spans, jobs) as spanned:
-            answers = await self._send(spanned)
+        with submission(self._spans, jobs) as traced:
+            answers = await self._send(traced)
             try:
                 await self.announce_jobs(jobs, answers)
             except Conflict as error:

@@ -485,7 +485,7 @@ class StoreAnswered(BatchMetric, frozen=True, kw_only=True):
     failed: bool
 
 
-class LoopHeard(BatchMetric, frozen=True, kw_only=True):
+class LoopDelayMeasured(BatchMetric, frozen=True, kw_only=True):
     """The lag of the event loop was measured. ``seconds``: by how much a sleeper was late, or is so far."""
 
     seconds: float

@@ -26,7 +26,7 @@ from holdfast.core.events import (
     JobsClaimed,
     JobsSubmitted,
     LeaseLost,
-    LoopHeard,
+    LoopDelayMeasured,
     MalformedReceived,
     RequestAnswered,
     ScheduleFired,
@@ -58,7 +58,7 @@ class Metrics:
         self._histograms = self._registry.histograms
         self._task, self._queue, self._schedule = LabelLimiter(labels), LabelLimiter(labels), LabelLimiter(labels)
         self._gauges: dict[str, Gauge] = {}
-        heard: dict[type[Event], Subscriber] = {
+        subscribers: dict[type[Event], Subscriber] = {
             JobsSubmitted: self._submitted,
             JobsClaimed: self._claimed,
             MalformedReceived: self._count_malformed,
@@ -70,12 +70,12 @@ class Metrics:
             ScheduleFired: self._count_ticks,
             LeaseLost: self._lost,
             SweepComplete: self._swept,
-            LoopHeard: self._heard,
+            LoopDelayMeasured: self._observe_loop_delay,
             StoreAnswered: self._answered,
             RequestAnswered: self._requested,
         }
         self._add_zeros()  # registered tasks come first where labels are capped
-        self._undo = [events.subscribe(subscriber, kind) for kind, subscriber in heard.items()]
+        self._undo = [events.subscribe(subscriber, kind) for kind, subscriber in subscribers.items()]
 
     def close(self) -> None:
         """Ends the subscriptions."""
@@ -186,8 +186,8 @@ class Metrics:
             self._counters["jobs_recovered_total"].add(event.recovered)
             self._counters["jobs_pruned_total"].add(event.pruned)
 
-    def _heard(self, event: Event) -> None:
-        assert isinstance(event, LoopHeard)  # noqa: S101 - subscribed to nothing else
+    def _observe_loop_delay(self, event: Event) -> None:
+        assert isinstance(event, LoopDelayMeasured)  # noqa: S101 - subscribed to nothing else
         with self._registry.lock:
             self._histograms["loop_lag_seconds"].add(event.seconds)
 
@@ -265,5 +265,5 @@ async def _watch(events: Events) -> None:
     while True:
         due = time.monotonic() + _INTERVAL
         await asyncio.sleep(_INTERVAL)
-        if events.has_subscriber(LoopHeard):
-            events.emit(LoopHeard(seconds=max(0.0, time.monotonic() - due)))
+        if events.has_subscriber(LoopDelayMeasured):
+            events.emit(LoopDelayMeasured(seconds=max(0.0, time.monotonic() - due)))

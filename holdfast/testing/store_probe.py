@@ -161,9 +161,9 @@ class ObservedNotifications:
         """Notifies waiters about topics of these kinds."""
         with self._lock:
             self._notified.update(kinds)
-            heard = [each for each in self._waiting if kinds & each[0]]
+            matching = [each for each in self._waiting if kinds & each[0]]
             self._waiting = [each for each in self._waiting if not kinds & each[0] and not each[2].done()]
-        for _, loop, notifications in heard:
+        for _, loop, notifications in matching:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(_resolve, notifications)
 

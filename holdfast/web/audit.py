@@ -89,7 +89,7 @@ class Audit:
 
     async def record_result(self, call: RequestContext, operation: Operation, ended: ApiResponse | Exception) -> None:
         """After it, however it ended."""
-        if not self._is_heard(operation):
+        if not self._is_audited(operation):
             return
         answer = answer_to(ended, call.request.id) if isinstance(ended, Exception) else ended
         outcome = _outcome(answer, call)
@@ -103,7 +103,7 @@ class Audit:
 
     def record_refusal(self, call: RequestContext, operation: Operation, error: Exception) -> None:
         """A call that was not understood, and changed nothing. It waits for no file."""
-        if not self._is_heard(operation):
+        if not self._is_audited(operation):
             return
         answer = answer_to(error, call.request.id)
         outcome = _outcome(answer, call)
@@ -111,7 +111,7 @@ class Audit:
         if self._file is not None:
             self._file.add_later(_encode(_entry("refused", call, operation, status=answer.status, **outcome)))
 
-    def _is_heard(self, operation: Operation) -> bool:
+    def _is_audited(self, operation: Operation) -> bool:
         """Returns True if there is a subscriber: submissions come by the thousand."""
         return self._file is not None or self._app.events.has_subscriber(_kind(operation))
 

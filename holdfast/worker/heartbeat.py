@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from holdfast.core.clock import wait_first
 from holdfast.core.errors import HoldfastError, StoreReplaced
-from holdfast.core.events import LoopBlocked, LoopHeard, StoreTrouble
+from holdfast.core.events import LoopBlocked, LoopDelayMeasured, StoreTrouble
 from holdfast.core.fault_injection import fault_point
 from holdfast.core.models import Job, Lease, LeaseStatus, WorkerCommand, WorkerHeartbeat
 from holdfast.stores.base import Store
@@ -171,9 +171,9 @@ class Heartbeat:
             await asyncio.sleep(_LOOP_CHECK_INTERVAL)
             self._interrupt_expiring()
             blocked_for = time.monotonic() - shared.loop_answered_at
-            if shared.events.has_subscriber(LoopHeard):
+            if shared.events.has_subscriber(LoopDelayMeasured):
                 delay = shared.loop_answered_at - asked_at
-                shared.emit(LoopHeard(seconds=delay if delay >= 0 else blocked_for))
+                shared.emit(LoopDelayMeasured(seconds=delay if delay >= 0 else blocked_for))
             if blocked_for < _BLOCKED_AFTER:
                 self._reported_at = None
             elif self._reported_at != shared.loop_answered_at:

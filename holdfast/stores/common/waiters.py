@@ -69,10 +69,10 @@ class Waiters:
         if not named:
             return
         with self._lock:
-            heard = [waiter for waiter in self._listed if waiter.matches_topics(named)]
-            if not heard:
+            matching = [waiter for waiter in self._listed if waiter.matches_topics(named)]
+            if not matching:
                 self._missed.keep_topics(named)
-        for waiter in heard:
+        for waiter in matching:
             waiter.wake()
 
     @contextmanager

@@ -124,12 +124,12 @@ class RedisPool:
         self._trouble = ""  # of the latest try to connect
 
     # ── connections ───────────────────────────────────────────────────────────────────────────────────────────
-    async def connect(self, heard: MessageCallback | None = None, **options: Any) -> RedisConnection:
-        """A new connection to the primary, or an error of the driver. ``heard`` receives published messages."""
+    async def connect(self, on_message: MessageCallback | None = None, **options: Any) -> RedisConnection:
+        """A new connection to the primary, or an error of the driver. ``on_message`` receives published messages."""
         given = {**self.server.options, **options}
         if "path" not in given:
             given["host"], given["port"] = await self._primary()
-        return await _connected(given, self._connect_in, heard)
+        return await _connected(given, self._connect_in, on_message)
 
     @property
     def _connect_in(self) -> float:
@@ -411,14 +411,16 @@ class RedisPool:
         return "Redis at " + ",".join(f"{host}:{port}" for host, port in self.server.hosts)
 
 
-async def _connected(given: dict[str, Any], seconds: float, heard: MessageCallback | None = None) -> RedisConnection:
+async def _connected(
+    given: dict[str, Any], seconds: float, on_message: MessageCallback | None = None
+) -> RedisConnection:
     """Opens a connection with these options of the driver; raises its error if that takes longer than ``seconds``."""
     given = {"protocol": 2, "socket_timeout": None, "socket_connect_timeout": seconds, **given}
     connection = given.pop("connection_class", PlainConnection)(**given)
     try:
         async with asyncio.timeout(seconds):
             await connection.connect()
-        return RedisConnection(connection, heard)
+        return RedisConnection(connection, on_message)
     except BaseException:
         await _discard(connection)
         raise

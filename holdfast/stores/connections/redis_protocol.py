@@ -21,9 +21,9 @@ _MORE = object()
 
 
 class RedisConnection(asyncio.Protocol):
-    """A connected connection of the driver, taken over. ``heard`` receives published messages."""
+    """A connected connection of the driver, taken over. ``on_message`` receives published messages."""
 
-    def __init__(self, connection: Any, heard: MessageCallback | None = None) -> None:
+    def __init__(self, connection: Any, on_message: MessageCallback | None = None) -> None:
         self.ended = asyncio.Event()
         self.scripts: set[str] = set()
         """Those that were loaded here: the server may have forgotten them since."""
@@ -31,7 +31,7 @@ class RedisConnection(asyncio.Protocol):
         """Whether what comes before the first call was done."""
         self._reader = hiredis.Reader(protocolError=driver.InvalidResponse, replyError=_error, notEnoughData=_MORE)
         self._asked: deque[_Asked] = deque()
-        self._heard = heard
+        self._on_message = on_message
         self._loop = asyncio.get_running_loop()
         # From here on the connection is ours, and the driver's object, once it is gone, does not close it.
         self._writer, connection._writer, connection._reader = connection._writer, None, None
@@ -71,8 +71,8 @@ class RedisConnection(asyncio.Protocol):
         self._reader.feed(data)
         try:
             while (reply := self._reader.gets()) is not _MORE:
-                if type(reply) is list and reply and reply[0] == b"message" and self._heard is not None:
-                    self._heard(reply)
+                if type(reply) is list and reply and reply[0] == b"message" and self._on_message is not None:
+                    self._on_message(reply)
                 elif isinstance(reply, hiredis.PushNotification) or not self._asked:
                     continue
                 elif self._asked[0].add_reply(reply):

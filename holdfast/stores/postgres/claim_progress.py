@@ -32,11 +32,6 @@ class ClaimProgress:
         self.until_us: int | None = None
         self.due_in: int | None = None
 
-    @property
-    def full(self) -> bool:
-        """Returns True if the claim has all it asked for."""
-        return len(self.jobs) >= self.request.limit
-
     def split_queues(self, queues: list[str], size: int) -> list[list[str]]:
         """Returns the queues by statement, unnamed ones apart if they share few slots; without any an empty batch."""
         is_shared = self.capacity.get(EVERY_QUEUE, 0) < self.request.limit

@@ -235,7 +235,7 @@ def record_columns(records: Sequence[Record]) -> dict[str, Any]:
     return {
         "ids": [each.lease.job_id for each in records],
         "claims": [each.lease.claims for each in records],
-        "turns": [index for index, _ in lines],
+        "ordinals": [index for index, _ in lines],
         "numbers": [line.number for _, line in lines],
         "agos": [span_us(line.ago) for _, line in lines],
         "levels": [to_text(line.level) for _, line in lines],

@@ -76,7 +76,7 @@ case when (:states::smallint[] is null or j.state = any(:states))
 then true else false end
 
 -- own: submit_batch
-select job_id, created, changed from holdfast.submit_batch(?) order by turn;
+select job_id, created, changed from holdfast.submit_batch(?) order by ordinal;
 
 -- own: set_expiries
 select holdfast.set_expiries(?);
@@ -138,7 +138,7 @@ from (select :now as now offset 0) n
 cross join lateral (
     select * from (
         select u.*, nextval('holdfast.job_seq_seq') as seq,
-            bool_or(u.key is not null and u.policy is not null) over () as mixed
+            bool_or(u.key is not null and u.policy is not null) over () as has_two_keys
         from unnest(:ids::uuid[], :queues::text[], :tasks::text[], :payloads::text[], :ranks::int[],
             :run_ats::bigint[], :delays::bigint[], :max_attempts::bigint[], :options::json[], :givens::boolean[],
             :keys::text[], :keep_for::bigint[], :tags::json[], :policies::json[], :expires_ats::bigint[],
@@ -146,7 +146,7 @@ cross join lateral (
             as u (id, queue, task, payload, rank, run_at, delay, max_attempts, options, given, key, keep_for, tags, policy,
                 expires_at, expires_in, partition, weights, ordinal)
         offset 0) d
-    order by case when not mixed then coalesce(key, policy ->> 'key') end collate "C" nulls first, ordinal
+    order by case when not has_two_keys then coalesce(key, policy ->> 'key') end collate "C" nulls first, ordinal
 ) d
 cross join lateral holdfast.add_job(
     d.id, d.seq, d.queue, d.task, d.payload, d.rank, greatest(n.now, coalesce(d.run_at, n.now + d.delay)), n.now,
@@ -226,13 +226,13 @@ select queue from named where queue is not null;
           and not (select is_due from due) and -- include: unexpired
         order by j.rank, j.run_at, j.seq limit w.slots for no key update skip locked) r
     limit :limit
-), mixed as materialized (
+), candidate as materialized (
     select m.*, row_number() over (partition by ordinal order by rank, run_at, seq) as position
     from (select * from suspect union all select * from ready) m
 ), within_slots as materialized (
     select ctid, queue, ordinal, suspect, must_start, position,
         count(*) filter (where must_start) over (order by ordinal, position) as must_start_count
-    from mixed where position <= slots order by ordinal, position limit :limit
+    from candidate where position <= slots order by ordinal, position limit :limit
 ), stop_at as materialized (
     select queue, ordinal, min(position) as position from within_slots
     where must_start and not suspect and must_start_count > :max_must_start group by queue, ordinal
@@ -445,7 +445,7 @@ with valid_lease as materialized (
 ), kept as (
     insert into holdfast.line (job_id, claims, number, attempt, at, level, text, fields)
     select s.id, s.claims, d.number, s.attempts, :now - d.ago, d.level, d.text, d.fields
-    from unnest(:turns::bigint[], :numbers::integer[], :agos::bigint[], :levels::text[], :texts::text[],
+    from unnest(:ordinals::bigint[], :numbers::integer[], :agos::bigint[], :levels::text[], :texts::text[],
         :fields::text[]) as d (ordinal, number, ago, level, text, fields)
     join valid_lease s on s.ordinal = d.ordinal
     on conflict do nothing

@@ -61,10 +61,10 @@ class Wakes:
     def notify_committed(self, topics: set[str]) -> None:
         """Something was committed that these topics stand for. From any thread."""
         with self._lock:
-            heard = [waiter for waiter in self._waiters if waiter.matches_topics(topics)]
-            if not heard:
+            matching = [waiter for waiter in self._waiters if waiter.matches_topics(topics)]
+            if not matching:
                 self._missed.keep_topics(topics)
-        for waiter in heard:
+        for waiter in matching:
             waiter.wake()
         self._tell_others(topics)
 
@@ -147,26 +147,26 @@ class Wakes:
 
     def wait_here(self, topics: Sequence[str], timeout: float, settled: Callable[[], bool]) -> None:
         """``wait`` for a thread without an event loop."""
-        heard, notified = socket.socketpair()
+        receiver, notified = socket.socketpair()
         waiter = _Waiter(frozenset(topics), lambda: _poke(notified))
         listening = self._enlist(waiter)
         try:
             if self._has_news(waiter) or settled():
                 return
             poll = select.poll()  # select() stops at 1,023 descriptors
-            for sock in (heard, *listening):
+            for sock in (receiver, *listening):
                 poll.register(sock, select.POLLIN)
             deadline = time.monotonic() + timeout
             while (left := deadline - time.monotonic()) > 0:
                 readable = {number for number, _ in poll.poll(min(left, LOOK) * 1000)}
-                if heard.fileno() in readable or self._moved(waiter):
+                if receiver.fileno() in readable or self._moved(waiter):
                     return
                 for sock in listening:
                     if sock.fileno() in readable:
                         self._receive(sock)
         finally:
             self._delist(waiter)
-            heard.close()
+            receiver.close()
             notified.close()
 
     def _add_reader(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
@@ -224,8 +224,8 @@ class Wakes:
     def _receive(self, sock: socket.socket) -> None:
         topics = {topic for topic in _received(sock) if ":" in topic}
         with self._lock:
-            heard = [waiter for waiter in self._waiters if waiter.matches_topics(topics)]
-        for waiter in heard:
+            matching = [waiter for waiter in self._waiters if waiter.matches_topics(topics)]
+        for waiter in matching:
             waiter.wake()
 
     def _bound(self, kind: str) -> socket.socket | None:

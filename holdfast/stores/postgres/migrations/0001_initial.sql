@@ -253,7 +253,7 @@ insert into holdfast.identity values (gen_random_uuid());
 -- search_path or on how the session reads backslashes. `btrim('holdfast.', '".')` is the schema's name.
 
 -- Say so, once this transaction is committed: the channel of what is ready, or of what has ended.
-create function holdfast.tell(kind text, topics text[]) returns void language plpgsql as $$
+create function holdfast.notify(kind text, topics text[]) returns void language plpgsql as $$
 declare
     heard text := (select string_agg(distinct t, chr(10)) from unnest(topics) t);
 begin
@@ -267,7 +267,7 @@ $$;
 -- Submit jobs that the client has checked: {"at": null or microseconds, "jobs": [{"id", "queue", "task", "payload", …}]};
 -- payload and options are text. Keyed jobs go in the order of their keys, of unique keys too unless a job has both, so that two
 -- batches never wait for each other; their place among equals (seq) is that of their submission.
-create function holdfast.submit_batch(batch text) returns table (turn bigint, job_id text, created boolean, changed boolean)
+create function holdfast.submit_batch(batch text) returns table (ordinal bigint, job_id text, created boolean, changed boolean)
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     now_us bigint := coalesce((batch::json ->> 'at')::bigint, (extract(epoch from statement_timestamp()) * 1000000)::bigint);
@@ -277,15 +277,15 @@ declare
 begin
     for new in
         select o.* from (
-            select d.*, b.turn, b.seq, bool_or(d.key is not null and d.policy is not null) over () as mixed
+            select d.*, b.ordinal, b.seq, bool_or(d.key is not null and d.policy is not null) over () as has_two_keys
             from (
-                select j.job, j.turn, nextval('holdfast.job_seq_seq') as seq
-                from json_array_elements(batch::json -> 'jobs') with ordinality as j (job, turn) offset 0) b
+                select j.job, j.ordinal, nextval('holdfast.job_seq_seq') as seq
+                from json_array_elements(batch::json -> 'jobs') with ordinality as j (job, ordinal) offset 0) b
             cross join lateral json_to_record(b.job) as d (id uuid, queue text, task text, payload text, rank integer,
                 run_at bigint, delay bigint, max_attempts bigint, key text, keep_for bigint, options text, given boolean,
                 tags text[], policy json, partition text, weights text)) o
-        order by case when not o.mixed then coalesce(o.key, o.policy ->> 'key') end collate "C" nulls first,
-            o.turn
+        order by case when not o.has_two_keys then coalesce(o.key, o.policy ->> 'key') end collate "C" nulls first,
+            o.ordinal
     loop
         select a.* into answer
         from holdfast.add_job(new.id, new.seq, new.queue, new.task, new.payload, new.rank,
@@ -295,14 +295,14 @@ begin
         if answer.created or answer.changed then
             topics := array_append(topics, 'queue:' || new.queue);
         end if;
-        turn := new.turn;
+        ordinal := new.ordinal;
         job_id := answer.job_id::text;
         created := answer.created;
         changed := answer.changed;
         return next;
     end loop;
     if cardinality(topics) > 0 then
-        perform holdfast.tell('ready', topics);
+        perform holdfast.notify('ready', topics);
     end if;
 end
 $$;
@@ -331,8 +331,8 @@ begin
     accepted := found;
     state := (select j.state from holdfast.job j where j.id = job);
     if accepted then
-        perform holdfast.tell('ended', array['job:' || job::text]);
-        perform holdfast.tell('ready', array['queue:' || j.queue, 'due:' || j.queue]) from holdfast.job j
+        perform holdfast.notify('ended', array['job:' || job::text]);
+        perform holdfast.notify('ready', array['queue:' || j.queue, 'due:' || j.queue]) from holdfast.job j
         where j.id = job and j.partition is not null;
     end if;
     return next;
@@ -355,7 +355,7 @@ language sql set search_path = pg_catalog, pg_temp as $$
     select e.job_id::uuid, e.created
     from holdfast.submit_batch((
         select json_build_object('at', n.now_us, 'jobs', coalesce(json_agg(json_build_object(
-            'id', coalesce((j.job ->> 'id')::uuid, holdfast.new_id(n.now_us, j.turn)), 'given', j.job ->> 'id' is not null,
+            'id', coalesce((j.job ->> 'id')::uuid, holdfast.new_id(n.now_us, j.ordinal)), 'given', j.job ->> 'id' is not null,
             'queue', coalesce(j.job ->> 'queue', 'default'), 'task', j.job ->> 'task',
             -- As encoding.py keeps texts: U+2400 stands there twice.
             'payload', replace(coalesce(j.job -> 'payload', '{}')::text, chr(9216), chr(9216) || chr(9216)),
@@ -365,14 +365,14 @@ language sql set search_path = pg_catalog, pg_temp as $$
             'max_attempts', case when j.job ? 'max_attempts' then (j.job ->> 'max_attempts')::bigint else 5 end, -- null: unlimited
             'key', replace(j.job ->> 'key', chr(9216), chr(9216) || chr(9216)),
             'keep_for', round((j.job ->> 'key_for')::numeric * 1000000)::bigint, 'options', o.options, 'tags', o.options::json -> 'tags'
-        ) order by j.turn), '[]'))::text
+        ) order by j.ordinal), '[]'))::text
         from (select (extract(epoch from statement_timestamp()) * 1000000)::bigint as now_us) n
         left join jsonb_array_elements(case jsonb_typeof(jobs) when 'array' then jobs else jsonb_build_array(jobs) end)
             with ordinality j (job, turn) on true
         left join lateral (
             select nullif(jsonb_strip_nulls(jsonb_build_object('timeout', j.job -> 'timeout', 'retry', j.job -> 'retry',
                 'metadata', j.job -> 'metadata', 'tags', j.job -> 'tags')), '{}')::text as options) o on true
-        where j.turn is not null
+        where j.ordinal is not null
         group by n.now_us)) e
     order by e.turn
 $$;

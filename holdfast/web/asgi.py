@@ -8,7 +8,7 @@ import traceback
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -20,7 +20,6 @@ from holdfast.core.events import RequestFailed, StoreTrouble
 from holdfast.core.redaction import Redaction
 from holdfast.stores import ExternalTransactions
 from holdfast.stores.base import Store
-from holdfast.telemetry.spans import Spans
 from holdfast.web import (
     bulk,
     claims,
@@ -60,6 +59,9 @@ from holdfast.web.rate_limit import WaitLimiter
 from holdfast.web.remote_workers import RemoteWorkers
 from holdfast.web.request_records import RequestMetrics, UnknownTaskLog
 from holdfast.web.routing import Operation, RequestContext, router_of
+
+if TYPE_CHECKING:
+    from holdfast.telemetry.spans import Spans
 
 OPERATIONS = with_description(
     (

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from holdfast.app.sync import Blocker, BlockingMethod, BlockingView, requires_loop
 from holdfast.core.errors import ConfigError, Conflict, Invalid, NotFound
-from holdfast.core.events import DeclarationKept, Events
+from holdfast.core.events import DeclarationIgnored, Events
 from holdfast.core.limit_options import (
     VALUE_OPTIONS,
     check_sense,
@@ -99,7 +99,7 @@ class LimitManager:
         def as_declared(known: Limit | None) -> Limit:
             limit = found_definition(known, f"limit {name}")
             if limit.owner is None:
-                raise Conflict(f"limit {name} is declared by no code; change it, or remove it")
+                raise Conflict(f"an operator made limit {name}, so it has no values of the code; change or remove it")
             return replace(limit, values=limit.declared or limit.values, declared=None)
 
         return await self._change(name, as_declared)
@@ -140,6 +140,14 @@ class LimitManager:
         buckets = _buckets_of(await self._get(name), values)
         await (await self._app.open_store()).limits.pause_buckets(buckets, span)
 
+    def check_declared(self, declared: Mapping[str, Limit]) -> None:
+        """Raises `ConfigError` for a limit that names an argument which its task does not take."""
+        for name, limit in declared.items():
+            try:
+                self._check_argument(limit)
+            except Invalid as error:
+                raise ConfigError(f"limit {name}: {error}") from error
+
     async def reconcile(self, declared: Mapping[str, Limit]) -> None:
         """Bring the store in line with the limits that code and settings of this application declare: add, change,
         remove.
@@ -150,8 +158,12 @@ class LimitManager:
         owner = self._app.settings.schedule_owner or _OWNED
         known = await self._read() if not declared else None
         for name, draft in declared.items():
-            self._check_argument(draft)
-            await self._change(name, _declaring(replace(draft, owner=owner), self._app.events))
+            try:
+                self._check_argument(draft)
+                await self._change(name, _declaring(replace(draft, owner=owner), self._app.events))
+            except Invalid as error:  # the others are in force all the same
+                remedy = "correct its declaration, and restart the worker"
+                self._app.events.emit(DeclarationIgnored(declared=f"limit {name}", problem=str(error), remedy=remedy))
         if self._app.settings.schedule_owner is None:
             return
         for limit in (known or await self._read()).values():
@@ -325,4 +337,4 @@ def warn_of_foreign(what: str, known: Limit | Schedule, events: Events) -> None:
     """Emits that a declaration has no effect, since another application or an operator has one of its name."""
     by = "an operator made it" if known.owner is None else f"the code of {known.owner} declares it"
     remedy = "remove it, or give the one in your code another name"
-    events.emit(DeclarationKept(declared=what, problem=f"{by}, and so it stays", remedy=remedy))
+    events.emit(DeclarationIgnored(declared=what, problem=f"{by}, and so it stays", remedy=remedy))

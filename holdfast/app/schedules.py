@@ -14,7 +14,7 @@ from holdfast.app.handle import JobHandle
 from holdfast.app.limits import check_replacement, found_definition, warn_of_foreign
 from holdfast.app.sync import Blocker, BlockingMethod, BlockingView, requires_loop
 from holdfast.core.errors import Conflict, Invalid
-from holdfast.core.events import DeclarationKept, Events
+from holdfast.core.events import DeclarationIgnored, Events
 from holdfast.core.ids import new_id
 from holdfast.core.models import MICROSECOND, NewJob, to_datetime, to_microseconds
 from holdfast.core.schedule import (
@@ -254,7 +254,7 @@ class ScheduleManager:
     async def _withdraw(self, store: Store, known: Schedule) -> None:
         if self._app.settings.schedule_owner is None and self._app.registry.get(known.job.task) is None:
             self._app.events.emit(
-                DeclarationKept(
+                DeclarationIgnored(
                     declared=f"schedule {known.name}",
                     problem=f"its task {known.job.task} is not registered here, and no code of this application "
                     "declares it",

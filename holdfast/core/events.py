@@ -191,8 +191,8 @@ class ScheduleFired(Event, frozen=True, kw_only=True):
     skipped: int  # by the overlap policy, or by a unique key
 
 
-class DeclarationKept(Event, frozen=True, kw_only=True):
-    """A schedule or limit in the store contradicts the code of this application, and stays as it is."""
+class DeclarationIgnored(Event, frozen=True, kw_only=True):
+    """A schedule or limit that this application declares has no effect: it is invalid, or the store keeps another."""
 
     level: ClassVar[str] = "warning"
     declared: str  # "schedule NAME" or "limit NAME"

@@ -39,11 +39,16 @@ class Ticker:
         self.next_tick = math.inf
         """The clock's reading when the next schedule is due, as far as this worker knows."""
 
-    async def write_limits(self) -> None:
-        """Reconciles the limits before the first claim, again until it succeeds, and after changes of the settings."""
+    async def write_declared(self) -> None:
+        """Reconciles limits and schedules before the first claim, again until it succeeds; limits also after changes of
+        the settings."""
         app, settings = self._shared.app, self._shared.settings
-        await LimitManager(app).reconcile(merge_limits(app.declared_limits, settings))
-        self._written_limits = settings.limits
+        if self._written_limits != settings.limits:
+            await LimitManager(app).reconcile(merge_limits(app.declared_limits, settings))
+            self._written_limits = settings.limits
+        if not self._schedules_written and settings.role != "follower":
+            await ScheduleManager(app).reconcile(self._declared)
+            self._schedules_written = True
 
     async def run(self) -> None:
         """Wakes at the next tick, and every poll: other programs may have added an earlier one."""
@@ -62,11 +67,7 @@ class Ticker:
 
     async def _fire_due(self) -> float:
         """Fires what is due; returns the seconds to sleep."""
-        if self._written_limits != self._shared.settings.limits:
-            await self.write_limits()
-        if not self._schedules_written:
-            await ScheduleManager(self._shared.app).reconcile(self._declared)
-            self._schedules_written = True
+        await self.write_declared()
         await self._cancel_superseded()
         longest = self._shared.settings.poll.total_seconds()
         due = await self._store.schedules.due_schedules(limit=_BATCH)

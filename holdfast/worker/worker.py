@@ -14,6 +14,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from holdfast.app import Holdfast
+from holdfast.app.limits import merge_limits
 from holdfast.core.errors import HoldfastError, StoreReplaced, Unavailable
 from holdfast.core.events import StoreTrouble, WorkerStarted, WorkerStopped, WorkerStopping
 from holdfast.core.lifecycle import Cancelled, Released
@@ -132,7 +133,7 @@ class Worker:
                 concurrency=shared.settings.concurrency,
             )
         )
-        await self._try_step(self.ticker.write_limits(), "writing the limits of the code")
+        await self._try_step(self.ticker.write_declared(), "writing the limits and schedules of the code")
         background.append(asyncio.create_task(self.ticker.run(), name="holdfast-ticker"))
         fetching = asyncio.create_task(self.fetcher.run(), name="holdfast-fetcher")
         try:
@@ -143,6 +144,7 @@ class Worker:
     async def _open(self, store: Store) -> HandlerInvoker:
         """Prepares the resources of handlers and registers the worker; Unavailable if a living one has its id."""
         await self._check_name(store)  # before anything is started
+        self._app.limits.check_declared(merge_limits(self._app.declared_limits, self.shared.settings))
         invoker = HandlerInvoker(self._app, self.shared.settings)
         await invoker.open()
         try:

@@ -85,7 +85,7 @@ def test_declared_limit_is_changed_and_reset(cli: Cli) -> None:
 
 def test_reset_of_an_operators_limit_is_refused(cli: Cli) -> None:
     cli.run(*MAIL, "--concurrency", "5")
-    assert "declared by no code" in cli.fail("limit", "reset", "mail", code=1)
+    assert "an operator made limit mail" in cli.fail("limit", "reset", "mail", code=1)
 
 
 def test_pause_shows_when_it_ends(cli: Cli) -> None:

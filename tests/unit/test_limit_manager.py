@@ -17,7 +17,7 @@ import pytest
 from holdfast import Conflict, Holdfast, Invalid, JobFilter, NotFound, QueueFull
 from holdfast.app.limits import MAX_OF_ONE
 from holdfast.core.errors import ConfigError
-from holdfast.core.events import DeclarationKept
+from holdfast.core.events import DeclarationIgnored
 from holdfast.core.limit_options import LimitOptions, draft_limit
 from holdfast.core.limits import MAX_LIMITS, Limit, LimitValues
 
@@ -73,12 +73,12 @@ def test_reconcile_writes_nothing_that_is_there(tmp_path: Path) -> None:
 def test_operators_limit_of_a_declared_name_stays(tmp_path: Path) -> None:
     async def work(app: Holdfast) -> None:
         kept: list[Any] = []
-        app.events.subscribe(kept.append, DeclarationKept)
+        app.events.subscribe(kept.append, DeclarationIgnored)
         mine = await app.limits.add("mail", queue="mail", concurrency=1)
         await app.limits.reconcile(drafts(concurrency=5))
         assert await app.limits.get("mail") == mine
         assert [each.declared for each in kept] == ["limit mail"]
-        with pytest.raises(Conflict, match="declared by no code"):
+        with pytest.raises(Conflict, match="an operator made limit mail"):
             await app.limits.reset("mail")
 
     with_app(tmp_path, work)

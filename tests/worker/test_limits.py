@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from holdfast import Context, Holdfast, JobFilter, JobState, Retry, RetryAfter
-from holdfast.core.events import DeclarationKept
+from holdfast.core.errors import ConfigError
+from holdfast.core.events import DeclarationIgnored
+from holdfast.worker import Worker
 from tests.support.load import TEST_SECONDS
 from tests.unit import executor_tasks
 from tests.worker.support import Recorder, gaps, harness
@@ -78,7 +80,7 @@ async def test_declared_limits_are_written_when_a_worker_starts(app: Holdfast) -
     assert second.values.concurrency == 50
     assert second.declared is not None
     assert second.declared.concurrency == 6
-    assert {event.declared for event in recorder.of(DeclarationKept)} == {"limit operators"}
+    assert {event.declared for event in recorder.of(DeclarationIgnored)} == {"limit operators"}
 
 
 async def test_limits_of_settings_are_written_and_followed(home: str, tmp_path: Path) -> None:
@@ -94,6 +96,36 @@ async def test_limits_of_settings_are_written_and_followed(home: str, tmp_path: 
         file.write_text('[limits.mail]\nqueue = "mail"\nconcurrency = 66\n')
         await harnessed.advance(20)
         assert (await app.limits.get("mail")).values.concurrency == 66
+
+
+async def test_worker_refuses_a_declared_limit_of_an_argument_that_is_not_there(app: Holdfast) -> None:
+    @app.task("crm.sync")
+    async def sync(tenant: str) -> None: ...
+
+    app.limit("crm", task="crm.sync", by="args.tennant", concurrency=1)
+    with pytest.raises(ConfigError, match=r"limit crm: by: 'args.tennant' .* did you mean tenant"):
+        await Worker(app).run()
+    assert await app.limits.find_all() == []
+
+
+async def test_declared_limit_that_is_one_too_many_holds_up_no_other_declaration(app: Holdfast) -> None:
+    recorder = Recorder(app)
+
+    @app.task("work")
+    async def work() -> None: ...
+
+    for name in "abcdefghi":
+        app.limit(name, queue="mail", concurrency=1)
+    app.limit("other", queue="default", concurrency=1)
+    app.schedule("hourly", work.new_job(), every="1h")
+    async with harness(app) as harnessed:
+        await harnessed.start()
+        await harnessed.advance(1)
+        assert [limit.name for limit in await app.limits.find_all()] == [*"abcdefgh", "other"]
+        assert [schedule.name for schedule in await app.schedules.find_all()] == ["hourly"]
+    (ignored,) = recorder.of(DeclarationIgnored)
+    assert ignored.declared == "limit i"
+    assert "its queue or task has 8 limits" in ignored.problem
 
 
 async def test_workers_together_run_as_many_jobs_as_allowed(app: Holdfast) -> None:

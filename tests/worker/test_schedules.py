@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast import Conflict, Holdfast, Invalid, JobFilter, JobState, NotFound, Unavailable
-from holdfast.core.events import DeclarationKept, ScheduleFired, StoreTrouble
+from holdfast.core.events import DeclarationIgnored, ScheduleFired, StoreTrouble
 from holdfast.core.schedule import ScheduleChange
 from holdfast.testing import Harness
 from holdfast.worker import ticker
@@ -233,7 +233,7 @@ async def test_code_adds_changes_and_removes_only_its_own(app: Holdfast) -> None
     assert sorted(second) == ["by-hand", "kept", "operators"]
     assert '"changed"' in second["kept"].job.payload
     assert (second["kept"].id, second["kept"].next_us) == (first["kept"].id, first["kept"].next_us)
-    assert [event.declared for event in recorder.of(DeclarationKept)] == ["schedule operators"]
+    assert [event.declared for event in recorder.of(DeclarationIgnored)] == ["schedule operators"]
 
 
 async def test_schedule_of_another_application_is_not_removed(app: Holdfast) -> None:
@@ -250,7 +250,7 @@ async def test_schedule_of_another_application_is_not_removed(app: Holdfast) -> 
         app.declared.clear()
         await live_briefly(harnessed)
         assert [schedule.name for schedule in await app.schedules.find_all()] == ["theirs"]
-    (kept,) = recorder.of(DeclarationKept)
+    (kept,) = recorder.of(DeclarationIgnored)
     assert "schedule_owner" in kept.remedy
 
 

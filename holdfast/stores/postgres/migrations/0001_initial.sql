@@ -368,13 +368,13 @@ language sql set search_path = pg_catalog, pg_temp as $$
         ) order by j.ordinal), '[]'))::text
         from (select (extract(epoch from statement_timestamp()) * 1000000)::bigint as now_us) n
         left join jsonb_array_elements(case jsonb_typeof(jobs) when 'array' then jobs else jsonb_build_array(jobs) end)
-            with ordinality j (job, turn) on true
+            with ordinality j (job, ordinal) on true
         left join lateral (
             select nullif(jsonb_strip_nulls(jsonb_build_object('timeout', j.job -> 'timeout', 'retry', j.job -> 'retry',
                 'metadata', j.job -> 'metadata', 'tags', j.job -> 'tags')), '{}')::text as options) o on true
         where j.ordinal is not null
         group by n.now_us)) e
-    order by e.turn
+    order by e.ordinal
 $$;
 
 -- ── expiry ───────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -165,6 +165,8 @@ class Runner:
         run.seconds = monotonic() - run.started
         if run.context.opened_log is not None:
             run.context.opened_log.finish_log()
+        if run not in shared.running:  # the worker ends, and has given up on it
+            return
         if run.completing and not await self._needs_settlement(run):
             return
         shared.running.discard(run)

@@ -49,6 +49,32 @@ async def test_lost_lease_cancels_the_handler_and_refuses_its_writes(app: Holdfa
     assert (lost.job_id, lost.worker_id) == (job.id, first.worker.id)
 
 
+async def test_attempt_that_ends_after_its_worker_gave_it_up_is_settled_once(app: Holdfast) -> None:
+    events = Recorder(app)
+    swallowed: list[int] = []
+
+    @app.task("long", max_attempts=3)
+    async def long() -> None:
+        while True:
+            try:
+                await harnessed.clock.sleep(1000)
+            except asyncio.CancelledError:
+                if swallowed:
+                    raise
+                swallowed.append(1)
+
+    async with harness(app, concurrency=1, grace="1s") as harnessed:
+        job = await long.enqueue()
+        first = await harnessed.start()
+        await harnessed.advance(5)
+        first.worker.stop("test")
+        await harnessed.advance(30)
+        await first.running
+    assert events.names(job.id).count("job_released") == 1
+    assert not events.of(LeaseLost)
+    assert first.worker.shared.in_flight["default"] == 0
+
+
 async def test_a_settlement_that_comes_too_late_changes_nothing(app: Holdfast) -> None:
     events = Recorder(app)
 

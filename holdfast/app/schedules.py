@@ -221,6 +221,10 @@ class ScheduleManager:
         first, last = parse_instant(start, "start"), parse_instant(end, "end")
         if first >= last:
             raise Invalid("end", end, "give an instant after start")
+        if to_microseconds(last) > await self._now_us():
+            raise Invalid(
+                "end", end, "give an instant in the past: the schedule itself submits the jobs of later ticks"
+            )
         ticks = list(_between(schedule, to_microseconds(first), to_microseconds(last)))
         if len(ticks) > MAX_BACKFILL:
             raise Invalid("end", end, f"give a range of at most {MAX_BACKFILL:,} runs")

@@ -236,7 +236,7 @@ def schedule_next(session: Session, *, name: str, count: int) -> None:
 
 
 @schedule.command(
-    "backfill", examples=["holdfast schedule backfill nightly --from 2030-01-01T00:00:00Z --to 2030-01-31T00:00:00Z"]
+    "backfill", examples=["holdfast schedule backfill nightly --from 2025-01-01T00:00:00Z --to 2025-01-31T00:00:00Z"]
 )
 @click.argument("name", metavar="NAME")
 @click.option("--from", "start", metavar="INSTANT", required=True, help="The first instant.")

@@ -15,15 +15,9 @@ from holdfast.transports.session import DeliveryLedger, TransportSession
 
 
 class LimitedTurns:
-    """Alternates which kind of jobs is claimed first, so neither starves the other."""
+    """Whether jobs under limits go first next time: the kind that did not come first last time does."""
 
-    def __init__(self) -> None:
-        self.is_first = False
-
-    def take_turn(self) -> bool:
-        """Returns True if jobs under limits go first this time."""
-        self.is_first = not self.is_first
-        return self.is_first
+    is_first = True
 
 
 class LimitedClaiming:
@@ -39,9 +33,12 @@ class LimitedClaiming:
 
     async def run(self, request: ClaimRequest) -> Claim:
         """Claims jobs. Raises Away if the transport is away and no job was claimed."""
-        limited = await self._queries.claim_limited(request) if self._turns.take_turn() else None
-        if limited is not None and len(limited.jobs) >= request.limit:
-            return limited
+        limited_first = self._turns.is_first
+        limited = await self._queries.claim_limited(request) if limited_first else None
+        if limited is not None and limited.jobs:
+            self._turns.is_first = False
+            if len(limited.jobs) >= request.limit:
+                return limited
         rest = request if limited is None else reduce_request(request, limited.jobs, are_limited=True)
         try:
             delivered = await Claiming(self._queries, self._session, self._in_flight, rest).run()
@@ -49,6 +46,8 @@ class LimitedClaiming:
             if limited is None or not limited.jobs:  # else the leases of the claimed jobs would be lost
                 raise
             return limited
+        if delivered.jobs and self._turns.is_first == limited_first:
+            self._turns.is_first = True
         if limited is None and len(delivered.jobs) < request.limit:
             try:
                 limited = await self._queries.claim_limited(reduce_request(request, delivered.jobs, are_limited=False))

@@ -124,7 +124,7 @@ CLAIM = Form(
                 },
                 _queues,
             ),
-            "Names, or an object of names and free slots; `*` is every other queue. Default: every queue.",
+            "Names, or an object of names and free slots; `*` is all others together. Default: every queue.",
             example={"mail": 5, "*": 2},
         ),
         Field(

@@ -224,6 +224,18 @@ async def test_the_star_serves_queues_in_turn_and_starves_none(store: Store) -> 
     assert Counter(served) >= Counter({"busy": 3, "quiet": 3, "seldom": 3, "último": 3})
 
 
+@pytest.mark.parametrize(
+    "capacity", [{"mail": 1, EVERY_QUEUE: 1}, {"mail": 1, EVERY_QUEUE: 9}, {"none": 1, EVERY_QUEUE: 1}]
+)
+async def test_unnamed_queues_beside_a_named_one_are_served_in_turn(store: Store, capacity: dict[str, int]) -> None:
+    await put(store, *[new_job(queue=queue) for queue in ("mail", "busy") for _ in range(20)])
+    await put(store, *[new_job(queue=queue) for queue in ("a", "z") for _ in range(3)])
+
+    served = [job.queue for _ in range(12) for job in await take(store, 2, capacity)]
+
+    assert Counter(served) >= Counter({"a": 3, "z": 3})
+
+
 async def test_unnamed_queues_share_the_slots_of_the_wildcard(store: Store) -> None:
     await put(store, *[new_job(queue=f"q{n % 4}") for n in range(20)], *[new_job(queue="mail") for _ in range(5)])
 

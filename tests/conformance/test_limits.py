@@ -309,6 +309,37 @@ async def test_claim_by_ids_leaves_limited_jobs(store: Store) -> None:
     assert len(await take(store, 5)) == 1
 
 
+async def test_claim_by_ids_leaves_jobs_that_were_there_before_their_limit(store: Store) -> None:
+    ids = await put(store, *[new_job() for _ in range(3)])
+    await store.limits.write_limit(
+        LimitChange(Limit(name="late", queue="default", values=LimitValues(concurrency=1)), 0)
+    )
+    assert await take(store, 5, only=ids) == []
+    assert len(await take(store, 5)) == 1
+
+
+async def test_claims_without_slots_take_no_turn(store: Store) -> None:
+    await limit(store, task="limited", concurrency=50)
+    await put(store, *[new_job(task=task, queue="mail") for task in ("limited", "plain") for _ in range(10)])
+    served = Counter[str]()
+    for _ in range(10):
+        served.update(job.task for job in await take(store, 1, {"mail": 1}))
+        assert await take(store, 1, {"mail": 0}) == []
+    assert served == {"limited": 5, "plain": 5}
+
+
+@pytest.mark.parametrize("names", [("limited", "plain", "other"), (EVERY_QUEUE,)], ids=("named", "unnamed"))
+async def test_queues_beside_a_limited_one_are_served_in_turn(store: Store, names: tuple[str, ...]) -> None:
+    await limit(store, queue="limited", concurrency=50)
+    await put(store, *[new_job(queue=queue) for queue in ("limited", "plain", "other") for _ in range(20)])
+    served = Counter[str]()
+    for _ in range(12):
+        jobs = await take(store, 2, dict.fromkeys(names, 2))
+        served.update(job.queue for job in jobs)
+        await end(store, *jobs)
+    assert min(served[queue] for queue in ("limited", "plain", "other")) >= 6, served
+
+
 # ── rates ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 async def test_rate_spaces_the_starts(store: Store, clock: ManualClock) -> None:
     await limit(store, rate=10, period_us=1_000_000)

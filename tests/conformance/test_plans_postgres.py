@@ -97,7 +97,7 @@ BY_ID = "job_pkey(id)"
 CLAIM = ("job_ready(queue, tier, rank, run_at, seq)", "job_quarantined(queue)", "tid(ctid)")
 RUNNING = {"ids": ids(2), "claims": [1] * BATCH}
 LINES = {
-    "turns": list(range(1, BATCH + 1)),
+    "ordinals": list(range(1, BATCH + 1)),
     "numbers": [2] * BATCH,
     "agos": [0] * BATCH,
     "levels": ["info"] * BATCH,

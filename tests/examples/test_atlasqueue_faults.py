@@ -155,6 +155,7 @@ def test_idle_worker_blocks_on_the_list(mortal: Atlasqueue) -> None:
     with mortal.worker(WORKER_POLL_TIMEOUT="5") as worker:
         mortal.all_ended([mortal.submit()])
         process = psutil.Process(worker.process.pid)
+        until(lambda: "cmd=b" in mortal.command("CLIENT", "LIST"), "a blocked reader")
         with mortal.redis.client() as own, mortal.redis.client() as client:
             own.ping()
             with client.monitor() as monitor:
@@ -166,7 +167,6 @@ def test_idle_worker_blocks_on_the_list(mortal: Atlasqueue) -> None:
         once = sum(words.startswith("SCRIPT LOAD") for words in sent)  # a script's first call is made twice
         assert (len(sent) - 2 * once) / seconds < 2
         assert (_cpu(process) - used) / seconds < 0.02
-        assert "cmd=b" in mortal.command("CLIENT", "LIST")
 
 
 def _sent(monitor: Monitor) -> Iterator[str]:

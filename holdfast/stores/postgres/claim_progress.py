@@ -22,6 +22,7 @@ class ClaimProgress:
         self.limited = False  # there are jobs under limits in the queues just tried
         self.limits_seen = False  # in any of the queues
         self.limited_first = False
+        self.began_limited = False  # the first of the jobs is under limits
         self.promote = request.promote
         self.jobs: list[Job] = []
         self.expired: tuple[ExpiredJob, ...] = ()
@@ -57,6 +58,7 @@ class ClaimProgress:
     def take_limited(self, jobs: list[Job], until_us: int) -> None:
         """Jobs under limits start at once."""
         if jobs:
+            self.began_limited = self.began_limited or not self.jobs
             self._add(jobs)
             self.max_must_start -= len(jobs)
             self.idle -= len(jobs)

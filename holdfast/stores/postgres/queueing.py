@@ -34,7 +34,7 @@ from holdfast.stores.base import EVERY_QUEUE, ClaimRequest
 from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.stores.common.requests import CLAIMED_A_SECOND, HEARTBEAT_RETRY_SHARE, UNREADABLE, extra_timeout
 from holdfast.stores.common.server_store import wait_for_news
-from holdfast.stores.common.unconfirmed import perhaps_stored
+from holdfast.stores.common.unconfirmed import UnconfirmedClaims, perhaps_stored
 from holdfast.stores.postgres.claim_progress import ClaimProgress
 from holdfast.stores.postgres.cursors import START, Cursors, QueuePosition, split_scan
 from holdfast.stores.postgres.encoding import NumberedStatement, claimed_job, is_id, record_columns, span_us, to_text
@@ -84,9 +84,9 @@ class PostgresQueueing:
         self._cursors = Cursors()
         self._known: list[str] = []  # queues that may have ready jobs, in their order
         self._known_at = -_REFRESH
-        self._served = ""  # the queue a claim of every queue served last
-        self._answered_at: dict[str, int] = {}  # by worker: the server's instant of its latest claim that was answered
-        self._unconfirmed_claims: set[str] = set()  # workers whose claim was sent and never answered
+        self._served_limited = {True: "", False: ""}  # the same, of jobs under limits
+        self._served = {True: "", False: ""}  # the queue served last, of those that its claim named and of the others
+        self._unconfirmed_claims = UnconfirmedClaims()
         self._settling = Settling(pool, statements, self._notify, limit_cache)
         notifications.on_queue = self._on_notification
 
@@ -160,15 +160,17 @@ class PostgresQueueing:
             return await self._claim_named(request)
         if request.isolated:
             return await self._claim_quarantined(request, capacity)
-        self._limited_first = self._limits_seen and not self._limited_first
         claiming = ClaimProgress(request, capacity)
-        claiming.limited_first = self._limited_first
+        claiming.limited_first = self._limits_seen and self._limited_first
         try:
             await self._claim_wanted(claiming)
         except HoldfastError:
             if not claiming.jobs:  # else no process would know of their leases; the next claim meets the error
                 raise
-        self._limits_seen = claiming.limits_seen
+        if claiming.jobs:
+            self._limited_first = not claiming.began_limited
+        if claiming.looked or claiming.jobs:
+            self._limits_seen = claiming.limits_seen or claiming.began_limited
         return claiming.to_claim()
 
     async def _claim_wanted(self, claiming: ClaimProgress) -> None:
@@ -191,7 +193,7 @@ class PostgresQueueing:
         others = []
         if EVERY_QUEUE in claiming.capacity:
             others = [queue for queue in self._known if queue not in claiming.request.capacity]
-        after, after_others = bisect_right(named, self._served), bisect_right(others, self._served)
+        after, after_others = bisect_right(named, self._served[True]), bisect_right(others, self._served[False])
         return named[after:] + named[:after] + others[after_others:] + others[:after_others]
 
     async def _claim_from(self, claiming: ClaimProgress, queues: list[str]) -> None:
@@ -245,7 +247,9 @@ class PostgresQueueing:
 
     async def _claim_limited(self, claiming: ClaimProgress, queues: list[str]) -> bool:
         """Claims jobs under limits, for idle runners alone; returns True if it held back because something is due."""
-        request = claiming.request
+        request, served = claiming.request, self._served_limited
+        named = claiming.capacity.keys()
+        queues = sorted(queues, key=lambda queue: (queue not in named, queue <= served[queue in named], queue))
         room = min(claiming.wanted_jobs(queues), claiming.idle, claiming.max_must_start)
         rows = await self._limited.claim(
             request,
@@ -263,8 +267,8 @@ class PostgresQueueing:
         claiming.take_limited(jobs, claimed_at + (span_us(request.lease_for) or 0))
         self._settling.has_limited = self._settling.has_limited or bool(jobs)
         await self._release_unconfirmed(request, claimed_at)
-        if taken:
-            self._served = taken[-1][_QUEUE]
+        for row in taken:
+            served[row[_QUEUE] in named] = row[_QUEUE]
         return bool(due)
 
     async def _claim_plain(self, claiming: ClaimProgress, queues: list[str]) -> bool:
@@ -311,12 +315,14 @@ class PostgresQueueing:
             return True
         for queue, scan in split_scan(queues, slots, positions, taken, room, at, seconds):
             self._cursors.note_claim(queue, scan)
-        served = {row[_QUEUE] for row in taken[-1:]} | ({stopped_at_last_attempt} - {None})
-        if served:
-            self._served = max(served, key=queues.index)
+        self._note_served(claiming, queues, {row[_QUEUE] for row in taken} | ({stopped_at_last_attempt} - {None}))
         if not taken and any(position != START for position in positions):
             return await self._claim_plain(claiming, queues)  # behind the cursors there is nothing: from the start
         return False
+
+    def _note_served(self, claiming: ClaimProgress, queues: list[str], served: Collection[str]) -> None:
+        for queue in sorted(served, key=queues.index):
+            self._served[queue in claiming.capacity] = queue
 
     async def _look_for_limited(self, claiming: ClaimProgress, queues: list[str], *, at_once: bool) -> None:
         """Notes whether there are jobs under limits. An answer counts for a moment, unless it was no and there are no
@@ -334,11 +340,9 @@ class PostgresQueueing:
         worker = request.worker
         if request.shared_worker_id:
             return
-        since, self._answered_at[worker] = self._answered_at.get(worker), claimed_at
-        if worker not in self._unconfirmed_claims:
-            return
-        self._unconfirmed_claims.discard(worker)
-        if since is None:  # an earlier process may have had its name: those leases end by themselves
+        since = self._unconfirmed_claims.unconfirmed_since(worker)
+        self._unconfirmed_claims.mark_answered(worker, claimed_at)
+        if since is None:
             return
         try:
             rows = await self._pool.fetch(self._sql["taken_between"], worker=worker, since=since, before=claimed_at)

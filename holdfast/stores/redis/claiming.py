@@ -36,7 +36,7 @@ class DeliveryProgress:
     def script_arguments(self) -> list[Argument]:
         """Returns the arguments of the next script."""
         request = self._request
-        named = self._slots.keys() - {EVERY_QUEUE}
+        named = [queue for queue in self._slots if queue != EVERY_QUEUE]
         return [
             (1 if request.isolated else request.limit) - len(self.jobs),
             1 << 30 if request.isolated else min(1, self._max_must_start),
@@ -70,8 +70,10 @@ class DeliveryProgress:
 class RedisClaimProgress:
     """Progress of a claim through its scripts."""
 
-    def __init__(self, request: ClaimRequest) -> None:
+    def __init__(self, request: ClaimRequest, served_named: dict[bool, str]) -> None:
+        """``served_named``: the queue served last, of those that its claim named, for jobs under limits and others."""
         self._request = request
+        self._served_named = served_named
         self._slots = {queue: max(0, slots) for queue, slots in request.capacity.items()}
         self._max_must_start = request.max_must_start
         self._asked: deque[int] = deque()  # how many jobs each of the scripts under way was asked for
@@ -88,6 +90,8 @@ class RedisClaimProgress:
         self._stopped_at_last_attempt = False
         self._due_in: dict[str, int] = {}  # by script
         self._until_us: int | None = None
+        self.began_limited = False
+        """The first of the jobs is under limits."""
         self.is_limited = False
         """A queue that is wanted has jobs under limits."""
         self.unassigned: list[str] = []
@@ -107,7 +111,7 @@ class RedisClaimProgress:
         self._asked = deque(
             min(MAX_BATCH, left - taken) for taken in range(0, left if ample else min(left, MAX_BATCH), MAX_BATCH)
         )
-        pairs = self._wanted(served)
+        pairs = self._wanted(are_limited=False)
         return [
             [
                 asked,
@@ -131,7 +135,7 @@ class RedisClaimProgress:
         self._due_in["ready"] = int(due_in)
         self._quarantined = self._quarantined or bool(quarantined)
         self._until_us = int(until)
-        self._add(jobs)
+        self._add(jobs, are_limited=False)
         self._rounds += more == 2
         self._scans += more == 1
         asked = self._asked.popleft()
@@ -159,7 +163,7 @@ class RedisClaimProgress:
             int(promote and request.promote and self._rounds < _PROMOTE_ROUNDS),
             self._slots.get(EVERY_QUEUE) or "",
             served,
-            *self._wanted(served),
+            *self._wanted(are_limited=True),
         ]
 
     def take_limited(self, jobs: list[Job], reply: Sequence[Any]) -> bool:
@@ -172,7 +176,8 @@ class RedisClaimProgress:
         self._until_us = int(until)
         self._max_must_start -= sum(not must_start_now(job) for job in jobs)
         self._idle -= len(rows)
-        self._add(jobs)
+        self.began_limited = self.began_limited or (bool(jobs) and not self.jobs)
+        self._add(jobs, are_limited=True)
         self.over = self.over or self.is_full
         self._limited_scans += not rows
         if more and not jobs:
@@ -180,15 +185,17 @@ class RedisClaimProgress:
         return len(rows) >= MAX_BATCH or more == 2 or (more == 1 and self._limited_scans < _MAX_LIMITED_SCANS)
 
     # ── all jobs ──────────────────────────────────────────────────────────────────────────────────────────────
-    def _wanted(self, served: str) -> list[Argument]:
+    def _wanted(self, *, are_limited: bool) -> list[Argument]:
         """Named queues with their slots, beginning behind the one served last."""
         named = sorted(self._slots.keys() - {EVERY_QUEUE})
-        start = bisect_right(named, served)
+        start = bisect_right(named, self._served_named[are_limited])
         return [argument for queue in named[start:] + named[:start] for argument in (queue, self._slots[queue])]
 
-    def _add(self, jobs: list[Job]) -> None:
+    def _add(self, jobs: list[Job], *, are_limited: bool) -> None:
         self.jobs += jobs
         self._max_must_start -= sum(map(must_start_now, jobs))
+        for queue in [job.queue for job in jobs if job.queue in self._slots][-1:]:
+            self._served_named[are_limited] = queue
         self._slots = remaining_slots(self._slots, (job.queue for job in jobs))
 
     def to_claim(self) -> Claim:

@@ -89,7 +89,8 @@ class RedisQueueing:
         self._assigner = assigner
         self._is_limited_first = False
         self._served_limited = ""
-        self._served = ""  # the queue a claim served last
+        self._served_named = {True: "", False: ""}  # the queue served last, by whether its jobs were under limits
+        self._served = ""  # and of the others
         self._unconfirmed = UnconfirmedSettlements()
         self._unconfirmed_claims = UnconfirmedClaims()
 
@@ -155,8 +156,8 @@ class RedisQueueing:
 
     async def _claim_ready(self, request: ClaimRequest) -> Claim:
         """Claims of plain jobs and of those under limits alternate: whose turn it is comes first."""
-        claiming = RedisClaimProgress(request)
-        limited_first, self._is_limited_first = self._is_limited_first, False
+        claiming = RedisClaimProgress(request, self._served_named)
+        limited_first = self._is_limited_first
         try:
             if limited_first:
                 await self._claim_limited(request, claiming, promote=True)
@@ -170,7 +171,8 @@ class RedisQueueing:
         except HoldfastError:
             if not claiming.jobs:  # else these are ours already
                 raise
-        self._is_limited_first = claiming.is_limited and not limited_first
+        if claiming.jobs:
+            self._is_limited_first = claiming.is_limited and not claiming.began_limited
         return claiming.to_claim()
 
     async def _claim_limited(self, request: ClaimRequest, claiming: RedisClaimProgress, *, promote: bool) -> None:

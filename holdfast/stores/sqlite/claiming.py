@@ -35,6 +35,8 @@ class ClaimTaking:
         self.named = frozenset(request.capacity)  # those without a free slot too: the star is for the others
         self._slots = dict(request.capacity)
         self.jobs: list[Job] = []
+        self.began_limited = False
+        """The first of the jobs is under limits."""
         self.quarantined = False
         self.stopped_at_last_attempt = False
 
@@ -73,6 +75,7 @@ class ClaimTaking:
             self.quarantined = self.quarantined or bool(quarantined)
         if seqs:
             self._take("pick_admitted", seqs=as_json(seqs))
+            self.began_limited = self.began_limited or not taken
         return len(self.jobs) > taken
 
     def take_delivered(self, ids: Sequence[str], capacity: Mapping[str, int], paused: set[str]) -> int:

@@ -46,7 +46,8 @@ MAX_PROMOTED = 1000
 class SqliteQueueing(LimitedFamily):
     """Family ``queueing`` of SQLite: each verb is one write transaction, made of the methods below it."""
 
-    _served = ""  # the queue a claim of every queue served last
+    _served_named = ""  # the queue served last, of those that its claim named
+    _served_unnamed = ""  # and of the others
     _served_limited = ""  # the queue whose jobs under limits were taken last
     _limited_first = False  # whether the next claim looks for jobs under limits before the others
     _was_full = False  # whether the last claim took all it wanted
@@ -149,7 +150,8 @@ class SqliteQueueing(LimitedFamily):
         until = now_us + span_us(request.lease_for)
         taken = ClaimTaking(connection, self._sql, request, now_us, until)
         if request.only is not None:
-            refused = taken.take_delivered(request.only, capacity, paused)
+            table = self._limits.current_table(connection)
+            refused = taken.take_delivered(request.only, capacity, paused | (table.queues if table else set()))
             return Claim(
                 jobs=taken.jobs,
                 refused=refused,
@@ -202,14 +204,16 @@ class SqliteQueueing(LimitedFamily):
         claim = LimitedClaim(taken.connection, self._sql, self._limits.table, taken.now_us)
         for queue in ordered:
             claim.assign_unassigned(queue)
-        self._limited_first = not self._limited_first
+        closed = paused | self._limits.table.queues  # their jobs without a partition wait until they have one
         if not self._limited_first:
-            self._take_plain(taken, capacity, paused)
+            self._take_plain(taken, capacity, closed)
         for queue in ordered:
             if taken.take_limited(claim, queue):
                 self._served_limited = queue
         if self._limited_first:
-            self._take_plain(taken, capacity, paused)
+            self._take_plain(taken, capacity, closed)
+        if taken.jobs:
+            self._limited_first = not taken.began_limited
         return claim.due_us
 
     def _in_turn(
@@ -217,15 +221,16 @@ class SqliteQueueing(LimitedFamily):
     ) -> Iterator[str]:
         """Each queue that is wanted and not paused, until the claim is full."""
         named = sorted(queue for queue in capacity if queue != EVERY_QUEUE and queue not in paused)
-        start = bisect_right(named, self._served)
+        start = bisect_right(named, self._served_named)
         for queue in named[start:] + named[:start]:
             if taken.full:
                 return
-            self._served = queue
+            self._served_named = queue
             yield queue
         if EVERY_QUEUE not in capacity:
             return
-        after, last, wrapped = self._served, self._served, False
+        after = last = self._served_unnamed
+        wrapped = False
         while not taken.full and taken.free_slots(EVERY_QUEUE):
             queue = read_value(connection, self._sql["next_ready_queue"], {"after": after})
             if queue is None or (wrapped and queue > last):
@@ -235,7 +240,7 @@ class SqliteQueueing(LimitedFamily):
                 continue
             after = queue
             if queue not in paused and queue not in taken.named:
-                self._served = queue
+                self._served_unnamed = queue
                 yield queue
 
     def _next_due(

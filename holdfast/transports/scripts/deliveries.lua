@@ -110,45 +110,56 @@ each_group(2, function(queue, from, to)
 end)
 
 -- name: receive
--- LIMIT, the queue served last, the number of paused queues and their names, then pairs of QUEUE and SLOTS. Takes at
--- most the slots of each queue, in turn; `*` means every unnamed queue. Returns triples of QUEUE, RECEIPT, ID.
-local remaining, last_served = tonumber(ARGV[2]), ARGV[3]
-local first = 5 + tonumber(ARGV[4])
-local paused, slots, queues = {}, {}, {}
-for at = 5, first - 1 do
+-- LIMIT, the named and the unnamed queue served last, the number of paused queues and their names, then pairs of QUEUE
+-- and SLOTS. Takes at most the slots of each named queue, in turn, then those of `*`, which unnamed queues share, in turn
+-- too. Returns triples of QUEUE, RECEIPT, ID.
+local remaining, last_named, last_unnamed = tonumber(ARGV[2]), ARGV[3], ARGV[4]
+local first = 6 + tonumber(ARGV[5])
+local paused, slots, named, unnamed, found = {}, {}, {}, {}, {}
+for at = 6, first - 1 do
     paused[ARGV[at]] = true
 end
 for at = first, #ARGV, 2 do
     slots[ARGV[at]] = tonumber(ARGV[at + 1])
 end
-local wildcard_slots = slots['*']
-if wildcard_slots then
+local wildcard_slots = slots['*'] or 0
+slots['*'] = nil
+for queue in pairs(slots) do
+    if not paused[queue] then named[#named + 1] = queue end
+end
+if wildcard_slots > 0 then
+    local active = { default = true }
     for _, queue in ipairs(redis.call('SMEMBERS', ACTIVE)) do
-        slots[queue] = slots[queue] or wildcard_slots
+        active[queue] = true
     end
-    slots['default'] = slots['default'] or wildcard_slots
-    slots['*'] = nil
-end
-for queue, number in pairs(slots) do
-    if number > 0 and not paused[queue] then queues[#queues + 1] = queue end
-end
-table.sort(queues)
-local start = 1
-while queues[start] and queues[start] <= last_served do
-    start = start + 1
-end
-local found = {}
-for offset = 0, #queues - 1 do
-    local queue = queues[(start + offset - 1) % #queues + 1]
-    for _, each in ipairs(pop(queue, math.min(remaining, slots[queue]))) do
-        found[#found + 1] = queue
-        found[#found + 1] = each[1]
-        found[#found + 1] = each[2]
-        remaining = remaining - 1
+    for queue in pairs(active) do
+        if not slots[queue] and not paused[queue] then unnamed[#unnamed + 1] = queue end
     end
-    if length(queue) == 0 then redis.call('SREM', ACTIVE, queue) end
-    if remaining == 0 then break end
 end
+
+local function take_in_turn(queues, last_served)
+    table.sort(queues)
+    local start = 1
+    while queues[start] and queues[start] <= last_served do
+        start = start + 1
+    end
+    for offset = 0, #queues - 1 do
+        local queue = queues[(start + offset - 1) % #queues + 1]
+        local wanted = math.min(remaining, slots[queue] or wildcard_slots)
+        local popped = wanted > 0 and pop(queue, wanted) or {}
+        for _, each in ipairs(popped) do
+            found[#found + 1] = queue
+            found[#found + 1] = each[1]
+            found[#found + 1] = each[2]
+        end
+        remaining = remaining - #popped
+        if not slots[queue] then wildcard_slots = wildcard_slots - #popped end
+        if wanted > 0 and length(queue) == 0 then redis.call('SREM', ACTIVE, queue) end
+    end
+end
+
+take_in_turn(named, last_named)
+take_in_turn(unnamed, last_unnamed)
 return found
 
 -- name: maintain

@@ -222,7 +222,6 @@ local function find_limited()
 end
 
 local function claim_queue(queue, slots)
-    last_served = queue
     if has_limit[queue] then
         return skip_limited_queue(queue)
     elseif isolated then
@@ -246,6 +245,7 @@ end
 
 local function claim_unnamed(queue)
     local claimed_before = claimed_count
+    last_served = queue
     claim_queue(queue, wildcard_slots)
     wildcard_slots = wildcard_slots - claimed_count + claimed_before
 end

@@ -442,8 +442,8 @@ end
 
 -- name: claim_limited (partitions, transitions, expiry, claim_common, admission)
 -- Claims ready jobs under limits, which start at once; the partitions of a queue take turns. ARGV: 6 limit, 7 "1": one
--- quarantined job alone, 8 "1": make due jobs ready first, 9 slots of unnamed queues or "", 10 the queue served
--- last, then name and slots of each named queue, in order of service.
+-- quarantined job alone, 8 "1": make due jobs ready first, 9 slots of unnamed queues or "", 10 the unnamed queue
+-- served last, then name and slots of each named queue, in order of service.
 -- Returns jobs; promoted; microseconds until a partition may have room or -1; quarantined; lease end; queue served
 -- last; 0 done, 1 more to examine, 2 more jobs may be due; id and spec of expired jobs.
 allow_when_full()
@@ -800,7 +800,6 @@ local function serve_quarantined(queue)
 end
 
 local function serve_queue(queue, slots)
-    last_served = queue
     if call('EXISTS', quarantine_key(queue)) == 1 then
         quarantined = 1
     end
@@ -831,6 +830,7 @@ for _, range in ipairs(wildcard_slots and { { '(' .. last_served, '+' }, { '-', 
         or safe_call('ZRANGEBYLEX', PREFIX .. 'partitioned_queues', range[1], range[2], 'LIMIT', 0, 1000)) do
         if not paused[queue] and not queue_slots[queue] and not is_full() and wildcard_slots > 0 then
             local claimed_before = claimed_count
+            last_served = queue
             serve_queue(queue, wildcard_slots)
             wildcard_slots = wildcard_slots - claimed_count + claimed_before
         end

@@ -321,7 +321,7 @@ def _declaring(draft: Limit, events: Events) -> Callable[[Limit | None], Limit]:
 def found_definition(known: Definition | None, what: str) -> Definition:
     """Returns what was found; raises `NotFound` if nothing was."""
     if known is None:
-        raise NotFound(f"there is no {what}")
+        raise NotFound(f"there is no {what}; `holdfast {what.partition(' ')[0]} list` has those that there are")
     return known
 
 

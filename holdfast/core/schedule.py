@@ -148,7 +148,7 @@ def check_cron(expression: str, zone: str) -> None:
     try:
         next(CronSim(expression, datetime(2026, 1, 1, tzinfo=tz)))
     except CronSimError as error:
-        raise Invalid("cron", expression, f"{remedy}: {str(error).lower()}") from None
+        raise Invalid("cron", expression, f"{str(error).lower()}: {remedy}, that can come true") from None
     except StopIteration:
         raise Invalid("cron", expression, "give one that comes true: this one never fires") from None
 

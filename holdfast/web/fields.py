@@ -68,7 +68,8 @@ class Field(msgspec.Struct, frozen=True):
 class Form:
     """The fields of a body, under a name of their own.
 
-    ``inner``: the forms its schema refers to. ``refused``: schemas of bodies that contradict themselves.
+    ``inner``: the forms its schema refers to. ``refused``: schemas of bodies that contradict themselves. ``shown``:
+    optional fields that its example has.
     """
 
     def __init__(
@@ -79,8 +80,9 @@ class Form:
         fields: Sequence[Field],
         inner: Sequence[Form] = (),
         refused: Sequence[Schema] = (),
+        shown: Sequence[str] = (),
     ) -> None:
-        self.name = name
+        self.name, self.shown = name, shown
         self.refused = tuple(refused)
         self.doc = doc
         self.fields = tuple(fields)

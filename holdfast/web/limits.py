@@ -91,7 +91,7 @@ _VALUES = (
     Field(
         "depth",
         _or_null(integer_value(1, MAX_DEPTH)),
-        "Jobs that may wait in the queue; submissions beyond it are answered with 429. Without `by`.",
+        "Jobs that may wait in the queue; submissions beyond it are answered with 429.",
         nullable=True,
     ),
     Field("weight", _WEIGHT, "The room and tokens that a job takes, or the place in its payload that says so."),
@@ -107,6 +107,7 @@ LIMIT_REQUEST = Form(
         Field("replace", boolean_value(False), "Replace a limit of this name that an operator made."),
     ),
     refused=at_most_one("queue", "task"),
+    shown=("queue", "concurrency"),
 )
 LIMIT_CHANGE = Form(
     name="LimitChange", doc="The values to change; null takes one away. At least one.", fields=_VALUES, refused=[]

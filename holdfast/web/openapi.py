@@ -272,9 +272,9 @@ def _property(field: Field) -> dict[str, Any]:
 
 
 def example_body(form: Form) -> dict[str, Any]:
-    """Returns an example body: the required fields, or the first optional one."""
+    """Returns an example body: the required fields and those that the form shows, or the first optional one."""
     shown = [field for field in form.fields if field.example is not None]
-    wanted = [field for field in shown if field.required] or shown[:1]
+    wanted = [field for field in shown if field.required or field.name in form.shown] or shown[:1]
     return {field.name: field.example for field in wanted}
 
 

@@ -73,13 +73,14 @@ SCHEDULE_REQUEST = Form(
         Field("replace", boolean_value(False), "Replace a schedule of this name, and keep its count."),
     ),
     refused=[{"required": list(pair)} for pair in (("cron", "every"), ("cron", "at"), ("every", "at"))],
+    shown=("cron",),
 )
 BACKFILL = Form(
     name="BackfillRequest",
-    doc="A range of past or coming runs.",
+    doc="A range of past runs.",
     fields=(
-        Field("start", _INSTANT, "The first instant.", example="2030-01-01T00:00:00Z", required=True),
-        Field("end", _INSTANT, "The instant behind the last.", example="2030-01-02T00:00:00Z", required=True),
+        Field("start", _INSTANT, "The first instant.", example="2025-01-01T00:00:00Z", required=True),
+        Field("end", _INSTANT, "The instant behind the last.", example="2025-01-02T00:00:00Z", required=True),
     ),
 )
 

@@ -15,7 +15,7 @@ from holdfast.core.errors import Busy, TooBroad
 from holdfast.core.lifecycle import REPLAYABLE, Deferral, correct_arguments, deferral_of
 from holdfast.core.models import Job, JobFilter, JobState, QueueInfo, Reason, WorkerCommand, WorkerInfo, to_microseconds
 from holdfast.core.validation import did_you_mean, format_duration
-from holdfast.stores.base import Store
+from holdfast.stores.base import EVERY_QUEUE, Store
 from holdfast.tasks.command_policy import COMMAND
 from holdfast.views.formatting import clip_text, count_noun, format_moment, format_span
 from holdfast.views.limit_use import LimitUse, explain_use, read_limit_uses, shown_value
@@ -54,6 +54,7 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     transport_away: bool = False  # the transport of its queue is unavailable
     holder: Job | None = None  # job with its unique key, which prevents a replay
     limits: tuple[LimitUse, ...] = ()  # that apply to a ready job
+    running: dict[str, int] = {}  # running jobs by queue
     redacted: bool = False  # the caller may not see other queues
 
     @property
@@ -83,6 +84,7 @@ async def job_facts(app: Holdfast, job: Job) -> JobFacts:
         ahead=ahead,
         limits=await read_limit_uses(store, job) if job.state is JobState.QUEUED else (),
         exact=exact,
+        running={queue.name: queue.states.get(JobState.RUNNING, 0) for queue in found},
         holder=await app.unique_holder(job.id) if job.state in REPLAYABLE else None,
     )
 
@@ -326,6 +328,8 @@ def _in_line(job: Job, known: JobFacts) -> Iterator[Explanation]:
             "" if known.redacted else f", with {count_noun(sum(worker.heartbeat.running for worker in serving), 'job')}"
         )
         yield Explanation("busy", f"every worker of its queue is busy{busy}", "start more, or raise --concurrency")
+    bounds = list(_bounds(job, known, serving))
+    yield from bounds
     if known.limits:
         yield _in_turn(job, known)
     elif known.exact is None:
@@ -342,8 +346,24 @@ def _in_line(job: Job, known: JobFacts) -> Iterator[Explanation]:
         others = f" (and {count_noun(len(serving) - 1, 'other')} as silent)" if len(serving) > 1 else ""
         text = f"{silences[0]}{others}: if it died, no other worker takes the job"
         yield Explanation("worker_silent", text, f"start another: holdfast worker start --queues {job.queue}")
-    elif not known.ahead and known.exact is not None and not job.lost_leases and not known.limits:
+    elif not known.ahead and known.exact is not None and not (job.lost_leases or known.limits or bounds):
         yield Explanation("next", "nothing holds it back: a worker takes it any moment")
+
+
+def _bounds(job: Job, known: JobFacts, serving: Sequence[WorkerInfo]) -> Iterator[Explanation]:
+    """Explains that all its workers run as many jobs of its queue as their ``--queues`` allow."""
+    most, counted = 0, set[str]()
+    for worker in serving:
+        parts = [part.partition(":") for part in worker.heartbeat.queues.split(",")]
+        queues = {name.strip(): number for name, _, number in parts}
+        bound = queues.get(job.queue, queues.get(EVERY_QUEUE, ""))
+        if not bound.isdigit():
+            return
+        most += int(bound)
+        counted |= {job.queue} if job.queue in queues else known.running.keys() - queues.keys()
+    if serving and sum(known.running.get(queue, 0) for queue in counted) >= most:
+        text = f"its workers run {count_noun(most, 'job')} of its queue at once, as many as their --queues allow"
+        yield Explanation("queue_bound", text, f"raise the number of {job.queue} or * there, or start more workers")
 
 
 def _in_turn(job: Job, known: JobFacts) -> Explanation:

@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast import JobState
 from holdfast.core.lifecycle import Failed
@@ -55,6 +56,13 @@ DEAD = {"ended_at_us": NOW, "error": "it broke"}
 
 CASES: list[tuple[Job, JobFacts, dict[str, str]]] = [
     (_job(JobState.QUEUED), SERVED, {"next": ""}),
+    (_job(JobState.QUEUED), replace(SERVED, running={"mail": 1}), {"next": ""}),
+    (_job(JobState.QUEUED), replace(SERVED, running={"mail": 2}), {"queue_bound": "raise the number of mail"}),
+    (
+        _job(JobState.QUEUED),
+        JobFacts(now_us=NOW, workers=(_worker("news:1,*:2"),), running={"mail": 1, "sms": 1, "news": 1}),
+        {"queue_bound": "start more workers"},
+    ),
     (_job(JobState.QUEUED), JobFacts(now_us=NOW), {"no_worker": "worker start --queues mail"}),
     (_job(JobState.QUEUED), JobFacts(now_us=NOW, workers=(_worker("other,more"),)), {"no_worker": "worker start"}),
     (_job(JobState.QUEUED), JobFacts(now_us=NOW, workers=(_worker(alive=False),)), {"no_worker": "worker start"}),

@@ -67,7 +67,7 @@ def test_change_replaces_named_values_and_null_takes_one_away(api: Api) -> None:
 
 def test_reset_of_an_operators_limit_is_a_conflict(api: Api) -> None:
     api.post("/v1/limits", MAIL, 201)
-    assert "no code" in api.refused("POST", "/v1/limits/mail/reset", 409)["detail"]
+    assert "an operator made" in api.refused("POST", "/v1/limits/mail/reset", 409)["detail"]
 
 
 def test_pause_holds_a_limit_or_values_of_its_key(api: Api) -> None:

@@ -25,6 +25,8 @@ from tests.support.stores import Home
 
 ROOT = Path(__file__).parents[2]
 MARK = "CRASH_TEST"
+_CLAIM_SECONDS = 0.3
+"""After which a server has done the claim that a killed or stopped process had sent."""
 START_SECONDS = 60.0
 SETTINGS = {
     "lease": "2s",
@@ -193,6 +195,8 @@ class Fleet:
     def _read_held(self, pid: int) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
         """The leases that a killed or stopped process holds, and those whose handlers it has not started."""
         held = self.database.held_by(pid)
+        time.sleep(_CLAIM_SECONDS)
+        held = list(dict.fromkeys([*held, *self.database.held_by(pid)]))
         started = {(run.job, run.claims) for run in self.runs()}
         unstarted = [lease for lease in held if lease not in started]
         self._unstarted.update(job for job, _ in unstarted)

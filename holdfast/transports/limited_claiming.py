@@ -15,9 +15,10 @@ from holdfast.transports.session import DeliveryLedger, TransportSession
 
 
 class LimitedTurns:
-    """Whether jobs under limits go first next time: the kind that did not come first last time does."""
+    """Alternation of claims between jobs under limits and plain jobs."""
 
     is_first = True
+    """The next claim begins with jobs under limits, since the last one began with a plain job."""
 
 
 class LimitedClaiming:

@@ -193,7 +193,7 @@ CASES = [
     Case("stuck", ("job_lease(lease_until)",)),
     Case("unnamed_queue_jobs", ("job_ready(queue)", "job_waiting(queue)", "job_due(queue)")),
     Case("oldest_ready", ("job_ready(queue, tier, rank)",)),
-    Case("glance_queues", ("job_ready(queue)", "job_waiting(queue)", "job_due(queue)")),
+    Case("overview_queues", ("job_ready(queue)", "job_waiting(queue)", "job_due(queue)")),
     Case(
         "overview",
         ("job_ready(queue)", "job_waiting(queue)", "job_due(queue)", "job_ended(state, ended_at)"),

@@ -1,4 +1,4 @@
-"""What an installation with one extra can import: its own packages, and none that only another extra installs."""
+"""Each extra installs every package that its modules import."""
 
 from __future__ import annotations
 

@@ -771,7 +771,7 @@ from holdfast.line
 where job_id = :id::uuid and (claims, number) > (:claims::bigint, :number::integer)
 order by claims, number limit :limit;
 
--- name: glance_queues
+-- name: overview_queues
 -- Every queue in which something waits, by skipping from one to the next.
 with recursive named (queue) as (
     (select least(

@@ -110,7 +110,7 @@ class PostgresQuery(Feed):
         return await self._looked_at(timedelta(0), max_count, (JobState.DEAD,))
 
     async def _looked_at(self, recent: timedelta, max_count: int, ended: Sequence[JobState]) -> list[QueueInfo]:
-        named = [name for (name,) in await self._pool.fetch(self._sql["glance_queues"])]
+        named = [name for (name,) in await self._pool.fetch(self._sql["overview_queues"])]
         rows = await self._pool.fetch(
             self._sql["overview"],
             queues=named,

@@ -84,8 +84,8 @@ class PostgresQueueing:
         self._cursors = Cursors()
         self._known: list[str] = []  # queues that may have ready jobs, in their order
         self._known_at = -_REFRESH
-        self._served_limited = {True: "", False: ""}  # the same, of jobs under limits
-        self._served = {True: "", False: ""}  # the queue served last, of those that its claim named and of the others
+        self._served = {True: "", False: ""}  # the queue that gave a plain job last; True: of named queues
+        self._served_limited = {True: "", False: ""}  # the same for jobs under limits
         self._unconfirmed_claims = UnconfirmedClaims()
         self._settling = Settling(pool, statements, self._notify, limit_cache)
         notifications.on_queue = self._on_notification

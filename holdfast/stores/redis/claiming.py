@@ -71,7 +71,7 @@ class RedisClaimProgress:
     """Progress of a claim through its scripts."""
 
     def __init__(self, request: ClaimRequest, served_named: dict[bool, str]) -> None:
-        """``served_named``: the queue served last, of those that its claim named, for jobs under limits and others."""
+        """``served_named``: the named queue served last, by whether its jobs are under limits; the claim updates it."""
         self._request = request
         self._served_named = served_named
         self._slots = {queue: max(0, slots) for queue, slots in request.capacity.items()}

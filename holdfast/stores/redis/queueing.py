@@ -89,8 +89,8 @@ class RedisQueueing:
         self._assigner = assigner
         self._is_limited_first = False
         self._served_limited = ""
-        self._served_named = {True: "", False: ""}  # the queue served last, by whether its jobs were under limits
-        self._served = ""  # and of the others
+        self._served_named = {True: "", False: ""}  # the named queue served last; True: jobs under limits
+        self._served = ""  # the unnamed queue served last
         self._unconfirmed = UnconfirmedSettlements()
         self._unconfirmed_claims = UnconfirmedClaims()
 

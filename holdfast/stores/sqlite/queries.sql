@@ -473,7 +473,7 @@ from holdfast_line
 where job_seq = (select seq from holdfast_job where id = :id) and (claims, number) > (:claims, :number)
 order by claims, number limit :limit;
 
--- name: glance_queues
+-- name: overview_queues
 -- Every queue in which something waits, by skipping from one to the next.
 with recursive named (queue) as (
     select min(queue) from (

@@ -169,7 +169,7 @@ class Reads:
     ) -> list[QueueInfo]:
         """``whole``: queues too in which all has succeeded or was cancelled."""
         values = {
-            "queues": json.dumps([name for (name,) in reader.execute(self._sql["glance_queues"])]),
+            "queues": json.dumps([name for (name,) in reader.execute(self._sql["overview_queues"])]),
             "max_count": max_count,
             "whole": whole,
             "now": now_us,

@@ -47,7 +47,7 @@ class SqliteQueueing(LimitedFamily):
     """Family ``queueing`` of SQLite: each verb is one write transaction, made of the methods below it."""
 
     _served_named = ""  # the queue served last, of those that its claim named
-    _served_unnamed = ""  # and of the others
+    _served_unnamed = ""  # the same, of queues that its claim did not name
     _served_limited = ""  # the queue whose jobs under limits were taken last
     _limited_first = False  # whether the next claim looks for jobs under limits before the others
     _was_full = False  # whether the last claim took all it wanted

@@ -28,6 +28,8 @@ Place = Callable[[], AbstractContextManager[Path | str]]
 """Gives the URL of an empty store, for as long as the context lasts."""
 
 _BATCH, _KEYS = 100, 10_000
+_DRAINS = 4
+"""Of each kind, a round: one lasts less than a second, and two that follow each other differ by up to 15 %."""
 _HOUR = "1/h"
 _FLOOD = 100_000
 _SLOTS, _JOB_SECONDS = 10, 0.005
@@ -44,12 +46,19 @@ def lines(plan: Plan, places: Sequence[Place]) -> list[Line]:
     many = Line("claim p99 beside 10,000 blocked keys", "ms", other="without them", target=times_at_most(1.5))
     fair = Line(f"delay of another's job, behind a flood of {_FLOOD:,}", "job times", target=at_most(5))
     jobs = plan.size(20_000, 500)
+    drains: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "other": {"limited": {"queue": "other", "concurrency": 1}},
+        "queue": {"limited": {"queue": "default", "concurrency": 1000}},
+        "keys": {"keys": _KEYS, "limited": {"queue": "default", "by": "args.key", "concurrency": 5}},
+    }
     for place in places:
-        plain = _measure(place, _drain, jobs)
-        other.add(_measure(place, _drain, jobs, limited={"queue": "other", "concurrency": 1}), plain)
-        queue.add(_measure(place, _drain, jobs, limited={"queue": "default", "concurrency": 1000}), plain)
-        by_key = {"queue": "default", "by": "args.key", "concurrency": 5}
-        keys.add(_measure(place, _drain, jobs, keys=_KEYS, limited=by_key), plain)
+        for number in range(plan.size(_DRAINS, 1)):
+            names = list(drains) if number % 2 else list(reversed(drains))
+            took = {name: _measure(place, _drain, jobs, **drains[name]) for name in names}
+            other.add(took["other"], took["plain"])
+            queue.add(took["queue"], took["plain"])
+            keys.add(took["keys"], took["plain"])
         free = _measure(place, _claims, 0, keys=1)
         one.add(_measure(place, _claims, plan.size(100_000, 500), keys=1), free)
         many.add(_measure(place, _claims, plan.size(_KEYS, 500), keys=_KEYS), free)

@@ -135,10 +135,25 @@ class LimitManager:
 
     @requires_loop
     async def pause(self, name: str, pause_for: float | timedelta, *values: Any) -> None:
-        """Admit no job through a limit for so long; of one with ``by``, through the buckets of these values."""
+        """Admit no job through a limit for so long; of one with ``by``, through the buckets of these values.
+
+        A later pause makes it longer, never shorter; ``resume`` ends it."""
         span = check_span(pause_for, "pause_for")
         buckets = _buckets_of(await self._get(name), values)
-        await (await self._app.open_store()).limits.pause_buckets(buckets, span)
+        if span:
+            await (await self._app.open_store()).limits.pause_buckets(buckets, span)
+
+    @requires_loop
+    async def resume(self, name: str, *values: Any) -> None:
+        """End a pause, of an operator or of `RetryAfter`; of a limit with ``by``, in the buckets of these values."""
+        buckets = _buckets_of(await self._get(name), values)
+        store = await self._app.open_store()
+        await store.limits.pause_buckets(buckets, timedelta(0))
+        for _ in range(_TRIES):
+            limit = await self._get(name)
+            if await store.limits.write_limit(LimitChange(limit, limit.revision)) is not None:
+                return
+        raise _lost_race(name)
 
     def check_declared(self, declared: Mapping[str, Limit]) -> None:
         """Raises `ConfigError` for a limit that names an argument which its task does not take."""
@@ -213,7 +228,11 @@ class LimitManager:
                 self._app.forget_limits()
                 changed = replace(changed, revision=revision)
             return await _finish_assignment(store, changed)
-        raise Conflict(f"limit {name} is changed by others at this moment; try again")
+        raise _lost_race(name)
+
+
+def _lost_race(name: str) -> Conflict:
+    return Conflict(f"limit {name} is changed by others at this moment; try again")
 
 
 async def _finish_assignment(store: Store, limit: Limit) -> Limit:
@@ -248,6 +267,7 @@ class BlockingLimits(BlockingView):
     remove = BlockingMethod(LimitManager.remove)
     use = BlockingMethod(LimitManager.use)
     pause = BlockingMethod(LimitManager.pause)
+    resume = BlockingMethod(LimitManager.resume)
 
 
 def merge_limits(declared: Mapping[str, Limit], settings: Settings) -> dict[str, Limit]:

@@ -275,7 +275,8 @@ def limit_pause(session: Session, *, name: str, values: tuple[str, ...], span: s
 
     Of a limit with a key, none of these values of the key.
 
-    Running jobs go on. A pause ends by itself; a later one makes it longer, never shorter.
+    Running jobs go on. A pause ends by itself or by `holdfast limit resume`; a later one makes it longer, never
+    shorter.
     """
     length = parse_duration(span, "for")
     with session.open_jobs() as app:
@@ -286,3 +287,21 @@ def limit_pause(session: Session, *, name: str, values: tuple[str, ...], span: s
         print_json({"limit": name, "values": list(values), "paused_for": length.total_seconds()})
     else:
         click.echo(safe_text(f"{' '.join((name, *values))}: paused for {format_duration(length)}"))
+
+
+@limit.command("resume", examples=["holdfast limit resume mail", "holdfast limit resume crm acme"])
+@click.argument("name", metavar="NAME")
+@click.argument("values", metavar="[VALUE]...", nargs=-1)
+@click.pass_obj
+def limit_resume(session: Session, *, name: str, values: tuple[str, ...]) -> None:
+    """End a pause of a limit, also one of `RetryAfter`.
+
+    Of a limit with a key, the pause of these values of the key.
+    """
+    with session.open_jobs() as app:
+        _refuse_values(app.limits.sync.get(name), values)
+        app.limits.sync.resume(name, *parse_key_values(values))
+    if session.json:
+        print_json({"limit": name, "values": list(values), "done": "resumed"})
+    else:
+        click.echo(safe_text(f"{' '.join((name, *values))}: resumed"))

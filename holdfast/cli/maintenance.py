@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 
 import click
 
 from holdfast import Holdfast, Settings
+from holdfast.app.limits import merge_limits
 from holdfast.cli.base import add_command
 from holdfast.cli.context import Session, missing_database, open_application, store_of
 from holdfast.cli.output import Column, print_json, print_table
@@ -22,7 +23,7 @@ from holdfast.tasks.command_policy import STRICT, largest_limits
 from holdfast.views.documents import finding_document
 from holdfast.views.explain import serves_queue
 from holdfast.views.formatting import count_noun, format_span, format_timestamp, safe_text
-from holdfast.views.limits import describe_values
+from holdfast.views.limits import describe_scope, describe_values
 
 _SKEW = 2.0  # tolerated difference of two clocks in seconds
 _RELEASED = to_microseconds(parse_instant("2026-01-01T00:00:00Z"))
@@ -116,7 +117,9 @@ def _findings(session: Session, *, repair: bool) -> Iterator[Finding]:
         queues, workers = app.sync.queues(), app.sync.workers()
         yield from about_workers(queues, workers)
         tasks = frozenset(app.registry.task_names()) if settings.app is not None else frozenset[str]()
-        yield from about_limits(app.limits.sync.find_all(), queues, workers, tasks)
+        limits = app.limits.sync.find_all()
+        yield from about_limits(limits, queues, workers, tasks)
+        yield from about_declared_limits(limits, merge_limits(app.declared_limits, settings))
 
 
 def _about_settings(settings: Settings) -> Iterator[Finding]:
@@ -198,6 +201,29 @@ def about_limits(
             text = f"limit {limit.name}: this application has no task {limit.task}{did_you_mean(limit.task, tasks)}"
             remedy = f"if no other application has it: holdfast limit remove {limit.name}"
             yield Finding("limits", "warning", text, remedy)
+
+
+def about_declared_limits(limits: Sequence[Limit], declared: Mapping[str, Limit]) -> Iterator[Finding]:
+    """Yields findings about limits of code and settings that the store does not have, or has otherwise."""
+    stored = {limit.name: limit for limit in limits}
+    for name, draft in declared.items():
+        limit = stored.get(name)
+        if limit is None:
+            text, remedy = f"limit {name} is declared, and not in the store", "a worker writes it when it starts"
+        elif limit.owner is None:
+            text = f"limit {name} is declared, and has no effect: an operator made one of its name"
+            remedy = f"holdfast limit remove {name}, and restart a worker; or give the declared one another name"
+        elif (limit.queue, limit.task, limit.by, limit.declared or limit.values) != (
+            draft.queue,
+            draft.task,
+            draft.by,
+            draft.values,
+        ):
+            text = f"limit {name} is declared otherwise here: {describe_scope(draft)}, {describe_values(draft.values)}"
+            remedy = "a worker that starts with this code and these settings writes it"
+        else:
+            continue
+        yield Finding("limits", "warning", text, remedy)
 
 
 def about_workers(queues: Sequence[QueueInfo], workers: Sequence[WorkerInfo]) -> Iterator[Finding]:

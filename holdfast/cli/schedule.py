@@ -11,7 +11,7 @@ from holdfast.cli.base import add_group, task_names
 from holdfast.cli.context import Session
 from holdfast.cli.enqueue import parse_arguments
 from holdfast.cli.output import Column, pretty_json, print_block, print_facts, print_heading, print_json, print_table
-from holdfast.cli.submission import parse_options, read_payload, template_options
+from holdfast.cli.submission import parse_options, read_payload, template_options, warn_of_unknown_task
 from holdfast.core.redaction import Redaction
 from holdfast.core.schedule import Overlap, Schedule
 from holdfast.core.validation import parse_duration, parse_instant
@@ -158,6 +158,7 @@ def schedule_add(
         values = parse_arguments(arguments) if arguments else read_payload(payload, app.settings.payload_limit)
         job = app.draft_job(task, values, **parse_options(options))
         added = app.schedules.sync.add(name, job, replace_existing=replace, **given)
+        warn_of_unknown_task(app, task)
         _print_schedule(session, added, Redaction(app.settings.redacted))
 
 

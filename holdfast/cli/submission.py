@@ -190,10 +190,15 @@ def submit_one(app: Holdfast, job: NewJob) -> JobHandle[Any]:
             handle = app.run_blocking(app.submit(job))
     except KeyboardInterrupt:
         raise Interrupted(_describe_interrupted(app, job)) from None
-    registered = app.registry.task_names()
-    if registered and job.task not in registered and job.task != "command":
-        print_note(f"warning: the application has no task {job.task}{did_you_mean(job.task, registered)}")
+    warn_of_unknown_task(app, job.task)
     return handle
+
+
+def warn_of_unknown_task(app: Holdfast, task: str) -> None:
+    """Prints a warning if the application has tasks, but not this one."""
+    registered = app.registry.task_names()
+    if registered and task not in registered and task != "command":
+        print_note(f"warning: the application has no task {task}{did_you_mean(task, registered)}")
 
 
 def _describe_interrupted(app: Holdfast, job: NewJob) -> str:

@@ -146,11 +146,15 @@ _FRESH_BUCKET = BucketState()
 
 
 class BucketUse(msgspec.Struct, frozen=True, kw_only=True):
-    """Use of a bucket. ``used``: running weight. ``free_at_us``: when a job of weight 1 may start; 0: now."""
+    """Use of a bucket.
+
+    used: running weight. free_at_us: when a job of weight 1 may start; 0: now. paused: what it waits for is a pause.
+    """
 
     bucket: str
     used: int
     free_at_us: int
+    paused: bool = False
 
 
 def encode_limit(limit: Limit) -> str:
@@ -401,14 +405,14 @@ def read_weights(text: str | None, number: int) -> list[int]:
     return [1] * number
 
 
-def free_instant(limit: Limit | None, state: BucketState | None, now_us: int) -> int:
-    """When tokens and pauses of a bucket let a job of weight 1 start; 0: now."""
-    if state is None:
-        return 0
-    free_at = state.paused_until_us
+def bucket_use(bucket: str, limit: Limit | None, used: int, state: BucketState, now_us: int) -> BucketUse:
+    """Use of a bucket, from the weight of its running jobs and its state."""
+    has_token_at = now_us
     if limit is not None and limit.values.rate is not None:
-        free_at = max(free_at, take_tokens(limit.values, state.full_at_us, 1, now_us)[1])
-    return free_at if free_at > now_us else 0
+        _, has_token_at = take_tokens(limit.values, state.full_at_us, 1, now_us)
+    free_at = max(has_token_at, state.paused_until_us)
+    paused = free_at > max(now_us, has_token_at)
+    return BucketUse(bucket=bucket, used=used, free_at_us=free_at if free_at > now_us else 0, paused=paused)
 
 
 def use_of_running(rows: Iterable[Sequence[Any]]) -> dict[str, int]:

@@ -327,7 +327,9 @@ class Limits(Protocol):
         """Takes tokens of a limit with a rate; returns 0, or how long until they can be taken, and takes none."""
 
     async def pause_buckets(self, buckets: Sequence[str], pause_for: timedelta) -> None:
-        """Admits no job through these buckets before that time is over. A later end of an earlier pause stays."""
+        """Admits no job through these buckets before that time is over. A later end of an earlier pause stays.
+
+        No time at all ends every pause; the next write of the limit tells workers that wait."""
 
 
 class Statement(msgspec.Struct, frozen=True):

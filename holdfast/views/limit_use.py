@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import timedelta
@@ -37,6 +38,7 @@ class LimitUse(msgspec.Struct, frozen=True, kw_only=True):
     weight: int
     used: int
     free_at_us: int
+    paused: bool = False
     holders: tuple[tuple[str, str], ...] = ()
     has_more: bool = False
 
@@ -79,7 +81,9 @@ async def read_limit_uses(store: Store, job: Job) -> tuple[LimitUse, ...]:
 
 async def _read_use(store: Store, limit: Limit, weight: int, use: BucketUse) -> LimitUse:
     value = split_bucket(use.bucket)[1]
-    made = LimitUse(limit=limit, value=value, weight=weight, used=use.used, free_at_us=use.free_at_us)
+    made = LimitUse(
+        limit=limit, value=value, weight=weight, used=use.used, free_at_us=use.free_at_us, paused=use.paused
+    )
     if not made.is_full:
         return made
     holders, has_more = await _find_holders(store, limit, use.bucket)
@@ -126,11 +130,16 @@ def explain_use(job: Job, use: LimitUse, now_us: int, *, redacted: bool) -> Iter
     if use.free_at_us > now_us:
         wait = format_span(timedelta(microseconds=use.free_at_us - now_us))
         until = f"until {format_moment(use.free_at_us)}, in {wait}"
-        rate = format_rate(limit.values)
-        if rate is None:
-            yield f"{named}, is paused {until}", "it goes on then; a pause cannot be made shorter"
+        if use.paused:
+            value = "" if use.value is None else f" {shlex.quote(shown_value(job, use))}"
+            by = "by an operator or a handler's RetryAfter"
+            yield (
+                f"{named}, is paused {until}, {by}",
+                f"it goes on then; or now: holdfast limit resume {limit.name}{value}",
+            )
         else:
-            text = f"{named}, has no token, or is paused, {until}: it lets {rate} start (burst {limit.values.burst:,})"
+            rate = format_rate(limit.values)
+            text = f"{named}, has no token {until}: it lets {rate} start (burst {limit.values.burst:,})"
             yield text, f"to let more start: {change} --rate …"
     elif use.lacks_tokens and not use.is_full:
         values = describe_values(limit.values)

@@ -45,6 +45,7 @@ class BucketDocument(msgspec.Struct, frozen=True, kw_only=True):
     free_at: Annotated[
         Instant | None, Meta(description="When tokens or a pause let a job of weight 1 start; null: now.")
     ]
+    paused: Annotated[bool, Meta(description="It is paused until then, by an operator or by RetryAfter.")]
 
 
 class LimitDocument(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,6 +100,7 @@ def _bucket_document(use: BucketUse) -> BucketDocument:
         value=split_bucket(use.bucket)[1],
         used=use.used,
         free_at=format_timestamp(use.free_at_us) if use.free_at_us else None,
+        paused=use.paused,
     )
 
 
@@ -159,7 +161,7 @@ LIMIT: dict[str, Any] = {
     "owner": "code",
     "changed": True,
     "declared": {"concurrency": 1, "rate": "10/s", "burst": 1, "weight": 1, "shares": {}, "depth": None},
-    "buckets": [{"value": "acme", "used": 2, "free_at": "2030-01-31T08:00:00.100000Z"}],
+    "buckets": [{"value": "acme", "used": 2, "free_at": "2030-01-31T08:00:00.100000Z", "paused": False}],
     "revision": 1_896_048_000_000_031,
 }
 """Limit in examples."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -125,6 +125,18 @@ PAUSE = Form(
         ),
     ),
 )
+RESUMPTION = Form(
+    name="LimitResumption",
+    doc="The values of the key whose pause ends; nothing for a limit without a key.",
+    fields=(
+        Field(
+            "values",
+            array_value(ValueType({}, any_value), MAX_VALUES),
+            "Of a limit with a key: the values whose jobs start again.",
+            example=["acme"],
+        ),
+    ),
+)
 _PAGE = Field("limit", integer_text(1, 1000, default=100), "Limits on this page.", example=100)
 _AFTER = Field("after", _NAME, "Continue behind this name.", example="crm")
 _VALUE = Field(
@@ -222,10 +234,23 @@ async def remove_limit(call: RequestContext) -> ApiResponse:
 async def pause_limit(call: RequestContext) -> ApiResponse:
     """Starts no job under a limit for a time."""
     limit, values, span = await _named(call), call.body.get("values", ()), call.body["for"]
-    if values and limit.by is None:
-        raise Invalid("values", values, "leave it out: this limit has one bucket for all jobs")
+    _refuse_values(limit, values)
     await call.app.limits.pause(limit.name, span, *values)
     return json_response(200, PausedLimit(limit.name, len(values) or 1, span.total_seconds()))
+
+
+async def resume_limit(call: RequestContext) -> ApiResponse:
+    """Ends a pause of a limit."""
+    limit, values = await _named(call), call.body.get("values", ())
+    _refuse_values(limit, values)
+    await call.app.limits.resume(limit.name, *values)
+    uses = await call.app.limits.use(limit.name, *values)
+    return json_response(200, limit_document(await call.app.limits.get(limit.name), uses))
+
+
+def _refuse_values(limit: Limit, values: Sequence[Any]) -> None:
+    if values and limit.by is None:
+        raise Invalid("values", values, "leave it out: this limit has one bucket for all jobs")
 
 
 def _operation(name: str, method: str, path: str, summary: str, handler: Handler, **more: Any) -> Operation:
@@ -306,8 +331,21 @@ OPERATIONS = (
         f"{_ONE}/pause",
         "Start no job under a limit for a time",
         pause_limit,
-        doc="Running jobs go on. A pause ends by itself; a later one makes it longer, never shorter.",
+        doc="Running jobs go on. A pause ends by itself or by `resume_limit`; a later one makes it longer, never "
+        "shorter.",
         body=PAUSE,
         answers={200: ResponseSpec(PausedLimit, "It is paused.", {"limit": "crm", "buckets": 1, "paused_for": 600.0})},
+    ),
+    _operation(
+        "resume_limit",
+        "POST",
+        f"{_ONE}/resume",
+        "End a pause of a limit",
+        resume_limit,
+        doc="Also a pause that a handler made by RetryAfter.",
+        body=RESUMPTION,
+        body_optional=True,
+        answers={200: ResponseSpec(LimitDocument, "The limit.", LIMIT)},
+        refusals=(409,),
     ),
 )

@@ -59,7 +59,7 @@ class HandlerLimits:
 
     async def pause_scope(self, job: Job, failed: Failed) -> Failed:
         """Pauses the limits that a failed handler asked to pause; returns its outcome, which says so."""
-        if failed.pause is None or failed.delay is None:
+        if failed.pause is None or not failed.delay:
             return failed
         scope = failed.pause
         try:

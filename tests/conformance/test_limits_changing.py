@@ -225,6 +225,31 @@ async def test_pause_holds_a_bucket_for_all(store: Store, clock: ManualClock) ->
     assert tenants(await take(store, 9)) == [1]
 
 
+async def test_end_of_a_pause_wakes_workers_and_spares_other_buckets(
+    store: Store, clock: ManualClock, opener: Opener
+) -> None:
+    await limit(store, by="args.tenant", concurrency=5, rate=1, period_us=60_000_000, burst=1)
+    (written,) = await store.limits.read_limits()
+    await put(store, job_of(1), job_of(1), job_of(2))
+    other = await opener()
+    await store.limits.pause_buckets(["mail=1", "mail=2"], 60 * MINUTE)
+    assert await take(other, 9) == []
+    one, two = await store.limits.bucket_use(["mail=1", "mail=2"])
+    assert (one.paused, one.free_at_us) == (two.paused, two.free_at_us)
+    assert one.paused
+    waiting = asyncio.ensure_future(other.queueing.wait(["queue:default"], timeout=30))
+    await store.limits.pause_buckets(["mail=1"], timedelta(0))
+    assert await store.limits.write_limit(LimitChange(written, written.revision))
+    async with asyncio.timeout(20):
+        while not (jobs := await take(other, 9)):
+            await asyncio.wait([waiting], timeout=20)
+            waiting = asyncio.ensure_future(other.queueing.wait(["queue:default"], timeout=30))
+    waiting.cancel()
+    assert tenants(jobs) == [1]  # its token; the pause has added none
+    one, two = await store.limits.bucket_use(["mail=1", "mail=2"])
+    assert (one.paused, two.paused) == (False, True)
+
+
 async def test_tokens_are_taken_by_handlers(store: Store, clock: ManualClock, opener: Opener) -> None:
     written = await store.limits.write_limit(
         LimitChange(Limit(name="api", values=LimitValues(rate=1, period_us=1_000_000, burst=2)), 0)

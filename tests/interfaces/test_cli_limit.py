@@ -35,7 +35,7 @@ def test_limit_is_added_listed_shown_and_removed(cli: Cli) -> None:
         7,
     )
     assert (added["owner"], added["changed"], added["declared"], added["shares"]) == (None, False, None, {})
-    used = [{"value": None, "used": 0, "free_at": None}]
+    used = [{"value": None, "used": 0, "free_at": None, "paused": False}]
     assert cli.json("limit", "list")["limits"] == [added | {"buckets": used}]
     assert cli.json("limit", "show", "mail") == added | {"buckets": used}
     listed = cli.run("limit", "list")
@@ -88,7 +88,7 @@ def test_reset_of_an_operators_limit_is_refused(cli: Cli) -> None:
     assert "an operator made limit mail" in cli.fail("limit", "reset", "mail", code=1)
 
 
-def test_pause_shows_when_it_ends(cli: Cli) -> None:
+def test_pause_shows_when_it_ends_and_is_taken_back(cli: Cli) -> None:
     cli.run(*MAIL, "--concurrency", "5")
     cli.run(*CRM)
     assert cli.run("limit", "pause", "mail", "--for", "10m") == "mail: paused for 10m\n"
@@ -97,6 +97,13 @@ def test_pause_shows_when_it_ends(cli: Cli) -> None:
     assert paused == {"limit": "crm", "values": ["acme"], "paused_for": 90.0}
     acme, globex = cli.json("limit", "show", "crm", "acme", "globex")["buckets"]
     assert (acme["free_at"] is None, globex["free_at"]) == (False, None)
+    assert cli.run("limit", "resume", "mail") == "mail: resumed\n"
+    assert cli.json("limit", "show", "mail")["buckets"][0]["free_at"] is None
+    assert cli.json("limit", "resume", "crm", "acme") == {"limit": "crm", "values": ["acme"], "done": "resumed"}
+    assert not cli.json("limit", "show", "crm", "acme")["buckets"][0]["paused"]
+    assert "values" in cli.fail("limit", "resume", "crm", code=2)
+    assert "values" in cli.fail("limit", "resume", "mail", "acme", code=2)
+    assert "there is no limit nope" in cli.fail("limit", "resume", "nope", code=1)
     assert "values" in cli.fail("limit", "pause", "crm", "--for", "90", code=2)
     assert "values" in cli.fail("limit", "pause", "mail", "acme", "--for", "90", code=2)
     assert "for" in cli.fail("limit", "pause", "mail", "--for", "soon", code=2)
@@ -162,6 +169,33 @@ def test_doctor_names_changed_limits(cli: Cli) -> None:
         "limit mail has 50 at once, 10/s (burst 1); it is declared with 5 at once",
     )
     assert "holdfast limit reset mail" in changed["remedy"]
+
+
+def test_doctor_names_declared_limits_without_effect(cli: Cli) -> None:
+    cli.run("enqueue", "work", "--queue", "mail")
+    declared = """
+from holdfast import Holdfast
+app = Holdfast()
+app.limit("mail", queue="mail", concurrency=5)
+"""
+    target = cli.write_jobs(declared)
+    (missing,) = limit_findings(cli, "--app", target)
+    assert missing["text"] == "limit mail is declared, and not in the store"
+    cli.run("limit", "add", "mail", "--queue", "mail", "--concurrency", "50")
+    _, hidden = limit_findings(cli, "--app", target)
+    assert (hidden["level"], hidden["text"]) == (
+        "warning",
+        "limit mail is declared, and has no effect: an operator made one of its name",
+    )
+    assert "holdfast limit remove mail" in hidden["remedy"]
+    cli.run("limit", "remove", "mail")
+    declare(concurrency=5)
+    (kept,) = limit_findings(cli, "--app", target)
+    assert kept["level"] == "ok"
+    _, other = limit_findings(cli, "--app", cli.write_jobs(declared.replace("=5", "=6")))
+    assert other["text"] == "limit mail is declared otherwise here: queue mail, 6 at once"
+    (cli.folder / "holdfast.toml").write_text('[limits.partner]\ntask = "fetch"\nconcurrency = 1\n', encoding="utf-8")
+    assert "limit partner is declared, and not in the store" in [each["text"] for each in limit_findings(cli)]
 
 
 def test_doctor_names_limits_that_nothing_uses(cli: Cli) -> None:

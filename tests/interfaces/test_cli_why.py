@@ -180,12 +180,14 @@ def test_full_limit_is_explained_with_its_holders() -> None:
 
 def test_missing_tokens_and_pauses_are_explained_with_their_end() -> None:
     (reason,) = _held(_use(rate=10, free_at_us=NOW + MINUTE))
-    assert "has no token, or is paused, until 2031-01-01 00:01" in reason.text
+    assert "has no token until 2031-01-01 00:01" in reason.text
     assert "in 1m" in reason.text
     assert "10/s" in reason.text
     assert "holdfast limit set crm --rate" in reason.remedy
-    (reason,) = _held(_use(concurrency=3, free_at_us=NOW + MINUTE))
-    assert "is paused until" in reason.text
+    for values in ({"concurrency": 3}, {"rate": 10}):
+        (reason,) = _held(_use(**values, free_at_us=NOW + MINUTE, paused=True))
+        assert "is paused until 2031-01-01 00:01" in reason.text
+        assert "holdfast limit resume crm acme" in reason.remedy
     (reason,) = _held(_use(rate=10, weight=3))
     assert "fewer than the 3 tokens" in reason.text
 
@@ -235,7 +237,10 @@ def test_job_under_limits_is_explained_from_the_store(cli: Cli) -> None:
     cli.run("limit", "set", "crm", "--concurrency", "2", "--rate", "1/h")
     cli.run("limit", "pause", "crm", "a", "--for", "1h")
     (reason,) = cli.json("why", waiting)["reasons"]
-    assert "has no token, or is paused" in reason["text"]
+    assert "is paused until" in reason["text"]
+    assert reason["remedy"].endswith("holdfast limit resume crm a")
+    cli.run("limit", "resume", "crm", "a")
+    assert [each["code"] for each in cli.json("why", waiting)["reasons"]] == ["turn"]
 
 
 def _claim_one() -> None:

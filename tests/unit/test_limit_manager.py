@@ -161,7 +161,7 @@ def test_argument_that_a_task_does_not_take_is_refused(tmp_path: Path) -> None:
 def test_use_and_pause_of_a_key_need_its_values(tmp_path: Path) -> None:
     async def work(app: Holdfast) -> None:
         await app.limits.add("crm", queue="crm", by="args.tenant")
-        for call in (app.limits.use("crm"), app.limits.pause("crm", 5)):
+        for call in (app.limits.use("crm"), app.limits.pause("crm", 5), app.limits.resume("crm")):
             with pytest.raises(Invalid, match=r"give values of args\.tenant"):
                 await call
         with pytest.raises(Invalid, match="pause_for"):
@@ -169,6 +169,9 @@ def test_use_and_pause_of_a_key_need_its_values(tmp_path: Path) -> None:
         await app.limits.pause("crm", timedelta(minutes=1), "acme", 7)
         acme, seven, other = await app.limits.use("crm", "acme", "7", "x")
         assert (acme.free_at_us > 0, seven.free_at_us > 0, other.free_at_us) == (True, True, 0)
+        await app.limits.pause("crm", 0, "acme")  # no time at all: no pause, and no end of one
+        await app.limits.resume("crm", "7")
+        assert [each.paused for each in await app.limits.use("crm", "acme", 7)] == [True, False]
 
     with_app(tmp_path, work)
 

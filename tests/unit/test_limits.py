@@ -28,9 +28,9 @@ from holdfast.core.limits import (
     Limit,
     LimitTable,
     LimitValues,
+    bucket_use,
     decode_limits,
     encode_limit,
-    free_instant,
     name_bucket,
     parse_value,
     read_weights,
@@ -91,13 +91,18 @@ def test_tokens_can_be_taken_at_the_promised_instant(rate: int, burst: int, toke
         assert take_tokens(values, full_at, tokens, first - 1)[1] > first - 1
 
 
-def test_free_instant_is_the_later_of_tokens_and_pause() -> None:
+def test_bucket_is_free_after_tokens_and_pause() -> None:
+    def free_at(limit: Limit | None, state: BucketState, now_us: int) -> tuple[int, bool]:
+        use = bucket_use("mail", limit, 0, state, now_us)
+        return use.free_at_us, use.paused
+
     limit = limit_of(rate=1)
-    assert free_instant(limit, None, 5) == 0
-    assert free_instant(limit, BucketState(full_at_us=10 * SECOND), 0) == 10 * SECOND
-    assert free_instant(limit, BucketState(full_at_us=10 * SECOND, paused_until_us=20 * SECOND), 0) == 20 * SECOND
-    assert free_instant(limit, BucketState(full_at_us=10 * SECOND), 10 * SECOND) == 0
-    assert free_instant(None, BucketState(full_at_us=10 * SECOND, paused_until_us=3), 0) == 3
+    assert free_at(limit, BucketState(), 5) == (0, False)
+    assert free_at(limit, BucketState(full_at_us=10 * SECOND), 0) == (10 * SECOND, False)
+    assert free_at(limit, BucketState(full_at_us=10 * SECOND, paused_until_us=20 * SECOND), 0) == (20 * SECOND, True)
+    assert free_at(limit, BucketState(full_at_us=20 * SECOND, paused_until_us=10 * SECOND), 0) == (20 * SECOND, False)
+    assert free_at(limit, BucketState(full_at_us=10 * SECOND), 10 * SECOND) == (0, False)
+    assert free_at(None, BucketState(full_at_us=10 * SECOND, paused_until_us=3), 0) == (3, True)
 
 
 # ── admission ───────────────────────────────────────────────────────────────────────────────────────────────────────

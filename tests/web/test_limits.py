@@ -28,7 +28,7 @@ def test_limit_is_added_shown_listed_and_removed(api: Api) -> None:
     assert (added["changed"], added["declared"], added["buckets"]) == (False, None, [])
     assert api.get("/v1/limits/crm") == added
     mail = api.post("/v1/limits", MAIL, 201)
-    used = [{"value": None, "used": 0, "free_at": None}]
+    used = [{"value": None, "used": 0, "free_at": None, "paused": False}]
     assert api.get("/v1/limits")["limits"] == [added, mail | {"buckets": used}]
     assert api.get("/v1/limits/mail")["buckets"] == used
     shown = api.get("/v1/limits/crm", value=["acme", "7", '["x"]'])
@@ -78,6 +78,14 @@ def test_pause_holds_a_limit_or_values_of_its_key(api: Api) -> None:
     assert api.post("/v1/limits/crm/pause", {"for": 60, "values": ["acme", 7]})["buckets"] == 2
     acme, seven, other = api.get("/v1/limits/crm", value=["acme", "7", "x"])["buckets"]
     assert (acme["free_at"] is None, seven["free_at"] is None, other["free_at"]) == (False, False, None)
+    assert (acme["paused"], seven["paused"], other["paused"]) == (True, True, False)
+    (resumed,) = api.post("/v1/limits/crm/resume", {"values": ["acme"]})["buckets"]
+    assert resumed == {"value": "acme", "used": 0, "free_at": None, "paused": False}
+    assert api.get("/v1/limits/crm", value=["7"])["buckets"][0]["paused"]
+    assert not api.post("/v1/limits/mail/resume")["buckets"][0]["paused"]
+    assert api.refused("POST", "/v1/limits/crm/resume", 422)["field"] == "values"
+    assert api.refused("POST", "/v1/limits/mail/resume", 422, json={"values": ["acme"]})["field"] == "values"
+    assert api.refused("POST", "/v1/limits/other/resume", 404)["code"] == "not_found"
     for name, body, field in (
         ("crm", {"for": 60}, "values"),
         ("crm", {"for": 60, "values": []}, "values"),
@@ -194,6 +202,7 @@ def test_key_needs_its_scopes_and_its_queue(home: str, tmp_path: Path) -> None:
             ("GET", "", None),
             ("PATCH", "", {"concurrency": 1}),
             ("POST", "/pause", {"for": 1}),
+            ("POST", "/resume", None),
             ("POST", "/reset", None),
             ("DELETE", "", None),
         ):

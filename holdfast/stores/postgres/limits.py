@@ -15,9 +15,9 @@ from holdfast.core.limits import (
     Limit,
     LimitChange,
     LimitTable,
+    bucket_use,
     decode_limits,
     encode_limit,
-    free_instant,
     split_bucket,
     token_change,
 )
@@ -105,13 +105,7 @@ class PostgresLimits:
         limits = {limit.name: limit for limit in await self.read_limits()}
         rows = await self._pool.fetch(self._sql["bucket_use"], buckets=[to_text(bucket) for bucket in buckets])
         return [
-            BucketUse(
-                bucket=bucket,
-                used=used,
-                free_at_us=free_instant(
-                    limits.get(split_bucket(bucket)[0]), BucketState(full_at, paused_until), now_us
-                ),
-            )
+            bucket_use(bucket, limits.get(split_bucket(bucket)[0]), used, BucketState(full_at, paused_until), now_us)
             for bucket, (used, full_at, paused_until, now_us) in zip(buckets, rows, strict=True)
         ]
 

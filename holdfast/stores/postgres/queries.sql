@@ -1074,7 +1074,8 @@ select holdfast.take_tokens(:at, :bucket, :tokens);
 -- own: pause_buckets
 insert into holdfast.bucket as b (name, paused_until)
 select d.name, :now + :span::bigint from (select distinct unnest(:buckets::text[]) as name order by 1) d
-on conflict (name) do update set paused_until = greatest(b.paused_until, excluded.paused_until);
+on conflict (name) do update
+    set paused_until = case :span::bigint when 0 then :now else greatest(b.paused_until, excluded.paused_until) end;
 
 -- name: prune_buckets
 select holdfast.prune_limits(:at, :limit)::text;

@@ -35,7 +35,7 @@ from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.stores.common.requests import CLAIMED_A_SECOND, HEARTBEAT_RETRY_SHARE, UNREADABLE, extra_timeout
 from holdfast.stores.common.server_store import wait_for_news
 from holdfast.stores.common.unconfirmed import UnconfirmedClaims, perhaps_stored
-from holdfast.stores.postgres.claim_progress import ClaimProgress
+from holdfast.stores.postgres.claim_progress import LOOK_SECONDS, ClaimProgress, KindTurns
 from holdfast.stores.postgres.cursors import START, Cursors, QueuePosition, split_scan
 from holdfast.stores.postgres.encoding import NumberedStatement, claimed_job, is_id, record_columns, span_us, to_text
 from holdfast.stores.postgres.limits import LimitedClaims
@@ -50,7 +50,6 @@ MAX_PROMOTED = 1000
 """Due jobs made ready by one claim; more are made ready by the next."""
 _MAX_QUEUES = 32  # queues that one statement looks into
 _TRIES, _MOMENT = 5, 0.005  # how often, and after how many seconds, a claim looks again for what others promote
-_LIMITED_SEEN_SECONDS = 0.05  # seconds for which a claim believes what the last look for jobs under limits saw
 _REFRESH = 1.0  # seconds the names of the queues with ready jobs are believed
 _CLAIMED_COLUMNS = 13  # columns of a claimed job, its place in the order included
 _QUEUE = 2  # the column of its queue
@@ -73,10 +72,9 @@ class PostgresQueueing:
     ) -> None:
         self._limit_cache = limit_cache
         self._limited = LimitedClaims(pool, statements)
-        self._limits_seen = False  # the latest claim saw jobs under limits
-        self._looked_at = -_LIMITED_SEEN_SECONDS  # when queues were looked at last
+        self._turns = KindTurns()
+        self._looked_at = -LOOK_SECONDS  # when queues were looked at last
         self._last_look: tuple[list[str], bool] = ([], False)  # which, and whether they had such jobs
-        self._limited_first = False  # they and the plain ones take turns to go first
         self._pool = pool
         self._notifications = notifications
         self._sql = statements
@@ -161,16 +159,13 @@ class PostgresQueueing:
         if request.isolated:
             return await self._claim_quarantined(request, capacity)
         claiming = ClaimProgress(request, capacity)
-        claiming.limited_first = self._limits_seen and self._limited_first
+        claiming.limited_first = self._turns.limited_first
         try:
             await self._claim_wanted(claiming)
         except HoldfastError:
             if not claiming.jobs:  # else no process would know of their leases; the next claim meets the error
                 raise
-        if claiming.jobs:
-            self._limited_first = not claiming.began_limited
-        if claiming.looked or claiming.jobs:
-            self._limits_seen = claiming.limits_seen or claiming.began_limited
+        self._turns.note_claim(claiming)
         return claiming.to_claim()
 
     async def _claim_wanted(self, claiming: ClaimProgress) -> None:
@@ -229,7 +224,7 @@ class PostgresQueueing:
     async def claim_limited(self, request: ClaimRequest) -> Claim | None:
         """Claims jobs under limits alone, for a transport; None if the latest claim saw none, or jobs are due."""
         capacity = {queue: slots for queue, slots in request.capacity.items() if slots > 0}
-        if not self._limits_seen:
+        if not self._turns.limits_seen:
             return None
         claiming = ClaimProgress(request, capacity)
         due = await self._claim_all_limited(claiming, self._order(claiming))
@@ -328,7 +323,7 @@ class PostgresQueueing:
         """Notes whether there are jobs under limits. An answer counts for a moment, unless it was no and there are no
         plain jobs either: asking with each claim would cost some per cent."""
         now, (seen_in, was_seen) = time.monotonic(), self._last_look
-        if (at_once and not was_seen) or now - self._looked_at > _LIMITED_SEEN_SECONDS or seen_in != queues:
+        if (at_once and not was_seen) or now - self._looked_at > LOOK_SECONDS or seen_in != queues:
             ((seen,),) = await self._pool.fetch(self._sql["any_limited"], queues=queues)
             self._looked_at, self._last_look = now, (queues, seen)
         claiming.limited = claiming.limited or self._last_look[1]
@@ -419,9 +414,10 @@ class PostgresQueueing:
             worker=request.worker,
             lease_for=span_us(request.lease_for),
         )
-        due_in, until, quarantined, left, queues, paused, stopped_at_last_attempt, self._limits_seen, overdue = rows[0][
+        due_in, until, quarantined, left, queues, paused, stopped_at_last_attempt, limits_seen, overdue = rows[0][
             _CLAIMED_COLUMNS:
         ]
+        self._turns.limits_seen = limits_seen
         await self._release_unconfirmed(request, until - (span_us(request.lease_for) or 0))
         jobs = await self._readable([] if rows[0][0] is None else rows, request.worker)
         claim = Claim(

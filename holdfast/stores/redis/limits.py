@@ -8,7 +8,18 @@ from datetime import timedelta
 
 import msgspec
 
-from holdfast.core.limits import Assigned, BucketUse, Limit, LimitChange, LimitTable, decode_limits, encode_limit
+from holdfast.core.limits import (
+    Assigned,
+    BucketState,
+    BucketUse,
+    Limit,
+    LimitChange,
+    LimitTable,
+    bucket_use,
+    decode_limits,
+    encode_limit,
+    split_bucket,
+)
 from holdfast.core.models import MICROSECOND
 from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.stores.connections.redis import Script, in_batches
@@ -153,11 +164,18 @@ class RedisLimits:
 
     async def bucket_use(self, buckets: Sequence[str]) -> list[BucketUse]:
         uses: list[BucketUse] = []
+        limits = {limit.name: limit for limit in await self.read_limits()}
         for batch in in_batches(buckets, MAX_BATCH):
-            found = await self._pool.run(self._scripts["bucket_use"], *batch)
+            now, *found = await self._pool.run(self._scripts["bucket_use"], *batch)
             uses += [
-                BucketUse(bucket=bucket, used=int(used), free_at_us=int(free_at))
-                for bucket, (used, free_at) in zip(batch, found, strict=True)
+                bucket_use(
+                    bucket,
+                    limits.get(split_bucket(bucket)[0]),
+                    int(used),
+                    BucketState(int(full_at), int(paused_until)),
+                    int(now),
+                )
+                for bucket, (used, full_at, paused_until) in zip(batch, found, strict=True)
             ]
         return uses
 

@@ -21,9 +21,9 @@ from holdfast.core.limits import (
     Limit,
     LimitChange,
     LimitTable,
+    bucket_use,
     decode_limits,
     encode_limit,
-    free_instant,
     split_bucket,
     split_partition,
     take_tokens,
@@ -123,10 +123,12 @@ class SqliteLimits(SqliteFamily):
             states = read_buckets(reader, self._sql, buckets)
             limits = {limit.name: limit for limit in self._read(reader)}
             return [
-                BucketUse(
-                    bucket=bucket,
-                    used=used.get(bucket, 0),
-                    free_at_us=free_instant(limits.get(split_bucket(bucket)[0]), states.get(bucket), now_us),
+                bucket_use(
+                    bucket,
+                    limits.get(split_bucket(bucket)[0]),
+                    used.get(bucket, 0),
+                    states.get(bucket, BucketState()),
+                    now_us,
                 )
                 for bucket in buckets
             ]
@@ -160,7 +162,8 @@ class SqliteLimits(SqliteFamily):
             until = transaction.now_us + span_us(pause_for)
             for bucket in buckets:
                 state = states.get(bucket, BucketState())
-                values = (bucket, state.full_at_us, max(until, state.paused_until_us))
+                paused_until = max(until, state.paused_until_us) if pause_for else until
+                values = (bucket, state.full_at_us, paused_until)
                 transaction.connection.execute(self._sql["set_bucket"], values)
 
         await self._opened().writer.call(run_in_transaction)

@@ -1093,19 +1093,14 @@ finish()
 return #queues == tonumber(ARGV[4]) and queues[#queues] or ''
 
 -- name: bucket_use (admission)
--- Use of the buckets from ARGV[3] on: used, and when each may admit a job of weight 1, 0 for now.
-local uses = {}
+-- Use of the buckets from ARGV[3] on. Returns the clock, and of each what is used, when it is full, its pause's end.
+local uses = { int(now) }
 for n = 3, #ARGV do
     if not buckets[ARGV[n]] then
         read_buckets({ ARGV[n] })
     end
     local bucket = buckets[ARGV[n]]
-    local free_at = bucket.paused
-    if bucket.limit and bucket.limit.interval then
-        local _, first = after_taking(bucket.limit, bucket.full_at, 1)
-        free_at = math.max(free_at, first)
-    end
-    uses[#uses + 1] = { int(bucket.used), free_at > now and int(free_at) or '0' }
+    uses[#uses + 1] = { int(bucket.used), int(bucket.full_at), int(bucket.paused) }
 end
 finish()
 return uses
@@ -1128,12 +1123,12 @@ finish()
 return int(first - now)
 
 -- name: pause_buckets (admission)
--- Pauses the buckets from ARGV[4] on for ARGV[3] microseconds; a pause that ends later stays.
+-- Pauses the buckets from ARGV[4] on for ARGV[3] microseconds; a pause that ends later stays. 0 ends every pause.
 local pause_until = now + tonumber(ARGV[3])
 for n = 4, #ARGV do
     read_buckets({ ARGV[n] })
     local bucket = buckets[ARGV[n]]
-    if pause_until > bucket.paused then
+    if pause_until > bucket.paused or ARGV[3] == '0' then
         bucket.paused, bucket.is_state_changed = pause_until, true
     end
 end

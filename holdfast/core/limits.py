@@ -188,6 +188,11 @@ class LimitTable:
             if limit.has_buckets and name is not None:
                 by_name.setdefault(name, []).append(limit)
 
+    @property
+    def has_tasks(self) -> bool:
+        """Returns True if a limit of a task has buckets."""
+        return bool(self._tasks)
+
     def share_of(self, partition: str) -> int:
         """The share of turns of a partition: that of its first bucket with one."""
         for bucket in split_partition(partition) if self._has_shares else ():

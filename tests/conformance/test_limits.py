@@ -408,6 +408,24 @@ async def test_newcomer_is_served_at_once(store: Store) -> None:
     assert tenants(await take(store, 4)).count(2) == 1
 
 
+async def test_lone_key_fills_the_least_room_in_order_and_saves_no_turns(store: Store) -> None:
+    await limit(store, by="args.tenant", concurrency=60, weight="args.pages")
+    await limit(store, "all", concurrency=40)
+    ids = await put(store, *[job_of(1) for _ in range(100)])
+    first = await take(store, 90)
+    assert [job.id for job in first] == ids[:40]
+    await end(store, *first)
+    assert [job.id for job in await take(store, 10)] == ids[40:50]
+    await put(store, *[job_of(2) for _ in range(10)])
+    assert Counter(tenants(await take(store, 8))) == {1: 4, 2: 4}
+
+
+async def test_heavy_job_within_a_run_takes_its_weight(store: Store) -> None:
+    await limit(store, concurrency=30, weight="args.pages")
+    ids = await put(store, *[new_job(payload=f'{{"pages":{20 if n == 7 else 1}}}') for n in range(30)])
+    assert [job.id for job in await take(store, 30)] == ids[:11]
+
+
 async def test_shares_weigh_the_turns(store: Store) -> None:
     await limit(store, by="args.tenant", shares={"1": 3})
     await put(store, *[job_of(tenant) for tenant in (1, 2) for _ in range(100)])

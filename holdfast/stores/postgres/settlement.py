@@ -152,8 +152,9 @@ class Settling:
 
     def _queues_with_room(self, partitions: Sequence[Sequence[str | None]]) -> set[str]:
         """Queues in which ended jobs made room, by queues and partitions. A limit of a task holds in every queue."""
-        limits = self._limit_cache.table.limits
-        queues = set()
+        if not self._limit_cache.table.has_tasks:
+            return {queue for queue, partition in partitions if queue and partition}
+        limits, queues = self._limit_cache.table.limits, set()
         for queue, partition in {(queue, partition) for queue, partition in partitions if queue and partition}:
             found = [limits.get(split_bucket(bucket)[0]) for bucket in split_partition(from_text(partition))]
             has_task = any(limit is not None and limit.task is not None for limit in found)

@@ -540,7 +540,7 @@ declare
     q_job tid[]; q_weights text[];
     n_job tid[]; n_rank int[]; n_run_at bigint[]; n_seq bigint[]; n_weights text[];
     r_index int[]; r_start bigint[]; r_first int; -- those that were served, by their next start
-    number int; drained int; index int; left_slots int; taken int; parked int; i int; k int; lim int;
+    number int; drained int; index int; left_slots int; taken int; run int; parked int; i int; k int; lim int;
     c_turn bigint; c_name text;          -- the candidate that was read last
     t_queue text[] := '{}'; t_name text[] := '{}'; idle tid[]; -- partitions of all queues without another ready job
     job_at tid; job_weights text;
@@ -821,8 +821,29 @@ begin
                           and l.shares ->> substr(n.name, position('=' in n.name) + 1) is not null
                         order by n.turn limit 1), 1);
                 end if;
-                v := greatest(v, start);
-                s_turn[index] := start + s_step[index];
+                -- Alone in its queue it is served in a run, if its limits count jobs only.
+                run := 0;
+                if r_first > cardinality(r_index) and exhausted and p_first > cardinality(p_name)
+                    and s_first[index] <= s_last[index]
+                    and array_remove(q_weights[s_first[index]:s_last[index]], null) = '{}'
+                then
+                    run := least(s_last[index] - s_first[index] + 1, left_slots - taken);
+                    for k in 1 .. cardinality(names) loop
+                        i := array_position(b_name, names[k]);
+                        lim := b_limit[i];
+                        space := l_concurrency[lim] - b_used[i] - b_reserved[i]; -- null: any number
+                        run := case when l_interval[lim] is not null or space < 0 then 0 else least(run, space) end;
+                    end loop;
+                    for k in 1 .. cardinality(names) loop
+                        i := array_position(b_name, names[k]);
+                        b_used[i] := b_used[i] + run;
+                    end loop;
+                    chosen := chosen || q_job[s_first[index]:s_first[index] + run - 1];
+                    s_first[index] := s_first[index] + run;
+                    taken := taken + run;
+                end if;
+                v := greatest(v, start + run * s_step[index]);
+                s_turn[index] := start + (run + 1) * s_step[index];
                 i := cardinality(r_index) + 1; -- almost always the last: the start of the next served is no earlier
                 while i > r_first and r_start[i - 1] > s_turn[index] loop
                     r_index[i] := r_index[i - 1];
@@ -866,7 +887,7 @@ begin
     idle := array(
         select l.ctid from unnest(t_queue, t_name) t (queue, name) cross join lateral (
             select p.ctid from holdfast.partition p
-            where p.queue = t.queue and p.name = t.name and not holdfast.has_ready(p.queue, p.name)
+            where p.queue = t.queue and p.name = t.name
               and p.turn <= (select q.turn from holdfast.limited_queue q where q.queue = p.queue)
             for update skip locked) l);
     if cardinality(idle) > 0 then

@@ -100,10 +100,10 @@ async def _drain(app: Holdfast, jobs: int, *, keys: int = 1, limited: dict[str, 
     store = await app.open_store()
     if limited is not None:
         await app.limits.add("limit", **limited)
-        await store.queueing.submit([_job(0, "other")])
+    await store.queueing.submit([_job(0, "other")])
     await _submit(store, jobs, keys)
     started, done = time.perf_counter(), 0
-    while done < jobs:
+    while done < jobs + 1:
         claimed = await _claim(store)
         done += len(claimed)
         await _settle(store, claimed)

@@ -528,15 +528,17 @@ declare
     l_name text[] := '{}';              -- limits of buckets that were looked at
     l_known boolean[]; l_queue text[]; l_keyed boolean[]; l_concurrency bigint[]; l_interval bigint[]; l_burst bigint[];
     b_name text[] := '{}';              -- buckets that were looked at
-    b_limit int[]; b_shared boolean[]; b_used bigint[]; -- index of its limit in l_…
-    b_full_at bigint[]; b_was bigint[]; b_paused bigint[]; b_reserved bigint[]; -- b_full_at: as full_at
-    p_tid tid[]; p_name text[]; p_turn bigint[]; -- candidates: a page of the partitions in turn, with the first job of each
+    b_limit int[]; b_used bigint[];     -- index of its limit in l_…
+    b_full_at bigint[]; b_was bigint[]; b_paused bigint[]; b_reserved bigint[]; -- null: 0; b_full_at: as full_at
+    n_bucket int[] := '{}';             -- index in b_… of the buckets of one partition
+    p_tid tid[]; p_name text[]; p_turn bigint[]; p_free_at bigint[]; -- one page of the next lines
     p_job tid[]; p_rank int[]; p_run_at bigint[]; p_seq bigint[]; p_weights text[];
-    p_until bigint[];                   -- when its keys have a token and are not paused; no job of it is read before
-    p_first int; page int;
-    s_tid tid[]; s_name text[]; s_turn bigint[]; s_until bigint[]; s_step bigint[]; -- partitions of the queue that were looked at
-    s_rank int[]; s_run_at bigint[]; s_seq bigint[]; -- the last of their jobs that was read
+    s_tid tid[]; s_name text[]; s_turn bigint[]; s_until bigint[]; s_step bigint[]; -- partitions of the queue, in their turn
+    s_free_at bigint[];                 -- when its keys have a token and are not paused; no job of it is read before
+    s_job tid[]; s_weights text[];      -- its first job
+    s_rank int[]; s_run_at bigint[]; s_seq bigint[]; -- the last of its jobs that was read
     s_first int[]; s_last int[]; s_read int[]; -- those that were read, in the next line; how many at a time, 0: all were
+    s_next int; page int;               -- the partition whose turn comes first of those that were not looked at
     q_job tid[]; q_weights text[];
     n_job tid[]; n_rank int[]; n_run_at bigint[]; n_seq bigint[]; n_weights text[];
     r_index int[]; r_start bigint[]; r_first int; -- those that were served, by their next start
@@ -609,7 +611,8 @@ begin
         end if;
         s_tid := '{}'; s_name := '{}'; s_turn := '{}'; s_until := '{}'; s_step := '{}';
         s_rank := '{}'; s_run_at := '{}'; s_seq := '{}'; s_first := '{}'; s_last := '{}'; s_read := '{}';
-        p_name := '{}'; p_first := 1; page := 0; q_job := '{}'; q_weights := '{}'; c_turn := -1; c_name := '';
+        s_free_at := '{}'; s_job := '{}'; s_weights := '{}'; s_next := 1; page := 0;
+        q_job := '{}'; q_weights := '{}'; c_turn := -1; c_name := '';
         r_index := '{}'; r_start := '{}'; r_first := 1;
         taken := 0; parked := 0; ends := false; exhausted := isolated; free_at := null;
         while taken < left_slots and not ends loop
@@ -628,16 +631,16 @@ begin
                 job_at := job.ctid; job_weights := job.weights;
                 start := v;
             else
-                if p_first > cardinality(p_name) and not exhausted then
+                if s_next > cardinality(s_name) and not exhausted then
                     -- No more than may start: each is read and locked.
                     page := case page when 0 then least(left_slots, max_parked)
                         else least(4 * page, max_read, greatest(left_slots - taken, 8)) end;
                     select coalesce(array_agg(c.tid), '{}'), coalesce(array_agg(c.name), '{}'), array_agg(c.turn),
-                        array_agg(c.until), array_agg(c.job), array_agg(c.rank), array_agg(c.run_at), array_agg(c.seq),
+                        array_agg(c.free_at), array_agg(c.job), array_agg(c.rank), array_agg(c.run_at), array_agg(c.seq),
                         array_agg(c.weights)
-                    into p_tid, p_name, p_turn, p_until, p_job, p_rank, p_run_at, p_seq, p_weights
+                    into p_tid, p_name, p_turn, p_free_at, p_job, p_rank, p_run_at, p_seq, p_weights
                     from (
-                        select t.tid, t.name, t.turn, t.until, f.job, f.rank, f.run_at, f.seq, f.weights
+                        select t.tid, t.name, t.turn, t.free_at, f.job, f.rank, f.run_at, f.seq, f.weights
                         from (
                             select p.ctid as tid, p.name, p.turn, case when has_states then (
                                 select max(greatest(
@@ -645,7 +648,7 @@ begin
                                 from unnest(string_to_array(p.name, separator)) n (name)
                                 join holdfast.bucket b on b.name = n.name
                                 left join holdfast.job_limit l on l.name = split_part(n.name, '=', 1)
-                                where position('=' in n.name) > 0) end as until
+                                where position('=' in n.name) > 0) end as free_at
                             from holdfast.partition p
                             where p.queue = of_queue and p.blocked_until is null and (p.turn, p.name) > (c_turn, c_name)
                               and (cardinality(full_names) = 0 or not exists (
@@ -655,28 +658,29 @@ begin
                         left join lateral (
                             select j.ctid as job, j.rank, j.run_at, j.seq, j.weights from holdfast.job j
                             where j.state = 0 and j.tier in (3, 4) and j.queue = of_queue and j.partition = t.name
-                              and coalesce(t.until, 0) <= now_us
+                              and coalesce(t.free_at, 0) <= now_us
                               and (j.expires_at is null or j.expires_at > now_us or j.started_at is not null)
                             order by j.rank, j.run_at, j.seq limit 1 for no key update skip locked) f on true
                         order by t.turn, t.name) c;
-                    p_first := 1;
                     exhausted := cardinality(p_name) < page;
                     if cardinality(p_name) > 0 then
                         c_turn := p_turn[cardinality(p_name)]; c_name := p_name[cardinality(p_name)];
+                        s_tid := s_tid || p_tid; s_name := s_name || p_name; s_turn := s_turn || p_turn;
+                        s_free_at := s_free_at || p_free_at; s_job := s_job || p_job; s_weights := s_weights || p_weights;
+                        s_rank := s_rank || p_rank; s_run_at := s_run_at || p_run_at; s_seq := s_seq || p_seq;
+                        s_until := s_until || array_fill(null::bigint, array[cardinality(p_name)]);
+                        s_step := s_step || array_fill(null::bigint, array[cardinality(p_name)]);
                     end if;
                 end if;
-                if p_first <= cardinality(p_name)
-                    and (r_first > cardinality(r_index) or greatest(p_turn[p_first], v) <= r_start[r_first])
+                if s_next <= cardinality(s_name)
+                    and (r_first > cardinality(r_index) or greatest(s_turn[s_next], v) <= r_start[r_first])
                 then
-                    start := greatest(p_turn[p_first], v);
-                    index := cardinality(s_name) + 1;
-                    s_tid[index] := p_tid[p_first]; s_name[index] := p_name[p_first]; s_turn[index] := p_turn[p_first];
-                    s_until[index] := null; s_step[index] := null; -- unnested with these: no gap before their first values
-                    s_rank[index] := p_rank[p_first]; s_run_at[index] := p_run_at[p_first]; s_seq[index] := p_seq[p_first];
-                    job_at := p_job[p_first]; job_weights := p_weights[p_first];
-                    p_first := p_first + 1;
-                    if p_until[p_first - 1] > now_us then
-                        s_until[index] := p_until[p_first - 1];
+                    index := s_next;
+                    s_next := s_next + 1;
+                    start := greatest(s_turn[index], v);
+                    job_at := s_job[index]; job_weights := s_weights[index];
+                    if s_free_at[index] > now_us then
+                        s_until[index] := s_free_at[index];
                         parked := parked + 1;
                         ends := parked >= max_parked;
                         least_due := case when ends then now_us else least(least_due, s_until[index]) end;
@@ -735,51 +739,51 @@ begin
                         select m.name, m.queue, m.keyed, m.concurrency, m.interval_us, m.burst into facts
                         from holdfast.job_limit m where m.name = split_part(names[k], '=', 1);
                         l_name[lim] := split_part(names[k], '=', 1); l_known[lim] := found;
-                        l_queue[lim] := facts.queue; l_keyed[lim] := facts.keyed;
+                        l_queue[lim] := coalesce(facts.queue, ''); l_keyed[lim] := facts.keyed;
                         l_concurrency[lim] := facts.concurrency; l_interval[lim] := facts.interval_us; l_burst[lim] := facts.burst;
                     end if;
                     b_name[i] := names[k]; b_limit[i] := lim;
-                    b_shared[i] := coalesce(l_queue[lim] = of_queue and not l_keyed[lim], false);
                     b_used[i] := coalesce(used_weights[array_position(used_names, names[k])], 0);
-                    b_full_at[i] := 0; b_paused[i] := 0;
                     if has_states then
                         select b.full_at, b.paused_until into facts from holdfast.bucket b where b.name = names[k];
-                        b_full_at[i] := coalesce(facts.full_at, 0); b_paused[i] := coalesce(facts.paused_until, 0);
+                        b_full_at[i] := facts.full_at; b_was[i] := facts.full_at; b_paused[i] := facts.paused_until;
                     end if;
-                    b_was[i] := b_full_at[i];
-                    b_reserved[i] := 0;
                 end if;
+                n_bucket[k] := i;
                 lim := b_limit[i];
                 weight := coalesce(weights[k], 1);
-                free_at := greatest(free_at, b_paused[i]);
-                light_at := greatest(light_at, b_paused[i]);
-                ends := ends or (b_shared[i] and b_paused[i] > now_us);
+                if b_paused[i] > now_us then
+                    free_at := greatest(free_at, b_paused[i]);
+                    light_at := greatest(light_at, b_paused[i]);
+                    ends := ends or (l_queue[lim] = of_queue and not l_keyed[lim]);
+                end if;
                 continue when not l_known[lim];
-                space := l_concurrency[lim] - b_used[i] - b_reserved[i];
+                space := l_concurrency[lim] - b_used[i] - coalesce(b_reserved[i], 0);
                 if space < least(weight, l_concurrency[lim]) then
                     lacks_room := true;
                     has_no_room := has_no_room or space < 1;
                     of_keys := of_keys or position('=' in names[k]) > 0;
-                    ends := ends or (b_shared[i] and space < 1);
+                    ends := ends or (space < 1 and l_queue[lim] = of_queue and not l_keyed[lim]);
                     if space < 1 and not b_name[i] = any(full_names) then
                         full_names := full_names || b_name[i]; -- the pages read from here on pass over it
                     end if;
                 end if;
                 if l_interval[lim] is not null then
-                    after := greatest(b_full_at[i], now_us) + (least(b_reserved[i], l_burst[lim]) - l_burst[lim]) * l_interval[lim];
+                    after := greatest(b_full_at[i], now_us)
+                        + (least(coalesce(b_reserved[i], 0), l_burst[lim]) - l_burst[lim]) * l_interval[lim];
                     tokens_of_keys := tokens_of_keys
                         or (after + least(weight, l_burst[lim]) * l_interval[lim] > now_us and position('=' in names[k]) > 0);
                     free_at := greatest(free_at, after + least(weight, l_burst[lim]) * l_interval[lim]);
                     light_at := greatest(light_at, after + l_interval[lim]);
-                    ends := ends or (b_shared[i] and after + l_interval[lim] > now_us);
+                    ends := ends or (after + l_interval[lim] > now_us and l_queue[lim] = of_queue and not l_keyed[lim]);
                 end if;
             end loop;
             if (lacks_room or free_at > now_us) and not (has_no_room or light_at > now_us or isolated) then
                 -- Only its weight is in the way: later jobs leave what it needs, in the buckets of its keys until it fits them.
                 for k in 1 .. cardinality(names) loop
-                    i := array_position(b_name, names[k]);
+                    i := n_bucket[k];
                     if weights[k] > 1 and (position('=' in names[k]) > 0 or not (of_keys or tokens_of_keys)) then
-                        b_reserved[i] := b_reserved[i] + weights[k];
+                        b_reserved[i] := coalesce(b_reserved[i], 0) + weights[k];
                     end if;
                 end loop;
             end if;
@@ -798,7 +802,7 @@ begin
                 end if;
             elsif not lacks_room then
                 for k in 1 .. cardinality(names) loop
-                    i := array_position(b_name, names[k]);
+                    i := n_bucket[k];
                     lim := b_limit[i];
                     continue when not l_known[lim];
                     weight := coalesce(weights[k], 1);
@@ -823,20 +827,19 @@ begin
                 end if;
                 -- Alone in its queue it is served in a run, if its limits count jobs only.
                 run := 0;
-                if r_first > cardinality(r_index) and exhausted and p_first > cardinality(p_name)
+                if r_first > cardinality(r_index) and exhausted and s_next > cardinality(s_name)
                     and s_first[index] <= s_last[index]
                     and array_remove(q_weights[s_first[index]:s_last[index]], null) = '{}'
                 then
                     run := least(s_last[index] - s_first[index] + 1, left_slots - taken);
                     for k in 1 .. cardinality(names) loop
-                        i := array_position(b_name, names[k]);
+                        i := n_bucket[k];
                         lim := b_limit[i];
-                        space := l_concurrency[lim] - b_used[i] - b_reserved[i]; -- null: any number
+                        space := l_concurrency[lim] - b_used[i] - coalesce(b_reserved[i], 0); -- null: any number
                         run := case when l_interval[lim] is not null or space < 0 then 0 else least(run, space) end;
                     end loop;
                     for k in 1 .. cardinality(names) loop
-                        i := array_position(b_name, names[k]);
-                        b_used[i] := b_used[i] + run;
+                        b_used[n_bucket[k]] := b_used[n_bucket[k]] + run;
                     end loop;
                     chosen := chosen || q_job[s_first[index]:s_first[index] + run - 1];
                     s_first[index] := s_first[index] + run;
@@ -857,7 +860,7 @@ begin
         continue when isolated;
         if cardinality(s_name) > 0 then
             update holdfast.partition p set turn = n.turn, blocked_until = n.until
-            from unnest(s_tid, s_turn, s_until, s_step) n (index, turn, until, step)
+            from unnest(s_tid[:s_next - 1], s_turn, s_until, s_step) n (index, turn, until, step)
             where p.ctid = n.index and (n.step is not null or n.until is not null);
             insert into holdfast.limited_queue as q (queue, turn) values (of_queue, v)
             on conflict (queue) do update set turn = excluded.turn where q.turn <> excluded.turn;
@@ -865,10 +868,11 @@ begin
         least_due := least(least_due, (
             select min(p.blocked_until) from holdfast.partition p where p.queue = of_queue and p.blocked_until is not null));
     end loop;
-    if cardinality(b_name) > 0 then
+    if b_full_at is not null then
         insert into holdfast.bucket as b (name, full_at)
-        select n.name, n.full_at from unnest(b_name, b_full_at, b_was) n (name, full_at, was) where n.full_at <> n.was
-        order by n.name
+        select b_name[n.i], b_full_at[n.i] from generate_subscripts(b_full_at, 1) n (i)
+        where b_full_at[n.i] <> coalesce(b_was[n.i], 0)
+        order by b_name[n.i]
         on conflict (name) do update set full_at = excluded.full_at;
     end if;
     due_in := case when least_due is not null then greatest(0, least_due - now_us) end; -- else a worker would ask at once

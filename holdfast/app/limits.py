@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
@@ -86,6 +86,8 @@ class LimitManager:
             given = {**format_values(limit.values), **({"burst": None} if "rate" in values else {}), **values}
             declared = limit.declared or (limit.values if limit.owner is not None else None)
             changed = replace(limit, values=parse_values(given), declared=declared)
+            if limit.queue is limit.task is None:
+                _check_handler_values(changed, values)
             check_sense(changed)
             self._check_argument(changed)
             return changed
@@ -157,11 +159,16 @@ class LimitManager:
 
     def check_declared(self, declared: Mapping[str, Limit]) -> None:
         """Raises `ConfigError` for a limit that names an argument which its task does not take."""
+        for problem in self.declared_problems(declared):
+            raise ConfigError(problem)
+
+    def declared_problems(self, declared: Mapping[str, Limit]) -> Iterator[str]:
+        """Yields text for each limit that names an argument which its task does not take."""
         for name, limit in declared.items():
             try:
                 self._check_argument(limit)
             except Invalid as error:
-                raise ConfigError(f"limit {name}: {error}") from error
+                yield f"limit {name}: {error}"
 
     async def reconcile(self, declared: Mapping[str, Limit]) -> None:
         """Bring the store in line with the limits that code and settings of this application declare: add, change,
@@ -273,7 +280,7 @@ class BlockingLimits(BlockingView):
 def merge_limits(declared: Mapping[str, Limit], settings: Settings) -> dict[str, Limit]:
     """Limits that code and settings declare; raises `ConfigError` for a name that both do."""
     for name in sorted(declared.keys() & settings.limits.keys()):
-        sources = f"the code and as limits.{name} in {settings.source_of('limits')}"
+        sources = f"the code and as limits.{name} in {settings.source_of('limits').partition(':')[0]}"
         raise ConfigError(f"limit {name!r} is declared in {sources}; remove one of them, or give it another name")
     return {**settings.limits, **declared}
 
@@ -293,6 +300,13 @@ def _buckets_of(limit: Limit, values: Sequence[Any]) -> list[str]:
     if not values:
         raise Invalid("values", None, f"give values of {limit.by}: each has a bucket of its own")
     return [name_bucket(limit, parse_value(value)) for value in values]
+
+
+def _check_handler_values(changed: Limit, values: Mapping[str, Any]) -> None:
+    """Raises `Invalid` for values that a limit without queue and task cannot have."""
+    for field, value in values.items():
+        if field in ("concurrency", "depth") or (field == "rate" and changed.values.rate is None):
+            raise Invalid(field, value, f"limit {changed.name} is of handlers, which take tokens: it has a rate alone")
 
 
 def _unassigned_places(known: Limit | None, changed: Limit) -> tuple[tuple[str | None, str | None], ...]:
@@ -350,7 +364,7 @@ def check_replacement(what: str, known: Limit | Schedule, *, replace_existing: b
     if known.owner is not None:
         raise Conflict(f"{what} is declared in code; change it there, or choose another name")
     if not replace_existing:
-        raise Conflict(f"{what} exists; change or remove it, or ask to replace it")
+        raise Conflict(f"{what} exists; change or remove it, or replace it (--replace, replace_existing=True)")
 
 
 def warn_of_foreign(what: str, known: Limit | Schedule, events: Events) -> None:

@@ -92,7 +92,7 @@ def draft_schedule(name: str, job: NewJob, options: ScheduleOptions, *, owner: s
         owner=owner,
     )
     if schedule.jitter_us > timedelta(days=1) // MICROSECOND:
-        raise Invalid("jitter", options.jitter, "give at most 1 day")
+        raise Invalid("jitter", str(options.jitter), "give at most 1 day")
     if job.expires_in is not None and job.expires_in <= schedule.jitter_us * MICROSECOND:
         raise Invalid("expires", str(job.expires_in), f"give more than the jitter, {options.jitter}")
     sample = tick_job(schedule, 0).options

@@ -11,12 +11,14 @@ from holdfast import Holdfast
 from holdfast.cli.base import add_group
 from holdfast.cli.context import Session
 from holdfast.cli.output import Column, print_facts, print_heading, print_json, print_table
+from holdfast.cli.submission import note_declared, warn_of_unknown_task
 from holdfast.core.errors import Invalid
 from holdfast.core.limits import MAX_CONCURRENCY, MAX_SHARE, MAX_WEIGHT, BucketUse, Limit
 from holdfast.core.validation import format_duration, parse_count, parse_duration
 from holdfast.views.documents import to_plain
-from holdfast.views.formatting import format_moment, safe_text
+from holdfast.views.formatting import safe_text
 from holdfast.views.limits import (
+    BucketDocument,
     LimitDocument,
     describe_scope,
     describe_values,
@@ -74,7 +76,7 @@ def _row(each: Limit, document: LimitDocument) -> list[object]:
         each.by,
         describe_values(each.values),
         None if used is None or describe_scope(each) == "handlers" else used.used,
-        None if used is None else used.free_at,
+        None if used is None else _free_at(each, used),
         each.owner or "operator",
         "changed" if document.changed else None,
     ]
@@ -120,11 +122,17 @@ def _print_limit(session: Session, each: Limit, uses: Sequence[BucketUse] = ()) 
     if uses:
         print_heading("use")
         columns = [Column("VALUE"), Column("USED", "number"), Column("FREE AT")]
-        rows = zip(document.buckets, uses, strict=True)
         print_table(
-            columns,
-            [[doc.value, doc.used, format_moment(use.free_at_us) if use.free_at_us else "now"] for doc, use in rows],
+            columns, [[each_use.value, each_use.used, _free_at(each, each_use)] for each_use in document.buckets]
         )
+
+
+def _free_at(each: Limit, use: BucketDocument) -> str:
+    """When a job of weight 1 may start."""
+    if use.free_at is not None:
+        return f"{use.free_at[:19].replace('T', ' ')}Z{' (paused)' if use.paused else ''}"
+    most = each.values.concurrency
+    return "when a job ends" if most is not None and use.used >= most else "now"
 
 
 _VALUES = (
@@ -208,6 +216,8 @@ def limit_add(
         values["shares"] = _kept_shares(values["shares"])
     with session.open_target(creating=True) as app:
         added = app.limits.sync.add(name, replace_existing=replace, **scope, **values)
+        if task is not None:
+            warn_of_unknown_task(app, task)
     _print_limit(session, added)
 
 
@@ -255,10 +265,11 @@ def limit_remove(session: Session, *, names: tuple[str, ...]) -> None:
 
 def _each_of(session: Session, names: tuple[str, ...], done: str, change: Callable[[Holdfast, str], object]) -> None:
     with session.open_jobs() as app:
-        for name in names:
-            app.limits.sync.get(name)  # all of them or none
+        found = [app.limits.sync.get(name) for name in names]  # all of them or none
         for name in names:
             change(app, name)
+    if done == "removed":
+        note_declared(found)
     if session.json:
         print_json({"limits": list(names), "done": done})
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 
 import click
@@ -119,7 +119,7 @@ def _findings(session: Session, *, repair: bool) -> Iterator[Finding]:
         tasks = frozenset(app.registry.task_names()) if settings.app is not None else frozenset[str]()
         limits = app.limits.sync.find_all()
         yield from about_limits(limits, queues, workers, tasks)
-        yield from about_declared_limits(limits, merge_limits(app.declared_limits, settings))
+        yield from about_declared_limits(app, limits, is_complete=settings.app is not None)
 
 
 def _about_settings(settings: Settings) -> Iterator[Finding]:
@@ -200,12 +200,27 @@ def about_limits(
         elif limit.task is not None and tasks and limit.task not in tasks:
             text = f"limit {limit.name}: this application has no task {limit.task}{did_you_mean(limit.task, tasks)}"
             remedy = f"if no other application has it: holdfast limit remove {limit.name}"
+            if limit.owner is not None:
+                remedy = "correct the task where the limit is declared"
             yield Finding("limits", "warning", text, remedy)
 
 
-def about_declared_limits(limits: Sequence[Limit], declared: Mapping[str, Limit]) -> Iterator[Finding]:
-    """Yields findings about limits of code and settings that the store does not have, or has otherwise."""
+def about_declared_limits(app: Holdfast, limits: Sequence[Limit], *, is_complete: bool) -> Iterator[Finding]:
+    """Yields findings about limits of code and settings that the store does not have, or has otherwise.
+
+    ``is_complete``: the application's code was loaded, so what it does not declare is declared no more.
+    """
+    declared = merge_limits(app.declared_limits, app.settings)
+    for problem in app.limits.declared_problems(declared):
+        yield Finding("limits", "error", problem, "correct it: no worker with it starts")
     stored = {limit.name: limit for limit in limits}
+    owner = app.settings.schedule_owner or "code"
+    for name in sorted(stored.keys() - declared.keys()) if is_complete else ():
+        if stored[name].owner == owner:
+            text = f"limit {name} is in force, and this application declares it no more"
+            yield Finding(
+                "limits", "warning", text, f"if no other application declares it: holdfast limit remove {name}"
+            )
     for name, draft in declared.items():
         limit = stored.get(name)
         if limit is None:

@@ -11,7 +11,7 @@ from holdfast.cli.base import add_group, task_names
 from holdfast.cli.context import Session
 from holdfast.cli.enqueue import parse_arguments
 from holdfast.cli.output import Column, pretty_json, print_block, print_facts, print_heading, print_json, print_table
-from holdfast.cli.submission import parse_options, read_payload, template_options, warn_of_unknown_task
+from holdfast.cli.submission import note_declared, parse_options, read_payload, template_options, warn_of_unknown_task
 from holdfast.core.redaction import Redaction
 from holdfast.core.schedule import Overlap, Schedule
 from holdfast.core.validation import parse_duration, parse_instant
@@ -202,10 +202,10 @@ def schedule_remove(session: Session, *, names: tuple[str, ...]) -> None:
     """Remove schedules; their jobs stay. One that code declares returns when a worker starts."""
     with session.open_jobs() as app:
         schedules = app.schedules.sync
-        for name in names:
-            schedules.get(name)  # all of them or none
+        found = [schedules.get(name) for name in names]  # all of them or none
         for name in names:
             schedules.remove(name)
+    note_declared(found)
     _print_done(session, names, "removed")
 
 

@@ -6,7 +6,7 @@ import functools
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, BinaryIO, TypeVar
 
@@ -18,7 +18,9 @@ from holdfast.cli.context import Session, note_if_created
 from holdfast.cli.output import print_json, print_note
 from holdfast.core.errors import Invalid, JobCancelled, JobFailed, ResultTimeout
 from holdfast.core.lifecycle import deferral_of, describe_outlook
+from holdfast.core.limits import Limit
 from holdfast.core.models import BulkResult, Job, NewJob, Reason
+from holdfast.core.schedule import Schedule
 from holdfast.core.unique import as_unique
 from holdfast.core.validation import did_you_mean, parse_duration, parse_instant, parse_timeout
 from holdfast.tasks import decode_payload
@@ -199,6 +201,15 @@ def warn_of_unknown_task(app: Holdfast, task: str) -> None:
     registered = app.registry.task_names()
     if registered and task not in registered and task != "command":
         print_note(f"warning: the application has no task {task}{did_you_mean(task, registered)}")
+
+
+def note_declared(removed: Iterable[Limit | Schedule]) -> None:
+    """Prints a remark about removed limits or schedules that are declared in code."""
+    names = [each.name for each in removed if each.owner is not None]
+    if names:
+        print_note(
+            f"note: {', '.join(names)}: declared in code or settings; a worker that starts with them adds it again"
+        )
 
 
 def _describe_interrupted(app: Holdfast, job: NewJob) -> str:

@@ -72,7 +72,8 @@ def check_sense(limit: Limit) -> None:
     if of_handlers and (values.rate is None or values.concurrency is not None or limit.by is not None):
         raise Invalid("queue", None, "give a queue or a task; a limit that handlers take from has a rate alone")
     if values.shares and limit.by is None:
-        raise Invalid("shares", dict(values.shares), "give by too: shares are turns by value of that key")
+        remedy = "give by too, when the limit is added: shares are turns by value of that key"
+        raise Invalid("shares", dict(values.shares), remedy)
     if values.depth is not None and of_handlers:
         raise Invalid("depth", values.depth, "give a queue or a task too: it bounds their jobs that wait")
     if not limit.has_buckets and values.depth is None:

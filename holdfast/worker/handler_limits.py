@@ -52,8 +52,10 @@ class HandlerLimits:
         limit = (await self._cache.current_limits()).limits.get(name)
         if limit is None or limit.values.rate is None or limit.by is not None:
             usable = [each.name for each in self._cache.table.limits.values() if each.values.rate and not each.by]
-            problem = "there is no such limit" if limit is None else "it has no rate, or a bucket for each key"
-            remedy = f'{problem}; declare one: app.limit("{name}", rate="10/s"){did_you_mean(name, usable)}'
+            remedy = f'there is no such limit; declare one: app.limit("{name}", rate="10/s")'
+            if limit is not None:
+                remedy = 'declare another, with a rate alone: app.limit("…", rate="10/s")'
+            remedy += did_you_mean(name, usable)
             raise Invalid("limit", name, remedy)
         return await self._store.limits.take_tokens(name, tokens)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from holdfast.app.limits import merge_limits
 from holdfast.core.errors import ConfigError
 from holdfast.core.events import SettingsChanged, SettingsRefused
 from holdfast.settings.settings import Watch
@@ -46,6 +47,8 @@ class Reloader:
         shared = self._shared
         try:
             newer = self._watch.poll_changes()
+            if newer is not None:
+                shared.app.limits.check_declared(merge_limits(shared.app.declared_limits, newer))
         except ConfigError as error:
             shared.emit(SettingsRefused(problem=str(error)))
             return

@@ -79,6 +79,10 @@ def test_declared_limit_is_changed_and_reset(cli: Cli) -> None:
     declare(concurrency=6)
     assert cli.json("limit", "show", "mail")["concurrency"] == 50
     assert cli.run("limit", "reset", "mail") == "mail: reset\n"
+    removed = cli.invoke("limit", "remove", "mail")
+    assert removed.stdout == "mail: removed\n"
+    assert "mail: declared in code or settings; a worker that starts with them adds it again" in removed.stderr
+    declare(concurrency=6)
     reset = cli.json("limit", "show", "mail")
     assert (reset["concurrency"], reset["changed"]) == (6, False)
 
@@ -97,6 +101,8 @@ def test_pause_shows_when_it_ends_and_is_taken_back(cli: Cli) -> None:
     assert paused == {"limit": "crm", "values": ["acme"], "paused_for": 90.0}
     acme, globex = cli.json("limit", "show", "crm", "acme", "globex")["buckets"]
     assert (acme["free_at"] is None, globex["free_at"]) == (False, None)
+    assert "Z (paused)" in cli.run("limit", "show", "mail")
+    assert "Z (paused)" in cli.run("limit", "list")
     assert cli.run("limit", "resume", "mail") == "mail: resumed\n"
     assert cli.json("limit", "show", "mail")["buckets"][0]["free_at"] is None
     assert cli.json("limit", "resume", "crm", "acme") == {"limit": "crm", "values": ["acme"], "done": "resumed"}
@@ -194,6 +200,23 @@ app.limit("mail", queue="mail", concurrency=5)
     assert kept["level"] == "ok"
     _, other = limit_findings(cli, "--app", cli.write_jobs(declared.replace("=5", "=6")))
     assert other["text"] == "limit mail is declared otherwise here: queue mail, 6 at once"
+    _, gone, _ = limit_findings(cli, "--app", cli.write_jobs(declared.replace('"mail", q', '"other", q')))
+    assert gone["text"] == "limit mail is in force, and this application declares it no more"
+    assert "holdfast limit remove mail" in gone["remedy"]
+    bad = (
+        declared
+        + """
+@app.task("send")
+async def send(to: str) -> None: ...
+app.limit("send", task="send", by="args.too", concurrency=1)
+"""
+    )
+    (wrong,) = [
+        each
+        for each in cli.json("--app", cli.write_jobs(bad), "doctor", code=1)["findings"]
+        if each["level"] == "error"
+    ]
+    assert wrong["text"].startswith("limit send: by: 'args.too' is not valid")
     (cli.folder / "holdfast.toml").write_text('[limits.partner]\ntask = "fetch"\nconcurrency = 1\n', encoding="utf-8")
     assert "limit partner is declared, and not in the store" in [each["text"] for each in limit_findings(cli)]
 
@@ -233,6 +256,22 @@ def test_submission_beyond_the_depth_of_its_key_exits_75(cli: Cli) -> None:
 def test_set_without_a_value_is_refused(cli: Cli) -> None:
     cli.run(*MAIL, "--concurrency", "5")
     assert "give a value to change" in cli.fail("limit", "set", "mail", code=2)
+
+
+def test_limit_of_handlers_keeps_to_its_rate(cli: Cli) -> None:
+    cli.run("limit", "add", "api", "--rate", "10/s")
+    assert "concurrency: 3 is not valid; limit api is of handlers" in cli.fail(
+        "limit", "set", "api", "--concurrency", "3", code=2
+    )
+    assert "rate: None is not valid; limit api is of handlers" in cli.fail(
+        "limit", "set", "api", "--rate", "none", code=2
+    )
+
+
+def test_limit_of_an_unknown_task_is_added_with_a_warning(cli: Cli) -> None:
+    added = cli.invoke("--app", cli.write_jobs(), "limit", "add", "a", "--task", "mail.sent", "--concurrency", "1")
+    assert added.exit_code == 0
+    assert "warning: the application has no task mail.sent; did you mean mail.send?" in added.stderr
 
 
 @pytest.mark.parametrize(

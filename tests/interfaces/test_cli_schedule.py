@@ -106,3 +106,12 @@ def test_declared_schedule_is_not_replaced(cli: Cli) -> None:
     asyncio.run(declare())
     assert "declared in code" in cli.fail(*ADD, "--every", "5m", "--replace", code=1)
     assert cli.json("schedule", "show", "nightly")["owner"] == "code"
+    removed = cli.invoke("schedule", "remove", "nightly")
+    assert removed.stdout == "nightly: removed\n"
+    assert "nightly: declared in code or settings; a worker that starts with them adds it again" in removed.stderr
+
+
+def test_schedule_of_an_unknown_task_is_added_with_a_warning(cli: Cli) -> None:
+    added = cli.invoke("--app", cli.write_jobs(), "schedule", "add", "a", "mail.sent", "--every", "5m")
+    assert added.exit_code == 0
+    assert "warning: the application has no task mail.sent; did you mean mail.send?" in added.stderr

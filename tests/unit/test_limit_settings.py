@@ -95,7 +95,7 @@ def test_limit_of_code_and_settings_is_refused_with_both_places(tmp_path: Path) 
     app = Holdfast(f"sqlite:///{tmp_path}/jobs.db", settings=load(tmp_path, CRM))
     app.limit("other", queue="mail", concurrency=1)
     with pytest.raises(
-        ConfigError, match=r"'crm' is declared in the code and as limits.crm in holdfast.toml:2; remove one"
+        ConfigError, match=r"'crm' is declared in the code and as limits.crm in holdfast.toml; remove one"
     ):
         app.limit("crm", queue="crm", concurrency=1)
 

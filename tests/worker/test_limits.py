@@ -327,7 +327,7 @@ async def test_unknown_limit_fails_with_a_remedy(app: Holdfast) -> None:
         misspelt, roomy = await call_api.enqueue("apo"), await call_api.enqueue("room")
         await harnessed.run_until_idle()
         assert "did you mean api" in ((await misspelt.job()).error or "")
-        assert "it has no rate" in ((await roomy.job()).error or "")
+        assert "declare another, with a rate alone" in ((await roomy.job()).error or "")
 
 
 async def test_handler_in_a_thread_takes_tokens(app: Holdfast) -> None:

@@ -124,6 +124,39 @@ async def test_changed_settings_are_followed_within_five_seconds(tmp_path: Path)
     assert events.of(StoreTrouble) == []
 
 
+async def test_settings_that_contradict_the_code_are_refused_and_schedules_go_on(tmp_path: Path) -> None:
+    file = tmp_path / "holdfast.toml"
+    file.write_text("")
+    app = Holdfast(f"sqlite:///{tmp_path}/unused.db", path=file)
+    app.limit("crm", queue="crm", concurrency=2)
+    events = Recorder(app)
+    ran: list[str] = []
+
+    @app.task("work")
+    async def work(tenant: str = "") -> None:
+        ran.append(tenant)
+
+    app.schedule("often", work.new_job(), every=10)
+    async with harness(app) as harnessed:
+        await harnessed.start()
+        await harnessed.advance(21)
+        assert len(ran) == 2
+        for text, problem in (
+            ('[limits.crm]\nqueue = "crm"\nconcurrency = 1\n', "limit 'crm' is declared in the code and as limits.crm"),
+            ('[limits.own]\ntask = "work"\nby = "args.tenat"\n', "limit own: by: 'args.tenat' is not valid"),
+        ):
+            file.write_text(text)
+            await harnessed.advance(30)
+            assert problem in events.of(SettingsRefused)[-1].problem
+        assert len(ran) == 8
+        assert [limit.name for limit in await app.limits.find_all()] == ["crm"]
+        file.write_text('[limits.own]\ntask = "work"\nby = "args.tenant"\n')
+        await harnessed.advance(10)
+        assert [limit.name for limit in await app.limits.find_all()] == ["crm", "own"]
+    assert len(events.of(SettingsRefused)) == 2
+    assert events.of(StoreTrouble) == []
+
+
 async def test_a_changed_retry_policy_counts_from_the_next_failure(tmp_path: Path) -> None:
     file = tmp_path / "holdfast.toml"
     file.write_text('retry = "fixed:100"\n')

@@ -7,6 +7,7 @@ the same write that submits the jobs of its ticks, and the job's id is derived f
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -199,7 +200,7 @@ def _cron_ticks(expression: str, zone: ZoneInfo, after_us: int) -> Iterator[int]
 def due_ticks(schedule: Schedule, now_us: int) -> DueTicks:
     """Which ticks up to an instant are to run, how many are missed, and the next one.
 
-    Of a long time only the latest ticks are looked at one by one; the number of missed ones is then a lower bound.
+    Of a long time only the first and the latest ticks are looked at; the number of missed ones is then a lower bound.
     """
     tick = schedule.next_us
     latest: deque[int] = deque(maxlen=max(1, schedule.catch_up))
@@ -208,9 +209,11 @@ def due_ticks(schedule: Schedule, now_us: int) -> DueTicks:
     while tick is not None and tick <= now_us:
         latest.append(tick)
         seen += 1
-        if seen % _ROUND == 0 and (ahead := _jump(schedule.next_us or 0, tick, seen, now_us)) > tick:
-            latest.clear()
-            ticks = iterate_ticks(schedule, ahead)
+        if seen == _ROUND:
+            found = _last_ticks(schedule, tick, now_us)
+            seen += len(found)
+            latest.extend(found)
+            ticks = iterate_ticks(schedule, now_us)
         tick = next(ticks, None)
     run = list(latest)
     if schedule.catch_up == 0 and run and now_us - run[-1] > ON_TIME // MICROSECOND:
@@ -224,10 +227,16 @@ def due_ticks(schedule: Schedule, now_us: int) -> DueTicks:
     return DueTicks(run, seen - len(run), tick)
 
 
-def _jump(first_us: int, tick_us: int, seen: int, now_us: int) -> int:
-    """An instant so far ahead that about one round of ticks is left until now."""
-    gap = (tick_us - first_us) // max(1, seen - 1)
-    return now_us - gap * _ROUND
+def _last_ticks(schedule: Schedule, tick_us: int, now_us: int) -> list[int]:
+    """The latest ticks between the first round and now, as many as are made up for: looked for in growing times, as the
+    ticks of a cron expression may come in bursts."""
+    span = tick_us - (schedule.next_us or 0)
+    while True:
+        after = max(tick_us, now_us - span)
+        found = list(itertools.takewhile(lambda tick: tick <= now_us, iterate_ticks(schedule, after)))
+        if after == tick_us or len(found) >= max(1, schedule.catch_up):
+            return found
+        span *= 2
 
 
 def tick_job(schedule: Schedule, tick_us: int) -> NewJob:

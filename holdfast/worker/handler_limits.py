@@ -19,6 +19,7 @@ from holdfast.stores.base import Store
 from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.worker.context import WorkerContext
 
+_MAX_WAIT = 5.0  # seconds after which a waiting handler asks again: the limit may have been changed or resumed
 _CANCEL_CHECK_SECONDS = 0.5  # in which a waiting thread notices that its job is asked to stop
 
 
@@ -36,12 +37,12 @@ class HandlerLimits:
         while delay := await self._try_to_take(name, tokens):
             if not wait:
                 raise _too_few(name, delay)
-            await self._shared.clock.sleep(delay.total_seconds())
+            await self._shared.clock.sleep(min(delay.total_seconds(), _MAX_WAIT))
 
     def take_blocking(self, name: str, tokens: int, *, wait: bool, is_cancelled: Callable[[], bool]) -> None:
         """Takes tokens for a handler in a thread, like ``take``. A wait ends when the job is asked to stop."""
         while delay := asyncio.run_coroutine_threadsafe(self._try_to_take(name, tokens), self._loop).result():
-            ready_at = time.monotonic() + delay.total_seconds()
+            ready_at = time.monotonic() + min(delay.total_seconds(), _MAX_WAIT)
             while (left := ready_at - time.monotonic()) > 0:
                 if not wait or is_cancelled():
                     raise _too_few(name, delay)

@@ -61,6 +61,20 @@ async def test_changes_of_burst_give_no_tokens(store: Store, clock: ManualClock)
     assert len(await take(store, 40)) == 2
 
 
+async def test_larger_burst_adds_nothing_to_a_bucket_that_was_not_full(store: Store, clock: ManualClock) -> None:
+    second = {"rate": 10, "period_us": 1_000_000}
+    await limit(store, by="args.tenant", burst=5, **second)
+    await put(store, *[job_of(1) for _ in range(500)])
+    assert len(await take(store, 500)) == 5
+    (known,) = await store.limits.read_limits()
+    changed = Limit(name="mail", queue="default", by="args.tenant", values=LimitValues(burst=400, **second))
+    assert await store.limits.write_limit(LimitChange(changed, known.revision))
+    clock.advance(0.6)
+    assert len(await take(store, 500)) == 6
+    clock.advance(3600)
+    assert len(await take(store, 500)) == 400
+
+
 async def test_changed_rate_keeps_the_tokens(store: Store, clock: ManualClock) -> None:
     await limit(store, rate=1, period_us=60_000_000, burst=4)
     await put(store, *[new_job() for _ in range(40)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime, timedelta
-from itertools import islice, pairwise
+from itertools import islice, pairwise, takewhile
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -131,6 +131,20 @@ def test_years_of_missed_minutes_are_counted_within_moments() -> None:
     assert due.run == [now - 30_000_000 - 60_000_000 * n for n in reversed(range(100))]
     assert due.next_us == now + 30_000_000
     assert due.missed >= 1000
+
+
+@pytest.mark.parametrize("catch_up", [1, 5, 100])
+@pytest.mark.parametrize("away", [0.5, 1.3, 19, 45, 400])
+@pytest.mark.parametrize(
+    "expression", ["* * 1 * *", "*/2 * 1 * *", "* * 1 1 *", "* * * 1 *", "0 * * * MON", "0 0 1 * *"]
+)
+def test_latest_ticks_are_made_up_for_when_they_come_in_bursts(expression: str, away: float, catch_up: int) -> None:
+    start = to_microseconds(datetime(2027, 1, 1, tzinfo=UTC))
+    now = start + int(away * 86400) * 1_000_000 + 1
+    ticks = [*takewhile(lambda tick: tick <= now, iterate_ticks(schedule_of(cron=expression), start - 1))]
+    due = due_ticks(schedule_of(cron=expression, catch_up=catch_up, next_us=ticks[0] if ticks else now + 1), now)
+    assert due.run == ticks[-catch_up:]
+    assert min(len(ticks), 1000) <= due.missed + len(due.run) <= len(ticks)
 
 
 @pytest.mark.parametrize("overlap", [each for each in Overlap if each is not Overlap.ALLOW])

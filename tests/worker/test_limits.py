@@ -330,6 +330,24 @@ async def test_unknown_limit_fails_with_a_remedy(app: Holdfast) -> None:
         assert "declare another, with a rate alone" in ((await roomy.job()).error or "")
 
 
+async def test_waiting_handler_notices_the_end_of_a_pause(app: Holdfast) -> None:
+    @app.task("call")
+    async def call_api(context: Context) -> None:
+        await context.limit("api", wait=True)
+
+    app.limit("api", rate="1/s")
+    async with harness(app) as harnessed:
+        await harnessed.start()
+        await harnessed.advance(1)
+        await app.limits.pause("api", 3600)
+        handle = await call_api.enqueue()
+        await harnessed.advance(1)
+        assert await handle.state() is JobState.RUNNING
+        await app.limits.resume("api")
+        await harnessed.advance(5)
+        assert await handle.state() is JobState.SUCCEEDED
+
+
 async def test_handler_in_a_thread_takes_tokens(app: Holdfast) -> None:
     @app.task("call", retry=Retry.fixed(60), executor="thread")
     def call_api(context: Context) -> str:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
 from holdfast.core.lifecycle import must_start_now
 from holdfast.core.models import Claim, ExpiredJob, Job
 from holdfast.stores.base import EVERY_QUEUE, ClaimRequest, remaining_slots
-
-LOOK_SECONDS = 0.05
-"""Seconds for which a claim believes what the last look for jobs of one kind, plain or under limits, saw."""
 
 
 class ClaimProgress:
@@ -101,19 +97,15 @@ class KindTurns:
         self.limits_seen = False
         """The latest claim saw jobs under limits."""
         self._was_limited = True
-        self._no_plain_at = -LOOK_SECONDS
 
     @property
     def limited_first(self) -> bool:
         """Returns True if the next claim begins with jobs under limits."""
-        no_plain = time.monotonic() - self._no_plain_at < LOOK_SECONDS
-        return self.limits_seen and (not self._was_limited or no_plain)
+        return self.limits_seen and not self._was_limited
 
     def note_claim(self, claiming: ClaimProgress) -> None:
         """Notes what a claim found, and what it began with."""
         if claiming.jobs:
             self._was_limited = claiming.began_limited
-            if claiming.looked and all(job.partition is not None for job in claiming.jobs):
-                self._no_plain_at = time.monotonic()
         if claiming.looked or claiming.jobs:
             self.limits_seen = claiming.limits_seen or claiming.began_limited

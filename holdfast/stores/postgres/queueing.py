@@ -35,7 +35,7 @@ from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.stores.common.requests import CLAIMED_A_SECOND, HEARTBEAT_RETRY_SHARE, UNREADABLE, extra_timeout
 from holdfast.stores.common.server_store import wait_for_news
 from holdfast.stores.common.unconfirmed import UnconfirmedClaims, perhaps_stored
-from holdfast.stores.postgres.claim_progress import LOOK_SECONDS, ClaimProgress, KindTurns
+from holdfast.stores.postgres.claim_progress import ClaimProgress, KindTurns
 from holdfast.stores.postgres.cursors import START, Cursors, QueuePosition, split_scan
 from holdfast.stores.postgres.encoding import NumberedStatement, claimed_job, is_id, record_columns, span_us, to_text
 from holdfast.stores.postgres.limits import LimitedClaims
@@ -50,6 +50,7 @@ MAX_PROMOTED = 1000
 """Due jobs made ready by one claim; more are made ready by the next."""
 _MAX_QUEUES = 32  # queues that one statement looks into
 _TRIES, _MOMENT = 5, 0.005  # how often, and after how many seconds, a claim looks again for what others promote
+_LIMITED_SEEN_SECONDS = 0.05  # seconds for which a claim believes what the last look for jobs under limits saw
 _REFRESH = 1.0  # seconds the names of the queues with ready jobs are believed
 _CLAIMED_COLUMNS = 13  # columns of a claimed job, its place in the order included
 _QUEUE = 2  # the column of its queue
@@ -73,7 +74,7 @@ class PostgresQueueing:
         self._limit_cache = limit_cache
         self._limited = LimitedClaims(pool, statements)
         self._turns = KindTurns()
-        self._looked_at = -LOOK_SECONDS  # when queues were looked at last
+        self._looked_at = -_LIMITED_SEEN_SECONDS  # when queues were looked at last
         self._last_look: tuple[list[str], bool] = ([], False)  # which, and whether they had such jobs
         self._pool = pool
         self._notifications = notifications
@@ -323,7 +324,7 @@ class PostgresQueueing:
         """Notes whether there are jobs under limits. An answer counts for a moment, unless it was no and there are no
         plain jobs either: asking with each claim would cost some per cent."""
         now, (seen_in, was_seen) = time.monotonic(), self._last_look
-        if (at_once and not was_seen) or now - self._looked_at > LOOK_SECONDS or seen_in != queues:
+        if (at_once and not was_seen) or now - self._looked_at > _LIMITED_SEEN_SECONDS or seen_in != queues:
             ((seen,),) = await self._pool.fetch(self._sql["any_limited"], queues=queues)
             self._looked_at, self._last_look = now, (queues, seen)
         claiming.limited = claiming.limited or self._last_look[1]

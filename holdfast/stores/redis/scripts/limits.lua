@@ -1092,6 +1092,13 @@ end
 finish()
 return #queues == tonumber(ARGV[4]) and queues[#queues] or ''
 
+-- name: bound_buckets (admission)
+-- The buckets from ARGV[3] on keep their tokens after a change of their limit, at most the new burst.
+read_buckets({ unpack(ARGV, 3) })
+write_admitted()
+finish()
+return 0
+
 -- name: bucket_use (admission)
 -- Use of the buckets from ARGV[3] on. Returns the clock, and of each what is used, when it is full, its pause's end.
 local uses = { int(now) }

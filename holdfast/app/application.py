@@ -48,6 +48,7 @@ from holdfast.core.portal import drive_coroutine, running_loop
 from holdfast.core.resources import Resources
 from holdfast.core.schedule import Schedule
 from holdfast.core.stats import JobStats
+from holdfast.core.steps import Step
 from holdfast.core.validation import check_name, check_task_name, did_you_mean, parse_count, parse_duration, parse_rate
 from holdfast.settings.settings import Settings
 from holdfast.stores import ExternalTransactions, open_store
@@ -321,6 +322,11 @@ class Holdfast(JobEditing):
         return await (await self.open_store()).query.logs((await self._get(job_id)).id, limit=limit, cursor=cursor)
 
     @requires_loop
+    async def steps(self, job_id: str) -> list[Step]:
+        """The steps of a job that have ended, by ``context.step``, in the order of their calls."""
+        return await (await self.open_store()).workflow.read_steps((await self._get(job_id)).id)
+
+    @requires_loop
     async def queues(self, *, minutes: int = 5, most: int = 10_000) -> list[QueueInfo]:
         """Every queue with its counts, and how many of its jobs ended a second in the last minutes.
 
@@ -456,6 +462,7 @@ class BlockingHoldfast(BlockingView):
     count = BlockingMethod(Holdfast.count)
     attempts = BlockingMethod(Holdfast.attempts)
     logs = BlockingMethod(Holdfast.logs)
+    steps = BlockingMethod(Holdfast.steps)
     queues = BlockingMethod(Holdfast.queues)
     stats = BlockingMethod(Holdfast.stats)
     workers = BlockingMethod(Holdfast.workers)

@@ -26,6 +26,7 @@ from holdfast.core.job_logs import LogLine
 from holdfast.core.lifecycle import deferral_of
 from holdfast.core.models import TERMINAL, Attempt, Job, QueueInfo, UniqueKey, WorkerInfo
 from holdfast.core.redaction import Redaction
+from holdfast.core.steps import Step
 from holdfast.telemetry.trace_context import trace_id_of
 from holdfast.views.documents import (
     attempt_document,
@@ -33,6 +34,7 @@ from holdfast.views.documents import (
     line_document,
     replays_after,
     status_document,
+    step_document,
     to_plain,
     worker_state,
 )
@@ -219,8 +221,9 @@ def attempts_of(job: Job) -> str:
 def show_job(session: Session, *, job_id: str) -> None:
     """Show everything about a job.
 
-    That is payload, failed attempts with their tracebacks, timings, log lines and result. A replay is shown only after
-    an attempt that did not succeed. ID is the job's id (a UUID, or its ULID form), or key: and its idempotency key.
+    That is payload, failed attempts with their tracebacks, timings, steps, log lines and result. A replay is shown only
+    after an attempt that did not succeed. ID is the job's id (a UUID, or its ULID form), or its idempotency key as
+    key:KEY.
     """
     with session.open_jobs() as app:
         job = app.sync.get(job_id)
@@ -230,8 +233,9 @@ def show_job(session: Session, *, job_id: str) -> None:
 def print_story(session: Session, app: Holdfast, job: Job) -> None:
     """Prints a job with its history and log lines, redacted."""
     redaction = Redaction(app.settings.redacted)
-    attempts, lines = (
+    attempts, steps, lines = (
         redaction.redact_attempts(job, app.sync.attempts(job.id)),
+        redaction.redact_steps(app.sync.steps(job.id)),
         redaction.redact_logs(job, lines_of(app, job)),
     )
     now = server_time_us(app)
@@ -239,6 +243,7 @@ def print_story(session: Session, app: Holdfast, job: Job) -> None:
     if session.json:
         document = to_plain(job_document(job)) | {"ulid": as_ulid(job.id), "trace_id": trace_id_of(job)}
         document |= {"history": [attempt_document(each) for each in attempts]}
+        document |= {"steps": [step_document(each) for each in steps]}
         print_json(document | {"lines": [line_document(each) for each in lines]})
         return
     print_facts(_facts(job, now))
@@ -250,6 +255,9 @@ def print_story(session: Session, app: Holdfast, job: Job) -> None:
     if attempts:
         print_heading("Attempts that did not succeed")
         _print_attempts(attempts, replays_after(job, attempts))
+    if steps:
+        print_heading("Steps")
+        _print_steps(steps)
     if lines:
         print_heading("Log lines")
         _print_lines(lines)
@@ -335,6 +343,11 @@ def _print_attempts(attempts: Sequence[Attempt], replayed: Sequence[bool]) -> No
                 click.echo("\n".join("    " + safe_text(line.replace("\t", "    ")) for line in text.splitlines()))
         if is_replayed:
             click.echo("  replayed: attempts are counted from 1 again")
+
+
+def _print_steps(steps: Sequence[Step]) -> None:
+    for each in steps:
+        click.echo(safe_text(f"  {format_moment(each.ended_at_us)}  {each.name}  {clip_text(each.result or 'null')}"))
 
 
 def _print_lines(lines: Sequence[LogLine]) -> None:

@@ -28,6 +28,8 @@ POINTS = frozenset(
         "handler.before",
         "handler.after",
         "settle.before",
+        "step.before",
+        "step.after",
         "settle.after",
         "beat.before",
         "sweep.before_settle",

@@ -259,6 +259,10 @@ class Dead(HandlerSignal):
     """The job cannot succeed: it is dead at once, with this message, however many attempts are left."""
 
 
+class StepsChanged(HandlerSignal):
+    """The steps that the code takes are not those that were recorded with the job. It is dead at once."""
+
+
 # ── deferral of a job that its worker cannot run ──────────────────────────────────────────────────────────────────────
 _ERROR = re.compile(r"deferred since (\S+Z): (?:Invalid: )?(.*)", re.DOTALL)
 

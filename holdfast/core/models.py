@@ -55,6 +55,7 @@ class Reason(StrEnum):
     RELEASED = "released"  # given back by a stopping worker
     SNOOZED = "snoozed"  # given back by the handler
     EXPIRED = "expired"  # it had not begun by its ``expires``
+    STEPS_CHANGED = "steps_changed"  # the code does not match the steps that are recorded
 
 
 class UniqueKey(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

@@ -14,6 +14,7 @@ import msgspec
 
 from holdfast.core.job_logs import LogLine
 from holdfast.core.models import Attempt, Job
+from holdfast.core.steps import Step
 
 REDACTED = "[redacted]"
 _LEAST = 4  # shortest hidden value that is searched for in error texts: shorter ones occur in every text
@@ -63,6 +64,15 @@ class Redaction:
                 traceback=None if each.traceback is None else self._error(each.traceback, hidden),
             )
             for each in attempts
+        ]
+
+    def redact_steps(self, steps: Sequence[Step]) -> list[Step]:
+        """Returns steps with hidden values replaced, as in the result of a job."""
+        return [
+            step
+            if step.result is None or not self._of["result"]
+            else msgspec.structs.replace(step, result=self._text("result", step.result, []))
+            for step in steps
         ]
 
     def redact_logs(self, job: Job, lines: Sequence[LogLine]) -> list[LogLine]:

@@ -60,6 +60,7 @@ from holdfast.core.models import (
 )
 from holdfast.core.schedule import DueSchedules, Schedule, ScheduleChange
 from holdfast.core.stats import JobStats
+from holdfast.core.steps import NewStep, Step
 
 T = TypeVar("T")
 
@@ -332,6 +333,20 @@ class Limits(Protocol):
         No time at all ends every pause; the next write of the limit tells workers that wait."""
 
 
+class Workflow(Protocol):
+    """The steps of jobs. They stay with the job until it is deleted: retries, releases and replays find them."""
+
+    async def save_steps(self, steps: Sequence[NewStep]) -> list[bool]:
+        """Keep steps, each under its lease, in one transaction; returns for each whether it is kept.
+
+        Refused: the lease is not the job's any more, or has expired. A step that is there already stays as it is: a
+        call whose answer was lost may be repeated.
+        """
+
+    async def read_steps(self, job_id: str) -> list[Step]:
+        """The steps of a job by number."""
+
+
 class Statement(msgspec.Struct, frozen=True):
     """A statement for the caller's own connection. Each ``?`` in it stands for the next parameter; on SQLite also
     ``?1``, as its own driver has it.
@@ -395,6 +410,9 @@ class Store(Protocol):
 
     @property
     def limits(self) -> Limits: ...
+
+    @property
+    def workflow(self) -> Workflow: ...
 
     @property
     def health(self) -> Health: ...

@@ -38,6 +38,7 @@ from holdfast.core.models import (
 )
 from holdfast.core.schedule import DueSchedules, Schedule, ScheduleChange
 from holdfast.core.stats import JobStats
+from holdfast.core.steps import NewStep, Step
 from holdfast.stores.base import (
     AT_ONCE,
     Admin,
@@ -52,6 +53,7 @@ from holdfast.stores.base import (
     Selection,
     StatementFlow,
     Store,
+    Workflow,
 )
 
 T = TypeVar("T")
@@ -99,6 +101,10 @@ class ForwardingStore:
     @property
     def limits(self) -> Limits:
         return ForwardingLimits(self._inner.limits, self._intercept)
+
+    @property
+    def workflow(self) -> Workflow:
+        return ForwardingWorkflow(self._inner.workflow, self._intercept)
 
     @property
     def health(self) -> Health:
@@ -318,6 +324,20 @@ class ForwardingLimits:
 
     async def pause_buckets(self, buckets: Sequence[str], pause_for: timedelta) -> None:
         await self._intercept("pause_buckets", lambda: self._inner.pause_buckets(buckets, pause_for))
+
+
+class ForwardingWorkflow:
+    """Forwards every verb to ``inner``."""
+
+    def __init__(self, inner: Workflow, intercept: Interceptor = run_directly) -> None:
+        self._inner = inner
+        self._intercept = intercept
+
+    async def save_steps(self, steps: Sequence[NewStep]) -> list[bool]:
+        return await self._intercept("save_steps", lambda: self._inner.save_steps(steps))
+
+    async def read_steps(self, job_id: str) -> list[Step]:
+        return await self._intercept("read_steps", lambda: self._inner.read_steps(job_id))
 
 
 class ForwardingHealth:

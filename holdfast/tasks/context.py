@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextvars import ContextVar
-from typing import Any, Protocol
+from datetime import timedelta
+from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 from holdfast.core.errors import Conflict, HoldfastError
 from holdfast.core.models import Job, Lease
 from holdfast.core.portal import drive_coroutine, forbid_running_loop
+from holdfast.core.retry import Retry, as_retry
+from holdfast.core.validation import check_timeout, parse_count
 from holdfast.tasks.job_logger import NOTHING, JobLog
+from holdfast.tasks.steps import PLAIN, JobSteps, StepKeeper, StepOptions
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Completer(Protocol):
@@ -35,7 +42,7 @@ class Limiter(Protocol):
 class Context:
     """The running job. A handler whose first parameter is annotated ``Context`` gets it; ``current_job()`` too."""
 
-    __slots__ = ("job", "cancelled", "completing", "_completer", "_limiter", "_log", "_opener")
+    __slots__ = ("job", "cancelled", "completing", "_completer", "_keeper", "_limiter", "_log", "_opener", "_steps")
 
     def __init__(
         self,
@@ -43,8 +50,11 @@ class Context:
         completer: Completer | None = None,
         opener: LogOpener | None = None,
         limiter: Limiter | None = None,
+        keeper: StepKeeper | None = None,
     ) -> None:
         self.job = job
+        self._keeper = keeper
+        self._steps: JobSteps | None = None  # made for the first step: most jobs have none
         self._limiter = limiter
         self._completer = completer
         self._opener = opener
@@ -129,6 +139,59 @@ class Context:
         """
         await _limiter_of(self).take(name, tokens, wait=wait)
 
+    @overload
+    def step(
+        self, name: str, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, T]: ...
+
+    @overload
+    def step(
+        self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, T]: ...
+
+    def step(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
+        """Runs a function once in the life of the job: ``await context.step("charge", charge, order)``.
+
+        Its result is stored under the lease before the next line runs; a retry, a release, a crash or a replay returns
+        it as JSON values, converted by the function's return annotation. An exception is not stored. A name that is
+        called again gets a number: "charge", "charge#2".
+        """
+        return self._job_steps.call(name, PLAIN, function, args, kwargs)
+
+    def with_options(
+        self, *, tries: int = 1, retry: Retry | str | None = None, timeout: float | timedelta | str | None = None
+    ) -> StepContext:
+        """Options of a step: ``context.with_options(tries=3, timeout=10).step("charge", charge, order)``.
+
+        It is tried several times within this attempt of the job, with the delays of ``retry`` in between, each time for
+        at most ``timeout``.
+        """
+        return StepContext(
+            self,
+            StepOptions(
+                tries=parse_count(tries, "tries", least=1, most=1000, text=False),
+                retry=Retry() if retry is None else as_retry(retry),
+                timeout=None if timeout is None else check_timeout(timeout).total_seconds(),
+            ),
+        )
+
+    @property
+    def _job_steps(self) -> JobSteps:
+        """Returns the steps of this attempt."""
+        if self._steps is None:
+            if self._keeper is None:
+                raise HoldfastError(
+                    "context.step(): this code runs without a worker or in a process of its own, without a store; "
+                    'let the task run with executor="async" or "thread"'
+                )
+            self._steps = JobSteps(self.job, self._keeper)
+        return self._steps
+
+    @property
+    def changed_steps(self) -> str | None:
+        """Returns how the code differs from the recorded steps; None if it does not. For the runner."""
+        return None if self._steps is None else self._steps.problem
+
     @property
     def sync(self) -> SyncContext:
         """Returns the blocking interface, for handlers in threads: ``context.sync.complete(connection, result)``."""
@@ -137,6 +200,30 @@ class Context:
     def cancel(self) -> None:
         """Asks the handler to stop. Called by the worker."""
         self.cancelled = True
+
+
+class StepContext:
+    """Runs steps with options."""
+
+    __slots__ = ("_context", "_options")
+
+    def __init__(self, context: Context, options: StepOptions) -> None:
+        self._context = context
+        self._options = options
+
+    @overload
+    def step(
+        self, name: str, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, T]: ...
+
+    @overload
+    def step(
+        self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, T]: ...
+
+    def step(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
+        """``Context.step``, with these options."""
+        return self._context._job_steps.call(name, self._options, function, args, kwargs)
 
 
 class SyncContext:
@@ -151,6 +238,12 @@ class SyncContext:
         """``Context.complete``, in this thread, to which the connection belongs."""
         forbid_running_loop("await context.complete(…) itself instead of context.sync.complete(…)")
         return drive_coroutine(self._context.complete(connection, result))
+
+    def step(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """``Context.step``, in this thread, for a function that is not async."""
+        forbid_running_loop("await context.step(…) itself instead of context.sync.step(…)")
+        result: T = self._context._job_steps.run_blocking(name, PLAIN, function, args, kwargs)
+        return result
 
     def limit(self, name: str, tokens: int = 1, *, wait: bool = False) -> None:
         """``Context.limit``, in this thread."""

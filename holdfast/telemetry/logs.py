@@ -96,11 +96,11 @@ def _write_records(settings: Settings, renderer: Renderer, writer: LineWriter) -
     root.addHandler(handler)
     root.setLevel(settings.log_level)
 
-    def undo() -> None:
+    def remove_handlers() -> None:
         root.removeHandler(handler)
         root.setLevel(level)
 
-    return undo
+    return remove_handlers
 
 
 def _write_structlog() -> Callable[[], None]:

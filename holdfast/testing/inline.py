@@ -26,6 +26,7 @@ from holdfast.worker.invocation import HandlerInvoker
 from holdfast.worker.log_writer import LogWriter
 from holdfast.worker.runner import Runner
 from holdfast.worker.settler import Settler
+from holdfast.worker.step_writer import StepWriter
 
 _LEASE = timedelta(days=1)  # never renewed; there is no other worker
 
@@ -114,7 +115,7 @@ async def run_once(app: Holdfast, job_ids: Sequence[str]) -> None:
     invoker = HandlerInvoker(app, app.settings)
     await invoker.open()
     log_writer = LogWriter(shared, store)
-    runner = Runner(shared, invoker, log_writer, HandlerLimits(shared, store))
+    runner = Runner(shared, invoker, log_writer, HandlerLimits(shared, store), StepWriter(shared, store))
     settler = Settler(shared, store, log_writer.flush)
     watching = asyncio.create_task(runner.watch_deadlines())
     try:

@@ -23,6 +23,7 @@ from holdfast.core.models import (
     WorkerCommand,
     WorkerInfo,
 )
+from holdfast.core.steps import Step
 from holdfast.tasks.codec import decode_json, write
 from holdfast.views.formatting import format_timestamp
 
@@ -265,6 +266,27 @@ def attempt_document(attempt: Attempt) -> AttemptDocument:
         started_at=_dated(attempt.started_at_us),
         ended_at=format_timestamp(attempt.ended_at_us),
         seconds=seconds,
+    )
+
+
+class StepDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """A step of a job that has ended."""
+
+    name: str
+    number: int
+    claims: int
+    ended_at: str
+    result: Raw | None
+
+
+def step_document(step: Step) -> StepDocument:
+    """Returns the document of a step."""
+    return StepDocument(
+        name=step.name,
+        number=step.number,
+        claims=step.claims,
+        ended_at=format_timestamp(step.ended_at_us),
+        result=None if step.result is None else raw_json(step.result),
     )
 
 

@@ -132,7 +132,7 @@ class Serving:
 
     def stop(self) -> StopRequest:
         """Lets requests under way finish. A second call more than a second later ends them at once."""
-        request = self._stop_requests.record()
+        request = self._stop_requests.record_signal()
         self._server.force_exit = self._server.force_exit or request is StopRequest.REPEATED
         self._server.should_exit = True
         return request

@@ -24,10 +24,17 @@ from holdfast.telemetry.trace_context import trace_id_of
 from holdfast.worker.context import StopReason, TaskRun, WorkerContext
 from holdfast.worker.executors.command import CommandRunner
 from holdfast.worker.executors.coroutine import Escaped, drive_in_context
-from holdfast.worker.executors.outcome import describe_error, outcome_of, payload_refused, success_outcome
+from holdfast.worker.executors.outcome import (
+    describe_error,
+    outcome_of,
+    payload_refused,
+    steps_changed,
+    success_outcome,
+)
 from holdfast.worker.handler_limits import HandlerLimits
 from holdfast.worker.invocation import HandlerInvoker, RemoteOutcome, unwrap_outcome
 from holdfast.worker.policy import UnfitJobs
+from holdfast.worker.step_writer import StepWriter
 from holdfast.worker.tx_completion import UNDONE, TxCompletion
 
 _MAX_STALE = 100  # deadlines of ended jobs that may stay in the heap
@@ -37,13 +44,21 @@ _CANCEL_TIMEOUT = 1.0  # seconds a cancelled runner may take to end
 class Runner:
     """The runners of one worker, as many as its concurrency, and one watchdog for their deadlines."""
 
-    def __init__(self, shared: WorkerContext, invoker: HandlerInvoker, logs: LogOpener, limits: HandlerLimits) -> None:
+    def __init__(
+        self,
+        shared: WorkerContext,
+        invoker: HandlerInvoker,
+        logs: LogOpener,
+        limits: HandlerLimits,
+        step_writer: StepWriter,
+    ) -> None:
         self._shared = shared
         self._invoker = invoker
         self._logs = logs
         self._commands = CommandRunner(watcher=invoker.watcher)
         self._tx_completion = TxCompletion(shared)
         self._limits = limits
+        self._step_writer = step_writer
         self._registry = shared.app.registry
         self._runners: set[asyncio.Task[None]] = set()
         self._lease_checks: set[asyncio.Task[None]] = set()
@@ -139,7 +154,7 @@ class Runner:
         shared, job = self._shared, run.job
         monotonic = shared.clock.monotonic
         run.runner = runner
-        run.context = Context(job, self._tx_completion, self._logs, self._limits)
+        run.context = Context(job, self._tx_completion, self._logs, self._limits, self._step_writer)
         run.started = monotonic()
         if shared.is_stale(run, run.started):
             shared.settle(run, Released())
@@ -265,6 +280,8 @@ class Runner:
             raise  # the coroutine of this runner is being closed
         except BaseException as error:  # SystemExit, KeyboardInterrupt, custom ones: none may end the worker
             return outcome_of(error, task)
+        if context.changed_steps is not None:
+            return steps_changed(context.changed_steps)
         return success_outcome(value, self._shared.settings.result_limit)
 
     async def _command(self, job: Job) -> Any:

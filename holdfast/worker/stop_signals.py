@@ -35,7 +35,7 @@ class StopRequests:
         self._monotonic = monotonic
         self._first_at: float | None = None
 
-    def record(self) -> StopRequest:
+    def record_signal(self) -> StopRequest:
         """Records a request and returns its meaning."""
         now = self._monotonic()
         if self._first_at is None:

@@ -168,7 +168,7 @@ class Supervisor:
 
         A second call more than a second later is forwarded too: each worker then releases its jobs at once.
         """
-        request = self._stop_requests.record()
+        request = self._stop_requests.record_signal()
         if request is StopRequest.DUPLICATE:
             return
         first = request is StopRequest.FIRST

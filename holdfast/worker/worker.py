@@ -32,6 +32,7 @@ from holdfast.worker.log_writer import LogWriter
 from holdfast.worker.reloader import Reloader
 from holdfast.worker.runner import Runner
 from holdfast.worker.settler import Settler
+from holdfast.worker.step_writer import StepWriter
 from holdfast.worker.stop_signals import StopRequest, StopRequests
 from holdfast.worker.supervisor import NAME_TAKEN
 from holdfast.worker.sweeper import Sweeper
@@ -69,7 +70,7 @@ class Worker:
 
         A second call more than a second later releases them at once; a second call within that second is ignored.
         """
-        if self._stop_requests.record() is StopRequest.REPEATED:
+        if self._stop_requests.record_signal() is StopRequest.REPEATED:
             self._stop_now.set()
         self._begin_to_stop(reason)
 
@@ -106,7 +107,7 @@ class Worker:
         store = await app.open_store()
         self.invoker = invoker = await self._open(store)
         self.log_writer = LogWriter(shared, store)
-        self.runner = Runner(shared, invoker, self.log_writer, HandlerLimits(shared, store))
+        self.runner = Runner(shared, invoker, self.log_writer, HandlerLimits(shared, store), StepWriter(shared, store))
         self.settler = Settler(shared, store, self.log_writer.flush)
         self.ticker = Ticker(shared, store, app.declared)
         self.fetcher = Fetcher(shared, store, drain=self._drain)

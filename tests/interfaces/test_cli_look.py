@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from datetime import timedelta
@@ -15,6 +16,7 @@ from holdfast.cli.output import Column, as_json, fitting_columns
 from holdfast.core.job_logs import NewLine, Record
 from holdfast.core.lifecycle import Failed, Succeeded
 from holdfast.core.models import QueueInfo
+from holdfast.core.steps import NewStep
 from holdfast.views.formatting import format_span, safe_text
 from holdfast.worker.executors import resource_limits
 from holdfast.worker.sandbox import plan
@@ -278,3 +280,27 @@ def test_stats_report_jobs_workers_and_recent_activity(cli: Cli) -> None:
     assert "In the last 5 minutes" in shown
     assert "none yet" in shown
     assert cli.invoke("stats", "--minutes", "0").exit_code == 2
+
+
+def test_show_lists_the_steps_of_a_job(cli: Cli) -> None:
+    job_id = cli.run("enqueue", "work").strip()
+    job = cli.claim(job_id)
+
+    async def save() -> list[bool]:
+        async with Holdfast() as app:
+            steps = [
+                NewStep(job.lease, name, number, True, result)
+                for number, (name, result) in enumerate([("reserve", None), ("charge", '{"card":"4111","cents":5}')], 1)
+            ]
+            return await (await app.open_store()).workflow.save_steps(steps)
+
+    assert asyncio.run(save()) == [True, True]
+    shown = cli.run("show", job_id)
+    assert "Steps" in shown
+    assert shown.index("reserve  null") < shown.index('charge  {"card":"4111","cents":5}')
+    first, second = cli.json("show", job_id)["steps"]
+    assert (first["name"], first["number"], first["claims"], first["result"]) == ("reserve", 1, 1, None)
+    assert second["result"] == {"card": "4111", "cents": 5}
+    (cli.folder / "holdfast.toml").write_text('redacted = ["result.card"]\n', encoding="utf-8")
+    assert cli.json("show", job_id)["steps"][1]["result"] == {"card": "[redacted]", "cents": 5}
+    assert "4111" not in cli.run("show", job_id)

@@ -34,7 +34,7 @@ def test_requests_within_a_second_of_the_first_are_duplicates(
     for instant in instants:
         clock.advance(instant - now)
         now = instant
-        recorded.append(requests.record())
+        recorded.append(requests.record_signal())
     assert recorded == meanings
 
 

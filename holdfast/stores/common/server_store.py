@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from holdfast.core.errors import ForkedConnection, HoldfastError
 from holdfast.core.portal import Portal
-from holdfast.stores.base import Admin, External, Health, Limits, Maintenance, Query, Queueing, Schedules
+from holdfast.stores.base import Admin, External, Health, Limits, Maintenance, Query, Queueing, Schedules, Workflow
 from holdfast.stores.common.requests import awaited_jobs
 
 T = TypeVar("T")
@@ -42,6 +42,7 @@ class Opened(ABC):
     query: Query
     schedules: Schedules
     limits: Limits
+    workflow: Workflow
     health: Health
 
     def __init__(self) -> None:
@@ -170,6 +171,10 @@ class ServedStore(ABC, Generic[OpenedT]):
     @property
     def limits(self) -> Limits:
         return self._open.limits
+
+    @property
+    def workflow(self) -> Workflow:
+        return self._open.workflow
 
     @property
     def health(self) -> Health:

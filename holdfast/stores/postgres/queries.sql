@@ -452,6 +452,28 @@ with valid_lease as materialized (
 )
 select ordinal from valid_lease;
 
+-- own: save_steps
+-- Which of the leases are held, with their steps kept. Who settles or deletes a job waits, and a later claim reads them.
+with held as materialized (
+    select d.ordinal, j.id, j.claims
+    from unnest(:ids::uuid[], :claims::bigint[]) with ordinality as d (id, claims, ordinal)
+    join holdfast.job j on j.id = d.id
+    where j.claims = d.claims and j.state + 0 = 2 and j.lease_until + 0 > :now
+    order by j.id for share of j
+), saved as (
+    insert into holdfast.step (job_id, ended_at, claims, number, in_order, name, result)
+    select h.id, :now, h.claims, d.number, d.in_order, d.name, d.result
+    from unnest(:numbers::integer[], :in_orders::boolean[], :names::text[], :results::text[])
+        with ordinality as d (number, in_order, name, result, ordinal)
+    join held h on h.ordinal = d.ordinal
+    order by h.id, d.name
+    on conflict do nothing
+)
+select ordinal from held;
+
+-- name: steps
+select name, number, in_order, claims, ended_at, result from holdfast.step where job_id = :id order by number, name;
+
 -- name: states_of
 select id::text, state, claims from holdfast.job where id = any(:ids::uuid[]);
 
@@ -511,6 +533,8 @@ with gone as (
     delete from holdfast.expiry where job_id = any(array(select id from gone where expires_at is not null))
 ), deleted_lines as (
     delete from holdfast.line where job_id = any(array(select id from gone))
+), deleted_steps as (
+    delete from holdfast.step where job_id = any(array(select id from gone))
 )
 delete from holdfast.attempt where job_id = any(array(select id from gone));
 

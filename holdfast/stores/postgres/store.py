@@ -34,6 +34,7 @@ from holdfast.stores.postgres.query import PostgresQuery
 from holdfast.stores.postgres.queueing import PostgresQueueing
 from holdfast.stores.postgres.schedules import PostgresSchedules
 from holdfast.stores.postgres.transport_queries import PostgresTransportQueries
+from holdfast.stores.postgres.workflow import PostgresWorkflow
 
 
 class PostgresStore(ServedStore["_OpenedPostgres"]):
@@ -90,6 +91,7 @@ class _OpenedPostgres(Opened):
         self.maintenance = maintenance = PostgresMaintenance(pool, notifications, sql, queueing.note_ready)
         self.admin = PostgresAdmin(pool, notifications, sql, queueing.note_ready)
         self.schedules = PostgresSchedules(pool, notifications, sql, queueing.note_ready, limit_cache)
+        self.workflow = PostgresWorkflow(pool, sql)
         self.health = PostgresHealth(pool, sql, query)
         self.transport_queries = PostgresTransportQueries(pool, notifications, sql, queueing, maintenance)
         self._migrations = store.migrations

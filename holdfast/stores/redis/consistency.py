@@ -202,8 +202,8 @@ class _Audit:
                 yield RepairStep(BACK, ("ZADD", key, kept.expires, job))
 
     def check_leftovers(self) -> Iterator[RepairStep]:
-        """Checks attempt records and log lines without a job."""
-        for name in (self._names("attempts:"), self._names("lines:")):
+        """Checks attempt records, log lines and steps without a job."""
+        for name in map(self._names, ("attempts:", "lines:", "steps:")):
             for key in self._seen.keys:
                 is_one = key.startswith(name) and self._names.type_of(key) is not None
                 if is_one and key.removeprefix(name) not in self._seen.jobs:

@@ -28,13 +28,25 @@ from holdfast.core.models import (
     WorkerHeartbeat,
 )
 from holdfast.core.schedule import ScheduleChange
-from holdfast.stores.base import AT_ONCE, Admin, ClaimRequest, Maintenance, Query, Queueing, Schedules, Selection
+from holdfast.core.steps import NewStep, Step
+from holdfast.stores.base import (
+    AT_ONCE,
+    Admin,
+    ClaimRequest,
+    Maintenance,
+    Query,
+    Queueing,
+    Schedules,
+    Selection,
+    Workflow,
+)
 from holdfast.stores.forwarding import (
     ForwardingAdmin,
     ForwardingMaintenance,
     ForwardingQuery,
     ForwardingQueueing,
     ForwardingSchedules,
+    ForwardingWorkflow,
 )
 from holdfast.stores.redis.pool import parse_url
 from holdfast.stores.redis.store import RedisStore
@@ -86,6 +98,10 @@ class UlidStore(RedisStore):
     def schedules(self) -> Schedules:
         return UlidSchedules(super().schedules)
 
+    @property
+    def workflow(self) -> Workflow:
+        return UlidWorkflow(super().workflow)
+
 
 class UlidQueueing(ForwardingQueueing):
     """Queueing, with ids as ULIDs in Redis."""
@@ -111,16 +127,28 @@ class UlidQueueing(ForwardingQueueing):
     async def heartbeat(
         self, heartbeat: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta
     ) -> HeartbeatReply:
-        held = [Lease(encode_id(lease.job_id), lease.claims) for lease in leases]
+        held = [_encode_lease(lease) for lease in leases]
         return await self._inner.heartbeat(heartbeat, held, lease_for=lease_for)
 
     async def append_logs(self, records: Sequence[Record]) -> list[bool]:
-        return await self._inner.append_logs(
-            [replace(each, lease=Lease(encode_id(each.lease.job_id), each.lease.claims)) for each in records]
-        )
+        return await self._inner.append_logs([replace(each, lease=_encode_lease(each.lease)) for each in records])
 
     async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
         await self._inner.wait([_written_topic(topic) for topic in topics], timeout=timeout)
+
+
+def _encode_lease(lease: Lease) -> Lease:
+    return Lease(encode_id(lease.job_id), lease.claims)
+
+
+class UlidWorkflow(ForwardingWorkflow):
+    """Steps, with ids as ULIDs in Redis."""
+
+    async def save_steps(self, steps: Sequence[NewStep]) -> list[bool]:
+        return await self._inner.save_steps([replace(step, lease=_encode_lease(step.lease)) for step in steps])
+
+    async def read_steps(self, job_id: str) -> list[Step]:
+        return await self._inner.read_steps(encode_id(job_id))
 
 
 class UlidAdmin(ForwardingAdmin):

@@ -136,7 +136,8 @@ LEVELS = ("none", "everysec", "waitaof", "always")
 _NAMES = {"schedule": "schedule", "ready": "ready", "leases": "leases", "job": "job:"}
 """The keys whose names can be chosen, and their names unless they are."""
 _TAKEN = ("meta", "seq", "index:", "chunks", "counts", "queues", "due", "priorities:", "quarantine:", "tombstones")
-_TAKEN_TOO = ("ended:", "keys", "outlived", "attempts:", "lines:", "workers", "worker:", "paused", "schedules", "ticks")
+_TAKEN_TOO = ("ended:", "keys", "outlived", "attempts:", "lines:", "steps:", "workers", "worker:", "paused")
+_OF_SCHEDULES = ("schedules", "ticks")
 _OF_LIMITS = (
     "limits",
     "queues_with_limits",
@@ -218,7 +219,9 @@ def _keys(own: dict[str, str], kind: str) -> tuple[str, ...]:
     if kind == "cluster" and not re.search(r"\{[^}]+\}", prefix):
         raise ConfigError(f"url: prefix={prefix!r} has no {{tag}}; in a cluster all keys must be in one hash slot")
     names = {name: own.get(name, default) for name, default in _NAMES.items()}
-    taken = {name.strip(":"): name for name in (*_TAKEN, *_TAKEN_TOO, *_OF_LIMITS, "refills", *_CHANNELS)}
+    taken = {
+        name.strip(":"): name for name in (*_TAKEN, *_TAKEN_TOO, *_OF_SCHEDULES, *_OF_LIMITS, "refills", *_CHANNELS)
+    }
     for name, key in names.items():
         bare = key.strip(":")
         others = [other.strip(":") for each, other in names.items() if each != name]

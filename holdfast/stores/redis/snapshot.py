@@ -44,6 +44,7 @@ _TYPES_OF_MANY = {
     b"index:": b"hash",
     b"attempts:": b"list",
     b"lines:": b"stream",
+    b"steps:": b"hash",
 }
 
 

@@ -20,6 +20,7 @@ from holdfast.stores.redis.pool import LEVELS, NamespacePool, parse_url
 from holdfast.stores.redis.queueing import RedisQueueing
 from holdfast.stores.redis.schedules import RedisSchedules
 from holdfast.stores.redis.server_info import EvictionWatch, ServerInfo, may_evict, read_server_info
+from holdfast.stores.redis.workflow import RedisWorkflow
 
 
 class RedisStore(ServedStore["_OpenedRedis"]):
@@ -67,6 +68,7 @@ class _OpenedRedis(Opened):
         self.maintenance = RedisMaintenance(pool, notifications, scripts, specs, eviction)
         self.admin = RedisAdmin(pool, notifications, scripts, query, assigner)
         self.schedules = RedisSchedules(pool, notifications, scripts, eviction, cache)
+        self.workflow = RedisWorkflow(pool, scripts)
         self.limits = RedisLimits(pool, notifications, scripts, query, assigner, cache)
         self.health = RedisHealth(pool, scripts, query, store.url)
         self._scripts = store.scripts

@@ -99,13 +99,13 @@ def _mark_in_children(opened: OpenedSqlite) -> None:
     """A connection used across fork() commits the parent's open transaction: so children must not use it."""
     reference = weakref.ref(opened)
 
-    def mark() -> None:
+    def mark_forked() -> None:
         inherited = reference()
         if inherited is not None and not inherited.forked:
             inherited.forked = True
             inherited.writer.drop_lock_files()
 
-    os.register_at_fork(after_in_child=mark)
+    os.register_at_fork(after_in_child=mark_forked)
 
 
 _STEPS = 100_000  # of SQLite's machine, some milliseconds, between looks at the clock

@@ -292,6 +292,20 @@ select d.key, j.seq, j.attempts
 from json_each(:leases) d cross join holdfast_job j on j.id = d.value ->> 0
 where +j.claims = d.value ->> 1 and (+j.state = 2 and +j.lease_until > :now or +j.state = 5);
 
+-- own: held_leases
+select d.key, j.seq
+from json_each(:leases) d cross join holdfast_job j on j.id = d.value ->> 0
+where +j.claims = d.value ->> 1 and +j.state = 2 and +j.lease_until > :now;
+
+-- own: insert_step
+insert into holdfast_step (job_seq, name, number, in_order, claims, ended_at, result)
+values (?, ?, ?, ?, ?, ?, ?)
+on conflict do nothing;
+
+-- name: steps
+select name, number, in_order, claims, ended_at, result
+from holdfast_step where job_seq = (select seq from holdfast_job where id = :id) order by number, name;
+
 -- own: insert_line
 insert into holdfast_line (job_seq, claims, number, attempt, at, level, text, fields)
 values (?, ?, ?, ?, ?, ?, ?, ?)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from holdfast.core.errors import ForkedConnection, HoldfastError, StoreMismatch
 from holdfast.core.portal import drive_coroutine
-from holdfast.stores.base import Admin, External, Health, Limits, Maintenance, Query, Queueing, Schedules
+from holdfast.stores.base import Admin, External, Health, Limits, Maintenance, Query, Queueing, Schedules, Workflow
 from holdfast.stores.common.named_sql import (
     Migration,
     chosen_migrations,
@@ -41,6 +41,7 @@ from holdfast.stores.sqlite.opened import OpenedSqlite
 from holdfast.stores.sqlite.query import SqliteQuery
 from holdfast.stores.sqlite.queueing import SqliteQueueing
 from holdfast.stores.sqlite.schedules import SqliteSchedules
+from holdfast.stores.sqlite.workflow import SqliteWorkflow
 from holdfast.stores.sqlite.writer import Transaction
 
 T = TypeVar("T")
@@ -69,6 +70,7 @@ class SQLiteStore:
         self.admin: Admin = SqliteAdmin(*parts, limits)
         self.query: Query = SqliteQuery(*parts)
         self.schedules: Schedules = SqliteSchedules(*parts, limits)
+        self.workflow: Workflow = SqliteWorkflow(*parts)
         self.health: Health = SqliteHealth(*parts)
         self.external: External = SqliteExternal(*parts, limits)
         self._opened: OpenedSqlite | None = None

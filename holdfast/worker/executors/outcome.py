@@ -11,7 +11,17 @@ from types import TracebackType
 from typing import Any
 
 from holdfast.core.errors import Invalid
-from holdfast.core.lifecycle import ERROR_LIMIT, Dead, Failed, Outcome, RetryAfter, Snooze, Snoozed, Succeeded
+from holdfast.core.lifecycle import (
+    ERROR_LIMIT,
+    Dead,
+    Failed,
+    Outcome,
+    RetryAfter,
+    Snooze,
+    Snoozed,
+    StepsChanged,
+    Succeeded,
+)
 from holdfast.core.models import Reason
 from holdfast.core.validation import check_span
 from holdfast.tasks import RESULT_LIMIT, Task, encode_result
@@ -58,6 +68,8 @@ def _outcome_of_error(error: BaseException, task: Task[..., Any] | None) -> Outc
             return Failed(error=describe_error(error), delay=check_span(delay, "delay"), pause=pause)
         case Dead():
             return Failed(error=describe_error(error), reason=Reason.NON_RETRYABLE, retryable=False)
+        case StepsChanged():
+            return steps_changed(str(error))
         case SystemExit():
             # Never a success: a handler has no exit code.
             return Failed(error=describe_error(error), reason=Reason.CRASHED, traceback=format_traceback(error))
@@ -68,6 +80,11 @@ def _outcome_of_error(error: BaseException, task: Task[..., Any] | None) -> Outc
         traceback=format_traceback(error),
         retryable=retryable,
     )
+
+
+def steps_changed(problem: str) -> Failed:
+    """Returns the failure of a job whose recorded steps do not match its code; not retryable."""
+    return Failed(error=storable_text(problem), reason=Reason.STEPS_CHANGED, retryable=False)
 
 
 def payload_refused(error: Invalid) -> Failed:

@@ -100,6 +100,18 @@ create table holdfast.line (
     primary key (job_id, claims, number)
 );
 
+-- What handlers have done, step by step.
+create table holdfast.step (
+    job_id uuid not null,
+    ended_at bigint not null,
+    claims bigint not null,             -- of the lease under which it ended
+    number integer not null,            -- of its call, from 1
+    in_order boolean not null,          -- called by the handler itself, not by a task that it started
+    name text collate "C" not null,
+    result text,                        -- JSON; null for None
+    primary key (job_id, name)
+);
+
 create table holdfast.queue (
     name text collate "C" primary key,
     paused boolean not null

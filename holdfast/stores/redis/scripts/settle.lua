@@ -244,6 +244,23 @@ end
 finish()
 return answers
 
+-- name: save_steps
+-- Stores steps of jobs. ARGV from 3 on, of each: id, claims, name, number, 1 if in order, "" or "=" and its result. Returns 1
+-- for a lease that is held, else 0. A step that is there stays.
+local answers = {}
+for n = 3, #ARGV, 6 do
+    local id, v = ARGV[n], read_fields(ARGV[n], 'state', 'claims', 'pickupTime')
+    local is_held = v and v[1] == 'running' and claims_of(v[2], v[3]) == ARGV[n + 1]
+        and (tonumber(call('ZSCORE', LEASES, id) or nil) or 0) > now
+    if is_held then
+        local head = table.concat({ ARGV[n + 3], ARGV[n + 4], ARGV[n + 1], int(now) }, ' ')
+        safe_call('HSETNX', PREFIX .. 'steps:' .. id, ARGV[n + 2], head .. '\n' .. ARGV[n + 5])
+    end
+    answers[#answers + 1] = is_held and 1 or 0
+end
+finish()
+return answers
+
 -- name: append_logs
 -- Stores log lines of jobs. ARGV from 3 on, for each record: id, claims, number of lines; of each line its number, age
 -- in microseconds, level, text, and "" or "=" and its fields. Returns 1 for a valid lease, else 0. A succeeded job

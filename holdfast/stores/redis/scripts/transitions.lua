@@ -225,7 +225,7 @@ local function make_transitions()
         if key then
             keys[#keys + 1] = key
         end
-        call('DEL', JOB .. id, PREFIX .. 'attempts:' .. id, PREFIX .. 'lines:' .. id)
+        call('DEL', JOB .. id, PREFIX .. 'attempts:' .. id, PREFIX .. 'lines:' .. id, PREFIX .. 'steps:' .. id)
         remove_expiry(id)
         local index = index_key(seq)
         safe_call('HDEL', index, int(seq))

@@ -102,6 +102,18 @@ create table holdfast_line (
     primary key (job_seq, claims, number)
 ) strict, without rowid;
 
+-- What handlers have done, step by step.
+create table holdfast_step (
+    job_seq integer not null references holdfast_job (seq) on delete cascade,
+    name text not null,
+    number integer not null,            -- of its call, from 1
+    in_order integer not null,          -- called by the handler itself, not by a task that it started
+    claims integer not null,            -- of the lease under which it ended
+    ended_at integer not null,
+    result text,                        -- JSON; null for None
+    primary key (job_seq, name)
+) strict;
+
 create table holdfast_queue (
     name text primary key,
     paused integer not null

@@ -1,0 +1,37 @@
+"""Steps of workflows: what the handler of a job has done, kept with the job."""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.core.models import Lease
+
+MAX_STEPS = 10_000
+"""Steps of one job."""
+MAX_NAME = 200
+"""Characters of a step's name."""
+
+
+class NewStep(msgspec.Struct, frozen=True, gc=False):
+    """A step that has ended, to be stored.
+
+    name: unique among the steps of its job. number: of its call, from 1. in_order: the handler called it, not a task
+    that the handler started, so its place among such calls follows from the code. result: JSON text; None for None.
+    """
+
+    lease: Lease
+    name: str
+    number: int
+    in_order: bool
+    result: str | None = None
+
+
+class Step(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A stored step. ``claims``: of the lease under which it ended."""
+
+    name: str
+    number: int
+    in_order: bool
+    claims: int
+    ended_at_us: int
+    result: str | None = None

@@ -1,0 +1,366 @@
+"""Steps of workflows, run by whole workers in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from holdfast import Context, Holdfast, JobState, Retry, Snooze
+from holdfast.core.steps import Step
+from tests.worker.support import forever, harness
+
+
+class Ledger:
+    """What the functions of steps have done."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+
+    async def do(self, what: str) -> str:
+        self.done.append(what)
+        return what.upper()
+
+    def do_now(self, what: str) -> str:
+        self.done.append(what)
+        return what.upper()
+
+
+async def steps_of(app: Holdfast, job_id: str) -> list[Step]:
+    return await (await app.open_store()).workflow.read_steps(job_id)
+
+
+async def test_step_that_has_ended_is_not_run_again(app: Holdfast) -> None:
+    ledger, failures = Ledger(), iter([True, True, False])
+
+    @app.task("order", retry=Retry.fixed(1))
+    async def order(context: Context, item: str) -> list[str]:
+        first = await context.step("reserve", ledger.do, f"reserve {item}")
+        second = await context.step("charge", ledger.do_now, what="charge")
+        if next(failures):
+            raise RuntimeError("after two steps")
+        return [first, second, await context.step("ship", ledger.do, "ship")]
+
+    async with harness(app) as harnessed:
+        await harnessed.start()
+        handle = await order.enqueue("book")
+        await harnessed.run_until_idle()
+        assert await handle.result(timeout=0) == ["RESERVE BOOK", "CHARGE", "SHIP"]
+        assert ledger.done == ["reserve book", "charge", "ship"]
+        assert [(each.name, each.number, each.in_order) for each in await steps_of(app, handle.id)] == [
+            ("reserve", 1, True),
+            ("charge", 2, True),
+            ("ship", 3, True),
+        ]
+
+
+async def test_failed_step_runs_again_with_its_job(app: Holdfast) -> None:
+    ledger, failures = Ledger(), iter([True, False])
+
+    async def charge() -> str:
+        await ledger.do("charge")
+        if next(failures):
+            raise RuntimeError("declined")
+        return "paid"
+
+    @app.task("order", retry=Retry.fixed(1))
+    async def order(context: Context) -> str:
+        await context.step("reserve", ledger.do, "reserve")
+        return await context.step("charge", charge)
+
+    async with harness(app) as harnessed:
+        await harnessed.start()
+        handle = await order.enqueue()
+        await harnessed.run_until_idle()
+        assert await handle.result(timeout=0) == "paid"
+        assert ledger.done == ["reserve", "charge", "charge"]
+
+
+@dataclass
+class Receipt:
+    number: int
+    lines: tuple[str, ...]
+
+
+async def test_result_has_the_same_type_when_it_is_made_and_when_it_is_read(app: Holdfast) -> None:
+    seen: list[Any] = []
+
+    async def charge() -> Receipt:
+        return Receipt(7, ("a", "b"))
+
+    async def nothing() -> None: ...
+
+    def untyped():  # type: ignore[no-untyped-def]
+        return {"at": [1, 2]}
+
+    @app.task("order", retry=Retry.fixed(1))
+    async def order(context: Context) -> None:
+        receipt: Receipt = await context.step("charge", charge)
+        seen.append([receipt, await context.step("nothing", nothing), await context.step("untyped", untyped)])
+        if len(seen) == 1:
+            raise RuntimeError
+
+    async with harness(app) as harnessed:
+        await harnessed.start()
+        handle = await order.enqueue()
+        await harnessed.run_until_idle()
+        assert await handle.state() is JobState.SUCCEEDED
+    assert seen == [[Receipt(7, ("a", "b")), None, {"at": [1, 2]}]] * 2
+
+
+async def test_name_that_is_called_again_gets_a_number(app: Holdfast) -> None:
+    ledger, failures = Ledger(), iter([True, False])
+
+    @app.task("order", retry=Retry.fixed(1))
+    async def order(context: Context) -> list[str]:
+        found = [await context.step("page", ledger.do, f"page {n}") for n in range(3)]
+        if next(failures):
+            raise RuntimeError
+        return found
+
+    async with harness(app) as harnessed:
+        await harnessed.start()
+        handle = await order.enqueue()
+        await harnessed.run_until_idle()
+        assert await handle.result(timeout=0) == ["PAGE 0", "PAGE 1", "PAGE 2"]
+        assert [each.name for each in await steps_of(app, handle.id)] == ["page", "page#2", "page#3"]
+    assert len(ledger.done) == 3
+
+
+async def test_steps_side_by_side_are_found_whatever_their_order(app: Holdfast) -> None:
+    ledger, failures, hurries = Ledger(), iter([True, True, False]), iter("abbaab")
+
+    async def pair(context: Context, name: str) -> str:
+        first = await context.step(f"{name}1", ledger.do, f"{name}1")
+        if next(hurries) != name:
+            await asyncio.sleep(0.02)
+        return first + await context.step(f"{name}2", ledger.do, f"{name}2")
+
+    @app.task("order", retry=Retry.fixed(1))
+    async def order(context: Context) -> list[str]:
+        same = await asyncio.gather(*[context.step("same", ledger.do, f"same{n}") for n in range(3)])
+        found = await asyncio.gather(pair(context, "a"), pair(context, "b"))
+        if next(failures):
+            raise RuntimeError
+        return [*same, *found]
+
+    async with harness(app) as harnessed:
+        await harnessed.start()
+        handle = await order.enqueue()
+        await harnessed.run_until_idle()
+        assert await handle.result(timeout=0) == ["SAME0", "SAME1", "SAME2", "A1A2", "B1B2"]
+        assert sorted(ledger.done) == ["a1", "a2", "b1", "b2", "same0", "same1", "same2"]
+        assert {each.in_order for each in await steps_of(app, handle.id)} == {False}
+
+
+@pytest.mark.parametrize(
+    ("now", "state", "problem"),
+    [
+        (["reserve", "charge", "pack", "ship"], JobState.SUCCEEDED, None),
+        (["reserve", "charge"], JobState.SUCCEEDED, None),
+        (
+            ["reserve", "pay", "ship"],
+            JobState.DEAD,
+            "step 'charge' is recorded at this place, and the code calls step 'pay'",
+        ),
+        (["check", "reserve", "charge"], JobState.DEAD, "step 'reserve' is recorded at this place"),
+        (["reserve"], JobState.DEAD, "step 'charge' is recorded, and the code does not call it any more"),
+    ],
+)
+async def test_code_that_no_longer_matches_its_record_is_dead(
+    app: Holdfast, now: list[str], state: JobState, problem: str | None
+) -> None:
+    ledger = Ledger()
+
+    @app.task("order", retry=Retry.fixed(1))
+    async def order(context: Context, *, swallow: bool) -> None:
+        for name in ["reserve", "charge"] if context.attempts == 1 else now:
+            try:
+                await context.step(name, ledger.do, name)
+            except Exception:
+                if not swallow:
+                    raise
+        if context.attempts == 1:
+            raise RuntimeError("and then a deploy")
+
+    async with harness(app) as harnessed:
+        await harnessed.start()
+        handles = [await order.enqueue(swallow=False)]
+        await harnessed.run_until_idle()
+        if problem is not None:
+            handles.append(await order.enqueue(swallow=True))
+            await harnessed.run_until_idle()
+        jobs = [await handle.job() for handle in handles]
+    assert [job.state for job in jobs] == [state] * len(jobs)
+    if problem is None:
+        assert ledger.done == list(dict.fromkeys(["reserve", "charge", *now]))
+    else:
+        assert {job.reason for job in jobs} == {"steps_changed"}
+        assert all(problem in (job.error or "") for job in jobs)
+        assert ledger.done == ["reserve", "charge"] * 2  # nothing was guessed
+
+
+async def test_steps_stay_with_a_replay(app: Holdfast) -> None:
+    ledger, broken = Ledger(), [True]
+
+    @app.task("order", max_attempts=1)
+    async def order(context: Context) -> str:
+        await context.step("reserve", ledger.do, "reserve")
+        if broken[0]:
+            raise RuntimeError
+        return await context.step("ship", ledger.do, "ship")
+
+    async with harness(app) as harnessed:
+        await harnessed.start()
+        handle = await order.enqueue()
+        await harnessed.run_until_idle()
+        assert await handle.state() is JobState.DEAD
+        broken[0] = False
+        await handle.replay()
+        await harnessed.run_until_idle()
+        assert await handle.result(timeout=0) == "SHIP"
+        await handle.replay(force=True)
+        await harnessed.run_until_idle()
+    assert ledger.done == ["reserve", "ship"]
+
+
+async def test_step_of_a_thread_is_kept(app: Holdfast) -> None:
+    ledger, failures = Ledger(), iter([True, False])
+
+    @app.task("order", retry=Retry.fixed(1))
+    def order(context: Context) -> str:
+        reserved = context.sync.step("reserve", ledger.do_now, "reserve")
+        if next(failures):
+            raise RuntimeError
+        return reserved + context.sync.step("ship", ledger.do_now, what="ship")
+
+    async with harness(app) as harnessed:
+        await harnessed.start()
+        handle = await order.enqueue()
+        await harnessed.run_until_idle()
+        assert await handle.result(timeout=0) == "RESERVESHIP"
+    assert ledger.done == ["reserve", "ship"]
+
+
+async def test_step_is_tried_several_times_within_an_attempt(app: Holdfast) -> None:
+    tried: list[float] = []
+
+    async with harness(app) as harnessed:
+
+        async def flaky() -> str:
+            tried.append(harnessed.clock.monotonic())
+            if len(tried) < 3:
+                raise RuntimeError("not yet")
+            return "done"
+
+        @app.task("order", max_attempts=1)
+        async def order(context: Context) -> str:
+            return await context.with_options(tries=3, retry=Retry.fixed(10)).step("flaky", flaky)
+
+        await harnessed.start()
+        handle = await order.enqueue()
+        await harnessed.run_until_idle()
+        assert await handle.result(timeout=0) == "done"
+    assert [round(at - tried[0]) for at in tried] == [0, 10, 20]
+
+
+async def test_step_that_takes_too_long_fails(app: Holdfast) -> None:
+    @app.task("order", max_attempts=1)
+    async def order(context: Context) -> None:
+        await context.with_options(timeout=5).step("hangs", forever)
+
+    async with harness(app) as harnessed:
+        await harnessed.start()
+        handle = await order.enqueue()
+        await harnessed.run_until_idle()
+        job = await handle.job()
+    assert job.state is JobState.DEAD
+    assert "step 'hangs': still running after 5 s" in (job.error or "")
+
+
+async def test_step_whose_result_cannot_be_stored_is_not_repeated(app: Holdfast) -> None:
+    ledger = Ledger()
+
+    def unstorable() -> object:
+        ledger.done.append("once")
+        return object()
+
+    def large() -> str:
+        ledger.done.append("once")
+        return "x" * 2000
+
+    @app.task("order")
+    async def order(context: Context, what: str) -> None:
+        await context.step(what, {"unstorable": unstorable, "large": large}[what])
+
+    async with harness(app, result_limit=1024) as harnessed:
+        await harnessed.start()
+        for what, part in (("unstorable", "cannot be written as JSON"), ("large", "2,002 bytes")):
+            handle = await order.enqueue(what)
+            await harnessed.run_until_idle()
+            job = await handle.job()
+            assert (job.state, job.reason) == (JobState.DEAD, "non_retryable")
+            assert f"step '{what}': result" in (job.error or "")
+            assert part in (job.error or "")
+    assert ledger.done == ["once", "once"]
+
+
+@pytest.mark.parametrize("name", ["", "a#2", "a\nb", "x" * 201, 7])
+async def test_bad_name_of_a_step_is_refused(app: Holdfast, name: Any) -> None:
+    @app.task("order", max_attempts=1)
+    async def order(context: Context) -> None:
+        await context.step(name, forever)
+
+    async with harness(app) as harnessed:
+        await harnessed.start()
+        handle = await order.enqueue()
+        await harnessed.run_until_idle()
+        assert "step: " in ((await handle.job()).error or "")
+
+
+async def test_frozen_owner_records_no_step(app: Holdfast) -> None:
+    ledger, gate = Ledger(), asyncio.Event()
+
+    @app.task("order", retry=Retry.immediate())
+    async def order(context: Context) -> str:
+        await context.step("reserve", ledger.do, f"reserve {context.attempts}")
+        if context.attempts == 1:
+            await gate.wait()
+        return await context.step("charge", ledger.do, f"charge {context.attempts}")
+
+    async with harness(app) as harnessed:
+        frozen = await harnessed.start()
+        handle = await order.enqueue()
+        await harnessed.advance(1)
+        frozen.freeze()
+        gate.set()
+        await harnessed.start()
+        await harnessed.advance(120)
+        assert await handle.result(timeout=0) == "CHARGE 2"
+        frozen.thaw()
+        await harnessed.advance(60)
+        steps = await steps_of(app, handle.id)
+        assert [(each.name, each.result) for each in steps] == [("reserve", '"RESERVE 1"'), ("charge", '"CHARGE 2"')]
+
+
+async def test_snooze_inside_a_step_is_obeyed(app: Holdfast) -> None:
+    ledger = Ledger()
+
+    async def wait_once() -> str:
+        if not ledger.done:
+            ledger.done.append("snoozed")
+            raise Snooze(60)
+        return "done"
+
+    @app.task("order", max_attempts=1)
+    async def order(context: Context) -> str:
+        return await context.with_options(tries=5).step("wait", wait_once)
+
+    async with harness(app) as harnessed:
+        await harnessed.start()
+        handle = await order.enqueue()
+        await harnessed.run_until_idle()
+        await harnessed.advance(61)
+        assert await handle.result(timeout=0) == "done"

@@ -263,6 +263,14 @@ class StepsChanged(HandlerSignal):
     """The steps that the code takes are not those that were recorded with the job. It is dead at once."""
 
 
+class Parked(BaseException):
+    """The handler sleeps: its attempt ends, and the job is scheduled. No ``except Exception`` catches it."""
+
+    def __init__(self, delay: timedelta) -> None:
+        super().__init__(f"parked for {delay}")
+        self.delay = delay
+
+
 # ── deferral of a job that its worker cannot run ──────────────────────────────────────────────────────────────────────
 _ERROR = re.compile(r"deferred since (\S+Z): (?:Invalid: )?(.*)", re.DOTALL)
 

@@ -11,7 +11,7 @@ from holdfast.core.errors import Conflict, HoldfastError
 from holdfast.core.models import Job, Lease
 from holdfast.core.portal import drive_coroutine, forbid_running_loop
 from holdfast.core.retry import Retry, as_retry
-from holdfast.core.validation import check_timeout, parse_count
+from holdfast.core.validation import check_span, check_timeout, parse_count
 from holdfast.tasks.job_logger import NOTHING, JobLog
 from holdfast.tasks.steps import PLAIN, JobSteps, StepKeeper, StepOptions
 
@@ -175,13 +175,23 @@ class Context:
             ),
         )
 
+    async def sleep(self, span: float | timedelta | str) -> None:
+        """Sleeps for seconds, a timedelta or text like ``3d``, without a worker.
+
+        The attempt ends here, without counting; the next one, in which steps return their results, goes on behind it.
+
+        It ends by an exception that ``except Exception`` does not catch; ``finally`` blocks run. Call it in the handler
+        itself, not in a task that it has started.
+        """
+        await self._job_steps.sleep(check_span(span, "span"))
+
     @property
     def _job_steps(self) -> JobSteps:
         """Returns the steps of this attempt."""
         if self._steps is None:
             if self._keeper is None:
                 raise HoldfastError(
-                    "context.step(): this code runs without a worker or in a process of its own, without a store; "
+                    "steps: this code runs without a worker or in a process of its own, without a store; "
                     'let the task run with executor="async" or "thread"'
                 )
             self._steps = JobSteps(self.job, self._keeper)

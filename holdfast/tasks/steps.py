@@ -8,14 +8,15 @@ import random
 import weakref
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from datetime import timedelta
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 import msgspec
 
 from holdfast.core.clock import Clock
 from holdfast.core.errors import Invalid, LeaseLost
-from holdfast.core.lifecycle import Dead, HandlerSignal, StepsChanged
-from holdfast.core.models import Job
+from holdfast.core.lifecycle import Dead, HandlerSignal, Parked, StepsChanged
+from holdfast.core.models import MICROSECOND, Job
 from holdfast.core.retry import Retry
 from holdfast.core.steps import MAX_NAME, MAX_STEPS, NewStep, Step
 from holdfast.core.validation import is_plain
@@ -37,6 +38,8 @@ class StepKeeper(Protocol):
     async def read_steps(self, job_id: str) -> list[Step]: ...
 
     async def save_step(self, step: NewStep) -> bool: ...
+
+    async def server_time_us(self) -> int: ...
 
     def run_blocking(self, call: Coroutine[Any, Any, T]) -> T: ...
 
@@ -112,6 +115,23 @@ class JobSteps:
                 run(self._keeper.clock.sleep(delay(tried, _rng).total_seconds()))
                 continue
             return _decode(run(self._save(unique, number, in_order=True, value=value)), decoder_of(function))
+
+    async def sleep(self, span: timedelta) -> None:
+        """Ends the attempt by `Parked`, and returns in the one that begins when the time is over."""
+        if _running_task() is not self._handler:
+            raise Invalid(
+                "sleep", str(span), "call it in the handler itself; a task that the handler started cannot end it"
+            )
+        name, number = self._count_call("sleep")
+        recorded = await self._find(name, in_order=True)
+        if recorded is None:
+            await self._save(name, number, in_order=True, value=span // MICROSECOND)
+            raise Parked(span)
+        until_us = recorded.ended_at_us + int(recorded.result or 0)
+        if self._job.run_at_us < until_us:  # it was interrupted before its sleep, or an operator runs it earlier
+            left_us = until_us - await self._keeper.server_time_us()
+            if left_us > 0:
+                raise Parked(left_us * MICROSECOND)
 
     def _count_call(self, name: Any) -> tuple[str, int]:
         """The name of the step among all of its job, and the number of the call."""

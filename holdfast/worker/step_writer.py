@@ -42,6 +42,10 @@ class StepWriter:
             self._writing = asyncio.create_task(self._write(), name="holdfast-step-writer")
         return await saved
 
+    async def server_time_us(self) -> int:
+        """The store's clock."""
+        return await self._store.health.server_time_us()
+
     def run_blocking(self, call: Coroutine[Any, Any, T]) -> T:
         """Runs a call in the worker's loop, for a handler in a thread."""
         return asyncio.run_coroutine_threadsafe(call, self._loop).result()

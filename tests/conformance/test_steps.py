@@ -120,6 +120,17 @@ async def test_unknown_job_has_no_steps(store: Store) -> None:
     assert await store.workflow.read_steps(new_id()) == await store.workflow.read_steps("no-id") == []
 
 
+async def test_steps_are_forgotten_from_one_on_while_the_job_does_not_run(store: Store) -> None:
+    job = await running(store)
+    await store.workflow.save_steps([step(job, f"s{n}", n) for n in range(1, 5)])
+    assert not await store.workflow.forget_steps(job.id, first=3)
+    await settle(store, job, JobState.DEAD)
+    assert await store.workflow.forget_steps(job.id, first=3)
+    assert await names_of(store, job.id) == ["s1", "s2"]
+    assert not await store.workflow.forget_steps(new_id(), first=1)
+    assert not await store.workflow.forget_steps("no-id", first=1)
+
+
 async def test_frozen_owner_adds_no_step_while_the_job_is_taken_over(store: Store, clock: ManualClock) -> None:
     """Whatever the order of the two, what the new owner reads holds every step that was accepted."""
     for _ in range(10):

@@ -10,7 +10,19 @@ from pathlib import Path
 import pytest
 
 from tests.crash.report import kept
-from tests.crash.scenarios import crowds, faults, files, freezes, handlers, kills, limits, stops, submitters, ticks
+from tests.crash.scenarios import (
+    crowds,
+    faults,
+    files,
+    freezes,
+    handlers,
+    kills,
+    limits,
+    stops,
+    submitters,
+    ticks,
+    workflows,
+)
 from tests.support.stores import CARRIED, STORES, Home, stores_of
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(400)]
@@ -107,3 +119,7 @@ def test_every_tick_of_a_schedule_makes_one_job(tmp_path: Path, home: Home, seed
 
 def test_limits_are_never_exceeded_and_no_slot_leaks(tmp_path: Path, home: Home, seed: int) -> None:
     assert kept(limits.limits(tmp_path, home, jobs=150, workers=4, kills=4, seed=seed))
+
+
+def test_recorded_steps_are_never_run_again(tmp_path: Path, home: Home, seed: int) -> None:
+    assert kept(workflows.workflows(tmp_path, home, jobs=20, steps=10, kills=5, seed=seed))

@@ -27,6 +27,7 @@ from tests.crash.scenarios import (
     submitters,
     ticks,
     transports,
+    workflows,
 )
 from tests.crash.scenarios.kinds import KINDS, Kind
 from tests.storm import alerts
@@ -73,6 +74,9 @@ ON_EVERY_STORE: dict[str, OnStore] = {
     ),
     "limits": lambda folder, home, count, seed: limits.limits(
         folder, home, jobs=count(1000), workers=4, kills=count(25), seed=seed
+    ),
+    "workflows": lambda folder, home, count, seed: workflows.workflows(
+        folder, home, jobs=count(50), steps=10, kills=count(50), seed=seed
     ),
     "crowd": lambda folder, home, count, seed: crowds.crowd(folder, home, kills=count(50), seed=seed),
     "api-kills": lambda folder, home, count, seed: api.kills(folder, home, clients=16, kills=count(20), seed=seed),

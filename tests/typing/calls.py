@@ -91,6 +91,18 @@ async def called_directly(context: Context) -> None:
     resize(1, height=2)  # wrong: arg-type, call-arg
 
 
+async def makes_steps(context: Context) -> None:
+    reveal_type(await context.step("halve", halve, 1))  # shows: float
+    reveal_type(await context.step("count", len, "abc"))  # shows: int
+    reveal_type(await context.with_options(tries=3).step("halve", halve, count=1))  # shows: float
+    reveal_type(context.sync.step("count", len, "abc"))  # shows: int
+    await context.step("halve", halve, "1")  # wrong: call-overload
+
+
+async def halve(count: int) -> float:
+    return count / 2
+
+
 @app.middleware
 async def timed(job: Context, call_next: CallNext) -> object:
     return await call_next(job)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import Context, Holdfast, JobState, Retry, Snooze
+from holdfast import Conflict, Context, Holdfast, Invalid, JobFilter, JobState, Retry, Snooze
 from holdfast.core.steps import Step
 from tests.worker.support import forever, harness
 
@@ -226,6 +226,31 @@ async def test_steps_stay_with_a_replay(app: Holdfast) -> None:
     assert ledger.done == ["reserve", "ship"]
 
 
+async def test_replay_takes_the_steps_again_from_one_on(app: Holdfast) -> None:
+    ledger = Ledger()
+
+    @app.task("order", max_attempts=1)
+    async def order(context: Context) -> None:
+        for name in ("reserve", "charge", "ship"):
+            await context.step(name, ledger.do, name)
+
+    async with harness(app) as harnessed:
+        await harnessed.start()
+        handle = await order.enqueue()
+        await harnessed.run_until_idle()
+        with pytest.raises(Conflict, match="it has succeeded"):
+            await app.replay(handle.id, from_step="charge")
+        with pytest.raises(Invalid, match="did you mean charge"):
+            await app.replay(handle.id, from_step="chrage", force=True)
+        with pytest.raises(Invalid, match="name its id"):
+            await app.replay(JobFilter(states=(JobState.DEAD,)), from_step="charge")
+        assert ledger.done == ["reserve", "charge", "ship"]
+        await app.replay(handle.id, from_step="charge", force=True)
+        await harnessed.run_until_idle()
+        assert await handle.state() is JobState.SUCCEEDED
+    assert ledger.done == ["reserve", "charge", "ship", "charge", "ship"]
+
+
 async def test_step_of_a_thread_is_kept(app: Holdfast) -> None:
     ledger, failures = Ledger(), iter([True, False])
 
@@ -343,6 +368,79 @@ async def test_frozen_owner_records_no_step(app: Holdfast) -> None:
         await harnessed.advance(60)
         steps = await steps_of(app, handle.id)
         assert [(each.name, each.result) for each in steps] == [("reserve", '"RESERVE 1"'), ("charge", '"CHARGE 2"')]
+
+
+async def test_handler_sleeps_for_days_without_a_runner_and_without_an_attempt(app: Holdfast) -> None:
+    ledger = Ledger()
+
+    @app.task("order", max_attempts=1)
+    async def order(context: Context) -> str:
+        await context.step("reserve", ledger.do, "reserve")
+        try:
+            await context.sleep("3d")
+            await context.step("remind", ledger.do, "remind")
+            await context.sleep(60)
+        except Exception:
+            ledger.done.append("caught")
+        finally:
+            ledger.done.append("finally")
+        return await context.step("ship", ledger.do, "ship")
+
+    @app.task("other")
+    async def other() -> None:
+        ledger.done.append("other")
+
+    async with harness(app, concurrency=1) as harnessed:
+        await harnessed.start()
+        handle = await order.enqueue()
+        await harnessed.advance(5)
+        job = await handle.job()
+        assert (job.state, job.attempts) == (JobState.SCHEDULED, 0)
+        await other.enqueue()
+        await harnessed.advance("2d")
+        await app.edit(handle.id, delay=0)  # an operator is impatient: it sleeps on
+        await harnessed.advance(60)
+        assert await handle.state() is JobState.SCHEDULED
+        assert ledger.done == ["reserve", "finally", "other", "finally"]
+        await harnessed.advance("1d")
+        await harnessed.run_until_idle()
+        assert await handle.result(timeout=0) == "SHIP"
+        names = [each.name for each in await steps_of(app, handle.id)]
+        assert names == ["reserve", "sleep", "remind", "sleep#2", "ship"]
+    assert ledger.done[4:] == ["remind", "finally", "finally", "ship"]
+
+
+async def test_sleep_goes_on_where_a_killed_worker_left_it(app: Holdfast) -> None:
+    began: list[float] = []
+
+    async with harness(app) as harnessed:
+
+        @app.task("order", retry=Retry.immediate())
+        async def order(context: Context) -> float:
+            began.append(harnessed.clock.monotonic())
+            await context.sleep(300)
+            return harnessed.clock.monotonic()
+
+        first = await harnessed.start()
+        first.cut_off("settle")
+        handle = await order.enqueue()
+        await harnessed.advance(1)
+        first.freeze()  # the step is recorded, and its settlement never comes
+        await harnessed.start()
+        await harnessed.advance(600)
+        assert 300 <= await handle.result(timeout=0) - began[0] <= 301
+
+
+async def test_sleep_in_a_task_of_the_handler_is_refused(app: Holdfast) -> None:
+    @app.task("order", max_attempts=1)
+    async def order(context: Context) -> None:
+        await asyncio.gather(context.sleep(5), context.sleep(6))
+
+    async with harness(app) as harnessed:
+        await harnessed.start()
+        handle = await order.enqueue()
+        await harnessed.run_until_idle()
+        assert "call it in the handler itself" in ((await handle.job()).error or "")
 
 
 async def test_snooze_inside_a_step_is_obeyed(app: Holdfast) -> None:

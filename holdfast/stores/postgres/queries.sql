@@ -471,6 +471,15 @@ with held as materialized (
 )
 select ordinal from held;
 
+-- name: forget_steps
+-- A job that others have in hand at this moment may be about to run.
+with waiting as materialized (
+    select id from holdfast.job where id = :id::uuid and state + 0 <> 2 for no key update skip locked
+), forgotten as (
+    delete from holdfast.step s using waiting w where s.job_id = w.id and s.number >= :first::integer
+)
+select id from waiting;
+
 -- name: steps
 select name, number, in_order, claims, ended_at, result from holdfast.step where job_id = :id order by number, name;
 

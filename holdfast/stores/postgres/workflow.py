@@ -32,6 +32,9 @@ class PostgresWorkflow:
         kept = {(known[ordinal - 1].lease, known[ordinal - 1].name) for (ordinal,) in rows}
         return [(step.lease, step.name) in kept for step in steps]
 
+    async def forget_steps(self, job_id: str, *, first: int) -> bool:
+        return is_id(job_id) and bool(await self._pool.fetch(self._sql["forget_steps"], id=job_id, first=first))
+
     async def read_steps(self, job_id: str) -> list[Step]:
         rows = await self._pool.fetch(self._sql["steps"], id=job_id) if is_id(job_id) else []
         return [

@@ -37,6 +37,9 @@ class RedisWorkflow:
             kept += map(bool, await self._pool.run(self._scripts["save_steps"], *arguments, synced=True))
         return kept
 
+    async def forget_steps(self, job_id: str, *, first: int) -> bool:
+        return bool(await self._pool.run(self._scripts["forget_steps"], job_id, first, synced=True))
+
     async def read_steps(self, job_id: str) -> list[Step]:
         stored = fields_of(await self._pool.run_command("HGETALL", f"{self._pool.address.prefix}steps:{job_id}"))
         return sorted((_step(name, text) for name, text in stored.items()), key=lambda step: (step.number, step.name))

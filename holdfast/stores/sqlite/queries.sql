@@ -302,6 +302,12 @@ insert into holdfast_step (job_seq, name, number, in_order, claims, ended_at, re
 values (?, ?, ?, ?, ?, ?, ?)
 on conflict do nothing;
 
+-- own: not_running
+select seq from holdfast_job where id = :id and state <> 2;
+
+-- name: forget_steps
+delete from holdfast_step where job_seq = :seq and number >= :first;
+
 -- name: steps
 select name, number, in_order, claims, ended_at, result
 from holdfast_step where job_seq = (select seq from holdfast_job where id = :id) order by number, name;

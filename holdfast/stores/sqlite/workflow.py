@@ -31,3 +31,12 @@ class SqliteWorkflow(SqliteFamily):
     async def read_steps(self, job_id: str) -> list[Step]:
         rows = await self._opened().read(lambda reader: reader.execute(self._sql["steps"], {"id": job_id}).fetchall())
         return [Step(name, number, bool(in_order), *rest) for name, number, in_order, *rest in rows]
+
+    async def forget_steps(self, job_id: str, *, first: int) -> bool:
+        def run_in_transaction(transaction: Transaction) -> bool:
+            found = transaction.connection.execute(self._sql["not_running"], {"id": job_id}).fetchone()
+            if found is not None:
+                transaction.connection.execute(self._sql["forget_steps"], {"seq": found[0], "first": first})
+            return found is not None
+
+        return await self._opened().writer.call(run_in_transaction)

@@ -16,6 +16,7 @@ from holdfast.core.lifecycle import (
     Dead,
     Failed,
     Outcome,
+    Parked,
     RetryAfter,
     Snooze,
     Snoozed,
@@ -61,6 +62,8 @@ def outcome_of(error: BaseException, task: Task[..., Any] | None) -> Outcome:
 
 def _outcome_of_error(error: BaseException, task: Task[..., Any] | None) -> Outcome:
     match error:
+        case Parked(delay=delay):
+            return Snoozed(delay)
         case Snooze(delay=delay):
             return Snoozed(check_span(delay, "delay"))
         case RetryAfter(delay=delay, scope=scope):

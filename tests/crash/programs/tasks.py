@@ -40,6 +40,26 @@ async def work(ctx: Context, seconds: float, by: str = "", index: int = 0) -> di
     return {"claims": ctx.claims}
 
 
+@app.task("crash.steps")
+async def take_steps(ctx: Context, steps: int, seconds: float) -> dict[str, int]:
+    """A workflow; each run of a step leaves a line."""
+    note("start", ctx)
+
+    async def do(number: int) -> int:
+        note("step", ctx, number=number)
+        for _ in range(round(seconds / STEP)):
+            await asyncio.sleep(STEP)
+        return number
+
+    try:
+        done = [await ctx.step(f"step-{number}", do, number) for number in range(steps)]
+    except BaseException:
+        note("cancelled", ctx)
+        raise
+    note("end", ctx)
+    return {"claims": ctx.claims, "steps": len(done)}
+
+
 @app.task("crash.poison")
 async def poison(ctx: Context) -> None:
     """Kills the process it runs in."""

@@ -261,6 +261,23 @@ end
 finish()
 return answers
 
+-- name: forget_steps
+-- Deletes the steps of the job ARGV[3] from the number ARGV[4] on. Returns 0 if it is running or not there.
+local id, key = ARGV[3], PREFIX .. 'steps:' .. ARGV[3]
+local v = read_fields(id, 'state')
+if not v or not v[1] or v[1] == 'running' then
+    finish()
+    return 0
+end
+local steps = safe_call('HGETALL', key)
+for n = 1, #steps, 2 do
+    if tonumber(string.match(steps[n + 1], '^%d+')) >= tonumber(ARGV[4]) then
+        call('HDEL', key, steps[n])
+    end
+end
+finish()
+return 1
+
 -- name: append_logs
 -- Stores log lines of jobs. ARGV from 3 on, for each record: id, claims, number of lines; of each line its number, age
 -- in microseconds, level, text, and "" or "=" and its fields. Returns 1 for a valid lease, else 0. A succeeded job

@@ -8,6 +8,8 @@ from holdfast.core.models import Lease
 
 MAX_STEPS = 10_000
 """Steps of one job."""
+MAX_RESULTS = 64 * 1024 * 1024
+"""Characters of the results of all steps of a job: each attempt but the first reads them."""
 MAX_NAME = 200
 """Characters of a step's name."""
 

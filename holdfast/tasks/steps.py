@@ -18,7 +18,7 @@ from holdfast.core.errors import Invalid, LeaseLost
 from holdfast.core.lifecycle import Dead, HandlerSignal, Parked, StepsChanged
 from holdfast.core.models import MICROSECOND, Job
 from holdfast.core.retry import Retry
-from holdfast.core.steps import MAX_NAME, MAX_STEPS, NewStep, Step
+from holdfast.core.steps import MAX_NAME, MAX_RESULTS, MAX_STEPS, NewStep, Step
 from holdfast.core.validation import is_plain
 from holdfast.tasks.codec import decode_json, encode_result, result_decoder
 
@@ -64,6 +64,7 @@ class JobSteps:
         self._handler = _running_task()
         self._calls: Counter[str] = Counter()
         self._number = 0
+        self._size = 0  # of the recorded results
         self._left: dict[str, Step] = {}  # recorded, and not called yet in this attempt
         self._reading: asyncio.Future[None] | None = None
         self._is_read = job.claims == 1  # no attempt before can have recorded any
@@ -197,6 +198,7 @@ class JobSteps:
 
     async def _read(self) -> None:
         self._left = {step.name: step for step in await self._keeper.read_steps(self._job.id)}
+        self._size = sum(len(step.result or "") for step in self._left.values())
         self._is_read = True
 
     async def _save(self, name: str, number: int, *, in_order: bool, value: Any) -> str | None:
@@ -204,6 +206,10 @@ class JobSteps:
             result = encode_result(value, self._keeper.result_limit)
         except Invalid as error:
             raise Dead(f"step {name!r}: {error}") from error
+        self._size += len(result or "")
+        if self._size > MAX_RESULTS:
+            remedy = "keep large data elsewhere, and return where it is"
+            raise Dead(f"step {name!r}: the results of all steps exceed {MAX_RESULTS:,} characters; {remedy}")
         if not await self._keeper.save_step(NewStep(self._job.lease, name, number, in_order, result)):
             raise LeaseLost(f"step {name!r} of job {self._job.id} was not recorded: the lease is lost")
         return result

@@ -272,11 +272,11 @@ def attempt_document(attempt: Attempt) -> AttemptDocument:
 class StepDocument(msgspec.Struct, frozen=True, kw_only=True):
     """A step of a job that has ended."""
 
-    name: str
-    number: int
-    claims: int
-    ended_at: str
-    result: Raw | None
+    name: Annotated[str, Meta(description="Unique in its job.", examples=["charge"])]
+    number: Annotated[int, Meta(description="Of its call, from 1.", ge=1)]
+    claims: Annotated[int, Meta(description="Of the lease under which it ended.", ge=0)]
+    ended_at: Instant
+    result: Annotated[Raw | None, Meta(description="What its function returned; null: nothing.")]
 
 
 def step_document(step: Step) -> StepDocument:

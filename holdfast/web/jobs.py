@@ -13,6 +13,7 @@ from msgspec import Meta
 from holdfast.core.errors import Busy, NotFound, TooBroad
 from holdfast.core.job_logs import NewLine, Record
 from holdfast.core.models import TERMINAL, Job, JobFilter, JobState, Lease
+from holdfast.core.steps import MAX_STEPS, Step
 from holdfast.core.validation import check_key
 from holdfast.tasks.job_logger import LEVELS, make_entry
 from holdfast.telemetry.trace_context import trace_id_of
@@ -23,8 +24,10 @@ from holdfast.views.documents import (
     JobDocument,
     JobId,
     LogLineDocument,
+    StepDocument,
     attempt_document,
     line_document,
+    step_document,
 )
 from holdfast.views.explain import Explanation, explain_job, job_facts
 from holdfast.views.formatting import Filters
@@ -75,6 +78,13 @@ class LogLinePage(msgspec.Struct, frozen=True):
 
     lines: list[LogLineDocument]
     cursor: Annotated[str | None, Meta(description="Continues the listing; null: that was all.")]
+
+
+class StepPage(msgspec.Struct, frozen=True):
+    """In the order of their calls."""
+
+    steps: list[StepDocument]
+    after: Annotated[int | None, Meta(description="Continues the listing; null: that was all.")]
 
 
 class JobExplanation(msgspec.Struct, frozen=True, kw_only=True):
@@ -197,6 +207,20 @@ async def lines(call: RequestContext) -> ApiResponse:
     return json_response(200, LogLinePage([line_document(line) for line in shown], page.cursor))
 
 
+async def list_steps(call: RequestContext) -> ApiResponse:
+    """A page of a job's steps. One of large results ends before its limit."""
+    job = await find_job(call, call.path["job_id"])
+    after, limit = call.query.get("after", 0), call.query.get("limit", LINES)
+    rest = [step for step in await call.app.steps(job.id) if step.number > after]
+    shown: list[Step] = []
+    for step in rest[:limit]:
+        shown.append(step)
+        if sum(len(each.result or "") for each in shown) >= _MAX_PAGE_SIZE:
+            break
+    documents = [step_document(step) for step in call.redaction.redact_steps(shown)]
+    return json_response(200, StepPage(documents, shown[-1].number if len(shown) < len(rest) else None))
+
+
 async def why(call: RequestContext) -> ApiResponse:
     """Why a job is where it is."""
     job = await find_job(call, call.path["job_id"])
@@ -211,6 +235,13 @@ _WAIT = Field(
     "Answer when the job has ended, at the latest after this many seconds.",
     example=0,
 )
+_STEP = {
+    "name": "charge",
+    "number": 2,
+    "claims": 1,
+    "ended_at": "2030-01-31T08:00:00.000000Z",
+    "result": {"cents": 1250},
+}
 _LINES = Field("limit", integer_text(1, MAX_LINES, default=LINES), "Lines on this page.", example=LINES)
 _LINE = {
     "attempt": 1,
@@ -331,6 +362,22 @@ OPERATIONS = (
         handler=lines,
         query=(_LINES, CURSOR),
         answers={200: ResponseSpec(LogLinePage, "A page.", {"lines": [_LINE], "cursor": None})},
+        refusals=(404,),
+    ),
+    Operation(
+        name="list_steps",
+        method="GET",
+        path="/v1/jobs/{job_id}/steps",
+        scope="read",
+        group="Jobs",
+        summary="List the steps of a job",
+        doc="What its handler has done by `context.step`, in the order of the calls.",
+        handler=list_steps,
+        query=(
+            Field("limit", integer_text(1, MAX_LINES, default=LINES), "Steps on this page.", example=LINES),
+            Field("after", integer_text(0, MAX_STEPS, default=0), "Continue behind this number.", example=LINES),
+        ),
+        answers={200: ResponseSpec(StepPage, "A page.", {"steps": [_STEP], "after": None})},
         refusals=(404,),
     ),
     Operation(

@@ -12,6 +12,7 @@ from holdfast.core.ids import as_ulid
 from holdfast.core.job_logs import NewLine, Record
 from holdfast.core.lifecycle import Failed, Succeeded
 from holdfast.core.models import WorkerHeartbeat
+from holdfast.core.steps import NewStep
 from tests.web.client import UNKNOWN_ID, Api
 
 
@@ -55,6 +56,33 @@ def test_the_story_has_result_and_attempts(api: Api) -> None:
     story = api.get(f"/v1/jobs/{done}")
     assert (story["state"], story["result"], story["history"]) == ("succeeded", {"sent": True}, [])
     assert story["started_at"] <= story["ended_at"]
+
+
+def test_steps_come_in_pages(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    job_id = api.submit()["id"]
+    path = f"/v1/jobs/{job_id}/steps"
+    assert api.get(path) == {"steps": [], "after": None}
+
+    async def save() -> None:
+        store, lease = await api.app.open_store(), (await api.claim(job_id)).lease
+        results = [None, '{"cents":5}', '"' + "x" * 2000 + '"', "[]"]
+        steps = [NewStep(lease, f"s{number}", number, True, result) for number, result in enumerate(results, 1)]
+        assert await store.workflow.save_steps(steps) == [True] * 4
+
+    api.run(save())
+    first = api.get(path, limit=2)
+    assert [(each["name"], each["number"], each["result"]) for each in first["steps"]] == [
+        ("s1", 1, None),
+        ("s2", 2, {"cents": 5}),
+    ]
+    assert first["after"] == 2
+    rest = api.get(path, after=2)
+    assert ([each["name"] for each in rest["steps"]], rest["after"]) == (["s3", "s4"], None)
+    monkeypatch.setattr("holdfast.web.jobs._MAX_PAGE_SIZE", 1000)
+    assert api.get(path)["after"] == 3  # a page of large results ends early
+    assert api.refused("GET", path, 422, params={"limit": 0})["field"] == "limit"
+    assert api.refused("GET", path, 422, params={"after": "x"})["field"] == "after"
+    api.refused("GET", f"/v1/jobs/{UNKNOWN_ID}/steps", 404)
 
 
 def test_log_lines_come_in_pages(api: Api) -> None:

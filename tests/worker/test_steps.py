@@ -332,6 +332,26 @@ async def test_step_whose_result_cannot_be_stored_is_not_repeated(app: Holdfast)
     assert ledger.done == ["once", "once"]
 
 
+async def test_results_of_all_steps_are_bounded(app: Holdfast, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.tasks.steps.MAX_RESULTS", 1000)
+    ledger = Ledger()
+
+    @app.task("order", retry=Retry.immediate())
+    async def order(context: Context) -> None:
+        await context.step("one", ledger.do, "x" * 600)
+        if context.attempts == 1:
+            raise RuntimeError
+        await context.step("two", ledger.do, "y" * 600)
+
+    async with harness(app) as harnessed:
+        await harnessed.start()
+        handle = await order.enqueue()
+        await harnessed.run_until_idle()
+        job = await handle.job()
+    assert (job.state, job.reason) == (JobState.DEAD, "non_retryable")
+    assert "step 'two': the results of all steps exceed 1,000 characters" in (job.error or "")
+
+
 @pytest.mark.parametrize("name", ["", "a#2", "a\nb", "x" * 201, 7])
 async def test_bad_name_of_a_step_is_refused(app: Holdfast, name: Any) -> None:
     @app.task("order", max_attempts=1)

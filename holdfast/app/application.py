@@ -375,18 +375,14 @@ class Holdfast(JobEditing):
         limit: int = 1000,
         rate: str | None = None,
         after: float | str | timedelta = 0,
-        from_step: str | None = None,
     ) -> BulkResult:
         """Queue again with a new budget. ``payload`` replaces the arguments of a single job; it is checked first.
-        ``from_step``: a single job takes its steps again from this one on.
 
         ``rate`` (``"10/s"``): the first is ready ``after`` so long, later ones by and by, scheduled until then.
         """
         check_limit(limit)
         every = timedelta(0) if rate is None else parse_rate(rate)
         pace = ReplayRate(every=every, after=parse_duration(after, "after"))
-        if from_step is not None:
-            await self._forget_steps(await self._ids(selection), from_step, force=force)
         return await self._replay(selection, force=force, payload=payload, limit=limit, pace=pace)
 
     async def _replay(

@@ -15,9 +15,9 @@ from holdfast.app.sync import requires_loop
 from holdfast.core.errors import Conflict, Invalid
 from holdfast.core.job_changes import EDITABLE, NEVER, JobChanges, check_changes, check_edit, check_expiry, parse_expiry
 from holdfast.core.lifecycle import check_replay, describe_holder
-from holdfast.core.models import BulkResult, Job, JobFilter, JobState, ReplayRate, to_microseconds
+from holdfast.core.models import BulkResult, Job, JobState, ReplayRate, to_microseconds
 from holdfast.core.unique import holds_unique
-from holdfast.core.validation import check_name, check_priority, check_span, check_tags, did_you_mean, parse_instant
+from holdfast.core.validation import check_name, check_priority, check_span, check_tags, parse_instant
 from holdfast.stores.base import AT_ONCE, Selection, Store
 from holdfast.tasks import Registry, encode_payload
 from holdfast.tasks.command_policy import COMMAND, CommandPolicy
@@ -41,19 +41,6 @@ class JobEditing(TaskRegistration):
 
     @abstractmethod
     async def _ids(self, selection: str | Selection) -> Selection: ...
-
-    async def _forget_steps(self, selection: Selection, from_step: str, *, force: bool) -> None:
-        """Makes a single job take its steps again from this one on."""
-        if isinstance(selection, JobFilter) or len(selection) != 1:
-            raise Invalid("from_step", from_step, "steps are those of one job: name its id")
-        store, job = await self.open_store(), await self._get(selection[0])
-        check_replay(job.id, job.state, force=force)
-        numbers = {step.name: step.number for step in await store.workflow.read_steps(job.id)}
-        if from_step not in numbers:
-            remedy = f"there are these: {', '.join(numbers) or 'none'}{did_you_mean(from_step, numbers)}"
-            raise Invalid("from_step", from_step, remedy)
-        if not await store.workflow.forget_steps(job.id, first=numbers[from_step]):
-            raise Conflict(f"job {job.id} runs again by now; cancel it first")
 
     # ── edit ──────────────────────────────────────────────────────────────────────────────────────────────────
     @requires_loop

@@ -57,14 +57,12 @@ def cancel(session: Session, *, ids: tuple[str, ...], filters: Filters, everythi
     examples=[
         "holdfast replay --state dead --task email.send --since 1d",
         """holdfast replay key:invoice-7 --payload '{"number": 7}'""",
-        "holdfast replay key:order-7 --from-step charge",
     ],
 )
 @selection_options
 @filter_options()
 @click.option("--force", is_flag=True, help="Also what has succeeded.")
 @click.option("--payload", metavar="JSON", help="Edited arguments for one job; - reads them from stdin.")
-@click.option("--from-step", metavar="NAME", help="One job takes its steps again from this one on.")
 @rate_option
 @click.pass_obj
 def replay(
@@ -76,7 +74,6 @@ def replay(
     dry_run: bool,
     force: bool,
     payload: str | None,
-    from_step: str | None,
     rate: str | None,
 ) -> int:
     """Queue dead, failed and cancelled jobs again.
@@ -85,19 +82,10 @@ def replay(
     to it; until then they are scheduled, and can be cancelled. Their history stays. Exits 1 if one of the ids could not
     be replayed.
     """
-    for option, value in (("--payload", payload), ("--from-step", from_step)):
-        if value is not None and len(ids) != 1:
-            raise click.UsageError(f"{option} goes to one job: name its id")
+    if payload is not None and len(ids) != 1:
+        raise click.UsageError("--payload goes to one job: name its id")
     return replay_jobs(
-        session,
-        ids,
-        filters,
-        everything=everything,
-        dry_run=dry_run,
-        force=force,
-        payload=payload,
-        from_step=from_step,
-        rate=rate,
+        session, ids, filters, everything=everything, dry_run=dry_run, force=force, payload=payload, rate=rate
     )
 
 
@@ -110,16 +98,11 @@ def replay_jobs(
     dry_run: bool,
     force: bool = False,
     payload: str | None = None,
-    from_step: str | None = None,
     rate: str | None = None,
     states: Collection[JobState] = REPLAYABLE,
 ) -> int:
     """Runs ``replay``, or ``dlq replay`` with fewer states."""
-    edited: dict[str, Any] = {}
-    if payload is not None:
-        edited["payload"] = read_payload(payload, session.settings().payload_limit)
-    if from_step is not None:
-        edited["from_step"] = from_step
+    edited = {} if payload is None else {"payload": read_payload(payload, session.settings().payload_limit)}
     change = replay_operation(force=force, states=states, rate=rate, **edited)
     return run_bulk(session, change, ids, filters, everything=everything, dry_run=dry_run)
 

@@ -19,6 +19,7 @@ class NewStep(msgspec.Struct, frozen=True, gc=False):
 
     name: unique among the steps of its job. number: of its call, from 1. in_order: the handler called it, not a task
     that the handler started, so its place among such calls follows from the code. result: JSON text; None for None.
+    worker: whose lease it is; None: not compared.
     """
 
     lease: Lease
@@ -26,6 +27,7 @@ class NewStep(msgspec.Struct, frozen=True, gc=False):
     number: int
     in_order: bool
     result: str | None = None
+    worker: str | None = None
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True, gc=False):

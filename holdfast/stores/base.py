@@ -346,10 +346,6 @@ class Workflow(Protocol):
     async def read_steps(self, job_id: str) -> list[Step]:
         """The steps of a job by number."""
 
-    async def forget_steps(self, job_id: str, *, first: int) -> bool:
-        """Delete the steps of a job from this number on, so that it takes them again. False, and nothing is changed:
-        the job is running, or is not there."""
-
 
 class Statement(msgspec.Struct, frozen=True):
     """A statement for the caller's own connection. Each ``?`` in it stands for the next parameter; on SQLite also

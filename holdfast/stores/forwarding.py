@@ -339,9 +339,6 @@ class ForwardingWorkflow:
     async def read_steps(self, job_id: str) -> list[Step]:
         return await self._intercept("read_steps", lambda: self._inner.read_steps(job_id))
 
-    async def forget_steps(self, job_id: str, *, first: int) -> bool:
-        return await self._intercept("forget_steps", lambda: self._inner.forget_steps(job_id, first=first))
-
 
 class ForwardingHealth:
     """Forwards every verb to ``inner``."""

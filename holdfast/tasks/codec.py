@@ -14,9 +14,9 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from enum import Enum, auto
-from typing import Any, NamedTuple, NoReturn, TypeGuard, get_type_hints
+from typing import Any, NamedTuple, NoReturn, TypeGuard, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -107,7 +107,10 @@ def make_decoder(kind: Any) -> Callable[[str | bytes], Any]:
 def result_decoder(function: Callable[..., Any]) -> Callable[[str], Any]:
     """Returns a decoder of results of ``function`` by its annotation; of plain JSON values if that has no JSON form."""
     try:
-        return make_decoder(get_type_hints(function, include_extras=True).get("return", Any))
+        kind = get_type_hints(function, include_extras=True).get("return", Any)
+        if get_origin(kind) in (Awaitable, Coroutine):
+            kind = get_args(kind)[-1]
+        return make_decoder(kind)
     except (TypeError, NameError, AttributeError):
         return make_decoder(Any)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 from holdfast.core.errors import Conflict, HoldfastError
+from holdfast.core.lifecycle import Outcome
 from holdfast.core.models import Job, Lease
 from holdfast.core.portal import drive_coroutine, forbid_running_loop
 from holdfast.core.retry import Retry, as_retry
@@ -42,7 +44,18 @@ class Limiter(Protocol):
 class Context:
     """The running job. A handler whose first parameter is annotated ``Context`` gets it; ``current_job()`` too."""
 
-    __slots__ = ("job", "cancelled", "completing", "_completer", "_keeper", "_limiter", "_log", "_opener", "_steps")
+    __slots__ = (
+        "job",
+        "cancelled",
+        "completing",
+        "_completer",
+        "_keeper",
+        "_limiter",
+        "_log",
+        "_opener",
+        "_runner",
+        "_steps",
+    )
 
     def __init__(
         self,
@@ -51,9 +64,12 @@ class Context:
         opener: LogOpener | None = None,
         limiter: Limiter | None = None,
         keeper: StepKeeper | None = None,
+        runner: asyncio.Task[Any] | None = None,
     ) -> None:
+        """``runner``: the task in which the handler runs."""
         self.job = job
         self._keeper = keeper
+        self._runner = runner
         self._steps: JobSteps | None = None  # made for the first step: most jobs have none
         self._limiter = limiter
         self._completer = completer
@@ -188,19 +204,20 @@ class Context:
     @property
     def _job_steps(self) -> JobSteps:
         """Returns the steps of this attempt."""
+        if self.completing:
+            raise Conflict(f"job {self.id} is being completed, and takes no further step")
         if self._steps is None:
             if self._keeper is None:
                 raise HoldfastError(
                     "steps: this code runs without a worker or in a process of its own, without a store; "
                     'let the task run with executor="async" or "thread"'
                 )
-            self._steps = JobSteps(self.job, self._keeper)
+            self._steps = JobSteps(self.job, self._keeper, self._runner)
         return self._steps
 
-    @property
-    def changed_steps(self) -> str | None:
-        """Returns how the code differs from the recorded steps; None if it does not. For the runner."""
-        return None if self._steps is None else self._steps.problem
+    def judge_steps(self, outcome: Outcome) -> Outcome:
+        """Returns the outcome of the attempt, from that of the handler: its steps may end it otherwise."""
+        return outcome if self._steps is None else self._steps.final_outcome(outcome)
 
     @property
     def sync(self) -> SyncContext:
@@ -252,7 +269,8 @@ class SyncContext:
     def step(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """``Context.step``, in this thread, for a function that is not async."""
         forbid_running_loop("await context.step(…) itself instead of context.sync.step(…)")
-        result: T = self._context._job_steps.run_blocking(name, PLAIN, function, args, kwargs)
+        in_order = CURRENT.get(None) is self._context  # a thread that the handler started does not inherit it
+        result: T = self._context._job_steps.run_blocking(name, PLAIN, function, args, kwargs, in_order=in_order)
         return result
 
     def limit(self, name: str, tokens: int = 1, *, wait: bool = False) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import random
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any, ParamSpec, Protocol, TypeVar
 
@@ -15,8 +18,8 @@ import msgspec
 
 from holdfast.core.clock import Clock
 from holdfast.core.errors import Invalid, LeaseLost
-from holdfast.core.lifecycle import Dead, HandlerSignal, Parked, StepsChanged
-from holdfast.core.models import MICROSECOND, Job
+from holdfast.core.lifecycle import Dead, Failed, HandlerSignal, Outcome, Parked, Snoozed, StepsChanged, Succeeded
+from holdfast.core.models import MICROSECOND, Job, Reason
 from holdfast.core.retry import Retry
 from holdfast.core.steps import MAX_NAME, MAX_RESULTS, MAX_STEPS, NewStep, Step
 from holdfast.core.validation import is_plain
@@ -56,27 +59,32 @@ PLAIN = StepOptions()
 
 
 class JobSteps:
-    """The steps of one attempt of a job, made in the handler's event loop or thread."""
+    """The steps of one attempt of a job.
 
-    def __init__(self, job: Job, keeper: StepKeeper) -> None:
+    What ends the attempt (a sleep, changed code, a result that cannot be stored) is remembered: the handler may catch
+    the exception that says so, and every later step raises it again.
+    """
+
+    def __init__(self, job: Job, keeper: StepKeeper, runner: asyncio.Task[Any] | None) -> None:
+        """``runner``: the task in which the handler runs, if it is async."""
         self._job = job
         self._keeper = keeper
-        self._handler = _running_task()
+        self._runner = runner
         self._calls: Counter[str] = Counter()
         self._number = 0
         self._size = 0  # of the recorded results
         self._left: dict[str, Step] = {}  # recorded, and not called yet in this attempt
-        self._reading: asyncio.Future[None] | None = None
+        self._reading = asyncio.Lock()
         self._is_read = job.claims == 1  # no attempt before can have recorded any
-        self._problem: str | None = None
+        self._failed: dict[object, str] = {}  # the step that failed last, by the task or thread that called it
+        self._end: tuple[BaseException, Outcome] | None = None
 
-    @property
-    def problem(self) -> str | None:
-        """Text about how the code differs from the record, once the handler has returned; None if it does not."""
-        if self._problem is None and self._left:
+    def final_outcome(self, outcome: Outcome) -> Outcome:
+        """The outcome of the attempt, from that of the handler."""
+        if self._end is None and self._left and isinstance(outcome, Succeeded):
             first = min(self._left.values(), key=_number_of)
-            self._problem = f"step {first.name!r} is recorded, and the code does not call it any more"
-        return self._problem
+            self._end_by(_changed(f"step {first.name!r} is recorded, and the code does not call it any more"))
+        return outcome if self._end is None else self._end[1]
 
     def call(
         self,
@@ -96,64 +104,79 @@ class JobSteps:
         function: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
+        *,
+        in_order: bool,
     ) -> Any:
-        """Runs a step in the handler's thread."""
+        """Runs a step in this thread, which waits. ``in_order``: it is the handler's."""
+        if inspect.iscoroutinefunction(function):
+            raise Invalid(
+                "function", getattr(function, "__name__", function), "give one that is not async to sync.step"
+            )
         unique, number = self._count_call(name)
-        run, delay = self._keeper.run_blocking, options.retry.delay_after
-        recorded = run(self._find(unique, in_order=True))
+        run, decode, caller = self._keeper.run_blocking, decoder_of(function), threading.get_ident()
+        recorded = run(self._find(unique, caller, in_order=in_order))
         if recorded is not None:
-            return _decode(recorded.result, decoder_of(function))
+            return self._decode(unique, recorded.result, decode)
         tried = 0
         while True:
             tried += 1
             try:
-                value = function(*args, **kwargs)
+                value = _mark_inside(lambda: function(*args, **kwargs))
             except HandlerSignal:
                 raise
             except Exception:
                 if tried == options.tries:
+                    self._failed[caller] = unique
                     raise
-                run(self._keeper.clock.sleep(delay(tried, _rng).total_seconds()))
+                run(self._keeper.clock.sleep(options.retry.delay_after(tried, _rng).total_seconds()))
                 continue
-            return _decode(run(self._save(unique, number, in_order=True, value=value)), decoder_of(function))
+            return run(self._save(unique, number, decode, in_order=in_order, value=value))
 
     async def sleep(self, span: timedelta) -> None:
         """Ends the attempt by `Parked`, and returns in the one that begins when the time is over."""
-        if _running_task() is not self._handler:
-            raise Invalid(
-                "sleep", str(span), "call it in the handler itself; a task that the handler started cannot end it"
-            )
+        if _running_task() is not self._runner or self._runner is None:
+            remedy = "call it in the handler itself; a task or thread that the handler started cannot end the attempt"
+            raise Invalid("sleep", str(span), remedy)
         name, number = self._count_call("sleep")
-        recorded = await self._find(name, in_order=True)
+        recorded = await self._find(name, self._runner, in_order=True)
         if recorded is None:
-            await self._save(name, number, in_order=True, value=span // MICROSECOND)
-            raise Parked(span)
+            await self._save(name, number, decode_json, in_order=True, value=span // MICROSECOND)
+            raise self._end_by((Parked(span), Snoozed(span)))
         until_us = recorded.ended_at_us + int(recorded.result or 0)
         if self._job.run_at_us < until_us:  # it was interrupted before its sleep, or an operator runs it earlier
-            left_us = until_us - await self._keeper.server_time_us()
-            if left_us > 0:
-                raise Parked(left_us * MICROSECOND)
+            left = (until_us - await self._keeper.server_time_us()) * MICROSECOND
+            if left > timedelta(0):
+                raise self._end_by((Parked(left), Snoozed(left)))
 
     def _count_call(self, name: Any) -> tuple[str, int]:
         """The name of the step among all of its job, and the number of the call."""
+        if _inside.get():
+            raise Invalid("step", name, "a step takes no steps itself; call it in the handler")
         if not isinstance(name, str) or not is_plain(name) or len(name) > MAX_NAME or "#" in name:
             raise Invalid("step", name, f"give one line of text of up to {MAX_NAME} characters, without #")
         self._calls[name] += 1
         self._number += 1
         if self._number > MAX_STEPS:
-            raise Dead(f"a job has at most {MAX_STEPS:,} steps; start further jobs for the rest")
+            raise self._end_by(_final(f"a job has at most {MAX_STEPS:,} steps; start further jobs for the rest"))
         number = self._calls[name]
         return name if number == 1 else f"{name}#{number}", self._number
 
     async def _run(
         self, name: str, number: int, options: StepOptions, call: Callable[[], Any], decode: Callable[[str], Any]
     ) -> Any:
-        in_order = _running_task() is self._handler
-        recorded = await self._find(name, in_order=in_order)
+        caller = _running_task()
+        in_order = caller is self._runner
+        recorded = await self._find(name, caller, in_order=in_order)
         if recorded is not None:
-            return _decode(recorded.result, decode)
-        value = await self._try_often(name, options, call)
-        return _decode(await self._save(name, number, in_order=in_order, value=value), decode)
+            return self._decode(name, recorded.result, decode)
+        try:
+            value = await self._try_often(name, options, call)
+        except HandlerSignal:
+            raise
+        except Exception:
+            self._failed[caller] = name
+            raise
+        return await self._save(name, number, decode, in_order=in_order, value=value)
 
     async def _try_often(self, name: str, options: StepOptions, call: Callable[[], Any]) -> Any:
         tried = 0
@@ -169,66 +192,112 @@ class JobSteps:
             await self._keeper.clock.sleep(options.retry.delay_after(tried, _rng).total_seconds())
 
     async def _try_once(self, name: str, timeout: float | None, call: Callable[[], Any]) -> Any:
-        value = call()
-        if not inspect.isawaitable(value):
-            return value
-        if timeout is None:
-            return await value
-        results: list[Any] = []
-        await self._keeper.clock.run_bounded(_collect(value, results), timeout)
-        if not results:
-            raise TimeoutError(f"step {name!r}: still running after {timeout:g} s")
-        return results[0]
+        token = _inside.set(True)
+        try:
+            value = call()
+            if not inspect.isawaitable(value):
+                return value
+            if timeout is None:
+                return await value
+            results: list[Any] = []
+            await self._keeper.clock.run_bounded(_collect(value, results), timeout)
+            if not results:
+                raise TimeoutError(f"step {name!r}: still running after {timeout:g} s")
+            return results[0]
+        finally:
+            _inside.reset(token)
 
-    async def _find(self, name: str, *, in_order: bool) -> Step | None:
-        """The record of a step; None if it is to run. Raises `StepsChanged` where the record has another one here."""
-        if not self._is_read:
-            if self._reading is None:
-                self._reading = asyncio.ensure_future(self._read())
-            await asyncio.shield(self._reading)
-        recorded = self._left.get(name)
-        if recorded is None and in_order and self._problem is None:
+    async def _find(self, name: str, caller: object, *, in_order: bool) -> Step | None:
+        """The record of a step; None if it is to run. Raises what ends the attempt."""
+        async with self._reading:
+            if not self._is_read:
+                steps = await self._keeper.read_steps(self._job.id)
+                self._left = {step.name: step for step in steps}
+                self._size = sum(len(step.result or "") for step in steps)
+                self._is_read = True
+        failed = next(iter(self._failed.values()), None) if in_order else self._failed.get(caller)
+        if self._end is None and failed is not None:
+            self._end_by(_continued(failed, name))
+        if self._end is None and in_order and name not in self._left:
             skipped = [step for step in self._left.values() if step.in_order]
             if skipped:
                 first = min(skipped, key=_number_of)
-                self._problem = f"step {first.name!r} is recorded at this place, and the code calls step {name!r}"
-        if self._problem is not None:
-            raise StepsChanged(self._problem)
+                text = f"step {first.name!r} is recorded at this place, and the code calls step {name!r}"
+                self._end_by(_changed(text))
+        if self._end is not None:
+            raise self._end[0]
         return self._left.pop(name, None)
 
-    async def _read(self) -> None:
-        self._left = {step.name: step for step in await self._keeper.read_steps(self._job.id)}
-        self._size = sum(len(step.result or "") for step in self._left.values())
-        self._is_read = True
-
-    async def _save(self, name: str, number: int, *, in_order: bool, value: Any) -> str | None:
+    async def _save(self, name: str, number: int, decode: Callable[[str], Any], *, in_order: bool, value: Any) -> Any:
+        """Stores the result of a step, and returns it as later attempts read it."""
         try:
             result = encode_result(value, self._keeper.result_limit)
         except Invalid as error:
-            raise Dead(f"step {name!r}: {error}") from error
+            raise self._end_by(_final(f"step {name!r}: {error}", Reason.RESULT)) from error
+        found = self._decode(name, result, decode)
         self._size += len(result or "")
         if self._size > MAX_RESULTS:
             remedy = "keep large data elsewhere, and return where it is"
-            raise Dead(f"step {name!r}: the results of all steps exceed {MAX_RESULTS:,} characters; {remedy}")
-        if not await self._keeper.save_step(NewStep(self._job.lease, name, number, in_order, result)):
+            text = f"step {name!r}: the results of all steps exceed {MAX_RESULTS:,} characters; {remedy}"
+            raise self._end_by(_final(text, Reason.RESULT))
+        step = NewStep(self._job.lease, name, number, in_order, result, self._job.worker)
+        if not await self._keeper.save_step(step):
             raise LeaseLost(f"step {name!r} of job {self._job.id} was not recorded: the lease is lost")
-        return result
+        return found
+
+    def _decode(self, name: str, result: str | None, decode: Callable[[str], Any]) -> Any:
+        try:
+            return None if result is None else decode(result)
+        except Exception as error:
+            text = f"step {name!r}: its result does not fit the function's return annotation: {error}"
+            raise self._end_by(_final(text, Reason.RESULT)) from error
+
+    def _end_by(self, end: tuple[BaseException, Outcome]) -> BaseException:
+        """Remembers what ends the attempt, unless it has ended already; returns the exception to raise."""
+        self._end = self._end or end
+        return self._end[0]
+
+
+def _changed(text: str) -> tuple[BaseException, Outcome]:
+    return StepsChanged(text), Failed(error=text, reason=Reason.STEPS_CHANGED, retryable=False)
+
+
+def _final(text: str, reason: Reason = Reason.NON_RETRYABLE) -> tuple[BaseException, Outcome]:
+    return Dead(text), Failed(error=text, reason=reason, retryable=False)
+
+
+def _continued(failed: str, name: str) -> tuple[BaseException, Outcome]:
+    """A handler that goes on behind a failed step might take another way in its next attempt."""
+    remedy = "catch the exception inside the function of the step, and return what became of it"
+    text = f"step {name!r} cannot be taken after step {failed!r} has failed: {remedy}"
+    return HandlerSignal(text), Failed(error=text)
+
+
+_inside: ContextVar[bool] = ContextVar("holdfast_inside_step", default=False)
+
+
+def _mark_inside(call: Callable[[], Any]) -> Any:
+    token = _inside.set(True)
+    try:
+        return call()
+    finally:
+        _inside.reset(token)
 
 
 def decoder_of(function: Callable[..., Any]) -> Callable[[str], Any]:
-    """Returns the decoder of a function's results, made once."""
+    """Returns the decoder of a function's results, by its return annotation; made once."""
+    while isinstance(function, functools.partial):
+        function = function.func
     function = getattr(function, "__func__", function)
+    if not inspect.isroutine(function) and not isinstance(function, type):
+        function = getattr(type(function), "__call__", function)  # noqa: B004 - of an object, its method
     try:
         decoder = _decoders.get(function)
         if decoder is None:
             decoder = _decoders[function] = result_decoder(function)
-    except TypeError:  # no weak reference, no hash: a partial, a callable object
-        decoder = decode_json
+    except TypeError:  # no weak reference
+        decoder = result_decoder(function)
     return decoder
-
-
-def _decode(result: str | None, decode: Callable[[str], Any]) -> Any:
-    return None if result is None else decode(result)
 
 
 def _number_of(step: Step) -> int:

@@ -24,13 +24,7 @@ from holdfast.telemetry.trace_context import trace_id_of
 from holdfast.worker.context import StopReason, TaskRun, WorkerContext
 from holdfast.worker.executors.command import CommandRunner
 from holdfast.worker.executors.coroutine import Escaped, drive_in_context
-from holdfast.worker.executors.outcome import (
-    describe_error,
-    outcome_of,
-    payload_refused,
-    steps_changed,
-    success_outcome,
-)
+from holdfast.worker.executors.outcome import describe_error, outcome_of, payload_refused, success_outcome
 from holdfast.worker.handler_limits import HandlerLimits
 from holdfast.worker.invocation import HandlerInvoker, RemoteOutcome, unwrap_outcome
 from holdfast.worker.policy import UnfitJobs
@@ -98,6 +92,7 @@ class Runner:
         if not runners:
             return 0
         _, stuck = await asyncio.wait(runners, timeout=_CANCEL_TIMEOUT)
+        await self._step_writer.close()
         return len(stuck)
 
     # ── one runner ────────────────────────────────────────────────────────────────────────────────────────────
@@ -154,7 +149,7 @@ class Runner:
         shared, job = self._shared, run.job
         monotonic = shared.clock.monotonic
         run.runner = runner
-        run.context = Context(job, self._tx_completion, self._logs, self._limits, self._step_writer)
+        run.context = Context(job, self._tx_completion, self._logs, self._limits, self._step_writer, runner)
         run.started = monotonic()
         if shared.is_stale(run, run.started):
             shared.settle(run, Released())
@@ -168,7 +163,7 @@ class Runner:
         fault_point("handler.before")
         outcome: Outcome | None = None
         try:
-            outcome = await self._execute(run, run.context)
+            outcome = run.context.judge_steps(await self._execute(run, run.context))
             if type(outcome) is Failed and UnfitJobs.is_unfit(outcome, job):
                 [outcome] = await self._unfit.settle_unfit([job], [outcome], shared.settings)
             if type(outcome) is Failed and outcome.pause is not None:
@@ -280,8 +275,6 @@ class Runner:
             raise  # the coroutine of this runner is being closed
         except BaseException as error:  # SystemExit, KeyboardInterrupt, custom ones: none may end the worker
             return outcome_of(error, task)
-        if context.changed_steps is not None:
-            return steps_changed(context.changed_steps)
         return success_outcome(value, self._shared.settings.result_limit)
 
     async def _command(self, job: Job) -> Any:

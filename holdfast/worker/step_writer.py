@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from holdfast.core.errors import ConfigError, HoldfastError, Unavailable
@@ -13,6 +13,7 @@ from holdfast.stores.base import Store
 from holdfast.worker.context import StoreBackoff, WorkerContext
 
 T = TypeVar("T")
+_Waiting = tuple[NewStep, "asyncio.Future[bool]"]
 
 _BATCH_SIZE = 500
 """Steps in one write."""
@@ -27,12 +28,12 @@ class StepWriter:
         self._store = store
         self._loop = asyncio.get_running_loop()
         self._backoff = StoreBackoff(shared, "step_writer")
-        self._waiting: list[tuple[NewStep, asyncio.Future[bool]]] = []
+        self._waiting: list[_Waiting] = []
         self._writing: asyncio.Task[None] | None = None
 
     async def read_steps(self, job_id: str) -> list[Step]:
-        """The steps of a job."""
-        return await self._store.workflow.read_steps(job_id)
+        """The steps of a job. Waits for a store that is away: that is no fault of the handler."""
+        return await self._patiently(lambda: self._store.workflow.read_steps(job_id))
 
     async def save_step(self, step: NewStep) -> bool:
         """Stores a step; False if its lease is lost. While the store is away it tries again: the step has been done."""
@@ -44,46 +45,56 @@ class StepWriter:
 
     async def server_time_us(self) -> int:
         """The store's clock."""
-        return await self._store.health.server_time_us()
+        return await self._patiently(self._store.health.server_time_us)
+
+    async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
+        while True:
+            try:
+                return await call()
+            except (Unavailable, ConfigError) as error:
+                await self._backoff.wait_after(error)
+
+    async def close(self) -> None:
+        """Gives up what is not stored. Call it when the handlers have ended."""
+        if self._writing is not None:
+            self._writing.cancel()
+            await asyncio.wait([self._writing])
 
     def run_blocking(self, call: Coroutine[Any, Any, T]) -> T:
         """Runs a call in the worker's loop, for a handler in a thread."""
         return asyncio.run_coroutine_threadsafe(call, self._loop).result()
 
     async def _write(self) -> None:
+        batch: list[_Waiting] = []
         try:
             while self._waiting:
                 batch, self._waiting = self._waiting[:_BATCH_SIZE], self._waiting[_BATCH_SIZE:]
-                try:
-                    fault_point("step.before")
-                    kept = await self._store.workflow.save_steps([step for step, _ in batch])
-                    fault_point("step.after")
-                except (Unavailable, ConfigError) as error:
-                    self._waiting[:0] = [each for each in batch if not each[1].done()]  # the others were interrupted
-                    await self._backoff.wait_after(error)
-                    continue
-                except HoldfastError as error:
-                    await self._write_singly(batch, error)
-                    continue
-                self._backoff.reset()
-                for (_, saved), each in zip(batch, kept, strict=True):
-                    if not saved.done():
-                        saved.set_result(each)
+                await self._write_batch(batch)
+        except BaseException as error:  # a bug, or the end of the worker: no handler may wait for ever
+            for _, saved in (*batch, *self._waiting):
+                if not saved.done():
+                    saved.set_exception(HoldfastError(f"the step was not recorded: {error!r}"))
+            self._waiting = []
+            raise
         finally:
             self._writing = None
 
-    async def _write_singly(self, batch: list[tuple[NewStep, asyncio.Future[bool]]], error: HoldfastError) -> None:
-        """The store refuses the batch: the step that is to blame gets the error."""
-        if len(batch) == 1:
-            if not batch[0][1].done():
+    async def _write_batch(self, batch: list[_Waiting]) -> None:
+        try:
+            fault_point("step.before")
+            kept = await self._store.workflow.save_steps([step for step, _ in batch])
+            fault_point("step.after")
+        except (Unavailable, ConfigError) as error:
+            self._waiting[:0] = [each for each in batch if not each[1].done()]  # the others were interrupted
+            await self._backoff.wait_after(error)
+        except HoldfastError as error:
+            if len(batch) > 1:  # the step that is to blame gets the error
+                for each in batch:
+                    await self._write_batch([each])
+            elif not batch[0][1].done():
                 batch[0][1].set_exception(error)
-            return
-        for step, saved in batch:
-            try:
-                kept = (await self._store.workflow.save_steps([step]))[0]
-            except HoldfastError as own:
+        else:
+            self._backoff.reset()
+            for (_, saved), is_kept in zip(batch, kept, strict=True):
                 if not saved.done():
-                    saved.set_exception(own)
-            else:
-                if not saved.done():
-                    saved.set_result(kept)
+                    saved.set_result(is_kept)

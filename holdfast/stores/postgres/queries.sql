@@ -456,9 +456,9 @@ select ordinal from valid_lease;
 -- Which of the leases are held, with their steps kept. Who settles or deletes a job waits, and a later claim reads them.
 with held as materialized (
     select d.ordinal, j.id, j.claims
-    from unnest(:ids::uuid[], :claims::bigint[]) with ordinality as d (id, claims, ordinal)
+    from unnest(:ids::uuid[], :claims::bigint[], :workers::text[]) with ordinality as d (id, claims, worker, ordinal)
     join holdfast.job j on j.id = d.id
-    where j.claims = d.claims and j.state + 0 = 2 and j.lease_until + 0 > :now
+    where j.claims = d.claims and j.state + 0 = 2 and j.lease_until + 0 > :now and j.worker = coalesce(d.worker, j.worker)
     order by j.id for share of j
 ), saved as (
     insert into holdfast.step (job_id, ended_at, claims, number, in_order, name, result)
@@ -470,15 +470,6 @@ with held as materialized (
     on conflict do nothing
 )
 select ordinal from held;
-
--- name: forget_steps
--- A job that others have in hand at this moment may be about to run.
-with waiting as materialized (
-    select id from holdfast.job where id = :id::uuid and state + 0 <> 2 for no key update skip locked
-), forgotten as (
-    delete from holdfast.step s using waiting w where s.job_id = w.id and s.number >= :first::integer
-)
-select id from waiting;
 
 -- name: steps
 select name, number, in_order, claims, ended_at, result from holdfast.step where job_id = :id order by number, name;

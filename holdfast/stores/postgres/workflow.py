@@ -18,22 +18,21 @@ class PostgresWorkflow:
         self._sql = statements
 
     async def save_steps(self, steps: Sequence[NewStep]) -> list[bool]:
-        known = [step for step in steps if is_id(step.lease.job_id)]
+        places = [n for n, step in enumerate(steps) if is_id(step.lease.job_id)]
+        known = [steps[n] for n in places]
         rows = await self._pool.fetch(
             self._sql["save_steps"],
             extra=extra_timeout(len(known), sum(len(step.result or "") for step in known)),
             ids=[step.lease.job_id for step in known],
             claims=[step.lease.claims for step in known],
+            workers=[step.worker for step in known],
             numbers=[step.number for step in known],
             in_orders=[step.in_order for step in known],
             names=[to_text(step.name) for step in known],
             results=[text_or_none(step.result) for step in known],
         )
-        kept = {(known[ordinal - 1].lease, known[ordinal - 1].name) for (ordinal,) in rows}
-        return [(step.lease, step.name) in kept for step in steps]
-
-    async def forget_steps(self, job_id: str, *, first: int) -> bool:
-        return is_id(job_id) and bool(await self._pool.fetch(self._sql["forget_steps"], id=job_id, first=first))
+        kept = {places[ordinal - 1] for (ordinal,) in rows}
+        return [n in kept for n in range(len(steps))]
 
     async def read_steps(self, job_id: str) -> list[Step]:
         rows = await self._pool.fetch(self._sql["steps"], id=job_id) if is_id(job_id) else []

@@ -150,9 +150,6 @@ class UlidWorkflow(ForwardingWorkflow):
     async def read_steps(self, job_id: str) -> list[Step]:
         return await self._inner.read_steps(encode_id(job_id))
 
-    async def forget_steps(self, job_id: str, *, first: int) -> bool:
-        return await self._inner.forget_steps(encode_id(job_id), first=first)
-
 
 class UlidAdmin(ForwardingAdmin):
     """Changes by operators, with ids as ULIDs in Redis."""

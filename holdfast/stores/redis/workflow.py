@@ -28,6 +28,7 @@ class RedisWorkflow:
                 for argument in (
                     step.lease.job_id,
                     step.lease.claims,
+                    step.worker or "",
                     step.name,
                     step.number,
                     int(step.in_order),
@@ -36,9 +37,6 @@ class RedisWorkflow:
             ]
             kept += map(bool, await self._pool.run(self._scripts["save_steps"], *arguments, synced=True))
         return kept
-
-    async def forget_steps(self, job_id: str, *, first: int) -> bool:
-        return bool(await self._pool.run(self._scripts["forget_steps"], job_id, first, synced=True))
 
     async def read_steps(self, job_id: str) -> list[Step]:
         stored = fields_of(await self._pool.run_command("HGETALL", f"{self._pool.address.prefix}steps:{job_id}"))

@@ -295,18 +295,12 @@ where +j.claims = d.value ->> 1 and (+j.state = 2 and +j.lease_until > :now or +
 -- own: held_leases
 select d.key, j.seq
 from json_each(:leases) d cross join holdfast_job j on j.id = d.value ->> 0
-where +j.claims = d.value ->> 1 and +j.state = 2 and +j.lease_until > :now;
+where +j.claims = d.value ->> 1 and +j.state = 2 and +j.lease_until > :now and j.worker = coalesce(d.value ->> 2, j.worker);
 
 -- own: insert_step
 insert into holdfast_step (job_seq, name, number, in_order, claims, ended_at, result)
 values (?, ?, ?, ?, ?, ?, ?)
 on conflict do nothing;
-
--- own: not_running
-select seq from holdfast_job where id = :id and state <> 2;
-
--- name: forget_steps
-delete from holdfast_step where job_seq = :seq and number >= :first;
 
 -- name: steps
 select name, number, in_order, claims, ended_at, result

@@ -18,7 +18,7 @@ class SqliteWorkflow(SqliteFamily):
 
     def _save_in(self, transaction: Transaction, steps: Sequence[NewStep]) -> list[bool]:
         connection, now_us = transaction.connection, transaction.now_us
-        leases = as_json((step.lease.job_id, step.lease.claims) for step in steps)
+        leases = as_json((step.lease.job_id, step.lease.claims, step.worker) for step in steps)
         held = dict(connection.execute(self._sql["held_leases"], {"leases": leases, "now": now_us}).fetchall())
         rows = [
             (held[index], step.name, step.number, step.in_order, step.lease.claims, now_us, step.result)
@@ -31,12 +31,3 @@ class SqliteWorkflow(SqliteFamily):
     async def read_steps(self, job_id: str) -> list[Step]:
         rows = await self._opened().read(lambda reader: reader.execute(self._sql["steps"], {"id": job_id}).fetchall())
         return [Step(name, number, bool(in_order), *rest) for name, number, in_order, *rest in rows]
-
-    async def forget_steps(self, job_id: str, *, first: int) -> bool:
-        def run_in_transaction(transaction: Transaction) -> bool:
-            found = transaction.connection.execute(self._sql["not_running"], {"id": job_id}).fetchone()
-            if found is not None:
-                transaction.connection.execute(self._sql["forget_steps"], {"seq": found[0], "first": first})
-            return found is not None
-
-        return await self._opened().writer.call(run_in_transaction)

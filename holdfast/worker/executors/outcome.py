@@ -11,18 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from holdfast.core.errors import Invalid
-from holdfast.core.lifecycle import (
-    ERROR_LIMIT,
-    Dead,
-    Failed,
-    Outcome,
-    Parked,
-    RetryAfter,
-    Snooze,
-    Snoozed,
-    StepsChanged,
-    Succeeded,
-)
+from holdfast.core.lifecycle import ERROR_LIMIT, Dead, Failed, Outcome, RetryAfter, Snooze, Snoozed, Succeeded
 from holdfast.core.models import Reason
 from holdfast.core.validation import check_span
 from holdfast.tasks import RESULT_LIMIT, Task, encode_result
@@ -62,8 +51,6 @@ def outcome_of(error: BaseException, task: Task[..., Any] | None) -> Outcome:
 
 def _outcome_of_error(error: BaseException, task: Task[..., Any] | None) -> Outcome:
     match error:
-        case Parked(delay=delay):
-            return Snoozed(delay)
         case Snooze(delay=delay):
             return Snoozed(check_span(delay, "delay"))
         case RetryAfter(delay=delay, scope=scope):
@@ -71,8 +58,6 @@ def _outcome_of_error(error: BaseException, task: Task[..., Any] | None) -> Outc
             return Failed(error=describe_error(error), delay=check_span(delay, "delay"), pause=pause)
         case Dead():
             return Failed(error=describe_error(error), reason=Reason.NON_RETRYABLE, retryable=False)
-        case StepsChanged():
-            return steps_changed(str(error))
         case SystemExit():
             # Never a success: a handler has no exit code.
             return Failed(error=describe_error(error), reason=Reason.CRASHED, traceback=format_traceback(error))
@@ -83,11 +68,6 @@ def _outcome_of_error(error: BaseException, task: Task[..., Any] | None) -> Outc
         traceback=format_traceback(error),
         retryable=retryable,
     )
-
-
-def steps_changed(problem: str) -> Failed:
-    """Returns the failure of a job whose recorded steps do not match its code; not retryable."""
-    return Failed(error=storable_text(problem), reason=Reason.STEPS_CHANGED, retryable=False)
 
 
 def payload_refused(error: Invalid) -> Failed:

@@ -245,38 +245,21 @@ finish()
 return answers
 
 -- name: save_steps
--- Stores steps of jobs. ARGV from 3 on, of each: id, claims, name, number, 1 if in order, "" or "=" and its result. Returns 1
--- for a lease that is held, else 0. A step that is there stays.
+-- Stores steps of jobs. ARGV from 3 on, of each: id, claims, worker or "", name, number, 1 if in order, "" or "=" and its
+-- result. Returns 1 for a lease that is held, else 0. A step that is there stays.
 local answers = {}
-for n = 3, #ARGV, 6 do
-    local id, v = ARGV[n], read_fields(ARGV[n], 'state', 'claims', 'pickupTime')
+for n = 3, #ARGV, 7 do
+    local id, v = ARGV[n], read_fields(ARGV[n], 'state', 'claims', 'pickupTime', 'worker')
     local is_held = v and v[1] == 'running' and claims_of(v[2], v[3]) == ARGV[n + 1]
-        and (tonumber(call('ZSCORE', LEASES, id) or nil) or 0) > now
+        and (ARGV[n + 2] == '' or v[4] == ARGV[n + 2]) and (tonumber(call('ZSCORE', LEASES, id) or nil) or 0) > now
     if is_held then
-        local head = table.concat({ ARGV[n + 3], ARGV[n + 4], ARGV[n + 1], int(now) }, ' ')
-        safe_call('HSETNX', PREFIX .. 'steps:' .. id, ARGV[n + 2], head .. '\n' .. ARGV[n + 5])
+        local head = table.concat({ ARGV[n + 4], ARGV[n + 5], ARGV[n + 1], int(now) }, ' ')
+        safe_call('HSETNX', PREFIX .. 'steps:' .. id, ARGV[n + 3], head .. '\n' .. ARGV[n + 6])
     end
     answers[#answers + 1] = is_held and 1 or 0
 end
 finish()
 return answers
-
--- name: forget_steps
--- Deletes the steps of the job ARGV[3] from the number ARGV[4] on. Returns 0 if it is running or not there.
-local id, key = ARGV[3], PREFIX .. 'steps:' .. ARGV[3]
-local v = read_fields(id, 'state')
-if not v or not v[1] or v[1] == 'running' then
-    finish()
-    return 0
-end
-local steps = safe_call('HGETALL', key)
-for n = 1, #steps, 2 do
-    if tonumber(string.match(steps[n + 1], '^%d+')) >= tonumber(ARGV[4]) then
-        call('HDEL', key, steps[n])
-    end
-end
-finish()
-return 1
 
 -- name: append_logs
 -- Stores log lines of jobs. ARGV from 3 on, for each record: id, claims, number of lines; of each line its number, age

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import Context, Holdfast, JobState, Retry
+from holdfast import Conflict, Context, Holdfast, JobState, Retry
 from tests.worker.stepping import Ledger, steps_of
 from tests.worker.support import forever, harness
 
@@ -330,3 +330,39 @@ async def test_bug_in_a_store_keeps_no_handler_waiting(app: Holdfast, monkeypatc
         handle = await order.enqueue()
         await harnessed.run_until_idle()
         assert "the step was not recorded: ZeroDivisionError()" in ((await handle.job()).error or "")
+
+
+async def test_step_of_a_thread_takes_no_async_function(app: Holdfast) -> None:
+    ledger = Ledger()
+
+    @app.task("order", max_attempts=1)
+    def order(context: Context) -> None:
+        context.sync.step("reserve", ledger.do, "reserve")
+
+    async with harness(app, patience=10) as harnessed:
+        await harnessed.start()
+        handle = await order.enqueue()
+        await harnessed.run_until_idle()
+        assert "give one that is not async to sync.step" in ((await handle.job()).error or "")
+    assert ledger.done == []
+
+
+async def test_job_that_is_being_completed_takes_no_step(app: Holdfast) -> None:
+    """Its row may be locked by the handler's own transaction, for which the step would wait."""
+    refused: list[str] = []
+
+    @app.task("order")
+    async def order(context: Context) -> None:
+        context.completing = True  # as complete() does first
+        try:
+            await context.step("notify", Ledger().do, "notify")
+        except Conflict as error:
+            refused.append(str(error))
+        context.completing = False
+
+    async with harness(app) as harnessed:
+        await harnessed.start()
+        handle = await order.enqueue()
+        await harnessed.run_until_idle()
+        assert await handle.state() is JobState.SUCCEEDED
+    assert "is being completed, and takes no further step" in refused[0]

@@ -104,6 +104,13 @@ LINES = {
     "texts": ["said"] * BATCH,
     "fields": [None] * BATCH,
 }
+STEPS = {
+    "workers": [None] * BATCH,
+    "numbers": [1] * BATCH,
+    "in_orders": [True] * BATCH,
+    "names": ["charge"] * BATCH,
+    "results": [None] * BATCH,
+}
 ANYWHERE = {"anywhere": True, "promote": True}
 FEED = {"low": 0, "at": 0, "job": NO_JOB, "claims": 0, "seen": "3:3:", "shown": f"{1 << 31}:{1 << 31}:", "top": 1 << 31}
 """Everything there is, for who has seen nothing."""
@@ -141,6 +148,8 @@ CASES = [
     Case("any_limited", ("partition_pkey(queue)", "partition_inbox_name(queue)", "job_ready(queue)")),
     Case("settle_succeeded", (BY_ID,), RUNNING | {"results": None}),
     Case("record", (BY_ID,), RUNNING | LINES),
+    Case("save_steps", (BY_ID,), RUNNING | STEPS),
+    Case("steps", ("step_pkey(job_id)",)),
     Case("states_of", (BY_ID,)),
     Case("beat", (BY_ID,), RUNNING),
     Case("expired", ("job_lease(lease_until)",)),

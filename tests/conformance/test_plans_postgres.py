@@ -96,21 +96,10 @@ QUEUES = ["default", "queue-2", "queue-4", "nobody's"]
 BY_ID = "job_pkey(id)"
 CLAIM = ("job_ready(queue, tier, rank, run_at, seq)", "job_quarantined(queue)", "tid(ctid)")
 RUNNING = {"ids": ids(2), "claims": [1] * BATCH}
-LINES = {
-    "ordinals": list(range(1, BATCH + 1)),
-    "numbers": [2] * BATCH,
-    "agos": [0] * BATCH,
-    "levels": ["info"] * BATCH,
-    "texts": ["said"] * BATCH,
-    "fields": [None] * BATCH,
-}
-STEPS = {
-    "workers": [None] * BATCH,
-    "numbers": [1] * BATCH,
-    "in_orders": [True] * BATCH,
-    "names": ["charge"] * BATCH,
-    "results": [None] * BATCH,
-}
+LINES: dict[str, Any] = {"ordinals": list(range(1, BATCH + 1)), "numbers": [2] * BATCH, "agos": [0] * BATCH}
+LINES |= {"levels": ["info"] * BATCH, "texts": ["said"] * BATCH, "fields": [None] * BATCH}
+STEPS: dict[str, Any] = {"workers": [None] * BATCH, "numbers": [1] * BATCH, "in_orders": [True] * BATCH}
+STEPS |= {"names": ["charge"] * BATCH, "results": [None] * BATCH}
 ANYWHERE = {"anywhere": True, "promote": True}
 FEED = {"low": 0, "at": 0, "job": NO_JOB, "claims": 0, "seen": "3:3:", "shown": f"{1 << 31}:{1 << 31}:", "top": 1 << 31}
 """Everything there is, for who has seen nothing."""

@@ -16,6 +16,7 @@ from tests.crash.scenarios.submitters import PROGRAM, judge_submitters
 from tests.crash.scenarios.submitting import await_quiet, submit, work
 from tests.support.stores import Home
 
+AT_A_STEP = ("step.before", "step.after")  # of workflows alone
 SUBMITTING = tuple(sorted(point for point in POINTS if point.startswith("submit.")))
 AT_THE_TRANSPORT = ("announce.before",)
 """Where there is one, and then only submitters come there for sure."""
@@ -23,7 +24,7 @@ AT_A_TICK = ("tick.before_write", "tick.after_write")
 """Of schedules, which have a scenario of their own."""
 WORKING = tuple(
     sorted(
-        POINTS - {*SUBMITTING, *AT_THE_TRANSPORT, *AT_A_TICK},
+        POINTS - {*SUBMITTING, *AT_THE_TRANSPORT, *AT_A_TICK, *AT_A_STEP},
         key=lambda point: (point.startswith("sweep."), "after" in point, point),
     )
 )

@@ -146,15 +146,15 @@ class LimitManager:
             await (await self._app.open_store()).limits.pause_buckets(buckets, span)
 
     @requires_loop
-    async def resume(self, name: str, *values: Any) -> None:
+    async def resume(self, name: str, *values: Any) -> Limit:
         """End a pause, of an operator or of `RetryAfter`; of a limit with ``by``, in the buckets of these values."""
-        buckets = _buckets_of(await self._get(name), values)
-        store = await self._app.open_store()
-        await store.limits.pause_buckets(buckets, timedelta(0))
+        limit, store = await self._get(name), await self._app.open_store()
+        await store.limits.pause_buckets(_buckets_of(limit, values), timedelta(0))
         for _ in range(_TRIES):
+            revision = await store.limits.write_limit(LimitChange(limit, limit.revision))
+            if revision is not None:
+                return replace(limit, revision=revision)
             limit = await self._get(name)
-            if await store.limits.write_limit(LimitChange(limit, limit.revision)) is not None:
-                return
         raise _lost_race(name)
 
     def check_declared(self, declared: Mapping[str, Limit]) -> None:

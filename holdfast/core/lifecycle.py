@@ -263,11 +263,11 @@ class StepsChanged(HandlerSignal):
     """The steps that the code takes are not those that were recorded with the job. It is dead at once."""
 
 
-class Parked(BaseException):
+class Suspended(BaseException):
     """The handler sleeps: its attempt ends, and the job is scheduled. No ``except Exception`` catches it."""
 
     def __init__(self, delay: timedelta) -> None:
-        super().__init__(f"parked for {delay}")
+        super().__init__(f"suspended for {delay}")
         self.delay = delay
 
 

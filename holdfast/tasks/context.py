@@ -15,7 +15,7 @@ from holdfast.core.portal import drive_coroutine, forbid_running_loop
 from holdfast.core.retry import Retry, as_retry
 from holdfast.core.validation import check_span, check_timeout, parse_count
 from holdfast.tasks.job_logger import NOTHING, JobLog
-from holdfast.tasks.steps import PLAIN, JobSteps, StepKeeper, StepOptions
+from holdfast.tasks.steps import DEFAULT_OPTIONS, JobSteps, StepOptions, StepStore
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -49,7 +49,7 @@ class Context:
         "cancelled",
         "completing",
         "_completer",
-        "_keeper",
+        "_step_store",
         "_limiter",
         "_log",
         "_opener",
@@ -63,12 +63,12 @@ class Context:
         completer: Completer | None = None,
         opener: LogOpener | None = None,
         limiter: Limiter | None = None,
-        keeper: StepKeeper | None = None,
+        step_store: StepStore | None = None,
         runner: asyncio.Task[Any] | None = None,
     ) -> None:
         """``runner``: the task in which the handler runs."""
         self.job = job
-        self._keeper = keeper
+        self._step_store = step_store
         self._runner = runner
         self._steps: JobSteps | None = None  # made for the first step: most jobs have none
         self._limiter = limiter
@@ -172,7 +172,7 @@ class Context:
         it as JSON values, converted by the function's return annotation. An exception is not stored. A name that is
         called again gets a number: "charge", "charge#2".
         """
-        return self._job_steps.call(name, PLAIN, function, args, kwargs)
+        return self._job_steps.call(name, DEFAULT_OPTIONS, function, args, kwargs)
 
     def with_options(
         self, *, tries: int = 1, retry: Retry | str | None = None, timeout: float | timedelta | str | None = None
@@ -207,15 +207,15 @@ class Context:
         if self.completing:
             raise Conflict(f"job {self.id} is being completed, and takes no further step")
         if self._steps is None:
-            if self._keeper is None:
+            if self._step_store is None:
                 raise HoldfastError(
                     "steps: this code runs without a worker or in a process of its own, without a store; "
                     'let the task run with executor="async" or "thread"'
                 )
-            self._steps = JobSteps(self.job, self._keeper, self._runner)
+            self._steps = JobSteps(self.job, self._step_store, self._runner)
         return self._steps
 
-    def judge_steps(self, outcome: Outcome) -> Outcome:
+    def final_outcome(self, outcome: Outcome) -> Outcome:
         """Returns the outcome of the attempt, from that of the handler: its steps may end it otherwise."""
         return outcome if self._steps is None else self._steps.final_outcome(outcome)
 
@@ -270,7 +270,9 @@ class SyncContext:
         """``Context.step``, in this thread, for a function that is not async."""
         forbid_running_loop("await context.step(…) itself instead of context.sync.step(…)")
         in_order = CURRENT.get(None) is self._context  # a thread that the handler started does not inherit it
-        result: T = self._context._job_steps.run_blocking(name, PLAIN, function, args, kwargs, in_order=in_order)
+        result: T = self._context._job_steps.run_blocking(
+            name, DEFAULT_OPTIONS, function, args, kwargs, in_order=in_order
+        )
         return result
 
     def limit(self, name: str, tokens: int = 1, *, wait: bool = False) -> None:

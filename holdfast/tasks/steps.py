@@ -9,16 +9,17 @@ import random
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from holdfast.core.clock import Clock
 from holdfast.core.errors import Invalid, LeaseLost
-from holdfast.core.lifecycle import Dead, Failed, HandlerSignal, Outcome, Parked, Snoozed, StepsChanged, Succeeded
+from holdfast.core.lifecycle import Dead, Failed, HandlerSignal, Outcome, Snoozed, StepsChanged, Succeeded, Suspended
 from holdfast.core.models import MICROSECOND, Job, Reason
 from holdfast.core.retry import Retry
 from holdfast.core.steps import MAX_NAME, MAX_RESULTS, MAX_STEPS, NewStep, Step
@@ -26,13 +27,12 @@ from holdfast.core.validation import is_plain
 from holdfast.tasks.codec import decode_json, encode_result, result_decoder
 
 T = TypeVar("T")
-P = ParamSpec("P")
 
 _rng = random.Random()
 _decoders: weakref.WeakKeyDictionary[Any, Callable[[str], Any]] = weakref.WeakKeyDictionary()
 
 
-class StepKeeper(Protocol):
+class StepStore(Protocol):
     """Protocol of an object that stores steps for handlers."""
 
     clock: Clock
@@ -48,14 +48,14 @@ class StepKeeper(Protocol):
 
 
 class StepOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How often a step is tried within one attempt of its job, with which delays, and its timeout in seconds."""
+    """Options of a step. tries: within one attempt of its job. retry: delays between them. timeout: seconds of each."""
 
     tries: int = 1
     retry: Retry = Retry()
     timeout: float | None = None
 
 
-PLAIN = StepOptions()
+DEFAULT_OPTIONS = StepOptions()
 
 
 class JobSteps:
@@ -65,10 +65,10 @@ class JobSteps:
     the exception that says so, and every later step raises it again.
     """
 
-    def __init__(self, job: Job, keeper: StepKeeper, runner: asyncio.Task[Any] | None) -> None:
+    def __init__(self, job: Job, step_store: StepStore, runner: asyncio.Task[Any] | None) -> None:
         """``runner``: the task in which the handler runs, if it is async."""
         self._job = job
-        self._keeper = keeper
+        self._step_store = step_store
         self._runner = runner
         self._calls: Counter[str] = Counter()
         self._number = 0
@@ -113,7 +113,7 @@ class JobSteps:
                 "function", getattr(function, "__name__", function), "give one that is not async to sync.step"
             )
         unique, number = self._count_call(name)
-        run, decode, caller = self._keeper.run_blocking, decoder_of(function), threading.get_ident()
+        run, decode, caller = self._step_store.run_blocking, decoder_of(function), threading.get_ident()
         recorded = run(self._find(unique, caller, in_order=in_order))
         if recorded is not None:
             return self._decode(unique, recorded.result, decode)
@@ -121,19 +121,20 @@ class JobSteps:
         while True:
             tried += 1
             try:
-                value = _mark_inside(lambda: function(*args, **kwargs))
+                with _inside_step():
+                    value = function(*args, **kwargs)
             except HandlerSignal:
                 raise
             except Exception:
                 if tried == options.tries:
                     self._failed[caller] = unique
                     raise
-                run(self._keeper.clock.sleep(options.retry.delay_after(tried, _rng).total_seconds()))
+                run(self._step_store.clock.sleep(options.retry.delay_after(tried, _rng).total_seconds()))
                 continue
             return run(self._save(unique, number, decode, in_order=in_order, value=value))
 
     async def sleep(self, span: timedelta) -> None:
-        """Ends the attempt by `Parked`, and returns in the one that begins when the time is over."""
+        """Ends the attempt by `Suspended`, and returns in the one that begins when the time is over."""
         if _running_task() is not self._runner or self._runner is None:
             remedy = "call it in the handler itself; a task or thread that the handler started cannot end the attempt"
             raise Invalid("sleep", str(span), remedy)
@@ -141,12 +142,12 @@ class JobSteps:
         recorded = await self._find(name, self._runner, in_order=True)
         if recorded is None:
             await self._save(name, number, decode_json, in_order=True, value=span // MICROSECOND)
-            raise self._end_by((Parked(span), Snoozed(span)))
+            raise self._end_by((Suspended(span), Snoozed(span)))
         until_us = recorded.ended_at_us + int(recorded.result or 0)
         if self._job.run_at_us < until_us:  # it was interrupted before its sleep, or an operator runs it earlier
-            left = (until_us - await self._keeper.server_time_us()) * MICROSECOND
+            left = (until_us - await self._step_store.server_time_us()) * MICROSECOND
             if left > timedelta(0):
-                raise self._end_by((Parked(left), Snoozed(left)))
+                raise self._end_by((Suspended(left), Snoozed(left)))
 
     def _count_call(self, name: Any) -> tuple[str, int]:
         """The name of the step among all of its job, and the number of the call."""
@@ -189,29 +190,26 @@ class JobSteps:
             except Exception:
                 if tried == options.tries:
                     raise
-            await self._keeper.clock.sleep(options.retry.delay_after(tried, _rng).total_seconds())
+            await self._step_store.clock.sleep(options.retry.delay_after(tried, _rng).total_seconds())
 
     async def _try_once(self, name: str, timeout: float | None, call: Callable[[], Any]) -> Any:
-        token = _inside.set(True)
-        try:
+        with _inside_step():
             value = call()
             if not inspect.isawaitable(value):
                 return value
             if timeout is None:
                 return await value
             results: list[Any] = []
-            await self._keeper.clock.run_bounded(_collect(value, results), timeout)
+            await self._step_store.clock.run_bounded(_collect(value, results), timeout)
             if not results:
                 raise TimeoutError(f"step {name!r}: still running after {timeout:g} s")
             return results[0]
-        finally:
-            _inside.reset(token)
 
     async def _find(self, name: str, caller: object, *, in_order: bool) -> Step | None:
         """The record of a step; None if it is to run. Raises what ends the attempt."""
         async with self._reading:
             if not self._is_read:
-                steps = await self._keeper.read_steps(self._job.id)
+                steps = await self._step_store.read_steps(self._job.id)
                 self._left = {step.name: step for step in steps}
                 self._size = sum(len(step.result or "") for step in steps)
                 self._is_read = True
@@ -231,7 +229,7 @@ class JobSteps:
     async def _save(self, name: str, number: int, decode: Callable[[str], Any], *, in_order: bool, value: Any) -> Any:
         """Stores the result of a step, and returns it as later attempts read it."""
         try:
-            result = encode_result(value, self._keeper.result_limit)
+            result = encode_result(value, self._step_store.result_limit)
         except Invalid as error:
             raise self._end_by(_final(f"step {name!r}: {error}", Reason.RESULT)) from error
         found = self._decode(name, result, decode)
@@ -241,7 +239,7 @@ class JobSteps:
             text = f"step {name!r}: the results of all steps exceed {MAX_RESULTS:,} characters; {remedy}"
             raise self._end_by(_final(text, Reason.RESULT))
         step = NewStep(self._job.lease, name, number, in_order, result, self._job.worker)
-        if not await self._keeper.save_step(step):
+        if not await self._step_store.save_step(step):
             raise LeaseLost(f"step {name!r} of job {self._job.id} was not recorded: the lease is lost")
         return found
 
@@ -276,10 +274,11 @@ def _continued(failed: str, name: str) -> tuple[BaseException, Outcome]:
 _inside: ContextVar[bool] = ContextVar("holdfast_inside_step", default=False)
 
 
-def _mark_inside(call: Callable[[], Any]) -> Any:
+@contextmanager
+def _inside_step() -> Iterator[None]:
     token = _inside.set(True)
     try:
-        return call()
+        yield
     finally:
         _inside.reset(token)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Annotated
@@ -13,7 +14,7 @@ from msgspec import Meta
 from holdfast.core.errors import Busy, NotFound, TooBroad
 from holdfast.core.job_logs import NewLine, Record
 from holdfast.core.models import TERMINAL, Job, JobFilter, JobState, Lease
-from holdfast.core.steps import MAX_STEPS, Step
+from holdfast.core.steps import MAX_STEPS
 from holdfast.core.validation import check_key
 from holdfast.tasks.job_logger import LEVELS, make_entry
 from holdfast.telemetry.trace_context import trace_id_of
@@ -211,14 +212,11 @@ async def list_steps(call: RequestContext) -> ApiResponse:
     """A page of a job's steps. One of large results ends before its limit."""
     job = await find_job(call, call.path["job_id"])
     after, limit = call.query.get("after", 0), call.query.get("limit", LINES)
-    rest = [step for step in await call.app.steps(job.id) if step.number > after]
-    shown: list[Step] = []
-    for step in rest[:limit]:
-        shown.append(step)
-        if sum(len(each.result or "") for each in shown) >= _MAX_PAGE_SIZE:
-            break
-    documents = [step_document(step) for step in call.redaction.redact_steps(shown)]
-    return json_response(200, StepPage(documents, shown[-1].number if len(shown) < len(rest) else None))
+    steps = await call.app.steps(job.id)
+    sizes = itertools.accumulate(len(step.result or "") for step in steps[after:])
+    end = after + 1 + sum(size < _MAX_PAGE_SIZE for size in itertools.islice(sizes, limit - 1))
+    documents = [step_document(step) for step in call.redaction.redact_steps(steps[after:end])]
+    return json_response(200, StepPage(documents, end if end < len(steps) else None))
 
 
 async def why(call: RequestContext) -> ApiResponse:
@@ -375,7 +373,7 @@ OPERATIONS = (
         handler=list_steps,
         query=(
             Field("limit", integer_text(1, MAX_LINES, default=LINES), "Steps on this page.", example=LINES),
-            Field("after", integer_text(0, MAX_STEPS, default=0), "Continue behind this number.", example=LINES),
+            Field("after", integer_text(0, MAX_STEPS, default=0), "Continue behind so many steps.", example=LINES),
         ),
         answers={200: ResponseSpec(StepPage, "A page.", {"steps": [_STEP], "after": None})},
         refusals=(404,),

@@ -112,30 +112,21 @@ LIMIT_REQUEST = Form(
 LIMIT_CHANGE = Form(
     name="LimitChange", doc="The values to change; null takes one away. At least one.", fields=_VALUES, refused=[]
 )
+_KEY_VALUES = Field(
+    "values",
+    array_value(ValueType({}, any_value), MAX_VALUES),
+    "Of a limit with a key: the values that are meant.",
+    example=["acme"],
+)
 PAUSE = Form(
     name="LimitPause",
     doc="How long no job starts.",
-    fields=(
-        Field("for", _SPAN, 'A span: seconds, or "10m".', example="10m", required=True),
-        Field(
-            "values",
-            array_value(ValueType({}, any_value), MAX_VALUES),
-            "Of a limit with a key: the values whose jobs do not start.",
-            example=["acme"],
-        ),
-    ),
+    fields=(Field("for", _SPAN, 'A span: seconds, or "10m".', example="10m", required=True), _KEY_VALUES),
 )
 RESUMPTION = Form(
     name="LimitResumption",
     doc="The values of the key whose pause ends; nothing for a limit without a key.",
-    fields=(
-        Field(
-            "values",
-            array_value(ValueType({}, any_value), MAX_VALUES),
-            "Of a limit with a key: the values whose jobs start again.",
-            example=["acme"],
-        ),
-    ),
+    fields=(_KEY_VALUES,),
 )
 _PAGE = Field("limit", integer_text(1, 1000, default=100), "Limits on this page.", example=100)
 _AFTER = Field("after", _NAME, "Continue behind this name.", example="crm")
@@ -243,9 +234,8 @@ async def resume_limit(call: RequestContext) -> ApiResponse:
     """Ends a pause of a limit."""
     limit, values = await _named(call), call.body.get("values", ())
     _refuse_values(limit, values)
-    await call.app.limits.resume(limit.name, *values)
-    uses = await call.app.limits.use(limit.name, *values)
-    return json_response(200, limit_document(await call.app.limits.get(limit.name), uses))
+    resumed = await call.app.limits.resume(limit.name, *values)
+    return json_response(200, limit_document(resumed, await call.app.limits.use(limit.name, *values)))
 
 
 def _refuse_values(limit: Limit, values: Sequence[Any]) -> None:

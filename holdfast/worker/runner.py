@@ -163,7 +163,7 @@ class Runner:
         fault_point("handler.before")
         outcome: Outcome | None = None
         try:
-            outcome = run.context.judge_steps(await self._execute(run, run.context))
+            outcome = run.context.final_outcome(await self._execute(run, run.context))
             if type(outcome) is Failed and UnfitJobs.is_unfit(outcome, job):
                 [outcome] = await self._unfit.settle_unfit([job], [outcome], shared.settings)
             if type(outcome) is Failed and outcome.pause is not None:

@@ -33,7 +33,7 @@ class StepWriter:
 
     async def read_steps(self, job_id: str) -> list[Step]:
         """The steps of a job. Waits for a store that is away: that is no fault of the handler."""
-        return await self._patiently(lambda: self._store.workflow.read_steps(job_id))
+        return await self._retry_unavailable(lambda: self._store.workflow.read_steps(job_id))
 
     async def save_step(self, step: NewStep) -> bool:
         """Stores a step; False if its lease is lost. While the store is away it tries again: the step has been done."""
@@ -45,9 +45,9 @@ class StepWriter:
 
     async def server_time_us(self) -> int:
         """The store's clock."""
-        return await self._patiently(self._store.health.server_time_us)
+        return await self._retry_unavailable(self._store.health.server_time_us)
 
-    async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
+    async def _retry_unavailable(self, call: Callable[[], Awaitable[T]]) -> T:
         while True:
             try:
                 return await call()

@@ -123,9 +123,9 @@ async def test_unknown_job_has_no_steps(store: Store) -> None:
 async def test_step_of_another_worker_under_the_same_number_of_claims_is_refused(store: Store) -> None:
     """After a failover a number may return."""
     job = await running(store)
-    stranger = NewStep(job.lease, "charge", 1, True, "1", "stranger")
+    other = NewStep(job.lease, "charge", 1, True, "1", "other")
     owner = NewStep(job.lease, "charge", 1, True, "2", job.worker)
-    assert await store.workflow.save_steps([stranger, owner]) == [False, True]
+    assert await store.workflow.save_steps([other, owner]) == [False, True]
     assert [each.result for each in await store.workflow.read_steps(job.id)] == ["2"]
 
 

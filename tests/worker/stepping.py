@@ -1,4 +1,4 @@
-"""What tests of steps say often."""
+"""Helpers for tests of steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from holdfast.core.steps import Step
 
 
 class Ledger:
-    """What the functions of steps have done."""
+    """Records the calls of step functions."""
 
     def __init__(self) -> None:
         self.done: list[str] = []

@@ -27,7 +27,7 @@ from holdfast.core.validation import check_span
 
 TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
     JobState.SCHEDULED: frozenset({JobState.QUEUED, JobState.CANCELLED}),
-    JobState.WAITING: frozenset({JobState.QUEUED, JobState.DEAD, JobState.CANCELLED}),
+    JobState.WAITING: frozenset({JobState.QUEUED, JobState.SCHEDULED, JobState.CANCELLED}),
     JobState.QUEUED: frozenset({JobState.RUNNING, JobState.CANCELLED, JobState.SCHEDULED}),
     JobState.FAILED: frozenset({JobState.QUEUED, JobState.SCHEDULED, JobState.CANCELLED}),
     JobState.RUNNING: frozenset(
@@ -43,7 +43,7 @@ TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
     ),
     JobState.SUCCEEDED: frozenset({JobState.QUEUED, JobState.SCHEDULED}),
     JobState.DEAD: frozenset({JobState.QUEUED, JobState.SCHEDULED}),
-    JobState.CANCELLED: frozenset({JobState.QUEUED, JobState.SCHEDULED}),
+    JobState.CANCELLED: frozenset({JobState.QUEUED, JobState.SCHEDULED, JobState.WAITING}),
 }
 """The states that a job may enter from each state. Only an operator's replay leaves a terminal state.
 Only a submission with the same unique key leads from queued to scheduled."""

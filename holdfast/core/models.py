@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.core.dependencies import Dependency
 from holdfast.core.errors import Invalid
 from holdfast.core.validation import DEPTH_LIMIT, did_you_mean, is_too_deep
 
@@ -23,7 +24,7 @@ class JobState(StrEnum):
     """The states of a job."""
 
     SCHEDULED = "scheduled"
-    WAITING = "waiting"  # reserved: no operation sets it yet
+    WAITING = "waiting"  # for other jobs, for a signal, or for its children
     QUEUED = "queued"
     RUNNING = "running"
     FAILED = "failed"
@@ -56,6 +57,9 @@ class Reason(StrEnum):
     SNOOZED = "snoozed"  # given back by the handler
     EXPIRED = "expired"  # it had not begun by its ``expires``
     STEPS_CHANGED = "steps_changed"  # the code does not match the steps that are recorded
+    SIGNAL = "signal"  # it waits for a signal
+    CHILDREN = "children"  # it waits for jobs that it has started
+    DEPENDENCY = "dependency"  # it waits for other jobs, or was cancelled because one of them ended otherwise
 
 
 class UniqueKey(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -205,6 +209,7 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     weights: str | None = None  # JSON: its weight in each bucket of its partition; None: 1 in each
     expires_in: timedelta | None = None  # ends as cancelled if it has not begun so long after the store's now; or
     expires_at_us: int | None = None  # by an instant the user named
+    after: tuple[Dependency, ...] = ()  # waits for these; then it has no time of its own
 
     @property
     def unique(self) -> UniqueKey | None:

@@ -36,17 +36,14 @@ from holdfast.core.models import (
     Attempt,
     BulkResult,
     Claim,
-    DeliveredClaim,
     ExpiredJob,
     Finding,
     HeartbeatReply,
     Job,
     JobEvents,
     JobFilter,
-    JobState,
     Lease,
     NewJob,
-    Overtaken,
     Page,
     QueueInfo,
     ReplayRate,
@@ -61,6 +58,7 @@ from holdfast.core.models import (
 from holdfast.core.schedule import DueSchedules, Schedule, ScheduleChange
 from holdfast.core.stats import JobStats
 from holdfast.core.steps import NewStep, Step
+from holdfast.core.waits import ChildStatus, JobWaits, KeptSignal, SentSignal, Signal, SignalReceipt, SignalWait
 
 T = TypeVar("T")
 
@@ -114,7 +112,11 @@ class Queueing(Protocol):
     """The path of every job: submitted, claimed, kept by heartbeats, settled."""
 
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
-        """Store the jobs in one transaction and wake their queues' workers after it."""
+        """Store the jobs in one transaction and wake their queues' workers after it.
+
+        Invalid (``after``) if a job waits for one that is neither stored nor earlier in ``jobs``: nothing is stored
+        (Redis: of its part). Where the earlier one was answered with another job, by its key, it waits for that one.
+        """
 
     async def claim(self, request: ClaimRequest) -> Claim:
         """Make due jobs ready, take jobs under a lease, and say when the next one falls due."""
@@ -122,6 +124,8 @@ class Queueing(Protocol):
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
         """Apply each settlement whose guard holds. Failed attempts are recorded; endings wake who awaits them.
 
+        A job that is settled as ``waiting`` is so until its ``delay`` is over (None: for ever) if it is a receiver of a
+        signal, or has children that have not ended; otherwise it is due at once.
         A job locked by another transaction is not waited for, but answered as ``locked``.
         """
 
@@ -196,8 +200,9 @@ class Maintenance(Protocol):
         """Running jobs whose lease ran out. The remedy is ``settle``."""
 
     async def prune(self, ended_for: Mapping[str, timedelta], *, limit: int) -> int:
-        """Delete jobs of each terminal state that ended longer ago than given, keys that outlived their job and
-        workers that fell silent long ago; how many jobs."""
+        """Delete jobs of each terminal state that ended longer ago than given, keys that outlived their job, signals
+        older than ``SIGNALS_KEPT`` and workers that fell silent long ago; how many jobs. A job stays as long as one
+        that waits or waited for it has not ended."""
 
     async def reannounce(self) -> int:
         """Publishes ready jobs that the transport has lost; returns their number. 0 in a store without a transport."""
@@ -334,7 +339,20 @@ class Limits(Protocol):
 
 
 class Workflow(Protocol):
-    """The steps of jobs. They stay with the job until it is deleted: retries, releases and replays find them."""
+    """Steps of jobs, and what jobs wait for: signals, children and other jobs.
+
+    Steps stay with the job until it is deleted: retries, releases and replays find them.
+
+    A job with dependencies (``NewJob.after``) is ``waiting`` with the reason ``dependency`` from its submission until
+    each is met, and then due at once (``scheduled`` at that instant). Every end of a job decides the dependencies on it
+    in the same transaction, whatever ended it; a deletion before its end counts as a cancellation. A dependency that
+    fails cancels the job that waits, with the reason ``dependency``; that is an end too.
+
+    A replay opens the dependencies on the replayed job again, for jobs that no worker has taken yet: those that wait
+    still, and those that one of them has cancelled, which wait again as if they were replayed too (unless they have a
+    unique key). A replayed job waits again for those of its dependencies that are not met and whose jobs have not
+    ended; the others count as met from then on.
+    """
 
     async def save_steps(self, steps: Sequence[NewStep]) -> list[bool]:
         """Keep steps, each under its lease, in one transaction; returns for each whether it is kept.
@@ -345,6 +363,36 @@ class Workflow(Protocol):
 
     async def read_steps(self, job_id: str) -> list[Step]:
         """The steps of a job by number."""
+
+    async def receive_signal(self, wait: SignalWait) -> SignalReceipt:
+        """Take the oldest signal of a topic for a step of a running job, or make the job its receiver.
+
+        In one transaction, under the lease of the step. The answer is the result of the step if it is recorded already;
+        else a signal that no job has received, which is recorded as the result; else, if this step has waited before
+        and its deadline has come, ``{"timed_out":true}``, which is recorded too. Otherwise the job becomes a receiver
+        under this lease, in place of what it waited for before. The deadline of a step that has waited before stays.
+        """
+
+    async def send_signal(self, signal: Signal) -> SentSignal:
+        """Record a signal as the step of its receiver, or keep it until there is one.
+
+        The receiver is the job that has waited longest for the topic, and runs or waits under the lease with which it
+        became one. If it is waiting, it is due at once. The id is known for ``SIGNALS_KEPT``. Conflict, with a remedy,
+        if ``MAX_SIGNALS`` of the topic are kept.
+        """
+
+    async def read_signals(self, topic: str | None = None, *, limit: int = 100) -> list[KeptSignal]:
+        """Signals that no job has received, of one topic or of all, the oldest first."""
+
+    async def start_children(self, lease: Lease, children: Sequence[NewJob], worker: str) -> list[ChildStatus] | None:
+        """Submit children of a running job, and wait for their ends, in place of what it waited for before.
+
+        None: the lease is lost. A child that is there already stays as it is. In one transaction (Redis: each 200 of
+        them, the lease looked at each time). Children have no dependencies of their own.
+        """
+
+    async def read_waits(self, job_id: str) -> JobWaits:
+        """What a job waits for, and the jobs that wait for it, in the order of their ids."""
 
 
 class Statement(msgspec.Struct, frozen=True):
@@ -440,51 +488,3 @@ class Store(Protocol):
 
     def blocking(self, call: Coroutine[Any, Any, T]) -> T:
         """Run one of this store's calls for a caller without an event loop, as fast as this store can."""
-
-
-class TransportQueries(Protocol):
-    """What a transport asks of the store whose ready jobs it carries: which ids those are, and jobs by their ids."""
-
-    async def claim_delivered(self, request: ClaimRequest) -> DeliveredClaim:
-        """``claim`` of the ids in ``request.only``, each in its canonical form. Makes no due job ready; if one is due,
-        ``next_due`` is 0. ``left``: ready jobs not claimed, with their queues. ``paused``: all paused queues."""
-
-    async def claim_limited(self, request: ClaimRequest) -> Claim | None:
-        """``claim`` of jobs under limits alone, which are not claimed by their ids. None: the latest claim saw no such
-        jobs, or due jobs must be made ready first."""
-
-    async def make_ready(self, queues: Sequence[str] | None, *, limit: int) -> dict[str, list[str]]:
-        """Make due jobs of these queues (None: of every queue) ready; their ids by queue, in the order of claims."""
-
-    async def ready_queues(self) -> list[str]:
-        """The queues that have ready jobs and are not paused."""
-
-    async def count_ready(self, max_counts: Mapping[str, int]) -> dict[str, int]:
-        """Returns the number of ready jobs of each of these queues, counted up to the number given with it."""
-
-    async def oldest_ready(self, queue: str, *, limit: int, aged: timedelta) -> list[str]:
-        """Of the first ``limit`` ready jobs of a queue, those that have been so for ``aged`` at least."""
-
-    async def find_overtaken(self, queue: str, front: Sequence[str], *, margin: timedelta, limit: int) -> Overtaken:
-        """Of each priority the oldest ready jobs of a queue that were so more than ``margin`` before any ready one of
-        ``front`` was: at most ``limit`` ready jobs, and at most ``limit`` suspects."""
-
-    async def locate_jobs(self, job_ids: Sequence[str]) -> dict[str, tuple[str, JobState]]:
-        """Queue and state of each of these jobs that exists."""
-
-    async def dead_queues(self) -> list[str]:
-        """The queues that have dead jobs."""
-
-    async def newest_dead(self, queue: str, *, limit: int) -> list[str]:
-        """Of a queue's dead jobs the ``limit`` that ended last, in the order of their ends."""
-
-    async def wake_waiters(self, topics: Sequence[str]) -> None:
-        """Wakes the waiters for these topics, in any process. Beside those of ``wait`` there is ``due:QUEUE``: when
-        its next job falls due may have changed, or it was resumed."""
-
-
-class TransportableStore(Store, Protocol):
-    """A store whose ready jobs a transport can carry."""
-
-    @property
-    def transport_queries(self) -> TransportQueries: ...

@@ -39,6 +39,7 @@ from holdfast.core.models import (
 from holdfast.core.schedule import DueSchedules, Schedule, ScheduleChange
 from holdfast.core.stats import JobStats
 from holdfast.core.steps import NewStep, Step
+from holdfast.core.waits import ChildStatus, JobWaits, KeptSignal, SentSignal, Signal, SignalReceipt, SignalWait
 from holdfast.stores.base import (
     AT_ONCE,
     Admin,
@@ -338,6 +339,21 @@ class ForwardingWorkflow:
 
     async def read_steps(self, job_id: str) -> list[Step]:
         return await self._intercept("read_steps", lambda: self._inner.read_steps(job_id))
+
+    async def receive_signal(self, wait: SignalWait) -> SignalReceipt:
+        return await self._intercept("receive_signal", lambda: self._inner.receive_signal(wait))
+
+    async def send_signal(self, signal: Signal) -> SentSignal:
+        return await self._intercept("send_signal", lambda: self._inner.send_signal(signal))
+
+    async def read_signals(self, topic: str | None = None, *, limit: int = 100) -> list[KeptSignal]:
+        return await self._intercept("read_signals", lambda: self._inner.read_signals(topic, limit=limit))
+
+    async def start_children(self, lease: Lease, children: Sequence[NewJob], worker: str) -> list[ChildStatus] | None:
+        return await self._intercept("start_children", lambda: self._inner.start_children(lease, children, worker))
+
+    async def read_waits(self, job_id: str) -> JobWaits:
+        return await self._intercept("read_waits", lambda: self._inner.read_waits(job_id))
 
 
 class ForwardingHealth:

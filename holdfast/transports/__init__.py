@@ -17,7 +17,8 @@ from typing import NamedTuple, cast
 
 from holdfast.core.errors import ConfigError
 from holdfast.core.events import Event
-from holdfast.stores.base import Store, TransportableStore
+from holdfast.stores.base import Store
+from holdfast.stores.transportable import TransportableStore
 from holdfast.transports.contract import Transport, TransportKeys
 from holdfast.transports.session import DeliveryLedger
 from holdfast.transports.transport_store import TransportStore

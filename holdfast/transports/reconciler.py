@@ -18,7 +18,7 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 
 from holdfast.core.models import JobState
-from holdfast.stores.base import TransportQueries
+from holdfast.stores.transportable import TransportQueries
 from holdfast.transports.session import Away, TransportSession
 
 MAX_COMPARED = 10_000

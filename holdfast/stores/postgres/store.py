@@ -12,7 +12,6 @@ import asyncpg
 
 from holdfast.core.errors import ConfigError, StoreMismatch, Unavailable
 from holdfast.core.limits import Limit
-from holdfast.stores.base import TransportQueries
 from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.stores.common.named_sql import (
     Migration,
@@ -35,6 +34,7 @@ from holdfast.stores.postgres.queueing import PostgresQueueing
 from holdfast.stores.postgres.schedules import PostgresSchedules
 from holdfast.stores.postgres.transport_queries import PostgresTransportQueries
 from holdfast.stores.postgres.workflow import PostgresWorkflow
+from holdfast.stores.transportable import TransportQueries
 
 
 class PostgresStore(ServedStore["_OpenedPostgres"]):

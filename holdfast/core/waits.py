@@ -1,0 +1,96 @@
+"""What a running job waits for: a signal, or its children."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import msgspec
+
+from holdfast.core.dependencies import DependencyInfo
+from holdfast.core.models import JobState
+from holdfast.core.steps import NewStep
+
+MAX_SIGNALS = 10_000
+"""Signals of one topic that no job has received yet."""
+
+MAX_TOPIC = 512
+"""Characters of a signal's topic, and of its id."""
+
+SIGNALS_KEPT = timedelta(days=30)
+"""How long a signal is kept: until then its id is known, and a job may receive it."""
+
+
+class SignalWait(msgspec.Struct, frozen=True, gc=False):
+    """A running job is to receive a signal, as the result of a step (whose own ``result`` is not used)."""
+
+    step: NewStep
+    topic: str
+    timeout: timedelta
+
+
+class SignalReceipt(msgspec.Struct, frozen=True, gc=False):
+    """Answer to a `SignalWait`. Either the lease is lost, or the step has its ``result``, or there is time left."""
+
+    is_held: bool = True
+    result: str | None = None
+    """``{"signal": VALUE}`` or ``{"timed_out":true}``, as the record has it."""
+    left: timedelta | None = None
+    """Time until the deadline: the job is to be settled as waiting."""
+
+
+class Signal(msgspec.Struct, frozen=True, gc=False):
+    """A signal to send. ``value``: JSON text. ``id``: a second one with this id is not delivered."""
+
+    id: str
+    topic: str
+    value: str
+
+
+class SentSignal(msgspec.Struct, frozen=True, gc=False):
+    """What became of a signal. ``job_id``: its receiver; None: none has waited for it yet, and it is kept.
+
+    ``is_new``: False if a signal with its id had been sent before.
+    """
+
+    is_new: bool
+    job_id: str | None
+
+
+class KeptSignal(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A signal that no job has received."""
+
+    id: str
+    topic: str
+    value: str
+    sent_at_us: int
+
+
+class ReceiverInfo(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a parked job waits for: a signal of this topic, for a step, until an instant."""
+
+    topic: str
+    step: str
+    since_us: int
+    until_us: int
+
+
+class JobWaits(msgspec.Struct, frozen=True):
+    """What a job waits for, or has waited for, and the jobs that wait for it, or have: at most ``MAX_SHOWN`` of each.
+
+    In ``dependents`` each ``job_id`` is that of the job that waits.
+    """
+
+    receiver: ReceiverInfo | None
+    dependencies: list[DependencyInfo]
+    dependents: list[DependencyInfo]
+
+
+MAX_SHOWN = 1000
+"""Dependencies of a job in one answer."""
+
+
+class ChildStatus(msgspec.Struct, frozen=True, gc=False):
+    """A child: its id, or that of the job that holds its unique key, and its state."""
+
+    job_id: str
+    state: JobState

@@ -1,0 +1,207 @@
+"""Children: a running job starts others, and is parked until they have ended."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from holdfast.core.clock import ManualClock
+from holdfast.core.dependencies import NEVER_US, Condition, DependencyInfo, DependencyState
+from holdfast.core.ids import new_id
+from holdfast.core.models import Job, JobState, Lease, NewJob, Reason
+from holdfast.core.waits import ChildStatus, Signal
+from holdfast.stores.base import Store
+from tests.conformance.support import (
+    LEASE,
+    WORKER,
+    ended,
+    lose,
+    new_job,
+    put,
+    running,
+    settle,
+    state_of,
+    states_of,
+    stored,
+    take,
+    take_ids,
+)
+
+OPEN, MET, _ = DependencyState
+
+
+async def start(store: Store, job: Job | Lease, *children: NewJob, worker: str = WORKER) -> list[ChildStatus] | None:
+    lease = job.lease if isinstance(job, Job) else job
+    return await store.workflow.start_children(lease, children, worker)
+
+
+async def park(store: Store, job: Job) -> JobState | None:
+    answer = await settle(store, job, JobState.WAITING, refund=True, reason=Reason.CHILDREN)
+    assert answer.accepted
+    return answer.state
+
+
+async def parent_of(store: Store, *children: NewJob) -> Job:
+    """A parked job that waits for these."""
+    job = await running(store)
+    assert await start(store, job, *children) == [ChildStatus(child.id, JobState.QUEUED) for child in children]
+    assert await park(store, job) is JobState.WAITING
+    return job
+
+
+async def test_parent_is_due_when_its_child_has_ended(store: Store, clock: ManualClock) -> None:
+    child = new_job(payload='{"n":1}')
+    parent = await parent_of(store, child)
+    found = await stored(store, parent.id)
+    assert (found.reason, found.run_at_us) == ("children", NEVER_US)
+    waits = await store.workflow.read_waits(parent.id)
+    assert waits.dependencies == [DependencyInfo(child.id, Condition.END, OPEN, True)]
+    assert (await store.workflow.read_waits(child.id)).dependents == [
+        DependencyInfo(parent.id, Condition.END, OPEN, True)
+    ]
+    (job,) = await take(store)
+    assert (job.id, job.payload) == (child.id, '{"n":1}')
+    clock.advance(60)
+    await settle(store, job, result="42")
+    (again,) = await take(store)
+    assert (again.id, again.run_at_us, again.attempts) == (parent.id, clock(), 1)
+    assert await start(store, again, child) == [ChildStatus(child.id, JobState.SUCCEEDED)]
+
+
+@pytest.mark.parametrize("how", ["dead", "cancelled", "deleted"])
+async def test_any_end_of_a_child_is_one(store: Store, how: str) -> None:
+    child = new_job()
+    parent = await parent_of(store, child)
+    if how == "dead":
+        (job,) = await take(store)
+        await settle(store, job, JobState.DEAD, reason=Reason.ERROR, error="boom")
+    else:
+        await (store.admin.cancel if how == "cancelled" else store.admin.delete)([child.id])
+    assert await take_ids(store) == [parent.id]
+
+
+async def test_parent_waits_for_all_children(store: Store) -> None:
+    children = [new_job() for _ in range(3)]
+    parent = await parent_of(store, *children)
+    for job in await take(store):
+        assert await state_of(store, parent.id) is JobState.WAITING
+        await settle(store, job)
+    assert await take_ids(store) == [parent.id]
+
+
+async def test_child_that_ended_before_the_settlement_makes_the_parent_due(store: Store) -> None:
+    child, parent = new_job(), await running(store)
+    await start(store, parent, child)
+    await store.admin.cancel([child.id])
+    assert await park(store, parent) is JobState.SCHEDULED
+    (again,) = await take(store)
+    assert again.id == parent.id
+    assert await start(store, again, child) == [ChildStatus(child.id, JobState.CANCELLED)]
+
+
+async def test_children_are_started_once(store: Store, clock: ManualClock) -> None:
+    child, parent = new_job(), await running(store)
+    for _ in range(2):
+        assert await start(store, parent, child) == [ChildStatus(child.id, JobState.QUEUED)]
+    await lose(store, clock, parent)
+    again = next(job for job in await take(store) if job.id == parent.id)
+    assert await start(store, again, child) == [ChildStatus(child.id, JobState.RUNNING)]
+    assert await park(store, again) is JobState.WAITING
+
+
+async def test_children_under_a_lost_lease_are_refused(store: Store, clock: ManualClock) -> None:
+    child, parent = new_job(), await running(store)
+    clock.advance(LEASE.total_seconds())
+    assert await start(store, parent, child) is None
+    await lose(store, clock, parent)
+    (again,) = await take(store)
+    assert await start(store, parent, child) is None
+    assert await start(store, again, child, worker="another") is None
+    assert await start(store, Lease(new_id(), 1), child) is None
+    assert await state_of(store, child.id) is None
+
+
+async def test_waiting_for_further_children_replaces_the_first(store: Store) -> None:
+    first, second, parent = new_job(), new_job(), await running(store)
+    await start(store, parent, first)
+    await start(store, parent, second)
+    await park(store, parent)
+    await store.admin.cancel([second.id])
+    assert await take_ids(store) == [first.id, parent.id]
+
+
+async def test_parent_that_waits_for_children_receives_no_signal(store: Store) -> None:
+    child = new_job()
+    await parent_of(store, child)
+    assert (await store.workflow.send_signal(Signal("s", "topic", "1"))).job_id is None
+
+
+async def test_parent_with_a_deadline_runs_when_it_has_come(store: Store, clock: ManualClock) -> None:
+    child, parent = new_job(), await running(store)
+    await start(store, parent, child)
+    await settle(store, parent, JobState.WAITING, refund=True, delay=timedelta(hours=1))
+    assert await take_ids(store) == [child.id]
+    clock.advance(3600)
+    assert await take_ids(store) == [parent.id]
+
+
+async def test_cancelled_parent_stays_so(store: Store) -> None:
+    child = new_job()
+    parent = await parent_of(store, child)
+    await store.admin.cancel([parent.id])
+    (job,) = await take(store)
+    await settle(store, job)
+    assert await take_ids(store) == []
+    await store.admin.replay([parent.id])
+    assert await take_ids(store) == [parent.id]
+
+
+async def test_replayed_child_does_not_park_its_parent_again(store: Store) -> None:
+    children = [new_job(), new_job()]
+    parent = await parent_of(store, *children)
+    await store.admin.cancel([children[0].id])
+    await store.admin.replay([children[0].id])
+    await store.admin.cancel([children[1].id])
+    assert parent.id in await take_ids(store)
+
+
+async def test_children_with_keys_are_those_that_hold_them(store: Store) -> None:
+    (holder,) = await put(store, new_job(key="one"))
+    parent = await running(store)
+    assert await start(store, parent, new_job(key="one")) == [ChildStatus(holder, JobState.QUEUED)]
+    await park(store, parent)
+    await store.admin.cancel([holder])
+    assert await take_ids(store) == [parent.id]
+
+
+async def test_no_children_are_nothing_to_wait_for(store: Store) -> None:
+    parent = await running(store)
+    assert await start(store, parent) == []
+    assert await park(store, parent) is JobState.SCHEDULED
+
+
+async def test_many_children_are_started_together(store: Store) -> None:
+    children = [new_job() for _ in range(1000)]
+    parent = await parent_of(store, *children)
+    answer = await store.admin.cancel([child.id for child in children])
+    assert len(answer.changed) == 1000
+    assert await take_ids(store) == [parent.id]
+
+
+async def test_children_are_kept_as_long_as_their_parent_has_not_ended(store: Store, clock: ManualClock) -> None:
+    child, parent = new_job(), await running(store)
+    await start(store, parent, child, new_job(delay=timedelta(days=30)))
+    await park(store, parent)
+    (job,) = await take(store)
+    await settle(store, job)
+    await ended(store, JobState.SUCCEEDED)
+    clock.advance(100)
+    week = {"succeeded": timedelta(seconds=10), "cancelled": timedelta(seconds=10)}
+    assert await store.maintenance.prune(week, limit=100) == 1
+    assert await states_of(store, [child.id, parent.id]) == [JobState.SUCCEEDED, JobState.WAITING]
+    await store.admin.cancel([parent.id])
+    clock.advance(100)
+    while await store.maintenance.prune(week, limit=100):
+        pass
+    assert await states_of(store, [child.id, parent.id]) == [None, None]

@@ -20,6 +20,20 @@ SIGNALS_KEPT = timedelta(days=30)
 """How long a signal is kept: until then its id is known, and a job may receive it."""
 
 
+TIMED_OUT = '{"timed_out":true}'
+"""Result of the step of a signal that did not come in time."""
+
+
+def received(value: str) -> str:
+    """Result of the step of a signal; ``value``: JSON text."""
+    return f'{{"signal":{value}}}'
+
+
+def describe_full_topic(topic: str) -> str:
+    """Text for a topic that has too many signals."""
+    return f"topic {topic!r} has {MAX_SIGNALS:,} signals that no job has received; start what receives them first"
+
+
 class SignalWait(msgspec.Struct, frozen=True, gc=False):
     """A running job is to receive a signal, as the result of a step (whose own ``result`` is not used)."""
 
@@ -90,7 +104,7 @@ MAX_SHOWN = 1000
 
 
 class ChildStatus(msgspec.Struct, frozen=True, gc=False):
-    """A child: its id, or that of the job that holds its unique key, and its state."""
+    """A child: its id, or that of the job that holds its key, and its state. None: it was deleted."""
 
     job_id: str
-    state: JobState
+    state: JobState | None

@@ -387,8 +387,9 @@ class Workflow(Protocol):
     async def start_children(self, lease: Lease, children: Sequence[NewJob], worker: str) -> list[ChildStatus] | None:
         """Submit children of a running job, and wait for their ends, in place of what it waited for before.
 
-        None: the lease is lost. A child that is there already stays as it is. In one transaction (Redis: each 200 of
-        them, the lease looked at each time). Children have no dependencies of their own.
+        None: the lease is lost. A child that is there already stays as it is, and one that this job has started before
+        is not started again after its deletion. In one transaction (Redis: each 200 of them, the lease looked at each
+        time). Children have no dependencies of their own.
         """
 
     async def read_waits(self, job_id: str) -> JobWaits:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast.core.clock import ManualClock
+from holdfast.core.dependencies import NEVER_US, Dependency
 from holdfast.core.ids import new_id
 from holdfast.core.job_changes import JobChanges
 from holdfast.core.models import Job, JobFilter, JobState, Options, Reason
@@ -24,6 +25,7 @@ from tests.conformance.support import (
     new_job,
     put,
     queues,
+    running,
     settle,
     state_of,
     stored,
@@ -143,9 +145,8 @@ async def test_retry_is_moved_with_its_history(store: Store, clock: ManualClock)
 
 
 async def test_waiting_job_keeps_waiting(store: Store, clock: ManualClock) -> None:
-    (job_id,) = await put(store)
-    (job,) = await take(store)
-    await store.queueing.settle([ending(job, JobState.WAITING, reason=Reason.SNOOZED, refund=True)])
+    other = await running(store)
+    (job_id,) = await put(store, new_job(after=(Dependency(other.id),)))
 
     assert await edit(store, job_id, priority=5, queue="other", payload='{"n":1}', delay=MINUTE)
 
@@ -153,6 +154,7 @@ async def test_waiting_job_keeps_waiting(store: Store, clock: ManualClock) -> No
     assert (job.state, job.priority, job.queue, job.payload) == (JobState.WAITING, 5, "other", '{"n":1}')
     clock.advance(120)
     assert await take_ids(store, 9, BOTH) == []
+    assert job.run_at_us == NEVER_US
 
 
 async def test_expiry_is_set_moved_and_taken_off(store: Store, clock: ManualClock) -> None:

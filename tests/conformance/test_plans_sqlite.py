@@ -34,13 +34,27 @@ BY_SEQ = "INTEGER PRIMARY KEY"
 HOT: dict[str, tuple[str, ...]] = {
     "next_ready_queue": ("holdfast_job_ready",),
     "any_ready": ("holdfast_job_ready",),
-    "any_due": ("holdfast_job_due",),
-    "any_due_anywhere": ("holdfast_job_due_anywhere",),
-    "promote_queue": ("holdfast_job_due", BY_SEQ),
-    "promote_anywhere": ("holdfast_job_due_anywhere", BY_SEQ),
+    "any_due": ("holdfast_job_due", "holdfast_job_waiting"),
+    "any_due_anywhere": ("holdfast_job_due_anywhere", "holdfast_job_waiting_anywhere"),
+    "promote_queue": ("holdfast_job_due", "holdfast_job_waiting", BY_SEQ),
+    "promote_anywhere": ("holdfast_job_due_anywhere", "holdfast_job_waiting_anywhere", BY_SEQ),
     "promote_only": (BY_ID,),
-    "next_due": ("holdfast_job_due",),
-    "next_due_anywhere": ("holdfast_job_due_anywhere",),
+    "next_due": ("holdfast_job_due", "holdfast_job_waiting"),
+    "next_due_anywhere": ("holdfast_job_due_anywhere", "holdfast_job_waiting_anywhere"),
+    **dict.fromkeys(("await_jobs", "set_waiting", "add_dependencies", "states_by_id"), (BY_ID,)),
+    "decide_dependencies": ("holdfast_dependency_on",),
+    **dict.fromkeys(("release_waiters", "cancel_waiters", "set_waits", "delete_receiver"), (BY_SEQ,)),
+    **dict.fromkeys(("renew_dependencies", "deleted_children"), ("PRIMARY KEY", BY_ID)),
+    **dict.fromkeys(("wait_again", "reopen_waiters", "restore_waiters"), (BY_SEQ, "PRIMARY KEY (waiter=?)")),
+    "reopen_dependencies": ("holdfast_dependency_on", BY_SEQ),
+    "dependencies": ("PRIMARY KEY (waiter=?)", "holdfast_dependency_on", BY_SEQ),
+    **dict.fromkeys(("receiver", "receiver_deadline"), (BY_SEQ,)),
+    "step_result": ("sqlite_autoindex_holdfast_step_1",),
+    "take_signal": ("holdfast_signal_kept", BY_SEQ),
+    **dict.fromkeys(("count_signals", "signals"), ("holdfast_signal_kept",)),
+    "find_signal": ("sqlite_autoindex_holdfast_signal_1",),
+    "next_receiver": ("holdfast_receiver_of", BY_SEQ),
+    "prune_signals": ("holdfast_signal_sent", BY_SEQ),
     "pick_ready": ("holdfast_job_ready",),
     "pick_with_suspects": ("holdfast_job_ready",),
     "pick_quarantined": ("holdfast_job_ready",),
@@ -73,7 +87,7 @@ HOT: dict[str, tuple[str, ...]] = {
     "extend_leases": (BY_ID,),
     "lease_states": (BY_ID,),
     "expired": ("holdfast_job_lease",),
-    "prune_jobs": ("holdfast_job_ended",),
+    "prune_jobs": ("holdfast_job_ended", "holdfast_dependency_on", BY_SEQ),
     "delete_jobs": (BY_SEQ,),
     "delete_keys_of": ("holdfast_key_of",),
     "cancel_unstarted": (BY_ID,),
@@ -153,6 +167,8 @@ COLD = {
             "upsert_worker",
             "add_schedule",
             "add_limit",
+            "set_receiver",
+            "insert_signal",
         ),
         AS_GIVEN,
     ),
@@ -168,6 +184,7 @@ COLD = {
     **dict.fromkeys(("paused_queues", "known_queues", "set_paused"), FEW_QUEUES),
     **dict.fromkeys(("workers", "set_command", "prune_workers"), FEW_WORKERS),
     **dict.fromkeys(("choose", "count", "stuck", "unnamed_queue_jobs"), BY_HAND),
+    "all_signals": "the oldest ones, by their own index in its order",
     "find": "as hot as its page is small, which has a test of its own",
     "begin_writing": "no row at all: it waits for the turn to write",
 }
@@ -183,6 +200,7 @@ PARAMETERS: dict[str, object] = {
     "least": 1,
     **dict.fromkeys(("max_count", "fill_time", "max_tier"), 1),
     "max_must_start": 50,
+    "topic": "topic-7",
     "ids": json.dumps([f"id-{n}" for n in range(0, ROWS * 9, ROWS * 9 // 50)]),
     "queues": '["default"]',
     "own": '["default"]',
@@ -218,6 +236,22 @@ POSITIONAL = {
     "insert_expiry": ("id-7", NOW),
     "drop_expiry": ("id-7",),
     "drop_tags": ("id-7",),
+    **dict.fromkeys(("await_jobs", "states_by_id"), ('["id-7", "id-8"]',)),
+    "set_waiting": ("id-7", 4, NOW, 1, None, None, None),
+    "add_dependencies": ("id-7", '[["id-8", "end", 0]]', 0),
+    "decide_dependencies": ('[["id-7", "dead"], ["id-8", "succeeded"]]',),
+    **dict.fromkeys(("release_waiters", "cancel_waiters"), ("[[7, 1], [8, 1]]", NOW)),
+    **dict.fromkeys(("wait_again", "reopen_waiters", "restore_waiters", "renew_dependencies"), ("[7, 8]",)),
+    "deleted_children": (7,),
+    "reopen_dependencies": ('["id-7", "id-8"]',),
+    "set_waits": (7, 1),
+    "delete_receiver": (7,),
+    "receiver_deadline": (7, "step"),
+    "step_result": (7, "step"),
+    "take_signal": ("topic-7", "id-7"),
+    "count_signals": ("topic-7", 100),
+    "find_signal": ("signal-7",),
+    "next_receiver": ("topic-7",),
 }
 """What the statements with places instead of names are given; nulls if nothing stands here."""
 
@@ -234,7 +268,7 @@ with recursive n (n) as (values (1) union all select n + 1 from n where n < :row
 insert into holdfast_job (id, queue, task, state, rank, run_at, created_at, max_attempts, claims,
                           lost_leases, keyed, worker, lease_until, ended_at, expires_at)
 select 'id-' || (n + :block * :rows), iif(n % 2, 'default', 'queue-' || n % 10), 'task', :state, n % 3,
-       iif(:state in (1, 3), :now + n - :rows / 2, :now - n), :now - 1000000, 5, 1, :lost_leases, 1, 'worker',
+       iif(:state in (1, 3, 4), :now + n - :rows / 2, :now - n), :now - 1000000, 5, 1, :lost_leases, 1, 'worker',
        iif(:state = 2, :now + n - :rows / 2, null), iif(:state >= 5, :now - n, null),
        iif(n % 3, null, :now + n)
 from n limit :most
@@ -272,6 +306,18 @@ with recursive n (n) as (values (1) union all select n + 1 from n where n < :row
 insert into holdfast_schedule (name, next_at, revision, document)
 select 'schedule-' || n, iif(n % 3, :now + n - :rows / 2, null), 1, '{}' from n
 """
+
+FILL_WAITS = [
+    """insert into holdfast_dependency (waiter, job_id, condition, state, is_child)
+       select seq, 'id-' || (seq / 5), 'success', seq % 3, seq % 2 from holdfast_job where seq % 5 > 1""",
+    """insert into holdfast_receiver (seq, topic, step, number, in_order, claims, since, until)
+       select seq, 'topic-' || (seq % 5000), 'step', 1, 1, claims, :now, :now
+       from holdfast_job where state in (2, 4)""",
+    """insert into holdfast_signal (id, topic, value, sent_at, job_id)
+       select 'signal-' || seq, 'topic-' || (seq % 5000), '1', :now - seq, iif(seq % 3, id, null) from holdfast_job""",
+    """insert into holdfast_step (job_seq, name, number, in_order, claims, ended_at, result)
+       select seq, 'step', 1, 1, 1, :now, '1' from holdfast_job where seq % 3""",
+]
 
 Statistics = dict[str, list[tuple[Any, ...]]]
 
@@ -311,6 +357,8 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Statistics]:
         connection.execute(FILL_KEYS, {"now": NOW})
         connection.execute(FILL_EXPIRIES, {"now": NOW})
         connection.execute(FILL_SCHEDULES, {"now": NOW, "rows": ROWS})
+        for fill in FILL_WAITS:
+            connection.execute(fill, {"now": NOW})
         given["full"] = _statistics(connection)
         connection.commit()
     return path, given

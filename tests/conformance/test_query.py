@@ -11,11 +11,12 @@ import msgspec
 import pytest
 
 from holdfast.core.clock import ManualClock
+from holdfast.core.dependencies import Dependency
 from holdfast.core.errors import HoldfastError, Invalid
 from holdfast.core.ids import new_id
 from holdfast.core.models import Job, JobFilter, JobState, Options, Reason, to_datetime
 from holdfast.stores.base import Store
-from tests.conformance.support import ended, ending, lose, new_job, put, queues, running, settle, stored, take
+from tests.conformance.support import MINUTE, ended, ending, lose, new_job, put, queues, running, settle, stored, take
 
 HOUR = timedelta(hours=1)
 
@@ -255,12 +256,13 @@ async def test_a_glance_sees_what_goes_on_in_every_queue(store: Store, clock: Ma
 
 
 async def test_queue_depths_count_waiting_jobs(store: Store) -> None:
-    for _ in range(2):
-        await settle(store, await running(store, queue="steps"), JobState.WAITING, refund=True)
+    first = await running(store, queue="other")
+    await put(store, *[new_job(queue="steps", after=(Dependency(first.id),)) for _ in range(2)])
+    await settle(store, first, JobState.FAILED, delay=MINUTE)
 
-    (info,) = await store.query.queue_depths(max_count=1000)
+    found = {info.name: info.states for info in await store.query.queue_depths(max_count=1000)}
 
-    assert (info.name, info.states) == ("steps", {"waiting": 2})
+    assert found == {"other": {"failed": 1}, "steps": {"waiting": 2}}
     assert await take(store, capacity={"steps": 9}) == []
 
 

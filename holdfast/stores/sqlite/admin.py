@@ -6,13 +6,14 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 
 from holdfast.core.job_changes import JobChanges
-from holdfast.core.models import BulkResult, JobFilter, JobState, ReplayRate, WorkerCommand
+from holdfast.core.models import TERMINAL, BulkResult, JobFilter, JobState, ReplayRate, WorkerCommand
 from holdfast.stores.common.named_sql import CODES, STATES
 from holdfast.stores.common.requests import CHOICE_SECONDS, UNSUCCESSFUL, Chosen, SelectionAdmin
+from holdfast.stores.sqlite.dependencies import renew_dependencies, run_flow
 from holdfast.stores.sqlite.encoding import INLINE_PAYLOAD, as_json, decode_unique, filter_parameters, span_us
 from holdfast.stores.sqlite.limits import LimitedFamily
-from holdfast.stores.sqlite.maintenance import delete_rows
-from holdfast.stores.sqlite.submission import NOT_STARTED_STATES, rewrite_waiting, run_flow, take_unique
+from holdfast.stores.sqlite.maintenance import decide_in, delete_rows
+from holdfast.stores.sqlite.submission import NOT_STARTED_STATES, rewrite_waiting, take_unique
 from holdfast.stores.sqlite.writer import Transaction
 
 
@@ -28,10 +29,11 @@ class SqliteAdmin(LimitedFamily, SelectionAdmin):
         values = {"ids": batch, "now": transaction.now_us}
         unstarted = connection.execute(self._sql["cancel_unstarted"], values).fetchall()
         running = connection.execute(self._sql["cancel_running"], {"ids": batch}).fetchall()
-        transaction.ended += [job_id for (job_id,) in unstarted]
+        transaction.ended += [job_id for job_id, _ in unstarted]
+        decide_in(transaction, self._sql, [(job_id, JobState.CANCELLED) for job_id, awaited in unstarted if awaited])
         for _, worker in running:
             transaction.notify_topic(f"worker:{worker}")
-        changed = {job_id: JobState.CANCELLED for (job_id,) in unstarted}
+        changed = {job_id: JobState.CANCELLED for job_id, _ in unstarted}
         changed |= {job_id: JobState.RUNNING for job_id, _ in running}
         return self._operated(transaction, ids, changed, chosen.more)
 
@@ -55,12 +57,16 @@ class SqliteAdmin(LimitedFamily, SelectionAdmin):
         }
         values |= {"after": span_us(pace.after), "every": span_us(pace.every)}
         rows = connection.execute(self._sql["replay"], values).fetchall()
-        for job_id, queue, _ in rows:
+        for _, job_id, queue, *_ in rows:
             transaction.notify_topic(f"queue:{queue}")
             if payload is not None:
                 self._replace_payload(transaction, job_id, payload)
-        self._limits.assign_again(connection, [job_id for job_id, _, _ in rows])
-        return self._operated(transaction, ids, {job_id: STATES[code] for job_id, _, code in rows}, chosen.more)
+        self._limits.assign_again(connection, [row[1] for row in rows])
+        waiters = [seq for seq, *_, is_waiter in rows if is_waiter]
+        awaited = [row[1] for row in rows if row[4]]
+        waiting = run_flow(connection, renew_dependencies(self._sql, waiters, awaited))
+        changed = {job_id: STATES[code] for _, job_id, _, code, *_ in rows}
+        return self._operated(transaction, ids, changed | dict.fromkeys(waiting, JobState.WAITING), chosen.more)
 
     def _with_unique_keys(self, transaction: Transaction, ids: Sequence[str], *, force: bool) -> set[str]:
         """Takes the unique keys of jobs to be replayed; returns the jobs without those whose key another job holds."""
@@ -102,8 +108,12 @@ class SqliteAdmin(LimitedFamily, SelectionAdmin):
     def _delete_in(self, transaction: Transaction, chosen: Chosen) -> BulkResult:
         ids = self._standing(transaction, chosen)
         rows = transaction.connection.execute(self._sql["deletable"], {"ids": as_json(ids)}).fetchall()
-        gone = {job_id: STATES[state] for _, job_id, state in rows}
-        delete_rows(transaction, self._sql, [seq for seq, _, _ in rows], list(gone), keys_until=1 << 62)
+        gone = {job_id: STATES[state] for _, job_id, state, _ in rows}
+        unended = [
+            (job_id, "deleted") for _, job_id, state, awaited in rows if awaited and STATES[state] not in TERMINAL
+        ]
+        decide_in(transaction, self._sql, unended)
+        delete_rows(transaction, self._sql, [row[0] for row in rows], list(gone), keys_until=1 << 62)
         return self._operated(transaction, ids, gone, chosen.more)
 
     async def _choose_matching(

@@ -8,29 +8,27 @@ from contextlib import suppress
 from typing import Any
 
 from holdfast.core.lifecycle import must_start_now
-from holdfast.core.models import Job
+from holdfast.core.models import Job, JobState
 from holdfast.stores.base import EVERY_QUEUE, ClaimRequest, remaining_slots
 from holdfast.stores.common.requests import UNREADABLE
 from holdfast.stores.sqlite.encoding import array_elements, as_json, decode_job, decode_jobs, decode_seqs
 from holdfast.stores.sqlite.limits import LimitedClaim
+from holdfast.stores.sqlite.maintenance import decide_in
+from holdfast.stores.sqlite.writer import Transaction
 
 
 class ClaimTaking:
     """A claim's progress through its queues."""
 
     def __init__(
-        self,
-        connection: sqlite3.Connection,
-        statements: Mapping[str, str],
-        request: ClaimRequest,
-        now_us: int,
-        until_us: int,
+        self, transaction: Transaction, statements: Mapping[str, str], request: ClaimRequest, until_us: int
     ) -> None:
-        self.connection = connection
+        self._transaction = transaction
+        self.connection = transaction.connection
         self._sql = statements
         self._request = request
-        self.now_us = now_us
-        self._lease = {"worker": request.worker, "until": until_us, "now": now_us}
+        self.now_us = transaction.now_us
+        self._lease = {"worker": request.worker, "until": until_us, "now": transaction.now_us}
         self._must_start_left = 1 << 30 if request.isolated else request.max_must_start
         self.named = frozenset(request.capacity)  # those without a free slot too: the star is for the others
         self._slots = dict(request.capacity)
@@ -127,7 +125,8 @@ class ClaimTaking:
                 jobs.append(decode_job(each))
             except UNREADABLE as error:
                 values = {"seq": seq, "now": self._lease["now"], "error": f"the stored job cannot be read: {error}"}
-                self.connection.execute(self._sql["mark_unreadable"], values)
+                job_id, awaited = self.connection.execute(self._sql["mark_unreadable"], values).fetchone()
+                decide_in(self._transaction, self._sql, [(job_id, JobState.DEAD)] if awaited else [])
         return jobs
 
 
@@ -149,6 +148,6 @@ def _fitting(shown: Sequence[str], max_must_start: int) -> tuple[list[int], bool
     return fitting, False
 
 
-def read_value(connection: sqlite3.Connection, sql: str, parameters: Mapping[str, object]) -> Any:
+def read_value(connection: sqlite3.Connection, sql: str, parameters: Mapping[str, object] | Sequence[object]) -> Any:
     """The single value a statement gives."""
     return connection.execute(sql, parameters).fetchone()[0]

@@ -12,6 +12,7 @@ from holdfast.core.models import JobState, Lease, NewJob, Settled, Submitted, Tx
 from holdfast.stores.base import Statement, StatementFlow
 from holdfast.stores.common.named_sql import STATES
 from holdfast.stores.sqlite.connection import SOUND_CHECKPOINT
+from holdfast.stores.sqlite.dependencies import decide_dependencies
 from holdfast.stores.sqlite.limits import LimitedFamily
 from holdfast.stores.sqlite.submission import submit_one_by_one
 from holdfast.stores.sqlite.writer import Transaction
@@ -54,6 +55,9 @@ class SqliteExternal(LimitedFamily):
         yield Statement(self._sql["begin_writing"])
         # The clock is read as the one who writes: no other's ending that is dated later can be seen sooner.
         done = yield Statement(self._sql["complete"], (lease.job_id, lease.claims, result, self._now()))
+        if done and done[0][0]:
+            ended = [(lease.job_id, JobState.SUCCEEDED)]
+            yield from decide_dependencies(self._sql, ended, self._now())
         rows = yield Statement(self._sql["completed"], (lease.job_id,))
         state = STATES[rows[0][0]] if rows else None
         return Settled(lease.job_id, lease.claims, bool(done), state)

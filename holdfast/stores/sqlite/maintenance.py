@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from functools import partial
 
 from holdfast.core.models import ExpiredJob, Job, JobState
+from holdfast.core.waits import SIGNALS_KEPT
 from holdfast.stores.common.named_sql import CODES
 from holdfast.stores.common.requests import EXPIRY_ROUNDS, FORGOTTEN_AFTER
+from holdfast.stores.sqlite.dependencies import decide_dependencies, run_flow
 from holdfast.stores.sqlite.encoding import as_json, read_job, span_us
 from holdfast.stores.sqlite.opened import SqliteFamily
 from holdfast.stores.sqlite.writer import Transaction
@@ -63,6 +65,8 @@ class SqliteMaintenance(SqliteFamily):
         connection.execute(self._sql["outlived_keys"], {"now": now_us, "limit": limit})
         connection.execute(self._sql["prune_keys"], {"now": now_us, "limit": limit})
         connection.execute(self._sql["prune_buckets"], {"now": now_us, "limit": limit})
+        before = now_us - span_us(SIGNALS_KEPT)
+        connection.execute(self._sql["prune_signals"], {"before": before, "limit": limit})
         connection.execute(self._sql["prune_workers"], {"before": now_us - span_us(FORGOTTEN_AFTER)})
         return pruned
 
@@ -77,9 +81,18 @@ def expire_overdue(transaction: Transaction, statements: Mapping[str, str], *, l
     if seqs == "[]":
         return ()
     rows = connection.execute(statements["expire_jobs"], now | {"seqs": seqs}).fetchall()
+    decide_in(transaction, statements, [(job_id, JobState.CANCELLED) for job_id, *_, awaited in rows if awaited])
     connection.execute(statements["drop_overdue"], {"seqs": seqs})
-    transaction.ended += [job_id for job_id, _, _ in rows]
-    return tuple(ExpiredJob(*row) for row in rows)
+    transaction.ended += [job_id for job_id, *_ in rows]
+    return tuple(ExpiredJob(job_id, task, queue) for job_id, task, queue, _ in rows)
+
+
+def decide_in(transaction: Transaction, statements: Mapping[str, str], ended: Iterable[tuple[str, str]]) -> None:
+    """Decides the dependencies on jobs that have ended, given with the word for how; wakes what waits for the news."""
+    decided = run_flow(transaction.connection, decide_dependencies(statements, ended, transaction.now_us))
+    for queue in decided.queues:
+        transaction.notify_topic(f"queue:{queue}")
+    transaction.ended += decided.cancelled
 
 
 def delete_rows(

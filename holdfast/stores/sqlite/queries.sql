@@ -92,7 +92,7 @@ update holdfast_job set expires_at = ?2 where id = ?1 and changes() > 0;
 -- What an edit, or a later submission of its unique key, makes of a job that waits, in one of the states ?3: a sum of bits.
 -- Null leaves a value as it is. ?7: only if no worker has taken it.
 update holdfast_job
-set queue = coalesce(?4, queue), rank = coalesce(?5, rank), run_at = coalesce(?6, run_at),
+set queue = coalesce(?4, queue), rank = coalesce(?5, rank), run_at = case state when 4 then run_at else coalesce(?6, run_at) end,
     state = case when ?6 is null or state = 4 then state when ?6 <= ?2 then 0 else 1 end
 where id = ?1 and (1 << state) & ?3 and (not ?7 or started_at is null)
 returning seq, state, queue;
@@ -127,7 +127,7 @@ update holdfast_job
 set state = 7, reason = 'expired', error = coalesce(error, 'expired: no worker began it in time'), ended_at = :now, lost_leases = 0
 where seq in (select value from json_each(:seqs))
   and +state in (0, 1, 3, 4) and started_at is null and expires_at <= :now
-returning id, task, queue;
+returning id, task, queue, awaited;
 
 -- own: is_stored
 select 1 from holdfast_job where id = ?;
@@ -151,27 +151,44 @@ select min(queue) from holdfast_job where state = 0 and partition is null and qu
 select exists (select 1 from holdfast_job where state = 0 and partition is null and queue = :queue);
 
 -- own: any_due
-select exists (select 1 from holdfast_job where state in (1, 3) and queue = :queue and run_at <= :now);
+select exists (select 1 from holdfast_job where state in (1, 3) and queue = :queue and run_at <= :now)
+    or exists (select 1 from holdfast_job where state = 4 and queue = :queue and run_at <= :now);
 
 -- own: any_due_anywhere
-select exists (select 1 from holdfast_job where state in (1, 3) and run_at <= :now);
+select exists (select 1 from holdfast_job where state in (1, 3) and run_at <= :now)
+    or exists (select 1 from holdfast_job where state = 4 and run_at <= :now);
 
 -- own: promote_queue
 update holdfast_job set state = 0, run_at = run_at -- run_at: for the trigger
 where seq in (
-    select seq from holdfast_job where state in (1, 3) and queue = :queue and run_at <= :now order by run_at limit :limit
+    select * from (
+        select seq from holdfast_job where state in (1, 3) and queue = :queue and run_at <= :now order by run_at limit :limit)
+    union all
+    select * from (select seq from holdfast_job where state = 4 and queue = :queue and run_at <= :now order by run_at limit :limit)
+    limit :limit
 );
 
 -- name: promote_anywhere
 update holdfast_job set state = 0, run_at = run_at -- run_at: for the trigger
-where seq in (select seq from holdfast_job where state in (1, 3) and run_at <= :now order by run_at limit :limit)
+where seq in (
+    select * from (select seq from holdfast_job where state in (1, 3) and run_at <= :now order by run_at limit :limit)
+    union all
+    select * from (select seq from holdfast_job where state = 4 and run_at <= :now order by run_at limit :limit)
+    limit :limit)
 returning queue;
 
 -- own: next_due
-select min(run_at) from holdfast_job where state in (1, 3) and queue = :queue;
+-- A waiting job without a deadline has the last instant of all (core.dependencies.NEVER_US).
+select min(run_at) from (
+    select min(run_at) as run_at from holdfast_job where state in (1, 3) and queue = :queue
+    union all
+    select min(run_at) from holdfast_job where state = 4 and queue = :queue and run_at < 253402300799000000);
 
 -- own: next_due_anywhere
-select min(run_at) from holdfast_job where state in (1, 3);
+select min(run_at) from (
+    select min(run_at) as run_at from holdfast_job where state in (1, 3)
+    union all
+    select min(run_at) from holdfast_job where state = 4 and run_at < 253402300799000000);
 
 -- own: pick_ready
 select -- include: claimed
@@ -224,7 +241,7 @@ from (
 
 -- own: promote_only
 update holdfast_job set state = 0, run_at = run_at -- run_at: for the trigger
-where id in (select value from json_each(:ids)) and +state in (1, 3) and +run_at <= :now;
+where id in (select value from json_each(:ids)) and (+state in (1, 3) or +state = 4) and +run_at <= :now;
 
 -- own: take
 update holdfast_job
@@ -235,7 +252,8 @@ where seq in (select value from json_each(:seqs));
 -- A claimed row that cannot be read.
 update holdfast_job
 set state = 6, reason = 'payload', error = :error, ended_at = :now, lease_until = null
-where seq = :seq;
+where seq = :seq
+returning id, awaited;
 
 -- own: begin_writing
 -- Changes nothing, but waits for the turn to write.
@@ -246,29 +264,32 @@ update holdfast_queue set paused = paused where false;
 update holdfast_job
 set state = 5, ended_at = ?4, result = ?3, lease_until = null, lost_leases = 0, cancelling = 0, reason = null, error = null
 where id = ?1 and +claims = ?2 and +state = 2 and +lease_until > ?4
-returning id;
+returning awaited;
 
 -- name: completed
 select state, claims from holdfast_job where id = ?;
 
 -- name: settle_succeeded
--- Of one worker.
+-- Of one worker, and jobs on which none depends.
 update holdfast_job
 set state = 5, ended_at = :now, result = d.value ->> 2, lease_until = null, lost_leases = 0, cancelling = 0,
     reason = null, error = null
 from json_each(:settlements) d
 where holdfast_job.id = d.value ->> 0 and +holdfast_job.claims = d.value ->> 1
-  and +holdfast_job.state = 2 and +holdfast_job.lease_until > :now
+  and +holdfast_job.state = 2 and +holdfast_job.lease_until > :now and not holdfast_job.awaited
   and (:worker is null or +holdfast_job.worker = :worker);
 
 -- own: settle_one
--- What is no ending (:state < 5) becomes one when a cancellation was asked for: only this write can see the flag.
+-- What is no ending (:state < 5) becomes one when a cancellation was asked for: only this write can see the flag. A job that
+-- is to wait, but for nothing, is due at once.
 update holdfast_job
-set state = case when cancelling and :state < 5 then 7 else :state end,
+set state = case when cancelling and :state < 5 then 7 when :state = 4 and coalesce(waits, 0) = 0 then 1 else :state end,
     reason = case when cancelling and :state < 5 then 'cancelled' else :reason end,
     error = case when :state = 5 then null else coalesce(:error, error) end,
     result = :result,
-    run_at = case when :delay is null then run_at else :now + :delay end,
+    run_at = case
+        when :state = 4 then case when coalesce(waits, 0) = 0 then :now else coalesce(:now + :delay, 253402300799000000) end
+        when :delay is null then run_at else :now + :delay end,
     attempts = max(0, attempts - :refund), -- another program may have set it to 0
     lost_leases = case when :lease_expired then lost_leases + 1 when :refund then lost_leases else 0 end,
     ended_at = case when :state >= 5 or cancelling then :now end,
@@ -276,7 +297,7 @@ set state = case when cancelling and :state < 5 then 7 else :state end,
     lease_until = null
 where id = :id and +claims = :claims and +state = 2 and (+lease_until <= :now) = :lease_expired
   and (:worker is null or +worker = :worker)
-returning seq, state, run_at, started_at, attempts, worker, queue, partition;
+returning seq, state, run_at, started_at, attempts, worker, queue, partition, awaited;
 
 -- own: job_state
 select state, run_at from holdfast_job where id = :id;
@@ -305,6 +326,152 @@ on conflict do nothing;
 -- name: steps
 select name, number, in_order, claims, ended_at, result
 from holdfast_step where job_seq = (select seq from holdfast_job where id = :id) order by number, name;
+
+-- ── what jobs wait for ──────────────────────────────────────────────────────────────────────────────────────────────
+-- own: await_jobs
+-- From now on each end of these jobs looks for dependencies on them.
+update holdfast_job set awaited = 1 where id in (select value from json_each(?1))
+returning id, state;
+
+-- own: set_waiting
+update holdfast_job set state = ?2, run_at = ?3, waits = ?4, reason = ?5, error = ?6, ended_at = ?7 where id = ?1;
+
+-- own: add_dependencies
+-- Of one job: [job id, condition, state] of each. Of one that is there, the state is that of now.
+insert into holdfast_dependency (waiter, job_id, condition, state, is_child)
+select j.seq, d.value ->> 0, d.value ->> 1, d.value ->> 2, ?3 from holdfast_job j cross join json_each(?2) d where j.id = ?1
+on conflict do update set state = excluded.state;
+
+-- own: decide_dependencies
+-- Those on jobs that have ended: [id, how].
+update holdfast_dependency
+set state = case when condition = 'end' or (condition = 'success') = (d.value ->> 1 = 'succeeded') then 1 else 2 end
+from json_each(?1) d
+where holdfast_dependency.job_id = d.value ->> 0 and holdfast_dependency.state = 0
+returning waiter, state, job_id;
+
+-- own: release_waiters
+-- [seq, number of dependencies that are met now]. A waiting job that waits for nothing any more is due.
+update holdfast_job
+set waits = max(0, waits - (d.value ->> 1)),
+    run_at = case when state = 4 and waits <= d.value ->> 1 then ?2 else run_at end,
+    state = case when state = 4 and waits <= d.value ->> 1 then 1 else state end
+from json_each(?1) d
+where holdfast_job.seq = d.value ->> 0
+returning queue, state;
+
+-- own: cancel_waiters
+-- [seq, error].
+update holdfast_job
+set state = 7, reason = 'dependency', error = d.value ->> 1, ended_at = ?2, lost_leases = 0
+from json_each(?1) d
+where holdfast_job.seq = d.value ->> 0 and holdfast_job.state = 4
+returning id, awaited;
+
+-- own: renew_dependencies
+-- Of replayed jobs. What is not met and has not ended holds them again.
+update holdfast_dependency
+set state = not exists (select 1 from holdfast_job j where j.id = holdfast_dependency.job_id and j.state < 5)
+where waiter in (select value from json_each(?1)) and state <> 1;
+
+-- own: wait_again
+-- Those of them that something holds.
+update holdfast_job
+set waits = d.number, reason = case when d.number > 0 then 'dependency' end,
+    run_at = case when d.number > 0 then 253402300799000000 else run_at end,
+    state = case when d.number > 0 then 4 else state end
+from (
+    select w.value as seq, (select count(*) from holdfast_dependency o where o.waiter = w.value and o.state = 0) as number
+    from json_each(?1) w) d
+where holdfast_job.seq = d.seq
+returning id, state;
+
+-- own: reopen_dependencies
+-- Those on replayed jobs, of jobs that no worker has taken, and that wait or were cancelled by one of their dependencies.
+update holdfast_dependency set state = 0
+where job_id in (select value from json_each(?1)) and not is_child and exists (
+    select 1 from holdfast_job w where w.seq = holdfast_dependency.waiter and w.started_at is null
+      and (w.state = 4 or w.state = 7 and w.reason = 'dependency' and json_extract(w.options, '$.unique') is null))
+returning waiter;
+
+-- own: reopen_waiters
+update holdfast_job
+set waits = (select count(*) from holdfast_dependency d where d.waiter = holdfast_job.seq and d.state <> 1)
+where seq in (select value from json_each(?1));
+
+-- own: restore_waiters
+-- The cancelled ones, if none of their dependencies has failed now.
+update holdfast_job set state = 4, run_at = 253402300799000000, ended_at = null, error = null
+where seq in (select value from json_each(?1)) and state = 7
+  and not exists (select 1 from holdfast_dependency d where d.waiter = holdfast_job.seq and d.state = 2)
+returning id, awaited;
+
+-- own: deleted_children
+-- Those that a job has started, and that are gone.
+select job_id from holdfast_dependency
+where waiter = ?1 and is_child and not exists (select 1 from holdfast_job j where j.id = holdfast_dependency.job_id);
+
+-- own: states_by_id
+select id, state from holdfast_job where id in (select value from json_each(?1));
+
+-- own: set_waits
+update holdfast_job set waits = ?2 where seq = ?1;
+
+-- own: dependencies
+-- Of a job, and those on it.
+select * from (
+    select 0 as other, d.job_id as id, d.condition, d.state, d.is_child from holdfast_dependency d
+    where d.waiter = (select seq from holdfast_job where id = :id) order by d.job_id limit :limit)
+union all
+select * from (
+    select 1, w.id, d.condition, d.state, d.is_child from holdfast_dependency d cross join holdfast_job w on w.seq = d.waiter
+    where d.job_id = :id order by w.id limit :limit);
+
+-- own: receiver
+select topic, step, since, until from holdfast_receiver where seq = (select seq from holdfast_job where id = :id);
+
+-- own: step_result
+select result from holdfast_step where job_seq = ?1 and name = ?2;
+
+-- own: take_signal
+update holdfast_signal set job_id = ?2
+where seq = (select min(seq) from holdfast_signal where topic = ?1 and job_id is null)
+returning value;
+
+-- own: receiver_deadline
+select until from holdfast_receiver where seq = ?1 and step = ?2;
+
+-- own: set_receiver
+insert into holdfast_receiver (seq, topic, step, number, in_order, claims, since, until) values (?, ?, ?, ?, ?, ?, ?, ?)
+on conflict (seq) do update set topic = excluded.topic, step = excluded.step, number = excluded.number,
+    in_order = excluded.in_order, claims = excluded.claims, since = excluded.since, until = excluded.until;
+
+-- own: delete_receiver
+delete from holdfast_receiver where seq = ?;
+
+-- own: find_signal
+select job_id from holdfast_signal where id = ?;
+
+-- own: next_receiver
+select r.seq, j.id, r.step, r.number, r.in_order, r.claims
+from holdfast_receiver r cross join holdfast_job j on j.seq = r.seq
+where r.topic = ? and j.claims = r.claims and +j.state in (2, 4) order by r.since, r.seq limit 1;
+
+-- own: count_signals
+select count(*) from (select 1 from holdfast_signal where topic = ?1 and job_id is null limit ?2);
+
+-- own: insert_signal
+insert into holdfast_signal (id, topic, value, sent_at, job_id) values (?, ?, ?, ?, ?);
+
+-- own: signals
+select id, topic, value, sent_at from holdfast_signal where topic = :topic and job_id is null order by seq limit :limit;
+
+-- own: all_signals
+select id, topic, value, sent_at from holdfast_signal where job_id is null order by sent_at, seq limit :limit;
+
+-- own: prune_signals
+delete from holdfast_signal where seq in (
+    select seq from holdfast_signal where sent_at <= :before order by sent_at limit :limit);
 
 -- own: insert_line
 insert into holdfast_line (job_seq, claims, number, attempt, at, level, text, fields)
@@ -343,7 +510,11 @@ from holdfast_job j where j.state = 2 and j.lease_until <= :now order by j.lease
 
 -- name: prune_jobs
 select seq, id, keyed from holdfast_job
-where state >= 5 and state = :state and ended_at <= :before order by ended_at limit :limit;
+where state >= 5 and state = :state and ended_at <= :before
+  and not (awaited and exists (
+      select 1 from holdfast_dependency d cross join holdfast_job w on w.seq = d.waiter
+      where d.job_id = holdfast_job.id and +w.state < 5))
+order by ended_at limit :limit;
 
 -- name: delete_jobs
 delete from holdfast_job where seq in (select value from json_each(:seqs));
@@ -374,7 +545,7 @@ delete from holdfast_worker where alive_until <= :before;
 update holdfast_job
 set state = 7, reason = 'cancelled', error = coalesce(error, 'cancelled'), ended_at = :now, lost_leases = 0
 where id in (select value from json_each(:ids)) and +state in (0, 1, 3, 4)
-returning id;
+returning id, awaited;
 
 -- name: cancel_running
 update holdfast_job set cancelling = 1
@@ -388,7 +559,7 @@ set state = case when :after + d.key * :every > 0 then 1 else 0 end, attempts = 
     payload = coalesce(:payload, payload)
 from json_each(:ids) d
 where holdfast_job.id = d.value and (+state in (3, 6, 7) or (:force and +state = 5))
-returning id, queue, state;
+returning seq, id, queue, state, awaited, waits is not null and started_at is null;
 
 -- name: unique_keys_of
 -- The keys under policies of uniqueness that these jobs must have again to be replayed.
@@ -403,7 +574,7 @@ delete from holdfast_payload where seq = (select seq from holdfast_job where id 
 update holdfast_job set payload = null where id = ?;
 
 -- name: deletable
-select seq, id, state from holdfast_job where id in (select value from json_each(:ids)) and +state <> 2;
+select seq, id, state, awaited from holdfast_job where id in (select value from json_each(:ids)) and +state <> 2;
 
 -- name: choose
 -- Oldest first. Operations by filter go through the table in its own order; they are rare and bounded.

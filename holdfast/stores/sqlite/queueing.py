@@ -30,11 +30,12 @@ from holdfast.stores.base import EVERY_QUEUE, ClaimRequest
 from holdfast.stores.common.named_sql import CODES, STATES
 from holdfast.stores.common.requests import awaited_jobs
 from holdfast.stores.sqlite.claiming import ClaimTaking, read_value
+from holdfast.stores.sqlite.dependencies import run_flow
 from holdfast.stores.sqlite.encoding import as_json, encode_json, job_row, limited_row, span_us
 from holdfast.stores.sqlite.limits import LimitedClaim, LimitedFamily
-from holdfast.stores.sqlite.maintenance import expire_overdue
+from holdfast.stores.sqlite.maintenance import decide_in, expire_overdue
 from holdfast.stores.sqlite.query import Reads
-from holdfast.stores.sqlite.submission import extra_rows, is_plain, run_flow, submit_one_by_one
+from holdfast.stores.sqlite.submission import extra_rows, is_plain, submit_one_by_one
 from holdfast.stores.sqlite.writer import Transaction
 
 T = TypeVar("T")
@@ -63,7 +64,7 @@ class SqliteQueueing(LimitedFamily):
         """Insert the batch in one go; where a key or a known id is among it, job by job."""
         if len(jobs) == 1 and is_plain(jobs[0]):
             answers = [self._insert_plain(transaction, jobs[0])]
-        elif not any(job.key or job.unique for job in jobs) and self._insert_all(transaction, jobs):
+        elif not any(job.key or job.unique or job.after for job in jobs) and self._insert_all(transaction, jobs):
             answers = [Submitted(job.id, True) for job in jobs]
         else:
             answers = run_flow(transaction.connection, submit_one_by_one(self._sql, jobs, transaction.now_us))
@@ -148,7 +149,7 @@ class SqliteQueueing(LimitedFamily):
         promoted = self._promote(connection, capacity, request, now_us) if request.promote else 0
         paused = {name for (name,) in connection.execute(self._sql["paused_queues"])}
         until = now_us + span_us(request.lease_for)
-        taken = ClaimTaking(connection, self._sql, request, now_us, until)
+        taken = ClaimTaking(transaction, self._sql, request, until)
         if request.only is not None:
             table = self._limits.current_table(connection)
             refused = taken.take_delivered(request.only, capacity, paused | (table.queues if table else set()))
@@ -273,7 +274,10 @@ class SqliteQueueing(LimitedFamily):
             for each in settlements
         )
         if not is_simple or not self._settle_all(transaction, settlements, worker):
-            return [self._settle_one(transaction, each) for each in settlements]
+            ended: list[tuple[str, str]] = []
+            answers = [self._settle_one(transaction, each, ended) for each in settlements]
+            decide_in(transaction, self._sql, ended)
+            return answers
         transaction.ended += [each.job_id for each in settlements]
         return [Settled(each.job_id, each.claims, True, JobState.SUCCEEDED) for each in settlements]
 
@@ -296,7 +300,8 @@ class SqliteQueueing(LimitedFamily):
                 transaction.notify_topic(f"queue:{queue}")
         return True
 
-    def _settle_one(self, transaction: Transaction, settlement: Settlement) -> Settled:
+    def _settle_one(self, transaction: Transaction, settlement: Settlement, ended: list[tuple[str, str]]) -> Settled:
+        """Settles one job. Appends it to ``ended`` if that decides the dependencies of others."""
         connection, now_us = transaction.connection, transaction.now_us
         values = {
             "id": settlement.job_id,
@@ -316,7 +321,7 @@ class SqliteQueueing(LimitedFamily):
             found = connection.execute(self._sql["job_state"], {"id": settlement.job_id}).fetchone()
             state = None if found is None else STATES[found[0]]
             return Settled(settlement.job_id, settlement.claims, False, state)
-        seq, code, run_at, started_at, attempts, worker, queue, partition = row
+        seq, code, run_at, started_at, attempts, worker, queue, partition, awaited = row
         state = STATES[code]
         if not settlement.refund and state is not JobState.SUCCEEDED:
             values |= {"seq": seq, "state": code, "attempt": attempts, "worker": worker, "started_at": started_at}
@@ -324,6 +329,8 @@ class SqliteQueueing(LimitedFamily):
             connection.execute(self._sql["insert_attempt"], values)
         if state in TERMINAL:
             transaction.ended.append(settlement.job_id)
+            if awaited:
+                ended.append((settlement.job_id, state))
         if state not in TERMINAL or partition is not None:  # under limits, its room is free
             transaction.notify_topic(f"queue:{queue}")
         return Settled(settlement.job_id, settlement.claims, True, state, run_at)

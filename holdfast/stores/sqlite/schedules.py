@@ -7,8 +7,9 @@ import sqlite3
 import msgspec
 
 from holdfast.core.schedule import DueSchedules, Schedule, ScheduleChange, decode_schedules, encode_schedule
+from holdfast.stores.sqlite.dependencies import run_flow
 from holdfast.stores.sqlite.limits import LimitedFamily
-from holdfast.stores.sqlite.submission import run_flow, submit_one_by_one
+from holdfast.stores.sqlite.submission import submit_one_by_one
 from holdfast.stores.sqlite.writer import Transaction
 
 

@@ -70,7 +70,7 @@ class SQLiteStore:
         self.admin: Admin = SqliteAdmin(*parts, limits)
         self.query: Query = SqliteQuery(*parts)
         self.schedules: Schedules = SqliteSchedules(*parts, limits)
-        self.workflow: Workflow = SqliteWorkflow(*parts)
+        self.workflow: Workflow = SqliteWorkflow(*parts, limits)
         self.health: Health = SqliteHealth(*parts)
         self.external: External = SqliteExternal(*parts, limits)
         self._opened: OpenedSqlite | None = None

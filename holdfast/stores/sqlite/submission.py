@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -12,9 +10,8 @@ from holdfast.core.job_changes import EDITABLE, JobChanges
 from holdfast.core.models import JobState, NewJob, Submitted, UniqueKey
 from holdfast.stores.base import Rows, Statement, StatementFlow
 from holdfast.stores.common.named_sql import CODES
+from holdfast.stores.sqlite.dependencies import add_dependencies, check_dependencies
 from holdfast.stores.sqlite.encoding import INLINE_PAYLOAD, eligible_us, expiry_us, limited_row, options_text, span_us
-
-T = TypeVar("T")
 
 _IN_ANY_STATE = 255  # bits of every state
 NOT_STARTED_STATES = sum(1 << CODES[state] for state in EDITABLE)
@@ -25,10 +22,15 @@ def submit_one_by_one(
     statements: Mapping[str, str], jobs: Sequence[NewJob], now_us: int
 ) -> StatementFlow[list[Submitted]]:
     """Store the jobs, as statements any connection can run."""
+    yield from check_dependencies(statements, jobs)
     answers = []
+    answered: dict[str, str] = {}
     for job in jobs:
         answer = yield from _submit_one(statements, job, now_us)
         answers.append(answer)
+        answered[job.id] = answer.job_id
+        if job.after and answer.created:
+            yield from add_dependencies(statements, job, answered, now_us)
     return answers
 
 
@@ -149,20 +151,10 @@ def is_plain(job: NewJob) -> bool:
     """Returns True for a job whose row is all there is to store."""
     return (
         job.key is None
+        and not job.after
         and job.partition is None
         and job.unique is None
         and not job.expires
         and len(job.payload) <= INLINE_PAYLOAD
         and (job.options is None or not job.options.tags)
     )
-
-
-def run_flow(connection: sqlite3.Connection, flow: StatementFlow[T]) -> T:
-    """Runs a statement flow on a connection of ours."""
-    try:
-        statement = next(flow)
-        while True:
-            statement = flow.send(connection.execute(statement.sql, statement.parameters).fetchall())
-    except StopIteration as stop:
-        answer: T = stop.value
-        return answer

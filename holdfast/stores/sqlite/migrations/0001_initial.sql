@@ -27,6 +27,8 @@ create table holdfast_job (
     expires_at integer,                 -- null for a plain job, and for one that was replayed
     partition text,                     -- the buckets that a job under limits passes through; null: a plain job
     weights text,                       -- JSON: its weight in each; null: 1
+    awaited integer not null default 0, -- jobs have depended on it
+    waits integer,                      -- signals, children and dependencies that it waits for; null: it never waited
     check (state <> 2 or lease_until is not null)
 ) strict;
 
@@ -34,7 +36,8 @@ create table holdfast_job (
 -- with a list of three or more builds a table for it. An expression is computed only where the condition holds, a generated
 -- column always; min(lost_leases, 2) is the tier of a job: 0 ready, 1 suspect, 2 quarantined.
 create index holdfast_job_ready on holdfast_job (queue, min(lost_leases, 2), rank, run_at) where state = 0 and partition is null;
-create index holdfast_job_waiting on holdfast_job (queue) where state = 4;
+create index holdfast_job_waiting on holdfast_job (queue, run_at) where state = 4;
+create index holdfast_job_waiting_anywhere on holdfast_job (run_at) where state = 4;
 create index holdfast_job_due on holdfast_job (queue, run_at) where state in (1, 3);
 create index holdfast_job_due_anywhere on holdfast_job (run_at) where state in (1, 3);
 create index holdfast_job_lease on holdfast_job (lease_until) where state = 2;
@@ -113,6 +116,44 @@ create table holdfast_step (
     result text,                        -- JSON; null for None
     primary key (job_seq, name)
 ) strict;
+
+-- What jobs wait for: the ends of other jobs, and signals.
+create table holdfast_dependency (
+    waiter integer not null references holdfast_job (seq) on delete cascade,
+    job_id text not null,               -- of the job whose end is awaited; it may be gone
+    condition text not null check (condition in ('success', 'failure', 'end')),
+    state integer not null,             -- 0 open 1 met 2 failed
+    is_child integer not null,          -- the waiting job has started it
+    primary key (waiter, job_id)
+) strict, without rowid;
+
+create index holdfast_dependency_on on holdfast_dependency (job_id);
+
+create table holdfast_receiver (        -- jobs that wait for a signal
+    seq integer primary key references holdfast_job (seq) on delete cascade,
+    topic text not null,
+    step text not null,                 -- whose result the signal is; its number and in_order as in holdfast_step
+    number integer not null,
+    in_order integer not null,
+    claims integer not null,            -- of the lease under which it waits: under no other it receives one
+    since integer not null,
+    until integer not null
+) strict;
+
+create index holdfast_receiver_of on holdfast_receiver (topic, since);
+
+create table holdfast_signal (
+    seq integer primary key,
+    id text not null unique,
+    topic text not null,
+    value text not null,                -- JSON
+    sent_at integer not null,
+    job_id text                         -- its receiver; null: none yet
+) strict;
+
+create index holdfast_signal_kept on holdfast_signal (topic) where job_id is null;
+create index holdfast_signal_unreceived on holdfast_signal (sent_at) where job_id is null;
+create index holdfast_signal_sent on holdfast_signal (sent_at);
 
 create table holdfast_queue (
     name text primary key,

@@ -1,0 +1,147 @@
+"""Dependencies between jobs on SQLite, as statement flows: for connections of ours and of callers."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from holdfast.core.dependencies import NEVER_US, Condition, describe_failed_dependency
+from holdfast.core.errors import Invalid
+from holdfast.core.models import TERMINAL, JobState, NewJob, Reason
+from holdfast.stores.base import Statement, StatementFlow
+from holdfast.stores.common.named_sql import CODES, STATES
+from holdfast.stores.sqlite.encoding import as_json
+
+T = TypeVar("T")
+
+_OPEN, _MET, _FAILED = range(3)
+
+
+class Decided(msgspec.Struct):
+    """What ended jobs have changed: queues with jobs that are due now, and jobs that were cancelled."""
+
+    queues: set[str] = msgspec.field(default_factory=set)
+    cancelled: list[str] = msgspec.field(default_factory=list)
+
+
+def decide_dependencies(
+    statements: Mapping[str, str], ended: Iterable[tuple[str, str]], now_us: int
+) -> StatementFlow[Decided]:
+    """Decides the dependencies on jobs that have ended, given with the word for how, and on those that this cancels."""
+    decided = Decided()
+    level = list(ended)
+    while level:
+        rows = yield Statement(statements["decide_dependencies"], (as_json(level),))
+        how = dict(level)
+        met = Counter(waiter for waiter, state, _ in rows if state == _MET)
+        failed = {
+            waiter: describe_failed_dependency(other, how[other]) for waiter, state, other in rows if state != _MET
+        }
+        level = []
+        if met:
+            decided.queues |= yield from release(statements, met, now_us)
+        if failed:
+            cancelled = yield Statement(statements["cancel_waiters"], (as_json(failed.items()), now_us))
+            decided.cancelled += [job_id for job_id, _ in cancelled]
+            level = [(job_id, JobState.CANCELLED) for job_id, awaited in cancelled if awaited]
+    return decided
+
+
+def release(statements: Mapping[str, str], met: Mapping[int, int], now_us: int) -> StatementFlow[set[str]]:
+    """Jobs (rows) wait for so many things less. Returns the queues of those that are due now."""
+    rows = yield Statement(statements["release_waiters"], (as_json(met.items()), now_us))
+    return {queue for queue, state in rows if STATES[state] is JobState.SCHEDULED}
+
+
+def check_dependencies(statements: Mapping[str, str], jobs: Sequence[NewJob]) -> StatementFlow[None]:
+    """Raises Invalid if a job waits for one that is neither stored nor earlier among ``jobs``. Writes nothing."""
+    earlier: set[str] = set()
+    unknown: dict[str, None] = {}
+    for job in jobs:
+        unknown.update((each.job_id, None) for each in job.after if each.job_id not in earlier)
+        earlier.add(job.id)
+    if not unknown:
+        return
+    rows = yield Statement(statements["states_by_id"], (as_json(unknown),))
+    stored = {job_id for job_id, _ in rows}
+    for job_id in unknown:
+        if job_id not in stored:
+            raise Invalid("after", job_id, "give jobs that are stored, or earlier in the same submission")
+
+
+def add_dependencies(
+    statements: Mapping[str, str], job: NewJob, answered: Mapping[str, str], now_us: int
+) -> StatementFlow[None]:
+    """Makes a job that was just inserted wait. ``answered``: jobs that stand for those earlier in the submission."""
+    conditions = {answered.get(each.job_id, each.job_id): each.on for each in job.after}
+    rows = yield Statement(statements["await_jobs"], (as_json(conditions),))
+    states = {job_id: STATES[code] for job_id, code in rows}
+    decided = {job_id: _decide(on, states[job_id]) for job_id, on in conditions.items()}
+    edges = as_json((job_id, on, decided[job_id]) for job_id, on in conditions.items())
+    yield Statement(statements["add_dependencies"], (job.id, edges, 0))
+    waits = sum(state != _MET for state in decided.values())
+    failed = next((job_id for job_id, state in decided.items() if state == _FAILED), None)
+    if failed is not None:
+        error = describe_failed_dependency(failed, states[failed])
+        row: tuple[object, ...] = (job.id, CODES[JobState.CANCELLED], NEVER_US, waits, Reason.DEPENDENCY, error, now_us)
+    elif waits:
+        row = (job.id, CODES[JobState.WAITING], NEVER_US, waits, Reason.DEPENDENCY, None, None)
+    else:
+        row = (job.id, CODES[JobState.QUEUED], now_us, 0, None, None, None)
+    yield Statement(statements["set_waiting"], row)
+
+
+def _decide(on: Condition, state: JobState) -> int:
+    if state not in TERMINAL:
+        return _OPEN
+    if on is Condition.END:
+        return _MET
+    return _MET if (on is Condition.SUCCESS) == (state is JobState.SUCCEEDED) else _FAILED
+
+
+def wait_for_children(
+    statements: Mapping[str, str], parent: tuple[int, str], children: Sequence[str]
+) -> StatementFlow[dict[str, JobState]]:
+    """Makes a job (its row and id) wait for the ends of its children; returns the states of those that are there."""
+    seq, job_id = parent
+    rows = yield Statement(statements["await_jobs"], (as_json(children),))
+    states = {child: STATES[code] for child, code in rows}
+    edges = as_json((child, Condition.END, _decide(Condition.END, state)) for child, state in states.items())
+    yield Statement(statements["add_dependencies"], (job_id, edges, 1))
+    yield Statement(statements["delete_receiver"], (seq,))
+    yield Statement(statements["set_waits"], (seq, sum(state not in TERMINAL for state in states.values())))
+    return states
+
+
+def renew_dependencies(
+    statements: Mapping[str, str], waiters: Sequence[int], awaited: Sequence[str]
+) -> StatementFlow[set[str]]:
+    """After a replay: of ``waiters``, jobs by their rows, and on ``awaited``. Returns the jobs that wait again."""
+    waiting: set[str] = set()
+    if waiters:
+        yield Statement(statements["renew_dependencies"], (as_json(waiters),))
+        rows = yield Statement(statements["wait_again"], (as_json(waiters),))
+        waiting = {job_id for job_id, state in rows if STATES[state] is JobState.WAITING}
+    level = list(awaited)
+    while level:
+        rows = yield Statement(statements["reopen_dependencies"], (as_json(level),))
+        seqs = as_json({waiter for (waiter,) in rows})
+        yield Statement(statements["reopen_waiters"], (seqs,))
+        restored = yield Statement(statements["restore_waiters"], (seqs,))
+        level = [job_id for job_id, awaited_too in restored if awaited_too]
+    return waiting
+
+
+def run_flow(connection: sqlite3.Connection, flow: StatementFlow[T]) -> T:
+    """Runs a statement flow on a connection of ours."""
+    try:
+        statement = next(flow)
+        while True:
+            statement = flow.send(connection.execute(statement.sql, statement.parameters).fetchall())
+    except StopIteration as stop:
+        answer: T = stop.value
+        return answer

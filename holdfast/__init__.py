@@ -12,6 +12,8 @@ print(await job.result(timeout=30))
 """
 
 from holdfast.app import CallNext, Holdfast, JobHandle, Middleware
+from holdfast.app.workflows import chain
+from holdfast.core.dependencies import Dependency
 from holdfast.core.errors import (
     ConfigError,
     Conflict,
@@ -46,6 +48,7 @@ __all__ = [
     "Conflict",
     "Context",
     "Dead",
+    "Dependency",
     "ForkedConnection",
     "Holdfast",
     "HoldfastError",
@@ -75,6 +78,7 @@ __all__ = [
     "Unavailable",
     "Unique",
     "add_job_fields",
+    "chain",
     "current_job",
     "provided",
 ]

@@ -24,6 +24,7 @@ from holdfast.app.handle import (
 from holdfast.app.registration import Middleware
 from holdfast.app.submitter import JobOptions, Submitter, draft_job, split_batches
 from holdfast.app.sync import BlockingMethod, BlockingView, requires_loop
+from holdfast.app.workflows import WorkflowMethods
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import ForkedConnection, Invalid, NotFound
 from holdfast.core.events import Events
@@ -48,7 +49,6 @@ from holdfast.core.portal import drive_coroutine, running_loop
 from holdfast.core.resources import Resources
 from holdfast.core.schedule import Schedule
 from holdfast.core.stats import JobStats
-from holdfast.core.steps import Step
 from holdfast.core.validation import check_name, check_task_name, did_you_mean, parse_count, parse_duration, parse_rate
 from holdfast.settings.settings import Settings
 from holdfast.stores import ExternalTransactions, open_store
@@ -62,7 +62,7 @@ from holdfast.transports import DeliveryLedger, TransportConfig, with_transport
 T = TypeVar("T")
 
 
-class Holdfast(JobEditing):
+class Holdfast(JobEditing, WorkflowMethods):
     """An application: its tasks and the queue they run on.
 
     ``url`` names the store (``sqlite:///holdfast.db``); without it, settings decide: HOLDFAST_URL, holdfast.toml.
@@ -322,11 +322,6 @@ class Holdfast(JobEditing):
         return await (await self.open_store()).query.logs((await self._get(job_id)).id, limit=limit, cursor=cursor)
 
     @requires_loop
-    async def steps(self, job_id: str) -> list[Step]:
-        """The steps of a job that have ended, by ``context.step``, in the order of their calls."""
-        return await (await self.open_store()).workflow.read_steps((await self._get(job_id)).id)
-
-    @requires_loop
     async def queues(self, *, minutes: int = 5, most: int = 10_000) -> list[QueueInfo]:
         """Every queue with its counts, and how many of its jobs ended a second in the last minutes.
 
@@ -463,6 +458,9 @@ class BlockingHoldfast(BlockingView):
     attempts = BlockingMethod(Holdfast.attempts)
     logs = BlockingMethod(Holdfast.logs)
     steps = BlockingMethod(Holdfast.steps)
+    waits = BlockingMethod(Holdfast.waits)
+    signal = BlockingMethod(Holdfast.signal)
+    signals = BlockingMethod(Holdfast.signals)
     queues = BlockingMethod(Holdfast.queues)
     stats = BlockingMethod(Holdfast.stats)
     workers = BlockingMethod(Holdfast.workers)

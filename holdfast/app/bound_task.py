@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
 
@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 from holdfast.app.handle import JobHandle
 from holdfast.app.submitter import JobOptions, draft_job
 from holdfast.app.sync import Blocker, requires_loop
+from holdfast.app.workflows import After
 from holdfast.core.ids import new_id
 from holdfast.core.models import NewJob
 from holdfast.core.portal import forbid_running_loop
@@ -89,6 +90,7 @@ class BoundTask(Task[P, R], Generic[P, R, F]):
         retry: Retry | str | None = None,
         tags: tuple[str, ...] | list[str] = (),
         metadata: dict[str, object] | None = None,
+        after: After | Iterable[After] | None = None,
         id: str | None = None,
         connection: Any = None,
     ) -> ConfiguredTask[P, R]:
@@ -100,6 +102,7 @@ class BoundTask(Task[P, R], Generic[P, R, F]):
         key: an idempotency key: at most one job is created for it; key_for: it lives at least that long.
         unique: a policy for jobs that do the same work: a ``Unique``, or its ``during`` alone, like "active".
         expires: a span or an instant by which a worker must have taken the job, else it is cancelled; or "never".
+        after: jobs that must have succeeded first: ids, handles, drafted jobs, or a `Dependency` for another end.
         connection: submit inside the transaction of this connection of yours, to the same database.
 
         Raises `Invalid` at once for a value that is not valid.
@@ -119,6 +122,7 @@ class BoundTask(Task[P, R], Generic[P, R, F]):
             retry=retry,
             tags=check_tags(tags) if tags else (),
             metadata=metadata,
+            after=after,
         )
         prepared = ConfiguredTask(self._app, self, draft, connection)
         prepared.check()
@@ -162,6 +166,10 @@ class ConfiguredTask(Generic[P, R]):
         fresh = new_id() if self._draft.id is None else template.id
         job = msgspec.structs.replace(template, id=fresh, payload=payload)
         return job if self._unique is None else self._unique.bind(job)
+
+    def decode_result(self, text: str | None) -> R:
+        """Decodes a stored result by the function's return annotation."""
+        return self._task.decode_result(text)
 
     @requires_loop
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:

@@ -8,9 +8,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from holdfast.app.sync import Blocker, BlockingMethod, BlockingView, requires_loop
 from holdfast.core.clock import Clock
-from holdfast.core.errors import Invalid, InvalidId, JobCancelled, JobFailed, NotFound, ResultTimeout
+from holdfast.core.errors import Invalid, InvalidId, NotFound, ResultTimeout
 from holdfast.core.ids import parse_id
-from holdfast.core.lifecycle import describe_outlook
+from holdfast.core.lifecycle import describe_outlook, failure_of
 from holdfast.core.models import BulkResult, Job, JobFilter, JobState
 from holdfast.core.validation import parse_count
 from holdfast.stores.base import Store
@@ -84,13 +84,11 @@ class JobHandle(Generic[R]):
         deadline = None if timeout is None else clock.monotonic() + timeout
         while True:
             job = await self._job()
-            match job.state:
-                case JobState.SUCCEEDED:
-                    return self._value(job)
-                case JobState.DEAD:
-                    raise JobFailed(job.id, f"job {job.id} is dead ({job.reason}): {job.error}")
-                case JobState.CANCELLED:
-                    raise JobCancelled(job.id, f"job {job.id} was cancelled")
+            if job.state is JobState.SUCCEEDED:
+                return self._value(job)
+            failure = failure_of(job.id, job)
+            if failure is not None:
+                raise failure
             left = _LOOK if deadline is None else deadline - clock.monotonic()
             if left <= 0:
                 raise ResultTimeout(job.id, f"job {job.id} is {job.state} after {timeout:g} s; {await self._hope(job)}")

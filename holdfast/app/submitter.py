@@ -18,6 +18,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from holdfast.app.backpressure import QueueDepths
+from holdfast.app.workflows import After, check_circles, parse_dependencies
 from holdfast.core.errors import Conflict, HoldfastError, Invalid, Unavailable
 from holdfast.core.events import Events, JobCreated, JobDuplicate, JobsSubmitted
 from holdfast.core.fault_injection import fault_point
@@ -72,6 +73,7 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     retry: Retry | str | None = None
     tags: Sequence[str] = ()
     metadata: dict[str, object] | None = None
+    after: After | Iterable[After] | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.tags, str):  # a sequence of letters, to whatever adds the task's own
@@ -102,6 +104,10 @@ def draft_job(task: str, payload: str, draft: JobOptions, settings: Settings) ->
         key_for=None if draft.key_for is None else check_span(draft.key_for, "key_for"),
         options=options if options != Options() else None,
     )
+    if draft.after is not None:
+        if draft.delay is not None or draft.run_at is not None:
+            raise Invalid("after", draft.after, "leave out delay and run_at; let the handler sleep: context.sleep(…)")
+        job = msgspec.structs.replace(job, after=parse_dependencies(draft.after))
     if draft.expires is not None:
         job = with_expiry(job, draft.expires)
     return job if draft.unique is None else as_unique(draft.unique).bind(job)
@@ -149,8 +155,8 @@ class Submitter:
         )
 
     async def submit(self, job: NewJob) -> Submitted:
-        """Store one job, together with other submissions of this moment. Jobs with a key, also a unique one, go apart:
-        another caller's open transaction may hold theirs, and jobs without one have no reason to wait for it."""
+        """Store one job, together with other submissions of this moment. Jobs with a key, also a unique one, or with
+        dependencies go apart: another caller's open transaction may hold theirs, and the others do not wait for it."""
         with submission(self._spans, [job]) as [traced]:
             answer = await self._submit_lone(traced)
             if not answer.created or self._events.has_subscriber(JobCreated):
@@ -165,7 +171,8 @@ class Submitter:
         groups = self._groups.get(loop)
         if groups is None:
             groups = self._groups[loop] = _Group(self._send), _Group(self._send)
-        return await groups[job.key is not None or job.unique is not None].submit(job)
+        may_wait = job.key is not None or job.unique is not None or bool(job.after)
+        return await groups[may_wait].submit(job)
 
     async def submit_all(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Store a batch in one transaction. A Conflict lists the jobs stored all the same."""
@@ -213,6 +220,7 @@ class Submitter:
 
     async def admit_jobs(self, jobs: Sequence[NewJob]) -> Counter[str]:
         """Refuses jobs that can never begin, by the store's clock, and reserves room in the queues of the others."""
+        check_circles(jobs)
         mixed = [job for job in jobs if needs_clock(job)]
         now_us = await (await self._store()).health.server_time_us() if mixed else 0
         for job in mixed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import threading
@@ -37,6 +38,15 @@ class _IdMint:
 
 
 new_id = _IdMint()
+
+
+def derive_id(job_id: str, name: str) -> str:
+    """The id of what a job starts under this name: always the same, and sorted beside the job's own."""
+    digest = hashlib.sha256(f"{job_id}\n{name}".encode("utf-8", "surrogatepass")).digest()
+    derived = bytearray(uuid.UUID(job_id).bytes[:6] + digest[:10])
+    derived[6] = 0x70 | derived[6] & 0x0F
+    derived[8] = 0x80 | derived[8] & 0x3F
+    return str(uuid.UUID(bytes=bytes(derived)))
 
 
 def parse_id(text: str) -> str | None:

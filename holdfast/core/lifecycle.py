@@ -20,8 +20,9 @@ from datetime import datetime, timedelta
 from typing import Protocol
 
 import msgspec
+from msgspec.structs import replace
 
-from holdfast.core.errors import Conflict, Invalid
+from holdfast.core.errors import Conflict, Invalid, JobCancelled, JobFailed, JobOutcome
 from holdfast.core.models import Job, JobState, Reason, Settlement
 from holdfast.core.validation import check_span
 
@@ -86,6 +87,13 @@ class Snoozed(msgspec.Struct, frozen=True, gc=False):
     delay: timedelta
 
 
+class Parked(msgspec.Struct, frozen=True, gc=False):
+    """The handler waits for what ``reason`` says, until the ``delay`` is over (None: without a deadline)."""
+
+    reason: Reason
+    delay: timedelta | None = None
+
+
 class Released(msgspec.Struct, frozen=True, gc=False):
     """A worker gives the job back: it stops, cannot start the job, or cannot run it (a deferral).
 
@@ -105,7 +113,7 @@ class Lost(msgspec.Struct, frozen=True, gc=False):
     """The lease ran out: the process died, froze or was cut off."""
 
 
-Outcome = Succeeded | Failed | Snoozed | Released | Cancelled | Lost
+Outcome = Succeeded | Failed | Snoozed | Parked | Released | Cancelled | Lost
 
 
 class Backoff(Protocol):
@@ -125,6 +133,8 @@ def decide(job: Job, outcome: Outcome, backoff: Backoff, rng: random.Random) -> 
             return _after_failure(job, outcome, backoff, rng)
         case Snoozed(delay=delay):
             return _given_back(job, Reason.SNOOZED, delay)
+        case Parked(reason=reason, delay=delay):
+            return replace(_given_back(job, reason, delay), state=JobState.WAITING)
         case Released(error=error, delay=delay, reason=reason):
             return _given_back(job, reason, delay, error)
         case Cancelled():
@@ -219,6 +229,18 @@ def check_replay(job_id: str, state: JobState, *, force: bool) -> None:
     raise Conflict(f"job {job_id} cannot be replayed: {advice}")
 
 
+def failure_of(job_id: str, job: Job | None) -> JobOutcome | None:
+    """Returns the error for a job that has ended without a result, or that is gone; None for any other."""
+    if job is None:
+        return JobFailed(job_id, f"job {job_id} was deleted")
+    match job.state:
+        case JobState.DEAD:
+            return JobFailed(job.id, f"job {job.id} is dead ({job.reason}): {job.error}")
+        case JobState.CANCELLED:
+            return JobCancelled(job.id, f"job {job.id} was cancelled")
+    return None
+
+
 def describe_holder(holder: Job) -> str:
     """Text for a job that has the unique key of another one."""
     return f"job {holder.id} has the same unique key, and is {holder.state}; replay it when that one gives it up"
@@ -264,11 +286,7 @@ class StepsChanged(HandlerSignal):
 
 
 class Suspended(BaseException):
-    """The handler sleeps: its attempt ends, and the job is scheduled. No ``except Exception`` catches it."""
-
-    def __init__(self, delay: timedelta) -> None:
-        super().__init__(f"suspended for {delay}")
-        self.delay = delay
+    """The handler sleeps or waits: its attempt ends, and another one goes on. No ``except Exception`` catches it."""
 
 
 # ── deferral of a job that its worker cannot run ──────────────────────────────────────────────────────────────────────

@@ -13,8 +13,8 @@ from holdfast.core.steps import NewStep
 MAX_SIGNALS = 10_000
 """Signals of one topic that no job has received yet."""
 
-MAX_TOPIC = 512
-"""Characters of a signal's topic, and of its id."""
+MAX_SIGNAL_ID = 512
+"""Characters of the id of a signal."""
 
 SIGNALS_KEPT = timedelta(days=30)
 """How long a signal is kept: until then its id is known, and a job may receive it."""

@@ -8,17 +8,18 @@ from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
-from holdfast.core.errors import Conflict, HoldfastError
+from holdfast.core.errors import Conflict, HoldfastError, Invalid
 from holdfast.core.lifecycle import Outcome
-from holdfast.core.models import Job, Lease
+from holdfast.core.models import Job, Lease, NewJob
 from holdfast.core.portal import drive_coroutine, forbid_running_loop
 from holdfast.core.retry import Retry, as_retry
 from holdfast.core.validation import check_span, check_timeout, parse_count
 from holdfast.tasks.job_logger import NOTHING, JobLog
-from holdfast.tasks.steps import DEFAULT_OPTIONS, JobSteps, StepOptions, StepStore
+from holdfast.tasks.steps import DEFAULT_OPTIONS, Child, JobSteps, StepOptions, StepStore
 
 P = ParamSpec("P")
 T = TypeVar("T")
+R_co = TypeVar("R_co", covariant=True)
 
 
 class Completer(Protocol):
@@ -39,6 +40,14 @@ class Limiter(Protocol):
     async def take(self, name: str, tokens: int, *, wait: bool) -> None: ...
 
     def take_blocking(self, name: str, tokens: int, *, wait: bool, is_cancelled: Callable[[], bool]) -> None: ...
+
+
+class CallableTask(Protocol[P, R_co]):
+    """Protocol of a task, with or without options, whose jobs a handler can start."""
+
+    def new_job(self, *args: P.args, **kwargs: P.kwargs) -> NewJob: ...
+
+    def decode_result(self, text: str | None) -> R_co: ...
 
 
 class Context:
@@ -200,6 +209,41 @@ class Context:
         itself, not in a task that it has started.
         """
         await self._job_steps.sleep(check_span(span, "span"))
+
+    async def wait_for(self, topic: str, *, timeout: float | timedelta | str) -> Any:
+        """Waits for a signal, without a worker: ``await context.wait_for("approved:42", timeout="7d")``.
+
+        Returns the value that was given to ``app.signal("approved:42", value)``, before or after this call. The signal
+        is recorded like a step: later attempts get it again, and no other job receives it. The attempt ends here, as
+        with ``sleep``. TimeoutError: no signal came in time; that is recorded too.
+        """
+        span = check_span(timeout, "timeout")
+        return await self._job_steps.wait_for(topic, span)
+
+    def call(self, task: CallableTask[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Child[T]:
+        """Runs a job of another task, and waits for it without a worker: ``await context.call(charge, order)``.
+
+        Returns its result. The job has an id of its own, made of this job's id and the name of its task: it is
+        submitted once in the life of this job. `JobFailed` or `JobCancelled`: it ended without a result. Options:
+        ``context.call(charge.options(priority=5), order)``.
+        """
+        job = task.new_job(*args, **kwargs)
+        if job.after or job.delay is not None or job.run_at_us is not None:
+            raise Invalid("options", task, "leave out after, delay and run_at: this job waits for the result")
+        return self._job_steps.child(job, task.decode_result)
+
+    async def gather(self, *children: Child[Any], return_exceptions: bool = False) -> list[Any]:
+        """Runs several jobs side by side: ``await context.gather(context.call(a, 1), context.call(b, 2))``.
+
+        Returns their results in this order, when all have ended. If one has failed, its error is raised; with
+        ``return_exceptions`` it stands among the results, and is recorded like them.
+        """
+        for child in children:
+            if not isinstance(child, Child):
+                raise Invalid("children", child, "give calls of tasks: context.gather(context.call(task, …), …)")
+        if not children:
+            return []
+        return await self._job_steps.gather(children, in_order=False, return_exceptions=return_exceptions)
 
     @property
     def _job_steps(self) -> JobSteps:

@@ -9,21 +9,35 @@ import random
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast.core.clock import Clock
-from holdfast.core.errors import Invalid, LeaseLost
-from holdfast.core.lifecycle import Dead, Failed, HandlerSignal, Outcome, Snoozed, StepsChanged, Succeeded, Suspended
-from holdfast.core.models import MICROSECOND, Job, Reason
+from holdfast.core.errors import Invalid, JobCancelled, JobFailed, JobOutcome, LeaseLost
+from holdfast.core.ids import derive_id
+from holdfast.core.lifecycle import (
+    Dead,
+    Failed,
+    HandlerSignal,
+    Outcome,
+    Parked,
+    Snoozed,
+    StepsChanged,
+    Succeeded,
+    Suspended,
+    failure_of,
+)
+from holdfast.core.models import MICROSECOND, TERMINAL, Job, JobState, Lease, NewJob, Reason
 from holdfast.core.retry import Retry
 from holdfast.core.steps import MAX_NAME, MAX_RESULTS, MAX_STEPS, NewStep, Step
 from holdfast.core.validation import is_plain
+from holdfast.core.waits import ChildStatus, SignalReceipt, SignalWait
 from holdfast.tasks.codec import decode_json, encode_result, result_decoder
 
 T = TypeVar("T")
@@ -41,6 +55,14 @@ class StepStore(Protocol):
     async def read_steps(self, job_id: str) -> list[Step]: ...
 
     async def save_step(self, step: NewStep) -> bool: ...
+
+    async def receive_signal(self, wait: SignalWait) -> SignalReceipt: ...
+
+    async def start_children(
+        self, lease: Lease, children: Sequence[NewJob], worker: str
+    ) -> list[ChildStatus] | None: ...
+
+    async def read_jobs(self, job_ids: Sequence[str]) -> list[Job | None]: ...
 
     async def server_time_us(self) -> int: ...
 
@@ -135,26 +157,86 @@ class JobSteps:
 
     async def sleep(self, span: timedelta) -> None:
         """Ends the attempt by `Suspended`, and returns in the one that begins when the time is over."""
-        if _running_task() is not self._runner or self._runner is None:
-            remedy = "call it in the handler itself; a task or thread that the handler started cannot end the attempt"
-            raise Invalid("sleep", str(span), remedy)
+        self._check_caller("sleep", str(span))
         name, number = self._count_call("sleep")
         recorded = await self._find(name, self._runner, in_order=True)
         if recorded is None:
             await self._save(name, number, decode_json, in_order=True, value=span // MICROSECOND)
-            raise self._end_by((Suspended(span), Snoozed(span)))
+            raise self._end_by((Suspended(), Snoozed(span)))
         until_us = recorded.ended_at_us + int(recorded.result or 0)
         if self._job.run_at_us < until_us:  # it was interrupted before its sleep, or an operator runs it earlier
             left = (until_us - await self._step_store.server_time_us()) * MICROSECOND
             if left > timedelta(0):
-                raise self._end_by((Suspended(left), Snoozed(left)))
+                raise self._end_by((Suspended(), Snoozed(left)))
 
-    def _count_call(self, name: Any) -> tuple[str, int]:
-        """The name of the step among all of its job, and the number of the call."""
+    async def wait_for(self, topic: str, timeout: timedelta) -> Any:
+        """Returns the value of a signal, or ends the attempt by `Suspended` until there is one."""
+        self._check_caller("wait_for", topic)
+        name, number = self._count_call(topic, kind="wait_for ")
+        recorded = await self._find(name, self._runner, in_order=True)
+        if recorded is not None:
+            result = recorded.result
+        else:
+            step = NewStep(self._job.lease, name, number, True, None, self._job.worker)
+            receipt = await self._step_store.receive_signal(SignalWait(step, topic, timeout))
+            if not receipt.is_held:
+                raise self._lease_lost(name)
+            if receipt.left is not None:
+                raise self._end_by((Suspended(), Parked(Reason.SIGNAL, receipt.left)))
+            result = receipt.result
+            self._grow(name, result)
+        received = self._decode(name, result, decode_json)
+        if "signal" not in received:
+            raise TimeoutError(f"no signal {topic!r} came within {timeout}")
+        return received["signal"]
+
+    def child(self, job: NewJob, decode: Callable[[str | None], Any]) -> Child[Any]:
+        """Counts a call of another task at once, and returns the child."""
+        name, number = self._count_call(job.task)
+        return Child(self, name, number, replace(job, id=derive_id(self._job.id, name)), decode)
+
+    async def gather(self, children: Sequence[Child[Any]], *, in_order: bool, return_exceptions: bool) -> list[Any]:
+        """Returns the results of children, or ends the attempt by `Suspended` until they have ended."""
+        self._check_caller("call", ", ".join(child.name for child in children[:3]))
+        recorded = {child.name: await self._find(child.name, self._runner, in_order=in_order) for child in children}
+        open_ones = [child for child in children if recorded[child.name] is None]
+        results = {name: step.result for name, step in recorded.items() if step is not None}
+        if open_ones:
+            results |= await self._results_of(open_ones, keep_failures=return_exceptions)
+            steps = [(child, results[child.name]) for child in open_ones]
+            await asyncio.gather(*[self._write(each.name, each.number, in_order, text) for each, text in steps])
+        return [self._decode(child.name, results[child.name], child.decode_outcome) for child in children]
+
+    async def _results_of(self, children: Sequence[Child[Any]], *, keep_failures: bool) -> dict[str, str]:
+        """Starts children, and returns what they have come to, as it is recorded. Raises what the first failed with."""
+        jobs = [child.job for child in children]
+        statuses = await self._step_store.start_children(self._job.lease, jobs, self._job.worker or "")
+        if statuses is None:
+            raise self._lease_lost(children[0].name)
+        if any(status.state is not None and status.state not in TERMINAL for status in statuses):
+            raise self._end_by((Suspended(), Parked(Reason.CHILDREN)))
+        ended = await self._step_store.read_jobs([status.job_id for status in statuses])
+        results: dict[str, str] = {}
+        for child, status, job in zip(children, statuses, ended, strict=True):
+            failure = failure_of(status.job_id, job)
+            if failure is not None and not keep_failures:
+                self._failed[self._runner] = child.name
+                raise failure
+            results[child.name] = child_record(status.job_id, job, failure)
+        return results
+
+    def _check_caller(self, name: str, value: str) -> None:
+        if _running_task() is not self._runner or self._runner is None:
+            remedy = "call it in the handler itself; a task or thread that the handler started cannot end the attempt"
+            raise Invalid(name, value, remedy)
+
+    def _count_call(self, name: Any, kind: str = "") -> tuple[str, int]:
+        """The name of the step among all of its job, which begins with ``kind``, and the number of the call."""
         if _inside.get():
             raise Invalid("step", name, "a step takes no steps itself; call it in the handler")
         if not isinstance(name, str) or not is_plain(name) or len(name) > MAX_NAME or "#" in name:
             raise Invalid("step", name, f"give one line of text of up to {MAX_NAME} characters, without #")
+        name = f"{kind}{name}"
         self._calls[name] += 1
         self._number += 1
         if self._number > MAX_STEPS:
@@ -233,15 +315,25 @@ class JobSteps:
         except Invalid as error:
             raise self._end_by(_final(f"step {name!r}: {error}", Reason.RESULT)) from error
         found = self._decode(name, result, decode)
+        await self._write(name, number, in_order, result)
+        return found
+
+    async def _write(self, name: str, number: int, in_order: bool, result: str | None) -> None:
+        self._grow(name, result)
+        step = NewStep(self._job.lease, name, number, in_order, result, self._job.worker)
+        if not await self._step_store.save_step(step):
+            raise self._lease_lost(name)
+
+    def _grow(self, name: str, result: str | None) -> None:
+        """Counts a result of this attempt among those of the job."""
         self._size += len(result or "")
         if self._size > MAX_RESULTS:
             remedy = "keep large data elsewhere, and return where it is"
             text = f"step {name!r}: the results of all steps exceed {MAX_RESULTS:,} characters; {remedy}"
             raise self._end_by(_final(text, Reason.RESULT))
-        step = NewStep(self._job.lease, name, number, in_order, result, self._job.worker)
-        if not await self._step_store.save_step(step):
-            raise LeaseLost(f"step {name!r} of job {self._job.id} was not recorded: the lease is lost")
-        return found
+
+    def _lease_lost(self, name: str) -> LeaseLost:
+        return LeaseLost(f"step {name!r} of job {self._job.id} was not recorded: the lease is lost")
 
     def _decode(self, name: str, result: str | None, decode: Callable[[str], Any]) -> Any:
         try:
@@ -254,6 +346,48 @@ class JobSteps:
         """Remembers what ends the attempt, unless it has ended already; returns the exception to raise."""
         self._end = self._end or end
         return self._end[0]
+
+
+_RESULT = '{"result":'
+
+
+class Child(Generic[T]):
+    """A call of another task by ``context.call``: await it, or give it to ``context.gather``."""
+
+    __slots__ = ("_decode", "_steps", "job", "name", "number")
+
+    def __init__(self, steps: JobSteps, name: str, number: int, job: NewJob, decode: Callable[[str | None], T]) -> None:
+        """``job``: to be submitted. ``decode``: reads its result."""
+        self._steps = steps
+        self.name = name
+        self.number = number
+        self.job = job
+        self._decode = decode
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        return self._value().__await__()
+
+    async def _value(self) -> T:
+        [value] = await self._steps.gather([self], in_order=True, return_exceptions=False)
+        result: T = value
+        return result
+
+    def decode_outcome(self, record: str) -> T | JobOutcome:
+        """Reads a record: the result of the child, or the error with which it ended."""
+        if record.startswith(_RESULT):
+            text = record[len(_RESULT) : -1]
+            return self._decode(None if text == "null" else text)
+        outcome = decode_json(record)
+        kind = JobCancelled if outcome["failed"] == JobState.CANCELLED else JobFailed
+        return kind(outcome["id"], outcome["error"])
+
+
+def child_record(job_id: str, job: Job | None, failure: JobOutcome | None) -> str:
+    """The record of a child that has ended: ``{"result": VALUE}``, or its id, state and error."""
+    if failure is None and job is not None:
+        return f"{_RESULT}{job.result or 'null'}}}"
+    state = JobState.CANCELLED if isinstance(failure, JobCancelled) else JobState.DEAD
+    return str(encode_result({"failed": state, "id": job_id, "error": str(failure)}))
 
 
 def _changed(text: str) -> tuple[BaseException, Outcome]:

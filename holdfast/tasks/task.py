@@ -145,16 +145,18 @@ class Task(Generic[P, R]):
         """Decodes a payload to keyword arguments, defaults included; Invalid if it does not fit."""
         return (self._signature or self.prepare()).bind(payload)
 
-    def decode_result(self, text: str | None) -> Any:
+    def decode_result(self, text: str | None) -> R:
         """Decodes a stored result by the function's return annotation; returns plain JSON values if it does not fit."""
-        if text is None:
-            return None
-        if self._result is None:
-            self._result = result_decoder(self.function)
-        try:
-            return self._result(text)
-        except ValueError:  # msgspec's errors are among them
-            return decode_json(text)
+        value: Any = None
+        if text is not None:
+            if self._result is None:
+                self._result = result_decoder(self.function)
+            try:
+                value = self._result(text)
+            except ValueError:  # msgspec's errors are among them
+                value = decode_json(text)
+        result: R = value
+        return result
 
     # ── the call ──────────────────────────────────────────────────────────────────────────────────────────────
     @property

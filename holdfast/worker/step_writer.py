@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+import functools
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from holdfast.core.errors import ConfigError, HoldfastError, Unavailable
 from holdfast.core.fault_injection import fault_point
+from holdfast.core.models import Job, Lease, NewJob
 from holdfast.core.steps import NewStep, Step
+from holdfast.core.waits import ChildStatus, SignalReceipt, SignalWait
 from holdfast.stores.base import Store
+from holdfast.telemetry.trace_context import submission
 from holdfast.worker.context import StoreBackoff, WorkerContext
 
 T = TypeVar("T")
@@ -17,6 +21,9 @@ _Waiting = tuple[NewStep, "asyncio.Future[bool]"]
 
 _BATCH_SIZE = 500
 """Steps in one write."""
+
+_READ_AT_ONCE = 50
+"""Children read side by side."""
 
 
 class StepWriter:
@@ -26,6 +33,7 @@ class StepWriter:
         self.clock = shared.clock
         self.result_limit = shared.settings.result_limit
         self._store = store
+        self._spans = shared.app.spans
         self._loop = asyncio.get_running_loop()
         self._backoff = StoreBackoff(shared, "step_writer")
         self._waiting: list[_Waiting] = []
@@ -42,6 +50,31 @@ class StepWriter:
         if self._writing is None:
             self._writing = asyncio.create_task(self._write(), name="holdfast-step-writer")
         return await saved
+
+    async def receive_signal(self, wait: SignalWait) -> SignalReceipt:
+        """Takes a signal for a step, or makes its job the receiver."""
+        fault_point("signal.before")
+        receipt = await self._retry_unavailable(lambda: self._store.workflow.receive_signal(wait))
+        fault_point("signal.after")
+        return receipt
+
+    async def start_children(self, lease: Lease, children: Sequence[NewJob], worker: str) -> list[ChildStatus] | None:
+        """Starts children of a job. None: its lease is lost."""
+        with submission(self._spans, children) as traced:
+            fault_point("children.before")
+            statuses = await self._retry_unavailable(lambda: self._store.workflow.start_children(lease, traced, worker))
+            fault_point("children.after")
+            return statuses
+
+    async def read_jobs(self, job_ids: Sequence[str]) -> list[Job | None]:
+        """Jobs in their order, whole; None for one that is not there."""
+        jobs: list[Job | None] = []
+        for start in range(0, len(job_ids), _READ_AT_ONCE):
+            some = job_ids[start : start + _READ_AT_ONCE]
+            jobs += await asyncio.gather(
+                *[self._retry_unavailable(functools.partial(self._store.query.get, job_id)) for job_id in some]
+            )
+        return jobs
 
     async def server_time_us(self) -> int:
         """The store's clock."""

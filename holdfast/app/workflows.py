@@ -1,0 +1,131 @@
+"""Workflows from outside: the steps of jobs, what they wait for, and signals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from msgspec.structs import replace
+
+from holdfast.app.handle import JobHandle
+from holdfast.app.sync import requires_loop
+from holdfast.core.dependencies import Condition, Dependency, find_cycle
+from holdfast.core.errors import Invalid
+from holdfast.core.ids import new_id, parse_id
+from holdfast.core.models import Job, NewJob
+from holdfast.core.steps import MAX_NAME, Step
+from holdfast.core.validation import is_plain, parse_count
+from holdfast.core.waits import MAX_SIGNAL_ID, JobWaits, KeptSignal, SentSignal, Signal
+from holdfast.settings.settings import Settings
+from holdfast.stores.base import Store
+from holdfast.tasks.codec import encode_result
+
+MAX_DEPENDENCIES = 100_000
+"""Dependencies of one job."""
+
+
+class _Application(Protocol):
+    """The application that the methods belong to."""
+
+    settings: Settings
+
+    async def open_store(self) -> Store: ...
+
+    async def _get(self, job_id: str) -> Job: ...
+
+
+class WorkflowMethods:
+    """Methods of an application for workflows."""
+
+    @requires_loop
+    async def steps(self: _Application, job_id: str) -> list[Step]:
+        """The steps of a job that have ended, by ``context.step``, in the order of their calls."""
+        return await (await self.open_store()).workflow.read_steps((await self._get(job_id)).id)
+
+    @requires_loop
+    async def waits(self: _Application, job_id: str) -> JobWaits:
+        """What a job waits for: a signal, other jobs, its children; and the jobs that wait for it."""
+        return await (await self.open_store()).workflow.read_waits((await self._get(job_id)).id)
+
+    @requires_loop
+    async def signal(self: _Application, topic: str, value: Any = None, *, id: str | None = None) -> SentSignal:
+        """Sends a signal to the job that waits for this topic by ``context.wait_for``, or keeps it until one does.
+
+        ``value``: what can be stored as JSON. ``id``: a signal is delivered once for each id, however often it is sent;
+        without one each call is another signal. Returns what became of it: ``job_id`` is its receiver, if it has one.
+        """
+        text = encode_result(value, self.settings.payload_limit) or "null"
+        signal = Signal(new_id() if id is None else check_signal_id(id), check_topic(topic), text)
+        return await (await self.open_store()).workflow.send_signal(signal)
+
+    @requires_loop
+    async def signals(self: _Application, topic: str | None = None, *, limit: int = 100) -> list[KeptSignal]:
+        """Signals that no job has received, of one topic or of all, the oldest first."""
+        parse_count(limit, "limit", least=1, most=1000, text=False)
+        asked = None if topic is None else check_topic(topic)
+        return await (await self.open_store()).workflow.read_signals(asked, limit=limit)
+
+
+def check_topic(topic: object) -> str:
+    """Returns the topic. Raises Invalid for anything but one line of text without ``#``."""
+    if not isinstance(topic, str) or not topic or not is_plain(topic) or len(topic) > MAX_NAME or "#" in topic:
+        raise Invalid("topic", topic, f"give one line of text of up to {MAX_NAME} characters, without #")
+    return topic
+
+
+def check_signal_id(signal_id: object) -> str:
+    """Returns the id of a signal. Raises Invalid for anything but one line of text."""
+    if not isinstance(signal_id, str) or not signal_id or not is_plain(signal_id) or len(signal_id) > MAX_SIGNAL_ID:
+        raise Invalid("id", signal_id, f"give one line of text of up to {MAX_SIGNAL_ID} characters")
+    return signal_id
+
+
+After = str | Dependency | NewJob | JobHandle[Any]
+"""A job to wait for: its id or handle, a drafted job, or a `Dependency` that says which end is awaited."""
+
+
+def parse_dependencies(after: After | Iterable[After]) -> tuple[Dependency, ...]:
+    """Returns the dependencies of a job. Raises Invalid for what names no job."""
+    given = [after] if isinstance(after, After) else after
+    if not isinstance(given, Iterable):
+        raise Invalid("after", after, "give jobs: their ids or handles, drafted jobs, or a Dependency of each")
+    found = tuple(map(_parse_dependency, given))
+    if len(found) > MAX_DEPENDENCIES:
+        raise Invalid("after", len(found), f"give up to {MAX_DEPENDENCIES:,} jobs")
+    return found
+
+
+def _parse_dependency(after: object) -> Dependency:
+    on: object = Condition.SUCCESS
+    reference = after
+    if isinstance(after, Dependency):
+        reference, on = after.job_id, after.on
+    elif isinstance(after, NewJob | JobHandle):
+        reference = after.id
+    job_id = parse_id(reference) if isinstance(reference, str) else None
+    if job_id is None:
+        raise Invalid("after", reference, "give a job: its id or handle, a drafted job, or a Dependency")
+    if on not in list(Condition):
+        raise Invalid("on", on, f"give one of {', '.join(Condition)}")
+    return Dependency(job_id, Condition(str(on)))
+
+
+def check_circles(jobs: Iterable[NewJob]) -> None:
+    """Raises Invalid, naming them, if jobs of one submission wait for each other."""
+    graph = {job.id: [each.job_id for each in job.after] for job in jobs if job.after}
+    circle = find_cycle(graph)
+    if circle:
+        shown = " → ".join(circle if len(circle) <= 10 else [*circle[:5], f"({len(circle) - 6} more)", circle[-1]])
+        raise Invalid("after", shown, "let no job wait for itself, nor for one that waits for it")
+
+
+def chain(*jobs: NewJob, on: Condition | str = Condition.SUCCESS) -> list[NewJob]:
+    """Drafted jobs, each of which waits for the one before: ``await app.enqueue_many(chain(a, b, c))``.
+
+    ``on``: the end of the one before that is awaited.
+    """
+    linked = list(jobs[:1])
+    for job in jobs[1:]:
+        dependency = _parse_dependency(Dependency(linked[-1].id, on))  # type: ignore[arg-type]  # checked there
+        linked.append(replace(job, after=(*job.after, dependency)))
+    return linked

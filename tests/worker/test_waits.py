@@ -1,0 +1,347 @@
+"""Durable waits of handlers: signals and children, run by whole workers in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from holdfast import Context, Dead, Holdfast, Invalid, JobCancelled, JobFailed, JobState, Retry
+from holdfast.core.models import Reason
+from tests.worker.stepping import Ledger, Receipt, steps_of
+from tests.worker.support import harness
+
+
+# ── signals ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+async def test_handler_waits_for_a_signal_without_a_runner(app: Holdfast) -> None:
+    ledger = Ledger()
+
+    @app.task("order")
+    async def order(context: Context, number: int) -> str:
+        await context.step("reserve", ledger.do, "reserve")
+        approval = await context.wait_for(f"approved:{number}", timeout="7d")
+        await context.step("ship", ledger.do, "ship")
+        return f"approved by {approval['by']}"
+
+    async with harness(app) as harnessed:
+        await harnessed.start()
+        handle = await order.enqueue(42)
+        await harnessed.advance(1)
+        job = await handle.job()
+        assert (job.state, job.reason, job.attempts) == (JobState.WAITING, "signal", 0)
+        waits = await app.waits(handle.id)
+        assert waits.receiver is not None
+        assert (waits.receiver.topic, waits.receiver.step) == ("approved:42", "wait_for approved:42")
+        await harnessed.advance(86400)
+        assert await handle.state() is JobState.WAITING
+        assert (await app.signal("approved:42", {"by": "Ada"})).job_id == handle.id
+        await harnessed.run_until_idle()
+        assert await handle.result(timeout=0) == "approved by Ada"
+        assert ledger.done == ["reserve", "ship"]
+        assert [step.name for step in await steps_of(app, handle.id)] == ["reserve", "wait_for approved:42", "ship"]
+        assert (await handle.job()).attempts == 1
+
+
+async def test_signal_that_came_first_is_received_at_once(app: Holdfast) -> None:
+    @app.task("order")
+    async def order(context: Context) -> list[Any]:
+        return [await context.wait_for("event", timeout=10) for _ in range(2)]
+
+    async with harness(app) as harnessed:
+        await harnessed.start()
+        await app.signal("event", 1)
+        await app.signal("event")
+        handle = await order.enqueue()
+        await harnessed.run_until_idle()
+        assert await handle.result(timeout=0) == [1, None]
+        assert (await handle.job()).claims == 1
+
+
+async def test_signal_that_does_not_come_is_a_timeout_that_is_kept(app: Holdfast) -> None:
+    seen: list[str] = []
+
+    @app.task("order", retry=Retry.fixed(1))
+    async def order(context: Context) -> str:
+        try:
+            await context.wait_for("approved", timeout=60)
+        except TimeoutError as error:
+            seen.append(str(error))
+            await context.step("remind", seen.append, "reminded")
+        if len(seen) < 3:
+            raise RuntimeError
+        return "gave up"
+
+    async with harness(app) as harnessed:
+        await harnessed.start()
+        handle = await order.enqueue()
+        await harnessed.advance(59)
+        assert await handle.state() is JobState.WAITING
+        await harnessed.advance(0.5)
+        await app.signal("approved", "too late")
+        await harnessed.advance(3)
+        assert await handle.result(timeout=0) == "gave up"
+        text = "no signal 'approved' came within 0:01:00"
+        assert seen == [text, "reminded", text]
+        assert [each.value for each in await app.signals()] == ['"too late"']
+
+
+async def test_received_signal_stays_in_the_record_of_a_replay(app: Holdfast) -> None:
+    values: list[Any] = []
+
+    @app.task("order")
+    async def order(context: Context) -> None:
+        values.append(await context.wait_for("event", timeout=60))
+        raise Dead("always")
+
+    async with harness(app) as harnessed:
+        await harnessed.start()
+        handle = await order.enqueue()
+        await harnessed.advance(1)
+        await app.signal("event", 1, id="one")
+        await harnessed.run_until_idle()
+        assert await handle.state() is JobState.DEAD
+        assert (await app.signal("event", 2, id="one")).job_id == handle.id
+        await handle.replay()
+        await harnessed.run_until_idle()
+        assert values == [1, 1]
+        assert await app.signals() == []
+
+
+async def test_wait_in_a_task_of_the_handler_is_refused(app: Holdfast) -> None:
+    @app.task("order", max_attempts=1)
+    async def order(context: Context) -> None:
+        await asyncio.gather(context.wait_for("a", timeout=5), context.wait_for("b", timeout=5))
+
+    async with harness(app) as harnessed:
+        await harnessed.start()
+        handle = await order.enqueue()
+        await harnessed.run_until_idle()
+        assert "call it in the handler itself" in str((await handle.job()).error)
+
+
+@pytest.mark.parametrize("topic", ["", "a#2", "a\nb", "x" * 201, 5, None])
+async def test_topic_that_is_no_line_of_text_is_refused(app: Holdfast, topic: Any) -> None:
+    with pytest.raises(Invalid, match="topic"):
+        await app.signal(topic, 1)
+    with pytest.raises(Invalid, match="topic") if topic is not None else pytest.raises(Invalid, match="limit"):
+        await app.signals(topic, limit=0 if topic is None else 5)
+
+
+async def test_signal_that_cannot_be_stored_is_refused(app: Holdfast) -> None:
+    with pytest.raises(Invalid):
+        await app.signal("a", object())
+    with pytest.raises(Invalid):
+        await app.signal("a", "x" * (app.settings.payload_limit + 1))
+    with pytest.raises(Invalid, match="id"):
+        await app.signal("a", 1, id="")
+    assert await app.signals() == []
+
+
+async def test_wait_of_another_topic_after_a_deploy_is_changed_code(app: Holdfast) -> None:
+    topics = ["first", "second"]
+
+    @app.task("order")
+    async def order(context: Context) -> None:
+        await context.wait_for(topics[0], timeout=60)
+        await context.step("ship", str, 1)
+        raise Dead("boom")
+
+    async with harness(app) as harnessed:
+        await harnessed.start()
+        handle = await order.enqueue()
+        await app.signal("first")
+        await harnessed.run_until_idle()
+        topics.reverse()
+        await handle.replay()
+        await harnessed.run_until_idle()
+        job = await handle.job()
+        assert (job.state, job.reason) == (JobState.DEAD, Reason.STEPS_CHANGED)
+        assert "'wait_for first' is recorded at this place" in str(job.error)
+
+
+# ── children ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+async def test_handler_calls_another_task_without_a_runner(app: Holdfast) -> None:
+    ledger = Ledger()
+
+    @app.task("charge")
+    async def charge(order: int, *, cents: int) -> Receipt:
+        await ledger.do("charge")
+        return Receipt(order + cents, ("a",))
+
+    @app.task("order")
+    async def order(context: Context, number: int) -> list[Any]:
+        first = await context.call(charge, number, cents=100)
+        second = await context.call(charge.options(priority=7, queue="slow"), number, cents=200)
+        return [first, second]
+
+    async with harness(app, concurrency=1) as harnessed:
+        await harnessed.start()
+        handle = await order.enqueue(1)
+        await harnessed.run_until_idle()
+        assert await handle.result(timeout=0) == [{"number": 101, "lines": ["a"]}, {"number": 201, "lines": ["a"]}]
+        assert ledger.done == ["charge", "charge"]
+        job = await handle.job()
+        assert (job.attempts, job.claims) == (1, 3)
+        waits = await app.waits(handle.id)
+        children = [await app.get(each.job_id) for each in waits.dependencies]
+        assert sorted((each.priority, each.queue) for each in children) == [(0, "default"), (7, "slow")]
+        assert [step.name for step in await steps_of(app, handle.id)] == ["charge", "charge#2"]
+        assert {each.id[:13] for each in children} == {handle.id[:13]}
+
+
+async def test_handler_gathers_many_children(app: Holdfast) -> None:
+    @app.task("square")
+    async def square(n: int) -> int:
+        return n * n
+
+    @app.task("sum")
+    async def add(context: Context, n: int) -> int:
+        return sum(await context.gather(*[context.call(square, each) for each in range(n)]))
+
+    async with harness(app, concurrency=3) as harnessed:
+        await harnessed.start()
+        handle = await add.enqueue(100)
+        empty = await add.enqueue(0)
+        await harnessed.run_until_idle()
+        assert await handle.result(timeout=0) == sum(n * n for n in range(100))
+        assert await empty.result(timeout=0) == 0
+        assert (await handle.job()).claims == 2
+
+
+async def test_failed_child_fails_its_parent_until_it_is_replayed(app: Holdfast) -> None:
+    broken = [True]
+
+    @app.task("charge", max_attempts=1)
+    async def charge() -> str:
+        if broken[0]:
+            raise ValueError("declined")
+        return "paid"
+
+    @app.task("order", max_attempts=2, retry=Retry.fixed(3600))
+    async def order(context: Context) -> str:
+        return await context.call(charge)
+
+    async with harness(app) as harnessed:
+        await harnessed.start()
+        handle = await order.enqueue()
+        await harnessed.advance(1)
+        job = await handle.job()
+        assert job.state is JobState.FAILED
+        assert "JobFailed" in str(job.error)
+        assert "declined" in str(job.error)
+        broken[0] = False
+        [child] = (await app.waits(handle.id)).dependencies
+        await app.replay([child.job_id])
+        await harnessed.advance(3600)
+        assert await handle.result(timeout=0) == "paid"
+
+
+async def test_errors_of_children_are_kept_when_they_are_asked_for(app: Holdfast) -> None:
+    seen: list[list[Any]] = []
+
+    @app.task("child", max_attempts=1)
+    async def child(how: str) -> str:
+        if how == "fail":
+            raise ValueError("declined")
+        return how
+
+    @app.task("order", retry=Retry.fixed(1))
+    async def order(context: Context) -> None:
+        calls = [context.call(child, how) for how in ("well", "fail")]
+        calls.append(context.call(child.options(queue="nowhere"), "cancelled"))
+        seen.append(await context.gather(*calls, return_exceptions=True))
+        await context.step("after", str, 1)
+        if len(seen) == 1:
+            raise RuntimeError
+
+    async with harness(app, queues="default") as harnessed:
+        await harnessed.start()
+        handle = await order.enqueue()
+        await harnessed.run_until_idle()
+        *_, third = [each for each in (await app.waits(handle.id)).dependencies if each.state == "open"]
+        await app.cancel([third.job_id])
+        await harnessed.advance(1)
+        await harnessed.run_until_idle()
+        assert await handle.state() is JobState.SUCCEEDED
+    for values in seen:
+        assert values[0] == "well"
+        assert isinstance(values[1], JobFailed)
+        assert "declined" in str(values[1])
+        assert isinstance(values[2], JobCancelled)
+    assert len(seen) == 2
+
+
+async def test_child_that_was_deleted_is_a_failure(app: Holdfast) -> None:
+    @app.task("child")
+    async def child() -> None: ...
+
+    @app.task("order", max_attempts=1)
+    async def order(context: Context) -> None:
+        await context.call(child.options(queue="nowhere"))
+
+    async with harness(app, queues="default") as harnessed:
+        await harnessed.start()
+        handle = await order.enqueue()
+        await harnessed.run_until_idle()
+        [dependency] = (await app.waits(handle.id)).dependencies
+        await app.delete([dependency.job_id])
+        await harnessed.run_until_idle()
+        job = await handle.job()
+        assert job.state is JobState.DEAD
+        assert "was deleted" in str(job.error)
+
+
+async def test_child_with_a_time_of_its_own_is_refused(app: Holdfast) -> None:
+    @app.task("child")
+    async def child() -> None: ...
+
+    @app.task("order", max_attempts=1)
+    async def order(context: Context) -> None:
+        await context.call(child.options(delay=5))
+
+    async with harness(app) as harnessed:
+        await harnessed.start()
+        handle = await order.enqueue()
+        await harnessed.run_until_idle()
+        assert "delay" in str((await handle.job()).error)
+
+
+async def test_children_beside_each_other_need_gather_of_the_context(app: Holdfast) -> None:
+    @app.task("child")
+    async def child() -> None: ...
+
+    @app.task("order", max_attempts=1)
+    async def order(context: Context) -> None:
+        await asyncio.gather(context.call(child), context.call(child))
+
+    async with harness(app) as harnessed:
+        await harnessed.start()
+        handle = await order.enqueue()
+        await harnessed.run_until_idle()
+        assert "call it in the handler itself" in str((await handle.job()).error)
+
+
+async def test_killed_parent_takes_up_its_children_again(app: Holdfast) -> None:
+    ledger = Ledger()
+
+    @app.task("child")
+    async def child(n: int) -> int:
+        await ledger.do(f"child {n}")
+        return n
+
+    @app.task("order", retry=Retry.fixed(1))
+    async def order(context: Context) -> list[int]:
+        values = await context.gather(*[context.call(child, n) for n in range(3)])
+        await ledger.do("again")
+        if ledger.done.count("again") == 1:
+            raise RuntimeError
+        return values
+
+    async with harness(app) as harnessed:
+        await harnessed.start()
+        handle = await order.enqueue()
+        await harnessed.run_until_idle()
+        await harnessed.advance(1)
+        assert await handle.result(timeout=0) == [0, 1, 2]
+        assert sorted(ledger.done) == ["again", "again", "child 0", "child 1", "child 2"]

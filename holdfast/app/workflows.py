@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from msgspec.structs import replace
@@ -86,7 +86,7 @@ After = str | Dependency | NewJob | JobHandle[Any]
 
 def parse_dependencies(after: After | Iterable[After]) -> tuple[Dependency, ...]:
     """Returns the dependencies of a job. Raises Invalid for what names no job."""
-    given = [after] if isinstance(after, After) else after
+    given: object = [after] if isinstance(after, str | Dependency | NewJob | JobHandle) else after
     if not isinstance(given, Iterable):
         raise Invalid("after", after, "give jobs: their ids or handles, drafted jobs, or a Dependency of each")
     found = tuple(map(_parse_dependency, given))
@@ -108,6 +108,15 @@ def _parse_dependency(after: object) -> Dependency:
     if on not in list(Condition):
         raise Invalid("on", on, f"give one of {', '.join(Condition)}")
     return Dependency(job_id, Condition(str(on)))
+
+
+def read_dependency(value: object) -> object:
+    """Returns a dependency given as a JSON object, ``{"job_id": …, "on": …}``; anything else as it is."""
+    if not isinstance(value, Mapping):
+        return value
+    if not {"job_id"} <= set(value) <= {"job_id", "on"}:
+        raise Invalid("after", dict(value), 'give an id, or {"job_id": …, "on": "success"}')
+    return Dependency(value["job_id"], value.get("on", Condition.SUCCESS))
 
 
 def check_circles(jobs: Iterable[NewJob]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from typing import Any
 
 import click
@@ -21,6 +22,7 @@ from holdfast.cli.output import (
     print_table,
 )
 from holdfast.cli.submission import filter_options, server_time_us, time_ago
+from holdfast.core.dependencies import NEVER_US
 from holdfast.core.ids import as_ulid
 from holdfast.core.job_logs import LogLine
 from holdfast.core.lifecycle import deferral_of
@@ -40,6 +42,7 @@ from holdfast.views.documents import (
 )
 from holdfast.views.explain import explain_job, job_facts
 from holdfast.views.formatting import Filters, clip_text, format_moment, format_span, safe_text
+from holdfast.views.workflows import Tree, TreeNode, WaitsDocument, read_tree, waits_document
 
 _SPARE_STATES = frozenset({JobState.SCHEDULED, JobState.WAITING, JobState.CANCELLED})
 _QUEUE_COLUMNS = [
@@ -217,22 +220,67 @@ def attempts_of(job: Job) -> str:
     "show", examples=["holdfast show 0193e4a0-1c2f-7a35-9d3b-5f0a4c1e2b77", "holdfast show key:welcome-42 --json"]
 )
 @click.argument("job_id", metavar="ID")
+@click.option("--tree", is_flag=True, help="Show its steps, its children and the jobs that wait for it, as a tree.")
 @click.pass_obj
-def show_job(session: Session, *, job_id: str) -> None:
+def show_job(session: Session, *, job_id: str, tree: bool) -> None:
     """Show everything about a job.
 
-    That is payload, failed attempts with their tracebacks, timings, steps, log lines and result. A replay is shown only
-    after an attempt that did not succeed. ID is the job's id (a UUID, or its ULID form), or its idempotency key as
-    key:KEY.
+    That is payload, failed attempts with their tracebacks, timings, steps, what it waits for, log lines and result. A
+    replay is shown only after an attempt that did not succeed. ID is the job's id (a UUID, or its ULID form), or its
+    idempotency key as key:KEY.
     """
     with session.open_jobs() as app:
         job = app.sync.get(job_id)
-        print_story(session, app, job)
+        if tree:
+            found = app.run_blocking(_read_tree(app, job))
+            if session.json:
+                print_json(to_plain(found))
+            else:
+                _print_tree(found)
+        else:
+            print_story(session, app, job)
+
+
+async def _read_tree(app: Holdfast, job: Job) -> Tree:
+    return await read_tree(await app.open_store(), job, Redaction(app.settings.redacted))
+
+
+def _print_tree(tree: Tree) -> None:
+    """Prints each job with its steps, and below it, indented, what belongs to it."""
+    below: dict[str | None, list[TreeNode]] = {}
+    for node in tree.jobs:
+        below.setdefault(node.parent, []).append(node)
+    pending = [(0, node) for node in reversed(below[None])]
+    while pending:
+        depth, node = pending.pop()
+        _print_node(node, "  " * depth)
+        pending += [(depth + 1, each) for each in reversed(below.get(node.id, []))]
+    if not tree.complete:
+        print_note(f"there are more jobs than the {len(tree.jobs)} that are shown")
+
+
+def _print_node(node: TreeNode, indent: str) -> None:
+    kind = "" if node.parent is None else "calls " if node.child else "then "
+    reason = f" ({node.reason})" if node.reason else ""
+    click.echo(safe_text(f"{indent}{kind}{node.task}  {node.id}  {node.state.value}{reason}{_took(node)}"))
+    for step in node.steps:
+        click.echo(safe_text(f"{indent}  · {step.name}  {step.ended_at[:19].replace('T', ' ')}Z"))
+    if node.receiver is not None:
+        until = node.receiver.until[:19].replace("T", " ")
+        click.echo(safe_text(f"{indent}  · waits for signal {node.receiver.topic} until {until}Z"))
+
+
+def _took(node: TreeNode) -> str:
+    if node.started_at is None or node.ended_at is None:
+        return ""
+    seconds = (datetime.fromisoformat(node.ended_at) - datetime.fromisoformat(node.started_at)).total_seconds()
+    return f", took {format_span(seconds)}" if seconds >= 0 else ""
 
 
 def print_story(session: Session, app: Holdfast, job: Job) -> None:
     """Prints a job with its history and log lines, redacted."""
     redaction = Redaction(app.settings.redacted)
+    waits = waits_document(app.sync.waits(job.id))
     attempts, steps, lines = (
         redaction.redact_attempts(job, app.sync.attempts(job.id)),
         redaction.redact_steps(app.sync.steps(job.id)),
@@ -243,7 +291,7 @@ def print_story(session: Session, app: Holdfast, job: Job) -> None:
     if session.json:
         document = to_plain(job_document(job)) | {"ulid": as_ulid(job.id), "trace_id": trace_id_of(job)}
         document |= {"history": [attempt_document(each) for each in attempts]}
-        document |= {"steps": [step_document(each) for each in steps]}
+        document |= {"steps": [step_document(each) for each in steps], "waits": to_plain(waits)}
         print_json(document | {"lines": [line_document(each) for each in lines]})
         return
     print_facts(_facts(job, now))
@@ -258,6 +306,7 @@ def print_story(session: Session, app: Holdfast, job: Job) -> None:
     if steps:
         print_heading("Steps")
         _print_steps(steps)
+    _print_waits(job, waits)
     if lines:
         print_heading("Log lines")
         _print_lines(lines)
@@ -308,7 +357,7 @@ def _facts(job: Job, now: int) -> Iterable[tuple[str, object]]:
     yield "retry", None if options.retry is None else _encoded(options.retry)
     yield f"{last}worker", job.worker
     yield "created", _dated(job.created_at_us, now)
-    yield "run at", _dated(job.run_at_us, now)
+    yield "run at", None if job.run_at_us >= NEVER_US else _dated(job.run_at_us, now)
     yield "expires", None if job.started_at_us is not None else _dated(job.expires_at_us, now)
     yield f"{last}started", _dated(job.started_at_us, now)
     yield "lease until", _dated(job.lease_until_us, now)
@@ -348,6 +397,29 @@ def _print_attempts(attempts: Sequence[Attempt], replayed: Sequence[bool]) -> No
 def _print_steps(steps: Sequence[Step]) -> None:
     for each in steps:
         click.echo(safe_text(f"  {format_moment(each.ended_at_us)}  {each.name}  {clip_text(each.result or 'null')}"))
+
+
+_MAX_WAITS_SHOWN = 20
+
+
+def _print_waits(job: Job, waits: WaitsDocument) -> None:
+    rows = []
+    if waits.receiver is not None and job.state is JobState.WAITING:
+        rows.append(f"signal {waits.receiver.topic}, until {waits.receiver.until[:19].replace('T', ' ')}Z")
+    for each in waits.dependencies:
+        kind = "child" if each.child else f"{each.on} of job"
+        rows.append(f"{kind} {each.job_id}: {each.state}")
+    _print_some("Waits for", rows)
+    _print_some("Waiting for it", [f"job {each.job_id}" for each in waits.dependents])
+
+
+def _print_some(heading: str, rows: Sequence[str]) -> None:
+    if rows:
+        print_heading(heading)
+    for row in rows[:_MAX_WAITS_SHOWN]:
+        click.echo(safe_text(f"  {row}"))
+    if len(rows) > _MAX_WAITS_SHOWN:
+        click.echo(f"  and {len(rows) - _MAX_WAITS_SHOWN:,} more")
 
 
 def _print_lines(lines: Sequence[LogLine]) -> None:

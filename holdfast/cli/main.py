@@ -26,6 +26,7 @@ from holdfast.cli.output import as_json
 from holdfast.cli.queue import queue
 from holdfast.cli.run import run
 from holdfast.cli.schedule import schedule
+from holdfast.cli.signal import signal
 from holdfast.cli.watch import stats, watch
 from holdfast.cli.worker import worker
 from holdfast.core.errors import HoldfastError, Invalid
@@ -149,6 +150,7 @@ for _each in (
     queue,
     schedule,
     limit,
+    signal,
     keys,
     audit,
     config,

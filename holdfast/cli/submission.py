@@ -13,9 +13,11 @@ from typing import Any, BinaryIO, TypeVar
 import click
 
 from holdfast import Holdfast, JobFilter, JobHandle, JobState, Retry
+from holdfast.app.workflows import parse_dependencies, read_dependency
 from holdfast.cli.base import task_names
 from holdfast.cli.context import Session, note_if_created
 from holdfast.cli.output import print_json, print_note
+from holdfast.core.dependencies import Dependency
 from holdfast.core.errors import Invalid, JobCancelled, JobFailed, ResultTimeout
 from holdfast.core.lifecycle import deferral_of, describe_outlook
 from holdfast.core.limits import Limit
@@ -45,6 +47,7 @@ OPTIONS = (
     "retry",
     "tags",
     "metadata",
+    "after",
 )
 """Options of a job, in addition to its task and payload."""
 
@@ -56,7 +59,7 @@ class Interrupted(click.ClickException):
 
 
 _ATTEMPTS = "Attempts it may have: a number, or unlimited."
-_OF_ONE = frozenset({"delay", "run_at", "key", "key_for", "id"})
+_OF_ONE = frozenset({"delay", "run_at", "key", "key_for", "id", "after"})
 """Options of single jobs; a schedule sets them for each of its jobs."""
 _DECORATORS: dict[str, Callable[[Any], Any]] = {
     "queue": click.option("--queue", "-Q", metavar="NAME", help="The queue it waits in [the task's, else default]."),
@@ -80,6 +83,12 @@ _DECORATORS: dict[str, Callable[[Any], Any]] = {
     ),
     "tags": click.option("--tag", "tags", metavar="TEXT", multiple=True, help="A tag to find it by."),
     "metadata": click.option("--metadata", metavar="JSON", help="An object of your own, kept with the job."),
+    "after": click.option(
+        "--after",
+        metavar="ID[:END]",
+        multiple=True,
+        help="A job that must have ended first. END: success (the default), failure, end.",
+    ),
     "id": click.option("--id", metavar="UUID", help="The job's id; the same id again is harmless."),
 }
 
@@ -144,8 +153,18 @@ def _parse_option(name: str, value: Any) -> Any:
             return as_unique(parse_object("unique", value) if isinstance(value, str) and value[:1] == "{" else value)
         case "metadata" if isinstance(value, str):
             return parse_object("metadata", value)
+        case "after":
+            return parse_dependencies([_parse_after(each) for each in value] if isinstance(value, Sequence) else value)
         case _:
             return value
+
+
+def _parse_after(value: Any) -> Any:
+    """A dependency from the command line, or from a line of JSON."""
+    if isinstance(value, str) and ":" in value:
+        job_id, _, on = value.partition(":")
+        return Dependency(job_id, on)  # type: ignore[arg-type]  # checked where it is used
+    return read_dependency(value)
 
 
 def parse_expiry_text(value: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Raw
 
+from holdfast.core.dependencies import NEVER_US
 from holdfast.core.job_logs import LogLine
 from holdfast.core.models import (
     TERMINAL,
@@ -83,7 +84,9 @@ class JobDocument(msgspec.Struct, frozen=True, kw_only=True):
     retry: Annotated[dict[str, Any] | None, Meta(description="Its own retry policy; null: its task's.")]
     worker: Annotated[str | None, Meta(description="Who took it last.")]
     created_at: Instant
-    run_at: Annotated[Instant, Meta(description="Not before this instant.")]
+    run_at: Annotated[
+        Instant | None, Meta(description="Not before this instant; null: it waits for others, without a deadline.")
+    ]
     expires_at: Annotated[
         Instant | None, Meta(description="It is cancelled if no worker has taken it by then; null: it does not expire.")
     ]
@@ -226,7 +229,7 @@ def job_document(job: Job) -> JobDocument:
         retry=options.retry,
         worker=job.worker,
         created_at=format_timestamp(job.created_at_us),
-        run_at=format_timestamp(job.run_at_us),
+        run_at=None if job.run_at_us >= NEVER_US else format_timestamp(job.run_at_us),
         expires_at=_dated(job.expires_at_us),
         started_at=_dated(job.started_at_us),
         lease_until=_dated(job.lease_until_us),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from fnmatch import fnmatchcase
@@ -11,10 +12,12 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.app import Holdfast
+from holdfast.core.dependencies import DependencyState
 from holdfast.core.errors import Busy, TooBroad
 from holdfast.core.lifecycle import REPLAYABLE, Deferral, correct_arguments, deferral_of
 from holdfast.core.models import Job, JobFilter, JobState, QueueInfo, Reason, WorkerCommand, WorkerInfo, to_microseconds
 from holdfast.core.validation import did_you_mean, format_duration
+from holdfast.core.waits import JobWaits
 from holdfast.stores.base import EVERY_QUEUE, Store
 from holdfast.tasks.command_policy import COMMAND
 from holdfast.views.formatting import clip_text, count_noun, format_moment, format_span
@@ -26,6 +29,7 @@ _START_CAPABLE_WORKER = (
 )
 _COUNTED = 2000  # ready jobs of a queue that are read to determine a job's exact position
 _PAGE = 500
+_AWAITED_SHOWN = 3  # jobs that a waiting job waits for
 _CAUSE = 500  # characters of the error of a deferred job
 _MINUTE = timedelta(minutes=1)
 _LATE = timedelta(seconds=3)  # tolerated delay of a heartbeat
@@ -55,6 +59,8 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     holder: Job | None = None  # job with its unique key, which prevents a replay
     limits: tuple[LimitUse, ...] = ()  # that apply to a ready job
     running: dict[str, int] = {}  # running jobs by queue
+    waits: JobWaits = JobWaits(None, [], [])
+    awaited: tuple[Job | None, ...] = ()  # the first of the jobs that it waits for
     redacted: bool = False  # the caller may not see other queues
 
     @property
@@ -72,6 +78,8 @@ async def job_facts(app: Holdfast, job: Job) -> JobFacts:
     found = await store.query.queues(recent=_MINUTE, max_count=max_count)
     queues = [queue for queue in found if queue.name == job.queue]
     ahead, exact = await _ahead(store, job, queues) if job.state is JobState.QUEUED else (0, True)
+    waits = await store.workflow.read_waits(job.id) if job.state is JobState.WAITING else JobWaits(None, [], [])
+    unended = [each.job_id for each in waits.dependencies if each.state is DependencyState.OPEN]
     return JobFacts(
         now_us=await store.health.server_time_us(),
         paused=any(queue.paused for queue in queues),
@@ -84,6 +92,8 @@ async def job_facts(app: Holdfast, job: Job) -> JobFacts:
         ahead=ahead,
         limits=await read_limit_uses(store, job) if job.state is JobState.QUEUED else (),
         exact=exact,
+        waits=waits,
+        awaited=tuple(await store.query.summaries(unended[:_AWAITED_SHOWN])),
         running={queue.name: queue.states.get(JobState.RUNNING, 0) for queue in found},
         holder=await app.unique_holder(job.id) if job.state in REPLAYABLE else None,
     )
@@ -137,6 +147,11 @@ def explain_job(job: Job, known: JobFacts) -> Iterator[Explanation]:
             by = f"by {format_moment(job.expires_at_us)}, when it expired"
             yield Explanation("expired", f"no worker took it {by}", f"to run it after all: holdfast replay {job.id}")
             yield from _held_key(known)
+        case JobState.CANCELLED if job.reason == Reason.DEPENDENCY:
+            text = f"it was cancelled, at {format_moment(job.ended_at_us)}: {job.error}"
+            remedy = f"replay that job: this one waits for it again; or run it without: holdfast replay {job.id}"
+            yield Explanation("dependency", text, remedy)
+            yield from _held_key(known)
         case JobState.CANCELLED:
             text = f"it was cancelled, at {format_moment(job.ended_at_us)}"
             yield Explanation("cancelled", text, f"to run it after all: holdfast replay {job.id}")
@@ -145,13 +160,30 @@ def explain_job(job: Job, known: JobFacts) -> Iterator[Explanation]:
             yield _dead(job)
             yield from _held_key(known)
         case JobState.WAITING:
-            yield Explanation("waiting", "it waits for another job or a signal")
+            yield from _waiting(known)
             yield from _expiry(job, known)
         case _:
             obstacles = [*_not_due(job, known), *_obstacles(job, known)]
             doubts = list(_doubtful_task(job, known))
             yield from [*obstacles, *doubts] if obstacles else [*doubts, *_in_line(job, known)]
             yield from _expiry(job, known)
+
+
+def _waiting(known: JobFacts) -> Iterator[Explanation]:
+    receiver = known.waits.receiver
+    if receiver is not None:
+        since, until = format_moment(receiver.since_us), format_moment(receiver.until_us)
+        text = f"it waits for a signal of topic {receiver.topic}, since {since} and until {until}"
+        yield Explanation("signal", text, f"to send one: holdfast signal send {shlex.quote(receiver.topic)}")
+    unended = [each for each in known.waits.dependencies if each.state is DependencyState.OPEN]
+    for each, job in zip(unended, known.awaited, strict=False):
+        if job is not None:
+            text = f"it waits for job {job.id} ({job.task}), which is {job.state}"
+            yield Explanation("child" if each.is_child else "dependency", text, f"holdfast why {job.id}")
+    if len(unended) > len(known.awaited):
+        yield Explanation("more", f"it waits for {len(unended) - len(known.awaited):,} more jobs")
+    if receiver is None and not unended:
+        yield Explanation("waiting", "what it waited for has just come")
 
 
 def _expiry(job: Job, known: JobFacts) -> Iterator[Explanation]:

@@ -35,6 +35,7 @@ from holdfast.web import (
     schedules,
     settlements,
     submissions,
+    workflows,
 )
 from holdfast.web.audit import Audit
 from holdfast.web.authentication import Authenticator
@@ -73,6 +74,7 @@ OPERATIONS = with_description(
         *queues.OPERATIONS,
         *schedules.OPERATIONS,
         *limits.OPERATIONS,
+        *workflows.OPERATIONS,
         *event_stream.OPERATIONS,
         *claims.OPERATIONS,
         *heartbeats.OPERATIONS,

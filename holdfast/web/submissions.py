@@ -12,6 +12,8 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from holdfast.app import Holdfast, JobHandle
+from holdfast.app.workflows import read_dependency
+from holdfast.core.dependencies import Condition
 from holdfast.core.errors import Conflict, Invalid, NotFound, Unavailable
 from holdfast.core.models import Job, JobState, NewJob
 from holdfast.core.retry import Retry
@@ -67,6 +69,23 @@ EXPIRY = ValueType(
     any_value,
 )
 _ATTEMPTS = {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 25}, {"type": "string", "const": "unlimited"}]}
+_DEPENDENCY = ValueType(
+    {
+        "anyOf": [
+            {"type": "string", "format": "uuid"},
+            {
+                "type": "object",
+                "properties": {
+                    "job_id": {"type": "string", "format": "uuid"},
+                    "on": {"type": "string", "enum": list(Condition), "default": "success"},
+                },
+                "required": ["job_id"],
+                "additionalProperties": False,
+            },
+        ]
+    },
+    lambda value, field: read_dependency(value),
+)
 SUBMISSION = Form(
     name="Submission",
     doc="A job to be stored. Defaults come from its task, else from the settings.",
@@ -117,6 +136,13 @@ SUBMISSION = Form(
         ),
         Field("tags", array_value(TAG_VALUE, 100, least=0), "Words to find it by.", example=["spring"]),
         Field("metadata", OBJECT, "Your own, kept with the job; at most 16 KiB."),
+        Field(
+            "after",
+            array_value(_DEPENDENCY, MAX_LIST),
+            "Jobs that must have ended first: stored ones, or earlier ones of the batch. Not together with `delay` "
+            "or `run_at`.",
+            example=[ID],
+        ),
         Field(
             "id",
             ValueType({"type": "string", "format": "uuid"}, any_value),
@@ -220,7 +246,8 @@ async def _submitted(app: Holdfast, new: NewJob) -> tuple[JobHandle[Any], Job]:
             outcome = f"job {handle.id} is stored, but could not be read back"
             raise Unavailable(f"{outcome}: {error}", outcome=outcome) from None
         else:
-            return handle, as_stored(new, now_us=job.created_at_us) if handle.created else job
+            is_known = handle.created and not new.after
+            return handle, as_stored(new, now_us=job.created_at_us) if is_known else job
     outcome = "the jobs that this key stood for were deleted one after the other while it was submitted"
     raise Unavailable(outcome, outcome=outcome)
 

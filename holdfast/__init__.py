@@ -12,7 +12,7 @@ print(await job.result(timeout=30))
 """
 
 from holdfast.app import CallNext, Holdfast, JobHandle, Middleware
-from holdfast.app.workflows import chain
+from holdfast.app.workflows import chain_jobs
 from holdfast.core.dependencies import Dependency
 from holdfast.core.errors import (
     ConfigError,
@@ -78,7 +78,7 @@ __all__ = [
     "Unavailable",
     "Unique",
     "add_job_fields",
-    "chain",
+    "chain_jobs",
     "current_job",
     "provided",
 ]

@@ -35,7 +35,7 @@ BANNED = re.compile(
     re.IGNORECASE,
 )
 """Metaphors and pronouns that name no thing."""
-GLOSSARY_TERM = re.compile(r"^\| `(\w+)` \|", re.MULTILINE)
+GLOSSARY_TERM = re.compile(r"^\| (`\w+`(?:, `\w+`)*) \|", re.MULTILINE)
 SMALL_MODULE = 60
 SUBJECT = re.compile(r"[a-z0-9_./+-]+: [a-z]")
 MAX_SUBJECT = 72
@@ -137,7 +137,7 @@ def measure(package: Path) -> list[Measure]:
     pronouns.value = 100 * found / max(words, 1)
     one_word.places = sorted(one_word_functions(trees))
     glossary = (package.parent / "docs" / "glossary.md").read_text(encoding="utf-8")
-    unexplained.places = sorted(set(one_word.places) - set(GLOSSARY_TERM.findall(glossary)))
+    unexplained.places = sorted(set(one_word.places) - set(re.findall(r"\w+", " ".join(GLOSSARY_TERM.findall(glossary)))))
     classes.places = shared_class_names(trees)
     commits.places = [each for each in subjects() if len(each) > MAX_SUBJECT or not SUBJECT.match(each)]
     for each in (one_word, unexplained, classes, commits):

@@ -43,7 +43,7 @@ class WorkflowMethods:
         return await (await self.open_store()).workflow.read_steps((await self._get(job_id)).id)
 
     @requires_loop
-    async def waits(self: _Application, job_id: str) -> JobWaits:
+    async def read_waits(self: _Application, job_id: str) -> JobWaits:
         """What a job waits for: a signal, other jobs, its children; and the jobs that wait for it."""
         return await (await self.open_store()).workflow.read_waits((await self._get(job_id)).id)
 
@@ -59,7 +59,7 @@ class WorkflowMethods:
         return await (await self.open_store()).workflow.send_signal(signal)
 
     @requires_loop
-    async def signals(self: _Application, topic: str | None = None, *, limit: int = 100) -> list[KeptSignal]:
+    async def kept_signals(self: _Application, topic: str | None = None, *, limit: int = 100) -> list[KeptSignal]:
         """Signals that no job has received, of one topic or of all, the oldest first."""
         parse_count(limit, "limit", least=1, most=1000, text=False)
         asked = None if topic is None else check_topic(topic)
@@ -128,8 +128,8 @@ def check_circles(jobs: Iterable[NewJob]) -> None:
         raise Invalid("after", shown, "let no job wait for itself, nor for one that waits for it")
 
 
-def chain(*jobs: NewJob, on: Condition | str = Condition.SUCCESS) -> list[NewJob]:
-    """Drafted jobs, each of which waits for the one before: ``await app.enqueue_many(chain(a, b, c))``.
+def chain_jobs(*jobs: NewJob, on: Condition | str = Condition.SUCCESS) -> list[NewJob]:
+    """Drafted jobs, each of which waits for the one before: ``await app.enqueue_many(chain_jobs(a, b, c))``.
 
     ``on``: the end of the one before that is awaited.
     """

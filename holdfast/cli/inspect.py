@@ -280,7 +280,7 @@ def _took(node: TreeNode) -> str:
 def print_story(session: Session, app: Holdfast, job: Job) -> None:
     """Prints a job with its history and log lines, redacted."""
     redaction = Redaction(app.settings.redacted)
-    waits = waits_document(app.sync.waits(job.id))
+    waits = waits_document(app.sync.read_waits(job.id))
     attempts, steps, lines = (
         redaction.redact_attempts(job, app.sync.attempts(job.id)),
         redaction.redact_steps(app.sync.steps(job.id)),

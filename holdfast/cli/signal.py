@@ -63,7 +63,7 @@ def signal_send(session: Session, *, topic: str, value: str, signal_id: str | No
 def signal_list(session: Session, *, topic: str | None, limit: int) -> None:
     """List signals that no job has received, the oldest first."""
     with session.open_jobs() as app:
-        found = app.sync.signals(topic, limit=limit)
+        found = app.sync.kept_signals(topic, limit=limit)
     if session.json:
         print_json({"signals": [to_plain(signal_document(each)) for each in found]})
         return

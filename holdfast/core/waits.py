@@ -24,7 +24,7 @@ TIMED_OUT = '{"timed_out":true}'
 """Result of the step of a signal that did not come in time."""
 
 
-def received(value: str) -> str:
+def signal_result(value: str) -> str:
     """Result of the step of a signal; ``value``: JSON text."""
     return f'{{"signal":{value}}}'
 

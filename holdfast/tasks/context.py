@@ -230,7 +230,7 @@ class Context:
         job = task.new_job(*args, **kwargs)
         if job.after or job.delay is not None or job.run_at_us is not None:
             raise Invalid("options", task, "leave out after, delay and run_at: this job waits for the result")
-        return self._job_steps.child(job, task.decode_result)
+        return self._job_steps.make_child(job, task.decode_result)
 
     async def gather(self, *children: Child[Any], return_exceptions: bool = False) -> list[Any]:
         """Runs several jobs side by side: ``await context.gather(context.call(a, 1), context.call(b, 2))``.

@@ -190,7 +190,7 @@ class JobSteps:
             raise TimeoutError(f"no signal {topic!r} came within {timeout}")
         return received["signal"]
 
-    def child(self, job: NewJob, decode: Callable[[str | None], Any]) -> Child[Any]:
+    def make_child(self, job: NewJob, decode: Callable[[str | None], Any]) -> Child[Any]:
         """Counts a call of another task at once, and returns the child."""
         name, number = self._count_call(job.task)
         return Child(self, name, number, replace(job, id=derive_id(self._job.id, name)), decode)

@@ -77,7 +77,7 @@ _DEPENDENCY = ValueType(
                 "type": "object",
                 "properties": {
                     "job_id": {"type": "string", "format": "uuid"},
-                    "on": {"type": "string", "enum": list(Condition), "default": "success"},
+                    "on": {"type": "string", "pattern": f"^({'|'.join(Condition)})$", "default": "success"},
                 },
                 "required": ["job_id"],
                 "additionalProperties": False,

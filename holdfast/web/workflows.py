@@ -76,14 +76,14 @@ async def send_signal(call: RequestContext) -> ApiResponse:
 async def list_signals(call: RequestContext) -> ApiResponse:
     """Returns signals that no job has received."""
     _check_every_queue(call)
-    found = await call.app.signals(call.query.get("topic"), limit=call.query.get("limit", 100))
+    found = await call.app.kept_signals(call.query.get("topic"), limit=call.query.get("limit", 100))
     return json_response(200, SignalList([signal_document(each) for each in found]))
 
 
 async def show_waits(call: RequestContext) -> ApiResponse:
     """Returns what a job waits for."""
     job = await find_job(call, call.path["job_id"])
-    return json_response(200, waits_document(await call.app.waits(job.id)))
+    return json_response(200, waits_document(await call.app.read_waits(job.id)))
 
 
 async def show_tree(call: RequestContext) -> ApiResponse:

@@ -20,10 +20,10 @@ async def versions(path: Path) -> list[int]:
     await ours.open()
     await theirs.open()
     writer = ours._current().writer
-    seen = [writer.version()]
+    seen = [writer.data_version()]
     for store in (ours, theirs):
         await store.queueing.submit([job()])
-        seen.append(writer.version())
+        seen.append(writer.data_version())
     await theirs.close()
     await ours.close()
     return seen

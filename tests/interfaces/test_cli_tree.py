@@ -25,7 +25,7 @@ EXPECTED = """
     |config set|config path|retry-schedule|backup|migrate|doctor|why|dev|api|completion
     |schedule list|schedule show|schedule add|schedule pause|schedule resume|schedule remove|schedule run|schedule next
     |limit list|limit show|limit add|limit set|limit reset|limit remove|limit pause|limit resume
-    |schedule backfill|keys create|keys list|keys rotate|keys revoke|audit verify
+    |signal send|signal list|schedule backfill|keys create|keys list|keys rotate|keys revoke|audit verify
 """
 
 

@@ -30,7 +30,7 @@ async def test_handler_waits_for_a_signal_without_a_runner(app: Holdfast) -> Non
         await harnessed.advance(1)
         job = await handle.job()
         assert (job.state, job.reason, job.attempts) == (JobState.WAITING, "signal", 0)
-        waits = await app.waits(handle.id)
+        waits = await app.read_waits(handle.id)
         assert waits.receiver is not None
         assert (waits.receiver.topic, waits.receiver.step) == ("approved:42", "wait_for approved:42")
         await harnessed.advance(86400)
@@ -77,13 +77,13 @@ async def test_signal_that_does_not_come_is_a_timeout_that_is_kept(app: Holdfast
         handle = await order.enqueue()
         await harnessed.advance(59)
         assert await handle.state() is JobState.WAITING
-        await harnessed.advance(0.5)
+        await harnessed.advance(1.5)
         await app.signal("approved", "too late")
         await harnessed.advance(3)
         assert await handle.result(timeout=0) == "gave up"
         text = "no signal 'approved' came within 0:01:00"
         assert seen == [text, "reminded", text]
-        assert [each.value for each in await app.signals()] == ['"too late"']
+        assert [each.value for each in await app.kept_signals()] == ['"too late"']
 
 
 async def test_received_signal_stays_in_the_record_of_a_replay(app: Holdfast) -> None:
@@ -105,7 +105,7 @@ async def test_received_signal_stays_in_the_record_of_a_replay(app: Holdfast) ->
         await handle.replay()
         await harnessed.run_until_idle()
         assert values == [1, 1]
-        assert await app.signals() == []
+        assert await app.kept_signals() == []
 
 
 async def test_wait_in_a_task_of_the_handler_is_refused(app: Holdfast) -> None:
@@ -125,7 +125,7 @@ async def test_topic_that_is_no_line_of_text_is_refused(app: Holdfast, topic: An
     with pytest.raises(Invalid, match="topic"):
         await app.signal(topic, 1)
     with pytest.raises(Invalid, match="topic") if topic is not None else pytest.raises(Invalid, match="limit"):
-        await app.signals(topic, limit=0 if topic is None else 5)
+        await app.kept_signals(topic, limit=0 if topic is None else 5)
 
 
 async def test_signal_that_cannot_be_stored_is_refused(app: Holdfast) -> None:
@@ -135,7 +135,7 @@ async def test_signal_that_cannot_be_stored_is_refused(app: Holdfast) -> None:
         await app.signal("a", "x" * (app.settings.payload_limit + 1))
     with pytest.raises(Invalid, match="id"):
         await app.signal("a", 1, id="")
-    assert await app.signals() == []
+    assert await app.kept_signals() == []
 
 
 async def test_wait_of_another_topic_after_a_deploy_is_changed_code(app: Holdfast) -> None:
@@ -183,7 +183,7 @@ async def test_handler_calls_another_task_without_a_runner(app: Holdfast) -> Non
         assert ledger.done == ["charge", "charge"]
         job = await handle.job()
         assert (job.attempts, job.claims) == (1, 3)
-        waits = await app.waits(handle.id)
+        waits = await app.read_waits(handle.id)
         children = [await app.get(each.job_id) for each in waits.dependencies]
         assert sorted((each.priority, each.queue) for each in children) == [(0, "default"), (7, "slow")]
         assert [step.name for step in await steps_of(app, handle.id)] == ["charge", "charge#2"]
@@ -231,7 +231,7 @@ async def test_failed_child_fails_its_parent_until_it_is_replayed(app: Holdfast)
         assert "JobFailed" in str(job.error)
         assert "declined" in str(job.error)
         broken[0] = False
-        [child] = (await app.waits(handle.id)).dependencies
+        [child] = (await app.read_waits(handle.id)).dependencies
         await app.replay([child.job_id])
         await harnessed.advance(3600)
         assert await handle.result(timeout=0) == "paid"
@@ -259,7 +259,7 @@ async def test_errors_of_children_are_kept_when_they_are_asked_for(app: Holdfast
         await harnessed.start()
         handle = await order.enqueue()
         await harnessed.run_until_idle()
-        *_, third = [each for each in (await app.waits(handle.id)).dependencies if each.state == "open"]
+        *_, third = [each for each in (await app.read_waits(handle.id)).dependencies if each.state == "open"]
         await app.cancel([third.job_id])
         await harnessed.advance(1)
         await harnessed.run_until_idle()
@@ -284,7 +284,7 @@ async def test_child_that_was_deleted_is_a_failure(app: Holdfast) -> None:
         await harnessed.start()
         handle = await order.enqueue()
         await harnessed.run_until_idle()
-        [dependency] = (await app.waits(handle.id)).dependencies
+        [dependency] = (await app.read_waits(handle.id)).dependencies
         await app.delete([dependency.job_id])
         await harnessed.run_until_idle()
         job = await handle.job()

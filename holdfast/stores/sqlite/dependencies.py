@@ -43,7 +43,7 @@ def decide_dependencies(
         }
         level = []
         if met:
-            decided.queues |= yield from release(statements, met, now_us)
+            decided.queues |= yield from release_waiters(statements, met, now_us)
         if failed:
             cancelled = yield Statement(statements["cancel_waiters"], (as_json(failed.items()), now_us))
             decided.cancelled += [job_id for job_id, _ in cancelled]
@@ -51,7 +51,7 @@ def decide_dependencies(
     return decided
 
 
-def release(statements: Mapping[str, str], met: Mapping[int, int], now_us: int) -> StatementFlow[set[str]]:
+def release_waiters(statements: Mapping[str, str], met: Mapping[int, int], now_us: int) -> StatementFlow[set[str]]:
     """Jobs (rows) wait for so many things less. Returns the queues of those that are due now."""
     rows = yield Statement(statements["release_waiters"], (as_json(met.items()), now_us))
     return {queue for queue, state in rows if STATES[state] is JobState.SCHEDULED}

@@ -67,7 +67,7 @@ class OpenedSqlite:
         )
 
     def _version(self) -> int:
-        return self.writer.version()
+        return self.writer.data_version()
 
     def close(self) -> None:
         """Close every connection."""

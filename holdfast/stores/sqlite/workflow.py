@@ -21,7 +21,7 @@ from holdfast.core.waits import (
     SignalWait,
 )
 from holdfast.stores.sqlite.claiming import read_value
-from holdfast.stores.sqlite.dependencies import release, run_flow, wait_for_children
+from holdfast.stores.sqlite.dependencies import release_waiters, run_flow, wait_for_children
 from holdfast.stores.sqlite.encoding import as_json, span_us
 from holdfast.stores.sqlite.limits import LimitedFamily
 from holdfast.stores.sqlite.submission import submit_one_by_one
@@ -79,7 +79,7 @@ class SqliteWorkflow(LimitedFamily):
             connection.execute(self._sql["set_receiver"], place)
             connection.execute(self._sql["set_waits"], (seq, 1))
             return SignalReceipt(left=(until_us - now_us) * MICROSECOND)
-        result = waits.TIMED_OUT if signal is None else waits.received(signal[0])
+        result = waits.TIMED_OUT if signal is None else waits.signal_result(signal[0])
         self._insert_steps(transaction, [(seq, step, result)])
         connection.execute(self._sql["delete_receiver"], (seq,))
         return SignalReceipt(result=result)
@@ -97,9 +97,9 @@ class SqliteWorkflow(LimitedFamily):
         if receiver is not None:
             seq, job_id, name, number, in_order, claims = receiver
             step = NewStep(Lease(job_id, claims), name, number, bool(in_order))
-            self._insert_steps(transaction, [(seq, step, waits.received(signal.value))])
+            self._insert_steps(transaction, [(seq, step, waits.signal_result(signal.value))])
             connection.execute(self._sql["delete_receiver"], (seq,))
-            for queue in run_flow(connection, release(self._sql, {seq: 1}, transaction.now_us)):
+            for queue in run_flow(connection, release_waiters(self._sql, {seq: 1}, transaction.now_us)):
                 transaction.notify_topic(f"queue:{queue}")
         elif read_value(connection, self._sql["count_signals"], (topic, waits.MAX_SIGNALS)) >= waits.MAX_SIGNALS:
             raise Conflict(waits.describe_full_topic(topic))

@@ -162,7 +162,7 @@ class Writer:
         self._after(transaction)
         return result
 
-    def version(self) -> int:
+    def data_version(self) -> int:
         """A number that changes with other programs' commits. Our own are notified as they happen, and a
         worker that took its own beats for news would beat again for each of them."""
         if self._own.acquire(blocking=False):

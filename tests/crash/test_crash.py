@@ -21,6 +21,7 @@ from tests.crash.scenarios import (
     stops,
     submitters,
     ticks,
+    waits,
     workflows,
 )
 from tests.support.stores import CARRIED, STORES, Home, stores_of
@@ -123,3 +124,15 @@ def test_limits_are_never_exceeded_and_no_slot_leaks(tmp_path: Path, home: Home,
 
 def test_recorded_steps_are_never_run_again(tmp_path: Path, home: Home, seed: int) -> None:
     assert kept(workflows.workflows(tmp_path, home, jobs=20, steps=10, kills=5, seed=seed))
+
+
+def test_each_signal_is_received_once_or_kept(tmp_path: Path, home: Home, seed: int) -> None:
+    assert kept(waits.signals(tmp_path, home, count=200, kills=2, timeout=6.0, seed=seed))
+
+
+def test_each_child_is_started_once(tmp_path: Path, home: Home, seed: int) -> None:
+    assert kept(waits.children(tmp_path, home, parents=10, children=5, kills=2, seed=seed))
+
+
+def test_job_starts_once_behind_all_its_members(tmp_path: Path, home: Home, seed: int) -> None:
+    assert kept(waits.fan_ins(tmp_path, home, groups=3, members=40, kills=2, seed=seed))

@@ -27,6 +27,7 @@ from tests.crash.scenarios import (
     submitters,
     ticks,
     transports,
+    waits,
     workflows,
 )
 from tests.crash.scenarios.kinds import KINDS, Kind
@@ -77,6 +78,18 @@ ON_EVERY_STORE: dict[str, OnStore] = {
     ),
     "workflows": lambda folder, home, count, seed: workflows.workflows(
         folder, home, jobs=count(50), steps=10, kills=count(50), seed=seed
+    ),
+    "signals": lambda folder, home, count, seed: waits.signals(
+        folder, home, count=count(10_000), kills=count(20), timeout=30.0, seed=seed
+    ),
+    "children": lambda folder, home, count, seed: waits.children(
+        folder, home, parents=count(200), children=10, kills=count(20), seed=seed
+    ),
+    "fan-ins": lambda folder, home, count, seed: waits.fan_ins(
+        folder, home, groups=count(100), members=100, kills=count(20), seed=seed
+    ),
+    "large-fan-ins": lambda folder, home, count, seed: waits.fan_ins(
+        folder, home, groups=3, members=count(10_000), kills=count(10), seed=seed
     ),
     "crowd": lambda folder, home, count, seed: crowds.crowd(folder, home, kills=count(50), seed=seed),
     "api-kills": lambda folder, home, count, seed: api.kills(folder, home, clients=16, kills=count(20), seed=seed),

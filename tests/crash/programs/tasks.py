@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from holdfast import Context, Holdfast
+from holdfast import Context, Dead, Holdfast
 from tests.crash.ledger import append
 
 LEDGER = Path(os.environ["CRASH_LEDGER"])
@@ -58,6 +58,50 @@ async def take_steps(ctx: Context, steps: int, seconds: float) -> dict[str, int]
         raise
     note("end", ctx)
     return {"claims": ctx.claims, "steps": len(done)}
+
+
+@app.task("crash.wait")
+async def wait(ctx: Context, topics: list[str], seconds: float) -> dict[str, int]:
+    """Waits for a signal of each topic, one after the other."""
+    note("start", ctx)
+    values: list[int | None] = []
+    try:
+        for topic in topics:
+            try:
+                values.append(await ctx.wait_for(topic, timeout=seconds))
+            except TimeoutError:
+                values.append(None)
+    except BaseException:
+        note("cancelled", ctx)
+        raise
+    note("got", ctx, values=values)
+    note("end", ctx)
+    return {"claims": ctx.claims}
+
+
+@app.task("crash.member")
+async def member(ctx: Context, fails: bool = False) -> dict[str, int]:
+    """Work of no time. One that ``fails`` is dead under its first claim."""
+    note("start", ctx)
+    await asyncio.sleep(0)
+    note("end", ctx)
+    if fails and ctx.claims == 1:
+        raise Dead("as it was told")
+    return {"claims": ctx.claims}
+
+
+@app.task("crash.parent")
+async def parent(ctx: Context, children: int) -> dict[str, int]:
+    """Waits for children: many together, then one."""
+    note("start", ctx)
+    try:
+        done = await ctx.gather(*[ctx.call(member) for _ in range(children - 1)])
+        done.append(await ctx.call(member))
+    except BaseException:
+        note("cancelled", ctx)
+        raise
+    note("end", ctx)
+    return {"claims": ctx.claims, "children": len(done)}
 
 
 @app.task("crash.poison")

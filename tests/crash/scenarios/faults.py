@@ -16,7 +16,8 @@ from tests.crash.scenarios.submitters import PROGRAM, judge_submitters
 from tests.crash.scenarios.submitting import await_quiet, submit, work
 from tests.support.stores import Home
 
-AT_A_STEP = ("step.before", "step.after")  # of workflows alone
+AT_A_STEP = tuple(sorted(point for point in POINTS if point.startswith(("step.", "signal.", "children."))))
+"""Of workflows alone."""
 SUBMITTING = tuple(sorted(point for point in POINTS if point.startswith("submit.")))
 AT_THE_TRANSPORT = ("announce.before",)
 """Where there is one, and then only submitters come there for sure."""

@@ -47,8 +47,6 @@ from holdfast.stores.base import (
     Queueing,
     Schedules,
     Selection,
-    TransportableStore,
-    TransportQueries,
 )
 from holdfast.stores.forwarding import (
     ForwardingAdmin,
@@ -60,6 +58,7 @@ from holdfast.stores.forwarding import (
     ForwardingSchedules,
     ForwardingStore,
 )
+from holdfast.stores.transportable import TransportableStore, TransportQueries
 from holdfast.transports.contract import Transport
 from holdfast.transports.limited_claiming import LimitedClaiming, LimitedTurns
 from holdfast.transports.reconciler import Reconciler

@@ -92,7 +92,7 @@ async def test_job_waits_for_another_and_is_then_due_at_once(store: Store, clock
     assert job.id == first
     claimed = await claim(store)
     assert (claimed.jobs, claimed.next_due) == ([], None)
-    clock.advance(60)
+    clock.advance(20)
     await end(store, job)
     assert (await stored(store, second)).run_at_us == clock()
     assert await dependencies_of(store, second) == [DependencyInfo(first, SUCCESS, MET, False)]

@@ -13,6 +13,8 @@ from holdfast.core.clock import ManualClock
 from holdfast.core.ids import new_id
 from holdfast.core.job_changes import JobChanges
 from holdfast.core.models import Job, JobFilter, JobState, Options, Reason
+from holdfast.core.steps import NewStep
+from holdfast.core.waits import SignalWait
 from holdfast.stores.base import EVERY_QUEUE, Store
 from tests.conformance.support import (
     MINUTE,
@@ -145,7 +147,9 @@ async def test_retry_is_moved_with_its_history(store: Store, clock: ManualClock)
 async def test_waiting_job_keeps_waiting(store: Store, clock: ManualClock) -> None:
     (job_id,) = await put(store)
     (job,) = await take(store)
-    await store.queueing.settle([ending(job, JobState.WAITING, reason=Reason.SNOOZED, refund=True)])
+    step = NewStep(job.lease, "approved", 1, True, None, None)
+    await store.workflow.receive_signal(SignalWait(step, "approved", MINUTE))
+    await store.queueing.settle([ending(job, JobState.WAITING, reason=Reason.SIGNAL, refund=True)])
 
     assert await edit(store, job_id, priority=5, queue="other", payload='{"n":1}', delay=MINUTE)
 

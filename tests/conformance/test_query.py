@@ -14,6 +14,8 @@ from holdfast.core.clock import ManualClock
 from holdfast.core.errors import HoldfastError, Invalid
 from holdfast.core.ids import new_id
 from holdfast.core.models import Job, JobFilter, JobState, Options, Reason, to_datetime
+from holdfast.core.steps import NewStep
+from holdfast.core.waits import SignalWait
 from holdfast.stores.base import Store
 from tests.conformance.support import ended, ending, lose, new_job, put, queues, running, settle, stored, take
 
@@ -256,7 +258,10 @@ async def test_a_glance_sees_what_goes_on_in_every_queue(store: Store, clock: Ma
 
 async def test_queue_depths_count_waiting_jobs(store: Store) -> None:
     for _ in range(2):
-        await settle(store, await running(store, queue="steps"), JobState.WAITING, refund=True)
+        job = await running(store, queue="steps")
+        wait = SignalWait(NewStep(job.lease, "approved", 1, True), "approved", timedelta(hours=1))
+        await store.workflow.receive_signal(wait)
+        await settle(store, job, JobState.WAITING, refund=True)
 
     (info,) = await store.query.queue_depths(max_count=1000)
 

@@ -116,8 +116,8 @@ _KEPT_ROUNDS = 5  # scripts a call spends on kept jobs of a state, and on old si
 _ALL = 3600.0  # seconds for everything
 _BATCH = 500  # commands on their way at once, entries read at once
 _TRIES = 3
-_WATCHED = ("counts", "tombstones", "keys", "seq", "meta")
-"""No job changes its state without one of these."""
+_WATCHED = ("counts", "tombstones", "keys", "seq", "meta", "signals")
+"""No job changes its state without one of these, and no signal is sent or received."""
 
 
 async def repair(address: RedisAddress, now: int) -> list[Finding]:

@@ -179,6 +179,8 @@ local function make_transitions()
         elseif state == 'dead' or state == 'cancelled' then
             safe_call('ZREM', PREFIX .. 'ended:' .. state, id)
             safe_call('ZREM', PREFIX .. 'kept:' .. state, id)
+        elseif state == 'succeeded' then
+            safe_call('ZREM', PREFIX .. 'kept:succeeded', id)
         end
     end
 

@@ -3,6 +3,7 @@
 -- is 0 for those given at its submission, else the number of the wait for which it started this child. The waiters of a
 -- job are in `dependents:JOB`, all scores 0. The field `waits` of a waiter is the number of its dependencies that are
 -- not met, or 1 for a signal; a dependency of another wait than `waitNumber` says is not counted.
+local decided = {} -- jobs that this script has made due or cancelled since their waits are over
 local ENDED_STATES = { succeeded = true, dead = true, cancelled = true }
 
 local function dependencies_key(waiter)
@@ -58,7 +59,7 @@ local function make_waits()
         count(spec.queue, 'waiting', -1)
         count(spec.queue, 'scheduled', 1)
         notify('ready_jobs', 'queue:' .. spec.queue)
-        sender = ''
+        sender, decided[id] = '', true
     end
 
     local cancelled_entries = {}
@@ -73,7 +74,7 @@ local function make_waits()
         count(spec.queue, 'cancelled', 1)
         count_unstarted(partition_field_of(id, spec), -1)
         ended_ids[#ended_ids + 1] = id
-        sender = ''
+        sender, decided[id] = '', true
     end
 
     local function write_cancelled()
@@ -182,22 +183,26 @@ local function reopen_own(id)
     return open > 0
 end
 
-local function has_failed_edge(waiter)
+-- Number of dependencies of a waiter that are not met; nil if one of them failed.
+local function count_open(waiter)
+    local open = 0
     for _, text in ipairs(safe_call('HVALS', dependencies_key(waiter))) do
         local _, state = parse_edge(text)
         if state == 'failed' then
-            return true
+            return nil
         end
+        open = open + (state == 'open' and 1 or 0)
     end
-    return false
+    return open
 end
 
 -- A cancelled waiter waits again.
-local function revive(id, spec, due, created)
+local function revive(id, spec, due, created, open)
     transitions().dequeue(id, spec, 'cancelled')
     call('HDEL', JOB .. id, 'endTime', 'expiresAt')
     delete_pieces(id, 'error')
-    call('HSET', JOB .. id, 'state', 'waiting', 'reason', 'dependency', 'dueTime', NEVER, 'created', created or due)
+    call('HSET', JOB .. id, 'state', 'waiting', 'reason', 'dependency', 'dueTime', NEVER, 'created', created or due,
+        'waits', open)
     count(spec.queue, 'cancelled', -1)
     count(spec.queue, 'waiting', 1)
     count_unstarted(partition_field_of(id, spec), 1)
@@ -219,8 +224,9 @@ local function reopen_edge(waiter, id, revived)
             safe_call('HINCRBY', JOB .. waiter, 'waits', 1)
         end
     end
-    if is_cancelled and state and not has_failed_edge(waiter) then
-        revive(waiter, spec, v[6], v[7])
+    local open = is_cancelled and state and count_open(waiter)
+    if open then
+        revive(waiter, spec, v[6], v[7], open)
         if v[5] then
             revived[#revived + 1] = waiter
         end
@@ -322,6 +328,7 @@ if result then
     record_step(id, claims, step, number, in_order, result)
     if is_same then
         remove_receiver(id, old)
+        call('HSET', JOB .. id, 'waits', 0)
     end
     finish()
     return { 1, string.sub(result, 2) }

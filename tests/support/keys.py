@@ -136,8 +136,9 @@ class Keys:
                 ids = self.client.zrange(self.prefix + name, 0, -1)
             elif kind == "ended:succeeded":
                 ends = (entry.partition(":") for entry in self.client.lrange(self.prefix + name, 0, -1))
-                kept = self.client.zrange(f"{self.prefix}kept:succeeded", 0, -1)
-                ids = [job for ended, _, job in ends if _stands(jobs.get(job, {}), ended) and job not in kept]
+                ids = [job for ended, _, job in ends if _stands(jobs.get(job, {}), ended)]
+            elif kind == "kept:succeeded":
+                kind, ids = "ended:succeeded", self.client.zrange(self.prefix + name, 0, -1)
             else:
                 continue
             for job in ids:

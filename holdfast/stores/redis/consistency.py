@@ -35,8 +35,8 @@ def plan_repairs(seen: NamespaceSnapshot) -> list[RepairStep]:
     audit = _Audit(seen)
     waits = plan_wait_repairs(seen, audit.jobs)  # first: it changes states
     found = [
-        *waits,
         *audit.check_set_aside(),
+        *waits,
         *audit.sorted_sets(),
         *audit.ready_lists(),
         *plan_limit_repairs(seen, audit.jobs),

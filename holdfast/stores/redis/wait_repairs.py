@@ -39,7 +39,7 @@ class _Edge(NamedTuple):
         match = _EDGE.fullmatch(text)
         return None if match is None else cls(match[1], match[2], match[3])
 
-    def after(self, how: bytes) -> _Edge:
+    def decided_by(self, how: bytes) -> _Edge:
         """Returns the edge after the end of its job."""
         is_met = self.condition == b"end" or (self.condition == b"success") == (how == b"succeeded")
         return self._replace(state=b"met" if is_met else b"failed")
@@ -109,7 +109,7 @@ class _WaitAudit:
             if other is None and job in self._seen.jobs:  # written by hand
                 continue
             how = b"deleted" if other is None else other.state
-            decided = edge.after(how) if edge.state == b"open" and (other is None or how in _ENDED) else edge
+            decided = edge.decided_by(how) if edge.state == b"open" and (other is None or how in _ENDED) else edge
             if decided.state == b"failed":
                 self._failures.setdefault(waiter, (job, how))
             if other is None:

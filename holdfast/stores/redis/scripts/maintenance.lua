@@ -44,9 +44,9 @@ finish()
 return { jobs, scanned }
 
 -- fragment: pruning
--- Deletion of jobs whose retention is over. ARGV: 3 state, 4 retention in microseconds, 5 limit. A job is kept as long as
--- one that waits or waited for it has not ended: it is in `kept:STATE`, by the instant of the latest look at it, and its
--- field `keptFor` names that waiter.
+-- Deletion of jobs whose retention is over. ARGV: 3 state, 4 retention in microseconds, 5 limit. A job is kept as long
+-- as one that waits or waited for it has not ended: it is in `kept:STATE`, by the instant of the latest look at it, and
+-- its field `keptFor` names that waiter.
 local state, cutoff, max_jobs = ARGV[3], now - tonumber(ARGV[4]), tonumber(ARGV[5])
 local ended, kept = PREFIX .. 'ended:' .. state, PREFIX .. 'kept:' .. state
 local MAX_LOOKS = 1000 -- waiters that one script looks at
@@ -80,8 +80,8 @@ local function has_open_waiter(id, kept_for)
     return nil
 end
 
--- Deletes a job that ended at this instant (nil: at any). Returns "deleted", "kept", "recent", "stale" (it ran again, or
--- is deleted), or "later" (the next script goes on).
+-- Deletes a job that ended at this instant (nil: at any). Returns "deleted", "kept", "recent", "stale" (it ran again,
+-- or is deleted), or "later" (the next script goes on).
 local function prune(id, ended_at)
     local v = read_fields(id, 'state', 'spec', 'endTime', 'seq', 'key', 'waits', 'awaited', 'keptFor')
     local spec = v and parse_spec(v[2] or '')

@@ -254,12 +254,12 @@ finish()
 return answers
 
 -- fragment: steps
--- True for a live lease; `worker` is "" for any. Returns the job's fields `waits` and `waitNumber` too.
+-- True for a live lease, and the job's field `waitNumber`. `worker`: "" for any.
 local function holds_lease(id, claims, worker)
-    local v = read_fields(id, 'state', 'claims', 'pickupTime', 'worker', 'waits', 'waitNumber')
+    local v = read_fields(id, 'state', 'claims', 'pickupTime', 'worker', 'waitNumber')
     local is_held = v and v[1] == 'running' and claims_of(v[2], v[3]) == claims and (worker == '' or v[4] == worker)
         and (tonumber(call('ZSCORE', LEASES, id) or nil) or 0) > now
-    return is_held, is_held and v[5], is_held and v[6]
+    return is_held, is_held and v[5]
 end
 
 -- Records a step, unless it is there. `result`: "" or "=" and its text.
@@ -269,8 +269,8 @@ local function record_step(id, claims, name, number, in_order, result)
 end
 
 -- name: save_steps (steps)
--- Stores steps of jobs. ARGV from 3 on, of each: id, claims, worker or "", name, number, 1 if in order, "" or "=" and its
--- result. Returns 1 for a lease that is held, else 0. A step that is there stays.
+-- Stores steps of jobs. ARGV from 3 on, of each: id, claims, worker or "", name, number, 1 if in order, "" or "=" and
+-- its result. Returns 1 for a lease that is held, else 0. A step that is there stays.
 local answers = {}
 for n = 3, #ARGV, 7 do
     local is_held = holds_lease(ARGV[n], ARGV[n + 1], ARGV[n + 2])

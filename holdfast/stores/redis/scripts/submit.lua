@@ -396,12 +396,13 @@ local function find_missing(from)
     return missing
 end
 
--- Stores a batch of jobs, encoded from ARGV[from] on: "1" to keep payloads in one piece, else "0", and then "a" if a job
--- has dependencies; number of specs, the specs, then runs of jobs. A run begins with what its jobs share: number, spec, when ("" now, "+delay", "=instant"), field
--- `partition` or "", and "" or "x". Then id and payload of each job; with "x" also key, its lifetime and options (each
--- after "=", "" for none), "1" for a client's own id, its unique key as `take_unique` expects it, expiry, and
--- dependencies in MessagePack, or "". Returns nil and the id of a missing dependency; or per job 1 (created), 0 (known), or the id of the job that holds its key, after "+" if that was changed. If
--- any job was created, the number of the last submission follows.
+-- Stores a batch of jobs, encoded from ARGV[from] on: "1" to keep payloads in one piece, else "0", and then "a" if a
+-- job has dependencies; number of specs, the specs, then runs of jobs. A run begins with what its jobs share: number,
+-- spec, when ("" now, "+delay", "=instant"), field `partition` or "", and "" or "x". Then id and payload of each job;
+-- with "x" also key, its lifetime and options (each after "=", "" for none), "1" for a client's own id, its unique key
+-- as `take_unique` expects it, expiry, and dependencies in MessagePack, or "". Returns nil and the id of a missing
+-- dependency; or per job 1 (created), 0 (known), or the id of the job that holds its key, after "+" if that was
+-- changed. If any job was created, the number of the last submission follows.
 local function store_batch(from)
     whole = string.sub(ARGV[from], 1, 1) == '1'
     local missing = string.find(ARGV[from], 'a', 1, true) and find_missing(from)

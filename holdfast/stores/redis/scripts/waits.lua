@@ -208,8 +208,8 @@ local function revive(id, spec, due, created, open)
     count_unstarted(partition_field_of(id, spec), 1)
 end
 
--- Opens the dependency of a waiter on a replayed job, if no worker has started the waiter and it waits, or was cancelled
--- by a dependency and has no unique key. Adds a waiter that waits again to `revived`.
+-- Opens the dependency of a waiter on a replayed job, if no worker has started the waiter and it waits, or was
+-- cancelled by a dependency and has no unique key. Adds a waiter that waits again to `revived`.
 local function reopen_edge(waiter, id, revived)
     local v = read_fields(waiter, 'state', 'spec', 'reason', 'pickupTime', 'awaited', 'dueTime', 'created')
     local spec = v and parse_spec(v[2] or '')
@@ -290,8 +290,8 @@ end
 
 -- name: receive_signal (steps, receivers)
 -- Takes the oldest signal of a topic for a step, or makes the job its receiver. ARGV: 3 id, 4 claims, 5 worker or "", 6
--- step, 7 its number, 8 "1" if in order, 9 topic, 10 timeout in microseconds. Returns {0} if the lease is lost, {1, result
--- or nil}, or {2, microseconds until the deadline}.
+-- step, 7 its number, 8 "1" if in order, 9 topic, 10 timeout in microseconds. Returns {0} if the lease is lost, {1,
+-- result or nil}, or {2, microseconds until the deadline}.
 local id, claims, step, number, in_order, topic = ARGV[3], ARGV[4], ARGV[6], ARGV[7], ARGV[8], ARGV[9]
 if not holds_lease(id, claims, ARGV[5]) then
     finish()
@@ -441,7 +441,7 @@ return #ids
 -- part, 7 on: the batch. Returns nil if the lease is lost; else id and state of each child, and the reply of
 -- `store_batch`.
 local parent = ARGV[3]
-local is_held, _, wait = holds_lease(parent, ARGV[4], ARGV[5])
+local is_held, wait = holds_lease(parent, ARGV[4], ARGV[5])
 if not is_held then
     return false
 end

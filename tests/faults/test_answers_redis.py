@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -12,10 +13,13 @@ from redis import exceptions as driver
 from holdfast.core.errors import Unavailable
 from holdfast.core.ids import new_id
 from holdfast.core.models import JobFilter, JobState, LeaseStatus, Reason, Submitted
+from holdfast.core.steps import NewStep
+from holdfast.core.waits import ChildStatus, SentSignal, Signal, SignalReceipt, SignalWait
 from holdfast.stores.connections import redis as pool
 from holdfast.stores.connections.redis_protocol import Argument, RedisConnection
 from tests.conformance.support import (
     LEASE,
+    WORKER,
     ended,
     ending,
     failing,
@@ -271,3 +275,27 @@ async def test_lease_number_given_twice_belongs_to_the_recorded_worker(server: R
         assert (await store.queueing.heartbeat(heartbeat("second"), [first.lease], lease_for=LEASE)).statuses == [
             LeaseStatus.HELD
         ]
+
+
+async def test_waits_without_answer_begin_once(proxy: FaultProxy, proxied_url: str) -> None:
+    hour = timedelta(hours=1)
+    async with opened(proxied_url) as store:
+        for n in range(4):
+            job, child, topic = await running(store), new_job(payload=f'{{"child":{n}}}', delay=hour), f"needle-{n}"
+            wait = SignalWait(NewStep(job.lease, "s", 1, True), topic, hour)
+            cuts = ((topic, b"*2\r\n:2"), (f'"signal-{n}"', b"*2\r\n:1"), (f'"child":{n}', b"*2\r\n"))
+            for needle, answer in cuts if n else ():  # the server knows the scripts
+                proxy.cut_after(needle.encode(), answer=answer)
+            receipt = await store.workflow.receive_signal(wait)
+            assert receipt.left is not None
+            assert hour - timedelta(minutes=1) < receipt.left <= hour
+            signal = Signal(f"id-{n}", topic, f'"signal-{n}"')
+            assert await store.workflow.send_signal(signal) == SentSignal(True, job.id)
+            assert await store.workflow.receive_signal(wait) == SignalReceipt(result=f'{{"signal":"signal-{n}"}}')
+            started = await store.workflow.start_children(job.lease, [child], WORKER)
+            assert started == [ChildStatus(child.id, JobState.SCHEDULED)]
+            await settle(store, job, JobState.WAITING, refund=True)
+            await store.admin.cancel([child.id])
+            assert await state_of(store, job.id) is JobState.SCHEDULED
+        assert proxy.cuts == 9
+        assert await store.health.repair() == []

@@ -17,6 +17,7 @@ T = TypeVar("T")
 PATIENCE = 60
 """Seconds in which a server that was killed must be back."""
 ENDED = ("succeeded", "dead", "cancelled")
+NEVER = 253_402_300_799_000_000
 
 
 class Keys:
@@ -96,7 +97,7 @@ class Keys:
                 "scheduled": "schedule",
                 "failed": "schedule",
                 "running": "leases",
-                "waiting": "",
+                "waiting": "schedule" if int(fields["dueTime"]) < NEVER else "",
             }.get(fields["state"], f"ended:{fields['state']}")
             if places.pop(job, []) != ([expected] if expected else []):
                 yield f"{job}, {fields['state']}, is not in {expected} alone"
@@ -136,6 +137,8 @@ class Keys:
             elif kind == "ended:succeeded":
                 ends = (entry.partition(":") for entry in self.client.lrange(self.prefix + name, 0, -1))
                 ids = [job for ended, _, job in ends if _stands(jobs.get(job, {}), ended)]
+            elif kind == "kept:succeeded":
+                kind, ids = "ended:succeeded", self.client.zrange(self.prefix + name, 0, -1)
             else:
                 continue
             for job in ids:

@@ -24,6 +24,7 @@ from holdfast.stores.redis.snapshot import (
     NamespaceSnapshot,
     RepairStep,
 )
+from holdfast.stores.redis.wait_repairs import plan_wait_repairs
 
 INDEX_CHUNK = 64  # jobs a chunk of the index, as in common.lua
 _NOT_STARTED = frozenset(state.value.encode() for state in NOT_STARTED)
@@ -32,8 +33,10 @@ _NOT_STARTED = frozenset(state.value.encode() for state in NOT_STARTED)
 def plan_repairs(seen: NamespaceSnapshot) -> list[RepairStep]:
     """Returns the steps that make everything agree; empty if everything does."""
     audit = _Audit(seen)
+    waits = plan_wait_repairs(seen, audit.jobs)  # first: it changes states
     found = [
         *audit.check_set_aside(),
+        *waits,
         *audit.sorted_sets(),
         *audit.ready_lists(),
         *plan_limit_repairs(seen, audit.jobs),
@@ -102,7 +105,7 @@ class _Audit:
         names = self._names
         if kept.state == b"running":  # a lease that is lost has run out: the next sweep finds it
             return names.leases, self._seen.now
-        if kept.state in (b"scheduled", b"failed"):
+        if kept.is_scheduled:
             return names.schedule_of(kept.queue), kept.due
         if kept.state in (b"dead", b"cancelled"):
             return names("ended:" + kept.state.decode()), kept.ended
@@ -142,9 +145,10 @@ class _Audit:
     def check_successes(self) -> Iterator[RepairStep]:
         """The ends of successes are in a list; stale entries do no harm."""
         key = self._names("ended:succeeded")
-        there = set(self._seen.lists.get(key, ()))
+        there, kept_longer = set(self._seen.lists.get(key, ())), self._zset("kept:succeeded")
         for job, kept in sorted(self.jobs.items(), key=lambda each: each[1].ended):
-            if kept.state == b"succeeded" and b"%d:%s" % (kept.ended, job) not in there:
+            is_there = job in kept_longer or b"%d:%s" % (kept.ended, job) in there
+            if kept.state == b"succeeded" and not is_there:
                 yield RepairStep(BACK, ("RPUSH", key, b"%d:%s" % (kept.ended, job)))
 
     def check_index(self) -> Iterator[RepairStep]:
@@ -202,8 +206,8 @@ class _Audit:
                 yield RepairStep(BACK, ("ZADD", key, kept.expires, job))
 
     def check_leftovers(self) -> Iterator[RepairStep]:
-        """Checks attempt records, log lines and steps without a job."""
-        for name in map(self._names, ("attempts:", "lines:", "steps:")):
+        """Checks attempt records, log lines, steps and waits without a job."""
+        for name in map(self._names, ("attempts:", "lines:", "steps:", "dependencies:", "dependents:", "receiver:")):
             for key in self._seen.keys:
                 is_one = key.startswith(name) and self._names.type_of(key) is not None
                 if is_one and key.removeprefix(name) not in self._seen.jobs:
@@ -234,7 +238,7 @@ class _Audit:
         first = {
             kept.queue: min(self._scheduled[self._names.schedule_of(kept.queue)].values())
             for kept in self.jobs.values()
-            if kept.state in (b"scheduled", b"failed")
+            if kept.is_scheduled
         }
         due = self._zset("due")
         for queue in due.keys() - first.keys():

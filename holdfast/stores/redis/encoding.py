@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from itertools import groupby
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import msgspec
@@ -37,7 +38,9 @@ Fields: TypeAlias = dict[bytes, bytes]
 
 _MAX_EXACT = 1 << 53  # a number Lua and a sorted set keep exactly
 _MAX_PRIORITY = 1_000_000
+NO_KEYS: Mapping[str, str] = MappingProxyType({})
 _encode = msgspec.json.Encoder().encode
+_pack = msgspec.msgpack.Encoder().encode
 _options = msgspec.json.Decoder(Options).decode
 _attempt = msgspec.msgpack.Decoder(tuple[Any, ...]).decode
 
@@ -53,8 +56,11 @@ def span_us(span: timedelta) -> int:
 
 
 # ── into Redis ────────────────────────────────────────────────────────────────────────────────────────────────────
-def encode_submission(jobs: Sequence[NewJob], *, whole: bool) -> list[Argument]:
-    """A batch as arguments of ``submit``. Invalid for values that Redis cannot hold exactly."""
+def encode_submission(
+    jobs: Sequence[NewJob], *, whole: bool, earlier_keys: Mapping[str, str] = NO_KEYS
+) -> list[Argument]:
+    """A batch as arguments of ``submit``. Invalid for values that Redis cannot hold exactly. ``earlier_keys``: see
+    ``find_earlier_keys``."""
     specs: dict[str, int] = {}
     rest: list[Argument] = []
     run: tuple[int, str, str] | None = None  # what the jobs before have in common, and where their number stands
@@ -62,7 +68,7 @@ def encode_submission(jobs: Sequence[NewJob], *, whole: bool) -> list[Argument]:
     for job in jobs:
         spec = specs.setdefault(spec_text(job), len(specs) + 1)
         common = spec, _when(job), partition_field(job.partition, job.weights)
-        if job.key is None and job.options is None and not job.has_client_id and not job.expires:
+        if job.key is None and job.options is None and not (job.has_client_id or job.expires or job.after):
             if common != run:
                 run, number_at = common, len(rest)
                 rest += (0, *common, "")
@@ -76,7 +82,31 @@ def encode_submission(jobs: Sequence[NewJob], *, whole: bool) -> list[Argument]:
         rest += (1, *common, "x", job.id, job.payload, key, keep_for, options, "1" if job.has_client_id else "")
         rest.append("" if job.unique is None else _unique_text(job.unique))
         rest.append(_expiry(job) if job.expires else "")
-    return ["1" if whole else "0", len(specs), *specs, *rest]
+        rest.append(_dependencies(job, earlier_keys) if job.after else "")
+    flags = ("1" if whole else "0") + ("a" if any(job.after for job in jobs) else "")
+    return [flags, len(specs), *specs, *rest]
+
+
+def find_earlier_keys(batches: Sequence[Sequence[NewJob]]) -> list[Mapping[str, str]]:
+    """For each batch, the keys of jobs in earlier batches for which one of its jobs waits.
+
+    The id of such a job may have been answered with the job that has the key.
+    """
+    keys: dict[str, str] = {}
+    found: list[Mapping[str, str]] = []
+    for batch in batches:
+        awaited = {each.job_id for job in batch for each in job.after}
+        found.append({job_id: keys[job_id] for job_id in awaited & keys.keys()} if awaited else NO_KEYS)
+        for job in batch:
+            key = job.unique.key if job.key is None and job.unique is not None else job.key
+            if key is not None:
+                keys[job.id] = key
+    return found
+
+
+def _dependencies(job: NewJob, earlier_keys: Mapping[str, str]) -> bytes:
+    """Id, condition and key of each dependency."""
+    return _pack([text for each in job.after for text in (each.job_id, each.on, earlier_keys.get(each.job_id, ""))])
 
 
 def partition_field(partition: str | None, weights: str | None) -> str:
@@ -218,6 +248,12 @@ def encode_logs(lease: Lease, lines: Sequence[NewLine]) -> list[Argument]:
         fields = "" if line.fields is None else "=" + line.fields
         found += (line.number, span_us(line.ago), line.level, line.text, fields)
     return found
+
+
+def missing_dependency(job_id: str) -> Invalid:
+    """Error for a job that waits for this one, which is not stored."""
+    remedy = "submit that job first, or earlier in the same batch"
+    return Invalid("after", job_id, remedy, "is no stored job")
 
 
 # ── out of Redis ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 
 from msgspec.structs import replace
 
-from holdfast.core.errors import Unavailable
+from holdfast.core.dependencies import describe_failed_dependency
+from holdfast.core.errors import Invalid, Unavailable
 from holdfast.core.ids import as_ulid, parse_id
 from holdfast.core.job_logs import LogPage, Record
 from holdfast.core.models import (
@@ -16,11 +18,13 @@ from holdfast.core.models import (
     Claim,
     HeartbeatReply,
     Job,
+    JobEvent,
     JobEvents,
     JobFilter,
     Lease,
     NewJob,
     Page,
+    Reason,
     ReplayRate,
     Settled,
     Settlement,
@@ -29,6 +33,7 @@ from holdfast.core.models import (
 )
 from holdfast.core.schedule import ScheduleChange
 from holdfast.core.steps import NewStep, Step
+from holdfast.core.waits import ChildStatus, JobWaits, SentSignal, Signal, SignalReceipt, SignalWait
 from holdfast.stores.base import (
     AT_ONCE,
     Admin,
@@ -48,6 +53,7 @@ from holdfast.stores.forwarding import (
     ForwardingSchedules,
     ForwardingWorkflow,
 )
+from holdfast.stores.redis.encoding import missing_dependency
 from holdfast.stores.redis.pool import parse_url
 from holdfast.stores.redis.store import RedisStore
 
@@ -108,7 +114,11 @@ class UlidQueueing(ForwardingQueueing):
 
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         try:
-            answers = await self._inner.submit([replace(job, id=encode_id(job.id)) for job in jobs])
+            answers = await self._inner.submit([_written_job(job) for job in jobs])
+        except Invalid as error:
+            if error.field == "after":
+                raise missing_dependency(decode_id(str(error.value))) from None
+            raise
         except Unavailable as error:
             error.stored = [job_id and decode_id(job_id) for job_id in error.stored]
             raise
@@ -141,14 +151,41 @@ def _encode_lease(lease: Lease) -> Lease:
     return Lease(encode_id(lease.job_id), lease.claims)
 
 
+def _written_job(job: NewJob) -> NewJob:
+    after = tuple(replace(each, job_id=encode_id(each.job_id)) for each in job.after)
+    return replace(job, id=encode_id(job.id), after=after)
+
+
 class UlidWorkflow(ForwardingWorkflow):
-    """Steps, with ids as ULIDs in Redis."""
+    """Steps and waits, with ids as ULIDs in Redis."""
 
     async def save_steps(self, steps: Sequence[NewStep]) -> list[bool]:
         return await self._inner.save_steps([replace(step, lease=_encode_lease(step.lease)) for step in steps])
 
     async def read_steps(self, job_id: str) -> list[Step]:
         return await self._inner.read_steps(encode_id(job_id))
+
+    async def receive_signal(self, wait: SignalWait) -> SignalReceipt:
+        step = replace(wait.step, lease=_encode_lease(wait.step.lease))
+        return await self._inner.receive_signal(replace(wait, step=step))
+
+    async def send_signal(self, signal: Signal) -> SentSignal:
+        sent = await self._inner.send_signal(signal)
+        return sent if sent.job_id is None else replace(sent, job_id=decode_id(sent.job_id))
+
+    async def start_children(self, lease: Lease, children: Sequence[NewJob], worker: str) -> list[ChildStatus] | None:
+        started = await self._inner.start_children(
+            _encode_lease(lease), [_written_job(child) for child in children], worker
+        )
+        return started and [replace(child, job_id=decode_id(child.job_id)) for child in started]
+
+    async def read_waits(self, job_id: str) -> JobWaits:
+        found = await self._inner.read_waits(encode_id(job_id))
+        return replace(
+            found,
+            dependencies=[replace(each, job_id=decode_id(each.job_id)) for each in found.dependencies],
+            dependents=[replace(each, job_id=decode_id(each.job_id)) for each in found.dependents],
+        )
 
 
 class UlidAdmin(ForwardingAdmin):
@@ -194,7 +231,7 @@ class UlidQuery(ForwardingQuery):
 
     async def events(self, after: str | None, *, limit: int, max_age: timedelta) -> JobEvents:
         piece = await self._inner.events(after, limit=limit, max_age=max_age)
-        return replace(piece, endings=[replace(each, job_id=decode_id(each.job_id)) for each in piece.endings])
+        return replace(piece, endings=[_read_event(each) for each in piece.endings])
 
     async def get(self, job_id: str) -> Job | None:
         return _read_job(await self._inner.get(encode_id(job_id)))
@@ -220,11 +257,27 @@ class UlidQuery(ForwardingQuery):
 
 
 def _read_job(job: Job | None) -> Job | None:
-    return None if job is None else replace(job, id=decode_id(job.id))
+    if job is None:
+        return None
+    error = _read_error(job.reason, job.error)
+    return replace(job, id=decode_id(job.id), error=error)
 
 
 def _read_jobs(jobs: Iterable[Job]) -> list[Job]:
-    return [replace(job, id=decode_id(job.id)) for job in jobs]
+    return [replace(job, id=decode_id(job.id), error=_read_error(job.reason, job.error)) for job in jobs]
+
+
+def _read_event(event: JobEvent) -> JobEvent:
+    return replace(event, job_id=decode_id(event.job_id), error=_read_error(event.reason, event.error))
+
+
+_FAILED_DEPENDENCY = re.compile(describe_failed_dependency("(.+)", "(.+)"))
+
+
+def _read_error(reason: str | None, error: str | None) -> str | None:
+    """The text of a failed dependency with the id as a UUID."""
+    match = None if reason != Reason.DEPENDENCY else _FAILED_DEPENDENCY.fullmatch(error or "")
+    return error if match is None else describe_failed_dependency(decode_id(match[1]), match[2])
 
 
 def _read_operated(operated: BulkResult) -> BulkResult:

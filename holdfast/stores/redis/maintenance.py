@@ -12,6 +12,7 @@ from typing import Any
 from redis import exceptions as driver
 
 from holdfast.core.models import ExpiredJob, Finding, Job, JobState
+from holdfast.core.waits import SIGNALS_KEPT
 from holdfast.stores.common.requests import EXPIRY_ROUNDS, FORGOTTEN_AFTER
 from holdfast.stores.connections.redis import DEADLINE, RedisPool, Script, in_batches
 from holdfast.stores.connections.redis_protocol import Argument, RedisConnection
@@ -80,24 +81,43 @@ class RedisMaintenance:
         pruned = 0
         ended = {JobState.SUCCEEDED.value, JobState.DEAD.value, JobState.CANCELLED.value}
         for state, span in ended_for.items():
-            while state in ended and pruned < limit:
+            if state not in ended:
+                continue
+            pruned += await self._prune_kept(state, span, limit - pruned)
+            while pruned < limit:
                 size = min(MAX_BATCH, limit - pruned)
                 number, looked = await self._pool.run(self._scripts["prune"], state, span_us(span), size)
                 pruned += number
                 if not looked:
                     break
         await self._pool.run(self._scripts["prune_rest"], min(limit, MAX_BATCH), span_us(FORGOTTEN_AFTER))
+        for _ in range(_KEPT_ROUNDS):
+            if await self._pool.run(self._scripts["prune_signals"], span_us(SIGNALS_KEPT), MAX_BATCH) < MAX_BATCH:
+                break
+        return pruned
+
+    async def _prune_kept(self, state: str, span: timedelta, limit: int) -> int:
+        """Looks again at some jobs for which others waited that had not ended."""
+        pruned, since = 0, b""
+        for _ in range(_KEPT_ROUNDS):
+            number, looked, now = await self._pool.run(
+                self._scripts["prune_kept"], state, span_us(span), max(0, limit - pruned), since
+            )
+            pruned, since = pruned + number, since or now
+            if looked < MAX_BATCH:
+                break
         return pruned
 
     async def reannounce(self) -> int:
         return 0
 
 
+_KEPT_ROUNDS = 5  # scripts a call spends on kept jobs of a state, and on old signals
 _ALL = 3600.0  # seconds for everything
 _BATCH = 500  # commands on their way at once, entries read at once
 _TRIES = 3
-_WATCHED = ("counts", "tombstones", "keys", "seq", "meta")
-"""No job changes its state without one of these."""
+_WATCHED = ("counts", "tombstones", "keys", "seq", "meta", "signals")
+"""No job changes its state without one of these, and no signal is sent or received."""
 
 
 async def repair(address: RedisAddress, now: int) -> list[Finding]:

@@ -138,6 +138,10 @@ _NAMES = {"schedule": "schedule", "ready": "ready", "leases": "leases", "job": "
 _TAKEN = ("meta", "seq", "index:", "chunks", "counts", "queues", "due", "priorities:", "quarantine:", "tombstones")
 _TAKEN_TOO = ("ended:", "keys", "outlived", "attempts:", "lines:", "steps:", "workers", "worker:", "paused")
 _OF_SCHEDULES = ("schedules", "ticks")
+_OF_WAITS = (
+    *("dependencies:", "dependents:", "kept:"),
+    *("receiver:", "receivers:", "signals", "signals_kept", "signals_sent"),
+)
 _OF_LIMITS = (
     "limits",
     "queues_with_limits",
@@ -220,7 +224,8 @@ def _keys(own: dict[str, str], kind: str) -> tuple[str, ...]:
         raise ConfigError(f"url: prefix={prefix!r} has no {{tag}}; in a cluster all keys must be in one hash slot")
     names = {name: own.get(name, default) for name, default in _NAMES.items()}
     taken = {
-        name.strip(":"): name for name in (*_TAKEN, *_TAKEN_TOO, *_OF_SCHEDULES, *_OF_LIMITS, "refills", *_CHANNELS)
+        name.strip(":"): name
+        for name in (*_TAKEN, *_TAKEN_TOO, *_OF_SCHEDULES, *_OF_WAITS, *_OF_LIMITS, "refills", *_CHANNELS)
     }
     for name, key in names.items():
         bare = key.strip(":")

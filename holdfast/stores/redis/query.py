@@ -245,6 +245,11 @@ class Read:
                 counts[known, decode_text(queue)] = whole_number(number)
         return counts, {decode_text(queue) for queue in paused}
 
+    async def count_waiting(self) -> dict[str, int]:
+        """Returns the number of jobs in state ``waiting`` of each queue that has any."""
+        counts, _ = await self._counted()
+        return {queue: number for (state, queue), number in counts.items() if state is JobState.WAITING and number > 0}
+
     async def queues(self, *, recent: timedelta, max_count: int) -> list[QueueInfo]:
         """Every queue with its counts, which the server keeps: they cost the same at any size."""
         rates: defaultdict[str, float] = defaultdict(float)
@@ -348,9 +353,23 @@ class Counting:
             seen.update(fresh)
             for start in range(0, len(fresh), _BATCH):
                 jobs = await self._read.summaries(fresh[start : start + _BATCH])
-                groups += [_group(job, now_us, since, failed) for job in jobs if job is not None]
+                groups += [
+                    _group(job, now_us, since, failed)
+                    for job in jobs
+                    if job is not None and job.state is not JobState.WAITING
+                ]
                 groups = merge_groups(groups)
-        return JobStats(groups, self._max_count)
+        return JobStats(groups + await self._waiting(), self._max_count)
+
+    async def _waiting(self) -> list[CountGroup]:
+        """The numbers of waiting jobs, of which only those with a deadline are in a structure."""
+        groups: list[CountGroup] = []
+        left = self._max_count
+        for queue, number in sorted((await self._read.count_waiting()).items()):
+            if left > 0:
+                groups.append(_waiting_group(queue, min(number, left)))
+                left -= number
+        return groups
 
     async def _structures(self) -> AsyncIterator[list[str]]:
         last, ended = self._max_count - 1, self._prefix + "ended:"
@@ -396,6 +415,21 @@ class Counting:
 def _last_of(number: int) -> int:
     """The place of the last of so many, from 0."""
     return number - 1
+
+
+def _waiting_group(queue: str, number: int) -> CountGroup:
+    return CountGroup(
+        queue=queue,
+        state=JobState.WAITING,
+        worker=None,
+        attempts=0,
+        later=False,
+        recent=False,
+        number=number,
+        seconds=0.0,
+        longest=0.0,
+        age=0.0,
+    )
 
 
 def _group(job: Job, now_us: int, since: int, failed: set[str]) -> CountGroup:

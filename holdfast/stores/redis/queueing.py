@@ -50,6 +50,8 @@ from holdfast.stores.redis.encoding import (
     encode_settlements,
     encode_submission,
     expired_jobs,
+    find_earlier_keys,
+    missing_dependency,
     record_batches,
     span_us,
     state_of,
@@ -106,7 +108,10 @@ class RedisQueueing:
         try:
             sent.replies = await self._pool.run_each(
                 self._scripts["submit"],
-                [encode_submission(batch, whole=whole) for batch in batches],
+                [
+                    encode_submission(batch, whole=whole, earlier_keys=keys)
+                    for batch, keys in zip(batches, find_earlier_keys(batches), strict=True)
+                ],
                 on_uncertain=sent.mark_uncertain,
                 partly=sent.read_replies,
                 extra=extra_timeout(len(jobs), sum(len(job.payload) for job in jobs)),
@@ -121,7 +126,11 @@ class RedisQueueing:
             self._notifications.notify_done(
                 {f"queue:{job.queue}" for job in jobs}
             )  # a batch may be stored though another was refused
-        return self._answers(batches, sent)
+        answers = self._answers(batches, sent)
+        for reply in sent.replies:
+            if isinstance(reply, bytes):
+                raise missing_dependency(decode_text(reply))
+        return answers
 
     def _answers(self, batches: Sequence[Sequence[NewJob]], sent: _Sent) -> list[Submitted]:
         """Outcome of each job; a refused batch is not stored."""

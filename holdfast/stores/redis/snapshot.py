@@ -6,9 +6,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from holdfast.core.dependencies import NEVER_US
 from holdfast.stores.connections.redis_protocol import Argument
 
-FIELDS = ("state", "spec", "dueTime", "seq", "lost_leases", "key", "endTime", "expiresAt", "pickupTime", "partition")
+FIELDS = (
+    *("state", "spec", "dueTime", "seq", "lost_leases", "key", "endTime", "expiresAt", "pickupTime", "partition"),
+    *("waits", "waitNumber", "awaited"),
+)
 """Fields that are read of a job's hash."""
 
 _SPEC = re.compile(rb"(-?\d+) \S+ (.*?)\n")
@@ -17,7 +21,7 @@ _STATES = frozenset(b"queued scheduled running failed waiting succeeded dead can
 _TYPES = {
     b"hash": (
         *(b"counts", b"keys", b"tombstones", b"meta", b"schedules"),
-        *(b"limits", b"virtual", b"used", b"unstarted", b"buckets"),
+        *(b"limits", b"virtual", b"used", b"unstarted", b"buckets", b"signals"),
     ),
     b"zset": (
         b"chunks",
@@ -32,6 +36,7 @@ _TYPES = {
         b"ticks",
         b"partitioned_queues",
         b"refills",
+        *(b"kept:succeeded", b"kept:dead", b"kept:cancelled", b"signals_kept", b"signals_sent"),
     ),
     b"list": (b"ended:succeeded",),
     b"set": (b"paused", b"queues_with_limits"),
@@ -45,6 +50,8 @@ _TYPES_OF_MANY = {
     b"attempts:": b"list",
     b"lines:": b"stream",
     b"steps:": b"hash",
+    **dict.fromkeys((b"dependencies:", b"receiver:"), b"hash"),
+    **dict.fromkeys((b"dependents:", b"receivers:", b"signals_kept:"), b"zset"),
 }
 
 
@@ -112,6 +119,15 @@ class IndexedJob(NamedTuple):
     weights: bytes | None = None
     expires: int | None = None
     """When it ends, of one that no worker has taken."""
+    waits: int = 0
+    wait_number: bytes = b"0"
+    is_awaited: bool = False
+    has_started: bool = False
+
+    @property
+    def is_scheduled(self) -> bool:
+        """Returns True if it stands in the schedule of its queue."""
+        return self.state in (b"scheduled", b"failed") or (self.state == b"waiting" and self.due < NEVER_US)
 
     @property
     def stands_in(self) -> bytes | None:
@@ -121,7 +137,7 @@ class IndexedJob(NamedTuple):
     @classmethod
     def from_hash(cls, fields: Sequence[bytes | None]) -> IndexedJob | None:
         """From FIELDS. None for a hash without a state: not ours. ValueError for values that make no sense."""
-        state, spec, due, seq, lost_leases, key, ended, expires, picked, buckets = fields
+        state, spec, due, seq, lost_leases, key, ended, expires, picked, buckets, *waiting = fields
         if state is None:
             return None
         match = _SPEC.match(spec or b"")
@@ -132,7 +148,14 @@ class IndexedJob(NamedTuple):
         is_limited = buckets is not None and spec is not None and _LIMITED.search(spec)
         partition, _, weights = buckets.partition(b"\n") if buckets is not None and is_limited else (None, b"", b"")
         instant = int(expires) if expires is not None and picked is None else None
-        return cls(state, queue, priority, *numbers, key, int(ended or 0), partition, weights or None, instant)
+        waits, wait_number, awaited = waiting
+        kept = cls(state, queue, priority, *numbers, key, int(ended or 0), partition, weights or None, instant)
+        return kept._replace(
+            waits=int(waits or 0),
+            wait_number=wait_number or b"0",
+            is_awaited=awaited is not None,
+            has_started=picked is not None,
+        )
 
 
 class NamespaceSnapshot(NamedTuple):
@@ -164,4 +187,5 @@ ASIDE = "keys that make no sense moved to …:foreign:…"
 COUNTED = "counts corrected"
 INDEXED = "places in the index corrected"
 KEYED = "idempotency keys corrected"
+WAITING = "waits for other jobs and signals corrected"
 FORGOTTEN = "remains of jobs that are gone removed"

@@ -68,7 +68,7 @@ class _OpenedRedis(Opened):
         self.maintenance = RedisMaintenance(pool, notifications, scripts, specs, eviction)
         self.admin = RedisAdmin(pool, notifications, scripts, query, assigner)
         self.schedules = RedisSchedules(pool, notifications, scripts, eviction, cache)
-        self.workflow = RedisWorkflow(pool, scripts)
+        self.workflow = RedisWorkflow(pool, notifications, scripts, eviction, cache)
         self.limits = RedisLimits(pool, notifications, scripts, query, assigner, cache)
         self.health = RedisHealth(pool, scripts, query, store.url)
         self._scripts = store.scripts

@@ -3,20 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+from holdfast.core import waits
+from holdfast.core.dependencies import Condition, DependencyInfo, DependencyState
+from holdfast.core.errors import Conflict, quote_value
+from holdfast.core.models import MICROSECOND, JobState, Lease, NewJob
 from holdfast.core.steps import NewStep, Step
+from holdfast.core.waits import (
+    ChildStatus,
+    JobWaits,
+    KeptSignal,
+    ReceiverInfo,
+    SentSignal,
+    Signal,
+    SignalReceipt,
+    SignalWait,
+)
+from holdfast.stores.common.limit_cache import LimitCache
+from holdfast.stores.common.requests import extra_timeout
 from holdfast.stores.connections.redis import Script, in_batches
 from holdfast.stores.redis.claiming import MAX_BATCH
-from holdfast.stores.redis.encoding import decode_text, fields_of
+from holdfast.stores.redis.encoding import decode_text, encode_submission, fields_of, span_us, state_of, whole_number
+from holdfast.stores.redis.notifications import RedisNotifications
 from holdfast.stores.redis.pool import NamespacePool
+from holdfast.stores.redis.server_info import EvictionWatch
 
 
 class RedisWorkflow:
     """Family ``workflow`` of Redis."""
 
-    def __init__(self, pool: NamespacePool, scripts: Mapping[str, Script]) -> None:
+    def __init__(
+        self,
+        pool: NamespacePool,
+        notifications: RedisNotifications,
+        scripts: Mapping[str, Script],
+        eviction: EvictionWatch,
+        limits: LimitCache,
+    ) -> None:
         self._pool = pool
+        self._notifications = notifications
         self._scripts = scripts
+        self._eviction = eviction
+        self._limits = limits
 
     async def save_steps(self, steps: Sequence[NewStep]) -> list[bool]:
         """Up to ``MAX_BATCH`` steps are one transaction."""
@@ -41,6 +70,122 @@ class RedisWorkflow:
     async def read_steps(self, job_id: str) -> list[Step]:
         stored = fields_of(await self._pool.run_command("HGETALL", f"{self._pool.address.prefix}steps:{job_id}"))
         return sorted((_step(name, text) for name, text in stored.items()), key=lambda step: (step.number, step.name))
+
+    # ── signals ───────────────────────────────────────────────────────────────────────────────────────────────
+    async def receive_signal(self, wait: SignalWait) -> SignalReceipt:
+        step = wait.step
+        status, *found = await self._pool.run(
+            self._scripts["receive_signal"],
+            step.lease.job_id,
+            step.lease.claims,
+            step.worker or "",
+            step.name,
+            step.number,
+            int(step.in_order),
+            wait.topic,
+            span_us(wait.timeout),
+            synced=True,
+        )
+        if not status:
+            return SignalReceipt(is_held=False)
+        if status == _WAITS:
+            return SignalReceipt(left=int(found[0]) * MICROSECOND)
+        return SignalReceipt(result=decode_text(found[0]) if found and found[0] is not None else None)
+
+    async def send_signal(self, signal: Signal) -> SentSignal:
+        """A signal that a try with a lost answer has sent is new."""
+        uncertain: list[bool] = []
+        status, *found = await self._pool.run(
+            self._scripts["send_signal"],
+            signal.id,
+            signal.topic,
+            signal.value,
+            waits.MAX_SIGNALS,
+            on_uncertain=lambda: uncertain.append(True),
+            synced=True,
+        )
+        if status < 0:
+            raise Conflict(
+                f"topic {quote_value(signal.topic)}: {waits.MAX_SIGNALS} signals wait for a receiver, and no more are "
+                "kept; start the jobs that receive them, or send fewer"
+            )
+        receiver = decode_text(found[0]) if found and found[0] is not None else None
+        return SentSignal(is_new=bool(status or uncertain), job_id=receiver)
+
+    async def read_signals(self, topic: str | None = None, *, limit: int = 100) -> list[KeptSignal]:
+        chosen = ("all", "") if topic is None else ("one", topic)
+        return [
+            KeptSignal(decode_text(signal_id), decode_text(its_topic), decode_text(value), int(float(sent_at)))
+            for signal_id, its_topic, value, sent_at in await self._pool.run(
+                self._scripts["read_signals"], *chosen, limit
+            )
+        ]
+
+    # ── children and dependencies ─────────────────────────────────────────────────────────────────────────────
+    async def start_children(self, lease: Lease, children: Sequence[NewJob], worker: str) -> list[ChildStatus] | None:
+        await self._eviction.refuse_evicting(self._pool)
+        children = await self._limits.bind(children)
+        batches = list(in_batches(children, MAX_BATCH)) or [[]]
+        common, whole = (lease.job_id, lease.claims, worker), self._pool.address.whole
+        try:
+            replies = await self._pool.run_each(
+                self._scripts["start_children"],
+                [
+                    (*common, int(number == 0), *encode_submission(batch, whole=whole))
+                    for number, batch in enumerate(batches)
+                ],
+                extra=extra_timeout(len(children), sum(len(child.payload) for child in children)),
+                synced=True,
+            )
+        finally:
+            self._notifications.notify_done({f"queue:{child.queue}" for child in children})
+        for batch, reply in zip(batches, replies, strict=True):
+            self._note_stored(batch, reply)
+        if any(reply is None for reply in replies):
+            return None
+        return [_child(row) for started, _ in replies for row in started]
+
+    def _note_stored(self, batch: Sequence[NewJob], reply: Any) -> None:
+        """Notes the number of submission of the last child that was created."""
+        stored = [] if reply is None else reply[1]
+        if len(stored) > len(batch):
+            *answers, number = stored
+            self._pool.note_stored(int(number), batch[len(answers) - 1 - answers[::-1].index(1)].id)
+
+    async def read_waits(self, job_id: str) -> JobWaits:
+        receiver, own, others = await self._pool.run(self._scripts["read_waits"], job_id, waits.MAX_SHOWN)
+        dependencies = sorted(_dependencies(own), key=lambda each: each.job_id)
+        return JobWaits(_receiver(receiver), dependencies[: waits.MAX_SHOWN], _dependencies(others))
+
+
+_WAITS = 2  # status in the answer of ``receive_signal``: the job has become a receiver
+
+
+def _child(row: Sequence[bytes]) -> ChildStatus:
+    job_id, state = row
+    return ChildStatus(decode_text(job_id), state_of(state) or JobState.CANCELLED)
+
+
+def _receiver(found: Sequence[bytes]) -> ReceiverInfo | None:
+    if not found:
+        return None
+    topic, step, since, until = found
+    return ReceiverInfo(decode_text(topic), decode_text(step), whole_number(since), whole_number(until))
+
+
+def _dependencies(flat: Sequence[bytes]) -> list[DependencyInfo]:
+    """Dependencies of ``CONDITION STATE WAIT`` each. One that another program corrupted is left out."""
+    found = []
+    for job_id, text in zip(flat[::2], flat[1::2], strict=True):
+        words = decode_text(text).split(" ")
+        if len(words) == 3 and words[0] in _CONDITIONS and words[1] in _EDGE_STATES:
+            condition, state, wait = words
+            info = DependencyInfo(decode_text(job_id), Condition(condition), DependencyState(state), wait != "0")
+            found.append(info)
+    return found
+
+
+_CONDITIONS, _EDGE_STATES = frozenset(Condition), frozenset(DependencyState)
 
 
 def _step(name: bytes, text: bytes) -> Step:

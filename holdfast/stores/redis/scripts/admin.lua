@@ -1,4 +1,4 @@
--- name: operate (partitions, transitions, uniqueness, fingerprint)
+-- name: operate (partitions, transitions, waits, uniqueness, reopening, fingerprint)
 -- Cancels, replays or deletes jobs. ARGV: 3 "cancel", "replay" or "delete", 4 "f" to replay successes too, "w" to keep
 -- payloads in one piece, 5 "" or "=" and the new payload, 6 idempotency key of this call, 7 and 8 microseconds: delay
 -- of the first replayed job, and interval between two, 9 of a replay: version of the limits. Then for each job: id, ""
@@ -38,22 +38,14 @@ local function cancel(id, v, spec)
     call('HSETNX', JOB .. id, 'error', 'cancelled')
     safe_call('ZADD', PREFIX .. 'ended:cancelled', NOW, id)
     ended_ids[#ended_ids + 1] = id
+    if v[12] then
+        note_end(id, 'cancelled')
+    end
     return 'cancelled'
 end
 
-local function unique_of(id) -- in the form of `take_unique`; nil without such a key
-    local options = join_pieces(id, 'options', call('HGET', JOB .. id, 'options'))
-    if not options or not string.find(options, '"unique"', 1, true) then
-        return nil
-    end
-    local is_readable, values = pcall(cjson.decode, options)
-    local unique = is_readable and values.unique
-    if not unique or not unique.key then
-        return nil
-    end
-    local window = unique.window_us and int(unique.window_us) or '-'
-    return table.concat({ unique.on_conflict or 'keep', unique.during or '-', window, unique.key }, ' ')
-end
+-- Replayed jobs of this script: they get their places once all of them are replayed.
+local replayed = {}
 
 local function replay(id, v, spec, delay, partition_field)
     if v[1] ~= 'failed' and v[1] ~= 'dead' and v[1] ~= 'cancelled' and not (force and v[1] == 'succeeded') then
@@ -84,13 +76,34 @@ local function replay(id, v, spec, delay, partition_field)
     if partition_field ~= partition_field_of(id, spec) then
         spec = parse_spec(set_partition_field(id, v[3], partition_field))
     end
-    if delay > 0 then
-        transitions().schedule(spec.queue, due, id)
-    else
-        transitions().add_ready(spec, now, to_number(v[5]), id, 0, partition_field)
-    end
+    replayed[#replayed + 1] = {
+        id = id, spec = spec, due = due, seq = to_number(v[5]), partition_field = partition_field, state = state,
+        may_wait = v[11] and not v[10], is_awaited = v[12], answer = #answers + 1,
+    }
     notify('ready_jobs', 'queue:' .. spec.queue)
     return state
+end
+
+local function place(job)
+    if job.may_wait and reopen_own(job.id) then
+        call('HSET', JOB .. job.id, 'state', 'waiting', 'dueTime', NEVER, 'reason', 'dependency')
+        count(job.spec.queue, job.state, -1)
+        count(job.spec.queue, 'waiting', 1)
+        answers[job.answer][1] = 'waiting'
+    elseif job.state == 'scheduled' then
+        transitions().schedule(job.spec.queue, job.due, job.id)
+    else
+        transitions().add_ready(job.spec, job.due, job.seq, job.id, 0, job.partition_field)
+    end
+end
+
+local function place_replayed()
+    local awaited = {}
+    for _, job in ipairs(replayed) do
+        place(job)
+        awaited[#awaited + 1] = job.is_awaited and job.id or nil
+    end
+    reopen_dependents(awaited)
 end
 
 local function delete(id, v, spec)
@@ -98,7 +111,11 @@ local function delete(id, v, spec)
         return nil
     end
     transitions().dequeue(id, spec, v[1], to_number(v[4]))
-    transitions().delete_job(id, to_number(v[5]), v[9], false)
+    if v[12] and not ENDED_STATES[v[1]] then
+        note_end(id, 'deleted')
+        decide_ends()
+    end
+    transitions().delete_job(id, to_number(v[5]), v[9], false, v[11], v[12])
     return v[1]
 end
 
@@ -108,11 +125,11 @@ local first_delay, interval = tonumber(ARGV[7]), tonumber(ARGV[8])
 for i = 10, #ARGV, 4 do
     local id, expected = ARGV[i], ARGV[i + 1]
     local v = read_fields(id, 'state', 'claims', 'spec', 'lost_leases', 'seq', 'worker', 'dueTime', 'created', 'key',
-        'pickupTime')
+        'pickupTime', 'waits', 'awaited')
     local spec = v and parse_spec(v[3] or '')
     if not spec then
         answers[#answers + 1] = { false, expected ~= '' and -1 or 0 }
-    elseif expected ~= '' and expected ~= v[1] .. ' ' .. claims_of(v[2], v[10]) then
+    elseif expected ~= '' and not decided[id] and expected ~= v[1] .. ' ' .. claims_of(v[2], v[10]) then
         answers[#answers + 1] = { v[1], -1 }
     else
         local partition_field = partition_field_of(id, spec)
@@ -131,6 +148,7 @@ for i = 10, #ARGV, 4 do
         end
     end
 end
+place_replayed()
 call('SET', DONE_KEY, cmsgpack.pack(answers), 'EX', DONE_SECONDS)
 transitions().write_ready()
 finish()

@@ -1,4 +1,4 @@
--- name: claim (partitions, transitions, expiry, claim_common)
+-- name: claim (partitions, transitions, waits, expiry, claim_common)
 -- Claims ready jobs in order. ARGV: 6 limit, 7 max_must_start, 8 "1": one quarantined job alone, 9 "1": make due jobs
 -- ready first, 10 "1": claim although more jobs are due, 11 slots of unnamed queues or "", 12 the queue served
 -- last, 13 ids skipped by the scripts before, then name and slots of each named queue, in order of service.
@@ -297,7 +297,7 @@ return {
     next(skipped) and cmsgpack.pack(skipped) or '', stopped_at_last_attempt, is_limited, unassigned, expired,
 }
 
--- name: deliver (partitions, transitions, expiry, claim_common)
+-- name: deliver (partitions, transitions, waits, expiry, claim_common)
 -- Claims delivered ids. ARGV: 6 limit, 7 max tier, 8 "1": make due ones ready, 9 slots of unnamed queues or "",
 -- 10 max_must_start, 11 number of named queues, name and slots of each, then ids. Returns jobs, lease end, "1" if it
 -- stopped at a job on its last attempt, and id and spec of expired jobs.
@@ -318,7 +318,8 @@ local function eligible(id)
     if not spec or paused[spec.queue] or spec.is_limited or has_limit[spec.queue] or tier_of(v[5]) > max_tier then
         return nil -- jobs under limits are claimed in the turn of their partition
     end
-    local is_due = (v[1] == 'scheduled' or v[1] == 'failed') and ARGV[8] == '1' and to_number(v[6]) <= now
+    local is_delayed = v[1] == 'scheduled' or v[1] == 'failed' or v[1] == 'waiting'
+    local is_due = is_delayed and ARGV[8] == '1' and to_number(v[6]) <= now
     if v[1] ~= 'queued' and not is_due or has_overdue and is_overdue(id) then
         return nil
     end
@@ -383,10 +384,10 @@ for _, id in ipairs(ids) do
 end
 return { found, #ids - #found, #ids == MAX_BATCH and 1 or 0 }
 
--- name: mark_unreadable (partitions)
+-- name: mark_unreadable (partitions, transitions, waits)
 -- Ends a claimed job that cannot be read. ARGV: 3 id, 4 error.
 allow_when_full()
-local v = read_fields(ARGV[3], 'state', 'spec')
+local v = read_fields(ARGV[3], 'state', 'spec', 'awaited')
 local spec = v and parse_spec(v[2] or '')
 if spec and v[1] == 'running' then
     safe_call('ZREM', LEASES, ARGV[3])
@@ -398,6 +399,9 @@ if spec and v[1] == 'running' then
     count(spec.queue, 'running', -1)
     count(spec.queue, 'dead', 1)
     ended_ids[1] = ARGV[3]
+    if v[3] then
+        note_end(ARGV[3], 'dead')
+    end
     local partition_field = partition_field_of(ARGV[3], spec)
     if partition_field then
         release(spec.queue, partition_field)

@@ -13,6 +13,7 @@ local INDEX_CHUNK = 64 -- jobs per chunk of the index
 local MERGE_WINDOW = 2000 -- ids at an end of a ready list that one script sorts
 local MAX_BATCH = 200 -- jobs one script handles
 local MAX_FAILURES = 10000 -- failed attempts kept for followers of events
+local NEVER = '253402300799000000' -- due time of a job that waits without a deadline: the end of the year 9999
 
 local now
 if ARGV[1] ~= '' then
@@ -167,6 +168,14 @@ end
 
 -- ── notifications and counts at the end ─────────────────────────────────────────────────────────────────────────
 local count_changes, unstarted_changes, topics, ended_ids, rescheduled_queues = {}, {}, {}, {}, {}
+local sender = ARGV[2] -- "" if the caller must hear the notifications too
+-- Ends of jobs for which others wait: id, and the state or "deleted". Decided by `decide_ends` of fragment `waits`,
+-- which each script needs that calls `note_end`.
+local awaited_ends, decide_ends = {}, nil
+
+local function note_end(id, how)
+    awaited_ends[#awaited_ends + 1], awaited_ends[#awaited_ends + 2] = id, how
+end
 
 local function count(queue, state, by)
     local counter = state .. ':' .. queue
@@ -230,7 +239,7 @@ local function record_refused_write(id, claims, worker)
 end
 
 local function notify(channel, topic)
-    local message = topics[channel] or { ARGV[2] }
+    local message = topics[channel] or { '' } -- its sender
     topics[channel] = message
     if not message[topic] then
         message[topic] = true
@@ -251,6 +260,9 @@ local function write_next_due()
 end
 
 local function finish()
+    if awaited_ends[1] then
+        decide_ends()
+    end
     write_next_due()
     for counter, by in pairs(count_changes) do
         if by ~= 0 and safe_call('HINCRBY', PREFIX .. 'counts', counter, by) == 0 then
@@ -262,9 +274,10 @@ local function finish()
         safe_call('HINCRBY', PREFIX .. 'meta', what, number)
     end
     for channel, message in pairs(topics) do
+        message[1] = sender
         call('PUBLISH', PREFIX .. channel, table.concat(message, '\n'))
     end
     if #ended_ids > 0 then
-        call('PUBLISH', PREFIX .. 'ended', ARGV[2] .. '\n' .. table.concat(ended_ids, '\n'))
+        call('PUBLISH', PREFIX .. 'ended', sender .. '\n' .. table.concat(ended_ids, '\n'))
     end
 end

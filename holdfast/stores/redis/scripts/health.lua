@@ -37,7 +37,7 @@ for _, queue in ipairs(list_or_empty('ZRANGE', PREFIX .. 'queues', 0, -1)) do
     queues[queue] = true
 end
 
-local ready, delayed, partitions_left = 0, 0, 10000
+local ready, delayed, partitions_left, schedules = 0, 0, 10000, {}
 for queue in pairs(queues) do
     local priorities = list_or_empty('ZRANGE', priorities_key(queue), 0, -1)
     priorities[#priorities + 1] = '0'
@@ -46,6 +46,7 @@ for queue in pairs(queues) do
     end
     ready = ready + size('ZCARD', quarantine_key(queue))
     delayed = delayed + size('ZCARD', schedule_key(queue))
+    schedules[#schedules + 1] = schedule_key(queue)
     for _, key in ipairs({ turns_key(queue), parked_key(queue), waiting_key(queue) }) do
         for _, name in ipairs(partitions_left > 0 and list_or_empty('ZRANGE', key, 0, partitions_left) or {}) do
             ready = ready + size('ZCARD', partition_key(queue, name))
@@ -59,6 +60,18 @@ if size('HLEN', PREFIX .. 'tombstones') <= 10000 and partitions_left > 0 then
     end
 else -- too many to sum up while all clients wait
     ready = counted.queued or 0
+end
+
+-- Waiting jobs with a deadline stand in the schedules too.
+local expected_delayed = (counted.scheduled or 0) + (counted.failed or 0)
+if (counted.waiting or 0) > 0 and delayed > 10000 then -- too many to look at
+    delayed = math.max(expected_delayed, delayed - counted.waiting)
+elseif (counted.waiting or 0) > 0 then
+    for _, key in ipairs(schedules) do
+        for _, id in ipairs(list_or_empty('ZRANGE', key, 0, -1)) do
+            delayed = delayed - ((read_fields(id, 'state') or {})[1] == 'waiting' and 1 or 0)
+        end
+    end
 end
 
 -- Weight of running jobs in their buckets, against the stored use.
@@ -81,7 +94,7 @@ end
 
 local sizes = {
     { 'queued', counted.queued or 0, ready },
-    { 'scheduled or failed', (counted.scheduled or 0) + (counted.failed or 0), delayed },
+    { 'scheduled or failed', expected_delayed, delayed },
     { 'running', counted.running or 0, size('ZCARD', LEASES) },
     { 'dead', counted.dead or 0, size('ZCARD', PREFIX .. 'ended:dead') },
     { 'cancelled', counted.cancelled or 0, size('ZCARD', PREFIX .. 'ended:cancelled') },

@@ -440,7 +440,7 @@ local function write_admitted()
     end
 end
 
--- name: claim_limited (partitions, transitions, expiry, claim_common, admission)
+-- name: claim_limited (partitions, transitions, waits, expiry, claim_common, admission)
 -- Claims ready jobs under limits, which start at once; the partitions of a queue take turns. ARGV: 6 limit, 7 "1": one
 -- quarantined job alone, 8 "1": make due jobs ready first, 9 slots of unnamed queues or "", 10 the unnamed queue
 -- served last, then name and slots of each named queue, in order of service.

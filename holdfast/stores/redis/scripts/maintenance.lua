@@ -17,7 +17,7 @@ end
 finish()
 return promoted
 
--- name: expire (partitions, transitions, expiry)
+-- name: expire (partitions, transitions, waits, expiry)
 -- Ends expired jobs that wait. ARGV: 3 limit. Returns the number examined; id and spec of those that ended.
 local scanned = expire_overdue(tonumber(ARGV[3]))
 finish()
@@ -43,26 +43,70 @@ end
 finish()
 return { jobs, scanned }
 
--- name: prune (partitions, transitions)
--- Deletes jobs whose retention is over. ARGV: 3 state, 4 retention in microseconds, 5 limit. Returns deleted, examined.
-allow_when_full()
+-- fragment: pruning
+-- Deletion of jobs whose retention is over. ARGV: 3 state, 4 retention in microseconds, 5 limit. A job is kept as long
+-- as one that waits or waited for it has not ended: it is in `kept:STATE`, by the instant of the latest look at it, and
+-- its field `keptFor` names that waiter.
 local state, cutoff, max_jobs = ARGV[3], now - tonumber(ARGV[4]), tonumber(ARGV[5])
-local ended = PREFIX .. 'ended:' .. state
-local pruned, scanned = 0, 0
+local ended, kept = PREFIX .. 'ended:' .. state, PREFIX .. 'kept:' .. state
+local MAX_LOOKS = 1000 -- waiters that one script looks at
+local pruned, scanned, looks_left = 0, 0, MAX_LOOKS
 
-local function remove(id, ended_at)
-    local v = read_fields(id, 'state', 'spec', 'endTime', 'seq', 'key')
-    local spec = v and parse_spec(v[2] or '')
-    if not spec or v[1] ~= state or to_number(v[3]) ~= ended_at then
-        return -- stale: it ran again, or was deleted
-    end
-    transitions().delete_job(id, to_number(v[4]), v[5], true)
-    count(spec.queue, state, -1)
-    pruned = pruned + 1
+local function is_open(waiter)
+    local v = read_fields(waiter, 'state')
+    return v and v[1] and not ENDED_STATES[v[1]]
 end
 
+-- True if a waiter has not ended; nil if it is not known yet: the next script looks at its further waiters.
+local function has_open_waiter(id, kept_for)
+    if kept_for and is_open(kept_for) and safe_call('HEXISTS', dependencies_key(kept_for), id) == 1 then
+        return true
+    end
+    local waiters = safe_call('ZRANGE', dependents_key(id), 0, MAX_LOOKS - 1)
+    for _, waiter in ipairs(waiters) do
+        looks_left = looks_left - 1
+        if is_open(waiter) then
+            call('HSET', JOB .. id, 'keptFor', waiter)
+            return true
+        end
+    end
+    if #waiters < MAX_LOOKS then
+        return false
+    end
+    for _, waiter in ipairs(waiters) do -- forgets these waits already: each script goes on
+        safe_call('HDEL', dependencies_key(waiter), id)
+    end
+    call('ZREM', dependents_key(id), unpack(waiters))
+    return nil
+end
+
+-- Deletes a job that ended at this instant (nil: at any). Returns "deleted", "kept", "recent", "stale" (it ran again,
+-- or is deleted), or "later" (the next script goes on).
+local function prune(id, ended_at)
+    local v = read_fields(id, 'state', 'spec', 'endTime', 'seq', 'key', 'waits', 'awaited', 'keptFor')
+    local spec = v and parse_spec(v[2] or '')
+    if not spec or v[1] ~= state or ended_at and to_number(v[3]) ~= ended_at then
+        return 'stale'
+    elseif to_number(v[3]) > cutoff then
+        return 'recent'
+    end
+    if v[7] then
+        local is_kept = has_open_waiter(id, v[8])
+        if is_kept ~= false then
+            return is_kept and 'kept' or 'later'
+        end
+    end
+    transitions().delete_job(id, to_number(v[4]), v[5], true, v[6], v[7])
+    count(spec.queue, state, -1)
+    pruned = pruned + 1
+    return 'deleted'
+end
+
+-- name: prune (partitions, transitions, waits, pruning)
+-- Deletes jobs whose retention is over. Returns deleted, examined.
+allow_when_full()
 if state == 'succeeded' then
-    while pruned < max_jobs and scanned < 2 * MAX_BATCH do
+    while pruned < max_jobs and scanned < 2 * MAX_BATCH and looks_left > 0 do
         local ended_at, id = string.match(safe_call('LINDEX', ended, 0) or '', '^(%d+):(.*)$')
         if not id or tonumber(ended_at) > cutoff then
             if not id then
@@ -72,22 +116,54 @@ if state == 'succeeded' then
                 break
             end
         else
-            call('LPOP', ended)
-            remove(id, tonumber(ended_at))
+            local outcome = prune(id, tonumber(ended_at))
+            if outcome == 'kept' then
+                safe_call('ZADD', kept, NOW, id)
+            end
+            if outcome ~= 'later' then
+                call('LPOP', ended)
+            end
         end
         scanned = scanned + 1
     end
 else
-    local found = safe_call('ZRANGEBYSCORE', ended, '-inf', int(cutoff), 'WITHSCORES', 'LIMIT', 0,
-        math.min(max_jobs, MAX_BATCH))
+    -- those that are kept come first
+    local found = safe_call('ZRANGEBYSCORE', ended, '-inf', int(cutoff), 'WITHSCORES', 'LIMIT',
+        safe_call('ZCARD', kept), math.min(max_jobs, MAX_BATCH))
     for n = 1, #found, 2 do
-        call('ZREM', ended, found[n])
-        remove(found[n], tonumber(found[n + 1]))
+        local outcome = looks_left > 0 and prune(found[n], tonumber(found[n + 1])) or 'later'
+        if outcome == 'kept' then
+            safe_call('ZADD', kept, NOW, found[n])
+        elseif outcome ~= 'later' then
+            call('ZREM', ended, found[n])
+        end
         scanned = scanned + 1
     end
 end
 finish()
 return { pruned, scanned }
+
+-- name: prune_kept (partitions, transitions, waits, pruning)
+-- Looks again at the kept jobs at which no script has looked since ARGV[6] ("" for the present), the earliest first, up
+-- to MAX_BATCH. Returns deleted, examined, and the present.
+allow_when_full()
+local since = ARGV[6] ~= '' and ARGV[6] or NOW
+local found = max_jobs > 0 and safe_call('ZRANGEBYSCORE', kept, '-inf', '(' .. since, 'LIMIT', 0,
+    math.min(max_jobs, MAX_BATCH)) or {}
+for _, id in ipairs(found) do
+    local outcome = looks_left > 0 and prune(id, nil) or 'later'
+    if outcome == 'kept' or outcome == 'recent' then
+        call('ZADD', kept, NOW, id)
+    elseif outcome ~= 'later' then
+        call('ZREM', kept, id)
+        if state ~= 'succeeded' and outcome == 'deleted' then
+            safe_call('ZREM', ended, id)
+        end
+    end
+    scanned = scanned + 1
+end
+finish()
+return { pruned, scanned, NOW }
 
 -- name: prune_rest
 -- Deletes keys that outlived their job and their lifetime, workers that went silent long ago, and buckets that are full

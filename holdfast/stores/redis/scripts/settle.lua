@@ -1,4 +1,4 @@
--- name: settle (partitions, transitions)
+-- name: settle (partitions, transitions, waits)
 -- Applies each settlement whose guard holds, in order. ARGV from 3 on: runs of settlements, each begins with its kind.
 -- "worker": whose leases follow, "" for any worker.
 -- "first": a length, and ids of that length in one text: successes without a result under a first claim, as most are.
@@ -42,7 +42,7 @@ end
 
 local function succeed(id, claims, result)
     local key = JOB .. id
-    local v = redis.pcall('HMGET', key, 'state', 'claims', 'spec', 'cancel', 'worker')
+    local v = redis.pcall('HMGET', key, 'state', 'claims', 'spec', 'cancel', 'worker', 'awaited')
     if v.err or not v[1] then
         return { 0 }
     elseif v[1] ~= 'running' or (v[2] or '1') ~= claims or is_held_by_other(v[5])
@@ -67,6 +67,9 @@ local function succeed(id, claims, result)
     ended_ids[#ended_ids + 1] = id
     succeeded_entries[#succeeded_entries + 1] = END_STAMP .. id
     succeeded_by_spec[v[3]] = (succeeded_by_spec[v[3]] or 0) + 1
+    if v[6] then
+        note_end(id, 'succeeded')
+    end
     local spec = parse_spec(v[3])
     if spec and spec.is_limited then
         return release_limits(id, spec) and 2 or 1
@@ -86,7 +89,7 @@ local function settle_other(n)
     local flags, result, error, traceback = ARGV[n + 5], ARGV[n + 6], ARGV[n + 7], ARGV[n + 8]
     local refund, lease_expired = string.find(flags, 'r', 1, true), string.find(flags, 'e', 1, true) ~= nil
     local v = read_fields(id, 'state', 'claims', 'spec', 'cancel', 'attempts', 'worker', 'pickupTime', 'lost_leases',
-        'dueTime', 'created', 'seq')
+        'dueTime', 'created', 'seq', 'waits', 'awaited')
     local spec, lease = v and v[3] and parse_spec(v[3]), lease_end(id)
     if not spec then
         return { 0 }
@@ -98,6 +101,9 @@ local function settle_other(n)
     if v[4] and ENDS_CANCELLED[state] then
         state, reason = 'cancelled', 'cancelled'
     end
+    if state == 'waiting' and to_number(v[12]) == 0 then
+        state, delay = 'scheduled', '0' -- what it waited for has come
+    end
     if not refund and state ~= 'succeeded' then
         append_attempt(id, v, claims, state, requested_reason, error, traceback)
     end
@@ -106,7 +112,7 @@ local function settle_other(n)
         safe_call('ZADD', PREFIX .. 'failures', NOW, claims .. ' ' .. id)
     end
     local lost_leases = lease_expired and to_number(v[8]) + 1 or refund and to_number(v[8]) or 0
-    local run_at = delay ~= '' and now + tonumber(delay) or to_number(v[9])
+    local run_at = delay ~= '' and now + tonumber(delay) or to_number(state == 'waiting' and NEVER or v[9])
     -- another program may have set it to 0
     local attempts = math.max(0, to_number(v[5] or claims) - (refund and 1 or 0))
     local fields = { 'state', state, 'attempts', int(attempts) }
@@ -121,7 +127,7 @@ local function settle_other(n)
     if state ~= 'succeeded' and error ~= '' then
         append_pieces(fields, 'error', string.sub(error, 2))
     end
-    if delay ~= '' then
+    if delay ~= '' or state == 'waiting' then
         set('dueTime', int(run_at))
         set('created', v[10] or v[9]) -- absent while equal to its due time
     end
@@ -150,11 +156,14 @@ local function settle_other(n)
         safe_call('ZADD', PREFIX .. 'ended:' .. state, NOW, id)
     elseif state == 'queued' then
         transitions().add_ready(spec, run_at, to_number(v[11]), id, lost_leases, partition_field)
-    elseif state ~= 'waiting' then
+    elseif state ~= 'waiting' or delay ~= '' then
         transitions().schedule(spec.queue, run_at, id)
     end
     if ENDED[state] then
         ended_ids[#ended_ids + 1] = id
+        if v[13] then
+            note_end(id, state)
+        end
     else
         notify('ready_jobs', 'queue:' .. spec.queue)
     end
@@ -244,17 +253,29 @@ end
 finish()
 return answers
 
--- name: save_steps
--- Stores steps of jobs. ARGV from 3 on, of each: id, claims, worker or "", name, number, 1 if in order, "" or "=" and its
--- result. Returns 1 for a lease that is held, else 0. A step that is there stays.
+-- fragment: steps
+-- True for a live lease, and the job's field `waitNumber`. `worker`: "" for any.
+local function holds_lease(id, claims, worker)
+    local v = read_fields(id, 'state', 'claims', 'pickupTime', 'worker', 'waitNumber')
+    local is_held = v and v[1] == 'running' and claims_of(v[2], v[3]) == claims and (worker == '' or v[4] == worker)
+        and (tonumber(call('ZSCORE', LEASES, id) or nil) or 0) > now
+    return is_held, is_held and v[5]
+end
+
+-- Records a step, unless it is there. `result`: "" or "=" and its text.
+local function record_step(id, claims, name, number, in_order, result)
+    local head = table.concat({ number, in_order, claims, NOW }, ' ')
+    safe_call('HSETNX', PREFIX .. 'steps:' .. id, name, head .. '\n' .. result)
+end
+
+-- name: save_steps (steps)
+-- Stores steps of jobs. ARGV from 3 on, of each: id, claims, worker or "", name, number, 1 if in order, "" or "=" and
+-- its result. Returns 1 for a lease that is held, else 0. A step that is there stays.
 local answers = {}
 for n = 3, #ARGV, 7 do
-    local id, v = ARGV[n], read_fields(ARGV[n], 'state', 'claims', 'pickupTime', 'worker')
-    local is_held = v and v[1] == 'running' and claims_of(v[2], v[3]) == ARGV[n + 1]
-        and (ARGV[n + 2] == '' or v[4] == ARGV[n + 2]) and (tonumber(call('ZSCORE', LEASES, id) or nil) or 0) > now
+    local is_held = holds_lease(ARGV[n], ARGV[n + 1], ARGV[n + 2])
     if is_held then
-        local head = table.concat({ ARGV[n + 4], ARGV[n + 5], ARGV[n + 1], int(now) }, ' ')
-        safe_call('HSETNX', PREFIX .. 'steps:' .. id, ARGV[n + 3], head .. '\n' .. ARGV[n + 6])
+        record_step(ARGV[n], ARGV[n + 1], ARGV[n + 3], ARGV[n + 4], ARGV[n + 5], ARGV[n + 6])
     end
     answers[#answers + 1] = is_held and 1 or 0
 end

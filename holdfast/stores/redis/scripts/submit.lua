@@ -34,6 +34,20 @@ local function take_unique(unique, id)
     return policy, nil
 end
 
+local function unique_of(id) -- in the form of `take_unique`; nil without such a key
+    local options = join_pieces(id, 'options', call('HGET', JOB .. id, 'options'))
+    if not options or not string.find(options, '"unique"', 1, true) then
+        return nil
+    end
+    local is_readable, values = pcall(cjson.decode, options)
+    local unique = is_readable and values.unique
+    if not unique or not unique.key then
+        return nil
+    end
+    local window = unique.window_us and int(unique.window_us) or '-'
+    return table.concat({ unique.on_conflict or 'keep', unique.during or '-', window, unique.key }, ' ')
+end
+
 -- fragment: rewriting
 -- Times are "" for now, "+SPAN", "=INSTANT", in microseconds; "-" is no expiry.
 local function due_of(when) -- eligible time, and true if it is in the future
@@ -59,7 +73,8 @@ local function set_expiry(id, expires)
 end
 
 -- Applies an edit, or a later submission of its unique key, to a waiting job in one of `states`. `change`: new values
--- of priority, queue, when, payload, options, expires, partition ("" for none), nil to keep. Returns state and changed.
+-- of priority, queue, when, payload, options, expires, partition ("" for none), nil to keep. A job in state `waiting`
+-- keeps its due time. Returns state and changed.
 local function rewrite(id, change, states, whole)
     local v = read_fields(id, 'state', 'spec', 'seq', 'lost_leases', 'created', 'dueTime')
     local spec = v and parse_spec(v[2] or '')
@@ -70,10 +85,10 @@ local function rewrite(id, change, states, whole)
     local partition_field = partition_field_of(id, spec)
     local new_field = change.partition or partition_field
     count_unstarted(partition_field, -1)
-    if change.when then
+    if change.when and state ~= 'waiting' then
         local is_later
         due, is_later = due_of(change.when)
-        state = state == 'waiting' and state or is_later and 'scheduled' or 'queued'
+        state = is_later and 'scheduled' or 'queued'
         fields = { 'dueTime', due, 'created', v[5] or v[6] }
     end
     if change.priority or change.queue then
@@ -111,7 +126,7 @@ local function rewrite(id, change, states, whole)
     end
     if is_moved and state == 'queued' then
         transitions().add_ready(spec, to_number(due), to_number(v[3]), id, to_number(v[4]), new_field)
-    elseif is_moved and state ~= 'waiting' then
+    elseif is_moved and (state ~= 'waiting' or to_number(due) < to_number(NEVER)) then
         transitions().schedule(spec.queue, to_number(due), id)
     end
     notify('ready_jobs', 'queue:' .. spec.queue)
@@ -124,6 +139,7 @@ local whole = false
 local first_seq, seq
 local created_ids, key_entries, answers = {}, {}, {}
 local batch_specs, ready_lists, index_entries, delayed = {}, {}, {}, {}
+local batch_ids, aliases = {}, {} -- ids as they were given, and the jobs that were answered in place of some
 
 local function exists(id)
     if created_ids[id] then
@@ -161,35 +177,91 @@ local function add_key(id, key) -- of an existing job; deleting the job frees al
     end
 end
 
-local function create(id, spec, when, payload, key, options, has_client_id, partition_field)
-    local due, is_later = NOW, false
-    if when ~= '' then
+-- The job for which a new one waits, nil if there is none. `key`: of an earlier job of the batch, whose id was perhaps
+-- answered with the job that has the key.
+local function find_awaited(id, key)
+    id = aliases[id] or id
+    if exists(id) then
+        return id
+    end
+    local owner = key ~= '' and owner_of(key)
+    return owner and exists(owner) and owner or nil
+end
+
+-- Writes the dependencies of a new job: {id, condition, key, …}. Returns the number of those that are not met, and the
+-- text of the first that failed.
+local function add_dependencies(waiter, after)
+    local edges, seen, unmet, failure = {}, {}, 0, nil
+    for n = 1, #after, 3 do
+        local id, condition = find_awaited(after[n], after[n + 2]), after[n + 1]
+        if id and not seen[id] then
+            local how, state = (read_fields(id, 'state') or {})[1], 'open'
+            if ENDED_STATES[how] then
+                state = is_as_asked(condition, how) and 'met' or 'failed'
+                failure = failure or state == 'failed' and describe_failure(id, how) or nil
+            end
+            unmet = unmet + (state == 'met' and 0 or 1)
+            seen[id] = true
+            edges[#edges + 1] = id
+            edges[#edges + 1] = condition .. ' ' .. state .. ' 0'
+        end
+    end
+    add_edges(waiter, edges)
+    return unmet, failure
+end
+
+-- State, due time and further fields of a new job that waits for others.
+local function begin_waiting(id, after)
+    local unmet, failure = add_dependencies(id, after)
+    local fields = { 'waits', unmet }
+    if unmet == 0 then
+        return 'scheduled', NOW, fields
+    end
+    fields[3], fields[4] = 'reason', 'dependency'
+    if failure then
+        fields[5], fields[6] = 'endTime', NOW
+        append_pieces(fields, 'error', failure)
+        safe_call('ZADD', PREFIX .. 'ended:cancelled', NOW, id)
+        ended_ids[#ended_ids + 1] = id
+        sender = ''
+    end
+    return failure and 'cancelled' or 'waiting', NEVER, fields
+end
+
+local function create(id, spec, when, payload, key, options, has_client_id, partition_field, after)
+    local state, due, wait_fields = 'queued', NOW, nil
+    if after then
+        state, due, wait_fields = begin_waiting(id, after)
+    elseif when ~= '' then
+        local is_later
         due, is_later = due_of(when)
+        state = is_later and 'scheduled' or 'queued'
     end
     seq = seq + 1
     created_ids[id] = true
-    count_unstarted(partition_field, 1)
-    if is_later then
+    count_unstarted(partition_field, state ~= 'cancelled' and 1 or 0)
+    spec.numbers[state] = (spec.numbers[state] or 0) + 1
+    if state == 'scheduled' then
         local entries = delayed[spec.queue] or {}
         delayed[spec.queue] = entries
         entries[#entries + 1] = due
         entries[#entries + 1] = id
-        spec.scheduled = spec.scheduled + 1
-    elseif partition_field then
+    elseif state == 'queued' and partition_field then
         partitions().add_member(spec.queue, (parse_partition(partition_field)),
             member_of(spec.priority, to_number(due), seq, id))
-        spec.queued = spec.queued + 1
-    else
+    elseif state == 'queued' then
         spec.list[#spec.list + 1] = id
-        spec.queued = spec.queued + 1
     end
-    if not is_later and not key and not has_client_id and not partition_field and options == ''
+    if state == 'queued' and not key and not has_client_id and not partition_field and options == ''
         and #payload <= PIECE_BYTES then
         call('HSET', JOB .. id, 'state', 'queued', 'spec', spec.text, 'dueTime', due, 'seq', seq, 'payload', payload)
     else
-        local fields = { 'state', is_later and 'scheduled' or 'queued', 'spec', spec.text, 'dueTime', due, 'seq', seq }
-        if is_later then
+        local fields = { 'state', state, 'spec', spec.text, 'dueTime', due, 'seq', seq }
+        if state ~= 'queued' then
             fields[9], fields[10] = 'created', NOW
+        end
+        for _, each in ipairs(wait_fields or {}) do
+            fields[#fields + 1] = each
         end
         append_pieces(fields, 'payload', payload, whole)
         if options ~= '' then
@@ -243,7 +315,8 @@ local function write_created()
     end
 end
 
-local function store(id, spec, when, payload, key, keep_for, options, has_client_id, unique, expires, partition_field)
+local function store(id, spec, when, payload, key, keep_for, options, has_client_id, unique, expires, partition_field,
+    after)
     local owner = key and owner_of(key)
     if owner and owner ~= id then
         return owner
@@ -275,7 +348,8 @@ local function store(id, spec, when, payload, key, keep_for, options, has_client
     if key and not owner then
         take_key(key, id, keep_for)
     end
-    create(id, spec, when, payload, key or unique ~= '' and key_of(unique), options, has_client_id, partition_field)
+    create(id, spec, when, payload, key or unique ~= '' and key_of(unique), options, has_client_id, partition_field,
+        after)
     if expires ~= '' then
         set_expiry(id, expires)
     end
@@ -285,43 +359,84 @@ local function store(id, spec, when, payload, key, keep_for, options, has_client
     return 1
 end
 
--- Stores a batch of jobs, encoded from ARGV[from] on: "1" to keep payloads in one piece, number of specs, the specs,
--- then runs of jobs. A run begins with what its jobs share: number, spec, when ("" now, "+delay", "=instant"), field
--- `partition` or "", and "" or "x". Then id and payload of each job; with "x" also key, its lifetime and options (each
--- after "=", "" for none), "1" for a client's own id, its unique key as `take_unique` expects it, and expiry, or "".
--- Returns per job 1 (created), 0 (known), or the id of the job that holds its key, after "+" if that was changed. If
--- any job was created, the number of the last submission follows.
-local function store_batch(from)
-    whole = ARGV[from] == '1'
+-- Iterates over the jobs of a batch: position of its id in ARGV, and position of the head of its run.
+local function each_job(from, visit)
     local at = from + 2 + tonumber(ARGV[from + 1])
+    while at <= #ARGV do
+        local width = ARGV[at + 4] == 'x' and 9 or 2
+        local last = at + 4 + width * tonumber(ARGV[at])
+        for n = at + 5, last, width do
+            visit(n, at, width == 9)
+        end
+        at = last + 1
+    end
+end
+
+local function dependencies_of(n, is_extended) -- {id, condition, key, …}; nil for none
+    return is_extended and ARGV[n + 8] ~= '' and cmsgpack.unpack(ARGV[n + 8]) or nil
+end
+
+-- The first dependency that is neither stored nor earlier in the batch. A job that is known already needs none.
+local function find_missing(from)
+    local keys, missing = {}, nil -- keys of the jobs so far, "" for none
+    each_job(from, function(n, _, is_extended)
+        local key = is_extended and string.match(ARGV[n + 2], '^=(.*)$') or ''
+        local after = not missing and dependencies_of(n, is_extended)
+        if after and (exists(ARGV[n]) or key ~= '' and owner_of(key)) then
+            after = nil
+        end
+        for m = 1, after and #after or 0, 3 do
+            local its_key = keys[after[m]] or after[m + 2]
+            local owner = its_key ~= '' and owner_of(its_key)
+            local is_there = owner and exists(owner) or not owner and keys[after[m]] or exists(after[m])
+            missing = missing or not is_there and after[m] or nil
+        end
+        keys[ARGV[n]] = key ~= '' and key or is_extended and ARGV[n + 6] ~= '' and key_of(ARGV[n + 6]) or ''
+    end)
+    return missing
+end
+
+-- Stores a batch of jobs, encoded from ARGV[from] on: "1" to keep payloads in one piece, else "0", and then "a" if a
+-- job has dependencies; number of specs, the specs, then runs of jobs. A run begins with what its jobs share: number,
+-- spec, when ("" now, "+delay", "=instant"), field `partition` or "", and "" or "x". Then id and payload of each job;
+-- with "x" also key, its lifetime and options (each after "=", "" for none), "1" for a client's own id, its unique key
+-- as `take_unique` expects it, expiry, and dependencies in MessagePack, or "". Returns nil and the id of a missing
+-- dependency; or per job 1 (created), 0 (known), or the id of the job that holds its key, after "+" if that was
+-- changed. If any job was created, the number of the last submission follows.
+local function store_batch(from)
+    whole = string.sub(ARGV[from], 1, 1) == '1'
+    local missing = string.find(ARGV[from], 'a', 1, true) and find_missing(from)
+    if missing then
+        return nil, missing
+    end
+    local first_run = from + 2 + tonumber(ARGV[from + 1])
     first_seq = to_number(safe_call('GET', PREFIX .. 'seq'))
     seq = first_seq
-    for n = from + 2, at - 1 do
+    for n = from + 2, first_run - 1 do
         local spec = parse_spec(ARGV[n])
         local key = ready_key(spec.queue, spec.priority)
         ready_lists[key] = ready_lists[key] or { queue = spec.queue, priority = spec.priority }
         batch_specs[n - from - 1] = { text = ARGV[n], queue = spec.queue, priority = spec.priority,
-            list = ready_lists[key], queued = 0, scheduled = 0 }
+            list = ready_lists[key], numbers = {} }
     end
 
-    while at <= #ARGV do
-        local spec, when, width = batch_specs[tonumber(ARGV[at + 1])], ARGV[at + 2], ARGV[at + 4] == 'x' and 8 or 2
+    each_job(from, function(n, at, is_extended)
         local partition_field = ARGV[at + 3] ~= '' and ARGV[at + 3] or nil
-        local last = at + 4 + width * tonumber(ARGV[at])
-        for n = at + 5, last, width do
-            local key, keep_for, options, has_client_id, unique, expires = nil, '', '', false, '', ''
-            if width == 8 then
-                key = ARGV[n + 2] ~= '' and string.sub(ARGV[n + 2], 2) or nil
-                keep_for, options, has_client_id, unique = ARGV[n + 3], ARGV[n + 4], ARGV[n + 5] == '1', ARGV[n + 6]
-                expires = ARGV[n + 7]
-            end
-            answers[#answers + 1] = store(
-                ARGV[n], spec, when, ARGV[n + 1], key, keep_for, options, has_client_id,
-                unique, expires, partition_field
-            )
+        local key, keep_for, options, has_client_id, unique, expires = nil, '', '', false, '', ''
+        if is_extended then
+            key = ARGV[n + 2] ~= '' and string.sub(ARGV[n + 2], 2) or nil
+            keep_for, options, has_client_id, unique = ARGV[n + 3], ARGV[n + 4], ARGV[n + 5] == '1', ARGV[n + 6]
+            expires = ARGV[n + 7]
         end
-        at = last + 1
-    end
+        local answer = store(
+            ARGV[n], batch_specs[tonumber(ARGV[at + 1])], ARGV[at + 2], ARGV[n + 1], key, keep_for, options,
+            has_client_id, unique, expires, partition_field, dependencies_of(n, is_extended)
+        )
+        batch_ids[#batch_ids + 1], answers[#answers + 1] = ARGV[n], answer
+        if type(answer) == 'string' then
+            aliases[ARGV[n]] = string.gsub(answer, '^%+', '')
+        end
+    end)
     write_created()
     if loaded_transitions then
         loaded_transitions.write_ready()
@@ -331,9 +446,8 @@ local function store_batch(from)
         safe_call('ZADD', PREFIX .. 'chunks', chunk, chunk)
     end
     for _, spec in ipairs(batch_specs) do
-        if spec.queued + spec.scheduled > 0 then
-            count(spec.queue, 'queued', spec.queued)
-            count(spec.queue, 'scheduled', spec.scheduled)
+        for state, number in pairs(spec.numbers) do
+            count(spec.queue, state, number)
             notify('ready_jobs', 'queue:' .. spec.queue)
         end
     end
@@ -345,13 +459,13 @@ local function store_batch(from)
     return answers
 end
 
--- name: submit (partitions, transitions, uniqueness, rewriting, storing)
--- ARGV from 3 on: the batch. Returns the reply of `store_batch`.
-local stored = store_batch(3)
+-- name: submit (partitions, transitions, waits, uniqueness, rewriting, storing)
+-- ARGV from 3 on: the batch. Returns the reply of `store_batch`, or the id of a missing dependency.
+local stored, missing = store_batch(3)
 finish()
-return stored
+return stored or missing
 
--- name: write_schedule (partitions, transitions, uniqueness, rewriting, storing)
+-- name: write_schedule (partitions, transitions, waits, uniqueness, rewriting, storing)
 -- Replaces, adds or removes a schedule if it has the expected revision, and stores the jobs of its ticks. ARGV: 3 name,
 -- 4 expected revision, 5 its next tick or "", 6 document, "" to remove it, 7 on: the batch. Returns its revision, or ""
 -- if nothing was changed, and the reply of `store_batch`.

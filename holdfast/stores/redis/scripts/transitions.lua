@@ -173,11 +173,14 @@ local function make_transitions()
             safe_call('ZREM', quarantine_key(spec.queue), id)
         elseif state == 'queued' then
             dequeue_ready(id, spec)
-        elseif state == 'scheduled' or state == 'failed' then
+        elseif state == 'scheduled' or state == 'failed' or state == 'waiting' then
             safe_call('ZREM', schedule_key(spec.queue), id)
             rescheduled_queues[spec.queue] = true
         elseif state == 'dead' or state == 'cancelled' then
             safe_call('ZREM', PREFIX .. 'ended:' .. state, id)
+            safe_call('ZREM', PREFIX .. 'kept:' .. state, id)
+        elseif state == 'succeeded' then
+            safe_call('ZREM', PREFIX .. 'kept:succeeded', id)
         end
     end
 
@@ -193,7 +196,7 @@ local function make_transitions()
         for _, id in ipairs(ids) do
             local v = read_fields(id, 'state', 'spec', 'dueTime', 'seq', 'lost_leases')
             local spec = v and parse_spec(v[2] or '')
-            if spec and (v[1] == 'scheduled' or v[1] == 'failed') then
+            if spec and (v[1] == 'scheduled' or v[1] == 'failed' or v[1] == 'waiting') then
                 call('HSET', JOB .. id, 'state', 'queued')
                 count(spec.queue, v[1], -1)
                 count(spec.queue, 'queued', 1)
@@ -219,8 +222,29 @@ local function make_transitions()
         end
     end
 
+    -- Deletes what a job waited for (`waits`), and the waits of others for it (`awaited`): its fields of these names.
+    local function forget_waits(id, waits, awaited)
+        if waits then
+            for _, other in ipairs(safe_call('HKEYS', PREFIX .. 'dependencies:' .. id)) do
+                safe_call('ZREM', PREFIX .. 'dependents:' .. other, id)
+            end
+            local topic = safe_call('HGET', PREFIX .. 'receiver:' .. id, 'topic')
+            if topic then
+                safe_call('ZREM', PREFIX .. 'receivers:' .. topic, id)
+            end
+            call('DEL', PREFIX .. 'dependencies:' .. id, PREFIX .. 'receiver:' .. id)
+        end
+        if awaited then
+            for _, waiter in ipairs(safe_call('ZRANGE', PREFIX .. 'dependents:' .. id, 0, -1)) do
+                safe_call('HDEL', PREFIX .. 'dependencies:' .. waiter, id)
+            end
+            call('DEL', PREFIX .. 'dependents:' .. id)
+        end
+    end
+
     -- Deletes a job that has left every structure. With `keep_live_keys` its keys live until their lifetime ends.
-    local function delete_job(id, seq, key, keep_live_keys)
+    local function delete_job(id, seq, key, keep_live_keys, waits, awaited)
+        forget_waits(id, waits, awaited)
         local keys = key and extra_keys(id) or {}
         if key then
             keys[#keys + 1] = key
@@ -274,6 +298,9 @@ local function expire(id, state, spec_text)
     count(parse_spec(spec_text).queue, 'cancelled', 1)
     count_unstarted(partition_field_of(id, parse_spec(spec_text)), -1)
     ended_ids[#ended_ids + 1] = id
+    if call('HGET', JOB .. id, 'awaited') then
+        note_end(id, 'cancelled')
+    end
     expired[#expired + 1], expired[#expired + 2] = id, spec_text
 end
 
@@ -299,6 +326,10 @@ local function expire_overdue(max_jobs)
         end
     end
     safe_call('ZREM', PREFIX .. 'expiry', unpack(ids))
+    if awaited_ends[1] then -- jobs that waited for these may be due now
+        decide_ends()
+        write_next_due()
+    end
     return #ids
 end
 

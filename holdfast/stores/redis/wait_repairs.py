@@ -1,0 +1,240 @@
+"""Repair of what jobs wait for: dependencies, receivers and signals. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from holdfast.core.dependencies import describe_failed_dependency
+from holdfast.core.models import TERMINAL, Reason
+from holdfast.stores.redis.snapshot import OUT, WAITING, IndexedJob, NamespaceSnapshot, RepairStep
+
+_EDGE = re.compile(rb"(success|failure|end) (open|met|failed) (\d+)")
+_ENDED = frozenset(state.value.encode() for state in TERMINAL)
+
+
+def plan_wait_repairs(seen: NamespaceSnapshot, jobs: dict[bytes, IndexedJob]) -> list[RepairStep]:
+    """Returns the steps. Changes ``jobs`` to what they are after these steps."""
+    audit = _WaitAudit(seen, jobs)
+    return [
+        *audit.check_dependencies(),
+        *audit.check_dependents(),
+        *audit.check_receivers(),
+        *audit.check_kept_jobs(),
+        *audit.check_signals(),
+    ]
+
+
+class _Edge(NamedTuple):
+    """A dependency. ``wait``: 0, or the number of the wait for which its waiter started the child."""
+
+    condition: bytes
+    state: bytes
+    wait: bytes
+
+    @classmethod
+    def parse(cls, text: bytes) -> _Edge | None:
+        match = _EDGE.fullmatch(text)
+        return None if match is None else cls(match[1], match[2], match[3])
+
+    def decided_by(self, how: bytes) -> _Edge:
+        """Returns the edge after the end of its job."""
+        is_met = self.condition == b"end" or (self.condition == b"success") == (how == b"succeeded")
+        return self._replace(state=b"met" if is_met else b"failed")
+
+    @property
+    def text(self) -> bytes:
+        return b" ".join(self)
+
+
+class _WaitAudit:
+    """A comparison."""
+
+    def __init__(self, seen: NamespaceSnapshot, jobs: dict[bytes, IndexedJob]) -> None:
+        self._seen = seen
+        self._names = seen.names
+        self._jobs = jobs
+        self._edges: dict[bytes, dict[bytes, _Edge]] = {}  # by waiter and job
+        self._waiters: defaultdict[bytes, set[bytes]] = defaultdict(set)  # by job
+        self._failures: dict[bytes, tuple[bytes, bytes]] = {}  # by waiter: a job, and how it ended
+
+    def _each(self, name: str) -> Iterator[tuple[bytes, Mapping[bytes, bytes]]]:
+        """Hashes whose names begin so, by the rest of the name."""
+        prefix = self._names(name)
+        for key, fields in self._seen.hashes.items():
+            if key.startswith(prefix):
+                yield key.removeprefix(prefix), fields
+
+    def _each_zset(self, name: str) -> Iterator[tuple[bytes, bytes, Mapping[bytes, int]]]:
+        prefix = self._names(name)
+        for key, members in self._seen.zsets.items():
+            if key.startswith(prefix):
+                yield key, key.removeprefix(prefix), members
+
+    # ── dependencies ──────────────────────────────────────────────────────────────────────────────────────────
+    def check_dependencies(self) -> Iterator[RepairStep]:
+        """Decides dependencies on jobs that have ended or are gone, level by level; then checks who waits still."""
+        for waiter, fields in self._each("dependencies:"):
+            if waiter in self._jobs:
+                yield from self._read_edges(waiter, fields)
+        undecided = [*self._edges]
+        while undecided:
+            cancelled = set()
+            for waiter in undecided:
+                yield from self._decide(waiter)
+                if waiter in self._failures and self._is_unstarted_waiter(waiter):
+                    yield self._cancel(waiter)
+                    cancelled.add(waiter)
+            undecided = [*{waiter for job in cancelled for waiter in self._waiters[job]}]
+        for job, kept in [*self._jobs.items()]:
+            if kept.state == b"waiting":
+                yield from self._check_waits(job, kept)
+
+    def _read_edges(self, waiter: bytes, fields: Mapping[bytes, bytes]) -> Iterator[RepairStep]:
+        edges = self._edges[waiter] = {}
+        for job, text in fields.items():
+            edge = _Edge.parse(text)
+            if edge is None:
+                yield RepairStep(OUT, ("HDEL", self._names("dependencies:") + waiter, job))
+                continue
+            edges[job] = edge
+            self._waiters[job].add(waiter)
+
+    def _decide(self, waiter: bytes) -> Iterator[RepairStep]:
+        key = self._names("dependencies:") + waiter
+        for job, edge in [*self._edges[waiter].items()]:
+            other = self._jobs.get(job)
+            if other is None and job in self._seen.jobs:  # written by hand
+                continue
+            how = b"deleted" if other is None else other.state
+            decided = edge.decided_by(how) if edge.state == b"open" and (other is None or how in _ENDED) else edge
+            if decided.state == b"failed":
+                self._failures.setdefault(waiter, (job, how))
+            if other is None:
+                del self._edges[waiter][job]
+                yield RepairStep(WAITING, ("HDEL", key, job))
+            elif decided != edge:
+                self._edges[waiter][job] = decided
+                yield RepairStep(WAITING, ("HSET", key, job, decided.text))
+
+    def _is_unstarted_waiter(self, waiter: bytes) -> bool:
+        kept = self._jobs[waiter]
+        return kept.state == b"waiting" and not kept.has_started
+
+    def _cancel(self, waiter: bytes) -> RepairStep:
+        job, how = self._failures[waiter]
+        error = describe_failed_dependency(job.decode("utf-8", "replace"), how.decode())
+        change = "state", "cancelled", "reason", Reason.DEPENDENCY.value
+        self._jobs[waiter] = self._jobs[waiter]._replace(state=b"cancelled", ended=self._seen.now)
+        return RepairStep(
+            WAITING,
+            (
+                "HSET",
+                self._names.job + waiter,
+                *change,
+                "endTime",
+                self._seen.now,
+                "error",
+                error[:64],
+                *_pieces(error),
+            ),
+        )
+
+    def _check_waits(self, job: bytes, kept: IndexedJob) -> Iterator[RepairStep]:
+        """A waiting job waits for as much as it says, and is due if that is nothing."""
+        edges = self._edges.get(job, {}).values()
+        has_receiver = self._names("receiver:") + job in self._seen.hashes
+        wait = kept.wait_number if kept.has_started else b"0"
+        waits = 1 if has_receiver else sum(edge.state != b"met" and edge.wait == wait for edge in edges)
+        if waits != kept.waits:
+            yield RepairStep(WAITING, ("HSET", self._names.job + job, "waits", waits))
+        if not waits:
+            self._jobs[job] = kept._replace(state=b"scheduled", due=self._seen.now)
+            change = ("state", "scheduled", "dueTime", self._seen.now)
+            yield RepairStep(WAITING, ("HSET", self._names.job + job, *change))
+
+    def check_dependents(self) -> Iterator[RepairStep]:
+        """Each job knows those that wait for it, and no others."""
+        for key, job, members in self._each_zset("dependents:"):
+            for waiter in members.keys() - self._waiters[job]:
+                yield RepairStep(OUT, ("ZREM", key, waiter))
+        for job, waiters in self._waiters.items():
+            kept = self._jobs.get(job)
+            if kept is None or not waiters:
+                continue
+            key = self._names("dependents:") + job
+            for waiter in waiters - self._seen.zsets.get(key, {}).keys():
+                yield RepairStep(WAITING, ("ZADD", key, 0, waiter))
+            if not kept.is_awaited:
+                yield RepairStep(WAITING, ("HSET", self._names.job + job, "awaited", 1))
+
+    def check_kept_jobs(self) -> Iterator[RepairStep]:
+        """Jobs that are kept longer than their retention are in the state that is said of them."""
+        for key, state, members in self._each_zset("kept:"):
+            for job in members:
+                if job not in self._jobs or self._jobs[job].state != state:
+                    yield RepairStep(OUT, ("ZREM", key, job))
+
+    # ── signals ───────────────────────────────────────────────────────────────────────────────────────────────
+    def check_receivers(self) -> Iterator[RepairStep]:
+        """Each waiting receiver is among those of its topic. A running one may change meanwhile."""
+        topics: dict[bytes, bytes | None] = {}
+        for job, fields in self._each("receiver:"):
+            topics[job] = topic = fields.get(b"topic")
+            kept = self._jobs.get(job)
+            if topic is not None and kept is not None and kept.state == b"waiting":
+                key = self._names("receivers:") + topic
+                if job not in self._seen.zsets.get(key, {}):
+                    yield RepairStep(WAITING, ("ZADD", key, _number(fields.get(b"since")), job))
+        for key, topic, members in self._each_zset("receivers:"):
+            for job in members:
+                kept = self._jobs.get(job)
+                if topics.get(job) != topic and (kept is None or kept.state != b"running"):
+                    yield RepairStep(OUT, ("ZREM", key, job))
+
+    def check_signals(self) -> Iterator[RepairStep]:
+        """Each signal has an instant at which it was sent; those without a receiver are in order, by topic too."""
+        signals = self._seen.hashes.get(self._names("signals"), {})
+        sent = self._seen.zsets.get(self._names("signals_sent"), {})
+        kept = self._seen.zsets.get(self._names("signals_kept"), {})
+        for signal in sent.keys() - signals.keys():
+            yield RepairStep(OUT, ("ZREM", self._names("signals_sent"), signal))
+        for signal in signals.keys() - sent.keys():
+            yield RepairStep(WAITING, ("ZADD", self._names("signals_sent"), self._seen.now, signal))
+        topics = {signal: topic for signal, text in signals.items() if (topic := _topic_of(text)) is not None}
+        positions, last = {}, max(kept.values(), default=0)
+        for signal in sorted(topics, key=lambda each: (kept.get(each, last + 1), sent.get(each, 0), each)):
+            last = last if signal in kept else last + 1
+            positions[signal] = kept.get(signal, last)
+        yield from self._compare(self._names("signals_kept"), positions)
+        by_topic: defaultdict[bytes, dict[bytes, int]] = defaultdict(dict)
+        for signal, topic in topics.items():
+            by_topic[self._names("signals_kept:") + topic][signal] = positions[signal]
+        for key in {*by_topic, *(key for key, _, _ in self._each_zset("signals_kept:"))}:
+            yield from self._compare(key, by_topic[key])
+
+    def _compare(self, key: bytes, wanted: Mapping[bytes, int]) -> Iterator[RepairStep]:
+        there = self._seen.zsets.get(key, {})
+        for member in there.keys() - wanted.keys():
+            yield RepairStep(OUT, ("ZREM", key, member))
+        for member, score in wanted.items():
+            if there.get(member) != score:
+                yield RepairStep(WAITING, ("ZADD", key, score, member))
+
+
+def _pieces(text: str) -> list[str]:
+    """Names and values of the further pieces of an ASCII text, as the scripts cut it."""
+    rest = [text[start : start + 64] for start in range(64, len(text), 64)]
+    return [word for number, piece in enumerate(rest, 1) for word in (f"error{number}", piece)]
+
+
+def _topic_of(text: bytes) -> bytes | None:
+    """Topic of a signal that no job has received."""
+    length, colon, rest = text.partition(b":")
+    return rest[: int(length)] if colon and length.isdigit() else None
+
+
+def _number(text: bytes | None) -> int:
+    return int(text) if text is not None and text.isdigit() else 0

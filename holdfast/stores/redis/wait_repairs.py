@@ -113,9 +113,11 @@ class _WaitAudit:
             if decided.state == b"failed":
                 self._failures.setdefault(waiter, (job, how))
             if other is None:
+                self._waiters[job].discard(waiter)
+            if other is None and edge.wait == b"0":
                 del self._edges[waiter][job]
                 yield RepairStep(WAITING, ("HDEL", key, job))
-            elif decided != edge:
+            elif decided != edge:  # the edge of a deleted child stays: it is not started again
                 self._edges[waiter][job] = decided
                 yield RepairStep(WAITING, ("HSET", key, job, decided.text))
 

@@ -8,7 +8,7 @@ from typing import Any
 from holdfast.core import waits
 from holdfast.core.dependencies import Condition, DependencyInfo, DependencyState
 from holdfast.core.errors import Conflict, quote_value
-from holdfast.core.models import MICROSECOND, JobState, Lease, NewJob
+from holdfast.core.models import MICROSECOND, Lease, NewJob
 from holdfast.core.steps import NewStep, Step
 from holdfast.core.waits import (
     ChildStatus,
@@ -163,7 +163,7 @@ _WAITS = 2  # status in the answer of ``receive_signal``: the job has become a r
 
 def _child(row: Sequence[bytes]) -> ChildStatus:
     job_id, state = row
-    return ChildStatus(decode_text(job_id), state_of(state) or JobState.CANCELLED)
+    return ChildStatus(decode_text(job_id), state_of(state))
 
 
 def _receiver(found: Sequence[bytes]) -> ReceiverInfo | None:

@@ -139,6 +139,7 @@ local whole = false
 local first_seq, seq
 local created_ids, key_entries, answers = {}, {}, {}
 local batch_specs, ready_lists, index_entries, delayed = {}, {}, {}, {}
+local left_out = {} -- ids that are not to be stored
 local batch_ids, aliases = {}, {} -- ids as they were given, and the jobs that were answered in place of some
 
 local function exists(id)
@@ -428,7 +429,7 @@ local function store_batch(from)
             keep_for, options, has_client_id, unique = ARGV[n + 3], ARGV[n + 4], ARGV[n + 5] == '1', ARGV[n + 6]
             expires = ARGV[n + 7]
         end
-        local answer = store(
+        local answer = left_out[ARGV[n]] and 0 or store(
             ARGV[n], batch_specs[tonumber(ARGV[at + 1])], ARGV[at + 2], ARGV[n + 1], key, keep_for, options,
             has_client_id, unique, expires, partition_field, dependencies_of(n, is_extended)
         )

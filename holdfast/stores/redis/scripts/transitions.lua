@@ -236,7 +236,10 @@ local function make_transitions()
         end
         if awaited then
             for _, waiter in ipairs(safe_call('ZRANGE', PREFIX .. 'dependents:' .. id, 0, -1)) do
-                safe_call('HDEL', PREFIX .. 'dependencies:' .. waiter, id)
+                local key = PREFIX .. 'dependencies:' .. waiter
+                if string.find(safe_call('HGET', key, id) or ' 0', ' 0$') then -- a child leaves it: to be started once
+                    safe_call('HDEL', key, id)
+                end
             end
             call('DEL', PREFIX .. 'dependents:' .. id)
         end

@@ -438,14 +438,19 @@ return #ids
 
 -- name: start_children (partitions, transitions, waits, uniqueness, rewriting, storing, steps)
 -- Stores children of a running job, which waits for their ends. ARGV: 3 id, 4 claims, 5 worker, 6 "1" for the first
--- part, 7 on: the batch. Returns nil if the lease is lost; else id and state of each child, and the reply of
--- `store_batch`.
+-- part, 7 on: the batch. Returns nil if the lease is lost; else id and state ("" for none) of each child, and the
+-- reply of `store_batch`.
 local parent = ARGV[3]
 local is_held, wait = holds_lease(parent, ARGV[4], ARGV[5])
 if not is_held then
     return false
 end
 local is_first = ARGV[6] == '1'
+each_job(7, function(n)
+    if call('EXISTS', JOB .. ARGV[n]) == 0 and safe_call('HEXISTS', dependencies_key(parent), ARGV[n]) == 1 then
+        left_out[ARGV[n]] = true -- started before, and deleted since
+    end
+end)
 local stored = store_batch(7)
 local old = is_first and safe_call('HGET', PREFIX .. 'receiver:' .. parent, 'topic')
 if old then
@@ -459,7 +464,7 @@ local open, edges, children, seen = 0, {}, {}, {}
 for n, given in ipairs(batch_ids) do
     local child = aliases[given] or given
     local v = read_fields(child, 'state')
-    local state = v and v[1] or 'cancelled' -- its key has outlived it
+    local state = v and v[1] or '' -- it was deleted
     children[n] = { child, state }
     local _, edge_state, edge_wait = parse_edge(safe_call('HGET', dependencies_key(parent), child))
     local is_counted = seen[child] or edge_wait == wait and edge_state == 'open'

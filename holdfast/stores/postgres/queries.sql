@@ -467,7 +467,8 @@ with held as materialized (
         with ordinality as d (number, in_order, name, result, ordinal)
     join held h on h.ordinal = d.ordinal
     order by h.id, d.name
-    on conflict do nothing
+    on conflict (job_id, name) do update set claims = excluded.claims, ended_at = excluded.ended_at, result = excluded.result
+    where excluded.number = 0
 )
 select ordinal from held;
 

@@ -373,14 +373,17 @@ where id = any(array(
 returning queue, rank, run_at, id::text;
 
 -- name: promote_anywhere
+-- (4, 4): of a list the planner expects as many rows as of (1, 3), and does not sort them all for a few.
 update holdfast.job set state = 0, partition = partition, reason = case when state = 4 then null else reason end
 where id = any(array(
     select d.id from (
-        (select id, run_at from holdfast.job where (+state) in (1, 3) and run_at <= :now
-         order by run_at limit :limit for no key update skip locked)
+        select * from (
+            select id, run_at from holdfast.job where (+state) in (1, 3) and run_at <= :now
+            order by run_at limit :limit for no key update skip locked) u
         union all
-        (select id, run_at from holdfast.job where (+state) = 4 and run_at <= :now
-         order by run_at limit :limit for no key update skip locked)) d
+        select * from (
+            select id, run_at from holdfast.job where (+state) in (4, 4) and run_at <= :now
+            order by run_at limit :limit for no key update skip locked) u) d
     order by d.run_at limit :limit))
 returning queue, rank, run_at, id::text;
 

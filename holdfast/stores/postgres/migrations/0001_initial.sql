@@ -489,7 +489,8 @@ $$;
 -- met, or has failed. A job whose last one is met is due; one with a failed one is cancelled, which decides those on it.
 -- Answers a row for each queue with due jobs, and one for each job that was cancelled.
 -- All jobs that wait are locked in the order of their ids, before anything is decided. Each statement of a function sees
--- what was committed before it: so a search repeated under the locks says whether they are all.
+-- what was committed before it: so a search repeated under the locks says whether they are all. `offset 0` keeps the joins
+-- in their order, which no statistics may change.
 create function holdfast.decide_dependencies(ended uuid[], now_us bigint, deleted boolean)
 returns table (queue text, job_id uuid) language plpgsql set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
@@ -506,12 +507,17 @@ begin
         with recursive over (id, has_succeeded, is_fallen) as (
             select j.id, j.state + 0 = 5, false from holdfast.job j where j.id = any(ended)
             union
-            select d.waiter, false, true
-            from over o join holdfast.dependency d on d.job_id = o.id join holdfast.job w on w.id = d.waiter
-            where d.state = 'open' and d.condition = case when o.has_succeeded then 'failure' else 'success' end
-              and w.state + 0 = 4
+            select f.waiter, false, true
+            from over o cross join lateral (
+                select d.waiter from holdfast.dependency d
+                where d.job_id = o.id and d.state = 'open'
+                  and d.condition = case when o.has_succeeded then 'failure' else 'success' end
+                  and (select w.state from holdfast.job w where w.id = d.waiter) = 4
+                offset 0) f
         ), waiting as (
-            select distinct d.waiter from over o join holdfast.dependency d on d.job_id = o.id where d.state = 'open'
+            select distinct f.waiter
+            from over o cross join lateral (
+                select d.waiter from holdfast.dependency d where d.job_id = o.id and d.state = 'open' offset 0) f
         )
         select array(select w.waiter from waiting w order by w.waiter), array(select o.id from over o where o.is_fallen)
         into waiters, fallen;
@@ -530,11 +536,15 @@ begin
             from holdfast.job j where j.id = any(ended)
             union all
             select f.id, false, 'cancelled' from unnest(fallen) f (id)
+        ), opened as materialized (
+            select f.place, o.has_succeeded, o.ending
+            from over o cross join lateral (
+                select d.ctid as place from holdfast.dependency d where d.job_id = o.id and d.state = 'open' offset 0) f
         ), decided as (
             update holdfast.dependency d
             set state = case when d.condition = case when o.has_succeeded then 'failure' else 'success' end
                 then 'failed' else 'met' end
-            from over o where d.job_id = o.id and d.state = 'open'
+            from opened o where d.ctid = o.place
             returning d.waiter, d.job_id, d.state, o.ending
         ), outcome as materialized (
             select d.waiter, count(*) filter (where d.state = 'met') as met,
@@ -566,7 +576,8 @@ $$;
 -- Whether a job that runs under this lease is a receiver of a signal, or has children that have not ended. `waits` decides, since
 -- it is read with the row; but it may be left of an earlier lease.
 create function holdfast.has_waits(job uuid, lease bigint, waits integer) returns boolean
-language plpgsql set search_path = pg_catalog, pg_temp as $$
+language plpgsql set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
 begin
     return coalesce(waits, 0) > 0 and (
         exists (select from holdfast.receiver r where r.job_id = job and r.claims = lease and r.is_listed)
@@ -576,10 +587,10 @@ $$;
 
 -- Whether a job that has not ended waits, or has waited, for this one.
 create function holdfast.is_needed(job uuid) returns boolean
-language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+language plpgsql stable set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off as $$
 begin
-    return exists (select from holdfast.dependency d join holdfast.job w on w.id = d.waiter
-        where d.job_id = job and w.state + 0 < 5);
+    return exists (select from holdfast.dependency d
+        where d.job_id = job and (select w.state from holdfast.job w where w.id = d.waiter) < 5);
 end
 $$;
 
@@ -587,7 +598,8 @@ $$;
 -- Each is written, so that the end in a transaction with an older snapshot fails instead of passing over them. Answers
 -- those that there are.
 create function holdfast.lock_awaited(jobs uuid[]) returns setof uuid
-language plpgsql set search_path = pg_catalog, pg_temp as $$
+language plpgsql set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
 begin
     perform from holdfast.job j where j.id = any(jobs) order by j.id for no key update;
     return query update holdfast.job j set awaited = true where j.id = any(jobs) returning j.id;
@@ -610,7 +622,7 @@ begin
     present := array(select l from holdfast.lock_awaited(jobs) l);
     insert into holdfast.dependency (waiter, job_id, condition, state, is_child)
     select d.waiter, d.job_id, d.condition,
-        case when exists (select from holdfast.job j where j.id = d.job_id) then 'open' else 'met' end, false
+        case when (select true from holdfast.job j where j.id = d.job_id) then 'open' else 'met' end, false
     from json_to_recordset(batch::json -> 'dependencies') as d (waiter uuid, job_id uuid, condition text)
     order by d.waiter, d.job_id
     on conflict do nothing;
@@ -656,7 +668,7 @@ begin
         perform holdfast.lock_awaited(array(
             select distinct d.job_id from holdfast.dependency d where d.waiter = any(unstarted) and d.state <> 'met'));
         update holdfast.dependency d
-        set state = case when exists (select from holdfast.job j where j.id = d.job_id and j.state + 0 < 5) then 'open' else 'met' end
+        set state = case when (select j.state from holdfast.job j where j.id = d.job_id) < 5 then 'open' else 'met' end
         where d.waiter = any(unstarted) and d.state <> 'met';
         return query
             with counted as materialized (
@@ -678,14 +690,18 @@ begin
             select d.waiter from holdfast.dependency d where d.job_id = any(level) and d.state in ('met', 'failed')))
         order by w.id for no key update;
         with closed as materialized (
-            select d.waiter, d.job_id, d.state = 'met' as was_met, w.state = 7 as was_cancelled
-            from holdfast.dependency d join holdfast.job w on w.id = d.waiter
-            where d.job_id = any(level) and d.state in ('met', 'failed') and w.started_at is null
-              and (w.state + 0 = 4 or w.state + 0 = 7 and w.reason = 'dependency'
-                -- not with `->`, which refuses some stored options
-                and not (w.keyed and coalesce(w.options::text, '') like '%"unique":{%'))
+            select d.waiter, d.place, d.was_met, w.was_cancelled
+            from unnest(level) l (id) cross join lateral (
+                select d.ctid as place, d.waiter, d.state = 'met' as was_met from holdfast.dependency d
+                where d.job_id = l.id and d.state in ('met', 'failed') offset 0) d
+            cross join lateral (
+                select w.state = 7 as was_cancelled from holdfast.job w
+                where w.id = d.waiter and w.started_at is null
+                  and (w.state + 0 = 4 or w.state + 0 = 7 and w.reason = 'dependency'
+                    -- not with `->`, which refuses some stored options
+                    and not (w.keyed and coalesce(w.options::text, '') like '%"unique":{%')) offset 0) w
         ), opened as (
-            update holdfast.dependency d set state = 'open' from closed c where d.waiter = c.waiter and d.job_id = c.job_id
+            update holdfast.dependency d set state = 'open' from closed c where d.ctid = c.place
         ), counted as materialized (
             select c.waiter, count(*) filter (where c.was_met) as number, bool_or(c.was_cancelled) as was_cancelled
             from closed c group by c.waiter
@@ -699,7 +715,7 @@ begin
             set state = 4, run_at = 253402300799000000, reason = 'dependency', error = null, ended_at = null, ended_by = null,
                 expires_at = null, tier = case when w.partition is null then 0 else 3 end
             where w.id = any(cancelled)
-              and not exists (select from holdfast.dependency d where d.waiter = w.id and d.state = 'failed')
+              and (select true from holdfast.dependency d where d.waiter = w.id and d.state = 'failed' limit 1) is null
             returning w.id
         )
         select coalesce(array_agg(a.id), '{}') into level from again a;
@@ -711,7 +727,8 @@ $$;
 -- A running job waits for children, which its transaction has submitted or found, in place of what it waited for before.
 -- Answers the states of those that there are.
 create function holdfast.await_children(parent uuid, children uuid[]) returns table (job_id text, state smallint)
-language plpgsql set search_path = pg_catalog, pg_temp as $$
+language plpgsql set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
 #variable_conflict use_column
 begin
     perform holdfast.lock_awaited(children);
@@ -739,7 +756,8 @@ $$;
 create function holdfast.receive_signal(
     at bigint, job uuid, lease bigint, worker_id text, step_name text, step_number integer, is_in_order boolean, of_topic text,
     timeout_us bigint
-) returns table (is_held boolean, result text, time_left bigint) language plpgsql set search_path = pg_catalog, pg_temp as $$
+) returns table (is_held boolean, result text, time_left bigint) language plpgsql set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
 #variable_conflict use_column
 declare
     now_us bigint;

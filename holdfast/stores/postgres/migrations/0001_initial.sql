@@ -662,7 +662,6 @@ declare
     level uuid[] := replayed;
     unstarted uuid[] := array(
         select j.id from holdfast.job j where j.id = any(replayed) and j.waits is not null and j.started_at is null);
-    cancelled uuid[];
 begin
     if cardinality(unstarted) > 0 then
         perform holdfast.lock_awaited(array(
@@ -703,22 +702,23 @@ begin
         ), opened as (
             update holdfast.dependency d set state = 'open' from closed c where d.ctid = c.place
         ), counted as materialized (
-            select c.waiter, count(*) filter (where c.was_met) as number, bool_or(c.was_cancelled) as was_cancelled
+            select c.waiter, count(*) filter (where c.was_met) as number,
+                bool_or(c.was_cancelled) and (
+                    select true from holdfast.dependency d
+                    where d.waiter = c.waiter and d.state = 'failed' and not d.job_id = any(level) limit 1) is null as is_again
             from closed c group by c.waiter
         ), changed as (
-            update holdfast.job w set waits = w.waits + c.number from counted c where w.id = c.waiter
-            returning w.id, c.was_cancelled
-        )
-        select coalesce(array_agg(c.id), '{}') into cancelled from changed c where c.was_cancelled;
-        with again as (
             update holdfast.job w
-            set state = 4, run_at = 253402300799000000, reason = 'dependency', error = null, ended_at = null, ended_by = null,
-                expires_at = null, tier = case when w.partition is null then 0 else 3 end
-            where w.id = any(cancelled)
-              and (select true from holdfast.dependency d where d.waiter = w.id and d.state = 'failed' limit 1) is null
-            returning w.id
+            set waits = w.waits + c.number, state = case when c.is_again then 4 else w.state end,
+                run_at = case when c.is_again then 253402300799000000 else w.run_at end,
+                error = case when not c.is_again then w.error end, ended_at = case when not c.is_again then w.ended_at end,
+                ended_by = case when not c.is_again then w.ended_by end,
+                expires_at = case when not c.is_again then w.expires_at end,
+                tier = case when c.is_again and w.partition is not null then 3 else w.tier end
+            from counted c where w.id = c.waiter
+            returning w.id, c.is_again
         )
-        select coalesce(array_agg(a.id), '{}') into level from again a;
+        select coalesce(array_agg(c.id), '{}') into level from changed c where c.is_again;
         return query select l from unnest(level) l;
     end loop;
 end

@@ -370,15 +370,17 @@ class Holdfast(JobEditing, WorkflowMethods):
         limit: int = 1000,
         rate: str | None = None,
         after: float | str | timedelta = 0,
+        from_step: str | None = None,
     ) -> BulkResult:
         """Queue again with a new budget. ``payload`` replaces the arguments of a single job; it is checked first.
+        ``from_step``: a single job forgets this step and those behind it, and takes them again.
 
         ``rate`` (``"10/s"``): the first is ready ``after`` so long, later ones by and by, scheduled until then.
         """
         check_limit(limit)
         every = timedelta(0) if rate is None else parse_rate(rate)
         pace = ReplayRate(every=every, after=parse_duration(after, "after"))
-        return await self._replay(selection, force=force, payload=payload, limit=limit, pace=pace)
+        return await self._replay(selection, force=force, payload=payload, limit=limit, pace=pace, from_step=from_step)
 
     async def _replay(
         self,
@@ -388,6 +390,7 @@ class Holdfast(JobEditing, WorkflowMethods):
         payload: Mapping[str, Any] | None,
         limit: int = 1000,
         pace: ReplayRate = AT_ONCE,
+        from_step: str | None = None,
     ) -> BulkResult:
         store = await self.open_store()
         chosen = await self._ids(selection)
@@ -399,7 +402,17 @@ class Holdfast(JobEditing, WorkflowMethods):
             registered = self.registry.get((await self._get(chosen[0])).task)
             if registered is not None:
                 registered.bind(text)  # Invalid if it does not fit
-        return await store.admin.replay(chosen, force=force, payload=text, limit=limit, pace=pace)
+        number = None if from_step is None else await self._step_number(chosen, from_step)
+        return await store.admin.replay(chosen, force=force, payload=text, from_step=number, limit=limit, pace=pace)
+
+    async def _step_number(self, chosen: Selection, name: str) -> int:
+        if isinstance(chosen, JobFilter) or len(chosen) != 1:
+            raise Invalid("from_step", name, "it is a step of one job: name its id")
+        steps = {step.name: step.number for step in await self.read_record(chosen[0]) if step.number}
+        if name not in steps:
+            known = f"recorded are {', '.join(list(steps)[:20])}" if steps else "none is recorded"
+            raise Invalid("from_step", name, f"give a step of job {chosen[0]}; {known}{did_you_mean(name, steps)}")
+        return steps[name]
 
     @requires_loop
     async def delete(self, selection: str | Selection, *, limit: int = 1000) -> BulkResult:

@@ -110,9 +110,16 @@ class JobEditing(TaskRegistration):
         state = refused_state(operated)
         raise Conflict(f"job {job_id} cannot be cancelled: it has ended, {state}")
 
-    async def replay_one(self, job_id: str, *, force: bool = False, payload: Mapping[str, Any] | None = None) -> None:
+    async def replay_one(
+        self,
+        job_id: str,
+        *,
+        force: bool = False,
+        payload: Mapping[str, Any] | None = None,
+        from_step: str | None = None,
+    ) -> None:
         """Replay one job. NotFound, or Conflict where its state or its unique key does not allow it."""
-        operated = await self._replay(job_id, force=force, payload=payload)
+        operated = await self._replay(job_id, force=force, payload=payload, from_step=from_step)
         if operated.changed:
             return
         check_replay(job_id, refused_state(operated), force=force)
@@ -129,6 +136,7 @@ class JobEditing(TaskRegistration):
         payload: Mapping[str, Any] | None,
         limit: int = 1000,
         pace: ReplayRate = AT_ONCE,
+        from_step: str | None = None,
     ) -> BulkResult: ...
 
     async def unique_holder(self, job_id: str) -> Job | None:

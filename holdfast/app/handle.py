@@ -35,7 +35,7 @@ class JobOwner(Blocker, Protocol):
 
     async def cancel_one(self, job_id: str) -> JobState: ...
 
-    async def replay_one(self, job_id: str, *, force: bool = False) -> None: ...
+    async def replay_one(self, job_id: str, *, force: bool = False, from_step: str | None = None) -> None: ...
 
 
 class JobHandle(Generic[R]):
@@ -100,9 +100,12 @@ class JobHandle(Generic[R]):
         return await self._app.cancel_one(self.id)
 
     @requires_loop
-    async def replay(self, *, force: bool = False) -> None:
-        """Queue the job again with a new budget; Conflict where its state does not allow it."""
-        await self._app.replay_one(self.id, force=force)
+    async def replay(self, *, force: bool = False, from_step: str | None = None) -> None:
+        """Queue the job again with a new budget; Conflict where its state does not allow it.
+
+        ``from_step``: the job forgets this step and those behind it, and takes them again.
+        """
+        await self._app.replay_one(self.id, force=force, from_step=from_step)
 
     async def _hope(self, job: Job) -> str:
         """Describes the chances of an unfinished job, for the message of a timeout."""

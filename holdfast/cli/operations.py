@@ -63,6 +63,9 @@ def cancel(session: Session, *, ids: tuple[str, ...], filters: Filters, everythi
 @filter_options()
 @click.option("--force", is_flag=True, help="Also what has succeeded.")
 @click.option("--payload", metavar="JSON", help="Edited arguments for one job; - reads them from stdin.")
+@click.option(
+    "--from-step", metavar="NAME", help="Forget this step of one job and those behind it, and take them again."
+)
 @rate_option
 @click.pass_obj
 def replay(
@@ -74,6 +77,7 @@ def replay(
     dry_run: bool,
     force: bool,
     payload: str | None,
+    from_step: str | None,
     rate: str | None,
 ) -> int:
     """Queue dead, failed and cancelled jobs again.
@@ -84,8 +88,18 @@ def replay(
     """
     if payload is not None and len(ids) != 1:
         raise click.UsageError("--payload goes to one job: name its id")
+    if from_step is not None and len(ids) != 1:
+        raise click.UsageError("--from-step is for one job: name its id")
     return replay_jobs(
-        session, ids, filters, everything=everything, dry_run=dry_run, force=force, payload=payload, rate=rate
+        session,
+        ids,
+        filters,
+        everything=everything,
+        dry_run=dry_run,
+        force=force,
+        payload=payload,
+        from_step=from_step,
+        rate=rate,
     )
 
 
@@ -98,11 +112,15 @@ def replay_jobs(
     dry_run: bool,
     force: bool = False,
     payload: str | None = None,
+    from_step: str | None = None,
     rate: str | None = None,
     states: Collection[JobState] = REPLAYABLE,
 ) -> int:
     """Runs ``replay``, or ``dlq replay`` with fewer states."""
-    edited = {} if payload is None else {"payload": read_payload(payload, session.settings().payload_limit)}
+    edited: dict[str, Any] = (
+        {} if payload is None else {"payload": read_payload(payload, session.settings().payload_limit)}
+    )
+    edited |= {} if from_step is None else {"from_step": from_step}
     change = replay_operation(force=force, states=states, rate=rate, **edited)
     return run_bulk(session, change, ids, filters, everything=everything, dry_run=dry_run)
 

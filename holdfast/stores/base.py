@@ -164,10 +164,12 @@ class Admin(Protocol):
         *,
         force: bool = False,
         payload: str | None = None,
+        from_step: int | None = None,
         limit: int = 1000,
         pace: ReplayRate = AT_ONCE,
     ) -> BulkResult:
         """Queue again with a new budget, error and expiry cleared, history kept. ``payload`` replaces the stored one.
+        Steps from the number ``from_step`` on are forgotten, signals that they received too.
         Those that are not to run at once, by ``pace``, become ``scheduled``."""
 
     async def edit(self, job_id: str, changes: JobChanges) -> BulkResult:

@@ -205,11 +205,15 @@ class ForwardingAdmin:
         *,
         force: bool = False,
         payload: str | None = None,
+        from_step: int | None = None,
         limit: int = 1000,
         pace: ReplayRate = AT_ONCE,
     ) -> BulkResult:
         return await self._intercept(
-            "replay", lambda: self._inner.replay(selection, force=force, payload=payload, limit=limit, pace=pace)
+            "replay",
+            lambda: self._inner.replay(
+                selection, force=force, payload=payload, from_step=from_step, limit=limit, pace=pace
+            ),
         )
 
     async def edit(self, job_id: str, changes: JobChanges) -> BulkResult:

@@ -292,11 +292,14 @@ class TransportAdmin(ForwardingAdmin):
         *,
         force: bool = False,
         payload: str | None = None,
+        from_step: int | None = None,
         limit: int = 1000,
         pace: ReplayRate = AT_ONCE,
     ) -> BulkResult:
         """Queue again, announce, and take dead letters off their list."""
-        operated = await self._inner.replay(selection, force=force, payload=payload, limit=limit, pace=pace)
+        operated = await self._inner.replay(
+            selection, force=force, payload=payload, from_step=from_step, limit=limit, pace=pace
+        )
         if operated.changed:
             with suppress(HoldfastError):  # done: a sweep does the rest
                 queues = await self._transport.announce_changes([job_id for job_id, _ in operated.changed])

@@ -146,7 +146,10 @@ REPLAY = Form(
     inner=(FILTER,),
     refused=_NOT_EXACTLY_ONE,
 )
-REPLAY_ONE = Form(name="ReplayJobRequest", doc="How to replay a job.", fields=(_FORCE, EDITED_PAYLOAD))
+_FROM_STEP = Field(
+    "from_step", text_value(1, 300), "The job forgets this step and those behind it, and takes them again."
+)
+REPLAY_ONE = Form(name="ReplayJobRequest", doc="How to replay a job.", fields=(_FORCE, EDITED_PAYLOAD, _FROM_STEP))
 NOTHING = Form(name="EmptyBody", doc="An empty object.", fields=())
 
 
@@ -171,7 +174,7 @@ async def replay_job(call: RequestContext, job: Job) -> ApiResponse:
     if payload is not None:
         check_task(call, job.task)
     with client_field_names():
-        await call.app.replay_one(job.id, force=force, payload=payload)
+        await call.app.replay_one(job.id, force=force, payload=payload, from_step=call.body.get("from_step"))
     call.changed.append(job.id)
     return json_response(200, call.visible_job(await call.app.get(job.id)))
 

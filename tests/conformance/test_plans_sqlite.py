@@ -50,6 +50,8 @@ HOT: dict[str, tuple[str, ...]] = {
     "dependencies": ("PRIMARY KEY (waiter=?)", "holdfast_dependency_on", BY_SEQ),
     **dict.fromkeys(("receiver", "receiver_deadline"), (BY_SEQ,)),
     "step_result": ("sqlite_autoindex_holdfast_step_1",),
+    "forget_steps": ("sqlite_autoindex_holdfast_step_1",),
+    "forget_receivers": (BY_SEQ,),
     "take_signal": ("holdfast_signal_kept", BY_SEQ),
     **dict.fromkeys(("count_signals", "signals"), ("holdfast_signal_kept",)),
     "find_signal": ("sqlite_autoindex_holdfast_signal_1",),

@@ -327,3 +327,17 @@ async def test_replayed_success_keeps_its_signal(store: Store) -> None:
     await store.admin.replay([job.id], force=True)
     (again,) = await take(store)
     assert (await receive(store, again)).result == '{"signal":1}'
+
+
+async def test_replay_from_a_wait_waits_anew(store: Store, clock: ManualClock) -> None:
+    job = await parked(store)
+    clock.advance(60)
+    await store.admin.cancel([job.id])
+    await store.admin.replay([job.id], from_step=1)
+    (again,) = await take(store)
+    assert await receive(store, again) == SignalReceipt(left=HOUR)
+    await send(store)
+    await settle(store, again, JobState.DEAD, reason=Reason.ERROR, error="boom")
+    await store.admin.replay([job.id], from_step=1)
+    (again,) = await take(store)
+    assert await receive(store, again) == SignalReceipt(left=HOUR)

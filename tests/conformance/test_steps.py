@@ -168,3 +168,22 @@ async def test_value_under_a_lost_lease_is_refused(store: Store, clock: ManualCl
     (again,) = await take(store)
     assert await store.workflow.save_steps([step(again, "#state", 0, "3")]) == [True]
     assert [(each.claims, each.result) for each in await store.workflow.read_steps(job.id)] == [(2, "3")]
+
+
+async def test_replay_from_a_step_forgets_it_and_those_behind_it(store: Store) -> None:
+    first, second = await running(store), await running(store)
+    for job in (first, second):
+        steps = [step(job, "reserve", 1), step(job, "charge", 2), step(job, "ship", 3), step(job, "#state", 0)]
+        await store.workflow.save_steps(steps)
+        await settle(store, job, JobState.DEAD)
+    await store.admin.replay([first.id], from_step=2)
+    assert await names_of(store, first.id) == ["#state", "reserve"]
+    assert await names_of(store, second.id) == ["#state", "reserve", "charge", "ship"]
+
+
+async def test_refused_replay_forgets_no_step(store: Store) -> None:
+    job = await running(store)
+    await store.workflow.save_steps([step(job, "charge")])
+    await settle(store, job)
+    assert (await store.admin.replay([job.id], from_step=1)).changed == []
+    assert await names_of(store, job.id) == ["charge"]

@@ -108,3 +108,11 @@ def test_dependency_that_names_no_job_is_refused(cli: Cli, after: str, text: str
     cli.run("migrate")
     assert text in cli.fail("enqueue", "work", "{}", "--after", after, code=2)
     assert cli.json("list")["jobs"] == []
+
+
+def test_step_that_is_not_recorded_is_no_place_to_replay_from(cli: Cli) -> None:
+    job_id = cli.json("enqueue", "work", "{}")["id"]
+    cli.run("cancel", job_id)
+    assert "none is recorded" in cli.fail("replay", job_id, "--from-step", "charge", code=2)
+    assert "name its id" in cli.fail("replay", "--all", "--from-step", "charge", code=2)
+    assert cli.json("show", job_id)["state"] == "cancelled"

@@ -125,3 +125,11 @@ def test_tree_leaves_out_jobs_of_other_queues(home: str, tmp_path: Path) -> None
             ask(api, keys.spare, "POST", "/v1/jobs", {**body, "queue": queue, "after": [first]})
         tree = ask(api, token, "GET", f"/v1/jobs/{first}/tree").json()
         assert [each["queue"] for each in tree["jobs"]] == ["mail", "mail"]
+
+
+def test_replay_from_a_step_that_is_not_recorded_is_refused(api: Api) -> None:
+    job_id = submit(api)["id"]
+    api.post(f"/v1/jobs/{job_id}/cancel", {})
+    refusal = api.refused("POST", f"/v1/jobs/{job_id}/replay", 422, json={"from_step": "charge"})
+    assert "none is recorded" in str(refusal)
+    assert api.get(f"/v1/jobs/{job_id}")["state"] == "cancelled"

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from holdfast import Conflict, Context, Holdfast, JobState, Retry
+from holdfast import Conflict, Context, Dead, Holdfast, Invalid, JobState, Retry
+from holdfast.core.models import Reason
 from tests.worker.stepping import Ledger, steps_of
 from tests.worker.support import forever, harness
 
@@ -366,3 +367,30 @@ async def test_job_that_is_being_completed_takes_no_step(app: Holdfast) -> None:
         await harnessed.run_until_idle()
         assert await handle.state() is JobState.SUCCEEDED
     assert "is being completed, and takes no further step" in refused[0]
+
+
+async def test_changed_code_goes_on_from_a_named_step(app: Holdfast) -> None:
+    ledger, old = Ledger(), [True]
+
+    @app.task("order")
+    async def order(context: Context) -> None:
+        await context.step("reserve", ledger.do, "reserve")
+        await context.step("charge" if old[0] else "bill", ledger.do, "charge")
+        if old[0]:
+            raise Dead("boom")
+
+    async with harness(app) as harnessed:
+        await harnessed.start()
+        handle = await order.enqueue()
+        await harnessed.run_until_idle()
+        old[0] = False
+        await handle.replay()
+        await harnessed.run_until_idle()
+        assert (await handle.job()).reason == Reason.STEPS_CHANGED
+        with pytest.raises(Invalid, match="recorded are reserve, charge"):
+            await handle.replay(from_step="bill")
+        await handle.replay(from_step="charge")
+        await harnessed.run_until_idle()
+        assert await handle.state() is JobState.SUCCEEDED
+        assert ledger.done == ["reserve", "charge", "charge"]
+        assert [step.name for step in await steps_of(app, handle.id)] == ["reserve", "bill"]

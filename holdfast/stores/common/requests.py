@@ -107,13 +107,14 @@ class SelectionAdmin(ABC):
         *,
         force: bool = False,
         payload: str | None = None,
+        from_step: int | None = None,
         limit: int = 1000,
         pace: ReplayRate = AT_ONCE,
     ) -> BulkResult:
         chosen = await self._choose(selection, REPLAYABLE | {JobState.SUCCEEDED} if force else REPLAYABLE, limit)
         if not chosen.ids:
             return BulkResult([], [])
-        return await self._replay(chosen, force=force, payload=payload, pace=pace)
+        return await self._replay(chosen, force=force, payload=payload, from_step=from_step, pace=pace)
 
     async def delete(self, selection: Selection, *, limit: int = 1000) -> BulkResult:
         chosen = await self._choose(selection, DELETABLE, limit)
@@ -142,7 +143,9 @@ class SelectionAdmin(ABC):
         """End waiting jobs; flag running ones and notify their workers."""
 
     @abstractmethod
-    async def _replay(self, chosen: Chosen, *, force: bool, payload: str | None, pace: ReplayRate) -> BulkResult:
+    async def _replay(
+        self, chosen: Chosen, *, force: bool, payload: str | None, from_step: int | None, pace: ReplayRate
+    ) -> BulkResult:
         """Back to queued with a new budget, or to scheduled where its turn comes later."""
 
     @abstractmethod

@@ -63,7 +63,9 @@ class PostgresAdmin(SelectionAdmin):
         """Decides the dependencies on jobs that have ended, or are about to be deleted."""
         return read_decided(await fetch(self._sql["decide_dependencies"], ids=ended, deleted=deleted) if ended else ())
 
-    async def _replay(self, chosen: Chosen, *, force: bool, payload: str | None, pace: ReplayRate) -> BulkResult:
+    async def _replay(
+        self, chosen: Chosen, *, force: bool, payload: str | None, from_step: int | None, pace: ReplayRate
+    ) -> BulkResult:
         async def run_in_transaction(fetch: Fetch) -> tuple[BulkResult, set[str]]:
             ids = await self._standing(fetch, chosen)
             order_of = {job_id: index for index, job_id in enumerate(chosen.ids)}
@@ -73,6 +75,8 @@ class PostgresAdmin(SelectionAdmin):
             text = text_or_none(payload)
             rows = await fetch(self._sql["replay"], ids=free, laters=laters, force=force, payload=text)
             changed = {job_id: STATES[code] for job_id, _, code, _ in rows}
+            if from_step is not None and changed:
+                await fetch(self._sql["forget_steps"], ids=list(changed), from_step=from_step)
             again = await self._reopen(fetch, [job_id for job_id, _, _, has_dependencies in rows if has_dependencies])
             changed |= {job_id: JobState.WAITING for job_id in again if job_id in changed}
             if changed:

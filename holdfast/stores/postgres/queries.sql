@@ -554,6 +554,11 @@ with held as materialized (
 )
 select ordinal from held;
 
+-- own: forget_steps
+-- And what their jobs wait for.
+with forgotten as (delete from holdfast.receiver where job_id = any(:ids::uuid[]) and number >= :from_step)
+delete from holdfast.step where job_id = any(:ids::uuid[]) and number >= :from_step;
+
 -- name: steps
 select name, number, in_order, claims, ended_at, result from holdfast.step where job_id = :id order by number, name;
 

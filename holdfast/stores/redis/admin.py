@@ -47,8 +47,10 @@ class RedisAdmin(SelectionAdmin):
         self._notifications.notify_done({"worker:*"} if len(ended) < len(operated.changed) else (), ended)
         return operated
 
-    async def _replay(self, chosen: Chosen, *, force: bool, payload: str | None, pace: ReplayRate) -> BulkResult:
-        operated = await self._each("replay", chosen, force=force, payload=payload, pace=pace)
+    async def _replay(
+        self, chosen: Chosen, *, force: bool, payload: str | None, from_step: int | None, pace: ReplayRate
+    ) -> BulkResult:
+        operated = await self._each("replay", chosen, force=force, payload=payload, from_step=from_step, pace=pace)
         self._notifications.notify_done({"queue:*"} if operated.changed else ())
         return operated
 
@@ -78,11 +80,19 @@ class RedisAdmin(SelectionAdmin):
         return await self._each("delete", chosen)
 
     async def _each(
-        self, verb: str, chosen: Chosen, *, force: bool = False, payload: str | None = None, pace: ReplayRate = AT_ONCE
+        self,
+        verb: str,
+        chosen: Chosen,
+        *,
+        force: bool = False,
+        payload: str | None = None,
+        from_step: int | None = None,
+        pace: ReplayRate = AT_ONCE,
     ) -> BulkResult:
         """The answer, in the order of the question. Selected jobs that match no more are left out."""
         recorded = chosen.guard or {}
         flags = ("f" if force else "") + ("w" if self._pool.address.whole else "")
+        flags += "" if from_step is None else str(from_step)
         common = verb, flags, "" if payload is None else "=" + payload
         changed: list[tuple[str, JobState]] = []
         refused: list[tuple[str, JobState | None]] = []

@@ -200,11 +200,14 @@ class UlidAdmin(ForwardingAdmin):
         *,
         force: bool = False,
         payload: str | None = None,
+        from_step: int | None = None,
         limit: int = 1000,
         pace: ReplayRate = AT_ONCE,
     ) -> BulkResult:
         chosen = _written_selection(selection)
-        return _read_operated(await self._inner.replay(chosen, force=force, payload=payload, limit=limit, pace=pace))
+        return _read_operated(
+            await self._inner.replay(chosen, force=force, payload=payload, from_step=from_step, limit=limit, pace=pace)
+        )
 
     async def delete(self, selection: Selection, *, limit: int = 1000) -> BulkResult:
         return _read_operated(await self._inner.delete(_written_selection(selection), limit=limit))

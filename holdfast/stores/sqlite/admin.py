@@ -37,13 +37,24 @@ class SqliteAdmin(LimitedFamily, SelectionAdmin):
         changed |= {job_id: JobState.RUNNING for job_id, _ in running}
         return self._operated(transaction, ids, changed, chosen.more)
 
-    async def _replay(self, chosen: Chosen, *, force: bool, payload: str | None, pace: ReplayRate) -> BulkResult:
+    async def _replay(
+        self, chosen: Chosen, *, force: bool, payload: str | None, from_step: int | None, pace: ReplayRate
+    ) -> BulkResult:
         return await self._opened().writer.call(
-            lambda transaction: self._replay_in(transaction, chosen, force=force, payload=payload, pace=pace)
+            lambda transaction: self._replay_in(
+                transaction, chosen, force=force, payload=payload, from_step=from_step, pace=pace
+            )
         )
 
     def _replay_in(
-        self, transaction: Transaction, chosen: Chosen, *, force: bool, payload: str | None, pace: ReplayRate
+        self,
+        transaction: Transaction,
+        chosen: Chosen,
+        *,
+        force: bool,
+        payload: str | None,
+        from_step: int | None,
+        pace: ReplayRate,
     ) -> BulkResult:
         ids = self._standing(transaction, chosen)
         connection = transaction.connection
@@ -62,6 +73,10 @@ class SqliteAdmin(LimitedFamily, SelectionAdmin):
             if payload is not None:
                 self._replace_payload(transaction, job_id, payload)
         self._limits.assign_again(connection, [row[1] for row in rows])
+        if from_step is not None:
+            forgotten = {"seqs": as_json(row[0] for row in rows), "from": from_step}
+            connection.execute(self._sql["forget_steps"], forgotten)
+            connection.execute(self._sql["forget_receivers"], forgotten)
         waiters = [seq for seq, *_, is_waiter in rows if is_waiter]
         awaited = [row[1] for row in rows if row[4]]
         waiting = run_flow(connection, renew_dependencies(self._sql, waiters, awaited))

@@ -474,6 +474,12 @@ select id, topic, value, sent_at from holdfast_signal where job_id is null order
 delete from holdfast_signal where seq in (
     select seq from holdfast_signal where sent_at <= :before order by sent_at limit :limit);
 
+-- own: forget_steps
+delete from holdfast_step where job_seq in (select value from json_each(:seqs)) and number >= :from;
+
+-- own: forget_receivers
+delete from holdfast_receiver where seq in (select value from json_each(:seqs)) and number >= :from;
+
 -- own: insert_line
 insert into holdfast_line (job_seq, claims, number, attempt, at, level, text, fields)
 values (?, ?, ?, ?, ?, ?, ?, ?)

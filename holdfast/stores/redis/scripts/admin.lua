@@ -1,6 +1,6 @@
 -- name: operate (partitions, transitions, waits, uniqueness, reopening, fingerprint)
 -- Cancels, replays or deletes jobs. ARGV: 3 "cancel", "replay" or "delete", 4 "f" to replay successes too, "w" to keep
--- payloads in one piece, 5 "" or "=" and the new payload, 6 idempotency key of this call, 7 and 8 microseconds: delay
+-- payloads in one piece, a number to forget the steps from this one on, 5 "" or "=" and the new payload, 6 idempotency key of this call, 7 and 8 microseconds: delay
 -- of the first replayed job, and interval between two, 9 of a replay: version of the limits. Then for each job: id, ""
 -- or the required "state claims" (else it is skipped), and of a replay its fingerprint and its field `partition`.
 -- Returns {state now, 1 changed | 0 refused | -1 skipped} of each, nil for no job; or CONFLICT.
@@ -44,6 +44,22 @@ local function cancel(id, v, spec)
     return 'cancelled'
 end
 
+local from_step = tonumber(string.match(ARGV[4], '%d+') or nil)
+
+local function forget_steps(id)
+    local steps = safe_call('HGETALL', PREFIX .. 'steps:' .. id)
+    for n = 1, #steps, 2 do
+        if to_number(string.match(steps[n + 1], '^%d+')) >= from_step then
+            call('HDEL', PREFIX .. 'steps:' .. id, steps[n])
+        end
+    end
+    local topic, number = unpack(safe_call('HMGET', PREFIX .. 'receiver:' .. id, 'topic', 'number'))
+    if topic and to_number(number) >= from_step then
+        call('DEL', PREFIX .. 'receiver:' .. id)
+        safe_call('ZREM', PREFIX .. 'receivers:' .. topic, id)
+    end
+end
+
 -- Replayed jobs of this script: they get their places once all of them are replayed.
 local replayed = {}
 
@@ -57,6 +73,9 @@ local function replay(id, v, spec, delay, partition_field)
         if holder then
             return nil
         end
+    end
+    if from_step then
+        forget_steps(id)
     end
     transitions().dequeue(id, spec, v[1], 0)
     call('HDEL', JOB .. id, 'lost_leases', 'reason', 'endTime', 'cancel', 'expiresAt')

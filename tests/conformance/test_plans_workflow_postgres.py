@@ -78,7 +78,7 @@ def added(waiters: list[str], jobs: list[str]) -> str:
     return json.dumps({"at": NOW, "notifies": False, "dependencies": pairs})
 
 
-FUNCTIONS = {
+FUNCTIONS: dict[str, tuple[str, list[Any]]] = {
     "decide": ("decide_dependencies(%s, %s, true)", [quoted(ids(2)), NOW]),
     "lock": ("lock_awaited(%s)", [quoted(ids(2))]),
     "add": ("add_dependencies(%s)", [added(ids(0, 10), ids(5, 5)[1:])]),

@@ -81,7 +81,7 @@ class PostgresExternal:
             return []
         outside = outside_jobs(jobs)
         if outside:
-            ids = _encode(possible_ids(outside)).decode()
+            ids = ",".join(possible_ids(outside))
             rows = yield Statement(self._sql["lock_awaited_inside"].sql, (ids,))
             check_stored(outside, [job_id for (job_id,) in map(_texts, rows)])
         table = self._limit_cache.table

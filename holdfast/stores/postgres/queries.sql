@@ -84,7 +84,7 @@ select l::text from holdfast.lock_awaited(:ids) l;
 
 -- own: lock_awaited_inside
 -- The same, and the next, for a caller's own transaction.
-select l::text from holdfast.lock_awaited(array(select j::uuid from json_array_elements_text(?::json) j)) l;
+select l::text from holdfast.lock_awaited(string_to_array(?, ',')::uuid[]) l;
 
 -- own: add_dependencies_inside
 select count(*) from holdfast.add_dependencies(?);

@@ -107,7 +107,7 @@ class PostgresExternal:
             yield Statement(self._sql["set_expiries"].sql, (_ascii({"at": self._instant(), "jobs": expiring}),))
         dependencies = dependency_batch(jobs, answers, self._instant(), notifies=True)
         if dependencies is not None:
-            yield Statement(self._sql["add_dependencies_inside"].sql, (dependencies,))
+            yield Statement(self._sql["wait_for_jobs_inside"].sql, (dependencies,))
         return answers
 
     def complete_steps(self, lease: Lease, result: str | None) -> StatementFlow[Settled]:

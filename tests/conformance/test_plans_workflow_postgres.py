@@ -58,11 +58,11 @@ CASES = [
     Case("lock_children", (BY_ID,)),
     Case("hold_lease", (BY_ID,), {"claims": 1}),
     Case("deleted_children", ("dependency_pkey(waiter)",), {"id": ids(4)[0]}),
-    Case("receiver_of", (BY_ID, "receiver_pkey(job_id)")),
+    Case("receiver", (BY_ID, "receiver_pkey(job_id)")),
     Case("dependencies_of", ("dependency_pkey(waiter)",), {"id": ids(4)[0]}),
     Case("dependents_of", ("dependency_on(job_id, state)",), {"id": ids(5)[0]}),
-    Case("kept_signals", ("signal_kept(topic)",), {"topic": "topic-1"}),
-    Case("all_kept_signals", ("signal_kept_anywhere()",)),
+    Case("signals", ("signal_kept(topic)",), {"topic": "topic-1"}),
+    Case("all_signals", ("signal_kept_anywhere()",)),
     Case("prune_signals", ("signal_sent(sent_at)", "signal_pkey(id)"), {"span": ROWS}),
 ]
 
@@ -78,7 +78,7 @@ def added(waiters: list[str], jobs: list[str]) -> str:
     return json.dumps({"at": NOW, "notifies": False, "dependencies": pairs})
 
 
-FUNCTIONS = {
+FUNCTIONS: dict[str, tuple[str, list[Any]]] = {
     "decide": ("decide_dependencies(%s, %s, true)", [quoted(ids(2)), NOW]),
     "lock": ("lock_awaited(%s)", [quoted(ids(2))]),
     "add": ("add_dependencies(%s)", [added(ids(0, 10), ids(5, 5)[1:])]),

@@ -9,11 +9,15 @@ from datetime import timedelta
 import asyncpg
 import pytest
 
+from holdfast.core.dependencies import Dependency
 from holdfast.core.errors import Unavailable
 from holdfast.core.models import JobFilter, JobState, Reason
+from holdfast.core.steps import NewStep
+from holdfast.core.waits import ChildStatus, SentSignal, Signal, SignalReceipt, SignalWait
 from holdfast.stores.postgres import pool
 from holdfast.stores.postgres.commit_status import Commit, begun_commit, is_committed
 from tests.conformance.support import (
+    WORKER,
     ended,
     ending,
     failing,
@@ -261,3 +265,58 @@ async def test_a_commit_that_has_not_ended_is_waited_for(postgres: Postgres) -> 
     assert await waiting
     await link.close()
     await other.close()
+
+
+# ── signals and dependencies ──────────────────────────────────────────────────────────────────────────────────────────
+async def test_end_of_awaited_job_without_answer_is_accepted(proxy: FaultProxy, proxied_url: str) -> None:
+    async with opened(proxied_url) as store:
+        for n in range(3):
+            job = await running(store)
+            (waiting,) = await put(store, new_job(after=(Dependency(job.id),)))
+            success = ending(job, result="1", error=f"needle {n}")  # which the statement for plain jobs does not send
+            proxy.cut_after(f"needle {n}".encode(), answer=b"SELECT 2")
+
+            (answer,) = await store.queueing.settle([success])
+
+            assert (answer.accepted, answer.state) == (True, JobState.SUCCEEDED)
+            (again,) = await take(store)
+            assert again.id == waiting
+            await settle(store, again)
+            assert not (await store.queueing.settle([success]))[0].accepted, "a second settlement is none"
+        assert proxy.cuts == 3
+
+
+async def test_dependent_submission_without_answer_is_stored_once(proxy: FaultProxy, proxied_url: str) -> None:
+    async with opened(proxied_url) as store:
+        (first,) = await put(store)
+        proxy.cut_after(b"COMMIT", answer=b"COMMIT")
+        second = new_job(after=(Dependency(first),))
+
+        (answer,) = await store.queueing.submit([second])
+
+        assert (answer.job_id, answer.created) == (second.id, True)
+        assert proxy.cuts == 1
+        assert len((await store.workflow.read_waits(first)).dependents) == 1
+
+
+async def test_waits_without_answer_begin_once(proxy: FaultProxy, proxied_url: str) -> None:
+    hour = timedelta(hours=1)
+    async with opened(proxied_url) as store:
+        for n in range(3):
+            job, child, topic = await running(store), new_job(payload=f'{{"child":{n}}}', delay=hour), f"needle-{n}"
+            wait = SignalWait(NewStep(job.lease, "s", 1, True), topic, hour)
+            proxy.cut_after(topic.encode(), answer=b"SELECT 1")
+            receipt = await store.workflow.receive_signal(wait)
+            assert receipt.left is not None
+            assert hour - timedelta(minutes=1) < receipt.left <= hour
+            proxy.cut_after(f'"signal-{n}"'.encode(), answer=b"SELECT 1")
+            signal = Signal(f"id-{n}", topic, f'"signal-{n}"')
+            assert await store.workflow.send_signal(signal) == SentSignal(True, job.id)
+            assert await store.workflow.receive_signal(wait) == SignalReceipt(result=f'{{"signal":"signal-{n}"}}')
+            proxy.cut_after(b"COMMIT", answer=b"COMMIT")
+            started = await store.workflow.start_children(job.lease, [child], WORKER)
+            assert started == [ChildStatus(child.id, JobState.SCHEDULED)]
+            await settle(store, job, JobState.WAITING, refund=True)
+            await store.admin.cancel([child.id])
+            assert await state_of(store, job.id) is JobState.SCHEDULED
+        assert proxy.cuts == 9

@@ -56,12 +56,12 @@ class PostgresAdmin(SelectionAdmin):
             return await self._operated(fetch, ids, changed, chosen), unstarted, topics, decided
 
         operated, ended, topics, decided = await self._changed(run_in_transaction)
-        decided.notify(self._notifications, topics, ended)
+        decided.notify_committed(self._notifications, topics, ended)
         return operated
 
     async def _decide(self, fetch: Fetch, ended: Sequence[str], *, deleted: bool = False) -> Decided:
         """Decides the dependencies on jobs that have ended, or are about to be deleted."""
-        return read_decided(await fetch(self._sql["decide_dependencies"], ids=ended, deleted=deleted) if ended else ())
+        return read_decided(await fetch(self._sql["decide_ended"], ids=ended, deleted=deleted) if ended else ())
 
     async def _replay(
         self, chosen: Chosen, *, force: bool, payload: str | None, from_step: int | None, pace: ReplayRate
@@ -89,7 +89,7 @@ class PostgresAdmin(SelectionAdmin):
 
     async def _reopen(self, fetch: Fetch, replayed: Sequence[str]) -> list[str]:
         """Opens dependencies of and on replayed jobs again; returns the jobs that wait again."""
-        rows = await fetch(self._sql["reopen_dependencies"], ids=replayed) if replayed else ()
+        rows = await fetch(self._sql["renew_waits"], ids=replayed) if replayed else ()
         return [job_id for (job_id,) in rows]
 
     async def edit(self, job_id: str, changes: JobChanges) -> BulkResult:
@@ -138,7 +138,7 @@ class PostgresAdmin(SelectionAdmin):
             return await self._operated(fetch, ids, gone, chosen), decided
 
         operated, decided = await self._changed(run_in_transaction)
-        decided.notify(self._notifications)
+        decided.notify_committed(self._notifications)
         return operated
 
     async def _changed(self, work: Callable[[Fetch], Awaitable[T]]) -> T:

@@ -16,12 +16,12 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Decided(NamedTuple):
-    """Result of ``decide_dependencies``: queues with jobs that became due, and jobs that were cancelled."""
+    """Result of ``holdfast.decide_dependencies``: queues with jobs that became due, and jobs that were cancelled."""
 
     queues: set[str]
     ended: list[str]
 
-    def notify(
+    def notify_committed(
         self, notifications: PostgresNotifications, topics: Iterable[str] = (), ended: Sequence[str] = ()
     ) -> None:
         """Notifies of them, and of further topics and ended jobs, after the commit."""

@@ -81,7 +81,7 @@ class PostgresExternal:
             return []
         outside = outside_jobs(jobs)
         if outside:
-            ids = _encode(possible_ids(outside)).decode()
+            ids = ",".join(possible_ids(outside))
             rows = yield Statement(self._sql["lock_awaited_inside"].sql, (ids,))
             check_stored(outside, [job_id for (job_id,) in map(_texts, rows)])
         table = self._limit_cache.table
@@ -107,7 +107,7 @@ class PostgresExternal:
             yield Statement(self._sql["set_expiries"].sql, (_ascii({"at": self._instant(), "jobs": expiring}),))
         dependencies = dependency_batch(jobs, answers, self._instant(), notifies=True)
         if dependencies is not None:
-            yield Statement(self._sql["add_dependencies_inside"].sql, (dependencies,))
+            yield Statement(self._sql["wait_for_jobs_inside"].sql, (dependencies,))
         return answers
 
     def complete_steps(self, lease: Lease, result: str | None) -> StatementFlow[Settled]:

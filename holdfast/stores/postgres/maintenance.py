@@ -107,7 +107,7 @@ async def expire_overdue(
     rows = await pool.fetch(statements["expire_jobs"], limit=limit, extra=SWEEP_TIME)
     ended = [ExpiredJob(*row[1:4]) for row in rows if row[1] is not None]
     decided = read_decided(row[4:] for row in rows)
-    decided.notify(notifications, ended=[each.job_id for each in ended])
+    decided.notify_committed(notifications, ended=[each.job_id for each in ended])
     return Overdue(ended, max(row[0] for row in rows), bool(decided.queues))
 
 

@@ -84,12 +84,12 @@ select l::text from holdfast.lock_awaited(:ids) l;
 
 -- own: lock_awaited_inside
 -- The same, and the next, for a caller's own transaction.
-select l::text from holdfast.lock_awaited(array(select j::uuid from json_array_elements_text(?::json) j)) l;
+select l::text from holdfast.lock_awaited(string_to_array(?, ',')::uuid[]) l;
 
--- own: add_dependencies_inside
+-- own: wait_for_jobs_inside
 select count(*) from holdfast.add_dependencies(?);
 
--- own: add_dependencies
+-- own: wait_for_jobs
 select queue, job_id::text from holdfast.add_dependencies(:batch);
 
 -- own: submit_batch
@@ -505,7 +505,7 @@ select f.id::text from free f
 where not f.awaited or not exists (
     select from waiting w where w.job_id = f.id and not w.waiter = any(array(select id from free_waiting)));
 
--- own: decide_dependencies
+-- own: decide_ended
 select queue, job_id::text from holdfast.decide_dependencies(:ids, :now, :deleted);
 
 -- own: settlement_evidence
@@ -569,15 +569,15 @@ select is_held, result, time_left from holdfast.receive_signal(
 -- own: send_signal
 select is_new, job_id, ready_queue, is_full from holdfast.send_signal(:at, :signal, :topic, :value, :max_kept);
 
--- own: kept_signals
+-- name: signals
 select id, topic, value, sent_at from holdfast.signal
 where topic = :topic and job_id is null order by turn limit :limit;
 
--- own: all_kept_signals
+-- name: all_signals
 select id, topic, value, sent_at from holdfast.signal
 where job_id is null and turn > 0 order by turn limit :limit;
 
--- own: prune_signals
+-- name: prune_signals
 delete from holdfast.signal where id = any(array(
     select id from holdfast.signal where sent_at <= :now - :span::bigint
     order by sent_at limit :limit for update skip locked));
@@ -591,7 +591,7 @@ select id from holdfast.job
 where id = :id and claims = :claims and state + 0 = 2 and lease_until + 0 > :now and worker = :worker
 for no key update;
 
--- own: deleted_children
+-- name: deleted_children
 -- Those that a job has started, and that are gone.
 select d.job_id::text from holdfast.dependency d
 where d.waiter = :id and d.is_child and not exists (select from holdfast.job j where j.id = d.job_id);
@@ -599,7 +599,7 @@ where d.waiter = :id and d.is_child and not exists (select from holdfast.job j w
 -- own: await_children
 select job_id, state from holdfast.await_children(:id, :ids);
 
--- own: receiver_of
+-- name: receiver
 select r.topic, r.step, r.begun_at, r.deadline
 from holdfast.receiver r join holdfast.job j on j.id = r.job_id
 where r.job_id = :id and r.is_listed and r.claims = j.claims and j.state + 0 in (2, 4);
@@ -785,7 +785,7 @@ from unnest(:ids::uuid[], :laters::bigint[]) as d (id, later)
 where j.id = d.id and ((j.state + 0) in (3, 6, 7) or (:force and j.state + 0 = 5))
 returning j.id::text, j.queue, j.state, j.awaited or j.waits is not null;
 
--- own: reopen_dependencies
+-- own: renew_waits
 select r::text from holdfast.reopen_dependencies(:ids) r;
 
 -- name: unique_keys_of

@@ -132,7 +132,7 @@ class PostgresQueueing:
         bound = await self._limit_cache.bind(jobs)
         if any(job.after for job in jobs):
             answers, decided = await insert_dependent(self._sql, self._pool, bound)
-            decided.notify(self._notifications)
+            decided.notify_committed(self._notifications)
             is_notified = False
         else:
             answers, is_notified = await insert_batch(self._sql, self._notifications, self._pool, bound)
@@ -446,7 +446,7 @@ class PostgresQueueing:
                 except UNREADABLE as error:
                     text = to_text(f"the stored job cannot be read: {error}")
                     decided = await self._pool.fetch(self._sql["mark_unreadable"], id=row[0], error=text)
-                    read_decided(decided).notify(self._notifications)
+                    read_decided(decided).notify_committed(self._notifications)
             return jobs
 
     # ── settle ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -97,7 +97,7 @@ async def insert_dependent(
             return stored, [], Decided(set(), [])
         answers = await insert_each(statements, jobs, fetch)
         batch = dependency_batch(jobs, answers, pool.instant, notifies=False)
-        rows = [] if batch is None else await fetch(statements["add_dependencies"], batch=batch)
+        rows = [] if batch is None else await fetch(statements["wait_for_jobs"], batch=batch)
         return stored, answers, read_decided(rows)
 
     try:

@@ -108,14 +108,14 @@ class PostgresWorkflow:
         if is_full:
             raise Conflict(waits.describe_full_topic(signal.topic))
         if queue is not None:
-            Decided({queue}, []).notify(self._notifications)
+            Decided({queue}, []).notify_committed(self._notifications)
         return SentSignal(is_new or bool(uncertain), job_id)
 
     async def read_signals(self, topic: str | None = None, *, limit: int = 100) -> list[KeptSignal]:
         if topic is None:
-            rows = await self._pool.fetch(self._sql["all_kept_signals"], limit=limit)
+            rows = await self._pool.fetch(self._sql["all_signals"], limit=limit)
         else:
-            rows = await self._pool.fetch(self._sql["kept_signals"], topic=to_text(topic), limit=limit)
+            rows = await self._pool.fetch(self._sql["signals"], topic=to_text(topic), limit=limit)
         return [KeptSignal(from_text(name), from_text(of), from_text(value), at) for name, of, value, at in rows]
 
     # ── children and dependencies ─────────────────────────────────────────────────────────────────────────────
@@ -147,7 +147,7 @@ class PostgresWorkflow:
     async def read_waits(self, job_id: str) -> JobWaits:
         if not is_id(job_id):
             return JobWaits(None, [], [])
-        received = await self._pool.fetch(self._sql["receiver_of"], id=job_id)
+        received = await self._pool.fetch(self._sql["receiver"], id=job_id)
         dependencies = await self._pool.fetch(self._sql["dependencies_of"], id=job_id, limit=waits.MAX_SHOWN)
         dependents = await self._pool.fetch(self._sql["dependents_of"], id=job_id, limit=waits.MAX_SHOWN)
         receivers = [

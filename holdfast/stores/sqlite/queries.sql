@@ -407,7 +407,7 @@ where seq in (select value from json_each(?1)) and state = 7
   and not exists (select 1 from holdfast_dependency d where d.waiter = holdfast_job.seq and d.state = 2)
 returning id, awaited;
 
--- own: deleted_children
+-- name: deleted_children
 -- Those that a job has started, and that are gone.
 select job_id from holdfast_dependency
 where waiter = ?1 and is_child and not exists (select 1 from holdfast_job j where j.id = holdfast_dependency.job_id);
@@ -428,7 +428,7 @@ select * from (
     select 1, w.id, d.condition, d.state, d.is_child from holdfast_dependency d cross join holdfast_job w on w.seq = d.waiter
     where d.job_id = :id order by w.id limit :limit);
 
--- own: receiver
+-- name: receiver
 select topic, step, since, until from holdfast_receiver where seq = (select seq from holdfast_job where id = :id);
 
 -- own: step_result
@@ -464,13 +464,13 @@ select count(*) from (select 1 from holdfast_signal where topic = ?1 and job_id 
 -- own: insert_signal
 insert into holdfast_signal (id, topic, value, sent_at, job_id) values (?, ?, ?, ?, ?);
 
--- own: signals
+-- name: signals
 select id, topic, value, sent_at from holdfast_signal where topic = :topic and job_id is null order by seq limit :limit;
 
--- own: all_signals
+-- name: all_signals
 select id, topic, value, sent_at from holdfast_signal where job_id is null order by sent_at, seq limit :limit;
 
--- own: prune_signals
+-- name: prune_signals
 delete from holdfast_signal where seq in (
     select seq from holdfast_signal where sent_at <= :before order by sent_at limit :limit);
 

@@ -106,13 +106,13 @@ def size_measures(package: Path, trees: dict[Path, ast.Module]) -> list[Measure]
     statements = sum(isinstance(node, ast.stmt) for tree in trees.values() for node in ast.walk(tree))
     banned = [f"{path}: {found.group()}" for path, text in texts.items() for found in BANNED.finditer(text)]
     return [
-        Measure("files", 220, 268, len([path for path in files if "static" not in path.parts])),
-        Measure("lines of code", 36_000, 56_720, sum(len(text.splitlines()) for text in texts.values())),
+        Measure("files", 220, 281, len([path for path in files if "static" not in path.parts])),
+        Measure("lines of code", 36_000, 61_178, sum(len(text.splitlines()) for text in texts.values())),
         Measure(
             "packages and modules at the top", 14, 14, len([path for path in top if not path.name.startswith("__")])
         ),
         Measure("modules under 60 lines", 25, 10, len(small), [str(path) for path in small]),
-        Measure("statements", 24_217, 31_110, statements),
+        Measure("statements", 24_217, 32_867, statements),
         Measure("banned words", 0, 0, len(banned), banned),
     ]
 
@@ -137,7 +137,9 @@ def measure(package: Path) -> list[Measure]:
     pronouns.value = 100 * found / max(words, 1)
     one_word.places = sorted(one_word_functions(trees))
     glossary = (package.parent / "docs" / "glossary.md").read_text(encoding="utf-8")
-    unexplained.places = sorted(set(one_word.places) - set(re.findall(r"\w+", " ".join(GLOSSARY_TERM.findall(glossary)))))
+    unexplained.places = sorted(
+        set(one_word.places) - set(re.findall(r"\w+", " ".join(GLOSSARY_TERM.findall(glossary))))
+    )
     classes.places = shared_class_names(trees)
     commits.places = [each for each in subjects() if len(each) > MAX_SUBJECT or not SUBJECT.match(each)]
     for each in (one_word, unexplained, classes, commits):

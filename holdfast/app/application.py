@@ -408,7 +408,7 @@ class Holdfast(JobEditing, WorkflowMethods):
     async def _step_number(self, chosen: Selection, name: str) -> int:
         if isinstance(chosen, JobFilter) or len(chosen) != 1:
             raise Invalid("from_step", name, "it is a step of one job: name its id")
-        steps = {step.name: step.number for step in await self.read_record(chosen[0]) if step.number}
+        steps = {step.name: step.number for step in await self._read_record(chosen[0]) if step.number}
         if name not in steps:
             known = f"recorded are {', '.join(list(steps)[:20])}" if steps else "none is recorded"
             raise Invalid("from_step", name, f"give a step of job {chosen[0]}; {known}{did_you_mean(name, steps)}")

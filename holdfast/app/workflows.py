@@ -41,7 +41,7 @@ class _Application(Protocol):
 
     async def _get(self, job_id: str) -> Job: ...
 
-    async def read_record(self, job_id: str) -> list[Step]: ...
+    async def _read_record(self, job_id: str) -> list[Step]: ...
 
 
 class WorkflowMethods:
@@ -50,16 +50,15 @@ class WorkflowMethods:
     @requires_loop
     async def steps(self: _Application, job_id: str) -> list[Step]:
         """The steps of a job that have ended, by ``context.step``, in the order of their calls."""
-        return [step for step in await self.read_record(job_id) if step.number]
+        return [step for step in await self._read_record(job_id) if step.number]
 
-    async def read_record(self: _Application, job_id: str) -> list[Step]:
-        """The values and the steps of a job. For code that shows both."""
+    async def _read_record(self: _Application, job_id: str) -> list[Step]:
         return await (await self.open_store()).workflow.read_steps((await self._get(job_id)).id)
 
     @requires_loop
     async def saved_values(self: _Application, job_id: str) -> SavedRecord:
         """Values that a job's handler has saved by ``context.state`` and ``context.progress``."""
-        return saved_values(await self.read_record(job_id))
+        return saved_values(await self._read_record(job_id))
 
     @requires_loop
     async def read_waits(self: _Application, job_id: str) -> JobWaits:

@@ -242,6 +242,10 @@ def show_job(session: Session, *, job_id: str, tree: bool) -> None:
             print_story(session, app, job)
 
 
+async def _read_record(app: Holdfast, job: Job) -> list[Step]:
+    return await (await app.open_store()).workflow.read_steps(job.id)
+
+
 async def _read_tree(app: Holdfast, job: Job) -> Tree:
     return await read_tree(await app.open_store(), job, Redaction(app.settings.redacted))
 
@@ -284,7 +288,7 @@ def print_story(session: Session, app: Holdfast, job: Job) -> None:
     waits = waits_document(app.sync.read_waits(job.id))
     attempts, record, lines = (
         redaction.redact_attempts(job, app.sync.attempts(job.id)),
-        redaction.redact_steps(app.run_blocking(app.read_record(job.id))),
+        redaction.redact_steps(app.run_blocking(_read_record(app, job))),
         redaction.redact_logs(job, lines_of(app, job)),
     )
     steps, saved = [each for each in record if each.number], saved_values(record)

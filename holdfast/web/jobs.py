@@ -216,7 +216,8 @@ async def list_steps(call: RequestContext) -> ApiResponse:
     """A page of a job's steps. One of large results ends before its limit."""
     job = await find_job(call, call.path["job_id"])
     after, limit = call.query.get("after", 0), call.query.get("limit", LINES)
-    record = call.redaction.redact_steps(await call.app.read_record(job.id))
+    store = await call.app.open_store()
+    record = call.redaction.redact_steps(await store.workflow.read_steps(job.id))
     steps, saved = [step for step in record if step.number], saved_values(record)
     sizes = itertools.accumulate(len(step.result or "") for step in steps[after:])
     end = after + 1 + sum(size < _MAX_PAGE_SIZE for size in itertools.islice(sizes, limit - 1))

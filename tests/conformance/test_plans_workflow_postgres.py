@@ -56,6 +56,7 @@ CASES = [
     Case("unneeded", (BY_ID,), {"ids": ids(5)}),
     Case("delete_jobs", (BY_ID, "dependency_pkey(waiter)", "receiver_pkey(job_id)"), {"ids": ids(4, 10)}),
     Case("lock_children", (BY_ID,)),
+    Case("forget_steps", ("step_pkey(job_id)", "receiver_pkey(job_id)"), {"ids": ids(4, 10), "from_step": 2}),
     Case("hold_lease", (BY_ID,), {"claims": 1}),
     Case("deleted_children", ("dependency_pkey(waiter)",), {"id": ids(4)[0]}),
     Case("receiver", (BY_ID, "receiver_pkey(job_id)")),

@@ -554,7 +554,7 @@ with held as materialized (
 )
 select ordinal from held;
 
--- own: forget_steps
+-- name: forget_steps
 -- And what their jobs wait for.
 with forgotten as (delete from holdfast.receiver where job_id = any(:ids::uuid[]) and number >= :from_step)
 delete from holdfast.step where job_id = any(:ids::uuid[]) and number >= :from_step;

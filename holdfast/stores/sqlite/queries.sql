@@ -474,7 +474,7 @@ select id, topic, value, sent_at from holdfast_signal where job_id is null order
 delete from holdfast_signal where seq in (
     select seq from holdfast_signal where sent_at <= :before order by sent_at limit :limit);
 
--- own: forget_steps
+-- name: forget_steps
 delete from holdfast_step where job_seq in (select value from json_each(:seqs)) and number >= :from;
 
 -- own: forget_receivers

@@ -233,16 +233,14 @@ local function reopen_edge(waiter, id, revived)
     end
 end
 
--- Level by level: a waiter that waits again counts as replayed.
+-- Level by level: a waiter that waits again counts as replayed, and is added to `ids`.
 local function reopen_dependents(ids)
-    while ids[1] do
-        local revived = {}
-        for _, id in ipairs(ids) do
-            each_dependent(id, function(waiter)
-                reopen_edge(waiter, id, revived)
-            end)
-        end
-        ids = revived
+    local n = 0
+    while n < #ids do
+        n = n + 1
+        each_dependent(ids[n], function(waiter)
+            reopen_edge(waiter, ids[n], ids)
+        end)
     end
 end
 

@@ -244,6 +244,14 @@ async def test_dependency_on_a_key_is_one_on_the_job_that_has_it(store: Store) -
     assert await take_ids(store) == [second.id]
 
 
+async def test_first_of_two_dependencies_on_a_job_counts(store: Store) -> None:
+    (holder,) = await put(store, new_job(key="one"))
+    twin = new_job(key="one")
+    second = new_job(after=(Dependency(twin.id, END), Dependency(holder, FAILURE)))
+    await put(store, twin, second)
+    assert await dependencies_of(store, second.id) == [DependencyInfo(holder, END, OPEN, False)]
+
+
 async def test_submission_is_repeated_harmlessly(store: Store) -> None:
     (first,) = await put(store)
     second = after(first, key="second")
@@ -293,6 +301,29 @@ async def test_replay_brings_back_what_a_failure_has_cancelled(store: Store) -> 
         found = await stored(store, job_id)
         assert (found.state, found.reason, found.error, found.ended_at_us) == (WAITING, "dependency", None, None)
         assert await dependencies_of(store, job_id) == [DependencyInfo(other, SUCCESS, OPEN, False)]
+    for job_id in (first, second, third):
+        await run(store, job_id)
+
+
+async def test_job_that_waits_again_expires_no_more(store: Store, clock: ManualClock) -> None:
+    (first,) = await put(store)
+    second = await put_after(store, first, expires_in=HOUR)
+    await dead_end(store, first)
+    await store.admin.replay([first])
+    assert (await stored(store, second)).expires_at_us is None
+    clock.advance(HOUR.total_seconds())
+    await store.maintenance.expire_waiting(limit=10)
+    await run(store, first)
+    assert await take_ids(store) == [second]
+
+
+async def test_replay_of_both_ends_of_a_chain_keeps_its_order(store: Store) -> None:
+    (first,) = await put(store)
+    second = await put_after(store, first)
+    third = await put_after(store, second)
+    await dead_end(store, first)
+    await store.admin.replay([third, first])
+    assert await states_of(store, [second, third]) == [WAITING] * 2
     for job_id in (first, second, third):
         await run(store, job_id)
 

@@ -288,7 +288,7 @@ set state = case when cancelling and :state < 5 then 7 when :state = 4 and coale
     error = case when :state = 5 then null else coalesce(:error, error) end,
     result = :result,
     run_at = case
-        when :state = 4 then case when coalesce(waits, 0) = 0 then :now else coalesce(:now + :delay, 253402300799000000) end
+        when :state = 4 and not cancelling then case when coalesce(waits, 0) = 0 then :now else coalesce(:now + :delay, 253402300799000000) end
         when :delay is null then run_at else :now + :delay end,
     attempts = max(0, attempts - :refund), -- another program may have set it to 0
     lost_leases = case when :lease_expired then lost_leases + 1 when :refund then lost_leases else 0 end,
@@ -337,10 +337,14 @@ returning id, state;
 update holdfast_job set state = ?2, run_at = ?3, waits = ?4, reason = ?5, error = ?6, ended_at = ?7 where id = ?1;
 
 -- own: add_dependencies
--- Of one job: [job id, condition, state] of each. Of one that is there, the state is that of now.
+-- Of one job: [job id, condition, state] of each. One that is there is replaced: it is now a child.
 insert into holdfast_dependency (waiter, job_id, condition, state, is_child)
 select j.seq, d.value ->> 0, d.value ->> 1, d.value ->> 2, ?3 from holdfast_job j cross join json_each(?2) d where j.id = ?1
-on conflict do update set state = excluded.state;
+on conflict do update set condition = excluded.condition, state = excluded.state, is_child = excluded.is_child;
+
+-- own: begin_wait
+-- A job waits for something else: the children of its earlier wait do not count any more.
+update holdfast_dependency set is_child = 2 where waiter = ? and is_child = 1;
 
 -- own: decide_dependencies
 -- Those on jobs that have ended: [id, how].
@@ -348,7 +352,7 @@ update holdfast_dependency
 set state = case when condition = 'end' or (condition = 'success') = (d.value ->> 1 = 'succeeded') then 1 else 2 end
 from json_each(?1) d
 where holdfast_dependency.job_id = d.value ->> 0 and holdfast_dependency.state = 0
-returning waiter, state, job_id;
+returning waiter, state, job_id, is_child;
 
 -- own: release_waiters
 -- [seq, number of dependencies that are met now]. A waiting job that waits for nothing any more is due.
@@ -401,7 +405,7 @@ where seq in (select value from json_each(?1));
 
 -- own: restore_waiters
 -- The cancelled ones, if none of their dependencies has failed now.
-update holdfast_job set state = 4, run_at = 253402300799000000, ended_at = null, error = null
+update holdfast_job set state = 4, run_at = 253402300799000000, ended_at = null, error = null, expires_at = null
 where seq in (select value from json_each(?1)) and state = 7
   and not exists (select 1 from holdfast_dependency d where d.waiter = holdfast_job.seq and d.state = 2)
 returning id, awaited;
@@ -442,9 +446,11 @@ returning value;
 select until from holdfast_receiver where seq = ?1 and step = ?2;
 
 -- own: set_receiver
+-- A step that has waited before keeps its place.
 insert into holdfast_receiver (seq, topic, step, number, in_order, claims, since, until) values (?, ?, ?, ?, ?, ?, ?, ?)
 on conflict (seq) do update set topic = excluded.topic, step = excluded.step, number = excluded.number,
-    in_order = excluded.in_order, claims = excluded.claims, since = excluded.since, until = excluded.until;
+    in_order = excluded.in_order, claims = excluded.claims,
+    since = case when step = excluded.step then since else excluded.since end, until = excluded.until;
 
 -- own: delete_receiver
 delete from holdfast_receiver where seq = ?;

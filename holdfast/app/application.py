@@ -458,6 +458,7 @@ class BlockingHoldfast(BlockingView):
     attempts = BlockingMethod(Holdfast.attempts)
     logs = BlockingMethod(Holdfast.logs)
     steps = BlockingMethod(Holdfast.steps)
+    saved_values = BlockingMethod(Holdfast.saved_values)
     read_waits = BlockingMethod(Holdfast.read_waits)
     signal = BlockingMethod(Holdfast.signal)
     kept_signals = BlockingMethod(Holdfast.kept_signals)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
+import msgspec
 from msgspec.structs import replace
 
 from holdfast.app.handle import JobHandle
@@ -13,15 +14,22 @@ from holdfast.core.dependencies import Condition, Dependency, find_cycle
 from holdfast.core.errors import Invalid
 from holdfast.core.ids import new_id, parse_id
 from holdfast.core.models import Job, NewJob
-from holdfast.core.steps import MAX_NAME, Step
+from holdfast.core.steps import MAX_NAME, PROGRESS, STATE, Progress, Step
 from holdfast.core.validation import is_plain, parse_count
 from holdfast.core.waits import MAX_SIGNAL_ID, JobWaits, KeptSignal, SentSignal, Signal
 from holdfast.settings.settings import Settings
 from holdfast.stores.base import Store
-from holdfast.tasks.codec import encode_result
+from holdfast.tasks.codec import decode_json, encode_result
 
 MAX_DEPENDENCIES = 100_000
 """Dependencies of one job."""
+
+
+class SavedRecord(msgspec.Struct, frozen=True):
+    """Values that the handler of a job has saved; None: nothing."""
+
+    state: Any = None
+    progress: Progress | None = None
 
 
 class _Application(Protocol):
@@ -33,6 +41,8 @@ class _Application(Protocol):
 
     async def _get(self, job_id: str) -> Job: ...
 
+    async def read_record(self, job_id: str) -> list[Step]: ...
+
 
 class WorkflowMethods:
     """Methods of an application for workflows."""
@@ -40,11 +50,20 @@ class WorkflowMethods:
     @requires_loop
     async def steps(self: _Application, job_id: str) -> list[Step]:
         """The steps of a job that have ended, by ``context.step``, in the order of their calls."""
+        return [step for step in await self.read_record(job_id) if step.number]
+
+    async def read_record(self: _Application, job_id: str) -> list[Step]:
+        """The values and the steps of a job. For code that shows both."""
         return await (await self.open_store()).workflow.read_steps((await self._get(job_id)).id)
 
     @requires_loop
+    async def saved_values(self: _Application, job_id: str) -> SavedRecord:
+        """Values that a job's handler has saved by ``context.state`` and ``context.progress``."""
+        return saved_values(await self.read_record(job_id))
+
+    @requires_loop
     async def read_waits(self: _Application, job_id: str) -> JobWaits:
-        """What a job waits for: a signal, other jobs, its children; and the jobs that wait for it."""
+        """Waits of a job: for a signal, other jobs, its children; and the jobs that wait for it."""
         return await (await self.open_store()).workflow.read_waits((await self._get(job_id)).id)
 
     @requires_loop
@@ -64,6 +83,16 @@ class WorkflowMethods:
         parse_count(limit, "limit", least=1, most=1000, text=False)
         asked = None if topic is None else check_topic(topic)
         return await (await self.open_store()).workflow.read_signals(asked, limit=limit)
+
+
+def saved_values(record: Iterable[Step]) -> SavedRecord:
+    """Returns the values among what is stored of a job."""
+    values = {step.name: step.result for step in record if not step.number}
+    state, progress = values.get(STATE), values.get(PROGRESS)
+    return SavedRecord(
+        state=None if state is None else decode_json(state),
+        progress=None if progress is None else msgspec.convert(decode_json(progress), Progress),
+    )
 
 
 def check_topic(topic: object) -> str:

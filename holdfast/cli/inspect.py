@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from holdfast import Holdfast, JobState
+from holdfast.app.workflows import SavedRecord, saved_values
 from holdfast.cli.base import add_command
 from holdfast.cli.context import Session, store_of
 from holdfast.cli.output import (
@@ -281,17 +282,19 @@ def print_story(session: Session, app: Holdfast, job: Job) -> None:
     """Prints a job with its history and log lines, redacted."""
     redaction = Redaction(app.settings.redacted)
     waits = waits_document(app.sync.read_waits(job.id))
-    attempts, steps, lines = (
+    attempts, record, lines = (
         redaction.redact_attempts(job, app.sync.attempts(job.id)),
-        redaction.redact_steps(app.sync.steps(job.id)),
+        redaction.redact_steps(app.run_blocking(app.read_record(job.id))),
         redaction.redact_logs(job, lines_of(app, job)),
     )
+    steps, saved = [each for each in record if each.number], saved_values(record)
     now = server_time_us(app)
     job = redaction.redact_job(job)
     if session.json:
         document = to_plain(job_document(job)) | {"ulid": as_ulid(job.id), "trace_id": trace_id_of(job)}
         document |= {"history": [attempt_document(each) for each in attempts]}
         document |= {"steps": [step_document(each) for each in steps], "waits": to_plain(waits)}
+        document |= {"progress": to_plain(saved.progress), "saved_state": saved.state}
         print_json(document | {"lines": [line_document(each) for each in lines]})
         return
     print_facts(_facts(job, now))
@@ -306,6 +309,7 @@ def print_story(session: Session, app: Holdfast, job: Job) -> None:
     if steps:
         print_heading("Steps")
         _print_steps(steps)
+    _print_saved(saved)
     _print_waits(job, waits)
     if lines:
         print_heading("Log lines")
@@ -397,6 +401,17 @@ def _print_attempts(attempts: Sequence[Attempt], replayed: Sequence[bool]) -> No
 def _print_steps(steps: Sequence[Step]) -> None:
     for each in steps:
         click.echo(safe_text(f"  {format_moment(each.ended_at_us)}  {each.name}  {clip_text(each.result or 'null')}"))
+
+
+def _print_saved(saved: SavedRecord) -> None:
+    progress = saved.progress
+    if progress is not None:
+        share = "" if not progress.total else f" of {progress.total:g} ({100 * progress.done / progress.total:.0f} %)"
+        print_heading("Progress")
+        click.echo(safe_text(f"  {progress.done:g}{share}{f'  {progress.message}' if progress.message else ''}"))
+    if saved.state is not None:
+        print_heading("Saved state")
+        print_block(pretty_json(_encoded(saved.state)))
 
 
 _MAX_WAITS_SHOWN = 20

@@ -17,7 +17,8 @@ MAX_NAME = 200
 class NewStep(msgspec.Struct, frozen=True, gc=False):
     """A step that has ended, to be stored.
 
-    name: unique among the steps of its job. number: of its call, from 1. in_order: the handler called it, not a task
+    name: unique among the steps of its job. number: of its call, from 1; 0: not a step, but a value of the job that
+    replaces an earlier one of its name. in_order: the handler called it, not a task
     that the handler started, so its place among such calls follows from the code. result: JSON text; None for None.
     worker: whose lease it is; None: not compared.
     """
@@ -31,7 +32,7 @@ class NewStep(msgspec.Struct, frozen=True, gc=False):
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A stored step. ``claims``: of the lease under which it ended."""
+    """A stored step, or a value (number 0). ``claims``: of the lease under which it ended."""
 
     name: str
     number: int
@@ -39,3 +40,17 @@ class Step(msgspec.Struct, frozen=True, array_like=True, gc=False):
     claims: int
     ended_at_us: int
     result: str | None = None
+
+
+STATE = "#state"
+"""Name of the value that ``context.state`` saves."""
+PROGRESS = "#progress"
+"""Name of the value that ``context.progress`` saves."""
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """Progress of a job. ``total``: None if it is not known."""
+
+    done: float
+    total: float | None = None
+    message: str = ""

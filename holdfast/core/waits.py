@@ -1,4 +1,4 @@
-"""What a running job waits for: a signal, or its children."""
+"""Waits of running jobs: for a signal, or for their children."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_SIGNAL_ID = 512
 """Characters of the id of a signal."""
 
 SIGNALS_KEPT = timedelta(days=30)
-"""How long a signal is kept: until then its id is known, and a job may receive it."""
+"""Time for which a signal is kept: until then its id is known, and a job may receive it."""
 
 
 TIMED_OUT = '{"timed_out":true}'
@@ -61,7 +61,7 @@ class Signal(msgspec.Struct, frozen=True, gc=False):
 
 
 class SentSignal(msgspec.Struct, frozen=True, gc=False):
-    """What became of a signal. ``job_id``: its receiver; None: none has waited for it yet, and it is kept.
+    """Answer to a `Signal`. ``job_id``: its receiver; None: none has waited for it yet, and it is kept.
 
     ``is_new``: False if a signal with its id had been sent before.
     """
@@ -80,7 +80,7 @@ class KeptSignal(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class ReceiverInfo(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a parked job waits for: a signal of this topic, for a step, until an instant."""
+    """Wait of a parked job: for a signal of this topic, for a step, until an instant."""
 
     topic: str
     step: str
@@ -89,7 +89,7 @@ class ReceiverInfo(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class JobWaits(msgspec.Struct, frozen=True):
-    """What a job waits for, or has waited for, and the jobs that wait for it, or have: at most ``MAX_SHOWN`` of each.
+    """Dependencies and signal of a job, past and present, and the jobs that wait for it: at most ``MAX_SHOWN`` of each.
 
     In ``dependents`` each ``job_id`` is that of the job that waits.
     """

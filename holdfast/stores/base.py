@@ -358,11 +358,12 @@ class Workflow(Protocol):
         """Keep steps, each under its lease, in one transaction; returns for each whether it is kept.
 
         Refused: the lease is not the job's any more, or has expired. A step that is there already stays as it is: a
-        call whose answer was lost may be repeated.
+        call whose answer was lost may be repeated. A value (number 0) replaces an earlier one; at most one of each name
+        in a call.
         """
 
     async def read_steps(self, job_id: str) -> list[Step]:
-        """The steps of a job by number."""
+        """The values and steps of a job by number."""
 
     async def receive_signal(self, wait: SignalWait) -> SignalReceipt:
         """Take the oldest signal of a topic for a step of a running job, or make the job its receiver.
@@ -393,7 +394,7 @@ class Workflow(Protocol):
         """
 
     async def read_waits(self, job_id: str) -> JobWaits:
-        """What a job waits for, and the jobs that wait for it, in the order of their ids."""
+        """Returns what a job waits for, and the jobs that wait for it, in the order of their ids."""
 
 
 class Statement(msgspec.Struct, frozen=True):

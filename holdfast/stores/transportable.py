@@ -1,4 +1,4 @@
-"""What a transport asks of the store whose ready jobs it carries."""
+"""Queries of a transport to the store whose ready jobs it carries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.stores.base import ClaimRequest, Store
 
 
 class TransportQueries(Protocol):
-    """What a transport asks of the store whose ready jobs it carries: which ids those are, and jobs by their ids."""
+    """Queries of a transport to its store: the ids of ready jobs, and jobs by their ids."""
 
     async def claim_delivered(self, request: ClaimRequest) -> DeliveredClaim:
         """``claim`` of the ids in ``request.only``, each in its canonical form. Makes no due job ready; if one is due,

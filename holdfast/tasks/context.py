@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
@@ -13,9 +13,12 @@ from holdfast.core.lifecycle import Outcome
 from holdfast.core.models import Job, Lease, NewJob
 from holdfast.core.portal import drive_coroutine, forbid_running_loop
 from holdfast.core.retry import Retry, as_retry
-from holdfast.core.validation import check_span, check_timeout, parse_count
+from holdfast.core.steps import Progress
+from holdfast.core.validation import check_name, check_span, check_timeout, parse_count
+from holdfast.tasks.children import Child
 from holdfast.tasks.job_logger import NOTHING, JobLog
-from holdfast.tasks.steps import DEFAULT_OPTIONS, Child, JobSteps, StepOptions, StepStore
+from holdfast.tasks.saved_values import SavedState, StepStore
+from holdfast.tasks.steps import DEFAULT_OPTIONS, JobSteps, StepOptions
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -244,6 +247,35 @@ class Context:
         if not children:
             return []
         return await self._job_steps.gather(children, in_order=False, return_exceptions=return_exceptions)
+
+    @property
+    def state(self) -> SavedState:
+        """Returns what the handler keeps: ``await context.state.save(value)``, and in a later attempt ``.read()``."""
+        return SavedState(self._job_steps.values)
+
+    async def progress(self, done: float, total: float | None = None, message: str = "") -> None:
+        """Says how far the job is: ``await context.progress(30, 100, "pages")``. `holdfast show` shows it.
+
+        It is stored once a second at most, and always when ``done`` is ``total``.
+        """
+        await self._job_steps.values.save_progress(Progress(done, total, message))
+
+    def iterate(
+        self,
+        source: Callable[[Any], AsyncIterable[T] | Iterable[T]],
+        *,
+        cursor: Callable[[T], Any],
+        name: str = "rows",
+        every: int = 100,
+    ) -> AsyncGenerator[T, None]:
+        """Goes through long input, and goes on behind the saved cursor in a later attempt.
+
+        ``async for row in context.iterate(fetch_rows, cursor=lambda row: row["id"])``: ``source(after)`` gives the rows
+        behind a cursor, None for the first; ``cursor(row)`` is stored after each ``every`` rows. So up to that many
+        rows are met again after a crash. The loop takes no steps: the cursor is its record.
+        """
+        parse_count(every, "every", least=1, most=1_000_000, text=False)
+        return self._job_steps.values.iterate(source, cursor, f"#cursor {check_name('name', name)}", every)
 
     @property
     def _job_steps(self) -> JobSteps:

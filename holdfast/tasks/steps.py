@@ -9,17 +9,16 @@ import random
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.core.clock import Clock
-from holdfast.core.errors import Invalid, JobCancelled, JobFailed, JobOutcome, LeaseLost
+from holdfast.core.errors import Invalid, LeaseLost
 from holdfast.core.ids import derive_id
 from holdfast.core.lifecycle import (
     Dead,
@@ -33,40 +32,19 @@ from holdfast.core.lifecycle import (
     Suspended,
     failure_of,
 )
-from holdfast.core.models import MICROSECOND, TERMINAL, Job, JobState, Lease, NewJob, Reason
+from holdfast.core.models import MICROSECOND, TERMINAL, Job, NewJob, Reason
 from holdfast.core.retry import Retry
 from holdfast.core.steps import MAX_NAME, MAX_RESULTS, MAX_STEPS, NewStep, Step
 from holdfast.core.validation import is_plain
-from holdfast.core.waits import ChildStatus, SignalReceipt, SignalWait
+from holdfast.core.waits import SignalWait
+from holdfast.tasks.children import Child, child_record
 from holdfast.tasks.codec import decode_json, encode_result, result_decoder
+from holdfast.tasks.saved_values import SavedValues, StepStore
 
 T = TypeVar("T")
 
 _rng = random.Random()
 _decoders: weakref.WeakKeyDictionary[Any, Callable[[str], Any]] = weakref.WeakKeyDictionary()
-
-
-class StepStore(Protocol):
-    """Protocol of an object that stores steps for handlers."""
-
-    clock: Clock
-    result_limit: int
-
-    async def read_steps(self, job_id: str) -> list[Step]: ...
-
-    async def save_step(self, step: NewStep) -> bool: ...
-
-    async def receive_signal(self, wait: SignalWait) -> SignalReceipt: ...
-
-    async def start_children(
-        self, lease: Lease, children: Sequence[NewJob], worker: str
-    ) -> list[ChildStatus] | None: ...
-
-    async def read_jobs(self, job_ids: Sequence[str]) -> list[Job | None]: ...
-
-    async def server_time_us(self) -> int: ...
-
-    def run_blocking(self, call: Coroutine[Any, Any, T]) -> T: ...
 
 
 class StepOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +73,7 @@ class JobSteps:
         self._calls: Counter[str] = Counter()
         self._number = 0
         self._size = 0  # of the recorded results
+        self.values = SavedValues(job, step_store, self._read)
         self._left: dict[str, Step] = {}  # recorded, and not called yet in this attempt
         self._reading = asyncio.Lock()
         self._is_read = job.claims == 1  # no attempt before can have recorded any
@@ -234,6 +213,11 @@ class JobSteps:
         """The name of the step among all of its job, which begins with ``kind``, and the number of the call."""
         if _inside.get():
             raise Invalid("step", name, "a step takes no steps itself; call it in the handler")
+        if self.values.is_iterating:
+            remedy = (
+                "call it before or behind the loop: the cursor is the record, and its rows are run again from there"
+            )
+            raise Invalid("step", name, remedy)
         if not isinstance(name, str) or not is_plain(name) or len(name) > MAX_NAME or "#" in name:
             raise Invalid("step", name, f"give one line of text of up to {MAX_NAME} characters, without #")
         name = f"{kind}{name}"
@@ -289,12 +273,7 @@ class JobSteps:
 
     async def _find(self, name: str, caller: object, *, in_order: bool) -> Step | None:
         """The record of a step; None if it is to run. Raises what ends the attempt."""
-        async with self._reading:
-            if not self._is_read:
-                steps = await self._step_store.read_steps(self._job.id)
-                self._left = {step.name: step for step in steps}
-                self._size = sum(len(step.result or "") for step in steps)
-                self._is_read = True
+        await self._read()
         failed = next(iter(self._failed.values()), None) if in_order else self._failed.get(caller)
         if self._end is None and failed is not None:
             self._end_by(_continued(failed, name))
@@ -307,6 +286,15 @@ class JobSteps:
         if self._end is not None:
             raise self._end[0]
         return self._left.pop(name, None)
+
+    async def _read(self) -> None:
+        async with self._reading:
+            if not self._is_read:
+                steps = await self._step_store.read_steps(self._job.id)
+                self._left = {step.name: step for step in steps if step.number}
+                self.values.load(steps)
+                self._size = sum(len(step.result or "") for step in steps if step.number)
+                self._is_read = True
 
     async def _save(self, name: str, number: int, decode: Callable[[str], Any], *, in_order: bool, value: Any) -> Any:
         """Stores the result of a step, and returns it as later attempts read it."""
@@ -346,48 +334,6 @@ class JobSteps:
         """Remembers what ends the attempt, unless it has ended already; returns the exception to raise."""
         self._end = self._end or end
         return self._end[0]
-
-
-_RESULT = '{"result":'
-
-
-class Child(Generic[T]):
-    """A call of another task by ``context.call``: await it, or give it to ``context.gather``."""
-
-    __slots__ = ("_decode", "_steps", "job", "name", "number")
-
-    def __init__(self, steps: JobSteps, name: str, number: int, job: NewJob, decode: Callable[[str | None], T]) -> None:
-        """``job``: to be submitted. ``decode``: reads its result."""
-        self._steps = steps
-        self.name = name
-        self.number = number
-        self.job = job
-        self._decode = decode
-
-    def __await__(self) -> Generator[Any, Any, T]:
-        return self._value().__await__()
-
-    async def _value(self) -> T:
-        [value] = await self._steps.gather([self], in_order=True, return_exceptions=False)
-        result: T = value
-        return result
-
-    def decode_outcome(self, record: str) -> T | JobOutcome:
-        """Reads a record: the result of the child, or the error with which it ended."""
-        if record.startswith(_RESULT):
-            text = record[len(_RESULT) : -1]
-            return self._decode(None if text == "null" else text)
-        outcome = decode_json(record)
-        kind = JobCancelled if outcome["failed"] == JobState.CANCELLED else JobFailed
-        return kind(outcome["id"], outcome["error"])
-
-
-def child_record(job_id: str, job: Job | None, failure: JobOutcome | None) -> str:
-    """The record of a child that has ended: ``{"result": VALUE}``, or its id, state and error."""
-    if failure is None and job is not None:
-        return f"{_RESULT}{job.result or 'null'}}}"
-    state = JobState.CANCELLED if isinstance(failure, JobCancelled) else JobState.DEAD
-    return str(encode_result({"failed": state, "id": job_id, "error": str(failure)}))
 
 
 def _changed(text: str) -> tuple[BaseException, Outcome]:

@@ -192,7 +192,7 @@ class Renderer(Protocol):
         """Returns the function that renders an event of this kind, its line end included."""
         ...
 
-    def render(self, moment: float, level: str, name: str, fields: Mapping[str, Any]) -> bytes:
+    def render_line(self, moment: float, level: str, name: str, fields: Mapping[str, Any]) -> bytes:
         """Renders any other line. ``moment``: seconds since 1970; ``name``: of the event."""
         ...
 
@@ -216,16 +216,16 @@ class JsonRenderer:
             try:
                 fields = encode(event)
             except UnicodeEncodeError:
-                return self.render(moment, level, kind.name, _event_fields(event, task_field))
+                return self.render_line(moment, level, kind.name, _event_fields(event, task_field))
             if not fields.isascii() or _EQUALS in fields or _DELETE in fields or fields.find(b"://") >= 0:
-                return self.render(moment, level, kind.name, _event_fields(event, task_field))
+                return self.render_line(moment, level, kind.name, _event_fields(event, task_field))
             if renamed is not None:
                 fields = fields.replace(b'"task":', renamed, 1)
             return b"".join((b'{"timestamp":"', stamp(moment).encode(), middle, fields[1:], b"\n"))
 
         return render_line
 
-    def render(self, moment: float, level: str, name: str, fields: Mapping[str, Any]) -> bytes:
+    def render_line(self, moment: float, level: str, name: str, fields: Mapping[str, Any]) -> bytes:
         line = {"timestamp": self._stamp(moment), "level": level, "event": name}
         encoded = self._encode(safe_fields({**line, **fields, **line}))
         if b"\x7f" in encoded or not encoded.isascii():
@@ -245,11 +245,11 @@ class PrettyRenderer:
 
     def renderer_for(self, kind: type[Event], level: str) -> Callable[[Event], bytes]:
         task_field = self._task_field
-        return lambda event: self.render(
+        return lambda event: self.render_line(
             time.time(), level, kind.name, _event_fields(event, task_field) | _pointer(event)
         )
 
-    def render(self, moment: float, level: str, name: str, fields: Mapping[str, Any]) -> bytes:
+    def render_line(self, moment: float, level: str, name: str, fields: Mapping[str, Any]) -> bytes:
         line = {"timestamp": self._stamp(moment), "level": level, "event": name}
         plain = safe_fields({**line, **fields, **line})
         shown = {_escaped(key): _visible(key, value) for key, value in plain.items()}

@@ -34,7 +34,7 @@ def configure_logs(settings: Settings, events: Events, *, stream: TextIO | None 
     stream = sys.stdout if stream is None else stream
     renderer = _renderer(settings, stream)
     writer = LineWriter(
-        stream, lambda count: renderer.render(time.time(), "warning", "log_lines_dropped", {"count": count})
+        stream, lambda count: renderer.render_line(time.time(), "warning", "log_lines_dropped", {"count": count})
     )
     undo = [
         *(
@@ -132,7 +132,7 @@ class _RecordHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            line = self._renderer.render(
+            line = self._renderer.render_line(
                 record.created, _level(record.levelno), record.getMessage(), _record_fields(record, self._task_field)
             )
         except Exception:  # As in any handler of logging: a record that cannot be rendered is its author's error.

@@ -36,6 +36,7 @@ from holdfast.core.models import (
     WorkerHeartbeat,
 )
 from holdfast.core.schedule import ScheduleChange
+from holdfast.core.waits import ChildStatus
 from holdfast.stores.base import (
     AT_ONCE,
     Admin,
@@ -47,6 +48,7 @@ from holdfast.stores.base import (
     Queueing,
     Schedules,
     Selection,
+    Workflow,
 )
 from holdfast.stores.forwarding import (
     ForwardingAdmin,
@@ -57,6 +59,7 @@ from holdfast.stores.forwarding import (
     ForwardingQueueing,
     ForwardingSchedules,
     ForwardingStore,
+    ForwardingWorkflow,
 )
 from holdfast.stores.transportable import TransportableStore, TransportQueries
 from holdfast.transports.contract import Transport
@@ -127,6 +130,10 @@ class TransportStore(ForwardingStore):
     @property
     def schedules(self) -> Schedules:
         return TransportSchedules(self._inner.schedules, self._transport)
+
+    @property
+    def workflow(self) -> Workflow:
+        return TransportWorkflow(self._inner.workflow, self._transport)
 
     @property
     def health(self) -> Health:
@@ -233,6 +240,23 @@ class TransportSchedules(ForwardingSchedules):
         if revision is not None:
             await self._transport.announce_new(change.jobs)
         return revision
+
+
+class TransportWorkflow(ForwardingWorkflow):
+    """Workflows of the store; children are announced."""
+
+    def __init__(self, inner: Workflow, transport: _OpenTransport) -> None:
+        super().__init__(inner)
+        self._transport = transport
+
+    async def start_children(self, lease: Lease, children: Sequence[NewJob], worker: str) -> list[ChildStatus] | None:
+        """Starts them, and announces those that no worker has taken. Once more does no harm."""
+        statuses = await self._inner.start_children(lease, children, worker)
+        unstarted = [each.job_id for each in statuses or () if each.state in (JobState.QUEUED, JobState.SCHEDULED)]
+        if unstarted:
+            with suppress(HoldfastError):  # they are stored: a sweep does the rest
+                await self._transport.announce_changes(unstarted)
+        return statuses
 
 
 class TransportMaintenance(ForwardingMaintenance):
@@ -391,7 +415,7 @@ class _OpenTransport:
 
     async def _ready_of(self, jobs: Sequence[NewJob]) -> Sequence[NewJob]:
         """Selects the ready jobs, as only the store knows the time. Wakes workers that sleep until the next due job."""
-        timed = {job.id: job.queue for job in jobs if job.delay is not None or job.run_at_us is not None}
+        timed = {job.id: job.queue for job in jobs if job.delay is not None or job.run_at_us is not None or job.after}
         if not timed:
             return jobs
         ready: set[str] = set()

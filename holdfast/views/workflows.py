@@ -44,7 +44,7 @@ class DependencyDocument(msgspec.Struct, frozen=True):
 
 
 class WaitsDocument(msgspec.Struct, frozen=True):
-    """What a job waits for, and the jobs that wait for it."""
+    """Waits of a job, and the jobs that wait for it."""
 
     receiver: Annotated[ReceiverDocument | None, Meta(description="null: it waits for no signal.")]
     dependencies: Annotated[list[DependencyDocument], Meta(description="Jobs that it waits for, or waited for.")]
@@ -61,7 +61,7 @@ class SignalDocument(msgspec.Struct, frozen=True):
 
 
 class SentSignalDocument(msgspec.Struct, frozen=True):
-    """What became of a signal."""
+    """Answer to a signal that was sent."""
 
     id: str
     is_new: Annotated[bool, Meta(description="false: a signal with this id was sent before; this one is ignored.")]
@@ -148,7 +148,8 @@ async def read_tree(
 async def _node(
     store: Store, job: Job, parent: str | None, is_child: bool, waits: JobWaits, redaction: Redaction
 ) -> TreeNode:
-    steps = redaction.redact_steps(await store.workflow.read_steps(job.id)) if job.claims else []
+    record = redaction.redact_steps(await store.workflow.read_steps(job.id)) if job.claims else []
+    steps = [step for step in record if step.number]
     return TreeNode(
         id=job.id,
         parent=parent,

@@ -62,7 +62,7 @@ class Authenticator:
             self._check_host(request)
         if self._by_address is not None and request.path != _LIVE:
             _take(self._by_address, address_network(request.client), request)
-        return self._origins.preflight(request)
+        return self._origins.answer_preflight(request)
 
     def _check_host(self, request: ApiRequest) -> None:
         given = request.headers.get(b"host")
@@ -152,7 +152,7 @@ class Origins:
             return (_VARY,)
         return (_VARY, (b"access-control-allow-origin", origin), (b"access-control-expose-headers", _EXPOSED))
 
-    def preflight(self, request: ApiRequest) -> ApiResponse | None:
+    def answer_preflight(self, request: ApiRequest) -> ApiResponse | None:
         """Returns the answer of a CORS preflight; None for other requests."""
         if request.method != "OPTIONS" or b"access-control-request-method" not in request.headers:
             return None

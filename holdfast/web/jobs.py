@@ -11,11 +11,13 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from holdfast.app.workflows import saved_values
 from holdfast.core.errors import Busy, NotFound, TooBroad
 from holdfast.core.job_logs import NewLine, Record
 from holdfast.core.models import TERMINAL, Job, JobFilter, JobState, Lease
-from holdfast.core.steps import MAX_STEPS
+from holdfast.core.steps import MAX_STEPS, Progress
 from holdfast.core.validation import check_key
+from holdfast.tasks.codec import write
 from holdfast.tasks.job_logger import LEVELS, make_entry
 from holdfast.telemetry.trace_context import trace_id_of
 from holdfast.views.documents import (
@@ -86,6 +88,8 @@ class StepPage(msgspec.Struct, frozen=True):
 
     steps: list[StepDocument]
     after: Annotated[int | None, Meta(description="Continues the listing; null: that was all.")]
+    progress: Annotated[Progress | None, Meta(description="How far its handler is; null: it has not said.")]
+    state: Annotated[msgspec.Raw | None, Meta(description="What its handler has saved; null: nothing.")]
 
 
 class JobExplanation(msgspec.Struct, frozen=True, kw_only=True):
@@ -212,11 +216,13 @@ async def list_steps(call: RequestContext) -> ApiResponse:
     """A page of a job's steps. One of large results ends before its limit."""
     job = await find_job(call, call.path["job_id"])
     after, limit = call.query.get("after", 0), call.query.get("limit", LINES)
-    steps = await call.app.steps(job.id)
+    record = call.redaction.redact_steps(await call.app.read_record(job.id))
+    steps, saved = [step for step in record if step.number], saved_values(record)
     sizes = itertools.accumulate(len(step.result or "") for step in steps[after:])
     end = after + 1 + sum(size < _MAX_PAGE_SIZE for size in itertools.islice(sizes, limit - 1))
-    documents = [step_document(step) for step in call.redaction.redact_steps(steps[after:end])]
-    return json_response(200, StepPage(documents, end if end < len(steps) else None))
+    documents = [step_document(step) for step in steps[after:end]]
+    state = None if saved.state is None else msgspec.Raw(write(saved.state))
+    return json_response(200, StepPage(documents, end if end < len(steps) else None, saved.progress, state))
 
 
 async def why(call: RequestContext) -> ApiResponse:
@@ -375,7 +381,18 @@ OPERATIONS = (
             Field("limit", integer_text(1, MAX_LINES, default=LINES), "Steps on this page.", example=LINES),
             Field("after", integer_text(0, MAX_STEPS, default=0), "Continue behind so many steps.", example=LINES),
         ),
-        answers={200: ResponseSpec(StepPage, "A page.", {"steps": [_STEP], "after": None})},
+        answers={
+            200: ResponseSpec(
+                StepPage,
+                "A page.",
+                {
+                    "steps": [_STEP],
+                    "after": None,
+                    "progress": {"done": 30, "total": 100, "message": "pages"},
+                    "state": None,
+                },
+            )
+        },
         refusals=(404,),
     ),
     Operation(

@@ -101,7 +101,7 @@ class StepWriter:
         batch: list[_Waiting] = []
         try:
             while self._waiting:
-                batch, self._waiting = self._waiting[:_BATCH_SIZE], self._waiting[_BATCH_SIZE:]
+                batch = self._next_batch()
                 await self._write_batch(batch)
         except BaseException as error:  # a bug, or the end of the worker: no handler may wait for ever
             for _, saved in (*batch, *self._waiting):
@@ -111,6 +111,19 @@ class StepWriter:
             raise
         finally:
             self._writing = None
+
+    def _next_batch(self) -> list[_Waiting]:
+        """Takes steps to write: a value that another one replaces ends the batch."""
+        size, values = 0, set()
+        for step, _ in self._waiting[:_BATCH_SIZE]:
+            if step.number == 0:
+                place = step.lease.job_id, step.name
+                if place in values:
+                    break
+                values.add(place)
+            size += 1
+        batch, self._waiting = self._waiting[:size], self._waiting[size:]
+        return batch
 
     async def _write_batch(self, batch: list[_Waiting]) -> None:
         try:

@@ -43,8 +43,8 @@ insert into {schema}.job (id, queue, task, payload, state, rank, run_at, created
                           lost_leases, tier, keyed, tagged, worker, lease_until, ended_at, expires_at)
 select ('00000000-0000-0000-0000-' || lpad(to_hex({block} * {rows} + n), 12, '0'))::uuid,
        case when n % 2 = 1 then 'default' else 'queue-' || n % 10 end, 'task', '{{}}', {state}, n % 3,
-       case when {state} in (1, 3) then {now} + n - {rows} / 2 else {now} - n end, {now} - 1000000, 5, 1, {lost_leases},
-       {lost_leases},
+       case when {state} in (1, 3, 4) then {now} + n - {rows} / 2 else {now} - n end, {now} - 1000000, 5, 1,
+       {lost_leases}, {lost_leases},
        true, true, 'worker', case when {state} = 2 then {now} + n - 40 end,
        case when {state} >= 5 then {now} - n end, case when n % 3 = 0 then {now} + n end
 from generate_series(1, {most}) n
@@ -230,7 +230,7 @@ COLUMNS = {
         [None] * BATCH,
     ),
     "givens": [False] * BATCH,
-    **dict.fromkeys(("partitions", "weights")),
+    **dict.fromkeys(("partitions", "weights", "are_waiting")),
     "keys": [f"key {n}" for n in range(BATCH)],
 }
 UNIFORM = COLUMNS | {

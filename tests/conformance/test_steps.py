@@ -145,3 +145,26 @@ async def test_frozen_owner_adds_no_step_while_the_job_is_taken_over(store: Stor
 
         kept, seen = await asyncio.gather(store.workflow.save_steps([step(job, "charge")]), take_over())
         assert kept == [bool(seen)]
+
+
+async def test_value_replaces_an_earlier_one_of_its_name(store: Store, clock: ManualClock) -> None:
+    job = await running(store)
+    await store.workflow.save_steps([step(job, "charge"), step(job, "#state", 0, '"one"', in_order=False)])
+    clock.advance(5)
+    values = [step(job, "#state", 0, '"two"', in_order=False), step(job, "#other", 0, None, in_order=False)]
+    assert await store.workflow.save_steps(values) == [True, True]
+    assert await store.workflow.read_steps(job.id) == [
+        Step("#other", 0, False, job.claims, clock(), None),
+        Step("#state", 0, False, job.claims, clock(), '"two"'),
+        Step("charge", 1, True, job.claims, clock() - 5_000_000, "1"),
+    ]
+
+
+async def test_value_under_a_lost_lease_is_refused(store: Store, clock: ManualClock) -> None:
+    job = await running(store)
+    await store.workflow.save_steps([step(job, "#state", 0, "1")])
+    await lose(store, clock, job)
+    assert await store.workflow.save_steps([step(job, "#state", 0, "2")]) == [False]
+    (again,) = await take(store)
+    assert await store.workflow.save_steps([step(again, "#state", 0, "3")]) == [True]
+    assert [(each.claims, each.result) for each in await store.workflow.read_steps(job.id)] == [(2, "3")]

@@ -233,6 +233,7 @@ async def test_failed_child_fails_its_parent_until_it_is_replayed(app: Holdfast)
         broken[0] = False
         [child] = (await app.read_waits(handle.id)).dependencies
         await app.replay([child.job_id])
+        await harnessed.advance(15)
         await harnessed.advance(3600)
         assert await handle.result(timeout=0) == "paid"
 
@@ -261,7 +262,7 @@ async def test_errors_of_children_are_kept_when_they_are_asked_for(app: Holdfast
         await harnessed.run_until_idle()
         *_, third = [each for each in (await app.read_waits(handle.id)).dependencies if each.state == "open"]
         await app.cancel([third.job_id])
-        await harnessed.advance(1)
+        await harnessed.advance(15)  # a worker hears of it
         await harnessed.run_until_idle()
         assert await handle.state() is JobState.SUCCEEDED
     for values in seen:
@@ -286,6 +287,7 @@ async def test_child_that_was_deleted_is_a_failure(app: Holdfast) -> None:
         await harnessed.run_until_idle()
         [dependency] = (await app.read_waits(handle.id)).dependencies
         await app.delete([dependency.job_id])
+        await harnessed.advance(15)
         await harnessed.run_until_idle()
         job = await handle.job()
         assert job.state is JobState.DEAD

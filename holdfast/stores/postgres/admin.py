@@ -6,9 +6,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 from holdfast.core.job_changes import JobChanges
-from holdfast.core.models import BulkResult, JobFilter, JobState, ReplayRate, WorkerCommand
+from holdfast.core.models import TERMINAL, BulkResult, JobFilter, JobState, ReplayRate, WorkerCommand
 from holdfast.stores.common.named_sql import CODES, STATES
 from holdfast.stores.common.requests import CHOICE_SECONDS, SWEEP_TIME, UNSUCCESSFUL, Chosen, SelectionAdmin
+from holdfast.stores.postgres.dependencies import Decided, read_decided
 from holdfast.stores.postgres.encoding import (
     NumberedStatement,
     edit_parameters,
@@ -43,18 +44,24 @@ class PostgresAdmin(SelectionAdmin):
         self._ready = ready
 
     async def _cancel(self, chosen: Chosen) -> BulkResult:
-        async def run_in_transaction(fetch: Fetch) -> tuple[BulkResult, list[str], set[str]]:
+        async def run_in_transaction(fetch: Fetch) -> tuple[BulkResult, list[str], set[str], Decided]:
             ids = await self._standing(fetch, chosen)
-            unstarted = [row[0] for row in await fetch(self._sql["cancel_unstarted"], ids=ids)]
+            rows = await fetch(self._sql["cancel_unstarted"], ids=ids)
+            unstarted = [job_id for job_id, _ in rows]
+            decided = await self._decide(fetch, [job_id for job_id, is_awaited in rows if is_awaited])
             running = await fetch(self._sql["cancel_running"], ids=ids)
             changed = dict.fromkeys(unstarted, JobState.CANCELLED)
             changed |= {job_id: JobState.RUNNING for job_id, _ in running}
             topics = {f"worker:{worker}" for _, worker in running}
-            return await self._operated(fetch, ids, changed, chosen), unstarted, topics
+            return await self._operated(fetch, ids, changed, chosen), unstarted, topics, decided
 
-        operated, ended, topics = await self._changed(run_in_transaction)
-        self._notifications.notify_committed(topics, ended)
+        operated, ended, topics, decided = await self._changed(run_in_transaction)
+        decided.notify(self._notifications, topics, ended)
         return operated
+
+    async def _decide(self, fetch: Fetch, ended: Sequence[str], *, deleted: bool = False) -> Decided:
+        """Decides the dependencies on jobs that have ended, or are about to be deleted."""
+        return read_decided(await fetch(self._sql["decide_dependencies"], ids=ended, deleted=deleted) if ended else ())
 
     async def _replay(self, chosen: Chosen, *, force: bool, payload: str | None, pace: ReplayRate) -> BulkResult:
         async def run_in_transaction(fetch: Fetch) -> tuple[BulkResult, set[str]]:
@@ -65,14 +72,21 @@ class PostgresAdmin(SelectionAdmin):
             laters = [span_us(pace.after + order_of[job_id] * pace.every) for job_id in free]
             text = text_or_none(payload)
             rows = await fetch(self._sql["replay"], ids=free, laters=laters, force=force, payload=text)
-            changed = {job_id: STATES[code] for job_id, _, code in rows}
+            changed = {job_id: STATES[code] for job_id, _, code, _ in rows}
+            again = await self._reopen(fetch, [job_id for job_id, _, _, has_dependencies in rows if has_dependencies])
+            changed |= {job_id: JobState.WAITING for job_id in again if job_id in changed}
             if changed:
-                await update_partitions(fetch, self._sql, list(changed))
-            return await self._operated(fetch, ids, changed, chosen), {queue for _, queue, _ in rows}
+                await update_partitions(fetch, self._sql, list({**changed, **dict.fromkeys(again)}))
+            return await self._operated(fetch, ids, changed, chosen), {row[1] for row in rows}
 
         operated, queues = await self._changed(run_in_transaction)
         notify_ready(self._notifications, self._ready, queues)
         return operated
+
+    async def _reopen(self, fetch: Fetch, replayed: Sequence[str]) -> list[str]:
+        """Opens dependencies of and on replayed jobs again; returns the jobs that wait again."""
+        rows = await fetch(self._sql["reopen_dependencies"], ids=replayed) if replayed else ()
+        return [job_id for (job_id,) in rows]
 
     async def edit(self, job_id: str, changes: JobChanges) -> BulkResult:
         chosen = Chosen([job_id], False, None)
@@ -109,14 +123,19 @@ class PostgresAdmin(SelectionAdmin):
         return [job_id for job_id in ids if job_id not in keys or owners.get(job_id) == job_id]
 
     async def _delete(self, chosen: Chosen) -> BulkResult:
-        async def run_in_transaction(fetch: Fetch) -> BulkResult:
+        async def run_in_transaction(fetch: Fetch) -> tuple[BulkResult, Decided]:
             ids = await self._standing(fetch, chosen)
-            gone = {job_id: STATES[code] for job_id, code in await fetch(self._sql["deletable"], ids=ids)}
+            rows = await fetch(self._sql["deletable"], ids=ids)
+            gone = {job_id: STATES[code] for job_id, code, _ in rows}
+            awaited = [job_id for job_id, _, is_awaited in rows if is_awaited and gone[job_id] not in TERMINAL]
+            decided = await self._decide(fetch, awaited, deleted=True)
             await fetch(self._sql["delete_keys_of"], ids=list(gone), whatever=True)
             await fetch(self._sql["delete_jobs"], ids=list(gone))
-            return await self._operated(fetch, ids, gone, chosen)
+            return await self._operated(fetch, ids, gone, chosen), decided
 
-        return await self._changed(run_in_transaction)
+        operated, decided = await self._changed(run_in_transaction)
+        decided.notify(self._notifications)
+        return operated
 
     async def _changed(self, work: Callable[[Fetch], Awaitable[T]]) -> T:
         """Runs ``work`` in one long transaction: each job may have thousands of log lines and attempts."""

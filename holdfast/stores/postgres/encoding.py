@@ -107,7 +107,8 @@ def shown_line(row: Sequence[Any]) -> LogLine:
 def is_plain(job: NewJob) -> bool:
     """Returns True for a job whose row is all there is to store."""
     options = job.options
-    return job.key is None and not job.expires and (options is None or not (options.tags or options.unique))
+    is_keyed = job.key is not None or (options is not None and bool(options.tags or options.unique))
+    return not (is_keyed or job.after or job.expires)
 
 
 def are_uniform(jobs: Sequence[NewJob]) -> bool:
@@ -179,6 +180,7 @@ def key_columns(jobs: Sequence[NewJob]) -> dict[str, Any]:
         "policies": [None if job.unique is None else encode_unique(job.unique) for job in jobs],
         "expires_ats": [job.expires_at_us for job in jobs],
         "expires_ins": [span_us(job.expires_in) for job in jobs],
+        "are_waiting": [bool(job.after) for job in jobs] if any(job.after for job in jobs) else None,
     }
 
 
@@ -213,7 +215,7 @@ def stored_unique(options: str) -> UniqueKey | None:
 
 
 def settlement_columns(settlements: Sequence[Settlement]) -> dict[str, Any]:
-    """A batch as the parameters of ``settle_rest``."""
+    """A batch as the parameters of ``settle_rest`` and ``settle_awaited``."""
     return {
         "ids": [each.job_id for each in settlements],
         "claims": [each.claims for each in settlements],

@@ -18,6 +18,7 @@ from holdfast.core.models import JobState, Lease, NewJob, Settled, Submitted, Tx
 from holdfast.stores.base import Statement, StatementFlow
 from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.stores.common.named_sql import STATES
+from holdfast.stores.postgres.dependencies import check_stored, dependency_batch, outside_jobs, possible_ids
 from holdfast.stores.postgres.encoding import NumberedStatement, encode_options, is_id, span_us, text_or_none, to_text
 from holdfast.stores.postgres.limits import stored_limits
 from holdfast.stores.postgres.pool import PostgresPool
@@ -78,6 +79,11 @@ class PostgresExternal:
     def submit_steps(self, jobs: Sequence[NewJob]) -> StatementFlow[list[Submitted]]:
         if not jobs:
             return []
+        outside = outside_jobs(jobs)
+        if outside:
+            ids = _encode(possible_ids(outside)).decode()
+            rows = yield Statement(self._sql["lock_awaited_inside"].sql, (ids,))
+            check_stored(outside, [job_id for (job_id,) in map(_texts, rows)])
         table = self._limit_cache.table
         if self._limit_cache.is_stale:
             seen = [*map(_texts, (yield Statement(self._sql["limits_seen"].sql)))]
@@ -99,6 +105,9 @@ class PostgresExternal:
         ]
         if expiring:
             yield Statement(self._sql["set_expiries"].sql, (_ascii({"at": self._instant(), "jobs": expiring}),))
+        dependencies = dependency_batch(jobs, answers, self._instant(), notifies=True)
+        if dependencies is not None:
+            yield Statement(self._sql["add_dependencies_inside"].sql, (dependencies,))
         return answers
 
     def complete_steps(self, lease: Lease, result: str | None) -> StatementFlow[Settled]:
@@ -149,6 +158,7 @@ def _row(job: NewJob) -> dict[str, Any]:
         "policy": job.unique,
         "partition": text_or_none(job.partition),
         "weights": job.weights,
+        "is_waiting": bool(job.after),
     }
 
 

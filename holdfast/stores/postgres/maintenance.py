@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from typing import NamedTuple
 
+from holdfast.core import waits
 from holdfast.core.models import ExpiredJob, Job, JobState
 from holdfast.stores.common.named_sql import CODES
 from holdfast.stores.common.requests import EXPIRY_ROUNDS, FORGOTTEN_AFTER, SWEEP_TIME
+from holdfast.stores.postgres.dependencies import read_decided
 from holdfast.stores.postgres.encoding import NumberedStatement, shown_job, span_us
 from holdfast.stores.postgres.notifications import PostgresNotifications
 from holdfast.stores.postgres.pool import Fetch, PostgresPool
@@ -47,9 +50,9 @@ class PostgresMaintenance:
         ended: list[ExpiredJob] = []
         for _ in range(EXPIRY_ROUNDS):
             room = limit - len(ended)
-            found, looked = await expire_overdue(self._pool, self._notifications, self._sql, limit=room)
-            ended += found
-            if looked < room or len(ended) >= limit:
+            overdue = await expire_overdue(self._pool, self._notifications, self._sql, limit=room)
+            ended += overdue.ended
+            if overdue.looked < room or len(ended) >= limit:
                 break
         return ended
 
@@ -64,13 +67,19 @@ class PostgresMaintenance:
         await self._pool.fetch(self._sql["outlived_keys"], limit=limit, extra=SWEEP_TIME)
         await self._pool.fetch(self._sql["prune_keys"], limit=limit, extra=SWEEP_TIME)
         await self._pool.fetch(self._sql["prune_workers"], span=span_us(FORGOTTEN_AFTER), extra=SWEEP_TIME)
+        kept = span_us(waits.SIGNALS_KEPT)
+        await self._pool.fetch(self._sql["prune_signals"], span=kept, limit=limit, extra=SWEEP_TIME)
         await self._pool.fetch(self._sql["prune_buckets"], at=self._pool.instant, limit=limit, extra=SWEEP_TIME)
         return pruned
 
     async def _prune_state(self, state: JobState, span: timedelta, limit: int) -> int:
         async def run_in_transaction(fetch: Fetch) -> int:
             rows = await fetch(self._sql["prune_jobs"], state=CODES[state], span=span_us(span), limit=limit)
-            keyed = [job_id for job_id, has_key in rows if has_key]
+            awaited = [job_id for job_id, _, is_awaited in rows if is_awaited]
+            if awaited:
+                unneeded = {job_id for (job_id,) in await fetch(self._sql["unneeded"], ids=awaited)}
+                rows = [row for row in rows if not row[2] or row[0] in unneeded]
+            keyed = [job_id for job_id, has_key, _ in rows if has_key]
             if keyed:
                 await fetch(self._sql["delete_keys_of"], ids=keyed, whatever=False)
             if rows:
@@ -83,15 +92,23 @@ class PostgresMaintenance:
         return 0
 
 
+class Overdue(NamedTuple):
+    """Result of ``expire_overdue``. ``looked``: how many jobs it looked at; ``has_made_due``: others are due now."""
+
+    ended: list[ExpiredJob]
+    looked: int
+    has_made_due: bool
+
+
 async def expire_overdue(
     pool: PostgresPool, notifications: PostgresNotifications, statements: Mapping[str, NumberedStatement], *, limit: int
-) -> tuple[list[ExpiredJob], int]:
-    """Looks at jobs whose ``expires`` has come, at most so many, and ends those that no worker has taken. Returns them,
-    and the number of jobs it looked at."""
+) -> Overdue:
+    """Looks at jobs whose ``expires`` has come, at most so many, and ends those that no worker has taken."""
     rows = await pool.fetch(statements["expire_jobs"], limit=limit, extra=SWEEP_TIME)
-    ended = [ExpiredJob(*row) for _, *row in rows if row[0] is not None]
-    notifications.notify_committed(set(), [each.job_id for each in ended])
-    return ended, rows[0][0]
+    ended = [ExpiredJob(*row[1:4]) for row in rows if row[1] is not None]
+    decided = read_decided(row[4:] for row in rows)
+    decided.notify(notifications, ended=[each.job_id for each in ended])
+    return Overdue(ended, max(row[0] for row in rows), bool(decided.queues))
 
 
 def notify_ready(notifications: PostgresNotifications, ready: Callable[[str], None], queues: set[str]) -> None:

@@ -25,7 +25,7 @@ seq
 (expires_at is null or expires_at > :now or started_at is not null)
 
 -- fragment: claim_begin
--- The queues of a claim, and what is due in them.
+-- The queues of a claim, and what is due in them. A waiting job without a deadline (core.dependencies.NEVER_US) is not.
 with wanted as materialized (
     select *
     from unnest(:queues::text[], :slots::int[], :ranks::int[], :run_ats::bigint[], :seqs::bigint[])
@@ -35,12 +35,16 @@ with wanted as materialized (
 ), due as materialized (
     select min(n.run_at) as run_at, coalesce(bool_or(:promote and n.run_at <= n.now), false) as is_due
     from (
-        select d.run_at, :now as now
-        from unnest(:queues::text[]) w (queue) cross join lateral (
-            select run_at from holdfast.job where state in (1, 3) and queue = w.queue order by run_at limit 1) d
-        where not :anywhere
+        select least(
+                (select run_at from holdfast.job where state in (1, 3) and queue = w.queue order by run_at limit 1),
+                (select run_at from holdfast.job where state = 4 and queue = w.queue and run_at < 253402300799000000
+                 order by run_at limit 1)) as run_at, :now as now
+        from unnest(:queues::text[]) w (queue) where not :anywhere
         union all
-        (select run_at, :now as now from holdfast.job where (+state) in (1, 3) and :anywhere order by run_at limit 1)
+        select least(
+                (select run_at from holdfast.job where (+state) in (1, 3) order by run_at limit 1),
+                (select run_at from holdfast.job where (+state) = 4 and run_at < 253402300799000000 order by run_at limit 1)), :now as now
+        where :anywhere
     ) n
 
 -- fragment: claim_update
@@ -74,6 +78,19 @@ case when (:states::smallint[] is null or j.state = any(:states))
   and (:created_after::bigint is null or j.created_at > :created_after)
   and (:created_before::bigint is null or j.created_at < :created_before)
 then true else false end
+
+-- own: lock_awaited
+select l::text from holdfast.lock_awaited(:ids) l;
+
+-- own: lock_awaited_inside
+-- The same, and the next, for a caller's own transaction.
+select l::text from holdfast.lock_awaited(array(select j::uuid from json_array_elements_text(?::json) j)) l;
+
+-- own: add_dependencies_inside
+select count(*) from holdfast.add_dependencies(?);
+
+-- own: add_dependencies
+select queue, job_id::text from holdfast.add_dependencies(:batch);
 
 -- own: submit_batch
 select job_id, created, changed from holdfast.submit_batch(?) order by ordinal;
@@ -142,16 +159,17 @@ cross join lateral (
         from unnest(:ids::uuid[], :queues::text[], :tasks::text[], :payloads::text[], :ranks::int[],
             :run_ats::bigint[], :delays::bigint[], :max_attempts::bigint[], :options::json[], :givens::boolean[],
             :keys::text[], :keep_for::bigint[], :tags::json[], :policies::json[], :expires_ats::bigint[],
-            :expires_ins::bigint[], :partitions::text[], :weights::text[]) with ordinality
+            :expires_ins::bigint[], :partitions::text[], :weights::text[], :are_waiting::boolean[]) with ordinality
             as u (id, queue, task, payload, rank, run_at, delay, max_attempts, options, given, key, keep_for, tags, policy,
-                expires_at, expires_in, partition, weights, ordinal)
+                expires_at, expires_in, partition, weights, is_waiting, ordinal)
         offset 0) d
     order by case when not has_two_keys then coalesce(key, policy ->> 'key') end collate "C" nulls first, ordinal
 ) d
 cross join lateral holdfast.add_job(
     d.id, d.seq, d.queue, d.task, d.payload, d.rank, greatest(n.now, coalesce(d.run_at, n.now + d.delay)), n.now,
     d.max_attempts, d.key, n.now + d.keep_for, d.options, d.given,
-    case when d.tags is not null then array(select json_array_elements_text(d.tags)) end, d.policy, d.partition, d.weights) a;
+    case when d.tags is not null then array(select json_array_elements_text(d.tags)) end, d.policy, d.partition, d.weights,
+    coalesce(d.is_waiting, false)) a;
 
 -- name: key_owner
 select job_id::text from holdfast.key where key = :key;
@@ -301,12 +319,16 @@ with paused as materialized (
     order by f.rank, f.run_at, f.seq limit :limit
 ), due as materialized (
     select min(n.run_at) as run_at from (
-        select d.run_at
-        from unnest(:queues::text[]) w (queue) cross join lateral (
-            select run_at from holdfast.job where state in (1, 3) and queue = w.queue order by run_at limit 1) d
-        where not :anywhere
+        select least(
+                (select run_at from holdfast.job where state in (1, 3) and queue = w.queue order by run_at limit 1),
+                (select run_at from holdfast.job where state = 4 and queue = w.queue and run_at < 253402300799000000
+                 order by run_at limit 1)) as run_at
+        from unnest(:queues::text[]) w (queue) where not :anywhere
         union all
-        (select run_at from holdfast.job where (+state) in (1, 3) and :anywhere order by run_at limit 1)
+        select least(
+                (select run_at from holdfast.job where (+state) in (1, 3) order by run_at limit 1),
+                (select run_at from holdfast.job where (+state) = 4 and run_at < 253402300799000000 order by run_at limit 1))
+        where :anywhere
     ) n
 ), taken as (
     update holdfast.job
@@ -337,40 +359,60 @@ from due left join taken t on true
 order by t.priority desc, t.run_at, t.seq;
 
 -- own: promote_queues
-update holdfast.job set state = 0, partition = partition
+update holdfast.job set state = 0, partition = partition, reason = case when state = 4 then null else reason end
 where id = any(array(
-    select d.id from unnest(:queues::text[]) w (queue) cross join lateral (
-        select id from holdfast.job where state in (1, 3) and queue = w.queue and run_at <= :now
-        order by run_at limit :limit for no key update skip locked) d
-    limit :limit))
+    select d.id from (
+        select u.id, u.run_at from unnest(:queues::text[]) w (queue) cross join lateral (
+            select id, run_at from holdfast.job where state in (1, 3) and queue = w.queue and run_at <= :now
+            order by run_at limit :limit for no key update skip locked) u
+        union all
+        select u.id, u.run_at from unnest(:queues::text[]) w (queue) cross join lateral (
+            select id, run_at from holdfast.job where state = 4 and queue = w.queue and run_at <= :now
+            order by run_at limit :limit for no key update skip locked) u) d
+    order by d.run_at limit :limit))
 returning queue, rank, run_at, id::text;
 
 -- name: promote_anywhere
-update holdfast.job set state = 0, partition = partition
+-- (4, 4): of a list the planner expects as many rows as of (1, 3), and does not sort them all for a few.
+update holdfast.job set state = 0, partition = partition, reason = case when state = 4 then null else reason end
 where id = any(array(
-    select id from holdfast.job where (+state) in (1, 3) and run_at <= :now
-    order by run_at limit :limit for no key update skip locked))
+    select d.id from (
+        select * from (
+            select id, run_at from holdfast.job where (+state) in (1, 3) and run_at <= :now
+            order by run_at limit :limit for no key update skip locked) u
+        union all
+        select * from (
+            select id, run_at from holdfast.job where (+state) in (4, 4) and run_at <= :now
+            order by run_at limit :limit for no key update skip locked) u) d
+    order by d.run_at limit :limit))
 returning queue, rank, run_at, id::text;
 
 -- own: promote_delivered
-update holdfast.job set state = 0, partition = partition
+update holdfast.job set state = 0, partition = partition, reason = case when state = 4 then null else reason end
 where id = any(array(
-    select id from holdfast.job where id = any(:ids::uuid[]) and (state + 0) in (1, 3) and run_at + 0 <= :now
+    select id from holdfast.job where id = any(:ids::uuid[]) and (state + 0) in (1, 3, 4) and run_at + 0 <= :now
     order by id for no key update skip locked));
 
 -- name: mark_unreadable
--- A claimed row that cannot be read.
-update holdfast.job set state = 6, reason = 'payload', error = :error, ended_at = :now, lease_until = null
-where id = :id;
+-- A claimed row that cannot be read. What its end has decided.
+with ended as (
+    update holdfast.job set state = 6, reason = 'payload', error = :error, ended_at = :now, lease_until = null
+    where id = :id
+    returning id, awaited
+)
+select d.queue, d.job_id::text
+from (select array_agg(id) as ids from ended where awaited) e
+cross join lateral holdfast.decide_dependencies(e.ids, :now, false) d;
 
 -- fragment: succeed
--- The rows that others have in hand are not waited for: no open transaction keeps a batch of others' jobs.
+-- The rows that others have in hand are not waited for: no open transaction keeps a batch of others' jobs. Awaited jobs are
+-- left to settle_awaited.
 update holdfast.job j
 set state = 5, ended_at = :now, result = d.result, lease_until = null, lost_leases = 0, tier = 0, cancelling = false,
     reason = null, error = null
 from unnest(:ids::uuid[], :claims::bigint[], :results::text[]) as d (id, claims, result)
 where j.id = d.id and j.claims = d.claims and j.state + 0 = 2 and j.lease_until + 0 > :now
-  and (:worker::text is null or j.worker = :worker)
+  and (:worker::text is null or j.worker = :worker) and not j.awaited
   and (select set_config('lock_timeout', '250ms', true)) is not null
 
 -- name: settle_succeeded
@@ -389,15 +431,19 @@ select accepted, state from holdfast.complete(?);
 -- No row: it is gone, or its handler's transaction holds it.
 select state, claims from holdfast.job where id = :id for no key update skip locked;
 
--- own: settle_rest
--- What is no ending (state < 5) becomes one when a cancellation was asked for: only this write can see the flag.
-with settled as (
-    update holdfast.job j
-    set state = case when j.cancelling and d.state < 5 then 7 else d.state end,
-        reason = case when j.cancelling and d.state < 5 then 'cancelled' else d.reason end,
+-- fragment: settle
+-- What is no ending (state < 5) becomes one when a cancellation was asked for: only this write can see the flag. A job that
+-- would wait, and has nothing to wait for, is due.
+update holdfast.job j
+    set state = case when j.cancelling and d.state < 5 then 7
+            when d.state = 4 and not holdfast.has_waits(j.id, j.claims, j.waits) then 1 else d.state end,
+        reason = case when j.cancelling and d.state < 5 then 'cancelled'
+            when d.state = 4 and not holdfast.has_waits(j.id, j.claims, j.waits) then null else d.reason end,
         error = case when d.state = 5 then null else coalesce(d.error, j.error) end,
         result = d.result,
-        run_at = case when d.delay is null then j.run_at else d.delay + :now end,
+        run_at = case when d.state = 4 and not holdfast.has_waits(j.id, j.claims, j.waits) then :now
+            when d.delay is not null then d.delay + :now
+            when d.state = 4 and not j.cancelling then 253402300799000000 else j.run_at end,
         attempts = greatest(0, j.attempts - case when d.refund then 1 else 0 end), -- another program may have set it to 0
         lost_leases = case when d.lease_expired then j.lost_leases + 1 when d.refund then j.lost_leases else 0 end,
         tier = case when d.lease_expired then least(j.lost_leases + 1, 2) when d.refund then j.tier % 3 else 0 end
@@ -412,7 +458,9 @@ with settled as (
     where j.id = d.id and j.claims = d.claims and j.state + 0 = 2 and (d.worker is null or j.worker = d.worker)
       and (j.lease_until <= :now) = d.lease_expired
       and (select set_config('lock_timeout', '250ms', true)) is not null
-    returning d.ordinal, j.id, j.claims, j.state, j.run_at, j.queue, j.attempts, j.worker, j.started_at, d.reason, d.error,
+
+-- fragment: settle_end
+returning d.ordinal, j.id, j.claims, j.state, j.run_at, j.queue, j.attempts, j.worker, j.started_at, d.reason, d.error,
         d.traceback, d.refund, j.partition
 ), attempt_noted as (
     insert into holdfast.attempt (job_id, claims, attempt, worker, started_at, ended_at, state, reason, error, traceback)
@@ -420,11 +468,45 @@ with settled as (
     from settled where not refund and state <> 5
     on conflict do nothing
 )
+
+-- own: settle_rest
+with settled as (
+    -- include: settle
+      and not j.awaited
+    -- include: settle_end
 select ordinal, state, run_at, queue, partition from settled;
 
+-- own: settle_awaited
+-- Everything about awaited jobs, with what their ends decide: queues with due jobs, and jobs that were cancelled. Ends of jobs
+-- for which the same one waits go in turn, so the rows of jobs that wait are waited for longer.
+with settled as (
+    -- include: settle
+      and j.awaited
+    -- include: settle_end
+, decided as materialized (
+    select d.queue, d.job_id
+    from (select array_agg(id) as ids, set_config('lock_timeout', '2s', true) from settled where state >= 5) e
+    cross join lateral holdfast.decide_dependencies(e.ids, :now, false) d
+)
+select ordinal, state, run_at, queue, partition, null as ended from settled
+union all
+select null, null, null, queue, null, job_id::text from decided;
+
 -- own: unlocked
--- Those of the jobs that no other transaction holds right now.
-select id::text from holdfast.job where id = any(:ids::uuid[]) order by id for no key update skip locked;
+-- Those of the jobs that no other transaction holds right now, nor a job that waits for them.
+with free as materialized (
+    select id, awaited from holdfast.job where id = any(:ids::uuid[]) order by id for no key update skip locked
+), waiting as materialized (
+    select d.job_id, d.waiter from free f join holdfast.dependency d on d.job_id = f.id where f.awaited and d.state = 'open'
+), free_waiting as materialized (
+    select id from holdfast.job where id = any(array(select waiter from waiting)) order by id for no key update skip locked
+)
+select f.id::text from free f
+where not f.awaited or not exists (
+    select from waiting w where w.job_id = f.id and not w.waiter = any(array(select id from free_waiting)));
+
+-- own: decide_dependencies
+select queue, job_id::text from holdfast.decide_dependencies(:ids, :now, :deleted);
 
 -- own: settlement_evidence
 -- What became of jobs, and of their attempts under these leases.
@@ -467,12 +549,65 @@ with held as materialized (
         with ordinality as d (number, in_order, name, result, ordinal)
     join held h on h.ordinal = d.ordinal
     order by h.id, d.name
-    on conflict do nothing
+    on conflict (job_id, name) do update set claims = excluded.claims, ended_at = excluded.ended_at, result = excluded.result
+    where excluded.number = 0
 )
 select ordinal from held;
 
 -- name: steps
 select name, number, in_order, claims, ended_at, result from holdfast.step where job_id = :id order by number, name;
+
+-- own: receive_signal
+select is_held, result, time_left from holdfast.receive_signal(
+    :at, :id, :claims, :worker, :step, :number, :in_order, :topic, :timeout);
+
+-- own: send_signal
+select is_new, job_id, ready_queue, is_full from holdfast.send_signal(:at, :signal, :topic, :value, :max_kept);
+
+-- own: kept_signals
+select id, topic, value, sent_at from holdfast.signal
+where topic = :topic and job_id is null order by turn limit :limit;
+
+-- own: all_kept_signals
+select id, topic, value, sent_at from holdfast.signal
+where job_id is null and turn > 0 order by turn limit :limit;
+
+-- own: prune_signals
+delete from holdfast.signal where id = any(array(
+    select id from holdfast.signal where sent_at <= :now - :span::bigint
+    order by sent_at limit :limit for update skip locked));
+
+-- own: lock_children
+-- Before their parent, as their ends do.
+select id from holdfast.job where id = any(:ids::uuid[]) order by id for no key update;
+
+-- own: hold_lease
+select id from holdfast.job
+where id = :id and claims = :claims and state + 0 = 2 and lease_until + 0 > :now and worker = :worker
+for no key update;
+
+-- own: deleted_children
+-- Those that a job has started, and that are gone.
+select d.job_id::text from holdfast.dependency d
+where d.waiter = :id and d.is_child and not exists (select from holdfast.job j where j.id = d.job_id);
+
+-- own: await_children
+select job_id, state from holdfast.await_children(:id, :ids);
+
+-- own: receiver_of
+select r.topic, r.step, r.begun_at, r.deadline
+from holdfast.receiver r join holdfast.job j on j.id = r.job_id
+where r.job_id = :id and r.is_listed and r.claims = j.claims and j.state + 0 in (2, 4);
+
+-- own: dependencies_of
+select job_id::text, condition, state, is_child from holdfast.dependency where waiter = :id order by job_id limit :limit;
+
+-- own: dependents_of
+select d.waiter::text, d.condition, d.state, d.is_child
+from unnest(array['open', 'met', 'failed']) s (state) cross join lateral (
+    select waiter, condition, state, is_child from holdfast.dependency
+    where job_id = :id and state = s.state order by waiter limit :limit) d
+order by d.waiter limit :limit;
 
 -- name: states_of
 select id::text, state, claims from holdfast.job where id = any(:ids::uuid[]);
@@ -518,15 +653,20 @@ from holdfast.job j where j.state = 2 and j.lease_until <= :now
 order by j.lease_until limit :limit for no key update skip locked;
 
 -- name: prune_jobs
-select id::text, keyed from holdfast.job
+select id::text, keyed, awaited from holdfast.job
 where state >= 5 and (state, ended_at) >= (:state::smallint, 0::bigint)
   and (state, ended_at) <= (:state::smallint, :now - :span::bigint)
+  and not (awaited and holdfast.is_needed(id))
 order by state, ended_at limit :limit for update skip locked;
+
+-- own: unneeded
+-- The same once they are locked: a submission that waits for one of them may have been committed meanwhile.
+select id::text from holdfast.job where id = any(:ids::uuid[]) and not holdfast.is_needed(id);
 
 -- name: delete_jobs
 with gone as (
     delete from holdfast.job where id = any(:ids::uuid[])
-    returning id, tagged, expires_at
+    returning id, tagged, expires_at, waits
 ), untagged as (
     delete from holdfast.tag where job_id = any(array(select id from gone where tagged))
 ), unexpiring as (
@@ -535,6 +675,10 @@ with gone as (
     delete from holdfast.line where job_id = any(array(select id from gone))
 ), deleted_steps as (
     delete from holdfast.step where job_id = any(array(select id from gone))
+), deleted_waits as (
+    delete from holdfast.dependency where waiter = any(array(select id from gone where waits is not null))
+), deleted_receivers as (
+    delete from holdfast.receiver where job_id = any(array(select id from gone where waits is not null))
 )
 delete from holdfast.attempt where job_id = any(array(select id from gone));
 
@@ -566,7 +710,7 @@ delete from holdfast.worker where alive_until <= :now - :span::bigint;
 
 -- name: expire_jobs
 -- Of the jobs whose instant has come those that no worker has taken; and how many instants were looked at. The rows that
--- others have in hand are not waited for: those stay for the next call.
+-- others have in hand are not waited for: those stay for the next call. Behind them what their ends have decided.
 with due as materialized (
     select job_id from holdfast.expiry where expires_at <= :now
     order by expires_at limit :limit for update skip locked
@@ -582,16 +726,22 @@ with due as materialized (
     set state = 7, reason = 'expired', error = coalesce(error, 'expired: no worker began it in time'), lost_leases = 0, tier = 0,
         ended_at = :now
     where id = any(array(select id from held where ends)) and (state + 0) in (0, 1, 3, 4)
-    returning id::text, task, queue
+    returning id, task, queue, awaited
+), decided as materialized (
+    select d.queue, d.job_id
+    from (select array_agg(id) as ids, set_config('lock_timeout', '2s', true) from ended where awaited) e
+    cross join lateral holdfast.decide_dependencies(e.ids, :now, false) d
 )
-select n.number, ended.id, ended.task, ended.queue
-from (select count(*) as number from due) n left join ended on true;
+select n.number, ended.id::text, ended.task, ended.queue, null as due, null as cancelled
+from (select count(*) as number from due) n left join ended on true
+union all
+select 0, null, null, null, queue, job_id::text from decided;
 
 -- name: rewrite_waiting
 -- An edit of a job that waits. Null leaves a value as it is.
 update holdfast.job j
 set queue = coalesce(:queue, j.queue), rank = coalesce(:rank, j.rank), payload = coalesce(:payload, j.payload),
-    run_at = coalesce(d.run_at, j.run_at),
+    run_at = case when j.state = 4 then j.run_at else coalesce(d.run_at, j.run_at) end,
     state = case when d.run_at is null or j.state = 4 then j.state when d.run_at <= :now then 0 else 1 end,
     options = case when :retagged then :options else j.options end,
     tagged = case when :retagged then :tags::text[] <> '{}' else j.tagged end
@@ -613,7 +763,7 @@ select holdfast.set_expiry(:id, coalesce(:expires_at::bigint, :now + :expires_in
 update holdfast.job
 set state = 7, reason = 'cancelled', error = coalesce(error, 'cancelled'), lost_leases = 0, tier = 0, ended_at = :now
 where id = any(:ids::uuid[]) and (state + 0) in (0, 1, 3, 4)
-returning id::text;
+returning id::text, awaited;
 
 -- name: cancel_running
 update holdfast.job set cancelling = true
@@ -628,7 +778,10 @@ set state = case when d.later > 0 then 1 else 0 end, attempts = 0, lost_leases =
     run_at = d.later + :now
 from unnest(:ids::uuid[], :laters::bigint[]) as d (id, later)
 where j.id = d.id and ((j.state + 0) in (3, 6, 7) or (:force and j.state + 0 = 5))
-returning j.id::text, j.queue, j.state;
+returning j.id::text, j.queue, j.state, j.awaited or j.waits is not null;
+
+-- own: reopen_dependencies
+select r::text from holdfast.reopen_dependencies(:ids) r;
 
 -- name: unique_keys_of
 -- The keys under policies of uniqueness that these jobs must have again to be replayed.
@@ -644,7 +797,7 @@ from (
     order by (u.policy ->> 'key') collate "C" offset 0) d;
 
 -- name: deletable
-select id::text, state from holdfast.job where id = any(:ids::uuid[]) and state + 0 <> 2 for update;
+select id::text, state, awaited from holdfast.job where id = any(:ids::uuid[]) and state + 0 <> 2 for update;
 
 -- name: choose
 -- Oldest first. Operations by filter go through the table in its own order; they are rare and bounded.

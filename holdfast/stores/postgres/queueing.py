@@ -11,7 +11,7 @@ from datetime import timedelta
 
 import msgspec
 
-from holdfast.core.errors import HoldfastError, Unavailable
+from holdfast.core.errors import HoldfastError
 from holdfast.core.job_logs import Record
 from holdfast.core.models import (
     Claim,
@@ -32,11 +32,12 @@ from holdfast.core.models import (
 )
 from holdfast.stores.base import EVERY_QUEUE, ClaimRequest
 from holdfast.stores.common.limit_cache import LimitCache
-from holdfast.stores.common.requests import CLAIMED_A_SECOND, HEARTBEAT_RETRY_SHARE, UNREADABLE, extra_timeout
+from holdfast.stores.common.requests import CLAIMED_A_SECOND, HEARTBEAT_RETRY_SHARE, UNREADABLE
 from holdfast.stores.common.server_store import wait_for_news
-from holdfast.stores.common.unconfirmed import UnconfirmedClaims, perhaps_stored
+from holdfast.stores.common.unconfirmed import UnconfirmedClaims
 from holdfast.stores.postgres.claim_progress import ClaimProgress, KindTurns
 from holdfast.stores.postgres.cursors import START, Cursors, QueuePosition, split_scan
+from holdfast.stores.postgres.dependencies import read_decided
 from holdfast.stores.postgres.encoding import NumberedStatement, claimed_job, is_id, record_columns, span_us, to_text
 from holdfast.stores.postgres.limits import LimitedClaims
 from holdfast.stores.postgres.maintenance import expire_overdue
@@ -44,7 +45,7 @@ from holdfast.stores.postgres.notifications import PostgresNotifications
 from holdfast.stores.postgres.pool import PostgresPool, Rows
 from holdfast.stores.postgres.query import PostgresQuery
 from holdfast.stores.postgres.settlement import Settling
-from holdfast.stores.postgres.submission import first_positions, insert_batch
+from holdfast.stores.postgres.submission import first_positions, insert_batch, insert_dependent
 
 MAX_PROMOTED = 1000
 """Due jobs made ready by one claim; more are made ready by the next."""
@@ -128,26 +129,13 @@ class PostgresQueueing:
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         if not jobs:
             return []
-        uncertain: list[bool] = []  # a try that was cut off may have stored the batch: then "known" means "created"
-        try:
-            bound = await self._limit_cache.bind(jobs)
-            answers, is_notified = await insert_batch(
-                self._sql,
-                self._notifications,
-                bound,
-                functools.partial(
-                    self._pool.fetch,
-                    on_uncertain=lambda: uncertain.append(True),
-                    extra=extra_timeout(len(jobs), sum(len(job.payload) for job in jobs)),
-                ),
-            )
-        except Unavailable as error:
-            raise perhaps_stored(error) if uncertain else error from error.__cause__
-        if uncertain:
-            answers = [
-                msgspec.structs.replace(answer, created=answer.created or answer.job_id == job.id)
-                for job, answer in zip(jobs, answers, strict=True)
-            ]
+        bound = await self._limit_cache.bind(jobs)
+        if any(job.after for job in jobs):
+            answers, decided = await insert_dependent(self._sql, self._pool, bound)
+            decided.notify(self._notifications)
+            is_notified = False
+        else:
+            answers, is_notified = await insert_batch(self._sql, self._notifications, self._pool, bound)
         self._notify(first_positions(jobs, answers), is_notified=is_notified)
         return answers
 
@@ -305,9 +293,12 @@ class PostgresQueueing:
         jobs = await self._readable(taken, request.worker)
         claiming.take(jobs)
         await self._look_for_limited(claiming, queues, at_once=not taken)
-        claiming.expired += await self._end_overdue() if overdue else ()
+        has_made_due = False
+        if overdue:
+            expired, has_made_due = await self._end_overdue()
+            claiming.expired += expired
         await self._release_unconfirmed(request, until - (span_us(request.lease_for) or 0))
-        if due:
+        if due or (has_made_due and claiming.promote and claiming.wanted_jobs(queues)):
             return True
         for queue, scan in split_scan(queues, slots, positions, taken, room, at, seconds):
             self._cursors.note_claim(queue, scan)
@@ -351,12 +342,13 @@ class PostgresQueueing:
         except HoldfastError:  # these end by themselves too; what was claimed now must not be lost with them
             return
 
-    async def _end_overdue(self) -> tuple[ExpiredJob, ...]:
-        """Ends jobs that a claim passed over, since their ``expires`` has come."""
+    async def _end_overdue(self) -> tuple[tuple[ExpiredJob, ...], bool]:
+        """Ends jobs that a claim passed over, since their ``expires`` has come. True: others, which waited, are due."""
         try:
-            return tuple((await expire_overdue(self._pool, self._notifications, self._sql, limit=MAX_PROMOTED))[0])
+            overdue = await expire_overdue(self._pool, self._notifications, self._sql, limit=MAX_PROMOTED)
         except HoldfastError:  # a sweep ends them; what was claimed now must not be lost with them
-            return ()
+            return (), False
+        return tuple(overdue.ended), overdue.has_made_due
 
     async def _promote(self, claiming: ClaimProgress) -> int:
         if EVERY_QUEUE in claiming.capacity:
@@ -421,6 +413,8 @@ class PostgresQueueing:
         self._turns.limits_seen = limits_seen
         await self._release_unconfirmed(request, until - (span_us(request.lease_for) or 0))
         jobs = await self._readable([] if rows[0][0] is None else rows, request.worker)
+        expired, has_made_due = await self._end_overdue() if overdue else ((), False)
+        due_in = 0 if has_made_due else due_in
         claim = Claim(
             jobs=jobs,
             refused=len(ids) - len(jobs) - len(left),
@@ -428,7 +422,7 @@ class PostgresQueueing:
             quarantined=quarantined,
             stopped_at_last_attempt=stopped_at_last_attempt,
             lease_until_us=until if jobs else None,
-            expired=await self._end_overdue() if overdue else (),
+            expired=expired,
         )
         return DeliveredClaim(claim, dict(zip(left, queues, strict=True)), frozenset(paused))
 
@@ -451,7 +445,8 @@ class PostgresQueueing:
                     jobs.append(claimed_job(row, worker))
                 except UNREADABLE as error:
                     text = to_text(f"the stored job cannot be read: {error}")
-                    await self._pool.fetch(self._sql["mark_unreadable"], id=row[0], error=text)
+                    decided = await self._pool.fetch(self._sql["mark_unreadable"], id=row[0], error=text)
+                    read_decided(decided).notify(self._notifications)
             return jobs
 
     # ── settle ────────────────────────────────────────────────────────────────────────────────────────────────

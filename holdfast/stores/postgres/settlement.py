@@ -1,4 +1,5 @@
-"""Settling: how a running job stops running. One statement for a batch's successes, another for everything else.
+"""Settling: how a running job stops running. One statement for a batch's successes, another for everything else, and a
+third for jobs on which others depend: it decides their dependencies too.
 
 A settlement waits for no other transaction: the statements give up a locked row within moments, and then the rest of
 the batch goes on without it. What was sent and never answered is found again when it is asked for the second time.
@@ -19,8 +20,9 @@ from holdfast.stores.common.named_sql import STATES
 from holdfast.stores.common.requests import extra_timeout
 from holdfast.stores.common.unconfirmed import SettlementEvidence, UnconfirmedSettlements, accepted_as
 from holdfast.stores.postgres.cursors import END, START, QueuePosition
+from holdfast.stores.postgres.dependencies import NOTHING_DECIDED, Decided, read_decided
 from holdfast.stores.postgres.encoding import NumberedStatement, from_text, settlement_columns, text_or_none
-from holdfast.stores.postgres.pool import Locked, PostgresPool
+from holdfast.stores.postgres.pool import Locked, PostgresPool, Rows
 
 _REMEMBERED = 10_000  # jobs that were locked; who settles them asks again within a second
 _job_id = attrgetter("job_id")
@@ -43,7 +45,7 @@ class Settling:
         self._sql = statements
         self._notify = notify
         self._unconfirmed = UnconfirmedSettlements()
-        self._locked: set[str] = set()  # jobs that others had in hand when they were to be settled
+        self._locked: set[str] = set()  # jobs that others had in hand when they were to be settled, or jobs that wait
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
         """Apply what is still guarded; refused settlements get the job's state."""
@@ -54,6 +56,10 @@ class Settling:
         ordered = sorted(settlements, key=_job_id)  # as all who write several rows lock them
         try:
             locked = await self._settle_free(ordered, answers)
+            if len(answers) < len(ordered):
+                locked |= await self._settle_awaited(
+                    [each for each in ordered if each.job_id not in answers and each.job_id not in locked], answers
+                )
             if len(answers) < len(ordered):
                 await self._answer_refused([each for each in ordered if each.job_id not in answers], locked, answers)
         except HoldfastError:
@@ -73,7 +79,7 @@ class Settling:
             answers.update(zip(indexes, settled, strict=True))
         return [answers[index] for index in range(len(settlements))]
 
-    async def _settle_free(self, ordered: Sequence[Settlement], answers: dict[str, Settled]) -> Collection[str]:
+    async def _settle_free(self, ordered: Sequence[Settlement], answers: dict[str, Settled]) -> set[str]:
         """Settle all but what others have in hand: the ids of these."""
         locked: set[str] = set()
         if self._locked:  # what was locked the last time is not waited for again
@@ -131,13 +137,40 @@ class Settling:
         self._notify({}, [each.job_id for each in batch], freed_queues=freed_queues)
 
     async def _settle_rest(self, batch: list[Settlement], answers: dict[str, Settled]) -> None:
-        rows = await self._pool.fetch(
-            self._sql["settle_rest"],
+        self._record_rows(batch, await self._fetch_settled("settle_rest", batch), NOTHING_DECIDED, answers)
+
+    async def _settle_awaited(self, batch: list[Settlement], answers: dict[str, Settled]) -> set[str]:
+        """Settles those of the rest that others depend on. Returns those that a locked row prevents."""
+        locked: set[str] = set()
+        try:
+            await self._settle_and_decide(batch, answers)
+        except Locked:
+            locked = await self._still_locked([each.job_id for each in batch])
+            try:
+                await self._settle_and_decide([each for each in batch if each.job_id not in locked], answers)
+            except Locked:  # by a job further away
+                locked = {each.job_id for each in batch}
+        return locked
+
+    async def _settle_and_decide(self, batch: list[Settlement], answers: dict[str, Settled]) -> None:
+        if not batch:
+            return
+        rows = await self._fetch_settled("settle_awaited", batch)
+        decided = read_decided((row[3], row[5]) for row in rows if row[0] is None)
+        self._record_rows(batch, [row[:5] for row in rows if row[0] is not None], decided, answers)
+
+    async def _fetch_settled(self, name: str, batch: list[Settlement]) -> Rows:
+        return await self._pool.fetch(
+            self._sql[name],
             on_uncertain=lambda: self._unconfirmed.add(batch),
-            extra=extra_timeout(len(batch)),
+            extra=extra_timeout(len(batch), sum(len(each.result or "") for each in batch)),
             **settlement_columns(batch),
         )
-        ended: list[str] = []
+
+    def _record_rows(
+        self, batch: Sequence[Settlement], rows: Rows, decided: Decided, answers: dict[str, Settled]
+    ) -> None:
+        ended: list[str] = [*decided.ended]
         firsts: dict[str, QueuePosition] = {}
         for ordinal, code, run_at, queue, _ in rows:
             each, state = batch[ordinal - 1], STATES[code]
@@ -148,7 +181,8 @@ class Settling:
                 firsts[queue] = START  # given back: to where it was
             else:
                 firsts.setdefault(queue, END)  # not ready yet; who sleeps until something falls due must know
-        self._notify(firsts, ended, freed_queues=self._queues_with_room([row[3:] for row in rows]))
+        freed_queues = decided.queues | self._queues_with_room([row[3:] for row in rows])
+        self._notify(firsts, ended, freed_queues=freed_queues)
 
     def _queues_with_room(self, partitions: Sequence[Sequence[str | None]]) -> set[str]:
         """Queues in which ended jobs made room, by queues and partitions. A limit of a task holds in every queue."""

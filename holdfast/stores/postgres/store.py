@@ -91,7 +91,7 @@ class _OpenedPostgres(Opened):
         self.maintenance = maintenance = PostgresMaintenance(pool, notifications, sql, queueing.note_ready)
         self.admin = PostgresAdmin(pool, notifications, sql, queueing.note_ready)
         self.schedules = PostgresSchedules(pool, notifications, sql, queueing.note_ready, limit_cache)
-        self.workflow = PostgresWorkflow(pool, sql)
+        self.workflow = PostgresWorkflow(pool, notifications, sql, queueing.note_ready, limit_cache)
         self.health = PostgresHealth(pool, sql, query)
         self.transport_queries = PostgresTransportQueries(pool, notifications, sql, queueing, maintenance)
         self._migrations = store.migrations

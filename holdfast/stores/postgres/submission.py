@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 
+from msgspec.structs import replace
+
+from holdfast.core.errors import Unavailable
 from holdfast.core.models import NewJob, Submitted
+from holdfast.stores.common.requests import extra_timeout
+from holdfast.stores.common.unconfirmed import perhaps_stored
 from holdfast.stores.postgres.cursors import END, START, QueuePosition
+from holdfast.stores.postgres.dependencies import (
+    Decided,
+    check_stored,
+    dependency_batch,
+    outside_jobs,
+    possible_ids,
+    read_decided,
+)
 from holdfast.stores.postgres.encoding import (
     NumberedStatement,
     are_uniform,
@@ -16,29 +30,84 @@ from holdfast.stores.postgres.encoding import (
     uniform_columns,
 )
 from holdfast.stores.postgres.notifications import PostgresNotifications
-from holdfast.stores.postgres.pool import DuplicateKey, Rows
+from holdfast.stores.postgres.pool import DuplicateKey, Fetch, PostgresPool, Rows
 
 
 async def insert_batch(
     statements: Mapping[str, NumberedStatement],
     notifications: PostgresNotifications,
+    pool: PostgresPool,
+    jobs: Sequence[NewJob],
+) -> tuple[list[Submitted], bool]:
+    """The answers; and True if waiters were notified of the jobs in the same transaction."""
+    uncertain: list[bool] = []  # a try that was cut off may have stored the batch: then "known" means "created"
+    fetch = functools.partial(pool.fetch, on_uncertain=lambda: uncertain.append(True), extra=_extra(jobs))
+    try:
+        answers, is_notified = await _insert(statements, notifications, jobs, fetch)
+    except Unavailable as error:
+        raise perhaps_stored(error) if uncertain else error from error.__cause__
+    if uncertain:
+        answers = [
+            replace(answer, created=answer.created or answer.job_id == job.id)
+            for job, answer in zip(jobs, answers, strict=True)
+        ]
+    return answers, is_notified
+
+
+def _extra(jobs: Sequence[NewJob]) -> float:
+    return extra_timeout(len(jobs), sum(len(job.payload) for job in jobs))
+
+
+async def _insert(
+    statements: Mapping[str, NumberedStatement],
+    notifications: PostgresNotifications,
     jobs: Sequence[NewJob],
     fetch: Callable[..., Awaitable[Rows]],
 ) -> tuple[list[Submitted], bool]:
-    """The answers; and True if waiters were notified of the jobs in the same transaction."""
-    if not all(map(is_plain, jobs)):
-        rows = await fetch(statements["insert_keyed_jobs"], **job_columns(jobs), **key_columns(jobs))
-        ordered = sorted(rows, key=lambda row: row[0])
-        answers = [Submitted(job_id, created, changed=changed) for _, job_id, created, changed, _ in ordered]
-        return answers, False
-    if are_uniform(jobs):
+    if are_uniform(jobs) and all(map(is_plain, jobs)):
         notice = notifications.transaction_notice(f"queue:{jobs[0].queue}") if len(jobs) == 1 else {}
         with suppress(DuplicateKey):
             await fetch(
                 statements["insert_lone_job" if notice else "insert_uniform_jobs"], **uniform_columns(jobs), **notice
             )
             return [Submitted(job.id, True) for job in jobs], bool(notice)
-    return _created(jobs, await fetch(statements["insert_jobs"], **job_columns(jobs))), False
+    return await insert_each(statements, jobs, fetch), False
+
+
+async def insert_each(
+    statements: Mapping[str, NumberedStatement], jobs: Sequence[NewJob], fetch: Callable[..., Awaitable[Rows]]
+) -> list[Submitted]:
+    """Inserts any batch, with no error for jobs that are there already. Leaves their dependencies out."""
+    if all(map(is_plain, jobs)):
+        return _created(jobs, await fetch(statements["insert_jobs"], **job_columns(jobs)))
+    rows = await fetch(statements["insert_keyed_jobs"], **job_columns(jobs), **key_columns(jobs))
+    ordered = sorted(rows, key=lambda row: row[0])
+    return [Submitted(job_id, created, changed=changed) for _, job_id, created, changed, _ in ordered]
+
+
+async def insert_dependent(
+    statements: Mapping[str, NumberedStatement], pool: PostgresPool, jobs: Sequence[NewJob]
+) -> tuple[list[Submitted], Decided]:
+    """Inserts a batch with dependencies. Raises `Invalid`, and stores nothing, if one is on a job that is not there."""
+    outside = outside_jobs(jobs)
+
+    async def run_in_transaction(fetch: Fetch) -> tuple[list[str], list[Submitted], Decided]:
+        stored = [job_id for (job_id,) in await fetch(statements["lock_awaited"], ids=possible_ids(outside))]
+        if len(stored) < len(outside):
+            return stored, [], Decided(set(), [])
+        answers = await insert_each(statements, jobs, fetch)
+        batch = dependency_batch(jobs, answers, pool.instant, notifies=False)
+        rows = [] if batch is None else await fetch(statements["add_dependencies"], batch=batch)
+        return stored, answers, read_decided(rows)
+
+    try:
+        stored, answers, decided = await pool.transaction(run_in_transaction, extra=_extra(jobs))
+    except Unavailable as error:
+        if error.outcome and isinstance(error.__cause__, Unavailable):
+            raise perhaps_stored(error.__cause__) from error.__cause__
+        raise
+    check_stored(outside, stored)
+    return answers, decided
 
 
 def _created(jobs: Sequence[NewJob], rows: Rows) -> list[Submitted]:

@@ -2,21 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from holdfast.core import waits
+from holdfast.core.dependencies import Condition, DependencyInfo, DependencyState
+from holdfast.core.errors import Conflict
+from holdfast.core.models import MICROSECOND, Lease, NewJob
 from holdfast.core.steps import NewStep, Step
+from holdfast.core.waits import (
+    ChildStatus,
+    JobWaits,
+    KeptSignal,
+    ReceiverInfo,
+    SentSignal,
+    Signal,
+    SignalReceipt,
+    SignalWait,
+)
+from holdfast.stores.common.limit_cache import LimitCache
+from holdfast.stores.common.named_sql import STATES
 from holdfast.stores.common.requests import extra_timeout
-from holdfast.stores.postgres.encoding import NumberedStatement, from_text, is_id, text_or_none, to_text
-from holdfast.stores.postgres.pool import PostgresPool
+from holdfast.stores.postgres.cursors import QueuePosition
+from holdfast.stores.postgres.dependencies import Decided
+from holdfast.stores.postgres.encoding import NumberedStatement, from_text, is_id, span_us, text_or_none, to_text
+from holdfast.stores.postgres.notifications import PostgresNotifications
+from holdfast.stores.postgres.pool import Fetch, PostgresPool, Rows
+from holdfast.stores.postgres.submission import first_positions, insert_each
 
 
 class PostgresWorkflow:
     """Family ``workflow`` of PostgreSQL."""
 
-    def __init__(self, pool: PostgresPool, statements: Mapping[str, NumberedStatement]) -> None:
+    def __init__(
+        self,
+        pool: PostgresPool,
+        notifications: PostgresNotifications,
+        statements: Mapping[str, NumberedStatement],
+        ready: Callable[[str, QueuePosition], None],
+        limit_cache: LimitCache,
+    ) -> None:
         self._pool = pool
+        self._notifications = notifications
         self._sql = statements
+        self._ready = ready
+        self._limit_cache = limit_cache
 
+    # ── steps ─────────────────────────────────────────────────────────────────────────────────────────────────
     async def save_steps(self, steps: Sequence[NewStep]) -> list[bool]:
         places = [n for n, step in enumerate(steps) if is_id(step.lease.job_id)]
         known = [steps[n] for n in places]
@@ -40,3 +71,93 @@ class PostgresWorkflow:
             Step(from_text(name), number, in_order, claims, ended_at, None if result is None else from_text(result))
             for name, number, in_order, claims, ended_at, result in rows
         ]
+
+    # ── signals ───────────────────────────────────────────────────────────────────────────────────────────────
+    async def receive_signal(self, wait: SignalWait) -> SignalReceipt:
+        step = wait.step
+        if not is_id(step.lease.job_id):
+            return SignalReceipt(is_held=False)
+        ((is_held, result, left),) = await self._pool.fetch(
+            self._sql["receive_signal"],
+            at=self._pool.instant,
+            id=step.lease.job_id,
+            claims=step.lease.claims,
+            worker=step.worker,
+            step=to_text(step.name),
+            number=step.number,
+            in_order=step.in_order,
+            topic=to_text(wait.topic),
+            timeout=span_us(wait.timeout),
+        )
+        return SignalReceipt(
+            is_held, None if result is None else from_text(result), None if left is None else left * MICROSECOND
+        )
+
+    async def send_signal(self, signal: Signal) -> SentSignal:
+        uncertain: list[bool] = []  # a try that was cut off may have sent it: then "known" means "new"
+        ((is_new, job_id, queue, is_full),) = await self._pool.fetch(
+            self._sql["send_signal"],
+            on_uncertain=lambda: uncertain.append(True),
+            extra=extra_timeout(1, len(signal.value)),
+            at=self._pool.instant,
+            signal=to_text(signal.id),
+            topic=to_text(signal.topic),
+            value=to_text(signal.value),
+            max_kept=waits.MAX_SIGNALS,
+        )
+        if is_full:
+            raise Conflict(waits.describe_full_topic(signal.topic))
+        if queue is not None:
+            Decided({queue}, []).notify(self._notifications)
+        return SentSignal(is_new or bool(uncertain), job_id)
+
+    async def read_signals(self, topic: str | None = None, *, limit: int = 100) -> list[KeptSignal]:
+        if topic is None:
+            rows = await self._pool.fetch(self._sql["all_kept_signals"], limit=limit)
+        else:
+            rows = await self._pool.fetch(self._sql["kept_signals"], topic=to_text(topic), limit=limit)
+        return [KeptSignal(from_text(name), from_text(of), from_text(value), at) for name, of, value, at in rows]
+
+    # ── children and dependencies ─────────────────────────────────────────────────────────────────────────────
+    async def start_children(self, lease: Lease, children: Sequence[NewJob], worker: str) -> list[ChildStatus] | None:
+        if not is_id(lease.job_id):
+            return None
+        bound = await self._limit_cache.bind(children) if children else ()
+
+        async def run_in_transaction(fetch: Fetch) -> tuple[list[ChildStatus] | None, dict[str, QueuePosition]]:
+            await fetch(self._sql["lock_children"], ids=[child.id for child in bound])
+            if not await fetch(self._sql["hold_lease"], id=lease.job_id, claims=lease.claims, worker=worker):
+                return None, {}
+            gone = {job_id for (job_id,) in await fetch(self._sql["deleted_children"], id=lease.job_id)}
+            left = [child for child in bound if child.id not in gone]
+            answers = await insert_each(self._sql, left, fetch) if left else []
+            ids = {child.id: answer.job_id for child, answer in zip(left, answers, strict=True)}
+            rows = await fetch(self._sql["await_children"], id=lease.job_id, ids=list(ids.values()))
+            states = {job_id: STATES[code] for job_id, code in rows}
+            started = [ids.get(child.id, child.id) for child in bound]
+            return [ChildStatus(job_id, states.get(job_id)) for job_id in started], first_positions(left, answers)
+
+        extra = extra_timeout(len(children), sum(len(child.payload) for child in children))
+        statuses, firsts = await self._pool.transaction(run_in_transaction, extra=extra)
+        for queue, first in firsts.items():
+            self._ready(queue, first)
+        self._notifications.notify_committed({f"queue:{queue}" for queue in firsts})
+        return statuses
+
+    async def read_waits(self, job_id: str) -> JobWaits:
+        if not is_id(job_id):
+            return JobWaits(None, [], [])
+        received = await self._pool.fetch(self._sql["receiver_of"], id=job_id)
+        dependencies = await self._pool.fetch(self._sql["dependencies_of"], id=job_id, limit=waits.MAX_SHOWN)
+        dependents = await self._pool.fetch(self._sql["dependents_of"], id=job_id, limit=waits.MAX_SHOWN)
+        receivers = [
+            ReceiverInfo(from_text(topic), from_text(step), since, until) for topic, step, since, until in received
+        ]
+        return JobWaits(receivers[0] if receivers else None, _infos(dependencies), _infos(dependents))
+
+
+def _infos(rows: Rows) -> list[DependencyInfo]:
+    return [
+        DependencyInfo(job_id, Condition(condition), DependencyState(state), is_child)
+        for job_id, condition, state, is_child in rows
+    ]

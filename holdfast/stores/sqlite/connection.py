@@ -139,10 +139,10 @@ def translate_errors(path: str) -> Iterator[None]:
     try:
         yield
     except (*DRIVER_ERRORS, OSError) as error:
-        raise translate(error, path) from error
+        raise translate_error(error, path) from error
 
 
-def translate(error: Exception, path: str) -> HoldfastError:
+def translate_error(error: Exception, path: str) -> HoldfastError:
     """Translates an error of SQLite, or of the system under it, for callers."""
     if isinstance(error, OSError):
         text = error.strerror or str(error)

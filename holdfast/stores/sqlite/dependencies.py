@@ -23,7 +23,7 @@ _EARLIER_CHILD = 2
 
 
 class Decided(msgspec.Struct):
-    """What ended jobs have changed: queues with jobs that are due now, and jobs that were cancelled."""
+    """Effects of ended jobs: queues with jobs that are due now, and jobs that were cancelled."""
 
     queues: set[str] = msgspec.field(default_factory=set)
     cancelled: list[str] = msgspec.field(default_factory=list)

@@ -321,7 +321,8 @@ where +j.claims = d.value ->> 1 and +j.state = 2 and +j.lease_until > :now and j
 -- own: insert_step
 insert into holdfast_step (job_seq, name, number, in_order, claims, ended_at, result)
 values (?, ?, ?, ?, ?, ?, ?)
-on conflict do nothing;
+on conflict do update set claims = excluded.claims, ended_at = excluded.ended_at, result = excluded.result
+where excluded.number = 0;
 
 -- name: steps
 select name, number, in_order, claims, ended_at, result

@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 
 from holdfast.core.errors import HoldfastError, Unavailable
 from holdfast.core.portal import running_loop
-from holdfast.stores.sqlite.connection import DRIVER_ERRORS, bare_connection, connect, translate
+from holdfast.stores.sqlite.connection import DRIVER_ERRORS, bare_connection, connect, translate_error
 from holdfast.stores.sqlite.identity import FileIdentity
 from holdfast.stores.sqlite.notifications import Wakes
 
@@ -169,7 +169,7 @@ class Writer:
             try:
                 (self._version,) = self.connection.execute("pragma data_version").fetchone()
             except DRIVER_ERRORS as error:
-                raise translate(error, self._path) from error
+                raise translate_error(error, self._path) from error
             finally:
                 self._own.release()
         return self._version
@@ -244,7 +244,7 @@ class Writer:
                 try:
                     pending.result = pending.run_operation(transaction)
                 except Exception as error:
-                    pending.error = translate(error, self._path) if isinstance(error, DRIVER_ERRORS) else error
+                    pending.error = translate_error(error, self._path) if isinstance(error, DRIVER_ERRORS) else error
                     transaction.connection.execute("rollback to neighbour")
                 transaction.connection.execute("release neighbour")
 
@@ -274,7 +274,7 @@ class Writer:
             self._checkpoint_if_due(connection.total_changes - before)
             return transaction, result
         except DRIVER_ERRORS as error:
-            raise translate(error, self._path) from error
+            raise translate_error(error, self._path) from error
         except OSError as error:  # of the lock files, or of looking at the file
             raise Unavailable(f"{self._path} cannot be used right now: {error}") from error
         finally:

@@ -262,10 +262,10 @@ local function holds_lease(id, claims, worker)
     return is_held, is_held and v[5]
 end
 
--- Records a step, unless it is there. `result`: "" or "=" and its text.
+-- Records a step, unless it is there; a value (number 0) replaces an earlier one. `result`: "" or "=" and its text.
 local function record_step(id, claims, name, number, in_order, result)
     local head = table.concat({ number, in_order, claims, NOW }, ' ')
-    safe_call('HSETNX', PREFIX .. 'steps:' .. id, name, head .. '\n' .. result)
+    safe_call(number == '0' and 'HSET' or 'HSETNX', PREFIX .. 'steps:' .. id, name, head .. '\n' .. result)
 end
 
 -- name: save_steps (steps)

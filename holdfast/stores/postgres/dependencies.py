@@ -1,0 +1,87 @@
+"""Dependencies in PostgreSQL: those of new jobs, and the decisions of ended jobs that waiters are notified of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from holdfast.core.errors import Invalid
+from holdfast.core.models import NewJob, Submitted
+from holdfast.stores.postgres.encoding import is_id
+from holdfast.stores.postgres.notifications import PostgresNotifications
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Decided(NamedTuple):
+    """Result of ``decide_dependencies``: queues with jobs that became due, and jobs that were cancelled."""
+
+    queues: set[str]
+    ended: list[str]
+
+    def notify(
+        self, notifications: PostgresNotifications, topics: Iterable[str] = (), ended: Sequence[str] = ()
+    ) -> None:
+        """Notifies of them, and of further topics and ended jobs, after the commit."""
+        notifications.notify_committed({*topics, *self.topics}, [*ended, *self.ended])
+
+    @property
+    def topics(self) -> set[str]:
+        """The topics of workers that wait for due jobs."""
+        return {f"{kind}:{queue}" for queue in self.queues for kind in ("queue", "due")}
+
+
+NOTHING_DECIDED = Decided(set(), [])
+
+
+def read_decided(rows: Iterable[Sequence[Any]]) -> Decided:
+    """Reads rows of a queue or a cancelled job each."""
+    decided = Decided(set(), [])
+    for queue, job_id in rows:
+        if queue is not None:
+            decided.queues.add(queue)
+        if job_id is not None:
+            decided.ended.append(job_id)
+    return decided
+
+
+def outside_jobs(jobs: Sequence[NewJob]) -> list[str]:
+    """Returns the ids that the jobs wait for and that are no earlier job of the batch: these must be stored already."""
+    seen: set[str] = set()
+    outside: dict[str, None] = {}
+    for job in jobs:
+        outside.update((each.job_id, None) for each in job.after if each.job_id not in seen)
+        seen.add(job.id)
+    return list(outside)
+
+
+def check_stored(outside: Sequence[str], stored: Iterable[str]) -> None:
+    """Raises `Invalid` if one of the ids that must be stored is not."""
+    missing = set(outside).difference(stored)
+    for job_id in outside:
+        if job_id in missing:
+            raise Invalid("after", job_id, "give jobs that are stored, or earlier in the same submission")
+
+
+def dependency_batch(
+    jobs: Sequence[NewJob], answers: Sequence[Submitted], instant: int | None, *, notifies: bool
+) -> str | None:
+    """The dependencies of the new jobs, as ``holdfast.add_dependencies`` takes them; None if there are none."""
+    ids: dict[str, str] = {}
+    dependencies: list[Mapping[str, str]] = []
+    for job, answer in zip(jobs, answers, strict=True):
+        if answer.created:
+            dependencies += [
+                {"waiter": answer.job_id, "job_id": ids.get(each.job_id, each.job_id), "condition": each.on}
+                for each in job.after
+            ]
+        ids.setdefault(job.id, answer.job_id)
+    batch = {"at": instant, "notifies": notifies, "dependencies": dependencies}
+    return _encode(batch).decode() if dependencies else None
+
+
+def possible_ids(ids: Iterable[str]) -> list[str]:
+    """Returns the ids that a job can have at all."""
+    return list(filter(is_id, ids))

@@ -1,0 +1,166 @@
+"""The statements and functions of signals and dependencies stay on their indexes, with any statistics."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.conformance.test_plans_postgres import (
+    BATCH,
+    BY_ID,
+    MODES,
+    NOW,
+    ROWS,
+    RUNNING,
+    STATISTICS,
+    Case,
+    Explained,
+    Plans,
+    ids,
+)
+from tests.support import postgres
+
+TABLES = ("dependency", "receiver", "signal", "step")
+
+# Each waiting job waits for ten running ones; the first job that has succeeded has 10,000 dependents.
+FILL_WAITS = """
+update {schema}.job set awaited = true where state in (2, 5);
+update {schema}.job set waits = 10, run_at = 253402300799000000 where state = 4;
+insert into {schema}.dependency (waiter, job_id, is_child, condition, state)
+select ('00000000-0000-0000-0000-' || lpad(to_hex(4 * {rows} + 1 + n % 1000), 12, '0'))::uuid,
+       ('00000000-0000-0000-0000-' || lpad(to_hex(2 * {rows} + n), 12, '0'))::uuid,
+       n % 3 = 0, case when n % 2 = 0 then 'success' else 'end' end, 'open' from generate_series(1, {rows}) n;
+insert into {schema}.dependency (waiter, job_id, is_child, condition, state)
+select ('00000000-0000-0000-0000-' || lpad(to_hex(n), 12, '0'))::uuid,
+       ('00000000-0000-0000-0000-' || lpad(to_hex(5 * {rows} + 7), 12, '0'))::uuid,
+       false, 'success', 'met' from generate_series(1, {rows}) n;
+insert into {schema}.receiver (job_id, topic, step, number, in_order, claims, begun_at, deadline, is_listed)
+select id, 'topic-' || seq % 100, 'step', 1, true, claims, {now}, {now}, seq % 3 > 0
+from {schema}.job where state in (2, 4);
+insert into {schema}.signal (id, topic, value, sent_at, job_id)
+select 'signal-' || seq, case when seq % 2 = 0 then 'topic-1' else 'topic-' || seq end, '1', {now} - seq,
+       case when seq % 3 > 0 then id end from {schema}.job;
+insert into {schema}.step (job_id, ended_at, claims, number, in_order, name)
+select id, {now}, 1, 1, true, 'charge' from {schema}.job;
+"""
+
+CASES = [
+    Case("settle_awaited", (BY_ID,), RUNNING),
+    Case("unlocked", (BY_ID, "dependency_on(job_id, state)"), {"ids": ids(2)}),
+    Case("prune_jobs", ("job_ended(state, ended_at)",), {"span": ROWS // 2}),
+    Case("unneeded", (BY_ID,), {"ids": ids(5)}),
+    Case("delete_jobs", (BY_ID, "dependency_pkey(waiter)", "receiver_pkey(job_id)"), {"ids": ids(4, 10)}),
+    Case("lock_children", (BY_ID,)),
+    Case("hold_lease", (BY_ID,), {"claims": 1}),
+    Case("deleted_children", ("dependency_pkey(waiter)",), {"id": ids(4)[0]}),
+    Case("receiver_of", (BY_ID, "receiver_pkey(job_id)")),
+    Case("dependencies_of", ("dependency_pkey(waiter)",), {"id": ids(4)[0]}),
+    Case("dependents_of", ("dependency_on(job_id, state)",), {"id": ids(5)[0]}),
+    Case("kept_signals", ("signal_kept(topic)",), {"topic": "topic-1"}),
+    Case("all_kept_signals", ("signal_kept_anywhere()",)),
+    Case("prune_signals", ("signal_sent(sent_at)", "signal_pkey(id)"), {"span": ROWS}),
+]
+
+
+def quoted(job_ids: list[str]) -> str:
+    """The ids as text of an array."""
+    return "{" + ",".join(job_ids) + "}"
+
+
+def added(waiters: list[str], jobs: list[str]) -> str:
+    """Text for ``add_dependencies``."""
+    pairs = [{"waiter": waiter, "job_id": job, "condition": "success"} for waiter in waiters for job in jobs]
+    return json.dumps({"at": NOW, "notifies": False, "dependencies": pairs})
+
+
+FUNCTIONS = {
+    "decide": ("decide_dependencies(%s, %s, true)", [quoted(ids(2)), NOW]),
+    "lock": ("lock_awaited(%s)", [quoted(ids(2))]),
+    "add": ("add_dependencies(%s)", [added(ids(0, 10), ids(5, 5)[1:])]),
+    "reopen": ("reopen_dependencies(%s)", [quoted(ids(2) + ids(4, 10))]),
+    "children": ("await_children(%s, %s)", [ids(2)[0], quoted(ids(0))]),
+    "receive": ("receive_signal(%s, %s, 1, 'worker', 's', 1, true, 'topic-1', 1000)", [NOW, ids(2)[0]]),
+    "wait": ("receive_signal(%s, %s, 1, 'worker', 's', 1, true, 'none', 1000)", [NOW, ids(2)[0]]),
+    "send": ("send_signal(%s, 'new', 'topic-1', '1', 10000)", [NOW]),
+    "keep": ("send_signal(%s, 'new', 'none', '1', 10000)", [NOW]),
+}
+
+
+class WorkflowPlans(Plans):
+    """Schemas with signals and dependencies too."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        super().__init__(stack)
+        self._filled: set[str] = set()
+
+    def connect(self, major: int, statistics: str) -> tuple[str, psycopg.Connection[Any]]:
+        schema, connection = super().connect(major, statistics)
+        if schema not in self._filled:
+            self._filled.add(schema)
+            names = ", ".join(f"{schema}.{table}" for table in TABLES)
+            for table in TABLES:
+                connection.execute(f"alter table {schema}.{table} set (autovacuum_enabled = off)".encode())
+            if statistics in ("empty", "idle"):
+                connection.execute(f"analyze {names}".encode())
+            connection.execute(FILL_WAITS.format(schema=schema, rows=ROWS, now=NOW).encode())
+            if statistics == "full":
+                connection.execute(f"analyze {names}, {schema}.job".encode())
+        return schema, connection
+
+
+@pytest.fixture(scope="module")
+def plans() -> Iterator[Plans]:
+    with ExitStack() as stack:
+        yield WorkflowPlans(stack)
+
+
+@pytest.mark.parametrize("statistics", STATISTICS)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("major", [postgres.MAIN, postgres.FLOOR])
+def test_statements_of_workflows_read_only_their_batch(plans: Plans, major: int, statistics: str, mode: str) -> None:
+    schema, connection = plans.connect(major, statistics)
+    connection.execute(f"set plan_cache_mode = {mode}".encode())
+    faults = {}
+    for number, case in enumerate(CASES):
+        explained = Explained(connection, schema, case)
+        found = explained.faults(case.bounds)
+        found += [
+            f"scan of {node['Relation Name']}"
+            for node in explained.nodes
+            if node["Node Type"] == "Seq Scan" and node["Relation Name"] in TABLES
+        ]
+        if found:
+            faults[f"{number} {case.name}"] = found
+    assert faults == {}
+
+
+@pytest.mark.parametrize("statistics", STATISTICS)
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("major", [postgres.MAIN, postgres.FLOOR])
+def test_functions_of_workflows_scan_no_table(plans: Plans, major: int, statistics: str, name: str) -> None:
+    schema, connection = plans.connect(major, statistics)
+    call, values = FUNCTIONS[name]
+    for _ in range(7):  # the plans of its statements change after some calls
+        connection.execute("begin")
+        before = read_rows(connection, schema)
+        connection.execute(f"select * from {schema}.{call}".encode(), values)  # noqa: S608 - our own
+        after = read_rows(connection, schema)
+        connection.execute("rollback")
+        assert {table for table in after if after[table][0] > before[table][0]} == set()
+        rows = {table: after[table][1] - before[table][1] for table in after}
+        assert {table: number for table, number in rows.items() if number > 32 * BATCH} == {}
+
+
+def read_rows(connection: psycopg.Connection[Any], schema: str) -> dict[str, tuple[int, int]]:
+    """Sequential scans, and rows fetched through indexes, by table."""
+    rows = connection.execute(
+        "select relname, seq_scan, coalesce(idx_tup_fetch, 0) from pg_stat_xact_user_tables "
+        "where schemaname = %s and relname = any(%s)",
+        [schema, ["job", *TABLES]],
+    )
+    return {table: (scans, fetched) for table, scans, fetched in rows}

@@ -116,7 +116,7 @@ def wait_for_children(
     edges = as_json((child, Condition.END, _decide(Condition.END, state)) for child, state in states.items())
     yield Statement(statements["begin_wait"], (seq,))
     yield Statement(statements["add_dependencies"], (job_id, edges, 1))
-    yield Statement(statements["delete_receiver"], (seq,))
+    yield Statement(statements["leave_receiver"], (seq,))
     yield Statement(statements["set_waits"], (seq, sum(state not in TERMINAL for state in states.values())))
     return states
 

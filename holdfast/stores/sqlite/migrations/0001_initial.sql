@@ -135,7 +135,7 @@ create table holdfast_receiver (        -- jobs that wait for a signal
     step text not null,                 -- whose result the signal is; its number and in_order as in holdfast_step
     number integer not null,
     in_order integer not null,
-    claims integer not null,            -- of the lease under which it waits: under no other it receives one
+    claims integer not null,            -- of the lease under which it waits: under no other it receives one; 0: it waits for something else
     since integer not null,
     until integer not null
 ) strict;

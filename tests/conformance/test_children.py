@@ -168,6 +168,17 @@ async def test_end_of_an_earlier_child_is_no_signal(store: Store) -> None:
     assert (await store.workflow.send_signal(Signal("s", "approved", "1"))).job_id == parent.id
 
 
+async def test_deadline_of_a_signal_stays_while_children_are_awaited(store: Store, clock: ManualClock) -> None:
+    parent = await running(store)
+    wait = SignalWait(NewStep(parent.lease, "approved", 1, True, None, WORKER), "approved", timedelta(seconds=9))
+    assert (await store.workflow.receive_signal(wait)).left == timedelta(seconds=9)
+    await start(store, parent, new_job())
+    assert (await store.workflow.send_signal(Signal("s", "other", "1"))).job_id is None
+    clock.advance(2)
+    assert (await store.workflow.receive_signal(wait)).left == timedelta(seconds=7)
+    assert (await store.workflow.send_signal(Signal("t", "approved", "1"))).job_id == parent.id
+
+
 async def test_child_that_was_a_dependency_may_end_in_any_way(store: Store) -> None:
     first = await ended(store, JobState.SUCCEEDED, key="one")
     (parent_id,) = await put(store, new_job(after=(Dependency(first),)))

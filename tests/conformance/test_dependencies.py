@@ -374,6 +374,28 @@ async def test_two_failures_must_both_be_replayed(store: Store) -> None:
     assert await take_ids(store) == [last]
 
 
+@pytest.mark.parametrize("how", ["delete", "prune"])
+async def test_failure_of_a_job_that_is_gone_stays(store: Store, clock: ManualClock, how: str) -> None:
+    gone, second = await put(store, *[new_job() for _ in range(2)])
+    last = await put_after(store, gone, second)
+    await run(store, gone, second, state=JobState.DEAD)
+    if how == "delete":
+        await store.admin.delete([gone])
+    else:
+        clock.advance(1)
+        await store.maintenance.prune({"dead": timedelta(0)}, limit=1)
+        gone, second = (second, gone) if await state_of(store, second) is None else (gone, second)
+    assert await dependencies_of(store, last) == sorted(
+        [DependencyInfo(gone, SUCCESS, FAILED, False), DependencyInfo(second, SUCCESS, FAILED, False)],
+        key=lambda each: each.job_id,
+    )
+    await store.admin.replay([second])
+    assert await state_of(store, last) is CANCELLED
+    await store.admin.replay([last])
+    await run(store, second)
+    assert await take_ids(store) == [last]
+
+
 async def test_operator_runs_a_cancelled_job_without_the_failed_one(store: Store) -> None:
     dead = await ended(store, JobState.DEAD)
     (going_on,) = await put(store)

@@ -210,6 +210,14 @@ async def test_repeated_attempt_keeps_its_place_among_receivers(store: Store, cl
     assert (await send(store)).job_id == first.id
 
 
+async def test_receiver_of_an_earlier_lease_waits_for_nothing(store: Store) -> None:
+    job = await running(store)
+    await receive(store, job)
+    await settle(store, job, JobState.QUEUED, refund=True, reason=Reason.RELEASED)
+    (again,) = await take(store)
+    assert await park(store, again, None) is JobState.SCHEDULED
+
+
 async def test_receipt_under_a_lost_lease_is_refused(store: Store, clock: ManualClock) -> None:
     await send(store)
     job = await running(store)

@@ -7,10 +7,11 @@ from datetime import timedelta
 import pytest
 
 from holdfast.core.clock import ManualClock
-from holdfast.core.dependencies import NEVER_US, Condition, DependencyInfo, DependencyState
+from holdfast.core.dependencies import NEVER_US, Condition, Dependency, DependencyInfo, DependencyState
 from holdfast.core.ids import new_id
 from holdfast.core.models import Job, JobState, Lease, NewJob, Reason
-from holdfast.core.waits import ChildStatus, Signal
+from holdfast.core.steps import NewStep
+from holdfast.core.waits import ChildStatus, Signal, SignalWait
 from holdfast.stores.base import Store
 from tests.conformance.support import (
     LEASE,
@@ -142,6 +143,51 @@ async def test_waiting_for_further_children_replaces_the_first(store: Store) -> 
     await park(store, parent)
     await store.admin.cancel([second.id])
     assert sorted(await take_ids(store)) == sorted([first.id, parent.id])
+
+
+async def test_ends_of_earlier_children_do_not_count(store: Store) -> None:
+    first, second, parent = new_job(), new_job(), await running(store)
+    await start(store, parent, first)
+    await start(store, parent, second)
+    await park(store, parent)
+    await store.admin.cancel([first.id])
+    assert await take_ids(store) == [second.id]
+    assert await state_of(store, parent.id) is JobState.WAITING
+
+
+async def test_end_of_an_earlier_child_is_no_signal(store: Store) -> None:
+    child, parent = new_job(), await running(store)
+    await start(store, parent, child)
+    receipt = await store.workflow.receive_signal(
+        SignalWait(NewStep(parent.lease, "approved", 1, True, None, WORKER), "approved", timedelta(hours=1))
+    )
+    assert receipt.left is not None
+    await settle(store, parent, JobState.WAITING, refund=True, delay=receipt.left)
+    await store.admin.cancel([child.id])
+    assert await state_of(store, parent.id) is JobState.WAITING
+    assert (await store.workflow.send_signal(Signal("s", "approved", "1"))).job_id == parent.id
+
+
+async def test_deadline_of_a_signal_stays_while_children_are_awaited(store: Store, clock: ManualClock) -> None:
+    parent = await running(store)
+    wait = SignalWait(NewStep(parent.lease, "approved", 1, True, None, WORKER), "approved", timedelta(seconds=9))
+    assert (await store.workflow.receive_signal(wait)).left == timedelta(seconds=9)
+    await start(store, parent, new_job())
+    assert (await store.workflow.send_signal(Signal("s", "other", "1"))).job_id is None
+    clock.advance(2)
+    assert (await store.workflow.receive_signal(wait)).left == timedelta(seconds=7)
+    assert (await store.workflow.send_signal(Signal("t", "approved", "1"))).job_id == parent.id
+
+
+async def test_child_that_was_a_dependency_may_end_in_any_way(store: Store) -> None:
+    first = await ended(store, JobState.SUCCEEDED, key="one")
+    (parent_id,) = await put(store, new_job(after=(Dependency(first),)))
+    (parent,) = await take(store)
+    await store.admin.replay([first], force=True)
+    assert await start(store, parent, new_job(key="one")) == [ChildStatus(first, JobState.QUEUED)]
+    await park(store, parent)
+    await store.admin.cancel([first])
+    assert await take_ids(store) == [parent_id]
 
 
 async def test_parent_that_waits_for_children_receives_no_signal(store: Store) -> None:

@@ -244,6 +244,14 @@ async def test_dependency_on_a_key_is_one_on_the_job_that_has_it(store: Store) -
     assert await take_ids(store) == [second.id]
 
 
+async def test_first_of_two_dependencies_on_a_job_counts(store: Store) -> None:
+    (holder,) = await put(store, new_job(key="one"))
+    twin = new_job(key="one")
+    second = new_job(after=(Dependency(twin.id, END), Dependency(holder, FAILURE)))
+    await put(store, twin, second)
+    assert await dependencies_of(store, second.id) == [DependencyInfo(holder, END, OPEN, False)]
+
+
 async def test_submission_is_repeated_harmlessly(store: Store) -> None:
     (first,) = await put(store)
     second = after(first, key="second")
@@ -297,6 +305,29 @@ async def test_replay_brings_back_what_a_failure_has_cancelled(store: Store) -> 
         await run(store, job_id)
 
 
+async def test_job_that_waits_again_expires_no_more(store: Store, clock: ManualClock) -> None:
+    (first,) = await put(store)
+    second = await put_after(store, first, expires_in=HOUR)
+    await dead_end(store, first)
+    await store.admin.replay([first])
+    assert (await stored(store, second)).expires_at_us is None
+    clock.advance(HOUR.total_seconds())
+    await store.maintenance.expire_waiting(limit=10)
+    await run(store, first)
+    assert await take_ids(store) == [second]
+
+
+async def test_replay_of_both_ends_of_a_chain_keeps_its_order(store: Store) -> None:
+    (first,) = await put(store)
+    second = await put_after(store, first)
+    third = await put_after(store, second)
+    await dead_end(store, first)
+    await store.admin.replay([third, first])
+    assert await states_of(store, [second, third]) == [WAITING] * 2
+    for job_id in (first, second, third):
+        await run(store, job_id)
+
+
 async def test_replay_leaves_what_an_operator_cancelled(store: Store) -> None:
     (first,) = await put(store)
     second = await put_after(store, first)
@@ -340,6 +371,28 @@ async def test_two_failures_must_both_be_replayed(store: Store) -> None:
     await store.admin.replay([firsts[1]])
     assert await state_of(store, last) is WAITING
     await run(store, firsts[1])
+    assert await take_ids(store) == [last]
+
+
+@pytest.mark.parametrize("how", ["delete", "prune"])
+async def test_failure_of_a_job_that_is_gone_stays(store: Store, clock: ManualClock, how: str) -> None:
+    gone, second = await put(store, *[new_job() for _ in range(2)])
+    last = await put_after(store, gone, second)
+    await run(store, gone, second, state=JobState.DEAD)
+    if how == "delete":
+        await store.admin.delete([gone])
+    else:
+        clock.advance(1)
+        await store.maintenance.prune({"dead": timedelta(0)}, limit=1)
+        gone, second = (second, gone) if await state_of(store, second) is None else (gone, second)
+    assert await dependencies_of(store, last) == sorted(
+        [DependencyInfo(gone, SUCCESS, FAILED, False), DependencyInfo(second, SUCCESS, FAILED, False)],
+        key=lambda each: each.job_id,
+    )
+    await store.admin.replay([second])
+    assert await state_of(store, last) is CANCELLED
+    await store.admin.replay([last])
+    await run(store, second)
     assert await take_ids(store) == [last]
 
 

@@ -180,6 +180,44 @@ async def test_waiting_for_nothing_is_no_waiting(store: Store) -> None:
     assert [each.id for each in await take(store)] == [job.id]
 
 
+async def test_job_that_received_its_signal_waits_for_nothing(store: Store) -> None:
+    job = await running(store)
+    await receive(store, job, timeout=timedelta(microseconds=1))
+    await send(store, topic="other")
+    assert (await receive(store, job, "other", step="other")).result is not None
+    assert await send(store) == SentSignal(True, job.id)
+    assert (await receive(store, job)).result is not None
+    assert await park(store, job, None) is JobState.SCHEDULED
+
+
+async def test_job_whose_deadline_came_waits_for_nothing(store: Store, clock: ManualClock) -> None:
+    job = await running(store)
+    await receive(store, job, timeout=timedelta(seconds=1))
+    clock.advance(1)
+    assert await receive(store, job) == SignalReceipt(result='{"timed_out":true}')
+    assert await park(store, job, None) is JobState.SCHEDULED
+
+
+async def test_repeated_attempt_keeps_its_place_among_receivers(store: Store, clock: ManualClock) -> None:
+    first = await running(store)
+    await receive(store, first)
+    clock.advance(1)
+    await parked(store)
+    await settle(store, first, JobState.QUEUED, refund=True, reason=Reason.RELEASED)
+    clock.advance(1)
+    (again,) = await take(store)
+    await receive(store, again)
+    assert (await send(store)).job_id == first.id
+
+
+async def test_receiver_of_an_earlier_lease_waits_for_nothing(store: Store) -> None:
+    job = await running(store)
+    await receive(store, job)
+    await settle(store, job, JobState.QUEUED, refund=True, reason=Reason.RELEASED)
+    (again,) = await take(store)
+    assert await park(store, again, None) is JobState.SCHEDULED
+
+
 async def test_receipt_under_a_lost_lease_is_refused(store: Store, clock: ManualClock) -> None:
     await send(store)
     job = await running(store)

@@ -241,7 +241,7 @@ async def test_job_of_many_ended_waiters_is_pruned_in_parts(store: Store, keys: 
     assert calls["cmdstat_evalsha"]["calls"] >= 3
     assert await state_of(store, first) is None
     assert keys.exists(f"dependents:{first}") == 0
-    assert keys.exists(f"dependencies:{waiters[0]}") == 0
+    assert keys.hgetall(f"dependencies:{waiters[0]}") == {first: "failure failed 0"}
     await everything_agrees(store, keys)
 
 
@@ -306,18 +306,6 @@ async def test_known_job_is_submitted_again_without_its_dependencies(store: Stor
 
 
 # ── replays ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-async def test_revived_job_waits_for_no_deleted_one(store: Store) -> None:
-    first, second = await put(store, new_job(), new_job())
-    (waiter,) = await put(store, after(first, second))
-    await store.admin.delete([first])
-    job = (await take(store))[0]
-    await settle(store, job, JobState.DEAD, reason=Reason.ERROR, error="boom")
-    await store.admin.replay([second])
-    assert await state_of(store, waiter) is WAITING
-    await settle(store, (await take(store))[0])
-    assert await take_ids(store) == [waiter]
-
-
 async def test_replay_answers_waiting_for_a_job_that_waits_again(store: Store) -> None:
     (first,) = await put(store)
     (second,) = await put(store, after(first))

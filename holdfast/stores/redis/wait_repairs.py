@@ -114,10 +114,9 @@ class _WaitAudit:
                 self._failures.setdefault(waiter, (job, how))
             if other is None:
                 self._waiters[job].discard(waiter)
-            if other is None and edge.wait == b"0":
-                del self._edges[waiter][job]
-                yield RepairStep(WAITING, ("HDEL", key, job))
-            elif decided != edge:  # the edge of a deleted child stays: it is not started again
+            if (
+                decided != edge
+            ):  # that on a deleted job stays: a failed one holds its waiter back, a child is started once
                 self._edges[waiter][job] = decided
                 yield RepairStep(WAITING, ("HSET", key, job, decided.text))
 
@@ -147,7 +146,8 @@ class _WaitAudit:
     def _check_waits(self, job: bytes, kept: IndexedJob) -> Iterator[RepairStep]:
         """A waiting job waits for as much as it says, and is due if that is nothing."""
         edges = self._edges.get(job, {}).values()
-        has_receiver = self._names("receiver:") + job in self._seen.hashes
+        receiver = self._seen.hashes.get(self._names("receiver:") + job, {})
+        has_receiver = receiver.get(b"claims", b"0") != b"0"
         wait = kept.wait_number if kept.has_started else b"0"
         waits = 1 if has_receiver else sum(edge.state != b"met" and edge.wait == wait for edge in edges)
         if waits != kept.waits:
@@ -184,7 +184,8 @@ class _WaitAudit:
         """Each waiting receiver is among those of its topic. A running one may change meanwhile."""
         topics: dict[bytes, bytes | None] = {}
         for job, fields in self._each("receiver:"):
-            topics[job] = topic = fields.get(b"topic")
+            is_listed = fields.get(b"claims") != b"0"
+            topics[job] = topic = fields.get(b"topic") if is_listed else None
             kept = self._jobs.get(job)
             if topic is not None and kept is not None and kept.state == b"waiting":
                 key = self._names("receivers:") + topic

@@ -169,7 +169,7 @@ def _child(row: Sequence[bytes]) -> ChildStatus:
 def _receiver(found: Sequence[bytes]) -> ReceiverInfo | None:
     if not found:
         return None
-    topic, step, since, until = found
+    topic, step, since, until, _ = found
     return ReceiverInfo(decode_text(topic), decode_text(step), whole_number(since), whole_number(until))
 
 

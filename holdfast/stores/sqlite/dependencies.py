@@ -19,6 +19,7 @@ from holdfast.stores.sqlite.encoding import as_json
 T = TypeVar("T")
 
 _OPEN, _MET, _FAILED = range(3)
+_EARLIER_CHILD = 2
 
 
 class Decided(msgspec.Struct):
@@ -37,9 +38,9 @@ def decide_dependencies(
     while level:
         rows = yield Statement(statements["decide_dependencies"], (as_json(level),))
         how = dict(level)
-        met = Counter(waiter for waiter, state, _ in rows if state == _MET)
+        met = Counter(waiter for waiter, state, _, child in rows if state == _MET and child != _EARLIER_CHILD)
         failed = {
-            waiter: describe_failed_dependency(other, how[other]) for waiter, state, other in rows if state != _MET
+            waiter: describe_failed_dependency(other, how[other]) for waiter, state, other, _ in rows if state != _MET
         }
         level = []
         if met:
@@ -77,7 +78,9 @@ def add_dependencies(
     statements: Mapping[str, str], job: NewJob, answered: Mapping[str, str], now_us: int
 ) -> StatementFlow[None]:
     """Makes a job that was just inserted wait. ``answered``: jobs that stand for those earlier in the submission."""
-    conditions = {answered.get(each.job_id, each.job_id): each.on for each in job.after}
+    conditions: dict[str, Condition] = {}
+    for each in job.after:
+        conditions.setdefault(answered.get(each.job_id, each.job_id), each.on)
     rows = yield Statement(statements["await_jobs"], (as_json(conditions),))
     states = {job_id: STATES[code] for job_id, code in rows}
     decided = {job_id: _decide(on, states[job_id]) for job_id, on in conditions.items()}
@@ -111,8 +114,9 @@ def wait_for_children(
     rows = yield Statement(statements["await_jobs"], (as_json(children),))
     states = {child: STATES[code] for child, code in rows}
     edges = as_json((child, Condition.END, _decide(Condition.END, state)) for child, state in states.items())
+    yield Statement(statements["begin_wait"], (seq,))
     yield Statement(statements["add_dependencies"], (job_id, edges, 1))
-    yield Statement(statements["delete_receiver"], (seq,))
+    yield Statement(statements["leave_receiver"], (seq,))
     yield Statement(statements["set_waits"], (seq, sum(state not in TERMINAL for state in states.values())))
     return states
 
@@ -122,10 +126,18 @@ def renew_dependencies(
 ) -> StatementFlow[set[str]]:
     """After a replay: of ``waiters``, jobs by their rows, and on ``awaited``. Returns the jobs that wait again."""
     waiting: set[str] = set()
+    restored = yield from _reopen_dependencies(statements, awaited)
     if waiters:
         yield Statement(statements["renew_dependencies"], (as_json(waiters),))
         rows = yield Statement(statements["wait_again"], (as_json(waiters),))
         waiting = {job_id for job_id, state in rows if STATES[state] is JobState.WAITING}
+        yield from _reopen_dependencies(statements, [*awaited, *restored])
+    return waiting
+
+
+def _reopen_dependencies(statements: Mapping[str, str], awaited: Sequence[str]) -> StatementFlow[list[str]]:
+    """Opens the dependencies on replayed jobs; returns cancelled jobs that wait again, and for which others wait."""
+    found: list[str] = []
     level = list(awaited)
     while level:
         rows = yield Statement(statements["reopen_dependencies"], (as_json(level),))
@@ -133,7 +145,8 @@ def renew_dependencies(
         yield Statement(statements["reopen_waiters"], (seqs,))
         restored = yield Statement(statements["restore_waiters"], (seqs,))
         level = [job_id for job_id, awaited_too in restored if awaited_too]
-    return waiting
+        found += level
+    return found
 
 
 def run_flow(connection: sqlite3.Connection, flow: StatementFlow[T]) -> T:

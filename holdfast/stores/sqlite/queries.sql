@@ -279,16 +279,25 @@ where holdfast_job.id = d.value ->> 0 and +holdfast_job.claims = d.value ->> 1
   and +holdfast_job.state = 2 and +holdfast_job.lease_until > :now and not holdfast_job.awaited
   and (:worker is null or +holdfast_job.worker = :worker);
 
+-- fragment: is_held
+-- A job that runs is a receiver under its lease, or has children that have not ended.
+(coalesce(waits, 0) > 0 and (
+    exists (select 1 from holdfast_receiver r where r.seq = holdfast_job.seq and r.claims = holdfast_job.claims)
+    or exists (select 1 from holdfast_dependency d where d.waiter = holdfast_job.seq and d.is_child = 1 and d.state = 0)))
+
 -- own: settle_one
 -- What is no ending (:state < 5) becomes one when a cancellation was asked for: only this write can see the flag. A job that
 -- is to wait, but for nothing, is due at once.
 update holdfast_job
-set state = case when cancelling and :state < 5 then 7 when :state = 4 and coalesce(waits, 0) = 0 then 1 else :state end,
+set state = case when cancelling and :state < 5 then 7
+    when :state = 4 and not -- include: is_held
+    then 1 else :state end,
     reason = case when cancelling and :state < 5 then 'cancelled' else :reason end,
     error = case when :state = 5 then null else coalesce(:error, error) end,
     result = :result,
     run_at = case
-        when :state = 4 then case when coalesce(waits, 0) = 0 then :now else coalesce(:now + :delay, 253402300799000000) end
+        when :state = 4 and not cancelling then case when -- include: is_held
+            then coalesce(:now + :delay, 253402300799000000) else :now end
         when :delay is null then run_at else :now + :delay end,
     attempts = max(0, attempts - :refund), -- another program may have set it to 0
     lost_leases = case when :lease_expired then lost_leases + 1 when :refund then lost_leases else 0 end,
@@ -338,10 +347,14 @@ returning id, state;
 update holdfast_job set state = ?2, run_at = ?3, waits = ?4, reason = ?5, error = ?6, ended_at = ?7 where id = ?1;
 
 -- own: add_dependencies
--- Of one job: [job id, condition, state] of each. Of one that is there, the state is that of now.
+-- Of one job: [job id, condition, state] of each. One that is there is replaced: it is now a child.
 insert into holdfast_dependency (waiter, job_id, condition, state, is_child)
 select j.seq, d.value ->> 0, d.value ->> 1, d.value ->> 2, ?3 from holdfast_job j cross join json_each(?2) d where j.id = ?1
-on conflict do update set state = excluded.state;
+on conflict do update set condition = excluded.condition, state = excluded.state, is_child = excluded.is_child;
+
+-- own: begin_wait
+-- A job waits for something else: the children of its earlier wait do not count any more.
+update holdfast_dependency set is_child = 2 where waiter = ? and is_child = 1;
 
 -- own: decide_dependencies
 -- Those on jobs that have ended: [id, how].
@@ -349,7 +362,7 @@ update holdfast_dependency
 set state = case when condition = 'end' or (condition = 'success') = (d.value ->> 1 = 'succeeded') then 1 else 2 end
 from json_each(?1) d
 where holdfast_dependency.job_id = d.value ->> 0 and holdfast_dependency.state = 0
-returning waiter, state, job_id;
+returning waiter, state, job_id, is_child;
 
 -- own: release_waiters
 -- [seq, number of dependencies that are met now]. A waiting job that waits for nothing any more is due.
@@ -402,7 +415,7 @@ where seq in (select value from json_each(?1));
 
 -- own: restore_waiters
 -- The cancelled ones, if none of their dependencies has failed now.
-update holdfast_job set state = 4, run_at = 253402300799000000, ended_at = null, error = null
+update holdfast_job set state = 4, run_at = 253402300799000000, ended_at = null, error = null, expires_at = null
 where seq in (select value from json_each(?1)) and state = 7
   and not exists (select 1 from holdfast_dependency d where d.waiter = holdfast_job.seq and d.state = 2)
 returning id, awaited;
@@ -429,7 +442,8 @@ select * from (
     where d.job_id = :id order by w.id limit :limit);
 
 -- name: receiver
-select topic, step, since, until from holdfast_receiver where seq = (select seq from holdfast_job where id = :id);
+select topic, step, since, until from holdfast_receiver
+where seq = (select seq from holdfast_job where id = :id) and claims > 0;
 
 -- own: step_result
 select result from holdfast_step where job_seq = ?1 and name = ?2;
@@ -443,9 +457,15 @@ returning value;
 select until from holdfast_receiver where seq = ?1 and step = ?2;
 
 -- own: set_receiver
+-- A step that has waited before keeps its place.
 insert into holdfast_receiver (seq, topic, step, number, in_order, claims, since, until) values (?, ?, ?, ?, ?, ?, ?, ?)
 on conflict (seq) do update set topic = excluded.topic, step = excluded.step, number = excluded.number,
-    in_order = excluded.in_order, claims = excluded.claims, since = excluded.since, until = excluded.until;
+    in_order = excluded.in_order, claims = excluded.claims,
+    since = case when step = excluded.step then since else excluded.since end, until = excluded.until;
+
+-- own: leave_receiver
+-- A job waits for something else; the deadline of the step stays.
+update holdfast_receiver set claims = 0 where seq = ?;
 
 -- own: delete_receiver
 delete from holdfast_receiver where seq = ?;

@@ -77,11 +77,14 @@ class SqliteWorkflow(LimitedFamily):
         if signal is None and until_us > now_us:
             place = (seq, wait.topic, step.name, step.number, step.in_order, step.lease.claims, now_us, until_us)
             connection.execute(self._sql["set_receiver"], place)
+            connection.execute(self._sql["begin_wait"], (seq,))
             connection.execute(self._sql["set_waits"], (seq, 1))
             return SignalReceipt(left=(until_us - now_us) * MICROSECOND)
         result = waits.TIMED_OUT if signal is None else waits.signal_result(signal[0])
         self._insert_steps(transaction, [(seq, step, result)])
-        connection.execute(self._sql["delete_receiver"], (seq,))
+        if before is not None:
+            connection.execute(self._sql["delete_receiver"], (seq,))
+            connection.execute(self._sql["set_waits"], (seq, 0))
         return SignalReceipt(result=result)
 
     async def send_signal(self, signal: Signal) -> SentSignal:

@@ -653,17 +653,59 @@ $$;
 -- What a replay means for dependencies. A replayed job that has never started waits again for those of its own that are not
 -- met, on jobs that have not ended. Those on replayed jobs are open again for jobs that have never started: for those that
 -- wait, and for those that one of these dependencies has cancelled. These wait again, once no failed one is left, as if
--- they were replayed too; not those with a unique key, which another job may hold. Answers the jobs that wait again.
+-- they were replayed too, and before a replayed job looks at those that have ended; not those with a unique key, which another
+-- job may hold. Answers the jobs that wait again.
 create function holdfast.reopen_dependencies(replayed uuid[]) returns setof uuid
 language plpgsql set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
 #variable_conflict use_column
 declare
     level uuid[] := replayed;
+    revived uuid[] := '{}';
     unstarted uuid[] := array(
         select j.id from holdfast.job j where j.id = any(replayed) and j.waits is not null and j.started_at is null);
 begin
-    if cardinality(unstarted) > 0 then
+    loop
+        while cardinality(level) > 0 loop
+            perform from holdfast.job w
+            where w.id = any(array(
+                select d.waiter from holdfast.dependency d where d.job_id = any(level) and d.state in ('met', 'failed')))
+            order by w.id for no key update;
+            with closed as materialized (
+                select d.waiter, d.place, d.was_met, w.was_cancelled
+                from unnest(level) l (id) cross join lateral (
+                    select d.ctid as place, d.waiter, d.state = 'met' as was_met from holdfast.dependency d
+                    where d.job_id = l.id and d.state in ('met', 'failed') offset 0) d
+                cross join lateral (
+                    select w.state = 7 as was_cancelled from holdfast.job w
+                    where w.id = d.waiter and w.started_at is null
+                      and (w.state + 0 = 4 or w.state + 0 = 7 and w.reason = 'dependency'
+                        -- not with `->`, which refuses some stored options
+                        and not (w.keyed and coalesce(w.options::text, '') like '%"unique":{%')) offset 0) w
+            ), opened as (
+                update holdfast.dependency d set state = 'open' from closed c where d.ctid = c.place
+            ), counted as materialized (
+                select c.waiter, count(*) filter (where c.was_met) as number,
+                    bool_or(c.was_cancelled) and (
+                        select true from holdfast.dependency d
+                        where d.waiter = c.waiter and d.state = 'failed' and not d.job_id = any(level) limit 1) is null as is_again
+                from closed c group by c.waiter
+            ), changed as (
+                update holdfast.job w
+                set waits = w.waits + c.number, state = case when c.is_again then 4 else w.state end,
+                    run_at = case when c.is_again then 253402300799000000 else w.run_at end,
+                    error = case when not c.is_again then w.error end, ended_at = case when not c.is_again then w.ended_at end,
+                    ended_by = case when not c.is_again then w.ended_by end,
+                    expires_at = case when not c.is_again then w.expires_at end,
+                    tier = case when c.is_again and w.partition is not null then 3 else w.tier end
+                from counted c where w.id = c.waiter
+                returning w.id, c.is_again
+            )
+            select coalesce(array_agg(c.id), '{}') into level from changed c where c.is_again;
+            revived := revived || level;
+            return query select l from unnest(level) l;
+        end loop;
+        exit when cardinality(unstarted) = 0;
         perform holdfast.lock_awaited(array(
             select distinct d.job_id from holdfast.dependency d where d.waiter = any(unstarted) and d.state <> 'met'));
         update holdfast.dependency d
@@ -682,44 +724,8 @@ begin
                 returning j.id, j.state
             )
             select c.id from changed c where c.state = 4;
-    end if;
-    while cardinality(level) > 0 loop
-        perform from holdfast.job w
-        where w.id = any(array(
-            select d.waiter from holdfast.dependency d where d.job_id = any(level) and d.state in ('met', 'failed')))
-        order by w.id for no key update;
-        with closed as materialized (
-            select d.waiter, d.place, d.was_met, w.was_cancelled
-            from unnest(level) l (id) cross join lateral (
-                select d.ctid as place, d.waiter, d.state = 'met' as was_met from holdfast.dependency d
-                where d.job_id = l.id and d.state in ('met', 'failed') offset 0) d
-            cross join lateral (
-                select w.state = 7 as was_cancelled from holdfast.job w
-                where w.id = d.waiter and w.started_at is null
-                  and (w.state + 0 = 4 or w.state + 0 = 7 and w.reason = 'dependency'
-                    -- not with `->`, which refuses some stored options
-                    and not (w.keyed and coalesce(w.options::text, '') like '%"unique":{%')) offset 0) w
-        ), opened as (
-            update holdfast.dependency d set state = 'open' from closed c where d.ctid = c.place
-        ), counted as materialized (
-            select c.waiter, count(*) filter (where c.was_met) as number,
-                bool_or(c.was_cancelled) and (
-                    select true from holdfast.dependency d
-                    where d.waiter = c.waiter and d.state = 'failed' and not d.job_id = any(level) limit 1) is null as is_again
-            from closed c group by c.waiter
-        ), changed as (
-            update holdfast.job w
-            set waits = w.waits + c.number, state = case when c.is_again then 4 else w.state end,
-                run_at = case when c.is_again then 253402300799000000 else w.run_at end,
-                error = case when not c.is_again then w.error end, ended_at = case when not c.is_again then w.ended_at end,
-                ended_by = case when not c.is_again then w.ended_by end,
-                expires_at = case when not c.is_again then w.expires_at end,
-                tier = case when c.is_again and w.partition is not null then 3 else w.tier end
-            from counted c where w.id = c.waiter
-            returning w.id, c.is_again
-        )
-        select coalesce(array_agg(c.id), '{}') into level from changed c where c.is_again;
-        return query select l from unnest(level) l;
+        level := replayed || revived; -- once more for those that wait again now
+        unstarted := '{}';
     end loop;
 end
 $$;

@@ -117,12 +117,18 @@ local function place(job)
 end
 
 local function place_replayed()
-    local awaited = {}
+    local awaited, may_wait = {}, false
+    for _, job in ipairs(replayed) do
+        awaited[#awaited + 1] = job.is_awaited and job.id or nil
+        may_wait = may_wait or job.may_wait
+    end
+    reopen_dependents(awaited) -- first: what waits again has not ended
     for _, job in ipairs(replayed) do
         place(job)
-        awaited[#awaited + 1] = job.is_awaited and job.id or nil
     end
-    reopen_dependents(awaited)
+    if may_wait then
+        reopen_dependents(awaited) -- of those that wait again now
+    end
 end
 
 local function delete(id, v, spec)

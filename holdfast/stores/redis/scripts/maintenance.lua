@@ -73,10 +73,7 @@ local function has_open_waiter(id, kept_for)
     if #waiters < MAX_LOOKS then
         return false
     end
-    for _, waiter in ipairs(waiters) do -- forgets these waits already: each script goes on
-        safe_call('HDEL', dependencies_key(waiter), id)
-    end
-    call('ZREM', dependents_key(id), unpack(waiters))
+    call('ZREM', dependents_key(id), unpack(waiters)) -- forgets these already: each script goes on
     return nil
 end
 

@@ -84,6 +84,12 @@ local function append_attempt(id, v, claims, state, reason, error, traceback)
     }))
 end
 
+-- True for the receiver of an earlier lease, to which no signal is given.
+local function has_stale_receiver(id, claims)
+    local found = safe_call('HGET', PREFIX .. 'receiver:' .. id, 'claims')
+    return found and found ~= '0' and found ~= claims
+end
+
 local function settle_other(n)
     local id, claims, state, reason, delay = ARGV[n], ARGV[n + 1], ARGV[n + 2], ARGV[n + 3], ARGV[n + 4]
     local flags, result, error, traceback = ARGV[n + 5], ARGV[n + 6], ARGV[n + 7], ARGV[n + 8]
@@ -101,7 +107,7 @@ local function settle_other(n)
     if v[4] and ENDS_CANCELLED[state] then
         state, reason = 'cancelled', 'cancelled'
     end
-    if state == 'waiting' and to_number(v[12]) == 0 then
+    if state == 'waiting' and (to_number(v[12]) == 0 or has_stale_receiver(id, claims)) then
         state, delay = 'scheduled', '0' -- what it waited for has come
     end
     if not refund and state ~= 'succeeded' then

@@ -235,13 +235,7 @@ local function make_transitions()
             call('DEL', PREFIX .. 'dependencies:' .. id, PREFIX .. 'receiver:' .. id)
         end
         if awaited then
-            for _, waiter in ipairs(safe_call('ZRANGE', PREFIX .. 'dependents:' .. id, 0, -1)) do
-                local key = PREFIX .. 'dependencies:' .. waiter
-                if string.find(safe_call('HGET', key, id) or ' 0', ' 0$') then -- a child leaves it: to be started once
-                    safe_call('HDEL', key, id)
-                end
-            end
-            call('DEL', PREFIX .. 'dependents:' .. id)
+            call('DEL', PREFIX .. 'dependents:' .. id) -- the waiters keep their dependencies on it
         end
     end
 

@@ -233,22 +233,20 @@ local function reopen_edge(waiter, id, revived)
     end
 end
 
--- Level by level: a waiter that waits again counts as replayed.
+-- Level by level: a waiter that waits again counts as replayed, and is added to `ids`.
 local function reopen_dependents(ids)
-    while ids[1] do
-        local revived = {}
-        for _, id in ipairs(ids) do
-            each_dependent(id, function(waiter)
-                reopen_edge(waiter, id, revived)
-            end)
-        end
-        ids = revived
+    local n = 0
+    while n < #ids do
+        n = n + 1
+        each_dependent(ids[n], function(waiter)
+            reopen_edge(waiter, ids[n], ids)
+        end)
     end
 end
 
 -- fragment: receivers
 -- The receiver of a signal that a job is: `receiver:JOB` with topic, step, number, inOrder, claims, since, until; and
--- the job in `receivers:TOPIC`, by since.
+-- the job in `receivers:TOPIC`, by since. Claims of 0: it waits for something else, and the deadline stays.
 local function receivers_key(topic)
     return PREFIX .. 'receivers:' .. topic
 end
@@ -447,7 +445,8 @@ if not is_held then
 end
 local is_first = ARGV[6] == '1'
 each_job(7, function(n)
-    if call('EXISTS', JOB .. ARGV[n]) == 0 and safe_call('HEXISTS', dependencies_key(parent), ARGV[n]) == 1 then
+    local _, _, number = parse_edge(safe_call('HGET', dependencies_key(parent), ARGV[n]))
+    if (number or '0') ~= '0' and call('EXISTS', JOB .. ARGV[n]) == 0 then
         left_out[ARGV[n]] = true -- started before, and deleted since
     end
 end)
@@ -455,7 +454,7 @@ local stored = store_batch(7)
 local old = is_first and safe_call('HGET', PREFIX .. 'receiver:' .. parent, 'topic')
 if old then
     safe_call('ZREM', PREFIX .. 'receivers:' .. old, parent)
-    call('DEL', PREFIX .. 'receiver:' .. parent)
+    call('HSET', PREFIX .. 'receiver:' .. parent, 'claims', '0')
 end
 if is_first or not wait then
     wait = int(safe_call('HINCRBY', JOB .. parent, 'waitNumber', 1))
@@ -490,7 +489,7 @@ return { children, stored }
 -- name: read_waits
 -- What the job ARGV[3] waits for, and its dependents, up to ARGV[4]. Returns topic, step, since and until of its
 -- receiver, or nothing; its dependencies, {job, "CONDITION STATE WAIT", …}; and in the same form its waiters.
-local receiver = redis.pcall('HMGET', PREFIX .. 'receiver:' .. ARGV[3], 'topic', 'step', 'since', 'until')
+local receiver = redis.pcall('HMGET', PREFIX .. 'receiver:' .. ARGV[3], 'topic', 'step', 'since', 'until', 'claims')
 local dependencies = redis.pcall('HGETALL', PREFIX .. 'dependencies:' .. ARGV[3])
 local waiters = redis.pcall('ZRANGE', PREFIX .. 'dependents:' .. ARGV[3], 0, tonumber(ARGV[4]) - 1)
 local dependents = {}
@@ -501,4 +500,5 @@ for _, waiter in ipairs(waiters.err and {} or waiters) do
         dependents[#dependents + 1] = edge
     end
 end
-return { not receiver.err and receiver[4] and receiver or {}, dependencies.err and {} or dependencies, dependents }
+local is_shown = not receiver.err and receiver[4] and receiver[5] ~= '0'
+return { is_shown and receiver or {}, dependencies.err and {} or dependencies, dependents }

@@ -123,7 +123,7 @@ create table holdfast_dependency (
     job_id text not null,               -- of the job whose end is awaited; it may be gone
     condition text not null check (condition in ('success', 'failure', 'end')),
     state integer not null,             -- 0 open 1 met 2 failed
-    is_child integer not null,          -- the waiting job has started it
+    is_child integer not null,          -- the waiting job has started it: 1 for its latest wait, 2 for an earlier one
     primary key (waiter, job_id)
 ) strict, without rowid;
 
@@ -135,7 +135,7 @@ create table holdfast_receiver (        -- jobs that wait for a signal
     step text not null,                 -- whose result the signal is; its number and in_order as in holdfast_step
     number integer not null,
     in_order integer not null,
-    claims integer not null,            -- of the lease under which it waits: under no other it receives one
+    claims integer not null,            -- of the lease under which it waits: under no other it receives one; 0: it waits for something else
     since integer not null,
     until integer not null
 ) strict;

@@ -15,7 +15,7 @@ import click
 
 from holdfast import Conflict, Holdfast, HoldfastError, Job, JobFilter, NotFound
 from queuectl.config import OPTIONS, Place, option
-from queuectl.models import STATES, Submission, counts, document, drafted, parse
+from queuectl.models import STATES, Submission, counts, document, draft_all, parse
 
 COLUMNS = ("id", "state", "attempts", "max_retries", "priority", "next_retry_at", "locked_by", "command", "error")
 _PAGE = 500
@@ -69,15 +69,16 @@ def _opened(place: Place) -> Iterator[Holdfast]:
 def enqueue(place: Place, job: str, as_json: bool) -> None:
     """Submit a job: '{"id": "job1", "command": "sleep 1", "max_retries": 3}'.
 
-    Beside these it may have priority, run_at and timeout; only command must be there. A dash reads many jobs from
-    stdin, one a line, and stores them in one go.
+    Beside these it may have priority, run_at, timeout and depends_on (ids of jobs that must complete first); only
+    command must be there. A dash reads many jobs from stdin, one a line, and stores them in one go.
     """
     if job == "-":
         _enqueue_lines(place, sys.stdin.buffer)
         return
     submission = parse(job)
     with _opened(place) as app:
-        handle = app.sync.submit(drafted(app, submission))
+        [job] = draft_all(app, [submission])
+        handle = app.sync.submit(job)
         if not handle.created:
             raise Conflict(f"job {submission.id} is there already; give the new one an id of its own")
         stored = document(app.sync.get(handle.id))
@@ -87,7 +88,7 @@ def enqueue(place: Place, job: str, as_json: bool) -> None:
 def _enqueue_lines(place: Place, lines: BinaryIO) -> None:
     submissions = [parse(line, number) for number, line in enumerate(lines, 1) if line.strip()]
     with _opened(place) as app:
-        handles = app.sync.enqueue_many([drafted(app, each) for each in submissions])
+        handles = app.sync.enqueue_many(draft_all(app, submissions))
     repeated = [each for each, handle in zip(submissions, handles, strict=True) if not handle.created]
     click.echo(f"{len(handles) - len(repeated)} jobs enqueued")
     if repeated:

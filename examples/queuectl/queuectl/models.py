@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
-from holdfast import Holdfast, Invalid, Job, JobState
+from holdfast import Holdfast, Invalid, Job, JobState, NotFound
 from holdfast.core.ids import new_id
 from holdfast.core.models import NewJob
 
@@ -40,6 +40,7 @@ class Submission(msgspec.Struct, forbid_unknown_fields=True):
     priority: int | None = None
     run_at: str | None = None
     timeout: float | None = None
+    depends_on: list[str] = []
 
 
 def parse(text: str | bytes, line: int | None = None) -> Submission:
@@ -59,13 +60,32 @@ def parse(text: str | bytes, line: int | None = None) -> Submission:
     return submission
 
 
-def drafted(app: Holdfast, submission: Submission) -> NewJob:
-    """The Holdfast job for it, checked whole. Its id is its idempotency key."""
+def draft_all(app: Holdfast, submissions: Iterable[Submission]) -> list[NewJob]:
+    """The Holdfast jobs for them. One may depend on an earlier one, or on a job that is stored."""
+    jobs: list[NewJob] = []
+    known: dict[str, str] = {}
+    for submission in submissions:
+        job = drafted(app, submission, [known.get(name) or _stored_id(app, name) for name in submission.depends_on])
+        jobs.append(job)
+        known[submission.id or job.id] = job.id
+    return jobs
+
+
+def _stored_id(app: Holdfast, name: str) -> str:
+    try:
+        return app.sync.get(f"key:{name}").id
+    except (NotFound, Invalid):
+        raise Invalid("depends_on", name, "give the ids of jobs that are there, or on earlier lines") from None
+
+
+def drafted(app: Holdfast, submission: Submission, after: Sequence[str] = ()) -> NewJob:
+    """The Holdfast job for it, checked whole. Its id is its idempotency key. ``after``: ids of jobs to wait for."""
     given = {
         "max_attempts": None if submission.max_retries is None else submission.max_retries + 1,
         "priority": submission.priority,
         "run_at": submission.run_at,
         "timeout": submission.timeout,
+        "after": after or None,
     }
     options = {name: value for name, value in given.items() if value is not None}
     own_id = new_id()
@@ -75,7 +95,7 @@ def drafted(app: Holdfast, submission: Submission) -> NewJob:
         raise Invalid(_FIELDS.get(error.field, error.field), error.value, error.remedy) from None
 
 
-_FIELDS = MappingProxyType({"key": "id", "shell": "command", "argv": "command"})
+_FIELDS = MappingProxyType({"key": "id", "shell": "command", "argv": "command", "after": "depends_on"})
 
 
 def _payload(app: Holdfast, submission: Submission) -> dict[str, Any]:
@@ -98,7 +118,7 @@ def document(job: Job) -> dict[str, Any]:
         "max_retries": None if job.max_attempts is None else job.max_attempts - 1,
         "priority": job.priority,
         "created_at": _time(job.created_at),
-        "run_at": _time(job.run_at),
+        "run_at": None if job.state is JobState.WAITING else _time(job.run_at),
         "next_retry_at": _time(job.run_at) if job.state is JobState.FAILED else None,
         "locked_by": job.worker if running else None,
         "locked_at": _time(job.started_at) if running else None,

@@ -1,0 +1,76 @@
+"""Dependencies of the queuectl example: a job that depends on others starts when they have completed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tests.examples.queuectl_support import Queue
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Iterator[Queue]:
+    made = Queue(tmp_path)
+    yield made
+    made.app.sync.close()
+
+
+def enqueue(queue: Queue, *jobs: dict[str, object]) -> str:
+    """What `queuectl enqueue -` prints for these lines."""
+    from queuectl.cli import main
+
+    lines = "\n".join(map(json.dumps, jobs))
+    return CliRunner().invoke(main, ["enqueue", "-"], obj=queue.place, input=lines).output
+
+
+@pytest.mark.rows("Q75")
+def test_job_starts_after_those_it_depends_on(queue: Queue) -> None:
+    order = queue.folder / "order"
+    line = "echo {} >> " + str(order)
+    jobs = [
+        {"id": "a", "command": line.format("a")},
+        {"id": "b", "command": line.format("b"), "depends_on": ["a"]},
+        {"id": "c", "command": line.format("c"), "depends_on": ["a", "b"]},
+    ]
+    assert "3 jobs enqueued" in enqueue(queue, *jobs)
+    assert queue.job("c")["state"] == "pending"
+    with queue.workers():
+        queue.until("c", "completed")
+    assert order.read_text().split() == ["a", "b", "c"]
+
+
+@pytest.mark.rows("Q75")
+def test_job_does_not_run_if_one_it_depends_on_is_dead(queue: Queue) -> None:
+    enqueue(
+        queue,
+        {"id": "a", "command": "exit 3", "max_retries": 0},
+        {"id": "b", "command": "echo b", "depends_on": ["a"]},
+        {"id": "c", "command": "echo c", "depends_on": ["b"]},
+    )
+    with queue.workers():
+        assert "is dead" in queue.until("b", "cancelled")["error"]
+    assert queue.job("a")["state"] == "dead"
+    assert "is cancelled" in queue.job("c")["error"]
+
+
+@pytest.mark.rows("Q75")
+@pytest.mark.parametrize(
+    "jobs",
+    [
+        [{"id": "a", "command": "true", "depends_on": ["a"]}],
+        [{"id": "a", "command": "true", "depends_on": ["b"]}, {"id": "b", "command": "true", "depends_on": ["a"]}],
+        [{"id": "a", "command": "true"}, {"id": "b", "command": "true", "depends_on": ["missing"]}],
+        [
+            {"id": "a", "command": "true"},
+            {"id": "b", "command": "true", "depends_on": ["a"], "run_at": "2030-01-31T08:00:00Z"},
+        ],
+    ],
+    ids=["itself", "a circle", "one that is not there", "with a time"],
+)
+def test_dependency_that_cannot_be_is_refused_whole(queue: Queue, jobs: list[dict[str, object]]) -> None:
+    assert "depends_on" in enqueue(queue, *jobs)
+    assert sum(queue.states().values()) == 0

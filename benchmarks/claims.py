@@ -18,7 +18,7 @@ WARM_UP = 20
 
 
 async def alternate_claims(queues: Mapping[str, str], times: int) -> list[list[float]]:
-    """Returns the milliseconds of each claim, by store. What it claims is settled in between.
+    """Returns the milliseconds of each claim, by store. The claimed jobs are settled in between.
 
     ``queues``: the queue to claim from, or ``*``, by the URL of the store.
     """

@@ -1,6 +1,6 @@
 """Workflows of ours and of DBOS in one run: starts, steps, signals and latency, on a new store for each figure.
 
-Either process starts workflows and runs them; ``workflow_worker`` says how. Starts are only stored: by DBOS in a queue,
+Each process starts workflows and runs them; ``workflow_worker`` says how. Starts are only stored: by DBOS in a queue,
 which is quicker there than ``start_workflow_async``. DBOS has fewer workflows, since it runs fewer in the same time.
 """
 

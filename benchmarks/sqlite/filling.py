@@ -74,6 +74,7 @@ def filled(
             first = last
         for statement in (_SLEEPS, _RECEIVERS):
             connection.execute(statement)
+        connection.execute("pragma synchronous=full")  # nothing is left to be written while a figure is taken
         connection.execute("pragma wal_checkpoint(truncate)").fetchall()
     finally:
         connection.close()

@@ -539,9 +539,11 @@ select ordinal from valid_lease;
 with held as materialized (
     select d.ordinal, j.id, j.claims
     from unnest(:ids::uuid[], :claims::bigint[], :workers::text[]) with ordinality as d (id, claims, worker, ordinal)
-    join holdfast.job j on j.id = d.id
-    where j.claims = d.claims and j.state + 0 = 2 and j.lease_until + 0 > :now and j.worker = coalesce(d.worker, j.worker)
-    order by j.id for share of j
+    cross join lateral ( -- offset 0: a plan for a small table would scan it for each step
+        select k.id, k.claims from holdfast.job k
+        where k.id = d.id and k.claims = d.claims and k.state + 0 = 2 and k.lease_until + 0 > :now
+          and k.worker = coalesce(d.worker, k.worker)
+        offset 0 for share) j
 ), saved as (
     insert into holdfast.step (job_id, ended_at, claims, number, in_order, name, result)
     select h.id, :now, h.claims, d.number, d.in_order, d.name, d.result

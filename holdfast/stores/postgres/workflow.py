@@ -50,6 +50,7 @@ class PostgresWorkflow:
     # ── steps ─────────────────────────────────────────────────────────────────────────────────────────────────
     async def save_steps(self, steps: Sequence[NewStep]) -> list[bool]:
         places = [n for n, step in enumerate(steps) if is_id(step.lease.job_id)]
+        places.sort(key=lambda n: steps[n].lease.job_id)  # the order in which several rows are locked
         known = [steps[n] for n in places]
         rows = await self._pool.fetch(
             self._sql["save_steps"],

@@ -11,7 +11,17 @@ from types import TracebackType
 from typing import Any
 
 from holdfast.core.errors import Invalid
-from holdfast.core.lifecycle import ERROR_LIMIT, Dead, Failed, Outcome, RetryAfter, Snooze, Snoozed, Succeeded
+from holdfast.core.lifecycle import (
+    ERROR_LIMIT,
+    Dead,
+    Failed,
+    Outcome,
+    RetryAfter,
+    Snooze,
+    Snoozed,
+    Succeeded,
+    Suspended,
+)
 from holdfast.core.models import Reason
 from holdfast.core.validation import check_span
 from holdfast.tasks import RESULT_LIMIT, Task, encode_result
@@ -23,6 +33,7 @@ UNSTARTABLE_DELAY = timedelta(seconds=1)
 """Delay of a released job that could not start for lack of descriptors or memory."""
 
 _WITHOUT_RESULT = Succeeded()
+_SUSPENDED = Failed(error="the handler waits")  # its steps say for what
 _MAX_FRAMES = 64
 _MAX_LEAVES = 3
 _MAX_LINKED = 100  # causes, contexts and group members in one traceback
@@ -51,6 +62,8 @@ def outcome_of(error: BaseException, task: Task[..., Any] | None) -> Outcome:
 
 def _outcome_of_error(error: BaseException, task: Task[..., Any] | None) -> Outcome:
     match error:
+        case Suspended():
+            return _SUSPENDED
         case Snooze(delay=delay):
             return Snoozed(check_span(delay, "delay"))
         case RetryAfter(delay=delay, scope=scope):

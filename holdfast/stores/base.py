@@ -115,7 +115,8 @@ class Queueing(Protocol):
         """Store the jobs in one transaction and wake their queues' workers after it.
 
         Invalid (``after``) if a job waits for one that is neither stored nor earlier in ``jobs``: nothing is stored
-        (Redis: of its part). Where the earlier one was answered with another job, by its key, it waits for that one.
+        (Redis: of its part); a job that is known already needs them no more. Where the earlier one was answered with
+        another job, by its key, it waits for that one.
         """
 
     async def claim(self, request: ClaimRequest) -> Claim:

@@ -264,6 +264,17 @@ async def test_submission_is_repeated_harmlessly(store: Store) -> None:
     assert await state_of(store, second.id) is JobState.RUNNING
 
 
+async def test_submission_is_repeated_after_its_dependency_is_gone(store: Store) -> None:
+    (first,) = await put(store)
+    by_id, by_key = after(first), after(first, key="second")
+    await put(store, by_id, by_key)
+    await run(store, first)
+    await store.admin.delete([first])
+    assert await put(store, by_id) == [by_id.id]
+    assert await put(store, after(first, key="second")) == [by_key.id]
+    assert sorted(await take_ids(store)) == sorted([by_id.id, by_key.id])
+
+
 async def test_dependency_given_twice_counts_once(store: Store) -> None:
     (first,) = await put(store)
     second = await put_after(store, first, first)

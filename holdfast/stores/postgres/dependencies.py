@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -47,12 +47,16 @@ def read_decided(rows: Iterable[Sequence[Any]]) -> Decided:
     return decided
 
 
-def outside_jobs(jobs: Sequence[NewJob]) -> list[str]:
-    """Returns the ids that the jobs wait for and that are no earlier job of the batch: these must be stored already."""
+def outside_jobs(jobs: Sequence[NewJob], known: Collection[str] = ()) -> list[str]:
+    """Returns the ids that the jobs wait for and that are no earlier job of the batch: these must be stored already.
+
+    ``known``: jobs whose submission is repeated, which changes nothing.
+    """
     seen: set[str] = set()
     outside: dict[str, None] = {}
     for job in jobs:
-        outside.update((each.job_id, None) for each in job.after if each.job_id not in seen)
+        if job.id not in known:
+            outside.update((each.job_id, None) for each in job.after if each.job_id not in seen)
         seen.add(job.id)
     return list(outside)
 

@@ -27,6 +27,7 @@ from holdfast.stores.postgres.encoding import (
     is_plain,
     job_columns,
     key_columns,
+    to_text,
     uniform_columns,
 )
 from holdfast.stores.postgres.notifications import PostgresNotifications
@@ -90,24 +91,38 @@ async def insert_dependent(
 ) -> tuple[list[Submitted], Decided]:
     """Inserts a batch with dependencies. Raises `Invalid`, and stores nothing, if one is on a job that is not there."""
     outside = outside_jobs(jobs)
+    missing: list[str] = []
 
-    async def run_in_transaction(fetch: Fetch) -> tuple[list[str], list[Submitted], Decided]:
-        stored = [job_id for (job_id,) in await fetch(statements["lock_awaited"], ids=possible_ids(outside))]
+    async def run_in_transaction(fetch: Fetch) -> tuple[list[Submitted], Decided]:
+        stored = {job_id for (job_id,) in await fetch(statements["lock_awaited"], ids=possible_ids(outside))}
         if len(stored) < len(outside):
-            return stored, [], Decided(set(), [])
+            needed = outside_jobs(jobs, await _known_jobs(statements, jobs, fetch))
+            missing[:] = [job_id for job_id in needed if job_id not in stored]
+            if missing:
+                return [], Decided(set(), [])
         answers = await insert_each(statements, jobs, fetch)
         batch = dependency_batch(jobs, answers, pool.instant, notifies=False)
         rows = [] if batch is None else await fetch(statements["wait_for_jobs"], batch=batch)
-        return stored, answers, read_decided(rows)
+        return answers, read_decided(rows)
 
     try:
-        stored, answers, decided = await pool.transaction(run_in_transaction, extra=_extra(jobs))
+        answers, decided = await pool.transaction(run_in_transaction, extra=_extra(jobs))
     except Unavailable as error:
         if error.outcome and isinstance(error.__cause__, Unavailable):
             raise perhaps_stored(error.__cause__) from error.__cause__
         raise
-    check_stored(outside, stored)
+    check_stored(missing, ())
     return answers, decided
+
+
+async def _known_jobs(
+    statements: Mapping[str, NumberedStatement], jobs: Sequence[NewJob], fetch: Callable[..., Awaitable[Rows]]
+) -> set[str]:
+    """Returns the ids among the jobs' whose id or key stands for a stored job."""
+    known = {row[0] for row in await fetch(statements["states_of"], ids=possible_ids(job.id for job in jobs))}
+    keys = [to_text(job.key) for job in jobs if job.key is not None]
+    owned = {row[0] for row in await fetch(statements["key_owners"], keys=keys)}
+    return known | {job.id for job in jobs if job.key is not None and to_text(job.key) in owned}
 
 
 def _created(jobs: Sequence[NewJob], rows: Rows) -> list[Submitted]:

@@ -61,17 +61,25 @@ def release_waiters(statements: Mapping[str, str], met: Mapping[int, int], now_u
 def check_dependencies(statements: Mapping[str, str], jobs: Sequence[NewJob]) -> StatementFlow[None]:
     """Raises Invalid if a job waits for one that is neither stored nor earlier among ``jobs``. Writes nothing."""
     earlier: set[str] = set()
-    unknown: dict[str, None] = {}
+    awaited: list[tuple[NewJob, str]] = []
     for job in jobs:
-        unknown.update((each.job_id, None) for each in job.after if each.job_id not in earlier)
+        awaited += [(job, each.job_id) for each in job.after if each.job_id not in earlier]
         earlier.add(job.id)
-    if not unknown:
+    if not awaited:
         return
-    rows = yield Statement(statements["states_by_id"], (as_json(unknown),))
+    rows = yield Statement(statements["states_by_id"], (as_json({job_id for _, job_id in awaited}),))
     stored = {job_id for job_id, _ in rows}
-    for job_id in unknown:
-        if job_id not in stored:
+    for job, job_id in awaited:
+        if job_id not in stored and not (yield from _is_known(statements, job)):
             raise Invalid("after", job_id, "give jobs that are stored, or earlier in the same submission")
+
+
+def _is_known(statements: Mapping[str, str], job: NewJob) -> StatementFlow[bool]:
+    """Returns True if the id or key of a job stands for one already: then its submission changes nothing."""
+    known = yield Statement(statements["is_stored"], (job.id,))
+    if not known and job.key is not None:
+        known = yield Statement(statements["key_owner"], (job.key,))
+    return bool(known)
 
 
 def add_dependencies(

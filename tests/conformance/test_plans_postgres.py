@@ -30,7 +30,7 @@ MODES = ("force_generic_plan", "force_custom_plan")
 """Without the values, as on the engine's own connections; with them, as behind a pooler."""
 
 ROWS = 10_000
-"""Queued, scheduled, running, succeeded and dead each; a tenth of it in the other states."""
+"""Queued, scheduled, running, waiting, succeeded and dead each; a tenth of it in the other states."""
 SUSPECTS = 1_000
 BATCH = 50
 PAGES = 32 * BATCH
@@ -312,7 +312,7 @@ OWN = {
 
 def fill(connection: psycopg.Connection[Any], schema: str, *states: int) -> None:
     for state in states:
-        most = ROWS if state in (0, 1, 2, 5, 6) else ROWS // 10
+        most = ROWS if state in (0, 1, 2, 4, 5, 6) else ROWS // 10
         words = {"schema": schema, "rows": ROWS, "now": NOW, "state": state, "block": state, "most": most}
         connection.execute(FILL.format(lost_leases=0, **words).encode())
         if state == 0:

@@ -192,6 +192,8 @@ class JobSteps:
         statuses = await self._step_store.start_children(self._job.lease, jobs, self._job.worker or "")
         if statuses is None:
             raise self._lease_lost(children[0].name)
+        if any(status.job_id == self._job.id for status in statuses):
+            raise self._end_by(_final("a job cannot wait for itself: a child has its key; give the child another one"))
         if any(status.state is not None and status.state not in TERMINAL for status in statuses):
             raise self._end_by((Suspended(), Parked(Reason.CHILDREN)))
         ended = await self._step_store.read_jobs([status.job_id for status in statuses])

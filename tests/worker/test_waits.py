@@ -347,3 +347,17 @@ async def test_killed_parent_takes_up_its_children_again(app: Holdfast) -> None:
         await harnessed.advance(1)
         assert await handle.result(timeout=0) == [0, 1, 2]
         assert sorted(ledger.done) == ["again", "again", "child 0", "child 1", "child 2"]
+
+
+async def test_child_with_the_key_of_its_parent_is_refused(app: Holdfast) -> None:
+    @app.task("order")
+    async def order(context: Context) -> None:
+        await context.call(order.options(key="one"))
+
+    async with harness(app) as harnessed:
+        await harnessed.start()
+        handle = await order.options(key="one").enqueue()
+        await harnessed.run_until_idle()
+        job = await handle.job()
+        assert job.state is JobState.DEAD
+        assert "cannot wait for itself" in str(job.error)

@@ -179,6 +179,18 @@ async def test_deadline_of_a_signal_stays_while_children_are_awaited(store: Stor
     assert (await store.workflow.send_signal(Signal("t", "approved", "1"))).job_id == parent.id
 
 
+async def test_late_signal_ends_no_wait_for_children(store: Store, clock: ManualClock) -> None:
+    child, parent = new_job(), await running(store)
+    wait = SignalWait(NewStep(parent.lease, "approved", 1, True, None, WORKER), "approved", timedelta(seconds=9))
+    await store.workflow.receive_signal(wait)
+    await start(store, parent, child)
+    clock.advance(9)
+    assert (await store.workflow.receive_signal(wait)).result == '{"timed_out":true}'
+    assert await park(store, parent) is JobState.WAITING
+    await store.admin.cancel([child.id])
+    assert await take_ids(store) == [parent.id]
+
+
 async def test_child_that_was_a_dependency_may_end_in_any_way(store: Store) -> None:
     first = await ended(store, JobState.SUCCEEDED, key="one")
     (parent_id,) = await put(store, new_job(after=(Dependency(first),)))

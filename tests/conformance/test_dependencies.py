@@ -244,6 +244,18 @@ async def test_dependency_on_a_key_is_one_on_the_job_that_has_it(store: Store) -
     assert await take_ids(store) == [second.id]
 
 
+async def test_dependency_on_a_job_that_has_left_its_key_is_met(store: Store, clock: ManualClock) -> None:
+    gone = await ended(store, JobState.DEAD, key="one", key_for=HOUR)
+    clock.advance(1)
+    assert await store.maintenance.prune({"dead": timedelta(0)}, limit=1) == 1
+    twin = new_job(key="one")
+    second = after(twin.id)
+    assert await put(store, twin, second) == [gone, second.id]
+    assert await dependencies_of(store, second.id) == [DependencyInfo(gone, SUCCESS, MET, False)]
+    assert await take_ids(store) == [second.id]
+    assert (await store.query.get(gone)) is None
+
+
 async def test_first_of_two_dependencies_on_a_job_counts(store: Store) -> None:
     (holder,) = await put(store, new_job(key="one"))
     twin = new_job(key="one")

@@ -286,14 +286,18 @@ async def test_dependency_on_an_earlier_part_is_found(store: Store) -> None:
         ]
 
 
-async def test_dependency_on_a_key_whose_job_is_gone_is_refused(store: Store, clock: ManualClock) -> None:
-    await ended(store, SUCCEEDED, key="k", key_for=HOUR)
+async def test_dependency_on_a_key_whose_job_is_gone_is_met(store: Store, keys: Keys, clock: ManualClock) -> None:
+    gone = await ended(store, SUCCEEDED, key="k", key_for=HOUR)
     clock.advance(11)
     assert await prune(store) == 1
     twin = new_job(key="k")
     for jobs in ([twin, after(twin.id)], apart(twin, after(twin.id))):
-        with pytest.raises(Invalid, match=twin.id):
-            await put(store, *jobs)
+        await put(store, *jobs)
+        assert (await store.workflow.read_waits(jobs[-1].id)).dependencies == [
+            DependencyInfo(gone, Condition.SUCCESS, DependencyState.MET, False)
+        ]
+        assert await take_ids(store, 1) == [jobs[-1].id]
+    await everything_agrees(store, keys)
 
 
 async def test_known_job_is_submitted_again_without_its_dependencies(store: Store, clock: ManualClock) -> None:

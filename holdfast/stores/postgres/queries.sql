@@ -441,7 +441,7 @@ update holdfast.job j
             when d.state = 4 and not holdfast.has_waits(j.id, j.claims, j.waits) then null else d.reason end,
         error = case when d.state = 5 then null else coalesce(d.error, j.error) end,
         result = d.result,
-        run_at = case when d.state = 4 and not holdfast.has_waits(j.id, j.claims, j.waits) then :now
+        run_at = case when d.state = 4 and not j.cancelling and not holdfast.has_waits(j.id, j.claims, j.waits) then :now
             when d.delay is not null then d.delay + :now
             when d.state = 4 and not j.cancelling then 253402300799000000 else j.run_at end,
         attempts = greatest(0, j.attempts - case when d.refund then 1 else 0 end), -- another program may have set it to 0

@@ -91,7 +91,7 @@ def add_dependencies(
         conditions.setdefault(answered.get(each.job_id, each.job_id), each.on)
     rows = yield Statement(statements["await_jobs"], (as_json(conditions),))
     states = {job_id: STATES[code] for job_id, code in rows}
-    decided = {job_id: _decide(on, states[job_id]) for job_id, on in conditions.items()}
+    decided = {job_id: _decide(on, states.get(job_id)) for job_id, on in conditions.items()}
     edges = as_json((job_id, on, decided[job_id]) for job_id, on in conditions.items())
     yield Statement(statements["add_dependencies"], (job.id, edges, 0))
     waits = sum(state != _MET for state in decided.values())
@@ -106,7 +106,10 @@ def add_dependencies(
     yield Statement(statements["set_waiting"], row)
 
 
-def _decide(on: Condition, state: JobState) -> int:
+def _decide(on: Condition, state: JobState | None) -> int:
+    """State of a dependency on a job in a state; None: the job is gone, and has left its key."""
+    if state is None:
+        return _MET
     if state not in TERMINAL:
         return _OPEN
     if on is Condition.END:

@@ -454,7 +454,7 @@ where seq = (select min(seq) from holdfast_signal where topic = ?1 and job_id is
 returning value;
 
 -- own: receiver_deadline
-select until from holdfast_receiver where seq = ?1 and step = ?2;
+select until, claims > 0 from holdfast_receiver where seq = ?1 and step = ?2;
 
 -- own: set_receiver
 -- A step that has waited before keeps its place.

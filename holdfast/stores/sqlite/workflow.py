@@ -84,6 +84,7 @@ class SqliteWorkflow(LimitedFamily):
         self._insert_steps(transaction, [(seq, step, result)])
         if before is not None:
             connection.execute(self._sql["delete_receiver"], (seq,))
+        if before is not None and before[1]:
             connection.execute(self._sql["set_waits"], (seq, 0))
         return SignalReceipt(result=result)
 

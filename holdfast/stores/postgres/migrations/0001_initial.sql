@@ -785,7 +785,7 @@ begin
         return query select true, received, null::bigint;
         return;
     end if;
-    select r.step, r.deadline into known from holdfast.receiver r where r.job_id = job and r.step = step_name;
+    select r.step, r.deadline, r.is_listed into known from holdfast.receiver r where r.job_id = job and r.step = step_name;
     update holdfast.signal s set job_id = job
     where s.id = (select k.id from holdfast.signal k where k.topic = of_topic and k.job_id is null order by k.turn limit 1)
     returning '{"signal":' || s.value || '}' into received;
@@ -796,7 +796,7 @@ begin
         insert into holdfast.step (job_id, ended_at, claims, number, in_order, name, result)
         values (job, now_us, lease, step_number, is_in_order, step_name, received);
         delete from holdfast.receiver r where r.job_id = job and r.step = step_name;
-        update holdfast.job j set waits = 0 where j.id = job and found;
+        update holdfast.job j set waits = 0 where j.id = job and known.is_listed;
         return query select true, received, null::bigint;
         return;
     end if;

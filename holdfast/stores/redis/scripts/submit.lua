@@ -178,15 +178,14 @@ local function add_key(id, key) -- of an existing job; deleting the job frees al
     end
 end
 
--- The job for which a new one waits, nil if there is none. `key`: of an earlier job of the batch, whose id was perhaps
--- answered with the job that has the key.
+-- The job for which a new one waits. `key`: of an earlier job of the batch, whose id was perhaps answered with the job
+-- that has the key; that one may be gone.
 local function find_awaited(id, key)
     id = aliases[id] or id
     if exists(id) then
         return id
     end
-    local owner = key ~= '' and owner_of(key)
-    return owner and exists(owner) and owner or nil
+    return key ~= '' and owner_of(key) or id
 end
 
 -- Writes the dependencies of a new job: {id, condition, key, …}. Returns the number of those that are not met, and the
@@ -195,7 +194,10 @@ local function add_dependencies(waiter, after)
     local edges, seen, unmet, failure = {}, {}, 0, nil
     for n = 1, #after, 3 do
         local id, condition = find_awaited(after[n], after[n + 2]), after[n + 1]
-        if id and not seen[id] then
+        if not seen[id] and not exists(id) then
+            seen[id] = true
+            safe_call('HSET', dependencies_key(waiter), id, condition .. ' met 0') -- it has left its key
+        elseif not seen[id] then
             local how, state = (read_fields(id, 'state') or {})[1], 'open'
             if ENDED_STATES[how] then
                 state = is_as_asked(condition, how) and 'met' or 'failed'
@@ -389,7 +391,7 @@ local function find_missing(from)
         for m = 1, after and #after or 0, 3 do
             local its_key = keys[after[m]] or after[m + 2]
             local owner = its_key ~= '' and owner_of(its_key)
-            local is_there = owner and exists(owner) or not owner and keys[after[m]] or exists(after[m])
+            local is_there = owner or keys[after[m]] or exists(after[m])
             missing = missing or not is_there and after[m] or nil
         end
         keys[ARGV[n]] = key ~= '' and key or is_extended and ARGV[n + 6] ~= '' and key_of(ARGV[n + 6]) or ''

@@ -326,7 +326,9 @@ if result then
     record_step(id, claims, step, number, in_order, result)
     if is_same then
         remove_receiver(id, old)
-        call('HSET', JOB .. id, 'waits', 0)
+        if old.claims ~= '0' then
+            call('HSET', JOB .. id, 'waits', 0)
+        end
     end
     finish()
     return { 1, string.sub(result, 2) }

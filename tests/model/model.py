@@ -2,89 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 
 import msgspec
 
+from holdfast.core.dependencies import NEVER_US
 from holdfast.core.job_changes import EDITABLE, JobChanges
 from holdfast.core.lifecycle import CANCELLABLE, DELETABLE, REPLAYABLE, TRANSITIONS
-from holdfast.core.models import MICROSECOND, TERMINAL, Job, JobState, Lease, LeaseStatus, NewJob, Reason, Settlement
+from holdfast.core.models import MICROSECOND, TERMINAL, JobState, Lease, LeaseStatus, NewJob, Reason, Settlement
+from tests.model.model_job import ModelJob
+from tests.model.waits import Waits
 
 EXPIRED = "expired: no worker began it in time"
 AGAIN = frozenset({JobState.FAILED, JobState.QUEUED, JobState.SCHEDULED, JobState.WAITING})
 """Where a settlement lets a job run again: a cancelling job ends instead."""
+DELAYED = frozenset({JobState.FAILED, JobState.SCHEDULED, JobState.WAITING})
+"""States of a job that becomes ready at its ``run_at``."""
 
 
-@dataclass
-class ModelJob:
-    """What is known of one job."""
-
-    new: NewJob
-    seq: int
-    state: JobState
-    run_at: int
-    claims: int = 0
-    attempts: int = 0
-    lost_leases: int = 0
-    cancelling: bool = False
-    error: str | None = None
-    worker: str | None = None
-    lease_until: int = 0
-    ended_at: int = 0
-    expires_at: int | None = None
-    started: bool = False
-    counted: set[int] = field(default_factory=set)  # claims of attempts that counted and did not succeed
-    given_back: set[int] = field(default_factory=set)  # claims of attempts that were refunded
-
-    @property
-    def order(self) -> tuple[int, int, int]:
-        """Higher priority, earlier eligible time, submission order."""
-        return (-self.new.priority, self.run_at, self.seq)
-
-    @property
-    def lease(self) -> Lease:
-        return Lease(self.new.id, self.claims)
-
-    @property
-    def seen(self) -> tuple[object, ...]:
-        """Fields that the store must show of the job."""
-        edited = (self.new.queue, self.new.priority, self.new.payload, self.expires_at)
-        ran = (self.state, self.claims, self.attempts, self.lost_leases, self.run_at, self.cancelling, self.error)
-        return (*ran, self.new.key, *edited)
-
-    def as_job(self) -> Job:
-        """The job as ``decide`` wants it."""
-        new = self.new
-        return Job(
-            id=new.id,
-            task=new.task,
-            queue=new.queue,
-            payload=new.payload,
-            claims=self.claims,
-            attempts=self.attempts,
-            max_attempts=new.max_attempts,
-            priority=new.priority,
-            lost_leases=self.lost_leases,
-            run_at_us=self.run_at,
-            created_at_us=0,
-            worker=self.worker,
-            cancelling=self.cancelling,
-        )
-
-
-class Model:
+class Model(Waits):
     """All jobs, keys and paused queues; time is handed in."""
 
     def __init__(self) -> None:
-        self.jobs: dict[str, ModelJob] = {}
+        super().__init__()
         self.keys: dict[str, tuple[str, int]] = {}
         self.paused: set[str] = set()
         self.accepted = 0
         self.removed = 0
 
     # ── submit ────────────────────────────────────────────────────────────────────────────────────────────────
+    def submit_batch(self, jobs: Sequence[NewJob], now: int) -> list[tuple[str, bool, bool]]:
+        answered: dict[str, str] = {}
+        answers = []
+        for new in jobs:
+            answers.append(self.submit(new, now))
+            answered[new.id], created, _ = answers[-1]
+            if new.after and created:
+                self.add_dependencies(self.jobs[new.id], answered, now)
+        return answers
+
     def submit(self, new: NewJob, now: int) -> tuple[str, bool, bool]:
         """The id that is answered, whether this call created it, and whether it changed it."""
         if new.key is not None:
@@ -93,7 +50,7 @@ class Model:
                 return owner, False, False
         if new.id in self.jobs:
             return new.id, False, False
-        holder = self.holder(new, now)
+        holder = self.unique_holder(new, now)
         if holder is not None:
             return holder, False, self._apply_conflict(new, holder, now)
         run_at = now if new.delay is None else now + new.delay // MICROSECOND
@@ -105,7 +62,7 @@ class Model:
         self._take_unique(new, now)
         return new.id, True, False
 
-    def holder(self, new: NewJob, now: int) -> str | None:
+    def unique_holder(self, new: NewJob, now: int) -> str | None:
         """The other job that has the unique key of this one."""
         if new.unique is None:
             return None
@@ -133,11 +90,7 @@ class Model:
     # ── claim ─────────────────────────────────────────────────────────────────────────────────────────────────
     def due(self, now: int) -> list[ModelJob]:
         """Jobs a claim or a promotion may make ready."""
-        return [
-            job
-            for job in self.jobs.values()
-            if job.state in (JobState.SCHEDULED, JobState.FAILED) and job.run_at <= now
-        ]
+        return [job for job in self.jobs.values() if job.state in DELAYED and job.run_at <= now]
 
     def overdue(self, now: int) -> list[ModelJob]:
         """Jobs that may never be started any more, and end soon."""
@@ -149,7 +102,7 @@ class Model:
 
     def end_overdue(self, job: ModelJob, now: int) -> None:
         """Note that the store has ended this job."""
-        job.state, job.ended_at, job.lost_leases, job.error = JobState.CANCELLED, now, 0, job.error or EXPIRED
+        self._cancel(job, job.error or EXPIRED, now)
 
     def ready(self, queue: str, now: int) -> list[ModelJob]:
         """What a claim of this queue may take, in the order it must be taken."""
@@ -188,11 +141,16 @@ class Model:
             state = JobState.CANCELLED
         job.error = None if state is JobState.SUCCEEDED else settlement.error or job.error
         self._note(job, settlement, state)
-        if settlement.delay is not None:
+        if state is JobState.WAITING and not job.is_held:
+            state, job.run_at = JobState.SCHEDULED, now
+        elif settlement.delay is not None:
             job.run_at = now + settlement.delay // MICROSECOND
-        job.state, job.cancelling = state, False
+        elif state is JobState.WAITING:
+            job.run_at = NEVER_US
+        job.state, job.cancelling, job.by_dependency = state, False, False
         if state in TERMINAL:
             job.ended_at = now
+            self.ends.append((job.new.id, state))
         return True, state
 
     @staticmethod
@@ -217,25 +175,40 @@ class Model:
         return {id_ for id_, job in self.jobs.items() if job.state is JobState.RUNNING and job.lease_until <= now}
 
     # ── operating ─────────────────────────────────────────────────────────────────────────────────────────────
-    def cancel(self, job_id: str, now: int) -> bool:
+    def cancel(self, job_ids: Iterable[str], now: int) -> list[str]:
+        return [job_id for job_id in job_ids if self._cancel_one(job_id, now)]
+
+    def _cancel_one(self, job_id: str, now: int) -> bool:
         job = self.jobs.get(job_id)
         if job is None or job.state not in CANCELLABLE:
             return False
         if job.state is JobState.RUNNING:
             job.cancelling = True
         else:
-            job.state, job.ended_at, job.lost_leases, job.error = JobState.CANCELLED, now, 0, job.error or "cancelled"
+            self._cancel(job, job.error or "cancelled", now)
         return True
 
-    def replay(self, job_id: str, now: int, later: int, *, force: bool) -> bool:
+    def _cancel(self, job: ModelJob, error: str, now: int) -> None:
+        job.state, job.ended_at, job.lost_leases, job.error = JobState.CANCELLED, now, 0, error
+        job.by_dependency = False
+        self.ends.append((job.new.id, "cancelled"))
+
+    def replay(self, laters: Mapping[str, int], now: int, *, force: bool) -> list[str]:
+        """``laters``: the jobs in their order, each with the time until it is to run."""
+        replayed = [job_id for job_id, later in laters.items() if self._replay_one(job_id, now, later, force=force)]
+        self.renew_waits(replayed)
+        return replayed
+
+    def _replay_one(self, job_id: str, now: int, later: int, *, force: bool) -> bool:
         job = self.jobs.get(job_id)
         if job is None or not (job.state in REPLAYABLE or (force and job.state is JobState.SUCCEEDED)):
             return False
-        if self.holder(job.new, now) is not None:
+        if self.unique_holder(job.new, now) is not None:
             return False
         self._take_unique(job.new, now)
         job.state = JobState.SCHEDULED if later else JobState.QUEUED
         job.attempts, job.lost_leases, job.error, job.run_at, job.expires_at = 0, 0, None, now + later, None
+        job.by_dependency = False
         return True
 
     def edit(self, job_id: str, changes: JobChanges, now: int) -> bool:
@@ -247,17 +220,23 @@ class Model:
         names = ("queue", "priority", "payload")
         given = {name: value for name in names if (value := getattr(changes, name)) is not None}
         job.new = msgspec.structs.replace(job.new, **given)
-        if changes.delay is not None:
+        if changes.delay is not None and job.state is not JobState.WAITING:
             job.run_at = now + changes.delay // MICROSECOND
             job.state = JobState.QUEUED if job.run_at <= now else JobState.SCHEDULED
         if changes.has_expiry:
             job.expires_at = expiry(changes, now)
         return True
 
-    def delete(self, job_id: str) -> bool:
+    def delete(self, job_ids: Sequence[str], now: int) -> list[str]:
+        return [job_id for job_id in job_ids if self._delete_one(job_id, now, job_ids)]
+
+    def _delete_one(self, job_id: str, now: int, together: Sequence[str]) -> bool:
         job = self.jobs.get(job_id)
         if job is None or job.state not in DELETABLE:
             return False
+        if job.state not in TERMINAL:
+            self.ends.append((job_id, "deleted"))
+            self.decide_ends(now, together)
         self._remove(job_id)
         for key in [key for key, (owner, _) in self.keys.items() if owner == job_id]:
             del self.keys[key]
@@ -271,6 +250,7 @@ class Model:
             if job.state in TERMINAL
             and job.state.value in keep
             and job.ended_at <= now - keep[job.state.value] // MICROSECOND
+            and not self.is_awaited(job_id)
         }
 
     def prune(self, job_ids: Iterable[str]) -> None:
@@ -297,9 +277,3 @@ def reachable(before: JobState, after: JobState) -> bool:
 def crash_reason(settlement: Settlement) -> bool:
     """Whether the settlement is the remedy for a lost lease."""
     return settlement.lease_expired and settlement.reason in (Reason.CRASHED, Reason.CANCELLED)
-
-
-def seen(job: Job) -> tuple[object, ...]:
-    """Fields that the store shows of a job, as ``ModelJob.seen``."""
-    ran = (job.state, job.claims, job.attempts, job.lost_leases, job.run_at_us, job.cancelling, job.error)
-    return (*ran, job.key, job.queue, job.priority, job.payload, job.expires_at_us)

@@ -9,11 +9,12 @@ import msgspec
 from hypothesis import strategies as st
 from msgspec import UNSET
 
+from holdfast.core.dependencies import Condition
 from holdfast.core.ids import new_id
 from holdfast.core.job_changes import JobChanges
-from holdfast.core.lifecycle import Cancelled, Failed, Lost, Outcome, Released, Snoozed, Succeeded
+from holdfast.core.lifecycle import Cancelled, Failed, Lost, Outcome, Parked, Released, Snoozed, Succeeded
 from holdfast.core.limits import Limit, LimitValues
-from holdfast.core.models import NewJob
+from holdfast.core.models import NewJob, Reason
 from holdfast.core.unique import Unique
 
 LIMITED = "limited"
@@ -81,4 +82,9 @@ outcomes: st.SearchStrategy[Outcome] = st.one_of(
     st.just(Released()),
     st.just(Cancelled()),
     st.just(Lost()),
+    st.builds(Parked, reason=st.sampled_from([Reason.SIGNAL, Reason.CHILDREN]), delay=st.none() | spans),
 )
+conditions = st.sampled_from(list(Condition))
+step_names = st.sampled_from(["x", "x#2", "y"])
+"""Steps that wait for a signal; each begins with its topic."""
+timeouts = st.sampled_from([0.000001, 5.0, 29.999999, 45.0, 3600.0]).map(lambda s: timedelta(seconds=s))

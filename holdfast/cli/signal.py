@@ -20,7 +20,7 @@ _COLUMNS = [Column("TOPIC"), Column("VALUE"), Column("SENT"), Column("ID", "id",
 
 @add_group("signal")
 def signal() -> None:
-    """Send signals to jobs that wait for them, and list those that none has received.
+    """Send signals to waiting jobs, and list kept ones.
 
     A job waits by `context.wait_for(topic)`.
     """

@@ -11,7 +11,6 @@ ROWS = frozenset(range(1, 85))
 LATER = {
     68: "no issue yet: quotas per user and per job",
     69: "no issue yet: sandboxes",
-    75: "the issue of workflows: jobs that depend on jobs",
     76: "the issue of the console: statistics",
     77: "the issue of the console: the workers' health",
     78: "the issue of the console: history",

@@ -185,7 +185,7 @@ def _moves(store: str) -> Iterator[tuple[str, set[JobState], JobState]]:
             locked = [re.split(r"from holdfast\.job(?: j)?\s", piece)[-1] for piece in pieces]
             chosen = [re.findall(rf"{_STATE} (?:= |in )[(\d, )]+", piece) for piece in locked]
             before = {state for found in chosen for each in found for state in _guards(f"where {each}")}
-            before = before or _guards(statement[goal.end() :])
+            before = before or _guards(statement[max(goal.end(), statement.rfind("\nwhere")) :])
             for code in filter(None, goal.groups()):
                 yield f"{name} to {STATES[int(code)]}", before, STATES[int(code)]
 

@@ -61,7 +61,7 @@ def test_the_story_has_result_and_attempts(api: Api) -> None:
 def test_steps_come_in_pages(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     job_id = api.submit()["id"]
     path = f"/v1/jobs/{job_id}/steps"
-    assert api.get(path) == {"steps": [], "after": None}
+    assert api.get(path) == {"steps": [], "after": None, "progress": None, "state": None}
 
     async def save() -> None:
         store, lease = await api.app.open_store(), (await api.claim(job_id)).lease

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
 from datetime import timedelta
-from itertools import pairwise
 
 import pytest
 
@@ -16,7 +13,6 @@ from holdfast.core.ids import new_id
 from holdfast.core.models import Job, JobState, NewJob, Options, Reason, UniqueKey
 from holdfast.stores.base import Store
 from tests.conformance.support import (
-    Opener,
     claim,
     ended,
     ending,
@@ -467,38 +463,3 @@ async def test_jobs_are_kept_as_long_as_one_waits_for_them(store: Store, clock: 
     while await store.maintenance.prune(week, limit=100):
         pass
     assert await states_of(store, [first, open_one, second]) == [None] * 3
-
-
-async def test_long_chain_falls_at_once(store: Store) -> None:
-    chain = [new_job()]
-    for _ in range(1999):
-        chain.append(after(chain[-1].id))
-    await put(store, *chain)
-    await store.admin.cancel([chain[0].id])
-    assert await states_of(store, [chain[n].id for n in (0, 1, 1000, 1999)]) == [CANCELLED] * 4
-    await store.admin.replay([chain[0].id])
-    assert await states_of(store, [chain[n].id for n in (1, 1000, 1999)]) == [WAITING] * 3
-
-
-async def test_wide_fan_in_starts_once(store: Store, opener: Opener) -> None:
-    others = [store, await opener()]
-    firsts = await put(store, *[new_job() for _ in range(1000)])
-    last = await put_after(store, *firsts)
-    jobs = await take(store, 1000)
-    pieces = [jobs[n : n + 100] for n in range(0, 1000, 100)]
-    await asyncio.gather(
-        *[others[n % 2].queueing.settle([ending(job) for job in piece]) for n, piece in enumerate(pieces)]
-    )
-    assert await take_ids(store) == [last]
-    assert await take_ids(store) == []
-
-
-async def test_submissions_and_ends_race(store: Store, opener: Opener) -> None:
-    other = await opener()
-    firsts = [await running(store) for _ in range(30)]
-
-    async def submit(jobs: Sequence[Job]) -> list[str]:
-        return [await put_after(other, *{job.id for job in pair}) for pair in pairwise(jobs)]
-
-    seconds, _ = await asyncio.gather(submit(firsts), asyncio.gather(*[end(store, job) for job in firsts]))
-    assert sorted(await take_ids(store)) == sorted(seconds)

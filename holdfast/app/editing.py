@@ -22,6 +22,8 @@ from holdfast.stores.base import AT_ONCE, Selection, Store
 from holdfast.tasks import Registry, encode_payload
 from holdfast.tasks.command_policy import COMMAND, CommandPolicy
 
+_WAITS = "leave out delay and run_at, or cancel it"
+
 
 class JobEditing(TaskRegistration):
     """The part of an application that changes one job."""
@@ -79,6 +81,8 @@ class JobEditing(TaskRegistration):
         if delay is not None and run_at is not None:
             raise Invalid("run_at", run_at, "give delay or run_at, not both")
         check_changes(job, changes)
+        if job.state is JobState.WAITING and changes.has_time:
+            raise Conflict(f"job {job.id} runs when what it waits for has come, and has no time of its own; {_WAITS}")
         store = await self.open_store()
         if job.started_at_us is None and (changes.has_time or changes.has_expiry):
             check_expiry(changes, await store.health.server_time_us(), job)

@@ -156,13 +156,13 @@ def check_circles(jobs: Iterable[NewJob]) -> None:
         raise Invalid("after", shown, "let no job wait for itself, nor for one that waits for it")
 
 
-def chain_jobs(*jobs: NewJob, on: Condition | str = Condition.SUCCESS) -> list[NewJob]:
+def chain_jobs(*jobs: NewJob, on: str = Condition.SUCCESS) -> list[NewJob]:
     """Drafted jobs, each of which waits for the one before: ``await app.enqueue_many(chain_jobs(a, b, c))``.
 
     ``on``: the end of the one before that is awaited.
     """
     linked = list(jobs[:1])
     for job in jobs[1:]:
-        dependency = _parse_dependency(Dependency(linked[-1].id, on))  # type: ignore[arg-type]  # checked there
+        dependency = _parse_dependency(Dependency(linked[-1].id, on))
         linked.append(replace(job, after=(*job.after, dependency)))
     return linked

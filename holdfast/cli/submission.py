@@ -163,7 +163,7 @@ def _parse_after(value: Any) -> Any:
     """A dependency from the command line, or from a line of JSON."""
     if isinstance(value, str) and ":" in value:
         job_id, _, on = value.partition(":")
-        return Dependency(job_id, on)  # type: ignore[arg-type]  # checked where it is used
+        return Dependency(job_id, on)
     return read_dependency(value)
 
 

@@ -20,10 +20,10 @@ class Condition(StrEnum):
 
 
 class Dependency(msgspec.Struct, frozen=True, gc=False):
-    """A job that another one waits for before it starts."""
+    """A job that another one waits for before it starts. ``on``: a `Condition`, or its text."""
 
     job_id: str
-    on: Condition = Condition.SUCCESS
+    on: str = Condition.SUCCESS
 
 
 class DependencyState(StrEnum):

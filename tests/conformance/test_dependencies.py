@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
 import pytest
@@ -74,7 +75,8 @@ async def delete_end(store: Store, job_id: str) -> None:
     await store.admin.delete([job_id])
 
 
-FAILURES = [dead_end, cancel_end, delete_end]
+Fail = Callable[[Store, str], Awaitable[None]]
+FAILURES: list[Fail] = [dead_end, cancel_end, delete_end]
 
 
 async def test_job_waits_for_another_and_is_then_due_at_once(store: Store, clock: ManualClock) -> None:
@@ -128,15 +130,15 @@ async def test_whole_graph_is_submitted_in_one_batch(store: Store) -> None:
 
 
 @pytest.mark.parametrize("fail", FAILURES)
-async def test_failure_cancels_those_that_wait_for_success(store: Store, clock: ManualClock, fail: object) -> None:
+async def test_failure_cancels_those_that_wait_for_success(store: Store, clock: ManualClock, fail: Fail) -> None:
     (first,) = await put(store)
     second = await put_after(store, first)
     third = await put_after(store, second)
     always = await put_after(store, second, on=END)
     clock.advance(5)
-    await fail(store, first)  # type: ignore[operator]
+    await fail(store, first)
     found = await stored(store, second)
-    how = {dead_end: "dead", cancel_end: "cancelled", delete_end: "deleted"}[fail]  # type: ignore[index]
+    how = {dead_end: "dead", cancel_end: "cancelled", delete_end: "deleted"}[fail]
     assert (found.state, found.reason, found.ended_at_us) == (CANCELLED, "dependency", clock())
     assert found.error == f"job {first}, for which it waited, is {how}"
     assert (await stored(store, third)).error == f"job {second}, for which it waited, is cancelled"
@@ -144,10 +146,10 @@ async def test_failure_cancels_those_that_wait_for_success(store: Store, clock: 
 
 
 @pytest.mark.parametrize("fail", FAILURES)
-async def test_failure_starts_those_that_wait_for_it(store: Store, fail: object) -> None:
+async def test_failure_starts_those_that_wait_for_it(store: Store, fail: Fail) -> None:
     (first,) = await put(store)
     second = await put_after(store, first, on=FAILURE)
-    await fail(store, first)  # type: ignore[operator]
+    await fail(store, first)
     assert await take_ids(store) == [second]
 
 
@@ -281,6 +283,14 @@ async def test_submission_is_repeated_after_its_dependency_is_gone(store: Store)
     assert await put(store, by_id) == [by_id.id]
     assert await put(store, after(first, key="second")) == [by_key.id]
     assert sorted(await take_ids(store)) == sorted([by_id.id, by_key.id])
+
+
+async def test_cancelled_job_gives_its_unique_key_to_the_next_of_its_batch(store: Store) -> None:
+    dead = await ended(store, JobState.DEAD)
+    unique = Options(unique=UniqueKey(key="\x1fu", during="active"))
+    first, second, third = after(dead, options=unique), new_job(options=unique), new_job(options=unique)
+    assert await put(store, first, second, third) == [first.id, second.id, second.id]
+    assert await states_of(store, [first.id, second.id]) == [CANCELLED, JobState.QUEUED]
 
 
 async def test_dependency_given_twice_counts_once(store: Store) -> None:

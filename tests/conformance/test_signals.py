@@ -25,8 +25,10 @@ def wait_of(job: Job | Lease, topic: str = "approved", step: str = "approved", t
     return SignalWait(NewStep(lease, step, 1, True, None, WORKER), topic, timeout)
 
 
-async def receive(store: Store, job: Job | Lease, topic: str = "approved", **fields: object) -> SignalReceipt:
-    return await store.workflow.receive_signal(wait_of(job, topic, **fields))  # type: ignore[arg-type]
+async def receive(
+    store: Store, job: Job | Lease, topic: str = "approved", step: str = "approved", timeout: timedelta = HOUR
+) -> SignalReceipt:
+    return await store.workflow.receive_signal(wait_of(job, topic, step, timeout))
 
 
 async def send(store: Store, value: str = "1", topic: str = "approved", signal_id: str | None = None) -> SentSignal:

@@ -270,7 +270,7 @@ async def test_wide_fan_out_is_due_at_once(store: Store) -> None:
 
 # ── submissions ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def apart(one: NewJob, other: NewJob) -> Sequence[NewJob]:
-    """These jobs in different scripts of one submission."""
+    """Puts jobs into different scripts of one submission."""
     return [one, *[new_job(delay=HOUR) for _ in range(250)], other]
 
 

@@ -20,7 +20,7 @@ def queue(tmp_path: Path) -> Iterator[Queue]:
 
 
 def enqueue(queue: Queue, *jobs: dict[str, object]) -> str:
-    """What `queuectl enqueue -` prints for these lines."""
+    """Returns the output of `queuectl enqueue -` for these lines."""
     from queuectl.cli import main
 
     lines = "\n".join(map(json.dumps, jobs))

@@ -118,11 +118,11 @@ class ClaimRules(Machine):
         assert claim.refused == len(ids) - len(claim.jobs)
 
     def are_first(self, taken: list[str], ready: list[str]) -> bool:
-        """Whether the right ones of those that were ready were taken. A transport has an order of its own."""
+        """Returns True if the first ready jobs were taken. A transport has an order of its own."""
         return set(taken) <= set(ready) if self.carried else taken == ready[: len(taken)]
 
     def must_start_now(self, job_id: str) -> bool:
-        """Whether a claim has to count this job among those that can start at once."""
+        """Returns True if a claim counts this job among those that must start at once."""
         job = self.model.jobs[job_id]
         return job.lost_leases > 0 or (job.new.max_attempts is not None and job.attempts + 1 >= job.new.max_attempts)
 
@@ -130,7 +130,7 @@ class ClaimRules(Machine):
         return [job.new.id for job in self.model.ready(queue, self.clock()) if job.lost_leases == 0]
 
     def next_due(self, queues: list[str], ended: Collection[str] = ()) -> timedelta | None:
-        """What a claim has to answer once it has promoted what is due."""
+        """Checks the answer of a claim that has promoted due jobs."""
         now = self.clock()
         later = [
             job.run_at - now

@@ -83,7 +83,7 @@ class LifeRules(Machine):
 
     @rule(limit=st.sampled_from([1, 1000]))
     def expire(self, limit: int) -> None:
-        """One whose end comes first may end another one that has expired too."""
+        """Ends expired jobs. The end of one may end another one that has expired too."""
         overdue = {job.new.id: job for job in self.model.overdue(self.clock())}
         free = [job for job in overdue.values() if not overdue.keys() & job.dependencies]
         expired = self.call_family(lambda: self.store.maintenance.expire_waiting(limit=limit))

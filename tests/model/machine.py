@@ -32,7 +32,7 @@ QUEUES = ("a", "b")
 
 
 class Machine(RuleBasedStateMachine):
-    """One store and its model."""
+    """A store beside its model."""
 
     home: Home
     carried: bool

@@ -45,7 +45,7 @@ class ModelReceiver:
 
 @dataclass
 class ModelJob:
-    """What is known of one job."""
+    """A job of the model."""
 
     new: NewJob
     seq: int

@@ -291,12 +291,12 @@ class WaitRules(Machine):
 
 
 def waiting(job: NewJob, after: dict[str, Condition]) -> NewJob:
-    """The job, behind others. It has no unique key: PostgreSQL decides dependencies once all jobs of a batch have taken
-    theirs, the other stores job by job, and the contract leaves both free."""
+    """The job, behind others. The contract says nothing of one that would replace the holder of its unique key."""
     if not after:
         return job
-    if job.options is not None:
-        job = msgspec.structs.replace(job, options=msgspec.structs.replace(job.options, unique=None))
+    if job.options is not None and job.unique is not None:
+        unique = msgspec.structs.replace(job.unique, on_conflict="keep")
+        job = msgspec.structs.replace(job, options=msgspec.structs.replace(job.options, unique=unique))
     return msgspec.structs.replace(job, delay=None, after=tuple(Dependency(job_id, on) for job_id, on in after.items()))
 
 

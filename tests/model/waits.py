@@ -215,7 +215,7 @@ class Waits:
         return statuses
 
     def waits_of(self, job_id: str, found: JobWaits) -> JobWaits:
-        """What the store must show of the waits of a job. Of what it waits for no longer, it may show either."""
+        """Returns the waits that a store must show of a job; past ones it may show or not."""
         job = self.jobs[job_id]
         receiver = None if job.receiver is None else job.receiver.info
         is_receiver = job.is_receiver and job.state in (JobState.RUNNING, JobState.WAITING)

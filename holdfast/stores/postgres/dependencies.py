@@ -69,11 +69,31 @@ def check_stored(outside: Sequence[str], stored: Iterable[str]) -> None:
             raise Invalid("after", job_id, "give jobs that are stored, or earlier in the same submission")
 
 
+def split_decided(jobs: Sequence[NewJob]) -> list[Sequence[NewJob]]:
+    """Splits a batch where a job has the unique key of an earlier one with dependencies.
+
+    They are decided in between: one that fails cancels the earlier job, and the key is free.
+    """
+    pieces: list[Sequence[NewJob]] = []
+    start, keys = 0, set[str]()
+    for number, job in enumerate(jobs):
+        if job.unique is None:
+            continue
+        if job.unique.key in keys:
+            pieces.append(jobs[start:number])
+            start, keys = number, set()
+        if job.after:
+            keys.add(job.unique.key)
+    return [*pieces, jobs[start:]]
+
+
 def dependency_batch(
-    jobs: Sequence[NewJob], answers: Sequence[Submitted], instant: int | None, *, notifies: bool
+    jobs: Sequence[NewJob], answers: Sequence[Submitted], ids: dict[str, str], instant: int | None, *, notifies: bool
 ) -> str | None:
-    """The dependencies of the new jobs, as ``holdfast.add_dependencies`` takes them; None if there are none."""
-    ids: dict[str, str] = {}
+    """The dependencies of the new jobs, as ``holdfast.add_dependencies`` takes them; None if there are none.
+
+    ``ids``: the jobs that stand for those of earlier pieces of the batch; these are added.
+    """
     dependencies: list[Mapping[str, str]] = []
     for job, answer in zip(jobs, answers, strict=True):
         if answer.created:

@@ -18,7 +18,13 @@ from holdfast.core.models import JobState, Lease, NewJob, Settled, Submitted, Tx
 from holdfast.stores.base import Statement, StatementFlow
 from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.stores.common.named_sql import STATES
-from holdfast.stores.postgres.dependencies import check_stored, dependency_batch, outside_jobs, possible_ids
+from holdfast.stores.postgres.dependencies import (
+    check_stored,
+    dependency_batch,
+    outside_jobs,
+    possible_ids,
+    split_decided,
+)
 from holdfast.stores.postgres.encoding import NumberedStatement, encode_options, is_id, span_us, text_or_none, to_text
 from holdfast.stores.postgres.limits import stored_limits
 from holdfast.stores.postgres.pool import PostgresPool
@@ -90,7 +96,13 @@ class PostgresExternal:
             limits = stored_limits(row[:2] for row in seen if row[0] is not None)
             # A snapshot of the transaction may be older than a limit that other submissions have to obey.
             table = self._limit_cache.set_limits(limits) if seen[0][2] == "read committed" else LimitTable(limits)
-        jobs = table.bind(jobs)
+        answers: list[Submitted] = []
+        ids_by_given: dict[str, str] = {}
+        for piece in split_decided(table.bind(jobs)):
+            answers += yield from self._submit_piece(piece, ids_by_given)
+        return answers
+
+    def _submit_piece(self, jobs: Sequence[NewJob], ids: dict[str, str]) -> StatementFlow[list[Submitted]]:
         rows = yield Statement(self._sql["submit_batch"].sql, (encode_batch(jobs, self._instant()),))
         answers = [Submitted(job_id, created, changed=changed) for job_id, created, changed in map(_texts, rows)]
         expiring = [
@@ -105,7 +117,7 @@ class PostgresExternal:
         ]
         if expiring:
             yield Statement(self._sql["set_expiries"].sql, (_ascii({"at": self._instant(), "jobs": expiring}),))
-        dependencies = dependency_batch(jobs, answers, self._instant(), notifies=True)
+        dependencies = dependency_batch(jobs, answers, ids, self._instant(), notifies=True)
         if dependencies is not None:
             yield Statement(self._sql["wait_for_jobs_inside"].sql, (dependencies,))
         return answers

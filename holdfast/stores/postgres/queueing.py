@@ -293,10 +293,8 @@ class PostgresQueueing:
         jobs = await self._readable(taken, request.worker)
         claiming.take(jobs)
         await self._look_for_limited(claiming, queues, at_once=not taken)
-        has_made_due = False
-        if overdue:
-            expired, has_made_due = await self._end_overdue()
-            claiming.expired += expired
+        expired, has_made_due = await self._end_overdue() if overdue else ((), False)
+        claiming.expired += expired
         await self._release_unconfirmed(request, until - (span_us(request.lease_for) or 0))
         if due or (has_made_due and claiming.promote and claiming.wanted_jobs(queues)):
             return True

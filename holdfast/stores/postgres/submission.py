@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -20,6 +21,7 @@ from holdfast.stores.postgres.dependencies import (
     outside_jobs,
     possible_ids,
     read_decided,
+    split_decided,
 )
 from holdfast.stores.postgres.encoding import (
     NumberedStatement,
@@ -100,9 +102,14 @@ async def insert_dependent(
             missing[:] = [job_id for job_id in needed if job_id not in stored]
             if missing:
                 return [], Decided(set(), [])
-        answers = await insert_each(statements, jobs, fetch)
-        batch = dependency_batch(jobs, answers, pool.instant, notifies=False)
-        rows = [] if batch is None else await fetch(statements["wait_for_jobs"], batch=batch)
+        answers: list[Submitted] = []
+        ids: dict[str, str] = {}
+        rows: list[Sequence[Any]] = []
+        for piece in split_decided(jobs):
+            stored_piece = await insert_each(statements, piece, fetch)
+            batch = dependency_batch(piece, stored_piece, ids, pool.instant, notifies=False)
+            rows += [] if batch is None else await fetch(statements["wait_for_jobs"], batch=batch)
+            answers += stored_piece
         return answers, read_decided(rows)
 
     try:

@@ -86,7 +86,7 @@ def add_dependencies(
     statements: Mapping[str, str], job: NewJob, answered: Mapping[str, str], now_us: int
 ) -> StatementFlow[None]:
     """Makes a job that was just inserted wait. ``answered``: jobs that stand for those earlier in the submission."""
-    conditions: dict[str, Condition] = {}
+    conditions: dict[str, str] = {}
     for each in job.after:
         conditions.setdefault(answered.get(each.job_id, each.job_id), each.on)
     rows = yield Statement(statements["await_jobs"], (as_json(conditions),))
@@ -106,15 +106,15 @@ def add_dependencies(
     yield Statement(statements["set_waiting"], row)
 
 
-def _decide(on: Condition, state: JobState | None) -> int:
+def _decide(on: str, state: JobState | None) -> int:
     """State of a dependency on a job in a state; None: the job is gone, and has left its key."""
     if state is None:
         return _MET
     if state not in TERMINAL:
         return _OPEN
-    if on is Condition.END:
+    if on == Condition.END:
         return _MET
-    return _MET if (on is Condition.SUCCESS) == (state is JobState.SUCCEEDED) else _FAILED
+    return _MET if (on == Condition.SUCCESS) == (state is JobState.SUCCEEDED) else _FAILED
 
 
 def wait_for_children(

@@ -86,7 +86,7 @@ async def member(ctx: Context, fails: bool = False) -> dict[str, int]:
     await asyncio.sleep(0)
     note("end", ctx)
     if fails and ctx.claims == 1:
-        raise Dead("as it was told")
+        raise Dead("a member that fails")
     return {"claims": ctx.claims}
 
 

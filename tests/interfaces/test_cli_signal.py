@@ -116,3 +116,10 @@ def test_step_that_is_not_recorded_is_no_place_to_replay_from(cli: Cli) -> None:
     assert "none is recorded" in cli.fail("replay", job_id, "--from-step", "charge", code=2)
     assert "name its id" in cli.fail("replay", "--all", "--from-step", "charge", code=2)
     assert cli.json("show", job_id)["state"] == "cancelled"
+
+
+def test_waiting_job_takes_no_time_of_its_own(cli: Cli) -> None:
+    first = cli.json("enqueue", "work", "{}")["id"]
+    second = cli.json("enqueue", "work", "{}", "--after", first)["id"]
+    assert "has no time of its own" in cli.fail("edit", second, "--delay", "5m", code=1)
+    assert cli.json("edit", second, "--priority", "7")["priority"] == 7

@@ -42,11 +42,14 @@ class Kind:
         return server.url(**self.parameters)
 
 
+COMMAND_COMPLETE = b"C\0\0\0"
+"""How PostgreSQL's message of that name begins, whichever statement a settlement was: an update, or a query about one
+that was refused because the one before it, whose answer was cut off, had been applied."""
 POSTGRES = Kind(
     start=lambda: Postgres(authenticated=True),
     parameters={"schema": "crash"},
     greeting=b"user",
-    answers=((b'"by"', b""), (b'{"claims":', b"UPDATE ")),
+    answers=((b'"by"', b""), (b'{"claims":', COMMAND_COMPLETE)),
 )
 DURABLE = {"namespace": "crash", "durability": "always"}
 REDIS = Kind(

@@ -923,7 +923,8 @@ $$;
 
 -- A job under limits is ready: its partition must be listed, or be in the inbox. Waits for no other transaction. A locked row
 -- may be about to go. Where a snapshot lasts for the whole transaction no row can be relied on.
-create function holdfast.list_partition() returns trigger language plpgsql set search_path = pg_catalog, pg_temp as $$
+create function holdfast.list_partition() returns trigger language plpgsql set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_bitmapscan = off as $$
 begin
     if current_setting('transaction_isolation') = 'read committed' then
         perform from holdfast.partition p where p.queue = new.queue and p.name = new.partition for key share skip locked;

@@ -3,6 +3,7 @@
 python   runs; ``await`` may stand outside functions, and what one block defines the next may use. A block that begins
          with ``# app.py`` (or another file's name) is written to that file and imported, and its names are known. A
          block that waits for a result has a worker. ``print(…)  # text``: that is printed.
+         One that begins with ``# app.py: replace the last line`` is put into that file in place of its last line.
 toml     is written to the file its first line names.
 sh       each line is a command, which exits 0, or as ``# exits 1`` behind it says.
 console  the same for the lines after ``$``; the others are what must be printed, in this order. Numbers and ids may
@@ -38,6 +39,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 _FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"# ([\w/]+\.(?:py|toml|jsonl))$")
+_LAST_LINE = re.compile(r"# (\w+\.py): replace the last line$")
 _EXPORT = re.compile(r"export (\w+)=(\S*)$")
 _EXITS = re.compile(r"\s+# exits (\d+)$")
 _PRINTED = re.compile(r"^\s*print\(.*\)  # (.+)$", re.MULTILINE)
@@ -89,7 +91,13 @@ class Reader:
 
     def run(self, block: Block) -> None:
         """Do what one block says; AssertionError, naming its line, where that is not so."""
-        first = _FILE.match(block.text.split("\n", 1)[0])
+        begin, _, rest = block.text.partition("\n")
+        if changed := _LAST_LINE.match(begin):
+            path = self._folder / changed[1]
+            kept = path.read_text(encoding="utf-8").splitlines(keepends=True)[:-1]
+            path.write_text("".join(kept) + rest, encoding="utf-8")
+            return
+        first = _FILE.match(begin)
         if first:
             path = self._folder / first[1]
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 
 from holdfast.core.errors import Invalid
 from holdfast.core.models import Lease, NewJob, Settled, Submitted
@@ -45,7 +45,13 @@ class ExternalTransactions:
     async def _verified(self, connection: object) -> tuple[ConnectionAdapter, External]:
         """The connection, verified to be one to this application's store, and the store's family for it."""
         store = await self._reach(self._opened())
-        external = cast(External, store.external)
+        external = store.external
+        if external is None:
+            raise Invalid(
+                "connection",
+                type(connection).__name__,
+                f"leave it out: this application's jobs are in {store.url}, which shares no transaction with a caller",
+            )
         caller = await adapt_connection(connection)
         known = self._known.setdefault(store, weakref.WeakSet())
         if caller.physical is not None and caller.physical in known:

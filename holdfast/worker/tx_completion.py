@@ -6,11 +6,10 @@ outcome is read from the store.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 from holdfast.core.errors import HoldfastError, LeaseLost
 from holdfast.core.models import TxOutcome
-from holdfast.stores.base import External
 from holdfast.tasks import Context, encode_result
 from holdfast.worker.context import StoreBackoff, TaskRun, WorkerContext
 
@@ -41,9 +40,8 @@ class TxCompletion:
 
     async def is_lost(self, run: TaskRun) -> bool:
         """Returns True if another worker may have the job: it has not ended, and no open transaction completes it."""
-        external = cast(External, (await self._shared.app.open_store()).external)
         try:
-            outcome = await external.tx_outcome(run.lease)
+            outcome = await self._outcome(run)
         except HoldfastError:
             return True  # the store is away: unknown
         return outcome in (TxOutcome.ROLLED_BACK, TxOutcome.LEASE_LOST)
@@ -51,13 +49,12 @@ class TxCompletion:
     async def read_outcome(self, run: TaskRun) -> TxOutcome:
         """Returns the outcome of the job. Waits while its transaction is open, at most for the duration of a lease."""
         shared = self._shared
-        external = cast(External, (await shared.app.open_store()).external)
         backoff = StoreBackoff(shared, "runner")
         give_up_at = shared.clock.monotonic() + shared.settings.lease.total_seconds()
         pause = _MIN_PAUSE
         while True:
             try:
-                outcome = await external.tx_outcome(run.lease)
+                outcome = await self._outcome(run)
             except HoldfastError as error:
                 outcome = TxOutcome.PENDING
                 await backoff.wait_after(error)
@@ -65,3 +62,9 @@ class TxCompletion:
                 return outcome
             await shared.clock.sleep(pause)
             pause = min(2 * pause, _MAX_PAUSE)
+
+    async def _outcome(self, run: TaskRun) -> TxOutcome:
+        external = (await self._shared.app.open_store()).external
+        if external is None:  # the completion was refused
+            return TxOutcome.ROLLED_BACK
+        return await external.tx_outcome(run.lease)

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from holdfast import Context, Holdfast, JobState
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import HoldfastError, Invalid
 from holdfast.core.models import Job, Lease, Settlement, TxOutcome
 from holdfast.stores.base import ClaimRequest
 from holdfast.worker import Worker
 from tests.external_tx.support import Undone
+from tests.support import redis
 
 
 @pytest.fixture
@@ -131,3 +132,24 @@ def test_a_context_without_a_store_says_what_to_do() -> None:
     context = Context(Job("id", "t", "q", "{}", 1, 1, None, 0, 0, 0, 0))
     with pytest.raises(HoldfastError, match='executor="async" or "thread"'):
         context.sync.complete(None)
+
+
+def test_redis_store_refuses_a_caller_s_transaction() -> None:
+    """The attempt fails, and the worker goes on."""
+    server = redis.shared()
+    with server.fresh_namespace() as namespace, closing(sqlite3.connect(":memory:")) as connection:
+        app = Holdfast(server.url(namespace=namespace))
+
+        @app.task("work", max_attempts=1)
+        async def work(context: Context) -> None:
+            await context.complete(connection)
+
+        async def serve() -> str:
+            async with app:
+                with pytest.raises(Invalid, match="shares no transaction with a caller"):
+                    await work.options(connection=connection).enqueue()
+                handle = await work.enqueue()
+                await Worker(app, drain=True).run()
+                return (await handle.job()).error or ""
+
+        assert "which shares no transaction with a caller" in asyncio.run(serve())

@@ -42,6 +42,13 @@ class Step(msgspec.Struct, frozen=True, array_like=True, gc=False):
     result: str | None = None
 
 
+class StepReceipt(msgspec.Struct, frozen=True, gc=False):
+    """Answer to a step in a caller's transaction. is_held: its lease is. is_recorded: it is, once they commit."""
+
+    is_held: bool
+    is_recorded: bool = False
+
+
 STATE = "#state"
 """Name of the value that ``context.state`` saves."""
 PROGRESS = "#progress"

@@ -57,7 +57,7 @@ from holdfast.core.models import (
 )
 from holdfast.core.schedule import DueSchedules, Schedule, ScheduleChange
 from holdfast.core.stats import JobStats
-from holdfast.core.steps import NewStep, Step
+from holdfast.core.steps import NewStep, Step, StepReceipt
 from holdfast.core.waits import ChildStatus, JobWaits, KeptSignal, SentSignal, Signal, SignalReceipt, SignalWait
 
 T = TypeVar("T")
@@ -435,6 +435,10 @@ class External(Protocol):
     def complete_steps(self, lease: Lease, result: str | None) -> StatementFlow[Settled]:
         """End a running job as ``succeeded`` under its lease. From then on, until the caller's transaction ends, no
         other worker can take or settle the job. Not accepted: nothing was changed."""
+
+    def record_step(self, step: NewStep, previous: str | None) -> StatementFlow[StepReceipt]:
+        """Record a new step under its lease, which lasts until the caller's transaction ends. Not recorded if the
+        transaction does not see the step ``previous``, or the job has one of this name."""
 
     async def tx_outcome(self, lease: Lease) -> TxOutcome:
         """Returns the outcome of a completion under this lease, as far as is known now. Waits for no transaction."""

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from holdfast.core.errors import Invalid
 from holdfast.core.models import Lease, NewJob, Settled, Submitted
+from holdfast.core.steps import NewStep, StepReceipt
 from holdfast.stores.base import External, StatementFlow, Store
 from holdfast.stores.connection_adapters import ConnectionAdapter, adapt_connection, is_failed, refuse_failed
 
@@ -41,6 +42,15 @@ class ExternalTransactions:
         """End a running job on ``connection``: it has succeeded once its owner commits."""
         caller, external = await self._verified(connection)
         return await _hold(caller, external.complete_steps(lease, result))
+
+    async def verify_connection(self, connection: object) -> None:
+        """Raises Invalid or Conflict for a connection that cannot take a job or a step into its transaction."""
+        await self._verified(connection)
+
+    async def record_step(self, connection: object, step: NewStep, previous: str | None) -> StepReceipt:
+        """Record a step on ``connection``: the job has it once its owner commits, and never if they roll back."""
+        caller, external = await self._verified(connection)
+        return await _hold(caller, external.record_step(step, previous))
 
     async def _verified(self, connection: object) -> tuple[ConnectionAdapter, External]:
         """The connection, verified to be one to this application's store, and the store's family for it."""

@@ -38,7 +38,7 @@ from holdfast.core.models import (
 )
 from holdfast.core.schedule import DueSchedules, Schedule, ScheduleChange
 from holdfast.core.stats import JobStats
-from holdfast.core.steps import NewStep, Step
+from holdfast.core.steps import NewStep, Step, StepReceipt
 from holdfast.core.waits import ChildStatus, JobWaits, KeptSignal, SentSignal, Signal, SignalReceipt, SignalWait
 from holdfast.stores.base import (
     AT_ONCE,
@@ -399,6 +399,9 @@ class ForwardingExternal:
 
     def complete_steps(self, lease: Lease, result: str | None) -> StatementFlow[Settled]:
         return self._inner.complete_steps(lease, result)
+
+    def record_step(self, step: NewStep, previous: str | None) -> StatementFlow[StepReceipt]:
+        return self._inner.record_step(step, previous)
 
     async def tx_outcome(self, lease: Lease) -> TxOutcome:
         return await self._intercept("tx_outcome", lambda: self._inner.tx_outcome(lease))

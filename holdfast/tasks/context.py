@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
@@ -17,16 +17,16 @@ from holdfast.core.steps import Progress
 from holdfast.core.validation import check_name, check_span, check_timeout, parse_count
 from holdfast.tasks.children import Child
 from holdfast.tasks.job_logger import NOTHING, JobLog
-from holdfast.tasks.saved_values import SavedState, StepStore
-from holdfast.tasks.steps import DEFAULT_OPTIONS, JobSteps, StepOptions
+from holdfast.tasks.saved_values import SavedState, StepStore, TxStepStore
+from holdfast.tasks.steps import DEFAULT_OPTIONS, CallerTransaction, JobSteps, StepOptions
 
 P = ParamSpec("P")
 T = TypeVar("T")
 R_co = TypeVar("R_co", covariant=True)
 
 
-class Completer(Protocol):
-    """Protocol of an object that ends a job inside its handler's transaction."""
+class Completer(TxStepStore, Protocol):
+    """Protocol of an object that ends a job inside its handler's transaction, and records steps there."""
 
     async def complete(self, context: Context, connection: Any, result: Any) -> None: ...
 
@@ -148,15 +148,11 @@ class Context:
         LeaseLost: this attempt has lost its lease; let the error roll back your transaction. After a rollback the
         attempt has failed.
         """
-        if self._completer is None:
-            raise HoldfastError(
-                "context.complete(): this code runs in a process of its own, without a store; "
-                'let the task run with executor="async" or "thread"'
-            )
+        completer = _completer_of(self, "complete")
         self.completing = True  # first: a concurrent stop sees it, or is seen here
         if self.cancelled:
             raise Conflict(f"job {self.id} was asked to stop, and cannot be completed any more; roll back")
-        await self._completer.complete(self, connection, result)
+        await completer.complete(self, connection, result)
         return result
 
     async def limit(self, name: str, tokens: int = 1, *, wait: bool = False) -> None:
@@ -185,6 +181,28 @@ class Context:
         called again gets a number: "charge", "charge#2".
         """
         return self._job_steps.call(name, DEFAULT_OPTIONS, function, args, kwargs)
+
+    @overload
+    def step_in(
+        self, connection: Any, name: str, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, T]: ...
+
+    @overload
+    def step_in(
+        self, connection: Any, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, T]: ...
+
+    def step_in(
+        self, connection: Any, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Coroutine[Any, Any, Any]:
+        """Runs a step that writes to the jobs' own database, in the transaction of ``connection``, which you commit.
+
+        ``await context.step_in(connection, "charge", charge, connection, order)``: what the function writes there and
+        its result are committed together or rolled back together. LeaseLost: let it roll back your transaction. Unless
+        the transaction is committed before the next step and the handler's end, the attempt has failed.
+        """
+        transaction = CallerTransaction(_completer_of(self, "step_in"), connection)
+        return self._job_steps.call(name, DEFAULT_OPTIONS, function, args, kwargs, transaction)
 
     def with_options(
         self, *, tries: int = 1, retry: Retry | str | None = None, timeout: float | timedelta | str | None = None
@@ -291,9 +309,14 @@ class Context:
             self._steps = JobSteps(self.job, self._step_store, self._runner)
         return self._steps
 
-    def final_outcome(self, outcome: Outcome) -> Outcome:
+    @property
+    def has_steps(self) -> bool:
+        """Returns True if the handler has called a step. For the runner."""
+        return self._steps is not None
+
+    async def final_outcome(self, outcome: Outcome) -> Outcome:
         """Returns the outcome of the attempt, from that of the handler: its steps may end it otherwise."""
-        return outcome if self._steps is None else self._steps.final_outcome(outcome)
+        return outcome if self._steps is None else await self._steps.final_outcome(outcome)
 
     @property
     def sync(self) -> SyncContext:
@@ -345,9 +368,25 @@ class SyncContext:
     def step(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """``Context.step``, in this thread, for a function that is not async."""
         forbid_running_loop("await context.step(…) itself instead of context.sync.step(…)")
+        return self._run(name, function, args, kwargs, None)
+
+    def step_in(self, connection: Any, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """``Context.step_in``, in this thread, to which the connection belongs, for a function that is not async."""
+        forbid_running_loop("await context.step_in(…) itself instead of context.sync.step_in(…)")
+        transaction = CallerTransaction(_completer_of(self._context, "step_in"), connection)
+        return self._run(name, function, args, kwargs, transaction)
+
+    def _run(
+        self,
+        name: str,
+        function: Callable[..., T],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        transaction: CallerTransaction | None,
+    ) -> T:
         in_order = CURRENT.get(None) is self._context  # a thread that the handler started does not inherit it
         result: T = self._context._job_steps.run_blocking(
-            name, DEFAULT_OPTIONS, function, args, kwargs, in_order=in_order
+            name, DEFAULT_OPTIONS, function, args, kwargs, transaction, in_order=in_order
         )
         return result
 
@@ -355,6 +394,17 @@ class SyncContext:
         """``Context.limit``, in this thread."""
         forbid_running_loop("await context.limit(…) itself instead of context.sync.limit(…)")
         _limiter_of(self._context).take_blocking(name, tokens, wait=wait, is_cancelled=lambda: self._context.cancelled)
+
+
+def _completer_of(context: Context, method: str) -> Completer:
+    """Returns the completer of the worker; HoldfastError if the code has no access to the store."""
+    completer = context._completer
+    if completer is None:
+        raise HoldfastError(
+            f"context.{method}(): this code runs in a process of its own, without a store; "
+            'let the task run with executor="async" or "thread"'
+        )
+    return completer
 
 
 def _limiter_of(context: Context) -> Limiter:

@@ -20,7 +20,7 @@ import msgspec
 from holdfast.core.clock import Clock
 from holdfast.core.errors import Invalid, LeaseLost
 from holdfast.core.models import Job, Lease, NewJob
-from holdfast.core.steps import MAX_NAME, PROGRESS, STATE, NewStep, Progress, Step
+from holdfast.core.steps import MAX_NAME, PROGRESS, STATE, NewStep, Progress, Step, StepReceipt
 from holdfast.core.waits import ChildStatus, SignalReceipt, SignalWait
 from holdfast.tasks.codec import decode_json, encode_result
 
@@ -50,6 +50,14 @@ class StepStore(Protocol):
     async def server_time_us(self) -> int: ...
 
     def run_blocking(self, call: Coroutine[Any, Any, T]) -> T: ...
+
+
+class TxStepStore(Protocol):
+    """Protocol of an object that stores steps in their handlers' own transactions."""
+
+    async def verify_connection(self, connection: Any) -> None: ...
+
+    async def record_step(self, connection: Any, step: NewStep, previous: str | None) -> StepReceipt: ...
 
 
 class SavedValues:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, S
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -33,13 +33,14 @@ from holdfast.core.lifecycle import (
     failure_of,
 )
 from holdfast.core.models import MICROSECOND, TERMINAL, Job, NewJob, Reason
+from holdfast.core.portal import drive_coroutine
 from holdfast.core.retry import Retry
 from holdfast.core.steps import MAX_NAME, MAX_RESULTS, MAX_STEPS, NewStep, Step
 from holdfast.core.validation import is_plain
 from holdfast.core.waits import SignalWait
 from holdfast.tasks.children import Child, child_record
 from holdfast.tasks.codec import decode_json, encode_result, result_decoder
-from holdfast.tasks.saved_values import SavedValues, StepStore
+from holdfast.tasks.saved_values import SavedValues, StepStore, TxStepStore
 
 T = TypeVar("T")
 
@@ -56,6 +57,13 @@ class StepOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 DEFAULT_OPTIONS = StepOptions()
+
+
+class CallerTransaction(NamedTuple):
+    """The transaction of a handler's own connection, in which a step is recorded."""
+
+    step_store: TxStepStore
+    connection: Any
 
 
 class JobSteps:
@@ -77,11 +85,15 @@ class JobSteps:
         self._left: dict[str, Step] = {}  # recorded, and not called yet in this attempt
         self._reading = asyncio.Lock()
         self._is_read = job.claims == 1  # no attempt before can have recorded any
+        self._uncommitted: dict[str, bool] = {}  # steps in handlers' transactions, not seen by others yet: in order?
+        self._previous: str | None = None  # the last of them that is in order
         self._failed: dict[object, str] = {}  # the step that failed last, by the task or thread that called it
         self._end: tuple[BaseException, Outcome] | None = None
 
-    def final_outcome(self, outcome: Outcome) -> Outcome:
+    async def final_outcome(self, outcome: Outcome) -> Outcome:
         """The outcome of the attempt, from that of the handler."""
+        if self._end is None and self._uncommitted and isinstance(outcome, Succeeded):
+            await self._check_commits(in_order=False)
         if self._end is None and self._left and isinstance(outcome, Succeeded):
             first = min(self._left.values(), key=_number_of)
             self._end_by(_changed(f"step {first.name!r} is recorded, and the code does not call it any more"))
@@ -94,9 +106,11 @@ class JobSteps:
         function: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
+        transaction: CallerTransaction | None = None,
     ) -> Coroutine[Any, Any, Any]:
         """Counts a call of a step at once, and returns the coroutine that runs it."""
-        return self._run(*self._count_call(name), options, lambda: function(*args, **kwargs), decoder_of(function))
+        decode = decoder_of(function)
+        return self._run(*self._count_call(name), options, lambda: function(*args, **kwargs), decode, transaction)
 
     def run_blocking(
         self,
@@ -105,34 +119,41 @@ class JobSteps:
         function: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
+        transaction: CallerTransaction | None = None,
         *,
         in_order: bool,
     ) -> Any:
         """Runs a step in this thread, which waits. ``in_order``: it is the handler's."""
         if inspect.iscoroutinefunction(function):
-            raise Invalid(
-                "function", getattr(function, "__name__", function), "give one that is not async to sync.step"
-            )
+            method = "step" if transaction is None else "step_in"
+            remedy = f"give one that is not async to sync.{method}"
+            raise Invalid("function", getattr(function, "__name__", function), remedy)
         unique, number = self._count_call(name)
         run, decode, caller = self._step_store.run_blocking, decoder_of(function), threading.get_ident()
-        recorded = run(self._find(unique, caller, in_order=in_order))
+        recorded = run(self._find(unique, caller, in_order=in_order, transaction=transaction))
         if recorded is not None:
             return self._decode(unique, recorded.result, decode)
+        with self._noting_failure(caller, unique):
+            if transaction is not None:
+                drive_coroutine(transaction.step_store.verify_connection(transaction.connection))
+            value = self._try_often_blocking(options, lambda: function(*args, **kwargs))
+            saving = self._save(unique, number, decode, in_order=in_order, value=value, transaction=transaction)
+            return run(saving) if transaction is None else drive_coroutine(saving)
+
+    def _try_often_blocking(self, options: StepOptions, call: Callable[[], Any]) -> Any:
         tried = 0
         while True:
             tried += 1
             try:
                 with _inside_step():
-                    value = function(*args, **kwargs)
+                    return call()
             except HandlerSignal:
                 raise
             except Exception:
                 if tried == options.tries:
-                    self._failed[caller] = unique
                     raise
-                run(self._step_store.clock.sleep(options.retry.delay_after(tried, _rng).total_seconds()))
-                continue
-            return run(self._save(unique, number, decode, in_order=in_order, value=value))
+            pause = options.retry.delay_after(tried, _rng).total_seconds()
+            self._step_store.run_blocking(self._step_store.clock.sleep(pause))
 
     async def sleep(self, span: timedelta) -> None:
         """Ends the attempt by `Suspended`, and returns in the one that begins when the time is over."""
@@ -231,21 +252,35 @@ class JobSteps:
         return name if number == 1 else f"{name}#{number}", self._number
 
     async def _run(
-        self, name: str, number: int, options: StepOptions, call: Callable[[], Any], decode: Callable[[str], Any]
+        self,
+        name: str,
+        number: int,
+        options: StepOptions,
+        call: Callable[[], Any],
+        decode: Callable[[str], Any],
+        transaction: CallerTransaction | None,
     ) -> Any:
         caller = _running_task()
         in_order = caller is self._runner
-        recorded = await self._find(name, caller, in_order=in_order)
+        recorded = await self._find(name, caller, in_order=in_order, transaction=transaction)
         if recorded is not None:
             return self._decode(name, recorded.result, decode)
-        try:
+        with self._noting_failure(caller, name):
+            if transaction is not None:
+                await transaction.step_store.verify_connection(transaction.connection)
             value = await self._try_often(name, options, call)
+            return await self._save(name, number, decode, in_order=in_order, value=value, transaction=transaction)
+
+    @contextmanager
+    def _noting_failure(self, caller: object, name: str) -> Iterator[None]:
+        """Remembers a step that fails: its caller takes no further one in this attempt."""
+        try:
+            yield
         except HandlerSignal:
             raise
         except Exception:
             self._failed[caller] = name
             raise
-        return await self._save(name, number, decode, in_order=in_order, value=value)
 
     async def _try_often(self, name: str, options: StepOptions, call: Callable[[], Any]) -> Any:
         tried = 0
@@ -273,12 +308,16 @@ class JobSteps:
                 raise TimeoutError(f"step {name!r}: still running after {timeout:g} s")
             return results[0]
 
-    async def _find(self, name: str, caller: object, *, in_order: bool) -> Step | None:
+    async def _find(
+        self, name: str, caller: object, *, in_order: bool, transaction: CallerTransaction | None = None
+    ) -> Step | None:
         """The record of a step; None if it is to run. Raises what ends the attempt."""
         await self._read()
         failed = next(iter(self._failed.values()), None) if in_order else self._failed.get(caller)
         if self._end is None and failed is not None:
             self._end_by(_continued(failed, name))
+        if self._end is None and in_order and self._previous is not None and transaction is None:
+            await self._check_commits(in_order=True)
         if self._end is None and in_order and name not in self._left:
             skipped = [step for step in self._left.values() if step.in_order]
             if skipped:
@@ -298,21 +337,55 @@ class JobSteps:
                 self._size = sum(len(step.result or "") for step in steps if step.number)
                 self._is_read = True
 
-    async def _save(self, name: str, number: int, decode: Callable[[str], Any], *, in_order: bool, value: Any) -> Any:
+    async def _check_commits(self, *, in_order: bool) -> None:
+        """Ends the attempt unless its steps in handlers' transactions are committed; ``in_order``: only those are."""
+        recorded = {step.name for step in await self._step_store.read_steps(self._job.id)}
+        for name in recorded.intersection(list(self._uncommitted)):
+            del self._uncommitted[name]
+        missing = next((name for name, each in list(self._uncommitted.items()) if each or not in_order), None)
+        if missing is not None:
+            self._end_by(_rolled_back(missing))
+        self._previous = None
+
+    async def _save(
+        self,
+        name: str,
+        number: int,
+        decode: Callable[[str], Any],
+        *,
+        in_order: bool,
+        value: Any,
+        transaction: CallerTransaction | None = None,
+    ) -> Any:
         """Stores the result of a step, and returns it as later attempts read it."""
         try:
             result = encode_result(value, self._step_store.result_limit)
         except Invalid as error:
             raise self._end_by(_final(f"step {name!r}: {error}", Reason.RESULT)) from error
         found = self._decode(name, result, decode)
-        await self._write(name, number, in_order, result)
+        await self._write(name, number, in_order, result, transaction)
         return found
 
-    async def _write(self, name: str, number: int, in_order: bool, result: str | None) -> None:
+    async def _write(
+        self, name: str, number: int, in_order: bool, result: str | None, transaction: CallerTransaction | None = None
+    ) -> None:
         self._grow(name, result)
         step = NewStep(self._job.lease, name, number, in_order, result, self._job.worker)
-        if not await self._step_store.save_step(step):
+        if transaction is not None:
+            await self._record(step, transaction)
+        elif not await self._step_store.save_step(step):
             raise self._lease_lost(name)
+
+    async def _record(self, step: NewStep, transaction: CallerTransaction) -> None:
+        previous = self._previous if step.in_order else None
+        self._uncommitted[step.name] = step.in_order
+        if step.in_order:
+            self._previous = step.name
+        receipt = await transaction.step_store.record_step(transaction.connection, step, previous)
+        if not receipt.is_held:
+            raise self._lease_lost(step.name)
+        if not receipt.is_recorded:
+            raise self._end_by(_rolled_back(previous or step.name))
 
     def _grow(self, name: str, result: str | None) -> None:
         """Counts a result of this attempt among those of the job."""
@@ -350,6 +423,12 @@ def _continued(failed: str, name: str) -> tuple[BaseException, Outcome]:
     """A handler that goes on behind a failed step might take another way in its next attempt."""
     remedy = "catch the exception inside the function of the step, and return what became of it"
     text = f"step {name!r} cannot be taken after step {failed!r} has failed: {remedy}"
+    return HandlerSignal(text), Failed(error=text)
+
+
+def _rolled_back(name: str) -> tuple[BaseException, Outcome]:
+    remedy = "commit its transaction before the next step and the end of the handler; let its errors end the attempt"
+    text = f"step {name!r} is not committed: {remedy}"
     return HandlerSignal(text), Failed(error=text)
 
 

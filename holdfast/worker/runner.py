@@ -163,7 +163,9 @@ class Runner:
         fault_point("handler.before")
         outcome: Outcome | None = None
         try:
-            outcome = run.context.final_outcome(await self._execute(run, run.context))
+            outcome = await self._execute(run, run.context)
+            if run.context.has_steps:
+                outcome = await run.context.final_outcome(outcome)
             if type(outcome) is Failed and UnfitJobs.is_unfit(outcome, job):
                 [outcome] = await self._unfit.settle_unfit([job], [outcome], shared.settings)
             if type(outcome) is Failed and outcome.pause is not None:

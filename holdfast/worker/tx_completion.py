@@ -1,4 +1,4 @@
-"""Handlers that complete their job in their own database transaction, together with their rows.
+"""Handlers that complete their job, or record steps, in their own database transaction, together with their rows.
 
 The commit decides the outcome, and it happens outside Holdfast. So after the handler has returned or raised, the
 outcome is read from the store.
@@ -10,6 +10,7 @@ from typing import Any
 
 from holdfast.core.errors import HoldfastError, LeaseLost
 from holdfast.core.models import TxOutcome
+from holdfast.core.steps import NewStep, StepReceipt
 from holdfast.tasks import Context, encode_result
 from holdfast.worker.context import StoreBackoff, TaskRun, WorkerContext
 
@@ -20,7 +21,7 @@ UNDONE = "the transaction in which it was completed was not committed"
 
 
 class TxCompletion:
-    """Completion of jobs in their handlers' transactions, by ``context.complete``."""
+    """Jobs in their handlers' transactions: their completion by ``context.complete``, steps by ``context.step_in``."""
 
     def __init__(self, shared: WorkerContext) -> None:
         self._shared = shared
@@ -37,6 +38,14 @@ class TxCompletion:
             raise LeaseLost(
                 f"job {job.id} is not this attempt's to complete: it is {answer.state or 'gone'} now; roll back"
             )
+
+    async def verify_connection(self, connection: Any) -> None:
+        """Raises Invalid or Conflict for a connection that cannot take a step into its transaction."""
+        await self._shared.app.within.verify_connection(connection)
+
+    async def record_step(self, connection: Any, step: NewStep, previous: str | None) -> StepReceipt:
+        """Records a step on ``connection``. Without an event loop it runs in the thread of its handler."""
+        return await self._shared.app.within.record_step(connection, step, previous)
 
     async def is_lost(self, run: TaskRun) -> bool:
         """Returns True if another worker may have the job: it has not ended, and no open transaction completes it."""

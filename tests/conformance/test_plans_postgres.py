@@ -375,9 +375,10 @@ class Explained:
         values = {**VALUES, **OWN.get(case.name, {}), **case.values}
         connection.execute("begin")
         connection.execute("set local jit = off")
-        connection.execute(f"prepare tried as {query.sql}".encode())
-        arguments = sql.SQL(", ").join(sql.Literal(literal(values[name])) for name in query.names)
-        run = sql.SQL("execute tried({})" if query.names else "execute tried").format(arguments)
+        connection.execute(f"prepare tried as {query.sql.replace('?', '$1')}".encode())
+        names = query.names or ("text",) * query.sql.count("?")  # a statement for a caller's connection
+        arguments = sql.SQL(", ").join(sql.Literal(literal(values[name])) for name in names)
+        run = sql.SQL("execute tried({})" if names else "execute tried").format(arguments)
         options = sql.SQL("explain (analyze, buffers, format json) ")
         (document,) = connection.execute(options + run).fetchone() or ()
         connection.execute("rollback")

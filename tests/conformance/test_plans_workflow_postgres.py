@@ -49,7 +49,11 @@ insert into {schema}.step (job_id, ended_at, claims, number, in_order, name)
 select id, {now}, 1, 1, true, 'charge' from {schema}.job;
 """
 
+STEP = {"at": NOW, "id": ids(2)[9], "claims": 1, "worker": "worker", "number": 2, "in_order": True, "name": "ship"}
+
 CASES = [
+    Case("record_step", (BY_ID,), {"text": json.dumps(STEP)}),
+    Case("record_step", (BY_ID, "step_pkey(job_id, name)"), {"text": json.dumps(STEP | {"previous": "charge"})}),
     Case("settle_awaited", (BY_ID,), RUNNING),
     Case("unlocked", (BY_ID, "dependency_on(job_id, state)"), {"ids": ids(2)}),
     Case("prune_jobs", ("job_ended(state, ended_at)",), {"span": ROWS // 2}),

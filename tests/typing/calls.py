@@ -97,6 +97,9 @@ async def makes_steps(context: Context) -> None:
     reveal_type(await context.with_options(tries=3).step("halve", halve, count=1))  # shows: float
     reveal_type(context.sync.step("count", len, "abc"))  # shows: int
     await context.step("halve", halve, "1")  # wrong: call-overload
+    reveal_type(await context.step_in(None, "halve", halve, 1))  # shows: float
+    reveal_type(await context.step_in(None, "count", len, "abc"))  # shows: int
+    reveal_type(context.sync.step_in(None, "count", len, "abc"))  # shows: int
 
 
 async def halve(count: int) -> float:

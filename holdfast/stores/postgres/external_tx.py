@@ -1,7 +1,7 @@
 """Family ``external`` of PostgreSQL: jobs on a caller's own connection, inside its transaction.
 
-Each is one call of a function of the schema, with one text: every driver and every session can send that, whatever its
-encoding. In one without an encoding psycopg answers with bytes.
+Each is one statement with one text, most of them a call of a function of the schema: every driver and every session can
+send that, whatever its encoding. In one without an encoding psycopg answers with bytes.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import msgspec
 from holdfast.core.errors import Invalid
 from holdfast.core.limits import LimitTable
 from holdfast.core.models import JobState, Lease, NewJob, Settled, Submitted, TxOutcome
+from holdfast.core.steps import NewStep, StepReceipt
 from holdfast.stores.base import Statement, StatementFlow
 from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.stores.common.named_sql import STATES
@@ -126,6 +127,24 @@ class PostgresExternal:
         done = {"at": self._instant(), "id": lease.job_id, "claims": lease.claims, "result": text_or_none(result)}
         ((accepted, state),) = yield Statement(self._sql["complete"].sql, (_ascii(done),))
         return Settled(lease.job_id, lease.claims, accepted, None if state is None else STATES[state])
+
+    def record_step(self, step: NewStep, previous: str | None) -> StatementFlow[StepReceipt]:
+        lease = step.lease
+        if not is_id(lease.job_id):
+            return StepReceipt(is_held=False)
+        given = {
+            "at": self._instant(),
+            "id": lease.job_id,
+            "claims": lease.claims,
+            "worker": step.worker,
+            "number": step.number,
+            "in_order": step.in_order,
+            "name": to_text(step.name),
+            "result": text_or_none(step.result),
+            "previous": text_or_none(previous),
+        }
+        ((is_held, is_recorded),) = yield Statement(self._sql["record_step"].sql, (_ascii(given),))
+        return StepReceipt(is_held, is_recorded)
 
     async def tx_outcome(self, lease: Lease) -> TxOutcome:
         if not is_id(lease.job_id):

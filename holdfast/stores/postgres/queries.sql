@@ -556,6 +556,29 @@ with held as materialized (
 )
 select ordinal from held;
 
+-- name: record_step
+-- On the connection of its handler, behind the step that must be there. No other worker takes the job before that ends.
+with given as materialized (
+    select cast(g.step ->> 'id' as uuid) as id, cast(g.step ->> 'claims' as bigint) as claims, g.step ->> 'worker' as worker,
+        cast(g.step ->> 'number' as integer) as number, cast(g.step ->> 'in_order' as boolean) as in_order,
+        g.step ->> 'name' as name, g.step ->> 'result' as result, g.step ->> 'previous' as previous,
+        coalesce(cast(g.step ->> 'at' as bigint), cast(extract(epoch from statement_timestamp()) * 1000000 as bigint)) as at
+    from (select cast(cast(? as text) as json) as step) g
+), held as materialized (
+    select j.id, j.claims from given g join holdfast.job j on j.id = g.id
+    where j.claims = g.claims and j.state + 0 = 2 and j.lease_until + 0 > g.at and j.worker = coalesce(g.worker, j.worker)
+    for share of j
+), recorded as (
+    insert into holdfast.step (job_id, ended_at, claims, number, in_order, name, result)
+    select h.id, g.at, h.claims, g.number, g.in_order, g.name, g.result
+    from held h cross join given g
+    where g.previous is null
+        or exists (select from holdfast.step s where s.job_id = h.id and s.name = g.previous)
+    on conflict do nothing
+    returning 1
+)
+select exists (select from held), exists (select from recorded);
+
 -- name: forget_steps
 -- And what their jobs wait for.
 with forgotten as (delete from holdfast.receiver where job_id = any(:ids::uuid[]) and number >= :from_step)

@@ -9,6 +9,7 @@ from pathlib import Path
 from holdfast.core.errors import Invalid
 from holdfast.core.limits import decode_limits
 from holdfast.core.models import JobState, Lease, NewJob, Settled, Submitted, TxOutcome
+from holdfast.core.steps import NewStep, StepReceipt
 from holdfast.stores.base import Statement, StatementFlow
 from holdfast.stores.common.named_sql import STATES
 from holdfast.stores.sqlite.connection import SOUND_CHECKPOINT
@@ -61,6 +62,20 @@ class SqliteExternal(LimitedFamily):
         rows = yield Statement(self._sql["completed"], (lease.job_id,))
         state = STATES[rows[0][0]] if rows else None
         return Settled(lease.job_id, lease.claims, bool(done), state)
+
+    def record_step(self, step: NewStep, previous: str | None) -> StatementFlow[StepReceipt]:
+        self._opened().identity.check_files()
+        return self._record(step, previous)
+
+    def _record(self, step: NewStep, previous: str | None) -> StatementFlow[StepReceipt]:
+        yield Statement(self._sql["begin_writing"])
+        now_us, lease = self._now(), step.lease
+        jobs = yield Statement(self._sql["held_job"], (lease.job_id, lease.claims, step.worker, now_us))
+        if not jobs:
+            return StepReceipt(is_held=False)
+        row = (jobs[0][0], step.name, step.number, step.in_order, lease.claims, now_us, step.result, previous)
+        recorded = yield Statement(self._sql["record_step"], row)
+        return StepReceipt(is_held=True, is_recorded=bool(recorded))
 
     async def tx_outcome(self, lease: Lease) -> TxOutcome:
         return await self._opened().writer.call(lambda transaction: self._outcome(transaction, lease))

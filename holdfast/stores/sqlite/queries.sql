@@ -327,6 +327,18 @@ select d.key, j.seq
 from json_each(:leases) d cross join holdfast_job j on j.id = d.value ->> 0
 where +j.claims = d.value ->> 1 and +j.state = 2 and +j.lease_until > :now and j.worker = coalesce(d.value ->> 2, j.worker);
 
+-- own: held_job
+select seq from holdfast_job
+where id = ?1 and +claims = ?2 and +state = 2 and +lease_until > ?4 and worker = coalesce(?3, worker);
+
+-- name: record_step
+-- Behind the step that must be there.
+insert into holdfast_step (job_seq, name, number, in_order, claims, ended_at, result)
+select ?1, ?2, ?3, ?4, ?5, ?6, ?7
+where ?8 is null or exists (select 1 from holdfast_step where job_seq = ?1 and name = ?8)
+on conflict do nothing
+returning 1;
+
 -- own: insert_step
 insert into holdfast_step (job_seq, name, number, in_order, claims, ended_at, result)
 values (?, ?, ?, ?, ?, ?, ?)

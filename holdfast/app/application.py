@@ -13,8 +13,8 @@ from holdfast.app.bound_task import with_defaults
 from holdfast.app.editing import JobEditing
 from holdfast.app.handle import (
     JobHandle,
-    batch_size,
     canonical_id,
+    check_batch_size,
     check_limit,
     check_no_function,
     check_selection,
@@ -42,14 +42,13 @@ from holdfast.core.models import (
     QueueInfo,
     ReplayRate,
     Submitted,
-    WorkerCommand,
-    WorkerInfo,
 )
 from holdfast.core.portal import drive_coroutine, running_loop
 from holdfast.core.resources import Resources
 from holdfast.core.schedule import Schedule
 from holdfast.core.stats import JobStats
 from holdfast.core.validation import check_name, check_task_name, did_you_mean, parse_count, parse_duration, parse_rate
+from holdfast.core.workers import WorkerCommand, WorkerInfo
 from holdfast.settings.settings import Settings
 from holdfast.stores import ExternalTransactions, open_store
 from holdfast.stores.base import AT_ONCE, Selection, Store
@@ -257,12 +256,20 @@ class Holdfast(JobEditing, WorkflowMethods):
         await self._reached(self._submitter.check_keys(jobs, answers))
         return answers
 
+    async def _submit_together(self, jobs: Sequence[NewJob], connection: Any) -> list[JobHandle[Any]]:
+        """Stores drafted jobs in one transaction: a new one, or that of a connection of the caller's."""
+        if connection is None:
+            answers = await self._submitter.submit_all(jobs)
+        else:
+            answers = await self._submitted_within(connection, jobs)
+        return [self._handed(answer) for answer in answers]
+
     @requires_loop
     async def enqueue_many(
-        self, jobs: Iterable[NewJob] | AsyncIterable[NewJob], *, batch: int = 1000, connection: Any = None
+        self, jobs: Iterable[NewJob] | AsyncIterable[NewJob], *, batch_size: int = 1000, connection: Any = None
     ) -> list[JobHandle[Any]]:
         """Submit many drafted jobs (``task.new_job(…)``, ``app.draft_job(…)``), one transaction per batch."""
-        size = batch_size(batch)
+        size = check_batch_size(batch_size)
         if connection is None:
             answers = await self._submitter.submit_many(jobs, size)
         else:
@@ -272,10 +279,10 @@ class Holdfast(JobEditing, WorkflowMethods):
         return [self._handed(answer) for answer in answers]
 
     async def enqueue_stream(
-        self, jobs: Iterable[NewJob] | AsyncIterable[NewJob], *, batch: int = 1000
+        self, jobs: Iterable[NewJob] | AsyncIterable[NewJob], *, batch_size: int = 1000
     ) -> AsyncIterator[list[JobHandle[Any]]]:
         """Stores a stream too long to hold, in batches; yields the handles of each before it draws the next."""
-        async for each in split_batches(jobs, batch_size(batch)):
+        async for each in split_batches(jobs, check_batch_size(batch_size)):
             answers = await self._submitter.submit_all(each)
             yield [self._handed(answer) for answer in answers]
 
@@ -405,15 +412,6 @@ class Holdfast(JobEditing, WorkflowMethods):
         number = None if from_step is None else await self._step_number(chosen, from_step)
         return await store.admin.replay(chosen, force=force, payload=text, from_step=number, limit=limit, pace=pace)
 
-    async def _step_number(self, chosen: Selection, name: str) -> int:
-        if isinstance(chosen, JobFilter) or len(chosen) != 1:
-            raise Invalid("from_step", name, "it is a step of one job: name its id")
-        steps = {step.name: step.number for step in await self._read_record(chosen[0]) if step.number}
-        if name not in steps:
-            known = f"recorded are {', '.join(list(steps)[:20])}" if steps else "none is recorded"
-            raise Invalid("from_step", name, f"give a step of job {chosen[0]}; {known}{did_you_mean(name, steps)}")
-        return steps[name]
-
     @requires_loop
     async def delete(self, selection: str | Selection, *, limit: int = 1000) -> BulkResult:
         """Remove jobs that are not running, with key and history."""
@@ -473,6 +471,8 @@ class BlockingHoldfast(BlockingView):
     steps = BlockingMethod(Holdfast.steps)
     saved_values = BlockingMethod(Holdfast.saved_values)
     read_waits = BlockingMethod(Holdfast.read_waits)
+    enqueue_batch = BlockingMethod(Holdfast.enqueue_batch)
+    read_batch = BlockingMethod(Holdfast.read_batch)
     signal = BlockingMethod(Holdfast.signal)
     kept_signals = BlockingMethod(Holdfast.kept_signals)
     queues = BlockingMethod(Holdfast.queues)
@@ -484,6 +484,7 @@ class BlockingHoldfast(BlockingView):
     replay = BlockingMethod(Holdfast.replay)
     delete = BlockingMethod(Holdfast.delete)
     edit = BlockingMethod(Holdfast.edit)
+    fork_job = BlockingMethod(Holdfast.fork_job)
     cancel_one = BlockingMethod(Holdfast.cancel_one)
     replay_one = BlockingMethod(Holdfast.replay_one)
     unique_holder = BlockingMethod(Holdfast.unique_holder)

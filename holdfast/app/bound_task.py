@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from holdfast.app.batches import Batch
 from holdfast.app.handle import JobHandle
 from holdfast.app.submitter import JobOptions, draft_job
 from holdfast.app.sync import Blocker, requires_loop
@@ -91,6 +92,7 @@ class BoundTask(Task[P, R], Generic[P, R, F]):
         tags: tuple[str, ...] | list[str] = (),
         metadata: dict[str, object] | None = None,
         after: After | Iterable[After] | None = None,
+        batch: Batch | None = None,
         id: str | None = None,
         connection: Any = None,
     ) -> ConfiguredTask[P, R]:
@@ -103,6 +105,7 @@ class BoundTask(Task[P, R], Generic[P, R, F]):
         unique: a policy for jobs that do the same work: a ``Unique``, or its ``during`` alone, like "active".
         expires: a span or an instant by which a worker must have taken the job, else it is cancelled; or "never".
         after: jobs that must have succeeded first: ids, handles, drafted jobs, or a `Dependency` for another end.
+        batch: the batch of which they are members, by its id or handle; it must not have ended.
         connection: submit inside the transaction of this connection of yours, to the same database.
 
         Raises `Invalid` at once for a value that is not valid.
@@ -123,6 +126,7 @@ class BoundTask(Task[P, R], Generic[P, R, F]):
             tags=check_tags(tags) if tags else (),
             metadata=metadata,
             after=after,
+            batch=batch,
         )
         prepared = ConfiguredTask(self._app, self, draft, connection)
         prepared.check()

@@ -8,16 +8,30 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
-from holdfast.app.handle import refused_state
+from holdfast.app.handle import JobHandle, refused_state
 from holdfast.app.registration import TaskRegistration
+from holdfast.app.submitter import check_id
 from holdfast.app.sync import requires_loop
+from holdfast.core.batches import BATCH_TASK
 from holdfast.core.errors import Conflict, Invalid
+from holdfast.core.ids import new_id
 from holdfast.core.job_changes import EDITABLE, NEVER, JobChanges, check_changes, check_edit, check_expiry, parse_expiry
 from holdfast.core.lifecycle import check_replay, describe_holder
-from holdfast.core.models import BulkResult, Job, JobState, ReplayRate, to_microseconds
+from holdfast.core.models import (
+    TERMINAL,
+    BulkResult,
+    Job,
+    JobFilter,
+    JobState,
+    NewJob,
+    ReplayRate,
+    Step,
+    to_microseconds,
+)
 from holdfast.core.unique import holds_unique
-from holdfast.core.validation import check_name, check_priority, check_span, check_tags, parse_instant
+from holdfast.core.validation import check_name, check_priority, check_span, check_tags, did_you_mean, parse_instant
 from holdfast.stores.base import AT_ONCE, Selection, Store
 from holdfast.tasks import Registry, encode_payload
 from holdfast.tasks.command_policy import COMMAND, CommandPolicy
@@ -127,9 +141,62 @@ class JobEditing(TaskRegistration):
         if operated.changed:
             return
         check_replay(job_id, refused_state(operated), force=force)
+        if (await self._get(job_id)).task == BATCH_TASK:
+            raise Conflict(f"job {job_id} cannot be replayed: it is a batch; replay its jobs, and it waits again")
         holder = await self.unique_holder(job_id)
         advice = "it has just changed; look at it, and try again" if holder is None else describe_holder(holder)
         raise Conflict(f"job {job_id} cannot be replayed: {advice}")
+
+    @requires_loop
+    async def fork_job(
+        self,
+        job_id: str,
+        *,
+        from_step: str | None = None,
+        payload: Mapping[str, Any] | None = None,
+        id: str | None = None,
+    ) -> JobHandle[Any]:
+        """Submits a copy of a job that has ended, which takes the steps from ``from_step`` on; without it, all.
+
+        It keeps the earlier steps, signals among them, and what the handler has saved (state, progress, cursors). It
+        has the options of the first job, but no key and no batch. ``payload``: other arguments. ``id``: the same id
+        again is harmless.
+
+        NotFound; Conflict: the job has not ended; Invalid: the step is not recorded.
+        """
+        job = await self._get(job_id)
+        if job.state not in TERMINAL or job.task == BATCH_TASK:
+            advice = "it is a batch" if job.task == BATCH_TASK else f"it is {job.state}; wait for its end, or cancel it"
+            raise Conflict(f"job {job.id} cannot be forked: {advice}")
+        kept: tuple[Step, ...] = ()
+        if from_step is not None:
+            number = await self._step_number([job.id], from_step)
+            record = await (await self.open_store()).workflow.read_steps(job.id)
+            kept = tuple(step for step in record if step.number < number)
+        options = job.options_or_default
+        fork = NewJob(
+            id=new_id() if id is None else check_id(id),
+            has_client_id=id is not None,
+            task=job.task,
+            payload=job.payload if payload is None else self._checked_payload(job, payload),
+            queue=job.queue,
+            priority=job.priority,
+            max_attempts=job.max_attempts,
+            options=replace(options, unique=None, batch=None, forks=job.id, traceparent=None, tracestate=None),
+            record=kept,
+        )
+        return await self.submit(fork)
+
+    async def _step_number(self, chosen: Selection, name: str) -> int:
+        if isinstance(chosen, JobFilter) or len(chosen) != 1:
+            raise Invalid("from_step", name, "it is a step of one job: name its id")
+        record = await (await self.open_store()).workflow.read_steps(chosen[0])
+        steps = {step.name: step.number for step in record if step.number}
+        if name not in steps:
+            known = f"recorded are {', '.join(list(steps)[:20])}" if steps else "none is recorded"
+            advice = f"{known}{did_you_mean(name, steps)}; a step that has failed runs again without from_step"
+            raise Invalid("from_step", name, f"give a step of job {chosen[0]}; {advice}")
+        return steps[name]
 
     @abstractmethod
     async def _replay(

@@ -208,8 +208,8 @@ def refused_state(operated: BulkResult) -> JobState:
     return state
 
 
-def batch_size(size: int) -> int:
+def check_batch_size(size: int) -> int:
     """Jobs a transaction. Raises `Invalid` for too many, or none."""
     if not 1 <= size <= 10_000:
-        raise Invalid("batch", size, "give between 1 and 10,000 jobs a transaction")
+        raise Invalid("batch_size", size, "give between 1 and 10,000 jobs a transaction")
     return size

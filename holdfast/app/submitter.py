@@ -18,6 +18,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from holdfast.app.backpressure import QueueDepths
+from holdfast.app.batches import Batch, parse_batch
 from holdfast.app.workflows import After, check_circles, parse_dependencies
 from holdfast.core.errors import Conflict, HoldfastError, Invalid, Unavailable
 from holdfast.core.events import Events, JobCreated, JobDuplicate, JobsSubmitted
@@ -74,6 +75,7 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tags: Sequence[str] = ()
     metadata: dict[str, object] | None = None
     after: After | Iterable[After] | None = None
+    batch: Batch | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.tags, str):  # a sequence of letters, to whatever adds the task's own
@@ -89,9 +91,10 @@ def draft_job(task: str, payload: str, draft: JobOptions, settings: Settings) ->
         retry=None if draft.retry is None else as_retry(draft.retry).to_builtins(),
         metadata=None if draft.metadata is None else check_metadata(draft.metadata),
         tags=check_tags(draft.tags) if draft.tags else (),
+        batch=None if draft.batch is None else parse_batch(draft.batch),
     )
     job = NewJob(
-        id=new_id() if draft.id is None else _checked_id(draft.id),
+        id=new_id() if draft.id is None else check_id(draft.id),
         has_client_id=draft.id is not None,
         task=check_task_name(task),
         payload=payload,
@@ -113,7 +116,8 @@ def draft_job(task: str, payload: str, draft: JobOptions, settings: Settings) ->
     return job if draft.unique is None else as_unique(draft.unique).bind(job)
 
 
-def _checked_id(text: str) -> str:
+def check_id(text: str) -> str:
+    """Returns the canonical form of an id that a client gives to a new job. Raises Invalid."""
     canonical = parse_id(str(text))
     if canonical is None:
         raise Invalid("id", text, "give a UUID (or leave it out, and use key=… for a name of your own)")
@@ -171,7 +175,7 @@ class Submitter:
         groups = self._groups.get(loop)
         if groups is None:
             groups = self._groups[loop] = _Group(self._send), _Group(self._send)
-        may_wait = job.key is not None or job.unique is not None or bool(job.after)
+        may_wait = job.key is not None or job.unique is not None or job.is_related
         return await groups[may_wait].submit(job)
 
     async def submit_all(self, jobs: Sequence[NewJob]) -> list[Submitted]:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
 from msgspec.structs import replace
 
+from holdfast.app.batches import Callbacks, draft_batch
 from holdfast.app.handle import JobHandle
 from holdfast.app.sync import requires_loop
+from holdfast.core.batches import BatchProgress
 from holdfast.core.dependencies import Condition, Dependency, find_cycle
-from holdfast.core.errors import Invalid
+from holdfast.core.errors import Invalid, NotFound
 from holdfast.core.ids import new_id, parse_id
-from holdfast.core.models import Job, NewJob
-from holdfast.core.steps import MAX_NAME, PROGRESS, STATE, Progress, Step
+from holdfast.core.models import Job, NewJob, Step
+from holdfast.core.steps import MAX_NAME, PROGRESS, STATE, Progress
 from holdfast.core.validation import is_plain, parse_count
 from holdfast.core.waits import MAX_SIGNAL_ID, JobWaits, KeptSignal, SentSignal, Signal
 from holdfast.settings.settings import Settings
@@ -43,6 +45,8 @@ class _Application(Protocol):
 
     async def _read_record(self, job_id: str) -> list[Step]: ...
 
+    async def _submit_together(self, jobs: Sequence[NewJob], connection: Any) -> list[JobHandle[Any]]: ...
+
 
 class WorkflowMethods:
     """Methods of an application for workflows."""
@@ -64,6 +68,46 @@ class WorkflowMethods:
     async def read_waits(self: _Application, job_id: str) -> JobWaits:
         """Waits of a job: for a signal, other jobs, its children; and the jobs that wait for it."""
         return await (await self.open_store()).workflow.read_waits((await self._get(job_id)).id)
+
+    @requires_loop
+    async def enqueue_batch(
+        self: _Application,
+        jobs: Iterable[NewJob],
+        *,
+        on_success: Callbacks = (),
+        on_failure: Callbacks = (),
+        on_end: Callbacks = (),
+        id: str | None = None,
+        queue: str | None = None,
+        tags: Sequence[str] = (),
+        metadata: dict[str, object] | None = None,
+        connection: Any = None,
+    ) -> JobHandle[Any]:
+        """Submits drafted jobs as a batch, in one transaction: a job that ends with the last of them.
+
+        It has succeeded if all of them have; else it is dead. Callbacks are drafted jobs too: ``on_success`` and
+        ``on_end`` start with its end, ``on_failure`` when its first job has failed; each at most once. A job of the
+        batch may add others while it runs: ``options(batch=context.batch_id)``.
+
+        ``id``: the same id again, with the same jobs, is harmless. ``queue``: of the batch, by default that of its
+        first job. Redis stores each 200 jobs at once, and lets the batch end when all are stored.
+        """
+        callbacks = ((Condition.SUCCESS, on_success), (Condition.FAILURE, on_failure), (Condition.END, on_end))
+        drafted = draft_batch([*jobs], callbacks, id=id, queue=queue, tags=tags, metadata=metadata)
+        handles = await self._submit_together(drafted, connection)
+        return handles[0]
+
+    @requires_loop
+    async def read_batch(self: _Application, job_id: str) -> BatchProgress:
+        """Numbers of jobs in a batch: all of them, those that have ended, and those that have failed.
+
+        The answer does not depend on the size of the batch. NotFound for what is no batch.
+        """
+        job = await self._get(job_id)
+        progress = await (await self.open_store()).workflow.read_batch(job.id)
+        if progress is None:
+            raise NotFound(f"job {job.id} is no batch")
+        return progress
 
     @requires_loop
     async def signal(self: _Application, topic: str, value: Any = None, *, id: str | None = None) -> SentSignal:

@@ -57,7 +57,9 @@ class Tally:
         return f"the jobs of lines 1 to {self.last_line} are stored, and none after them"
 
 
-def enqueue_stream(session: Session, source: str, *, task: str | None, provided: Mapping[str, Any], batch: int) -> int:
+def enqueue_stream(
+    session: Session, source: str, *, task: str | None, provided: Mapping[str, Any], batch_size: int
+) -> int:
     """Submits every line. Batches before a bad line stay stored; the message says how many jobs."""
     tally = Tally()
     with (
@@ -67,7 +69,7 @@ def enqueue_stream(session: Session, source: str, *, task: str | None, provided:
     ):
         lines = _lines(file, app, task, parse_options(provided))
         try:
-            for jobs in _batches(lines, batch):
+            for jobs in _batches(lines, batch_size):
                 _store(session, app, jobs, tally)
                 progress(tally.created + tally.duplicates, jobs[-1].end)
         except KeyboardInterrupt:
@@ -82,7 +84,7 @@ def enqueue_stream(session: Session, source: str, *, task: str | None, provided:
 
 def _store(session: Session, app: Holdfast, lines: list[StreamLine], tally: Tally) -> None:
     with nullcontext() if tally.last_line else note_if_created(app):
-        handles = app.sync.enqueue_many([line.job for line in lines], batch=len(lines))
+        handles = app.sync.enqueue_many([line.job for line in lines], batch_size=len(lines))
     tally.created += sum(handle.created for handle in handles)
     tally.duplicates += sum(not handle.created for handle in handles)
     tally.last_line = lines[-1].number

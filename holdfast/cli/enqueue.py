@@ -42,7 +42,7 @@ from holdfast.views.formatting import safe_text
 @job_options
 @wait_options
 @click.option("--stream", metavar="FILE", help="Submit every line of a file of JSON lines; - for stdin.")
-@click.option("--batch", type=click.IntRange(1, 10_000), default=1000, help="Jobs in one transaction of a stream.")
+@click.option("--batch-size", type=click.IntRange(1, 10_000), default=1000, help="Jobs in one transaction of a stream.")
 @click.pass_obj
 def enqueue(
     session: Session,
@@ -54,7 +54,7 @@ def enqueue(
     wait: bool,
     wait_for: str | None,
     stream: str | None,
-    batch: int,
+    batch_size: int,
 ) -> int:
     """Submit a job for TASK.
 
@@ -67,7 +67,7 @@ def enqueue(
     if stream is not None:
         if payload is not None or arguments or wait or wait_for:
             raise click.UsageError("--stream takes payloads from its lines, and does not wait")
-        return enqueue_stream(session, stream, task=task, provided=options, batch=batch)
+        return enqueue_stream(session, stream, task=task, provided=options, batch_size=batch_size)
     if task is None:
         raise click.UsageError("name the task, or give --stream FILE")
     return _enqueue_one(session, task, payload, arguments, options, wait or wait_for is not None, wait_for)

@@ -23,13 +23,14 @@ from holdfast.cli.output import (
     print_table,
 )
 from holdfast.cli.submission import filter_options, server_time_us, time_ago
+from holdfast.core.batches import BATCH_TASK
 from holdfast.core.dependencies import NEVER_US
 from holdfast.core.ids import as_ulid
 from holdfast.core.job_logs import LogLine
 from holdfast.core.lifecycle import deferral_of
-from holdfast.core.models import TERMINAL, Attempt, Job, QueueInfo, UniqueKey, WorkerInfo
+from holdfast.core.models import TERMINAL, Attempt, Job, QueueInfo, Step, UniqueKey
 from holdfast.core.redaction import Redaction
-from holdfast.core.steps import Step
+from holdfast.core.workers import WorkerInfo
 from holdfast.telemetry.trace_context import trace_id_of
 from holdfast.views.documents import (
     attempt_document,
@@ -253,19 +254,20 @@ async def _read_tree(app: Holdfast, job: Job) -> Tree:
 def _print_tree(tree: Tree) -> None:
     """Prints each job with its steps, and below it, indented, what belongs to it."""
     below: dict[str | None, list[TreeNode]] = {}
+    batches = {node.id for node in tree.jobs if node.task == BATCH_TASK}
     for node in tree.jobs:
         below.setdefault(node.parent, []).append(node)
     pending = [(0, node) for node in reversed(below[None])]
     while pending:
         depth, node = pending.pop()
-        _print_node(node, "  " * depth)
+        _print_node(node, "  " * depth, is_member=node.parent in batches)
         pending += [(depth + 1, each) for each in reversed(below.get(node.id, []))]
     if not tree.complete:
         print_note(f"there are more jobs than the {len(tree.jobs)} that are shown")
 
 
-def _print_node(node: TreeNode, indent: str) -> None:
-    kind = "" if node.parent is None else "calls " if node.child else "then "
+def _print_node(node: TreeNode, indent: str, *, is_member: bool) -> None:
+    kind = "" if node.parent is None else "then " if not node.child else "has " if is_member else "calls "
     reason = f" ({node.reason})" if node.reason else ""
     click.echo(safe_text(f"{indent}{kind}{node.task}  {node.id}  {node.state.value}{reason}{_took(node)}"))
     for step in node.steps:
@@ -285,7 +287,8 @@ def _took(node: TreeNode) -> str:
 def print_story(session: Session, app: Holdfast, job: Job) -> None:
     """Prints a job with its history and log lines, redacted."""
     redaction = Redaction(app.settings.redacted)
-    waits = waits_document(app.sync.read_waits(job.id))
+    batch = app.sync.read_batch(job.id) if job.task == BATCH_TASK else None
+    waits = waits_document(app.sync.read_waits(job.id), batch)
     attempts, record, lines = (
         redaction.redact_attempts(job, app.sync.attempts(job.id)),
         redaction.redact_steps(app.run_blocking(_read_record(app, job))),
@@ -425,8 +428,11 @@ def _print_waits(job: Job, waits: WaitsDocument) -> None:
     rows = []
     if waits.receiver is not None and job.state is JobState.WAITING:
         rows.append(f"signal {waits.receiver.topic}, until {waits.receiver.until[:19].replace('T', ' ')}Z")
+    if waits.batch is not None:
+        found = waits.batch
+        rows.append(f"{found.members:,} jobs of the batch: {found.ended:,} have ended, {found.failed:,} have failed")
     for each in waits.dependencies:
-        kind = "child" if each.child else f"{each.on} of job"
+        kind = "child" if each.child else "job" if waits.batch is not None else f"{each.on} of job"
         rows.append(f"{kind} {each.job_id}: {each.state}")
     _print_some("Waits for", rows)
     _print_some("Waiting for it", [f"job {each.job_id}" for each in waits.dependents])

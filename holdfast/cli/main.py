@@ -21,7 +21,7 @@ from holdfast.cli.inspect import count_jobs, list_jobs, show_job, status, why
 from holdfast.cli.keys import keys
 from holdfast.cli.limit import limit
 from holdfast.cli.maintenance import backup, doctor, migrate
-from holdfast.cli.operations import cancel, delete, dlq, edit, replay
+from holdfast.cli.operations import cancel, delete, dlq, edit, fork_job, replay
 from holdfast.cli.output import as_json
 from holdfast.cli.queue import queue
 from holdfast.cli.run import run
@@ -144,6 +144,7 @@ for _each in (
     why,
     edit,
     cancel,
+    fork_job,
     replay,
     delete,
     dlq,

@@ -16,9 +16,10 @@ from holdfast.cli.output import Column, print_json, print_table
 from holdfast.cli.submission import server_time_us
 from holdfast.core.errors import ConfigError
 from holdfast.core.limits import Limit
-from holdfast.core.models import Finding, JobState, QueueInfo, WorkerInfo, to_microseconds
+from holdfast.core.models import Finding, JobState, QueueInfo, to_microseconds
 from holdfast.core.resources import MAX_MEMORY, ResourceLimits
 from holdfast.core.validation import did_you_mean, parse_instant
+from holdfast.core.workers import WorkerInfo
 from holdfast.tasks.command_policy import STRICT, largest_limits
 from holdfast.views.documents import finding_document
 from holdfast.views.explain import serves_queue

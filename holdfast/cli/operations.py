@@ -52,6 +52,28 @@ def cancel(session: Session, *, ids: tuple[str, ...], filters: Filters, everythi
     return run_bulk(session, CANCEL, ids, filters, everything=everything, dry_run=dry_run)
 
 
+@add_command("fork", examples=["holdfast fork 0193e4a0-1c2f-7a35-9d3b-5f0a4c1e2b77 --from-step charge"])
+@click.argument("job_id", metavar="ID")
+@click.option("--from-step", metavar="NAME", help="Keep the steps before this one [none].")
+@click.option("--payload", metavar="JSON", help="Other arguments; - reads them from stdin.")
+@click.option("--id", "new_job_id", metavar="UUID", help="The new job's id; the same id again is harmless.")
+@click.pass_obj
+def fork_job(
+    session: Session, *, job_id: str, from_step: str | None, payload: str | None, new_job_id: str | None
+) -> None:
+    """Submit a copy of a job that has ended.
+
+    It keeps the steps before --from-step, and takes the others anew; the first job stays as it is. Prints its id.
+    """
+    edited = None if payload is None else read_payload(payload, session.settings().payload_limit)
+    with session.open_target() if payload is not None else session.open_jobs() as app:
+        handle = app.sync.fork_job(job_id, from_step=from_step, payload=edited, id=new_job_id)
+    if session.json:
+        print_json({"id": handle.id, "created": handle.created})
+    else:
+        click.echo(handle.id)
+
+
 @add_command(
     "replay",
     examples=[

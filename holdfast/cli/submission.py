@@ -48,6 +48,7 @@ OPTIONS = (
     "tags",
     "metadata",
     "after",
+    "batch",
 )
 """Options of a job, in addition to its task and payload."""
 
@@ -59,7 +60,7 @@ class Interrupted(click.ClickException):
 
 
 _ATTEMPTS = "Attempts it may have: a number, or unlimited."
-_OF_ONE = frozenset({"delay", "run_at", "key", "key_for", "id", "after"})
+_OF_ONE = frozenset({"delay", "run_at", "key", "key_for", "id", "after", "batch"})
 """Options of single jobs; a schedule sets them for each of its jobs."""
 _DECORATORS: dict[str, Callable[[Any], Any]] = {
     "queue": click.option("--queue", "-Q", metavar="NAME", help="The queue it waits in [the task's, else default]."),
@@ -88,6 +89,9 @@ _DECORATORS: dict[str, Callable[[Any], Any]] = {
         metavar="ID[:END]",
         multiple=True,
         help="A job that must have ended first. END: success (the default), failure, end.",
+    ),
+    "batch": click.option(
+        "--in-batch", "batch", metavar="ID", help="The batch of which it is a member; it must not have ended."
     ),
     "id": click.option("--id", metavar="UUID", help="The job's id; the same id again is harmless."),
 }

@@ -28,9 +28,10 @@ from holdfast.cli.output import (
     print_table,
 )
 from holdfast.cli.submission import server_time_us
-from holdfast.core.models import TERMINAL, Job, WorkerInfo
+from holdfast.core.models import TERMINAL, Job
 from holdfast.core.redaction import Redaction
 from holdfast.core.validation import parse_duration
+from holdfast.core.workers import WorkerInfo
 from holdfast.views.documents import job_document, status_document, to_plain
 from holdfast.views.formatting import clip_text, count_noun, format_moment, format_span, safe_text
 from holdfast.views.statistics import FiguresDocument, WorkerCounts, figures_document

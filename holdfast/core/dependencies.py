@@ -7,6 +7,8 @@ from enum import StrEnum
 
 import msgspec
 
+from holdfast.core.errors import Invalid
+
 NEVER_US = 253_402_300_799_000_000
 """``run_at`` of a job that waits without a deadline: the end of the year 9999."""
 
@@ -41,6 +43,11 @@ class DependencyInfo(msgspec.Struct, frozen=True, array_like=True, gc=False):
     on: Condition
     state: DependencyState
     is_child: bool
+
+
+def missing_dependency(job_id: str) -> Invalid:
+    """Error for a job that waits for this one, which is not stored."""
+    return Invalid("after", job_id, "give jobs that are stored, or earlier in the same submission")
 
 
 def describe_failed_dependency(job_id: str, state: str) -> str:

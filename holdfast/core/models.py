@@ -91,6 +91,8 @@ class Options(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     traceparent: str | None = None  # W3C Trace Context of the submission, unvalidated
     tracestate: str | None = None
     unique: UniqueKey | None = None
+    batch: str | None = None  # id of the batch of which it is a member
+    forks: str | None = None  # id of the job from which it has its first steps
 
     def __post_init__(self) -> None:
         # Another program may have written them; every interpreter must be able to write them again.
@@ -190,6 +192,17 @@ class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return None if self.expires_at_us is None else to_datetime(self.expires_at_us)
 
 
+class Step(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A stored step, or a value (number 0). ``claims``: of the lease under which it ended."""
+
+    name: str
+    number: int
+    in_order: bool
+    claims: int
+    ended_at_us: int
+    result: str | None = None
+
+
 class NewJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A job to submit. Already validated: a store refuses only a job beyond the store's own limits."""
 
@@ -210,11 +223,28 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     expires_in: timedelta | None = None  # ends as cancelled if it has not begun so long after the store's now; or
     expires_at_us: int | None = None  # by an instant the user named
     after: tuple[Dependency, ...] = ()  # waits for these; then it has no time of its own
+    is_batch: bool = False  # has no handler: ends with its members, later jobs of the same submission at first
+    record: tuple[Step, ...] = ()  # steps that it need not take any more, and values: those of the job that it forks
 
     @property
     def unique(self) -> UniqueKey | None:
         """Returns its key under a policy of uniqueness."""
         return None if self.options is None else self.options.unique
+
+    @property
+    def batch(self) -> str | None:
+        """Returns the id of the batch of which it is a member."""
+        return None if self.options is None else self.options.batch
+
+    @property
+    def waits(self) -> bool:
+        """Returns True if it waits for other jobs before anything else."""
+        return self.is_batch or bool(self.after)
+
+    @property
+    def is_related(self) -> bool:
+        """Returns True if more than its row is written: what it waits for, its batch, or steps."""
+        return self.waits or self.batch is not None or bool(self.record)
 
     @property
     def expires(self) -> bool:
@@ -315,42 +345,6 @@ class DeliveredClaim(msgspec.Struct, frozen=True):
     paused: frozenset[str]  # all paused queues
 
 
-class LeaseStatus(StrEnum):
-    """Status of a lease after a heartbeat."""
-
-    HELD = "held"
-    CANCEL = "cancel"
-    LOST = "lost"
-
-
-class WorkerCommand(StrEnum):
-    """Commands that an operator sends to a worker."""
-
-    NONE = "none"
-    DRAIN = "drain"  # run until the queues are empty, then stop
-    STOP = "stop"  # let running jobs finish within the grace period, then stop
-
-
-class WorkerHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
-    """State of a worker process, sent with each heartbeat."""
-
-    worker: str
-    host: str
-    pid: int
-    queues: str
-    concurrency: int
-    running: int = 0
-    succeeded: int = 0
-    failed: int = 0
-
-
-class HeartbeatReply(msgspec.Struct, frozen=True):
-    """``statuses``: those of the leases, in the order of the request."""
-
-    statuses: list[LeaseStatus]
-    command: WorkerCommand = WorkerCommand.NONE
-
-
 class Attempt(msgspec.Struct, frozen=True, array_like=True):
     """An attempt that did not succeed."""
 
@@ -363,16 +357,6 @@ class Attempt(msgspec.Struct, frozen=True, array_like=True):
     reason: str | None
     error: str | None
     traceback: str | None
-
-
-class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A registered worker process."""
-
-    heartbeat: WorkerHeartbeat
-    started_at_us: int
-    seen_at_us: int
-    alive: bool  # its last heartbeat is younger than a lease
-    command: WorkerCommand
 
 
 class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,8 +13,7 @@ from typing import Any
 import msgspec
 
 from holdfast.core.job_logs import LogLine
-from holdfast.core.models import Attempt, Job
-from holdfast.core.steps import Step
+from holdfast.core.models import Attempt, Job, Step
 
 REDACTED = "[redacted]"
 _LEAST = 4  # shortest hidden value that is searched for in error texts: shorter ones occur in every text

@@ -31,17 +31,6 @@ class NewStep(msgspec.Struct, frozen=True, gc=False):
     worker: str | None = None
 
 
-class Step(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A stored step, or a value (number 0). ``claims``: of the lease under which it ended."""
-
-    name: str
-    number: int
-    in_order: bool
-    claims: int
-    ended_at_us: int
-    result: str | None = None
-
-
 class StepReceipt(msgspec.Struct, frozen=True, gc=False):
     """Answer to a step in a caller's transaction. is_held: its lease is. is_recorded: it is, once they commit."""
 

@@ -29,6 +29,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
+from holdfast.core.batches import BatchProgress
 from holdfast.core.job_changes import JobChanges
 from holdfast.core.job_logs import LogPage, Record
 from holdfast.core.limits import Assigned, BucketUse, Limit, LimitChange
@@ -38,7 +39,6 @@ from holdfast.core.models import (
     Claim,
     ExpiredJob,
     Finding,
-    HeartbeatReply,
     Job,
     JobEvents,
     JobFilter,
@@ -49,16 +49,15 @@ from holdfast.core.models import (
     ReplayRate,
     Settled,
     Settlement,
+    Step,
     Submitted,
     TxOutcome,
-    WorkerCommand,
-    WorkerHeartbeat,
-    WorkerInfo,
 )
 from holdfast.core.schedule import DueSchedules, Schedule, ScheduleChange
 from holdfast.core.stats import JobStats
-from holdfast.core.steps import NewStep, Step, StepReceipt
+from holdfast.core.steps import NewStep, StepReceipt
 from holdfast.core.waits import ChildStatus, JobWaits, KeptSignal, SentSignal, Signal, SignalReceipt, SignalWait
+from holdfast.core.workers import HeartbeatReply, WorkerCommand, WorkerHeartbeat, WorkerInfo
 
 T = TypeVar("T")
 
@@ -85,9 +84,9 @@ def remaining_slots(capacity: Mapping[str, int], claimed: Iterable[str]) -> dict
 class ClaimRequest(msgspec.Struct, frozen=True):
     """A worker's request: up to ``limit`` ready jobs, of each queue at most its ``capacity`` (queue → free slots).
 
-    ``max_must_start``: how many of them may be jobs that must start at once, because a crash before that costs them too
-    much. Those are jobs whose last lease was lost, which a claim passes over beyond that number, and jobs on their
-    last attempt: at the first one beyond it the claim of its queue ends, and says ``stopped_at_last_attempt``.
+    ``max_must_start``: how many of them may be jobs that must start at once: a crash before that costs them too much.
+    Those are jobs whose last lease was lost, which a claim passes over beyond that number, and jobs on their last
+    attempt: at the first one beyond it the claim of its queue ends, and says ``stopped_at_last_attempt``.
     ``isolated``: take exactly one job that lost two or more leases in a row, and nothing beside it.
     ``only``: just these ids (a transport delivered them). ``promote``: make due jobs of these queues ready first.
     ``idle``: runners that have nothing to do. Of jobs under limits a claim takes no more than those, so that none holds
@@ -328,9 +327,8 @@ class Limits(Protocol):
         """Use of these buckets, in their order."""
 
     async def count_waiting(self, buckets: Sequence[str], *, max_count: int) -> list[int]:
-        """Counts the jobs of each of these buckets that have not started, of limits with a depth (``is_counted``).
-
-        At a bounded price: a bucket with ``max_count`` may have more."""
+        """Counts the jobs of each of these buckets that have not started, of limits with a depth (``is_counted``). At a
+        bounded price: a bucket with ``max_count`` may have more."""
 
     async def take_tokens(self, bucket: str, tokens: int) -> timedelta:
         """Takes tokens of a limit with a rate; returns 0, or how long until they can be taken, and takes none."""
@@ -344,7 +342,7 @@ class Limits(Protocol):
 class Workflow(Protocol):
     """Steps of jobs, and what jobs wait for: signals, children and other jobs.
 
-    Steps stay with the job until it is deleted: retries, releases and replays find them.
+    Steps stay with the job until it is deleted. A new job may have some from the beginning (``NewJob.record``).
 
     A job with dependencies (``NewJob.after``) is ``waiting`` with the reason ``dependency`` from its submission until
     each is met, and then due at once (``scheduled`` at that instant). Every end of a job decides the dependencies on it
@@ -355,14 +353,15 @@ class Workflow(Protocol):
     still, and those that one of them has cancelled, which wait again as if they were replayed too (unless they have a
     unique key). A replayed job waits again for those of its dependencies that are not met and whose jobs have not
     ended; the others count as met from then on.
+
+    A batch (``NewJob.is_batch``) ends as ``core.batches`` says.
     """
 
     async def save_steps(self, steps: Sequence[NewStep]) -> list[bool]:
         """Keep steps, each under its lease, in one transaction; returns for each whether it is kept.
 
-        Refused: the lease is not the job's any more, or has expired. A step that is there already stays as it is: a
-        call whose answer was lost may be repeated. A value (number 0) replaces an earlier one; at most one of each name
-        in a call.
+        Refused: the lease is lost. A step that is there already stays: a call whose answer was lost may be repeated. A
+        value (number 0) replaces an earlier one; at most one of each name in a call.
         """
 
     async def read_steps(self, job_id: str) -> list[Step]:
@@ -372,17 +371,17 @@ class Workflow(Protocol):
         """Take the oldest signal of a topic for a step of a running job, or make the job its receiver.
 
         In one transaction, under the lease of the step. The answer is the result of the step if it is recorded already;
-        else a signal that no job has received, which is recorded as the result; else, if this step has waited before
-        and its deadline has come, ``{"timed_out":true}``, which is recorded too. Otherwise the job becomes a receiver
-        under this lease, in place of what it waited for before. The deadline of a step that has waited before stays.
+        else a signal that no job has received, recorded as the result; else, if the deadline of an earlier wait of this
+        step has come, ``{"timed_out":true}``, recorded too. Otherwise the job becomes a receiver under this lease, in
+        place of what it waited for before; the deadline of an earlier wait stays.
         """
 
     async def send_signal(self, signal: Signal) -> SentSignal:
         """Record a signal as the step of its receiver, or keep it until there is one.
 
         The receiver is the job that has waited longest for the topic, and runs or waits under the lease with which it
-        became one. If it is waiting, it is due at once. The id is known for ``SIGNALS_KEPT``. Conflict, with a remedy,
-        if ``MAX_SIGNALS`` of the topic are kept.
+        became one. If it is waiting, it is due at once. The id is known for ``SIGNALS_KEPT``. Conflict if
+        ``MAX_SIGNALS`` of the topic are kept.
         """
 
     async def read_signals(self, topic: str | None = None, *, limit: int = 100) -> list[KeptSignal]:
@@ -391,10 +390,12 @@ class Workflow(Protocol):
     async def start_children(self, lease: Lease, children: Sequence[NewJob], worker: str) -> list[ChildStatus] | None:
         """Submit children of a running job, and wait for their ends, in place of what it waited for before.
 
-        None: the lease is lost. A child that is there already stays as it is, and one that this job has started before
-        is not started again after its deletion. In one transaction (Redis: each 200 of them, the lease looked at each
-        time). Children have no dependencies of their own.
+        None: the lease is lost. A child that is there already stays, and one that this job has started before is not
+        started again after its deletion. In one transaction (Redis: each 200 of them). Children wait for nothing.
         """
+
+    async def read_batch(self, job_id: str) -> BatchProgress | None:
+        """Returns the progress of a batch, without looking at its members; None for a job that is no batch."""
 
     async def read_waits(self, job_id: str) -> JobWaits:
         """Returns what a job waits for, and the jobs that wait for it, in the order of their ids."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
+from holdfast.core.batches import BatchProgress
 from holdfast.core.job_changes import JobChanges
 from holdfast.core.job_logs import LogPage, Record
 from holdfast.core.limits import Assigned, BucketUse, Limit, LimitChange
@@ -19,7 +20,6 @@ from holdfast.core.models import (
     Claim,
     ExpiredJob,
     Finding,
-    HeartbeatReply,
     Job,
     JobEvents,
     JobFilter,
@@ -30,16 +30,15 @@ from holdfast.core.models import (
     ReplayRate,
     Settled,
     Settlement,
+    Step,
     Submitted,
     TxOutcome,
-    WorkerCommand,
-    WorkerHeartbeat,
-    WorkerInfo,
 )
 from holdfast.core.schedule import DueSchedules, Schedule, ScheduleChange
 from holdfast.core.stats import JobStats
-from holdfast.core.steps import NewStep, Step, StepReceipt
+from holdfast.core.steps import NewStep, StepReceipt
 from holdfast.core.waits import ChildStatus, JobWaits, KeptSignal, SentSignal, Signal, SignalReceipt, SignalWait
+from holdfast.core.workers import HeartbeatReply, WorkerCommand, WorkerHeartbeat, WorkerInfo
 from holdfast.stores.base import (
     AT_ONCE,
     Admin,
@@ -355,6 +354,9 @@ class ForwardingWorkflow:
 
     async def start_children(self, lease: Lease, children: Sequence[NewJob], worker: str) -> list[ChildStatus] | None:
         return await self._intercept("start_children", lambda: self._inner.start_children(lease, children, worker))
+
+    async def read_batch(self, job_id: str) -> BatchProgress | None:
+        return await self._intercept("read_batch", lambda: self._inner.read_batch(job_id))
 
     async def read_waits(self, job_id: str) -> JobWaits:
         return await self._intercept("read_waits", lambda: self._inner.read_waits(job_id))

@@ -124,6 +124,11 @@ class Context:
         return self.job.options_or_default.tags
 
     @property
+    def batch_id(self) -> str | None:
+        """Returns the id of the batch of which this job is a member: its ``batch`` for further jobs."""
+        return self.job.options_or_default.batch
+
+    @property
     def log(self) -> JobLog:
         """``context.log("fetched", rows=3)`` stores a line with the job, ``context.log.warning(…)`` one of that level.
 

@@ -19,8 +19,8 @@ import msgspec
 
 from holdfast.core.clock import Clock
 from holdfast.core.errors import Invalid, LeaseLost
-from holdfast.core.models import Job, Lease, NewJob
-from holdfast.core.steps import MAX_NAME, PROGRESS, STATE, NewStep, Progress, Step, StepReceipt
+from holdfast.core.models import Job, Lease, NewJob, Step
+from holdfast.core.steps import MAX_NAME, PROGRESS, STATE, NewStep, Progress, StepReceipt
 from holdfast.core.waits import ChildStatus, SignalReceipt, SignalWait
 from holdfast.tasks.codec import decode_json, encode_result
 

@@ -32,10 +32,10 @@ from holdfast.core.lifecycle import (
     Suspended,
     failure_of,
 )
-from holdfast.core.models import MICROSECOND, TERMINAL, Job, NewJob, Reason
+from holdfast.core.models import MICROSECOND, TERMINAL, Job, NewJob, Reason, Step
 from holdfast.core.portal import drive_coroutine
 from holdfast.core.retry import Retry
-from holdfast.core.steps import MAX_NAME, MAX_RESULTS, MAX_STEPS, NewStep, Step
+from holdfast.core.steps import MAX_NAME, MAX_RESULTS, MAX_STEPS, NewStep
 from holdfast.core.validation import is_plain
 from holdfast.core.waits import SignalWait
 from holdfast.tasks.children import Child, child_record
@@ -84,7 +84,8 @@ class JobSteps:
         self.values = SavedValues(job, step_store, self._read)
         self._left: dict[str, Step] = {}  # recorded, and not called yet in this attempt
         self._reading = asyncio.Lock()
-        self._is_read = job.claims == 1  # no attempt before can have recorded any
+        # No attempt before can have recorded any.
+        self._is_read = job.claims == 1 and job.options_or_default.forks is None
         self._uncommitted: dict[str, bool] = {}  # steps in handlers' transactions, not seen by others yet: in order?
         self._previous: str | None = None  # the last of them that is in order
         self._failed: dict[object, str] = {}  # the step that failed last, by the task or thread that called it

@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 from holdfast.core.errors import Busy, HoldfastError, TooBroad
 from holdfast.core.limits import Limit, LimitTable, split_bucket
-from holdfast.core.models import Job, JobFilter, JobState, QueueInfo, WorkerInfo
+from holdfast.core.models import Job, JobFilter, JobState, QueueInfo
 from holdfast.core.schedule import Schedule
+from holdfast.core.workers import WorkerInfo
 from holdfast.stores.base import Store
 from holdfast.telemetry.metric_definitions import GAUGES
 from holdfast.telemetry.metric_types import LabelLimiter, Reading, Values

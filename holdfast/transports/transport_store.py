@@ -21,11 +21,9 @@ from holdfast.core.models import (
     Claim,
     Delivery,
     Finding,
-    HeartbeatReply,
     JobFilter,
     JobState,
     Lease,
-    LeaseStatus,
     NewJob,
     QueueInfo,
     ReplayRate,
@@ -33,10 +31,10 @@ from holdfast.core.models import (
     Settlement,
     Submitted,
     TxOutcome,
-    WorkerHeartbeat,
 )
 from holdfast.core.schedule import ScheduleChange
 from holdfast.core.waits import ChildStatus
+from holdfast.core.workers import HeartbeatReply, LeaseStatus, WorkerHeartbeat
 from holdfast.stores.base import (
     AT_ONCE,
     Admin,
@@ -418,7 +416,7 @@ class _OpenTransport:
 
     async def _ready_of(self, jobs: Sequence[NewJob]) -> Sequence[NewJob]:
         """Selects the ready jobs, as only the store knows the time. Wakes workers that sleep until the next due job."""
-        timed = {job.id: job.queue for job in jobs if job.delay is not None or job.run_at_us is not None or job.after}
+        timed = {job.id: job.queue for job in jobs if job.delay is not None or job.run_at_us is not None or job.waits}
         if not timed:
             return jobs
         ready: set[str] = set()

@@ -12,19 +12,8 @@ from msgspec import Meta, Raw
 
 from holdfast.core.dependencies import NEVER_US
 from holdfast.core.job_logs import LogLine
-from holdfast.core.models import (
-    TERMINAL,
-    Attempt,
-    BulkResult,
-    Finding,
-    Job,
-    JobState,
-    QueueInfo,
-    UniqueKey,
-    WorkerCommand,
-    WorkerInfo,
-)
-from holdfast.core.steps import Step
+from holdfast.core.models import TERMINAL, Attempt, BulkResult, Finding, Job, JobState, QueueInfo, Step, UniqueKey
+from holdfast.core.workers import WorkerCommand, WorkerInfo
 from holdfast.tasks.codec import decode_json, write
 from holdfast.views.formatting import format_timestamp
 

@@ -12,12 +12,14 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.app import Holdfast
+from holdfast.core.batches import BATCH_TASK, BatchProgress
 from holdfast.core.dependencies import DependencyState
 from holdfast.core.errors import Busy, TooBroad
 from holdfast.core.lifecycle import REPLAYABLE, Deferral, correct_arguments, deferral_of
-from holdfast.core.models import Job, JobFilter, JobState, QueueInfo, Reason, WorkerCommand, WorkerInfo, to_microseconds
+from holdfast.core.models import Job, JobFilter, JobState, QueueInfo, Reason, to_microseconds
 from holdfast.core.validation import did_you_mean, format_duration
 from holdfast.core.waits import JobWaits
+from holdfast.core.workers import WorkerCommand, WorkerInfo
 from holdfast.stores.base import EVERY_QUEUE, Store
 from holdfast.tasks.command_policy import COMMAND
 from holdfast.views.formatting import clip_text, count_noun, format_moment, format_span
@@ -61,6 +63,7 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     running: dict[str, int] = {}  # running jobs by queue
     waits: JobWaits = JobWaits(None, [], [])
     awaited: tuple[Job | None, ...] = ()  # the first of the jobs that it waits for
+    batch: BatchProgress | None = None
     redacted: bool = False  # the caller may not see other queues
 
     @property
@@ -93,6 +96,7 @@ async def job_facts(app: Holdfast, job: Job) -> JobFacts:
         limits=await read_limit_uses(store, job) if job.state is JobState.QUEUED else (),
         exact=exact,
         waits=waits,
+        batch=await store.workflow.read_batch(job.id) if job.task == BATCH_TASK else None,
         awaited=tuple(await store.query.summaries(unended[:_AWAITED_SHOWN])),
         running={queue.name: queue.states.get(JobState.RUNNING, 0) for queue in found},
         holder=await app.unique_holder(job.id) if job.state in REPLAYABLE else None,
@@ -138,6 +142,8 @@ def serves_queue(worker: WorkerInfo, queue: str) -> bool:
 def explain_job(job: Job, known: JobFacts) -> Iterator[Explanation]:
     """Yields every reason, the most specific first; at least one."""
     match job.state:
+        case JobState.SUCCEEDED | JobState.DEAD | JobState.CANCELLED if job.task == BATCH_TASK:
+            yield _ended_batch(job)
         case JobState.RUNNING:
             yield _running(job, known)
         case JobState.SUCCEEDED:
@@ -175,14 +181,18 @@ def _waiting(known: JobFacts) -> Iterator[Explanation]:
         since, until = format_moment(receiver.since_us), format_moment(receiver.until_us)
         text = f"it waits for a signal of topic {receiver.topic}, since {since} and until {until}"
         yield Explanation("signal", text, f"to send one: holdfast signal send {shlex.quote(receiver.topic)}")
+    if known.batch is not None:
+        found = known.batch
+        text = f"it is a batch: {found.ended:,} of its {found.members:,} jobs have ended, {found.failed:,} have failed"
+        yield Explanation("batch", text)
     unended = [each for each in known.waits.dependencies if each.state is DependencyState.OPEN]
     for each, job in zip(unended, known.awaited, strict=False):
         if job is not None:
             text = f"it waits for job {job.id} ({job.task}), which is {job.state}"
             yield Explanation("child" if each.is_child else "dependency", text, f"holdfast why {job.id}")
-    if len(unended) > len(known.awaited):
+    if len(unended) > len(known.awaited) and known.batch is None:
         yield Explanation("more", f"it waits for {len(unended) - len(known.awaited):,} more jobs")
-    if receiver is None and not unended:
+    if receiver is None and not unended and known.batch is None:
         yield Explanation("waiting", "what it waited for has just come")
 
 
@@ -237,6 +247,15 @@ def _silence_of(worker: WorkerInfo, known: JobFacts) -> str:
     if worker.heartbeat.worker in known.gone:
         return f"{heard}, and this host has no process {worker.heartbeat.pid}"
     return heard if silent > known.silence else ""
+
+
+def _ended_batch(job: Job) -> Explanation:
+    text = f"it is a batch, and {job.state} since {format_moment(job.ended_at_us)}"
+    if job.state is JobState.DEAD:
+        return Explanation(
+            "batch", f"{text}: {job.error}", "replay jobs of it that have failed: it waits for them again"
+        )
+    return Explanation("batch", text)
 
 
 def _dead(job: Job) -> Explanation:

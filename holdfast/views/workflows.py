@@ -9,6 +9,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Raw
 
+from holdfast.core.batches import BATCH_TASK, BatchProgress
 from holdfast.core.dependencies import Condition, DependencyInfo, DependencyState
 from holdfast.core.models import Job, JobState
 from holdfast.core.redaction import Redaction
@@ -43,8 +44,18 @@ class DependencyDocument(msgspec.Struct, frozen=True):
     child: Annotated[bool, Meta(description="The waiting job has started it.")]
 
 
+class BatchDocument(msgspec.Struct, frozen=True):
+    """Numbers of jobs in a batch."""
+
+    members: Annotated[int, Meta(description="All of its jobs so far.")]
+    ended: Annotated[int, Meta(description="Those that have ended, in any way.")]
+    failed: Annotated[int, Meta(description="Those that are dead, cancelled or deleted.")]
+
+
 class WaitsDocument(msgspec.Struct, frozen=True):
     """Waits of a job, and the jobs that wait for it."""
+
+    batch: Annotated[BatchDocument | None, Meta(description="Progress of a batch; null: the job is none.")]
 
     receiver: Annotated[ReceiverDocument | None, Meta(description="null: it waits for no signal.")]
     dependencies: Annotated[list[DependencyDocument], Meta(description="Jobs that it waits for, or waited for.")]
@@ -96,9 +107,10 @@ class Tree(msgspec.Struct, frozen=True):
     complete: Annotated[bool, Meta(description="false: there are more jobs than are shown.")]
 
 
-def waits_document(waits: JobWaits) -> WaitsDocument:
-    """Returns the document of what a job waits for."""
+def waits_document(waits: JobWaits, batch: BatchProgress | None) -> WaitsDocument:
+    """Returns the document of what a job waits for. ``batch``: its progress, if it is one."""
     return WaitsDocument(
+        None if batch is None else BatchDocument(batch.members, batch.ended, batch.failed),
         _receiver_document(waits),
         [*map(_dependency_document, waits.dependencies)],
         [*map(_dependency_document, waits.dependents)],
@@ -134,7 +146,8 @@ async def read_tree(
         each, parent, is_child = pending.popleft()
         waits = await store.workflow.read_waits(each.id)
         nodes.append(await _node(store, each, parent, is_child, waits, redaction))
-        below = [(found.job_id, True) for found in waits.dependencies if found.is_child]
+        is_batch = each.task == BATCH_TASK
+        below = [(found.job_id, True) for found in waits.dependencies if found.is_child or is_batch]
         below += [(found.job_id, False) for found in waits.dependents if not found.is_child]
         fresh = [pair for pair in below if pair[0] not in seen][: MAX_TREE + 1]
         seen.update(job_id for job_id, _ in fresh)
@@ -170,6 +183,7 @@ async def _node(
 
 _AT = "2030-01-31T08:00:00.000000Z"
 WAITS = {
+    "batch": None,
     "receiver": {"topic": "approved:42", "step": "wait_for approved:42", "since": _AT, "until": _AT},
     "dependencies": [],
     "dependents": [{"job_id": ID, "on": "success", "state": "open", "child": False}],

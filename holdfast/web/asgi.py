@@ -21,6 +21,7 @@ from holdfast.core.redaction import Redaction
 from holdfast.stores import ExternalTransactions
 from holdfast.stores.base import Store
 from holdfast.web import (
+    batches,
     bulk,
     claims,
     dead_letters,
@@ -75,6 +76,7 @@ OPERATIONS = with_description(
         *schedules.OPERATIONS,
         *limits.OPERATIONS,
         *workflows.OPERATIONS,
+        *batches.OPERATIONS,
         *event_stream.OPERATIONS,
         *claims.OPERATIONS,
         *heartbeats.OPERATIONS,

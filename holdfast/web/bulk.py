@@ -146,10 +146,8 @@ REPLAY = Form(
     inner=(FILTER,),
     refused=_NOT_EXACTLY_ONE,
 )
-_FROM_STEP = Field(
-    "from_step", text_value(1, 300), "The job forgets this step and those behind it, and takes them again."
-)
-REPLAY_ONE = Form(name="ReplayJobRequest", doc="How to replay a job.", fields=(_FORCE, EDITED_PAYLOAD, _FROM_STEP))
+FROM_STEP = Field("from_step", text_value(1, 300), "This step and those behind it are forgotten, and taken again.")
+REPLAY_ONE = Form(name="ReplayJobRequest", doc="How to replay a job.", fields=(_FORCE, EDITED_PAYLOAD, FROM_STEP))
 NOTHING = Form(name="EmptyBody", doc="An empty object.", fields=())
 
 

@@ -11,7 +11,8 @@ import msgspec
 from msgspec import Meta, Raw
 
 from holdfast.core.errors import HoldfastError, Invalid
-from holdfast.core.models import Job, WorkerCommand, WorkerHeartbeat
+from holdfast.core.models import Job
+from holdfast.core.workers import WorkerCommand, WorkerHeartbeat
 from holdfast.tasks.codec import RawText
 from holdfast.views.documents import ID, Instant, JobId, QueueName, raw_json
 from holdfast.views.formatting import format_timestamp

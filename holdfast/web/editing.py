@@ -8,7 +8,7 @@ from holdfast.core.errors import Invalid
 from holdfast.core.validation import check_name
 from holdfast.tasks.codec import RawText
 from holdfast.views.documents import JOB, JobDocument
-from holdfast.web.bulk import EDITED_PAYLOAD
+from holdfast.web.bulk import EDITED_PAYLOAD, FROM_STEP
 from holdfast.web.fields import Form, at_most_one, client_field_names
 from holdfast.web.jobs import find_job
 from holdfast.web.messages import ApiResponse, json_response
@@ -37,6 +37,12 @@ EDIT = Form(
     refused=at_most_one("delay", "run_at"),
 )
 
+FORK = Form(
+    name="ForkRequest",
+    doc="How to fork a job.",
+    fields=(FROM_STEP, EDITED_PAYLOAD, *(field for field in SUBMISSION.fields if field.name == "id")),
+)
+
 _NAMES = [field.name for field in EDIT.fields]
 
 
@@ -55,7 +61,35 @@ async def edit_one(call: RequestContext) -> ApiResponse:
     return json_response(200, call.visible_job(edited))
 
 
+async def fork_one(call: RequestContext) -> ApiResponse:
+    """Submits a copy of a job that has ended."""
+    job = await find_job(call, call.path["job_id"])
+    if "payload" in call.body:
+        check_task(call, job.task)
+    with client_field_names():
+        handle = await call.app.fork_job(job.id, **call.body)
+    call.changed += [handle.id] if handle.created else []
+    return json_response(201 if handle.created else 200, call.visible_job(await call.app.get(handle.id)))
+
+
 OPERATIONS = (
+    Operation(
+        name="fork_job",
+        method="POST",
+        path="/v1/jobs/{job_id}/fork",
+        scope="operate",
+        group="Jobs",
+        summary="Submit a copy of a job that has ended",
+        doc="It keeps the steps before `from_step`, and takes the others anew; the first job stays as it is. It has "
+        "the options of the first job, but neither its key nor its batch.",
+        handler=fork_one,
+        body=FORK,
+        answers={
+            201: ResponseSpec(JobDocument, "The new job.", JOB),
+            200: ResponseSpec(JobDocument, "The id stood for this job already.", JOB),
+        },
+        refusals=(404, 409),
+    ),
     Operation(
         name="edit_job",
         method="PATCH",

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.core.lifecycle import Released
-from holdfast.core.models import LeaseStatus
+from holdfast.core.workers import LeaseStatus
 from holdfast.views.documents import ID, Counted
 from holdfast.web.claims import CommandName, heartbeat_of, lease_for
 from holdfast.web.fields import Form

@@ -14,16 +14,8 @@ from holdfast.app import Holdfast
 from holdfast.core.errors import HoldfastError
 from holdfast.core.events import BatchSettled, Event, JobDead, JobFailed, JobSucceeded
 from holdfast.core.lifecycle import Failed, Outcome, Released, decide
-from holdfast.core.models import (
-    HeartbeatReply,
-    Job,
-    JobState,
-    Lease,
-    Settled,
-    Settlement,
-    WorkerCommand,
-    WorkerHeartbeat,
-)
+from holdfast.core.models import Job, JobState, Lease, Settled, Settlement
+from holdfast.core.workers import HeartbeatReply, WorkerCommand, WorkerHeartbeat
 from holdfast.worker.context import WorkerContext
 from holdfast.worker.policy import UnfitJobs, backoff_of
 from holdfast.worker.reporting import dead_letter_key, emit_lease_lost, emit_success, emit_unsuccessful, measure_settled

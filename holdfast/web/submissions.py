@@ -13,7 +13,8 @@ from msgspec import UNSET, Meta, UnsetType
 
 from holdfast.app import Holdfast, JobHandle
 from holdfast.app.workflows import read_dependency
-from holdfast.core.dependencies import Condition
+from holdfast.core.batches import missing_batch
+from holdfast.core.dependencies import Condition, missing_dependency
 from holdfast.core.errors import Conflict, Invalid, NotFound, Unavailable
 from holdfast.core.models import Job, JobState, NewJob
 from holdfast.core.retry import Retry
@@ -86,6 +87,7 @@ _DEPENDENCY = ValueType(
     },
     lambda value, field: read_dependency(value),
 )
+_ID = ValueType({"type": "string", "format": "uuid"}, any_value)
 SUBMISSION = Form(
     name="Submission",
     doc="A job to be stored. Defaults come from its task, else from the settings.",
@@ -143,11 +145,8 @@ SUBMISSION = Form(
             "or `run_at`.",
             example=[ID],
         ),
-        Field(
-            "id",
-            ValueType({"type": "string", "format": "uuid"}, any_value),
-            "An id of your own making; the same id again is harmless.",
-        ),
+        Field("batch", _ID, "The batch of which it is a member; that must not have ended.", example=ID),
+        Field("id", _ID, "An id of your own making; the same id again is harmless."),
     ),
     refused=at_most_one("delay", "run_at"),
 )
@@ -324,7 +323,7 @@ async def submit_batch(call: RequestContext) -> ApiResponse:
         if required and job.key is None:
             remedy = "give one; the settings require it"
             raise Invalid(f"jobs[{index}].key", RawText("nothing"), remedy, "was given", code="missing")
-    handles = await submit_authorized(call, jobs, lambda: call.app.enqueue_many(jobs, batch=MAX_LIST), list)
+    handles = await submit_authorized(call, jobs, lambda: call.app.enqueue_many(jobs, batch_size=MAX_LIST), list)
     call.unknown_tasks.record_jobs(jobs)
     call.changed += [handle.id for handle in handles if handle.created]
     answer = SubmittedBatch(
@@ -406,6 +405,7 @@ async def submit_authorized(
         check_task(call, job.task)
     if not call.caller.limited:
         return await store()
+    await _check_related(call, jobs)
     if await _is_taken(call, jobs):
         raise _taken()
     try:
@@ -426,10 +426,22 @@ def _taken(stored: Sequence[str | None] = ()) -> Conflict:
     return error
 
 
+async def _check_related(call: RequestContext, jobs: Sequence[NewJob]) -> None:
+    """Refuses jobs that wait for one in another's queue, and members of such a batch, as if it were not there."""
+    own = {job.id for job in jobs}
+    related = {each.job_id: "after" for job in jobs for each in job.after if each.job_id not in own}
+    related |= {job.batch: "batch" for job in jobs if job.batch is not None and job.batch not in own}
+    ids = [*related]
+    for start in range(0, len(ids), _MAX_LOOKUP):
+        piece = ids[start : start + _MAX_LOOKUP]
+        for job_id, job in zip(piece, await (await call.app.open_store()).query.summaries(piece), strict=True):
+            if job is not None and not call.caller.allows_queue(job.queue):
+                raise missing_batch(job_id) if related[job_id] == "batch" else missing_dependency(job_id)
+
+
 async def _is_taken(call: RequestContext, jobs: Sequence[NewJob]) -> bool:
     """Returns True if one of the keys, or of the ids that the caller gave, is that of a job in another's queue."""
-    bodies = call.body.get("jobs", [call.body])
-    if await _is_foreign(call, [job.id for job, given in zip(jobs, bodies, strict=True) if "id" in given]):
+    if await _is_foreign(call, [job.id for job in jobs if job.has_client_id]):
         return True
     store = await call.app.open_store()
     keys = [job.key for job in jobs if job.key is not None]

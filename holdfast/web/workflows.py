@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.app.workflows import check_signal_id, check_topic
+from holdfast.core.batches import BATCH_TASK
 from holdfast.core.ids import new_id
 from holdfast.core.steps import MAX_NAME
 from holdfast.core.waits import MAX_SIGNAL_ID
@@ -83,7 +84,8 @@ async def list_signals(call: RequestContext) -> ApiResponse:
 async def show_waits(call: RequestContext) -> ApiResponse:
     """Returns what a job waits for."""
     job = await find_job(call, call.path["job_id"])
-    return json_response(200, waits_document(await call.app.read_waits(job.id)))
+    batch = await call.app.read_batch(job.id) if job.task == BATCH_TASK else None
+    return json_response(200, waits_document(await call.app.read_waits(job.id), batch))
 
 
 async def show_tree(call: RequestContext) -> ApiResponse:

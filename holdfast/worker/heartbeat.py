@@ -15,7 +15,8 @@ from holdfast.core.clock import wait_first
 from holdfast.core.errors import HoldfastError, StoreReplaced
 from holdfast.core.events import LoopBlocked, LoopDelayMeasured, StoreTrouble
 from holdfast.core.fault_injection import fault_point
-from holdfast.core.models import Job, Lease, LeaseStatus, WorkerCommand, WorkerHeartbeat
+from holdfast.core.models import Job, Lease
+from holdfast.core.workers import LeaseStatus, WorkerCommand, WorkerHeartbeat
 from holdfast.stores.base import Store
 from holdfast.worker.context import StopReason, WorkerContext
 

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from holdfast.core.errors import ConfigError, HoldfastError, Unavailable
 from holdfast.core.fault_injection import fault_point
-from holdfast.core.models import Job, Lease, NewJob
-from holdfast.core.steps import NewStep, Step
+from holdfast.core.models import Job, Lease, NewJob, Step
+from holdfast.core.steps import NewStep
 from holdfast.core.waits import ChildStatus, SignalReceipt, SignalWait
 from holdfast.stores.base import Store
 from holdfast.telemetry.trace_context import submission

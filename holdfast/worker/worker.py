@@ -18,8 +18,9 @@ from holdfast.app.limits import merge_limits
 from holdfast.core.errors import HoldfastError, StoreReplaced, Unavailable
 from holdfast.core.events import StoreTrouble, WorkerStarted, WorkerStopped, WorkerStopping
 from holdfast.core.lifecycle import Cancelled, Released
-from holdfast.core.models import Lease, WorkerCommand, WorkerHeartbeat
+from holdfast.core.models import Lease
 from holdfast.core.validation import format_queues, mask_url
+from holdfast.core.workers import WorkerCommand, WorkerHeartbeat
 from holdfast.settings.settings import Settings
 from holdfast.stores.base import Store
 from holdfast.worker.context import StopReason, WorkerContext

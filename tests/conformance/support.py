@@ -28,8 +28,8 @@ from holdfast.core.models import (
     Reason,
     Settled,
     Settlement,
-    WorkerHeartbeat,
 )
+from holdfast.core.workers import WorkerHeartbeat
 from holdfast.stores.base import ClaimRequest, Store
 from holdfast.stores.common.named_sql import Migration, load_migrations
 

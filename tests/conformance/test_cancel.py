@@ -8,7 +8,8 @@ import pytest
 
 from holdfast.core.clock import ManualClock
 from holdfast.core.ids import new_id
-from holdfast.core.models import BulkResult, JobFilter, JobState, LeaseStatus, Reason
+from holdfast.core.models import BulkResult, JobFilter, JobState, Reason
+from holdfast.core.workers import LeaseStatus
 from holdfast.stores.base import Store
 from tests.conformance.support import (
     LEASE,

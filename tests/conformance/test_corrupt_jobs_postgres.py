@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from holdfast.core.errors import HoldfastError
-from holdfast.core.models import JobState, LeaseStatus
+from holdfast.core.models import JobState
+from holdfast.core.workers import LeaseStatus
 from holdfast.stores.base import Store
 from tests.conformance.support import LEASE, claim, heartbeat, new_job, put, running, state_of, stored, take
 from tests.support.spoiling import session

@@ -10,7 +10,8 @@ from holdfast import Holdfast
 from holdfast.core.clock import ManualClock
 from holdfast.core.ids import new_id
 from holdfast.core.job_logs import NewLine, Record
-from holdfast.core.models import Job, JobState, LeaseStatus, NewJob
+from holdfast.core.models import Job, JobState, NewJob
+from holdfast.core.workers import LeaseStatus
 from holdfast.stores.base import Store
 from tests.conformance.support import LEASE, WORKER, ended, heartbeat, put, running, settle, state_of, stored, take
 

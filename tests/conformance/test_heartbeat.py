@@ -6,7 +6,8 @@ from datetime import timedelta
 
 from holdfast.core.clock import ManualClock
 from holdfast.core.ids import new_id
-from holdfast.core.models import HeartbeatReply, JobState, Lease, LeaseStatus, WorkerCommand
+from holdfast.core.models import JobState, Lease
+from holdfast.core.workers import HeartbeatReply, LeaseStatus, WorkerCommand
 from holdfast.stores.base import Store
 from tests.conformance.support import (
     LEASE,

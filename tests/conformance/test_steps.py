@@ -7,8 +7,8 @@ from datetime import timedelta
 
 from holdfast.core.clock import ManualClock
 from holdfast.core.ids import new_id
-from holdfast.core.models import Job, JobFilter, JobState, Lease
-from holdfast.core.steps import NewStep, Step
+from holdfast.core.models import Job, JobFilter, JobState, Lease, Step
+from holdfast.core.steps import NewStep
 from holdfast.stores.base import Store
 from tests.conformance.support import LEASE, ended, failing, lose, new_job, put, running, settle, take
 

@@ -11,7 +11,8 @@ import pytest
 from holdfast.core.clock import ManualClock
 from holdfast.core.errors import ConfigError
 from holdfast.core.ids import new_id
-from holdfast.core.models import JobFilter, JobState, Lease, Options, WorkerCommand
+from holdfast.core.models import JobFilter, JobState, Lease, Options
+from holdfast.core.workers import WorkerCommand
 from holdfast.stores import open_store
 from holdfast.stores.base import EVERY_QUEUE, Store
 from tests.conformance.support import (

@@ -11,8 +11,9 @@ import pytest
 from holdfast.core.clock import ManualClock
 from holdfast.core.errors import ConfigError
 from holdfast.core.ids import as_ulid
-from holdfast.core.models import JobFilter, JobState, Lease, LeaseStatus
+from holdfast.core.models import JobFilter, JobState, Lease
 from holdfast.core.schedule import Schedule, ScheduleChange
+from holdfast.core.workers import LeaseStatus
 from holdfast.stores import open_store
 from holdfast.stores.base import EVERY_QUEUE, Store
 from holdfast.stores.redis.id_codec import decode_id, encode_id

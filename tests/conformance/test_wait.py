@@ -7,7 +7,8 @@ import time
 from collections.abc import Awaitable
 from datetime import timedelta
 
-from holdfast.core.models import JobState, Reason, WorkerCommand
+from holdfast.core.models import JobState, Reason
+from holdfast.core.workers import WorkerCommand
 from holdfast.stores.base import Store
 from tests.conformance.support import LEASE, Opener, heartbeat, new_job, put, running, settle, stored, take
 from tests.support.load import slowness

@@ -394,7 +394,7 @@ def test_a_hundred_thousand_jobs_do_not_slow_down_commands(queue: Queue) -> None
     from queuectl.models import drafted, parse
 
     submission = parse('{"command": "true"}')
-    queue.app.sync.enqueue_many((drafted(queue.app, submission) for _ in range(100_000)), batch=10_000)
+    queue.app.sync.enqueue_many((drafted(queue.app, submission) for _ in range(100_000)), batch_size=10_000)
 
     def status(_: int) -> float:
         began = time.monotonic()

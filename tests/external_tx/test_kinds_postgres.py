@@ -110,7 +110,7 @@ def test_rolled_back_neither_ever_was(place: Place, kind: str) -> None:
 def test_many_jobs_and_a_savepoint_that_is_rolled_back(place: Place, kind: str) -> None:
     async def body(held: Any) -> None:
         drafts = [place.app.draft_job("work", {"n": n}) for n in range(250)]
-        handles = await does(place.app, "enqueue_many", drafts, batch=100, connection=held.connection)
+        handles = await does(place.app, "enqueue_many", drafts, batch_size=100, connection=held.connection)
         assert [handle.id for handle in handles] == [draft.id for draft in drafts]
         with contextlib.suppress(Undone):
             async with held.savepoint():

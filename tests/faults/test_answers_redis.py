@@ -12,9 +12,10 @@ from redis import exceptions as driver
 
 from holdfast.core.errors import Unavailable
 from holdfast.core.ids import new_id
-from holdfast.core.models import JobFilter, JobState, LeaseStatus, Reason, Submitted
+from holdfast.core.models import JobFilter, JobState, Reason, Submitted
 from holdfast.core.steps import NewStep
 from holdfast.core.waits import ChildStatus, SentSignal, Signal, SignalReceipt, SignalWait
+from holdfast.core.workers import LeaseStatus
 from holdfast.stores.connections import redis as pool
 from holdfast.stores.connections.redis_protocol import Argument, RedisConnection
 from tests.conformance.support import (

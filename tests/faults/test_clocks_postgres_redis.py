@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.lifecycle import Lost, decide
-from holdfast.core.models import JobState, LeaseStatus
+from holdfast.core.models import JobState
 from holdfast.core.retry import Retry
+from holdfast.core.workers import LeaseStatus
 from holdfast.stores.base import Store
 from tests.conformance.support import LEASE, claim, heartbeat, new_job, put, running, settle, stored, take
 from tests.faults.support import opened

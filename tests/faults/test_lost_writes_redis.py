@@ -8,8 +8,9 @@ from datetime import timedelta
 import pytest
 
 from holdfast.core.lifecycle import Cancelled, Failed, Lost, Outcome, Released, Snoozed, Succeeded, decide
-from holdfast.core.models import Job, JobFilter, JobState, LeaseStatus, Settlement
+from holdfast.core.models import Job, JobFilter, JobState, Settlement
 from holdfast.core.retry import Retry
+from holdfast.core.workers import LeaseStatus
 from holdfast.stores.base import Store
 from tests.conformance.support import LEASE, heartbeat, new_job, put, settle, take
 from tests.faults.support import finding, opened, until_it_works

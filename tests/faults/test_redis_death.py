@@ -12,8 +12,9 @@ import pytest
 from holdfast import Holdfast
 from holdfast.core.errors import ConfigError, Unavailable
 from holdfast.core.lifecycle import Failed, Outcome, Released, Succeeded, decide
-from holdfast.core.models import Job, JobFilter, JobState, LeaseStatus, Settlement
+from holdfast.core.models import Job, JobFilter, JobState, Settlement
 from holdfast.core.retry import Retry
+from holdfast.core.workers import LeaseStatus
 from holdfast.stores import open_store
 from holdfast.stores.connections.redis import load_scripts
 from holdfast.stores.redis import server_info

@@ -229,7 +229,7 @@ def test_ctrl_c_exits_watch_with_0_and_others_with_130(cli: Cli) -> None:
         process.stdout.readline()
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
-    with _started(cli, "enqueue", "--stream", "-", "--batch", "1", "--json", stdin=-1) as process:
+    with _started(cli, "enqueue", "--stream", "-", "--batch-size", "1", "--json", stdin=-1) as process:
         process.stdin.write(b'{"task": "work"}\n')
         process.stdin.flush()
         process.stdout.readline()

@@ -13,7 +13,8 @@ from holdfast import Holdfast, JobHandle, JobState
 from holdfast.cli import run as run_module
 from holdfast.cli import submission
 from holdfast.core.lifecycle import Failed, Succeeded
-from holdfast.core.models import Job, NewJob, WorkerHeartbeat
+from holdfast.core.models import Job, NewJob
+from holdfast.core.workers import WorkerHeartbeat
 from tests.interfaces.cli import Cli
 
 
@@ -202,7 +203,7 @@ BAD_LINES = [
 def test_invalid_line_is_named_and_its_batch_not_stored(line: str, expected: str, cli: Cli) -> None:
     cli.run("migrate")
     stream = _lines({"task": "a"}, {"task": "a"}, {"task": "a"}) + line + "\n" + _lines({"task": "a"})
-    given = cli.fail("enqueue", "--stream", "-", "--batch", "2", code=2, stdin=stream)
+    given = cli.fail("enqueue", "--stream", "-", "--batch-size", "2", code=2, stdin=stream)
     assert given.startswith("holdfast: line 4: ")
     assert expected in given
     assert "the jobs of lines 1 to 2 are stored, and none after them" in given

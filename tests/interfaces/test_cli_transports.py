@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import Holdfast
-from holdfast.core.models import WorkerHeartbeat
+from holdfast.core.workers import WorkerHeartbeat
 from tests.interfaces.cli import Cli
 from tests.support.redis import Redis
 

@@ -20,7 +20,7 @@ from tests.support.cli_page import list_commands, page
 COMMANDS = dict(list_commands())
 
 EXPECTED = """
-    worker start|worker stop|worker list|enqueue|run|status|stats|list|count|show|watch|edit|cancel|replay|delete
+    worker start|worker stop|worker list|enqueue|run|status|stats|list|count|show|watch|edit|cancel|fork|replay|delete
     |dlq list|dlq show|dlq replay|dlq purge|queue list|queue pause|queue resume|queue purge|config list|config get
     |config set|config path|retry-schedule|backup|migrate|doctor|why|dev|api|completion
     |schedule list|schedule show|schedule add|schedule pause|schedule resume|schedule remove|schedule run|schedule next

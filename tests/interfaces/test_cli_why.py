@@ -15,7 +15,8 @@ from msgspec.structs import replace
 from holdfast import JobState
 from holdfast.core.lifecycle import Failed
 from holdfast.core.limits import Limit, LimitValues
-from holdfast.core.models import Job, Reason, WorkerCommand, WorkerHeartbeat, WorkerInfo
+from holdfast.core.models import Job, Reason
+from holdfast.core.workers import WorkerCommand, WorkerHeartbeat, WorkerInfo
 from holdfast.views.explain import JobFacts, explain_job, serves_queue
 from holdfast.views.limit_use import LimitUse
 from tests.interfaces.cli import Cli

@@ -10,7 +10,8 @@ import msgspec
 from holdfast.core.dependencies import NEVER_US
 from holdfast.core.job_changes import EDITABLE, JobChanges
 from holdfast.core.lifecycle import CANCELLABLE, DELETABLE, REPLAYABLE, TRANSITIONS
-from holdfast.core.models import MICROSECOND, TERMINAL, JobState, Lease, LeaseStatus, NewJob, Reason, Settlement
+from holdfast.core.models import MICROSECOND, TERMINAL, JobState, Lease, NewJob, Reason, Settlement
+from holdfast.core.workers import LeaseStatus
 from tests.model.model_job import ModelJob
 from tests.model.waits import Waits
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from holdfast.core.dependencies import Condition, DependencyInfo, DependencyState
-from holdfast.core.models import Job, JobState, Lease, NewJob, Reason
-from holdfast.core.steps import Step
+from holdfast.core.models import Job, JobState, Lease, NewJob, Reason, Step
 from holdfast.core.waits import ReceiverInfo
 
 OPEN = DependencyState.OPEN

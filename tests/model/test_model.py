@@ -21,7 +21,8 @@ from holdfast.core.dependencies import Condition
 from holdfast.core.ids import new_id
 from holdfast.core.job_changes import JobChanges
 from holdfast.core.lifecycle import Succeeded
-from holdfast.core.models import MICROSECOND, HeartbeatReply, Lease, NewJob, WorkerHeartbeat
+from holdfast.core.models import MICROSECOND, Lease, NewJob
+from holdfast.core.workers import HeartbeatReply, WorkerHeartbeat
 from tests.model.claim_rules import ClaimRules
 from tests.model.life_rules import LifeRules
 from tests.model.machine import MAX_JOBS, QUEUES, Machine

@@ -14,8 +14,8 @@ from holdfast.core.dependencies import NEVER_US, Condition, Dependency
 from holdfast.core.errors import Invalid
 from holdfast.core.ids import new_id
 from holdfast.core.lifecycle import Outcome, Parked
-from holdfast.core.models import TERMINAL, JobState, Lease, NewJob, Reason
-from holdfast.core.steps import NewStep, Step
+from holdfast.core.models import TERMINAL, JobState, Lease, NewJob, Reason, Step
+from holdfast.core.steps import NewStep
 from holdfast.core.waits import (
     SIGNALS_KEPT,
     JobWaits,

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from holdfast.core.dependencies import NEVER_US, Condition, DependencyState, describe_failed_dependency
-from holdfast.core.models import MICROSECOND, TERMINAL, JobState, Lease, NewJob
-from holdfast.core.steps import Step
+from holdfast.core.models import MICROSECOND, TERMINAL, JobState, Lease, NewJob, Step
 from holdfast.core.waits import TIMED_OUT, ChildStatus, JobWaits, Signal, SignalReceipt, SignalWait, signal_result
 from tests.model.model_job import ModelDependency, ModelJob, ModelReceiver
 

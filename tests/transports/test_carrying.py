@@ -9,7 +9,8 @@ import pytest
 
 from holdfast.core.clock import ManualClock
 from holdfast.core.job_changes import JobChanges
-from holdfast.core.models import JobState, Lease, LeaseStatus, Reason, WorkerHeartbeat
+from holdfast.core.models import JobState, Lease, Reason
+from holdfast.core.workers import LeaseStatus, WorkerHeartbeat
 from holdfast.stores.base import EVERY_QUEUE, Store
 from tests.transports.support import RETRY_FOR, Pairing, claim, ending, new_job, put, take
 

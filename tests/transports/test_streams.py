@@ -11,7 +11,8 @@ import pytest
 
 from holdfast import Context
 from holdfast.core.events import MalformedMessage
-from holdfast.core.models import JobState, Lease, Reason, WorkerHeartbeat
+from holdfast.core.models import JobState, Lease, Reason
+from holdfast.core.workers import WorkerHeartbeat
 from tests.support.redis import FLOORS, MAIN, Redis
 from tests.transports.support import (
     Pairing,

@@ -14,8 +14,9 @@ from holdfast import Holdfast
 from holdfast.core.errors import Unavailable
 from holdfast.core.events import Event, StoreAnswered
 from holdfast.core.limits import Limit, LimitValues
-from holdfast.core.models import NewJob, QueueInfo, WorkerCommand, WorkerHeartbeat, WorkerInfo
+from holdfast.core.models import NewJob, QueueInfo
 from holdfast.core.schedule import Schedule
+from holdfast.core.workers import WorkerCommand, WorkerHeartbeat, WorkerInfo
 from holdfast.stores.base import ClaimRequest, Store
 from holdfast.telemetry import queue_metrics
 from holdfast.telemetry.metric_types import LabelLimiter, Reading

@@ -300,7 +300,7 @@ def test_endless_generator_is_stored_batch_by_batch(app: Holdfast) -> None:
     async def stream() -> None:
         async with app:
             batches = 0
-            async for handles in app.enqueue_stream(endless(app, drawn), batch=10):
+            async for handles in app.enqueue_stream(endless(app, drawn), batch_size=10):
                 batches += 1
                 assert [handle.created for handle in handles] == [True] * 10
                 assert len(drawn) == await app.count() == 10 * batches
@@ -319,8 +319,8 @@ def test_an_async_iterable_is_stored_in_its_order(app: Holdfast) -> None:
 
     async def store() -> tuple[list[int], list[str]]:
         async with app:
-            sizes = [len(handles) async for handles in app.enqueue_stream(rows(), batch=10)]
-            handles = await app.enqueue_many(rows(), batch=7)
+            sizes = [len(handles) async for handles in app.enqueue_stream(rows(), batch_size=10)]
+            handles = await app.enqueue_many(rows(), batch_size=7)
             return sizes, [(await handle.job()).payload for handle in handles]
 
     sizes, payloads = asyncio.run(store())
@@ -338,14 +338,14 @@ def test_failing_item_keeps_earlier_batches_and_drops_its_own(app: Holdfast) -> 
 
     async def stream() -> None:
         async with app:
-            async for handles in app.enqueue_stream(failing(app), batch=10):
+            async for handles in app.enqueue_stream(failing(app), batch_size=10):
                 stored.extend(handle.id for handle in handles)
 
     with pytest.raises(Invalid, match="priority"):
         asyncio.run(stream())
     assert len(stored) == app.sync.count() == 10
     with pytest.raises(Invalid, match="priority"):
-        app.sync.enqueue_many(failing(app), batch=4)
+        app.sync.enqueue_many(failing(app), batch_size=4)
     assert app.sync.count() == 22
 
 
@@ -356,14 +356,14 @@ def test_job_refused_by_the_store_fails_its_whole_batch(app: Holdfast) -> None:
             yield bad if number == 7 else app.draft_job("work", {"n": number})
 
     with pytest.raises(Invalid, match="surrogate"):
-        app.sync.enqueue_many(jobs(), batch=5)
+        app.sync.enqueue_many(jobs(), batch_size=5)
     assert app.sync.count() == 5
 
 
 @pytest.mark.parametrize("size", [0, -1, 10_001])
 def test_a_batch_has_bounds(app: Holdfast, size: int) -> None:
     with pytest.raises(Invalid, match="batch"):
-        app.sync.enqueue_many([], batch=size)
+        app.sync.enqueue_many([], batch_size=size)
 
 
 # ── options of a job ──────────────────────────────────────────────────────────────────────────────────────

@@ -82,7 +82,7 @@ def test_many_jobs_are_part_of_it_in_their_order(app: Holdfast, connection: sqli
     def work(number: int) -> None: ...
 
     jobs = [work.new_job(number) for number in range(250)]
-    handles = app.sync.enqueue_many(iter(jobs), batch=100, connection=connection)
+    handles = app.sync.enqueue_many(iter(jobs), batch_size=100, connection=connection)
     assert app.sync.count() == 0
     connection.commit()
     assert [handle.id for handle in handles] == [job.id for job in jobs]

@@ -11,8 +11,8 @@ import pytest
 from holdfast.core.ids import as_ulid
 from holdfast.core.job_logs import NewLine, Record
 from holdfast.core.lifecycle import Failed, Succeeded
-from holdfast.core.models import WorkerHeartbeat
 from holdfast.core.steps import NewStep
+from holdfast.core.workers import WorkerHeartbeat
 from tests.web.client import UNKNOWN_ID, Api
 
 

@@ -57,7 +57,8 @@ def test_every_reference_leads_somewhere() -> None:
 
 
 PRIVATE = {"Because", "Asked", "Kept", "Standing", "Nothing", "say", "follow"}
-VERBS = {"append", "cancel", "check", "claim", "delete", "deregister", "explain", "extend", "list", "pause", "replay"}
+VERBS = {"append", "cancel", "check", "claim", "create", "delete", "deregister", "explain", "extend", "fork", "list"}
+VERBS |= {"pause", "replay"}
 VERBS |= {"resume", "settle", "send", "show", "stop", "stream", "submit", "add", "remove", "run", "backfill", "edit"}
 VERBS |= {"change", "reset"}
 

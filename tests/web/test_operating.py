@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast.core.lifecycle import Failed
-from holdfast.core.models import WorkerHeartbeat
+from holdfast.core.workers import WorkerHeartbeat
 from tests.web.client import UNKNOWN_ID, Api
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holdfast import Holdfast
-from holdfast.core.steps import Step
+from holdfast.core.models import Step
 
 
 class Ledger:

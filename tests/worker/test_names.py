@@ -13,7 +13,7 @@ import pytest
 
 from holdfast import Holdfast
 from holdfast.core.errors import Unavailable
-from holdfast.core.models import WorkerCommand, WorkerHeartbeat
+from holdfast.core.workers import WorkerCommand, WorkerHeartbeat
 from tests.worker.support import harness
 
 

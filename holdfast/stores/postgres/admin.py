@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 from holdfast.core.job_changes import JobChanges
-from holdfast.core.models import TERMINAL, BulkResult, JobFilter, JobState, ReplayRate, WorkerCommand
+from holdfast.core.models import TERMINAL, BulkResult, JobFilter, JobState, ReplayRate
+from holdfast.core.workers import WorkerCommand
 from holdfast.stores.common.named_sql import CODES, STATES
 from holdfast.stores.common.requests import CHOICE_SECONDS, SWEEP_TIME, UNSUCCESSFUL, Chosen, SelectionAdmin
 from holdfast.stores.postgres.dependencies import Decided, read_decided

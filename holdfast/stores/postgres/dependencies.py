@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from holdfast.core.errors import Invalid
+from holdfast.core.batches import check_batches
+from holdfast.core.dependencies import missing_dependency
 from holdfast.core.models import NewJob, Submitted
+from holdfast.stores.common.named_sql import STATES
 from holdfast.stores.postgres.encoding import is_id
 from holdfast.stores.postgres.notifications import PostgresNotifications
 
@@ -66,7 +68,25 @@ def check_stored(outside: Sequence[str], stored: Iterable[str]) -> None:
     missing = set(outside).difference(stored)
     for job_id in outside:
         if job_id in missing:
-            raise Invalid("after", job_id, "give jobs that are stored, or earlier in the same submission")
+            raise missing_dependency(job_id)
+
+
+def member_document(outside: Mapping[str, Sequence[str]]) -> str:
+    """Members of batches as ``lock_batches`` takes them."""
+    pairs = [
+        {"batch": batch_id, "job_id": job_id}
+        for batch_id, members in outside.items()
+        for job_id in members
+        if is_id(batch_id) and is_id(job_id)
+    ]
+    return _encode(pairs).decode()
+
+
+def check_locked(outside: Mapping[str, Sequence[str]], rows: Iterable[Sequence[Any]]) -> None:
+    """Raises Invalid or Conflict if a job cannot be a member of its batch. ``rows``: found by ``lock_batches``."""
+    found = [(batch_id, job_id, STATES[code], is_known) for batch_id, job_id, code, is_known in rows]
+    states = {batch_id: state for batch_id, _, state, _ in found}
+    check_batches(outside, states, {(batch_id, job_id) for batch_id, job_id, _, is_known in found if is_known})
 
 
 def split_decided(jobs: Sequence[NewJob]) -> list[Sequence[NewJob]]:
@@ -90,7 +110,7 @@ def split_decided(jobs: Sequence[NewJob]) -> list[Sequence[NewJob]]:
 def dependency_batch(
     jobs: Sequence[NewJob], answers: Sequence[Submitted], ids: dict[str, str], instant: int | None, *, notifies: bool
 ) -> str | None:
-    """The dependencies of the new jobs, as ``holdfast.add_dependencies`` takes them; None if there are none.
+    """Dependencies of new jobs, and of batches on members, as ``holdfast.add_dependencies`` takes them; None for none.
 
     ``ids``: the jobs that stand for those of earlier pieces of the batch; these are added.
     """
@@ -102,8 +122,13 @@ def dependency_batch(
                 for each in job.after
             ]
         ids.setdefault(job.id, answer.job_id)
-    batch = {"at": instant, "notifies": notifies, "dependencies": dependencies}
-    return _encode(batch).decode() if dependencies else None
+    members = [
+        {"batch": job.batch, "job_id": answer.job_id}
+        for job, answer in zip(jobs, answers, strict=True)
+        if job.batch is not None
+    ]
+    batch = {"at": instant, "notifies": notifies, "dependencies": dependencies, "members": members}
+    return _encode(batch).decode() if dependencies or members else None
 
 
 def possible_ids(ids: Iterable[str]) -> list[str]:

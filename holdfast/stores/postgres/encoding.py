@@ -20,6 +20,7 @@ from holdfast.core.models import (
     NewJob,
     Options,
     Settlement,
+    Step,
     UniqueKey,
     to_microseconds,
 )
@@ -108,7 +109,7 @@ def is_plain(job: NewJob) -> bool:
     """Returns True for a job whose row is all there is to store."""
     options = job.options
     is_keyed = job.key is not None or (options is not None and bool(options.tags or options.unique))
-    return not (is_keyed or job.after or job.expires)
+    return not (is_keyed or job.is_related or job.expires)
 
 
 def are_uniform(jobs: Sequence[NewJob]) -> bool:
@@ -169,6 +170,18 @@ def encode_options(options: Options) -> str:
     return _encode(options).decode()
 
 
+def copied_steps(record: Sequence[Step]) -> dict[str, Any]:
+    """Steps of a new job as the parameters of ``copy_steps``."""
+    return {
+        "names": [to_text(step.name) for step in record],
+        "numbers": [step.number for step in record],
+        "in_orders": [step.in_order for step in record],
+        "claims": [step.claims for step in record],
+        "ended_ats": [step.ended_at_us for step in record],
+        "results": [text_or_none(step.result) for step in record],
+    }
+
+
 def key_columns(jobs: Sequence[NewJob]) -> dict[str, Any]:
     """Returns the extra columns of batches with keys. Tags and policies stand beside the options once more, for
     PostgreSQL finds nothing in JSON that holds a NUL anywhere.
@@ -180,7 +193,7 @@ def key_columns(jobs: Sequence[NewJob]) -> dict[str, Any]:
         "policies": [None if job.unique is None else encode_unique(job.unique) for job in jobs],
         "expires_ats": [job.expires_at_us for job in jobs],
         "expires_ins": [span_us(job.expires_in) for job in jobs],
-        "are_waiting": [bool(job.after) for job in jobs] if any(job.after for job in jobs) else None,
+        "are_waiting": [job.waits for job in jobs] if any(job.waits for job in jobs) else None,
     }
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from holdfast.core.batches import outside_members
 from holdfast.core.errors import Invalid
 from holdfast.core.limits import LimitTable
 from holdfast.core.models import JobState, Lease, NewJob, Settled, Submitted, TxOutcome
@@ -20,8 +21,10 @@ from holdfast.stores.base import Statement, StatementFlow
 from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.stores.common.named_sql import STATES
 from holdfast.stores.postgres.dependencies import (
+    check_locked,
     check_stored,
     dependency_batch,
+    member_document,
     outside_jobs,
     possible_ids,
     split_decided,
@@ -91,6 +94,10 @@ class PostgresExternal:
             ids = ",".join(possible_ids(outside))
             rows = yield Statement(self._sql["lock_awaited_inside"].sql, (ids,))
             check_stored(outside, [job_id for (job_id,) in map(_texts, rows)])
+        batches = outside_members(jobs)
+        if batches:
+            members = member_document(batches)
+            check_locked(batches, map(_texts, (yield Statement(self._sql["lock_batches_inside"].sql, (members,)))))
         table = self._limit_cache.table
         if self._limit_cache.is_stale:
             seen = [*map(_texts, (yield Statement(self._sql["limits_seen"].sql)))]
@@ -189,7 +196,7 @@ def _row(job: NewJob) -> dict[str, Any]:
         "policy": job.unique,
         "partition": text_or_none(job.partition),
         "weights": job.weights,
-        "is_waiting": bool(job.after),
+        "is_waiting": job.waits,
     }
 
 

@@ -86,6 +86,12 @@ select l::text from holdfast.lock_awaited(:ids) l;
 -- The same, and the next, for a caller's own transaction.
 select l::text from holdfast.lock_awaited(string_to_array(?, ',')::uuid[]) l;
 
+-- own: lock_batches
+select batch::text, job_id::text, state, is_known from holdfast.lock_batches(:members);
+
+-- own: lock_batches_inside
+select batch::text, job_id::text, state, is_known from holdfast.lock_batches(?);
+
 -- own: wait_for_jobs_inside
 select count(*) from holdfast.add_dependencies(?);
 
@@ -556,6 +562,13 @@ with held as materialized (
 )
 select ordinal from held;
 
+-- own: copy_steps
+-- Of a new job.
+insert into holdfast.step (job_id, ended_at, claims, number, in_order, name, result)
+select :id, d.ended_at, d.claims, d.number, d.in_order, d.name, d.result
+from unnest(:names::text[], :numbers::integer[], :in_orders::boolean[], :claims::bigint[], :ended_ats::bigint[], :results::text[])
+    as d (name, number, in_order, claims, ended_at, result);
+
 -- name: record_step
 -- On the connection of its handler, behind the step that must be there. No other worker takes the job before that ends.
 with given as materialized (
@@ -628,6 +641,10 @@ select job_id, state from holdfast.await_children(:id, :ids);
 select r.topic, r.step, r.begun_at, r.deadline
 from holdfast.receiver r join holdfast.job j on j.id = r.job_id
 where r.job_id = :id and r.is_listed and r.claims = j.claims and j.state + 0 in (2, 4);
+
+-- name: batch
+-- Its progress.
+select members, members - waits, failed from holdfast.job where id = :id and members is not null;
 
 -- own: dependencies_of
 select job_id::text, condition, state, is_child from holdfast.dependency where waiter = :id order by job_id limit :limit;
@@ -807,7 +824,7 @@ set state = case when d.later > 0 then 1 else 0 end, attempts = 0, lost_leases =
     result = null, ended_at = null, ended_by = null, expires_at = null, payload = coalesce(:payload, j.payload),
     run_at = d.later + :now
 from unnest(:ids::uuid[], :laters::bigint[]) as d (id, later)
-where j.id = d.id and ((j.state + 0) in (3, 6, 7) or (:force and j.state + 0 = 5))
+where j.id = d.id and ((j.state + 0) in (3, 6, 7) or (:force and j.state + 0 = 5)) and j.members is null
 returning j.id::text, j.queue, j.state, j.awaited or j.waits is not null;
 
 -- own: renew_waits

@@ -11,19 +11,9 @@ from msgspec.structs import replace
 
 from holdfast.core.errors import Invalid
 from holdfast.core.job_logs import LogPage
-from holdfast.core.models import (
-    MICROSECOND,
-    Attempt,
-    Job,
-    JobFilter,
-    JobState,
-    Page,
-    QueueInfo,
-    WorkerCommand,
-    WorkerHeartbeat,
-    WorkerInfo,
-)
+from holdfast.core.models import MICROSECOND, Attempt, Job, JobFilter, JobState, Page, QueueInfo
 from holdfast.core.stats import CountRow, queues_of
+from holdfast.core.workers import WorkerCommand, WorkerHeartbeat, WorkerInfo
 from holdfast.stores.common.named_sql import CODES, STATES
 from holdfast.stores.common.requests import costs_its_page, is_unsuccessful, line_page, line_place
 from holdfast.stores.postgres.encoding import filter_parameters, is_id, shown_attempt, shown_job, shown_line, to_text

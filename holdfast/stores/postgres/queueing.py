@@ -17,19 +17,16 @@ from holdfast.core.models import (
     Claim,
     DeliveredClaim,
     ExpiredJob,
-    HeartbeatReply,
     Job,
     JobState,
     Lease,
-    LeaseStatus,
     NewJob,
     Reason,
     Settled,
     Settlement,
     Submitted,
-    WorkerCommand,
-    WorkerHeartbeat,
 )
+from holdfast.core.workers import HeartbeatReply, LeaseStatus, WorkerCommand, WorkerHeartbeat
 from holdfast.stores.base import EVERY_QUEUE, ClaimRequest
 from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.stores.common.requests import CLAIMED_A_SECOND, HEARTBEAT_RETRY_SHARE, UNREADABLE
@@ -130,7 +127,7 @@ class PostgresQueueing:
         if not jobs:
             return []
         bound = await self._limit_cache.bind(jobs)
-        if any(job.after for job in jobs):
+        if any(job.is_related for job in jobs):
             answers, decided = await insert_dependent(self._sql, self._pool, bound)
             decided.notify_committed(self._notifications)
             is_notified = False

@@ -9,15 +9,18 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from holdfast.core.errors import Unavailable
+from holdfast.core.batches import outside_members
+from holdfast.core.errors import HoldfastError, Unavailable
 from holdfast.core.models import NewJob, Submitted
 from holdfast.stores.common.requests import extra_timeout
 from holdfast.stores.common.unconfirmed import perhaps_stored
 from holdfast.stores.postgres.cursors import END, START, QueuePosition
 from holdfast.stores.postgres.dependencies import (
     Decided,
+    check_locked,
     check_stored,
     dependency_batch,
+    member_document,
     outside_jobs,
     possible_ids,
     read_decided,
@@ -26,6 +29,7 @@ from holdfast.stores.postgres.dependencies import (
 from holdfast.stores.postgres.encoding import (
     NumberedStatement,
     are_uniform,
+    copied_steps,
     is_plain,
     job_columns,
     key_columns,
@@ -91,9 +95,13 @@ async def insert_each(
 async def insert_dependent(
     statements: Mapping[str, NumberedStatement], pool: PostgresPool, jobs: Sequence[NewJob]
 ) -> tuple[list[Submitted], Decided]:
-    """Inserts a batch with dependencies. Raises `Invalid`, and stores nothing, if one is on a job that is not there."""
-    outside = outside_jobs(jobs)
+    """Inserts jobs that wait, and members of batches.
+
+    Raises `Invalid` if what they refer to is not there, and `Conflict` if a batch has ended; then nothing is stored.
+    """
+    outside, batches = outside_jobs(jobs), outside_members(jobs)
     missing: list[str] = []
+    found: list[Rows] = []
 
     async def run_in_transaction(fetch: Fetch) -> tuple[list[Submitted], Decided]:
         stored = {job_id for (job_id,) in await fetch(statements["lock_awaited"], ids=possible_ids(outside))}
@@ -102,6 +110,12 @@ async def insert_dependent(
             missing[:] = [job_id for job_id in needed if job_id not in stored]
             if missing:
                 return [], Decided(set(), [])
+        if batches:
+            found[:] = [await fetch(statements["lock_batches"], members=member_document(batches))]
+            try:
+                check_locked(batches, found[0])
+            except HoldfastError:
+                return [], Decided(set(), [])
         answers: list[Submitted] = []
         ids: dict[str, str] = {}
         rows: list[Sequence[Any]] = []
@@ -109,6 +123,9 @@ async def insert_dependent(
             stored_piece = await insert_each(statements, piece, fetch)
             batch = dependency_batch(piece, stored_piece, ids, pool.instant, notifies=False)
             rows += [] if batch is None else await fetch(statements["wait_for_jobs"], batch=batch)
+            for job, answer in zip(piece, stored_piece, strict=True):
+                if job.record and answer.created:
+                    await fetch(statements["copy_steps"], id=job.id, **copied_steps(job.record))
             answers += stored_piece
         return answers, read_decided(rows)
 
@@ -119,6 +136,8 @@ async def insert_dependent(
             raise perhaps_stored(error.__cause__) from error.__cause__
         raise
     check_stored(missing, ())
+    if not answers and found:
+        check_locked(batches, found[0])
     return answers, decided
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from holdfast.core import waits
+from holdfast.core.batches import BatchProgress
 from holdfast.core.dependencies import Condition, DependencyInfo, DependencyState
 from holdfast.core.errors import Conflict
-from holdfast.core.models import MICROSECOND, Lease, NewJob
-from holdfast.core.steps import NewStep, Step
+from holdfast.core.models import MICROSECOND, Lease, NewJob, Step
+from holdfast.core.steps import NewStep
 from holdfast.core.waits import (
     ChildStatus,
     JobWaits,
@@ -144,6 +145,10 @@ class PostgresWorkflow:
             self._ready(queue, first)
         self._notifications.notify_committed({f"queue:{queue}" for queue in firsts})
         return statuses
+
+    async def read_batch(self, job_id: str) -> BatchProgress | None:
+        rows = await self._pool.fetch(self._sql["batch"], id=job_id) if is_id(job_id) else ()
+        return BatchProgress(*rows[0]) if rows else None
 
     async def read_waits(self, job_id: str) -> JobWaits:
         if not is_id(job_id):

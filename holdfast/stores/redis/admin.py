@@ -9,7 +9,8 @@ from uuid import uuid4
 
 from holdfast.core.errors import Unavailable
 from holdfast.core.job_changes import JobChanges
-from holdfast.core.models import BulkResult, JobFilter, JobState, ReplayRate, WorkerCommand
+from holdfast.core.models import BulkResult, JobFilter, JobState, ReplayRate
+from holdfast.core.workers import WorkerCommand
 from holdfast.stores.base import AT_ONCE
 from holdfast.stores.common.requests import Chosen, SelectionAdmin
 from holdfast.stores.common.unconfirmed import perhaps_done

@@ -12,7 +12,9 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from holdfast.core.errors import Invalid
+from holdfast.core.batches import describe_ended_batch, missing_batch
+from holdfast.core.dependencies import missing_dependency
+from holdfast.core.errors import Conflict, HoldfastError, Invalid
 from holdfast.core.job_changes import JobChanges
 from holdfast.core.job_logs import LogLine, NewLine, Record
 from holdfast.core.models import (
@@ -26,6 +28,7 @@ from holdfast.core.models import (
     NewJob,
     Options,
     Settlement,
+    Step,
     UniqueKey,
     to_microseconds,
 )
@@ -57,10 +60,10 @@ def span_us(span: timedelta) -> int:
 
 # ── into Redis ────────────────────────────────────────────────────────────────────────────────────────────────────
 def encode_submission(
-    jobs: Sequence[NewJob], *, whole: bool, earlier_keys: Mapping[str, str] = NO_KEYS
+    jobs: Sequence[NewJob], *, whole: bool, earlier_keys: Mapping[str, str] = NO_KEYS, complete: Iterable[str] = ()
 ) -> list[Argument]:
-    """A batch as arguments of ``submit``. Invalid for values that Redis cannot hold exactly. ``earlier_keys``: see
-    ``find_earlier_keys``."""
+    """Jobs as arguments of ``submit``. Invalid for values that Redis cannot hold exactly. ``earlier_keys``: see
+    ``find_earlier_keys``. ``complete``: see ``find_complete_batches``."""
     specs: dict[str, int] = {}
     rest: list[Argument] = []
     run: tuple[int, str, str] | None = None  # what the jobs before have in common, and where their number stands
@@ -68,7 +71,7 @@ def encode_submission(
     for job in jobs:
         spec = specs.setdefault(spec_text(job), len(specs) + 1)
         common = spec, _when(job), partition_field(job.partition, job.weights)
-        if job.key is None and job.options is None and not (job.has_client_id or job.expires or job.after):
+        if job.key is None and job.options is None and not (job.has_client_id or job.expires or job.waits):
             if common != run:
                 run, number_at = common, len(rest)
                 rest += (0, *common, "")
@@ -83,8 +86,32 @@ def encode_submission(
         rest.append("" if job.unique is None else _unique_text(job.unique))
         rest.append(_expiry(job) if job.expires else "")
         rest.append(_dependencies(job, earlier_keys) if job.after else "")
+        rest.append(("*" if job.is_batch else "") + (job.batch or ""))
+        rest.append(_record(job.record) if job.record else "")
     flags = ("1" if whole else "0") + ("a" if any(job.after for job in jobs) else "")
-    return [flags, len(specs), *specs, *rest]
+    flags += "b" if any(job.is_batch or job.batch for job in jobs) else ""
+    return [" ".join([flags, *complete]), len(specs), *specs, *rest]
+
+
+def _record(record: Sequence[Step]) -> bytes:
+    """Name and text of each step, as the scripts write them."""
+    found = []
+    for step in record:
+        head = f"{step.number} {int(step.in_order)} {step.claims} {step.ended_at_us}"
+        found += [step.name, f"{head}\n" + ("" if step.result is None else f"={step.result}")]
+    return _pack(found)
+
+
+def find_complete_batches(parts: Sequence[Sequence[NewJob]]) -> list[list[str]]:
+    """For each part of a submission, the new batches that get their last member in it."""
+    last: dict[str, int] = {}
+    for number, part in enumerate(parts):
+        for job in part:
+            if job.is_batch:
+                last[job.id] = number
+            if job.batch in last:
+                last[job.batch] = number
+    return [[batch_id for batch_id, at in last.items() if at == number] for number in range(len(parts))]
 
 
 def find_earlier_keys(batches: Sequence[Sequence[NewJob]]) -> list[Mapping[str, str]]:
@@ -250,10 +277,12 @@ def encode_logs(lease: Lease, lines: Sequence[NewLine]) -> list[Argument]:
     return found
 
 
-def missing_dependency(job_id: str) -> Invalid:
-    """Error for a job that waits for this one, which is not stored."""
-    remedy = "submit that job first, or earlier in the same batch"
-    return Invalid("after", job_id, remedy, "is no stored job")
+def refused_submission(reply: bytes) -> HoldfastError:
+    """Error for what ``submit`` has refused: a job that waits for one that is not stored, or a member of a batch."""
+    kind, _, job_id = decode_text(reply).partition(" ")
+    if kind == "after":
+        return missing_dependency(job_id)
+    return missing_batch(job_id) if kind == "missing" else Conflict(describe_ended_batch(job_id))
 
 
 # ── out of Redis ──────────────────────────────────────────────────────────────────────────────────────────────────

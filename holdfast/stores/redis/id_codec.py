@@ -8,15 +8,15 @@ from datetime import timedelta
 
 from msgspec.structs import replace
 
-from holdfast.core.dependencies import describe_failed_dependency
-from holdfast.core.errors import Invalid, Unavailable
+from holdfast.core.batches import BatchProgress, describe_ended_batch, missing_batch
+from holdfast.core.dependencies import describe_failed_dependency, missing_dependency
+from holdfast.core.errors import Conflict, Invalid, Unavailable
 from holdfast.core.ids import as_ulid, parse_id
 from holdfast.core.job_logs import LogPage, Record
 from holdfast.core.models import (
     Attempt,
     BulkResult,
     Claim,
-    HeartbeatReply,
     Job,
     JobEvent,
     JobEvents,
@@ -28,12 +28,13 @@ from holdfast.core.models import (
     ReplayRate,
     Settled,
     Settlement,
+    Step,
     Submitted,
-    WorkerHeartbeat,
 )
 from holdfast.core.schedule import ScheduleChange
-from holdfast.core.steps import NewStep, Step
+from holdfast.core.steps import NewStep
 from holdfast.core.waits import ChildStatus, JobWaits, SentSignal, Signal, SignalReceipt, SignalWait
+from holdfast.core.workers import HeartbeatReply, WorkerHeartbeat
 from holdfast.stores.base import (
     AT_ONCE,
     Admin,
@@ -53,7 +54,6 @@ from holdfast.stores.forwarding import (
     ForwardingSchedules,
     ForwardingWorkflow,
 )
-from holdfast.stores.redis.encoding import missing_dependency
 from holdfast.stores.redis.pool import parse_url
 from holdfast.stores.redis.store import RedisStore
 
@@ -116,9 +116,10 @@ class UlidQueueing(ForwardingQueueing):
         try:
             answers = await self._inner.submit([_written_job(job) for job in jobs])
         except Invalid as error:
-            if error.field == "after":
-                raise missing_dependency(decode_id(str(error.value))) from None
-            raise
+            raise _read_refusal(error) from None
+        except Conflict as error:
+            ended = (job.batch for job in jobs if job.batch and encode_id(job.batch) in str(error))
+            raise Conflict(describe_ended_batch(next(ended))) from None
         except Unavailable as error:
             error.stored = [job_id and decode_id(job_id) for job_id in error.stored]
             raise
@@ -147,12 +148,20 @@ class UlidQueueing(ForwardingQueueing):
         await self._inner.wait([_written_topic(topic) for topic in topics], timeout=timeout)
 
 
+def _read_refusal(error: Invalid) -> Invalid:
+    if error.field == "after":
+        return missing_dependency(decode_id(str(error.value)))
+    return missing_batch(decode_id(str(error.value))) if error.field == "batch" else error
+
+
 def _encode_lease(lease: Lease) -> Lease:
     return Lease(encode_id(lease.job_id), lease.claims)
 
 
 def _written_job(job: NewJob) -> NewJob:
     after = tuple(replace(each, job_id=encode_id(each.job_id)) for each in job.after)
+    if job.options is not None and job.batch is not None:
+        job = replace(job, options=replace(job.options, batch=encode_id(job.batch)))
     return replace(job, id=encode_id(job.id), after=after)
 
 
@@ -178,6 +187,9 @@ class UlidWorkflow(ForwardingWorkflow):
             _encode_lease(lease), [_written_job(child) for child in children], worker
         )
         return started and [replace(child, job_id=decode_id(child.job_id)) for child in started]
+
+    async def read_batch(self, job_id: str) -> BatchProgress | None:
+        return await self._inner.read_batch(encode_id(job_id))
 
     async def read_waits(self, job_id: str) -> JobWaits:
         found = await self._inner.read_waits(encode_id(job_id))
@@ -237,16 +249,19 @@ class UlidQuery(ForwardingQuery):
         return replace(piece, endings=[_read_event(each) for each in piece.endings])
 
     async def get(self, job_id: str) -> Job | None:
-        return _read_job(await self._inner.get(encode_id(job_id)))
+        job = await self._inner.get(encode_id(job_id))
+        return job and _read_job(job)
 
     async def summaries(self, job_ids: Sequence[str]) -> list[Job | None]:
-        return [_read_job(job) for job in await self._inner.summaries([encode_id(job_id) for job_id in job_ids])]
+        jobs = await self._inner.summaries([encode_id(job_id) for job_id in job_ids])
+        return [job and _read_job(job) for job in jobs]
 
     async def by_key(self, key: str) -> Job | None:
-        return _read_job(await self._inner.by_key(key))
+        job = await self._inner.by_key(key)
+        return job and _read_job(job)
 
     async def by_keys(self, keys: Sequence[str]) -> list[Job | None]:
-        return [_read_job(job) for job in await self._inner.by_keys(keys)]
+        return [job and _read_job(job) for job in await self._inner.by_keys(keys)]
 
     async def find(self, where: JobFilter, *, limit: int = 50, cursor: str | None = None) -> Page:
         page = await self._inner.find(where, limit=limit, cursor=cursor)
@@ -259,15 +274,14 @@ class UlidQuery(ForwardingQuery):
         return await self._inner.logs(encode_id(job_id), limit=limit, cursor=cursor)
 
 
-def _read_job(job: Job | None) -> Job | None:
-    if job is None:
-        return None
-    error = _read_error(job.reason, job.error)
-    return replace(job, id=decode_id(job.id), error=error)
+def _read_job(job: Job) -> Job:
+    if job.options is not None and job.options.batch is not None:
+        job = replace(job, options=replace(job.options, batch=decode_id(job.options.batch)))
+    return replace(job, id=decode_id(job.id), error=_read_error(job.reason, job.error))
 
 
 def _read_jobs(jobs: Iterable[Job]) -> list[Job]:
-    return [replace(job, id=decode_id(job.id), error=_read_error(job.reason, job.error)) for job in jobs]
+    return [_read_job(job) for job in jobs]
 
 
 def _read_event(event: JobEvent) -> JobEvent:

@@ -14,21 +14,9 @@ import msgspec
 
 from holdfast.core.errors import Invalid, TooBroad
 from holdfast.core.job_logs import LogPage
-from holdfast.core.models import (
-    MICROSECOND,
-    NOT_STARTED,
-    TERMINAL,
-    Attempt,
-    Job,
-    JobFilter,
-    JobState,
-    Page,
-    QueueInfo,
-    WorkerCommand,
-    WorkerHeartbeat,
-    WorkerInfo,
-)
+from holdfast.core.models import MICROSECOND, NOT_STARTED, TERMINAL, Attempt, Job, JobFilter, JobState, Page, QueueInfo
 from holdfast.core.stats import CountGroup, JobStats, covered_seconds, merge_groups
+from holdfast.core.workers import WorkerCommand, WorkerHeartbeat, WorkerInfo
 from holdfast.stores.common.requests import CHOICE_SECONDS, GLANCED, UNREADABLE, is_unsuccessful, line_page, line_place
 from holdfast.stores.connections.redis import Script, in_batches
 from holdfast.stores.connections.redis_protocol import Argument

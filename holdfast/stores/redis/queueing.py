@@ -16,19 +16,16 @@ from holdfast.core.models import (
     TERMINAL,
     Claim,
     ExpiredJob,
-    HeartbeatReply,
     Job,
     JobState,
     Lease,
-    LeaseStatus,
     NewJob,
     Reason,
     Settled,
     Settlement,
     Submitted,
-    WorkerCommand,
-    WorkerHeartbeat,
 )
+from holdfast.core.workers import HeartbeatReply, LeaseStatus, WorkerCommand, WorkerHeartbeat
 from holdfast.stores.base import ClaimRequest
 from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.stores.common.requests import CLAIMED_A_SECOND, HEARTBEAT_RETRY_SHARE, extra_timeout
@@ -50,9 +47,10 @@ from holdfast.stores.redis.encoding import (
     encode_settlements,
     encode_submission,
     expired_jobs,
+    find_complete_batches,
     find_earlier_keys,
-    missing_dependency,
     record_batches,
+    refused_submission,
     span_us,
     state_of,
     whole_number,
@@ -109,8 +107,10 @@ class RedisQueueing:
             sent.replies = await self._pool.run_each(
                 self._scripts["submit"],
                 [
-                    encode_submission(batch, whole=whole, earlier_keys=keys)
-                    for batch, keys in zip(batches, find_earlier_keys(batches), strict=True)
+                    encode_submission(batch, whole=whole, earlier_keys=keys, complete=complete)
+                    for batch, keys, complete in zip(
+                        batches, find_earlier_keys(batches), find_complete_batches(batches), strict=True
+                    )
                 ],
                 on_uncertain=sent.mark_uncertain,
                 partly=sent.read_replies,
@@ -129,7 +129,7 @@ class RedisQueueing:
         answers = self._answers(batches, sent)
         for reply in sent.replies:
             if isinstance(reply, bytes):
-                raise missing_dependency(decode_text(reply))
+                raise refused_submission(reply)
         return answers
 
     def _answers(self, batches: Sequence[Sequence[NewJob]], sent: _Sent) -> list[Submitted]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from holdfast.core.batches import batch_result, describe_failed_members
 from holdfast.core.dependencies import describe_failed_dependency
 from holdfast.core.models import TERMINAL, Reason
 from holdfast.stores.redis.snapshot import OUT, WAITING, IndexedJob, NamespaceSnapshot, RepairStep
@@ -79,17 +80,23 @@ class _WaitAudit:
         for waiter, fields in self._each("dependencies:"):
             if waiter in self._jobs:
                 yield from self._read_edges(waiter, fields)
+        for job, kept in self._jobs.items():
+            if kept.members is not None:
+                self._edges.setdefault(job, {})
         undecided = [*self._edges]
         while undecided:
-            cancelled = set()
+            ended = set()
             for waiter in undecided:
                 yield from self._decide(waiter)
-                if waiter in self._failures and self._is_unstarted_waiter(waiter):
+                if self._jobs[waiter].members is not None:
+                    yield from self._check_batch(waiter)
+                elif waiter in self._failures and self._is_unstarted_waiter(waiter):
                     yield self._cancel(waiter)
-                    cancelled.add(waiter)
-            undecided = [*{waiter for job in cancelled for waiter in self._waiters[job]}]
+                if self._jobs[waiter].state in _ENDED:
+                    ended.add(waiter)
+            undecided = [*{waiter for job in ended for waiter in self._waiters[job]}]
         for job, kept in [*self._jobs.items()]:
-            if kept.state == b"waiting":
+            if kept.state == b"waiting" and kept.members is None:
                 yield from self._check_waits(job, kept)
 
     def _read_edges(self, waiter: bytes, fields: Mapping[bytes, bytes]) -> Iterator[RepairStep]:
@@ -127,21 +134,26 @@ class _WaitAudit:
     def _cancel(self, waiter: bytes) -> RepairStep:
         job, how = self._failures[waiter]
         error = describe_failed_dependency(job.decode("utf-8", "replace"), how.decode())
-        change = "state", "cancelled", "reason", Reason.DEPENDENCY.value
-        self._jobs[waiter] = self._jobs[waiter]._replace(state=b"cancelled", ended=self._seen.now)
-        return RepairStep(
-            WAITING,
-            (
-                "HSET",
-                self._names.job + waiter,
-                *change,
-                "endTime",
-                self._seen.now,
-                "error",
-                error[:64],
-                *_pieces(error),
-            ),
-        )
+        return self._end(waiter, b"cancelled", "error", error)
+
+    def _end(self, waiter: bytes, state: bytes, name: str, text: str) -> RepairStep:
+        """Ends a job that waits, with the text of its error or result, which is ASCII."""
+        self._jobs[waiter] = self._jobs[waiter]._replace(state=state, ended=self._seen.now)
+        change = "state", state, "reason", Reason.DEPENDENCY.value, "endTime", self._seen.now
+        pieces = (name, text[:64], *_pieces(name, text))
+        return RepairStep(WAITING, ("HSET", self._names.job + waiter, *change, *pieces))
+
+    def _check_batch(self, batch: bytes) -> Iterator[RepairStep]:
+        """The numbers of a batch are those of its members, and it has ended if they have."""
+        kept, states = self._jobs[batch], Counter(edge.state for edge in self._edges[batch].values())
+        members, failed, waits = states.total(), states[b"failed"], states[b"open"] + kept.is_held
+        if (members, failed, waits) != (kept.members, kept.failed, kept.waits):
+            numbers = ("members", members, "failed", failed, "waits", waits)
+            yield RepairStep(WAITING, ("HSET", self._names.job + batch, *numbers))
+        if kept.state == b"waiting" and not waits and failed:
+            yield self._end(batch, b"dead", "error", describe_failed_members(failed, members))
+        elif kept.state == b"waiting" and not waits:
+            yield self._end(batch, b"succeeded", "result", batch_result(members))
 
     def _check_waits(self, job: bytes, kept: IndexedJob) -> Iterator[RepairStep]:
         """A waiting job waits for as much as it says, and is due if that is nothing."""
@@ -227,10 +239,10 @@ class _WaitAudit:
                 yield RepairStep(WAITING, ("ZADD", key, score, member))
 
 
-def _pieces(text: str) -> list[str]:
+def _pieces(name: str, text: str) -> list[str]:
     """Names and values of the further pieces of an ASCII text, as the scripts cut it."""
     rest = [text[start : start + 64] for start in range(64, len(text), 64)]
-    return [word for number, piece in enumerate(rest, 1) for word in (f"error{number}", piece)]
+    return [word for number, piece in enumerate(rest, 1) for word in (f"{name}{number}", piece)]
 
 
 def _topic_of(text: bytes) -> bytes | None:

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from holdfast.core import waits
+from holdfast.core.batches import BatchProgress
 from holdfast.core.dependencies import Condition, DependencyInfo, DependencyState
 from holdfast.core.errors import Conflict, quote_value
-from holdfast.core.models import MICROSECOND, Lease, NewJob
-from holdfast.core.steps import NewStep, Step
+from holdfast.core.models import MICROSECOND, Lease, NewJob, Step
+from holdfast.core.steps import NewStep
 from holdfast.core.waits import (
     ChildStatus,
     JobWaits,
@@ -151,6 +152,13 @@ class RedisWorkflow:
         if len(stored) > len(batch):
             *answers, number = stored
             self._pool.note_stored(int(number), batch[len(answers) - 1 - answers[::-1].index(1)].id)
+
+    async def read_batch(self, job_id: str) -> BatchProgress | None:
+        found = await self._pool.run(self._scripts["read_batch"], job_id)
+        if found is None:
+            return None
+        members, open_members, failed = found
+        return BatchProgress(members, members - open_members, failed)
 
     async def read_waits(self, job_id: str) -> JobWaits:
         receiver, own, others = await self._pool.run(self._scripts["read_waits"], job_id, waits.MAX_SHOWN)

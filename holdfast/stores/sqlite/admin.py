@@ -6,7 +6,8 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 
 from holdfast.core.job_changes import JobChanges
-from holdfast.core.models import TERMINAL, BulkResult, JobFilter, JobState, ReplayRate, WorkerCommand
+from holdfast.core.models import TERMINAL, BulkResult, JobFilter, JobState, ReplayRate
+from holdfast.core.workers import WorkerCommand
 from holdfast.stores.common.named_sql import CODES, STATES
 from holdfast.stores.common.requests import CHOICE_SECONDS, UNSUCCESSFUL, Chosen, SelectionAdmin
 from holdfast.stores.sqlite.dependencies import renew_dependencies, run_flow

@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import msgspec
 
-from holdfast.core.dependencies import NEVER_US, Condition, describe_failed_dependency
-from holdfast.core.errors import Invalid
+from holdfast.core.batches import check_batches, outside_members
+from holdfast.core.dependencies import NEVER_US, Condition, describe_failed_dependency, missing_dependency
 from holdfast.core.models import TERMINAL, JobState, NewJob, Reason
 from holdfast.stores.base import Statement, StatementFlow
 from holdfast.stores.common.named_sql import CODES, STATES
@@ -20,36 +20,62 @@ T = TypeVar("T")
 
 _OPEN, _MET, _FAILED = range(3)
 _EARLIER_CHILD = 2
+_FAILING = "failing"  # of a batch that has not ended, and whose first member has failed
 
 
 class Decided(msgspec.Struct):
-    """Effects of ended jobs: queues with jobs that are due now, and jobs that were cancelled."""
+    """Effects of ended jobs: queues with jobs that are due now; jobs that were cancelled, and batches that ended."""
 
     queues: set[str] = msgspec.field(default_factory=set)
-    cancelled: list[str] = msgspec.field(default_factory=list)
+    ended: list[str] = msgspec.field(default_factory=list)
+
+    def add(self, other: Decided) -> None:
+        """Adds further effects."""
+        self.queues |= other.queues
+        self.ended += other.ended
 
 
 def decide_dependencies(
     statements: Mapping[str, str], ended: Iterable[tuple[str, str]], now_us: int
 ) -> StatementFlow[Decided]:
-    """Decides the dependencies on jobs that have ended, given with the word for how, and on those that this cancels."""
+    """Decides the dependencies on jobs that have ended, given with the word for how, and on those that this ends."""
     decided = Decided()
     level = list(ended)
     while level:
         rows = yield Statement(statements["decide_dependencies"], (as_json(level),))
         how = dict(level)
         met = Counter(waiter for waiter, state, _, child in rows if state == _MET and child != _EARLIER_CHILD)
-        failed = {
+        failed = Counter(waiter for waiter, state, _, _ in rows if state != _MET)
+        errors = {
             waiter: describe_failed_dependency(other, how[other]) for waiter, state, other, _ in rows if state != _MET
         }
         level = []
+        if rows:
+            level = yield from _count_members(statements, met, failed, decided, now_us)
         if met:
             decided.queues |= yield from release_waiters(statements, met, now_us)
         if failed:
-            cancelled = yield Statement(statements["cancel_waiters"], (as_json(failed.items()), now_us))
-            decided.cancelled += [job_id for job_id, _ in cancelled]
-            level = [(job_id, JobState.CANCELLED) for job_id, awaited in cancelled if awaited]
+            cancelled = yield Statement(statements["cancel_waiters"], (as_json(errors.items()), now_us))
+            decided.ended += [job_id for job_id, _ in cancelled]
+            level += [(job_id, JobState.CANCELLED) for job_id, awaited in cancelled if awaited]
     return decided
+
+
+def _count_members(
+    statements: Mapping[str, str], met: Mapping[int, int], failed: Mapping[int, int], decided: Decided, now_us: int
+) -> StatementFlow[list[tuple[str, str]]]:
+    """Counts ends in the batches among the jobs that wait. Returns those that have ended, or will not succeed now."""
+    counts = as_json((waiter, met.get(waiter, 0), failed.get(waiter, 0)) for waiter in {*met, *failed})
+    rows = yield Statement(statements["count_members"], (counts, now_us))
+    level: list[tuple[str, str]] = []
+    for seq, job_id, awaited, code, failures in rows:
+        state = STATES[code]
+        if state in (JobState.SUCCEEDED, JobState.DEAD):
+            decided.ended.append(job_id)
+            level += [(job_id, str(state))] if awaited else []
+        elif state is JobState.WAITING and 0 < failures == failed.get(seq, 0):
+            level += [(job_id, _FAILING)] if awaited else []
+    return level
 
 
 def release_waiters(statements: Mapping[str, str], met: Mapping[int, int], now_us: int) -> StatementFlow[set[str]]:
@@ -71,7 +97,23 @@ def check_dependencies(statements: Mapping[str, str], jobs: Sequence[NewJob]) ->
     stored = {job_id for job_id, _ in rows}
     for job, job_id in awaited:
         if job_id not in stored and not (yield from _is_known(statements, job)):
-            raise Invalid("after", job_id, "give jobs that are stored, or earlier in the same submission")
+            raise missing_dependency(job_id)
+
+
+def check_members(statements: Mapping[str, str], jobs: Sequence[NewJob]) -> StatementFlow[None]:
+    """Raises Invalid or Conflict if a job cannot be a member of its batch. Writes nothing."""
+    outside = outside_members(jobs)
+    if not outside:
+        return
+    rows = yield Statement(statements["batch_states"], (as_json(outside),))
+    states = {batch_id: STATES[code] for batch_id, code in rows}
+    pairs = [(batch_id, job_id) for batch_id, members in outside.items() for job_id in members]
+    known: set[tuple[str, str]] = set()
+    if TERMINAL.intersection(states.values()):
+        known = {
+            (batch_id, job_id) for batch_id, job_id in (yield Statement(statements["known_members"], (as_json(pairs),)))
+        }
+    check_batches(outside, states, known)
 
 
 def _is_known(statements: Mapping[str, str], job: NewJob) -> StatementFlow[bool]:
@@ -115,6 +157,21 @@ def _decide(on: str, state: JobState | None) -> int:
     if on == Condition.END:
         return _MET
     return _MET if (on == Condition.SUCCESS) == (state is JobState.SUCCEEDED) else _FAILED
+
+
+def add_members(
+    statements: Mapping[str, str], batch_id: str, members: Sequence[str], now_us: int
+) -> StatementFlow[Decided]:
+    """Makes jobs members of a batch, unless they are already."""
+    added = {job_id for (job_id,) in (yield Statement(statements["add_members"], (batch_id, as_json(members))))}
+    if not added:
+        return Decided()
+    yield Statement(statements["add_member_count"], (batch_id, len(added)))
+    rows = yield Statement(statements["await_jobs"], (as_json(added),))
+    # A job that is gone, and has left its key, counts as one that has succeeded.
+    states = dict.fromkeys(added, JobState.SUCCEEDED) | {job_id: STATES[code] for job_id, code in rows}
+    ended = [(job_id, state) for job_id, state in states.items() if state in TERMINAL]
+    return (yield from decide_dependencies(statements, ended, now_us))
 
 
 def wait_for_children(

@@ -46,7 +46,8 @@ class SqliteExternal(LimitedFamily):
     def _submit(self, jobs: Sequence[NewJob]) -> StatementFlow[list[Submitted]]:
         if self._limits.cache.is_stale:
             self._limits.cache.set_limits(decode_limits((yield Statement(self._sql["limits"]))))
-        return (yield from submit_one_by_one(self._sql, self._limits.cache.table.bind(jobs), self._now()))
+        answers, _ = yield from submit_one_by_one(self._sql, self._limits.cache.table.bind(jobs), self._now())
+        return answers
 
     def complete_steps(self, lease: Lease, result: str | None) -> StatementFlow[Settled]:
         self._opened().identity.check_files()

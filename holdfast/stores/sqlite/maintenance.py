@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 
-from holdfast.core.models import ExpiredJob, Job, JobState
+from holdfast.core.models import ExpiredJob, Job, JobState, NewJob, Submitted
 from holdfast.core.waits import SIGNALS_KEPT
 from holdfast.stores.common.named_sql import CODES
 from holdfast.stores.common.requests import EXPIRY_ROUNDS, FORGOTTEN_AFTER
-from holdfast.stores.sqlite.dependencies import decide_dependencies, run_flow
+from holdfast.stores.sqlite.dependencies import Decided, decide_dependencies, run_flow
 from holdfast.stores.sqlite.encoding import as_json, read_job, span_us
 from holdfast.stores.sqlite.opened import SqliteFamily
+from holdfast.stores.sqlite.submission import submit_one_by_one
 from holdfast.stores.sqlite.writer import Transaction
 
 
@@ -89,10 +90,22 @@ def expire_overdue(transaction: Transaction, statements: Mapping[str, str], *, l
 
 def decide_in(transaction: Transaction, statements: Mapping[str, str], ended: Iterable[tuple[str, str]]) -> None:
     """Decides the dependencies on jobs that have ended, given with the word for how; wakes what waits for the news."""
-    decided = run_flow(transaction.connection, decide_dependencies(statements, ended, transaction.now_us))
+    _notify_decided(
+        transaction, run_flow(transaction.connection, decide_dependencies(statements, ended, transaction.now_us))
+    )
+
+
+def submit_in(transaction: Transaction, statements: Mapping[str, str], jobs: Sequence[NewJob]) -> list[Submitted]:
+    """Stores jobs one by one; wakes what waits for the ends that this decides."""
+    answers, decided = run_flow(transaction.connection, submit_one_by_one(statements, jobs, transaction.now_us))
+    _notify_decided(transaction, decided)
+    return answers
+
+
+def _notify_decided(transaction: Transaction, decided: Decided) -> None:
     for queue in decided.queues:
         transaction.notify_topic(f"queue:{queue}")
-    transaction.ended += decided.cancelled
+    transaction.ended += decided.ended
 
 
 def delete_rows(

@@ -345,6 +345,11 @@ values (?, ?, ?, ?, ?, ?, ?)
 on conflict do update set claims = excluded.claims, ended_at = excluded.ended_at, result = excluded.result
 where excluded.number = 0;
 
+-- own: copy_step
+-- Of a new job.
+insert into holdfast_step (job_seq, name, number, in_order, claims, ended_at, result)
+select seq, ?2, ?3, ?4, ?5, ?6, ?7 from holdfast_job where id = ?1;
+
 -- name: steps
 select name, number, in_order, claims, ended_at, result
 from holdfast_step where job_seq = (select seq from holdfast_job where id = :id) order by number, name;
@@ -354,6 +359,30 @@ from holdfast_step where job_seq = (select seq from holdfast_job where id = :id)
 -- From now on each end of these jobs looks for dependencies on them.
 update holdfast_job set awaited = 1 where id in (select value from json_each(?1))
 returning id, state;
+
+-- own: batch_states
+select id, state from holdfast_job where id in (select value from json_each(?1)) and members is not null;
+
+-- own: known_members
+-- Those pairs [batch, job] of which the job is a member of the batch.
+select m.value ->> 0, m.value ->> 1 from json_each(?1) m
+where exists (
+    select 1 from holdfast_dependency
+    where waiter = (select seq from holdfast_job where id = m.value ->> 0) and job_id = m.value ->> 1);
+
+-- own: make_batch
+update holdfast_job
+set state = 4, run_at = 253402300799000000, reason = 'dependency', waits = 0, members = 0, failed = 0 where id = ?1;
+
+-- own: add_members
+-- Of a batch. Each counts as open until the caller has decided those that have ended.
+insert into holdfast_dependency (waiter, job_id, condition, state, is_child)
+select b.seq, m.value, 'success', 0, 0 from holdfast_job b cross join json_each(?2) m where b.id = ?1 and b.members is not null
+on conflict do nothing
+returning job_id;
+
+-- own: add_member_count
+update holdfast_job set members = members + ?2, waits = waits + ?2 where id = ?1;
 
 -- own: set_waiting
 update holdfast_job set state = ?2, run_at = ?3, waits = ?4, reason = ?5, error = ?6, ended_at = ?7 where id = ?1;
@@ -369,11 +398,12 @@ on conflict do update set condition = excluded.condition, state = excluded.state
 update holdfast_dependency set is_child = 2 where waiter = ? and is_child = 1;
 
 -- own: decide_dependencies
--- Those on jobs that have ended: [id, how].
+-- Those on jobs that have ended: [id, how]; 'failing' is a batch that goes on, and will not succeed.
 update holdfast_dependency
 set state = case when condition = 'end' or (condition = 'success') = (d.value ->> 1 = 'succeeded') then 1 else 2 end
 from json_each(?1) d
 where holdfast_dependency.job_id = d.value ->> 0 and holdfast_dependency.state = 0
+  and (condition = 'failure' or d.value ->> 1 <> 'failing')
 returning waiter, state, job_id, is_child;
 
 -- own: release_waiters
@@ -383,15 +413,35 @@ set waits = max(0, waits - (d.value ->> 1)),
     run_at = case when state = 4 and waits <= d.value ->> 1 then ?2 else run_at end,
     state = case when state = 4 and waits <= d.value ->> 1 then 1 else state end
 from json_each(?1) d
-where holdfast_job.seq = d.value ->> 0
+where holdfast_job.seq = d.value ->> 0 and members is null
 returning queue, state;
+
+-- own: count_members
+-- The same for batches: [seq, numbers of members that have succeeded and that have failed now]. Without others left, a batch ends.
+update holdfast_job
+set waits = d.left, failed = d.failures,
+    state = case when d.is_over then case when d.failures = 0 then 5 else 6 end else state end,
+    ended_at = case when d.is_over then ?2 else ended_at end,
+    lost_leases = case when d.is_over then 0 else lost_leases end,
+    reason = case when d.is_over and d.failures = 0 then null else reason end,
+    error = case when d.is_over and d.failures > 0
+        then d.failures || ' of ' || members || ' jobs of the batch have failed' else error end,
+    result = case when d.is_over and d.failures = 0 then '{"members":' || members || '}' else result end
+from (
+    select seq, left, failures, left = 0 and state = 4 as is_over
+    from (
+        select b.seq, b.state, max(0, b.waits - (c.value ->> 1) - (c.value ->> 2)) as left, b.failed + (c.value ->> 2) as failures
+        from json_each(?1) c cross join holdfast_job b
+        where b.seq = c.value ->> 0 and b.members is not null)) d
+where holdfast_job.seq = d.seq
+returning seq, id, awaited, state, failed;
 
 -- own: cancel_waiters
 -- [seq, error].
 update holdfast_job
 set state = 7, reason = 'dependency', error = d.value ->> 1, ended_at = ?2, lost_leases = 0
 from json_each(?1) d
-where holdfast_job.seq = d.value ->> 0 and holdfast_job.state = 4
+where holdfast_job.seq = d.value ->> 0 and holdfast_job.state = 4 and holdfast_job.members is null
 returning id, awaited;
 
 -- own: renew_dependencies
@@ -413,23 +463,32 @@ where holdfast_job.seq = d.seq
 returning id, state;
 
 -- own: reopen_dependencies
--- Those on replayed jobs, of jobs that no worker has taken, and that wait or were cancelled by one of their dependencies.
+-- Those on replayed jobs, of jobs that no worker has taken, and that wait or were cancelled by one of their dependencies; and
+-- of batches that were not cancelled themselves.
 update holdfast_dependency set state = 0
 where job_id in (select value from json_each(?1)) and not is_child and exists (
     select 1 from holdfast_job w where w.seq = holdfast_dependency.waiter and w.started_at is null
-      and (w.state = 4 or w.state = 7 and w.reason = 'dependency' and json_extract(w.options, '$.unique') is null))
+      and (w.state = 4 or w.members is not null and w.state < 7
+        or w.state = 7 and w.reason = 'dependency' and json_extract(w.options, '$.unique') is null))
 returning waiter;
 
 -- own: reopen_waiters
 update holdfast_job
-set waits = (select count(*) from holdfast_dependency d where d.waiter = holdfast_job.seq and d.state <> 1)
+set waits = (
+        select count(*) from holdfast_dependency d
+        where d.waiter = holdfast_job.seq and (d.state = 0 or d.state = 2 and holdfast_job.members is null)),
+    failed = case when members is not null
+        then (select count(*) from holdfast_dependency d where d.waiter = holdfast_job.seq and d.state = 2) end
 where seq in (select value from json_each(?1));
 
 -- own: restore_waiters
--- The cancelled ones, if none of their dependencies has failed now.
-update holdfast_job set state = 4, run_at = 253402300799000000, ended_at = null, error = null, expires_at = null
-where seq in (select value from json_each(?1)) and state = 7
-  and not exists (select 1 from holdfast_dependency d where d.waiter = holdfast_job.seq and d.state = 2)
+-- The cancelled ones, if none of their dependencies has failed now, and the batches that had ended.
+update holdfast_job
+set state = 4, run_at = 253402300799000000, ended_at = null, error = null, result = null, expires_at = null,
+    reason = 'dependency'
+where seq in (select value from json_each(?1)) and state > 4
+  and (members is not null
+    or not exists (select 1 from holdfast_dependency d where d.waiter = holdfast_job.seq and d.state = 2))
 returning id, awaited;
 
 -- name: deleted_children
@@ -442,6 +501,10 @@ select id, state from holdfast_job where id in (select value from json_each(?1))
 
 -- own: set_waits
 update holdfast_job set waits = ?2 where seq = ?1;
+
+-- name: batch
+-- Its progress.
+select members, members - waits, failed from holdfast_job where id = :id and members is not null;
 
 -- own: dependencies
 -- Of a job, and those on it.
@@ -597,7 +660,7 @@ set state = case when :after + d.key * :every > 0 then 1 else 0 end, attempts = 
     result = null, ended_at = null, expires_at = null, run_at = :now + :after + d.key * :every,
     payload = coalesce(:payload, payload)
 from json_each(:ids) d
-where holdfast_job.id = d.value and (+state in (3, 6, 7) or (:force and +state = 5))
+where holdfast_job.id = d.value and (+state in (3, 6, 7) or (:force and +state = 5)) and members is null
 returning seq, id, queue, state, awaited, waits is not null and started_at is null;
 
 -- name: unique_keys_of

@@ -13,21 +13,9 @@ from msgspec.structs import replace
 
 from holdfast.core.errors import Invalid
 from holdfast.core.job_logs import LogLine, LogPage
-from holdfast.core.models import (
-    MICROSECOND,
-    TERMINAL,
-    Attempt,
-    Job,
-    JobEvents,
-    JobFilter,
-    JobState,
-    Page,
-    QueueInfo,
-    WorkerCommand,
-    WorkerHeartbeat,
-    WorkerInfo,
-)
+from holdfast.core.models import MICROSECOND, TERMINAL, Attempt, Job, JobEvents, JobFilter, JobState, Page, QueueInfo
 from holdfast.core.stats import CountRow, JobStats, queues_of
+from holdfast.core.workers import WorkerCommand, WorkerHeartbeat, WorkerInfo
 from holdfast.stores.common.named_sql import CODES, STATES
 from holdfast.stores.common.requests import costs_its_page, is_unsuccessful, line_page, line_place
 from holdfast.stores.sqlite.encoding import as_json, filter_parameters, read_job

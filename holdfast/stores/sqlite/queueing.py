@@ -11,31 +11,18 @@ from typing import TypeVar
 import msgspec
 
 from holdfast.core.job_logs import NewLine, Record
-from holdfast.core.models import (
-    TERMINAL,
-    Claim,
-    HeartbeatReply,
-    JobState,
-    Lease,
-    LeaseStatus,
-    NewJob,
-    Settled,
-    Settlement,
-    Submitted,
-    WorkerCommand,
-    WorkerHeartbeat,
-)
+from holdfast.core.models import TERMINAL, Claim, JobState, Lease, NewJob, Settled, Settlement, Submitted
 from holdfast.core.portal import running_loop
+from holdfast.core.workers import HeartbeatReply, LeaseStatus, WorkerCommand, WorkerHeartbeat
 from holdfast.stores.base import EVERY_QUEUE, ClaimRequest
 from holdfast.stores.common.named_sql import CODES, STATES
 from holdfast.stores.common.requests import awaited_jobs
 from holdfast.stores.sqlite.claiming import ClaimTaking, read_value
-from holdfast.stores.sqlite.dependencies import run_flow
 from holdfast.stores.sqlite.encoding import as_json, encode_json, job_row, limited_row, span_us
 from holdfast.stores.sqlite.limits import LimitedClaim, LimitedFamily
-from holdfast.stores.sqlite.maintenance import decide_in, expire_overdue
+from holdfast.stores.sqlite.maintenance import decide_in, expire_overdue, submit_in
 from holdfast.stores.sqlite.query import Reads
-from holdfast.stores.sqlite.submission import extra_rows, is_plain, submit_one_by_one
+from holdfast.stores.sqlite.submission import extra_rows, is_plain
 from holdfast.stores.sqlite.writer import Transaction
 
 T = TypeVar("T")
@@ -64,10 +51,10 @@ class SqliteQueueing(LimitedFamily):
         """Insert the batch in one go; where a key or a known id is among it, job by job."""
         if len(jobs) == 1 and is_plain(jobs[0]):
             answers = [self._insert_plain(transaction, jobs[0])]
-        elif not any(job.key or job.unique or job.after for job in jobs) and self._insert_all(transaction, jobs):
+        elif not any(map(_has_relations, jobs)) and self._insert_all(transaction, jobs):
             answers = [Submitted(job.id, True) for job in jobs]
         else:
-            answers = run_flow(transaction.connection, submit_one_by_one(self._sql, jobs, transaction.now_us))
+            answers = submit_in(transaction, self._sql, jobs)
         for job, answer in zip(jobs, answers, strict=True):
             if answer.created or answer.changed:
                 transaction.notify_topic(f"queue:{job.queue}")
@@ -401,6 +388,11 @@ class SqliteQueueing(LimitedFamily):
 
 def _log_columns(line: NewLine) -> tuple[str, str, str | None]:
     return line.level, line.text, line.fields
+
+
+def _has_relations(job: NewJob) -> bool:
+    """Returns True for a job to be stored alone: another one may have its key, or wait for it."""
+    return job.key is not None or job.unique is not None or job.is_related
 
 
 class _Short(Exception):

@@ -7,9 +7,8 @@ import sqlite3
 import msgspec
 
 from holdfast.core.schedule import DueSchedules, Schedule, ScheduleChange, decode_schedules, encode_schedule
-from holdfast.stores.sqlite.dependencies import run_flow
 from holdfast.stores.sqlite.limits import LimitedFamily
-from holdfast.stores.sqlite.submission import submit_one_by_one
+from holdfast.stores.sqlite.maintenance import submit_in
 from holdfast.stores.sqlite.writer import Transaction
 
 
@@ -32,7 +31,7 @@ class SqliteSchedules(LimitedFamily):
         name = "remove_schedule" if change.remove else "replace_schedule" if expected else "add_schedule"
         if transaction.connection.execute(self._sql[name], values).rowcount != 1:
             return None
-        run_flow(transaction.connection, submit_one_by_one(self._sql, change.jobs, transaction.now_us))
+        submit_in(transaction, self._sql, change.jobs)
         for job in change.jobs:
             transaction.notify_topic(f"queue:{job.queue}")
         return expected + 1 if expected else transaction.now_us

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
 from msgspec.structs import replace
 
 from holdfast.core.job_changes import EDITABLE, JobChanges
 from holdfast.core.models import JobState, NewJob, Submitted, UniqueKey
 from holdfast.stores.base import Rows, Statement, StatementFlow
 from holdfast.stores.common.named_sql import CODES
-from holdfast.stores.sqlite.dependencies import add_dependencies, check_dependencies
+from holdfast.stores.sqlite.dependencies import (
+    Decided,
+    add_dependencies,
+    add_members,
+    check_dependencies,
+    check_members,
+)
 from holdfast.stores.sqlite.encoding import INLINE_PAYLOAD, eligible_us, expiry_us, limited_row, options_text, span_us
 
 _IN_ANY_STATE = 255  # bits of every state
@@ -20,18 +27,29 @@ _REPLACEABLE = NOT_STARTED_STATES - (1 << CODES[JobState.WAITING])
 
 def submit_one_by_one(
     statements: Mapping[str, str], jobs: Sequence[NewJob], now_us: int
-) -> StatementFlow[list[Submitted]]:
-    """Store the jobs, as statements any connection can run."""
+) -> StatementFlow[tuple[list[Submitted], Decided]]:
+    """Stores the jobs, as statements any connection can run. Returns also what ended members of batches decide."""
     yield from check_dependencies(statements, jobs)
+    yield from check_members(statements, jobs)
     answers = []
     answered: dict[str, str] = {}
+    members: dict[str, list[str]] = {}
     for job in jobs:
         answer = yield from _submit_one(statements, job, now_us)
         answers.append(answer)
         answered[job.id] = answer.job_id
         if job.after and answer.created:
             yield from add_dependencies(statements, job, answered, now_us)
-    return answers
+        for step in job.record if answer.created else ():
+            yield Statement(statements["copy_step"], (job.id, *msgspec.structs.astuple(step)))
+        if job.is_batch and answer.created:
+            yield Statement(statements["make_batch"], (job.id,))
+        if job.batch is not None:
+            members.setdefault(job.batch, []).append(answer.job_id)
+    decided = Decided()
+    for batch_id, job_ids in members.items():
+        decided.add((yield from add_members(statements, batch_id, job_ids, now_us)))
+    return answers, decided
 
 
 def _submit_one(statements: Mapping[str, str], job: NewJob, now_us: int) -> StatementFlow[Submitted]:
@@ -151,7 +169,7 @@ def is_plain(job: NewJob) -> bool:
     """Returns True for a job whose row is all there is to store."""
     return (
         job.key is None
-        and not job.after
+        and not job.is_related
         and job.partition is None
         and job.unique is None
         and not job.expires

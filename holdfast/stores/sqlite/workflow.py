@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from holdfast.core import waits
+from holdfast.core.batches import BatchProgress
 from holdfast.core.dependencies import Condition, DependencyInfo, DependencyState
 from holdfast.core.errors import Conflict
-from holdfast.core.models import MICROSECOND, Lease, NewJob
-from holdfast.core.steps import NewStep, Step
+from holdfast.core.models import MICROSECOND, Lease, NewJob, Step
+from holdfast.core.steps import NewStep
 from holdfast.core.waits import (
     ChildStatus,
     JobWaits,
@@ -24,7 +25,7 @@ from holdfast.stores.sqlite.claiming import read_value
 from holdfast.stores.sqlite.dependencies import release_waiters, run_flow, wait_for_children
 from holdfast.stores.sqlite.encoding import as_json, span_us
 from holdfast.stores.sqlite.limits import LimitedFamily
-from holdfast.stores.sqlite.submission import submit_one_by_one
+from holdfast.stores.sqlite.maintenance import submit_in
 from holdfast.stores.sqlite.writer import Transaction
 
 _DEPENDENCY_STATES = tuple(DependencyState)
@@ -131,7 +132,7 @@ class SqliteWorkflow(LimitedFamily):
             return None
         gone = {job_id for (job_id,) in connection.execute(self._sql["deleted_children"], (seq,))}
         left = [child for child in children if child.id not in gone]
-        answers = run_flow(connection, submit_one_by_one(self._sql, left, transaction.now_us))
+        answers = submit_in(transaction, self._sql, left)
         for child, answer in zip(left, answers, strict=True):
             if answer.created:
                 transaction.notify_topic(f"queue:{child.queue}")
@@ -139,6 +140,10 @@ class SqliteWorkflow(LimitedFamily):
         states = run_flow(connection, wait_for_children(self._sql, (seq, lease.job_id), [*ids.values()]))
         started = [ids.get(child.id, child.id) for child in children]
         return [ChildStatus(job_id, states.get(job_id)) for job_id in started]
+
+    async def read_batch(self, job_id: str) -> BatchProgress | None:
+        rows = await self._opened().read(lambda reader: reader.execute(self._sql["batch"], {"id": job_id}).fetchall())
+        return BatchProgress(*rows[0]) if rows else None
 
     async def read_waits(self, job_id: str) -> JobWaits:
         values = {"id": job_id, "limit": waits.MAX_SHOWN}

@@ -16,7 +16,7 @@ async def main(jobs: int, seconds: float) -> None:
     async with Holdfast() as app:
         drafts = [app.draft_job("crash.work", {"seconds": seconds}) for _ in range(jobs)]
         append(Path(os.environ["CRASH_LEDGER"]), what="filling")
-        await app.enqueue_many(drafts, batch=jobs)
+        await app.enqueue_many(drafts, batch_size=jobs)
 
 
 if __name__ == "__main__":

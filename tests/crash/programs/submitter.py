@@ -30,7 +30,7 @@ async def many(app: Holdfast, name: str, first: int, *, bulk: bool) -> None:
         for index in itertools.count(first):
             drafts = [app.draft_job(TASK, {"by": name, "index": index, "part": part}) for part in range(BATCH)]
             if bulk:
-                handles = await app.enqueue_many(drafts, batch=BATCH)
+                handles = await app.enqueue_many(drafts, batch_size=BATCH)
             else:
                 handles = await asyncio.gather(*[app.submit(draft) for draft in drafts])
             append(LEDGER, what="ack", by=name, index=index, jobs=[handle.id for handle in handles], key=None)

@@ -178,7 +178,7 @@ async def _submit_groups(url: str, groups: int, members: int, rng: random.Random
                 app.draft_job("crash.member", {"fails": rng.random() < 0.02}, **options) for _ in range(members)
             ]
             last = app.draft_job("crash.member", {}, **options, after=[Dependency(job.id) for job in firsts])
-            await app.enqueue_many([*firsts, last], batch=10_000)
+            await app.enqueue_many([*firsts, last], batch_size=10_000)
             graph[last.id] = [job.id for job in firsts]
     return graph
 

@@ -37,6 +37,8 @@ create table holdfast.job (
     partition text collate "C",         -- null: a plain job; else its buckets, joined by U+001F
     weights text check (weights ~ '^\[[0-9]{1,9}(, ?[0-9]{1,9})*\]$'), -- JSON: its weight in each bucket; null: 1 in each
     waits integer,                      -- open things that a waiting job waits for; null for a plain job
+    members integer,                    -- of a batch: jobs that belong to it; null: no batch
+    failed integer,                     -- of a batch: members that ended without success
     check (state <> 2 or lease_until is not null)
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
 
@@ -485,91 +487,115 @@ begin
 end
 $$;
 
--- Decides the open dependencies on jobs that have ended in this transaction, or are about to be deleted (`deleted`): each is
--- met, or has failed. A job whose last one is met is due; one with a failed one is cancelled, which decides those on it.
--- Answers a row for each queue with due jobs, and one for each job that was cancelled.
+-- Decides the open dependencies on jobs that have ended in this transaction, are about to be deleted (`deleted`), or have gone:
+-- each is met, or has failed. A job whose last one is met is due; one with a failed one is cancelled, which decides those on
+-- it. A batch counts both, and ends with its last member. Answers a row for each queue with due jobs, and one for each job that
+-- was cancelled, and each batch that ended.
 -- All jobs that wait are locked in the order of their ids, before anything is decided. Each statement of a function sees
 -- what was committed before it: so a search repeated under the locks says whether they are all. `offset 0` keeps the joins
--- in their order, which no statistics may change.
+-- in their order, which no statistics may change. Batches that end, and those that will not succeed since their first member
+-- failed, are decided in a further round.
 create function holdfast.decide_dependencies(ended uuid[], now_us bigint, deleted boolean)
 returns table (queue text, job_id uuid) language plpgsql set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
 #variable_conflict use_column
 declare
-    locked uuid[] := '{}'; -- jobs that wait, in the order of their ids
+    locked uuid[];         -- jobs that wait, in the order of their ids
     waiters uuid[];
     fallen uuid[];         -- those that are cancelled
+    queues text[];
+    over_now uuid[];
 begin
-    if coalesce(cardinality(ended), 0) = 0 then
-        return;
-    end if;
-    loop
-        with recursive over (id, has_succeeded, is_fallen) as (
-            select j.id, j.state + 0 = 5, false from holdfast.job j where j.id = any(ended)
-            union
-            select f.waiter, false, true
-            from over o cross join lateral (
-                select d.waiter from holdfast.dependency d
-                where d.job_id = o.id and d.state = 'open'
-                  and d.condition = case when o.has_succeeded then 'failure' else 'success' end
-                  and (select w.state from holdfast.job w where w.id = d.waiter) = 4
-                offset 0) f
-        ), waiting as (
-            select distinct f.waiter
-            from over o cross join lateral (
-                select d.waiter from holdfast.dependency d where d.job_id = o.id and d.state = 'open' offset 0) f
-        )
-        select array(select w.waiter from waiting w order by w.waiter), array(select o.id from over o where o.is_fallen)
-        into waiters, fallen;
-        exit when waiters = locked;
-        locked := waiters;
-        perform from holdfast.job j where j.id = any(locked) order by j.id for no key update;
-    end loop;
-    if cardinality(waiters) = 0 then
-        return;
-    end if;
-    return query
+    while coalesce(cardinality(ended), 0) > 0 loop
+        locked := '{}';
+        loop
+            with recursive over (id, has_ended, has_succeeded, is_fallen) as (
+                select e.id, deleted or e.state >= 5, e.state = 5, false
+                from (
+                    select i.id, coalesce((select j.state from holdfast.job j where j.id = i.id), 5) as state
+                    from unnest(ended) i (id)) e
+                union
+                select f.waiter, true, false, true
+                from over o cross join lateral (
+                    select d.waiter from holdfast.dependency d
+                    where d.job_id = o.id and d.state = 'open' and o.has_ended
+                      and d.condition = case when o.has_succeeded then 'failure' else 'success' end
+                      and (select w.state from holdfast.job w where w.id = d.waiter and w.members is null) = 4
+                    offset 0) f
+            ), waiting as (
+                select distinct f.waiter
+                from over o cross join lateral (
+                    select d.waiter from holdfast.dependency d
+                    where d.job_id = o.id and d.state = 'open' and (o.has_ended or d.condition = 'failure') offset 0) f
+            )
+            select array(select w.waiter from waiting w order by w.waiter), array(select o.id from over o where o.is_fallen)
+            into waiters, fallen;
+            exit when waiters = locked;
+            locked := waiters;
+            perform from holdfast.job j where j.id = any(locked) order by j.id for no key update;
+        end loop;
+        exit when cardinality(waiters) = 0;
         with over as materialized (
-            select j.id, j.state + 0 = 5 as has_succeeded,
-                case when deleted then 'deleted' when j.state = 5 then 'succeeded' when j.state = 6 then 'dead' else 'cancelled' end
+            select e.id, deleted or e.state >= 5 as has_ended, e.state = 5 as has_succeeded,
+                case when deleted then 'deleted' when e.state = 5 then 'succeeded' when e.state = 6 then 'dead' else 'cancelled' end
                 as ending
-            from holdfast.job j where j.id = any(ended)
+            from (
+                select i.id, coalesce((select j.state from holdfast.job j where j.id = i.id), 5) as state
+                from unnest(ended) i (id)) e
             union all
-            select f.id, false, 'cancelled' from unnest(fallen) f (id)
+            select f.id, true, false, 'cancelled' from unnest(fallen) f (id)
         ), opened as materialized (
             select f.place, o.has_succeeded, o.ending
             from over o cross join lateral (
-                select d.ctid as place from holdfast.dependency d where d.job_id = o.id and d.state = 'open' offset 0) f
+                select d.ctid as place from holdfast.dependency d
+                where d.job_id = o.id and d.state = 'open' and (o.has_ended or d.condition = 'failure') offset 0) f
         ), decided as (
             update holdfast.dependency d
             set state = case when d.condition = case when o.has_succeeded then 'failure' else 'success' end
                 then 'failed' else 'met' end
             from opened o where d.ctid = o.place
             returning d.waiter, d.job_id, d.state, o.ending
-        ), outcome as materialized (
-            select d.waiter, count(*) filter (where d.state = 'met') as met,
+        ), counted as materialized (
+            select d.waiter, count(*) filter (where d.state = 'met') as met, count(*) filter (where d.state = 'failed') as failures,
                 (array_agg('job ' || d.job_id || ', for which it waited, is ' || d.ending order by d.job_id)
                     filter (where d.state = 'failed'))[1] as failure
             from decided d group by d.waiter
+        ), outcome as materialized (
+            select c.waiter, c.failures, c.failure, w.was_waiting, w.is_batch,
+                w.waits - c.met - case when w.is_batch then c.failures else 0 end as waits,
+                case when not w.was_waiting then w.state
+                    when w.is_batch then case
+                        when w.waits > c.met + c.failures then 4 when w.failed + c.failures = 0 then 5 else 6 end
+                    when c.failure is not null then 7 when w.waits <= c.met then 1 else 4 end as state
+            from counted c cross join lateral (
+                select j.state, j.waits, j.failed, j.state = 4 as was_waiting, j.members is not null as is_batch
+                from holdfast.job j where j.id = c.waiter offset 0) w
         ), changed as (
             update holdfast.job w
-            set waits = w.waits - o.met,
-                state = case when w.state <> 4 then w.state when o.failure is not null then 7 when w.waits <= o.met then 1 else 4 end,
-                run_at = case when w.state = 4 and o.failure is null and w.waits <= o.met then now_us else w.run_at end,
-                reason = case when w.state <> 4 then w.reason when o.failure is not null then 'dependency'
-                    when w.waits <= o.met then null else w.reason end,
-                error = case when w.state = 4 then coalesce(o.failure, w.error) else w.error end,
-                ended_at = case when w.state = 4 and o.failure is not null then now_us else w.ended_at end,
+            set waits = o.waits, failed = w.failed + o.failures, state = o.state,
+                run_at = case when o.was_waiting and o.state = 1 then now_us else w.run_at end,
+                reason = case when o.was_waiting and o.state in (1, 5) then null else w.reason end,
+                error = case when not o.was_waiting then w.error
+                    when o.state = 6 then (w.failed + o.failures) || ' of ' || w.members || ' jobs of the batch have failed'
+                    when o.state = 7 then o.failure else w.error end,
+                result = case when o.was_waiting and o.state = 5 then '{"members":' || w.members || '}' else w.result end,
+                ended_at = case when o.was_waiting and o.state >= 5 then now_us else w.ended_at end,
                 -- this may be a caller's transaction, under a savepoint
-                ended_by = case when w.state = 4 and o.failure is not null then pg_current_xact_id() else w.ended_by end,
-                lost_leases = case when w.state = 4 and o.failure is not null then 0 else w.lost_leases end,
-                tier = case when w.state = 4 and o.failure is not null then 0 else w.tier end
+                ended_by = case when o.was_waiting and o.state >= 5 then pg_current_xact_id() else w.ended_by end,
+                lost_leases = case when o.was_waiting and o.state >= 5 then 0 else w.lost_leases end,
+                tier = case when o.was_waiting and o.state >= 5 then 0 else w.tier end
             from outcome o where w.id = o.waiter
-            returning w.id, w.state, w.queue
+            returning w.id, w.state, w.queue, w.awaited, o.is_batch and o.was_waiting as is_open_batch,
+                w.failed > 0 and w.failed = o.failures as is_first_failure
         )
-        select distinct c.queue, null::uuid from changed c where c.state = 1
-        union all
-        select null, c.id from changed c where c.id = any(fallen);
+        select array_agg(distinct c.queue) filter (where c.state = 1),
+            fallen || coalesce(array_agg(c.id) filter (where c.is_open_batch and c.state >= 5), '{}'),
+            array_agg(c.id) filter (where c.is_open_batch and c.awaited and (c.state >= 5 or c.is_first_failure))
+        into queues, over_now, ended
+        from changed c;
+        return query select q, null::uuid from unnest(queues) q union all select null, i from unnest(over_now) i;
+        deleted := false;
+    end loop;
 end
 $$;
 
@@ -606,19 +632,40 @@ begin
 end
 $$;
 
+-- Locks batches until the end of the transaction: [{"batch", "job_id"}], of jobs that are to be members. Answers for each job
+-- whose batch there is the state of that, and whether the job is a member already.
+create function holdfast.lock_batches(asked text)
+returns table (batch uuid, job_id uuid, state smallint, is_known boolean)
+language plpgsql set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
+#variable_conflict use_column
+begin
+    perform from holdfast.job j
+    where j.id = any(array(select m.batch from json_to_recordset(asked::json) as m (batch uuid))) and j.members is not null
+    order by j.id for no key update;
+    return query
+        select m.batch, m.job_id, j.state,
+            exists (select from holdfast.dependency d where d.waiter = m.batch and d.job_id = m.job_id)
+        from json_to_recordset(asked::json) as m (batch uuid, job_id uuid)
+        join holdfast.job j on j.id = m.batch and j.members is not null;
+end
+$$;
+
 -- Dependencies of new jobs that were stored as waiting: {"at": null or microseconds, "notifies": boolean, "dependencies":
--- [{"waiter", "job_id", "condition"}]}. Those on jobs that have ended are decided at once. One on a job that has gone, which
--- has left its key, is met. Answers as `decide_dependencies`; `notifies`: says so too, in this transaction.
+-- [{"waiter", "job_id", "condition"}], "members": [{"batch", "job_id"}]}, of batches that are locked or new. Those on jobs that
+-- have ended are decided at once. One on a job that has gone, which has left its key, is met. Answers as
+-- `decide_dependencies`; `notifies`: says so too, in this transaction.
 create function holdfast.add_dependencies(batch text) returns table (queue text, job_id uuid)
 language plpgsql set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
 #variable_conflict use_column
 declare
     now_us bigint := coalesce((batch::json ->> 'at')::bigint, (extract(epoch from statement_timestamp()) * 1000000)::bigint);
-    waiters uuid[]; jobs uuid[]; present uuid[]; queues text[]; fallen uuid[];
+    waiters uuid[]; jobs uuid[]; present uuid[]; gone uuid[]; queues text[]; fallen uuid[];
 begin
     select array_agg(distinct d.waiter), array_agg(distinct d.job_id) into waiters, jobs
     from json_to_recordset(batch::json -> 'dependencies') as d (waiter uuid, job_id uuid);
+    jobs := jobs || array(select distinct m.job_id from json_to_recordset(batch::json -> 'members') as m (job_id uuid));
     present := array(select l from holdfast.lock_awaited(jobs) l);
     insert into holdfast.dependency (waiter, job_id, condition, state, is_child)
     select d.waiter, d.job_id, d.condition,
@@ -638,11 +685,25 @@ begin
         returning j.queue, j.state
     )
     select array_agg(distinct c.queue) into queues from changed c where c.state = 1;
+    with added as (
+        insert into holdfast.dependency (waiter, job_id, condition, state, is_child)
+        select distinct m.batch, m.job_id, 'success', 'open', false
+        from json_to_recordset(batch::json -> 'members') as m (batch uuid, job_id uuid)
+        order by m.batch, m.job_id
+        on conflict do nothing
+        returning waiter, job_id
+    ), counted as (
+        update holdfast.job b
+        set members = coalesce(b.members, 0) + a.number, failed = coalesce(b.failed, 0), waits = b.waits + a.number
+        from (select a.waiter, count(*) as number from added a group by a.waiter) a
+        where b.id = a.waiter
+    )
+    select array_agg(a.job_id) filter (where not a.job_id = any(present)) into gone from added a;
     select queues || array_agg(d.queue) filter (where d.queue is not null),
         coalesce(array_agg(d.job_id) filter (where d.job_id is not null), '{}')
     into queues, fallen
     from holdfast.decide_dependencies(
-        array(select j.id from holdfast.job j where j.id = any(present) and j.state + 0 >= 5), now_us, false) d;
+        array(select j.id from holdfast.job j where j.id = any(present) and j.state + 0 >= 5) || gone, now_us, false) d;
     if (batch::json ->> 'notifies')::boolean then
         perform holdfast.notify_decided(queues, fallen);
     end if;
@@ -654,7 +715,7 @@ $$;
 -- met, on jobs that have not ended. Those on replayed jobs are open again for jobs that have never started: for those that
 -- wait, and for those that one of these dependencies has cancelled. These wait again, once no failed one is left, as if
 -- they were replayed too, and before a replayed job looks at those that have ended; not those with a unique key, which another
--- job may hold. Answers the jobs that wait again.
+-- job may hold. A batch waits again unless it was cancelled itself. Answers the jobs that wait again.
 create function holdfast.reopen_dependencies(replayed uuid[]) returns setof uuid
 language plpgsql set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
@@ -672,27 +733,33 @@ begin
                 select d.waiter from holdfast.dependency d where d.job_id = any(level) and d.state in ('met', 'failed')))
             order by w.id for no key update;
             with closed as materialized (
-                select d.waiter, d.place, d.was_met, w.was_cancelled
+                select d.waiter, d.place, d.was_met, w.was_cancelled, w.is_batch, w.has_ended
                 from unnest(level) l (id) cross join lateral (
                     select d.ctid as place, d.waiter, d.state = 'met' as was_met from holdfast.dependency d
                     where d.job_id = l.id and d.state in ('met', 'failed') offset 0) d
                 cross join lateral (
-                    select w.state = 7 as was_cancelled from holdfast.job w
+                    select w.state = 7 as was_cancelled, w.members is not null as is_batch, w.state > 4 as has_ended
+                    from holdfast.job w
                     where w.id = d.waiter and w.started_at is null
-                      and (w.state + 0 = 4 or w.state + 0 = 7 and w.reason = 'dependency'
+                      and (w.state + 0 = 4 or w.members is not null and w.state + 0 < 7 or w.state + 0 = 7 and w.reason = 'dependency'
                         -- not with `->`, which refuses some stored options
                         and not (w.keyed and coalesce(w.options::text, '') like '%"unique":{%')) offset 0) w
             ), opened as (
                 update holdfast.dependency d set state = 'open' from closed c where d.ctid = c.place
             ), counted as materialized (
-                select c.waiter, count(*) filter (where c.was_met) as number,
-                    bool_or(c.was_cancelled) and (
+                select c.waiter, count(*) filter (where c.was_met or c.is_batch) as number,
+                    count(*) filter (where not c.was_met) as failures,
+                    case when bool_or(c.is_batch) then bool_or(c.has_ended) else bool_or(c.was_cancelled) and (
                         select true from holdfast.dependency d
-                        where d.waiter = c.waiter and d.state = 'failed' and not d.job_id = any(level) limit 1) is null as is_again
+                        where d.waiter = c.waiter and d.state = 'failed' and not d.job_id = any(level) limit 1) is null end
+                        as is_again
                 from closed c group by c.waiter
             ), changed as (
                 update holdfast.job w
-                set waits = w.waits + c.number, state = case when c.is_again then 4 else w.state end,
+                set waits = w.waits + c.number, failed = w.failed - c.failures,
+                    state = case when c.is_again then 4 else w.state end,
+                    reason = case when c.is_again then 'dependency' else w.reason end,
+                    result = case when not c.is_again then w.result end,
                     run_at = case when c.is_again then 253402300799000000 else w.run_at end,
                     error = case when not c.is_again then w.error end, ended_at = case when not c.is_again then w.ended_at end,
                     ended_by = case when not c.is_again then w.ended_by end,

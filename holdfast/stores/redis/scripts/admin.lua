@@ -64,7 +64,8 @@ end
 local replayed = {}
 
 local function replay(id, v, spec, delay, partition_field)
-    if v[1] ~= 'failed' and v[1] ~= 'dead' and v[1] ~= 'cancelled' and not (force and v[1] == 'succeeded') then
+    if v[1] ~= 'failed' and v[1] ~= 'dead' and v[1] ~= 'cancelled' and not (force and v[1] == 'succeeded')
+        or call('HEXISTS', JOB .. id, 'members') == 1 then
         return nil
     end
     local unique = unique_of(id)

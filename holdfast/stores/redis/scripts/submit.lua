@@ -231,9 +231,34 @@ local function begin_waiting(id, after)
     return failure and 'cancelled' or 'waiting', NEVER, fields
 end
 
-local function create(id, spec, when, payload, key, options, has_client_id, partition_field, after)
+-- Makes a job a member of a batch, unless it is one already.
+local function add_member(batch, id)
+    if safe_call('HEXISTS', dependencies_key(batch), id) == 1 then
+        return
+    end
+    local v = exists(id) and read_fields(id, 'state')
+    safe_call('HINCRBY', JOB .. batch, 'members', 1)
+    if not v then
+        safe_call('HSET', dependencies_key(batch), id, 'success met 0') -- it has left its key
+        return
+    end
+    safe_call('HINCRBY', JOB .. batch, 'waits', 1)
+    add_edges(batch, { id, 'success open 0' })
+    if ENDED_STATES[v[1]] then
+        note_end(id, v[1])
+    end
+end
+
+-- State, due time and further fields of a new batch. Its submission holds it until its last member is stored.
+local function begin_batch()
+    return 'waiting', NEVER, { 'waits', 1, 'hold', 1, 'members', 0, 'failed', 0, 'reason', 'dependency' }
+end
+
+local function create(id, spec, when, payload, key, options, has_client_id, partition_field, after, is_batch)
     local state, due, wait_fields = 'queued', NOW, nil
-    if after then
+    if is_batch then
+        state, due, wait_fields = begin_batch()
+    elseif after then
         state, due, wait_fields = begin_waiting(id, after)
     elseif when ~= '' then
         local is_later
@@ -319,7 +344,7 @@ local function write_created()
 end
 
 local function store(id, spec, when, payload, key, keep_for, options, has_client_id, unique, expires, partition_field,
-    after)
+    after, is_batch)
     local owner = key and owner_of(key)
     if owner and owner ~= id then
         return owner
@@ -352,7 +377,7 @@ local function store(id, spec, when, payload, key, keep_for, options, has_client
         take_key(key, id, keep_for)
     end
     create(id, spec, when, payload, key or unique ~= '' and key_of(unique), options, has_client_id, partition_field,
-        after)
+        after, is_batch)
     if expires ~= '' then
         set_expiry(id, expires)
     end
@@ -366,10 +391,10 @@ end
 local function each_job(from, visit)
     local at = from + 2 + tonumber(ARGV[from + 1])
     while at <= #ARGV do
-        local width = ARGV[at + 4] == 'x' and 9 or 2
+        local width = ARGV[at + 4] == 'x' and 11 or 2
         local last = at + 4 + width * tonumber(ARGV[at])
         for n = at + 5, last, width do
-            visit(n, at, width == 9)
+            visit(n, at, width == 11)
         end
         at = last + 1
     end
@@ -377,6 +402,45 @@ end
 
 local function dependencies_of(n, is_extended) -- {id, condition, key, …}; nil for none
     return is_extended and ARGV[n + 8] ~= '' and cmsgpack.unpack(ARGV[n + 8]) or nil
+end
+
+local function relation_of(n, is_extended) -- true for a batch, and the batch of which the job is a member, or nil
+    local mark, batch = string.match(is_extended and ARGV[n + 9] or '', '^(%*?)(.*)$')
+    return mark == '*', batch ~= '' and batch or nil
+end
+
+-- The first batch that is neither stored nor earlier in the batch of jobs, after "missing ", or that has ended and would
+-- get a new member, after "ended ".
+local function find_refused_batch(from)
+    local known, refused = {}, nil
+    each_job(from, function(n, _, is_extended)
+        local is_batch, batch = relation_of(n, is_extended)
+        known[ARGV[n]] = is_batch
+        local v = batch and not known[batch] and read_fields(batch, 'state', 'members')
+        if batch and not known[batch] and not (v and v[2]) then
+            refused = refused or 'missing ' .. batch
+        elseif v and ENDED_STATES[v[1]] and safe_call('HEXISTS', dependencies_key(batch), ARGV[n]) == 0 then
+            refused = refused or 'ended ' .. batch
+        end
+    end)
+    return refused
+end
+
+-- Adds members to their batches, and gives batches free whose last member is stored.
+local function write_members(from)
+    local n = 0
+    each_job(from, function(at, _, is_extended)
+        n = n + 1
+        local _, batch = relation_of(at, is_extended)
+        if batch then
+            add_member(batch, aliases[batch_ids[n]] or batch_ids[n])
+        end
+    end)
+    for batch in string.gmatch(ARGV[from], ' (%S+)') do
+        if call('HDEL', JOB .. batch, 'hold') == 1 then
+            waits().count_ends(batch, 1, 0)
+        end
+    end
 end
 
 -- The first dependency that is neither stored nor earlier in the batch. A job that is known already needs none.
@@ -399,18 +463,22 @@ local function find_missing(from)
     return missing
 end
 
--- Stores a batch of jobs, encoded from ARGV[from] on: "1" to keep payloads in one piece, else "0", and then "a" if a
--- job has dependencies; number of specs, the specs, then runs of jobs. A run begins with what its jobs share: number,
+-- Stores a batch of jobs, encoded from ARGV[from] on: "1" to keep payloads in one piece, else "0", then "a" if a job has
+-- dependencies, "b" if one is a batch or a member, and " ID" of each batch that gets no more members; number of specs, the specs, then runs of jobs. A run begins with what its jobs share: number,
 -- spec, when ("" now, "+delay", "=instant"), field `partition` or "", and "" or "x". Then id and payload of each job;
 -- with "x" also key, its lifetime and options (each after "=", "" for none), "1" for a client's own id, its unique key
--- as `take_unique` expects it, expiry, and dependencies in MessagePack, or "". Returns nil and the id of a missing
--- dependency; or per job 1 (created), 0 (known), or the id of the job that holds its key, after "+" if that was
+-- as `take_unique` expects it, expiry, dependencies in MessagePack or "", and "*" for a batch, then the id of the batch of
+-- which it is a member; then name and text of each of its steps in MessagePack, or "". Returns nil and what was refused: the id of a missing dependency, after "after ", or a batch; or per
+-- job 1 (created), 0 (known), or the id of the job that holds its key, after "+" if that was
 -- changed. If any job was created, the number of the last submission follows.
 local function store_batch(from)
     whole = string.sub(ARGV[from], 1, 1) == '1'
-    local missing = string.find(ARGV[from], 'a', 1, true) and find_missing(from)
-    if missing then
-        return nil, missing
+    local flags = string.match(ARGV[from], '^%S+')
+    local missing = string.find(flags, 'a', 1, true) and find_missing(from)
+    local has_batches = string.find(flags, 'b', 1, true)
+    local refused = missing and 'after ' .. missing or has_batches and find_refused_batch(from)
+    if refused then
+        return nil, refused
     end
     local first_run = from + 2 + tonumber(ARGV[from + 1])
     first_seq = to_number(safe_call('GET', PREFIX .. 'seq'))
@@ -433,9 +501,16 @@ local function store_batch(from)
         end
         local answer = left_out[ARGV[n]] and 0 or store(
             ARGV[n], batch_specs[tonumber(ARGV[at + 1])], ARGV[at + 2], ARGV[n + 1], key, keep_for, options,
-            has_client_id, unique, expires, partition_field, dependencies_of(n, is_extended)
+            has_client_id, unique, expires, partition_field, dependencies_of(n, is_extended),
+            (relation_of(n, is_extended))
         )
         batch_ids[#batch_ids + 1], answers[#answers + 1] = ARGV[n], answer
+        if answer == 1 and is_extended and ARGV[n + 10] ~= '' then
+            local record = cmsgpack.unpack(ARGV[n + 10])
+            for m = 1, #record, 1000 do
+                safe_call('HSET', PREFIX .. 'steps:' .. ARGV[n], unpack(record, m, math.min(m + 999, #record)))
+            end
+        end
         if type(answer) == 'string' then
             aliases[ARGV[n]] = string.gsub(answer, '^%+', '')
         end
@@ -454,6 +529,9 @@ local function store_batch(from)
             notify('ready_jobs', 'queue:' .. spec.queue)
         end
     end
+    if has_batches then
+        write_members(from)
+    end
     if seq > first_seq then
         local last = int(seq)
         call('SET', PREFIX .. 'seq', last)
@@ -463,10 +541,10 @@ local function store_batch(from)
 end
 
 -- name: submit (partitions, transitions, waits, uniqueness, rewriting, storing)
--- ARGV from 3 on: the batch. Returns the reply of `store_batch`, or the id of a missing dependency.
-local stored, missing = store_batch(3)
+-- ARGV from 3 on: the batch. Returns the reply of `store_batch`, or what was refused.
+local stored, refused = store_batch(3)
 finish()
-return stored or missing
+return stored or refused
 
 -- name: write_schedule (partitions, transitions, waits, uniqueness, rewriting, storing)
 -- Replaces, adds or removes a schedule if it has the expected revision, and stores the jobs of its ticks. ARGV: 3 name,

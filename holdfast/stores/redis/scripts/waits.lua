@@ -2,7 +2,9 @@
 -- What jobs wait for. A waiter's dependencies are in the hash `dependencies:WAITER`: job → "CONDITION STATE WAIT". WAIT
 -- is 0 for those given at its submission, else the number of the wait for which it started this child. The waiters of a
 -- job are in `dependents:JOB`, all scores 0. The field `waits` of a waiter is the number of its dependencies that are
--- not met, or 1 for a signal; a dependency of another wait than `waitNumber` says is not counted.
+-- not met, or 1 for a signal; a dependency of another wait than `waitNumber` says is not counted. A batch has the fields
+-- `members` and `failed`; its `waits` counts members that have not ended, and 1 more while it has the field `hold`: its
+-- submission goes on.
 local decided = {} -- jobs that this script has made due or cancelled since their waits are over
 local ENDED_STATES = { succeeded = true, dead = true, cancelled = true }
 
@@ -90,7 +92,7 @@ local function make_waits()
     local function decide_edges(id, how, changes)
         each_dependent(id, function(waiter)
             local condition, state, number = parse_edge(safe_call('HGET', dependencies_key(waiter), id))
-            if state ~= 'open' then
+            if state ~= 'open' or how == 'failing' and condition ~= 'failure' then
                 return
             end
             local is_met = is_as_asked(condition, how)
@@ -98,23 +100,65 @@ local function make_waits()
                 condition .. (is_met and ' met ' or ' failed ') .. number)
             local change = changes[waiter]
             if not change then
-                change = { waiter = waiter, met = {} }
+                change = { waiter = waiter, met = {}, failures = 0 }
                 changes[waiter], changes[#changes + 1] = change, change
             end
             if is_met then
                 change.met[number] = (change.met[number] or 0) + 1
             else
+                change.failures = change.failures + 1
                 change.error = change.error or describe_failure(id, how)
             end
         end)
     end
 
-    local function apply_change(change)
-        local id = change.waiter
-        local v = read_fields(id, 'state', 'spec', 'waits', 'waitNumber', 'awaited', 'dueTime', 'created', 'pickupTime')
+    local function end_batch(id, spec, members, failed)
+        local state = failed == 0 and 'succeeded' or 'dead'
+        local fields = { 'state', state, 'endTime', NOW }
+        if failed == 0 then
+            call('HDEL', JOB .. id, 'reason')
+            append_pieces(fields, 'result', '{"members":' .. int(members) .. '}')
+            safe_call('RPUSH', PREFIX .. 'ended:succeeded', NOW .. ':' .. id)
+        else
+            append_pieces(fields, 'error', int(failed) .. ' of ' .. int(members) .. ' jobs of the batch have failed')
+            safe_call('ZADD', PREFIX .. 'ended:dead', NOW, id)
+        end
+        call('HSET', JOB .. id, unpack(fields))
+        count(spec.queue, 'waiting', -1)
+        count(spec.queue, state, 1)
+        count_unstarted(partition_field_of(id, spec), -1)
+        ended_ids[#ended_ids + 1] = id
+        sender, decided[id] = '', true
+        if call('HGET', JOB .. id, 'awaited') then
+            note_end(id, state)
+        end
+    end
+
+    -- Counts so many ends in a batch. Dependencies on its failure are decided with the first failed member.
+    local function count_ends(id, successes, failures)
+        local v = read_fields(id, 'state', 'spec', 'waits', 'members', 'failed', 'awaited')
         local spec = v and parse_spec(v[2] or '')
         if not spec then
             return
+        end
+        local waits, failed = math.max(0, to_number(v[3]) - successes - failures), to_number(v[5]) + failures
+        call('HSET', JOB .. id, 'waits', int(waits), 'failed', int(failed))
+        if v[1] == 'waiting' and waits == 0 then
+            end_batch(id, spec, to_number(v[4]), failed)
+        elseif v[1] == 'waiting' and v[6] and failures > 0 and failed == failures then
+            note_end(id, 'failing')
+        end
+    end
+
+    local function apply_change(change)
+        local id = change.waiter
+        local v = read_fields(id, 'state', 'spec', 'waits', 'waitNumber', 'awaited', 'dueTime', 'created', 'pickupTime',
+            'members')
+        local spec = v and parse_spec(v[2] or '')
+        if not spec then
+            return
+        elseif v[9] then
+            return count_ends(id, change.met['0'] or 0, change.failures)
         end
         local met = (change.met['0'] or 0) + (v[4] and change.met[v[4]] or 0)
         local waits = math.max(0, to_number(v[3]) - met)
@@ -131,7 +175,7 @@ local function make_waits()
         end
     end
 
-    -- Level by level: each cancelled waiter is an end too.
+    -- Level by level: each cancelled waiter is an end too, and each batch that ends.
     local function decide()
         while awaited_ends[1] do
             local ends, changes = awaited_ends, {}
@@ -146,7 +190,7 @@ local function make_waits()
         write_cancelled()
     end
 
-    return { decide = decide, resume = resume }
+    return { decide = decide, resume = resume, count_ends = count_ends }
 end
 
 local loaded_waits
@@ -196,23 +240,44 @@ local function count_open(waiter)
     return open
 end
 
--- A cancelled waiter waits again.
-local function revive(id, spec, due, created, open)
-    transitions().dequeue(id, spec, 'cancelled')
+-- A cancelled waiter waits again, or a batch that has ended.
+local function revive(id, spec, state, due, created, open)
+    transitions().dequeue(id, spec, state)
     call('HDEL', JOB .. id, 'endTime', 'expiresAt')
     delete_pieces(id, 'error')
+    delete_pieces(id, 'result')
     call('HSET', JOB .. id, 'state', 'waiting', 'reason', 'dependency', 'dueTime', NEVER, 'created', created or due,
         'waits', open)
-    count(spec.queue, 'cancelled', -1)
+    count(spec.queue, state, -1)
     count(spec.queue, 'waiting', 1)
     count_unstarted(partition_field_of(id, spec), 1)
+end
+
+-- A batch that was not cancelled itself waits for a replayed member again. Adds one that had ended to `revived`.
+local function reopen_batch(id, spec, v, member, revived)
+    local condition, state, number = parse_edge(safe_call('HGET', dependencies_key(id), member))
+    if v[1] == 'cancelled' or state ~= 'met' and state ~= 'failed' then
+        return
+    end
+    call('HSET', dependencies_key(id), member, condition .. ' open ' .. number)
+    local open = safe_call('HINCRBY', JOB .. id, 'waits', 1)
+    if state == 'failed' then
+        safe_call('HINCRBY', JOB .. id, 'failed', -1)
+    end
+    if v[1] ~= 'waiting' then
+        revive(id, spec, v[1], v[6], v[7], open)
+        revived[#revived + 1] = v[5] and id or nil
+    end
 end
 
 -- Opens the dependency of a waiter on a replayed job, if no worker has started the waiter and it waits, or was
 -- cancelled by a dependency and has no unique key. Adds a waiter that waits again to `revived`.
 local function reopen_edge(waiter, id, revived)
-    local v = read_fields(waiter, 'state', 'spec', 'reason', 'pickupTime', 'awaited', 'dueTime', 'created')
+    local v = read_fields(waiter, 'state', 'spec', 'reason', 'pickupTime', 'awaited', 'dueTime', 'created', 'members')
     local spec = v and parse_spec(v[2] or '')
+    if spec and v[8] then
+        return reopen_batch(waiter, spec, v, id, revived)
+    end
     local is_cancelled = spec and v[1] == 'cancelled' and v[3] == 'dependency'
     if not spec or v[4] or not (v[1] == 'waiting' or is_cancelled and not unique_of(waiter)) then
         return
@@ -226,7 +291,7 @@ local function reopen_edge(waiter, id, revived)
     end
     local open = is_cancelled and state and count_open(waiter)
     if open then
-        revive(waiter, spec, v[6], v[7], open)
+        revive(waiter, spec, 'cancelled', v[6], v[7], open)
         if v[5] then
             revived[#revived + 1] = waiter
         end
@@ -487,6 +552,15 @@ else
 end
 finish()
 return { children, stored }
+
+-- name: read_batch
+-- Progress of the batch ARGV[3]: members, those that have not ended, and those that have failed; nil for no batch.
+local found = redis.pcall('HMGET', JOB .. ARGV[3], 'members', 'waits', 'failed', 'hold')
+if found.err or not found[1] then
+    return false
+end
+local open = to_number(found[2]) - (found[4] and 1 or 0)
+return { to_number(found[1]), open, to_number(found[3]) }
 
 -- name: read_waits
 -- What the job ARGV[3] waits for, and its dependents, up to ARGV[4]. Returns topic, step, since and until of its

@@ -29,6 +29,8 @@ create table holdfast_job (
     weights text,                       -- JSON: its weight in each; null: 1
     awaited integer not null default 0, -- jobs have depended on it
     waits integer,                      -- signals, children and dependencies that it waits for; null: it never waited
+    members integer,                    -- of a batch: jobs that belong to it; null: no batch
+    failed integer,                     -- of a batch: members that ended without success
     check (state <> 2 or lease_until is not null)
 ) strict;
 

@@ -1,0 +1,91 @@
+"""Batches as they are drafted: a job without a handler, its members, and the jobs that its end starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from holdfast.app.handle import JobHandle
+from holdfast.core.batches import BATCH_TASK
+from holdfast.core.dependencies import Condition, Dependency
+from holdfast.core.errors import Invalid
+from holdfast.core.ids import derive_id, new_id, parse_id
+from holdfast.core.models import PLAIN, NewJob, Options
+from holdfast.core.validation import check_metadata, check_tags
+
+MAX_MEMBERS = 10_000
+"""Members of a batch at its submission; its members may add any number later."""
+
+Batch = str | NewJob | JobHandle[Any]
+"""A batch: its id, handle or draft."""
+
+Callbacks = NewJob | Iterable[NewJob]
+"""Drafted jobs that the end of a batch starts."""
+
+
+def draft_batch(
+    members: Sequence[NewJob],
+    callbacks: Sequence[tuple[Condition, Callbacks]],
+    *,
+    id: str | None,
+    queue: str | None,
+    tags: Sequence[str],
+    metadata: dict[str, object] | None,
+) -> list[NewJob]:
+    """Returns a batch and its members and callbacks, in this order.
+
+    With an ``id`` given, the ids of the others derive from it, unless they have one: the same submission is harmless.
+    """
+    _check_members(members)
+    batch_id = new_id() if id is None else parse_batch(id)
+    options = Options(tags=check_tags(tags) if tags else (), metadata=check_metadata(metadata) if metadata else None)
+    batch = NewJob(
+        id=batch_id,
+        has_client_id=id is not None,
+        task=BATCH_TASK,
+        payload="{}",
+        queue=members[0].queue if queue is None else queue,
+        options=options if options != PLAIN else None,
+        is_batch=True,
+    )
+    jobs = [batch, *[join_batch(member, batch_id) for member in members]]
+    for condition, given in callbacks:
+        dependency = Dependency(batch_id, condition)
+        started = [given] if isinstance(given, NewJob) else given
+        jobs += [replace(job, after=(*job.after, dependency)) for job in started]
+    if id is None:
+        return jobs
+    return [batch, *[_with_derived_id(job, batch_id, number) for number, job in enumerate(jobs[1:])]]
+
+
+def _check_members(members: Sequence[NewJob]) -> None:
+    if not members:
+        raise Invalid("jobs", "none", "give at least one: a batch ends with its last job", "were given")
+    if len(members) > MAX_MEMBERS:
+        remedy = f"give up to {MAX_MEMBERS:,}; a job of the batch may add further ones: options(batch=context.batch_id)"
+        raise Invalid("jobs", len(members), remedy)
+    for job in members:
+        if not isinstance(job, NewJob):
+            raise Invalid("jobs", job, "give drafted jobs: task.new_job(…)")
+        if job.is_batch or job.batch is not None:
+            raise Invalid("jobs", job.id, "give jobs that are in no batch yet")
+
+
+def _with_derived_id(job: NewJob, batch_id: str, number: int) -> NewJob:
+    return job if job.has_client_id else replace(job, id=derive_id(batch_id, f"{number}"), has_client_id=True)
+
+
+def join_batch(job: NewJob, batch_id: str) -> NewJob:
+    """Returns the job as a member of a batch."""
+    return replace(job, options=replace(job.options or PLAIN, batch=batch_id))
+
+
+def parse_batch(batch: Batch) -> str:
+    """Returns the id of a batch. Raises Invalid for what names no job."""
+    reference: object = batch.id if isinstance(batch, NewJob | JobHandle) else batch
+    batch_id = parse_id(reference) if isinstance(reference, str) else None
+    if batch_id is None:
+        raise Invalid("batch", reference, "give a batch: its id or handle")
+    return batch_id

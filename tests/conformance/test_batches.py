@@ -1,0 +1,333 @@
+"""Batches: jobs without a handler that end when all their members have ended."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from holdfast.core.batches import BATCH_TASK
+from holdfast.core.clock import ManualClock
+from holdfast.core.dependencies import Condition, Dependency
+from holdfast.core.errors import Conflict, Invalid
+from holdfast.core.ids import new_id
+from holdfast.core.models import Job, JobState, NewJob, Options, Reason, Settled
+from holdfast.stores.base import Store
+from tests.conformance.support import (
+    claim,
+    ended,
+    ending,
+    lose,
+    new_job,
+    put,
+    settle,
+    state_of,
+    states_of,
+    stored,
+    take,
+    take_ids,
+)
+
+SUCCESS, FAILURE, END = Condition
+SUCCEEDED, DEAD, CANCELLED = JobState.SUCCEEDED, JobState.DEAD, JobState.CANCELLED
+WAITING, SCHEDULED = JobState.WAITING, JobState.SCHEDULED
+HOUR = timedelta(hours=1)
+
+
+def new_batch(**fields: object) -> NewJob:
+    return new_job(BATCH_TASK, is_batch=True, **fields)
+
+
+def member(batch: NewJob | str, **fields: object) -> NewJob:
+    batch_id = batch if isinstance(batch, str) else batch.id
+    return new_job(options=Options(batch=batch_id), **fields)
+
+
+def after(batch: NewJob, on: Condition) -> NewJob:
+    """A job that waits for the end of a batch."""
+    return new_job("callback", after=(Dependency(batch.id, on),))
+
+
+async def put_batch(store: Store, members: int, *conditions: Condition) -> tuple[str, list[str], list[str]]:
+    """Submits a batch and its callbacks; their ids: the batch, its members, the callbacks."""
+    batch = new_batch()
+    jobs = [member(batch) for _ in range(members)]
+    callbacks = [after(batch, on) for on in conditions]
+    await put(store, batch, *jobs, *callbacks)
+    return batch.id, [job.id for job in jobs], [job.id for job in callbacks]
+
+
+async def end(store: Store, job: Job, state: JobState = SUCCEEDED) -> Settled:
+    reason = None if state is SUCCEEDED else Reason.ERROR
+    answer = await settle(store, job, state, reason=reason, error=reason and "boom")
+    assert answer.accepted
+    return answer
+
+
+async def progress_of(store: Store, batch_id: str) -> tuple[int, int, int]:
+    progress = await store.workflow.read_batch(batch_id)
+    assert progress is not None
+    return progress.members, progress.ended, progress.failed
+
+
+async def test_batch_ends_with_its_last_member(store: Store, clock: ManualClock) -> None:
+    batch, members, _ = await put_batch(store, 3)
+    found = await stored(store, batch)
+    assert (found.state, found.reason, found.task) == (WAITING, "dependency", BATCH_TASK)
+    jobs = await take(store)
+    assert sorted(job.id for job in jobs) == sorted(members)
+    assert (await claim(store)).jobs == []
+    clock.advance(5)
+    for number, job in enumerate(jobs[:-1], 1):
+        await end(store, job)
+        assert await progress_of(store, batch) == (3, number, 0)
+        assert await state_of(store, batch) is WAITING
+    await end(store, jobs[-1])
+    found = await stored(store, batch)
+    assert (found.state, found.reason, found.error, found.result) == (SUCCEEDED, None, None, '{"members":3}')
+    assert (found.ended_at_us, found.attempts) == (clock(), 0)
+    assert await progress_of(store, batch) == (3, 3, 0)
+
+
+async def test_only_a_batch_has_progress(store: Store) -> None:
+    (plain,) = await put(store)
+    assert await store.workflow.read_batch(plain) is None
+    assert await store.workflow.read_batch(new_id()) is None
+
+
+async def test_success_starts_the_callbacks_for_it(store: Store) -> None:
+    _, members, (success, failure, always) = await put_batch(store, 2, SUCCESS, FAILURE, END)
+    for job in await take(store, 2):
+        assert await states_of(store, [success, failure, always]) == [WAITING] * 3
+        await end(store, job)
+    assert await states_of(store, [success, failure, always]) == [SCHEDULED, CANCELLED, SCHEDULED]
+    assert sorted(await take_ids(store)) == sorted([success, always])
+    assert len(members) == 2
+
+
+async def test_first_failure_starts_its_callback_while_others_run(store: Store) -> None:
+    batch, _, (success, failure, always) = await put_batch(store, 3, SUCCESS, FAILURE, END)
+    jobs = await take(store)
+    await end(store, jobs[0], DEAD)
+    assert await progress_of(store, batch) == (3, 1, 1)
+    assert await states_of(store, [batch, success, failure, always]) == [WAITING, WAITING, SCHEDULED, WAITING]
+    assert await take_ids(store) == [failure]
+    await end(store, jobs[1], CANCELLED)
+    await end(store, jobs[2])
+    found = await stored(store, batch)
+    assert (found.state, found.reason, found.error) == (DEAD, "dependency", "2 of 3 jobs of the batch have failed")
+    assert await progress_of(store, batch) == (3, 3, 2)
+    assert await states_of(store, [success, always]) == [CANCELLED, SCHEDULED]
+    assert (await stored(store, success)).error == f"job {batch}, for which it waited, is dead"
+
+
+async def test_many_ends_in_one_settlement_end_the_batch_once(store: Store) -> None:
+    batch, members, callbacks = await put_batch(store, 50, SUCCESS, FAILURE, END)
+    jobs = await take(store)
+    assert len(jobs) == len(members)
+    states = [DEAD if number % 10 == 0 else SUCCEEDED for number in range(50)]
+    await store.queueing.settle(
+        [
+            ending(job, state, reason=None if state is SUCCEEDED else Reason.ERROR)
+            for job, state in zip(jobs, states, strict=True)
+        ]
+    )
+    assert await progress_of(store, batch) == (50, 50, 5)
+    assert await state_of(store, batch) is DEAD
+    assert sorted(await take_ids(store)) == sorted(callbacks[1:])
+    assert await take_ids(store) == []
+
+
+async def test_every_kind_of_end_counts(store: Store, clock: ManualClock) -> None:
+    batch = new_batch()
+    expiring, deleted, cancelled, lost = (
+        member(batch, expires_in=HOUR),
+        member(batch),
+        member(batch),
+        member(batch, priority=10, max_attempts=1),
+    )
+    await put(store, batch, expiring, deleted, cancelled, lost)
+    (job,) = await take(store, 1)
+    assert job.id == lost.id
+    await lose(store, clock, job)
+    await store.admin.delete([deleted.id])
+    await store.admin.cancel([cancelled.id])
+    clock.advance(HOUR.total_seconds())
+    await store.maintenance.expire_waiting(limit=10)
+    assert await progress_of(store, batch.id) == (4, 4, 4)
+    assert await state_of(store, batch.id) is DEAD
+
+
+async def test_members_are_added_while_it_runs(store: Store) -> None:
+    batch, _, (callback,) = await put_batch(store, 1, SUCCESS)
+    (loader,) = await take(store)
+    added = [member(batch) for _ in range(3)]
+    await put(store, *added)
+    await put(store, *added)  # an answer that was lost
+    assert await progress_of(store, batch) == (4, 0, 0)
+    await end(store, loader)
+    assert await state_of(store, batch) is WAITING
+    jobs = await take(store)
+    for job in jobs:
+        await end(store, job)
+    assert len(jobs) == 3
+    assert await take_ids(store) == [callback]
+
+
+async def test_ended_batch_takes_no_members(store: Store) -> None:
+    batch, _, _ = await put_batch(store, 1)
+    (job,) = await take(store)
+    await end(store, job)
+    innocent, late = new_job(), member(batch)
+    with pytest.raises(Conflict, match=batch):
+        await put(store, innocent, late)
+    assert await states_of(store, [innocent.id, late.id]) == [None, None]
+    await put(store, member(batch, id=job.id))  # it is one already
+    assert await progress_of(store, batch) == (1, 1, 0)
+
+
+async def test_member_of_what_is_no_batch_is_refused_whole(store: Store) -> None:
+    (plain,) = await put(store)
+    for no_batch in (plain, new_id()):
+        innocent, lost = new_job(), member(no_batch)
+        with pytest.raises(Invalid, match=no_batch):
+            await put(store, innocent, lost)
+        assert await states_of(store, [innocent.id, lost.id]) == [None, None]
+
+
+async def test_job_that_stands_for_a_member_is_one(store: Store) -> None:
+    (holder,) = await put(store, new_job(key="one"))
+    done = await ended(store, SUCCEEDED, key="two", queue="other")
+    batch = new_batch()
+    await put(store, batch, member(batch, key="one"), member(batch, key="one"), member(batch, key="two"))
+    assert await progress_of(store, batch.id) == (2, 1, 0)
+    (job,) = await take(store)
+    assert job.id == holder
+    await end(store, job)
+    assert (await state_of(store, batch.id), await state_of(store, done)) == (SUCCEEDED, SUCCEEDED)
+
+
+async def test_batch_of_jobs_that_have_ended_ends_at_once(store: Store) -> None:
+    await ended(store, DEAD, key="one", queue="other")
+    batch = new_batch()
+    failure, always = after(batch, FAILURE), after(batch, END)
+    await put(store, batch, member(batch, key="one"), failure, always)
+    assert await progress_of(store, batch.id) == (1, 1, 1)
+    assert await state_of(store, batch.id) is DEAD
+    assert sorted(await take_ids(store)) == sorted([failure.id, always.id])
+
+
+async def test_submission_is_repeated_harmlessly(store: Store) -> None:
+    batch = new_batch()
+    jobs = [member(batch), member(batch), after(batch, SUCCESS)]
+    for _ in range(2):
+        await put(store, batch, *jobs)
+        assert await progress_of(store, batch.id) == (2, 0, 0)
+    for job in await take(store):
+        await end(store, job)
+    await put(store, batch, *jobs)
+    assert await progress_of(store, batch.id) == (2, 2, 0)
+    assert await take_ids(store) == [jobs[-1].id]
+
+
+async def test_batch_within_a_batch(store: Store) -> None:
+    outer = new_batch()
+    inner = new_batch(options=Options(batch=outer.id))
+    await put(store, outer, inner, member(inner), member(inner), member(outer))
+    assert await progress_of(store, outer.id) == (2, 0, 0)
+    jobs = await take(store)
+    for job in jobs[:2]:
+        await end(store, job, DEAD)
+    assert (await state_of(store, inner.id), await progress_of(store, outer.id)) == (DEAD, (2, 1, 1))
+    await end(store, jobs[2])
+    assert await state_of(store, outer.id) is DEAD
+
+
+async def test_replay_of_a_member_opens_its_batch_again(store: Store) -> None:
+    batch, members, (success, failure, always) = await put_batch(store, 2, SUCCESS, FAILURE, END)
+    for job in await take(store, 2):
+        await end(store, job, DEAD)
+    assert sorted(await take_ids(store)) == sorted([failure, always])
+    await store.admin.replay(members)
+    assert await progress_of(store, batch) == (2, 0, 0)
+    found = await stored(store, batch)
+    assert (found.state, found.reason, found.error, found.ended_at_us) == (WAITING, "dependency", None, None)
+    assert await states_of(store, [success, failure, always]) == [WAITING, JobState.RUNNING, JobState.RUNNING]
+    for job in await take(store):
+        await end(store, job)
+    assert await progress_of(store, batch) == (2, 2, 0)
+    assert await state_of(store, batch) is SUCCEEDED
+    assert await take_ids(store) == [success]
+
+
+async def test_replay_of_one_of_two_dead_members_keeps_the_other_counted(store: Store) -> None:
+    batch, members, (success,) = await put_batch(store, 3, SUCCESS)
+    jobs = await take(store)
+    await end(store, jobs[0])
+    for job in jobs[1:]:
+        await end(store, job, DEAD)
+    await store.admin.replay([jobs[1].id])
+    assert await progress_of(store, batch) == (3, 2, 1)
+    (again,) = await take(store)
+    await end(store, again)
+    found = await stored(store, batch)
+    assert (found.state, found.error) == (DEAD, "1 of 3 jobs of the batch have failed")
+    await store.admin.replay([jobs[2].id])
+    (again,) = await take(store)
+    await end(store, again)
+    assert await state_of(store, batch) is SUCCEEDED
+    assert await take_ids(store) == [success]
+    assert len(members) == 3
+
+
+async def test_replay_while_it_runs_takes_the_failure_back(store: Store) -> None:
+    batch, _, (success,) = await put_batch(store, 2, SUCCESS)
+    first, second = await take(store)
+    await end(store, first, DEAD)
+    await store.admin.replay([first.id])
+    assert await progress_of(store, batch) == (2, 0, 0)
+    (again,) = await take(store)
+    await end(store, again)
+    await end(store, second)
+    assert await take_ids(store) == [success]
+
+
+async def test_batch_itself_is_not_replayed(store: Store) -> None:
+    batch, _, _ = await put_batch(store, 1)
+    (job,) = await take(store)
+    await end(store, job, DEAD)
+    answer = await store.admin.replay([batch])
+    assert answer.changed == []
+    assert await state_of(store, batch) is DEAD
+
+
+async def test_cancelled_batch_counts_on_and_stays_cancelled(store: Store) -> None:
+    batch, members, (success, always) = await put_batch(store, 2, SUCCESS, END)
+    await store.admin.cancel([batch])
+    assert await states_of(store, [batch, success, always]) == [CANCELLED, CANCELLED, SCHEDULED]
+    assert await take_ids(store, capacity={"default": 100}, only=[always]) == [always]
+    jobs = await take(store)
+    assert sorted(job.id for job in jobs) == sorted(members)
+    await end(store, jobs[0])
+    await end(store, jobs[1], DEAD)
+    assert await progress_of(store, batch) == (2, 2, 1)
+    await store.admin.replay([jobs[1].id])
+    assert await states_of(store, [batch, success]) == [CANCELLED, CANCELLED]
+    with pytest.raises(Conflict, match=batch):
+        await put(store, member(batch))
+
+
+async def test_deleted_batch_leaves_its_members(store: Store) -> None:
+    batch, _, _ = await put_batch(store, 2)
+    await store.admin.delete([batch])
+    assert await store.workflow.read_batch(batch) is None
+    for job in await take(store):
+        await end(store, job)
+
+
+async def test_waiting_batch_is_never_due(store: Store, clock: ManualClock) -> None:
+    batch, _, _ = await put_batch(store, 1)
+    assert len(await take(store)) == 1
+    clock.advance(1e9)
+    assert (await claim(store)).jobs == []
+    assert await state_of(store, batch) is WAITING

@@ -1,0 +1,159 @@
+"""Batches in Redis: their keys, their repair, and submissions of several parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+
+from holdfast.core.batches import BATCH_TASK
+from holdfast.core.clock import ManualClock
+from holdfast.core.dependencies import Condition, Dependency
+from holdfast.core.errors import Conflict, Invalid
+from holdfast.core.ids import as_ulid, new_id
+from holdfast.core.models import JobFilter, JobState, NewJob, Options, Reason
+from holdfast.stores.base import Store
+from holdfast.stores.redis.claiming import MAX_BATCH
+from holdfast.stores.redis.encoding import encode_submission, find_complete_batches
+from tests.conformance.support import Opener, new_job, put, settle, state_of, stored, take, take_ids
+from tests.support.keys import Keys
+
+DEAD, SUCCEEDED, WAITING = JobState.DEAD, JobState.SUCCEEDED, JobState.WAITING
+
+
+@pytest.fixture
+def keys(home: str) -> Iterator[Keys]:
+    keys = Keys(home)
+    yield keys
+    keys.client.close()
+
+
+def new_batch() -> NewJob:
+    return new_job(BATCH_TASK, is_batch=True)
+
+
+def member(batch: str) -> NewJob:
+    return new_job(options=Options(batch=batch))
+
+
+async def fill(store: Store) -> dict[str, str]:
+    """A batch of three with a success and a failure, and its callback; ids by what they are."""
+    batch = new_batch()
+    members = [member(batch.id) for _ in range(3)]
+    last = new_job(after=(Dependency(batch.id, Condition.END),))
+    await put(store, batch, *members, last)
+    first, second = await take(store, 2)
+    await settle(store, first)
+    await settle(store, second, DEAD, reason=Reason.ERROR, error="boom")
+    return {"batch": batch.id, "failed": second.id, "open": members[2].id, "last": last.id}
+
+
+async def everything_agrees(store: Store, keys: Keys) -> None:
+    assert list(keys.strays()) == []
+    assert await store.health.repair() == []
+    (finding,) = [each for each in await store.health.doctor() if each.name == "structures"]
+    assert finding.level == "ok", finding
+
+
+async def test_structures_of_batches_agree_from_beginning_to_end(store: Store, keys: Keys) -> None:
+    ids = await fill(store)
+    await everything_agrees(store, keys)
+    (job,) = await take(store)
+    await settle(store, job)
+    assert await state_of(store, ids["batch"]) is DEAD
+    await everything_agrees(store, keys)
+    await store.admin.replay([ids["failed"]])
+    assert await state_of(store, ids["batch"]) is WAITING
+    await everything_agrees(store, keys)
+    for job in await take(store):
+        await settle(store, job)
+    assert await state_of(store, ids["batch"]) is SUCCEEDED
+    await everything_agrees(store, keys)
+
+
+async def test_deletion_of_all_jobs_leaves_no_keys_of_batches(store: Store, keys: Keys, clock: ManualClock) -> None:
+    await fill(store)
+    await settle(store, (await take(store))[0])
+    while (await store.admin.delete(JobFilter())).changed:
+        pass
+    clock.advance(3600)
+    await store.maintenance.prune({"succeeded": timedelta(0)}, limit=100)
+    left = {name for name in keys.all() if not name.startswith("done:")}
+    assert left <= {"meta", "seq", "failures"}
+
+
+@pytest.mark.parametrize("name", ["waits", "members", "failed"])
+async def test_wrong_number_of_a_batch_is_repaired(store: Store, keys: Keys, name: str) -> None:
+    ids = await fill(store)
+    key = f"job:{ids['batch']}"
+    right = keys.hget(key, name)
+    keys.hset(key, name, "7")
+    await store.health.repair()
+    assert keys.hget(key, name) == right
+    await everything_agrees(store, keys)
+
+
+async def test_batch_whose_members_have_ended_is_repaired_to_its_end(store: Store, keys: Keys) -> None:
+    ids = await fill(store)
+    keys.delete(f"job:{ids['open']}")
+    await store.health.repair()
+    found = await stored(store, ids["batch"])
+    assert (found.state, found.reason, found.error) == (DEAD, "dependency", "2 of 3 jobs of the batch have failed")
+    await everything_agrees(store, keys)
+    assert await take_ids(store) == [ids["last"]]
+
+
+async def test_batch_of_several_parts_waits_for_its_last_part(store: Store, keys: Keys) -> None:
+    batch = new_batch()
+    jobs = [batch, *[member(batch.id) for _ in range(2 * MAX_BATCH)]]
+    parts = [jobs[:MAX_BATCH], jobs[MAX_BATCH : 2 * MAX_BATCH], jobs[2 * MAX_BATCH :]]
+    assert find_complete_batches(parts) == [[], [], [batch.id]]
+    assert encode_submission(parts[2], whole=False, complete=[batch.id])[0] == f"0b {batch.id}"
+    await put(store, *jobs)
+    progress = await store.workflow.read_batch(batch.id)
+    assert progress is not None
+    assert (progress.members, progress.ended) == (2 * MAX_BATCH, 0)
+    await everything_agrees(store, keys)
+    for _ in range(2):
+        for job in await take(store, MAX_BATCH):
+            await settle(store, job)
+    assert await state_of(store, batch.id) is SUCCEEDED
+
+
+async def test_held_batch_goes_on_when_its_submission_is_repeated(store: Store, keys: Keys) -> None:
+    """As after a crash between two parts of a submission."""
+    batch = new_batch()
+    jobs = [batch, member(batch.id)]
+    await put(store, *jobs)
+    keys.hset(f"job:{batch.id}", mapping={"hold": 1, "waits": 2})
+    await everything_agrees(store, keys)
+    (job,) = await take(store)
+    await settle(store, job)
+    assert await state_of(store, batch.id) is WAITING
+    await put(store, *jobs)
+    assert await state_of(store, batch.id) is SUCCEEDED
+
+
+async def test_batches_are_stored_as_ulids_and_reported_as_uuids(home: str, keys: Keys, clock: ManualClock) -> None:
+    opener = Opener(home + "&ids=ulid", clock)
+    store = await opener()
+    batch, missing = new_batch(), new_id()
+    first = member(batch.id)
+    await put(store, batch, first)
+    assert keys.hgetall(f"dependencies:{as_ulid(batch.id)}") == {as_ulid(first.id): "success open 0"}
+    with pytest.raises(Invalid, match=missing):
+        await put(store, member(missing))
+    (job,) = await take(store)
+    assert job.options is not None
+    assert job.options.batch == batch.id
+    await settle(store, job)
+    options = (await stored(store, job.id)).options
+    assert options is not None
+    assert options.batch == batch.id
+    with pytest.raises(Conflict, match=batch.id):
+        await put(store, member(batch.id))
+    progress = await store.workflow.read_batch(batch.id)
+    assert progress is not None
+    assert progress.ended == 1
+    await opener.close()

@@ -31,6 +31,7 @@ TABLES = ("dependency", "receiver", "signal", "step")
 FILL_WAITS = """
 update {schema}.job set awaited = true where state in (2, 5);
 update {schema}.job set waits = 10, run_at = 253402300799000000 where state = 4;
+update {schema}.job set members = 10, failed = 0 where state = 4 and seq % 2 = 0;
 insert into {schema}.dependency (waiter, job_id, is_child, condition, state)
 select ('00000000-0000-0000-0000-' || lpad(to_hex(4 * {rows} + 1 + n % 1000), 12, '0'))::uuid,
        ('00000000-0000-0000-0000-' || lpad(to_hex(2 * {rows} + n), 12, '0'))::uuid,
@@ -60,6 +61,7 @@ CASES = [
     Case("unneeded", (BY_ID,), {"ids": ids(5)}),
     Case("delete_jobs", (BY_ID, "dependency_pkey(waiter)", "receiver_pkey(job_id)"), {"ids": ids(4, 10)}),
     Case("lock_children", (BY_ID,)),
+    Case("batch", (BY_ID,), {"id": ids(4)[0]}),
     Case("forget_steps", ("step_pkey(job_id)", "receiver_pkey(job_id)"), {"ids": ids(4, 10), "from_step": 2}),
     Case("hold_lease", (BY_ID,), {"claims": 1}),
     Case("deleted_children", ("dependency_pkey(waiter)",), {"id": ids(4)[0]}),
@@ -80,13 +82,25 @@ def quoted(job_ids: list[str]) -> str:
 def added(waiters: list[str], jobs: list[str]) -> str:
     """Text for ``add_dependencies``."""
     pairs = [{"waiter": waiter, "job_id": job, "condition": "success"} for waiter in waiters for job in jobs]
-    return json.dumps({"at": NOW, "notifies": False, "dependencies": pairs})
+    return json.dumps({"at": NOW, "notifies": False, "dependencies": pairs, "members": []})
 
+
+MEMBERS = json.dumps(
+    {
+        "at": NOW,
+        "notifies": False,
+        "dependencies": [],
+        "members": [{"batch": batch, "job_id": job} for batch in ids(4, 10) for job in ids(5, 5)[1:]],
+    }
+)
+"""For ``add_dependencies``: jobs that have ended join batches."""
 
 FUNCTIONS: dict[str, tuple[str, list[Any]]] = {
     "decide": ("decide_dependencies(%s, %s, true)", [quoted(ids(2)), NOW]),
     "lock": ("lock_awaited(%s)", [quoted(ids(2))]),
     "add": ("add_dependencies(%s)", [added(ids(0, 10), ids(5, 5)[1:])]),
+    "join": ("add_dependencies(%s)", [MEMBERS]),
+    "lock batches": ("lock_batches(%s)", [json.dumps(json.loads(MEMBERS)["members"])]),
     "reopen": ("reopen_dependencies(%s)", [quoted(ids(2) + ids(4, 10))]),
     "children": ("await_children(%s, %s)", [ids(2)[0], quoted(ids(0))]),
     "receive": ("receive_signal(%s, %s, 1, 'worker', 's', 1, true, 'topic-1', 1000)", [NOW, ids(2)[0]]),

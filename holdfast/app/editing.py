@@ -30,11 +30,13 @@ from holdfast.core.models import (
     Step,
     to_microseconds,
 )
+from holdfast.core.steps import CHILDREN
 from holdfast.core.unique import holds_unique
 from holdfast.core.validation import check_name, check_priority, check_span, check_tags, did_you_mean, parse_instant
 from holdfast.stores.base import AT_ONCE, Selection, Store
 from holdfast.tasks import Registry, encode_payload
 from holdfast.tasks.command_policy import COMMAND, CommandPolicy
+from holdfast.tasks.saved_values import started_children
 
 _WAITS = "leave out delay and run_at, or cancel it"
 
@@ -172,7 +174,7 @@ class JobEditing(TaskRegistration):
         if from_step is not None:
             number = await self._step_number([job.id], from_step)
             record = await (await self.open_store()).workflow.read_steps(job.id)
-            kept = tuple(step for step in record if step.number < number)
+            kept = tuple(step for step in record if step.number < number and step.name != CHILDREN)
         options = job.options_or_default
         fork = NewJob(
             id=new_id() if id is None else check_id(id),
@@ -191,7 +193,8 @@ class JobEditing(TaskRegistration):
         if isinstance(chosen, JobFilter) or len(chosen) != 1:
             raise Invalid("from_step", name, "it is a step of one job: name its id")
         record = await (await self.open_store()).workflow.read_steps(chosen[0])
-        steps = {step.name: step.number for step in record if step.number}
+        values = {step.name: step.result for step in record if not step.number}
+        steps = started_children(values) | {step.name: step.number for step in record if step.number}
         if name not in steps:
             known = f"recorded are {', '.join(list(steps)[:20])}" if steps else "none is recorded"
             advice = f"{known}{did_you_mean(name, steps)}; a step that has failed runs again without from_step"

@@ -40,6 +40,8 @@ class StepReceipt(msgspec.Struct, frozen=True, gc=False):
 
 STATE = "#state"
 """Name of the value that ``context.state`` saves."""
+CHILDREN = "#children"
+"""Name of the value with the calls of the children for which the job waits, or has waited last: name and number."""
 PROGRESS = "#progress"
 """Name of the value that ``context.progress`` saves."""
 

@@ -11,6 +11,7 @@ from collections.abc import (
     Callable,
     Coroutine,
     Iterable,
+    Mapping,
     Sequence,
 )
 from typing import Any, Protocol, TypeVar
@@ -20,7 +21,7 @@ import msgspec
 from holdfast.core.clock import Clock
 from holdfast.core.errors import Invalid, LeaseLost
 from holdfast.core.models import Job, Lease, NewJob, Step
-from holdfast.core.steps import MAX_NAME, PROGRESS, STATE, NewStep, Progress, StepReceipt
+from holdfast.core.steps import CHILDREN, MAX_NAME, PROGRESS, STATE, NewStep, Progress, StepReceipt
 from holdfast.core.waits import ChildStatus, SignalReceipt, SignalWait
 from holdfast.tasks.codec import decode_json, encode_result
 
@@ -60,6 +61,12 @@ class TxStepStore(Protocol):
     async def record_step(self, connection: Any, step: NewStep, previous: str | None) -> StepReceipt: ...
 
 
+def started_children(values: Mapping[str, str | None]) -> dict[str, int]:
+    """Names and call numbers of the children that a job has started last, from its values."""
+    text = values.get(CHILDREN)
+    return {} if text is None else dict(decode_json(text))
+
+
 class SavedValues:
     """The values of one attempt of a job."""
 
@@ -75,6 +82,10 @@ class SavedValues:
     def load(self, steps: Iterable[Step]) -> None:
         """Takes the values among what is stored."""
         self._values = {step.name: step.result for step in steps if not step.number}
+
+    def last_children(self) -> dict[str, int]:
+        """Names and call numbers of the children that the job has started last, as far as they were saved."""
+        return started_children(self._values)
 
     @property
     def is_iterating(self) -> bool:

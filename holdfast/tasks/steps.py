@@ -35,7 +35,7 @@ from holdfast.core.lifecycle import (
 from holdfast.core.models import MICROSECOND, TERMINAL, Job, NewJob, Reason, Step
 from holdfast.core.portal import drive_coroutine
 from holdfast.core.retry import Retry
-from holdfast.core.steps import MAX_NAME, MAX_RESULTS, MAX_STEPS, NewStep
+from holdfast.core.steps import CHILDREN, MAX_NAME, MAX_RESULTS, MAX_STEPS, NewStep
 from holdfast.core.validation import is_plain
 from holdfast.core.waits import SignalWait
 from holdfast.tasks.children import Child, child_record
@@ -57,6 +57,7 @@ class StepOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 DEFAULT_OPTIONS = StepOptions()
+_CALLS_SAVED = 100  # of the children that a job waits for, to know them again
 
 
 class CallerTransaction(NamedTuple):
@@ -83,6 +84,7 @@ class JobSteps:
         self._size = 0  # of the recorded results
         self.values = SavedValues(job, step_store, self._read)
         self._left: dict[str, Step] = {}  # recorded, and not called yet in this attempt
+        self._started: set[str] = set()  # children started by earlier attempts, not recorded, and not called yet
         self._reading = asyncio.Lock()
         # No attempt before can have recorded any.
         self._is_read = job.claims == 1 and job.options_or_default.forks is None
@@ -98,6 +100,8 @@ class JobSteps:
         if self._end is None and self._left and isinstance(outcome, Succeeded):
             first = min(self._left.values(), key=_number_of)
             self._end_by(_changed(f"step {first.name!r} is recorded, and the code does not call it any more"))
+        if self._end is None and self._started and isinstance(outcome, Succeeded):
+            self._end_by(_changed(f"child {min(self._started)!r} was started, and the code does not call it any more"))
         return outcome if self._end is None else self._end[1]
 
     def call(
@@ -202,11 +206,22 @@ class JobSteps:
         recorded = {child.name: await self._find(child.name, self._runner, in_order=in_order) for child in children}
         open_ones = [child for child in children if recorded[child.name] is None]
         results = {name: step.result for name, step in recorded.items() if step is not None}
+        self._started.difference_update(child.name for child in children)
         if open_ones:
+            self._check_started(open_ones[0].name)
+            calls = {child.name: child.number for child in open_ones[:_CALLS_SAVED]}
+            if calls != self.values.last_children():
+                await self.values.save(CHILDREN, calls)
             results |= await self._results_of(open_ones, keep_failures=return_exceptions)
             steps = [(child, results[child.name]) for child in open_ones]
             await asyncio.gather(*[self._write(each.name, each.number, in_order, text) for each, text in steps])
         return [self._decode(child.name, results[child.name], child.decode_outcome) for child in children]
+
+    def _check_started(self, name: str) -> None:
+        """Ends the attempt if an earlier one has started a child that the code does not call before this step."""
+        if self._started:
+            first = min(self._started)
+            raise self._end_by(_changed(f"child {first!r} was started at this place, and the code calls step {name!r}"))
 
     async def _results_of(self, children: Sequence[Child[Any]], *, keep_failures: bool) -> dict[str, str]:
         """Starts children, and returns what they have come to, as it is recorded. Raises what the first failed with."""
@@ -319,7 +334,8 @@ class JobSteps:
             self._end_by(_continued(failed, name))
         if self._end is None and in_order and self._previous is not None and transaction is None:
             await self._check_commits(in_order=True)
-        if self._end is None and in_order and name not in self._left:
+        if self._end is None and in_order and name not in self._left and name not in self._started:
+            self._check_started(name)
             skipped = [step for step in self._left.values() if step.in_order]
             if skipped:
                 first = min(skipped, key=_number_of)
@@ -335,6 +351,7 @@ class JobSteps:
                 steps = await self._step_store.read_steps(self._job.id)
                 self._left = {step.name: step for step in steps if step.number}
                 self.values.load(steps)
+                self._started = set(self.values.last_children()).difference(self._left)
                 self._size = sum(len(step.result or "") for step in steps if step.number)
                 self._is_read = True
 

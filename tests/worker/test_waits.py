@@ -186,7 +186,7 @@ async def test_handler_calls_another_task_without_a_runner(app: Holdfast) -> Non
         waits = await app.read_waits(handle.id)
         children = [await app.get(each.job_id) for each in waits.dependencies]
         assert sorted((each.priority, each.queue) for each in children) == [(0, "default"), (7, "slow")]
-        assert [step.name for step in await steps_of(app, handle.id)] == ["charge", "charge#2"]
+        assert [step.name for step in await steps_of(app, handle.id) if step.number] == ["charge", "charge#2"]
         assert {each.id[:13] for each in children} == {handle.id[:13]}
 
 
@@ -322,6 +322,48 @@ async def test_children_beside_each_other_need_gather_of_the_context(app: Holdfa
         handle = await order.enqueue()
         await harnessed.run_until_idle()
         assert "call it in the handler itself" in str((await handle.job()).error)
+
+
+@pytest.mark.parametrize("change", ["another child", "no child", "another step", "another gather"])
+async def test_started_child_that_the_code_does_not_call_any_more_is_no_guess(app: Holdfast, change: str) -> None:
+    ledger, deployed = Ledger(), [False]
+
+    @app.task("ship")
+    async def ship() -> str:
+        deployed[0] = True
+        return await ledger.do("ship")
+
+    @app.task("dispatch")
+    async def dispatch() -> str:
+        return await ledger.do("dispatch")
+
+    @app.task("order")
+    async def order(context: Context) -> object:
+        await context.step("charge", ledger.do, "charge")
+        if not deployed[0]:
+            return await context.call(ship)
+        match change:
+            case "another child":
+                return await context.call(dispatch)
+            case "another gather":
+                return await context.gather(context.call(dispatch), context.call(dispatch))
+            case "another step":
+                return await context.step("dispatch", ledger.do, "dispatch")
+        return None
+
+    async with harness(app) as harnessed:
+        await harnessed.start()
+        handle = await order.enqueue()
+        await harnessed.run_until_idle()
+        job = await handle.job()
+        assert (job.state, job.reason) == (JobState.DEAD, "steps_changed")
+        assert "child 'ship' was started" in str(job.error)
+        assert ledger.done == ["charge", "ship"]
+        await handle.replay(from_step="ship")
+        await harnessed.run_until_idle()
+        assert await handle.state() is JobState.SUCCEEDED
+        assert ledger.done[:2] == ["charge", "ship"]
+        assert "charge" not in ledger.done[2:]
 
 
 async def test_killed_parent_takes_up_its_children_again(app: Holdfast) -> None:

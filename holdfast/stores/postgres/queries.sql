@@ -595,7 +595,8 @@ select exists (select from held), exists (select from recorded);
 -- name: forget_steps
 -- And what their jobs wait for.
 with forgotten as (delete from holdfast.receiver where job_id = any(:ids::uuid[]) and number >= :from_step)
-delete from holdfast.step where job_id = any(:ids::uuid[]) and number >= :from_step;
+delete from holdfast.step
+where job_id = any(:ids::uuid[]) and (number >= :from_step or number = 0 and name = '#children');
 
 -- name: steps
 select name, number, in_order, claims, ended_at, result from holdfast.step where job_id = :id order by number, name;

@@ -570,7 +570,8 @@ delete from holdfast_signal where seq in (
     select seq from holdfast_signal where sent_at <= :before order by sent_at limit :limit);
 
 -- name: forget_steps
-delete from holdfast_step where job_seq in (select value from json_each(:seqs)) and number >= :from;
+delete from holdfast_step
+where job_seq in (select value from json_each(:seqs)) and (number >= :from or number = 0 and name = '#children');
 
 -- own: forget_receivers
 delete from holdfast_receiver where seq in (select value from json_each(:seqs)) and number >= :from;

@@ -49,7 +49,7 @@ local from_step = tonumber(string.match(ARGV[4], '%d+') or nil)
 local function forget_steps(id)
     local steps = safe_call('HGETALL', PREFIX .. 'steps:' .. id)
     for n = 1, #steps, 2 do
-        if to_number(string.match(steps[n + 1], '^%d+')) >= from_step then
+        if to_number(string.match(steps[n + 1], '^%d+')) >= from_step or steps[n] == '#children' then
             call('HDEL', PREFIX .. 'steps:' .. id, steps[n])
         end
     end

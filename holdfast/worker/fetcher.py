@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from datetime import timedelta
 from typing import Any
 
@@ -33,8 +33,11 @@ _SMOOTHING = 0.5
 class Fetcher:
     """Fills the buffer of one worker."""
 
-    def __init__(self, shared: WorkerContext, store: Store, *, drain: bool = False) -> None:
+    def __init__(
+        self, shared: WorkerContext, store: Store, *, recover_leases: Callable[[], Awaitable[int]], drain: bool = False
+    ) -> None:
         self._shared = shared
+        self._recover_leases = recover_leases
         self._store = store
         self._rate = 0.0  # jobs finished per second, smoothed
         self._last_sample = (shared.clock.monotonic(), 0)
@@ -82,7 +85,7 @@ class Fetcher:
                     await self._run_isolated()
                 # A job that was held at the claim may be ready again by now: then claim once more.
                 if self._draining and was_empty and not claim.jobs and not shared.held:
-                    if not await self._store.maintenance.reannounce():
+                    if not await self._find_more():
                         shared.stopping.set()
                     continue
             except HoldfastError as error:
@@ -98,6 +101,11 @@ class Fetcher:
                 await self._sleep_until_due(claim.next_due)
             elif 10 <= len(claim.jobs) < (min(idle, room) or room) // 4:  # of jobs under limits, at most ``idle`` come
                 await shared.clock.sleep(_SMALL_CLAIM_PAUSE)
+
+    async def _find_more(self) -> bool:
+        """Looks for jobs that a claim does not see: of dead workers, and those that a transport lacks."""
+        recovered = 0 if self._shared.settings.role == "follower" else await self._recover_leases()
+        return await self._store.maintenance.reannounce() > 0 or recovered > 0
 
     # ── claiming ──────────────────────────────────────────────────────────────────────────────────────────────
     def _room(self) -> int:

@@ -54,7 +54,7 @@ class Sweeper:
         failed: HoldfastError | None = None
         parts = {
             "expired": self._expire,
-            "recovered": self._recover_all,
+            "recovered": self.recover_leases,
             "promoted": self._promote,
             "reannounced": self._store.maintenance.reannounce,
             "pruned": self._prune,
@@ -91,8 +91,8 @@ class Sweeper:
             total += promoted
         return total + promoted
 
-    async def _recover_all(self) -> int:
-        """Settle every lease that ran out; a worker that renews in between keeps its job."""
+    async def recover_leases(self) -> int:
+        """Settles every lease that ran out, unless others do that; a worker that renews in between keeps its job."""
         recovered = 0
         limit = _BATCH + len(self._refused)  # which come first, each time
         while jobs := await self._store.maintenance.find_expired_leases(limit=limit):

@@ -111,7 +111,8 @@ class Worker:
         self.runner = Runner(shared, invoker, self.log_writer, HandlerLimits(shared, store), StepWriter(shared, store))
         self.settler = Settler(shared, store, self.log_writer.flush)
         self.ticker = Ticker(shared, store, app.declared)
-        self.fetcher = Fetcher(shared, store, drain=self._drain)
+        sweeper = Sweeper(shared, store)
+        self.fetcher = Fetcher(shared, store, recover_leases=sweeper.recover_leases, drain=self._drain)
         heartbeat = Heartbeat(shared, self._make_heartbeat, interrupt=self._interrupt, on_command=self._handle_command)
         self.runner.resize(shared.settings.concurrency)
         settling = asyncio.create_task(self.settler.run(), name="holdfast-settler")
@@ -120,7 +121,7 @@ class Worker:
             for name, service in (
                 ("watchdog", self.runner.watch_deadlines()),
                 ("log_writer", self.log_writer.run()),
-                ("sweeper", Sweeper(shared, store).run()),
+                ("sweeper", sweeper.run()),
                 ("reloader", Reloader(shared, self._resize, self._recycle if self.supervised else None).run()),
             )
         ]

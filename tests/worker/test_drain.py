@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from holdfast import Holdfast, Job, JobState, Retry
 from holdfast.core.models import Claim
+from holdfast.stores.base import ClaimRequest
 from holdfast.worker import Worker
 
 
@@ -39,3 +41,48 @@ def test_drain_runs_a_retry_that_is_due_at_once(tmp_path: Path) -> None:
 
     job = asyncio.run(run())
     assert (job.state, job.attempts) == (JobState.DEAD, 2)
+
+
+async def _leave_leases(app: Holdfast, tasks: int) -> None:
+    """Jobs that a worker has taken which died, and whose leases have run out."""
+    store = await app.open_store()
+    request = ClaimRequest("dead", {"default": tasks}, limit=tasks, lease_for=timedelta(milliseconds=1))
+    assert len((await store.queueing.claim(request)).jobs) == tasks
+    while len(await store.maintenance.find_expired_leases(limit=tasks)) < tasks:  # noqa: ASYNC110 - no event tells of it
+        await asyncio.sleep(0.01)
+
+
+def test_drain_recovers_the_jobs_of_a_dead_worker(tmp_path: Path) -> None:
+    app, done = Holdfast(f"sqlite:///{tmp_path}/jobs.db"), []
+
+    @app.task("work")
+    async def work(number: int) -> None:
+        done.append(number)
+
+    async def run() -> None:
+        async with app:
+            await app.enqueue_many([work.new_job(number) for number in range(3)])
+            await _leave_leases(app, 3)
+            async with asyncio.timeout(60):
+                await Worker(app, drain=True).run()
+
+    asyncio.run(run())
+    assert sorted(done) == [0, 1, 2]
+
+
+def test_drain_of_a_follower_leaves_maintenance_to_others(tmp_path: Path) -> None:
+    app, done = Holdfast(f"sqlite:///{tmp_path}/jobs.db", role="follower"), []
+
+    @app.task("work")
+    async def work() -> None:
+        done.append(1)
+
+    async def run() -> JobState:
+        async with app:
+            handle = await work.enqueue()
+            await _leave_leases(app, 1)
+            async with asyncio.timeout(60):
+                await Worker(app, drain=True).run()
+            return await handle.state()
+
+    assert (asyncio.run(run()), done) == (JobState.RUNNING, [])

@@ -13,6 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import psycopg
 
+from holdfast.core.batches import BATCH_TASK
 from tests.crash.checker import Row
 from tests.support.keys import Keys
 
@@ -79,7 +80,9 @@ class Tables(Database):
         """Every row of a query."""
 
     def rows(self) -> dict[str, Row]:
-        found = self.all("select id, state, claims, attempts, reason, result, error from holdfast_job")
+        found = self.all(
+            "select id, state, claims, attempts, reason, result, error from holdfast_job where task <> ?", BATCH_TASK
+        )
         return {
             str(job): Row(
                 str(job),
@@ -175,6 +178,8 @@ class Namespace(Database):
     def rows(self) -> dict[str, Row]:
         rows = {}
         for job, fields in self._keys.jobs().items():
+            if fields["spec"].endswith(f"\n{BATCH_TASK}"):  # no worker takes it
+                continue
             result = fields.get("result")
             claims = _claims(fields)
             attempts = int(fields.get("attempts", claims))

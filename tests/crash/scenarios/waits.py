@@ -169,16 +169,20 @@ def fan_ins(folder: Path, home: Home, *, groups: int, members: int, kills: int, 
 
 
 async def _submit_groups(url: str, groups: int, members: int, rng: random.Random) -> dict[str, list[str]]:
-    """Submits the groups; the members of each last job."""
+    """Submits the groups, every second as a batch; the members of each last job."""
     graph: dict[str, list[str]] = {}
     async with Holdfast(url) as app:
-        for _ in range(groups):
+        for number in range(groups):
             options: dict[str, Any] = {"max_attempts": 25}
             firsts: list[NewJob] = [
                 app.draft_job("crash.member", {"fails": rng.random() < 0.02}, **options) for _ in range(members)
             ]
-            last = app.draft_job("crash.member", {}, **options, after=[Dependency(job.id) for job in firsts])
-            await app.enqueue_many([*firsts, last], batch_size=10_000)
+            if number % 2:
+                last = app.draft_job("crash.member", {}, **options)
+                await app.enqueue_batch(firsts, on_success=last)
+            else:
+                last = app.draft_job("crash.member", {}, **options, after=[Dependency(job.id) for job in firsts])
+                await app.enqueue_many([*firsts, last], batch_size=10_000)
             graph[last.id] = [job.id for job in firsts]
     return graph
 

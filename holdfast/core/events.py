@@ -120,6 +120,15 @@ class JobReleased(TaskEvent, frozen=True, kw_only=True):
     reason: str
 
 
+class JobParked(TaskEvent, frozen=True, kw_only=True, omit_defaults=True):
+    """A job waits without a runner, for a signal or its children. ``until``: its deadline; None: it has none."""
+
+    level: ClassVar[str] = "debug"
+    reason: str
+    until: datetime | None = None
+    trace_id: str | None = None
+
+
 class RetryUnreadable(TaskEvent, frozen=True, kw_only=True):
     """A job's own retry policy cannot be read; its task's or the settings' is used."""
 
@@ -466,6 +475,12 @@ class JobsClaimed(BatchMetric, frozen=True, kw_only=True):
 
 class MalformedReceived(BatchMetric, frozen=True, kw_only=True):
     """Messages without a job id that a transport delivered."""
+
+    count: int
+
+
+class StepsRecorded(BatchMetric, frozen=True, kw_only=True):
+    """Steps of workflows were recorded together."""
 
     count: int
 

@@ -14,6 +14,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -35,6 +36,8 @@ class StepStore(Protocol):
 
     clock: Clock
     result_limit: int
+
+    def open_span(self, name: str) -> AbstractContextManager[object]: ...
 
     async def read_steps(self, job_id: str) -> list[Step]: ...
 

@@ -138,7 +138,7 @@ class JobSteps:
         recorded = run(self._find(unique, caller, in_order=in_order, transaction=transaction))
         if recorded is not None:
             return self._decode(unique, recorded.result, decode)
-        with self._noting_failure(caller, unique):
+        with self._step_store.open_span(unique), self._noting_failure(caller, unique):
             if transaction is not None:
                 drive_coroutine(transaction.step_store.verify_connection(transaction.connection))
             value = self._try_often_blocking(options, lambda: function(*args, **kwargs))
@@ -281,7 +281,7 @@ class JobSteps:
         recorded = await self._find(name, caller, in_order=in_order, transaction=transaction)
         if recorded is not None:
             return self._decode(name, recorded.result, decode)
-        with self._noting_failure(caller, name):
+        with self._step_store.open_span(name), self._noting_failure(caller, name):
             if transaction is not None:
                 await transaction.step_store.verify_connection(transaction.connection)
             value = await self._try_often(name, options, call)

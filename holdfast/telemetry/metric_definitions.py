@@ -31,6 +31,13 @@ FAMILIES = (
         ("task", "reason"),
     ),
     Family(
+        "jobs_parked_total",
+        "counter",
+        "Jobs that began to wait without a runner: `signal` or `children` says for what.",
+        ("task", "reason"),
+    ),
+    Family("steps_recorded_total", "counter", "Steps of workflows that were recorded."),
+    Family(
         "jobs_expired_total", "counter", "Jobs that ended because no worker took them by their `expires`.", ("task",)
     ),
     Family("jobs_retried_total", "counter", "Jobs taken again after an attempt that failed or was lost."),

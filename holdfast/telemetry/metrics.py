@@ -23,6 +23,7 @@ from holdfast.core.events import (
     JobDeferred,
     JobExpired,
     JobFailed,
+    JobParked,
     JobsClaimed,
     JobsSubmitted,
     LeaseLost,
@@ -30,6 +31,7 @@ from holdfast.core.events import (
     MalformedReceived,
     RequestAnswered,
     ScheduleFired,
+    StepsRecorded,
     StoreAnswered,
     Subscriber,
     SweepComplete,
@@ -66,6 +68,8 @@ class Metrics:
             JobFailed: self._failed,
             JobDead: self._dead,
             JobDeferred: self._deferred,
+            JobParked: self._parked,
+            StepsRecorded: self._count_steps,
             JobExpired: self._expired,
             ScheduleFired: self._count_ticks,
             LeaseLost: self._lost,
@@ -163,6 +167,16 @@ class Metrics:
             shown = self._task(event.task)
             self._add_zeros_of(shown)
             self._counters["jobs_deferred_total"].add(1, shown, event.reason)
+
+    def _parked(self, event: Event) -> None:
+        assert isinstance(event, JobParked)  # noqa: S101 - subscribed to nothing else
+        with self._registry.lock:
+            self._counters["jobs_parked_total"].add(1, self._task(event.task), event.reason)
+
+    def _count_steps(self, event: Event) -> None:
+        assert isinstance(event, StepsRecorded)  # noqa: S101 - subscribed to nothing else
+        with self._registry.lock:
+            self._counters["steps_recorded_total"].add(event.count)
 
     def _expired(self, event: Event) -> None:
         assert isinstance(event, JobExpired)  # noqa: S101 - subscribed to nothing else

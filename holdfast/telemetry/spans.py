@@ -1,4 +1,4 @@
-"""OpenTelemetry spans: one per submission and one per attempt, linked across processes by W3C Trace Context.
+"""OpenTelemetry spans: one per submission, attempt and step, linked across processes by W3C Trace Context.
 
 Imported only if the setting ``traces`` is on. The application's OpenTelemetry SDK decides about sampling and export;
 without one the spans are discarded at little cost. Names and attributes follow the semantic conventions for messaging
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextvars
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import msgspec
 from opentelemetry import context as otel
@@ -62,6 +62,11 @@ class Spans:
             attributes=_execution_attributes(job, worker_id),
         )
         return Execution(span)
+
+    def step_span(self, name: str) -> AbstractContextManager[object]:
+        """Opens a span around the function of a step, in that of its attempt."""
+        shown = name.partition("#")[0]  # without the number of its call
+        return self._tracer.start_as_current_span(f"step {shown}", attributes={"holdfast.step": name})
 
     def attach(self, carrier: Mapping[str, str]) -> None:
         """Makes another process's context the current one."""

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from datetime import timedelta
 
+from holdfast.core.dependencies import NEVER_US
 from holdfast.core.events import (
     BatchSettled,
     Events,
@@ -14,6 +15,7 @@ from holdfast.core.events import (
     JobDeferred,
     JobExpired,
     JobFailed,
+    JobParked,
     JobReleased,
     JobsClaimed,
     JobSucceeded,
@@ -110,6 +112,10 @@ def emit_unsuccessful(
             _emit_dead(events, job, reason, error, seconds, dlq_key)
         case JobState.CANCELLED:
             events.emit(JobCancelled(job_id=job.id, task=job.task, attempt=job.attempts, trace_id=trace_id_of(job)))
+        case JobState.WAITING:
+            has_deadline = answer.run_at_us is not None and answer.run_at_us < NEVER_US
+            until = to_datetime(answer.run_at_us or 0) if has_deadline else None
+            events.emit(JobParked(job_id=job.id, task=job.task, reason=reason, until=until, trace_id=trace_id_of(job)))
         case JobState.SCHEDULED if settlement.reason in DEFERRALS:
             retry_at = None if answer.run_at_us is None else to_datetime(answer.run_at_us)
             events.emit(JobDeferred(job_id=job.id, task=job.task, reason=reason, retry_at=retry_at))

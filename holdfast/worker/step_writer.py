@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 from holdfast.core.errors import ConfigError, HoldfastError, Unavailable
+from holdfast.core.events import StepsRecorded
 from holdfast.core.fault_injection import fault_point
 from holdfast.core.models import Job, Lease, NewJob, Step
 from holdfast.core.steps import NewStep
@@ -34,10 +36,15 @@ class StepWriter:
         self.result_limit = shared.settings.result_limit
         self._store = store
         self._spans = shared.app.spans
+        self._events = shared.events
         self._loop = asyncio.get_running_loop()
         self._backoff = StoreBackoff(shared, "step_writer")
         self._waiting: list[_Waiting] = []
         self._writing: asyncio.Task[None] | None = None
+
+    def open_span(self, name: str) -> AbstractContextManager[object]:
+        """Opens a span around the function of a step, if there are traces."""
+        return nullcontext() if self._spans is None else self._spans.step_span(name)
 
     async def read_steps(self, job_id: str) -> list[Step]:
         """The steps of a job. Waits for a store that is away: that is no fault of the handler."""
@@ -141,6 +148,8 @@ class StepWriter:
                 batch[0][1].set_exception(error)
         else:
             self._backoff.reset()
+            if self._events.has_subscriber(StepsRecorded):
+                self._events.emit(StepsRecorded(count=sum(kept)))
             for (_, saved), is_kept in zip(batch, kept, strict=True):
                 if not saved.done():
                     saved.set_result(is_kept)

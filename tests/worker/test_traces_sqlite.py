@@ -153,3 +153,34 @@ def test_log_records_say_which_job_and_trace_they_are_of() -> None:
     finally:
         CURRENT.reset(token)
     assert json.dumps(dict(add_job_fields(None, "info", {}))) == "{}"
+
+
+async def test_steps_are_spans_of_their_attempts(app: Holdfast) -> None:
+    seen: list[int] = []
+
+    def note() -> None:
+        seen.append(trace.get_current_span().get_span_context().span_id)
+
+    @app.task("order")
+    async def order(context: Context) -> None:
+        for _ in range(2):
+            await context.step("charge", note)
+        await context.wait_for("approved", timeout=60)
+
+    @app.task("blocking")
+    def blocking(context: Context) -> None:
+        context.sync.step("charge", note)
+
+    spans = Spans()
+    async with harness(app) as harnessed:
+        await harnessed.start()
+        await app.signal("approved")
+        for task in (order, blocking):
+            await task.enqueue()
+            await harnessed.run_until_idle()
+    (run,), (blocking_run,) = spans.named("run order"), spans.named("run blocking")
+    steps = spans.named("step charge")
+    assert [parent_of(step) for step in steps] == [identity(run)] * 2 + [identity(blocking_run)]
+    assert [step.context.span_id for step in steps] == seen
+    assert [dict(step.attributes or {})["holdfast.step"] for step in steps] == ["charge", "charge#2", "charge"]
+    await app.close()

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from holdfast import Context, Dead, Holdfast, Invalid, JobCancelled, JobFailed, JobState, Retry
-from holdfast.core.models import Reason
+from holdfast.core.events import JobParked
+from holdfast.core.models import Reason, to_datetime
+from holdfast.telemetry.metrics import Metrics
 from tests.worker.stepping import Ledger, Receipt, steps_of
-from tests.worker.support import harness
+from tests.worker.support import Recorder, harness
 
 
 # ── signals ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -41,6 +43,35 @@ async def test_handler_waits_for_a_signal_without_a_runner(app: Holdfast) -> Non
         assert ledger.done == ["reserve", "ship"]
         assert [step.name for step in await steps_of(app, handle.id)] == ["reserve", "wait_for approved:42", "ship"]
         assert (await handle.job()).attempts == 1
+
+
+async def test_parked_jobs_and_steps_are_told_of_and_counted(app: Holdfast) -> None:
+    events, metrics = Recorder(app), Metrics(app.events, labels=100)
+
+    @app.task("child")
+    async def child(context: Context) -> None:
+        await context.step("work", str)
+
+    @app.task("order")
+    async def order(context: Context) -> None:
+        await context.wait_for("approved", timeout="7d")
+        await context.call(child)
+
+    async with harness(app) as harnessed:
+        await harnessed.start()
+        handle = await order.enqueue()
+        await harnessed.advance(1)
+        began_us = (await handle.job()).run_at_us
+        await app.signal("approved")
+        await harnessed.run_until_idle()
+        assert await handle.state() is JobState.SUCCEEDED
+    parked = [event for event in events.of(JobParked) if event.job_id == handle.id]
+    assert [event.reason for event in parked] == ["signal", "children"]
+    assert [event.until for event in parked] == [to_datetime(began_us), None]
+    readings = {each.family.name: each.series for each in metrics.read()}
+    assert readings["jobs_parked_total"] == {("order", "signal"): 1, ("order", "children"): 1}
+    assert sum(readings["steps_recorded_total"].values()) == 3  # the child's step, its call, and its result
+    metrics.close()
 
 
 async def test_signal_that_came_first_is_received_at_once(app: Holdfast) -> None:

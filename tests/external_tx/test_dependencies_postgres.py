@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from holdfast import Context, JobState
+from holdfast import Context, JobFilter, JobState
+from holdfast.core.batches import BatchProgress
 from holdfast.core.dependencies import Condition, Dependency
-from holdfast.core.errors import Invalid
+from holdfast.core.errors import Conflict, Invalid
 from holdfast.core.ids import new_id
 from tests.external_tx.kinds import KINDS, Hold, does
 from tests.external_tx.support import Place
@@ -45,6 +46,34 @@ def test_job_submitted_in_a_transaction_waits_for_others(place: Place, kind: str
     assert place.both() == (1, 6)
     place.app.sync.cancel(open_one.id)
     assert [place.app.sync.get(handle.id).state for handle in (handles[0], handles[3])] == [JobState.CANCELLED] * 2
+
+
+def test_batch_is_submitted_and_joined_in_a_transaction(place: Place, kind: str) -> None:
+    ended = place.app.sync.enqueue_batch([place.app.draft_job("work", {})])
+    [member] = [each.job_id for each in place.app.sync.read_waits(ended.id).dependencies]
+    place.app.sync.cancel(member)
+    handles: list[Any] = []
+
+    async def body(held: Any) -> None:
+        drafts = [place.app.draft_job("work", {"n": n}) for n in range(2)]
+        callback = place.app.draft_job("callback", {})
+        handles.append(await does(place.app, "enqueue_batch", drafts, on_end=callback, connection=held.connection))
+        await does(place.app, "enqueue", "work", {}, connection=held.connection, batch=handles[0].id)
+        for refused in (ended.id, member, new_id()):
+            with pytest.raises((Invalid, Conflict), match=refused):
+                await does(place.app, "enqueue", "work", {}, connection=held.connection, batch=refused)
+
+    place.holding(kind, body)
+
+    assert place.both() == (1, 7)
+    batch = handles[0].id
+    assert place.app.sync.read_batch(batch) == BatchProgress(members=3, ended=0, failed=0)
+    members = [each.job_id for each in place.app.sync.read_waits(batch).dependencies]
+    place.app.sync.cancel(JobFilter(tasks=("work",)))
+    assert [place.app.sync.get(job_id).state for job_id in members] == [JobState.CANCELLED] * 3
+    assert place.app.sync.get(batch).state is JobState.DEAD
+    [callback] = [each.job_id for each in place.app.sync.read_waits(batch).dependents]
+    assert place.app.sync.get(callback).state is JobState.SCHEDULED
 
 
 def test_completion_in_a_transaction_decides_with_its_commit(place: Place, kind: str) -> None:

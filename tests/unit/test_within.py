@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import Holdfast, JobState
-from holdfast.core.errors import Conflict, Invalid
+from holdfast import Holdfast, JobFilter, JobState
+from holdfast.core.errors import Conflict, Invalid, NotFound
+from holdfast.core.ids import new_id
 from holdfast.stores.sqlite.notifications import Wakes
 from holdfast.worker import Worker
 
@@ -87,6 +88,26 @@ def test_many_jobs_are_part_of_it_in_their_order(app: Holdfast, connection: sqli
     connection.commit()
     assert [handle.id for handle in handles] == [job.id for job in jobs]
     assert app.sync.count() == 250
+
+
+def test_batch_is_part_of_it_and_a_refused_member_changes_nothing(
+    app: Holdfast, connection: sqlite3.Connection
+) -> None:
+    ended = app.sync.enqueue_batch([app.draft_job("work", {})], on_end=app.draft_job("callback", {}))
+    app.sync.cancel(JobFilter(tasks=("work",)))
+    connection.execute("insert into invoice values (1)")
+    batch = app.sync.enqueue_batch([app.draft_job("work", {}) for _ in range(3)], connection=connection)
+    app.sync.enqueue("work", batch=batch, connection=connection)
+    written = connection.total_changes
+    for refused, error in ((ended.id, Conflict), (new_id(), Invalid)):
+        with pytest.raises(error, match=refused):
+            app.sync.enqueue("work", batch=refused, connection=connection)
+    assert connection.total_changes == written
+    with pytest.raises(NotFound):
+        app.sync.read_batch(batch.id)
+    connection.commit()
+    assert app.sync.read_batch(batch.id).members == 4
+    assert app.sync.count() == 3 + 5
 
 
 def test_async_callers_and_typed_tasks_do_the_same(app: Holdfast, connection: sqlite3.Connection) -> None:

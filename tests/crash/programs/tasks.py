@@ -80,10 +80,10 @@ async def wait(ctx: Context, topics: list[str], seconds: float) -> dict[str, int
 
 
 @app.task("crash.member")
-async def member(ctx: Context, fails: bool = False) -> dict[str, int]:
-    """Work of no time. One that ``fails`` is dead under its first claim."""
+async def member(ctx: Context, seconds: float = 0.0, fails: bool = False) -> dict[str, int]:
+    """Takes so long. One that ``fails`` is dead under its first claim."""
     note("start", ctx)
-    await asyncio.sleep(0)
+    await asyncio.sleep(seconds)
     note("end", ctx)
     if fails and ctx.claims == 1:
         raise Dead("a member that fails")
@@ -91,12 +91,12 @@ async def member(ctx: Context, fails: bool = False) -> dict[str, int]:
 
 
 @app.task("crash.parent")
-async def parent(ctx: Context, children: int) -> dict[str, int]:
+async def parent(ctx: Context, children: int, seconds: float) -> dict[str, int]:
     """Waits for children: many together, then one."""
     note("start", ctx)
     try:
-        done = await ctx.gather(*[ctx.call(member) for _ in range(children - 1)])
-        done.append(await ctx.call(member))
+        done = await ctx.gather(*[ctx.call(member, seconds) for _ in range(children - 1)])
+        done.append(await ctx.call(member, seconds))
     except BaseException:
         note("cancelled", ctx)
         raise

@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from tests.crash.report import Report, facts, judged
 from tests.crash.scenarios.submitting import await_quiet, submit
 from tests.support.stores import Home
 
-WORKERS = 3
+WORKERS, SLOTS = 3, 15
 BETWEEN = 0.6  # seconds between two kills
 SHORT = 1.0  # seconds: timeout of every tenth job
 SENDERS = 8
@@ -112,7 +112,11 @@ def children(folder: Path, home: Home, *, parents: int, children: int, kills: in
     report = Report(figures={"seed": seed})
     with Fleet(folder, home) as fleet:
         options = {"max_attempts": 25}
-        submitted = submit(fleet, [("crash.parent", {"children": children}, options)] * parents)
+        submitted = submit(
+            fleet,
+            [("crash.parent", {"children": children, "seconds": _seconds_of(parents * children, kills)}, options)]
+            * parents,
+        )
         fleet.start_workers(WORKERS)
         _kill_often(fleet, kills, rng)
         await_quiet(fleet, 120 + kills * (LEASE + SWEEP))
@@ -126,9 +130,15 @@ def children(folder: Path, home: Home, *, parents: int, children: int, kills: in
         return judged(fleet, known, report)
 
 
-def _kill_often(fleet: Fleet, kills: int, rng: random.Random) -> None:
-    """Kills workers, until so many are dead or all work is done."""
+def _seconds_of(jobs: int, kills: int) -> float:
+    """The time of a job with which all of them last as long as the kills."""
+    return 1.5 * kills * BETWEEN * SLOTS / jobs
+
+
+def _kill_often(fleet: Fleet, kills: int, rng: random.Random, meanwhile: Callable[[], object] = lambda: None) -> None:
+    """Kills workers, until so many are dead or all work is done. ``meanwhile``: called between two kills."""
     for _ in range(kills):
+        meanwhile()
         time.sleep(BETWEEN * rng.uniform(0.5, 1.5))
         working = fleet.working()
         if working:
@@ -152,10 +162,11 @@ def fan_ins(folder: Path, home: Home, *, groups: int, members: int, kills: int, 
     rng = random.Random(seed)
     report = Report(figures={"seed": seed})
     with Fleet(folder, home) as fleet:
-        graph = asyncio.run(_submit_groups(fleet.url, groups, members, rng))
+        seconds = _seconds_of(groups * members, kills)
+        graph = asyncio.run(_submit_groups(fleet.url, groups, members, seconds, rng))
         replayed: dict[str, list[float]] = {}
         fleet.start_workers(WORKERS)
-        _kill_often(fleet, kills, rng)
+        _kill_often(fleet, kills, rng, lambda: asyncio.run(_replay_dead(fleet.url, replayed)))
 
         def over() -> bool:
             asyncio.run(_replay_dead(fleet.url, replayed))
@@ -168,14 +179,17 @@ def fan_ins(folder: Path, home: Home, *, groups: int, members: int, kills: int, 
         return judged(fleet, known, report)
 
 
-async def _submit_groups(url: str, groups: int, members: int, rng: random.Random) -> dict[str, list[str]]:
+async def _submit_groups(
+    url: str, groups: int, members: int, seconds: float, rng: random.Random
+) -> dict[str, list[str]]:
     """Submits the groups, every second as a batch; the members of each last job."""
     graph: dict[str, list[str]] = {}
     async with Holdfast(url) as app:
         for number in range(groups):
             options: dict[str, Any] = {"max_attempts": 25}
             firsts: list[NewJob] = [
-                app.draft_job("crash.member", {"fails": rng.random() < 0.02}, **options) for _ in range(members)
+                app.draft_job("crash.member", {"seconds": seconds, "fails": rng.random() < 0.02}, **options)
+                for _ in range(members)
             ]
             if number % 2:
                 last = app.draft_job("crash.member", {}, **options)

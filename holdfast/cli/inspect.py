@@ -362,6 +362,8 @@ def _facts(job: Job, now: int) -> Iterable[tuple[str, object]]:
     yield "priority", job.priority or None
     yield "key", job.key
     yield "unique", None if options.unique is None else _unique(options.unique)
+    yield "batch", options.batch
+    yield "fork of", options.forks
     yield "tags", ", ".join(options.tags) or None
     yield "trace", trace_id_of(job)
     yield "timeout", None if options.timeout is None else format_span(options.timeout)

@@ -67,6 +67,8 @@ class JobDocument(msgspec.Struct, frozen=True, kw_only=True):
     unique: Annotated[
         UniqueDocument | None, Meta(description="Its policy for other jobs that do the same work; null: none.")
     ]
+    batch: Annotated[str | None, Meta(description="The batch of which it is a member.")]
+    forks: Annotated[str | None, Meta(description="The job whose first steps it has kept.")]
     tags: list[str]
     metadata: Annotated[dict[str, Any] | None, Meta(description="The submitter's own.")]
     timeout: Annotated[float | None, Meta(description="Seconds one attempt may take.")]
@@ -212,6 +214,8 @@ def job_document(job: Job) -> JobDocument:
         cancelling=job.cancelling,
         key=job.key,
         unique=None if options.unique is None else _unique_document(options.unique),
+        batch=options.batch,
+        forks=options.forks,
         tags=list(options.tags),
         metadata=options.metadata,
         timeout=options.timeout,
@@ -406,6 +410,8 @@ JOB: dict[str, Any] = {
     "cancelling": False,
     "key": "welcome-42",
     "unique": None,
+    "batch": None,
+    "forks": None,
     "tags": [],
     "metadata": None,
     "timeout": None,

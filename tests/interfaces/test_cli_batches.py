@@ -51,6 +51,7 @@ def test_batch_is_shown_explained_and_joined(cli: Cli) -> None:
     assert "it is a batch: 0 of its 2 jobs have ended" in cli.run("why", batch)
     member = cli.run("enqueue", "mail.send", "--arg", "to=joan", "--in-batch", batch).strip()
     assert cli.json("show", batch)["waits"]["batch"]["members"] == 3
+    assert (cli.json("show", member)["batch"], f"batch     {batch}" in cli.run("show", member)) == (batch, True)
     cli.run("cancel", member)
     assert "3 jobs of the batch: 1 have ended, 1 have failed" in cli.run("show", batch)
     tree = cli.run("show", batch, "--tree").splitlines()
@@ -80,6 +81,7 @@ def test_ended_job_is_forked(cli: Cli) -> None:
     assert cli.run("fork", job_id, "--from-step", "charge", "--id", fork_id).strip() == fork_id
     shown = cli.json("show", fork_id)
     assert ([step["name"] for step in shown["steps"]], shown["state"]) == (["reserve"], "queued")
+    assert (shown["forks"], f"fork of   {job_id}" in cli.run("show", fork_id)) == (job_id, True)
     again = cli.json("fork", job_id, "--from-step", "charge", "--id", fork_id)
     assert again == {"id": fork_id, "created": False}
     assert cli.json("fork", job_id, "--payload", '{"number": 43}')["created"] is True

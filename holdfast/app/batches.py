@@ -11,7 +11,7 @@ from holdfast.app.handle import JobHandle
 from holdfast.core.batches import BATCH_TASK
 from holdfast.core.dependencies import Condition, Dependency
 from holdfast.core.errors import Invalid
-from holdfast.core.ids import derive_id, new_id, parse_id
+from holdfast.core.ids import check_id, derive_id, new_id, parse_id
 from holdfast.core.models import PLAIN, NewJob, Options
 from holdfast.core.validation import check_metadata, check_tags
 
@@ -30,6 +30,7 @@ def draft_batch(
     callbacks: Sequence[tuple[Condition, Callbacks]],
     *,
     id: str | None,
+    batch: Batch | None,
     queue: str | None,
     tags: Sequence[str],
     metadata: dict[str, object] | None,
@@ -39,9 +40,13 @@ def draft_batch(
     With an ``id`` given, the ids of the others derive from it, unless they have one: the same submission is harmless.
     """
     _check_members(members)
-    batch_id = new_id() if id is None else parse_batch(id)
-    options = Options(tags=check_tags(tags) if tags else (), metadata=check_metadata(metadata) if metadata else None)
-    batch = NewJob(
+    batch_id = new_id() if id is None else check_id(id)
+    options = Options(
+        tags=check_tags(tags) if tags else (),
+        metadata=check_metadata(metadata) if metadata else None,
+        batch=None if batch is None else parse_batch(batch),
+    )
+    new = NewJob(
         id=batch_id,
         has_client_id=id is not None,
         task=BATCH_TASK,
@@ -50,14 +55,21 @@ def draft_batch(
         options=options if options != PLAIN else None,
         is_batch=True,
     )
-    jobs = [batch, *[join_batch(member, batch_id) for member in members]]
+    jobs = [new, *[join_batch(member, batch_id) for member in members]]
     for condition, given in callbacks:
         dependency = Dependency(batch_id, condition)
-        started = [given] if isinstance(given, NewJob) else given
-        jobs += [replace(job, after=(*job.after, dependency)) for job in started]
+        jobs += [replace(job, after=(*job.after, dependency)) for job in _check_callbacks(condition, given)]
     if id is None:
         return jobs
-    return [batch, *[_with_derived_id(job, batch_id, number) for number, job in enumerate(jobs[1:])]]
+    return [new, *[_with_derived_id(job, batch_id, number) for number, job in enumerate(jobs[1:])]]
+
+
+def _check_callbacks(condition: Condition, given: Callbacks) -> list[NewJob]:
+    jobs = list(given) if isinstance(given, Iterable) else [given]
+    for job in jobs:
+        if not isinstance(job, NewJob):
+            raise Invalid(f"on_{condition}", job, "give drafted jobs: task.new_job(…)")
+    return jobs
 
 
 def _check_members(members: Sequence[NewJob]) -> None:

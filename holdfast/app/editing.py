@@ -12,11 +12,10 @@ from msgspec.structs import replace
 
 from holdfast.app.handle import JobHandle, refused_state
 from holdfast.app.registration import TaskRegistration
-from holdfast.app.submitter import check_id
 from holdfast.app.sync import requires_loop
 from holdfast.core.batches import BATCH_TASK
 from holdfast.core.errors import Conflict, Invalid
-from holdfast.core.ids import new_id
+from holdfast.core.ids import check_id, new_id
 from holdfast.core.job_changes import EDITABLE, NEVER, JobChanges, check_changes, check_edit, check_expiry, parse_expiry
 from holdfast.core.lifecycle import check_replay, describe_holder
 from holdfast.core.models import (
@@ -82,6 +81,8 @@ class JobEditing(TaskRegistration):
         Raises `Conflict` if the job runs or has ended, and nothing was changed.
         """
         job = await self._get(job_id)
+        if job.task == BATCH_TASK:
+            raise Conflict(f"job {job.id} is a batch, which no worker runs: edit its jobs")
         check_edit(job.id, job.state)
         changes = JobChanges(
             payload=None if payload is None else self._checked_payload(job, payload),
@@ -142,9 +143,9 @@ class JobEditing(TaskRegistration):
         operated = await self._replay(job_id, force=force, payload=payload, from_step=from_step)
         if operated.changed:
             return
-        check_replay(job_id, refused_state(operated), force=force)
         if (await self._get(job_id)).task == BATCH_TASK:
             raise Conflict(f"job {job_id} cannot be replayed: it is a batch; replay its jobs, and it waits again")
+        check_replay(job_id, refused_state(operated), force=force)
         holder = await self.unique_holder(job_id)
         advice = "it has just changed; look at it, and try again" if holder is None else describe_holder(holder)
         raise Conflict(f"job {job_id} cannot be replayed: {advice}")

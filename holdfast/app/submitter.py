@@ -20,10 +20,11 @@ from msgspec import UNSET, UnsetType
 from holdfast.app.backpressure import QueueDepths
 from holdfast.app.batches import Batch, parse_batch
 from holdfast.app.workflows import After, check_circles, parse_dependencies
+from holdfast.core.batches import BATCH_TASK
 from holdfast.core.errors import Conflict, HoldfastError, Invalid, Unavailable
 from holdfast.core.events import Events, JobCreated, JobDuplicate, JobsSubmitted
 from holdfast.core.fault_injection import fault_point
-from holdfast.core.ids import new_id, parse_id
+from holdfast.core.ids import check_id, new_id
 from holdfast.core.job_changes import check_expiry, needs_clock, with_expiry
 from holdfast.core.models import Job, NewJob, Options, Submitted, to_microseconds
 from holdfast.core.portal import running_loop
@@ -86,6 +87,8 @@ def draft_job(task: str, payload: str, draft: JobOptions, settings: Settings) ->
     """The job a draft stands for; Invalid, naming the field, for anything that is not as it should be."""
     if draft.delay is not None and draft.run_at is not None:
         raise Invalid("run_at", draft.run_at, "give delay or run_at, not both")
+    if task == BATCH_TASK:
+        raise Invalid("task", task, "submit a batch with its jobs: app.enqueue_batch(…), or POST /v1/batches")
     options = Options(
         timeout=None if draft.timeout is None else check_timeout(draft.timeout).total_seconds(),
         retry=None if draft.retry is None else as_retry(draft.retry).to_builtins(),
@@ -114,14 +117,6 @@ def draft_job(task: str, payload: str, draft: JobOptions, settings: Settings) ->
     if draft.expires is not None:
         job = with_expiry(job, draft.expires)
     return job if draft.unique is None else as_unique(draft.unique).bind(job)
-
-
-def check_id(text: str) -> str:
-    """Returns the canonical form of an id that a client gives to a new job. Raises Invalid."""
-    canonical = parse_id(str(text))
-    if canonical is None:
-        raise Invalid("id", text, "give a UUID (or leave it out, and use key=… for a name of your own)")
-    return canonical
 
 
 def _checked_attempts(asked: int | str | UnsetType | None, settings: Settings) -> int | None:

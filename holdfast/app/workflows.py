@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.app.batches import Callbacks, draft_batch
+from holdfast.app.batches import Batch, Callbacks, draft_batch
 from holdfast.app.handle import JobHandle
 from holdfast.app.sync import requires_loop
 from holdfast.core.batches import BatchProgress
@@ -78,6 +78,7 @@ class WorkflowMethods:
         on_failure: Callbacks = (),
         on_end: Callbacks = (),
         id: str | None = None,
+        batch: Batch | None = None,
         queue: str | None = None,
         tags: Sequence[str] = (),
         metadata: dict[str, object] | None = None,
@@ -89,11 +90,12 @@ class WorkflowMethods:
         ``on_end`` start with its end, ``on_failure`` when its first job has failed; each at most once. A job of the
         batch may add others while it runs: ``options(batch=context.batch_id)``.
 
-        ``id``: the same id again, with the same jobs, is harmless. ``queue``: of the batch, by default that of its
+        ``id``: the same id again, with the same jobs, is harmless. ``batch``: another batch of which this one is a
+        member. ``queue``: of the batch, by default that of its
         first job. Redis stores each 200 jobs at once, and lets the batch end when all are stored.
         """
         callbacks = ((Condition.SUCCESS, on_success), (Condition.FAILURE, on_failure), (Condition.END, on_end))
-        drafted = draft_batch([*jobs], callbacks, id=id, queue=queue, tags=tags, metadata=metadata)
+        drafted = draft_batch([*jobs], callbacks, id=id, batch=batch, queue=queue, tags=tags, metadata=metadata)
         handles = await self._submit_together(drafted, connection)
         return handles[0]
 

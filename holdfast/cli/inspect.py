@@ -437,7 +437,7 @@ def _print_waits(job: Job, waits: WaitsDocument) -> None:
         kind = "child" if each.child else "job" if waits.batch is not None else f"{each.on} of job"
         rows.append(f"{kind} {each.job_id}: {each.state}")
     _print_some("Waits for", rows)
-    _print_some("Waiting for it", [f"job {each.job_id}" for each in waits.dependents])
+    _print_some("Waiting for it", [f"job {each.job_id}, on {each.on}" for each in waits.dependents])
 
 
 def _print_some(heading: str, rows: Sequence[str]) -> None:

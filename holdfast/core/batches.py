@@ -42,7 +42,8 @@ def describe_failed_members(failed: int, members: int) -> str:
 
 def missing_batch(batch_id: str) -> Invalid:
     """Error for a member of a batch that there is not."""
-    return Invalid("batch", batch_id, "give the id of a batch that is stored, or earlier in the same submission")
+    remedy = "give the id of a batch, stored or earlier in the same submission"
+    return Invalid("batch", batch_id, remedy, "is no batch")
 
 
 def describe_ended_batch(batch_id: str) -> str:

@@ -9,6 +9,8 @@ import threading
 import time
 import uuid
 
+from holdfast.core.errors import Invalid
+
 
 class _IdMint:
     """UUIDv7 (RFC 9562, method 1): a millisecond, then a 12-bit counter that keeps one process's ids in order.
@@ -73,3 +75,11 @@ def as_ulid(job_id: str) -> str:
     """The 26-character form of a job id: sorts like the id and is shorter to type."""
     number = uuid.UUID(job_id).int
     return "".join(_CROCKFORD[number >> shift & 31] for shift in range(125, -5, -5))
+
+
+def check_id(text: str) -> str:
+    """Returns the canonical form of an id that a client gives to a new job. Raises Invalid."""
+    canonical = parse_id(str(text))
+    if canonical is None:
+        raise Invalid("id", text, "give a UUID (or leave it out, and use key=… for a name of your own)")
+    return canonical

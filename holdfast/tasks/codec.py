@@ -10,10 +10,13 @@ parsers: it refuses duplicate keys, lone surrogates, and numbers that a float or
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 import math
 import re
 import sys
+import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from enum import Enum, auto
 from typing import Any, NamedTuple, NoReturn, TypeGuard, get_args, get_origin, get_type_hints
@@ -422,3 +425,22 @@ def _difference_of_unlike(sent: Any, received: Any, path: str) -> EncodingProble
             path, quote_value(sent), f"it would arrive as {quote_value(received)}: give the annotated type"
         )
     return None
+
+
+_decoders: weakref.WeakKeyDictionary[Any, Callable[[str], Any]] = weakref.WeakKeyDictionary()
+
+
+def decoder_of(function: Callable[..., Any]) -> Callable[[str], Any]:
+    """Returns the decoder of a function's results, by its return annotation; made once."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = getattr(function, "__func__", function)
+    if not inspect.isroutine(function) and not isinstance(function, type):
+        function = getattr(type(function), "__call__", function)  # noqa: B004 - of an object, its method
+    try:
+        decoder = _decoders.get(function)
+        if decoder is None:
+            decoder = _decoders[function] = result_decoder(function)
+    except TypeError:  # no weak reference
+        decoder = result_decoder(function)
+    return decoder

@@ -253,6 +253,8 @@ class Context:
         submitted once in the life of this job. `JobFailed` or `JobCancelled`: it ended without a result. Options:
         ``context.call(charge.options(priority=5), order)``.
         """
+        if not hasattr(task, "new_job"):
+            raise Invalid("task", task, "give a task of this application: context.call(charge, order)")
         job = task.new_job(*args, **kwargs)
         if job.after or job.delay is not None or job.run_at_us is not None:
             raise Invalid("options", task, "leave out after, delay and run_at: this job waits for the result")

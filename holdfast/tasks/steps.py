@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import inspect
 import random
 import threading
-import weakref
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -39,13 +37,12 @@ from holdfast.core.steps import CHILDREN, MAX_NAME, MAX_RESULTS, MAX_STEPS, NewS
 from holdfast.core.validation import is_plain
 from holdfast.core.waits import SignalWait
 from holdfast.tasks.children import Child, child_record
-from holdfast.tasks.codec import decode_json, encode_result, result_decoder
+from holdfast.tasks.codec import decode_json, decoder_of, encode_result
 from holdfast.tasks.saved_values import SavedValues, StepStore, TxStepStore
 
 T = TypeVar("T")
 
 _rng = random.Random()
-_decoders: weakref.WeakKeyDictionary[Any, Callable[[str], Any]] = weakref.WeakKeyDictionary()
 
 
 class StepOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,6 +88,7 @@ class JobSteps:
         self._uncommitted: dict[str, bool] = {}  # steps in handlers' transactions, not seen by others yet: in order?
         self._previous: str | None = None  # the last of them that is in order
         self._failed: dict[object, str] = {}  # the step that failed last, by the task or thread that called it
+        self._failed_children: set[str] = set()
         self._end: tuple[BaseException, Outcome] | None = None
 
     async def final_outcome(self, outcome: Outcome) -> Outcome:
@@ -114,6 +112,7 @@ class JobSteps:
         transaction: CallerTransaction | None = None,
     ) -> Coroutine[Any, Any, Any]:
         """Counts a call of a step at once, and returns the coroutine that runs it."""
+        _check_function(function)
         decode = decoder_of(function)
         return self._run(*self._count_call(name), options, lambda: function(*args, **kwargs), decode, transaction)
 
@@ -129,6 +128,7 @@ class JobSteps:
         in_order: bool,
     ) -> Any:
         """Runs a step in this thread, which waits. ``in_order``: it is the handler's."""
+        _check_function(function)
         if inspect.iscoroutinefunction(function):
             method = "step" if transaction is None else "step_in"
             remedy = f"give one that is not async to sync.{method}"
@@ -239,6 +239,7 @@ class JobSteps:
             failure = failure_of(status.job_id, job)
             if failure is not None and not keep_failures:
                 self._failed[self._runner] = child.name
+                self._failed_children.add(child.name)
                 raise failure
             results[child.name] = child_record(status.job_id, job, failure)
         return results
@@ -246,6 +247,7 @@ class JobSteps:
     def _check_caller(self, name: str, value: str) -> None:
         if _running_task() is not self._runner or self._runner is None:
             remedy = "call it in the handler itself; a task or thread that the handler started cannot end the attempt"
+            remedy += "; several children together: context.gather(…)" if name == "call" else ""
             raise Invalid(name, value, remedy)
 
     def _count_call(self, name: Any, kind: str = "") -> tuple[str, int]:
@@ -331,7 +333,7 @@ class JobSteps:
         await self._read()
         failed = next(iter(self._failed.values()), None) if in_order else self._failed.get(caller)
         if self._end is None and failed is not None:
-            self._end_by(_continued(failed, name))
+            self._end_by(_continued(failed, name, is_child=failed in self._failed_children))
         if self._end is None and in_order and self._previous is not None and transaction is None:
             await self._check_commits(in_order=True)
         if self._end is None and in_order and name not in self._left and name not in self._started:
@@ -437,9 +439,16 @@ def _final(text: str, reason: Reason = Reason.NON_RETRYABLE) -> tuple[BaseExcept
     return Dead(text), Failed(error=text, reason=reason, retryable=False)
 
 
-def _continued(failed: str, name: str) -> tuple[BaseException, Outcome]:
+def _check_function(function: object) -> None:
+    if not callable(function):
+        raise Invalid("function", function, "give the function itself, not its result: context.step(name, function, …)")
+
+
+def _continued(failed: str, name: str, *, is_child: bool) -> tuple[BaseException, Outcome]:
     """A handler that goes on behind a failed step might take another way in its next attempt."""
     remedy = "catch the exception inside the function of the step, and return what became of it"
+    if is_child:
+        remedy = "[outcome] = await context.gather(context.call(…), return_exceptions=True) returns its error"
     text = f"step {name!r} cannot be taken after step {failed!r} has failed: {remedy}"
     return HandlerSignal(text), Failed(error=text)
 
@@ -460,22 +469,6 @@ def _inside_step() -> Iterator[None]:
         yield
     finally:
         _inside.reset(token)
-
-
-def decoder_of(function: Callable[..., Any]) -> Callable[[str], Any]:
-    """Returns the decoder of a function's results, by its return annotation; made once."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    function = getattr(function, "__func__", function)
-    if not inspect.isroutine(function) and not isinstance(function, type):
-        function = getattr(type(function), "__call__", function)  # noqa: B004 - of an object, its method
-    try:
-        decoder = _decoders.get(function)
-        if decoder is None:
-            decoder = _decoders[function] = result_decoder(function)
-    except TypeError:  # no weak reference
-        decoder = result_decoder(function)
-    return decoder
 
 
 def _number_of(step: Step) -> int:

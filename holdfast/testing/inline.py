@@ -14,6 +14,7 @@ import msgspec
 
 from holdfast.app import Holdfast
 from holdfast.app.submitter import Submitter
+from holdfast.core.batches import BATCH_TASK
 from holdfast.core.errors import JobFailed
 from holdfast.core.lifecycle import DEFERRALS, HandlerSignal
 from holdfast.core.models import Job, JobState, NewJob, Submitted
@@ -28,6 +29,7 @@ from holdfast.worker.runner import Runner
 from holdfast.worker.settler import Settler
 from holdfast.worker.step_writer import StepWriter
 
+_READY = (JobState.QUEUED, JobState.SCHEDULED)
 _LEASE = timedelta(days=1)  # never renewed; there is no other worker
 
 
@@ -81,16 +83,22 @@ class InlineSubmitter(Submitter):
         fresh = [answer.job_id for answer in answers if answer.created]
         if not fresh:
             return
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            asyncio.run(run_once(self._app, fresh))
-        else:
-            await run_once(self._app, fresh)
         store = await self._app.open_store()
+        runnable = fresh
+        while runnable:
+            try:
+                asyncio.get_running_loop()
+            except RuntimeError:
+                asyncio.run(run_once(self._app, runnable))
+            else:
+                await run_once(self._app, runnable)
+            jobs = [job for job in await store.query.summaries(fresh) if job is not None]
+            # Jobs that waited for others of the submission may be due now.
+            due = [job.id for job in jobs if job.started_at_us is None and job.state in _READY]
+            runnable = due if due != runnable else []
         for job_id in fresh:
             job = await store.query.get(job_id)
-            if job is not None:
+            if job is not None and job.task != BATCH_TASK:  # its members have the errors
                 self._raise_error_of(job)
 
     def _raise_error_of(self, job: Job) -> None:

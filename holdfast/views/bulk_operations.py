@@ -26,7 +26,7 @@ class BulkOperation(msgspec.Struct, frozen=True, kw_only=True):
     def describe_refusal(self, job_id: str, state: JobState) -> str:
         """Text for why a job in this state is refused, and the remedy."""
         if self.name == "replay" and state in self.legal:
-            return f"another job has its unique key, or it is a batch; see: holdfast why {job_id}"
+            return f"another job has its unique key, or it is a batch; to see which: holdfast why {job_id}"
         if self.name != "replay" or self.legal != {JobState.DEAD}:
             return f"it is {state}; {self.advice}"
         again = f"; to run it again: holdfast replay {job_id} --force" if state is JobState.SUCCEEDED else ""

@@ -62,7 +62,7 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     limits: tuple[LimitUse, ...] = ()  # that apply to a ready job
     running: dict[str, int] = {}  # running jobs by queue
     waits: JobWaits = JobWaits(None, [], [])
-    awaited: tuple[Job | None, ...] = ()  # the first of the jobs that it waits for
+    awaited: tuple[Job | None, ...] = ()  # the first of the jobs that it waits for, or that have failed it
     batch: BatchProgress | None = None
     redacted: bool = False  # the caller may not see other queues
 
@@ -81,8 +81,9 @@ async def job_facts(app: Holdfast, job: Job) -> JobFacts:
     found = await store.query.queues(recent=_MINUTE, max_count=max_count)
     queues = [queue for queue in found if queue.name == job.queue]
     ahead, exact = await _ahead(store, job, queues) if job.state is JobState.QUEUED else (0, True)
-    waits = await store.workflow.read_waits(job.id) if job.state is JobState.WAITING else JobWaits(None, [], [])
-    unended = [each.job_id for each in waits.dependencies if each.state is DependencyState.OPEN]
+    waits = await store.workflow.read_waits(job.id) if _has_waits(job) else JobWaits(None, [], [])
+    shown = DependencyState.OPEN if job.state is JobState.WAITING else DependencyState.FAILED
+    unmet = [each.job_id for each in waits.dependencies if each.state is shown]
     return JobFacts(
         now_us=await store.health.server_time_us(),
         paused=any(queue.paused for queue in queues),
@@ -97,7 +98,7 @@ async def job_facts(app: Holdfast, job: Job) -> JobFacts:
         exact=exact,
         waits=waits,
         batch=await store.workflow.read_batch(job.id) if job.task == BATCH_TASK else None,
-        awaited=tuple(await store.query.summaries(unended[:_AWAITED_SHOWN])),
+        awaited=tuple(await store.query.summaries(unmet[:_AWAITED_SHOWN])),
         running={queue.name: queue.states.get(JobState.RUNNING, 0) for queue in found},
         holder=await app.unique_holder(job.id) if job.state in REPLAYABLE else None,
     )
@@ -143,7 +144,7 @@ def explain_job(job: Job, known: JobFacts) -> Iterator[Explanation]:
     """Yields every reason, the most specific first; at least one."""
     match job.state:
         case JobState.SUCCEEDED | JobState.DEAD | JobState.CANCELLED if job.task == BATCH_TASK:
-            yield _ended_batch(job)
+            yield _ended_batch(job, known)
         case JobState.RUNNING:
             yield _running(job, known)
         case JobState.SUCCEEDED:
@@ -155,8 +156,7 @@ def explain_job(job: Job, known: JobFacts) -> Iterator[Explanation]:
             yield from _held_key(known)
         case JobState.CANCELLED if job.reason == Reason.DEPENDENCY:
             text = f"it was cancelled, at {format_moment(job.ended_at_us)}: {job.error}"
-            remedy = f"replay that job: this one waits for it again; or run it without: holdfast replay {job.id}"
-            yield Explanation("dependency", text, remedy)
+            yield Explanation("dependency", text, _replay_failed(job, known))
             yield from _held_key(known)
         case JobState.CANCELLED:
             text = f"it was cancelled, at {format_moment(job.ended_at_us)}"
@@ -180,7 +180,9 @@ def _waiting(known: JobFacts) -> Iterator[Explanation]:
     if receiver is not None:
         since, until = format_moment(receiver.since_us), format_moment(receiver.until_us)
         text = f"it waits for a signal of topic {receiver.topic}, since {since} and until {until}"
-        yield Explanation("signal", text, f"to send one: holdfast signal send {shlex.quote(receiver.topic)}")
+        yield Explanation(
+            "signal", text, f"to send one, with its value: holdfast signal send {shlex.quote(receiver.topic)} JSON"
+        )
     if known.batch is not None:
         found = known.batch
         text = f"it is a batch: {found.ended:,} of its {found.members:,} jobs have ended, {found.failed:,} have failed"
@@ -249,13 +251,26 @@ def _silence_of(worker: WorkerInfo, known: JobFacts) -> str:
     return heard if silent > known.silence else ""
 
 
-def _ended_batch(job: Job) -> Explanation:
+def _has_waits(job: Job) -> bool:
+    is_failed = job.state is JobState.CANCELLED and job.reason == Reason.DEPENDENCY
+    return job.state is JobState.WAITING or is_failed or job.task == BATCH_TASK
+
+
+def _replay_failed(job: Job, known: JobFacts) -> str:
+    """The remedy for a job that was cancelled by the end of another one, or of a batch."""
+    batch = next((each for each in known.awaited if each is not None and each.task == BATCH_TASK), None)
+    if batch is not None:
+        return f"see which jobs of the batch have failed, and replay them: holdfast why {batch.id}"
+    return f"replay that job: this one waits for it again; or run it without: holdfast replay {job.id}"
+
+
+def _ended_batch(job: Job, known: JobFacts) -> Explanation:
     text = f"it is a batch, and {job.state} since {format_moment(job.ended_at_us)}"
-    if job.state is JobState.DEAD:
-        return Explanation(
-            "batch", f"{text}: {job.error}", "replay jobs of it that have failed: it waits for them again"
-        )
-    return Explanation("batch", text)
+    if job.state is not JobState.DEAD:
+        return Explanation("batch", text)
+    failed = [each.id for each in known.awaited if each is not None]
+    remedy = f"to replay jobs of it that have failed: holdfast replay {' '.join(failed)}" if failed else ""
+    return Explanation("batch", f"{text}: {job.error}", remedy)
 
 
 def _dead(job: Job) -> Explanation:

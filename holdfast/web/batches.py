@@ -14,11 +14,11 @@ from holdfast.core.errors import Invalid
 from holdfast.core.models import JobState, NewJob
 from holdfast.tasks.codec import RawText
 from holdfast.views.documents import ID, JobId
-from holdfast.web.fields import MAX_LIST, OBJECT, QUEUE_VALUE, TAG_VALUE, Field, Form, ValueType, any_value, array_value
+from holdfast.web.fields import MAX_LIST, OBJECT, QUEUE_VALUE, TAG_VALUE, Field, Form, array_value
 from holdfast.web.jobs import find_job
 from holdfast.web.messages import ApiResponse, json_response
 from holdfast.web.routing import Operation, RequestContext, ResponseSpec
-from holdfast.web.submissions import SUBMISSION, draft_submission, submit_authorized
+from holdfast.web.submissions import ID_VALUE, SUBMISSION, draft_submission, submit_authorized
 
 _CALLBACKS = {
     "on_success": (Condition.SUCCESS, "Jobs that start when all jobs of the batch have succeeded."),
@@ -40,11 +40,8 @@ NEW_BATCH = Form(
             Field(name, array_value(SUBMISSION.reference, 100, least=0), f"{text} Each at most once.")
             for name, (_, text) in _CALLBACKS.items()
         ],
-        Field(
-            "id",
-            ValueType({"type": "string", "format": "uuid"}, any_value),
-            "An id of your own making; the same batch with the same id again is harmless.",
-        ),
+        Field("id", ID_VALUE, "An id of your own making; the same batch with the same id again is harmless."),
+        Field("batch", ID_VALUE, "Another batch of which it is a member.", example=ID),
         Field("queue", QUEUE_VALUE, "By default that of its first job.", example="default"),
         Field("tags", array_value(TAG_VALUE, 100, least=0), "Words to find it by.", example=["spring"]),
         Field("metadata", OBJECT, "Your own, kept with the batch; at most 16 KiB."),
@@ -83,6 +80,7 @@ async def create_batch(call: RequestContext) -> ApiResponse:
         members,
         callbacks,
         id=body.get("id"),
+        batch=body.get("batch"),
         queue=body.get("queue"),
         tags=body.get("tags", ()),
         metadata=body.get("metadata"),

@@ -87,7 +87,7 @@ _DEPENDENCY = ValueType(
     },
     lambda value, field: read_dependency(value),
 )
-_ID = ValueType({"type": "string", "format": "uuid"}, any_value)
+ID_VALUE = ValueType({"type": "string", "format": "uuid"}, any_value)
 SUBMISSION = Form(
     name="Submission",
     doc="A job to be stored. Defaults come from its task, else from the settings.",
@@ -145,8 +145,8 @@ SUBMISSION = Form(
             "or `run_at`.",
             example=[ID],
         ),
-        Field("batch", _ID, "The batch of which it is a member; that must not have ended.", example=ID),
-        Field("id", _ID, "An id of your own making; the same id again is harmless."),
+        Field("batch", ID_VALUE, "The batch of which it is a member; that must not have ended.", example=ID),
+        Field("id", ID_VALUE, "An id of your own making; the same id again is harmless."),
     ),
     refused=at_most_one("delay", "run_at"),
 )

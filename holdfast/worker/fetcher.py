@@ -43,6 +43,7 @@ class Fetcher:
         self._last_sample = (shared.clock.monotonic(), 0)
         self._backoff = StoreBackoff(shared, "fetcher")
         self._draining = drain
+        self._has_looked = False  # draining: nothing was left at the last look
         self._isolation_wait = _ISOLATION_WAIT
         self._isolate_again_at = 0.0
         self._skip_next_wait = False  # claim again without waiting for a notification
@@ -85,13 +86,16 @@ class Fetcher:
                     await self._run_isolated()
                 # A job that was held at the claim may be ready again by now: then claim once more.
                 if self._draining and was_empty and not claim.jobs and not shared.held:
-                    if not await self._find_more():
+                    # The claim behind the look sees also what others have made ready meanwhile.
+                    if self._has_looked:
                         shared.stopping.set()
+                    self._has_looked = not await self._find_more()
                     continue
             except HoldfastError as error:
                 await self._backoff.wait_after(error)
                 continue
             self._backoff.reset()
+            self._has_looked = False
             self._last_attempts_next = claim.stopped_at_last_attempt or (
                 bool(claim.jobs) and all(map(budget_spent, claim.jobs))
             )

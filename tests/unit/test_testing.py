@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import Dead, Holdfast, HoldfastError, JobFailed, ResultTimeout, Retry, Snooze, testing
+from holdfast import Dead, Holdfast, HoldfastError, JobFailed, JobState, ResultTimeout, Retry, Snooze, testing
 from holdfast.core.fault_injection import POINTS
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "testing.md"
@@ -119,6 +119,34 @@ def test_inline_in_a_blocking_test(app: Holdfast) -> None:
         assert app.sync.enqueue("parent").sync.result(timeout=0) == 42
         with pytest.raises(ValueError, match="no"):
             app.sync.enqueue("fail", {"how": "value"})
+
+
+def test_inline_runs_the_jobs_of_a_batch_and_then_its_callbacks(app: Holdfast) -> None:
+    done: list[str] = []
+
+    @app.task("member")
+    async def member(name: str) -> None:
+        done.append(name)
+        if name == "bad":
+            raise ValueError("bad")
+
+    @app.task("callback")
+    async def callback(name: str) -> None:
+        done.append(name)
+
+    async def run() -> None:
+        with testing.inline(app):
+            good = [member.new_job(name) for name in ("a", "b")]
+            batch = await app.enqueue_batch(good, on_success=callback.new_job("ok"), on_end=callback.new_job("end"))
+            assert sorted(done) == ["a", "b", "end", "ok"]
+            assert await batch.state() is JobState.SUCCEEDED
+            with pytest.raises(ValueError, match="bad"):
+                await app.enqueue_batch(
+                    [member.options(max_attempts=1).new_job("bad")], on_end=callback.new_job("late")
+                )
+            assert done[-2:] == ["bad", "late"]
+
+    asyncio.run(run())
 
 
 def test_inline_keeps_keys(app: Holdfast) -> None:

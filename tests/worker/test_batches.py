@@ -11,6 +11,7 @@ from holdfast import Conflict, Context, Holdfast, Invalid, JobFailed, JobState
 from holdfast.core.errors import NotFound
 from holdfast.core.ids import new_id
 from holdfast.core.models import JobFilter
+from holdfast.views.explain import explain_job, job_facts
 from tests.worker.support import harness
 
 
@@ -115,6 +116,38 @@ async def test_batch_with_an_id_is_submitted_again_harmlessly(app: Holdfast) -> 
         assert sorted(tasks.done) == ["a", "b", "on_end", "on_success"]
 
 
+async def test_batch_within_a_batch(app: Holdfast) -> None:
+    tasks = Tasks(app)
+    async with harness(app) as harnessed:
+        outer = await app.enqueue_batch(tasks.members("a"), on_success=tasks.callback.new_job("outer"))
+        inner = await app.enqueue_batch(
+            tasks.members("b"), on_success=tasks.callback.new_job("inner"), batch=outer, queue="elsewhere"
+        )
+        assert await progress_of(app, outer.id) == (2, 0, 0)
+        await harnessed.start()
+        await harnessed.run_until_idle()
+        assert sorted(tasks.done) == ["a", "b", "inner", "outer"]
+        assert [await each.state() for each in (outer, inner)] == [JobState.SUCCEEDED] * 2
+
+
+async def test_why_names_the_failed_jobs_of_a_batch(app: Holdfast) -> None:
+    tasks = Tasks(app, failing={"b"})
+    async with harness(app) as harnessed:
+        batch = await app.enqueue_batch(tasks.members("a", "b"), on_success=tasks.callback.new_job("done"))
+        await harnessed.start()
+        await harnessed.run_until_idle()
+        [dead] = (await app.find(JobFilter(states=(JobState.DEAD,), tasks=("member",)))).jobs
+        [callback] = (await app.find(JobFilter(tasks=("callback",)))).jobs
+        remedies = {}
+        for job in (await batch.job(), callback):
+            [first, *_] = explain_job(job, await job_facts(app, job))
+            remedies[job.id] = first.remedy
+        assert remedies[batch.id].endswith(f"holdfast replay {dead.id}")
+        assert remedies[callback.id].endswith(f"holdfast why {batch.id}")
+        with pytest.raises(Conflict, match="edit its jobs"):
+            await app.edit(batch.id, priority=5)
+
+
 async def test_batch_that_cannot_be_is_refused_whole(app: Holdfast) -> None:
     tasks = Tasks(app)
     async with harness(app):
@@ -127,8 +160,14 @@ async def test_batch_that_cannot_be_is_refused_whole(app: Holdfast) -> None:
             await app.enqueue_batch(["x"])  # type: ignore[list-item]
         with pytest.raises(Invalid, match="in no batch yet"):
             await app.enqueue_batch([tasks.member.options(batch=new_id()).new_job("x")])
-        with pytest.raises(Invalid, match="give a batch: its id or handle"):
+        with pytest.raises(Invalid, match=r"^id: .*give a UUID"):
             await app.enqueue_batch([outside], id="mine")
+        with pytest.raises(Invalid, match=r"on_failure.*give drafted jobs"):
+            await app.enqueue_batch([outside], on_failure=tasks.callback)  # type: ignore[arg-type]
+        with pytest.raises(Invalid, match=r"on_end.*give drafted jobs"):
+            await app.enqueue_batch([outside], on_end="x")  # type: ignore[arg-type]
+        with pytest.raises(Invalid, match="submit a batch with its jobs"):
+            await app.enqueue("holdfast.batch", {})
         with pytest.raises(Invalid, match="tags"):
             await app.enqueue_batch([outside], tags="spring")
         assert await app.count() == 0

@@ -99,6 +99,7 @@ RUNNING = {"ids": ids(2), "claims": [1] * BATCH}
 LINES: dict[str, Any] = {"ordinals": list(range(1, BATCH + 1)), "numbers": [2] * BATCH, "agos": [0] * BATCH}
 LINES |= {"levels": ["info"] * BATCH, "texts": ["said"] * BATCH, "fields": [None] * BATCH}
 STEPS: dict[str, Any] = {"workers": [None] * BATCH, "numbers": [1] * BATCH, "in_orders": [True] * BATCH}
+STEP: dict[str, Any] = {"number": 1, "in_order": True, "name": "charge", "result": None}
 STEPS |= {"names": ["charge"] * BATCH, "results": [None] * BATCH}
 ANYWHERE = {"anywhere": True, "promote": True}
 FEED = {"low": 0, "at": 0, "job": NO_JOB, "claims": 0, "seen": "3:3:", "shown": f"{1 << 31}:{1 << 31}:", "top": 1 << 31}
@@ -138,6 +139,7 @@ CASES = [
     Case("settle_succeeded", (BY_ID,), RUNNING | {"results": None}),
     Case("record", (BY_ID,), RUNNING | LINES),
     Case("save_steps", (BY_ID,), RUNNING | STEPS),
+    Case("save_step", (BY_ID,), {"id": ids(2)[0], "claims": 1, "worker": None, **STEP}),
     Case("steps", ("step_pkey(job_id)",)),
     Case("states_of", (BY_ID,)),
     Case("beat", (BY_ID,), RUNNING),

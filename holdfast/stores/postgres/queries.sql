@@ -562,6 +562,22 @@ with held as materialized (
 )
 select ordinal from held;
 
+-- own: save_step
+-- The same for one step: most workflows take one at a time, and arrays cost as much as the rest.
+with held as materialized (
+    select k.id, k.claims from holdfast.job k
+    where k.id = :id and k.claims = :claims and k.state + 0 = 2 and k.lease_until + 0 > :now
+      and k.worker = coalesce(:worker, k.worker)
+    for share
+), saved as (
+    insert into holdfast.step (job_id, ended_at, claims, number, in_order, name, result)
+    select h.id, :now, h.claims, :number::integer, :in_order::boolean, :name::text, :result::text
+    from held h
+    on conflict (job_id, name) do update set claims = excluded.claims, ended_at = excluded.ended_at, result = excluded.result
+    where excluded.number = 0
+)
+select 1 from held;
+
 -- own: copy_steps
 -- Of a new job.
 insert into holdfast.step (job_id, ended_at, claims, number, in_order, name, result)

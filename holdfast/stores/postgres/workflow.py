@@ -53,6 +53,9 @@ class PostgresWorkflow:
         places = [n for n, step in enumerate(steps) if is_id(step.lease.job_id)]
         places.sort(key=lambda n: steps[n].lease.job_id)  # the order in which several rows are locked
         known = [steps[n] for n in places]
+        if len(known) == 1:
+            is_kept = await self._save_one(known[0])
+            return [is_kept and n == places[0] for n in range(len(steps))]
         rows = await self._pool.fetch(
             self._sql["save_steps"],
             extra=extra_timeout(len(known), sum(len(step.result or "") for step in known)),
@@ -66,6 +69,20 @@ class PostgresWorkflow:
         )
         kept = {places[ordinal - 1] for (ordinal,) in rows}
         return [n in kept for n in range(len(steps))]
+
+    async def _save_one(self, step: NewStep) -> bool:
+        rows = await self._pool.fetch(
+            self._sql["save_step"],
+            extra=extra_timeout(1, len(step.result or "")),
+            id=step.lease.job_id,
+            claims=step.lease.claims,
+            worker=step.worker,
+            number=step.number,
+            in_order=step.in_order,
+            name=to_text(step.name),
+            result=text_or_none(step.result),
+        )
+        return bool(rows)
 
     async def read_steps(self, job_id: str) -> list[Step]:
         rows = await self._pool.fetch(self._sql["steps"], id=job_id) if is_id(job_id) else []

@@ -108,11 +108,18 @@ def split_decided(jobs: Sequence[NewJob]) -> list[Sequence[NewJob]]:
 
 
 def dependency_batch(
-    jobs: Sequence[NewJob], answers: Sequence[Submitted], ids: dict[str, str], instant: int | None, *, notifies: bool
+    jobs: Sequence[NewJob],
+    answers: Sequence[Submitted],
+    ids: dict[str, str],
+    instant: int | None,
+    *,
+    members: Sequence[Mapping[str, str]],
+    notifies: bool,
 ) -> str | None:
     """Dependencies of new jobs, and of batches on members, as ``holdfast.add_dependencies`` takes them; None for none.
 
-    ``ids``: the jobs that stand for those of earlier pieces of the batch; these are added.
+    ``ids``: the jobs that stand for those of earlier pieces of the batch; these are added. ``members``: see
+    ``member_pairs``.
     """
     dependencies: list[Mapping[str, str]] = []
     for job, answer in zip(jobs, answers, strict=True):
@@ -122,13 +129,19 @@ def dependency_batch(
                 for each in job.after
             ]
         ids.setdefault(job.id, answer.job_id)
-    members = [
+    batch = {"at": instant, "notifies": notifies, "dependencies": dependencies, "members": members}
+    return _encode(batch).decode() if dependencies or members else None
+
+
+def member_pairs(jobs: Sequence[NewJob], answers: Sequence[Submitted]) -> list[Mapping[str, str]]:
+    """Batches and their members. All of a submission join at its last piece: no batch ends before."""
+    if len(answers) < len(jobs):
+        return []
+    return [
         {"batch": job.batch, "job_id": answer.job_id}
         for job, answer in zip(jobs, answers, strict=True)
         if job.batch is not None
     ]
-    batch = {"at": instant, "notifies": notifies, "dependencies": dependencies, "members": members}
-    return _encode(batch).decode() if dependencies or members else None
 
 
 def possible_ids(ids: Iterable[str]) -> list[str]:

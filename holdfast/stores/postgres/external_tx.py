@@ -25,6 +25,7 @@ from holdfast.stores.postgres.dependencies import (
     check_stored,
     dependency_batch,
     member_document,
+    member_pairs,
     outside_jobs,
     possible_ids,
     split_decided,
@@ -107,10 +108,15 @@ class PostgresExternal:
         answers: list[Submitted] = []
         ids_by_given: dict[str, str] = {}
         for piece in split_decided(table.bind(jobs)):
-            answers += yield from self._submit_piece(piece, ids_by_given)
+            stored_piece = yield from self._submit_piece(piece)
+            answers += stored_piece
+            members, instant = member_pairs(jobs, answers), self._instant()
+            dependencies = dependency_batch(piece, stored_piece, ids_by_given, instant, members=members, notifies=True)
+            if dependencies is not None:
+                yield Statement(self._sql["wait_for_jobs_inside"].sql, (dependencies,))
         return answers
 
-    def _submit_piece(self, jobs: Sequence[NewJob], ids: dict[str, str]) -> StatementFlow[list[Submitted]]:
+    def _submit_piece(self, jobs: Sequence[NewJob]) -> StatementFlow[list[Submitted]]:
         rows = yield Statement(self._sql["submit_batch"].sql, (encode_batch(jobs, self._instant()),))
         answers = [Submitted(job_id, created, changed=changed) for job_id, created, changed in map(_texts, rows)]
         expiring = [
@@ -125,9 +131,6 @@ class PostgresExternal:
         ]
         if expiring:
             yield Statement(self._sql["set_expiries"].sql, (_ascii({"at": self._instant(), "jobs": expiring}),))
-        dependencies = dependency_batch(jobs, answers, ids, self._instant(), notifies=True)
-        if dependencies is not None:
-            yield Statement(self._sql["wait_for_jobs_inside"].sql, (dependencies,))
         return answers
 
     def complete_steps(self, lease: Lease, result: str | None) -> StatementFlow[Settled]:

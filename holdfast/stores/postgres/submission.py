@@ -21,6 +21,7 @@ from holdfast.stores.postgres.dependencies import (
     check_stored,
     dependency_batch,
     member_document,
+    member_pairs,
     outside_jobs,
     possible_ids,
     read_decided,
@@ -121,12 +122,13 @@ async def insert_dependent(
         rows: list[Sequence[Any]] = []
         for piece in split_decided(jobs):
             stored_piece = await insert_each(statements, piece, fetch)
-            batch = dependency_batch(piece, stored_piece, ids, pool.instant, notifies=False)
+            answers += stored_piece
+            members = member_pairs(jobs, answers)
+            batch = dependency_batch(piece, stored_piece, ids, pool.instant, members=members, notifies=False)
             rows += [] if batch is None else await fetch(statements["wait_for_jobs"], batch=batch)
             for job, answer in zip(piece, stored_piece, strict=True):
                 if job.record and answer.created:
                     await fetch(statements["copy_steps"], id=job.id, **copied_steps(job.record))
-            answers += stored_piece
         return answers, read_decided(rows)
 
     try:

@@ -229,6 +229,18 @@ async def test_submission_is_repeated_harmlessly(store: Store) -> None:
     assert await take_ids(store) == [jobs[-1].id]
 
 
+async def test_repeated_submission_leaves_an_ended_batch_as_it_is(store: Store) -> None:
+    batch = new_batch()
+    options = Options(batch=batch.id, unique=UniqueKey("\x1fkey", "active", None, "keep"))
+    jobs = [batch, new_job(options=options), new_job(options=options)]  # the first stands for the second
+    await put(store, *jobs)
+    (job,) = await take(store)
+    await end(store, job)
+    await put(store, *jobs)  # the key is free again
+    assert await progress_of(store, batch.id) == (1, 1, 0)
+    assert await state_of(store, batch.id) is SUCCEEDED
+
+
 async def test_batch_within_a_batch(store: Store) -> None:
     outer = new_batch()
     inner = new_batch(options=Options(batch=outer.id))

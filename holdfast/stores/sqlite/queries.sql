@@ -375,9 +375,10 @@ update holdfast_job
 set state = 4, run_at = 253402300799000000, reason = 'dependency', waits = 0, members = 0, failed = 0 where id = ?1;
 
 -- own: add_members
--- Of a batch. Each counts as open until the caller has decided those that have ended.
+-- Of a batch, unless it has ended. Each counts as open until the caller has decided those that have ended.
 insert into holdfast_dependency (waiter, job_id, condition, state, is_child)
-select b.seq, m.value, 'success', 0, 0 from holdfast_job b cross join json_each(?2) m where b.id = ?1 and b.members is not null
+select b.seq, m.value, 'success', 0, 0 from holdfast_job b cross join json_each(?2) m
+where b.id = ?1 and b.members is not null and b.state = 4
 on conflict do nothing
 returning job_id;
 

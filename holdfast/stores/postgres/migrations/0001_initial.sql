@@ -652,8 +652,8 @@ end
 $$;
 
 -- Dependencies of new jobs that were stored as waiting: {"at": null or microseconds, "notifies": boolean, "dependencies":
--- [{"waiter", "job_id", "condition"}], "members": [{"batch", "job_id"}]}, of batches that are locked or new. Those on jobs that
--- have ended are decided at once. One on a job that has gone, which has left its key, is met. Answers as
+-- [{"waiter", "job_id", "condition"}], "members": [{"batch", "job_id"}]}; a batch that has ended, whose submission is repeated,
+-- gets none. Those on jobs that have ended are decided at once. One on a job that has gone, which has left its key, is met. Answers as
 -- `decide_dependencies`; `notifies`: says so too, in this transaction.
 create function holdfast.add_dependencies(batch text) returns table (queue text, job_id uuid)
 language plpgsql set search_path = pg_catalog, pg_temp
@@ -661,8 +661,11 @@ set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off s
 #variable_conflict use_column
 declare
     now_us bigint := coalesce((batch::json ->> 'at')::bigint, (extract(epoch from statement_timestamp()) * 1000000)::bigint);
+    batches uuid[] := array(select distinct m.batch from json_to_recordset(batch::json -> 'members') as m (batch uuid));
     waiters uuid[]; jobs uuid[]; present uuid[]; gone uuid[]; queues text[]; fallen uuid[];
 begin
+    perform from holdfast.job b where b.id = any(batches) order by b.id for no key update;
+    batches := array(select b.id from holdfast.job b where b.id = any(batches) and b.state + 0 = 4);
     select array_agg(distinct d.waiter), array_agg(distinct d.job_id) into waiters, jobs
     from json_to_recordset(batch::json -> 'dependencies') as d (waiter uuid, job_id uuid);
     jobs := jobs || array(select distinct m.job_id from json_to_recordset(batch::json -> 'members') as m (job_id uuid));
@@ -688,7 +691,7 @@ begin
     with added as (
         insert into holdfast.dependency (waiter, job_id, condition, state, is_child)
         select distinct m.batch, m.job_id, 'success', 'open', false
-        from json_to_recordset(batch::json -> 'members') as m (batch uuid, job_id uuid)
+        from json_to_recordset(batch::json -> 'members') as m (batch uuid, job_id uuid) where m.batch = any(batches)
         order by m.batch, m.job_id
         on conflict do nothing
         returning waiter, job_id

@@ -231,9 +231,10 @@ local function begin_waiting(id, after)
     return failure and 'cancelled' or 'waiting', NEVER, fields
 end
 
--- Makes a job a member of a batch, unless it is one already.
+-- Makes a job a member of a batch, unless it is one already, or the batch has ended: its submission is repeated.
 local function add_member(batch, id)
-    if safe_call('HEXISTS', dependencies_key(batch), id) == 1 then
+    local is_known = safe_call('HEXISTS', dependencies_key(batch), id) == 1
+    if is_known or ENDED_STATES[(read_fields(batch, 'state') or {})[1]] then
         return
     end
     local v = exists(id) and read_fields(id, 'state')

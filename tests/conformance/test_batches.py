@@ -121,6 +121,17 @@ async def test_first_failure_starts_its_callback_while_others_run(store: Store) 
     assert (await stored(store, success)).error == f"job {batch}, for which it waited, is dead"
 
 
+async def test_callback_that_comes_after_the_first_failure_starts_at_once(store: Store) -> None:
+    batch, _, _ = await put_batch(store, 2)
+    first, second = await take(store)
+    await end(store, first, DEAD)
+    late = [after(new_job(id=batch), on) for on in (SUCCESS, FAILURE, END)]
+    await put(store, *late)
+    assert await take_ids(store) == [late[1].id]
+    await end(store, second)
+    assert await take_ids(store) == [late[2].id]
+
+
 async def test_many_ends_in_one_settlement_end_the_batch_once(store: Store) -> None:
     batch, members, callbacks = await put_batch(store, 50, SUCCESS, FAILURE, END)
     jobs = await take(store)

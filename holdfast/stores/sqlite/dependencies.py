@@ -132,8 +132,9 @@ def add_dependencies(
     for each in job.after:
         conditions.setdefault(answered.get(each.job_id, each.job_id), each.on)
     rows = yield Statement(statements["await_jobs"], (as_json(conditions),))
-    states = {job_id: STATES[code] for job_id, code in rows}
-    decided = {job_id: _decide(on, states.get(job_id)) for job_id, on in conditions.items()}
+    states = {job_id: STATES[code] for job_id, code, _ in rows}
+    failing = {job_id for job_id, _, is_failing in rows if is_failing}
+    decided = {job_id: _decide(on, states.get(job_id), job_id in failing) for job_id, on in conditions.items()}
     edges = as_json((job_id, on, decided[job_id]) for job_id, on in conditions.items())
     yield Statement(statements["add_dependencies"], (job.id, edges, 0))
     waits = sum(state != _MET for state in decided.values())
@@ -148,12 +149,15 @@ def add_dependencies(
     yield Statement(statements["set_waiting"], row)
 
 
-def _decide(on: str, state: JobState | None) -> int:
-    """State of a dependency on a job in a state; None: the job is gone, and has left its key."""
+def _decide(on: str, state: JobState | None, is_failing: bool = False) -> int:
+    """State of a dependency on a job in a state; None: the job is gone, and has left its key.
+
+    ``is_failing``: it is a batch of which a member has failed.
+    """
     if state is None:
         return _MET
     if state not in TERMINAL:
-        return _OPEN
+        return _MET if is_failing and on == Condition.FAILURE else _OPEN
     if on == Condition.END:
         return _MET
     return _MET if (on == Condition.SUCCESS) == (state is JobState.SUCCEEDED) else _FAILED
@@ -169,7 +173,7 @@ def add_members(
     yield Statement(statements["add_member_count"], (batch_id, len(added)))
     rows = yield Statement(statements["await_jobs"], (as_json(added),))
     # A job that is gone, and has left its key, counts as one that has succeeded.
-    states = dict.fromkeys(added, JobState.SUCCEEDED) | {job_id: STATES[code] for job_id, code in rows}
+    states = dict.fromkeys(added, JobState.SUCCEEDED) | {job_id: STATES[code] for job_id, code, _ in rows}
     ended = [(job_id, state) for job_id, state in states.items() if state in TERMINAL]
     return (yield from decide_dependencies(statements, ended, now_us))
 
@@ -180,7 +184,7 @@ def wait_for_children(
     """Makes a job (its row and id) wait for the ends of its children; returns the states of those that are there."""
     seq, job_id = parent
     rows = yield Statement(statements["await_jobs"], (as_json(children),))
-    states = {child: STATES[code] for child, code in rows}
+    states = {child: STATES[code] for child, code, _ in rows}
     edges = as_json((child, Condition.END, _decide(Condition.END, state)) for child, state in states.items())
     yield Statement(statements["begin_wait"], (seq,))
     yield Statement(statements["add_dependencies"], (job_id, edges, 1))

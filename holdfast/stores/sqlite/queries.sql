@@ -356,9 +356,9 @@ from holdfast_step where job_seq = (select seq from holdfast_job where id = :id)
 
 -- ── what jobs wait for ──────────────────────────────────────────────────────────────────────────────────────────────
 -- own: await_jobs
--- From now on each end of these jobs looks for dependencies on them.
+-- From now on each end of these jobs looks for dependencies on them. Says also which are batches that will not succeed.
 update holdfast_job set awaited = 1 where id in (select value from json_each(?1))
-returning id, state;
+returning id, state, coalesce(failed, 0) > 0;
 
 -- own: batch_states
 select id, state from holdfast_job where id in (select value from json_each(?1)) and members is not null;

@@ -653,7 +653,8 @@ $$;
 
 -- Dependencies of new jobs that were stored as waiting: {"at": null or microseconds, "notifies": boolean, "dependencies":
 -- [{"waiter", "job_id", "condition"}], "members": [{"batch", "job_id"}]}; a batch that has ended, whose submission is repeated,
--- gets none. Those on jobs that have ended are decided at once. One on a job that has gone, which has left its key, is met. Answers as
+-- gets none. Those on jobs that have ended, and on the failure of batches that will not succeed, are decided at once. One on a job
+-- that has gone, which has left its key, is met. Answers as
 -- `decide_dependencies`; `notifies`: says so too, in this transaction.
 create function holdfast.add_dependencies(batch text) returns table (queue text, job_id uuid)
 language plpgsql set search_path = pg_catalog, pg_temp
@@ -672,7 +673,8 @@ begin
     present := array(select l from holdfast.lock_awaited(jobs) l);
     insert into holdfast.dependency (waiter, job_id, condition, state, is_child)
     select d.waiter, d.job_id, d.condition,
-        case when (select true from holdfast.job j where j.id = d.job_id) then 'open' else 'met' end, false
+        case when (select d.condition <> 'failure' or j.state + 0 <> 4 or coalesce(j.failed, 0) = 0
+            from holdfast.job j where j.id = d.job_id) then 'open' else 'met' end, false
     from json_to_recordset(batch::json -> 'dependencies') as d (waiter uuid, job_id uuid, condition text)
     order by d.waiter, d.job_id
     on conflict do nothing;

@@ -198,8 +198,11 @@ local function add_dependencies(waiter, after)
             seen[id] = true
             safe_call('HSET', dependencies_key(waiter), id, condition .. ' met 0') -- it has left its key
         elseif not seen[id] then
-            local how, state = (read_fields(id, 'state') or {})[1], 'open'
-            if ENDED_STATES[how] then
+            local v = read_fields(id, 'state', 'failed') or {}
+            local how, state = v[1], 'open'
+            if condition == 'failure' and how == 'waiting' and to_number(v[2]) > 0 then
+                state = 'met' -- a batch that will not succeed
+            elseif ENDED_STATES[how] then
                 state = is_as_asked(condition, how) and 'met' or 'failed'
                 failure = failure or state == 'failed' and describe_failure(id, how) or nil
             end

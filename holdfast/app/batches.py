@@ -59,17 +59,11 @@ def draft_batch(
     for condition, given in callbacks:
         dependency = Dependency(batch_id, condition)
         jobs += [replace(job, after=(*job.after, dependency)) for job in _check_callbacks(condition, given)]
-    if id is None:
-        return jobs
-    return [new, *[_with_derived_id(job, batch_id, number) for number, job in enumerate(jobs[1:])]]
-
-
-def _check_callbacks(condition: Condition, given: Callbacks) -> list[NewJob]:
-    jobs = list(given) if isinstance(given, Iterable) else [given]
     for job in jobs:
-        if not isinstance(job, NewJob):
-            raise Invalid(f"on_{condition}", job, "give drafted jobs: task.new_job(…)")
-    return jobs
+        check_waits(job)
+    if id is None:
+        return _with_ids_of_their_own(jobs)
+    return [new, *[_with_derived_id(job, batch_id, number) for number, job in enumerate(jobs[1:])]]
 
 
 def _check_members(members: Sequence[NewJob]) -> None:
@@ -83,6 +77,31 @@ def _check_members(members: Sequence[NewJob]) -> None:
             raise Invalid("jobs", job, "give drafted jobs: task.new_job(…)")
         if job.is_batch or job.batch is not None:
             raise Invalid("jobs", job.id, "give jobs that are in no batch yet")
+
+
+def _check_callbacks(condition: Condition, given: Callbacks) -> list[NewJob]:
+    started = [given] if not isinstance(given, Iterable) else [*given]
+    for job in started:
+        if not isinstance(job, NewJob):
+            raise Invalid(f"on_{condition}", job, "give drafted jobs: task.new_job(…)")
+    return started
+
+
+def check_waits(job: NewJob) -> None:
+    """Raises Invalid for a member of a batch that waits for its end: neither would ever end."""
+    if job.batch is not None and any(each.job_id == job.batch for each in job.after):
+        raise Invalid("after", job.batch, "leave it out: it is the batch of this job, and ends after it")
+
+
+def _with_ids_of_their_own(jobs: Sequence[NewJob]) -> list[NewJob]:
+    """Returns the jobs; a draft that is given again, say on success and on failure, stands for one job more."""
+    seen: set[str] = set()
+    found: list[NewJob] = []
+    for job in jobs:
+        is_repeated = job.id in seen and not job.has_client_id
+        found.append(replace(job, id=new_id()) if is_repeated else job)
+        seen.add(job.id)
+    return found
 
 
 def _with_derived_id(job: NewJob, batch_id: str, number: int) -> NewJob:

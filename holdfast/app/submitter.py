@@ -18,7 +18,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from holdfast.app.backpressure import QueueDepths
-from holdfast.app.batches import Batch, parse_batch
+from holdfast.app.batches import Batch, check_waits, parse_batch
 from holdfast.app.workflows import After, check_circles, parse_dependencies
 from holdfast.core.batches import BATCH_TASK
 from holdfast.core.errors import Conflict, HoldfastError, Invalid, Unavailable
@@ -114,6 +114,7 @@ def draft_job(task: str, payload: str, draft: JobOptions, settings: Settings) ->
         if draft.delay is not None or draft.run_at is not None:
             raise Invalid("after", draft.after, "leave out delay and run_at; let the handler sleep: context.sleep(…)")
         job = msgspec.structs.replace(job, after=parse_dependencies(draft.after))
+        check_waits(job)
     if draft.expires is not None:
         job = with_expiry(job, draft.expires)
     return job if draft.unique is None else as_unique(draft.unique).bind(job)

@@ -199,3 +199,34 @@ async def test_batch_of_many_jobs_is_counted_without_looking_at_them(app: Holdfa
         await app.cancel(JobFilter(tasks=("member",)))
         assert await progress_of(app, batch.id) == (500, 500, 500)
         assert await batch.state() is JobState.DEAD
+
+
+async def test_same_draft_stands_for_a_callback_of_each_condition(app: Holdfast) -> None:
+    tasks = Tasks(app, failing={"a"})
+    async with harness(app) as harnessed:
+        notify = tasks.callback.new_job("notify")
+        await app.enqueue_batch(tasks.members("a"), on_success=notify, on_failure=notify)
+        await harnessed.start()
+        await harnessed.run_until_idle()
+        assert tasks.done == ["notify"]
+
+
+async def test_member_cannot_wait_for_its_own_batch(app: Holdfast) -> None:
+    tasks = Tasks(app)
+    async with harness(app):
+        batch_id = new_id()
+        inside = tasks.callback.options(batch=batch_id).new_job("inside")
+        waiting = tasks.member.options(after=batch_id).new_job("a")
+        for jobs, callbacks in (([waiting], ()), (tasks.members("a"), inside)):
+            with pytest.raises(Invalid, match="ends after it"):
+                await app.enqueue_batch(jobs, on_end=callbacks, id=batch_id)
+        with pytest.raises(Invalid, match="ends after it"):
+            tasks.member.options(batch=batch_id, after=batch_id).new_job("a")
+
+
+@pytest.mark.parametrize("given", [None, "callback", 5, [None]])
+async def test_callback_that_is_no_draft_is_refused(app: Holdfast, given: Any) -> None:
+    tasks = Tasks(app)
+    async with harness(app):
+        with pytest.raises(Invalid, match="on_success"):
+            await app.enqueue_batch(tasks.members("a"), on_success=given)

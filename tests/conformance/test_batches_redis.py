@@ -121,6 +121,13 @@ async def test_batch_of_several_parts_waits_for_its_last_part(store: Store, keys
     assert await state_of(store, batch.id) is SUCCEEDED
 
 
+def test_batch_is_complete_with_its_last_callback() -> None:
+    """Else it could end without them, if the submitter dies in between."""
+    batch = new_batch()
+    callback = new_job(after=(Dependency(batch.id, Condition.SUCCESS),))
+    assert find_complete_batches([[batch, member(batch.id)], [callback], [new_job()]]) == [[], [batch.id], []]
+
+
 async def test_held_batch_goes_on_when_its_submission_is_repeated(store: Store, keys: Keys) -> None:
     """As after a crash between two parts of a submission."""
     batch = new_batch()

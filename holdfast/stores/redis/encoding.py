@@ -103,14 +103,15 @@ def _record(record: Sequence[Step]) -> bytes:
 
 
 def find_complete_batches(parts: Sequence[Sequence[NewJob]]) -> list[list[str]]:
-    """For each part of a submission, the new batches that get their last member in it."""
+    """For each part of a submission, the new batches that get their last member or callback in it."""
     last: dict[str, int] = {}
     for number, part in enumerate(parts):
         for job in part:
             if job.is_batch:
                 last[job.id] = number
-            if job.batch in last:
-                last[job.batch] = number
+            for batch_id in (job.batch, *[each.job_id for each in job.after]):
+                if batch_id in last:
+                    last[batch_id] = number
     return [[batch_id for batch_id, at in last.items() if at == number] for number in range(len(parts))]
 
 

@@ -468,7 +468,7 @@ local function find_missing(from)
 end
 
 -- Stores a batch of jobs, encoded from ARGV[from] on: "1" to keep payloads in one piece, else "0", then "a" if a job has
--- dependencies, "b" if one is a batch or a member, and " ID" of each batch that gets no more members; number of specs, the specs, then runs of jobs. A run begins with what its jobs share: number,
+-- dependencies, "b" if one is a batch or a member, and " ID" of each batch that gets no more members or callbacks; number of specs, the specs, then runs of jobs. A run begins with what its jobs share: number,
 -- spec, when ("" now, "+delay", "=instant"), field `partition` or "", and "" or "x". Then id and payload of each job;
 -- with "x" also key, its lifetime and options (each after "=", "" for none), "1" for a client's own id, its unique key
 -- as `take_unique` expects it, expiry, dependencies in MessagePack or "", and "*" for a batch, then the id of the batch of

@@ -11,7 +11,7 @@ from holdfast.core.clock import ManualClock
 from holdfast.core.dependencies import Condition, Dependency
 from holdfast.core.errors import Conflict, Invalid
 from holdfast.core.ids import new_id
-from holdfast.core.models import Job, JobState, NewJob, Options, Reason, Settled
+from holdfast.core.models import Job, JobState, NewJob, Options, Reason, Settled, UniqueKey
 from holdfast.stores.base import Store
 from tests.conformance.support import (
     claim,

@@ -97,8 +97,8 @@ class PostgresExternal:
             check_stored(outside, [job_id for (job_id,) in map(_texts, rows)])
         batches = outside_members(jobs)
         if batches:
-            members = member_document(batches)
-            check_locked(batches, map(_texts, (yield Statement(self._sql["lock_batches_inside"].sql, (members,)))))
+            asked = member_document(batches)
+            check_locked(batches, map(_texts, (yield Statement(self._sql["lock_batches_inside"].sql, (asked,)))))
         table = self._limit_cache.table
         if self._limit_cache.is_stale:
             seen = [*map(_texts, (yield Statement(self._sql["limits_seen"].sql)))]

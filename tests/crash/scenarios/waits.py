@@ -205,7 +205,7 @@ async def _replay_dead(url: str, replayed: dict[str, list[float]]) -> None:
     """Replays the dead jobs of the tasks, and notes when: all their runs until then are of an earlier life."""
     async with Holdfast(url) as app:
         where = JobFilter(states=(JobState.DEAD,), tasks=("crash.member",))
-        dead = [job.id for job in (await app.find(where, limit=1000)).jobs]
+        dead = [job.id for job in (await app.find(where, limit=500)).jobs]
         at = time.monotonic()
         for job, _ in (await app.replay(dead)).changed if dead else ():
             replayed.setdefault(job, []).append(at)

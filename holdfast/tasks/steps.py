@@ -240,6 +240,8 @@ class JobSteps:
             if failure is not None and not keep_failures:
                 self._failed[self._runner] = child.name
                 self._failed_children.add(child.name)
+                # They have ended: a retry may go another way, as after a step that has failed.
+                await self.values.save(CHILDREN, {})
                 raise failure
             results[child.name] = child_record(status.job_id, job, failure)
         return results

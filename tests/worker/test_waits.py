@@ -434,3 +434,31 @@ async def test_child_with_the_key_of_its_parent_is_refused(app: Holdfast) -> Non
         job = await handle.job()
         assert job.state is JobState.DEAD
         assert "cannot wait for itself" in str(job.error)
+
+
+async def test_child_that_failed_does_not_bind_a_retry(app: Holdfast) -> None:
+    is_rerouted: list[bool] = []
+
+    @app.task("ship", max_attempts=1)
+    async def ship() -> str:
+        raise ValueError("no carrier")
+
+    @app.task("dispatch")
+    async def dispatch() -> str:
+        return "by hand"
+
+    @app.task("order")
+    async def order(context: Context) -> str:
+        if is_rerouted:
+            return await context.call(dispatch)
+        try:
+            return await context.call(ship)
+        except JobFailed:
+            is_rerouted.append(True)
+            raise
+
+    async with harness(app) as harnessed:
+        await harnessed.start()
+        handle = await order.enqueue()
+        await harnessed.run_until_idle()
+        assert await handle.result(timeout=0) == "by hand"

@@ -122,6 +122,7 @@ def test_limits_are_never_exceeded_and_no_slot_leaks(tmp_path: Path, home: Home,
     assert kept(limits.limits(tmp_path, home, jobs=150, workers=4, kills=4, seed=seed))
 
 
+@pytest.mark.rows("S50")
 def test_recorded_steps_are_never_run_again(tmp_path: Path, home: Home, seed: int) -> None:
     assert kept(workflows.workflows(tmp_path, home, jobs=20, steps=10, kills=5, seed=seed))
 

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Awaitable
 from typing import Any
 
+import pytest
+
 from holdfast import Context, Holdfast, JobState, Retry, Snooze
 from tests.worker.stepping import Ledger, Receipt, steps_of
 from tests.worker.support import harness
@@ -35,6 +37,35 @@ async def test_step_that_has_ended_is_not_run_again(app: Holdfast) -> None:
             ("charge", 2, True),
             ("ship", 3, True),
         ]
+
+
+@pytest.mark.rows("S47", "S49", "S57")
+async def test_retry_goes_on_at_the_third_of_four_steps(app: Holdfast) -> None:
+    ledger, seen = Ledger(), []
+
+    async def third(failing: bool) -> str:
+        await ledger.do("three")
+        if failing:
+            raise RuntimeError("declined")
+        return "3"
+
+    @app.task("order", retry=Retry.fixed(1))
+    async def order(context: Context) -> None:
+        for name in ("one", "two"):
+            await context.step(name, ledger.do, name)
+            seen.append([step.name for step in await app.steps(context.id)])
+        await context.step("three", third, context.attempts == 1)
+        await context.step("four", ledger.do, "four")
+        seen.append([step.name for step in await app.steps(context.id)])
+
+    async with harness(app) as harnessed:
+        await harnessed.start()
+        handle = await order.enqueue()
+        await harnessed.run_until_idle()
+        assert await handle.state() is JobState.SUCCEEDED
+    assert ledger.done == ["one", "two", "three", "three", "four"]
+    assert seen[:2] == [["one"], ["one", "two"]]
+    assert seen[-1] == ["one", "two", "three", "four"]
 
 
 async def test_failed_step_runs_again_with_its_job(app: Holdfast) -> None:
@@ -177,6 +208,7 @@ async def test_steps_of_threads_that_the_handler_started_are_not_in_order(app: H
         assert found == {"own": True, "other": False}
 
 
+@pytest.mark.rows("S50")
 async def test_steps_stay_with_a_replay(app: Holdfast) -> None:
     ledger, broken = Ledger(), [True]
 

@@ -123,6 +123,9 @@ ON_SERVERS: dict[str, OnServer] = {
     "half-open": lambda folder, kind, count, seed: networks.half_open(
         folder, kind, times=count(5), within=15.0, seed=seed
     ),
+    "cut-fan-ins": lambda folder, kind, count, seed: networks.cut_fan_ins(
+        folder, kind, groups=count(100), members=100, kills=count(20), seed=seed
+    ),
     "cuts": lambda folder, kind, count, seed: networks.cut(folder, kind, cuts=count(1000), seed=seed),
 }
 ON_POSTGRES: dict[str, Scenario] = {

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tests.crash.fleet import until
 from tests.crash.report import Report
+from tests.crash.scenarios import waits
 from tests.crash.scenarios.kinds import Kind
 from tests.crash.scenarios.load import PATIENCE, Load
 from tests.support.fault_proxy import FaultProxy
@@ -77,6 +78,25 @@ def half_open(folder: Path, kind: Kind, *, times: int, within: float, seed: int)
             load.resumed(gone, gone, within=within)
         load.report.figures["times"] = times
         return load.judged()
+
+
+def cut_fan_ins(folder: Path, kind: Kind, *, groups: int, members: int, kills: int, seed: int) -> Report:
+    """Fan-ins whose workers are killed, and whose connections are cut between two kills."""
+    with kind.start() as server, FaultProxy(server.port) as proxy:
+        direct = kind.url(server)
+        through = direct.replace(f":{server.port}/", f":{proxy.port}/")
+        report = waits.fan_ins(
+            folder,
+            lambda _: nullcontext(through),
+            groups=groups,
+            members=members,
+            kills=kills,
+            seed=seed,
+            direct=direct,
+            cut=proxy.cut,
+        )
+        report.figures["cuts"] = proxy.cuts
+        return report
 
 
 def _cut_since(proxy: FaultProxy, before: int) -> bool:

@@ -156,21 +156,40 @@ async def _read_children(url: str, jobs: Sequence[str]) -> dict[str, list[str]]:
 
 
 # ── fan-ins ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-def fan_ins(folder: Path, home: Home, *, groups: int, members: int, kills: int, seed: int) -> Report:
+def fan_ins(
+    folder: Path,
+    home: Home,
+    *,
+    groups: int,
+    members: int,
+    kills: int,
+    seed: int,
+    direct: str | None = None,
+    cut: Callable[[], object] = lambda: None,
+) -> Report:
     """Many jobs wait each for many members, of which some die and are replayed, while workers are killed. Each starts
-    once, behind the success of all its members."""
+    once, behind the success of all its members.
+
+    ``direct``: the URL for the test itself; ``cut``: cuts the connections of the fleet, between two kills.
+    """
     rng = random.Random(seed)
     report = Report(figures={"seed": seed})
-    with Fleet(folder, home) as fleet:
+    with Fleet(folder, home, direct=direct) as fleet:
+        url = direct or fleet.url
         seconds = _seconds_of(groups * members, kills)
-        graph = asyncio.run(_submit_groups(fleet.url, groups, members, seconds, rng))
+        graph = asyncio.run(_submit_groups(url, groups, members, seconds, rng))
         replayed: dict[str, list[float]] = {}
         fleet.start_workers(WORKERS)
-        _kill_often(fleet, kills, rng, lambda: asyncio.run(_replay_dead(fleet.url, replayed)))
+
+        def meanwhile() -> None:
+            cut()
+            asyncio.run(_replay_dead(url, replayed))
+
+        _kill_often(fleet, kills, rng, meanwhile)
 
         def over() -> bool:
-            asyncio.run(_replay_dead(fleet.url, replayed))
-            return fleet.database.unended() == 0 and not asyncio.run(_count_unsuccessful(fleet.url))
+            asyncio.run(_replay_dead(url, replayed))
+            return fleet.database.unended() == 0 and not asyncio.run(_count_unsuccessful(url))
 
         until(over, 180 + groups * members / 100 + kills * (LEASE + SWEEP), "every group to succeed", pause=0.3)
         known = replace(facts(fleet, [job for pair in graph.items() for job in (pair[0], *pair[1])]), replayed=replayed)

@@ -16,7 +16,6 @@ import msgspec
 
 from holdfast.core.errors import HoldfastError, Unavailable
 from holdfast.core.events import (
-    BatchSettled,
     Event,
     Events,
     JobDead,
@@ -24,19 +23,22 @@ from holdfast.core.events import (
     JobExpired,
     JobFailed,
     JobParked,
-    JobsClaimed,
-    JobsSubmitted,
     LeaseLost,
-    LoopDelayMeasured,
-    MalformedReceived,
-    RequestAnswered,
     ScheduleFired,
-    StepsRecorded,
-    StoreAnswered,
     Subscriber,
     SweepComplete,
 )
 from holdfast.core.lifecycle import DEFERRALS
+from holdfast.core.metric_events import (
+    BatchSettled,
+    JobsClaimed,
+    JobsSubmitted,
+    LoopDelayMeasured,
+    MalformedReceived,
+    RequestAnswered,
+    StepsRecorded,
+    StoreAnswered,
+)
 from holdfast.stores.base import Store
 from holdfast.stores.forwarding import ForwardingStore, Interceptor
 from holdfast.telemetry.metric_definitions import COUNTED, GAUGES

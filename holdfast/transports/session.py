@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 from holdfast.core.errors import HoldfastError, Unavailable
-from holdfast.core.events import Event, MalformedMessage, MalformedReceived, TransportAway, TransportBack
+from holdfast.core.events import Event, MalformedMessage, TransportAway, TransportBack
 from holdfast.core.ids import parse_id
+from holdfast.core.metric_events import MalformedReceived
 from holdfast.core.models import Delivery, Finding, JobState, Lease, QueueInfo
 from holdfast.stores.base import EVERY_QUEUE
 from holdfast.transports.contract import Transport

@@ -12,8 +12,9 @@ import msgspec
 
 from holdfast.app import Holdfast
 from holdfast.core.errors import HoldfastError
-from holdfast.core.events import BatchSettled, Event, JobDead, JobFailed, JobSucceeded
+from holdfast.core.events import Event, JobDead, JobFailed, JobSucceeded
 from holdfast.core.lifecycle import Failed, Outcome, Released, decide
+from holdfast.core.metric_events import BatchSettled
 from holdfast.core.models import Job, JobState, Lease, Settled, Settlement
 from holdfast.core.workers import HeartbeatReply, WorkerCommand, WorkerHeartbeat
 from holdfast.worker.context import WorkerContext

@@ -6,7 +6,8 @@ import time
 from collections.abc import Iterable
 
 from holdfast.app import Holdfast
-from holdfast.core.events import RequestAnswered, TaskUnknown
+from holdfast.core.events import TaskUnknown
+from holdfast.core.metric_events import RequestAnswered
 from holdfast.core.models import NewJob
 from holdfast.core.validation import did_you_mean
 from holdfast.tasks.command_policy import COMMAND

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 from holdfast.app import Holdfast
 from holdfast.core.clock import Clock
 from holdfast.core.errors import HoldfastError, StoreReplaced
-from holdfast.core.events import BatchSettled, Event, Events, JobSucceeded, StoreTrouble
+from holdfast.core.events import Event, Events, JobSucceeded, StoreTrouble
 from holdfast.core.lifecycle import Failed, Outcome, budget_spent, decide
+from holdfast.core.metric_events import BatchSettled
 from holdfast.core.models import Job, JobState, Lease, Settlement
 from holdfast.settings.settings import Settings
 from holdfast.tasks import Context

@@ -13,8 +13,9 @@ from collections.abc import Callable
 
 from holdfast.core.clock import wait_first
 from holdfast.core.errors import HoldfastError, StoreReplaced
-from holdfast.core.events import LoopBlocked, LoopDelayMeasured, StoreTrouble
+from holdfast.core.events import LoopBlocked, StoreTrouble
 from holdfast.core.fault_injection import fault_point
+from holdfast.core.metric_events import LoopDelayMeasured
 from holdfast.core.models import Job, Lease
 from holdfast.core.workers import LeaseStatus, WorkerCommand, WorkerHeartbeat
 from holdfast.stores.base import Store

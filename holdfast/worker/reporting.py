@@ -8,7 +8,6 @@ from datetime import timedelta
 
 from holdfast.core.dependencies import NEVER_US
 from holdfast.core.events import (
-    BatchSettled,
     Events,
     JobCancelled,
     JobDead,
@@ -17,7 +16,6 @@ from holdfast.core.events import (
     JobFailed,
     JobParked,
     JobReleased,
-    JobsClaimed,
     JobSucceeded,
     JobUnstartable,
     LeaseAcquired,
@@ -25,6 +23,7 @@ from holdfast.core.events import (
     LeaseRejected,
 )
 from holdfast.core.lifecycle import DEFERRALS
+from holdfast.core.metric_events import BatchSettled, JobsClaimed
 from holdfast.core.models import Claim, ExpiredJob, Job, JobState, Settled, Settlement, to_datetime
 from holdfast.settings.settings import Settings
 from holdfast.telemetry.trace_context import trace_id_of

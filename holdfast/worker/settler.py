@@ -7,8 +7,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 
 from holdfast.core.errors import ConfigError, HoldfastError, Unavailable
-from holdfast.core.events import BatchSettled, JobSucceeded, StoreTrouble
+from holdfast.core.events import JobSucceeded, StoreTrouble
 from holdfast.core.fault_injection import fault_point
+from holdfast.core.metric_events import BatchSettled
 from holdfast.core.models import JobState, Lease, Reason, Settled
 from holdfast.stores.base import Store
 from holdfast.worker.context import BATCH_SIZE, StoreBackoff, TaskRun, WorkerContext

@@ -10,20 +10,8 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
 from prometheus_client.parser import text_string_to_metric_families as text_families
 
-from holdfast.core.events import (
-    BatchSettled,
-    Event,
-    Events,
-    JobDead,
-    JobFailed,
-    JobsClaimed,
-    JobsSubmitted,
-    LeaseLost,
-    RequestAnswered,
-    ScheduleFired,
-    StoreAnswered,
-    SweepComplete,
-)
+from holdfast.core.events import Event, Events, JobDead, JobFailed, LeaseLost, ScheduleFired, SweepComplete
+from holdfast.core.metric_events import BatchSettled, JobsClaimed, JobsSubmitted, RequestAnswered, StoreAnswered
 from holdfast.telemetry.metric_types import OTHER, expose_metrics, wants_json
 from holdfast.telemetry.metrics import Metrics
 

@@ -12,8 +12,9 @@ from msgspec.structs import replace
 
 from holdfast import Holdfast
 from holdfast.core.errors import Unavailable
-from holdfast.core.events import Event, StoreAnswered
+from holdfast.core.events import Event
 from holdfast.core.limits import Limit, LimitValues
+from holdfast.core.metric_events import StoreAnswered
 from holdfast.core.models import NewJob, QueueInfo
 from holdfast.core.schedule import Schedule
 from holdfast.core.workers import WorkerCommand, WorkerHeartbeat, WorkerInfo

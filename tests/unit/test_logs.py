@@ -124,7 +124,7 @@ def test_each_event_is_one_json_line_with_its_fields(kind: type[Event]) -> None:
     moment = datetime.fromisoformat(fields.pop("timestamp"))
     assert moment.tzinfo == UTC
     assert abs(moment.timestamp() - datetime.now(UTC).timestamp()) < 60
-    instants = dict.fromkeys(("locked_until", "retry_at", "deferred_until", "tick"), "2031-01-01T00:00:00Z")
+    instants = dict.fromkeys(("locked_until", "retry_at", "deferred_until", "tick", "until"), "2031-01-01T00:00:00Z")
     assert (fields.pop("level"), fields.pop("event")) == (kind.level, kind.name)
     assert fields == {name: instants.get(name, getattr(_sample(kind), name)) for name in kind.__struct_fields__}
 

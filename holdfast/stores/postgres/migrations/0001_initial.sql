@@ -665,8 +665,10 @@ declare
     batches uuid[] := array(select distinct m.batch from json_to_recordset(batch::json -> 'members') as m (batch uuid));
     waiters uuid[]; jobs uuid[]; present uuid[]; gone uuid[]; queues text[]; fallen uuid[];
 begin
-    perform from holdfast.job b where b.id = any(batches) order by b.id for no key update;
-    batches := array(select b.id from holdfast.job b where b.id = any(batches) and b.state + 0 = 4);
+    if cardinality(batches) > 0 then
+        perform from holdfast.job b where b.id = any(batches) order by b.id for no key update;
+        batches := array(select b.id from holdfast.job b where b.id = any(batches) and b.state + 0 = 4);
+    end if;
     select array_agg(distinct d.waiter), array_agg(distinct d.job_id) into waiters, jobs
     from json_to_recordset(batch::json -> 'dependencies') as d (waiter uuid, job_id uuid);
     jobs := jobs || array(select distinct m.job_id from json_to_recordset(batch::json -> 'members') as m (job_id uuid));

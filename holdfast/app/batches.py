@@ -55,15 +55,13 @@ def draft_batch(
         options=options if options != PLAIN else None,
         is_batch=True,
     )
-    jobs = [new, *[join_batch(member, batch_id) for member in members]]
+    jobs = [new, *[replace(job, options=replace(job.options or PLAIN, batch=batch_id)) for job in members]]
     for condition, given in callbacks:
         dependency = Dependency(batch_id, condition)
         jobs += [replace(job, after=(*job.after, dependency)) for job in _check_callbacks(condition, given)]
     for job in jobs:
         check_waits(job)
-    if id is None:
-        return _with_ids_of_their_own(jobs)
-    return [new, *[_with_derived_id(job, batch_id, number) for number, job in enumerate(jobs[1:])]]
+    return [new, *_with_ids(jobs[1:], batch_id, derive_all=id is not None)]
 
 
 def _check_members(members: Sequence[NewJob]) -> None:
@@ -80,11 +78,11 @@ def _check_members(members: Sequence[NewJob]) -> None:
 
 
 def _check_callbacks(condition: Condition, given: Callbacks) -> list[NewJob]:
-    started = [given] if not isinstance(given, Iterable) else [*given]
-    for job in started:
+    drafts = [*given] if isinstance(given, Iterable) else [given]
+    for job in drafts:
         if not isinstance(job, NewJob):
             raise Invalid(f"on_{condition}", job, "give drafted jobs: task.new_job(…)")
-    return started
+    return drafts
 
 
 def check_waits(job: NewJob) -> None:
@@ -93,24 +91,20 @@ def check_waits(job: NewJob) -> None:
         raise Invalid("after", job.batch, "leave it out: it is the batch of this job, and ends after it")
 
 
-def _with_ids_of_their_own(jobs: Sequence[NewJob]) -> list[NewJob]:
-    """Returns the jobs; a draft that is given again, say on success and on failure, stands for one job more."""
-    seen: set[str] = set()
+def _with_ids(jobs: Sequence[NewJob], batch_id: str, *, derive_all: bool) -> list[NewJob]:
+    """Returns the jobs with ids that derive from the batch's, unless clients gave them.
+
+    Without ``derive_all`` only a draft that is given again, say on success and on failure, gets another id.
+    """
+    ids: dict[str, str] = {}
     found: list[NewJob] = []
-    for job in jobs:
-        is_repeated = job.id in seen and not job.has_client_id
-        found.append(replace(job, id=new_id()) if is_repeated else job)
-        seen.add(job.id)
+    for number, job in enumerate(jobs):
+        derives = not job.has_client_id and (derive_all or job.id in ids)
+        job_id = derive_id(batch_id, f"{number}") if derives else job.id
+        ids.setdefault(job.id, job_id)
+        after = tuple(replace(each, job_id=ids.get(each.job_id, each.job_id)) for each in job.after)
+        found.append(replace(job, id=job_id, has_client_id=job.has_client_id or derive_all, after=after))
     return found
-
-
-def _with_derived_id(job: NewJob, batch_id: str, number: int) -> NewJob:
-    return job if job.has_client_id else replace(job, id=derive_id(batch_id, f"{number}"), has_client_id=True)
-
-
-def join_batch(job: NewJob, batch_id: str) -> NewJob:
-    """Returns the job as a member of a batch."""
-    return replace(job, options=replace(job.options or PLAIN, batch=batch_id))
 
 
 def parse_batch(batch: Batch) -> str:

@@ -173,8 +173,8 @@ class JobEditing(TaskRegistration):
             raise Conflict(f"job {job.id} cannot be forked: {advice}")
         kept: tuple[Step, ...] = ()
         if from_step is not None:
-            number = await self._step_number([job.id], from_step)
             record = await (await self.open_store()).workflow.read_steps(job.id)
+            number = find_step(job.id, record, from_step)
             kept = tuple(step for step in record if step.number < number and step.name != CHILDREN)
         options = job.options_or_default
         fork = NewJob(
@@ -193,14 +193,7 @@ class JobEditing(TaskRegistration):
     async def _step_number(self, chosen: Selection, name: str) -> int:
         if isinstance(chosen, JobFilter) or len(chosen) != 1:
             raise Invalid("from_step", name, "it is a step of one job: name its id")
-        record = await (await self.open_store()).workflow.read_steps(chosen[0])
-        values = {step.name: step.result for step in record if not step.number}
-        steps = started_children(values) | {step.name: step.number for step in record if step.number}
-        if name not in steps:
-            known = f"recorded are {', '.join(list(steps)[:20])}" if steps else "none is recorded"
-            advice = f"{known}{did_you_mean(name, steps)}; a step that has failed runs again without from_step"
-            raise Invalid("from_step", name, f"give a step of job {chosen[0]}; {advice}")
-        return steps[name]
+        return find_step(chosen[0], await (await self.open_store()).workflow.read_steps(chosen[0]), name)
 
     @abstractmethod
     async def _replay(
@@ -220,6 +213,16 @@ class JobEditing(TaskRegistration):
         unique = job.options_or_default.unique
         holder = None if unique is None else await (await self.open_store()).query.by_key(unique.key)
         return None if holder is None or holder.id == job.id or not holds_unique(holder, job) else holder
+
+
+def find_step(job_id: str, record: Sequence[Step], name: str) -> int:
+    """Returns the number of a step, or of a child that was started, in the record of a job. Raises Invalid."""
+    steps = started_children(record) | {step.name: step.number for step in record if step.number}
+    if name not in steps:
+        known = f"recorded are {', '.join(list(steps)[:20])}" if steps else "none is recorded"
+        advice = f"{known}{did_you_mean(name, steps)}; a step that has failed runs again without from_step"
+        raise Invalid("from_step", name, f"give a step of job {job_id}; {advice}")
+    return steps[name]
 
 
 def _expiry(value: float | timedelta | datetime | str | None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.app.batches import Batch, Callbacks, draft_batch
-from holdfast.app.handle import JobHandle
+from holdfast.app.handle import JobHandle, canonical_id
 from holdfast.app.sync import requires_loop
 from holdfast.core.batches import BatchProgress
 from holdfast.core.dependencies import Condition, Dependency, find_cycle
@@ -103,12 +103,11 @@ class WorkflowMethods:
     async def read_batch(self: _Application, job_id: str) -> BatchProgress:
         """Numbers of jobs in a batch: all of them, those that have ended, and those that have failed.
 
-        The answer does not depend on the size of the batch. NotFound for what is no batch.
+        The answer takes no longer for a large batch. NotFound for what is no batch.
         """
-        job = await self._get(job_id)
-        progress = await (await self.open_store()).workflow.read_batch(job.id)
+        progress = await (await self.open_store()).workflow.read_batch(canonical_id(job_id))
         if progress is None:
-            raise NotFound(f"job {job.id} is no batch")
+            raise NotFound(f"there is no batch {job_id}")
         return progress
 
     @requires_loop

@@ -46,9 +46,13 @@ def missing_batch(batch_id: str) -> Invalid:
     return Invalid("batch", batch_id, remedy, "is no batch")
 
 
-def describe_ended_batch(batch_id: str) -> str:
-    """Text for a batch that takes no further members."""
-    return f"batch {batch_id} has ended, and takes no further jobs; submit a new batch, or let a member add them"
+class BatchEnded(Conflict):
+    """Error for a new member of a batch that has ended."""
+
+    def __init__(self, batch_id: str) -> None:
+        self.batch_id = batch_id
+        remedy = "submit a new batch, or let a member add them"
+        super().__init__(f"batch {batch_id} has ended, and takes no further jobs; {remedy}")
 
 
 def outside_members(jobs: Sequence[NewJob]) -> dict[str, list[str]]:
@@ -74,4 +78,4 @@ def check_batches(
         if batch_id not in states:
             raise missing_batch(batch_id)
         if states[batch_id] in TERMINAL and not all((batch_id, job_id) in known for job_id in members):
-            raise Conflict(describe_ended_batch(batch_id))
+            raise BatchEnded(batch_id)

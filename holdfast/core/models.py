@@ -223,8 +223,8 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     expires_in: timedelta | None = None  # ends as cancelled if it has not begun so long after the store's now; or
     expires_at_us: int | None = None  # by an instant the user named
     after: tuple[Dependency, ...] = ()  # waits for these; then it has no time of its own
-    is_batch: bool = False  # has no handler: ends with its members, later jobs of the same submission at first
-    record: tuple[Step, ...] = ()  # steps that it need not take any more, and values: those of the job that it forks
+    is_batch: bool = False  # has no handler and ends with its members, of which one at least is in its submission
+    record: tuple[Step, ...] = ()  # steps and values that it has from the beginning: of the job that it forks
 
     @property
     def unique(self) -> UniqueKey | None:

@@ -11,7 +11,6 @@ from collections.abc import (
     Callable,
     Coroutine,
     Iterable,
-    Mapping,
     Sequence,
 )
 from contextlib import AbstractContextManager
@@ -64,9 +63,9 @@ class TxStepStore(Protocol):
     async def record_step(self, connection: Any, step: NewStep, previous: str | None) -> StepReceipt: ...
 
 
-def started_children(values: Mapping[str, str | None]) -> dict[str, int]:
-    """Names and call numbers of the children that a job has started last, from its values."""
-    text = values.get(CHILDREN)
+def started_children(record: Iterable[Step]) -> dict[str, int]:
+    """Names and call numbers of the children that a job has started last, as far as they were saved."""
+    text = next((step.result for step in record if step.name == CHILDREN), None)
     return {} if text is None else dict(decode_json(text))
 
 
@@ -85,10 +84,6 @@ class SavedValues:
     def load(self, steps: Iterable[Step]) -> None:
         """Takes the values among what is stored."""
         self._values = {step.name: step.result for step in steps if not step.number}
-
-    def last_children(self) -> dict[str, int]:
-        """Names and call numbers of the children that the job has started last, as far as they were saved."""
-        return started_children(self._values)
 
     @property
     def is_iterating(self) -> bool:

@@ -38,7 +38,7 @@ from holdfast.core.validation import is_plain
 from holdfast.core.waits import SignalWait
 from holdfast.tasks.children import Child, child_record
 from holdfast.tasks.codec import decode_json, decoder_of, encode_result
-from holdfast.tasks.saved_values import SavedValues, StepStore, TxStepStore
+from holdfast.tasks.saved_values import SavedValues, StepStore, TxStepStore, started_children
 
 T = TypeVar("T")
 
@@ -81,6 +81,7 @@ class JobSteps:
         self._size = 0  # of the recorded results
         self.values = SavedValues(job, step_store, self._read)
         self._left: dict[str, Step] = {}  # recorded, and not called yet in this attempt
+        self._saved_calls: dict[str, int] = {}  # names and numbers of the children that were started last
         self._started: set[str] = set()  # children started by earlier attempts, not recorded, and not called yet
         self._reading = asyncio.Lock()
         # No attempt before can have recorded any.
@@ -209,13 +210,16 @@ class JobSteps:
         self._started.difference_update(child.name for child in children)
         if open_ones:
             self._check_started(open_ones[0].name)
-            calls = {child.name: child.number for child in open_ones[:_CALLS_SAVED]}
-            if calls != self.values.last_children():
-                await self.values.save(CHILDREN, calls)
+            await self._save_calls({child.name: child.number for child in open_ones[:_CALLS_SAVED]})
             results |= await self._results_of(open_ones, keep_failures=return_exceptions)
             steps = [(child, results[child.name]) for child in open_ones]
             await asyncio.gather(*[self._write(each.name, each.number, in_order, text) for each, text in steps])
         return [self._decode(child.name, results[child.name], child.decode_outcome) for child in children]
+
+    async def _save_calls(self, calls: dict[str, int]) -> None:
+        if calls != self._saved_calls:
+            await self.values.save(CHILDREN, calls)
+            self._saved_calls = calls
 
     def _check_started(self, name: str) -> None:
         """Ends the attempt if an earlier one has started a child that the code does not call before this step."""
@@ -241,7 +245,7 @@ class JobSteps:
                 self._failed[self._runner] = child.name
                 self._failed_children.add(child.name)
                 # They have ended: a retry may go another way, as after a step that has failed.
-                await self.values.save(CHILDREN, {})
+                await self._save_calls({})
                 raise failure
             results[child.name] = child_record(status.job_id, job, failure)
         return results
@@ -355,7 +359,8 @@ class JobSteps:
                 steps = await self._step_store.read_steps(self._job.id)
                 self._left = {step.name: step for step in steps if step.number}
                 self.values.load(steps)
-                self._started = set(self.values.last_children()).difference(self._left)
+                self._saved_calls = started_children(steps)
+                self._started = set(self._saved_calls).difference(self._left)
                 self._size = sum(len(step.result or "") for step in steps if step.number)
                 self._is_read = True
 

@@ -14,6 +14,7 @@ from holdfast.core.errors import Invalid
 from holdfast.core.models import JobState, NewJob
 from holdfast.tasks.codec import RawText
 from holdfast.views.documents import ID, JobId
+from holdfast.views.workflows import BatchDocument
 from holdfast.web.fields import MAX_LIST, OBJECT, QUEUE_VALUE, TAG_VALUE, Field, Form, array_value
 from holdfast.web.jobs import find_job
 from holdfast.web.messages import ApiResponse, json_response
@@ -58,14 +59,11 @@ class SubmittedJobs(msgspec.Struct, frozen=True):
     jobs: list[JobId]
 
 
-class BatchState(msgspec.Struct, frozen=True):
-    """Progress of a batch."""
+class BatchState(BatchDocument, frozen=True, kw_only=True):
+    """State and progress of a batch."""
 
     id: JobId
     state: JobState
-    members: Annotated[int, Meta(description="All of its jobs so far.")]
-    ended: Annotated[int, Meta(description="Those that have ended, in any way.")]
-    failed: Annotated[int, Meta(description="Those that are dead, cancelled or deleted.")]
 
 
 async def create_batch(call: RequestContext) -> ApiResponse:
@@ -100,7 +98,7 @@ async def show_batch(call: RequestContext) -> ApiResponse:
     """Returns the progress of a batch."""
     job = await find_job(call, call.path["job_id"])
     found = await call.app.read_batch(job.id)
-    return json_response(200, BatchState(job.id, job.state, found.members, found.ended, found.failed))
+    return json_response(200, BatchState(found.members, found.ended, found.failed, id=job.id, state=job.state))
 
 
 OPERATIONS = (

@@ -12,6 +12,7 @@ import pytest
 from holdfast.core.clock import ManualClock
 from holdfast.stores.base import Store
 from tests.conformance.support import Opener
+from tests.support.keys import Keys
 from tests.support.load import TEST_SECONDS
 from tests.support.stores import CARRIED, MIGRATED, stores_of
 
@@ -65,6 +66,14 @@ def opener(runner: asyncio.Runner, clock: ManualClock, home: str) -> Iterator[Op
     opener = Opener(home, clock)
     yield opener
     runner.run(opener.close())
+
+
+@pytest.fixture
+def keys(home: str) -> Iterator[Keys]:
+    """The keys of the test's own namespace in Redis."""
+    keys = Keys(home)
+    yield keys
+    keys.client.close()
 
 
 @pytest.fixture

@@ -32,6 +32,7 @@ from holdfast.core.models import (
 from holdfast.core.workers import WorkerHeartbeat
 from holdfast.stores.base import ClaimRequest, Store
 from holdfast.stores.common.named_sql import Migration, load_migrations
+from tests.support.keys import Keys
 
 SECOND = timedelta(seconds=1)
 MINUTE = timedelta(minutes=1)
@@ -157,6 +158,21 @@ async def lose_all(store: Store, clock: ManualClock) -> dict[str, Settled]:
 async def lose(store: Store, clock: ManualClock, job: Job) -> Settled:
     """Let the job's lease run out and settle the lost attempt; the answer."""
     return (await lose_all(store, clock))[job.id]
+
+
+async def end(store: Store, job: Job, state: JobState = JobState.SUCCEEDED) -> None:
+    """Ends a running job in this state."""
+    reason = None if state is JobState.SUCCEEDED else Reason.ERROR
+    answer = await settle(store, job, state, reason=reason, error=reason and "boom")
+    assert answer.accepted
+
+
+async def everything_agrees(store: Store, keys: Keys) -> None:
+    """Asserts that the structures of a namespace in Redis agree, and that a repair finds nothing to do."""
+    assert list(keys.strays()) == []
+    assert await store.health.repair() == []
+    (finding,) = [each for each in await store.health.doctor() if each.name == "structures"]
+    assert finding.level == "ok", finding
 
 
 async def state_of(store: Store, job_id: str) -> JobState | None:

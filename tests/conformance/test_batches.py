@@ -11,16 +11,16 @@ from holdfast.core.clock import ManualClock
 from holdfast.core.dependencies import Condition, Dependency
 from holdfast.core.errors import Conflict, Invalid
 from holdfast.core.ids import new_id
-from holdfast.core.models import Job, JobState, NewJob, Options, Reason, Settled, UniqueKey
+from holdfast.core.models import JobState, NewJob, Options, Reason, UniqueKey
 from holdfast.stores.base import Store
 from tests.conformance.support import (
     claim,
+    end,
     ended,
     ending,
     lose,
     new_job,
     put,
-    settle,
     state_of,
     states_of,
     stored,
@@ -55,13 +55,6 @@ async def put_batch(store: Store, members: int, *conditions: Condition) -> tuple
     callbacks = [after(batch, on) for on in conditions]
     await put(store, batch, *jobs, *callbacks)
     return batch.id, [job.id for job in jobs], [job.id for job in callbacks]
-
-
-async def end(store: Store, job: Job, state: JobState = SUCCEEDED) -> Settled:
-    reason = None if state is SUCCEEDED else Reason.ERROR
-    answer = await settle(store, job, state, reason=reason, error=reason and "boom")
-    assert answer.accepted
-    return answer
 
 
 async def progress_of(store: Store, batch_id: str) -> tuple[int, int, int]:

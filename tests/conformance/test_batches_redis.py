@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
@@ -16,17 +15,10 @@ from holdfast.core.models import JobFilter, JobState, NewJob, Options, Reason
 from holdfast.stores.base import Store
 from holdfast.stores.redis.claiming import MAX_BATCH
 from holdfast.stores.redis.encoding import encode_submission, find_complete_batches
-from tests.conformance.support import Opener, new_job, put, settle, state_of, stored, take, take_ids
+from tests.conformance.support import Opener, everything_agrees, new_job, put, settle, state_of, stored, take, take_ids
 from tests.support.keys import Keys
 
 DEAD, SUCCEEDED, WAITING = JobState.DEAD, JobState.SUCCEEDED, JobState.WAITING
-
-
-@pytest.fixture
-def keys(home: str) -> Iterator[Keys]:
-    keys = Keys(home)
-    yield keys
-    keys.client.close()
 
 
 def new_batch() -> NewJob:
@@ -47,13 +39,6 @@ async def fill(store: Store) -> dict[str, str]:
     await settle(store, first)
     await settle(store, second, DEAD, reason=Reason.ERROR, error="boom")
     return {"batch": batch.id, "failed": second.id, "open": members[2].id, "last": last.id}
-
-
-async def everything_agrees(store: Store, keys: Keys) -> None:
-    assert list(keys.strays()) == []
-    assert await store.health.repair() == []
-    (finding,) = [each for each in await store.health.doctor() if each.name == "structures"]
-    assert finding.level == "ok", finding
 
 
 async def test_structures_of_batches_agree_from_beginning_to_end(store: Store, keys: Keys) -> None:

@@ -11,10 +11,11 @@ from holdfast.core.clock import ManualClock
 from holdfast.core.dependencies import NEVER_US, Condition, Dependency, DependencyInfo, DependencyState
 from holdfast.core.errors import Invalid
 from holdfast.core.ids import new_id
-from holdfast.core.models import Job, JobState, NewJob, Options, Reason, UniqueKey
+from holdfast.core.models import JobState, NewJob, Options, Reason, UniqueKey
 from holdfast.stores.base import Store
 from tests.conformance.support import (
     claim,
+    end,
     ended,
     ending,
     lose,
@@ -43,12 +44,6 @@ def after(*job_ids: str, on: Condition = SUCCESS, **fields: object) -> NewJob:
 async def put_after(store: Store, *job_ids: str, on: Condition = SUCCESS, **fields: object) -> str:
     (job_id,) = await put(store, after(*job_ids, on=on, **fields))
     return job_id
-
-
-async def end(store: Store, job: Job, state: JobState = JobState.SUCCEEDED) -> None:
-    reason = None if state is JobState.SUCCEEDED else Reason.ERROR
-    answer = await settle(store, job, state, reason=reason, error=reason and "boom")
-    assert answer.accepted
 
 
 async def run(store: Store, *job_ids: str, state: JobState = JobState.SUCCEEDED) -> None:

@@ -4,7 +4,6 @@ survives all of it, and our own jobs are not held up."""
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
@@ -31,13 +30,6 @@ from tests.support.keys import Keys
 
 LATER = timedelta(hours=1)
 STRANGE = ("invoice-7", "01ARZ3NDEKTSV4RRFFQ69G5FAV", "ü b\n:*{}", b"\xff\xfe\x00", "", "x" * 5000)
-
-
-@pytest.fixture
-def keys(home: str) -> Iterator[Keys]:
-    keys = Keys(home)
-    yield keys
-    keys.client.close()
 
 
 def raw(keys: Keys, command: str, name: str, *words: str | bytes | int) -> None:

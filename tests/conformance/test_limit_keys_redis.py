@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -18,13 +17,6 @@ from tests.conformance.support import LEASE, WORKER, Opener, ending, failing, ne
 from tests.support.keys import Keys
 
 HOUR = timedelta(hours=1)
-
-
-@pytest.fixture
-def keys(home: str) -> Iterator[Keys]:
-    keys = Keys(home)
-    yield keys
-    keys.client.close()
 
 
 async def limit(store: Store, name: str = "mail", **fields: Any) -> None:

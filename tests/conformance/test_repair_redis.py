@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
@@ -19,13 +18,6 @@ from tests.support.keys import Keys
 
 HOUR = timedelta(hours=1)
 QUEUES = ("default", "mail")
-
-
-@pytest.fixture
-def keys(home: str) -> Iterator[Keys]:
-    keys = Keys(home)
-    yield keys
-    keys.client.close()
 
 
 async def fill(store: Store, clock: ManualClock) -> None:

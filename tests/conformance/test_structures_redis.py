@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
@@ -39,13 +38,6 @@ from tests.support.keys import Keys
 HOUR = timedelta(hours=1)
 LETTERS = {"prefix": "delayed-queue:", "schedule": "jobs", "ready": "dueJobs", "leases": "unackedJobs", "job": "job:"}
 """The names of seed 001."""
-
-
-@pytest.fixture
-def keys(home: str) -> Iterator[Keys]:
-    keys = Keys(home)
-    yield keys
-    keys.client.close()
 
 
 # ── the structures ────────────────────────────────────────────────────────────────────────────────────────────────

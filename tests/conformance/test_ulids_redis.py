@@ -44,13 +44,6 @@ def opener(runner: asyncio.Runner, clock: ManualClock, home: str) -> Iterator[Op
     runner.run(opener.close())
 
 
-@pytest.fixture
-def keys(home: str) -> Iterator[Keys]:
-    keys = Keys(home)
-    yield keys
-    keys.client.close()
-
-
 async def test_whole_lifecycle_is_stored_as_ulids_and_reported_as_uuids(
     store: Store, keys: Keys, clock: ManualClock
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 
 import pytest
@@ -23,6 +23,7 @@ from tests.conformance.support import (
     claim,
     ended,
     ending,
+    everything_agrees,
     new_job,
     put,
     running,
@@ -38,13 +39,6 @@ from tests.support.keys import Keys
 HOUR = timedelta(hours=1)
 TEN_SECONDS = timedelta(seconds=10)
 CANCELLED, SUCCEEDED, WAITING = JobState.CANCELLED, JobState.SUCCEEDED, JobState.WAITING
-
-
-@pytest.fixture
-def keys(home: str) -> Iterator[Keys]:
-    keys = Keys(home)
-    yield keys
-    keys.client.close()
 
 
 def after(*job_ids: str, on: Condition = Condition.SUCCESS, **fields: object) -> NewJob:
@@ -81,13 +75,6 @@ async def fill(store: Store) -> dict[str, str]:
     for topic in ("kept", "other", "kept"):
         await store.workflow.send_signal(Signal(new_id(), topic, "1"))
     return {"first": first, "waiter": waiter, "last": last, "half": half, "parent": parent.id, "receiver": receiver.id}
-
-
-async def everything_agrees(store: Store, keys: Keys) -> None:
-    assert list(keys.strays()) == []
-    assert await store.health.repair() == []
-    (finding,) = [each for each in await store.health.doctor() if each.name == "structures"]
-    assert finding.level == "ok", finding
 
 
 async def prune(store: Store, *states: str) -> int:

@@ -71,7 +71,7 @@ class Charge:
         return context.sync.step_in(held.connection, "charge", lambda: drive_coroutine(charge()))
 
     def steps(self) -> int:
-        """How many steps are committed."""
+        """Number of committed steps."""
         return int(self.place.execute("select count(*) from SCHEMA.step")[0][0])
 
 

@@ -97,8 +97,8 @@ def test_jobs_of_other_queues_are_as_if_not_there(home: str, tmp_path: Path, rel
             answers.append(ask(api, token, "POST", "/v1/jobs", related))
             refused(ask(api, token, "POST", "/v1/batches", {"jobs": [JOB], "on_end": [related]}), 403, "forbidden")
         assert [each.status_code for each in answers] == [422, 422]
-        told = [{name: text for name, text in each.json().items() if name != "request_id"} for each in answers]
-        assert str(told[0]).replace(secret, "ID") == str(told[1]).replace(UNKNOWN_ID, "ID")
+        problems = [{name: text for name, text in each.json().items() if name != "request_id"} for each in answers]
+        assert str(problems[0]).replace(secret, "ID") == str(problems[1]).replace(UNKNOWN_ID, "ID")
         refused(ask(api, token, "GET", f"/v1/batches/{secret}"), 404, "not_found")
         mail = ask(api, token, "POST", "/v1/batches", {"jobs": [{**JOB, "queue": "mail"}]})
         assert (

@@ -17,7 +17,7 @@ from tests.worker.support import harness
 
 @dataclass
 class Tasks:
-    """Tasks of a batch: members that do or fail as told, and callbacks that note their names."""
+    """Tasks of a batch: members that succeed, or fail if their names say so, and callbacks that note their names."""
 
     app: Holdfast
     done: list[str] = field(default_factory=list)
@@ -148,6 +148,19 @@ async def test_why_names_the_failed_jobs_of_a_batch(app: Holdfast) -> None:
             await app.edit(batch.id, priority=5)
 
 
+async def test_drafts_of_a_batch_with_an_id_may_wait_for_each_other(app: Holdfast) -> None:
+    tasks, batch_id = Tasks(app), new_id()
+    first = tasks.member.new_job("first")
+    second = tasks.member.options(after=first).new_job("second")
+    async with harness(app) as harnessed:
+        for _ in range(2):
+            await app.enqueue_batch([first, second], on_end=tasks.callback.new_job("end"), id=batch_id)
+        assert await progress_of(app, batch_id) == (2, 0, 0)
+        await harnessed.start()
+        await harnessed.run_until_idle()
+        assert tasks.done == ["first", "second", "end"]
+
+
 async def test_batch_that_cannot_be_is_refused_whole(app: Holdfast) -> None:
     tasks = Tasks(app)
     async with harness(app):
@@ -187,7 +200,7 @@ async def test_job_joins_no_batch_that_is_none_or_has_ended(app: Holdfast) -> No
                 await tasks.member.options(batch=no_batch).enqueue("lost")
         with pytest.raises(Invalid, match="give a batch: its id or handle"):
             tasks.member.options(batch="mine")
-        with pytest.raises(NotFound, match="is no batch"):
+        with pytest.raises(NotFound, match="there is no batch"):
             await app.read_batch(plain.id)
 
 

@@ -45,7 +45,7 @@ async def test_handler_waits_for_a_signal_without_a_runner(app: Holdfast) -> Non
         assert (await handle.job()).attempts == 1
 
 
-async def test_parked_jobs_and_steps_are_told_of_and_counted(app: Holdfast) -> None:
+async def test_parked_jobs_and_steps_have_events_and_metrics(app: Holdfast) -> None:
     events, metrics = Recorder(app), Metrics(app.events, labels=100)
 
     @app.task("child")

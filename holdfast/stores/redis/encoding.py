@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from holdfast.core.batches import describe_ended_batch, missing_batch
+from holdfast.core.batches import BatchEnded, missing_batch
 from holdfast.core.dependencies import missing_dependency
-from holdfast.core.errors import Conflict, HoldfastError, Invalid
+from holdfast.core.errors import HoldfastError, Invalid
 from holdfast.core.job_changes import JobChanges
 from holdfast.core.job_logs import LogLine, NewLine, Record
 from holdfast.core.models import (
@@ -283,7 +283,7 @@ def refused_submission(reply: bytes) -> HoldfastError:
     kind, _, job_id = decode_text(reply).partition(" ")
     if kind == "after":
         return missing_dependency(job_id)
-    return missing_batch(job_id) if kind == "missing" else Conflict(describe_ended_batch(job_id))
+    return missing_batch(job_id) if kind == "missing" else BatchEnded(job_id)
 
 
 # ── out of Redis ──────────────────────────────────────────────────────────────────────────────────────────────────

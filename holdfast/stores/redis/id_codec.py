@@ -8,9 +8,9 @@ from datetime import timedelta
 
 from msgspec.structs import replace
 
-from holdfast.core.batches import BatchProgress, describe_ended_batch, missing_batch
+from holdfast.core.batches import BatchEnded, BatchProgress, missing_batch
 from holdfast.core.dependencies import describe_failed_dependency, missing_dependency
-from holdfast.core.errors import Conflict, Invalid, Unavailable
+from holdfast.core.errors import Invalid, Unavailable
 from holdfast.core.ids import as_ulid, parse_id
 from holdfast.core.job_logs import LogPage, Record
 from holdfast.core.models import (
@@ -117,9 +117,8 @@ class UlidQueueing(ForwardingQueueing):
             answers = await self._inner.submit([_written_job(job) for job in jobs])
         except Invalid as error:
             raise _read_refusal(error) from None
-        except Conflict as error:
-            ended = (job.batch for job in jobs if job.batch and encode_id(job.batch) in str(error))
-            raise Conflict(describe_ended_batch(next(ended))) from None
+        except BatchEnded as error:
+            raise BatchEnded(decode_id(error.batch_id)) from None
         except Unavailable as error:
             error.stored = [job_id and decode_id(job_id) for job_id in error.stored]
             raise

@@ -43,8 +43,8 @@ class Kind:
 
 
 COMMAND_COMPLETE = b"C\0\0\0"
-"""How PostgreSQL's message of that name begins, whichever statement a settlement was: an update, or a query about one
-that was refused because the one before it, whose answer was cut off, had been applied."""
+"""First bytes of PostgreSQL's answer to any statement. A settlement is an update, or, when it is sent again after its
+answer was cut off, a query."""
 POSTGRES = Kind(
     start=lambda: Postgres(authenticated=True),
     parameters={"schema": "crash"},

@@ -1,8 +1,9 @@
 -- name: operate (partitions, transitions, waits, uniqueness, reopening, fingerprint)
 -- Cancels, replays or deletes jobs. ARGV: 3 "cancel", "replay" or "delete", 4 "f" to replay successes too, "w" to keep
--- payloads in one piece, a number to forget the steps from this one on, 5 "" or "=" and the new payload, 6 idempotency key of this call, 7 and 8 microseconds: delay
--- of the first replayed job, and interval between two, 9 of a replay: version of the limits. Then for each job: id, ""
--- or the required "state claims" (else it is skipped), and of a replay its fingerprint and its field `partition`.
+-- payloads in one piece, a number to forget the steps from this one on, 5 "" or "=" and the new payload, 6 idempotency
+-- key of this call, 7 and 8 microseconds: delay of the first replayed job, and interval between two, 9 of a replay:
+-- version of the limits. Then for each job: id, "" or the required "state claims" (else it is skipped), and of a replay
+-- its fingerprint and its field `partition`.
 -- Returns {state now, 1 changed | 0 refused | -1 skipped} of each, nil for no job; or CONFLICT.
 local DONE_KEY, DONE_SECONDS = PREFIX .. 'done:' .. ARGV[6], 60 -- seconds
 local earlier = redis.pcall('GET', DONE_KEY)

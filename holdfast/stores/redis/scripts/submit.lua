@@ -413,8 +413,8 @@ local function relation_of(n, is_extended) -- true for a batch, and the batch of
     return mark == '*', batch ~= '' and batch or nil
 end
 
--- The first batch that is neither stored nor earlier in the batch of jobs, after "missing ", or that has ended and would
--- get a new member, after "ended ".
+-- The first batch that is neither stored nor an earlier job, after "missing ", or that has ended and would get a new
+-- member, after "ended ".
 local function find_refused_batch(from)
     local known, refused = {}, nil
     each_job(from, function(n, _, is_extended)
@@ -467,14 +467,16 @@ local function find_missing(from)
     return missing
 end
 
--- Stores a batch of jobs, encoded from ARGV[from] on: "1" to keep payloads in one piece, else "0", then "a" if a job has
--- dependencies, "b" if one is a batch or a member, and " ID" of each batch that gets no more members or callbacks; number of specs, the specs, then runs of jobs. A run begins with what its jobs share: number,
--- spec, when ("" now, "+delay", "=instant"), field `partition` or "", and "" or "x". Then id and payload of each job;
--- with "x" also key, its lifetime and options (each after "=", "" for none), "1" for a client's own id, its unique key
--- as `take_unique` expects it, expiry, dependencies in MessagePack or "", and "*" for a batch, then the id of the batch of
--- which it is a member; then name and text of each of its steps in MessagePack, or "". Returns nil and what was refused: the id of a missing dependency, after "after ", or a batch; or per
--- job 1 (created), 0 (known), or the id of the job that holds its key, after "+" if that was
--- changed. If any job was created, the number of the last submission follows.
+-- Stores jobs, encoded from ARGV[from] on: "1" to keep payloads in one piece, else "0", then "a" if a job has
+-- dependencies, "b" if one is a batch or a member, and " ID" of each batch that gets no more members or callbacks;
+-- number of specs, the specs, then runs of jobs. A run begins with what its jobs share: number, spec, when ("" now,
+-- "+delay", "=instant"), field `partition` or "", and "" or "x". Then id and payload of each job; with "x" also key, its
+-- lifetime and options (each after "=", "" for none), "1" for a client's own id, its unique key as `take_unique` expects
+-- it, expiry, dependencies in MessagePack or "", "*" for a batch and then the id of the batch of which it is a member,
+-- and name and text of each of its steps in MessagePack, or "".
+-- Returns nil and what was refused: the id of a missing dependency, after "after ", or that of a batch, after "missing "
+-- or "ended "; or per job 1 (created), 0 (known), or the id of the job that holds its key, after "+" if that was changed.
+-- If any job was created, the number of the last submission follows.
 local function store_batch(from)
     whole = string.sub(ARGV[from], 1, 1) == '1'
     local flags = string.match(ARGV[from], '^%S+')

@@ -28,7 +28,7 @@ from holdfast.app.workflows import WorkflowMethods
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import ForkedConnection, Invalid, NotFound
 from holdfast.core.events import Events
-from holdfast.core.fault_injection import check_environment
+from holdfast.core.fault_points import check_environment
 from holdfast.core.job_logs import LogPage
 from holdfast.core.limits import Limit
 from holdfast.core.models import (

@@ -23,7 +23,7 @@ from holdfast.app.workflows import After, check_circles, parse_dependencies
 from holdfast.core.batches import BATCH_TASK
 from holdfast.core.errors import Conflict, HoldfastError, Invalid, Unavailable
 from holdfast.core.events import Events, JobCreated, JobDuplicate
-from holdfast.core.fault_injection import fault_point
+from holdfast.core.fault_points import fault_point
 from holdfast.core.ids import check_id, new_id
 from holdfast.core.job_changes import check_expiry, needs_clock, with_expiry
 from holdfast.core.metric_events import JobsSubmitted

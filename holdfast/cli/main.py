@@ -30,7 +30,7 @@ from holdfast.cli.signal import signal
 from holdfast.cli.watch import stats, watch
 from holdfast.cli.worker import worker
 from holdfast.core.errors import HoldfastError, Invalid
-from holdfast.core.fault_injection import check_environment
+from holdfast.core.fault_points import check_environment
 from holdfast.views.formatting import safe_text
 
 INTERRUPTED = 130

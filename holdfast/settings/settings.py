@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
 from holdfast.core.errors import ConfigError, Invalid, quote_value
-from holdfast.core.fault_injection import FAULTS_VARIABLE
+from holdfast.core.fault_points import FAULTS_VARIABLE
 from holdfast.core.retry import Retry
 from holdfast.core.validation import KEY_LIMIT, did_you_mean
 from holdfast.settings import toml_file

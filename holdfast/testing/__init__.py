@@ -14,7 +14,7 @@ inline.py       inline and manual mode, on a private store
 assertions.py   assertions about enqueued jobs
 """
 
-from holdfast.core.fault_injection import kill_at
+from holdfast.core.fault_points import kill_at
 from holdfast.testing.assertions import assert_enqueued, enqueued, refute_enqueued
 from holdfast.testing.harness import Harness, NotIdle
 from holdfast.testing.inline import inline, manual

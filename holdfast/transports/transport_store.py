@@ -14,7 +14,7 @@ import msgspec
 from holdfast.core.clock import wait_first
 from holdfast.core.errors import HoldfastError
 from holdfast.core.events import Event
-from holdfast.core.fault_injection import fault_point
+from holdfast.core.fault_points import fault_point
 from holdfast.core.job_changes import JobChanges
 from holdfast.core.models import (
     BulkResult,

@@ -16,7 +16,7 @@ from datetime import timedelta
 from typing import Any
 
 from holdfast.core.errors import HoldfastError
-from holdfast.core.fault_injection import fault_point
+from holdfast.core.fault_points import fault_point
 from holdfast.core.lifecycle import Released, budget_spent
 from holdfast.core.models import Claim
 from holdfast.stores.base import EVERY_QUEUE, ClaimRequest, Store

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from holdfast.core.clock import wait_first
 from holdfast.core.errors import HoldfastError, StoreReplaced
 from holdfast.core.events import LoopBlocked, StoreTrouble
-from holdfast.core.fault_injection import fault_point
+from holdfast.core.fault_points import fault_point
 from holdfast.core.metric_events import LoopDelayMeasured
 from holdfast.core.models import Job, Lease
 from holdfast.core.workers import LeaseStatus, WorkerCommand, WorkerHeartbeat

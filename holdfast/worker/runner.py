@@ -15,7 +15,7 @@ from typing import Any
 
 from holdfast.core.errors import Invalid
 from holdfast.core.events import HandlerStart
-from holdfast.core.fault_injection import fault_point
+from holdfast.core.fault_points import fault_point
 from holdfast.core.lifecycle import Cancelled, Failed, Outcome, Released, Succeeded
 from holdfast.core.models import Job, Reason, TxOutcome
 from holdfast.tasks import CURRENT, Context, LogOpener, Task

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from holdfast.core.errors import ConfigError, HoldfastError, Unavailable
 from holdfast.core.events import JobSucceeded, StoreTrouble
-from holdfast.core.fault_injection import fault_point
+from holdfast.core.fault_points import fault_point
 from holdfast.core.metric_events import BatchSettled
 from holdfast.core.models import JobState, Lease, Reason, Settled
 from holdfast.stores.base import Store

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 from holdfast.core.errors import ConfigError, HoldfastError, Unavailable
-from holdfast.core.fault_injection import fault_point
+from holdfast.core.fault_points import fault_point
 from holdfast.core.metric_events import StepsRecorded
 from holdfast.core.models import Job, Lease, NewJob, Step
 from holdfast.core.steps import NewStep

@@ -9,7 +9,7 @@ from datetime import timedelta
 from holdfast.app.limits import LimitManager
 from holdfast.core.errors import ConfigError, HoldfastError, Unavailable
 from holdfast.core.events import StoreTrouble, SweepComplete
-from holdfast.core.fault_injection import fault_point
+from holdfast.core.fault_points import fault_point
 from holdfast.core.lifecycle import Lost, decide
 from holdfast.core.models import Job, JobState, Settled
 from holdfast.stores.base import Store

@@ -15,7 +15,7 @@ from holdfast.app.limits import LimitManager, merge_limits
 from holdfast.app.schedules import ScheduleManager
 from holdfast.core.errors import HoldfastError, Unavailable
 from holdfast.core.events import ScheduleFired, StoreTrouble
-from holdfast.core.fault_injection import fault_point
+from holdfast.core.fault_points import fault_point
 from holdfast.core.limits import Limit
 from holdfast.core.models import NOT_STARTED, TERMINAL, NewJob, to_datetime
 from holdfast.core.schedule import DueTicks, Overlap, Schedule, ScheduleChange, due_ticks, tick_job

@@ -13,7 +13,7 @@ import pytest
 from holdfast import Holdfast
 from holdfast.core.clock import ManualClock
 from holdfast.core.events import LeaseRejected, SweepComplete
-from holdfast.core.fault_injection import InjectedFault, arm_fault
+from holdfast.core.fault_points import InjectedFault, arm_fault
 from holdfast.core.models import JobFilter, JobState, Reason
 from holdfast.transports import reconciler
 from holdfast.worker.worker import Worker

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from holdfast.core.fault_injection import POINTS
+from holdfast.core.fault_points import POINTS
 from tests.crash.checker import excess_explained
 from tests.crash.fleet import WORKER, Fleet, until
 from tests.crash.report import Report, facts, judged

@@ -30,15 +30,22 @@ _NOTIFIES: Mapping[str, frozenset[str]] = {
     "submit": frozenset({"queue"}),
     "claim": frozenset({"queue"}),  # it may have made more jobs ready than it took
     "promote_due": frozenset({"queue"}),
+    "expire_waiting": frozenset({"queue"}),
+    "edit": frozenset({"queue"}),
+    "delete": frozenset({"queue"}),
+    "send_signal": frozenset({"queue"}),
+    "write_limit": frozenset({"queue"}),
     "reannounce": frozenset({"queue"}),
     "replay": frozenset({"queue"}),
     "resume": frozenset({"queue"}),
     "write_schedule": frozenset({"queue"}),
     "settle": frozenset({"queue", "job"}),
-    "cancel": frozenset({"worker", "job"}),
+    "cancel": frozenset({"queue", "worker", "job"}),
     "send_command": frozenset({"worker"}),
 }
-"""Kinds of topics that each verb of a store notifies."""
+"""Kinds of topics that each verb of a store notifies, of all that can make jobs ready or stop them."""
+_MAY_CHANGE_NOTHING = frozenset({"reannounce", "expire_waiting"})
+"""Verbs of every sweep; an empty answer says that they changed nothing."""
 
 
 class Activity:
@@ -207,7 +214,7 @@ class WatchedStore(ForwardingStore):
         try:
             answer = await call()
             changed = not isinstance(answer, Claim) or bool(answer.jobs)
-            if verb in _NOTIFIES and changed and not (verb == "reannounce" and not answer):
+            if verb in _NOTIFIES and changed and not (verb in _MAY_CHANGE_NOTHING and not answer):
                 self._activity.notifications.notify_kinds(_NOTIFIES[verb])
             return answer
         finally:

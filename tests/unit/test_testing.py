@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import Dead, Holdfast, HoldfastError, JobFailed, JobState, ResultTimeout, Retry, Snooze, testing
-from holdfast.core.fault_injection import POINTS
+from holdfast import Context, Dead, Holdfast, HoldfastError, JobFailed, JobState, ResultTimeout, Retry, Snooze, testing
+from holdfast.core.fault_points import POINTS
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "testing.md"
 
@@ -298,3 +298,32 @@ def test_the_guide_kills_a_worker_at_a_point(tmp_path: Path) -> None:
 def test_the_guide_names_every_point() -> None:
     (listed,) = re.findall(r"The\spoints are (.*?)\. Unset", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
     assert set(re.findall(r"`([^`]+)`", listed)) == POINTS
+
+
+@pytest.mark.parametrize("change", ["signal", "edit", "cancel", "delete", "resume a limit"])
+def test_workers_know_of_a_change_that_makes_jobs_ready_before_time_moves(app: Holdfast, change: str) -> None:
+    @app.task("approval")
+    async def approval(context: Context) -> None:
+        await context.wait_for("approved", timeout="7d")
+
+    async def run() -> int:
+        async with testing.Harness(app) as harness:
+            waiting = await app.enqueue("approval", {})
+            delayed = await app.enqueue("add", {"a": 1}, delay="1d")
+            await app.limits.add("slow", rate="1/d")
+            await harness.advance(1)
+            notifications = harness._activity.notifications
+            before = notifications.notified_count(frozenset({"queue"}))
+            if change == "signal":
+                assert (await app.signal("approved")).job_id == waiting.id
+            elif change == "edit":
+                await app.edit(delayed.id, delay=5)
+            elif change == "cancel":
+                await app.cancel(delayed.id)
+            elif change == "delete":
+                await app.delete(delayed.id)
+            else:
+                await app.limits.resume("slow")
+            return notifications.notified_count(frozenset({"queue"})) - before
+
+    assert asyncio.run(run()) > 0

@@ -198,7 +198,8 @@ def check_circles(jobs: Iterable[NewJob]) -> None:
     circle = find_cycle(graph)
     if circle:
         shown = " → ".join(circle if len(circle) <= 10 else [*circle[:5], f"({len(circle) - 6} more)", circle[-1]])
-        raise Invalid("after", shown, "let no job wait for itself, nor for one that waits for it")
+        remedy = f"let no job wait for itself, nor for one that waits for it, as here: {shown}"
+        raise Invalid("after", circle[1], remedy)
 
 
 def chain_jobs(*jobs: NewJob, on: str = Condition.SUCCESS) -> list[NewJob]:

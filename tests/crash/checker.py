@@ -119,8 +119,8 @@ def attempts_counted(facts: Facts) -> Iterable[str]:
 
 def excess_explained(facts: Facts) -> Iterable[str]:
     """Attempts exceed executions only by the leases a killed or frozen process held unstarted."""
-    # A process that wakes without its lease cancels the handler: an attempt like any other.
-    executed = Counter(run.job for run in facts.runs if not run.cancelled or _froze(run, facts))
+    # A process that wakes, or is served, too late for its lease cancels the handler: an attempt like any other.
+    executed = Counter(run.job for run in facts.runs if not run.cancelled or run.lost or _froze(run, facts))
     for row in facts.rows.values():
         excess = row.attempts - executed[row.id]
         if excess > facts.unstarted[row.id]:

@@ -31,6 +31,8 @@ class Execution:
     ended: float | None = None
     """When it returned or was cancelled; None: its process died under it (or it still runs)."""
     cancelled: bool = False
+    lost: bool = False
+    """Its worker learned that the lease was another's, so the claim stays counted although it was cancelled."""
 
 
 def append(ledger: Path, /, **line: Any) -> None:
@@ -67,17 +69,23 @@ def executions(lines: Iterable[dict[str, Any]]) -> list[Execution]:
     """Starts paired with their endings: by job, claim and process."""
     found: dict[tuple[str, int, int, int], Execution] = {}
     starts: dict[tuple[str, int, int], int] = {}
+    last: dict[tuple[str | None, int], tuple[str, int, int, int]] = {}
     for line in lines:
         what = line.get("what")
         if what == "start":
             run = (line["job"], line["claims"], line["pid"])
             starts[run] = starts.get(run, 0) + 1  # one lease started twice stays two executions: that is a fault
+            last[line["job"], line["pid"]] = (*run, starts[run])
             found[*run, starts[run]] = Execution(*run[:2], line["attempt"], run[2], line["mono"], line["wall"])
         elif what in ENDINGS:
             run = (line["job"], line["claims"], line["pid"])
             key = (*run, starts.get(run, 0))
             if key in found:
                 found[key] = replace(found[key], ended=line["mono"], cancelled=what == "cancelled")
+        elif what == "refused":
+            latest = last.get((line.get("job"), line["pid"]))
+            if latest is not None:
+                found[latest] = replace(found[latest], lost=True)
     return list(found.values())
 
 

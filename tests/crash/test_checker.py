@@ -49,6 +49,7 @@ def test_a_sound_history_has_no_complaints() -> None:
         (checker.attempts_counted, replace(SOUND, rows=row(attempts=1))),
         (checker.attempts_counted, replace(SOUND, rows=row(attempts=0), replayed={"a": [11.5]})),
         (checker.excess_explained, replace(SOUND, rows=row(attempts=3))),
+        (checker.excess_explained, replace(SOUND, runs=[replace(FIRST, cancelled=True), SECOND])),
         (checker.no_overlap, replace(SOUND, runs=[replace(FIRST, ended=12.5), SECOND])),
         (checker.no_overlap, replace(SOUND, runs=[replace(FIRST, ended=None), SECOND])),
         (checker.no_overlap, replace(SOUND, runs=[replace(FIRST, ended=None), SECOND], killed={100: 12.5})),
@@ -67,6 +68,7 @@ def test_a_fault_is_found(check: Check, facts: Facts) -> None:
             replace(SOUND, runs=[replace(FIRST, ended=15.0), SECOND], frozen=[Frozen(100, 10.5, 14.0)]),
         ),
         (checker.excess_explained, replace(SOUND, rows=row(attempts=3), unstarted=Counter(a=1))),
+        (checker.excess_explained, replace(SOUND, runs=[replace(FIRST, cancelled=True, lost=True), SECOND])),
         (checker.attempts_counted, replace(SOUND, rows=row(attempts=1), runs=[replace(FIRST, cancelled=True), SECOND])),
         (checker.attempts_counted, replace(SOUND, rows=row(attempts=1), replayed={"a": [11.5]})),
         (checker.finished_once, replace(SOUND, accepted=["a", "a"], replayed={"a": [11.5]})),
@@ -87,6 +89,14 @@ def test_the_ledger_pairs_starts_with_their_endings(tmp_path: Path) -> None:
     assert second.ended is not None
     assert second.ended >= second.started
     assert third.cancelled
+
+
+def test_cancelled_execution_whose_lease_was_another_s_is_known_as_lost(tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger"
+    for claims, endings in ((1, ("cancelled", "refused")), (2, ("cancelled",))):
+        for what in ("start", *endings):
+            append(ledger, what=what, job="a", claims=claims, attempt=1)
+    assert [run.lost for run in executions(Reader(ledger).lines())] == [True, False]
 
 
 def test_lease_started_twice_in_one_process_is_two_executions(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from tests.crash.scenarios import (
     waits,
     workflows,
 )
-from tests.support.stores import CARRIED, STORES, Home, stores_of
+from tests.support.stores import CARRIED, STORES, Home, sqlite_file, stores_of
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(400)]
 
@@ -125,6 +125,13 @@ def test_limits_are_never_exceeded_and_no_slot_leaks(tmp_path: Path, home: Home,
 @pytest.mark.rows("S50")
 def test_recorded_steps_are_never_run_again(tmp_path: Path, home: Home, seed: int) -> None:
     assert kept(workflows.workflows(tmp_path, home, jobs=20, steps=10, kills=5, seed=seed))
+
+
+@pytest.mark.rows("S51")
+def test_twenty_workflows_survive_fifty_kills(tmp_path: Path, seed: int) -> None:
+    assert kept(
+        workflows.workflows(tmp_path, sqlite_file, jobs=20, steps=10, kills=50, seed=seed, pause=0.2, freezes=False)
+    )
 
 
 def test_each_signal_is_received_once_or_kept(tmp_path: Path, home: Home, seed: int) -> None:

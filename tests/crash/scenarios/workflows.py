@@ -18,22 +18,24 @@ from tests.crash.scenarios.submitting import await_quiet, submit
 from tests.support.stores import Home
 
 WORKERS, SLOTS = 4, 20
-BETWEEN = 0.6  # seconds between two kills
 
 
-def workflows(folder: Path, home: Home, *, jobs: int, steps: int, kills: int, seed: int) -> Report:
-    """Jobs of so many steps; one worker after the other is killed, every fifth frozen for longer than its lease."""
+def workflows(
+    folder: Path, home: Home, *, jobs: int, steps: int, kills: int, seed: int, pause: float = 0.6, freezes: bool = True
+) -> Report:
+    """Jobs of so many steps; one worker after the other is killed, ``pause`` seconds between two of them, or every
+    fifth frozen for longer than its lease."""
     rng = random.Random(seed)
     report = Report(figures={"seed": seed})
     with Fleet(folder, home) as fleet:
-        seconds = max(0.04, 1.5 * kills * BETWEEN * SLOTS / (jobs * steps))
+        seconds = max(0.04, 1.5 * kills * pause * SLOTS / (jobs * steps))
         options = {"max_attempts": 25}
         submitted = submit(fleet, [("crash.steps", {"steps": steps, "seconds": seconds}, options)] * jobs)
         fleet.start_workers(WORKERS)
         for number in range(kills):
-            time.sleep(BETWEEN * rng.uniform(0.5, 1.5))
+            time.sleep(pause * rng.uniform(0.5, 1.5))
             victim = rng.choice(fleet.await_working(WORKERS - 1))
-            if number % 5 == 4:
+            if freezes and number % 5 == 4:
                 fleet.freeze(victim, LEASE + 1)
             else:
                 fleet.kill(victim)

@@ -29,7 +29,7 @@ def lines(plan: Plan, place: Place, server_cpu: Callable[[], float] | None = Non
 
 
 def _compare(plan: Plan, place: Place, kind: str, server_cpu: Callable[[], float] | None) -> list[Line]:
-    parked, claims = plan.size(1_000_000, 1000), plan.size(300, 10)
+    parked, claims = plan.size(1_000_000, 1000), plan.size(1200, 10)
     found = {
         "cpu": _line(f"idle worker, {parked:,} {_KINDS[kind]}: CPU", "%"),
         "counted": _line(f"idle worker, {parked:,} {_KINDS[kind]}: CPU of server", "%"),

@@ -12,6 +12,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, get_type_hint
 import msgspec
 
 from holdfast.app.bound_task import BoundTask, TaskOwner
+from holdfast.app.faults import FaultManager
 from holdfast.app.handle import JobHandle
 from holdfast.app.limits import LimitManager, merge_limits
 from holdfast.app.schedules import ScheduleManager, draft_schedule, schedule_options
@@ -116,6 +117,11 @@ class TaskRegistration(ABC):
     def limits(self) -> LimitManager:
         """Limits in the store: those that ``limit`` declares, and others."""
         return LimitManager(self)
+
+    @property
+    def faults(self) -> FaultManager:
+        """Faults that are injected into workers whose settings allow them."""
+        return FaultManager(self)
 
     @abstractmethod
     async def submit(self, job: NewJob, *, connection: Any = None) -> JobHandle[Any]:

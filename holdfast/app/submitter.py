@@ -24,6 +24,7 @@ from holdfast.core.batches import BATCH_TASK
 from holdfast.core.errors import Conflict, HoldfastError, Invalid, Unavailable
 from holdfast.core.events import Events, JobCreated, JobDuplicate
 from holdfast.core.fault_points import fault_point
+from holdfast.core.faults import FAULTS_TASK
 from holdfast.core.ids import check_id, new_id
 from holdfast.core.job_changes import check_expiry, needs_clock, with_expiry
 from holdfast.core.metric_events import JobsSubmitted
@@ -90,6 +91,8 @@ def draft_job(task: str, payload: str, draft: JobOptions, settings: Settings) ->
         raise Invalid("run_at", draft.run_at, "give delay or run_at, not both")
     if task == BATCH_TASK:
         raise Invalid("task", task, "submit a batch with its jobs: app.enqueue_batch(…), or POST /v1/batches")
+    if task == FAULTS_TASK:
+        raise Invalid("task", task, "switch faults on by app.faults.start(…), `holdfast chaos` or POST /v1/faults")
     options = Options(
         timeout=None if draft.timeout is None else check_timeout(draft.timeout).total_seconds(),
         retry=None if draft.retry is None else as_retry(draft.retry).to_builtins(),

@@ -14,6 +14,7 @@ import click
 
 from holdfast.cli.api import api, audit, develop
 from holdfast.cli.base import CONTEXT, ExampleGroup, common_options, complete_steps
+from holdfast.cli.chaos import chaos
 from holdfast.cli.config import config, retry_schedule
 from holdfast.cli.context import Session
 from holdfast.cli.enqueue import enqueue
@@ -159,6 +160,7 @@ for _each in (
     backup,
     migrate,
     doctor,
+    chaos,
     complete_steps,
 ):
     main.add_command(_each)

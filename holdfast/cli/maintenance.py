@@ -15,6 +15,7 @@ from holdfast.cli.context import Session, missing_database, open_application, st
 from holdfast.cli.output import Column, print_json, print_table
 from holdfast.cli.submission import server_time_us
 from holdfast.core.errors import ConfigError
+from holdfast.core.faults import FAULTS_TASK
 from holdfast.core.limits import Limit
 from holdfast.core.models import Finding, JobState, QueueInfo, to_microseconds
 from holdfast.core.resources import MAX_MEMORY, ResourceLimits
@@ -114,6 +115,7 @@ def _findings(session: Session, *, repair: bool) -> Iterator[Finding]:
         if repair:
             yield from app.sync.repair() or [Finding("repair", "ok", "there was nothing to put right")]
         yield from app.sync.doctor()
+        yield from _about_faults(app)
         yield from _about_clock(app)
         queues, workers = app.sync.queues(), app.sync.workers()
         yield from about_workers(queues, workers)
@@ -155,6 +157,16 @@ def about_isolation(settings: Settings) -> Iterator[Finding]:
         remedy = f"{'command jobs' if refused else 'command jobs that ask for it'} are refused here; {SANDBOX_REMEDY}"
         level = "error" if refused else "ok" if settings.commands == "off" else "warning"
         yield Finding("sandbox", level, text, remedy)
+
+
+def _about_faults(app: Holdfast) -> Iterator[Finding]:
+    plan = app.faults.sync.read()
+    if plan is not None:
+        text = f"faults are injected until {format_timestamp(plan.until_us)}: {', '.join(plan.kinds)}"
+        yield Finding("faults", "warning", text, "`holdfast chaos stop` ends them")
+    elif app.settings.allow_faults:
+        remedy = "keep allow_faults out of the settings of a system that people rely on"
+        yield Finding("faults", "warning", "none is injected, but these settings allow it", remedy)
 
 
 def _about_clock(app: Holdfast) -> Iterator[Finding]:
@@ -258,6 +270,6 @@ def about_workers(queues: Sequence[QueueInfo], workers: Sequence[WorkerInfo]) ->
         if waiting and queue.paused:
             text = f"queue {queue.name} is paused and holds {number}"
             yield Finding("queues", "warning", text, f"holdfast queue resume {queue.name}")
-        elif waiting and not any(serves_queue(worker, queue.name) for worker in alive):
+        elif waiting and queue.name != FAULTS_TASK and not any(serves_queue(worker, queue.name) for worker in alive):
             text = f"no worker serves queue {queue.name}, which holds {number}"
             yield Finding("queues", "warning", text, f"holdfast worker start --queues {queue.name}")

@@ -237,6 +237,24 @@ class StoreTrouble(Event, frozen=True, kw_only=True, omit_defaults=True):
     request_id: str | None = None
 
 
+class FaultsChanged(Event, frozen=True, kw_only=True):
+    """Faults were switched on or off in a worker that allows them. ``active``: how many are on."""
+
+    level: ClassVar[str] = "warning"
+    active: int
+    until: datetime | None
+
+
+class FaultInjected(Event, frozen=True, kw_only=True, omit_defaults=True):
+    """A fault was injected into a handler, a step or a call of the store."""
+
+    level: ClassVar[str] = "warning"
+    kind: str
+    job_id: str | None = None
+    task: str | None = None
+    step: str | None = None
+
+
 class TransportAway(Event, frozen=True, kw_only=True):
     """The transport is unavailable: until it is back, workers poll the store. Emitted once per outage."""
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from holdfast.core.errors import Invalid
 from holdfast.core.models import Lease
+from holdfast.core.validation import is_plain
 
 MAX_STEPS = 10_000
 """Steps of one job."""
@@ -12,6 +14,13 @@ MAX_RESULTS = 64 * 1024 * 1024
 """Characters of the results of all steps of a job: each attempt but the first reads them."""
 MAX_NAME = 200
 """Characters of a step's name."""
+
+
+def check_step_name(name: object) -> str:
+    """Returns the name of a step; raises Invalid for one that no step can have."""
+    if not isinstance(name, str) or not is_plain(name) or len(name) > MAX_NAME or "#" in name:
+        raise Invalid("step", name, f"give one line of text of up to {MAX_NAME} characters, without #")
+    return name
 
 
 class NewStep(msgspec.Struct, frozen=True, gc=False):

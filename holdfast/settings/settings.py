@@ -118,6 +118,7 @@ class Settings(ResourceSettings, HttpSettings, MetricsSettings):
         "If false, it holds no more jobs than run at once and writes each outcome at once: a crash repeats fewer jobs, "
         "and short jobs run slower.",
     )
+    allow_faults = Setting(FLAG, False, "Whether `holdfast chaos` may break these workers: for staging alone.")
     processes = Setting(whole_number(1, 256), 1, "Worker processes that one command starts and watches.")
     worker_id = Setting(
         optional("minted", WORKER_ID),

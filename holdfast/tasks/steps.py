@@ -33,8 +33,7 @@ from holdfast.core.lifecycle import (
 from holdfast.core.models import MICROSECOND, TERMINAL, Job, NewJob, Reason, Step
 from holdfast.core.portal import drive_coroutine
 from holdfast.core.retry import Retry
-from holdfast.core.steps import CHILDREN, MAX_NAME, MAX_RESULTS, MAX_STEPS, NewStep
-from holdfast.core.validation import is_plain
+from holdfast.core.steps import CHILDREN, MAX_RESULTS, MAX_STEPS, NewStep, check_step_name
 from holdfast.core.waits import SignalWait
 from holdfast.tasks.children import Child, child_record
 from holdfast.tasks.codec import decode_json, decoder_of, encode_result
@@ -115,7 +114,9 @@ class JobSteps:
         """Counts a call of a step at once, and returns the coroutine that runs it."""
         _check_function(function)
         decode = decoder_of(function)
-        return self._run(*self._count_call(name), options, lambda: function(*args, **kwargs), decode, transaction)
+        unique, number = self._count_call(name)
+        called = self._step_store.step_function(self._job, unique, function, blocking=False)
+        return self._run(unique, number, options, lambda: called(*args, **kwargs), decode, transaction)
 
     def run_blocking(
         self,
@@ -142,7 +143,8 @@ class JobSteps:
         with self._step_store.open_span(unique), self._noting_failure(caller, unique):
             if transaction is not None:
                 drive_coroutine(transaction.step_store.verify_connection(transaction.connection))
-            value = self._try_often_blocking(options, lambda: function(*args, **kwargs))
+            called = self._step_store.step_function(self._job, unique, function, blocking=True)
+            value = self._try_often_blocking(options, lambda: called(*args, **kwargs))
             saving = self._save(unique, number, decode, in_order=in_order, value=value, transaction=transaction)
             return run(saving) if transaction is None else drive_coroutine(saving)
 
@@ -265,9 +267,7 @@ class JobSteps:
                 "call it before or behind the loop: the cursor is the record, and its rows are run again from there"
             )
             raise Invalid("step", name, remedy)
-        if not isinstance(name, str) or not is_plain(name) or len(name) > MAX_NAME or "#" in name:
-            raise Invalid("step", name, f"give one line of text of up to {MAX_NAME} characters, without #")
-        name = f"{kind}{name}"
+        name = f"{kind}{check_step_name(name)}"
         self._calls[name] += 1
         self._number += 1
         if self._number > MAX_STEPS:

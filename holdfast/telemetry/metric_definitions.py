@@ -40,6 +40,7 @@ FAMILIES = (
     Family(
         "jobs_expired_total", "counter", "Jobs that ended because no worker took them by their `expires`.", ("task",)
     ),
+    Family("faults_injected_total", "counter", "Faults that were injected on purpose.", ("kind",)),
     Family("jobs_retried_total", "counter", "Jobs taken again after an attempt that failed or was lost."),
     Family("jobs_recovered_total", "counter", "Jobs whose lease had ended unsettled: their worker was gone."),
     Family("jobs_pruned_total", "counter", "Ended jobs deleted because their time was over."),
@@ -76,6 +77,7 @@ FAMILIES = (
     Family("worker_active_jobs", "gauge", "Handlers that run now."),
     Family("worker_buffered_jobs", "gauge", "Jobs this worker has claimed and not yet begun."),
     Family("worker_slots", "gauge", "Handlers that may run at once: its concurrency."),
+    Family("worker_faults", "gauge", "Injected faults that are on in this worker: 0 in any that people rely on."),
     Family("worker_healthy", "gauge", "1 while it fetches, or knows that there is nothing to fetch, else 0."),
     Family("settle_batch_jobs", "histogram", "Jobs that were settled together.", bounds=_SIZES),
     Family(

@@ -18,6 +18,7 @@ from holdfast.core.errors import HoldfastError, Unavailable
 from holdfast.core.events import (
     Event,
     Events,
+    FaultInjected,
     JobDead,
     JobDeferred,
     JobExpired,
@@ -73,6 +74,7 @@ class Metrics:
             JobParked: self._parked,
             StepsRecorded: self._count_steps,
             JobExpired: self._expired,
+            FaultInjected: self._count_faults,
             ScheduleFired: self._count_ticks,
             LeaseLost: self._lost,
             SweepComplete: self._swept,
@@ -184,6 +186,11 @@ class Metrics:
         assert isinstance(event, JobExpired)  # noqa: S101 - subscribed to nothing else
         with self._registry.lock:
             self._counters["jobs_expired_total"].add(1, self._task(event.task))
+
+    def _count_faults(self, event: Event) -> None:
+        assert isinstance(event, FaultInjected)  # noqa: S101 - subscribed to nothing else
+        with self._registry.lock:
+            self._counters["faults_injected_total"].add(1, event.kind)
 
     def _count_ticks(self, event: Event) -> None:
         assert isinstance(event, ScheduleFired)  # noqa: S101 - subscribed to nothing else

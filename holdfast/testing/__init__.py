@@ -11,7 +11,8 @@
 
 harness.py      manual time around real workers     store_probe.py  detects when nothing can happen before time moves
 inline.py       inline and manual mode, on a private store
-assertions.py   assertions about enqueued jobs
+assertions.py   assertions about enqueued jobs       fixtures.py     fixtures for pytest
+scenario.py     chaos scenarios, as files            chaos.py        runs them with worker processes
 """
 
 from holdfast.core.fault_points import kill_at

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta, Raw
 
 from holdfast.core.dependencies import NEVER_US
+from holdfast.core.faults import Fault, FaultPlan
 from holdfast.core.job_logs import LogLine
 from holdfast.core.models import TERMINAL, Attempt, BulkResult, Finding, Job, JobState, QueueInfo, Step, UniqueKey
 from holdfast.core.workers import WorkerCommand, WorkerInfo
@@ -466,3 +467,18 @@ WORKER: dict[str, Any] = {
     "started_at": _AT,
     "seen_at": _AT,
 }
+
+
+class FaultPlanDocument(msgspec.Struct, frozen=True):
+    """Faults that are on; none are if ``faults`` is empty."""
+
+    faults: Annotated[list[Fault], Meta(description="The faults.")]
+    seed: Annotated[int | None, Meta(description="Of the draws.")] = None
+    until: Annotated[Instant | None, Meta(description="When they end.")] = None
+
+
+def plan_document(plan: FaultPlan | None) -> FaultPlanDocument:
+    """Returns the document of the faults that are on; None: none are."""
+    if plan is None:
+        return FaultPlanDocument([])
+    return FaultPlanDocument(list(plan.faults), plan.seed, format_timestamp(plan.until_us))

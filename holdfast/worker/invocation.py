@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.app import Holdfast
+from holdfast.app import Holdfast, Middleware
 from holdfast.core.errors import ConfigError
 from holdfast.core.lifecycle import Outcome, Released, Succeeded
 from holdfast.core.resources import UNLIMITED
@@ -45,6 +45,7 @@ class HandlerInvoker:
         self._injected: dict[str, dict[str, Any]] = {}
         self._threads = ThreadExecutor(settings.concurrency)
         self._processes: ProcessExecutor | None = None
+        self._middlewares = app.middlewares
         self.watcher = ResourceWatcher()
         """Watches the resource use of jobs in their own processes."""
 
@@ -74,6 +75,10 @@ class HandlerInvoker:
                 watcher=self.watcher,
             )
             await self._processes.start()
+
+    def wrap_handlers(self, outermost: Middleware) -> None:
+        """Runs handlers inside one more middleware, around those of the application."""
+        self._middlewares = [outermost, *self._middlewares]
 
     def resize(self, concurrency: int) -> None:
         """Sets the number of threads for handlers."""
@@ -135,7 +140,7 @@ class HandlerInvoker:
         arguments = signature.bind(context.job.payload)
         if signature.dependencies:
             arguments |= self._injected.get(task.name, {})
-        if task.executor == "async" and not self._app.middlewares:
+        if task.executor == "async" and not self._middlewares:
             if signature.needs_context:
                 return signature.entry(context, **arguments)  # type: ignore[no-any-return]  # an async def gives one
             return signature.entry(**arguments)  # type: ignore[no-any-return]  # as above
@@ -144,7 +149,7 @@ class HandlerInvoker:
     async def apply_middleware(self, context: Context, handler: Callable[[], Awaitable[Any]]) -> Any:
         """Runs ``handler`` inside every middleware; the first registered is the outermost."""
         call_next: Next = _innermost(handler)
-        for middleware in reversed(self._app.middlewares):
+        for middleware in reversed(self._middlewares):
             call_next = _wrap(middleware, call_next)
         return await call_next(context)
 

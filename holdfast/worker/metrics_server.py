@@ -57,6 +57,7 @@ class MetricsServer:
         metrics.set_gauge("worker_active_jobs", lambda: len(shared.running))
         metrics.set_gauge("worker_buffered_jobs", lambda: len(shared.buffer))
         metrics.set_gauge("worker_slots", lambda: shared.settings.concurrency)
+        metrics.set_gauge("worker_faults", lambda: shared.active_faults)
         metrics.set_gauge("worker_healthy", lambda: float(health_of(shared).healthy))
         self._server.start()
         shared.emit(MetricsServed(address=self._server.address, worker_id=shared.worker_id))

@@ -17,6 +17,7 @@ from holdfast.core.waits import ChildStatus, SignalReceipt, SignalWait
 from holdfast.stores.base import Store
 from holdfast.telemetry.trace_context import submission
 from holdfast.worker.context import StoreBackoff, WorkerContext
+from holdfast.worker.fault_injector import FaultInjector
 
 T = TypeVar("T")
 _Waiting = tuple[NewStep, "asyncio.Future[bool]"]
@@ -31,7 +32,8 @@ _READ_AT_ONCE = 50
 class StepWriter:
     """Steps of one worker. Lives in its event loop; threads come by ``run_blocking``."""
 
-    def __init__(self, shared: WorkerContext, store: Store) -> None:
+    def __init__(self, shared: WorkerContext, store: Store, injector: FaultInjector | None = None) -> None:
+        self._injector = injector
         self.clock = shared.clock
         self.result_limit = shared.settings.result_limit
         self._store = store
@@ -45,6 +47,12 @@ class StepWriter:
     def open_span(self, name: str) -> AbstractContextManager[object]:
         """Opens a span around the function of a step, if there are traces."""
         return nullcontext() if self._spans is None else self._spans.step_span(name)
+
+    def step_function(self, job: Job, name: str, function: Callable[..., Any], *, blocking: bool) -> Callable[..., Any]:
+        """Returns the function of a step as it is to be called: with injected faults, where there are any."""
+        if self._injector is None:
+            return function
+        return self._injector.step_function(job, name, function, blocking=blocking)
 
     async def read_steps(self, job_id: str) -> list[Step]:
         """The steps of a job. Waits for a store that is away: that is no fault of the handler."""

@@ -25,6 +25,7 @@ from holdfast.settings.settings import Settings
 from holdfast.stores.base import Store
 from holdfast.worker.context import StopReason, WorkerContext
 from holdfast.worker.executors.process_group import is_gone
+from holdfast.worker.fault_injector import FaultInjector
 from holdfast.worker.fetcher import Fetcher
 from holdfast.worker.handler_limits import HandlerLimits
 from holdfast.worker.heartbeat import Heartbeat
@@ -106,9 +107,15 @@ class Worker:
         """Runs jobs until stopped or, if draining, until the queues are empty."""
         shared, app = self.shared, self._app
         store = await app.open_store()
+        injector = FaultInjector(shared) if shared.settings.allow_faults else None
         self.invoker = invoker = await self._open(store)
+        if injector is not None:
+            store = injector.wrap_store(store)
+            invoker.wrap_handlers(injector.run_handler)
+            await self._try_step(injector.follow_plan(), "reading the faults")  # before the first job
         self.log_writer = LogWriter(shared, store)
-        self.runner = Runner(shared, invoker, self.log_writer, HandlerLimits(shared, store), StepWriter(shared, store))
+        step_writer = StepWriter(shared, store, injector)
+        self.runner = Runner(shared, invoker, self.log_writer, HandlerLimits(shared, store), step_writer)
         self.settler = Settler(shared, store, self.log_writer.flush)
         self.ticker = Ticker(shared, store, app.declared)
         sweeper = Sweeper(shared, store)
@@ -125,6 +132,8 @@ class Worker:
                 ("reloader", Reloader(shared, self._resize, self._recycle if self.supervised else None).run()),
             )
         ]
+        if injector is not None:
+            background.append(asyncio.create_task(injector.run(), name="holdfast-fault-injector"))
         # Where another service fails first, asyncio would log this failure as never retrieved.
         heartbeat.ended.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         heartbeat.start()

@@ -16,10 +16,11 @@ class Report:
     complaints: list[str] = field(default_factory=list)
     figures: dict[str, object] = field(default_factory=dict)
 
-    def expect(self, holds: bool, complaint: str) -> None:
-        """Complain unless it holds."""
+    def expect(self, holds: bool, complaint: str) -> bool:
+        """Complain unless it holds. Returns whether it does."""
         if not holds:
             self.complaints.append(complaint)
+        return holds
 
 
 def facts(fleet: Fleet, acknowledged: list[str]) -> Facts:

@@ -8,6 +8,7 @@ from pathlib import Path
 from tests.crash.report import Report
 from tests.crash.scenarios import (
     api,
+    chaos,
     costs,
     crowds,
     examples,
@@ -90,6 +91,18 @@ ON_EVERY_STORE: dict[str, OnStore] = {
     ),
     "large-fan-ins": lambda folder, home, count, seed: waits.fan_ins(
         folder, home, groups=3, members=count(10_000), kills=count(10), seed=seed
+    ),
+    "chaos-duplicates": lambda folder, home, count, seed: chaos.ready(
+        folder, home, "duplicate-delivery", jobs=count(500), seed=seed % 2**31
+    ),
+    "chaos-crashes": lambda folder, home, count, seed: chaos.ready(
+        folder, home, "worker-crash", jobs=count(1000), seed=seed % 2**31
+    ),
+    "chaos-partial": lambda folder, home, count, seed: chaos.ready(
+        folder, home, "partial-execution", jobs=count(1000), seed=seed % 2**31
+    ),
+    "chaos-retries": lambda folder, home, count, seed: chaos.ready(
+        folder, home, "retry-storm", jobs=count(1000), seed=seed % 2**31
     ),
     "crowd": lambda folder, home, count, seed: crowds.crowd(folder, home, kills=count(50), seed=seed),
     "api-kills": lambda folder, home, count, seed: api.kills(folder, home, clients=16, kills=count(20), seed=seed),

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from holdfast.core.errors import Invalid
+from holdfast.core.faults import InjectedError
 from holdfast.core.lifecycle import (
     ERROR_LIMIT,
     Dead,
@@ -74,6 +75,9 @@ def _outcome_of_error(error: BaseException, task: Task[..., Any] | None) -> Outc
         case SystemExit():
             # Never a success: a handler has no exit code.
             return Failed(error=describe_error(error), reason=Reason.CRASHED, traceback=format_traceback(error))
+        case InjectedError(retryable=injected):  # whatever the task says of errors: its own code raised none
+            reason = Reason.ERROR if injected else Reason.NON_RETRYABLE
+            return Failed(error=describe_error(error), reason=reason, retryable=injected)
     retryable = task is None or task.is_retryable(error)
     return Failed(
         error=describe_error(error),

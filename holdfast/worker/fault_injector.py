@@ -138,6 +138,10 @@ class FaultInjector:
         """Returns the store with the faults of its calls."""
         return ForwardingStore(store, self._call_store)
 
+    def new_store(self) -> Store:
+        """Returns an unopened store for another thread, with the faults of its calls."""
+        return self.wrap_store(self._shared.app.new_store())
+
     async def _call_store(self, verb: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         faults = [] if verb in _UNHARMED else self._drawn_of_store()
         for fault in faults:

@@ -36,12 +36,14 @@ class Heartbeat:
         shared: WorkerContext,
         heartbeat: Callable[[], WorkerHeartbeat],
         *,
+        new_store: Callable[[], Store],
         interrupt: Callable[[Lease, StopReason], None],
         on_command: Callable[[WorkerCommand], None],
     ) -> None:
         """``interrupt`` and ``on_command`` are called in the worker's event loop."""
         self._shared = shared
         self._make_heartbeat = heartbeat
+        self._new_store = new_store
         self._interrupt = interrupt
         self._on_command = on_command
         self._worker_loop = asyncio.get_running_loop()
@@ -87,7 +89,7 @@ class Heartbeat:
 
     async def _beat_until_stopped(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        store = self._shared.app.new_store()
+        store = self._new_store()
         watching = asyncio.create_task(self._watch_loop())
         self._ready.set()
         try:

@@ -120,7 +120,13 @@ class Worker:
         self.ticker = Ticker(shared, store, app.declared)
         sweeper = Sweeper(shared, store)
         self.fetcher = Fetcher(shared, store, recover_leases=sweeper.recover_leases, drain=self._drain)
-        heartbeat = Heartbeat(shared, self._make_heartbeat, interrupt=self._interrupt, on_command=self._handle_command)
+        heartbeat = Heartbeat(
+            shared,
+            self._make_heartbeat,
+            new_store=app.new_store if injector is None else injector.new_store,
+            interrupt=self._interrupt,
+            on_command=self._handle_command,
+        )
         self.runner.resize(shared.settings.concurrency)
         settling = asyncio.create_task(self.settler.run(), name="holdfast-settler")
         background = [

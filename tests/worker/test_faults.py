@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -41,6 +42,7 @@ async def test_worker_whose_settings_do_not_allow_faults_gets_none(app: Holdfast
         await harnessed.advance(10)
         assert await handle.result(timeout=0) == "sent"
         assert harnessed.workers[0].invoker._middlewares is app.middlewares
+        assert "holdfast-fault-injector" not in {task.get_name() for task in asyncio.all_tasks()}
     assert recorder.of(FaultInjected, FaultsChanged) == []
 
 
@@ -162,6 +164,25 @@ async def test_faults_of_the_store_lose_no_job_and_repeat_none(app: Holdfast, ki
     assert sorted(runs) == list(range(30))
     assert {event.kind for event in recorder.of(FaultInjected)} == {kind}
     assert bool(recorder.of(StoreTrouble)) == (kind != "store_latency")
+
+
+async def test_store_that_stays_away_ends_leases_and_the_jobs_run_again(app: Holdfast) -> None:
+    runs: list[int] = []
+
+    @app.task("long", max_attempts=5)
+    async def long(context: Context) -> None:
+        runs.append(context.claims)
+        await harnessed.clock.sleep(90 if len(runs) == 1 else 1)
+
+    async with harness(app, allow_faults=True) as harnessed:
+        handle = await long.enqueue()
+        await harnessed.advance(1)
+        await app.faults.start([{"kind": "store_error"}], span=60)
+        await harnessed.advance(200)
+        job = await handle.job()
+        assert (job.state, job.attempts) == (JobState.SUCCEEDED, 2)
+        assert [attempt.reason for attempt in await app.attempts(handle.id)] == ["crashed"]
+    assert runs == [1, 2]
 
 
 async def test_faults_replace_each_other_and_end(app: Holdfast) -> None:

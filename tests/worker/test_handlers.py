@@ -130,7 +130,7 @@ async def test_dependencies_are_made_once_a_worker_and_closed(app: Holdfast) -> 
     seen: list[tuple[Client, bool, int]] = []
 
     @app.task("use")
-    async def use(number: int, http: Client = provided()) -> None:  # noqa: B008 - it stands for the value a worker fills in
+    async def use(number: int, http: Client = provided()) -> None:
         seen.append((http, http.open, number))
 
     async with harness(app) as harnessed:

@@ -1,0 +1,1 @@
+"""The service `notifications`: its database has the deliveries."""

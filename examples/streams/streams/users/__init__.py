@@ -1,0 +1,1 @@
+"""The service `users`: its database has the users and their accounts."""

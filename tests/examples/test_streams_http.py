@@ -1,0 +1,167 @@
+"""The `streams` example over HTTP: gateway, services, statuses, dead letters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import uuid4
+
+import httpx
+import pytest
+
+from tests.examples.common import PATIENCE, until
+from tests.examples.readme import free_ports
+from tests.examples.streams_support import SERVICES, Service, Site, Streams
+
+pytestmark = pytest.mark.timeout(400)
+UNKNOWN = "0193e4a0-1c2f-7a35-9d3b-5f0a4c1e2b77"
+
+
+@contextmanager
+def paused(service: Service) -> Iterator[None]:
+    """Keeps workers from the queue `default` of a service while this lasts."""
+    service.app.sync.pause("default")
+    try:
+        yield
+    finally:
+        service.app.sync.resume("default")
+
+
+@pytest.mark.rows("S10", "S63")
+def test_gateway_and_services_answer_health(streams: Streams) -> None:
+    for name in ("gateway", *SERVICES):
+        assert streams.call(name, "GET", "/health") == {"status": "ok", "service": name}
+        assert httpx.get(f"{streams.urls[name]}/docs", timeout=PATIENCE).is_success
+
+
+@pytest.mark.rows("S1", "S3", "S4", "S18", "S64")
+def test_user_is_created_asynchronously_through_the_gateway(streams: Streams) -> None:
+    """Two services with a stream and a database of their own take part; the client talks to the gateway alone."""
+    email = f"{uuid4()}@example.com"
+    row = "select status from users where email = %s"
+    with paused(streams.users):
+        answer = streams.client.post("/users", json={"email": email, "name": "Ada"})
+        job_id = answer.json()["job_id"]
+        assert (answer.status_code, answer.json()) == (202, {"job_id": job_id, "status": "accepted", "created": True})
+        assert streams.status(job_id) == "pending"
+        assert streams.users.sql(row, email) == []
+        assert job_id in streams.users.entries()
+    job = streams.wait_for_status(job_id, "completed")
+    assert streams.users.value(row, email) == "active"
+    welcome = streams.wait_for_status(job["result"]["welcome_job_id"], "completed")
+    assert (job["service"], welcome["service"]) == SERVICES
+    assert streams.notifications.value("select count(*) from deliveries where email = %s", email) == 1
+    assert [call["status"] for call in streams.calls(welcome["job_id"])] == [201]
+    assert len({service.url for service in streams.services.values()}) == 2
+    assert [service.redis.type(service.key) for service in streams.services.values()] == ["stream", "stream"]
+
+
+def test_same_idempotency_key_creates_one_user(streams: Streams) -> None:
+    user = {"email": f"{uuid4()}@example.com", "name": "Ada"}
+    headers = {"Idempotency-Key": str(uuid4())}
+    first, second = (streams.client.post("/users", json=user, headers=headers).json() for _ in range(2))
+    assert (first["created"], second) == (True, {**first, "created": False})
+
+
+@pytest.mark.rows("S65")
+def test_status_progresses_from_pending_to_its_end(streams: Streams, tmp_path: Path) -> None:
+    door = tmp_path / "open"
+    with paused(streams.notifications):
+        job_id = streams.notifications.submit(until=str(door))
+        assert streams.status(job_id) == "pending"
+    streams.wait_for_status(job_id, "processing")
+    door.touch()
+    assert streams.wait_for_status(job_id, "completed")["attempts"] == 1
+    failing = streams.notifications.submit(fail=9, error="value")
+    assert streams.wait_for_status(failing, "failed")["error"] == "ValueError: as the test wants it"
+    unknown = streams.client.get(f"/jobs/{UNKNOWN}")
+    assert (unknown.status_code, unknown.json()) == (404, {"detail": f"job_id: no service has a job {UNKNOWN}"})
+
+
+@pytest.mark.rows("S28")
+def test_raw_job_without_key_is_refused(streams: Streams) -> None:
+    body = {"type": "test.job", "payload": {}}
+    refused = streams.call("notifications", "POST", "/jobs", body, status=422)
+    assert refused["detail"] == "idempotency_key: None is missing; give each job a key of its own"
+    with free_ports(1) as (port,):
+        variables = streams.environment("notifications", HOLDFAST_KEY_REQUIRED="false")
+        with Site("streams.notifications.api:site", int(port), streams.folder, variables) as site:
+            site.wait_healthy()
+            answer = httpx.post(f"http://127.0.0.1:{port}/jobs", json=body, timeout=PATIENCE)
+    assert answer.status_code == 202
+    job = streams.notifications.job(answer.json()["job_id"])
+    assert job.key is not None
+
+
+@pytest.mark.rows("S17")
+def test_job_type_selects_the_handler(streams: Streams) -> None:
+    payload = {"email": f"{uuid4()}@example.com", "template": "news"}
+    first = {"type": "notification.send", "payload": payload, "idempotency_key": str(uuid4())}
+    second = {"type": "test.job", "payload": {}, "idempotency_key": str(uuid4())}
+    jobs = [streams.call("notifications", "POST", "/jobs", each, status=202)["job_id"] for each in (first, second)]
+    streams.notifications.all_ended(jobs)
+    assert streams.notifications.effects(*jobs) == {jobs[1]: 1}
+    delivered = streams.notifications.sql("select email from deliveries where job_id = any(%s::uuid[])", jobs)
+    assert delivered == [(payload["email"],)]
+
+
+@pytest.mark.rows("S9", "S36", "S38")
+def test_dead_letters_are_listed(streams: Streams) -> None:
+    email = f"{uuid4()}@refused.example"
+    job = streams.wait_for_status(streams.create_user(email), "completed")
+    welcome = job["result"]["welcome_job_id"]
+    streams.wait_for_status(welcome, "failed")
+    until(lambda: welcome in streams.notifications.dead_letters(), "the entry in the stream of dead letters")
+    listed = streams.client.get("/dlq/notifications")
+    (found,) = [each for each in listed.json()["jobs"] if each["job_id"] == welcome]
+    assert (listed.status_code, found["attempts"], found["reason"]) == (200, 1, "non_retryable")
+    assert found["payload"] == {"email": email, "template": "welcome"}
+    assert "answered 422" in found["error"]
+    assert streams.client.get("/dlq/users").json()["jobs"] == []
+    unknown = streams.client.get("/dlq/payments")
+    assert unknown.status_code == 404
+    assert unknown.json()["detail"] == "service_name: 'payments' is not known; there are users, notifications"
+
+
+@pytest.mark.rows("S39")
+def test_replayed_dead_letter_runs_with_a_fresh_budget(streams: Streams) -> None:
+    payload = {"email": f"{uuid4()}@refused.example", "template": "news"}
+    job_id = streams.notifications.submit("notification.send", **payload)
+    streams.wait_for_status(job_id, "failed")
+    until(lambda: job_id in streams.notifications.dead_letters(), "the dead letter")
+    with streams.provider(refused_domains=[]):
+        replayed = streams.client.post(f"/dlq/notifications/{job_id}/replay")
+        assert (replayed.status_code, replayed.json()["job_id"]) == (202, job_id)
+        job = streams.wait_for_status(job_id, "completed")
+    assert (job["attempts"], job["max_attempts"]) == (1, 5)
+    assert job_id not in [each["job_id"] for each in streams.client.get("/dlq/notifications").json()["jobs"]]
+    assert job_id not in streams.notifications.dead_letters()
+    again = streams.client.post(f"/dlq/notifications/{job_id}/replay")
+    assert (again.status_code, again.json()["detail"]) == (
+        409,
+        f"job {job_id} is succeeded, not dead; only dead letters are replayed",
+    )
+    for path in (f"/dlq/notifications/{UNKNOWN}/replay", f"/dlq/payments/{job_id}/replay"):
+        assert streams.client.post(path).status_code == 404
+
+
+@pytest.mark.rows("S37")
+def test_job_without_handler_is_dead_at_once(streams: Streams) -> None:
+    """A malformed body too: one that does not fit its handler, one that is no object, an entry without a job id."""
+    service = streams.notifications
+    body = {"type": "no.handler", "payload": {"kept": True}, "idempotency_key": str(uuid4())}
+    unknown = streams.call("notifications", "POST", "/jobs", body, status=202)["job_id"]
+    drafts = [{"task": "test.job", "payload": {"fail": "often"}}, {"task": "test.job", "payload": {"other": 1}}]
+    unfit = [str(row[0]) for row in service.sql("select id from holdfast.submit(%s::jsonb)", json.dumps(drafts))]
+    service.all_ended([unknown, *unfit], "dead")
+    reasons = [(service.job(job_id).reason, service.job(job_id).attempts) for job_id in (unknown, *unfit)]
+    assert reasons == [("no_handler", 1), ("payload", 1), ("payload", 1)]
+    until(lambda: {unknown, *unfit} <= set(service.dead_letters()), "three dead letters")
+    listed = {each["job_id"]: each for each in streams.client.get("/dlq/notifications").json()["jobs"]}
+    assert listed[unknown]["payload"] == {"kept": True}
+    assert service.executions(*unfit) == {}
+    service.redis.xadd(service.key, {"order": "7"})
+    until(lambda: service.redis.exists(f"{service.key}@malformed"), "the malformed entry")
+    assert service.redis.xrevrange(f"{service.key}@malformed", count=1)[0][1]["order"] == "7"

@@ -1,0 +1,115 @@
+"""The `streams` example's token bucket: calls of the provider over all workers."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import combinations_with_replacement
+from uuid import uuid4
+
+import pytest
+from redis.asyncio import Redis
+
+from tests.examples.common import until
+from tests.examples.streams_support import UNLIMITED, Streams
+
+pytestmark = pytest.mark.timeout(400)
+SECOND = 1_000_000
+CAPACITY, REFILL = 5, 20
+
+
+@contextmanager
+def limited(streams: Streams, capacity: float, refill: float) -> Iterator[None]:
+    """Changes the limit of the service while this lasts. The bucket is full at first."""
+    streams.notifications.redis.delete("notifications:bucket")
+    streams.call("notifications", "PUT", "/limit", {"capacity": capacity, "refill": refill})
+    try:
+        yield
+    finally:
+        streams.call("notifications", "PUT", "/limit", UNLIMITED)
+
+
+def take_for_a_second(url: str) -> list[float]:
+    """Takes tokens as fast as it can; returns the times at which it got one."""
+    from streams.errors import RateLimitExceeded
+    from streams.notifications.token_bucket import Limit, TokenBucket
+
+    async def take() -> list[float]:
+        taken, end = [], time.monotonic() + 1
+        async with Redis.from_url(url, decode_responses=True) as redis:
+            bucket = TokenBucket(redis, "test:bucket")
+            await bucket.change_limit(Limit(CAPACITY, REFILL))
+            while time.monotonic() < end:
+                try:
+                    taken.append(await bucket.take())
+                except RateLimitExceeded as error:
+                    assert str(error) == "rate limited: more than 5 calls, and 20 per second"  # noqa: PT017
+        return taken
+
+    return asyncio.run(take())
+
+
+@pytest.mark.rows("S59")
+def test_processes_together_take_no_more_than_the_bucket_gives(streams: Streams) -> None:
+    streams.notifications.redis.delete("test:bucket")
+    with multiprocessing.get_context("spawn").Pool(3) as processes:
+        taken = sorted(at for each in processes.map(take_for_a_second, [streams.redis_url] * 3) for at in each)
+    assert len(taken) > CAPACITY
+    for first, last in combinations_with_replacement(range(len(taken)), 2):
+        calls, seconds = last - first + 1, taken[last] - taken[first]
+        assert calls <= CAPACITY + REFILL * seconds + 0.001
+
+
+@pytest.mark.rows("S25", "S59", "S60", "S61")
+def test_excess_calls_fail_as_rate_limited_and_follow_the_schedule(streams: Streams) -> None:
+    service, began = streams.notifications, time.time()
+    with limited(streams, 8, 4), streams.workers("notifications", 2, "limited"):
+        emails = [f"{uuid4()}@example.com" for _ in range(16)]
+        jobs = [service.submit("notification.send", "limited", email=email, template="news") for email in emails]
+        service.all_ended(jobs)
+    calls = sorted(call["at"] for job_id in jobs for call in streams.calls(job_id))
+    assert len(calls) == len(jobs)
+    assert all(number <= 8 + 4 * (at - began) for number, at in enumerate(calls, 1))
+    attempts = {job_id: service.app.sync.attempts(job_id) for job_id in jobs}
+    assert any(attempts.values())
+    for job_id, failed in attempts.items():
+        assert {each.error for each in failed} <= {
+            "RateLimitExceeded: rate limited: more than 8 calls, and 4 per second"
+        }
+        starts = [*(each.started_at_us for each in failed[1:]), service.job(job_id).started_at_us]
+        waited = [(start - each.ended_at_us) / SECOND for start, each in zip(starts, failed, strict=True)]
+        assert all(seconds >= least for seconds, least in zip(waited, [1, 5, 25, 125], strict=False))
+
+
+@pytest.mark.rows("S60", "S61")
+def test_rate_limited_job_is_scheduled_as_any_failed_one(streams: Streams) -> None:
+    service = streams.notifications
+    with limited(streams, 1, 0.001):
+        jobs = [service.submit("notification.send", email=f"{uuid4()}@example.com", template="news") for _ in range(2)]
+        (first,) = until(lambda: [each for each in jobs if service.job(each).state == "failed"], "a rate limited job")
+        for attempt, delay in enumerate([1, 5, 25, 125], 1):
+            job = service.wait_for(first, "failed", attempt)
+            assert "rate limited" in str(job.error)
+            ended = service.app.sync.attempts(first)[-1].ended_at_us
+            assert (job.run_at_us - ended) / SECOND == pytest.approx(delay, abs=0.2)
+            if attempt < 4:
+                service.make_due(first)
+    service.make_due(first)
+    assert service.wait_for(first, "succeeded").attempts == 5
+
+
+@pytest.mark.rows("S62")
+def test_changed_limit_takes_effect_at_run_time(streams: Streams) -> None:
+    service = streams.notifications
+    with limited(streams, 1, 0.001):
+        assert streams.call("notifications", "GET", "/limit") == {"capacity": 1, "refill": 0.001}
+        jobs = [service.submit("notification.send", email=f"{uuid4()}@example.com", template="news") for _ in range(6)]
+        until(lambda: [service.job(each).state for each in jobs].count("failed") == 5, "five rate limited jobs")
+        assert [service.job(each).state for each in jobs].count("succeeded") == 1
+        streams.call("notifications", "PUT", "/limit", {"capacity": 100, "refill": 100})
+        service.all_ended(jobs)
+    for body in ({"capacity": 0, "refill": 1}, {"capacity": 1, "refill": 0}):
+        streams.call("notifications", "PUT", "/limit", body, status=422)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from uuid import uuid4
 
 import pytest
@@ -21,7 +21,8 @@ pytestmark = pytest.mark.timeout(400)
 
 def submit(service: Service, key: str, queue: str = "default", **payload: Any) -> str:
     """Submits a job under this key; returns its id. The job must be new."""
-    handle = service.app.sync.enqueue("test.job", payload, key=key, queue=queue)
+    metadata = {"idempotency_key": key}
+    handle = service.app.sync.enqueue("test.job", payload, key=key, queue=queue, metadata=metadata)
     assert handle.created
     return str(handle.id)
 
@@ -94,10 +95,12 @@ def test_key_of_a_job_deleted_before_its_end_is_taken_over(streams: Streams) -> 
     service, key = streams.notifications, str(uuid4())
     first = submit(service, key, fail=9, error="value")
     service.wait_for(first, "dead")
+    assert service.redis.get(guard_key(key)) == f"{first} running"
     service.app.sync.delete([first])
     second = submit(service, key)
     service.wait_for(second, "succeeded")
     assert service.effects(second) == {second: 1}
+    assert service.redis.get(guard_key(key)) == f"{second} done"
 
 
 @pytest.mark.rows("S31")
@@ -106,7 +109,7 @@ def test_key_may_run_again_after_its_lifetime(streams: Streams) -> None:
     with streams.worker("notifications", "brief", GUARD_TTL_SECONDS="2"):
         first = submit(service, key, "brief")
         service.wait_for(first, "succeeded")
-        assert service.redis.ttl(guard_key(key)) <= 2
+        assert 0 < service.redis.ttl(guard_key(key)) <= 2
         until(lambda: not service.redis.exists(guard_key(key)), "the end of the key")
         service.app.sync.delete([first])
         second = submit(service, key, "brief")
@@ -138,9 +141,7 @@ def test_jobs_run_while_redis_is_away(closed_port: str) -> None:
 
     class RunningJob:
         id = "0193e4a0-1c2f-7a35-9d3b-5f0a4c1e2b77"
-
-        class job:  # noqa: N801 - an attribute of the context
-            key = "order-7"
+        metadata: ClassVar = {"idempotency_key": "order-7"}
 
     async def run() -> Any:
         return await ExecutionGuard(app, ttl=60).run(RunningJob(), handler)  # type: ignore[arg-type]

@@ -79,7 +79,7 @@ def test_excess_calls_fail_as_rate_limited_and_follow_the_schedule(streams: Stre
         assert {each.error for each in failed} <= {
             "RateLimitExceeded: rate limited: more than 8 calls, and 4 per second"
         }
-        starts = [*(each.started_at_us for each in failed[1:]), service.job(job_id).started_at_us]
+        starts = [*(each.started_at_us for each in failed), service.job(job_id).started_at_us][1:]
         waited = [(start - each.ended_at_us) / SECOND for start, each in zip(starts, failed, strict=True)]
         assert all(seconds >= least for seconds, least in zip(waited, [1, 5, 25, 125], strict=False))
 

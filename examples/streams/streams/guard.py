@@ -1,5 +1,7 @@
 """The execution guard: before a job runs, its idempotency key is set in Redis if it is absent (SET NX).
 
+The key comes from the job's metadata, where the service puts it: a claimed job does not carry its key itself.
+
 The value names the owner and its phase: ``<job id> running`` or ``<job id> done``. A job is skipped if the key belongs
 to another job, or to the same job in phase ``done``. Its own retries, redeliveries and replays run.
 
@@ -21,6 +23,8 @@ from redis.exceptions import RedisError
 from holdfast import CallNext, ConfigError, Context, Holdfast, NotFound
 from streams.resources import open_client
 
+IDEMPOTENCY_KEY = "idempotency_key"
+"""Name of the key in a job's metadata."""
 GUARD_TTL = "GUARD_TTL_SECONDS"
 DEFAULT_TTL = 86_400  # 24 hours
 RUNNING, DONE = "running", "done"
@@ -53,20 +57,23 @@ class ExecutionGuard:
 
     async def run(self, job: Context, call_next: CallNext) -> Any:
         """Runs the job unless its key belongs to another job or to a finished run of this one."""
-        key = f"{self._service}:guard:{job.job.key or job.id}"
+        key = job.metadata.get(IDEMPOTENCY_KEY, job.id)
         try:
-            owner = await self._find_other_owner(key, job.id)
+            owner = await self._find_other_owner(self._guard_key(key), job.id)
         except RedisError as error:
             log.warning("the execution guard is off, Redis is away: %s", error)
             owner = None
         if owner is not None:
-            return {"skipped": f"idempotency_key {job.job.key!r} belongs to job {owner}"}
+            return {"skipped": f"idempotency_key {key!r} belongs to job {owner}"}
         result = await call_next(job)
         try:
-            await self._redis.set(key, f"{job.id} {DONE}", ex=self._ttl)
+            await self._redis.set(self._guard_key(key), f"{job.id} {DONE}", ex=self._ttl)
         except RedisError as error:
             log.warning("the execution guard cannot mark %s as done: %s", job.id, error)
         return result
+
+    def _guard_key(self, key: str) -> str:
+        return f"{self._service}:guard:{key}"
 
     async def _find_other_owner(self, key: str, job_id: str) -> str | None:
         """Takes the key for this job. Returns None, or the owner and phase for which the job must be skipped."""

@@ -16,6 +16,7 @@ from holdfast import Conflict, Holdfast, Invalid, Job, JobFilter, JobState
 from holdfast.integrations.fastapi import HoldfastDep, StrictRoute, add_holdfast_api, holdfast_lifespan
 from holdfast.web import create_app
 from holdfast.web.fields import TASK_PATTERN
+from streams.guard import IDEMPOTENCY_KEY
 
 Status = Literal["pending", "processing", "completed", "failed"]
 STATUS: dict[JobState, Status] = {
@@ -105,7 +106,7 @@ async def submit_job(wanted: Submission, app: HoldfastDep) -> Accepted:
         if app.settings.key_required:
             raise Invalid("idempotency_key", None, "give each job a key of its own", "is missing")
         key = str(uuid4())
-    handle = await app.enqueue(wanted.type, wanted.payload, key=key)
+    handle = await app.enqueue(wanted.type, wanted.payload, key=key, metadata={IDEMPOTENCY_KEY: key})
     return Accepted(job_id=UUID(handle.id), created=handle.created)
 
 

@@ -25,8 +25,8 @@ from tests.support.pages import ROOT
 
 DEPLOY = ROOT / "deploy"
 TOOLS = Path(sys.executable).parent
-DOCKERFILES = [DEPLOY / "Dockerfile", *sorted((ROOT / "examples").glob("*/Dockerfile"))]
-COMPOSE = [DEPLOY / "compose.yaml", *sorted((ROOT / "examples").glob("*/compose.yaml"))]
+DOCKERFILES = [DEPLOY / "Dockerfile", *sorted((ROOT / "examples").rglob("Dockerfile"))]
+COMPOSE = [DEPLOY / "compose.yaml", *sorted((ROOT / "examples").rglob("*compose.y*ml"))]
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 CUSTOM = {"ScaledObject", "Kustomization"}

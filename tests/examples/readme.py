@@ -3,8 +3,8 @@
 sh       each line is a command that exits 0. Programs that go on do so in the background, until the next ones.
 python   runs after all that came before it; one that begins with ``# shop.py`` is written to that file instead.
 
-What installs, starts containers or runs the tests is left out; ``export`` is, too: the test has its own servers. In
-place of an id stands the last one that was printed.
+What installs, starts containers, runs the tests or tells a story is left out; ``export`` is, too: the test has its own
+servers. In place of an id stands the last one that was printed.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from tests.examples.programs import ROOT, Program
 from tests.support.servers import Port
 
 _FENCED = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_LEFT_OUT = ("pip ", "docker ", "pytest ", "export ", "cd ")
-_GOES_ON = re.compile(r"((?:\w+=\S+ )*)python -m (atlasqueue start|atlasqueue worker|delayed_queue start|atlas_jobs)\b")
+_LEFT_OUT = ("pip ", "docker ", "pytest ", "export ", "cd ", "python -m streams story")
+_GOES_ON = re.compile(
+    r"((?:\w+=\S+ )*)python -m (atlasqueue start|atlasqueue worker|delayed_queue start|streams start|atlas_jobs)\b"
+)
 _ID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\b[0-9A-HJKMNP-TV-Z]{26}\b"
 _BLOCK = """
 import ast, asyncio, inspect, sys, types

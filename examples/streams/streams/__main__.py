@@ -26,8 +26,9 @@ def parse_arguments() -> argparse.Namespace:
     """Parses the command line."""
     parser = argparse.ArgumentParser(prog="python -m streams", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    starting = commands.add_parser("start", help="run the whole system until Ctrl-C or stop")
-    starting.add_argument("--port", type=int, default=8000, help="port of the gateway [8000]; all others are free ones")
+    starting = commands.add_parser(
+        "start", help="run the whole system until Ctrl-C or stop, the gateway on GATEWAY_PORT [8000]"
+    )
     starting.add_argument("--workers", type=int, default=1, metavar="N", help="workers of each service [1]")
     commands.add_parser("stop", help="stop the system that start runs in this directory")
     commands.add_parser("story", help="start the system, make its parts fail, check every promise: about a minute")
@@ -63,7 +64,7 @@ def run_command(arguments: argparse.Namespace) -> int:
     from streams.local import start
 
     if arguments.command == "start":
-        return start.start(arguments.port, arguments.workers)
+        return start.start(arguments.workers)
     if arguments.command == "run":
         return start.run(arguments.service, arguments.words)
     start.stop()

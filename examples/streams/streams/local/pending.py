@@ -8,7 +8,7 @@ from redis.asyncio import Redis
 from rich.console import Console
 from rich.table import Table
 
-from holdfast import Holdfast, NotFound, Settings
+from holdfast import Holdfast, Invalid, NotFound, Settings
 from streams.local.start import running_note
 
 GROUP = "holdfast"
@@ -46,7 +46,7 @@ async def describe_job(app: Holdfast, job_id: str) -> list[str]:
     """Returns state, attempts, worker and lease of a job; dashes for an id without a job."""
     try:
         job = await app.get(job_id)
-    except NotFound:
+    except (NotFound, Invalid):
         return ["-"] * 4
     lease = f"{job.lease_until:%H:%M:%S}" if job.lease_until else "-"
     return [str(job.state), str(job.attempts), job.worker or "-", lease]

@@ -15,21 +15,24 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import ConfigError
+from streams.local.processes import accepts_connections
 from streams.local.system import SERVICES, System
 
 NOTE = Path("streams.json")
 """In the working directory while the system runs: its process and its addresses."""
 STOP_TIMEOUT = 90.0  # seconds
+GATEWAY_PORT = "GATEWAY_PORT"
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def start(gateway_port: int, workers: int) -> int:
+def start(workers: int) -> int:
     """Runs everything until Ctrl-C, ``stop`` or the end of a part. Returns the exit code."""
     if read_note() is not None:
         raise ConfigError(f"{NOTE}: the system runs already; stop it first: python -m streams stop")
-    with suppress(KeyboardInterrupt), running_system(gateway_port=gateway_port, workers=workers) as system:
-        NOTE.write_text(json.dumps(describe(system), indent=2), encoding="utf-8")
-        try:
+    port = read_port()
+    try:
+        with suppress(KeyboardInterrupt), running_system(gateway_port=port, workers=workers) as system:
+            NOTE.write_text(json.dumps(describe(system), indent=2), encoding="utf-8")
             print(f"The gateway answers at {system.urls['gateway']}; {system.urls['gateway']}/docs describes it.")
             print(f"The provider answers at {system.urls['provider']}. Ctrl-C ends everything.", flush=True)
             while all(process.is_running for process in system.processes):
@@ -37,9 +40,19 @@ def start(gateway_port: int, workers: int) -> int:
             ended = ", ".join(process.name for process in system.processes if not process.is_running)
             print(f"{ended} has ended, so everything does", file=sys.stderr)
             return 1
-        finally:
-            NOTE.unlink(missing_ok=True)
-    return 0
+        return 0
+    finally:
+        NOTE.unlink(missing_ok=True)  # last: `stop` waits for it
+
+
+def read_port() -> int:
+    """Returns the gateway's port from the environment; ConfigError if it is none, or in use."""
+    text = os.environ.get(GATEWAY_PORT) or "8000"
+    if not text.isdecimal() or not 0 < int(text) < 65536:
+        raise ConfigError(f"{GATEWAY_PORT}: {text!r} is not valid; give a port from 1 to 65535")
+    if accepts_connections(int(text)):
+        raise ConfigError(f"{GATEWAY_PORT}: a program listens on port {text} already; name another port")
+    return int(text)
 
 
 def describe(system: System) -> dict[str, Any]:
@@ -78,7 +91,7 @@ def stop() -> None:
     pid = running_note()["pid"]
     os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + STOP_TIMEOUT
-    while is_alive(pid):
+    while NOTE.exists():
         if time.monotonic() > deadline:
             raise ConfigError(f"process {pid} does not end; kill it")
         time.sleep(0.1)

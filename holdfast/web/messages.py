@@ -30,6 +30,7 @@ from holdfast.core.errors import (
 )
 from holdfast.core.validation import DEPTH_LIMIT
 from holdfast.tasks.codec import RawText, decode_object
+from holdfast.tasks.signature import Argument
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -299,7 +300,8 @@ def answer_to(error: Exception, request_id: str) -> ApiResponse:
                 error.status, error.code, error.detail, request_id, *error.headers, remedy=error.remedy
             )
         case Invalid():
-            given = {"field": error.field, "value": quote_value(error.value), "remedy": error.remedy}
+            field = error.field.place if isinstance(error.field, Argument) else error.field
+            given = {"field": field, "value": quote_value(error.value), "remedy": error.remedy}
             return problem_response(error.http_status, error.code, str(error), request_id, **given)
         case Conflict() if any(error.stored):
             return problem_response(error.http_status, error.code, str(error), request_id, stored=list(error.stored))

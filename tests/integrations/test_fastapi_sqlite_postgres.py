@@ -292,6 +292,22 @@ def test_bodies_are_read_strictly_and_refused_by_problems(url: str) -> None:
     use(_site(Holdfast(url)), ask)
 
 
+def test_argument_that_does_not_fit_its_task_is_refused_by_a_problem(url: str) -> None:
+    """The application of the site has the task, so the submission is checked before it is stored."""
+    app = Holdfast(url)
+
+    @app.task("mail")
+    async def send(to: int) -> None: ...
+
+    async def ask(client: httpx.AsyncClient) -> None:
+        refused = await client.post("/shop/mails", json={"to": "a"}, headers=KEY)
+        assert (refused.status_code, refused.headers["content-type"]) == (422, "application/problem+json")
+        assert refused.json()["field"] == "payload.to"
+        assert refused.json()["detail"].startswith("argument 'to' of task 'mail': 'a' ")
+
+    use(_site(app), ask)
+
+
 def test_site_counts_names_and_mounts_as_the_api(url: str) -> None:
     async def ask(client: httpx.AsyncClient) -> None:
         await client.post("/shop/mails", json={"to": "a"}, headers=KEY)

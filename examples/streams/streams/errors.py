@@ -31,6 +31,7 @@ TRANSIENT = (
     RedisConnectionError,
     RedisTimeoutError,
     asyncpg.InterfaceError,  # a pooled connection was closed
+    asyncpg.InternalClientError,  # it was cut during a statement, and the rollback found it so
     asyncpg.PostgresConnectionError,
     asyncpg.OperatorInterventionError,  # the server is shutting down or starting
     asyncpg.InsufficientResourcesError,

@@ -118,6 +118,8 @@ class Story:
 
     async def _completed(self, job_id: str) -> dict[str, Any] | None:
         job = await self.job(job_id)
+        if job["status"] == "failed":
+            raise StoryFailed(f"job {job_id} failed after {job['attempts']} attempts: {job['error']}")
         return job if job["status"] == "completed" else None
 
     async def until(self, find: Callable[[], Awaitable[Any]], what: str) -> Any:

@@ -94,6 +94,7 @@ def test_jobs_of_a_stopped_service_wait_for_it(mortal: Streams) -> None:
             assert stopped.status_code == 503
             assert stopped.json()["detail"].startswith("service notifications does not answer")
             assert mortal.client.get("/dlq/users").json()["jobs"] == []
+            assert mortal.client.get(f"/jobs/{uuid4()}").status_code == 503  # it may be a job of `notifications`
             mortal.sites["notifications"].start()
             mortal.sites["notifications"].wait_healthy()
             with mortal.worker("notifications"):

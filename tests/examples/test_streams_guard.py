@@ -53,7 +53,7 @@ def test_coordination_is_visible_in_redis_while_a_job_runs(streams: Streams, tmp
     assert float(service.redis.hget("notifications:bucket", "tokens") or 0) > 0
 
 
-@pytest.mark.rows("S30", "S40")
+@pytest.mark.rows("S30", "S40", "X14")
 def test_another_job_with_the_same_key_is_skipped(streams: Streams) -> None:
     """The first job was deleted, so PostgreSQL has forgotten its key; the guard has not."""
     service, key = streams.notifications, str(uuid4())
@@ -71,6 +71,7 @@ def test_another_job_with_the_same_key_is_skipped(streams: Streams) -> None:
     assert second not in service.entries()
 
 
+@pytest.mark.rows("X14")
 def test_replay_of_a_finished_job_is_skipped(streams: Streams) -> None:
     service, key = streams.notifications, str(uuid4())
     job_id = submit(service, key)
@@ -81,6 +82,7 @@ def test_replay_of_a_finished_job_is_skipped(streams: Streams) -> None:
     assert (service.executions(job_id), service.effects(job_id)) == ({job_id: 1}, {job_id: 1})
 
 
+@pytest.mark.rows("X14")
 def test_retries_and_replays_of_a_job_pass_its_own_guard(streams: Streams) -> None:
     service, key = streams.notifications, str(uuid4())
     job_id = submit(service, key, fail=1)

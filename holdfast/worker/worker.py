@@ -10,7 +10,7 @@ import asyncio
 import os
 import socket
 import uuid
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from holdfast.app import Holdfast
@@ -120,13 +120,7 @@ class Worker:
         self.ticker = Ticker(shared, store, app.declared)
         sweeper = Sweeper(shared, store)
         self.fetcher = Fetcher(shared, store, recover_leases=sweeper.recover_leases, drain=self._drain)
-        heartbeat = Heartbeat(
-            shared,
-            self._make_heartbeat,
-            new_store=app.new_store if injector is None else injector.new_store,
-            interrupt=self._interrupt,
-            on_command=self._handle_command,
-        )
+        heartbeat = self._new_heartbeat(app.new_store if injector is None else injector.new_store)
         self.runner.resize(shared.settings.concurrency)
         settling = asyncio.create_task(self.settler.run(), name="holdfast-settler")
         background = [
@@ -158,6 +152,15 @@ class Worker:
             await self._until_stopped([fetching, settling, heartbeat.ended, self.runner.failed, *background])
         finally:
             await self._shut_down(fetching, settling, background, heartbeat, invoker)
+
+    def _new_heartbeat(self, new_store: Callable[[], Store]) -> Heartbeat:
+        return Heartbeat(
+            self.shared,
+            self._make_heartbeat,
+            new_store=new_store,
+            interrupt=self._interrupt,
+            on_command=self._handle_command,
+        )
 
     async def _open(self, store: Store) -> HandlerInvoker:
         """Prepares the resources of handlers and registers the worker; Unavailable if a living one has its id."""

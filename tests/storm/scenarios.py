@@ -25,6 +25,7 @@ from tests.crash.scenarios import (
     servers,
     siege,
     stops,
+    streams,
     submitters,
     ticks,
     transports,
@@ -202,6 +203,9 @@ SCENARIOS: dict[str, Scenario] = {
     **GARBAGE,
     "prompt-atlasqueue": lambda folder, count, seed: examples.prompt(
         folder, jobs=count(1000), paced=count(600), seed=seed
+    ),
+    "killed-streams": lambda folder, count, seed: streams.killed_parts(
+        folder, users=count(500), kills=count(10), seed=seed
     ),
     "alerts": lambda folder, *_: alerts.evaluated(folder),
 }

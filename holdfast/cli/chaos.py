@@ -30,7 +30,7 @@ _NUMBERS = ("probability", "attempts", "seconds")
 
 @add_group("chaos")
 def chaos() -> None:
-    """Break workers on purpose: errors, latency, crashes, lost answers.
+    """Break workers on purpose: errors, latency, crashes.
 
     It works where the setting allow_faults is true, in the workers and here: in staging, never in production.
     """

@@ -22,7 +22,7 @@ from tests.examples.common import until
 from tests.examples.programs import ROOT
 from tests.support.postgres import Postgres
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(400)]
 
 FOR_EVER = "demo.sleep", '{"seconds": 600}'
 

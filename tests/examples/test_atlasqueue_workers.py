@@ -22,7 +22,7 @@ from tests.examples.atlasqueue_support import QUEUE, Atlasqueue, rejected, start
 from tests.examples.common import PATIENCE, until
 from tests.examples.programs import Program
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(400)]
 
 SOON = timedelta(seconds=10)
 """For what is asked to be a matter of a second or two: a loaded machine may take longer."""

@@ -19,7 +19,7 @@ from tests.examples.readme import Readme, free_ports
 from tests.support.load import slowness
 from tests.support.servers import base
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(400)]
 
 README = (EXAMPLE / "README.md").read_text(encoding="utf-8")
 DOCUMENTED = re.findall(r"^pytest (tests/\S+(?: -k \w+)?) +#", README, re.MULTILINE)

@@ -16,7 +16,7 @@ from tests.examples.common import PATIENCE, until
 from tests.examples.delayed_support import DATABASE, LEADER, SECOND, Delayed, Program, lateness
 from tests.support.load import percentile, slowness
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(400)]
 
 FOLLOWER: list[str] = []
 """No arguments: the settings decide."""

@@ -22,6 +22,8 @@ import pytest
 from tests.examples.queuectl_support import Queue, gaps, is_running, wait_until
 from tests.support.load import slowness
 
+pytestmark = pytest.mark.crash
+
 NOTE = "date +%s.%N >> runs"
 BACK_WITHIN = 10.0
 """Seconds from the end of a store's trouble until a worker is at work again."""

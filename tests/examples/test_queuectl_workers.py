@@ -21,7 +21,7 @@ import pytest
 
 from tests.examples.queuectl_support import Queue, Workers, is_running, wait_until
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(150)]
 
 
 @pytest.mark.rows("Q1", "Q35", "Q43", "Q83")

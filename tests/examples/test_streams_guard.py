@@ -16,7 +16,7 @@ from tests.examples.programs import Program
 from tests.examples.readme import free_ports
 from tests.examples.streams_support import Service, Streams, settings_file
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(400)]
 
 
 def submit(service: Service, key: str, queue: str = "default", **payload: Any) -> str:

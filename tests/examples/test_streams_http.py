@@ -15,7 +15,7 @@ from tests.examples.common import PATIENCE, until
 from tests.examples.readme import free_ports
 from tests.examples.streams_support import SERVICES, Service, Site, Streams
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(400)]
 UNKNOWN = "0193e4a0-1c2f-7a35-9d3b-5f0a4c1e2b77"
 
 

@@ -16,7 +16,7 @@ from redis.asyncio import Redis
 from tests.examples.common import until
 from tests.examples.streams_support import UNLIMITED, Streams
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(400)]
 SECOND = 1_000_000
 CAPACITY, REFILL = 5, 20
 

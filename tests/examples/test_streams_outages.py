@@ -15,7 +15,7 @@ from tests.support.load import percentile, slowness
 from tests.support.postgres import Postgres
 from tests.support.redis import Redis
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from tests.examples.rows import checked_rows, named_rows
 from tests.examples.streams_support import EXAMPLE, OWN_VARIABLES, SERVICES, settings_file
 from tests.support.servers import private_folder
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(400)]
 INFRASTRUCTURE = EXAMPLE / "infrastructure"
 README = (EXAMPLE / "README.md").read_text(encoding="utf-8")
 CONTAINERS = yaml.safe_load((INFRASTRUCTURE / "docker-compose.yml").read_text(encoding="utf-8"))["services"]

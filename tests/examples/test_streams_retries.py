@@ -12,7 +12,7 @@ import pytest
 from tests.examples.common import until
 from tests.examples.streams_support import EXAMPLE, Streams
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(400)]
 SECOND = 1_000_000
 QUICK = {"HOLDFAST_RETRY": "0.1", "HOLDFAST_CONCURRENCY": "50"}
 """For hundreds of jobs that fail."""

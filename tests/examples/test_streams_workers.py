@@ -14,7 +14,7 @@ from tests.examples.programs import Program
 from tests.examples.streams_support import GROUP, Service, Streams
 from tests.support.load import slowness
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(400)]
 LEASE, SWEEP = 2, 1
 QUICK = {"HOLDFAST_LEASE": f"{LEASE}s", "HOLDFAST_BEAT": "500ms", "HOLDFAST_SWEEP": f"{SWEEP}s"}
 

@@ -22,6 +22,7 @@ from tests.web.serving import Served
 WITHOUT_STORE = {
     *("check_health", "check_live", "show_openapi", "show_docs", "show_docs_asset"),
     *("show_metrics", "show_metrics_at_slash"),
+    "start_faults",  # these settings allow none
 }
 """Operations that answer all the same."""
 SERVERS = {"postgres": Postgres, "redis": lambda: Redis(settings={"appendonly": "yes", "appendfsync": "always"})}

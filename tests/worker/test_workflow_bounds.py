@@ -76,12 +76,12 @@ async def test_child_of_a_task_that_no_worker_has_any_more_fails_its_parent(app:
     async def _charge() -> None: ...
 
     older = Holdfast(app.settings.url)  # a deploy has taken its task away
-    async with harness(app) as harnessed:
+    async with harness(app, defer_for="1m") as harnessed:
         await harnessed.start()
         handle = await order.enqueue()
         await harnessed.run_until_idle()
         [dependency] = (await app.read_waits(handle.id)).dependencies
-        await harnessed.advance(2 * 3600)
+        await harnessed.advance(120)
         await harnessed.run_until_idle()
         child, parent = await app.get(dependency.job_id), await handle.job()
         assert (child.state, child.reason) == (JobState.DEAD, "no_handler")

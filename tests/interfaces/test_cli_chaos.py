@@ -96,6 +96,7 @@ def test_scenario_names_the_tasks_there_are_and_the_effects_it_cannot_import(all
     assert allowed.json("count")["count"] == 0
 
 
+@pytest.mark.rows("S56")
 def test_report_is_shown_with_books_and_retries(allowed: Cli) -> None:
     target = allowed.write_jobs()
     scenario = allowed.folder / "staging.toml"
@@ -114,7 +115,8 @@ def test_report_is_shown_with_books_and_retries(allowed: Cli) -> None:
     assert "staging: one error each" in text
     assert "error      5" in text
     assert "executions      10, 0 of them lost with their workers" in text
-    assert "Retries over time" in text
+    retries = text.partition("Retries over time")[2].partition("Books")[0]
+    assert sum(int(line.split()[-1]) for line in retries.split("\n") if "█" in line) == 5
     assert "accepted 5 = succeeded 5 + dead 0 + cancelled 0" in text
     assert text.rstrip().endswith("balanced")
 

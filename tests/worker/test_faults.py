@@ -207,7 +207,7 @@ async def test_faults_replace_each_other_and_end(app: Holdfast) -> None:
     assert [event.active for event in recorder.of(FaultsChanged)] == [2, 1, 0, 1, 0]
 
 
-@pytest.mark.rows("S56", "S58")
+@pytest.mark.rows("S58", "S70")
 async def test_storm_of_failures_beside_successes_balances(app: Holdfast) -> None:
     runs: dict[str, int] = {"failing": 0, "working": 0}
 

@@ -86,7 +86,7 @@ class FaultInjector:
         return functools.partial(self._run_blocking if blocking else self._run_step, faults, job, function)
 
     async def _run_step(
-        self, faults: list[Fault], job: Job, function: Callable[..., Any], *args: Any, **kwargs: Any
+        self, faults: list[Fault], job: Job, function: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> Any:
         await self._inject(faults, "before", job)
         result = function(*args, **kwargs)
@@ -96,7 +96,7 @@ class FaultInjector:
         return result
 
     def _run_blocking(
-        self, faults: list[Fault], job: Job, function: Callable[..., Any], *args: Any, **kwargs: Any
+        self, faults: list[Fault], job: Job, function: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> Any:
         for fault in _at("before", faults):
             if fault.kind is FaultKind.LATENCY:

@@ -125,6 +125,27 @@ async def test_named_step_fails_and_the_job_goes_on_there(app: Holdfast, when: s
         assert await errors_of(app, handle.id) == [expected]
 
 
+async def test_step_keeps_its_arguments_whatever_they_are_called(app: Holdfast) -> None:
+    seen: list[dict[str, str]] = []
+
+    @app.task("order", retry=Retry.fixed(1))
+    async def order(context: Context) -> None:
+        await context.step("charge", lambda **given: seen.append(given), job="a", faults="b", function="c", self="d")
+
+    @app.task("order.thread", retry=Retry.fixed(1))
+    def order_thread(context: Context) -> None:
+        context.sync.step("charge", lambda **given: seen.append(given), job="a", faults="b", function="c", self="d")
+
+    async with harness(app, allow_faults=True) as harnessed:
+        await app.faults.start([{"kind": "error", "step": "charge", "attempts": 1}], span="1h")
+        handles = [await order.enqueue(), await order_thread.enqueue()]
+        await harnessed.advance(60)
+        for handle in handles:
+            assert await handle.state() is JobState.SUCCEEDED
+            assert [str(error).partition(":")[0] for error in await errors_of(app, handle.id)] == ["InjectedError"]
+    assert seen == [{"job": "a", "faults": "b", "function": "c", "self": "d"}] * 2
+
+
 async def test_each_step_of_a_thread_may_fail(app: Holdfast) -> None:
     done: list[str] = []
 

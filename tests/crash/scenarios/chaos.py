@@ -38,6 +38,9 @@ def ready(folder: Path, home: Home, scenario: str, *, jobs: int, seed: int) -> R
         copies = 3 if scenario == "duplicate-delivery" else 1
         report.expect(found["submitted"] == copies * jobs, f"{found['submitted']} submissions")
         report.expect(found["killed_workers"] == injected.get("crash", 0), "workers died otherwise than by a fault")
+        if scenario == "partial-execution":
+            failures = found["executions"] - jobs - found["lost"]
+            report.expect(failures == injected["error"], f"{failures} executions failed of {injected['error']} faults")
         if scenario == "retry-storm":
             report.expect(injected == {"error": 2 * jobs}, f"not each job failed twice: {injected}")
             report.expect(found["executions"] == 3 * jobs, f"{found['executions']} executions")

@@ -117,13 +117,17 @@ class FaultPlan(msgspec.Struct, frozen=True):
         """Returns the kinds of its faults, sorted."""
         return sorted({fault.kind.value for fault in self.faults})
 
-    def draw_faults(self, job: Job) -> list[Fault]:
-        """Returns the faults that happen to this execution: one draw each."""
+    def draw_faults(self, job: Job, step: str | None = None) -> list[Fault]:
+        """Returns the faults that happen to this execution, or to a step of it: one draw each.
+
+        A fault of every step is drawn for each of them, so that it may happen to any.
+        """
         number = (job.options_or_default.metadata or {}).get(NUMBER, job.id)
         found = []
         for index, fault in enumerate(self.faults):
-            if fault.applies_to(job):
-                drawn = random.Random(f"{self.seed} {index} {number} {job.attempts}").random()
+            if fault.applies_to(job) and fault.step in ((None,) if step is None else (EVERY_STEP, step)):
+                place = step if fault.step == EVERY_STEP else ""
+                drawn = random.Random(f"{self.seed} {index} {number} {job.attempts} {place}").random()
                 if drawn < fault.probability:
                     found.append(fault)
         return found

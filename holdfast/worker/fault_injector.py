@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from holdfast.core.errors import HoldfastError, Unavailable
 from holdfast.core.events import FaultInjected, FaultsChanged
-from holdfast.core.faults import EVERY_STEP, STORE_KINDS, Fault, FaultKind, FaultPlan, InjectedError
+from holdfast.core.faults import STORE_KINDS, Fault, FaultKind, FaultPlan, InjectedError
 from holdfast.core.models import Job, to_datetime
 from holdfast.stores.base import Store
 from holdfast.stores.forwarding import ForwardingStore
@@ -66,13 +66,13 @@ class FaultInjector:
             until = None if plan is None else to_datetime(plan.until_us)
             shared.emit(FaultsChanged(active=shared.active_faults, until=until))
 
-    def _drawn(self, job: Job) -> list[Fault]:
-        return [] if self._plan is None else self._plan.draw_faults(job)
+    def _drawn(self, job: Job, step: str | None = None) -> list[Fault]:
+        return [] if self._plan is None else self._plan.draw_faults(job, step)
 
     # ── handlers and steps ────────────────────────────────────────────────────────────────────────────────────
     async def run_handler(self, context: Context, call_next: Callable[[Context], Awaitable[Any]]) -> Any:
         """Middleware around all others."""
-        faults = [fault for fault in self._drawn(context.job) if fault.step is None]
+        faults = self._drawn(context.job)
         await self._inject(faults, "before", context.job)
         result = await call_next(context)
         await self._inject(faults, "after", context.job)
@@ -80,7 +80,7 @@ class FaultInjector:
 
     def step_function(self, job: Job, name: str, function: Callable[..., Any], *, blocking: bool) -> Callable[..., Any]:
         """Returns the function of a step, with the faults of this execution around it."""
-        faults = [fault for fault in self._drawn(job) if fault.step in (EVERY_STEP, name.partition("#")[0])]
+        faults = self._drawn(job, name.partition("#")[0])
         if not faults:
             return function
         return functools.partial(self._run_blocking if blocking else self._run_step, faults, job, function)

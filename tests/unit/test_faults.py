@@ -75,6 +75,13 @@ def test_draws_depend_on_seed_job_and_attempt_alone() -> None:
     assert drawn != [bool(other.draw_faults(job(number))) for number in range(2000)]
 
 
+def test_fault_of_every_step_is_drawn_for_each_of_them() -> None:
+    plan = FaultPlan((Fault(FaultKind.ERROR, step="*", probability=0.5), Fault(FaultKind.ERROR, step="b")), 7, 0)
+    drawn = [tuple(len(plan.draw_faults(job(number), step)) for step in ("a", "b")) for number in range(200)]
+    assert set(drawn) == {(0, 1), (0, 2), (1, 1), (1, 2)}
+    assert not any(plan.draw_faults(job(number)) for number in range(200))
+
+
 @pytest.mark.parametrize(
     ("fault", "hit"),
     [

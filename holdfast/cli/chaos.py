@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ import click
 from holdfast.cli.base import add_group
 from holdfast.cli.context import Session
 from holdfast.cli.output import Column, print_facts, print_heading, print_json, print_table
+from holdfast.cli.submission import parse_object
 from holdfast.core.errors import ConfigError, Invalid
 from holdfast.core.faults import Fault, FaultPlan, parse_fault
 from holdfast.views.documents import plan_document, to_plain
@@ -64,7 +64,8 @@ def chaos_run(session: Session, /, *, scenario: str, payload: str | None, **give
     from holdfast.testing.chaos import run_chaos
     from holdfast.testing.scenario import load_scenario
 
-    loaded = load_scenario(scenario).with_values(payload=_parse_payload(payload), **given)
+    given["payload"] = None if payload is None else parse_object("payload", payload)
+    loaded = load_scenario(scenario).with_values(**given)
     app, target = session.with_tasks("chaos run"), session.settings().app
     if target is None:
         raise ConfigError("chaos run starts workers, which import the application: give --app module:name")
@@ -74,18 +75,6 @@ def chaos_run(session: Session, /, *, scenario: str, payload: str | None, **give
     else:
         _print_report(loaded, report)
     return 0 if report.balanced else 1
-
-
-def _parse_payload(text: str | None) -> dict[str, Any] | None:
-    if text is None:
-        return None
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise Invalid("payload", text, f"give a JSON object ({error})") from None
-    if not isinstance(value, dict):
-        raise Invalid("payload", text, "give a JSON object: the arguments by name")
-    return value
 
 
 def _print_report(scenario: Scenario, report: ChaosReport) -> None:

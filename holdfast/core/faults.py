@@ -34,7 +34,7 @@ _FIELDS = ("kind", "task", "queue", "step", "probability", "attempts", "seconds"
 
 
 class FaultKind(StrEnum):
-    """What goes wrong."""
+    """Kinds of faults."""
 
     LATENCY = "latency"
     """The handler, or step, starts so many seconds later."""

@@ -7,6 +7,7 @@ import importlib
 import inspect
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -36,19 +37,19 @@ _ATTEMPTS_AT_ONCE = 50
 
 
 class Effects(msgspec.Struct, frozen=True):
-    """How many jobs have had their effect, as the application counts it."""
+    """Numbers of jobs by the count of their effects, from the application's own function."""
 
     once: int
     repeated: int
-    """Those of which it happened more than once."""
+    """Jobs with more than one effect."""
     unexplained: int
-    """Those of which it happened more often than they were executed."""
+    """Jobs with more effects than executions."""
     missing: int
-    """Those that succeeded without it."""
+    """Jobs that succeeded without an effect."""
 
 
 class ChaosReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a scenario has come to."""
+    """The result of a scenario."""
 
     scenario: str
     seed: int
@@ -69,7 +70,7 @@ class ChaosReport(msgspec.Struct, frozen=True, kw_only=True):
     """Executions after the first of each job, by the second in which they began, from the submission on."""
     effects: Effects | None
     problems: list[str]
-    """What does not balance; empty: the promises were kept."""
+    """Broken promises; empty if the books balance."""
 
     @property
     def balanced(self) -> bool:
@@ -88,19 +89,24 @@ async def run_chaos(app: Holdfast, scenario: Scenario, *, target: str) -> ChaosR
     drafts = _draft_jobs(app, scenario, task)
     async with app:
         plan = await app.faults.start(scenario.faults, span=scenario.span, seed=scenario.seed)
-        with _Workers(app, scenario, target) as workers:
-            try:
+        try:
+            with _Workers(app, scenario, target) as workers:
                 await workers.await_ready()
                 began = time.time()
                 handles = await app.enqueue_many(drafts)
                 ids = list(dict.fromkeys(handle.id for handle in handles))
                 jobs = await _await_ends(app, ids, workers, scenario.deadline)
-            finally:
-                await app.faults.stop()
+        finally:
+            await app.faults.stop()
         attempts = await _read_attempts(app, jobs)
         counted = None if count_effects is None else await _counted(count_effects, jobs)
     states = Counter(job.state for job in jobs)
     effects = None if counted is None else _judge_effects(jobs, counted)
+    problems, injected = list(_problems(scenario, ids, jobs, effects)), workers.read_injected()
+    if problems:
+        problems.append(f"the logs of the workers are in {workers.folder}")
+    else:
+        shutil.rmtree(workers.folder)
     return ChaosReport(
         scenario=scenario.name,
         seed=plan.seed,
@@ -113,10 +119,10 @@ async def run_chaos(app: Holdfast, scenario: Scenario, *, target: str) -> ChaosR
         executions=sum(job.attempts for job in jobs),
         lost=sum(attempt.reason == Reason.CRASHED for each in attempts.values() for attempt in each),
         killed_workers=workers.killed,
-        injected=workers.read_injected(),
+        injected=injected,
         retries=_retries(jobs, attempts, began),
         effects=effects,
-        problems=list(_problems(scenario, ids, jobs, effects)),
+        problems=problems,
     )
 
 
@@ -181,7 +187,7 @@ class _Workers:
         settings = app.settings
         self._app = app
         self._count = scenario.workers
-        self._folder = Path(tempfile.mkdtemp(prefix="holdfast-chaos-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="holdfast-chaos-"))
         self._started = 0
         self._living: dict[int, subprocess.Popen[bytes]] = {}  # by number
         self._environment = {
@@ -214,7 +220,7 @@ class _Workers:
                 process.wait()
 
     def _start(self) -> None:
-        with (self._folder / f"worker-{self._started}.log").open("wb") as log:
+        with (self.folder / f"worker-{self._started}.log").open("wb") as log:
             self._living[self._started] = subprocess.Popen(
                 [sys.executable, "-m", "holdfast", "worker", "start"],
                 env=self._environment,
@@ -233,7 +239,7 @@ class _Workers:
                 continue
             del self._living[number]
             if code != -signal.SIGKILL:
-                log = self._folder / f"worker-{number}.log"
+                log = self.folder / f"worker-{number}.log"
                 last = log.read_text("utf-8", "replace").strip().splitlines()[-1:] or ["it wrote nothing"]
                 raise HoldfastError(f"a worker ended with exit code {code}: {last[0]} (log: {log})")
             self.killed += 1
@@ -249,7 +255,7 @@ class _Workers:
             if len(pids & ready) >= self._count:
                 return
             await asyncio.sleep(_LOOK_SECONDS / 5)
-        raise HoldfastError(f"the workers did not start within {_START_SECONDS:g} s; their logs are in {self._folder}")
+        raise HoldfastError(f"the workers did not start within {_START_SECONDS:g} s; their logs are in {self.folder}")
 
     def read_injected(self) -> dict[str, int]:
         """Returns the numbers of faults in the workers' logs, by kind."""
@@ -260,7 +266,7 @@ class _Workers:
         return dict(sorted(found.items()))
 
     def _log_lines(self) -> Iterator[dict[str, Any]]:
-        for log in sorted(self._folder.iterdir()):
+        for log in sorted(self.folder.iterdir()):
             for line in log.read_text("utf-8", "replace").splitlines():
                 try:
                     read = json.loads(line)

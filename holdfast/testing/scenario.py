@@ -45,7 +45,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     queue: str | None = None
     jobs: int = 200
     copies: int = 1
-    """How often each job is submitted, with the same idempotency key."""
+    """Submissions of each job, all with one idempotency key."""
     workers: int = 2
     """Worker processes; one that is killed is replaced."""
     span: float = 15.0
@@ -59,7 +59,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     effects: str | None = None
     """``module:function`` that counts the effects of jobs: it takes their ids, and returns a number for each."""
     exactly_once: bool = False
-    """Whether no effect may be repeated; else each execution of a job may repeat it once."""
+    """True: a repeated effect is a problem. False: each execution of a job may repeat it once."""
     settings: dict[str, str] = {}
     """Settings of the workers, besides the application's."""
 

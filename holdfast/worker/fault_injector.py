@@ -31,7 +31,7 @@ T = TypeVar("T")
 _READ_INTERVAL = 1.0  # seconds
 _LOG_SECONDS = 0.1
 """Real seconds in which the log's own thread writes that this process is to be killed."""
-_UNHARMED = frozenset({"open", "close", "wait"})
+_SPARED_VERBS = frozenset({"open", "close", "wait"})
 """Verbs that are not calls of a server, or only wait."""
 _WAKER = "import os, signal, sys, time; time.sleep(float(sys.argv[2])); os.kill(int(sys.argv[1]), signal.SIGCONT)"
 
@@ -98,28 +98,28 @@ class FaultInjector:
     def _run_blocking(
         self, faults: list[Fault], job: Job, function: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> Any:
-        for fault in _at("before", faults):
+        for fault in _faults_at("before", faults):
             if fault.kind is FaultKind.LATENCY:
-                self._note(fault, job)
+                self._report_fault(fault, job)
                 time.sleep(fault.seconds or 0)
             else:
-                self._strike(fault, job)
+                self._trigger(fault, job)
         result = function(*args, **kwargs)
-        for fault in _at("after", faults):
-            self._strike(fault, job)
+        for fault in _faults_at("after", faults):
+            self._trigger(fault, job)
         return result
 
     async def _inject(self, faults: list[Fault], when: str, job: Job) -> None:
-        for fault in _at(when, faults):
+        for fault in _faults_at(when, faults):
             if fault.kind is FaultKind.LATENCY:
-                self._note(fault, job)
+                self._report_fault(fault, job)
                 await self._shared.clock.sleep(fault.seconds or 0)
             else:
-                self._strike(fault, job)
+                self._trigger(fault, job)
 
-    def _strike(self, fault: Fault, job: Job) -> None:
-        """Lets a fault other than a latency happen to a job."""
-        self._note(fault, job)
+    def _trigger(self, fault: Fault, job: Job) -> None:
+        """Triggers a fault other than a latency."""
+        self._report_fault(fault, job)
         if fault.kind is FaultKind.CRASH:
             time.sleep(_LOG_SECONDS)
             os.kill(os.getpid(), signal.SIGKILL)
@@ -129,7 +129,7 @@ class FaultInjector:
             place = f"task {job.task}" if fault.step is None else f"step {fault.step} of task {job.task}"
             raise InjectedError(fault, place)
 
-    def _note(self, fault: Fault, job: Job | None) -> None:
+    def _report_fault(self, fault: Fault, job: Job | None) -> None:
         job_id, task = (None, None) if job is None else (job.id, job.task)
         self._shared.emit(FaultInjected(kind=fault.kind.value, job_id=job_id, task=task, step=fault.step))
 
@@ -143,18 +143,18 @@ class FaultInjector:
         return self.wrap_store(self._shared.app.new_store())
 
     async def _call_store(self, verb: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        faults = [] if verb in _UNHARMED else self._drawn_of_store()
+        faults = [] if verb in _SPARED_VERBS else self._drawn_of_store()
         for fault in faults:
             if fault.kind is FaultKind.STORE_LATENCY:
-                self._note(fault, None)
+                self._report_fault(fault, None)
                 await self._shared.clock.sleep(fault.seconds or 0)
             elif fault.kind is FaultKind.STORE_ERROR:
-                self._note(fault, None)
+                self._report_fault(fault, None)
                 raise Unavailable(f"a fault was injected: {verb} did not reach the store")
         answer = await call()
         for fault in faults:
             if fault.kind is FaultKind.LOST_ACK and verb == "settle":
-                self._note(fault, None)
+                self._report_fault(fault, None)
                 raise Unavailable("a fault was injected: the answer to settle was lost")
         return answer
 
@@ -165,7 +165,7 @@ class FaultInjector:
         return [fault for fault in faults if fault.kind in STORE_KINDS and self._random.random() < fault.probability]
 
 
-def _at(when: str, faults: Sequence[Fault]) -> list[Fault]:
+def _faults_at(when: str, faults: Sequence[Fault]) -> list[Fault]:
     return [fault for fault in faults if fault.when == when]
 
 

@@ -60,20 +60,20 @@ def variables(folder: Path, **more: str) -> dict[str, str]:
 @pytest.mark.rows("S1", "S40")
 def test_story_keeps_every_promise_and_leaves_no_process(folder: Path) -> None:
     command = [sys.executable, "-m", "streams", "story"]
-    told = subprocess.run(
+    ran = subprocess.run(
         command, env=variables(folder), capture_output=True, text=True, timeout=STORY_TIMEOUT, check=False
     )
-    assert told.returncode == 0, told.stdout + told.stderr
+    assert ran.returncode == 0, ran.stdout + ran.stderr
     assert processes_of(folder) == []
     assert list(folder.iterdir()) == []
-    assert "✗" not in told.stdout
-    figures = dict(re.findall(r"│ (users|notifications) +│ +((?:\d+ │ +)+\d+) │", told.stdout))
+    assert "✗" not in ran.stdout
+    figures = dict(re.findall(r"│ (users|notifications) +│ +((?:\d+ │ +)+\d+) │", ran.stdout))
     for service in SERVICES:
         accepted, succeeded, dead, cancelled, unfinished = map(int, re.findall(r"\d+", figures[service]))
         assert accepted == succeeded + dead + cancelled > 0
         assert unfinished == 0
     for chapter in ("kill -9", "rate limited", "dead after 1 attempt", "POST /users answers 503"):
-        assert chapter in told.stdout
+        assert chapter in ran.stdout
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

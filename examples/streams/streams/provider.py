@@ -23,7 +23,7 @@ class Message(BaseModel):
 
 
 class Behaviour(BaseModel):
-    """How the provider answers."""
+    """Settings of the provider's answers."""
 
     mode: Literal["ok", "down"] = "ok"
     delay: float = Field(0, ge=0, description="Seconds before each answer.")

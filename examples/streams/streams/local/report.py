@@ -18,7 +18,7 @@ YES, NO = "[green]✓[/]", "[red]✗[/]"
 
 @dataclass(frozen=True)
 class Figures:
-    """What each part of the system says."""
+    """Numbers from the gateway's client, the databases and the provider."""
 
     accepted: Mapping[str, int]
     """Jobs for which a client got an answer, by service."""

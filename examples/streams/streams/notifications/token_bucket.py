@@ -25,7 +25,7 @@ return {granted and 1 or 0, string.format('%.6f', now)}
 
 
 class Limit(NamedTuple):
-    """How many calls at once (capacity), and how many more each second (refill)."""
+    """Calls at once (capacity), and further calls each second (refill)."""
 
     capacity: float
     refill: float

@@ -1,4 +1,4 @@
-"""The ready chaos scenarios; small counts of what ``python -m tests.storm`` does on every store and transport."""
+"""Chaos scenarios; small counts of what ``python -m tests.storm`` does on every store and transport."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CASES = [
 ]
 
 
-@pytest.mark.rows("S2", "S52", "S58")
+@pytest.mark.rows("S2", "S52", "S58", "S68", "S69", "S70")
 @pytest.mark.parametrize(("store", "scenario"), CASES)
-def test_ready_scenario_balances(tmp_path: Path, store: str, scenario: str, seed: int) -> None:
-    assert kept(chaos.ready(tmp_path, STORES[store], scenario, jobs=40, seed=seed % 2**31))
+def test_books_balance_with_service_and_provider(tmp_path: Path, store: str, scenario: str, seed: int) -> None:
+    assert kept(chaos.balanced(tmp_path, STORES[store], scenario, jobs=40, seed=seed % 2**31))

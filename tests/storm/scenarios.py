@@ -93,17 +93,20 @@ ON_EVERY_STORE: dict[str, OnStore] = {
     "large-fan-ins": lambda folder, home, count, seed: waits.fan_ins(
         folder, home, groups=3, members=count(10_000), kills=count(10), seed=seed
     ),
-    "chaos-duplicates": lambda folder, home, count, seed: chaos.ready(
+    "chaos-duplicates": lambda folder, home, count, seed: chaos.balanced(
         folder, home, "duplicate-delivery", jobs=count(500), seed=seed % 2**31
     ),
-    "chaos-crashes": lambda folder, home, count, seed: chaos.ready(
+    "chaos-crashes": lambda folder, home, count, seed: chaos.balanced(
         folder, home, "worker-crash", jobs=count(1000), seed=seed % 2**31
     ),
-    "chaos-partial": lambda folder, home, count, seed: chaos.ready(
+    "chaos-partial": lambda folder, home, count, seed: chaos.balanced(
         folder, home, "partial-execution", jobs=count(1000), seed=seed % 2**31
     ),
-    "chaos-retries": lambda folder, home, count, seed: chaos.ready(
+    "chaos-retries": lambda folder, home, count, seed: chaos.balanced(
         folder, home, "retry-storm", jobs=count(1000), seed=seed % 2**31
+    ),
+    "chaos-mixed": lambda folder, home, count, seed: chaos.balanced(
+        folder, home, chaos.MIXED, jobs=count(500) * 2, seed=seed % 2**31
     ),
     "crowd": lambda folder, home, count, seed: crowds.crowd(folder, home, kills=count(50), seed=seed),
     "api-kills": lambda folder, home, count, seed: api.kills(folder, home, clients=16, kills=count(20), seed=seed),

@@ -30,6 +30,8 @@ TABLES = """
     create table if not exists effects (job_id uuid, at timestamptz default clock_timestamp())"""
 DUE = """update holdfast.job set run_at = (extract(epoch from now()) * 1000000)::bigint
     where id = %s::uuid and state in (1, 3)"""
+DELAYS = "test:delays"
+"""Key in Redis: seconds from a token to the provider's answer, of each call by a worker of these tests."""
 UNLIMITED = {"capacity": 100_000, "refill": 100_000}
 PUBLIC = ("--host", "127.0.0.1", "--log-level", "warning")
 
@@ -76,7 +78,8 @@ class Service(Database):
         self.name = name
         self.key, self.dead_key = f"{name}:jobs", f"{name}:dead"
         urls = {"url": self.url, "transport_url": redis_url}
-        self.app = Holdfast(settings=Settings.load(path=settings_file(name), environ={}, **urls))
+        settings = Settings.load(path=settings_file(name), environ={}, max_attempts_limit="unlimited", **urls)
+        self.app = Holdfast(settings=settings)
         self.redis = Client.from_url(redis_url, decode_responses=True)
 
     def close(self) -> None:
@@ -155,6 +158,7 @@ class Streams:
 
     def __init__(self, folder: Path, servers: Mapping[str, Postgres], redis: Redis, database: int = 0) -> None:
         self.folder = folder
+        self.redis = redis
         self.redis_url = redis.url().removesuffix("/0") + f"/{database}"
         self.services = {name: Service(name, servers[name], self.redis_url) for name in SERVICES}
         self.users, self.notifications = self.services["users"], self.services["notifications"]

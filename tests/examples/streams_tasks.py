@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
+from contextvars import ContextVar
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import asyncpg
 
 from holdfast import Context, Holdfast, provided
+from tests.examples.streams_support import DELAYS
 
 ERRORS: dict[str, type[Exception]] = {"timeout": TimeoutError, "value": ValueError, "key": KeyError}
 app: Holdfast = import_module(f"streams.{os.environ['SERVICE']}.tasks").app
 TRANSIENT = import_module("streams.errors").TRANSIENT
+granted_at: ContextVar[float] = ContextVar("granted_at")
 
 
 @app.task("test.job", retry_on=TRANSIENT)
@@ -41,3 +46,25 @@ async def run_job(
     if kill_after_commit:
         os.kill(os.getpid(), signal.SIGKILL)
     return context.attempts
+
+
+def note_delays() -> None:
+    """Makes calls of the provider note the seconds between their tokens and their answers in Redis."""
+    tasks = import_module("streams.notifications.tasks")
+    call_provider = tasks.call_provider
+
+    class NotedBucket(tasks.TokenBucket):  # type: ignore[misc, name-defined]
+        async def take(self) -> float:
+            granted_at.set(await super().take())
+            return granted_at.get()
+
+    async def call_and_note(redis: Any, *arguments: Any) -> str:
+        message_id = str(await call_provider(redis, *arguments))
+        await redis.rpush(DELAYS, time.time() - granted_at.get())
+        return message_id
+
+    tasks.TokenBucket, tasks.call_provider = NotedBucket, call_and_note
+
+
+if os.environ["SERVICE"] == "notifications":
+    note_delays()

@@ -5,20 +5,34 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import combinations_with_replacement
+from typing import NamedTuple
 from uuid import uuid4
 
 import pytest
 from redis.asyncio import Redis
 
 from tests.examples.common import until
-from tests.examples.streams_support import UNLIMITED, Streams
+from tests.examples.streams_support import DELAYS, UNLIMITED, Service, Streams
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(400)]
 SECOND = 1_000_000
 CAPACITY, REFILL = 5, 20
+LIMITS = [(5, 20), (15, 60), (3, 15), (20, 40)]
+"""Capacity and refill, one after the other."""
+CALLS = [60, 140, 170, 230]
+"""Calls by which the provider has seen enough of each limit."""
+
+
+class Phase(NamedTuple):
+    """A limit, and the time in which it may have been in force."""
+
+    capacity: float
+    refill: float
+    begin: float
+    end: float
 
 
 @contextmanager
@@ -61,6 +75,55 @@ def test_processes_together_take_no_more_than_the_bucket_gives(streams: Streams)
     for first, last in combinations_with_replacement(range(len(taken)), 2):
         calls, seconds = last - first + 1, taken[last] - taken[first]
         assert calls <= CAPACITY + REFILL * seconds + 0.001
+
+
+@pytest.mark.rows("S59", "S62")
+def test_provider_sees_no_more_calls_than_the_limit_while_it_changes_and_a_worker_dies(streams: Streams) -> None:
+    service, changes = streams.notifications, []
+    service.redis.delete(DELAYS)
+    with limited(streams, *LIMITS[0]), streams.workers("notifications", 4, "bursts") as workers:
+        jobs = _submit_messages(service, CALLS[-1])
+        for number, (capacity, refill) in enumerate(LIMITS):
+            asked = time.time()
+            if number:
+                streams.call("notifications", "PUT", "/limit", {"capacity": capacity, "refill": refill})
+            changes.append((asked, time.time()))
+            if number == 1:
+                workers[0].kill()
+            until(lambda number=number: len(_call_times(streams, jobs)) >= CALLS[number], "further calls")
+        service.all_ended(jobs)
+    ends = [answered for _, answered in changes[1:]] + [time.time()]
+    phases = [Phase(*limit, asked, end) for limit, (asked, _), end in zip(LIMITS, changes, ends, strict=True)]
+    calls = _call_times(streams, jobs)
+    delay = max(float(seconds) for seconds in service.redis.lrange(DELAYS, 0, -1))
+    assert len(calls) >= len(jobs)
+    for first, last in combinations_with_replacement(range(len(calls)), 2):
+        allowed = _allowed_calls(phases, calls[first] - delay, calls[last])
+        assert last - first + 1 <= allowed + 0.001, f"{last - first + 1} calls, {allowed:.1f} are allowed"
+
+
+def _submit_messages(service: Service, number: int) -> list[str]:
+    """Submits messages that are tried again and again until they get through."""
+    payloads = [{"email": f"{uuid4()}@example.com", "template": "news"} for _ in range(number)]
+    drafts = [
+        service.app.draft_job(
+            "notification.send", payload, key=str(uuid4()), queue="bursts", retry="0.1", max_attempts=1000
+        )
+        for payload in payloads
+    ]
+    return [handle.id for handle in service.app.sync.enqueue_many(drafts)]
+
+
+def _call_times(streams: Streams, jobs: Sequence[str]) -> list[float]:
+    """Returns the times of the calls for these jobs in the provider's log."""
+    wanted = set(jobs)
+    return sorted(call["at"] for call in streams.call("provider", "GET", "/calls") if call["key"] in wanted)
+
+
+def _allowed_calls(phases: Sequence[Phase], begin: float, end: float) -> float:
+    """Returns the most calls whose tokens may have been taken in this time."""
+    full = max(phase.capacity for phase in phases if phase.begin <= max(begin, phases[0].begin) <= phase.end)
+    return full + sum(phase.refill * max(0.0, min(end, phase.end) - max(begin, phase.begin)) for phase in phases)
 
 
 @pytest.mark.rows("S25", "S59", "S60", "S61")

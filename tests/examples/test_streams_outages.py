@@ -105,3 +105,15 @@ def test_jobs_of_a_stopped_service_wait_for_it(mortal: Streams) -> None:
         if mortal.sites["notifications"].process.poll() is not None:
             mortal.sites["notifications"].start()
             mortal.sites["notifications"].wait_healthy()
+
+
+def test_limit_is_unavailable_while_redis_is_away(mortal: Streams) -> None:
+    mortal.redis.stop()
+    try:
+        for method, body in (("GET", None), ("PUT", {"capacity": 10, "refill": 5})):
+            detail = mortal.call("notifications", method, "/limit", body, status=503)["detail"]
+            assert detail.startswith("Redis, which keeps the limit, does not answer")
+    finally:
+        mortal.redis.start()
+    limit = until(lambda: mortal.call("notifications", "PUT", "/limit", {"capacity": 9, "refill": 3}), "Redis, back")
+    assert mortal.call("notifications", "GET", "/limit") == limit

@@ -20,7 +20,7 @@ from tests.crash.report import Report
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "streams"
 SETTINGS = {"HOLDFAST_LEASE": "5s", "HOLDFAST_BEAT": "1s", "HOLDFAST_SWEEP": "1s", "HOLDFAST_LOG_FORMAT": "json"}
-WIDE = {"capacity": 1000, "refill": 1000}
+SETTINGS |= {"BUCKET_CAPACITY": "1000", "BUCKET_REFILL": "1000"}
 SETTLED, ENDED = 60.0, 200.0
 """Seconds after the last kill by which each job is where its policy puts it, and by which each has ended."""
 DOWN = (0.5, 3.0)
@@ -46,7 +46,6 @@ def killed_parts(folder: Path, *, users: int, kills: int, seed: int) -> Report:
 
 async def _run(report: Report, system: Any, *, users: int, kills: int, rng: random.Random) -> Counter[str]:
     async with httpx.AsyncClient(timeout=20) as http:
-        await _widen_limit(http, system)
         creating = asyncio.create_task(_create_users(http, system, users, rng))
         killed = await _kill_parts(http, system, kills, rng, creating)
         accepted, repeated = await creating
@@ -81,17 +80,6 @@ async def _create_users(
     return accepted, repeated
 
 
-async def _widen_limit(http: httpx.AsyncClient, system: Any) -> None:
-    """Lets the token bucket give what is asked for. Redis keeps the limit, and a Redis that was killed forgets it."""
-    until = time.monotonic() + SETTLED
-    while time.monotonic() < until:
-        with suppress(httpx.HTTPError):
-            (await http.put(f"{system.urls['notifications']}/limit", json=WIDE)).raise_for_status()
-            return
-        await asyncio.sleep(0.2)
-    raise AssertionError(f"the limit could not be changed within {SETTLED:g} s")
-
-
 async def _kill_parts(
     http: httpx.AsyncClient,
     system: Any,
@@ -111,8 +99,6 @@ async def _kill_parts(
         killed[part.name] += 1
         await asyncio.sleep(rng.uniform(*DOWN))
         await asyncio.to_thread(getattr(part, "start_ready", part.start))
-        if part is system.redis:
-            await _widen_limit(http, system)
     return killed
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fastapi import APIRouter, HTTPException
 from pydantic import BaseModel, Field
+from redis.exceptions import RedisError
 
 from streams.notifications.tasks import BUCKET, app
 from streams.notifications.token_bucket import Limit, TokenBucket
@@ -24,15 +28,27 @@ class RateLimit(BaseModel):
 @router.get("/limit")
 async def show_limit() -> RateLimit:
     """Shows the limit."""
-    limit = await bucket.read_limit()
+    with redis_may_be_away():
+        limit = await bucket.read_limit()
     return RateLimit(capacity=limit.capacity, refill=limit.refill)
 
 
 @router.put("/limit")
 async def change_limit(wanted: RateLimit) -> RateLimit:
     """Changes the limit; all workers follow with their next call."""
-    await bucket.change_limit(Limit(wanted.capacity, wanted.refill))
+    with redis_may_be_away():
+        await bucket.change_limit(Limit(wanted.capacity, wanted.refill))
     return wanted
+
+
+@contextmanager
+def redis_may_be_away() -> Iterator[None]:
+    """Turns the failure to reach Redis into an answer 503."""
+    try:
+        yield
+    except RedisError:
+        detail = "Redis, which keeps the limit, does not answer; try again later"
+        raise HTTPException(503, detail, {"Retry-After": "2"}) from None
 
 
 site = create_service(app, router)

@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
+import os
 from typing import NamedTuple
 
 from redis.asyncio import Redis
 
+from holdfast import ConfigError
 from streams.errors import RateLimitExceeded
 
-TAKE = """
+FILL = """
 -- KEYS: the bucket, a hash. ARGV: capacity and refill per second unless the hash has its own.
--- Returns whether a token was taken, and the time of this decision.
 local now = redis.call('TIME')
 now = now[1] + now[2] / 1000000
 local bucket = redis.call('HMGET', KEYS[1], 'capacity', 'refill', 'tokens', 'at')
 local capacity, refill = tonumber(bucket[1] or ARGV[1]), tonumber(bucket[2] or ARGV[2])
 local elapsed = math.max(0, now - (tonumber(bucket[4]) or now))
 local tokens = math.min(capacity, (tonumber(bucket[3]) or capacity) + elapsed * refill)
+"""
+TAKE = (
+    FILL
+    + """
+-- Returns whether a token was taken, and the time of this decision.
 local granted = tokens >= 1
 if granted then tokens = tokens - 1 end
 redis.call('HSET', KEYS[1], 'tokens', string.format('%.17g', tokens), 'at', string.format('%.6f', now))
 return {granted and 1 or 0, string.format('%.6f', now)}
 """
+)
+CHANGE = (
+    FILL
+    + """
+-- ARGV, further: the new capacity and refill. What the old refill has given until now stays, up to the new capacity.
+tokens = math.min(tokens, tonumber(ARGV[3]))
+redis.call('HSET', KEYS[1], 'capacity', ARGV[3], 'refill', ARGV[4],
+    'tokens', string.format('%.17g', tokens), 'at', string.format('%.6f', now))
+"""
+)
 
 
 class Limit(NamedTuple):
@@ -31,7 +47,23 @@ class Limit(NamedTuple):
     refill: float
 
 
-DEFAULT = Limit(capacity=10, refill=5)
+def read_default() -> Limit:
+    """Returns the limit of a bucket that was never changed; ConfigError names a wrong environment variable."""
+    return Limit(_read_number("BUCKET_CAPACITY", "10", least=1), _read_number("BUCKET_REFILL", "5", least=0.001))
+
+
+def _read_number(name: str, default: str, *, least: float) -> float:
+    text = os.environ.get(name) or default
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0
+    if not least <= number <= 1e9:
+        raise ConfigError(f"{name}: {text!r} is not valid; give a number from {least:g} to 1e9")
+    return number
+
+
+DEFAULT = read_default()
 
 
 class TokenBucket:
@@ -60,5 +92,5 @@ class TokenBucket:
         )
 
     async def change_limit(self, limit: Limit) -> None:
-        """Sets the limit for all workers, from their next call on."""
-        await self._redis.hset(self._key, mapping={"capacity": limit.capacity, "refill": limit.refill})
+        """Sets the limit for all workers, from their next call on. A Redis that loses its data forgets it."""
+        await self._redis.eval(CHANGE, 1, self._key, *DEFAULT, *limit)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import threading
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -44,6 +47,38 @@ async def test_worker_whose_settings_do_not_allow_faults_gets_none(app: Holdfast
         assert harnessed.workers[0].invoker._middlewares is app.middlewares
         assert "holdfast-fault-injector" not in {task.get_name() for task in asyncio.all_tasks()}
     assert recorder.of(FaultInjected, FaultsChanged) == []
+
+
+async def test_worker_without_faults_calls_no_code_of_theirs(app: Holdfast) -> None:
+    """No call, no statement and no allocation of theirs: nothing in their modules runs, in any thread."""
+    called: set[str] = set()
+
+    @app.task("order", retry=Retry.fixed(1))
+    async def order(context: Context) -> None:
+        await context.step("charge", str, context.attempts)
+        if context.attempts == 1:
+            raise ValueError("again")
+
+    @app.task("order.thread")
+    def order_thread(context: Context) -> None:
+        context.sync.step("charge", str)
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            called.add(frame.f_code.co_filename)
+
+    async with harness(app) as harnessed:
+        threading.setprofile(note)
+        sys.setprofile(note)
+        try:
+            handles = [await order.enqueue(), await order_thread.enqueue()]
+            await harnessed.advance(10)
+        finally:
+            sys.setprofile(None)
+            threading.setprofile(None)
+        assert [await handle.state() for handle in handles] == [JobState.SUCCEEDED] * 2
+    assert any(name.endswith("holdfast/worker/step_writer.py") for name in called)
+    assert [name for name in called if name.endswith(("fault_injector.py", "core/faults.py", "app/faults.py"))] == []
 
 
 @pytest.mark.rows("S53")

@@ -24,7 +24,8 @@ from tests.support.servers import Port
 _FENCED = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LEFT_OUT = ("pip ", "docker ", "pytest ", "export ", "cd ", "python -m streams story")
 _GOES_ON = re.compile(
-    r"((?:\w+=\S+ )*)python -m (atlasqueue start|atlasqueue worker|delayed_queue start|streams start|atlas_jobs)\b"
+    r"((?:\w+=\S+ )*)(?:python -m )?(atlasqueue start|atlasqueue worker|delayed_queue start|streams start|atlas_jobs|"
+    r"queuectl worker start --count 2)\b"
 )
 _ID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\b[0-9A-HJKMNP-TV-Z]{26}\b"
 _BLOCK = """
@@ -90,7 +91,7 @@ class Readme:
 
     def _command(self, line: str) -> None:
         python = re.sub(r"(?<![\w./])python (?=-m)", f"{sys.executable} ", self._expand(line))
-        command = re.sub(r"^holdfast ", f"{sys.executable} -m holdfast ", python)
+        command = re.sub(r"^(until )?(holdfast|queuectl) ", rf"\1{sys.executable} -m \2 ", python)
         output = self._done(["bash", "-c", command], line)
         self._last_id = ([self._last_id, *re.findall(_ID, output)])[-1]
 

@@ -19,7 +19,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.queuectl_support import Queue, Workers, is_running, wait_until
+from tests.examples.programs import environment
+from tests.examples.queuectl_support import EXAMPLE, Queue, Workers, is_running, wait_until
+from tests.examples.readme import Readme
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(150)]
 
@@ -256,3 +258,10 @@ def test_worker_returns_a_job_it_cannot_run(tmp_path: Path) -> None:
     assert events.index("job_released") < events.index("job_succeeded")
     assert "Too many open files" in ran.stdout
     queue.app.sync.close()
+
+
+def test_readme_commands_run(tmp_path: Path) -> None:
+    readme = Readme(EXAMPLE / "README.md", tmp_path, environment(EXAMPLE, ("QUEUECTL_",)), {}, ["worker_started"])
+    readme.run()
+    assert readme.ran[-1] == "queuectl worker stop"
+    assert len(readme.ran) == 10

@@ -19,8 +19,8 @@ from holdfast.app.handle import (
     check_no_function,
     check_selection,
     checked_filter,
-    looked_at,
 )
+from holdfast.app.overview import OverviewMethods
 from holdfast.app.registration import Middleware
 from holdfast.app.submitter import JobOptions, Submitter, draft_job, split_batches
 from holdfast.app.sync import BlockingMethod, BlockingView, requires_loop
@@ -31,24 +31,12 @@ from holdfast.core.events import Events
 from holdfast.core.fault_points import check_environment
 from holdfast.core.job_logs import LogPage
 from holdfast.core.limits import Limit
-from holdfast.core.models import (
-    Attempt,
-    BulkResult,
-    Finding,
-    Job,
-    JobFilter,
-    NewJob,
-    Page,
-    QueueInfo,
-    ReplayRate,
-    Submitted,
-)
+from holdfast.core.models import Attempt, BulkResult, Job, JobFilter, NewJob, Page, ReplayRate, Submitted
 from holdfast.core.portal import drive_coroutine, running_loop
 from holdfast.core.resources import Resources
 from holdfast.core.schedule import Schedule
-from holdfast.core.stats import JobStats
 from holdfast.core.validation import check_name, check_task_name, did_you_mean, parse_count, parse_duration, parse_rate
-from holdfast.core.workers import WorkerCommand, WorkerInfo
+from holdfast.core.workers import WorkerCommand
 from holdfast.settings.settings import Settings
 from holdfast.stores import ExternalTransactions, open_store
 from holdfast.stores.base import AT_ONCE, Selection, Store
@@ -61,7 +49,7 @@ from holdfast.transports import DeliveryLedger, TransportConfig, with_transport
 T = TypeVar("T")
 
 
-class Holdfast(JobEditing, WorkflowMethods):
+class Holdfast(JobEditing, OverviewMethods, WorkflowMethods):
     """An application: its tasks and the queue they run on.
 
     ``url`` names the store (``sqlite:///holdfast.db``); without it, settings decide: HOLDFAST_URL, holdfast.toml.
@@ -328,38 +316,6 @@ class Holdfast(JobEditing, WorkflowMethods):
         parse_count(limit, "limit", least=1, most=1000, text=False)
         return await (await self.open_store()).query.logs((await self._get(job_id)).id, limit=limit, cursor=cursor)
 
-    @requires_loop
-    async def queues(self, *, minutes: int = 5, most: int = 10_000) -> list[QueueInfo]:
-        """Every queue with its counts, and how many of its jobs ended a second in the last minutes.
-
-        Of each state at most so many jobs are looked at, of ended ones the latest of all queues together: ``at_least``
-        names the states of which there may be more."""
-        recent, bound = looked_at(minutes, most)
-        return await (await self.open_store()).query.queues(recent=recent, max_count=bound)
-
-    @requires_loop
-    async def stats(self, *, minutes: int = 5, most: int = 10_000) -> JobStats:
-        """Counts jobs by queue, state, worker and attempts, and to which of them something happened in the last
-        minutes; of each kind at most so many jobs are looked at, however many there are.
-        """
-        recent, bound = looked_at(minutes, most)
-        return await (await self.open_store()).query.stats(recent=recent, max_count=bound)
-
-    @requires_loop
-    async def workers(self) -> list[WorkerInfo]:
-        """Every registered worker process."""
-        return await (await self.open_store()).query.workers()
-
-    @requires_loop
-    async def doctor(self) -> list[Finding]:
-        """Returns the findings of the store about itself."""
-        return await (await self.open_store()).health.doctor()
-
-    @requires_loop
-    async def repair(self) -> list[Finding]:
-        """Repair the store as far as that loses no job; returns the repairs."""
-        return await (await self.open_store()).health.repair()
-
     # ── operating ─────────────────────────────────────────────────────────────────────────────────────────────
     @requires_loop
     async def cancel(self, selection: str | Selection, *, limit: int = 1000) -> BulkResult:
@@ -477,6 +433,7 @@ class BlockingHoldfast(BlockingView):
     kept_signals = BlockingMethod(Holdfast.kept_signals)
     queues = BlockingMethod(Holdfast.queues)
     stats = BlockingMethod(Holdfast.stats)
+    read_history = BlockingMethod(Holdfast.read_history)
     workers = BlockingMethod(Holdfast.workers)
     doctor = BlockingMethod(Holdfast.doctor)
     repair = BlockingMethod(Holdfast.repair)

@@ -34,10 +34,12 @@ from holdfast.core.validation import parse_duration
 from holdfast.core.workers import WorkerInfo
 from holdfast.views.documents import job_document, status_document, to_plain
 from holdfast.views.formatting import clip_text, count_noun, format_moment, format_span, safe_text
-from holdfast.views.statistics import FiguresDocument, WorkerCounts, figures_document
+from holdfast.views.statistics import FiguresDocument, HistoryEntry, WorkerCounts, figures_document, history_document
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+_BAR = 40  # characters of the longest bar
 
 
 @add_command(
@@ -168,16 +170,20 @@ def _job_line(job: Job, _document: dict[str, Any]) -> str:
     return safe_text(f"{format_moment(when)}  {job.id}  {job.task}  {job.state}  attempt {attempts_of(job)}{error}")
 
 
-@add_command("stats", examples=["holdfast stats", "holdfast stats --minutes 60 --json"])
+@add_command("stats", examples=["holdfast stats", "holdfast stats --minutes 60 --json", "holdfast stats --since 24h"])
 @click.option(
     "--minutes", type=click.IntRange(1, 1440), default=5, show_default=True, help="What counts as happened lately."
 )
+@click.option("--since", metavar="SPAN", help="Show instead how many jobs ended, by minute or hour: 1h, up to 31d.")
 @click.pass_obj
-def stats(session: Session, *, minutes: int) -> None:
+def stats(session: Session, *, minutes: int, since: str | None) -> None:
     """Show jobs by state, worker and attempts, and the latest.
 
     At a bounded cost: of each state the last 10,000 jobs are looked at, and it says where there are more.
     """
+    if since is not None:
+        _print_history(session, since)
+        return
     with session.open_jobs() as app:
         store, figures = store_of(app), app.sync.stats(minutes=minutes)
     document = figures_document(figures, minutes)
@@ -193,6 +199,35 @@ def stats(session: Session, *, minutes: int) -> None:
     if document.at_least:
         states = ", ".join(document.at_least)
         print_note(f"at least {document.most:,} jobs are {states}: the last {document.most:,} of them are counted")
+
+
+def _print_history(session: Session, since: str) -> None:
+    with session.open_jobs() as app:
+        document = history_document(app.sync.read_history(since))
+    if session.json:
+        print_json(to_plain(document))
+        return
+    most = max((point.succeeded + point.dead + point.cancelled for point in document.points), default=0)
+    columns = [
+        Column("FROM", "id"),
+        *(Column(name, "number") for name in ("SUCCEEDED", "DEAD", "CANCELLED", "MEAN", "LONGEST")),
+        Column("", spare=True),
+    ]
+    print_table(columns, [_history_row(point, most) for point in document.points], empty="nothing ended")
+
+
+def _history_row(point: HistoryEntry, most: int) -> list[object]:
+    ended = point.succeeded + point.dead + point.cancelled
+    bar = "█" * max(round(ended * _BAR / max(most, 1)), 1 if ended else 0)
+    lengths = ["-" if each is None else format_span(each) for each in (point.mean_seconds, point.longest_seconds)]
+    return [
+        point.start.removesuffix(":00.000000Z").replace("T", " "),
+        point.succeeded,
+        point.dead,
+        point.cancelled,
+        *lengths,
+        bar,
+    ]
 
 
 def _facts(document: FiguresDocument) -> list[tuple[str, object]]:

@@ -22,14 +22,14 @@ Stores raise the errors of ``holdfast.core.errors`` and nothing of their drivers
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Coroutine, Generator, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Generator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
 from holdfast.core.batches import BatchProgress
+from holdfast.core.history import HistoryRow, HistoryStep
 from holdfast.core.job_changes import JobChanges
 from holdfast.core.job_logs import LogPage, Record
 from holdfast.core.limits import Assigned, BucketUse, Limit, LimitChange
@@ -69,16 +69,6 @@ AT_ONCE = ReplayRate()
 
 EVERY_QUEUE = "*"
 """In ``ClaimRequest.capacity``: the queues that it does not name, served in turn; they share its slots."""
-
-
-def remaining_slots(capacity: Mapping[str, int], claimed: Iterable[str]) -> dict[str, int]:
-    """Returns the capacity that is left after a job of each of these queues was claimed."""
-    remaining = dict(capacity)
-    for queue, number in Counter(claimed).items():
-        name = queue if queue in capacity else EVERY_QUEUE
-        if name in remaining:
-            remaining[name] = max(0, remaining[name] - number)
-    return remaining
 
 
 class ClaimRequest(msgspec.Struct, frozen=True):
@@ -206,6 +196,10 @@ class Maintenance(Protocol):
         older than ``SIGNALS_KEPT`` and workers that fell silent long ago; how many jobs. A job stays as long as one
         that waits or waited for it has not ended."""
 
+    async def count_ended(self, *, limit: int) -> bool:
+        """Adds ended jobs to the history, each end once: about ``limit`` of those that ended longer than
+        ``history.LAG`` ago, the earliest first. Returns whether there are more. Deletes rows that are too old."""
+
     async def reannounce(self) -> int:
         """Publishes ready jobs that the transport has lost; returns their number. 0 in a store without a transport."""
 
@@ -252,6 +246,9 @@ class Query(Protocol):
     async def stats(self, *, recent: timedelta, max_count: int) -> JobStats:
         """Counts jobs by queue, state, worker and attempts, and those that changed within ``recent``; at most
         ``max_count`` jobs of each of ``stats.BUCKETS``."""
+
+    async def read_history(self, since_us: int, step: HistoryStep) -> list[HistoryRow]:
+        """Counts of ended jobs by the step in which they ended, from the one of ``since_us`` on, in this order."""
 
     async def events(self, after: str | None, *, limit: int, max_age: timedelta) -> JobEvents:
         """Returns ended jobs and failed attempts after a mark; None: from now on, which has no event yet.

@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
 from holdfast.core.batches import BatchProgress
+from holdfast.core.history import HistoryRow, HistoryStep
 from holdfast.core.job_changes import JobChanges
 from holdfast.core.job_logs import LogPage, Record
 from holdfast.core.limits import Assigned, BucketUse, Limit, LimitChange
@@ -184,6 +185,9 @@ class ForwardingMaintenance:
     async def prune(self, ended_for: Mapping[str, timedelta], *, limit: int) -> int:
         return await self._intercept("prune", lambda: self._inner.prune(ended_for, limit=limit))
 
+    async def count_ended(self, *, limit: int) -> bool:
+        return await self._intercept("count_ended", lambda: self._inner.count_ended(limit=limit))
+
     async def reannounce(self) -> int:
         return await self._intercept("reannounce", self._inner.reannounce)
 
@@ -273,6 +277,9 @@ class ForwardingQuery:
 
     async def stats(self, *, recent: timedelta, max_count: int) -> JobStats:
         return await self._intercept("stats", lambda: self._inner.stats(recent=recent, max_count=max_count))
+
+    async def read_history(self, since_us: int, step: HistoryStep) -> list[HistoryRow]:
+        return await self._intercept("read_history", lambda: self._inner.read_history(since_us, step))
 
     async def events(self, after: str | None, *, limit: int, max_age: timedelta) -> JobEvents:
         return await self._intercept("events", lambda: self._inner.events(after, limit=limit, max_age=max_age))

@@ -9,7 +9,8 @@ import msgspec
 from holdfast.core.errors import HoldfastError
 from holdfast.core.lifecycle import must_start_now
 from holdfast.core.models import Claim, Job
-from holdfast.stores.base import ClaimRequest, remaining_slots
+from holdfast.stores.base import ClaimRequest
+from holdfast.stores.common.requests import remaining_slots
 from holdfast.stores.transportable import TransportQueries
 from holdfast.transports.claiming import Claiming
 from holdfast.transports.session import DeliveryLedger, TransportSession

@@ -10,9 +10,11 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from holdfast.core.history import History, HistoryStep
 from holdfast.core.models import JobState
 from holdfast.core.stats import CountGroup, JobStats
 from holdfast.views.documents import Counted
+from holdfast.views.formatting import format_timestamp
 
 OTHERS = "others"
 """Name of the entry for all workers beyond the listed ones."""
@@ -63,6 +65,44 @@ class FiguresDocument(msgspec.Struct, frozen=True, kw_only=True):
     by_queue: list[QueueCounts]
     by_worker: list[WorkerCounts]
     recent: RecentStatsDocument
+
+
+class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """Jobs that ended within a minute or an hour."""
+
+    start: Annotated[str, Meta(description="The beginning of this time.")]
+    succeeded: int
+    dead: int
+    cancelled: int
+    mean_seconds: Annotated[
+        float | None, Meta(description="How long the last attempt of those that succeeded took; null: none did.")
+    ]
+    longest_seconds: float | None
+
+
+class HistoryDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """How many jobs ended, from one instant to the present. Jobs are counted about a minute after their ends."""
+
+    step: HistoryStep
+    points: list[HistoryEntry]
+
+
+def history_document(history: History, allows: Callable[[str], bool] = lambda queue: True) -> HistoryDocument:
+    """Returns the document of the allowed queues' history."""
+    return HistoryDocument(
+        step=history.step,
+        points=[
+            HistoryEntry(
+                start=format_timestamp(point.start_us),
+                succeeded=point.succeeded,
+                dead=point.dead,
+                cancelled=point.cancelled,
+                mean_seconds=None if point.mean_seconds is None else round(point.mean_seconds, 6),
+                longest_seconds=None if point.longest_seconds is None else round(point.longest_seconds, 6),
+            )
+            for point in history.to_points(allows)
+        ],
+    )
 
 
 def figures_document(figures: JobStats, minutes: int) -> FiguresDocument:

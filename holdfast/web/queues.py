@@ -10,11 +10,11 @@ from msgspec import UNSET, Meta, UnsetType
 
 from holdfast.core.errors import NotFound
 from holdfast.core.models import TERMINAL, QueueInfo
-from holdfast.core.validation import mask_url
+from holdfast.core.validation import check_span, mask_url
 from holdfast.views.documents import QUEUE, WORKER, QueueDocument, WorkerDocument, queue_document, worker_document
-from holdfast.views.statistics import FiguresDocument, figures_document
+from holdfast.views.statistics import FiguresDocument, HistoryDocument, figures_document, history_document
 from holdfast.web.bulk import NOTHING
-from holdfast.web.fields import WORKER_VALUE, Field, Form, array_value, boolean_value, integer_text
+from holdfast.web.fields import WORKER_VALUE, Field, Form, array_value, boolean_value, integer_text, text_value
 from holdfast.web.messages import ApiResponse, json_response
 from holdfast.web.routing import Handler, Operation, RequestContext, ResponseSpec, named_queue
 
@@ -120,7 +120,19 @@ async def stats(call: RequestContext) -> ApiResponse:
     return json_response(200, counted)
 
 
+async def show_history(call: RequestContext) -> ApiResponse:
+    """How many jobs ended, by minute or hour."""
+    found = await call.app.read_history(call.query.get("since", "1h"))
+    return json_response(200, history_document(found, call.caller.allows_queue))
+
+
 _MINUTES = Field("minutes", integer_text(1, 1440, default=5), "What is recent.", example=5)
+_SINCE = Field(
+    "since",
+    text_value(1, 32, check_span),
+    "How far back it begins: by minutes up to 6h, then by hours, up to 31d.",
+    example="1h",
+)
 STOP = Form(
     name="StopRequest",
     doc="Which workers are to stop, and how.",
@@ -168,6 +180,14 @@ def _switch(name: str, summary: str, *, paused: bool) -> Operation:
 _BOUNDED = "At a bounded cost: `at_least` names states of which there are, or may be, more than were counted."
 _COUNTS = QUEUE["states"]
 _BY_WORKER = [{"worker": "w-7c1f", "counts": _COUNTS}]
+_POINT: dict[str, Any] = {
+    "start": "2026-07-01T12:00:00.000000Z",
+    "succeeded": 118,
+    "dead": 2,
+    "cancelled": 0,
+    "mean_seconds": 0.42,
+    "longest_seconds": 3.1,
+}
 _STATS: dict[str, Any] = {
     "store": "sqlite:////var/lib/holdfast.db",
     "counts": _COUNTS,
@@ -244,5 +264,17 @@ OPERATIONS = (
         ),
         doc=_BOUNDED,
         query=(_MINUTES,),
+    ),
+    msgspec.structs.replace(
+        _reading(
+            "show_history",
+            "/v1/stats/history",
+            "Queues",
+            "Show how many jobs ended, by minute or hour",
+            show_history,
+            ResponseSpec(HistoryDocument, "The history.", {"step": "minute", "points": [_POINT]}),
+        ),
+        doc="Sweeps count what ended more than 15 seconds ago, once a minute.",
+        query=(_SINCE,),
     ),
 )

@@ -1,5 +1,6 @@
 """The sweeper: on its own clock, under load too, in any number of workers at once: ends expired jobs, settles expired
-leases, makes due jobs ready in unserved queues, republishes ids that the transport has lost, prunes by retention."""
+leases, makes due jobs ready in unserved queues, republishes ids that the transport has lost, counts ended jobs into
+the history, prunes by retention."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from holdfast.worker.context import StoreBackoff, WorkerContext
 from holdfast.worker.reporting import emit_expired, emit_recovered
 
 _BATCH = 500
+_COUNTED = 5000  # ended jobs that one call adds to the history
 _PRUNE_EVERY = 60.0  # seconds
 _END_OVERDUE_EVERY = 4.0  # seconds between two looks for jobs that have expired, however often it sweeps
 _REFUSED = 1000  # limit of reported jobs that cannot be settled
@@ -143,6 +145,7 @@ class Sweeper:
         if now - self._pruned_at < _PRUNE_EVERY:
             return 0
         self._pruned_at = now
+        await self._count_ended()
         self._unassigned = await LimitManager(shared.app).resume_assignments(self._unassigned)
         pruned = 0
         while (batch := await self._store.maintenance.prune(self.retention_by_state(), limit=_BATCH)) > 0:
@@ -151,6 +154,11 @@ class Sweeper:
                 break
             await shared.clock.sleep(0.01)  # others have work to write
         return pruned
+
+    async def _count_ended(self) -> None:
+        """Adds what has ended to the history, before it is pruned."""
+        while await self._store.maintenance.count_ended(limit=_COUNTED):
+            await self._shared.clock.sleep(0.01)  # others have work to write
 
     def retention_by_state(self) -> dict[str, timedelta]:
         """Returns the retention of ended jobs by state, without states kept for ever."""

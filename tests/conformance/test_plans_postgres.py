@@ -75,6 +75,8 @@ insert into {schema}.attempt (job_id, claims, attempt, ended_at, state)
 select id, 1, 1, {now} - seq, 3 from {schema}.job;
 insert into {schema}.line (job_id, claims, number, attempt, at, level, text)
 select id, 1, 1, 1, {now}, 'info', 'said' from {schema}.job;
+insert into {schema}.history (step, start, queue, state, number, run_us, longest_us)
+select 60000000, {now} - n, 'queue-' || n, 5, 1, 1, 1 from generate_series(1, 20000) n;
 insert into {schema}.schedule (name, next_at, revision, document)
 select 'schedule-' || n, case when n % 3 > 0 then {now} + n - 100 end, 1, '{{}}' from generate_series(1, 20000) n
 """
@@ -101,6 +103,7 @@ LINES |= {"levels": ["info"] * BATCH, "texts": ["said"] * BATCH, "fields": [None
 STEPS: dict[str, Any] = {"workers": [None] * BATCH, "numbers": [1] * BATCH, "in_orders": [True] * BATCH}
 STEP: dict[str, Any] = {"number": 1, "in_order": True, "name": "charge", "result": None}
 STEPS |= {"names": ["charge"] * BATCH, "results": [None] * BATCH}
+HISTORY = {"mark": NOW - BATCH, "until": NOW, "lag": 0}
 ANYWHERE = {"anywhere": True, "promote": True}
 FEED = {"low": 0, "at": 0, "job": NO_JOB, "claims": 0, "seen": "3:3:", "shown": f"{1 << 31}:{1 << 31}:", "top": 1 << 31}
 """Everything there is, for who has seen nothing."""
@@ -144,6 +147,13 @@ CASES = [
     Case("states_of", (BY_ID,)),
     Case("beat", (BY_ID,), RUNNING),
     Case("expired", ("job_lease(lease_until)",)),
+    Case("history_mark", ("history_pkey(step)",)),
+    Case("history_begin", (), {"first": 1}),
+    Case("history_until", ("job_ended(state, ended_at)",), HISTORY),
+    Case("history_add", ("job_ended(state, ended_at)",), HISTORY),
+    Case("history_move", ("history_pkey(step)",), HISTORY),
+    Case("prune_history", ("history_pkey(step, start)",), {"step": 60_000_000, "kept": 20_000 - BATCH}),
+    Case("history", ("history_pkey(step, start)",), {"step": 60_000_000, "since": NOW - BATCH}),
     Case("prune_jobs", ("job_ended(state, ended_at)",), {"span": ROWS // 2}),
     Case(
         "delete_jobs",

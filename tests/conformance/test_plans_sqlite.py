@@ -101,6 +101,8 @@ HOT: dict[str, tuple[str, ...]] = {
     "cancel_unstarted": (BY_ID,),
     "cancel_running": (BY_ID,),
     "replay": (BY_ID,),
+    **dict.fromkeys(("history_until", "history_add"), ("holdfast_job_ended",)),
+    **dict.fromkeys(("history", "history_mark", "prune_history"), ("PRIMARY KEY",)),
     "figures": (
         "holdfast_job_ready",
         "holdfast_job_limited",
@@ -195,6 +197,7 @@ COLD = {
     **dict.fromkeys(("choose", "count", "stuck", "unnamed_queue_jobs"), BY_HAND),
     "all_signals": "the oldest ones, by their own index in its order",
     "find": "as hot as its page is small, which has a test of its own",
+    "history_move": "writes one row by its key",
     "begin_writing": "no row at all: it waits for the turn to write",
 }
 """Why each of the others need not be looked at."""
@@ -206,6 +209,8 @@ PARAMETERS: dict[str, object] = {
     "before": NOW,
     "limit": 50,
     "until": NOW,
+    "mark": NOW - 50,
+    "step": 60_000_000,
     "least": 1,
     **dict.fromkeys(("max_count", "fill_time", "max_tier"), 1),
     "max_must_start": 50,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -280,6 +281,22 @@ def test_stats_report_jobs_workers_and_recent_activity(cli: Cli) -> None:
     assert "In the last 5 minutes" in shown
     assert "none yet" in shown
     assert cli.invoke("stats", "--minutes", "0").exit_code == 2
+
+
+def test_history_shows_what_ended_by_hour(cli: Cli) -> None:
+    cli.dead()
+
+    async def count() -> None:
+        async with Holdfast(now=lambda: time.time_ns() // 1000 + 60_000_000) as app:
+            await (await app.open_store()).maintenance.count_ended(limit=10)
+
+    asyncio.run(count())
+    points = cli.json("stats", "--since", "24h")["points"]
+    assert (len(points), sum(point["dead"] for point in points)) == (25, 1)
+    shown = cli.run("stats", "--since", "24h")
+    assert "SUCCEEDED" in shown
+    assert "█" in shown
+    assert "since: '40d' is not valid" in cli.invoke("stats", "--since", "40d").stderr
 
 
 def test_show_lists_the_steps_of_a_job(cli: Cli) -> None:

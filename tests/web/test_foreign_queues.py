@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from holdfast import Holdfast, JobState
+from holdfast.core.history import History, HistoryRow, HistoryStep
 from holdfast.core.models import NewJob, Submitted
 from holdfast.stores.forwarding import ForwardingQuery
 from holdfast.web.asgi import OPERATIONS
@@ -200,6 +202,16 @@ def test_lists_show_the_keys_own_queues(two: Two) -> None:
     assert "store" not in stats.json()
     assert "store" in ask(two.api, two.admin, "GET", "/v1/stats").json()
     assert stats.json()["counts"]["queued"] == 1
+
+
+def test_history_counts_the_keys_own_queues(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def read_history(self: object, since: str = "1h") -> History:
+        rows = [HistoryRow(3_600_000_000, queue, JobState.DEAD, 1, 0.0, 0.0) for queue in ("mail.eu", "vault", "vault")]
+        return History(HistoryStep.HOUR, 0, 7_200_000_000, rows)
+
+    monkeypatch.setattr(Holdfast, "read_history", read_history)
+    assert [point["dead"] for point in two.ask("GET", "/v1/stats/history").json()["points"]] == [0, 1]
+    assert [point["dead"] for point in ask(two.api, two.admin, "GET", "/v1/stats/history").json()["points"]] == [0, 3]
 
 
 def test_submitter_without_read_scope_sees_only_its_own_data(home: str, tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from holdfast.core.errors import Invalid
 from holdfast.core.job_logs import LogLine, LogPage
 from holdfast.core.lifecycle import CANCELLABLE, DELETABLE, REPLAYABLE
 from holdfast.core.models import BulkResult, JobFilter, JobState, ReplayRate
-from holdfast.stores.base import AT_ONCE, Selection
+from holdfast.stores.base import AT_ONCE, EVERY_QUEUE, Selection
 
 FORGOTTEN_AFTER = timedelta(days=1)
 """How long a worker that fell silent is still listed."""
@@ -42,6 +43,16 @@ CLAIMED_A_SECOND = 100
 """Jobs that every store hands over, whatever their size."""
 
 _LAST_LINE = (1 << 31) - 1
+
+
+def remaining_slots(capacity: Mapping[str, int], claimed: Iterable[str]) -> dict[str, int]:
+    """Returns the capacity that is left after a job of each of these queues was claimed."""
+    remaining = dict(capacity)
+    for queue, number in Counter(claimed).items():
+        name = queue if queue in capacity else EVERY_QUEUE
+        if name in remaining:
+            remaining[name] = max(0, remaining[name] - number)
+    return remaining
 
 
 def extra_timeout(jobs: int, characters: int = 0) -> float:

@@ -7,7 +7,8 @@ from datetime import timedelta
 
 from holdfast.core.lifecycle import must_start_now
 from holdfast.core.models import Claim, ExpiredJob, Job
-from holdfast.stores.base import EVERY_QUEUE, ClaimRequest, remaining_slots
+from holdfast.stores.base import EVERY_QUEUE, ClaimRequest
+from holdfast.stores.common.requests import remaining_slots
 
 
 class ClaimProgress:

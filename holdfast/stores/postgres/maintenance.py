@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import NamedTuple
 
 from holdfast.core import waits
+from holdfast.core.history import FIRST, LAG, HistoryStep
 from holdfast.core.models import ExpiredJob, Job, JobState
 from holdfast.stores.common.named_sql import CODES
 from holdfast.stores.common.requests import EXPIRY_ROUNDS, FORGOTTEN_AFTER, SWEEP_TIME
@@ -85,6 +86,26 @@ class PostgresMaintenance:
             if rows:
                 await fetch(self._sql["delete_jobs"], ids=[row[0] for row in rows])
             return len(rows)
+
+        return await self._pool.transaction(run_in_transaction, extra=SWEEP_TIME)
+
+    async def count_ended(self, *, limit: int) -> bool:
+        async def run_in_transaction(fetch: Fetch) -> bool:
+            marks = await fetch(self._sql["history_mark"])
+            if not marks:
+                await fetch(self._sql["history_begin"], first=span_us(FIRST))
+                marks = await fetch(self._sql["history_mark"])
+            if not marks:  # another sweeper counts
+                return False
+            ((mark,),) = marks
+            ((until, more),) = await fetch(self._sql["history_until"], mark=mark, limit=limit, lag=span_us(LAG))
+            if until <= mark:
+                return False
+            await fetch(self._sql["history_add"], mark=mark, until=until)
+            await fetch(self._sql["history_move"], until=until)
+            for step in HistoryStep:
+                await fetch(self._sql["prune_history"], step=step.length_us, kept=step.kept_us)
+            return bool(more)
 
         return await self._pool.transaction(run_in_transaction, extra=SWEEP_TIME)
 

@@ -1320,3 +1320,48 @@ on conflict (name) do update
 
 -- name: prune_buckets
 select holdfast.prune_limits(:at, :limit)::text;
+
+-- name: history_mark
+-- None while another sweeper counts.
+select number from holdfast.history where step = 0 for no key update skip locked;
+
+-- own: history_begin
+insert into holdfast.history (step, start, queue, state, number, run_us, longest_us)
+values (0, 0, '', 0, :now - :first, 0, 0) on conflict do nothing;
+
+-- name: history_until
+-- The instant up to which about :limit jobs of each state ended, and whether others have ended since.
+select until, until < :now - :lag from (
+    select least(:now - :lag,
+        (select ended_at from holdfast.job where state = 5 and ended_at > :mark and ended_at <= :now - :lag
+        order by ended_at limit 1 offset :limit - 1),
+        (select ended_at from holdfast.job where state = 6 and ended_at > :mark and ended_at <= :now - :lag
+        order by ended_at limit 1 offset :limit - 1),
+        (select ended_at from holdfast.job where state = 7 and ended_at > :mark and ended_at <= :now - :lag
+        order by ended_at limit 1 offset :limit - 1)) as until) found;
+
+-- name: history_add
+with ended as materialized (
+    select ended_at - ended_at % 60000000 as start, queue, state, count(*) as number,
+        sum(greatest(0, ended_at - coalesce(started_at, ended_at))) as run_us,
+        max(greatest(0, ended_at - coalesce(started_at, ended_at))) as longest_us
+    from holdfast.job where state in (5, 6, 7) and ended_at > :mark and ended_at <= :until
+    group by 1, queue, state
+)
+insert into holdfast.history as h (step, start, queue, state, number, run_us, longest_us)
+select step, start - start % step, queue, state, sum(number), sum(run_us), max(longest_us)
+from unnest('{60000000, 3600000000}'::bigint[]) step cross join ended
+group by 1, 2, queue, state
+on conflict (step, start, queue, state) do update set number = h.number + excluded.number,
+    run_us = h.run_us + excluded.run_us, longest_us = greatest(h.longest_us, excluded.longest_us);
+
+-- name: history_move
+update holdfast.history set number = :until where step = 0;
+
+-- name: prune_history
+delete from holdfast.history where (step, start) >= (:step, 0) and (step, start) < (:step, :now - :kept);
+
+-- name: history
+select start, queue, state, number, run_us / 1e6::float8, longest_us / 1e6::float8
+from holdfast.history
+where step = :step and start >= :since order by start, queue, state;

@@ -10,7 +10,8 @@ from typing import Any
 
 from holdfast.core.lifecycle import must_start_now
 from holdfast.core.models import Claim, ExpiredJob, Job
-from holdfast.stores.base import EVERY_QUEUE, ClaimRequest, remaining_slots
+from holdfast.stores.base import EVERY_QUEUE, ClaimRequest
+from holdfast.stores.common.requests import remaining_slots
 from holdfast.stores.connections.redis_protocol import Argument
 from holdfast.stores.redis.encoding import decode_text
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from redis import exceptions as driver
 
+from holdfast.core.history import FIRST, LAG, HistoryStep
 from holdfast.core.models import ExpiredJob, Finding, Job, JobState
 from holdfast.core.waits import SIGNALS_KEPT
 from holdfast.stores.common.requests import EXPIRY_ROUNDS, FORGOTTEN_AFTER
@@ -108,10 +109,16 @@ class RedisMaintenance:
                 break
         return pruned
 
+    async def count_ended(self, *, limit: int) -> bool:
+        steps = [value for step in HistoryStep for value in (step.length_us, step.kept_us // 1_000_000)]
+        spans = span_us(LAG), span_us(FIRST)
+        return bool(await self._pool.run(self._scripts["count_ended"], *spans, min(limit, _COUNTED), *steps))
+
     async def reannounce(self) -> int:
         return 0
 
 
+_COUNTED = 1000  # ended jobs of a state that one script counts
 _KEPT_ROUNDS = 5  # scripts a call spends on kept jobs of a state, and on old signals
 _ALL = 3600.0  # seconds for everything
 _BATCH = 500  # commands on their way at once, entries read at once

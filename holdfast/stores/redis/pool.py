@@ -141,6 +141,7 @@ _OF_SCHEDULES = ("schedules", "ticks")
 _OF_WAITS = (
     *("dependencies:", "dependents:", "kept:"),
     *("receiver:", "receivers:", "signals", "signals_kept", "signals_sent"),
+    *("history:", "history_mark"),
 )
 _OF_LIMITS = (
     "limits",

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from holdfast.core.errors import Invalid, TooBroad
+from holdfast.core.history import HistoryRow, HistoryStep
 from holdfast.core.job_logs import LogPage
 from holdfast.core.models import MICROSECOND, NOT_STARTED, TERMINAL, Attempt, Job, JobFilter, JobState, Page, QueueInfo
 from holdfast.core.stats import CountGroup, JobStats, covered_seconds, merge_groups
@@ -38,6 +39,7 @@ from holdfast.stores.redis.pool import NamespacePool
 _BATCH = 200
 _NEWEST = 1 << 53  # behind every submission
 _FEW = 10_000  # ended jobs that are rather sorted than looked for among all
+_STATES = list(JobState)
 _SAMPLE = 2_000  # ended jobs of a state that are looked at for how many end a second
 
 
@@ -207,6 +209,10 @@ class Read:
 
     async def attempts(self, job_id: str) -> list[Attempt]:
         return shown_attempts(await self._pool.run_command("LRANGE", f"{self._prefix}attempts:{job_id}", 0, -1))
+
+    async def read_history(self, since_us: int, step: HistoryStep) -> list[HistoryRow]:
+        steps = await self._pool.run(self._scripts["history"], step.length_us, step.kept_us, since_us)
+        return [row for start, fields in steps for row in _history_rows(int(start), fields)]
 
     async def logs(self, job_id: str, *, limit: int = 1000, cursor: str | None = None) -> LogPage:
         claims, number = line_place(cursor)
@@ -437,3 +443,13 @@ def _group(job: Job, now_us: int, since: int, failed: set[str]) -> CountGroup:
         longest=took,
         age=0.0 if ended is None else (now_us - ended) / 1e6,
     )
+
+
+def _history_rows(start_us: int, fields: Sequence[bytes]) -> list[HistoryRow]:
+    rows = []
+    for name, value in zip(fields[::2], fields[1::2], strict=True):
+        with suppress(ValueError):  # not ours
+            state, _, queue = decode_text(name).partition(" ")
+            number, total_us, longest_us = map(int, value.split())
+            rows.append(HistoryRow(start_us, queue, JobState(state), number, total_us / 1e6, longest_us / 1e6))
+    return sorted(rows, key=lambda row: (row.queue, _STATES.index(row.state)))

@@ -40,7 +40,7 @@ _TYPES = {
     ),
     b"list": (b"ended:succeeded",),
     b"set": (b"paused", b"queues_with_limits"),
-    b"string": (b"seq",),
+    b"string": (b"seq", b"history_mark"),
 }
 _TYPES_OF_MANY = {
     b"priorities:": b"zset",
@@ -50,6 +50,7 @@ _TYPES_OF_MANY = {
     b"attempts:": b"list",
     b"lines:": b"stream",
     b"steps:": b"hash",
+    b"history:": b"hash",
     **dict.fromkeys((b"dependencies:", b"receiver:"), b"hash"),
     **dict.fromkeys((b"dependents:", b"receivers:", b"signals_kept:"), b"zset"),
 }

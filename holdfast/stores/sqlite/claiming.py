@@ -9,8 +9,8 @@ from typing import Any
 
 from holdfast.core.lifecycle import must_start_now
 from holdfast.core.models import Job, JobState
-from holdfast.stores.base import EVERY_QUEUE, ClaimRequest, remaining_slots
-from holdfast.stores.common.requests import UNREADABLE
+from holdfast.stores.base import EVERY_QUEUE, ClaimRequest
+from holdfast.stores.common.requests import UNREADABLE, remaining_slots
 from holdfast.stores.sqlite.encoding import array_elements, as_json, decode_job, decode_jobs, decode_seqs
 from holdfast.stores.sqlite.limits import LimitedClaim
 from holdfast.stores.sqlite.maintenance import decide_in

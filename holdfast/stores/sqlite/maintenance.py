@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 
+from holdfast.core.history import FIRST, LAG, HistoryStep
 from holdfast.core.models import ExpiredJob, Job, JobState, NewJob, Submitted
 from holdfast.core.waits import SIGNALS_KEPT
 from holdfast.stores.common.named_sql import CODES
@@ -70,6 +71,24 @@ class SqliteMaintenance(SqliteFamily):
         connection.execute(self._sql["prune_signals"], {"before": before, "limit": limit})
         connection.execute(self._sql["prune_workers"], {"before": now_us - span_us(FORGOTTEN_AFTER)})
         return pruned
+
+    async def count_ended(self, *, limit: int) -> bool:
+        return await self._opened().writer.call(lambda transaction: self._count_ended_in(transaction, limit))
+
+    def _count_ended_in(self, transaction: Transaction, limit: int) -> bool:
+        connection, now_us = transaction.connection, transaction.now_us
+        before = now_us - span_us(LAG)
+        (mark,) = connection.execute(self._sql["history_mark"]).fetchone() or (now_us - span_us(FIRST),)
+        values = {"mark": mark, "before": before, "limit": limit}
+        until, more = connection.execute(self._sql["history_until"], values).fetchone()
+        if until <= mark:
+            return False
+        connection.execute(self._sql["history_add"], {"mark": mark, "until": until})
+        connection.execute(self._sql["history_move"], {"until": until})
+        for step in HistoryStep:
+            values = {"step": step.length_us, "before": now_us - step.kept_us}
+            connection.execute(self._sql["prune_history"], values)
+        return bool(more)
 
     async def reannounce(self) -> int:
         return 0

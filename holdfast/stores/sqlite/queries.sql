@@ -1113,3 +1113,44 @@ delete from holdfast_bucket where name in (
 -- own: limited_queues_of
 -- The queues, among those of these jobs, whose jobs were under limits: room of theirs is free.
 select distinct queue from holdfast_job where id in (select value from json_each(:ids)) and partition is not null;
+
+-- name: history_mark
+select number from holdfast_history where step = 0;
+
+-- name: history_until
+-- The instant up to which about :limit jobs of each state ended, and whether others have ended since.
+select until, until < :before from (
+    select min(
+        coalesce((select ended_at from holdfast_job where state = 5 and state >= 5 and ended_at > :mark and ended_at <= :before
+        order by ended_at limit 1 offset :limit - 1), :before),
+        coalesce((select ended_at from holdfast_job where state = 6 and state >= 5 and ended_at > :mark and ended_at <= :before
+        order by ended_at limit 1 offset :limit - 1), :before),
+        coalesce((select ended_at from holdfast_job where state = 7 and state >= 5 and ended_at > :mark and ended_at <= :before
+        order by ended_at limit 1 offset :limit - 1), :before)) as until);
+
+-- name: history_add
+with ended as materialized (
+    select ended_at - ended_at % 60000000 as start, queue, state, count(*) as number,
+        sum(max(0, ended_at - coalesce(started_at, ended_at))) as run_us,
+        max(max(0, ended_at - coalesce(started_at, ended_at))) as longest_us
+    from holdfast_job where state in (5, 6, 7) and state >= 5 and ended_at > :mark and ended_at <= :until
+    group by 1, queue, state
+)
+insert into holdfast_history (step, start, queue, state, number, run_us, longest_us)
+select step.value, start - start % step.value, queue, state, sum(number), sum(run_us), max(longest_us)
+from json_each('[60000000, 3600000000]') step cross join ended
+where true
+group by 1, 2, queue, state
+on conflict (step, start, queue, state) do update set number = number + excluded.number,
+    run_us = run_us + excluded.run_us, longest_us = max(longest_us, excluded.longest_us);
+
+-- name: history_move
+insert into holdfast_history (step, start, queue, state, number, run_us, longest_us) values (0, 0, '', 0, :until, 0, 0)
+on conflict (step, start, queue, state) do update set number = excluded.number;
+
+-- name: prune_history
+delete from holdfast_history where step = :step and start < :before;
+
+-- name: history
+select start, queue, state, number, run_us / 1e6, longest_us / 1e6 from holdfast_history
+where step = :step and start >= :since order by start, queue, state;

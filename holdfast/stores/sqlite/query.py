@@ -12,6 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.core.errors import Invalid
+from holdfast.core.history import HistoryRow, HistoryStep
 from holdfast.core.job_logs import LogLine, LogPage
 from holdfast.core.models import MICROSECOND, TERMINAL, Attempt, Job, JobEvents, JobFilter, JobState, Page, QueueInfo
 from holdfast.core.stats import CountRow, JobStats, queues_of
@@ -80,6 +81,14 @@ class SqliteQuery(SqliteFamily):
     async def stats(self, *, recent: timedelta, max_count: int) -> JobStats:
         now_us = self._now()
         return await self._opened().read(lambda reader: self._feed.stats(reader, now_us, recent, max_count))
+
+    async def read_history(self, since_us: int, step: HistoryStep) -> list[HistoryRow]:
+        values = {"step": step.length_us, "since": step.floor_us(since_us)}
+        rows = await self._opened().read(lambda reader: reader.execute(self._sql["history"], values).fetchall())
+        return [
+            HistoryRow(start, queue, STATES[code], number, seconds, longest)
+            for start, queue, code, number, seconds, longest in rows
+        ]
 
     async def events(self, after: str | None, *, limit: int, max_age: timedelta) -> JobEvents:
         now_us = self._now()

@@ -185,3 +185,82 @@ for _, bucket in ipairs(safe_call('ZRANGEBYSCORE', PREFIX .. 'refills', '-inf', 
 end
 finish()
 return 0
+
+-- name: count_ended (successes)
+-- Adds ended jobs to the history. ARGV: 3 lag, 4 span before the first count, 5 limit of each state, then the length of
+-- each step and the seconds for which its counts are kept. Fields of `history:LENGTH:START` are "STATE QUEUE", values
+-- the number, the length of the last attempts in all, and that of the longest. Returns 1 if there are more.
+allow_when_full()
+local last, limit = now - tonumber(ARGV[3]), tonumber(ARGV[5])
+local mark = tonumber(safe_call('GET', PREFIX .. 'history_mark') or nil) or now - tonumber(ARGV[4])
+
+local function ended_after(state) -- id, instant …; those of the last instant may be incomplete if there are `limit`
+    if state ~= 'succeeded' then
+        local key = PREFIX .. 'ended:' .. state
+        return safe_call('ZRANGEBYSCORE', key, '(' .. int(mark), int(last), 'WITHSCORES', 'LIMIT', 0, limit)
+    end
+    local found, low = {}, succeeded_after(mark)
+    for _, entry in ipairs(safe_call('LRANGE', SUCCEEDED, low, low + limit - 1)) do
+        local instant, id = string.match(entry, '^(%d+):(.*)$')
+        found[#found + 1] = id or ''
+        found[#found + 1] = instant or int(mark)
+    end
+    return found
+end
+
+local pages, upto
+while last > mark do
+    pages, upto = {}, last
+    for _, state in ipairs({ 'succeeded', 'dead', 'cancelled' }) do
+        local found = ended_after(state)
+        pages[state] = found
+        if #found >= 2 * limit then
+            upto = math.min(upto, tonumber(found[#found]) - 1)
+        end
+    end
+    if upto > mark then
+        break
+    end
+    limit = limit * 2 -- so many ended at one instant
+end
+if not upto then
+    finish()
+    return 0
+end
+
+local counts = {} -- by key and field: number, total, longest
+
+local function add(key, field, run)
+    local fields = counts[key] or {}
+    local group = fields[field] or { 0, 0, 0 }
+    counts[key], fields[field] = fields, group
+    group[1], group[2], group[3] = group[1] + 1, group[2] + run, math.max(group[3], run)
+end
+
+for state, found in pairs(pages) do
+    for n = 1, #found, 2 do
+        local instant = tonumber(found[n + 1])
+        local v = instant <= upto and read_fields(found[n], 'state', 'spec', 'endTime', 'pickupTime')
+        local spec = v and v[1] == state and to_number(v[3]) == instant and parse_spec(v[2] or '')
+        if spec then -- it was neither replayed nor deleted
+            local run = math.max(0, instant - (tonumber(v[4] or nil) or instant))
+            for step = 6, #ARGV, 2 do
+                local start = instant - instant % tonumber(ARGV[step])
+                add(PREFIX .. 'history:' .. ARGV[step] .. ':' .. int(start) .. ' ' .. ARGV[step + 1], state .. ' ' .. spec.queue, run)
+            end
+        end
+    end
+end
+for key_and_seconds, fields in pairs(counts) do
+    local key, seconds = string.match(key_and_seconds, '^(.*) (%d+)$')
+    for field, group in pairs(fields) do
+        local known = safe_call('HGET', key, field) or ''
+        local number, total, longest = string.match(known, '^(%d+) (%d+) (%d+)$')
+        local values = { group[1] + to_number(number), group[2] + to_number(total), math.max(group[3], to_number(longest)) }
+        call('HSET', key, field, int(values[1]) .. ' ' .. int(values[2]) .. ' ' .. int(values[3]))
+    end
+    call('EXPIRE', key, seconds)
+end
+safe_call('SET', PREFIX .. 'history_mark', int(upto))
+finish()
+return upto < last and 1 or 0

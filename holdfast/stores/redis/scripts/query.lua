@@ -201,26 +201,30 @@ for queue, number in pairs(numbers) do
 end
 return { #endings, int(now - first), flat }
 
--- name: events
+-- fragment: successes
+-- The list of successes, "INSTANT:ID", ordered by the instant.
+local SUCCEEDED = PREFIX .. 'ended:succeeded'
+
+-- Position of the first one after an instant.
+local function succeeded_after(instant)
+    local low, high = 0, safe_call('LLEN', SUCCEEDED)
+    while low < high do
+        local middle = math.floor((low + high) / 2)
+        local entry = safe_call('LINDEX', SUCCEEDED, middle) or ''
+        if (tonumber(string.match(entry, '^(%d+):') or nil) or 0) <= instant then
+            low = middle + 1
+        else
+            high = middle
+        end
+    end
+    return low
+end
+
+-- name: events (successes)
 -- Job events after an instant, the earliest of each kind. ARGV: 3 instant, 4 limit per kind, 5 maximum age. Returns
 -- now; 1 if older failures were dropped; successes ("INSTANT:ID"); dead, cancelled; id, instant, record of failures.
 local after, max_events = math.max(tonumber(ARGV[3]), now - tonumber(ARGV[5])), tonumber(ARGV[4])
-local succeeded, failures = PREFIX .. 'ended:succeeded', PREFIX .. 'failures'
-
-local function instant_at(position)
-    return tonumber(string.match(safe_call('LINDEX', succeeded, position) or '', '^(%d+):') or nil) or 0
-end
-
--- Binary search for the first entry after the instant: the list is ordered.
-local low, high = 0, safe_call('LLEN', succeeded)
-while low < high do
-    local middle = math.floor((low + high) / 2)
-    if instant_at(middle) <= after then
-        low = middle + 1
-    else
-        high = middle
-    end
-end
+local failures, low = PREFIX .. 'failures', succeeded_after(after)
 
 -- The record of an attempt, from the end of the list: usually the last.
 local function record_of(id, claims)
@@ -255,10 +259,23 @@ local oldest = safe_call('ZRANGE', failures, 0, 0, 'WITHSCORES')[2]
 local has_dropped = safe_call('ZCARD', failures) >= MAX_FAILURES and tonumber(oldest) > after
 finish()
 return {
-    NOW, has_dropped and 1 or 0, safe_call('LRANGE', succeeded, low, low + max_events - 1),
+    NOW, has_dropped and 1 or 0, safe_call('LRANGE', SUCCEEDED, low, low + max_events - 1),
     read_after(PREFIX .. 'ended:dead'), read_after(PREFIX .. 'ended:cancelled'), records,
 }
 
 -- name: now
 -- The store's clock.
 return NOW
+
+-- name: history
+-- Counts of ended jobs. ARGV: 3 length of a step, 4 how long its counts are kept, 5 instant from which on. Returns those
+-- of each step: beginning, fields.
+local length, since, steps = tonumber(ARGV[3]), math.max(tonumber(ARGV[5]), now - tonumber(ARGV[4])), {}
+for start = since - since % length, now, length do
+    local fields = safe_call('HGETALL', PREFIX .. 'history:' .. int(length) .. ':' .. int(start))
+    if fields[1] then
+        steps[#steps + 1] = { int(start), fields }
+    end
+end
+finish()
+return steps

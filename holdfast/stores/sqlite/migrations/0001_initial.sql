@@ -234,3 +234,15 @@ begin
     insert or ignore into holdfast_partition (queue, partition, turn)
     select new.queue, new.partition, turn from holdfast_limited_queue where name = new.queue;
 end;
+
+-- How many jobs ended, by the step in which they did (core.history). With the step 0 the instant up to which they are counted.
+create table holdfast_history (
+    step integer not null,              -- length in microseconds: a minute or an hour
+    start integer not null,
+    queue text not null,
+    state integer not null,
+    number integer not null,
+    run_us integer not null,            -- of the last attempts, in all
+    longest_us integer not null,
+    primary key (step, start, queue, state)
+) without rowid;

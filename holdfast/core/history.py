@@ -1,0 +1,114 @@
+"""History of ended jobs: how many ended in each minute and in each hour, by queue and state. Pure.
+
+Sweepers count ended jobs a while after their ends (``LAG``): nothing is written with a job. Each end is counted once,
+by a worker, a sweep, the API or an operator. Not counted: a job that is deleted before, and one that a handler's own
+transaction completes (``context.complete``) and commits only after that time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from enum import StrEnum
+
+import msgspec
+
+from holdfast.core.errors import Invalid
+from holdfast.core.models import MICROSECOND, JobState
+from holdfast.core.validation import format_duration
+
+LAG = timedelta(seconds=15)
+"""Time from the end of a job to its count: longer than any statement that may have ended it takes."""
+COUNTED = timedelta(seconds=90)
+"""Time from the end of a job to its count where a worker sweeps: it counts once a minute."""
+FIRST = timedelta(hours=1)
+"""Time before the first count from which ended jobs are counted."""
+
+
+class HistoryStep(StrEnum):
+    """Length of time for which ended jobs are counted together."""
+
+    MINUTE = "minute"
+    HOUR = "hour"
+
+    @property
+    def length_us(self) -> int:
+        """Its length in microseconds."""
+        return 60_000_000 if self is HistoryStep.MINUTE else 3_600_000_000
+
+    @property
+    def kept_us(self) -> int:
+        """Microseconds for which its counts are kept: 6 hours of minutes, 31 days of hours."""
+        return (6 if self is HistoryStep.MINUTE else 31 * 24) * 3_600_000_000
+
+    def floor_us(self, instant_us: int) -> int:
+        """Returns the beginning of the step in which an instant lies."""
+        return instant_us - instant_us % self.length_us
+
+
+class HistoryRow(msgspec.Struct, frozen=True, gc=False):
+    """Jobs of a queue that ended in a state within a step. Seconds: of their last attempts."""
+
+    start_us: int
+    queue: str
+    state: JobState
+    number: int
+    seconds: float
+    longest: float
+
+
+class HistoryPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Jobs that ended within a step."""
+
+    start_us: int
+    succeeded: int = 0
+    dead: int = 0
+    cancelled: int = 0
+    mean_seconds: float | None = None
+    """Mean length of the last attempts of those that succeeded; None: none did."""
+    longest_seconds: float | None = None
+
+
+class History(msgspec.Struct, frozen=True):
+    """Counts of ended jobs between two instants."""
+
+    step: HistoryStep
+    since_us: int
+    until_us: int
+    rows: list[HistoryRow]
+
+    def to_points(self, allows: Callable[[str], bool] = lambda queue: True) -> list[HistoryPoint]:
+        """Returns a point for each step, also where nothing ended, of the allowed queues together.
+
+        The last minutes, of which not all is counted, are left out.
+        """
+        found: dict[int, list[HistoryRow]] = {}
+        for row in self.rows:
+            if allows(row.queue):
+                found.setdefault(row.start_us, []).append(row)
+        until_us = self.until_us
+        if self.step is HistoryStep.MINUTE:
+            until_us = self.step.floor_us(until_us - COUNTED // MICROSECOND)
+        starts = range(self.step.floor_us(self.since_us), until_us, self.step.length_us)
+        return [_point(start_us, found.get(start_us, [])) for start_us in starts]
+
+
+def choose_step(span: timedelta) -> HistoryStep:
+    """Returns the step for so long a history: minutes up to 6 h, hours up to 31 d. Invalid: longer, or nothing."""
+    for step in HistoryStep:
+        if timedelta(0) < span <= timedelta(microseconds=step.kept_us):
+            return step
+    raise Invalid("since", format_duration(span), "give a span of up to 31d: by minutes up to 6h, then by hours")
+
+
+def _point(start_us: int, rows: list[HistoryRow]) -> HistoryPoint:
+    succeeded = [row for row in rows if row.state is JobState.SUCCEEDED]
+    number = sum(row.number for row in succeeded)
+    return HistoryPoint(
+        start_us=start_us,
+        succeeded=number,
+        dead=sum(row.number for row in rows if row.state is JobState.DEAD),
+        cancelled=sum(row.number for row in rows if row.state is JobState.CANCELLED),
+        mean_seconds=sum(row.seconds for row in succeeded) / number if number else None,
+        longest_seconds=max((row.longest for row in succeeded), default=None),
+    )

@@ -14,6 +14,7 @@ import tempfile
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +66,14 @@ def _open_to_all(folder: Path) -> bool:
 
 def _mentions_us(path: Path) -> bool:
     """Returns True if a project file has our table. An invalid file that seems to have it counts, to be reported."""
-    if not path.is_file():
-        return False
     try:
-        content = path.read_bytes()
+        return path.is_file() and _has_our_table(path.read_bytes())
     except OSError:
         return False
+
+
+@lru_cache(maxsize=1)
+def _has_our_table(content: bytes) -> bool:
     try:
         return b"holdfast" in content and "holdfast" in tomllib.loads(content.decode()).get("tool", {})
     except (tomllib.TOMLDecodeError, UnicodeDecodeError):

@@ -8,8 +8,6 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
-from functools import cache
-from importlib.resources import files
 from typing import Any
 from uuid import uuid4
 
@@ -48,10 +46,9 @@ def server_of(url: str, names: TransportKeys) -> Server:
     return server
 
 
-@cache
 def scripts_of(kind: str) -> Mapping[str, Script]:
     """The scripts of one kind of transport, ``list`` or ``stream``, by name."""
-    return load_scripts(files("holdfast.transports") / "scripts", "common", kind)
+    return load_scripts("holdfast.transports", "common", kind)
 
 
 class RedisTransport(ABC):

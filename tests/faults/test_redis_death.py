@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from importlib.resources import files
 
 import pytest
 
@@ -153,11 +152,7 @@ async def test_loss_is_reported_for_acknowledgements_in_any_order() -> None:
             (first,) = await put(store)
             size = server.written_log.stat().st_size
             (second,) = await put(store)
-            pool = NamespacePool(
-                address,
-                now=None,
-                lost=load_scripts(files("holdfast.stores.redis") / "scripts", "common")["lost_writes"],
-            )
+            pool = NamespacePool(address, now=None, lost=load_scripts("holdfast.stores.redis", "common")["lost_writes"])
             pool.note_stored(2, second)
             pool.note_stored(1, first)
         server.crash_back(size)

@@ -14,8 +14,9 @@ import random
 import re
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from importlib.resources.abc import Traversable
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import cache
+from importlib.resources import files
 from typing import Any, NamedTuple, TypeVar
 
 from redis import exceptions as driver
@@ -68,13 +69,15 @@ class Script(NamedTuple):
     sha: str
 
 
-def load_scripts(directory: Traversable, *fragments: str) -> dict[str, Script]:
-    """The Lua scripts of a folder by name; each is one step that happens whole.
+@cache
+def load_scripts(package: str, *fragments: str) -> Mapping[str, Script]:
+    """The Lua scripts of a package by name; each is one step that happens whole.
 
     A line ``-- name: settle (partitions, transitions)`` starts a script, ``-- fragment: transitions`` a part that
     several scripts begin with: all of them with ``fragments``, this one with ``partitions`` and ``transitions`` too.
     """
-    texts = [entry.read_text(encoding="utf-8") for entry in directory.iterdir() if entry.name.endswith(".lua")]
+    folder = files(package) / "scripts"
+    texts = [entry.read_text(encoding="utf-8") for entry in folder.iterdir() if entry.name.endswith(".lua")]
     parts = [part for text in texts for part in list(_SCRIPT.finditer(text))]
     bodies = {part["name"]: part["text"] for part in parts}
     scripts = {}

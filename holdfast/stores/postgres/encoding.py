@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -302,6 +303,7 @@ def number_parameters(statements: Mapping[str, str], schema: str) -> dict[str, N
     return {name: _numbered(name, in_schema(sql, schema)) for name, sql in statements.items()}
 
 
+@lru_cache(maxsize=1024)
 def _numbered(name: str, sql: str) -> NumberedStatement:
     bare = re.sub(r"--[^\n]*", "", sql)
     names = tuple(dict.fromkeys(_PARAMETER.findall(bare)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from importlib.resources import files
 
 from holdfast.core.errors import ConfigError, Invalid, StoreMismatch
 from holdfast.stores.common.limit_cache import LimitCache
@@ -34,7 +33,7 @@ class RedisStore(ServedStore["_OpenedRedis"]):
         self.url = self.address.server.shown
         self.now = now
         self.eviction = EvictionWatch()
-        self.scripts = load_scripts(files("holdfast.stores.redis") / "scripts", "common")
+        self.scripts = load_scripts("holdfast.stores.redis", "common")
 
     def _opening(self) -> _OpenedRedis:
         return _OpenedRedis(self)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from holdfast.settings.settings import PREFIX
+from holdfast.stores import open_store
 from holdfast.stores.common.named_sql import load_migrations
 from tests.support import postgres, redis
 from tests.support.schemas import migrated_schema
@@ -23,6 +26,24 @@ Home = Callable[[Path], AbstractContextManager[str]]
 def sqlite_file(folder: Path) -> Iterator[str]:
     """``holdfast.db`` in the folder, not there yet."""
     yield f"sqlite:///{folder}/holdfast.db"
+
+
+@contextmanager
+def migrated_file(folder: Path) -> Iterator[str]:
+    """``holdfast.db`` in the folder, with every migration."""
+    path = folder / "holdfast.db"
+    path.touch(mode=0o600)
+    path.write_bytes(_migrated_content())
+    yield f"sqlite:///{path}"
+
+
+@cache
+def _migrated_content() -> bytes:
+    with TemporaryDirectory() as folder:
+        store = open_store(f"sqlite:///{folder}/holdfast.db")
+        store.blocking(store.open())
+        store.blocking(store.close())
+        return Path(folder, "holdfast.db").read_bytes()
 
 
 def postgres_schema(major: int, *, migrated: bool = False) -> Home:
@@ -74,7 +95,7 @@ def carried(kind: str, *, migrated: bool = False) -> Home:
 
 def _stores(*, migrated: bool) -> dict[str, Home]:
     return {
-        "sqlite": sqlite_file,
+        "sqlite": migrated_file if migrated else sqlite_file,
         "postgres": postgres_schema(postgres.MAIN, migrated=migrated),
         "postgres16": postgres_schema(postgres.FLOOR, migrated=migrated),
         "redis": redis_namespace(redis.MAIN),

@@ -407,10 +407,10 @@ async def test_every_minute_of_a_night_with_a_clock_change_runs_once(app: Holdfa
         await app.schedules.add("minutely", tick.new_job(), cron="* * * * *", zone="Europe/Zurich")
         await app.schedules.add("daily", tick.new_job(), cron="30 2 * * *", zone="Europe/Zurich", max_runs=1)
         await harnessed.start()
-        await harnessed.advance(3 * HOUR)
+        await harnessed.advance(2 * HOUR)  # the hour before the change, and the one after it
         daily = await app.schedules.get("daily")
     fixed = begin + timedelta(hours=1) if begin.month == 3 else begin + timedelta(minutes=30)
-    assert sorted(started) == sorted([*(begin + timedelta(minutes=n) for n in range(1, 181)), fixed])
+    assert sorted(started) == sorted([*(begin + timedelta(minutes=n) for n in range(1, 121)), fixed])
     assert daily.local_time(daily.last_us or 0).isoformat() == (
         "2031-03-30T03:00:00+02:00" if begin.month == 3 else "2031-10-26T02:30:00+02:00"
     )

@@ -3,101 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
-from importlib.resources import files
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import psycopg
 import pytest
-from psycopg import sql
 
-from holdfast.core.clock import ManualClock
 from holdfast.stores import open_store
-from holdfast.stores.common.named_sql import load_statements
-from holdfast.stores.postgres.cursors import START
-from holdfast.stores.postgres.encoding import EVERYTHING, number_parameters
 from holdfast.stores.postgres.queueing import NO_JOB
+from tests.conformance import plans_limits, plans_workflow
+from tests.conformance.plans import (
+    BATCH,
+    BY_ID,
+    LARGE_TABLES,
+    NOW,
+    ROWS,
+    RUNNING,
+    STATISTICS,
+    VALUES,
+    Case,
+    Explained,
+    connected,
+    filled_schema,
+    function_faults,
+    ids,
+    statement_faults,
+)
 from tests.conformance.support import ending, new_job, put, take
 from tests.support import postgres
 from tests.support.servers import until
 from tests.support.stores import migrations
 
-STATEMENTS = load_statements(files("holdfast.stores.postgres") / "queries.sql")
-STATISTICS = ("never analysed", "empty", "idle", "full")
-MODES = ("force_generic_plan", "force_custom_plan")
-"""Without the values, as on the engine's own connections; with them, as behind a pooler."""
-
-ROWS = 10_000
-"""Queued, scheduled, running, waiting, succeeded and dead each; a tenth of it in the other states."""
-SUSPECTS = 1_000
-BATCH = 50
-PAGES = 32 * BATCH
-"""Buffers that a statement may touch for a batch: each row with its index paths, several times over."""
-NOW = 1_000_000_000_000
-LARGE_TABLES = {"job", "key", "tag", "expiry", "attempt", "line", "schedule", "partition", "partition_inbox", "bucket"}
-
-FILL = """
-insert into {schema}.job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, claims,
-                          lost_leases, tier, keyed, tagged, worker, lease_until, ended_at, expires_at)
-select ('00000000-0000-0000-0000-' || lpad(to_hex({block} * {rows} + n), 12, '0'))::uuid,
-       case when n % 2 = 1 then 'default' else 'queue-' || n % 10 end, 'task', '{{}}', {state}, n % 3,
-       case when {state} in (1, 3, 4) then {now} + n - {rows} / 2 else {now} - n end, {now} - 1000000, 5, 1,
-       {lost_leases}, {lost_leases},
-       true, true, 'worker', case when {state} = 2 then {now} + n - 40 end,
-       case when {state} >= 5 then {now} - n end, case when n % 3 = 0 then {now} + n end
-from generate_series(1, {most}) n
-"""
-FILL_LIMITED = """
-insert into {schema}.job (id, queue, task, payload, state, rank, run_at, created_at, tier, partition, worker,
-                          lease_until, keyed, tagged)
-select ('00000000-0000-0000-0003-' || lpad(to_hex(n), 12, '0'))::uuid,
-       case when n % 2 = 1 then 'default' else 'queue-2' end, 'task', '{{}}',
-       case when n % 20 = 0 then 2 else 0 end, n % 3, {now} - n, {now} - 1000000, 3,
-       'key=' || case when n < 5000 then 1 else n end || repeat(chr(31) || 'late=1', n / 20001), 'worker',
-       {now} + 1000000 + n, true, true from generate_series(1, 25000) n;
-delete from {schema}.partition_inbox;
-insert into {schema}.partition (queue, name, turn, blocked_until)
-select queue, partition, min(seq), case when min(seq) % 2 = 0 then {now} + min(seq) end
-from {schema}.job where partition is not null and state = 0 group by queue, partition;
-insert into {schema}.partition_inbox (queue, name) select 'queue-4', 'key=' || n from generate_series(1, 10000) n;
-insert into {schema}.bucket (name, full_at) select 'key=' || n, {now} + n from generate_series(1, 20000) n;
-insert into {schema}.job_limit (name, revision, queue, keyed, concurrency, interval_us, burst, document)
-values ('key', 1, 'queue-8', true, 3, 1000, 2, '{{}}');
-"""
-FILL_REST = """
-insert into {schema}.key (key, job_id, keep_until)
-select 'key of ' || id, id, case when seq % 2 = 0 then {now} + 1000000 end from {schema}.job;
-insert into {schema}.expiry (job_id, expires_at) select id, coalesce(expires_at, {now} - seq) from {schema}.job;
-insert into {schema}.tag (tag, job_id) select 'tagged', id from {schema}.job;
-insert into {schema}.attempt (job_id, claims, attempt, ended_at, state)
-select id, 1, 1, {now} - seq, 3 from {schema}.job;
-insert into {schema}.line (job_id, claims, number, attempt, at, level, text)
-select id, 1, 1, 1, {now}, 'info', 'said' from {schema}.job;
-insert into {schema}.history (step, start, queue, state, number, run_us, longest_us)
-select 60000000, {now} - n, 'queue-' || n, 5, 1, 1, 1 from generate_series(1, 20000) n;
-insert into {schema}.schedule (name, next_at, revision, document)
-select 'schedule-' || n, case when n % 3 > 0 then {now} + n - 100 end, 1, '{{}}' from generate_series(1, 20000) n
-"""
-
-
-class Case(NamedTuple):
-    """A statement, ``index(columns)`` for what conditions it must have on each index, and the values not in VALUES."""
-
-    name: str
-    bounds: tuple[str, ...]
-    values: Mapping[str, Any] = {}
-
-
-def ids(state: int, number: int = BATCH) -> list[str]:
-    return [f"00000000-0000-0000-0000-{state * ROWS + 7 * n:012x}" for n in range(1, number + 1)]
-
-
-QUEUES = ["default", "queue-2", "queue-4", "nobody's"]
-BY_ID = "job_pkey(id)"
 CLAIM = ("job_ready(queue, tier, rank, run_at, seq)", "job_quarantined(queue)", "tid(ctid)")
-RUNNING = {"ids": ids(2), "claims": [1] * BATCH}
 LINES: dict[str, Any] = {"ordinals": list(range(1, BATCH + 1)), "numbers": [2] * BATCH, "agos": [0] * BATCH}
 LINES |= {"levels": ["info"] * BATCH, "texts": ["said"] * BATCH, "fields": [None] * BATCH}
 STEPS: dict[str, Any] = {"workers": [None] * BATCH, "numbers": [1] * BATCH, "in_orders": [True] * BATCH}
@@ -231,232 +168,27 @@ CASES = [
     Case("count_ended", ("job_unsuccessful(state, id)",), {"limit": BATCH}),
 ]
 
-COLUMNS = {
-    "ids": [f"00000000-0000-0000-0001-{n:012x}" for n in range(BATCH)],
-    "queues": ["default"] * BATCH,
-    "tasks": ["task"] * BATCH,
-    "payloads": ["{}"] * BATCH,
-    "ranks": [0] * BATCH,
-    **dict.fromkeys(
-        ("run_ats", "delays", "max_attempts", "options", "tags", "policies", "keep_for", "expires_ats", "expires_ins"),
-        [None] * BATCH,
-    ),
-    "givens": [False] * BATCH,
-    **dict.fromkeys(("partitions", "weights", "are_waiting")),
-    "keys": [f"key {n}" for n in range(BATCH)],
-}
-UNIFORM = COLUMNS | {
-    "queue": "default",
-    "task": "task",
-    "rank": 0,
-    "run_at": None,
-    "delay": None,
-    "max_attempts": 5,
-    "options": None,
-    "given": False,
-}
-VALUES: dict[str, Any] = {
-    **EVERYTHING,
-    "now": NOW,
-    "ids": ids(2),
-    "id": ids(2)[0],
-    "queues": QUEUES,
-    "slots": [BATCH] * len(QUEUES),
-    "ranks": [START.rank] * len(QUEUES),
-    "run_ats": [START.run_at] * len(QUEUES),
-    "seqs": [START.seq] * len(QUEUES),
-    "anywhere": False,
-    "promote": False,
-    "max_must_start": 10,
-    "limit": BATCH,
-    "worker": "worker",
-    "lease_for": 30_000_000,
-    "queue": None,
-    "others": BATCH,
-    **dict.fromkeys(("max_count", "fill_time", "max_tier"), 1),
-    "max_counts": [BATCH] * len(QUEUES),
-    "aged": 1_000_000,
-    "key": "key of nothing",
-    "error": None,
-    "results": [None] * BATCH,
-    "states": [3] * BATCH,
-    **dict.fromkeys(("reasons", "errors", "tracebacks", "delays"), [None] * BATCH),
-    "refunds": [False] * BATCH,
-    "lease_expireds": [False] * BATCH,
-    "workers": ["worker"] * BATCH,
-    "state": 5,
-    "span": 0,
-    "whatever": False,
-    "force": False,
-    "payload": None,
-    "unasked": True,
-    "before": "ffffffff-ffff-ffff-ffff-ffffffffffff",
-    **dict.fromkeys(("running", "succeeded", "failed", "concurrency", "pid", "interval_us", "burst"), 1),
-    "host": "here",
-    "name": "schedule-7",
-    "after": "schedule-5",
-    "expected": 1,
-    "next_at": NOW,
-    "document": "{}",
-    **dict.fromkeys(("task", "shares", "weights")),
-    **dict.fromkeys(("keyed", "retagged", "will_expire"), True),
-    **dict.fromkeys(("rank", "run_at", "delay", "options"), None),
-    "tags": ["t"],
-    "expires_at": NOW,
-    "expires_in": None,
-}
-"""What the statements are given, unless their case says otherwise."""
-OWN = {
-    "insert_jobs": COLUMNS,
-    "insert_uniform_jobs": UNIFORM,
-    "insert_lone_job": UNIFORM | {"channel": "somewhere", "news": "queue:default"},
-    "insert_keyed_jobs": COLUMNS,
-    "beat": {"queues": "default"},
-    "oldest": {"queue": "default"},
-    "passed": {"queue": "default", "margin": 100},
-    "newest_dead": {"queue": "default"},
-    "jobs_to_assign": {"queue": "default"},
-    "find": {"states": None},
-    "choose_again": {"states": [6]},
-    **{name: {"states": [6], "state": 6} for name in ("find_ended", "choose_ended", "count_ended")},
-}
-
-
-def fill(connection: psycopg.Connection[Any], schema: str, *states: int) -> None:
-    for state in states:
-        most = ROWS if state in (0, 1, 2, 4, 5, 6) else ROWS // 10
-        words = {"schema": schema, "rows": ROWS, "now": NOW, "state": state, "block": state, "most": most}
-        connection.execute(FILL.format(lost_leases=0, **words).encode())
-        if state == 0:
-            for lost_leases in (1, 2):
-                again = {"block": 7 + lost_leases, "most": SUSPECTS, "lost_leases": lost_leases}
-                connection.execute(FILL.format(**words | again).encode())
-
-
-def make(connection: psycopg.Connection[Any], schema: str, statistics: str) -> None:
-    """A full store in which the tables were last analysed as ``statistics`` says."""
-    analyse = f"analyze {', '.join(f'{schema}.{table}' for table in sorted(LARGE_TABLES))}".encode()
-    for table in LARGE_TABLES:
-        connection.execute(f"alter table {schema}.{table} set (autovacuum_enabled = off)".encode())
-    if statistics == "empty":
-        connection.execute(analyse)
-    fill(connection, schema, 5, 6, 7)
-    if statistics == "idle":
-        connection.execute(analyse)
-    fill(connection, schema, 0, 1, 2, 3, 4)
-    connection.execute(FILL_LIMITED.format(schema=schema, now=NOW).encode())
-    connection.execute(FILL_REST.format(schema=schema, now=NOW).encode())
-    if statistics == "full":
-        connection.execute(analyse)
-
-
-async def migrated(url: str) -> None:
-    store = open_store(url, now=ManualClock())
-    await store.open()
-    await store.close()
-
-
-class Plans:
-    """Schemas by their server and their statistics, made when they are first asked for."""
-
-    def __init__(self, stack: ExitStack) -> None:
-        self._stack = stack
-        self._schemas: dict[tuple[int, str], str] = {}
-
-    def connect(self, major: int, statistics: str) -> tuple[str, psycopg.Connection[Any]]:
-        server = postgres.shared(major)
-        connection = self._stack.enter_context(psycopg.connect(server.url(), autocommit=True))
-        if (major, statistics) not in self._schemas:
-            schema = self._schemas[major, statistics] = self._stack.enter_context(server.fresh_schema())
-            asyncio.run(migrated(server.url(schema=schema)))
-            make(connection, schema, statistics)
-        return self._schemas[major, statistics], connection
-
-
-@pytest.fixture(scope="module")
-def plans() -> Iterator[Plans]:
-    with ExitStack() as stack:
-        yield Plans(stack)
-
-
-class Explained:
-    """The plan of one execution, with what it met on its way."""
-
-    def __init__(self, connection: psycopg.Connection[Any], schema: str, case: Case) -> None:
-        query = number_parameters({case.name: STATEMENTS[case.name]}, schema)[case.name]
-        values = {**VALUES, **OWN.get(case.name, {}), **case.values}
-        connection.execute("begin")
-        connection.execute("set local jit = off")
-        connection.execute(f"prepare tried as {query.sql.replace('?', '$1')}".encode())
-        names = query.names or ("text",) * query.sql.count("?")  # a statement for a caller's connection
-        arguments = sql.SQL(", ").join(sql.Literal(literal(values[name])) for name in names)
-        run = sql.SQL("execute tried({})" if names else "execute tried").format(arguments)
-        options = sql.SQL("explain (analyze, buffers, format json) ")
-        (document,) = connection.execute(options + run).fetchone() or ()
-        connection.execute("rollback")
-        connection.execute("deallocate tried")
-        self.nodes = list(flattened(document[0]["Plan"]))
-        self.pages = document[0]["Plan"]["Shared Hit Blocks"] + document[0]["Plan"]["Shared Read Blocks"]
-
-    def faults(self, bounds: tuple[str, ...]) -> list[str]:
-        found = [f"no condition {bound}" for bound in bounds if not any(holds(node, bound) for node in self.nodes)]
-        for node in self.nodes:
-            loops = node["Actual Loops"]
-            kind = f"{node['Node Type']} {node.get('Index Name', node.get('Relation Name', ''))}"
-            if node["Node Type"] == "Seq Scan" and node["Relation Name"] in LARGE_TABLES:
-                found.append(kind)
-            removed = sum(node[key] for key in node if key.startswith("Rows Removed by")) * loops
-            if removed > BATCH:
-                found.append(f"{kind} removed {removed} rows: {node}")
-            if node.get("Relation Name") in LARGE_TABLES and node["Actual Rows"] * loops > 4 * BATCH:
-                found.append(f"{kind} met {node['Actual Rows'] * loops} rows")
-        return found + [f"{self.pages} pages"] * (self.pages > PAGES)
-
-
-def literal(value: Any) -> str | None:
-    """As the text of a parameter of any type."""
-    if isinstance(value, list):
-        return "{" + ",".join("null" if each is None else f'"{each}"' for each in value) + "}"
-    return None if value is None else str(value)
-
-
-def flattened(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield node
-    for child in node.get("Plans", []):
-        yield from flattened(child)
-
-
-def holds(node: dict[str, Any], bound: str) -> bool:
-    """Whether this is a scan of the index ``bound`` names, with a condition on each of its columns."""
-    index, _, columns = bound.removesuffix(")").partition("(")
-    if index == "tid":
-        return "ctid" in node.get("TID Cond", "")
-    condition = node.get("Index Cond", "")
-    wanted = [column for column in columns.split(", ") if column]
-    return node.get("Index Name") == index and all(re.search(rf"\b{column}\b", condition) for column in wanted)
-
 
 @pytest.mark.parametrize("statistics", STATISTICS)
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("major", [postgres.MAIN, postgres.FLOOR])
-def test_every_hot_statement_reads_only_what_its_batch_needs(
-    plans: Plans, major: int, statistics: str, mode: str
-) -> None:
-    schema, connection = plans.connect(major, statistics)
-    connection.execute(f"set plan_cache_mode = {mode}".encode())
-    faults = {}
-    for number, case in enumerate(CASES):
-        found = Explained(connection, schema, case).faults(case.bounds)
-        if found:
-            faults[f"{number} {case.name}"] = found
-    assert faults == {}
+def test_hot_statements_and_functions_read_only_their_batch(major: int, statistics: str) -> None:
+    """One test for each store that is filled: that takes far longer than the statements do."""
+    with filled_schema(major, statistics) as schema:
+        assert statement_faults(major, schema, CASES) == {}
+        limits = plans_limits.calls(schema)
+        assert function_faults(major, schema, limits, sorted(LARGE_TABLES), plans_limits.MAX_ROWS) == {}
+
+        plans_workflow.fill_waits(major, schema, statistics)
+        assert statement_faults(major, schema, plans_workflow.CASES, *plans_workflow.TABLES) == {}
+        workflow, tables = plans_workflow.calls(schema), ["job", *plans_workflow.TABLES]
+        assert function_faults(major, schema, workflow, tables, plans_workflow.MAX_ROWS) == {}
 
 
-def test_a_page_costs_the_same_however_deep(plans: Plans) -> None:
-    schema, connection = plans.connect(postgres.MAIN, "full")
-    connection.execute("set plan_cache_mode = force_generic_plan")
+def test_a_page_costs_the_same_however_deep() -> None:
     depths = [VALUES["before"], *(ids(state, ROWS // 20)[-1] for state in (6, 5, 2, 1, 0))]
-    pages = [Explained(connection, schema, Case("find", (), {"before": before})).pages for before in depths]
+    with filled_schema(postgres.MAIN, "full") as schema, connected(postgres.MAIN) as connection:
+        connection.execute("set plan_cache_mode = force_generic_plan")
+        pages = [Explained(connection, schema, Case("find", (), {"before": before})).pages for before in depths]
     assert max(pages) < 1.5 * min(pages)
 
 

@@ -1,34 +1,18 @@
-"""The statements and functions of signals and dependencies stay on their indexes, with any statistics."""
+"""The statements and functions of signals and dependencies, for the tests of PostgreSQL's plans."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import ExitStack
 from typing import Any
 
-import psycopg
-import pytest
-
-from tests.conformance.test_plans_postgres import (
-    BATCH,
-    BY_ID,
-    MODES,
-    NOW,
-    ROWS,
-    RUNNING,
-    STATISTICS,
-    Case,
-    Explained,
-    Plans,
-    ids,
-)
-from tests.support import postgres
+from tests.conformance.plans import BATCH, BY_ID, NOW, ROWS, RUNNING, Case, connected, ids
 
 TABLES = ("dependency", "receiver", "signal", "step")
+MAX_ROWS = 32 * BATCH
+"""Of a table, for one call of a function."""
 
 # Each waiting job waits for ten running ones; the first job that has succeeded has 10,000 dependents.
-FILL_WAITS = """
+_FILL_WAITS = """
 update {schema}.job set awaited = true where state in (2, 5);
 update {schema}.job set waits = 10, run_at = 253402300799000000 where state = 4;
 update {schema}.job set members = 10, failed = 0 where state = 4 and seq % 2 = 0;
@@ -95,7 +79,7 @@ MEMBERS = json.dumps(
 )
 """For ``add_dependencies``: jobs that have ended join batches."""
 
-FUNCTIONS: dict[str, tuple[str, list[Any]]] = {
+_FUNCTIONS: dict[str, tuple[str, list[Any]]] = {
     "decide": ("decide_dependencies(%s, %s, true)", [quoted(ids(2)), NOW]),
     "lock": ("lock_awaited(%s)", [quoted(ids(2))]),
     "add": ("add_dependencies(%s)", [added(ids(0, 10), ids(5, 5)[1:])]),
@@ -110,76 +94,20 @@ FUNCTIONS: dict[str, tuple[str, list[Any]]] = {
 }
 
 
-class WorkflowPlans(Plans):
-    """Schemas with signals and dependencies too."""
-
-    def __init__(self, stack: ExitStack) -> None:
-        super().__init__(stack)
-        self._filled: set[str] = set()
-
-    def connect(self, major: int, statistics: str) -> tuple[str, psycopg.Connection[Any]]:
-        schema, connection = super().connect(major, statistics)
-        if schema not in self._filled:
-            self._filled.add(schema)
-            names = ", ".join(f"{schema}.{table}" for table in TABLES)
-            for table in TABLES:
-                connection.execute(f"alter table {schema}.{table} set (autovacuum_enabled = off)".encode())
-            if statistics in ("empty", "idle"):
-                connection.execute(f"analyze {names}".encode())
-            connection.execute(FILL_WAITS.format(schema=schema, rows=ROWS, now=NOW).encode())
-            if statistics == "full":
-                connection.execute(f"analyze {names}, {schema}.job".encode())
-        return schema, connection
+def fill_waits(major: int, schema: str, statistics: str) -> None:
+    """Adds signals and dependencies to a full store."""
+    names = ", ".join(f"{schema}.{table}" for table in TABLES)
+    with connected(major) as connection:
+        connection.execute(f"truncate {names}".encode())  # pages of rows that were rolled back would be statistics too
+        for table in TABLES:
+            connection.execute(f"alter table {schema}.{table} set (autovacuum_enabled = off)".encode())
+        if statistics in ("empty", "idle"):
+            connection.execute(f"analyze {names}".encode())
+        connection.execute(_FILL_WAITS.format(schema=schema, rows=ROWS, now=NOW).encode())
+        if statistics == "full":
+            connection.execute(f"analyze {names}, {schema}.job".encode())
 
 
-@pytest.fixture(scope="module")
-def plans() -> Iterator[Plans]:
-    with ExitStack() as stack:
-        yield WorkflowPlans(stack)
-
-
-@pytest.mark.parametrize("statistics", STATISTICS)
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("major", [postgres.MAIN, postgres.FLOOR])
-def test_statements_of_workflows_read_only_their_batch(plans: Plans, major: int, statistics: str, mode: str) -> None:
-    schema, connection = plans.connect(major, statistics)
-    connection.execute(f"set plan_cache_mode = {mode}".encode())
-    faults = {}
-    for number, case in enumerate(CASES):
-        explained = Explained(connection, schema, case)
-        found = explained.faults(case.bounds)
-        found += [
-            f"scan of {node['Relation Name']}"
-            for node in explained.nodes
-            if node["Node Type"] == "Seq Scan" and node["Relation Name"] in TABLES
-        ]
-        if found:
-            faults[f"{number} {case.name}"] = found
-    assert faults == {}
-
-
-@pytest.mark.parametrize("statistics", STATISTICS)
-@pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.parametrize("major", [postgres.MAIN, postgres.FLOOR])
-def test_functions_of_workflows_scan_no_table(plans: Plans, major: int, statistics: str, name: str) -> None:
-    schema, connection = plans.connect(major, statistics)
-    call, values = FUNCTIONS[name]
-    for _ in range(7):  # the plans of its statements change after some calls
-        connection.execute("begin")
-        before = read_rows(connection, schema)
-        connection.execute(f"select * from {schema}.{call}".encode(), values)  # noqa: S608 - our own
-        after = read_rows(connection, schema)
-        connection.execute("rollback")
-        assert {table for table in after if after[table][0] > before[table][0]} == set()
-        rows = {table: after[table][1] - before[table][1] for table in after}
-        assert {table: number for table, number in rows.items() if number > 32 * BATCH} == {}
-
-
-def read_rows(connection: psycopg.Connection[Any], schema: str) -> dict[str, tuple[int, int]]:
-    """Sequential scans, and rows fetched through indexes, by table."""
-    rows = connection.execute(
-        "select relname, seq_scan, coalesce(idx_tup_fetch, 0) from pg_stat_xact_user_tables "
-        "where schemaname = %s and relname = any(%s)",
-        [schema, ["job", *TABLES]],
-    )
-    return {table: (scans, fetched) for table, scans, fetched in rows}
+def calls(schema: str) -> dict[str, tuple[str, list[Any]]]:
+    """A statement and its values for each function."""
+    return {name: (f"select * from {schema}.{call}", values) for name, (call, values) in _FUNCTIONS.items()}  # noqa: S608 - ours

@@ -31,7 +31,19 @@ BATCH = 50
 PAGES = 32 * BATCH
 """Buffers that a statement may touch for a batch: each row with its index paths, several times over."""
 NOW = 1_000_000_000_000
-LARGE_TABLES = {"job", "key", "tag", "expiry", "attempt", "line", "schedule", "partition", "partition_inbox", "bucket"}
+LARGE_TABLES = {
+    "job",
+    "key",
+    "tag",
+    "expiry",
+    "attempt",
+    "line",
+    "schedule",
+    "partition",
+    "partition_inbox",
+    "bucket",
+    "history",
+}
 
 FILL = """
 insert into {schema}.job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, claims,

@@ -15,6 +15,7 @@ from holdfast.app.registration import TaskRegistration
 from holdfast.app.sync import requires_loop
 from holdfast.core.batches import BATCH_TASK
 from holdfast.core.errors import Conflict, Invalid
+from holdfast.core.faults import FAULTS_TASK
 from holdfast.core.ids import check_id, new_id
 from holdfast.core.job_changes import EDITABLE, NEVER, JobChanges, check_changes, check_edit, check_expiry, parse_expiry
 from holdfast.core.lifecycle import check_replay, describe_holder
@@ -83,6 +84,8 @@ class JobEditing(TaskRegistration):
         job = await self._get(job_id)
         if job.task == BATCH_TASK:
             raise Conflict(f"job {job.id} is a batch, which no worker runs: edit its jobs")
+        if job.task == FAULTS_TASK:
+            raise Conflict(f"job {job.id} keeps the faults that are on: switch others on instead, or these off")
         check_edit(job.id, job.state)
         changes = JobChanges(
             payload=None if payload is None else self._checked_payload(job, payload),

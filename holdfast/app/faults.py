@@ -17,9 +17,9 @@ from holdfast.app.sync import Blocker, BlockingMethod, BlockingView, requires_lo
 from holdfast.core.errors import Conflict, Invalid
 from holdfast.core.faults import FAULTS_TASK, Fault, FaultPlan, parse_faults
 from holdfast.core.ids import new_id
-from holdfast.core.models import JobState, NewJob, Options, UniqueKey
+from holdfast.core.models import MICROSECOND, JobState, NewJob, Options, UniqueKey
 from holdfast.core.unique import KEY_PREFIX
-from holdfast.core.validation import check_span, parse_count
+from holdfast.core.validation import check_span, format_duration, parse_count
 from holdfast.settings.settings import Settings
 from holdfast.stores.base import Store
 
@@ -45,6 +45,15 @@ class FaultOwner(Blocker, Protocol):
     async def open_store(self) -> Store: ...
 
 
+def check_allowed(settings: Settings) -> None:
+    """Raises Conflict unless the settings allow faults."""
+    if not settings.allow_faults:
+        raise Conflict(
+            "these settings do not allow faults: set allow_faults = true in a system that may break, such as staging, "
+            "for its workers and for what switches faults on"
+        )
+
+
 class FaultManager:
     """``app.faults``: switches faults on and off, for workers whose settings allow them."""
 
@@ -58,28 +67,31 @@ class FaultManager:
 
     @requires_loop
     async def start(
-        self, faults: Iterable[Fault | Mapping[str, Any]], *, span: float | timedelta | str, seed: int | None = None
+        self,
+        faults: Iterable[Fault | Mapping[str, Any]],
+        *,
+        span: float | timedelta | str,
+        seed: int | None = None,
+        is_replacing: bool = True,
     ) -> FaultPlan:
         """Switch faults on, in place of those that are on, for ``span``: at most a day. Workers obey within seconds.
 
         faults: mappings with the fields of ``Fault``: ``{"kind": "error", "task": "mail.send", "probability": 0.3}``.
-        seed: of the draws; a new one if there is none. Raises `Conflict` unless the settings allow faults.
+        seed: of the draws; a new one if there is none. is_replacing: False, to refuse while others are on. Raises
+        `Conflict` unless the settings allow faults.
         """
         plan = _StoredPlan(parse_faults(faults), _check_seed(seed))
         length = check_span(span, "span")
         if not timedelta(0) < length <= MAX_SPAN:
-            raise Invalid("span", span, "give more than 0 seconds, up to 1d")
-        if not self._app.settings.allow_faults:
-            raise Conflict(
-                "these settings do not allow faults: set allow_faults = true in a system that may break, such as "
-                "staging, for its workers and for what switches faults on"
-            )
-        await self._stop()
+            raise Invalid("span", format_duration(length), "give more than 0 seconds, up to 1d")
+        check_allowed(self._app.settings)
+        if is_replacing:
+            await self._stop()
         store = await self._app.open_store()
         [answer] = await store.queueing.submit([_plan_job(msgspec.json.encode(plan).decode(), length)])
         found = await self._read()
         if found is None or not answer.created:
-            raise Conflict("faults were switched on from elsewhere at the same time; look at them, and try again")
+            raise Conflict("faults were switched on from elsewhere; look at them, and try again")
         return found
 
     @requires_loop
@@ -92,7 +104,7 @@ class FaultManager:
         job = await store.query.by_key(_UNIQUE.key)
         if job is None or job.state is not JobState.SCHEDULED:
             return None
-        until_us = job.expires_at_us or 0
+        until_us = min(job.expires_at_us or 0, job.created_at_us + MAX_SPAN // MICROSECOND)
         if until_us <= await store.health.server_time_us():
             return None  # no worker has noticed yet
         stored = msgspec.json.decode(job.payload, type=_StoredPlan)

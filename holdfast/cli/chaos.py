@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ import click
 
 from holdfast.cli.base import add_group
 from holdfast.cli.context import Session
-from holdfast.cli.output import Column, print_facts, print_heading, print_json, print_table
+from holdfast.cli.output import Column, print_facts, print_heading, print_json, print_note, print_table
 from holdfast.cli.submission import parse_object
 from holdfast.core.errors import ConfigError, Invalid
 from holdfast.core.faults import Fault, FaultPlan, parse_fault
@@ -20,6 +21,7 @@ from holdfast.views.documents import plan_document, to_plain
 from holdfast.views.formatting import count_noun, format_timestamp, safe_text
 
 if TYPE_CHECKING:
+    from holdfast import Holdfast
     from holdfast.testing.chaos import ChaosReport
     from holdfast.testing.scenario import Scenario
 
@@ -61,7 +63,6 @@ def chaos_run(session: Session, /, *, scenario: str, payload: str | None, **give
     Ready ones are duplicate-delivery, worker-crash, partial-execution and retry-storm; a TOML file is another. It
     starts worker processes on the store of the settings, and exits with 1 if the books do not balance.
     """
-    from holdfast.testing.chaos import run_chaos
     from holdfast.testing.scenario import load_scenario
 
     given["payload"] = None if payload is None else parse_object("payload", payload)
@@ -69,12 +70,35 @@ def chaos_run(session: Session, /, *, scenario: str, payload: str | None, **give
     app, target = session.with_tasks("chaos run"), session.settings().app
     if target is None:
         raise ConfigError("chaos run starts workers, which import the application: give --app module:name")
-    report = asyncio.run(run_chaos(app, loaded, target=target))
+    report = asyncio.run(_run_until_signal(app, loaded, target))
+    if isinstance(report, signal.Signals):
+        print_note(f"{report.name}: the workers and the faults are gone; jobs that have not ended stay in the store")
+        return 128 + report
     if session.json:
         print_json(to_plain(report) | {"balanced": report.balanced})
     else:
         _print_report(loaded, report)
     return 0 if report.balanced else 1
+
+
+async def _run_until_signal(app: Holdfast, scenario: Scenario, target: str) -> ChaosReport | signal.Signals:
+    """Runs a scenario. Returns the signal that has ended it, if one has; further ones do not hinder the clean-up."""
+    from holdfast.testing.chaos import run_chaos
+
+    loop, running = asyncio.get_running_loop(), asyncio.create_task(run_chaos(app, scenario, target=target))
+    received: list[signal.Signals] = []
+
+    def end_once(number: signal.Signals) -> None:
+        received.append(number)
+        if len(received) == 1:
+            running.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, end_once, number)
+    try:
+        return await running
+    except asyncio.CancelledError:
+        return received[0]
 
 
 def _print_report(scenario: Scenario, report: ChaosReport) -> None:
@@ -108,6 +132,8 @@ def _print_report(scenario: Scenario, report: ChaosReport) -> None:
         f"accepted {report.accepted:,} {sign} succeeded {report.succeeded:,} + dead {report.dead:,} "
         f"+ cancelled {report.cancelled:,}"
     )
+    if not report.injected:
+        print_note("no fault happened, so this run has shown nothing: more jobs, or a higher probability?")
     for problem in report.problems:
         click.secho(safe_text(problem), fg="red")
     click.secho("balanced" if report.balanced else "not balanced", fg="green" if report.balanced else "red", bold=True)
@@ -117,7 +143,8 @@ def _describe_effects(report: ChaosReport) -> str | None:
     if report.effects is None:
         return None
     each = report.effects
-    return f"{each.once:,} once, {each.repeated:,} repeated, {each.missing:,} missing"
+    none = f", {each.none:,} of jobs that did not succeed are not there" if each.none else ""
+    return f"{each.once:,} once, {each.repeated:,} repeated, {each.missing:,} missing{none}"
 
 
 def _print_bars(retries: dict[int, int]) -> None:
@@ -160,7 +187,7 @@ def chaos_start(session: Session, *, file: str | None, texts: Sequence[str], spa
 def _read_faults(file: str) -> list[Any]:
     try:
         faults = tomllib.loads(Path(file).read_text("utf-8")).get("fault", [])
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{file}: {error}") from None
     if not isinstance(faults, list) or not faults:
         raise ConfigError(f"{file}: it has no table [[fault]]")
@@ -174,6 +201,8 @@ def _parse_text(text: str) -> Fault:
         name, equals, value = part.strip().partition("=")
         if not equals or not value:
             raise Invalid("fault", text, "write field=value,field=value")
+        if name in fields:
+            raise Invalid("fault", text, f"give {name} once")
         fields[name] = _number(value) if name in _NUMBERS else value
     return parse_fault(fields)
 

@@ -120,12 +120,13 @@ class FaultPlan(msgspec.Struct, frozen=True):
     def draw_faults(self, job: Job, step: str | None = None) -> list[Fault]:
         """Returns the faults that happen to this execution, or to a step of it: one draw each.
 
-        A fault of every step is drawn for each of them, so that it may happen to any.
+        A fault of every step is drawn for each of them, and each repetition ("charge#2"), so it may happen to any.
         """
+        base = None if step is None else step.partition("#")[0]
         number = (job.options_or_default.metadata or {}).get(NUMBER, job.id)
         found = []
         for index, fault in enumerate(self.faults):
-            if fault.applies_to(job) and fault.step in ((None,) if step is None else (EVERY_STEP, step)):
+            if fault.applies_to(job) and fault.step in ((None,) if step is None else (EVERY_STEP, base)):
                 place = step if fault.step == EVERY_STEP else ""
                 drawn = random.Random(f"{self.seed} {index} {number} {job.attempts} {place}").random()
                 if drawn < fault.probability:

@@ -15,25 +15,40 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast.app import Holdfast
-from holdfast.core.errors import ConfigError, HoldfastError
-from holdfast.core.faults import NUMBER
+from holdfast.app.faults import check_allowed
+from holdfast.core.errors import ConfigError, Conflict, HoldfastError, Unavailable
+from holdfast.core.faults import NUMBER, STORE_KINDS, FaultPlan, InjectedError
 from holdfast.core.models import TERMINAL, Attempt, Job, JobState, NewJob, Reason
 from holdfast.settings.types import PREFIX
 from holdfast.testing.scenario import Scenario
+from holdfast.views.formatting import format_timestamp
+
+T = TypeVar("T")
 
 _START_SECONDS = 60.0
 _STOP_SECONDS = 30.0
 _LOOK_SECONDS = 0.5
+_PATIENCE = 60.0  # seconds for a store that is away
 _AT_ONCE = 1000
 _ATTEMPTS_AT_ONCE = 50
+_OF_WORKERS = {
+    "allow_faults": True,
+    "processes": 1,
+    "worker_id": "minted",
+    "metrics_port": "none",
+    "log_format": "json",
+    "log_level": "WARNING",
+}
+"""Settings of the workers, whatever the application says."""
 
 
 class Effects(msgspec.Struct, frozen=True):
@@ -46,6 +61,8 @@ class Effects(msgspec.Struct, frozen=True):
     """Jobs with more effects than executions."""
     missing: int
     """Jobs that succeeded without an effect."""
+    none: int
+    """Other jobs without an effect."""
 
 
 class ChaosReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,33 +98,34 @@ class ChaosReport(msgspec.Struct, frozen=True, kw_only=True):
 async def run_chaos(app: Holdfast, scenario: Scenario, *, target: str) -> ChaosReport:
     """Runs a scenario on the application's store, with worker processes of this machine.
 
-    target: ``module:name`` by which the workers import the application. Its settings must allow faults: else Conflict.
-    ConfigError: the scenario does not fit the application.
+    target: ``module:name`` by which the workers import the application. Conflict: its settings do not allow faults, or
+    others are on. ConfigError: the scenario does not fit the application.
     """
+    check_allowed(app.settings)
     task = _task_of(app, scenario)
     count_effects = None if scenario.effects is None else _load_function(scenario.effects)
     drafts = _draft_jobs(app, scenario, task)
+    faults = [each if each.kind in STORE_KINDS or each.task else replace(each, task=task) for each in scenario.faults]
     async with app:
-        plan = await app.faults.start(scenario.faults, span=scenario.span, seed=scenario.seed)
-        try:
-            with _Workers(app, scenario, target) as workers:
-                await workers.await_ready()
+        await _check_no_faults(app)
+        with _Workers(app, scenario, target) as workers:
+            await workers.await_ready()
+            plan = await app.faults.start(faults, span=scenario.span, seed=scenario.seed, is_replacing=False)
+            try:
+                await workers.await_faults()
                 began = time.time()
                 handles = await app.enqueue_many(drafts)
                 ids = list(dict.fromkeys(handle.id for handle in handles))
-                jobs = await _await_ends(app, ids, workers, scenario.deadline)
-        finally:
-            await app.faults.stop()
-        attempts = await _read_attempts(app, jobs)
-        counted = None if count_effects is None else await _counted(count_effects, jobs)
-    states = Counter(job.state for job in jobs)
-    effects = None if counted is None else _judge_effects(jobs, counted)
-    problems, injected = list(_problems(scenario, ids, jobs, effects)), workers.read_injected()
+                jobs = await _await_ends(app, ids, workers, began + scenario.deadline)
+            finally:
+                changed = await _stop_faults(app, plan)
+        attempts = await _patiently(lambda: _read_attempts(app, jobs), time.time() + _PATIENCE)
+        effects, refused = await _count_effects(count_effects, scenario, jobs)
+    problems = [*_problems(scenario, ids, jobs, effects), *filter(None, [changed, refused])]
     if problems:
         problems.append(f"the logs of the workers are in {workers.folder}")
-    else:
-        shutil.rmtree(workers.folder)
-    return ChaosReport(
+    states = Counter(job.state for job in jobs)
+    report = ChaosReport(
         scenario=scenario.name,
         seed=plan.seed,
         seconds=round(time.time() - began, 1),
@@ -119,11 +137,14 @@ async def run_chaos(app: Holdfast, scenario: Scenario, *, target: str) -> ChaosR
         executions=sum(job.attempts for job in jobs),
         lost=sum(attempt.reason == Reason.CRASHED for each in attempts.values() for attempt in each),
         killed_workers=workers.killed,
-        injected=injected,
+        injected=workers.read_injected(),
         retries=_retries(jobs, attempts, began),
         effects=effects,
         problems=problems,
     )
+    if not problems:
+        workers.remove_logs()
+    return report
 
 
 # ── before ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -141,11 +162,49 @@ def _load_function(target: str) -> Any:
     module, _, name = target.partition(":")
     sys.path.insert(0, str(Path.cwd()))
     try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"effects: {target} cannot be imported: {error}; give module:function") from None
+        found = getattr(importlib.import_module(module), name)
+    except Exception as error:  # whatever the module does
+        remedy = "give module:function"
+        raise ConfigError(f"effects: {target} cannot be imported: {type(error).__name__}: {error}; {remedy}") from None
     finally:
         sys.path.pop(0)
+    if not callable(found):
+        raise ConfigError(f"effects: {target} is of type {type(found).__name__}; give a function")
+    return found
+
+
+async def _check_no_faults(app: Holdfast) -> None:
+    plan = await app.faults.read()
+    if plan is not None:
+        until = format_timestamp(plan.until_us)
+        raise Conflict(f"faults are on until {until}, from elsewhere: wait, or end them with `holdfast chaos stop`")
+
+
+async def _stop_faults(app: Holdfast, plan: FaultPlan) -> str | None:
+    """Switches the scenario's faults off; returns what is wrong with them, if anything."""
+    until = time.time() + _PATIENCE
+    found = await _patiently(app.faults.read, until)
+    if found is None and plan.until_us > await _patiently(lambda: _read_clock(app), until):
+        return "the faults were switched off from elsewhere"
+    if found is not None and found != plan:
+        return "the faults were changed from elsewhere"
+    await _patiently(app.faults.stop, until)
+    return None
+
+
+async def _read_clock(app: Holdfast) -> int:
+    return await (await app.open_store()).health.server_time_us()
+
+
+async def _patiently(call: Callable[[], Awaitable[T]], until: float) -> T:
+    """Calls until the store answers. Unavailable: it does not until then."""
+    while True:
+        try:
+            return await call()
+        except Unavailable as error:
+            if time.time() > until:
+                raise Unavailable(f"{error} (faults that are still on: `holdfast chaos stop`)") from None
+            await asyncio.sleep(_LOOK_SECONDS)
 
 
 def _draft_jobs(app: Holdfast, scenario: Scenario, task: str) -> list[NewJob]:
@@ -187,18 +246,14 @@ class _Workers:
         settings = app.settings
         self._app = app
         self._count = scenario.workers
+        self._target = target
         self.folder = Path(tempfile.mkdtemp(prefix="holdfast-chaos-"))
+        self._is_named = False  # by an error
         self._started = 0
         self._living: dict[int, subprocess.Popen[bytes]] = {}  # by number
-        self._environment = {
-            **os.environ,
-            f"{PREFIX}APP": target,
-            f"{PREFIX}URL": settings.url,
-            **({f"{PREFIX}CONFIG": str(settings.file)} if settings.stamp else {}),
-            f"{PREFIX}LOG_FORMAT": "json",
-            f"{PREFIX}LOG_LEVEL": "WARNING",
-            **{f"{PREFIX}{name.upper()}": value for name, value in scenario.settings.items()},
-        }
+        self._settings = json.dumps({**_OF_WORKERS, **scenario.settings, "url": settings.url})
+        config = {f"{PREFIX}CONFIG": str(settings.file)} if settings.stamp else {}
+        self._environment = {**os.environ, f"{PREFIX}APP": target, **config}
         self.killed = 0
 
     def __enter__(self) -> _Workers:
@@ -210,6 +265,7 @@ class _Workers:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for process in self._living.values():
+            process.send_signal(signal.SIGCONT)  # it may be frozen
             process.terminate()
         until = time.monotonic() + _STOP_SECONDS
         for process in self._living.values():
@@ -218,11 +274,19 @@ class _Workers:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        if error is not None and not self._is_named:
+            self.remove_logs()
 
     def _start(self) -> None:
-        with (self.folder / f"worker-{self._started}.log").open("wb") as log:
-            self._living[self._started] = subprocess.Popen(
-                [sys.executable, "-m", "holdfast", "worker", "start"],
+        number = self._started
+        journal = self.folder / f"worker-{number}.journal"
+        journal.touch()
+        with self._log_of(number).open("wb") as log:
+            self._living[number] = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "holdfast.testing.chaos_worker"),
+                    *(str(os.getpid()), self._target, str(journal), self._settings),
+                ],
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -230,6 +294,16 @@ class _Workers:
                 start_new_session=True,
             )
         self._started += 1
+
+    def _log_of(self, number: int) -> Path:
+        return self.folder / f"worker-{number}.log"
+
+    def _last_line(self, number: int) -> str:
+        """Describes the last line of a worker's log, which stays."""
+        self._is_named = True
+        log = self._log_of(number)
+        last = log.read_text("utf-8", "replace").strip().splitlines()[-1:] or ["it wrote nothing"]
+        return f"{last[0]} (log: {log})"
 
     def replace_dead(self) -> None:
         """Starts a process for each that was killed. Raises HoldfastError for one that ended otherwise."""
@@ -239,51 +313,58 @@ class _Workers:
                 continue
             del self._living[number]
             if code != -signal.SIGKILL:
-                log = self.folder / f"worker-{number}.log"
-                last = log.read_text("utf-8", "replace").strip().splitlines()[-1:] or ["it wrote nothing"]
-                raise HoldfastError(f"a worker ended with exit code {code}: {last[0]} (log: {log})")
+                raise HoldfastError(f"a worker ended with exit code {code}: {self._last_line(number)}")
             self.killed += 1
             self._start()
 
     async def await_ready(self) -> None:
         """Waits until as many workers as asked for are there."""
-        until = time.monotonic() + _START_SECONDS
-        while time.monotonic() < until:
-            self.replace_dead()
+
+        async def are_ready() -> bool:
             pids = {process.pid for process in self._living.values()}
-            ready = {each.heartbeat.pid for each in await self._app.workers() if each.alive}
-            if len(pids & ready) >= self._count:
-                return
+            workers = await _patiently(self._app.workers, time.time() + _START_SECONDS)
+            return len(pids & {each.heartbeat.pid for each in workers if each.alive}) >= self._count
+
+        await self._until(are_ready, "start")
+
+    async def await_faults(self) -> None:
+        """Waits until each worker has heard of the faults."""
+
+        async def have_heard() -> bool:
+            return all("faults " in self._journal_of(number) for number in self._living)
+
+        await self._until(have_heard, "hear of the faults")
+
+    async def _until(self, condition: Callable[[], Awaitable[bool]], what: str) -> None:
+        until = time.monotonic() + _START_SECONDS
+        while not await condition():
+            self.replace_dead()
+            if time.monotonic() > until:
+                last = self._last_line(next(iter(self._living)))
+                raise HoldfastError(f"the workers did not {what} within {_START_SECONDS:g} s; the first says: {last}")
             await asyncio.sleep(_LOOK_SECONDS / 5)
-        raise HoldfastError(f"the workers did not start within {_START_SECONDS:g} s; their logs are in {self.folder}")
+
+    def _journal_of(self, number: int) -> str:
+        return (self.folder / f"worker-{number}.journal").read_text("utf-8")
 
     def read_injected(self) -> dict[str, int]:
-        """Returns the numbers of faults in the workers' logs, by kind."""
-        found: Counter[str] = Counter()
-        for line in self._log_lines():
-            if line.get("event") == "fault_injected":
-                found[str(line.get("kind"))] += 1
-        return dict(sorted(found.items()))
+        """Returns the numbers of faults in the workers' journals, by kind."""
+        lines = [line.split() for number in range(self._started) for line in self._journal_of(number).splitlines()]
+        return dict(sorted(Counter(words[1] for words in lines if words[0] == "fault").items()))
 
-    def _log_lines(self) -> Iterator[dict[str, Any]]:
-        for log in sorted(self.folder.iterdir()):
-            for line in log.read_text("utf-8", "replace").splitlines():
-                try:
-                    read = json.loads(line)
-                except ValueError:
-                    continue  # the application prints, too
-                if isinstance(read, dict):
-                    yield read
+    def remove_logs(self) -> None:
+        """Removes what the workers have written."""
+        shutil.rmtree(self.folder)
 
 
 # ── after ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-async def _await_ends(app: Holdfast, ids: Sequence[str], workers: _Workers, deadline: float) -> list[Job]:
+async def _await_ends(app: Holdfast, ids: Sequence[str], workers: _Workers, until: float) -> list[Job]:
     """Returns the jobs when all have ended, or as they are at the deadline."""
-    until = time.monotonic() + deadline
     while True:
         workers.replace_dead()
-        jobs = [job for job in await _summaries(app, ids) if job is not None]
-        if all(job.state in TERMINAL for job in jobs) or time.monotonic() > until:
+        found = await _patiently(lambda: _summaries(app, ids), max(until, time.time()) + _PATIENCE)
+        jobs = [job for job in found if job is not None]
+        if all(job.state in TERMINAL for job in jobs) or time.time() > until:
             return jobs
         await asyncio.sleep(_LOOK_SECONDS)
 
@@ -316,13 +397,22 @@ def _retries(jobs: Sequence[Job], attempts: Mapping[str, Sequence[Attempt]], beg
     return dict(sorted(counts.items()))
 
 
-async def _counted(count_effects: Any, jobs: Sequence[Job]) -> Mapping[str, int]:
-    counted: object = count_effects([job.id for job in jobs])
-    if inspect.isawaitable(counted):
-        counted = await counted
+async def _count_effects(function: Any, scenario: Scenario, jobs: Sequence[Job]) -> tuple[Effects | None, str | None]:
+    """Returns the effects, or what is wrong with the application's function."""
+    if function is None:
+        return None, None
+    try:
+        counted = function([job.id for job in jobs])
+        if inspect.isawaitable(counted):
+            counted = await counted
+    except Exception as error:  # whatever the function does
+        return None, f"effects: {scenario.effects} raised {type(error).__name__}: {error}"
     if not isinstance(counted, Mapping):
-        raise ConfigError(f"effects: the function returned {type(counted).__name__}; return a number for each id")
-    return counted
+        return None, f"effects: {scenario.effects} returned {type(counted).__name__}; return a number for each id"
+    for job_id, number in counted.items():
+        if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+            return None, f"effects: {scenario.effects} returned {number!r} for {job_id}; return whole numbers from 0"
+    return _judge_effects(jobs, counted), None
 
 
 def _judge_effects(jobs: Sequence[Job], counted: Mapping[str, int]) -> Effects:
@@ -330,8 +420,9 @@ def _judge_effects(jobs: Sequence[Job], counted: Mapping[str, int]) -> Effects:
     return Effects(
         once=sum(number == 1 for _, number in numbers),
         repeated=sum(number > 1 for _, number in numbers),
-        unexplained=sum(number > job.attempts for job, number in numbers),
+        unexplained=sum(number > job.claims for job, number in numbers),  # a job that waits begins again, too
         missing=sum(number == 0 for job, number in numbers if job.state is JobState.SUCCEEDED),
+        none=sum(number == 0 for job, number in numbers if job.state is not JobState.SUCCEEDED),
     )
 
 
@@ -343,9 +434,17 @@ def _problems(scenario: Scenario, ids: Sequence[str], jobs: Sequence[Job], effec
     open_ones = Counter(job.state for job in jobs if job.state not in TERMINAL)
     for state, number in sorted(open_ones.items()):
         yield f"{number} jobs have not ended after {scenario.deadline:g} s: {state}"
+    strange = [job.error or "" for job in jobs if job.state is JobState.DEAD and not _died_of_faults(job)]
+    if strange and not scenario.may_die:
+        error, number = Counter(strange).most_common(1)[0]
+        yield f"{len(strange)} jobs are dead without a fault, {number} of them of: {error}"
     if effects is not None and effects.unexplained:
         yield f"{effects.unexplained} jobs have had their effect more often than they were executed"
     if effects is not None and scenario.exactly_once and effects.repeated:
         yield f"{effects.repeated} jobs have had their effect more than once"
     if effects is not None and effects.missing:
         yield f"{effects.missing} jobs succeeded without their effect"
+
+
+def _died_of_faults(job: Job) -> bool:
+    return job.reason == Reason.CRASHED or (job.error or "").startswith(InjectedError.__name__)

@@ -25,11 +25,12 @@ from holdfast.core.validation import (
     parse_boolean,
     parse_count,
 )
+from holdfast.settings.settings import SETTINGS
 
 MAX_JOBS = 10_000
 _FIELDS = (
     "description", "task", "payload", "queue", "jobs", "copies", "workers", "span", "deadline", "seed", "retry",
-    "max_attempts", "effects", "exactly_once", "settings", "fault",
+    "max_attempts", "effects", "exactly_once", "may_die", "settings", "fault",
 )  # fmt: skip
 
 
@@ -60,13 +61,20 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """``module:function`` that counts the effects of jobs: it takes their ids, and returns a number for each."""
     exactly_once: bool = False
     """True: a repeated effect is a problem. False: each execution of a job may repeat it once."""
+    may_die: bool = False
+    """True: jobs may be dead without a fault."""
     settings: dict[str, str] = {}
     """Settings of the workers, besides the application's."""
 
     def with_values(self, **given: Any) -> Scenario:
         """Returns the scenario with these values, as a command or a test gives them; None keeps one."""
+        check_options(given, [name for name in _FIELDS if name != "fault"], "value")
         fields = {name: value for name, value in given.items() if value is not None}
         return msgspec.structs.replace(self, **_checked(fields))
+
+
+NOT_OF_SCENARIOS = frozenset({"app", "url", "allow_faults", "log_format", "log_level", "processes", "worker_id"})
+"""Settings that a scenario's workers have from elsewhere."""
 
 
 def scenario_names() -> list[str]:
@@ -101,7 +109,7 @@ def parse_scenario(name: str, text: str) -> Scenario:
         check_options(given, _FIELDS, "field")
         faults = parse_faults(_tables(given.pop("fault", [])))
         return Scenario(name=Path(name).stem, faults=faults, **_checked(given))
-    except (tomllib.TOMLDecodeError, Invalid) as error:
+    except (ValueError, RecursionError, Invalid) as error:  # of TOML: also a number of too many digits
         raise ConfigError(f"{name}: {error}") from None
 
 
@@ -143,7 +151,14 @@ def _check_retry(value: object, field: str) -> str:
 def _check_settings(value: object, field: str) -> dict[str, str]:
     if not isinstance(value, Mapping):
         raise Invalid(field, value, "write a table of settings: [settings]")
-    return {str(name): str(each).lower() if isinstance(each, bool) else str(each) for name, each in value.items()}
+    texts = {str(name): str(each).lower() if isinstance(each, bool) else str(each) for name, each in value.items()}
+    for name, text in texts.items():
+        if name in NOT_OF_SCENARIOS:
+            raise Invalid(f"{field}.{name}", text, "leave it out: scenarios set it themselves", "is not for a scenario")
+        if name not in SETTINGS:
+            raise Invalid(f"{field}.{name}", text, f"remove it{did_you_mean(name, SETTINGS)}", "is not a setting")
+        SETTINGS[name].kind.parse(f"{field}.{name}", text)
+    return texts
 
 
 def _check_seconds(value: object, field: str) -> float:
@@ -168,5 +183,6 @@ _CHECKS: Mapping[str, Any] = {
     "max_attempts": lambda value, field: parse_count(value, field, least=1, most=1000),
     "effects": _check_target,
     "exactly_once": parse_boolean,
+    "may_die": parse_boolean,
     "settings": _check_settings,
 }

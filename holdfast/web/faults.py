@@ -56,7 +56,7 @@ _PLAN = Form(
     fields=(
         Field("faults", array_value(_FAULT.reference, MAX_FAULTS), "The faults.", example=_FAULTS, required=True),
         Field(
-            "for",
+            "span",
             ValueType({"type": ["number", "string"], "minimum": 0, "maxLength": 40}, parse_duration),
             'A span: seconds, or "10m"; up to a day.',
             example="10m",
@@ -75,7 +75,7 @@ async def show_faults(call: RequestContext) -> ApiResponse:
 
 async def start_faults(call: RequestContext) -> ApiResponse:
     """Switches faults on."""
-    plan = await call.app.faults.start(call.body["faults"], span=call.body["for"], seed=call.body.get("seed"))
+    plan = await call.app.faults.start(call.body["faults"], span=call.body["span"], seed=call.body.get("seed"))
     return json_response(200, plan_document(plan))
 
 

@@ -33,7 +33,14 @@ _LOG_SECONDS = 0.1
 """Real seconds in which the log's own thread writes that this process is to be killed."""
 _SPARED_VERBS = frozenset({"open", "close", "wait"})
 """Verbs that are not calls of a server, or only wait."""
-_WAKER = "import os, signal, sys, time; time.sleep(float(sys.argv[2])); os.kill(int(sys.argv[1]), signal.SIGCONT)"
+_WAKER = """
+import os, signal, sys, time
+frozen, until = int(sys.argv[1]), time.monotonic() + float(sys.argv[2])
+while os.getppid() == frozen and time.monotonic() < until:
+    time.sleep(min(0.1, max(0, until - time.monotonic())))
+if os.getppid() == frozen: # it lives
+    os.kill(frozen, signal.SIGCONT)
+"""
 
 
 class FaultInjector:
@@ -42,6 +49,7 @@ class FaultInjector:
     def __init__(self, shared: WorkerContext) -> None:
         self._shared = shared
         self._plan: FaultPlan | None = None
+        self._ends_at = 0.0  # by the monotonic clock
         self._random = random.Random()
 
     # ── the plan ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -52,12 +60,15 @@ class FaultInjector:
             await self._shared.clock.sleep(_READ_INTERVAL)
 
     async def follow_plan(self) -> None:
-        """Reads the plan once. While the store is away, the plan that is known goes on."""
+        """Reads the plan once. While the store is away, the plan that is known goes on until its end."""
         shared = self._shared
         try:
             plan = await shared.app.faults.read()
+            if plan is not None and plan != self._plan:
+                left_us = plan.until_us - await (await shared.app.open_store()).health.server_time_us()
+                self._ends_at = shared.clock.monotonic() + left_us / 1e6
         except HoldfastError:
-            plan = self._plan
+            plan = self._plan if shared.clock.monotonic() < self._ends_at else None
         if plan != self._plan:
             self._plan = plan
             if plan is not None:
@@ -80,7 +91,7 @@ class FaultInjector:
 
     def step_function(self, job: Job, name: str, function: Callable[..., Any], *, blocking: bool) -> Callable[..., Any]:
         """Returns the function of a step, with the faults of this execution around it."""
-        faults = self._drawn(job, name.partition("#")[0])
+        faults = self._drawn(job, name)
         if not faults:
             return function
         return functools.partial(self._run_blocking if blocking else self._run_step, faults, job, function)
@@ -101,7 +112,7 @@ class FaultInjector:
         for fault in _faults_at("before", faults):
             if fault.kind is FaultKind.LATENCY:
                 self._report_fault(fault, job)
-                time.sleep(fault.seconds or 0)
+                self._delay_blocking(fault.seconds or 0)
             else:
                 self._trigger(fault, job)
         result = function(*args, **kwargs)
@@ -113,9 +124,21 @@ class FaultInjector:
         for fault in _faults_at(when, faults):
             if fault.kind is FaultKind.LATENCY:
                 self._report_fault(fault, job)
-                await self._shared.clock.sleep(fault.seconds or 0)
+                await self._delay(fault.seconds or 0)
             else:
                 self._trigger(fault, job)
+
+    async def _delay(self, seconds: float) -> None:
+        """Waits so long, or until the faults are off."""
+        plan, clock = self._plan, self._shared.clock
+        until = clock.monotonic() + seconds
+        while (left := until - clock.monotonic()) > 0 and self._plan is plan:
+            await clock.sleep(min(left, _READ_INTERVAL))
+
+    def _delay_blocking(self, seconds: float) -> None:
+        plan, until = self._plan, time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0 and self._plan is plan:
+            time.sleep(min(left, _READ_INTERVAL))
 
     def _trigger(self, fault: Fault, job: Job) -> None:
         """Triggers a fault other than a latency."""

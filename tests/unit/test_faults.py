@@ -149,3 +149,13 @@ def test_unknown_scenario_is_named_with_those_there_are() -> None:
         load_scenario("retry-strom")
     with pytest.raises(ConfigError, match=r"none\.toml"):
         load_scenario("none.toml")
+
+
+def test_each_repetition_of_a_step_has_a_draw_of_its_own() -> None:
+    plan = FaultPlan((parse_fault({"kind": "error", "step": "*", "probability": 0.5}),), 1, 0)
+    steps = ["charge", *(f"charge#{number}" for number in range(2, 40))]
+    drawn = [bool(plan.draw_faults(job(), step)) for step in steps]
+    assert {True, False} <= set(drawn)
+    named = FaultPlan((parse_fault({"kind": "error", "step": "charge", "probability": 0.5}),), 1, 0)
+    assert len({bool(named.draw_faults(job(), step)) for step in steps}) == 1
+    assert plan.draw_faults(job()) == []

@@ -13,7 +13,7 @@ ERROR = {"kind": "error", "task": "work", "probability": 0.3}
 
 def test_faults_need_the_setting(api: Api) -> None:
     assert api.get("/v1/faults") == {"faults": [], "seed": None, "until": None}
-    problem = api.refused("POST", "/v1/faults", 409, json={"faults": [ERROR], "for": "5m"})
+    problem = api.refused("POST", "/v1/faults", 409, json={"faults": [ERROR], "span": "5m"})
     assert "allow_faults = true" in str(problem)
     assert api.get("/v1/faults")["faults"] == []
     assert api.ask("DELETE", "/v1/faults").status_code == 204
@@ -21,7 +21,7 @@ def test_faults_need_the_setting(api: Api) -> None:
 
 def test_faults_are_switched_on_and_off(home: str) -> None:
     with Api(home, allow_faults=True) as api:
-        started = api.post("/v1/faults", {"faults": [ERROR, {"kind": "lost_ack"}], "for": "5m", "seed": 7})
+        started = api.post("/v1/faults", {"faults": [ERROR, {"kind": "lost_ack"}], "span": "5m", "seed": 7})
         assert api.get("/v1/faults") == started
         assert (started["seed"], [each["kind"] for each in started["faults"]]) == (7, ["error", "lost_ack"])
         assert api.ask("DELETE", "/v1/faults").status_code == 204
@@ -31,13 +31,13 @@ def test_faults_are_switched_on_and_off(home: str) -> None:
 @pytest.mark.parametrize(
     ("body", "field"),
     [
-        ({"faults": [ERROR]}, "for"),
-        ({"faults": [], "for": 60}, "faults"),
-        ({"faults": [{**ERROR, "kind": "x"}], "for": 60}, "fault 1: kind"),
-        ({"faults": [{**ERROR, "probability": 2}], "for": 60}, "fault 1: probability"),
-        ({"faults": [{**ERROR, "what": 2}], "for": 60}, "fault 1: fault"),
-        ({"faults": [ERROR], "for": "2d"}, "span"),
-        ({"faults": [ERROR], "for": 60, "seed": -1}, "seed"),
+        ({"faults": [ERROR]}, "span"),
+        ({"faults": [], "span": 60}, "faults"),
+        ({"faults": [{**ERROR, "kind": "x"}], "span": 60}, "fault 1: kind"),
+        ({"faults": [{**ERROR, "probability": 2}], "span": 60}, "fault 1: probability"),
+        ({"faults": [{**ERROR, "what": 2}], "span": 60}, "fault 1: fault"),
+        ({"faults": [ERROR], "span": "2d"}, "span"),
+        ({"faults": [ERROR], "span": 60, "seed": -1}, "seed"),
     ],
 )
 def test_faults_that_make_no_sense_are_refused(api: Api, body: dict[str, Any], field: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import Conflict, Context, Holdfast, JobState, Retry
+from holdfast import Conflict, Context, Holdfast, JobState, Retry, Unavailable
 from holdfast.core.events import FaultInjected, FaultsChanged, StoreTrouble
 from holdfast.core.faults import FaultPlan
 from holdfast.core.models import JobFilter
@@ -100,6 +100,36 @@ async def test_latency_delays_the_handler(app: Holdfast) -> None:
             assert job.ended_at_us is not None
             assert job.ended_at_us - job.started_at_us >= 500_000
     assert all(at - submitted >= 0.5 for at in began)
+
+
+async def test_latency_ends_with_the_faults(app: Holdfast) -> None:
+    @app.task("send")
+    async def send() -> None: ...
+
+    async with harness(app, allow_faults=True) as harnessed:
+        await app.faults.start([{"kind": "latency", "seconds": 3600}], span="2h")
+        handle = await send.enqueue()
+        await harnessed.advance(10)
+        assert await handle.state() is JobState.RUNNING
+        await app.faults.stop()
+        await harnessed.advance(5)
+        assert await handle.state() is JobState.SUCCEEDED
+
+
+async def test_faults_end_at_their_time_though_the_plan_cannot_be_read(app: Holdfast) -> None:
+    recorder = Recorder(app)
+
+    async def cannot_read() -> FaultPlan | None:
+        raise Unavailable("the store is away")
+
+    async with harness(app, allow_faults=True) as harnessed:
+        await app.faults.start([{"kind": "error"}], span="30s")
+        await harnessed.advance(5)
+        app.faults.read = cannot_read  # type: ignore[method-assign]
+        await harnessed.advance(20)
+        assert [event.active for event in recorder.of(FaultsChanged)] == [1]
+        await harnessed.advance(10)
+        assert [event.active for event in recorder.of(FaultsChanged)] == [1, 0]
 
 
 @pytest.mark.rows("S52", "S54")

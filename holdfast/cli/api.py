@@ -173,10 +173,11 @@ def _serve_beside(app: Holdfast) -> None:
     async def api(app: Holdfast) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             try:
-                served = await stack.enter_async_context(serve_in_loop(app, app.settings))
+                served = await stack.enter_async_context(serve_in_loop(app, app.settings, local_console=True))
             except ConfigError as error:
                 raise _NoApi(f"{error}; or say --port, or --no-api") from None
             print_note(f"holdfast: the API is at {served.address}, described at {served.address}/openapi.json")
+            print_note(f"holdfast: the console is at {served.address}/console")
             yield
 
     app.lifespan(api)

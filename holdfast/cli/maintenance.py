@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -15,15 +15,13 @@ from holdfast.cli.context import Session, missing_database, open_application, st
 from holdfast.cli.output import Column, print_json, print_table
 from holdfast.cli.submission import server_time_us
 from holdfast.core.errors import ConfigError
-from holdfast.core.faults import FAULTS_TASK
 from holdfast.core.limits import Limit
-from holdfast.core.models import Finding, JobState, QueueInfo, to_microseconds
+from holdfast.core.models import Finding, to_microseconds
 from holdfast.core.resources import MAX_MEMORY, ResourceLimits
-from holdfast.core.validation import did_you_mean, parse_instant
-from holdfast.core.workers import WorkerInfo
+from holdfast.core.validation import parse_instant
 from holdfast.tasks.command_policy import STRICT, largest_limits
 from holdfast.views.documents import finding_document
-from holdfast.views.explain import serves_queue
+from holdfast.views.findings import about_faults, about_limits, about_workers
 from holdfast.views.formatting import count_noun, format_span, format_timestamp, safe_text
 from holdfast.views.limits import describe_scope, describe_values
 
@@ -115,7 +113,7 @@ def _findings(session: Session, *, repair: bool) -> Iterator[Finding]:
         if repair:
             yield from app.sync.repair() or [Finding("repair", "ok", "there was nothing to put right")]
         yield from app.sync.doctor()
-        yield from _about_faults(app)
+        yield from about_faults(app.faults.sync.read(), is_allowed=app.settings.allow_faults)
         yield from _about_clock(app)
         queues, workers = app.sync.queues(), app.sync.workers()
         yield from about_workers(queues, workers)
@@ -159,16 +157,6 @@ def about_isolation(settings: Settings) -> Iterator[Finding]:
         yield Finding("sandbox", level, text, remedy)
 
 
-def _about_faults(app: Holdfast) -> Iterator[Finding]:
-    plan = app.faults.sync.read()
-    if plan is not None:
-        text = f"faults are injected until {format_timestamp(plan.until_us)}: {', '.join(plan.kinds)}"
-        yield Finding("faults", "warning", text, "`holdfast chaos stop` ends them")
-    elif app.settings.allow_faults:
-        remedy = "keep allow_faults out of the settings of a system that people rely on"
-        yield Finding("faults", "warning", "none is injected, but these settings allow it", remedy)
-
-
 def _about_clock(app: Holdfast) -> Iterator[Finding]:
     now = server_time_us(app)
     apart = abs(now / 1e6 - time.time())
@@ -186,36 +174,6 @@ def _about_clock(app: Holdfast) -> Iterator[Finding]:
         yield Finding("clock", "warning", f"this host and the store are {format_span(apart)} apart", remedy)
     else:
         yield Finding("clock", "ok", f"{format_timestamp(now)}")
-
-
-def about_limits(
-    limits: Sequence[Limit], queues: Sequence[QueueInfo], workers: Sequence[WorkerInfo], tasks: Set[str]
-) -> Iterator[Finding]:
-    """Yields findings about unused limits and those that differ from the code; ``tasks``: of the application."""
-    if not limits:
-        return
-    changed = [limit for limit in limits if limit.declared is not None]
-    declared = sum(limit.owner is not None for limit in limits)
-    text = f"{count_noun(len(limits), 'limit')}, {declared} declared, {len(changed)} changed by operators"
-    yield Finding("limits", "ok", text)
-    for limit in changed:
-        given = describe_values(limit.declared or limit.values)
-        text = f"limit {limit.name} has {describe_values(limit.values)}; it is declared with {given}"
-        remedy = f"holdfast limit reset {limit.name}, or write it into the code, or the settings"
-        yield Finding("limits", "warning", text, remedy)
-    known = {queue.name for queue in queues}
-    for limit in limits:
-        if limit.queue is not None and limit.queue not in known:
-            if not any(serves_queue(worker, limit.queue) for worker in workers if worker.alive):
-                text = f"limit {limit.name}: queue {limit.queue} has no job and no worker"
-                remedy = f"correct its queue, or: holdfast limit remove {limit.name}"
-                yield Finding("limits", "warning", text + did_you_mean(limit.queue, known), remedy)
-        elif limit.task is not None and tasks and limit.task not in tasks:
-            text = f"limit {limit.name}: this application has no task {limit.task}{did_you_mean(limit.task, tasks)}"
-            remedy = f"if no other application has it: holdfast limit remove {limit.name}"
-            if limit.owner is not None:
-                remedy = "correct the task where the limit is declared"
-            yield Finding("limits", "warning", text, remedy)
 
 
 def about_declared_limits(app: Holdfast, limits: Sequence[Limit], *, is_complete: bool) -> Iterator[Finding]:
@@ -252,24 +210,3 @@ def about_declared_limits(app: Holdfast, limits: Sequence[Limit], *, is_complete
         else:
             continue
         yield Finding("limits", "warning", text, remedy)
-
-
-def about_workers(queues: Sequence[QueueInfo], workers: Sequence[WorkerInfo]) -> Iterator[Finding]:
-    """Yields findings about silent workers, unserved queues, and paused queues that hold jobs."""
-    alive = [worker for worker in workers if worker.alive]
-    yield Finding("workers", "ok", f"{len(alive)} alive")
-    for worker in workers:
-        if not worker.alive:
-            name, host = worker.heartbeat.worker, worker.heartbeat.host
-            text = f"{name} on {host} fell silent at {format_timestamp(worker.seen_at_us)}"
-            yield Finding("workers", "warning", text, "its log says why; a living worker recovers its jobs")
-    for queue in queues:
-        states = {JobState.QUEUED, JobState.SCHEDULED, JobState.FAILED}
-        waiting = sum(queue.states.get(state, 0) for state in states)
-        number = f"{'at least ' if states & queue.at_least else ''}{count_noun(waiting, 'job')}"
-        if waiting and queue.paused:
-            text = f"queue {queue.name} is paused and holds {number}"
-            yield Finding("queues", "warning", text, f"holdfast queue resume {queue.name}")
-        elif waiting and queue.name != FAULTS_TASK and not any(serves_queue(worker, queue.name) for worker in alive):
-            text = f"no worker serves queue {queue.name}, which holds {number}"
-            yield Finding("queues", "warning", text, f"holdfast worker start --queues {queue.name}")

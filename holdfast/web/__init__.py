@@ -7,6 +7,7 @@ fields.py             fields of queries and bodies: schema, example and check in
 submissions.py jobs.py bulk.py queues.py claims.py monitoring.py …   the operations
 openapi.py            the table as an OpenAPI document
 server.py             the program: uvicorn around it
+console/              the web console: pages over the operations
 connection_limits.py  the program's connections: how many, and how long they may take
 keys.py               API keys, and the caller of a request with its scopes and queues
 """
@@ -23,13 +24,14 @@ if TYPE_CHECKING:
 __all__ = ["create_app"]
 
 
-def create_app(app: Holdfast, *, checks_hosts: bool = False) -> Api:
+def create_app(app: Holdfast, *, checks_hosts: bool = False, local_console: bool = False) -> Api:
     """Returns the HTTP API of this application, to be served, or mounted in any ASGI application.
 
     It has a store of its own, whose calls have a deadline; the application stays as it is. Served by itself it opens
     this store at the start and closes it at the end. Mounted, it opens the store with the first request; closing the
     application closes it. ``checks_hosts``: refuse names that a page of another site could have made up.
+    ``local_console``: show the console without keys; only for a server that other hosts cannot reach.
     """
     from holdfast.web.asgi import Api  # Starlette: `holdfast keys` works without the extra
 
-    return Api(app, checks_hosts=checks_hosts)
+    return Api(app, checks_hosts=checks_hosts, local_console=local_console)

@@ -41,8 +41,10 @@ from holdfast.web import (
 )
 from holdfast.web.audit import Audit
 from holdfast.web.authentication import Authenticator
+from holdfast.web.console import is_console_path
 from holdfast.web.event_broadcast import EventBroadcasters
 from holdfast.web.fields import Form, read_query
+from holdfast.web.keys import Principal
 from holdfast.web.keys import Scope as KeyScope
 from holdfast.web.long_poll import ClaimWaiters
 from holdfast.web.messages import (
@@ -65,6 +67,7 @@ from holdfast.web.routing import Operation, RequestContext, router_of
 
 if TYPE_CHECKING:
     from holdfast.telemetry.spans import Spans
+    from holdfast.web.console.site import Console
 
 OPERATIONS = with_description(
     (
@@ -96,7 +99,7 @@ _BATCH = 20  # limit of a batch's body, in payload limits
 class Api:
     """The HTTP API of one application, made by ``holdfast.web.create_app``."""
 
-    def __init__(self, app: Holdfast, *, checks_hosts: bool = False) -> None:
+    def __init__(self, app: Holdfast, *, checks_hosts: bool = False, local_console: bool = False) -> None:
         self.app = app = WithDeadline(app, _CALL_DEADLINE)
         """The application with the store of this API, for routes beside it."""
         self._authenticator = Authenticator(app, checks_hosts=checks_hosts)
@@ -109,6 +112,8 @@ class Api:
         self._unknown_tasks = UnknownTaskLog(app)
         self._claim_waiters: WeakKeyDictionary[asyncio.AbstractEventLoop, ClaimWaiters] = WeakKeyDictionary()
         self._router = router_of(OPERATIONS, self._respond, lambda _: hold_open(self.app))
+        self._console: Console | None = None
+        self._local_console = local_console
         self._stack = self.add_middlewares(self._route)
 
     def add_middlewares(self, site: ASGIApp) -> ASGIApp:
@@ -132,17 +137,44 @@ class Api:
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = scope.get(REQUEST)
         if request is not None:
+            if is_console_path(request.path):
+                await self._open_console()(scope, request, send)
+                return
             scope.update({"path": request.path, "root_path": "", "path_params": {}})  # of a copy that is ours
         await self._router(scope, receive, send)
+
+    def _open_console(self) -> Console:
+        """Returns the console; imports it with its first request, as it needs Jinja2."""
+        if self._console is None:
+            try:
+                from holdfast.web.console.site import Console
+            except ModuleNotFoundError as error:
+                remedy = "pip install 'holdfast[web]'"
+                raise Refusal(404, "no_console", f"the console needs {error.name}", remedy) from None
+            self._console = Console(
+                self.app,
+                OPERATIONS,
+                self._authenticator,
+                self.make_context,
+                self.run_operation,
+                is_local=self._local_console,
+            )
+        return self._console
 
     # ── requests ──────────────────────────────────────────────────────────────────────────────────────────────
     async def _respond(self, request: ApiRequest, operation: Operation, path: Mapping[str, str]) -> ApiResponse:
         request.template = operation.path
         call = self.authorize_call(request, operation.name, operation.scope, operation.group, path)
+        return await self.run_operation(call, operation, lambda: self._read(call, operation))
+
+    async def run_operation(
+        self, call: RequestContext, operation: Operation, read_input: Callable[[], Awaitable[None]]
+    ) -> ApiResponse:
+        """Runs an authorized operation. ``read_input`` sets the query and the body of the call."""
         if operation.method == "GET" or operation.quiet:
-            await self._read(call, operation)
+            await read_input()
             return await operation.handler(call)
-        return await self._changed(call, operation)
+        return await self._changed(call, operation, read_input)
 
     def authorize_call(
         self,
@@ -153,25 +185,34 @@ class Api:
         path: Mapping[str, str] | None = None,
     ) -> RequestContext:
         """Returns the context of an operation with this name; raises Refusal if the caller lacks the scope."""
+        caller = self._authenticator.authorize_operation(request, name, scope, group)
+        return self.make_context(request, caller, lambda: self._authenticator.is_still_authorized(request), path or {})
+
+    def make_context(
+        self, request: ApiRequest, caller: Principal, is_still_authorized: Callable[[], bool], path: Mapping[str, str]
+    ) -> RequestContext:
+        """Returns the context of an operation for a principal that is authorized."""
         return RequestContext(
             app=self.app,
-            caller=self._authenticator.authorize_operation(request, name, scope, group),
+            caller=caller,
             request_metrics=self._request_metrics,
             waiters=self._waiters_here(),
             broadcasters=self._broadcasters,
             wait_limiter=self._wait_limiter,
             unknown_tasks=self._unknown_tasks,
-            is_still_authorized=lambda: self._authenticator.is_still_authorized(request),
+            is_still_authorized=is_still_authorized,
             redaction=self._redaction,
             request=request,
-            path=path or {},
+            path=path,
             warnings=self._warnings,
         )
 
-    async def _changed(self, call: RequestContext, operation: Operation) -> ApiResponse:
+    async def _changed(
+        self, call: RequestContext, operation: Operation, read_input: Callable[[], Awaitable[None]]
+    ) -> ApiResponse:
         """Runs an operation that may change data; writes audit records before and after."""
         try:
-            await self._read(call, operation)
+            await read_input()
         except Gone:
             raise
         except Exception as error:
@@ -321,7 +362,7 @@ class ProblemMiddleware:
                 self._emit_failure(request, error)
             elif isinstance(error, Unavailable):
                 self._emit_trouble(request, str(error))
-            await send_answer(send, request, answer)
+            await send_answer(send, request, answer if request.show_problem is None else request.show_problem(answer))
 
     def _emit_failure(self, request: ApiRequest, error: Exception) -> None:
         if self._events.has_subscriber(RequestFailed):

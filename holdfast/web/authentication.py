@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from holdfast.app import Holdfast
 from holdfast.core.errors import quote_value
 from holdfast.core.events import KeyRefused
 from holdfast.settings.settings import Settings
-from holdfast.web.keys import KeyCheck, Principal, unauthorized_refusal
+from holdfast.web.keys import Key, KeyCheck, Principal, unauthorized_refusal
 from holdfast.web.keys import Scope as KeyScope
 from holdfast.web.keys_file import Keyring, KeyUsage
 from holdfast.web.messages import ApiRequest, ApiResponse, Header, Refusal
@@ -78,21 +79,48 @@ class Authenticator:
         self._origins.check_origin(request)
         if self._keyring is None or scope is None or (self._metrics_open and group == METRICS):
             return Principal(address=request.client)
-        presented = _presented_key(request)
-        found = self._keyring.find(presented)
+        caller = self.admit_key(request, *self.identify_key(request, _presented_key(request)))
+        self.check_scope(request, caller, name, scope)
+        return caller
+
+    @property
+    def has_keys(self) -> bool:
+        """Returns True if callers need a key."""
+        return self._keyring is not None
+
+    def identify_key(self, request: ApiRequest, presented: str) -> tuple[str, Key]:
+        """Returns the id and the key for a presented one; raises Refusal, also for too many bad ones."""
+        found = None if self._keyring is None else self._keyring.find(presented)
         if found is None:
-            raise self._unauthorized(request, self._keyring.check_token(presented))
-        key_id, key = found
-        self._usage.record_use(key_id)
+            verdict = KeyCheck(None, None) if self._keyring is None else self._keyring.check_token(presented)
+            raise self._unauthorized(request, verdict)
+        return found
+
+    def active_key(self, key_id: str) -> Key | None:
+        """Returns the key of this id if it is valid now."""
+        key = None if self._keyring is None else self._keyring.keys.get(key_id)
+        return key if key is not None and key.state(datetime.now(UTC)) == "active" else None
+
+    def admit_key(self, request: ApiRequest, key_id: str, key: Key) -> Principal:
+        """Returns the principal of a request with this key; records the use and takes a token of the key's rate."""
+        if self._keyring is not None:
+            self._usage.record_use(key_id)
         if self._by_key is not None:
             _take(self._by_key, key_id, request)
-        caller = Principal(key=key_id, scopes=frozenset(key.scopes), queues=key.queues, address=request.client)
-        if not caller.has_scope(scope):
-            self._emit_refused(request, key_id, f"{name} needs the scope {scope}")
-            header = (b"www-authenticate", f'Bearer error="insufficient_scope", scope="{scope}"'.encode())
-            detail = f"this key lacks the scope {scope}"
-            raise Refusal(403, "forbidden", detail, f"use a key with scope {scope}", header)
-        return caller
+        return Principal(key=key_id, scopes=frozenset(key.scopes), queues=key.queues, address=request.client)
+
+    def check_scope(self, request: ApiRequest, caller: Principal, name: str, scope: KeyScope) -> None:
+        """Refuses a principal without the scope of an operation."""
+        if caller.has_scope(scope):
+            return
+        self._emit_refused(request, caller.name, f"{name} needs the scope {scope}")
+        header = (b"www-authenticate", f'Bearer error="insufficient_scope", scope="{scope}"'.encode())
+        detail = f"this key lacks the scope {scope}"
+        raise Refusal(403, "forbidden", detail, f"use a key with scope {scope}", header)
+
+    def is_over_tls(self, scope: Mapping[str, Any]) -> bool:
+        """Returns True if the client's connection is encrypted, here or by a trusted proxy."""
+        return scope.get("scheme") == "https" or self._proxies.is_forwarded_tls(scope)
 
     def is_still_authorized(self, request: ApiRequest) -> bool:
         """Returns True if the caller's key is still valid: neither revoked nor expired since its request began."""

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Mapp
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Annotated, Any
-from urllib.parse import quote, unquote
+from urllib.parse import parse_qsl, quote, unquote
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -54,6 +54,7 @@ class ApiRequest:
     ``template`` is the path of the operation that was found; ``stopping`` is set when a server that says so stops;
     ``root_path`` is where the API is mounted, ``path`` the rest as ``route_path`` returns it; ``is_read`` is True
     once the whole body has arrived; ``at_end`` is called when nothing more is to be sent, however it ended.
+    ``show_problem`` turns a problem document into a page, for browsers.
     """
 
     __slots__ = (
@@ -69,6 +70,7 @@ class ApiRequest:
         "receive",
         "repeated",
         "root_path",
+        "show_problem",
         "stopping",
         "template",
     )
@@ -83,6 +85,7 @@ class ApiRequest:
         self.at_end: list[Callable[[], None]] = []
         self.set_mount(scope)
         self.is_read = False
+        self.show_problem: Callable[[ApiResponse], ApiResponse] | None = None
         self.template: str | None = None
         self.headers: dict[bytes, bytes] = {}
         self.repeated: set[bytes] = set()
@@ -361,6 +364,7 @@ MAX_DRAINED = 16 * 1024 * 1024
 """Bytes of a refused body that are still read."""
 _DRAIN_TIMEOUT = 2.0  # seconds
 _AROUND = 4  # levels a body may have around a payload
+_MAX_FIELDS = 200  # of a form
 
 
 class Gone(Exception):
@@ -384,6 +388,18 @@ async def read_body(request: ApiRequest, limit: int, timeout: float) -> bytes:
     if body and not announced:
         _check_media(media)
     return body
+
+
+async def read_form(request: ApiRequest, limit: int, timeout: float) -> list[tuple[str, str]]:
+    """Returns the fields of a form that a browser sends, in their order."""
+    media = request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    if media != b"application/x-www-form-urlencoded":
+        raise Refusal(415, "unsupported_media_type", "the body is no form", "send the form of the page", CLOSE)
+    body = await _read(request, limit, timeout)
+    try:
+        return parse_qsl(body.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=_MAX_FIELDS)
+    except ValueError:
+        raise Invalid("body", RawText(f"{len(body):,} bytes"), "percent-encode UTF-8") from None
 
 
 def decode_body(body: bytes, limit: int) -> dict[str, Any]:

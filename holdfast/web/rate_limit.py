@@ -9,10 +9,10 @@ import math
 import re
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from holdfast.core.clock import Clock
 from holdfast.settings.settings import Settings
@@ -135,6 +135,14 @@ class Proxies:
             if not self.is_trusted(client):
                 break
         return client
+
+    def is_forwarded_tls(self, scope: Mapping[str, Any]) -> bool:
+        """Returns True if a trusted proxy says by X-Forwarded-Proto that its client speaks TLS."""
+        peer = (scope.get("client") or ("",))[0]
+        if not self._networks or not self.is_trusted(peer):
+            return False
+        named = [value.strip().lower() for name, value in scope["headers"] if name == b"x-forwarded-proto"]
+        return named == [b"https"]
 
     def is_trusted(self, text: str) -> bool:
         """Returns True if this is the address of a trusted proxy."""

@@ -94,16 +94,25 @@ async def _check_store_files(app: Holdfast) -> None:
 
 @contextlib.asynccontextmanager
 async def serve_in_loop(
-    app: Holdfast, settings: Settings, *, site: Application | None = None, exposed: bool = False
+    app: Holdfast,
+    settings: Settings,
+    *,
+    site: Application | None = None,
+    exposed: bool = False,
+    local_console: bool = False,
 ) -> AsyncIterator[Serving]:
-    """Serve the API in this event loop while the body runs; then let requests under way finish."""
+    """Serve the API in this event loop while the body runs; then let requests under way finish.
+
+    ``local_console``: show the console without keys where only this host can reach it.
+    """
     _check_exposure(settings, exposed=exposed)
     server_for = _server_maker(settings, lifespan="off" if site is None else "auto")
     from holdfast.web.asgi import hold_open  # Starlette: its absence is a ConfigError by now
 
     with contextlib.closing(_listening(settings)) as listener:
         if site is None:
-            site = api = create_app(app, checks_hosts=True)
+            is_local = local_console and settings.keys_file is None and is_loopback(settings.api_host)
+            site = api = create_app(app, checks_hosts=True, local_console=is_local)
             app = api.app
         server = server_for(site)
         async with watched_loop(app.events), settings_watched(app), hold_open(app):

@@ -9,7 +9,7 @@ import pytest
 
 EXTRAS = {
     "core": (),
-    "web": ("httptools", "prometheus_client", "starlette", "uvicorn"),
+    "web": ("httptools", "jinja2", "prometheus_client", "starlette", "uvicorn"),
     "postgres": ("asyncpg",),
     "redis": ("redis", "hiredis"),
     "otel": ("opentelemetry",),

@@ -1,0 +1,85 @@
+"""Findings about a whole system, each with a remedy: for ``doctor`` and the console."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence, Set
+
+from holdfast.core.faults import FAULTS_TASK, FaultPlan
+from holdfast.core.limits import Limit
+from holdfast.core.models import Finding, JobState, QueueInfo
+from holdfast.core.validation import did_you_mean
+from holdfast.core.workers import WorkerInfo
+from holdfast.views.explain import serves_queue
+from holdfast.views.formatting import count_noun, format_timestamp
+from holdfast.views.limits import describe_values
+
+
+def about_faults(plan: FaultPlan | None, *, is_allowed: bool) -> Iterator[Finding]:
+    """Yields a finding about injected faults, or about settings that allow them."""
+    if plan is not None:
+        text = f"faults are injected until {format_timestamp(plan.until_us)}: {', '.join(plan.kinds)}"
+        yield Finding("faults", "warning", text, "`holdfast chaos stop` ends them")
+    elif is_allowed:
+        remedy = "keep allow_faults out of the settings of a system that people rely on"
+        yield Finding("faults", "warning", "none is injected, but these settings allow it", remedy)
+
+
+def about_dead_letters(queues: Sequence[QueueInfo]) -> Iterator[Finding]:
+    """Yields a finding for each queue with dead jobs."""
+    for queue in queues:
+        number = queue.states.get(JobState.DEAD, 0)
+        if number:
+            counted = f"{'at least ' if JobState.DEAD in queue.at_least else ''}{count_noun(number, 'dead job')}"
+            remedy = f"mend the cause, then: holdfast dlq replay --queue {queue.name}"
+            yield Finding("dead letters", "warning", f"queue {queue.name} has {counted}", remedy)
+
+
+def about_limits(
+    limits: Sequence[Limit], queues: Sequence[QueueInfo], workers: Sequence[WorkerInfo], tasks: Set[str]
+) -> Iterator[Finding]:
+    """Yields findings about unused limits and those that differ from the code; ``tasks``: of the application."""
+    if not limits:
+        return
+    changed = [limit for limit in limits if limit.declared is not None]
+    declared = sum(limit.owner is not None for limit in limits)
+    text = f"{count_noun(len(limits), 'limit')}, {declared} declared, {len(changed)} changed by operators"
+    yield Finding("limits", "ok", text)
+    for limit in changed:
+        given = describe_values(limit.declared or limit.values)
+        text = f"limit {limit.name} has {describe_values(limit.values)}; it is declared with {given}"
+        remedy = f"holdfast limit reset {limit.name}, or write it into the code, or the settings"
+        yield Finding("limits", "warning", text, remedy)
+    known = {queue.name for queue in queues}
+    for limit in limits:
+        if limit.queue is not None and limit.queue not in known:
+            if not any(serves_queue(worker, limit.queue) for worker in workers if worker.alive):
+                text = f"limit {limit.name}: queue {limit.queue} has no job and no worker"
+                remedy = f"correct its queue, or: holdfast limit remove {limit.name}"
+                yield Finding("limits", "warning", text + did_you_mean(limit.queue, known), remedy)
+        elif limit.task is not None and tasks and limit.task not in tasks:
+            text = f"limit {limit.name}: this application has no task {limit.task}{did_you_mean(limit.task, tasks)}"
+            remedy = f"if no other application has it: holdfast limit remove {limit.name}"
+            if limit.owner is not None:
+                remedy = "correct the task where the limit is declared"
+            yield Finding("limits", "warning", text, remedy)
+
+
+def about_workers(queues: Sequence[QueueInfo], workers: Sequence[WorkerInfo]) -> Iterator[Finding]:
+    """Yields findings about silent workers, unserved queues, and paused queues that hold jobs."""
+    alive = [worker for worker in workers if worker.alive]
+    yield Finding("workers", "ok", f"{len(alive)} alive")
+    for worker in workers:
+        if not worker.alive:
+            name, host = worker.heartbeat.worker, worker.heartbeat.host
+            text = f"{name} on {host} fell silent at {format_timestamp(worker.seen_at_us)}"
+            yield Finding("workers", "warning", text, "its log says why; a living worker recovers its jobs")
+    for queue in queues:
+        states = {JobState.QUEUED, JobState.SCHEDULED, JobState.FAILED}
+        waiting = sum(queue.states.get(state, 0) for state in states)
+        number = f"{'at least ' if states & queue.at_least else ''}{count_noun(waiting, 'job')}"
+        if waiting and queue.paused:
+            text = f"queue {queue.name} is paused and holds {number}"
+            yield Finding("queues", "warning", text, f"holdfast queue resume {queue.name}")
+        elif waiting and queue.name != FAULTS_TASK and not any(serves_queue(worker, queue.name) for worker in alive):
+            text = f"no worker serves queue {queue.name}, which holds {number}"
+            yield Finding("queues", "warning", text, f"holdfast worker start --queues {queue.name}")

@@ -1,0 +1,22 @@
+"""The web console: pages for browsers, over the operations of the HTTP API.
+
+site.py        routes, access, and problems as pages
+sessions.py    sign-in: signed session cookies, tokens against cross-site requests
+visit.py       a request of a page: runs operations, renders templates, redirects
+rendering.py   Jinja2, filters of the templates, static files
+overview.py    the overview, faults, workers and queues
+job_pages.py   lists of jobs, one job
+planning.py    schedules and limits, with their changes
+actions.py     changes of a job, queue or worker: each a POST, then a redirect
+bulk_pages.py  changes of many jobs: a count first, one confirmation
+"""
+
+from __future__ import annotations
+
+ROOT = "/console"
+"""Path of the console below the API."""
+
+
+def is_console_path(path: str) -> bool:
+    """Returns True for a path of the console."""
+    return path == ROOT or path.startswith(ROOT + "/")

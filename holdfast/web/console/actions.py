@@ -1,0 +1,73 @@
+"""Changes of one job, queue or worker. Each is a form that is sent, and ends in a redirect."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+from holdfast.web.console import ROOT
+from holdfast.web.console.job_pages import check_reference
+from holdfast.web.console.visit import Handler, PageRoute, Visit
+from holdfast.web.messages import ApiResponse
+
+
+async def cancel_job(visit: Visit) -> ApiResponse:
+    """Cancels a job, or asks it to stop."""
+    job_id = check_reference(visit.path["job"])
+    job = await visit.call_operation("cancel_job", job_id=job_id)
+    return visit.redirect_to(f"jobs/{job['id']}", "cancelled")
+
+
+async def replay_job(visit: Visit) -> ApiResponse:
+    """Queues a job again, also a succeeded one if the form says so."""
+    body: dict[str, Any] = {"force": True} if visit.form_value("force") else {}
+    if step := visit.form_value("from_step"):
+        body["from_step"] = step
+    job = await visit.call_operation("replay_job", body=body, job_id=check_reference(visit.path["job"]))
+    return visit.redirect_to(f"jobs/{job['id']}", "replayed")
+
+
+async def delete_job(visit: Visit) -> ApiResponse:
+    """Deletes a job that is not running."""
+    await visit.call_operation("delete_job", job_id=check_reference(visit.path["job"]))
+    return visit.redirect_to("jobs", "deleted")
+
+
+async def stop_worker(visit: Visit) -> ApiResponse:
+    """Asks a worker to stop, or to empty its queues first."""
+    drain = bool(visit.form_value("drain"))
+    body = {"workers": [visit.path["worker"]], "drain": drain}
+    await visit.call_operation("stop_workers", body=body)
+    return visit.redirect_to("workers", "draining" if drain else "stopping")
+
+
+async def stop_faults(visit: Visit) -> ApiResponse:
+    """Switches faults off."""
+    await visit.call_operation("stop_faults")
+    return visit.redirect_to("faults", "faults_stopped")
+
+
+def simple_action(operation: str, name: str, target: str, notice: str) -> Handler:
+    """Returns the handler of an action without options. ``name``: of the part of the path."""
+
+    async def run_action(visit: Visit) -> ApiResponse:
+        value = visit.path[name]
+        await visit.call_operation(operation, (), {}, **{name: value})
+        return visit.redirect_to(target.format(quote(value)), notice)
+
+    return run_action
+
+
+ROUTES = (
+    PageRoute("POST", f"{ROOT}/jobs/{{job}}/cancel", cancel_job),
+    PageRoute("POST", f"{ROOT}/jobs/{{job}}/replay", replay_job),
+    PageRoute("POST", f"{ROOT}/jobs/{{job}}/delete", delete_job),
+    PageRoute(
+        "POST", f"{ROOT}/queues/{{queue}}/pause", simple_action("pause_queue", "queue", "queues", "queue_paused")
+    ),
+    PageRoute(
+        "POST", f"{ROOT}/queues/{{queue}}/resume", simple_action("resume_queue", "queue", "queues", "queue_resumed")
+    ),
+    PageRoute("POST", f"{ROOT}/workers/{{worker}}/stop", stop_worker),
+    PageRoute("POST", f"{ROOT}/faults/stop", stop_faults),
+)

@@ -1,0 +1,117 @@
+"""Pages of jobs: a filtered list, and one job with everything about it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from holdfast.core.errors import NotFound
+from holdfast.core.models import JobState
+from holdfast.web.console import ROOT
+from holdfast.web.console.visit import PageRoute, Visit, read_pairs
+from holdfast.web.fields import FILTERS, REFERENCE_PATTERN
+from holdfast.web.messages import ApiResponse
+
+PAGE_SIZE = 50
+_FILTERS = tuple(field.name for field in FILTERS)
+_REFERENCE = re.compile(REFERENCE_PATTERN)
+_MAX_LINES = "1000"
+
+
+def chosen_filters(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Returns the filters among the fields of a query or a form, without empty ones."""
+    return [(name, value.strip()) for name, value in pairs if name in _FILTERS and value.strip()]
+
+
+async def show_jobs(visit: Visit) -> ApiResponse:
+    """Returns a page of jobs, newest first; or goes to the job that an id or a key names."""
+    pairs = read_pairs(visit.request)
+    given = dict(pairs)
+    if named := given.get("job", "").strip():
+        reference = named if _REFERENCE.match(named) else f"key:{named}"
+        return visit.redirect_to(f"jobs/{quote(reference, safe=':')}")
+    filters = chosen_filters(pairs)
+    queues = [each["name"] for each in (await visit.call_operation("list_queues"))["queues"]]
+    if visit.caller.limited and not any(name == "queue" for name, _ in filters) and queues:
+        filters.append(("queue", queues[0]))  # a key for several queues names one
+    cursor = given.get("cursor", "")
+    paging = [("limit", str(PAGE_SIZE)), *([("cursor", cursor)] if cursor else [])]
+    page = await visit.call_operation("list_jobs", [*filters, *paging])
+    states = [value for name, value in filters if name == "state"]
+    return visit.render_page(
+        "jobs.html",
+        jobs=page["jobs"],
+        following=page["cursor"],
+        cursor=cursor,
+        filters=filters,
+        values={name: value for name, value in filters if name != "state"},
+        states=states,
+        every_state=[state.value for state in JobState],
+        queues=queues,
+    )
+
+
+async def show_job(visit: Visit) -> ApiResponse:
+    """Returns the page of one job."""
+    job_id = check_reference(visit.path["job"])
+    lines_after = dict(read_pairs(visit.request)).get("lines", "")
+    job = await visit.call_operation("show_job", job_id=job_id)
+    job_id = job["id"]
+    why = await visit.call_operation("explain_job", job_id=job_id)
+    paging = [("limit", _MAX_LINES), *([("cursor", lines_after)] if lines_after else [])]
+    lines = await visit.call_operation("list_log_lines", paging, job_id=job_id)
+    steps = await visit.call_operation("list_steps", job_id=job_id)
+    waits = await visit.call_operation("show_waits", job_id=job_id)
+    return visit.render_page(
+        "job.html",
+        job=job,
+        reasons=why["reasons"],
+        lines=lines["lines"],
+        more_lines=lines["cursor"],
+        steps=steps,
+        waits=waits,
+        timeline=list_events(job),
+        can_cancel=job["state"] in _CANCELLABLE and not job["cancelling"],
+        can_replay=job["state"] in _REPLAYABLE,
+        can_delete=job["state"] != "running",
+    )
+
+
+_CANCELLABLE = ("scheduled", "waiting", "queued", "running", "failed")
+_REPLAYABLE = ("dead", "failed", "cancelled", "succeeded")
+
+
+def check_reference(text: str) -> str:
+    """Returns the id or the key of a path. Anything else names no job, like the id of a job that is not there."""
+    if not _REFERENCE.match(text):
+        raise NotFound("there is no such job")
+    return text
+
+
+def list_events(job: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns the timeline of a job, oldest first: submission, attempts, and its end."""
+    events = [{"at": job["created_at"], "state": "queued", "text": "Submitted", "note": f"to queue {job['queue']}"}]
+    for each in job["history"]:
+        took = "" if each["seconds"] is None else f"after {each['seconds']:.3g} s"
+        note = " ".join(part for part in (took, f"on {each['worker']}" if each["worker"] else "") if part)
+        text = f"Attempt {each['attempt']}: {each['reason'] or each['state']}"
+        events.append({"at": each["ended_at"], "state": each["state"], "text": text, "note": note})
+    state = job["state"]
+    if state == "running":
+        note = f"on {job['worker']}"
+        events.append(
+            {"at": job["started_at"], "state": state, "text": f"Attempt {job['attempts']} started", "note": note}
+        )
+    elif state == "succeeded":
+        events.append({"at": job["ended_at"], "state": state, "text": "Succeeded", "note": f"on {job['worker']}"})
+    elif state in ("dead", "cancelled"):
+        events.append({"at": job["ended_at"], "state": state, "text": state.capitalize(), "note": job["reason"] or ""})
+    elif job["run_at"] is not None and state in ("scheduled", "failed"):
+        text = "Next attempt" if state == "failed" else "Due"
+        events.append({"at": job["run_at"], "state": state, "text": text, "note": ""})
+    return events
+
+
+ROUTES = (PageRoute("GET", f"{ROOT}/jobs", show_jobs), PageRoute("GET", f"{ROOT}/jobs/{{job}}", show_job))

@@ -1,0 +1,148 @@
+"""Pages about the whole system: overview, queues, workers and faults."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from holdfast.core.models import Finding, JobState, QueueInfo
+from holdfast.core.workers import WorkerInfo
+from holdfast.views.documents import plan_document, queue_document, to_plain, worker_document
+from holdfast.views.findings import about_dead_letters, about_faults, about_limits, about_workers
+from holdfast.web.console import ROOT
+from holdfast.web.console.visit import PageRoute, Visit
+from holdfast.web.messages import ApiResponse
+from holdfast.web.queues import visible_queues
+
+_SHOWN_QUEUES = 12
+_SHOWN_RUNS = 6
+_SHOWN_WORKERS = 8
+_READ_SCHEDULES = 1000
+_BAR = (JobState.RUNNING, JobState.QUEUED, JobState.SCHEDULED, JobState.WAITING, JobState.FAILED, JobState.DEAD)
+_PLACES: Mapping[str, tuple[str, str]] = {
+    "queues": ("queues", "Queues"),
+    "workers": ("workers", "Workers"),
+    "limits": ("limits", "Limits"),
+    "faults": ("faults", "Faults"),
+    "dead letters": ("jobs?state=dead", "Dead jobs"),
+}
+"""Page, and its name, for the subjects of findings."""
+
+
+async def show_overview(visit: Visit) -> ApiResponse:
+    """Returns the overview: numbers, findings, queues, workers, next runs."""
+    call = visit.make_context("list_queues", {})
+    queues = await visible_queues(call)
+    workers = [] if visit.caller.limited else await call.app.workers()
+    plan = await call.app.faults.read()
+    findings = [
+        *(each for each in about_workers(queues, workers) if not visit.caller.limited),
+        *about_dead_letters(queues),
+        *about_faults(plan, is_allowed=False),
+    ]
+    if not visit.caller.limited:
+        findings += about_limits(await call.app.limits.find_all(), queues, workers, frozenset())
+    findings.insert(0, await (await call.app.open_store()).health.durability())
+    documents = [queue_view(each) for each in queues]
+    documents.sort(key=lambda each: (-each["backlog"], each["name"]))
+    return visit.render_page(
+        "overview.html",
+        totals=sum_states(documents),
+        is_partial=any(each["at_least"] for each in documents),
+        per_second=sum(each["ended_per_second"] for each in documents),
+        oldest=max((each["oldest_ready_seconds"] or 0 for each in documents), default=0),
+        findings=list_problems(visit, findings),
+        queues=documents[:_SHOWN_QUEUES],
+        hidden_queues=max(0, len(documents) - _SHOWN_QUEUES),
+        workers=worker_views(workers)[:_SHOWN_WORKERS],
+        worker_count=sum(each.alive for each in workers),
+        runs=await _next_runs(visit),
+        sees_workers=not visit.caller.limited,
+    )
+
+
+def list_problems(visit: Visit, findings: Iterable[Finding]) -> list[dict[str, str]]:
+    """Returns the findings that need attention, errors first, each with the link to its page."""
+    problems = sorted((each for each in findings if each.level != "ok"), key=lambda each: each.level != "error")
+    shown = []
+    for each in problems:
+        place, label = _PLACES.get(each.name, ("", ""))
+        address = visit.link_to(place) if place else ""
+        shown.append(
+            {"level": each.level, "text": each.text, "remedy": each.remedy or "", "address": address, "label": label}
+        )
+    return shown
+
+
+def queue_view(queue: QueueInfo) -> dict[str, Any]:
+    """Returns the document of a queue with its backlog, the seconds until it is empty, and the parts of its bar."""
+    document: dict[str, Any] = to_plain(queue_document(queue))
+    states, pace = document["states"], document["ended_per_second"]
+    ready = states["queued"]
+    shown = [(state.value, states[state.value]) for state in _BAR if states[state.value]]
+    total = sum(number for _, number in shown)
+    parts, at = [], 0.0
+    for state, number in shown:
+        width = 100 * number / total
+        parts.append({"state": state, "at": round(at, 2), "width": round(width, 2)})
+        at += width
+    drain = ready / pace if ready and pace else None
+    return {**document, "backlog": ready + states["running"], "drain": drain, "bar": parts}
+
+
+def sum_states(documents: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Returns the number of jobs in each state, in all of these queues."""
+    totals: Counter[str] = Counter({state.value: 0 for state in JobState})
+    for each in documents:
+        totals.update(each["states"])
+    return dict(totals)
+
+
+def worker_views(workers: Sequence[WorkerInfo]) -> list[dict[str, Any]]:
+    """Returns the documents of workers, lost ones first, then by host."""
+    documents: list[dict[str, Any]] = [to_plain(worker_document(each)) for each in workers]
+    return sorted(documents, key=lambda each: (each["state"] != "lost", each["host"], each["id"]))
+
+
+async def _next_runs(visit: Visit) -> list[dict[str, Any]]:
+    found = await visit.call_operation("list_schedules", [("limit", str(_READ_SCHEDULES))])
+    due = [each for each in found["schedules"] if each["next_run"] is not None]
+    return sorted(due, key=_instant_of)[:_SHOWN_RUNS]
+
+
+def _instant_of(schedule: Mapping[str, Any]) -> float:
+    return datetime.fromisoformat(schedule["next_run"]).timestamp()
+
+
+async def show_queues(visit: Visit) -> ApiResponse:
+    """Returns the page of all queues."""
+    queues = await visible_queues(visit.make_context("list_queues", {}))
+    return visit.render_page("queues.html", queues=[queue_view(each) for each in queues])
+
+
+async def show_workers(visit: Visit) -> ApiResponse:
+    """Returns the page of all workers with the jobs that they run."""
+    found = await visit.call_operation("list_workers")
+    workers = sorted(found["workers"], key=lambda each: (each["state"] != "lost", each["host"], each["id"]))
+    page = await visit.call_operation("list_jobs", [("state", "running"), ("limit", "200")])
+    running: dict[str, list[Any]] = {}
+    for job in page["jobs"]:
+        running.setdefault(job["worker"], []).append(job)
+    return visit.render_page("workers.html", workers=workers, running=running, has_more=page["cursor"] is not None)
+
+
+async def show_faults(visit: Visit) -> ApiResponse:
+    """Returns the page of injected faults."""
+    call = visit.make_context("show_faults", {})
+    plan: dict[str, Any] = to_plain(plan_document(await call.app.faults.read()))
+    return visit.render_page("faults.html", plan=plan, is_allowed=call.app.settings.allow_faults)
+
+
+ROUTES = (
+    PageRoute("GET", ROOT, show_overview),
+    PageRoute("GET", f"{ROOT}/queues", show_queues),
+    PageRoute("GET", f"{ROOT}/workers", show_workers),
+    PageRoute("GET", f"{ROOT}/faults", show_faults),
+)

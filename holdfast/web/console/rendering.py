@@ -1,0 +1,123 @@
+"""Templates and static files of the console."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import cache
+from importlib.resources import files
+from types import MappingProxyType
+from typing import Any
+from urllib.parse import urlencode
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from holdfast.core.errors import NotFound
+from holdfast.views.formatting import format_span, safe_text
+from holdfast.web.messages import ApiResponse, Header
+
+HTML = b"text/html; charset=utf-8"
+POLICY = (
+    b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    b"frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
+)
+PAGE_HEADERS: tuple[Header, ...] = (
+    (b"content-security-policy", POLICY),
+    (b"referrer-policy", b"same-origin"),  # with no-referrer browsers send forms without their origin
+    (b"vary", b"cookie"),
+)
+_MAX_SHOWN = 20_000  # characters of a payload or a result on a page
+_MEDIA = MappingProxyType(
+    {
+        "console.css": b"text/css; charset=utf-8",
+        "console.js": b"text/javascript; charset=utf-8",
+        "htmx.min.js": b"text/javascript; charset=utf-8",
+        "idiomorph-ext.min.js": b"text/javascript; charset=utf-8",
+        "icon.svg": b"image/svg+xml",
+    }
+)
+
+
+def html_response(status: int, template: str, context: Mapping[str, Any], *headers: Header) -> ApiResponse:
+    """Returns a page."""
+    text = _environment().get_template(template).render(context)
+    return ApiResponse(status, text.encode(), HTML, (*PAGE_HEADERS, *headers))
+
+
+# ── static files ──────────────────────────────────────────────────────────────────────────────────────────────────
+@cache
+def _content(name: str) -> bytes:
+    return files("holdfast.web.console").joinpath("static", name).read_bytes()
+
+
+@cache
+def asset_version(name: str) -> str:
+    """Returns a short digest of a static file: a new release has new addresses."""
+    return hashlib.sha256(_content(name)).hexdigest()[:12]
+
+
+def asset_response(name: str) -> ApiResponse:
+    """Returns a static file; browsers may keep it."""
+    if name not in _MEDIA:
+        raise NotFound("there is no such file")
+    cached = (b"cache-control", b"public, max-age=31536000, immutable")
+    return ApiResponse(200, _content(name), _MEDIA[name], (cached, (b"content-security-policy", b"default-src 'none'")))
+
+
+# ── Jinja2 ────────────────────────────────────────────────────────────────────────────────────────────────────────
+@cache
+def _environment() -> Environment:
+    """Returns the environment: every value is escaped, control and bidirectional characters are made visible."""
+    environment = Environment(
+        loader=PackageLoader("holdfast.web.console", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_visible,
+    )
+    environment.filters |= {
+        "ago": format_age,
+        "span": lambda seconds: "–" if seconds is None else format_span(seconds),
+        "number": lambda value: f"{value:,}",
+        "json": pretty_json,
+        "query": lambda pairs: urlencode(pairs, doseq=True),
+        "clip": clip_line,
+        "moment": lambda text: text[:19].replace("T", " ") if text else "–",
+        "compact": lambda value: "" if value is None else json.dumps(value, ensure_ascii=False),
+        "local": lambda text: f"{text[:16].replace('T', ' ')} {text[19:]}",
+        "short": lambda text: f"{text[:8]}…{text[-6:]}",
+    }
+    return environment
+
+
+def _visible(value: Any) -> Any:
+    if value is None:
+        return ""
+    return safe_text(value, lines=True) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def pretty_json(value: Any) -> str:
+    """Returns a value as indented JSON, cut after many characters."""
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "\n… cut here; the HTTP API returns all of it"
+
+
+def clip_line(text: str | None, limit: int = 120) -> str:
+    """Returns the first line of a text, at most ``limit`` characters."""
+    first = (text or "").strip().split("\n", 1)[0]
+    return first if len(first) <= limit else first[: limit - 1] + "…"
+
+
+def format_age(text: str | None) -> str:
+    """Returns the distance of an RFC 3339 instant from now: "5m ago", "in 2h"."""
+    if not text:
+        return "–"
+    seconds = (datetime.now(UTC) - datetime.fromisoformat(text)).total_seconds()
+    if abs(seconds) < 1:
+        return "now"
+    span = format_span(float(round(abs(seconds))))
+    return f"{span} ago" if seconds > 0 else f"in {span}"

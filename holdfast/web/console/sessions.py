@@ -1,0 +1,161 @@
+"""Sessions of the console: signed cookies, bound to a key and its current secret.
+
+No session is stored. A cookie holds the id of the key, a random id and the end of the session, signed with a secret
+that all processes with one file of keys share. The signature covers the key's hash: a key that is revoked, rotated or
+expired ends its sessions everywhere at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import stat
+import time
+from collections import OrderedDict
+from pathlib import Path
+
+import msgspec
+
+from holdfast.web.authentication import Authenticator
+from holdfast.web.keys import Principal
+from holdfast.web.messages import ApiRequest, Header
+
+IDLE_SECONDS = 8 * 3600
+_RENEWED_AFTER = 300  # seconds after which a request of a person gets a new cookie
+_MAX_ENDED = 10_000  # sessions remembered as signed out
+_SECRET = re.compile("[0-9a-f]{64}")
+_TOKEN = re.compile(r"([a-z2-7]{8}|local)\.([0-9a-f]{32})\.(\d{1,12})\.([0-9a-f]{64})")
+_LOCAL = "local"
+_TOO_OPEN = stat.S_IWGRP | stat.S_IRWXO
+
+
+class BrowserSession(msgspec.Struct, frozen=True):
+    """A signed-in browser. ``key_id``: None for the console of this host without keys."""
+
+    key_id: str | None
+    id: str
+    ends_at: int
+
+
+class Sessions:
+    """Issues and checks the sessions of one console."""
+
+    def __init__(self, authenticator: Authenticator, keys_file: Path | None) -> None:
+        self._authenticator = authenticator
+        self._secret = secrets.token_bytes(32) if keys_file is None else shared_secret(keys_file)
+        self._ended: OrderedDict[str, None] = OrderedDict()
+
+    def new_session(self, key_id: str | None) -> BrowserSession:
+        """Returns a new session with a random id."""
+        return BrowserSession(key_id, secrets.token_hex(16), _now() + IDLE_SECONDS)
+
+    def find_session(self, request: ApiRequest, *, is_secure: bool) -> BrowserSession | None:
+        """Returns the session of the request's cookie, if it is valid."""
+        for token in _cookies(request, _SECURE_NAME if is_secure else _NAME):
+            session = self._verify(token)
+            if session is not None:
+                return session
+        return None
+
+    def is_valid(self, session: BrowserSession) -> bool:
+        """Returns True until the session ends, is signed out, or its key ceases to be valid."""
+        is_over = session.ends_at <= _now() or session.id in self._ended
+        return not is_over and self._key_hash(session.key_id) is not None
+
+    def authorize_session(self, request: ApiRequest, session: BrowserSession) -> Principal:
+        """Returns the principal of a valid session."""
+        key = None if session.key_id is None else self._authenticator.active_key(session.key_id)
+        if session.key_id is None or key is None:
+            return Principal(address=request.client)
+        return self._authenticator.admit_key(request, session.key_id, key)
+
+    def end_session(self, session: BrowserSession) -> None:
+        """Signs the session out, in this process; its browser forgets the cookie."""
+        self._ended[session.id] = None
+        if len(self._ended) > _MAX_ENDED:
+            self._ended.popitem(last=False)
+
+    def is_renewable(self, session: BrowserSession) -> bool:
+        """Returns True if the session has been in use for long enough to get a new end."""
+        return session.ends_at - _now() < IDLE_SECONDS - _RENEWED_AFTER
+
+    def form_token(self, session: BrowserSession) -> str:
+        """Returns the token that every form of this session carries."""
+        return self._sign(f"form.{session.id}", self._key_hash(session.key_id) or "")
+
+    def is_form_token(self, session: BrowserSession, given: str) -> bool:
+        """Returns True if a form belongs to this session."""
+        return hmac.compare_digest(self.form_token(session).encode(), given.encode())
+
+    def session_cookie(self, session: BrowserSession, path: str, *, is_secure: bool) -> Header:
+        """Returns the header that stores the session in the browser."""
+        content = f"{session.key_id or _LOCAL}.{session.id}.{session.ends_at}"
+        token = f"{content}.{self._sign(content, self._key_hash(session.key_id) or '')}"
+        return _set_cookie(token, path, IDLE_SECONDS, is_secure=is_secure)
+
+    # ── signatures ────────────────────────────────────────────────────────────────────────────────────────────
+    def _verify(self, token: str) -> BrowserSession | None:
+        found = _TOKEN.fullmatch(token)
+        if found is None:
+            return None
+        name, session_id, ends_at, signature = found.groups()
+        session = BrowserSession(None if name == _LOCAL else name, session_id, int(ends_at))
+        key_hash = self._key_hash(session.key_id)
+        expected = self._sign(f"{name}.{session_id}.{ends_at}", key_hash or "")
+        is_signed = hmac.compare_digest(signature, expected) and key_hash is not None
+        return session if is_signed and self.is_valid(session) else None
+
+    def _key_hash(self, key_id: str | None) -> str | None:
+        """Returns the hash that binds a session to its key; None if the key is not valid."""
+        if key_id is None:
+            return None if self._authenticator.has_keys else ""
+        key = self._authenticator.active_key(key_id)
+        return None if key is None else key.hash
+
+    def _sign(self, content: str, key_hash: str) -> str:
+        return hmac.new(self._secret, f"{content}|{key_hash}".encode(), hashlib.sha256).hexdigest()
+
+
+def expired_cookies(path: str, *, is_secure: bool) -> Header:
+    """Returns the header that removes the session from the browser."""
+    return _set_cookie("", path, 0, is_secure=is_secure)
+
+
+_NAME, _SECURE_NAME = "holdfast_console", "__Host-holdfast_console"
+
+
+def _set_cookie(token: str, path: str, seconds: int, *, is_secure: bool) -> Header:
+    name, where = (_SECURE_NAME, "/; Secure") if is_secure else (_NAME, path)
+    return (b"set-cookie", f"{name}={token}; Path={where}; Max-Age={seconds}; HttpOnly; SameSite=Lax".encode())
+
+
+def _cookies(request: ApiRequest, wanted: str) -> list[str]:
+    header = request.headers.get(b"cookie", b"").decode("latin-1")
+    pairs = [each.strip().partition("=") for each in header.split(";")]
+    return [value for name, _, value in pairs if name == wanted]
+
+
+def shared_secret(keys_file: Path) -> bytes:
+    """Returns the secret beside the file of keys, and makes it if it is missing.
+
+    A folder that cannot be written to, as of a mounted secret, gives a secret of this process alone. One that other
+    users may read is not used either.
+    """
+    path = keys_file.with_name(keys_file.name + ".sessions")
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(secrets.token_hex(32))
+    with contextlib.suppress(OSError, UnicodeDecodeError), path.open("rb") as file:
+        content = file.read(100).decode("ascii").strip()
+        if _SECRET.fullmatch(content) and not os.fstat(file.fileno()).st_mode & _TOO_OPEN:
+            return bytes.fromhex(content)
+    return secrets.token_bytes(32)
+
+
+def _now() -> int:
+    return int(time.time())

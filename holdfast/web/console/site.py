@@ -1,0 +1,224 @@
+"""The console as an application: access, sign-in, routes, and problems as pages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import msgspec
+from starlette.routing import compile_path
+from starlette.types import Scope, Send
+
+from holdfast.app import Holdfast
+from holdfast.web.authentication import Authenticator
+from holdfast.web.console import ROOT, actions, bulk_pages, job_pages, overview, planning
+from holdfast.web.console.rendering import asset_response, html_response
+from holdfast.web.console.sessions import BrowserSession, Sessions, expired_cookies
+from holdfast.web.console.visit import (
+    ConsoleParts,
+    ContextMaker,
+    OperationRunner,
+    PageRoute,
+    Visit,
+    console_link,
+    page_globals,
+    read_pairs,
+)
+from holdfast.web.messages import ApiRequest, ApiResponse, Refusal, read_form, send_answer
+from holdfast.web.routing import Operation
+
+_MAX_FORM = 64 * 1024  # bytes
+_SIGN_IN = f"{ROOT}/sign-in"
+_SIGN_OUT = f"{ROOT}/sign-out"
+_STATIC = f"{ROOT}/static/"
+_LOCAL_PATH = re.compile(r"(?:/[A-Za-z0-9._~%:@-]+)*(?:\?[A-Za-z0-9._~%:@&=+*-]*)?")
+_TITLES = {
+    401: "Sign in",
+    403: "Not allowed",
+    404: "Not found",
+    409: "Not possible now",
+    422: "Not understood",
+    429: "Too many requests",
+    503: "The store does not answer",
+}
+
+
+async def _sign_out(visit: Visit) -> ApiResponse:
+    """Ends the session."""
+    visit.console.sessions.end_session(visit.session)
+    return visit.redirect_to("sign-in")
+
+
+ROUTES = (
+    *overview.ROUTES,
+    *job_pages.ROUTES,
+    *bulk_pages.ROUTES,
+    *planning.ROUTES,
+    *actions.ROUTES,
+    PageRoute("POST", _SIGN_OUT, _sign_out),
+)
+"""All pages and actions behind the sign-in."""
+
+
+class Console:
+    """The console of one ``Api``.
+
+    ``make_context`` and ``run_operation``: of the API, so that pages have its checks and its audit records.
+    ``is_local``: it may be used without keys, as no other host reaches it.
+    """
+
+    def __init__(
+        self,
+        app: Holdfast,
+        operations: Sequence[Operation],
+        authenticator: Authenticator,
+        make_context: ContextMaker,
+        run_operation: OperationRunner,
+        *,
+        is_local: bool,
+    ) -> None:
+        keys_file = app.settings.keys_file
+        self.authenticator = authenticator
+        self.sessions = Sessions(authenticator, None if keys_file is None else Path(keys_file))
+        self._parts = ConsoleParts(
+            app=app,
+            authenticator=authenticator,
+            sessions=self.sessions,
+            operations={each.name: each for each in operations},
+            make_context=make_context,
+            run_operation=run_operation,
+        )
+        self._body_timeout = app.settings.body_timeout.total_seconds()
+        self._is_on = authenticator.has_keys or is_local
+        self._routes = [(compile_path(route.path)[0], route) for route in ROUTES]
+
+    async def __call__(self, scope: Scope, request: ApiRequest, send: Send) -> None:
+        """Answers a request below ``/console``."""
+        request.show_problem = partial(problem_page, request, page_globals(request))
+        await send_answer(send, request, await self._answer(scope, request))
+
+    async def _answer(self, scope: Scope, request: ApiRequest) -> ApiResponse:
+        path = request.path.rstrip("/")
+        if not self._is_on:
+            remedy = "name a keys_file (`holdfast keys create` makes keys), or use `holdfast dev` on this host"
+            raise Refusal(404, "console_off", "the console is off: this API has no keys", remedy)
+        if path.startswith(_STATIC) and request.method in ("GET", "HEAD"):
+            request.template = f"{_STATIC}{{file}}"
+            return asset_response(path.removeprefix(_STATIC))
+        is_secure = self.authenticator.is_over_tls(scope)
+        if path == _SIGN_IN and self.authenticator.has_keys:
+            request.template = _SIGN_IN
+            return await self._sign_in(request, is_secure=is_secure)
+        session = self.sessions.find_session(request, is_secure=is_secure)
+        if session is None and self.authenticator.has_keys:
+            return self._ask_to_sign_in(request)
+        return await self._visit(request, path, session, is_secure=is_secure)
+
+    # ── pages ─────────────────────────────────────────────────────────────────────────────────────────────────
+    async def _visit(
+        self, request: ApiRequest, path: str, known: BrowserSession | None, *, is_secure: bool
+    ) -> ApiResponse:
+        """Runs a page or an action for a session; makes one where none is needed to sign in."""
+        session = known or self.sessions.new_session(None)
+        caller = self.sessions.authorize_session(request, session)
+        visit = Visit(self._parts, request, session, caller, {})
+        request.show_problem = partial(problem_page, request, visit.common_context())
+        route, parts = self._find_route(request, path)
+        request.template = route.path
+        if route.method == "POST":
+            form = await self._read_form(request)
+            visit = Visit(self._parts, request, session, caller, parts, form)
+            if known is None or not self.sessions.is_form_token(session, visit.form_value("token")):
+                raise Refusal(403, "stale_form", "this form is not of your session", "reload the page, and try again")
+        else:
+            visit = Visit(self._parts, request, session, caller, parts)
+        is_of_person = request.headers.get(b"hx-trigger") != b"live"
+        cookie_path = console_link(request)
+        if route.path == _SIGN_OUT:
+            visit.headers.append(expired_cookies(cookie_path, is_secure=is_secure))
+        elif known is None or (is_of_person and self.sessions.is_renewable(session)):
+            renewed = msgspec.structs.replace(self.sessions.new_session(session.key_id), id=session.id)
+            visit.headers.append(self.sessions.session_cookie(renewed, cookie_path, is_secure=is_secure))
+        return await route.handler(visit)
+
+    def _find_route(self, request: ApiRequest, path: str) -> tuple[PageRoute, Mapping[str, str]]:
+        methods = []
+        for pattern, route in self._routes:
+            found = pattern.match(path)
+            if found is None:
+                continue
+            if route.method == ("GET" if request.method == "HEAD" else request.method):
+                return route, {name: unquote(value) for name, value in found.groupdict().items()}
+            methods.append(route.method)
+        if methods:
+            allow = (b"allow", ", ".join(methods).encode())
+            raise Refusal(405, "method_not_allowed", "that is not possible here", f"use {methods[0]}", allow)
+        raise Refusal(404, "unknown_path", "there is no such page", "start at the overview")
+
+    async def _read_form(self, request: ApiRequest) -> list[tuple[str, str]]:
+        check_same_site(request)
+        return await read_form(request, _MAX_FORM, self._body_timeout)
+
+    # ── sign-in ───────────────────────────────────────────────────────────────────────────────────────────────
+    def _ask_to_sign_in(self, request: ApiRequest) -> ApiResponse:
+        """Redirects to the sign-in; a page that refreshes itself is left by its script."""
+        wanted = request.path.removeprefix(ROOT) + (f"?{request.query.decode('latin-1')}" if request.query else "")
+        is_page = request.method in ("GET", "HEAD")
+        pairs = [("next", wanted)] if is_page and local_path(wanted) else []
+        location = console_link(request, "sign-in", pairs).encode()
+        if b"hx-request" in request.headers:
+            return ApiResponse(401, headers=((b"hx-redirect", location),))
+        return ApiResponse(303, headers=((b"location", location),))
+
+    async def _sign_in(self, request: ApiRequest, *, is_secure: bool) -> ApiResponse:
+        context = {**page_globals(request), "next": "", "error": ""}
+        if request.method in ("GET", "HEAD"):
+            return html_response(200, "sign_in.html", {**context, "next": dict(read_pairs(request)).get("next", "")})
+        if request.method != "POST":
+            raise Refusal(405, "method_not_allowed", "that is not possible here", "use GET", (b"allow", b"GET, POST"))
+        form = dict(await self._read_form(request))
+        context["next"] = form.get("next", "")
+        try:
+            key_id, _ = self.authenticator.identify_key(request, form.get("key", "").strip())
+        except Refusal as refusal:
+            error = refusal.detail if refusal.status == 429 else "This key is not valid."
+            headers = [each for each in refusal.headers if each[0] != b"www-authenticate"]
+            return html_response(refusal.status, "sign_in.html", {**context, "error": error}, *headers)
+        session = self.sessions.new_session(key_id)
+        cookie = self.sessions.session_cookie(session, console_link(request), is_secure=is_secure)
+        target = console_link(request) + local_path(form.get("next", ""))
+        return ApiResponse(303, headers=((b"location", target.encode()), cookie))
+
+
+def local_path(text: str) -> str:
+    """Returns a path of the console that a link may name; "" for anything else, so that no link leads elsewhere."""
+    return text if _LOCAL_PATH.fullmatch(text) and ".." not in unquote(text) else ""
+
+
+def check_same_site(request: ApiRequest) -> None:
+    """Refuses a form that a page of another origin sends, by the headers of browsers. A form without any is refused."""
+    site = request.headers.get(b"sec-fetch-site")
+    origin = request.headers.get(b"origin", b"")
+    host = request.headers.get(b"host")
+    is_own = site == b"same-origin" if site is not None else origin.partition(b"://")[2] == host
+    if not is_own or {b"origin", b"sec-fetch-site"} & request.repeated:
+        detail = "a page of another site may not change anything"
+        raise Refusal(403, "cross_site", detail, "use the form of the console")
+
+
+def problem_page(request: ApiRequest, context: Mapping[str, Any], answer: ApiResponse) -> ApiResponse:
+    """Returns a problem document as a page, with its remedy."""
+    problem: dict[str, Any] = msgspec.json.decode(answer.body)
+    given = {
+        **context,
+        "status": answer.status,
+        "title": _TITLES.get(answer.status, "Something went wrong"),
+        "detail": problem["detail"],
+        "remedy": problem.get("remedy", ""),
+        "request_id": problem["request_id"],
+    }
+    return html_response(answer.status, "problem.html", given, *answer.headers)

@@ -1,0 +1,101 @@
+// Live pages of the console: refreshes the part #live in place, and says so when the API or its store is away.
+"use strict";
+(() => {
+  const INTERVAL = 3000;
+  const RETRY = 2000;
+  const PAUSED = "holdfast.console.paused";
+  const banner = document.getElementById("connection");
+  const button = document.getElementById("live-switch");
+  const live = () => document.getElementById("live");
+  let isPaused = sessionStorage.getItem(PAUSED) === "1";
+  let timer = 0;
+
+  // What the reader has opened stays open; a server knows nothing of it.
+  Idiomorph.defaults.callbacks.beforeAttributeUpdated = (name, element) =>
+    !(name === "open" && element.localName === "details");
+
+  const isLive = () => live()?.hasAttribute("hx-get") ?? false;
+
+  const isInUse = () => {
+    const region = live();
+    const selection = getSelection();
+    const hasSelection = selection && !selection.isCollapsed && region.contains(selection.anchorNode);
+    return hasSelection || region.querySelector("details.confirm[open]") !== null;
+  };
+
+  const schedule = (delay) => {
+    clearTimeout(timer);
+    if (isLive()) timer = setTimeout(refresh, delay);
+  };
+
+  const refresh = () => {
+    const isWaiting = live()?.hasAttribute("data-waiting");
+    if (!isLive() || document.hidden || (isPaused && !isWaiting) || isInUse()) {
+      schedule(INTERVAL);
+      return;
+    }
+    htmx.trigger(live(), "refresh");
+  };
+
+  const say = (text) => {
+    if (banner && banner.textContent !== text) banner.textContent = text;
+  };
+
+  const showSwitch = () => {
+    if (!button) return;
+    button.hidden = !isLive();
+    button.textContent = isPaused ? "Paused" : "Live";
+    button.setAttribute("aria-pressed", String(!isPaused));
+  };
+
+  button?.addEventListener("click", () => {
+    isPaused = !isPaused;
+    sessionStorage.setItem(PAUSED, isPaused ? "1" : "0");
+    showSwitch();
+    schedule(0);
+  });
+
+  document.addEventListener("htmx:afterSettle", () => {
+    say("");
+    showSwitch();
+    document.documentElement.dataset.refreshes = String(Number(document.documentElement.dataset.refreshes ?? 0) + 1);
+    schedule(INTERVAL);
+  });
+  document.addEventListener("htmx:responseError", (event) => {
+    const status = event.detail.xhr.status;
+    if (status === 404) {
+      say("This is not in the store any more.");
+      return;
+    }
+    say(
+      status === 503
+        ? "The store does not answer. You see its last known state; this page tries again by itself."
+        : `The page cannot be refreshed now (${status}). It tries again by itself.`,
+    );
+    schedule(RETRY);
+  });
+  for (const name of ["htmx:sendError", "htmx:timeout"]) {
+    document.addEventListener(name, () => {
+      say("Holdfast does not answer. You see the last known state; this page tries again by itself.");
+      schedule(RETRY);
+    });
+  }
+  document.addEventListener("visibilitychange", () => document.hidden || schedule(0));
+
+  // A reload does not repeat a notice.
+  const address = new URL(location.href);
+  if (address.searchParams.has("notice")) {
+    address.searchParams.delete("notice");
+    history.replaceState(null, "", address);
+  }
+
+  // The next thousand jobs of a change, until the reader stops it.
+  const next = document.getElementById("go-on");
+  if (next) {
+    const going = setTimeout(() => next.requestSubmit(), 300);
+    document.getElementById("halt").addEventListener("click", () => clearTimeout(going));
+  }
+
+  showSwitch();
+  schedule(INTERVAL);
+})();

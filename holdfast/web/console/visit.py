@@ -1,0 +1,187 @@
+"""A request of a page: its principal and session, operations of the API run for it, and its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+from urllib.parse import parse_qsl, quote, urlencode
+
+import msgspec
+
+from holdfast.app import Holdfast
+from holdfast.core.errors import Invalid
+from holdfast.tasks.codec import RawText, decode_json
+from holdfast.web.authentication import Authenticator
+from holdfast.web.console import ROOT
+from holdfast.web.console.rendering import asset_version, html_response
+from holdfast.web.console.sessions import BrowserSession, Sessions
+from holdfast.web.fields import read_query
+from holdfast.web.keys import Principal
+from holdfast.web.messages import ApiRequest, ApiResponse, Header
+from holdfast.web.routing import Operation, RequestContext
+
+NOTICES = {
+    "cancelled": "The job is cancelled, or was asked to stop.",
+    "replayed": "The job is queued again.",
+    "deleted": "The job is deleted.",
+    "queue_paused": "The queue is paused. Running jobs go on.",
+    "queue_resumed": "The queue is resumed.",
+    "stopping": "The worker was asked to stop. It finishes its jobs within its grace.",
+    "draining": "The worker was asked to drain: it empties its queues, then stops.",
+    "schedule_paused": "The schedule is paused.",
+    "schedule_resumed": "The schedule is resumed. It goes on with its next run.",
+    "limit_changed": "The limit is changed. It holds at once.",
+    "limit_reset": "The limit has the values of the code again.",
+    "limit_paused": "The limit is paused: no job starts under it.",
+    "limit_resumed": "The limit is resumed.",
+    "faults_stopped": "Faults are off.",
+    "submitted": "The schedule has submitted this job.",
+}
+"""Texts that a redirect may name: the address carries the name alone, so that no link can put words on a page."""
+
+
+ContextMaker = Callable[[ApiRequest, Principal, Callable[[], bool], Mapping[str, str]], RequestContext]
+OperationRunner = Callable[[RequestContext, Operation, Callable[[], Awaitable[None]]], Awaitable[ApiResponse]]
+
+
+class ConsoleParts(msgspec.Struct, frozen=True, kw_only=True):
+    """Parts of the API that pages use."""
+
+    app: Holdfast
+    authenticator: Authenticator
+    sessions: Sessions
+    operations: Mapping[str, Operation]
+    make_context: ContextMaker
+    run_operation: OperationRunner
+
+
+class Visit:
+    """A request of the console, as a page sees it."""
+
+    def __init__(
+        self,
+        console: ConsoleParts,
+        request: ApiRequest,
+        session: BrowserSession,
+        caller: Principal,
+        path: Mapping[str, str],
+        form: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        self.console = console
+        self.request = request
+        self.session = session
+        self.caller = caller
+        self.path = path
+        self.form = form
+        self.headers: list[Header] = []
+
+    # ── input ─────────────────────────────────────────────────────────────────────────────────────────────────
+    def form_value(self, name: str) -> str:
+        """Returns the trimmed value of a form field; "" if it is missing."""
+        return next((value.strip() for field, value in self.form if field == name), "")
+
+    # ── operations ────────────────────────────────────────────────────────────────────────────────────────────
+    async def call_operation(
+        self, name: str, query: Sequence[tuple[str, str]] = (), body: Mapping[str, Any] | None = None, **path: str
+    ) -> Any:
+        """Runs an operation of the API as this principal, with its checks and its audit records; returns its document.
+
+        Raises Refusal and HoldfastError as the API answers them.
+        """
+        operation = self.console.operations[name]
+        call = self.make_context(name, path)
+
+        async def read_input() -> None:
+            call.query = read_query(urlencode(query).encode(), operation.query)
+            if operation.body is not None:
+                call.body = operation.body.read(body or {})
+
+        answer = await self.console.run_operation(call, operation, read_input)
+        return decode_json(answer.body) if answer.body else None
+
+    def make_context(self, name: str, path: Mapping[str, str]) -> RequestContext:
+        """Returns the context of an operation; raises Refusal if the principal lacks its scope."""
+        operation = self.console.operations[name]
+        if operation.scope is not None:
+            self.console.authenticator.check_scope(self.request, self.caller, name, operation.scope)
+        return self.console.make_context(
+            self.request, self.caller, lambda: self.console.sessions.is_valid(self.session), path
+        )
+
+    # ── answers ───────────────────────────────────────────────────────────────────────────────────────────────
+    def link_to(self, path: str = "", query: Sequence[tuple[str, str]] = ()) -> str:
+        """Returns the address of a page of the console, below the path where the API is mounted."""
+        return console_link(self.request, path, query)
+
+    def render_page(self, template: str, status: int = 200, **context: Any) -> ApiResponse:
+        """Returns a page inside the common layout."""
+        return html_response(status, template, {**self.common_context(), **context}, *self.headers)
+
+    def redirect_to(self, path: str, notice: str = "", query: Sequence[tuple[str, str]] = ()) -> ApiResponse:
+        """Returns a redirect to a page of the console, after a change."""
+        pairs = [*query, ("notice", notice)] if notice else query
+        location = (b"location", self.link_to(path, pairs).encode())
+        return ApiResponse(303, headers=(location, *self.headers))
+
+    def common_context(self) -> dict[str, Any]:
+        """Returns the names that the templates of a session know."""
+        caller = self.caller
+        name = dict(read_pairs(self.request)).get("notice", "")
+        return {
+            **page_globals(self.request),
+            "caller": caller,
+            "can_operate": caller.has_scope("operate"),
+            "can_submit": caller.has_scope("submit"),
+            "form_token": self.console.sessions.form_token(self.session),
+            "is_signed_in": self.session.key_id is not None,
+            "notice": NOTICES.get(name),
+        }
+
+
+Handler = Callable[[Visit], Awaitable[ApiResponse]]
+
+
+class PageRoute(msgspec.Struct, frozen=True):
+    """A page or an action of the console. Its path has names in braces."""
+
+    method: str
+    path: str
+    handler: Handler
+
+
+def page_globals(request: ApiRequest) -> dict[str, Any]:
+    """Returns the names that every template knows, also without a session."""
+    return {
+        "link": lambda path="", query=(): console_link(request, path, query),
+        "segment": lambda text: quote(text, safe=""),
+        "asset": lambda name: f"{console_link(request, f'static/{name}')}?v={asset_version(name)}",
+        "link_here": console_link(request, request.path.removeprefix(ROOT).strip("/"), _own_query(request)),
+        "path": request.path,
+        "section": request.path.removeprefix(ROOT).strip("/").partition("/")[0],
+        "is_signed_in": False,
+        "notice": None,
+        "caller": None,
+    }
+
+
+def _own_query(request: ApiRequest) -> list[tuple[str, str]]:
+    """Returns the query of the page without its notice; nothing of a query that cannot be read."""
+    try:
+        return [pair for pair in read_pairs(request) if pair[0] != "notice"]
+    except Invalid:
+        return []
+
+
+def console_link(request: ApiRequest, path: str = "", query: Sequence[tuple[str, str]] = ()) -> str:
+    """Returns the address of a page of the console."""
+    address = quote(request.root_path, safe="/%:@") + ROOT + (f"/{path}" if path else "")
+    return f"{address}?{urlencode(query)}" if query else address
+
+
+def read_pairs(request: ApiRequest) -> list[tuple[str, str]]:
+    """Returns the pairs of the query, empty values left out."""
+    try:
+        return parse_qsl(request.query.decode("ascii"), errors="strict", max_num_fields=100)
+    except ValueError:
+        shown = RawText(f"{len(request.query):,} bytes")
+        raise Invalid("query", shown, "percent-encode UTF-8, with at most 100 values") from None

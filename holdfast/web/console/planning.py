@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 from holdfast.core.errors import Invalid
 from holdfast.core.validation import parse_count
+from holdfast.views.formatting import format_span
 from holdfast.web.console import ROOT
 from holdfast.web.console.actions import simple_action
 from holdfast.web.console.visit import PageRoute, Visit, read_pairs
@@ -36,10 +37,10 @@ async def show_schedules(visit: Visit) -> ApiResponse:
 
 
 def describe_timing(schedule: Mapping[str, Any]) -> str:
-    """Text for the times of a schedule: "0 3 * * * Europe/Zurich", "every 300 s"."""
+    """Text for the times of a schedule: "0 3 * * * Europe/Zurich", "every 5m"."""
     if schedule["cron"]:
         return f"{schedule['cron']} {schedule['zone']}"
-    return f"every {schedule['every']:g} s" if schedule["every"] else f"once, at {schedule['at']}"
+    return f"every {format_span(schedule['every'])}" if schedule["every"] else f"once, at {schedule['at']}"
 
 
 async def show_limits(visit: Visit) -> ApiResponse:

@@ -88,7 +88,7 @@ def _environment() -> Environment:
         "clip": clip_line,
         "moment": lambda text: text[:19].replace("T", " ") if text else "–",
         "compact": lambda value: "" if value is None else json.dumps(value, ensure_ascii=False),
-        "local": lambda text: f"{text[:16].replace('T', ' ')} {text[19:]}",
+        "local": lambda text: datetime.fromisoformat(text).strftime("%Y-%m-%d %H:%M"),
         "short": lambda text: f"{text[:8]}…{text[-6:]}",
     }
     return environment

@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 import msgspec
 
 from holdfast.app import Holdfast
-from holdfast.core.errors import Invalid
+from holdfast.core.errors import Invalid, NotFound
 from holdfast.tasks.codec import RawText, decode_json
 from holdfast.web.authentication import Authenticator
 from holdfast.web.console import ROOT
@@ -96,7 +96,12 @@ class Visit:
             if operation.body is not None:
                 call.body = operation.body.read(body or {})
 
-        answer = await self.console.run_operation(call, operation, read_input)
+        try:
+            answer = await self.console.run_operation(call, operation, read_input)
+        except NotFound:
+            if "job_id" in path:
+                raise NotFound("there is no such job") from None  # the same for each reference
+            raise
         return decode_json(answer.body) if answer.body else None
 
     def make_context(self, name: str, path: Mapping[str, str]) -> RequestContext:

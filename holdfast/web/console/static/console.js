@@ -82,6 +82,22 @@
   }
   document.addEventListener("visibilitychange", () => document.hidden || schedule(0));
 
+  // A question closes by Escape, and by a click elsewhere.
+  const close = (details) => {
+    details.open = false;
+    details.querySelector("summary").focus();
+  };
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape") return;
+    const details = document.activeElement?.closest("details.confirm[open]");
+    if (details) close(details);
+  });
+  document.addEventListener("click", (event) => {
+    for (const details of document.querySelectorAll("details.confirm[open]")) {
+      if (!details.contains(event.target)) details.open = false;
+    }
+  });
+
   // A reload does not repeat a notice.
   const address = new URL(location.href);
   if (address.searchParams.has("notice")) {

@@ -1,0 +1,233 @@
+"""Access to the console: keys, sessions, sign-in and sign-out."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from holdfast import Holdfast
+from holdfast.web import create_app
+from holdfast.web.console import sessions
+from holdfast.web.keys import revoke_key, rotate_key
+from holdfast.web.keys_file import change_keys
+from tests.console.visitor import OWN, Visitor, check_page
+from tests.web.client import Api
+from tests.web.keyed import Keys, id_of
+
+PAGES = ("", "/jobs", "/queues", "/workers", "/schedules", "/limits", "/faults", "/jobs/key:x", "/nothing")
+HOUR = 3600
+
+
+def test_console_is_off_without_keys(home: str) -> None:
+    with Api(home) as api:
+        for path in (*PAGES, "/sign-in", "/static/console.css"):
+            answer = Visitor(api).ask("GET", path)
+            assert (answer.status_code, "keys_file" in answer.text) == (404, True)
+            check_page(answer)
+
+
+def test_local_console_needs_no_sign_in(home: str) -> None:
+    with Api(home) as api:
+        visitor = Visitor(api, site=create_app(api.app, local_console=True))
+        assert "All is well" in visitor.open_page()
+        assert visitor.send("/queues/mail/pause").status_code == 303
+        assert "Resume" in visitor.open_page("/queues")
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_page_without_session_leads_to_sign_in(api: Api, path: str) -> None:
+    answer = Visitor(api).ask("GET", path)
+    wanted = f"?next={path.replace('/', '%2F').replace(':', '%3A')}" if path else ""
+    assert (answer.status_code, answer.headers["location"]) == (303, f"/console/sign-in{wanted}")
+
+
+def test_refresh_without_session_leaves_the_page(api: Api) -> None:
+    answer = Visitor(api).ask("GET", "/jobs", headers={"hx-request": "true"})
+    assert (answer.status_code, answer.headers["hx-redirect"]) == (401, "/console/sign-in?next=%2Fjobs")
+
+
+def test_sign_in_sets_a_cookie_and_leads_back(api: Api, keys: Keys) -> None:
+    visitor = Visitor(api)
+    visitor.open_page("/sign-in?next=/jobs%3Fstate%3Ddead")
+    answer = visitor.sign_in(keys.spare, "/jobs?state=dead")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/console/jobs?state=dead")
+    name, *attributes = answer.headers["set-cookie"].split("; ")
+    assert name.startswith("holdfast_console=" + id_of(keys.spare))
+    assert attributes == ["Path=/console", "Max-Age=28800", "HttpOnly", "SameSite=Lax"]
+    assert keys.spare.split("_")[2] not in answer.headers["set-cookie"]
+    assert "Sign out" in visitor.open_page()
+
+
+@pytest.mark.rows("X07")
+def test_cookie_is_bound_to_the_host_behind_tls(api: Api, keys: Keys) -> None:
+    visitor = Visitor(api, scheme="https")
+    name, *attributes = visitor.sign_in(keys.spare).headers["set-cookie"].split("; ")
+    assert name.startswith("__Host-holdfast_console=")
+    assert attributes == ["Path=/", "Secure", "Max-Age=28800", "HttpOnly", "SameSite=Lax"]
+    assert "Sign out" in visitor.open_page()
+
+
+def test_plain_cookie_is_not_accepted_behind_tls(api: Api, keys: Keys, visitor: Visitor) -> None:
+    [cookie] = visitor.client.cookies.jar
+    answer = Visitor(api, scheme="https").ask("GET", "", headers={"cookie": f"{cookie.name}={cookie.value}"})
+    assert answer.status_code == 303
+
+
+@pytest.mark.parametrize("proto", ["https", "http"])
+def test_trusted_proxy_says_if_its_client_speaks_tls(home: str, keys: Keys, proto: str) -> None:
+    with Api(home, keys_file=str(keys.path), trusted_proxies=["127.0.0.1"]) as api:
+        answer = Visitor(api).send("/sign-in", {"key": keys.spare}, token=None, x_forwarded_proto=proto)
+    assert answer.headers["set-cookie"].startswith("__Host-") is (proto == "https")
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        "//evil.example",
+        "https://evil.example",
+        "/\\evil.example",
+        "\\evil",
+        "/..//evil.example",
+        "/%2e%2e/x",
+        "/jobs\r\nset-cookie: a=b",
+        "javascript:alert(1)",
+        "@evil.example",
+        ".evil.example",
+    ],
+)
+def test_sign_in_leads_to_no_other_place(api: Api, keys: Keys, wanted: str) -> None:
+    answer = Visitor(api).sign_in(keys.spare, wanted)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/console")
+
+
+@pytest.mark.parametrize("key", ["", "hf_aaaaaaaa_" + "0" * 64, "<script>"])
+def test_wrong_key_is_refused_without_its_text(api: Api, key: str) -> None:
+    answer = Visitor(api).sign_in(key)
+    assert (answer.status_code, "<script>" in answer.text) == (401, False)
+    assert "This key is not valid." in answer.text
+    assert "set-cookie" not in answer.headers
+    check_page(answer)
+
+
+def test_guesses_are_bounded(home: str, keys: Keys) -> None:
+    with Api(home, keys_file=str(keys.path), refused_keys=3) as api:
+        visitor = Visitor(api)
+        answers = [visitor.sign_in("hf_guess") for _ in range(5)]
+    assert [each.status_code for each in answers] == [401, 401, 401, 429, 429]
+    assert int(answers[-1].headers["retry-after"]) > 0
+
+
+def test_sign_in_makes_a_new_session_each_time(api: Api, keys: Keys) -> None:
+    visitor = Visitor(api)
+    seen = set()
+    for _ in range(2):
+        visitor.sign_in(keys.spare)
+        [cookie] = visitor.client.cookies.jar
+        seen.add(cookie.value)
+    assert len(seen) == 2
+
+
+def test_sign_out_ends_the_session(api: Api, visitor: Visitor) -> None:
+    [cookie] = visitor.client.cookies.jar
+    answer = visitor.send("/sign-out")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/console/sign-in")
+    assert "Max-Age=0" in answer.headers["set-cookie"]
+    assert visitor.ask("GET", "").status_code == 303
+    kept = Visitor(api).ask("GET", "", headers={"cookie": f"{cookie.name}={cookie.value}"})
+    assert kept.status_code == 303
+
+
+def test_sessions_hold_in_every_process_with_the_same_keys(home: str, keys: Keys, visitor: Visitor) -> None:
+    with Api(home, keys_file=str(keys.path)) as other:
+        second = Visitor(other)
+        second.client.cookies = visitor.client.cookies
+        second.open_page()
+
+
+def _revoke(keys: Keys) -> None:
+    key_id = id_of(keys.spare)
+    change_keys(keys.path, lambda known: {**known, key_id: revoke_key(known[key_id])})
+
+
+def _rotate(keys: Keys) -> None:
+    key_id = id_of(keys.spare)
+    change_keys(keys.path, lambda known: {**known, key_id: rotate_key(key_id, known[key_id], timedelta(hours=1))[0]})
+
+
+@pytest.mark.parametrize("end", [_revoke, _rotate])
+@pytest.mark.rows("X07")
+def test_end_of_a_key_ends_its_sessions(visitor: Visitor, keys: Keys, end: object) -> None:
+    visitor.open_page()
+    assert callable(end)
+    end(keys)
+    assert visitor.ask("GET", "").status_code == 303
+
+
+@pytest.mark.rows("X07")
+def test_session_ends_after_eight_idle_hours(visitor: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = int(time.time())
+    for hours, status in ((7, 200), (14, 200), (14 + 7.9, 200), (14 + 7.9 + 8.1, 303)):
+        monkeypatch.setattr(sessions, "_now", lambda at=start + int(hours * HOUR): at)
+        assert visitor.ask("GET", "").status_code == status
+
+
+def test_refreshing_page_does_not_prolong_a_session(visitor: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = int(time.time())
+    for hours, status in ((7, 200), (8.1, 303)):
+        monkeypatch.setattr(sessions, "_now", lambda at=start + int(hours * HOUR): at)
+        assert visitor.ask("GET", "", headers={"hx-trigger": "live"}).status_code == status
+
+
+def test_changed_cookie_is_no_session(api: Api, keys: Keys, visitor: Visitor) -> None:
+    [cookie] = visitor.client.cookies.jar
+    key_id, session_id, ends_at, signature = str(cookie.value).split(".")
+    other = id_of(keys.make("admin"))
+    for value in (
+        f"{other}.{session_id}.{ends_at}.{signature}",
+        f"{key_id}.{session_id}.{int(ends_at) + 1}.{signature}",
+        f"{key_id}.{'0' * 32}.{ends_at}.{signature}",
+        f"{key_id}.{session_id}.{ends_at}.{'0' * 64}",
+        f"local.{session_id}.{ends_at}.{signature}",
+        "",
+        "x" * 5000,
+    ):
+        answer = Visitor(api).ask("GET", "", headers={"cookie": f"{cookie.name}={value}"})
+        assert answer.status_code == 303
+
+
+def test_secret_of_sessions_is_private_and_shared(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    first = sessions.shared_secret(path)
+    assert sessions.shared_secret(path) == first
+    assert (tmp_path / "keys.toml.sessions").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("content", ["", "short", "0" * 64])
+def test_secret_that_others_may_read_is_not_used(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "keys.toml.sessions"
+    path.write_text(content)
+    path.chmod(0o644)
+    assert len({sessions.shared_secret(tmp_path / "keys.toml") for _ in range(2)}) == 2
+
+
+def test_sign_in_of_another_site_is_refused(api: Api, keys: Keys) -> None:
+    visitor = Visitor(api)
+    for headers in ({"sec_fetch_site": "cross-site"}, {"sec_fetch_site": "none"}, {"sec_fetch_site": "same-site"}):
+        answer = visitor.send("/sign-in", {"key": keys.spare}, token=None, **headers)
+        assert (answer.status_code, "set-cookie" in answer.headers) == (403, False)
+
+
+def test_api_itself_does_not_accept_the_cookie(api: Api, visitor: Visitor) -> None:
+    answer = api.run(visitor.client.get("/v1/queues", headers=OWN))
+    assert answer.status_code == 401
+
+
+def test_application_without_the_package_says_so(home: str, keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "holdfast.web.console.site", None)
+    app = Holdfast(home, keys_file=str(keys.path))
+    with Api(home) as api:
+        answer = api.run(Visitor(api, site=create_app(app)).client.get("/console"))
+    assert (answer.status_code, answer.json()["code"]) == (404, "no_console")

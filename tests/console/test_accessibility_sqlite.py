@@ -1,0 +1,104 @@
+"""The console in Chromium: WCAG 2.2 AA in both themes, a phone, the keyboard, and questions before changes."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.console.scene import PAGES, Scene
+from tests.support.browser import Tab
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (360, True)], ids=["wide", "phone"])
+@pytest.mark.rows("X11", "X12")
+def test_every_page_is_accessible_and_complains_of_nothing(scene: Scene, width: int, dark: bool) -> None:
+    with scene.open_tab(width=width, dark=dark) as tab:
+        for page in PAGES:
+            tab.visit(scene.path(page))
+            assert tab.page.locator("main#main h1").count() == 1, page
+            assert tab.violations() == [], page
+            assert not tab.has_horizontal_scroll(), page
+        assert (tab.problems, tab.foreign_requests) == ([], [])
+        background = tab.page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (sum(map(int, background[4:-1].split(","))) < 200) is dark
+
+
+def test_paused_page_does_not_change(scene: Scene) -> None:
+    with scene.open_tab() as tab:
+        tab.visit("/queues")
+        tab.page.locator("#live-switch").click()
+        assert tab.page.locator("#live-switch[aria-pressed=false]").inner_text() == "Paused"
+        scene.client.post("/v1/queues/mail/pause").raise_for_status()
+        tab.page.wait_for_timeout(0)
+        assert tab.page.locator("html[data-refreshes]").count() == 0
+        tab.page.locator("#live-switch").click()
+        tab.page.locator("#queue-mail .paused").wait_for()
+
+
+def test_dead_job_is_replayed_by_keyboard_alone(scene: Scene) -> None:
+    with scene.open_tab() as tab:
+        page = tab.page
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.className") == "skip"
+        page.keyboard.press("Enter")
+        assert page.evaluate("document.activeElement.id") == "main"
+        _focus(tab, "1", ".tile.dead a")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/jobs?state=dead")
+        _focus(tab, "work", "tbody a")
+        page.keyboard.press("Enter")
+        page.wait_for_url(f"**/jobs/{scene.world.dead}")
+        _focus(tab, "Replay", "button")
+        outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+        assert outline == "solid"
+        page.keyboard.press("Enter")
+        page.locator(".notice").wait_for()
+        assert scene.client.get(f"/v1/jobs/{scene.world.dead}").json()["state"] == "queued"
+
+
+def _focus(tab: Tab, text: str, selector: str) -> None:
+    """Presses Tab until an element has the focus."""
+    for _ in range(80):
+        tab.page.keyboard.press("Tab")
+        matches = "selector => document.activeElement.matches(selector) && document.activeElement.innerText"
+        found = tab.page.evaluate(matches, selector)
+        if found and found.strip() == text:
+            return
+    raise AssertionError(f"no {selector} {text} was reached")
+
+
+def test_question_is_asked_once_and_closed_by_escape(scene: Scene) -> None:
+    with scene.open_tab() as tab:
+        tab.visit(f"/jobs/{scene.world.dead}")
+        page = tab.page
+        page.get_by_text("Delete…").click()
+        assert page.get_by_text("This cannot be undone.").is_visible()
+        assert tab.violations() == []
+        page.keyboard.press("Escape")
+        assert not page.get_by_text("This cannot be undone.").is_visible()
+        page.keyboard.press("Enter")
+        page.get_by_role("button", name="Delete", exact=True).click()
+        page.wait_for_url("**/jobs")
+        assert page.locator(".notice").inner_text() == "The job is deleted."
+        assert scene.client.get(f"/v1/jobs/{scene.world.dead}").status_code == 404
+        assert tab.problems == []
+
+
+def test_revoked_session_leads_to_the_sign_in(scene: Scene) -> None:
+    with scene.open_tab() as tab:
+        tab.visit("/queues")
+        tab.page.context.clear_cookies()
+        tab.page.wait_for_url("**/sign-in?next=%2Fqueues")
+        assert tab.violations() == []
+
+
+def test_server_that_is_away_is_said_until_it_is_back(scene: Scene) -> None:
+    with scene.open_tab() as tab:
+        tab.visit("/queues")
+        page = tab.page
+        page.route("**/console/queues", lambda route: route.abort())
+        page.locator("#connection:not(:empty)").wait_for()
+        assert "does not answer" in page.locator("#connection").inner_text()
+        assert page.locator("#queue-mail").is_visible()
+        assert tab.violations() == []
+        page.unroute("**/console/queues")
+        page.locator("#connection").wait_for(state="hidden")

@@ -1,0 +1,168 @@
+"""Each action of the console, its effect in the store, and its audit record."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.console.visitor import Visitor
+from tests.console.world import World, make_world
+from tests.web.client import Api
+from tests.web.keyed import Keys, id_of
+
+
+@pytest.fixture
+def open_api(api: Api, keys: Keys) -> Api:
+    """The same API, whose helper shows a key."""
+    api._client.headers["x-api-key"] = keys.spare
+    return api
+
+
+@pytest.fixture
+def world(open_api: Api) -> World:
+    return make_world(open_api)
+
+
+def _job(api: Api, job_id: str) -> Any:
+    return api.get(f"/v1/jobs/{job_id}")
+
+
+def test_cancel_ends_a_waiting_job(open_api: Api, visitor: Visitor, world: World) -> None:
+    assert visitor.act(f"/jobs/{world.queued}/cancel") == f"/jobs/{world.queued}?notice=cancelled"
+    assert _job(open_api, world.queued)["state"] == "cancelled"
+    assert "The job is cancelled" in visitor.open_page(f"/jobs/{world.queued}?notice=cancelled")
+
+
+def test_cancel_asks_a_running_job_to_stop(open_api: Api, visitor: Visitor, world: World) -> None:
+    visitor.act(f"/jobs/{world.running}/cancel")
+    assert _job(open_api, world.running)["cancelling"]
+    assert "It was asked to stop." in visitor.open_page(f"/jobs/{world.running}")
+
+
+def test_replay_queues_a_dead_job_again(open_api: Api, visitor: Visitor, world: World) -> None:
+    assert visitor.act(f"/jobs/{world.dead}/replay") == f"/jobs/{world.dead}?notice=replayed"
+    assert _job(open_api, world.dead)["state"] == "queued"
+
+
+def test_replay_of_a_succeeded_job_is_forced(open_api: Api, visitor: Visitor, world: World) -> None:
+    open_api.succeed(world.queued, "1")
+    assert "It has succeeded. Run it again?" in visitor.open_page(f"/jobs/{world.queued}")
+    assert visitor.send(f"/jobs/{world.queued}/replay").status_code == 409
+    visitor.act(f"/jobs/{world.queued}/replay", {"force": "1"})
+    assert _job(open_api, world.queued)["state"] == "queued"
+
+
+def test_delete_removes_a_job_but_no_running_one(open_api: Api, visitor: Visitor, world: World) -> None:
+    assert visitor.act(f"/jobs/{world.dead}/delete") == "/jobs?notice=deleted"
+    assert open_api.ask("GET", f"/v1/jobs/{world.dead}").status_code == 404
+    answer = visitor.send(f"/jobs/{world.running}/delete")
+    assert (answer.status_code, "cancel it first" in answer.text) == (409, True)
+
+
+def test_queue_is_paused_and_resumed(open_api: Api, visitor: Visitor, world: World) -> None:
+    for action, paused in (("pause", True), ("resume", False)):
+        visitor.act(f"/queues/mail/{action}")
+        assert open_api.get("/v1/queues/mail")["paused"] is paused
+
+
+@pytest.mark.parametrize(("drain", "state"), [("", "stopping"), ("1", "draining")])
+def test_worker_is_asked_to_stop(open_api: Api, visitor: Visitor, world: World, drain: str, state: str) -> None:
+    visitor.act(f"/workers/{world.worker}/stop", {"drain": drain})
+    assert [each["state"] for each in open_api.get("/v1/workers")["workers"]] == [state]
+    assert state in visitor.open_page("/workers")
+
+
+def test_schedule_is_paused_resumed_and_run(open_api: Api, visitor: Visitor, world: World) -> None:
+    visitor.act("/schedules/nightly/pause")
+    assert open_api.get("/v1/schedules/nightly")["state"] == "paused"
+    visitor.act("/schedules/nightly/resume")
+    assert open_api.get("/v1/schedules/nightly")["state"] == "active"
+    place = visitor.act("/schedules/nightly/run")
+    job_id = place.removeprefix("/jobs/").partition("?")[0]
+    assert _job(open_api, job_id)["task"] == "report"
+    assert "The schedule has submitted this job." in visitor.open_page(place)
+
+
+def test_next_runs_are_in_the_zone_of_the_schedule(visitor: Visitor, world: World) -> None:
+    page = visitor.open_page("/schedules")
+    assert len(re.findall(r"\d{4}-\d\d-\d\d 03:00", page)) == 3
+    assert "Europe/Zurich" in page
+
+
+def test_limit_is_changed_paused_and_resumed(open_api: Api, visitor: Visitor, world: World) -> None:
+    visitor.act("/limits/crm/change", {"concurrency": "7", "rate": "", "burst": "", "depth": "100"})
+    limit = open_api.get("/v1/limits/crm")
+    assert (limit["concurrency"], limit["rate"], limit["depth"]) == (7, None, 100)
+    visitor.act("/limits/crm/pause", {"for": "10m"})
+    assert open_api.get("/v1/limits/crm")["buckets"][0]["paused"]
+    visitor.act("/limits/crm/resume")
+    assert not open_api.get("/v1/limits/crm")["buckets"][0]["paused"]
+    answer = visitor.send("/limits/crm/change", {"concurrency": "many"})
+    assert (answer.status_code, "concurrency" in answer.text) == (422, True)
+
+
+def test_bulk_counts_first_and_then_replays(open_api: Api, visitor: Visitor, world: World) -> None:
+    others = [open_api.dead(queue="mail") for _ in range(3)]
+    filters = {"state": "dead", "queue": "mail", "action": "replay"}
+    preview = visitor.send("/bulk/preview", filters)
+    assert "<strong>4 jobs</strong> will be queued again." in preview.text
+    assert _job(open_api, world.dead)["state"] == "dead"
+    done = visitor.send("/bulk/run", filters)
+    assert "<strong>4</strong> jobs are queued again." in done.text
+    assert {_job(open_api, each)["state"] for each in (world.dead, *others)} == {"queued"}
+
+
+def test_bulk_replay_has_a_rate(open_api: Api, visitor: Visitor) -> None:
+    ids = [open_api.dead() for _ in range(3)]
+    visitor.send("/bulk/run", {"action": "replay", "state": "dead", "rate": "1/h"})
+    assert sorted(_job(open_api, each)["state"] for each in ids) == ["queued", "scheduled", "scheduled"]
+
+
+def test_bulk_goes_on_until_nothing_is_left(open_api: Api, visitor: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.web.bulk.MAX_JOBS", 2)
+    for _ in range(3):
+        open_api.dead()
+    filters: dict[str, str] = {"action": "delete", "state": "dead"}
+    first = visitor.send("/bulk/run", filters).text
+    assert ("<strong>2</strong> jobs are deleted. More are left." in first, 'id="go-on"' in first) == (True, True)
+    assert "<strong>3</strong> jobs are deleted." in visitor.send("/bulk/run", {**filters, "changed": "2"}).text
+
+
+def test_bulk_without_a_match_offers_nothing(visitor: Visitor) -> None:
+    page = visitor.send("/bulk/preview", {"action": "cancel", "queue": "none"}).text
+    assert ("No matching job" in page, "bulk/run" in page) == (True, False)
+
+
+def test_unknown_bulk_action_is_refused(visitor: Visitor) -> None:
+    assert visitor.send("/bulk/run", {"action": "explode"}).status_code == 422
+
+
+def test_faults_are_shown_and_stopped(home: str, keys: Keys) -> None:
+    with Api(home, keys_file=str(keys.path), allow_faults=True) as api:
+        api._client.headers["x-api-key"] = keys.spare
+        api.post("/v1/faults", {"faults": [{"kind": "error", "task": "mail.send", "probability": 0.3}], "for": "10m"})
+        visitor = Visitor(api)
+        visitor.sign_in(keys.spare)
+        assert "mail.send" in visitor.open_page("/faults")
+        assert "faults are injected" in visitor.open_page()
+        visitor.act("/faults/stop")
+        assert api.get("/v1/faults")["faults"] == []
+
+
+def test_action_is_recorded_with_its_key(home: str, keys: Keys, tmp_path: Path) -> None:
+    file = tmp_path / "audit.jsonl"
+    with Api(home, keys_file=str(keys.path), audit_file=str(file)) as api:
+        api._client.headers["x-api-key"] = keys.spare
+        job_id = api.submit()["id"]
+        visitor = Visitor(api)
+        visitor.sign_in(keys.spare)
+        visitor.act(f"/jobs/{job_id}/cancel")
+    entries = [json.loads(line)["entry"] for line in file.read_text().splitlines()]
+    found = [each for each in entries if each.get("operation") == "cancel_job"]
+    assert [each["step"] for each in found] == ["asked", "done"]
+    assert {each["who"] for each in found} == {id_of(keys.spare)}
+    assert found[1]["ids"] == [job_id]

@@ -1,0 +1,162 @@
+"""Changes need a form of the session and of the same site; keys may do no more than over the API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holdfast.web.console.site import ROUTES
+from tests.console.visitor import FORM, Visitor
+from tests.console.world import World, make_world
+from tests.web.client import Api
+from tests.web.keyed import Keys
+
+ACTIONS: list[tuple[str, dict[str, str]]] = [
+    ("/jobs/{running}/cancel", {}),
+    ("/jobs/{dead}/replay", {}),
+    ("/jobs/{dead}/delete", {}),
+    ("/queues/mail/pause", {}),
+    ("/queues/mail/resume", {}),
+    ("/workers/worker-1/stop", {}),
+    ("/schedules/nightly/run", {}),
+    ("/schedules/nightly/pause", {}),
+    ("/schedules/nightly/resume", {}),
+    ("/limits/crm/change", {"concurrency": "7", "rate": "10/s", "burst": "1"}),
+    ("/limits/crm/pause", {"for": "10m"}),
+    ("/limits/crm/reset", {}),
+    ("/limits/crm/resume", {}),
+    ("/faults/stop", {}),
+    ("/bulk/preview", {"action": "replay", "state": "dead"}),
+    ("/bulk/run", {"action": "delete", "state": "dead"}),
+]
+
+
+def _state(api: Api) -> Any:
+    """Everything that an action changes."""
+    lists = [api.get(f"/v1/{each}") for each in ("jobs", "queues", "workers", "schedules", "limits")]
+    for queue in lists[1]["queues"]:
+        del queue["oldest_ready_seconds"]
+    return lists
+
+
+def _path(action: str, world: World) -> str:
+    return action.format(running=world.running, dead=world.dead, queued=world.queued)
+
+
+@pytest.fixture
+def open_api(api: Api, keys: Keys) -> Api:
+    """The same API, whose helper shows a key."""
+    api._client.headers["x-api-key"] = keys.spare
+    return api
+
+
+def test_every_action_is_tried_here() -> None:
+    pattern = {path.replace("{running}", "{job}").replace("{dead}", "{job}") for path, _ in ACTIONS}
+    known = {route.path.removeprefix("/console") for route in ROUTES if route.method == "POST"} - {"/sign-out"}
+    named = {"mail": "{queue}", "worker-1": "{worker}", "nightly": "{schedule}", "crm": "{limit}"}
+    for word, name in named.items():
+        pattern = {path.replace(f"/{word}/", f"/{name}/") for path in pattern}
+    assert pattern == known
+
+
+@pytest.mark.rows("X09")
+def test_action_is_refused_without_a_form_of_the_session(open_api: Api, visitor: Visitor, keys: Keys) -> None:
+    world = make_world(open_api)
+    other = Visitor(open_api)
+    other.sign_in(keys.spare)
+    before, foreign, own = _state(open_api), other.token(), visitor.token()
+    for action, fields in ACTIONS:
+        path = _path(action, world)
+        answers = [
+            visitor.send(path, fields, token=None),
+            visitor.send(path, fields, token=foreign),
+            visitor.send(path, fields, token="0" * 64),
+            visitor.send(path, fields, token=own, sec_fetch_site="cross-site"),
+            visitor.send(path, fields, token=own, sec_fetch_site="same-site"),
+            visitor.send(path, fields, token=own, sec_fetch_site="none"),
+            visitor.ask("POST", path, content=f"token={own}", headers=FORM),
+            visitor.ask("POST", path, content=f"token={own}", headers={**FORM, "origin": "http://evil.example"}),
+            visitor.ask("POST", path, content=f"token={own}", headers={**FORM, "origin": "null"}),
+        ]
+        assert [each.status_code for each in answers] == [403] * len(answers), path
+        json = visitor.ask("POST", path, json={"token": own}, headers={"sec-fetch-site": "same-origin"})
+        assert json.status_code == 415
+    assert _state(open_api) == before
+
+
+@pytest.mark.rows("X09")
+def test_reading_changes_nothing(open_api: Api, visitor: Visitor) -> None:
+    world = make_world(open_api)
+    before = _state(open_api)
+    for action, _ in ACTIONS:
+        assert visitor.ask("GET", _path(action, world)).status_code == 405
+    for route in ROUTES:
+        if route.method == "GET":
+            path = route.path.removeprefix("/console").format(job=world.dead, limit="crm")
+            assert visitor.ask("GET", path).status_code == 200
+    assert _state(open_api) == before
+
+
+def test_older_browser_shows_its_origin(open_api: Api, visitor: Visitor) -> None:
+    content = f"token={visitor.token()}"
+    headers = {**FORM, "origin": "http://console.example"}
+    assert visitor.ask("POST", "/queues/mail/pause", content=content, headers=headers).status_code == 303
+
+
+def test_key_for_reading_changes_nothing(open_api: Api, keys: Keys) -> None:
+    world = make_world(open_api)
+    visitor = Visitor(open_api)
+    visitor.sign_in(keys.make("read", "submit", "work"))
+    before, token = _state(open_api), visitor.token_of_sign_out()
+    for action, fields in ACTIONS:
+        answer = visitor.send(_path(action, world), fields, token=token)
+        assert (answer.status_code, "lacks the scope operate" in answer.text) == (403, True), action
+    assert _state(open_api) == before
+    for page in ("/queues", "/workers", "/schedules", f"/jobs/{world.dead}", "/jobs?state=dead", "/limits/crm"):
+        assert visitor.open_page(page).count('<form method="post"') == 1  # the sign-out
+
+
+def test_key_without_reading_sees_no_page(open_api: Api, keys: Keys) -> None:
+    world = make_world(open_api)
+    visitor = Visitor(open_api)
+    visitor.sign_in(keys.make("operate"))
+    for page in ("", "/jobs", f"/jobs/{world.dead}", "/queues", "/workers", "/schedules", "/limits", "/faults"):
+        assert "lacks the scope read" in visitor.open_page(page, 403)
+
+
+def test_key_of_other_queues_sees_and_changes_none_of_these(open_api: Api, keys: Keys) -> None:
+    world = make_world(open_api)
+    own = open_api.submit(queue="own")["id"]
+    before = _state(open_api)
+    visitor = Visitor(open_api)
+    visitor.sign_in(keys.make("read", "operate", "submit", queues=("own",)))
+    overview = visitor.open_page()
+    assert ("own" in overview, "mail" in overview, "worker-1" in overview) == (True, False, False)
+    assert own in visitor.open_page("/jobs")
+    assert "mail" not in visitor.open_page("/queues") + visitor.open_page("/schedules") + visitor.open_page("/limits")
+    visitor.open_page("/workers", 403)
+    token = visitor.token()
+    for action, fields in ACTIONS:
+        if action.startswith(("/bulk", "/faults")):
+            continue
+        answer = visitor.send(_path(action, world), fields, token=token)
+        assert answer.status_code in (403, 404), action
+    assert visitor.send("/bulk/run", {"action": "delete", "queue": "mail"}).status_code == 403
+    assert "0" in visitor.send("/bulk/run", {"action": "delete", "state": "dead"}).text
+    assert _state(open_api) == before
+
+
+@pytest.mark.rows("B90")
+def test_job_that_is_not_there_looks_like_that_of_another_queue(open_api: Api, keys: Keys) -> None:
+    world = make_world(open_api)
+    visitor = Visitor(open_api)
+    visitor.sign_in(keys.make("read", queues=("own",)))
+    missing = "0193e4a0-1c2f-7a35-9d3b-5f0a4c1e2b77"
+    shapes = set()
+    for reference in (world.dead, missing, "nothing", "%2e%2e%2fx", "key:none", "x" * 5000):
+        page = visitor.open_page(f"/jobs/{reference}", 404)
+        request = page.partition("Request <code>")[2].partition("<")[0]
+        shapes.add(page.replace(reference, "REF").replace(request, "ID"))
+    assert len(shapes) == 1
+    assert visitor.ask("GET", "/jobs/" + "x" * 60_000).status_code == 414

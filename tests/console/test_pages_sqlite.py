@@ -1,0 +1,198 @@
+"""Pages: their form, hostile text in every field, empty and large states, mounting, and a store that is away."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from holdfast.core.errors import Unavailable
+from holdfast.web.console.rendering import asset_version
+from tests.console.visitor import Visitor
+from tests.console.world import HOSTILE, make_world
+from tests.web.client import Api
+from tests.web.keyed import Keys
+
+PAGES = ("", "/jobs", "/jobs?state=dead", "/queues", "/workers", "/schedules", "/limits", "/limits/crm", "/faults")
+
+
+@pytest.fixture
+def open_api(api: Api, keys: Keys) -> Api:
+    """The same API, whose helper shows a key."""
+    api._client.headers["x-api-key"] = keys.spare
+    return api
+
+
+@pytest.mark.rows("X11", "X12")
+def test_no_field_of_a_job_or_worker_becomes_markup(open_api: Api, visitor: Visitor) -> None:
+    world = make_world(open_api, HOSTILE)
+    jobs = [f"/jobs/{each}" for each in (world.queued, world.dead, world.running)]
+    pages = {path: visitor.open_page(path) for path in (*PAGES, *jobs, "/limits/keyed?value=%3Cscript%3E")}
+    for page in pages.values():
+        assert not re.search(r"<script>|<img src=x|\u202e|\x07|>49<", page)
+    for path in (*jobs, "/workers"):
+        assert "&lt;script&gt;alert(1)" in pages[path]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/jobs?queue=%3Cscript%3Ealert(1)%3C/script%3E",
+        "/jobs?tag=%22%3E%3Cimg%20src=x%20onerror=alert(1)%3E",
+        "/jobs?error=%3Cscript%3E&state=dead",
+        "/jobs?cursor=%3Cscript%3E",
+        "/jobs?state=%3Cscript%3E",
+        "/jobs?notice=%3Cscript%3E",
+        "/jobs?job=javascript:alert(1)",
+        "/jobs?%3Cscript%3E=1",
+        "/%3Cscript%3Ealert(1)%3C%2Fscript%3E",
+        "/limits/%3Cscript%3E",
+        "/jobs?queue=%ff",
+    ],
+)
+def test_hostile_addresses_become_no_markup(visitor: Visitor, path: str) -> None:
+    answer = visitor.ask("GET", path, follow_redirects=True)
+    assert answer.status_code in (200, 404, 422)
+    assert not re.search(r"<script>|<img src=x", answer.text)
+
+
+def test_headers_of_redirects_are_not_split(visitor: Visitor) -> None:
+    answer = visitor.ask("GET", "/jobs?job=key%3Aa%0d%0aset-cookie:%20x=1")
+    assert (answer.status_code, "set-cookie" in answer.headers) == (303, False)
+    assert answer.headers["location"].endswith("a%0D%0Aset-cookie:%20x%3D1")
+
+
+def test_empty_store_says_how_to_begin(visitor: Visitor) -> None:
+    texts = {
+        "": "No queue has a job yet.",
+        "/jobs": "There are no jobs yet.",
+        "/jobs?queue=none": "No job matches these filters.",
+        "/queues": "No queue has a job",
+        "/workers": "No worker is registered.",
+        "/schedules": "There are no schedules",
+        "/limits": "There are no limits",
+        "/faults": "No faults are injected.",
+    }
+    for path, text in texts.items():
+        assert text in visitor.open_page(path)
+
+
+def test_overview_says_what_is_wrong_with_remedies(open_api: Api, visitor: Visitor) -> None:
+    make_world(open_api)
+    open_api.post("/v1/queues/mail/pause", {})
+    page = visitor.open_page()
+    assert "queue mail is paused and holds 1 job" in page
+    assert "holdfast queue resume mail" in page
+    assert "queue mail has 1 dead job" in page
+    assert 'href="/console/jobs?state=dead"' in page
+
+
+def test_jobs_are_paged_by_cursor(open_api: Api, visitor: Visitor) -> None:
+    ids = [open_api.submit(tags=["red"])["id"] for _ in range(60)]
+    first = visitor.open_page("/jobs?tag=red&state=queued")
+    [older] = re.findall(r'href="/console(/jobs\?[^"]*cursor=[^"]*)" rel="next"', first)
+    second = visitor.open_page(older.replace("&amp;", "&"))
+    shown = [re.findall(r'id="job-([0-9a-f-]{36})"', page) for page in (first, second)]
+    assert [len(each) for each in shown] == [50, 10]
+    assert [*shown[0], *shown[1]] == ids[::-1]
+    assert 'rel="next"' not in second
+    assert "hx-get" in first
+    assert "hx-get" not in second
+
+
+def test_job_is_found_by_id_and_by_key(open_api: Api, visitor: Visitor) -> None:
+    job = open_api.submit(key="order 7/ä")
+    for named in (job["id"], "order 7/ä", "key:order 7/ä"):
+        answer = visitor.ask("GET", "/jobs", params={"job": named}, follow_redirects=True)
+        assert job["id"] in answer.text
+
+
+def test_job_page_has_what_there_is(open_api: Api, visitor: Visitor) -> None:
+    world = make_world(open_api, "what happened")
+    dead = visitor.open_page(f"/jobs/{world.dead}")
+    for text in ("Why it is dead", "Traceback\nwhat happened", "Attempt 1", "red", "what happened", "Replay"):
+        assert text in dead
+    assert "what happened" in visitor.open_page(f"/jobs/{world.running}").partition("Log</h2>")[2]
+
+
+def test_hidden_fields_are_hidden_here_too(home: str, keys: Keys) -> None:
+    with Api(home, keys_file=str(keys.path), redacted=["payload.to", "error"]) as api:
+        api._client.headers["x-api-key"] = keys.spare
+        job_id = api.submit(payload={"to": "ada@example.org"})["id"]
+        dead = api.dead("ada@example.org failed", payload={"to": "ada@example.org"})
+        visitor = Visitor(api)
+        visitor.sign_in(keys.spare)
+        pages = [visitor.open_page(path) for path in ("/jobs", f"/jobs/{job_id}", f"/jobs/{dead}")]
+        assert "ada@" not in "".join(pages)
+        assert visitor.ask("GET", "/jobs?error=ada").status_code == 403
+
+
+def test_all_links_keep_the_prefix_of_a_mounted_api(home: str, keys: Keys) -> None:
+    with Api(home, keys_file=str(keys.path)) as api:
+        api._client.headers["x-api-key"] = keys.spare
+        world = make_world(api)
+        site = Starlette(routes=[Mount("/ünser/queue", api.served)])
+        visitor = Visitor(api, prefix="/%C3%BCnser/queue", site=site)
+        answer = visitor.sign_in(keys.spare, "/queues")
+        assert answer.headers["location"] == "/%C3%BCnser/queue/console/queues"
+        assert "Path=/%C3%BCnser/queue/console;" in answer.headers["set-cookie"]
+        for path in (*PAGES, f"/jobs/{world.dead}"):
+            visitor.open_page(path)
+        assert visitor.act("/queues/mail/pause") == "/queues?notice=queue_paused"
+        assert visitor.ask("GET", "/static/console.css").status_code == 200
+
+
+def test_store_that_is_away_is_said_and_comes_back(
+    open_api: Api, visitor: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: Any, **__: Any) -> Any:
+        raise Unavailable("connection refused to db.internal")
+
+    with monkeypatch.context() as away:
+        away.setattr(type(open_api.app), "open_store", fail)
+        for path in ("", "/jobs", "/queues", "/schedules"):
+            page = visitor.open_page(path, 503)
+            assert ("The store does not answer" in page, "hx-get" in page, "db.internal" in page) == (True, True, False)
+        assert visitor.send("/queues/mail/pause", token="0" * 64).status_code == 403
+    visitor.open_page()
+
+
+def test_static_files_are_kept_by_browsers_and_no_others_served(visitor: Visitor) -> None:
+    page = visitor.open_page()
+    for name, kind in {
+        "console.css": "text/css",
+        "console.js": "text/javascript",
+        "htmx.min.js": "text/javascript",
+    }.items():
+        assert f"/console/static/{name}?v={asset_version(name)}" in page
+        answer = visitor.ask("GET", f"/static/{name}")
+        assert answer.headers["content-type"].startswith(kind)
+        assert "immutable" in answer.headers["cache-control"]
+    for path in ("/static/LICENSE.htmx", "/static/..%2Fsite.py", "/static/", "/static/console.css/x"):
+        assert visitor.ask("GET", path).status_code == 404
+
+
+def test_assets_are_small(visitor: Visitor) -> None:
+    names = ("console.css", "console.js", "htmx.min.js", "idiomorph-ext.min.js", "icon.svg")
+    size = sum(len(gzip.compress(visitor.ask("GET", f"/static/{name}").content)) for name in names)
+    assert size < 150_000
+
+
+def test_other_methods_are_refused(visitor: Visitor) -> None:
+    assert visitor.ask("PUT", "/jobs").status_code == 405
+    assert visitor.ask("DELETE", "/sign-in").status_code == 405
+    head = visitor.ask("HEAD", "/jobs")
+    assert (head.status_code, head.content) == (200, b"")
+
+
+def test_unexpected_error_is_a_page_without_details(visitor: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("secret detail")
+
+    monkeypatch.setattr("holdfast.web.console.overview.visible_queues", fail)
+    page = visitor.open_page("/queues", 500)
+    assert ("Something went wrong" in page, "secret" in page) == (True, False)

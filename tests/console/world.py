@@ -1,0 +1,53 @@
+"""A store with one of everything, for pages and actions."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import msgspec
+
+from holdfast.core.job_logs import NewLine, Record
+from holdfast.core.lifecycle import Failed
+from holdfast.core.models import Job, Lease
+from holdfast.core.workers import WorkerHeartbeat
+from tests.web.client import Api
+
+HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{7*7}}\u202e\u0007javascript:alert(3)"
+"""Text that must never be more than text."""
+_INVISIBLE = str.maketrans("", "", "\u202e\u0007")
+
+
+class World(msgspec.Struct, frozen=True, kw_only=True):
+    """Ids and names of what there is."""
+
+    queued: str
+    dead: str
+    running: str
+    worker: str = "worker-1"
+
+
+def make_world(api: Api, text: str = "plain") -> World:
+    """Fills an empty store; every field that may hold any text holds this one."""
+    key = f"key {text}".translate(_INVISIBLE)  # keys and tags hold no such characters
+    queued = api.submit(queue="mail", payload={"to": text, text: 1}, key=key, metadata={text: text})
+    error = Failed(error=text, traceback=f"Traceback\n{text}", retryable=False)
+    dead = api.submit(queue="mail", payload={"list": [text]}, tags=["red"])["id"]
+    api.run(api.end(dead, error))
+    running = api.submit(queue="mail", payload={})["id"]
+    api.run(_at_work(api, running, text))
+    schedule = {"name": "nightly", "task": "report", "queue": "mail", "payload": {"text": text}, "cron": "0 3 * * *"}
+    api.post("/v1/schedules", schedule | {"zone": "Europe/Zurich"}, 201)
+    api.post("/v1/limits", {"name": "crm", "queue": "crm", "concurrency": 5, "rate": "1000/s"}, 201)
+    api.post("/v1/limits", {"name": "keyed", "queue": "crm", "by": "args.to", "concurrency": 2}, 201)
+    return World(queued=queued["id"], dead=dead, running=running)
+
+
+async def _at_work(api: Api, job_id: str, text: str) -> None:
+    job: Job = await api.claim(job_id)
+    store = await api.app.open_store()
+    fields = msgspec.json.encode({text: text}).decode()
+    await store.queueing.append_logs(
+        [Record(Lease(job.id, job.claims), [NewLine(1, timedelta(0), "info", text, fields)])]
+    )
+    heartbeat = WorkerHeartbeat(worker="worker-1", host=text[:200], pid=7, queues="*", concurrency=3, running=1)
+    await store.queueing.heartbeat(heartbeat, [], lease_for=timedelta(minutes=10))

@@ -56,14 +56,10 @@ class Stats(FiguresDocument, frozen=True, kw_only=True):
     workers: list[WorkerDocument]
 
 
-async def visible_queues(call: RequestContext) -> list[QueueInfo]:
-    """Returns the queues that the caller may see."""
-    return [each for each in await call.app.queues() if call.caller.allows_queue(each.name)]
-
-
 async def find(call: RequestContext) -> ApiResponse:
     """Every queue."""
-    return json_response(200, QueueList([queue_document(each) for each in await visible_queues(call)]))
+    allowed = [each for each in await call.app.queues() if call.caller.allows_queue(each.name)]
+    return json_response(200, QueueList([queue_document(each) for each in allowed]))
 
 
 async def get_queue(call: RequestContext) -> ApiResponse:

@@ -70,6 +70,16 @@ def test_cookie_is_bound_to_the_host_behind_tls(api: Api, keys: Keys) -> None:
     assert "Sign out" in visitor.open_page()
 
 
+def test_ports_of_a_host_have_cookies_of_their_own(api: Api, keys: Keys) -> None:
+    visitor = Visitor(api)
+    headers = {"host": "console.example:8001"}
+    answer = visitor.send("/sign-in", {"key": keys.spare}, token=None, **headers)
+    assert answer.headers["set-cookie"].startswith("holdfast_console_8001=")
+    cookie = answer.headers["set-cookie"].partition(";")[0]
+    assert Visitor(api).ask("GET", "", headers={**headers, "cookie": cookie}).status_code == 200
+    assert Visitor(api).ask("GET", "", headers={"cookie": cookie}).status_code == 303
+
+
 def test_plain_cookie_is_not_accepted_behind_tls(api: Api, keys: Keys, visitor: Visitor) -> None:
     [cookie] = visitor.client.cookies.jar
     answer = Visitor(api, scheme="https").ask("GET", "", headers={"cookie": f"{cookie.name}={cookie.value}"})

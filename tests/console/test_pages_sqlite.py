@@ -193,6 +193,6 @@ def test_unexpected_error_is_a_page_without_details(visitor: Visitor, monkeypatc
     async def fail(*_: Any, **__: Any) -> Any:
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr("holdfast.web.console.overview.visible_queues", fail)
+    monkeypatch.setattr("holdfast.web.console.visit.QueueCache.read_queues", fail)
     page = visitor.open_page("/queues", 500)
     assert ("Something went wrong" in page, "secret" in page) == (True, False)

@@ -117,6 +117,14 @@ def test_dev_runs_api_and_worker_and_ctrl_c_stops_both(cli: Cli) -> None:
             httpx.get(str(client.base_url))
 
 
+def test_dev_shows_the_console_without_keys(cli: Cli) -> None:
+    with Dev(cli, "--app", cli.write_jobs()) as dev, dev.client() as client:
+        dev.says("the console is at http://127.0.0.1:")
+        page = client.get("/console")
+        assert (page.status_code, "Overview" in page.text, "Sign out" in page.text) == (200, True, False)
+        assert client.get("/console", headers={"host": "evil.example"}).status_code == 421
+
+
 def test_a_burst_of_stop_signals_keeps_the_grace_of_dev(cli: Cli) -> None:
     with Dev(cli, "--app", cli.write_jobs(JOBS + _WAITING)) as dev, dev.client() as client:
         job_id = client.post("/v1/jobs", json={"task": "waiting", "payload": {}}).json()["id"]

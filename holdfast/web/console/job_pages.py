@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from holdfast.core.errors import NotFound
-from holdfast.core.models import JobState
+from holdfast.core.models import JobState, Reason
 from holdfast.web.console import ROOT
 from holdfast.web.console.visit import PageRoute, Visit, read_pairs
 from holdfast.web.fields import FILTERS, REFERENCE_PATTERN
@@ -33,7 +33,7 @@ async def show_jobs(visit: Visit) -> ApiResponse:
         reference = named if _REFERENCE.match(named) else f"key:{named}"
         return visit.redirect_to(f"jobs/{quote(reference, safe=':')}")
     filters = chosen_filters(pairs)
-    queues = [each["name"] for each in (await visit.call_operation("list_queues"))["queues"]]
+    queues = [each.name for each in await visit.visible_queues()]
     if visit.caller.limited and not any(name == "queue" for name, _ in filters) and queues:
         filters.append(("queue", queues[0]))  # a key for several queues names one
     cursor = given.get("cursor", "")
@@ -49,6 +49,7 @@ async def show_jobs(visit: Visit) -> ApiResponse:
         values={name: value for name, value in filters if name != "state"},
         states=states,
         every_state=[state.value for state in JobState],
+        every_reason=[reason.value for reason in Reason],
         queues=queues,
     )
 

@@ -14,7 +14,6 @@ from holdfast.views.findings import about_dead_letters, about_faults, about_limi
 from holdfast.web.console import ROOT
 from holdfast.web.console.visit import PageRoute, Visit
 from holdfast.web.messages import ApiResponse
-from holdfast.web.queues import visible_queues
 
 _SHOWN_QUEUES = 12
 _SHOWN_RUNS = 6
@@ -34,7 +33,7 @@ _PLACES: Mapping[str, tuple[str, str]] = {
 async def show_overview(visit: Visit) -> ApiResponse:
     """Returns the overview: numbers, findings, queues, workers, next runs."""
     call = visit.make_context("list_queues", {})
-    queues = await visible_queues(call)
+    queues = await visit.visible_queues()
     workers = [] if visit.caller.limited else await call.app.workers()
     plan = await call.app.faults.read()
     findings = [
@@ -118,7 +117,7 @@ def _instant_of(schedule: Mapping[str, Any]) -> float:
 
 async def show_queues(visit: Visit) -> ApiResponse:
     """Returns the page of all queues."""
-    queues = await visible_queues(visit.make_context("list_queues", {}))
+    queues = await visit.visible_queues()
     return visit.render_page("queues.html", queues=[queue_view(each) for each in queues])
 
 

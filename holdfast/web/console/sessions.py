@@ -14,6 +14,7 @@ import os
 import re
 import secrets
 import stat
+import tempfile
 import time
 from collections import OrderedDict
 from pathlib import Path
@@ -27,6 +28,7 @@ from holdfast.web.messages import ApiRequest, Header
 IDLE_SECONDS = 8 * 3600
 _RENEWED_AFTER = 300  # seconds after which a request of a person gets a new cookie
 _MAX_ENDED = 10_000  # sessions remembered as signed out
+_PORT = re.compile(rb":(\d{1,5})$")
 _SECRET = re.compile("[0-9a-f]{64}")
 _TOKEN = re.compile(r"([a-z2-7]{8}|local)\.([0-9a-f]{32})\.(\d{1,12})\.([0-9a-f]{64})")
 _LOCAL = "local"
@@ -55,7 +57,7 @@ class Sessions:
 
     def find_session(self, request: ApiRequest, *, is_secure: bool) -> BrowserSession | None:
         """Returns the session of the request's cookie, if it is valid."""
-        for token in _cookies(request, _SECURE_NAME if is_secure else _NAME):
+        for token in _cookies(request, _cookie_name(request, is_secure=is_secure)):
             session = self._verify(token)
             if session is not None:
                 return session
@@ -91,11 +93,11 @@ class Sessions:
         """Returns True if a form belongs to this session."""
         return hmac.compare_digest(self.form_token(session).encode(), given.encode())
 
-    def session_cookie(self, session: BrowserSession, path: str, *, is_secure: bool) -> Header:
-        """Returns the header that stores the session in the browser."""
+    def session_cookie(self, session: BrowserSession, request: ApiRequest, path: str, *, is_secure: bool) -> Header:
+        """Returns the header that stores the session in the browser. ``path``: where the console is."""
         content = f"{session.key_id or _LOCAL}.{session.id}.{session.ends_at}"
         token = f"{content}.{self._sign(content, self._key_hash(session.key_id) or '')}"
-        return _set_cookie(token, path, IDLE_SECONDS, is_secure=is_secure)
+        return _set_cookie(request, token, path, IDLE_SECONDS, is_secure=is_secure)
 
     # ── signatures ────────────────────────────────────────────────────────────────────────────────────────────
     def _verify(self, token: str) -> BrowserSession | None:
@@ -120,16 +122,24 @@ class Sessions:
         return hmac.new(self._secret, f"{content}|{key_hash}".encode(), hashlib.sha256).hexdigest()
 
 
-def expired_cookies(path: str, *, is_secure: bool) -> Header:
+def expired_cookie(request: ApiRequest, path: str, *, is_secure: bool) -> Header:
     """Returns the header that removes the session from the browser."""
-    return _set_cookie("", path, 0, is_secure=is_secure)
+    return _set_cookie(request, "", path, 0, is_secure=is_secure)
 
 
 _NAME, _SECURE_NAME = "holdfast_console", "__Host-holdfast_console"
 
 
-def _set_cookie(token: str, path: str, seconds: int, *, is_secure: bool) -> Header:
-    name, where = (_SECURE_NAME, "/; Secure") if is_secure else (_NAME, path)
+def _cookie_name(request: ApiRequest, *, is_secure: bool) -> str:
+    """Returns the name of the cookie: browsers share cookies between the ports of a host, and each has a console."""
+    if is_secure:
+        return _SECURE_NAME
+    port = _PORT.search(request.headers.get(b"host", b""))
+    return f"{_NAME}_{port[1].decode()}" if port else _NAME
+
+
+def _set_cookie(request: ApiRequest, token: str, path: str, seconds: int, *, is_secure: bool) -> Header:
+    name, where = _cookie_name(request, is_secure=is_secure), "/; Secure" if is_secure else path
     return (b"set-cookie", f"{name}={token}; Path={where}; Max-Age={seconds}; HttpOnly; SameSite=Lax".encode())
 
 
@@ -146,15 +156,23 @@ def shared_secret(keys_file: Path) -> bytes:
     users may read is not used either.
     """
     path = keys_file.with_name(keys_file.name + ".sessions")
-    with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            file.write(secrets.token_hex(32))
+    if not path.exists():
+        _write_secret(path)
     with contextlib.suppress(OSError, UnicodeDecodeError), path.open("rb") as file:
         content = file.read(100).decode("ascii").strip()
         if _SECRET.fullmatch(content) and not os.fstat(file.fileno()).st_mode & _TOO_OPEN:
             return bytes.fromhex(content)
     return secrets.token_bytes(32)
+
+
+def _write_secret(path: Path) -> None:
+    """Makes the file whole or not at all; another process may make it at the same time, and then that one stands."""
+    with contextlib.suppress(OSError), tempfile.TemporaryDirectory(prefix=".sessions-", dir=path.parent) as folder:
+        fresh = Path(folder) / "secret"
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(secrets.token_hex(32))
+        path.hardlink_to(fresh)
 
 
 def _now() -> int:

@@ -17,12 +17,13 @@ from holdfast.app import Holdfast
 from holdfast.web.authentication import Authenticator
 from holdfast.web.console import ROOT, actions, bulk_pages, job_pages, overview, planning
 from holdfast.web.console.rendering import asset_response, html_response
-from holdfast.web.console.sessions import BrowserSession, Sessions, expired_cookies
+from holdfast.web.console.sessions import BrowserSession, Sessions, expired_cookie
 from holdfast.web.console.visit import (
     ConsoleParts,
     ContextMaker,
     OperationRunner,
     PageRoute,
+    QueueCache,
     Visit,
     console_link,
     page_globals,
@@ -88,6 +89,7 @@ class Console:
             app=app,
             authenticator=authenticator,
             sessions=self.sessions,
+            queues=QueueCache(app),
             operations={each.name: each for each in operations},
             make_context=make_context,
             run_operation=run_operation,
@@ -139,10 +141,10 @@ class Console:
         is_of_person = request.headers.get(b"hx-trigger") != b"live"
         cookie_path = console_link(request)
         if route.path == _SIGN_OUT:
-            visit.headers.append(expired_cookies(cookie_path, is_secure=is_secure))
+            visit.headers.append(expired_cookie(request, cookie_path, is_secure=is_secure))
         elif known is None or (is_of_person and self.sessions.is_renewable(session)):
             renewed = msgspec.structs.replace(self.sessions.new_session(session.key_id), id=session.id)
-            visit.headers.append(self.sessions.session_cookie(renewed, cookie_path, is_secure=is_secure))
+            visit.headers.append(self.sessions.session_cookie(renewed, request, cookie_path, is_secure=is_secure))
         return await route.handler(visit)
 
     def _find_route(self, request: ApiRequest, path: str) -> tuple[PageRoute, Mapping[str, str]]:
@@ -189,7 +191,7 @@ class Console:
             headers = [each for each in refusal.headers if each[0] != b"www-authenticate"]
             return html_response(refusal.status, "sign_in.html", {**context, "error": error}, *headers)
         session = self.sessions.new_session(key_id)
-        cookie = self.sessions.session_cookie(session, console_link(request), is_secure=is_secure)
+        cookie = self.sessions.session_cookie(session, request, console_link(request), is_secure=is_secure)
         target = console_link(request) + local_path(form.get("next", ""))
         return ApiResponse(303, headers=((b"location", target.encode()), cookie))
 

@@ -10,6 +10,7 @@ import msgspec
 
 from holdfast.app import Holdfast
 from holdfast.core.errors import Invalid, NotFound
+from holdfast.core.models import QueueInfo
 from holdfast.tasks.codec import RawText, decode_json
 from holdfast.web.authentication import Authenticator
 from holdfast.web.console import ROOT
@@ -44,12 +45,36 @@ ContextMaker = Callable[[ApiRequest, Principal, Callable[[], bool], Mapping[str,
 OperationRunner = Callable[[RequestContext, Operation, Callable[[], Awaitable[None]]], Awaitable[ApiResponse]]
 
 
+_QUEUES_FOR = 2.0  # seconds
+
+
+class QueueCache:
+    """Queues with their counts, read every two seconds at most, however many pages show them."""
+
+    def __init__(self, app: Holdfast) -> None:
+        self._app = app
+        self._queues: Sequence[QueueInfo] = ()
+        self._read_at = float("-inf")
+
+    async def read_queues(self) -> Sequence[QueueInfo]:
+        """Returns all queues by name."""
+        now = self._app.clock.monotonic()
+        if now - self._read_at >= _QUEUES_FOR:
+            self._queues, self._read_at = await self._app.queues(), now
+        return self._queues
+
+    def forget_queues(self) -> None:
+        """Reads anew with the next page: something was changed."""
+        self._read_at = float("-inf")
+
+
 class ConsoleParts(msgspec.Struct, frozen=True, kw_only=True):
     """Parts of the API that pages use."""
 
     app: Holdfast
     authenticator: Authenticator
     sessions: Sessions
+    queues: QueueCache
     operations: Mapping[str, Operation]
     make_context: ContextMaker
     run_operation: OperationRunner
@@ -104,6 +129,11 @@ class Visit:
             raise
         return decode_json(answer.body) if answer.body else None
 
+    async def visible_queues(self) -> list[QueueInfo]:
+        """Returns the queues that the principal may see; raises Refusal without the scope read."""
+        caller = self.make_context("list_queues", {}).caller
+        return [each for each in await self.console.queues.read_queues() if caller.allows_queue(each.name)]
+
     def make_context(self, name: str, path: Mapping[str, str]) -> RequestContext:
         """Returns the context of an operation; raises Refusal if the principal lacks its scope."""
         operation = self.console.operations[name]
@@ -124,6 +154,7 @@ class Visit:
 
     def redirect_to(self, path: str, notice: str = "", query: Sequence[tuple[str, str]] = ()) -> ApiResponse:
         """Returns a redirect to a page of the console, after a change."""
+        self.console.queues.forget_queues()
         pairs = [*query, ("notice", notice)] if notice else query
         location = (b"location", self.link_to(path, pairs).encode())
         return ApiResponse(303, headers=(location, *self.headers))

@@ -148,7 +148,7 @@ def test_key_of_other_queues_sees_and_changes_none_of_these(open_api: Api, keys:
 
 
 @pytest.mark.rows("B90")
-def test_job_that_is_not_there_looks_like_that_of_another_queue(open_api: Api, keys: Keys) -> None:
+def test_missing_job_looks_like_one_of_another_queue(open_api: Api, keys: Keys) -> None:
     world = make_world(open_api)
     visitor = Visitor(open_api)
     visitor.sign_in(keys.make("read", queues=("own",)))

@@ -104,6 +104,16 @@ def test_jobs_are_paged_by_cursor(open_api: Api, visitor: Visitor) -> None:
     assert "hx-get" not in second
 
 
+def test_queues_are_paged_by_name(open_api: Api, visitor: Visitor) -> None:
+    for number in range(103):
+        open_api.submit(queue=f"q{number:03}")
+    first = visitor.open_page("/queues")
+    [following] = re.findall(r'rel="next" href="/console(/queues[^"]*)"', first)
+    second = visitor.open_page(following)
+    assert [len(re.findall(r'id="queue-', page)) for page in (first, second)] == [100, 3]
+    assert "91 more queues" in visitor.open_page()
+
+
 def test_job_is_found_by_id_and_by_key(open_api: Api, visitor: Visitor) -> None:
     job = open_api.submit(key="order 7/ä")
     for named in (job["id"], "order 7/ä", "key:order 7/ä"):

@@ -8,7 +8,8 @@ import msgspec
 
 from holdfast.core.job_logs import NewLine, Record
 from holdfast.core.lifecycle import Failed
-from holdfast.core.models import Job, Lease
+from holdfast.core.models import Job
+from holdfast.core.steps import PROGRESS, STATE, NewStep
 from holdfast.core.workers import WorkerHeartbeat
 from tests.web.client import Api
 
@@ -31,9 +32,10 @@ def make_world(api: Api, text: str = "plain") -> World:
     key = f"key {text}".translate(_INVISIBLE)  # keys and tags hold no such characters
     queued = api.submit(queue="mail", payload={"to": text, text: 1}, key=key, metadata={text: text})
     error = Failed(error=text, traceback=f"Traceback\n{text}", retryable=False)
-    dead = api.submit(queue="mail", payload={"list": [text]}, tags=["red"])["id"]
+    dead = api.submit(queue="mail", payload={"list": [text]}, tags=["red", key[:90]])["id"]
     api.run(api.end(dead, error))
     running = api.submit(queue="mail", payload={})["id"]
+    api.submit(queue="later", after=[running])
     api.run(_at_work(api, running, text))
     schedule = {"name": "nightly", "task": "report", "queue": "mail", "payload": {"text": text}, "cron": "0 3 * * *"}
     api.post("/v1/schedules", schedule | {"zone": "Europe/Zurich"}, 201)
@@ -46,8 +48,15 @@ async def _at_work(api: Api, job_id: str, text: str) -> None:
     job: Job = await api.claim(job_id)
     store = await api.app.open_store()
     fields = msgspec.json.encode({text: text}).decode()
-    await store.queueing.append_logs(
-        [Record(Lease(job.id, job.claims), [NewLine(1, timedelta(0), "info", text, fields)])]
-    )
+    line = NewLine(1, timedelta(0), "info", text, fields)
+    await store.queueing.append_logs([Record(job.lease, [line])])
+    result = msgspec.json.encode(text).decode()
+    progress = msgspec.json.encode({"done": 3, "total": 10, "message": text}).decode()
+    steps = [
+        NewStep(job.lease, text.replace("#", ""), 1, True, result),
+        NewStep(job.lease, PROGRESS, 0, False, progress),
+        NewStep(job.lease, STATE, 0, False, result),
+    ]
+    assert await store.workflow.save_steps(steps) == [True] * 3
     heartbeat = WorkerHeartbeat(worker="worker-1", host=text[:200], pid=7, queues="*", concurrency=3, running=1)
     await store.queueing.heartbeat(heartbeat, [], lease_for=timedelta(minutes=10))

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
 from holdfast.core.models import Finding, JobState, QueueInfo
 from holdfast.core.workers import WorkerInfo
 from holdfast.views.documents import plan_document, queue_document, to_plain, worker_document
 from holdfast.views.findings import about_dead_letters, about_faults, about_limits, about_workers
+from holdfast.views.schedules import schedule_document, schedule_state
 from holdfast.web.console import ROOT
-from holdfast.web.console.visit import PageRoute, Visit
+from holdfast.web.console.visit import PageRoute, Visit, read_pairs
 from holdfast.web.messages import ApiResponse
 
 _SHOWN_QUEUES = 12
+_QUEUES_ON_PAGE = 100
 _SHOWN_RUNS = 6
 _SHOWN_WORKERS = 8
 _READ_SCHEDULES = 1000
@@ -106,19 +107,21 @@ def worker_views(workers: Sequence[WorkerInfo]) -> list[dict[str, Any]]:
 
 
 async def _next_runs(visit: Visit) -> list[dict[str, Any]]:
-    found = await visit.call_operation("list_schedules", [("limit", str(_READ_SCHEDULES))])
-    due = [each for each in found["schedules"] if each["next_run"] is not None]
-    return sorted(due, key=_instant_of)[:_SHOWN_RUNS]
-
-
-def _instant_of(schedule: Mapping[str, Any]) -> float:
-    return datetime.fromisoformat(schedule["next_run"]).timestamp()
+    """Returns the schedules that run next. Only for these are further runs computed."""
+    call = visit.make_context("list_schedules", {})
+    found = await (await call.app.open_store()).schedules.read_schedules(limit=_READ_SCHEDULES)
+    own = [each for each in found if call.caller.allows_queue(each.job.queue)]
+    due = sorted((each for each in own if schedule_state(each) == "active"), key=lambda each: each.next_us or 0)
+    return [to_plain(schedule_document(each, call.redaction)) for each in due[:_SHOWN_RUNS]]
 
 
 async def show_queues(visit: Visit) -> ApiResponse:
-    """Returns the page of all queues."""
-    queues = await visit.visible_queues()
-    return visit.render_page("queues.html", queues=[queue_view(each) for each in queues])
+    """Returns a page of queues by name."""
+    after = dict(read_pairs(visit.request)).get("after", "")
+    queues = [each for each in await visit.visible_queues() if each.name > after]
+    following = queues[_QUEUES_ON_PAGE - 1].name if len(queues) > _QUEUES_ON_PAGE else None
+    views = [queue_view(each) for each in queues[:_QUEUES_ON_PAGE]]
+    return visit.render_page("queues.html", queues=views, after=after, following=following)
 
 
 async def show_workers(visit: Visit) -> ApiResponse:

@@ -15,6 +15,7 @@ def test_every_page_is_accessible_and_complains_of_nothing(scene: Scene, width: 
         for page in PAGES:
             tab.visit(scene.path(page))
             assert tab.page.locator("main#main h1").count() == 1, page
+            tab.page.evaluate("document.querySelectorAll('details.change').forEach(each => { each.open = true; })")
             assert tab.violations() == [], page
             assert not tab.has_horizontal_scroll(), page
         assert (tab.problems, tab.foreign_requests) == ([], [])
@@ -22,16 +23,31 @@ def test_every_page_is_accessible_and_complains_of_nothing(scene: Scene, width: 
         assert (sum(map(int, background[4:-1].split(","))) < 200) is dark
 
 
-def test_paused_page_does_not_change(scene: Scene) -> None:
+def test_paused_page_asks_for_nothing(scene: Scene) -> None:
     with scene.open_tab() as tab:
+        page = tab.page
+        page.clock.install()
         tab.visit("/queues")
-        tab.page.locator("#live-switch").click()
-        assert tab.page.locator("#live-switch[aria-pressed=false]").inner_text() == "Paused"
+        page.locator("#live-switch").click()
+        assert page.locator("#live-switch[aria-pressed=false]").inner_text() == "Paused"
         scene.client.post("/v1/queues/mail/pause").raise_for_status()
-        tab.page.wait_for_timeout(0)
-        assert tab.page.locator("html[data-refreshes]").count() == 0
-        tab.page.locator("#live-switch").click()
-        tab.page.locator("#queue-mail .paused").wait_for()
+        asked = len(tab.asked)
+        page.clock.run_for(60_000)
+        assert len(tab.asked) == asked
+        page.clock.resume()
+        page.locator("#live-switch").click()
+        page.locator("#queue-mail .paused").wait_for()
+
+
+def test_page_that_does_not_change_has_no_switch(scene: Scene) -> None:
+    with scene.open_tab() as tab:
+        tab.visit("/jobs?state=dead")
+        assert tab.page.locator("#live-switch").is_visible()
+        tab.page.get_by_role("button", name="Replay matching…").click()
+        tab.page.locator(".lead").wait_for()
+        assert not tab.page.locator("#live-switch").is_visible()
+        assert tab.page.locator("nav a[aria-current]").inner_text() == "Jobs"
+        assert tab.violations() == []
 
 
 def test_dead_job_is_replayed_by_keyboard_alone(scene: Scene) -> None:

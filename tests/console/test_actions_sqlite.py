@@ -56,6 +56,28 @@ def test_replay_of_a_succeeded_job_is_forced(open_api: Api, visitor: Visitor, wo
     assert _job(open_api, world.queued)["state"] == "queued"
 
 
+def test_replay_takes_a_changed_payload(open_api: Api, visitor: Visitor, world: World) -> None:
+    assert "&#34;list&#34;" in visitor.open_page(f"/jobs/{world.dead}").partition("<textarea")[2]
+    visitor.act(f"/jobs/{world.dead}/replay", {"payload": '{"to": "ä", "number": 12345678901234567890123}'})
+    job = _job(open_api, world.dead)
+    assert (job["state"], job["payload"]) == ("queued", {"to": "ä", "number": 12345678901234567890123})
+
+
+@pytest.mark.parametrize("payload", ["[1]", "{", '{"a": 1, "a": 2}', "nothing"])
+def test_payload_that_is_no_object_is_refused(open_api: Api, visitor: Visitor, world: World, payload: str) -> None:
+    answer = visitor.send(f"/jobs/{world.dead}/replay", {"payload": payload})
+    assert (answer.status_code, "payload" in answer.text) == (422, True)
+    assert _job(open_api, world.dead)["state"] == "dead"
+
+
+def test_copy_is_a_new_job(open_api: Api, visitor: Visitor, world: World) -> None:
+    place = visitor.act(f"/jobs/{world.dead}/copy", {"payload": '{"to": "b"}'})
+    copy = _job(open_api, place.removeprefix("/jobs/").partition("?")[0])
+    assert (copy["state"], copy["payload"], copy["forks"]) == ("queued", {"to": "b"}, world.dead)
+    assert _job(open_api, world.dead)["state"] == "dead"
+    assert "a copy of the other one" in visitor.open_page(place)
+
+
 def test_delete_removes_a_job_but_no_running_one(open_api: Api, visitor: Visitor, world: World) -> None:
     assert visitor.act(f"/jobs/{world.dead}/delete") == "/jobs?notice=deleted"
     assert open_api.ask("GET", f"/v1/jobs/{world.dead}").status_code == 404

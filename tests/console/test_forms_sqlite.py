@@ -15,6 +15,7 @@ from tests.web.keyed import Keys
 ACTIONS: list[tuple[str, dict[str, str]]] = [
     ("/jobs/{running}/cancel", {}),
     ("/jobs/{dead}/replay", {}),
+    ("/jobs/{dead}/copy", {}),
     ("/jobs/{dead}/delete", {}),
     ("/queues/mail/pause", {}),
     ("/queues/mail/resume", {}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import quote
 
+from holdfast.tasks.codec import decode_object
 from holdfast.web.console import ROOT
 from holdfast.web.console.job_pages import check_reference
 from holdfast.web.console.visit import Handler, PageRoute, Visit
@@ -19,12 +20,28 @@ async def cancel_job(visit: Visit) -> ApiResponse:
 
 
 async def replay_job(visit: Visit) -> ApiResponse:
-    """Queues a job again, also a succeeded one if the form says so."""
-    body: dict[str, Any] = {"force": True} if visit.form_value("force") else {}
+    """Queues a job again, also a succeeded one if the form says so, and with another payload if it has one."""
+    body: dict[str, Any] = _edited_payload(visit)
+    if visit.form_value("force"):
+        body["force"] = True
     if step := visit.form_value("from_step"):
         body["from_step"] = step
     job = await visit.call_operation("replay_job", body=body, job_id=check_reference(visit.path["job"]))
     return visit.redirect_to(f"jobs/{job['id']}", "replayed")
+
+
+async def copy_job(visit: Visit) -> ApiResponse:
+    """Submits a copy of a job that has ended."""
+    reference = check_reference(visit.path["job"])
+    job = await visit.call_operation("fork_job", body=_edited_payload(visit), job_id=reference)
+    return visit.redirect_to(f"jobs/{job['id']}", "copied")
+
+
+def _edited_payload(visit: Visit) -> dict[str, Any]:
+    """Returns the payload of the form as a field of a body; nothing if the form has none."""
+    text = visit.form_value("payload")
+    limit = visit.console.app.settings.payload_limit
+    return {"payload": decode_object(text, limit, "payload")} if text else {}
 
 
 async def delete_job(visit: Visit) -> ApiResponse:
@@ -61,6 +78,7 @@ def simple_action(operation: str, name: str, target: str, notice: str) -> Handle
 ROUTES = (
     PageRoute("POST", f"{ROOT}/jobs/{{job}}/cancel", cancel_job),
     PageRoute("POST", f"{ROOT}/jobs/{{job}}/replay", replay_job),
+    PageRoute("POST", f"{ROOT}/jobs/{{job}}/copy", copy_job),
     PageRoute("POST", f"{ROOT}/jobs/{{job}}/delete", delete_job),
     PageRoute(
         "POST", f"{ROOT}/queues/{{queue}}/pause", simple_action("pause_queue", "queue", "queues", "queue_paused")

@@ -10,6 +10,7 @@ from urllib.parse import quote
 from holdfast.core.errors import NotFound
 from holdfast.core.models import JobState, Reason
 from holdfast.web.console import ROOT
+from holdfast.web.console.rendering import MAX_SHOWN, pretty_json
 from holdfast.web.console.visit import PageRoute, Visit, read_pairs
 from holdfast.web.fields import FILTERS, REFERENCE_PATTERN
 from holdfast.web.messages import ApiResponse
@@ -77,11 +78,20 @@ async def show_job(visit: Visit) -> ApiResponse:
         can_cancel=job["state"] in _CANCELLABLE and not job["cancelling"],
         can_replay=job["state"] in _REPLAYABLE,
         can_delete=job["state"] != "running",
+        can_change=_is_editable(visit, job),
+        can_copy=job["state"] in _ENDED,
     )
 
 
+_ENDED = ("succeeded", "dead", "cancelled")
 _CANCELLABLE = ("scheduled", "waiting", "queued", "running", "failed")
 _REPLAYABLE = ("dead", "failed", "cancelled", "succeeded")
+
+
+def _is_editable(visit: Visit, job: Mapping[str, Any]) -> bool:
+    """Returns True if the form may show the payload as it is stored: not hidden in part, and not too long."""
+    is_whole = not visit.console.app.settings.redacted and len(pretty_json(job["payload"])) <= MAX_SHOWN
+    return is_whole and visit.caller.has_scope("operate") and job["state"] in _REPLAYABLE
 
 
 def check_reference(text: str) -> str:

@@ -29,7 +29,8 @@ PAGE_HEADERS: tuple[Header, ...] = (
     (b"referrer-policy", b"same-origin"),  # with no-referrer browsers send forms without their origin
     (b"vary", b"cookie"),
 )
-_MAX_SHOWN = 20_000  # characters of a payload or a result on a page
+MAX_SHOWN = 20_000
+"""Characters of a payload or a result on a page."""
 _MEDIA = MappingProxyType(
     {
         "console.css": b"text/css; charset=utf-8",
@@ -103,7 +104,7 @@ def _visible(value: Any) -> Any:
 def pretty_json(value: Any) -> str:
     """Returns a value as indented JSON, cut after many characters."""
     text = json.dumps(value, indent=2, ensure_ascii=False)
-    return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "\n… cut here; the HTTP API returns all of it"
+    return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "\n… cut here; the HTTP API returns all of it"
 
 
 def clip_line(text: str | None, limit: int = 120) -> str:

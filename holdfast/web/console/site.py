@@ -32,7 +32,7 @@ from holdfast.web.console.visit import (
 from holdfast.web.messages import ApiRequest, ApiResponse, Refusal, read_form, send_answer
 from holdfast.web.routing import Operation
 
-_MAX_FORM = 64 * 1024  # bytes
+_FORM_PAYLOADS = 4  # a form may be as long as so many payloads: it is percent-encoded
 _SIGN_IN = f"{ROOT}/sign-in"
 _SIGN_OUT = f"{ROOT}/sign-out"
 _STATIC = f"{ROOT}/static/"
@@ -95,6 +95,7 @@ class Console:
             run_operation=run_operation,
         )
         self._body_timeout = app.settings.body_timeout.total_seconds()
+        self._max_form = app.settings.payload_limit * _FORM_PAYLOADS
         self._is_on = authenticator.has_keys or is_local
         self._routes = [(compile_path(route.path)[0], route) for route in ROUTES]
 
@@ -163,7 +164,7 @@ class Console:
 
     async def _read_form(self, request: ApiRequest) -> list[tuple[str, str]]:
         check_same_site(request)
-        return await read_form(request, _MAX_FORM, self._body_timeout)
+        return await read_form(request, self._max_form, self._body_timeout)
 
     # ── sign-in ───────────────────────────────────────────────────────────────────────────────────────────────
     def _ask_to_sign_in(self, request: ApiRequest) -> ApiResponse:

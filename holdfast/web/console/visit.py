@@ -25,6 +25,7 @@ NOTICES = {
     "cancelled": "The job is cancelled, or was asked to stop.",
     "replayed": "The job is queued again.",
     "deleted": "The job is deleted.",
+    "copied": "This is a new job, a copy of the other one.",
     "queue_paused": "The queue is paused. Running jobs go on.",
     "queue_resumed": "The queue is resumed.",
     "stopping": "The worker was asked to stop. It finishes its jobs within its grace.",

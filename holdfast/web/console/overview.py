@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from holdfast.core.models import Finding, JobState, QueueInfo
 from holdfast.core.workers import WorkerInfo
-from holdfast.views.documents import plan_document, queue_document, to_plain, worker_document
+from holdfast.views.documents import plan_document, queue_document, state_totals, to_plain, worker_document
 from holdfast.views.findings import about_dead_letters, about_faults, about_limits, about_workers
 from holdfast.views.schedules import schedule_document, schedule_state
 from holdfast.web.console import ROOT
@@ -45,17 +44,15 @@ async def show_overview(visit: Visit) -> ApiResponse:
     if not visit.caller.limited:
         findings += about_limits(await call.app.limits.find_all(), queues, workers, frozenset())
     findings.insert(0, await (await call.app.open_store()).health.durability())
-    documents = [queue_view(each) for each in queues]
-    documents.sort(key=lambda each: (-each["backlog"], each["name"]))
     return visit.render_page(
         "overview.html",
-        totals=sum_states(documents),
-        is_partial=any(each["at_least"] for each in documents),
-        per_second=sum(each["ended_per_second"] for each in documents),
-        oldest=max((each["oldest_ready_seconds"] or 0 for each in documents), default=0),
+        totals=state_totals(queues),
+        partial={state for each in queues for state in each.at_least},
+        per_second=sum(each.ended_per_second for each in queues),
+        oldest=max((each.oldest_ready.total_seconds() for each in queues if each.oldest_ready), default=0),
         findings=list_problems(visit, findings),
-        queues=documents[:_SHOWN_QUEUES],
-        hidden_queues=max(0, len(documents) - _SHOWN_QUEUES),
+        queues=[queue_view(each) for each in sorted(queues, key=_backlog_first)[:_SHOWN_QUEUES]],
+        hidden_queues=max(0, len(queues) - _SHOWN_QUEUES),
         workers=worker_views(workers)[:_SHOWN_WORKERS],
         worker_count=sum(each.alive for each in workers),
         runs=await _next_runs(visit),
@@ -77,7 +74,7 @@ def list_problems(visit: Visit, findings: Iterable[Finding]) -> list[dict[str, s
 
 
 def queue_view(queue: QueueInfo) -> dict[str, Any]:
-    """Returns the document of a queue with its backlog, the seconds until it is empty, and the parts of its bar."""
+    """Returns the document of a queue with the seconds until it is empty, and the parts of its bar."""
     document: dict[str, Any] = to_plain(queue_document(queue))
     states, pace = document["states"], document["ended_per_second"]
     ready = states["queued"]
@@ -89,15 +86,12 @@ def queue_view(queue: QueueInfo) -> dict[str, Any]:
         parts.append({"state": state, "at": round(at, 2), "width": round(width, 2)})
         at += width
     drain = ready / pace if ready and pace else None
-    return {**document, "backlog": ready + states["running"], "drain": drain, "bar": parts}
+    return {**document, "drain": drain, "bar": parts}
 
 
-def sum_states(documents: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Returns the number of jobs in each state, in all of these queues."""
-    totals: Counter[str] = Counter({state.value: 0 for state in JobState})
-    for each in documents:
-        totals.update(each["states"])
-    return dict(totals)
+def _backlog_first(queue: QueueInfo) -> tuple[int, str]:
+    """Sort key of queues: the most ready and running jobs first."""
+    return -sum(queue.states.get(state, 0) for state in (JobState.QUEUED, JobState.RUNNING)), queue.name
 
 
 def worker_views(workers: Sequence[WorkerInfo]) -> list[dict[str, Any]]:

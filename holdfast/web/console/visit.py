@@ -47,26 +47,33 @@ OperationRunner = Callable[[RequestContext, Operation, Callable[[], Awaitable[No
 
 
 _QUEUES_FOR = 2.0  # seconds
+_READING_SHARE = 30  # a read that takes a second is good for so many
 
 
 class QueueCache:
-    """Queues with their counts, read every two seconds at most, however many pages show them."""
+    """Queues with their counts, read every two seconds at most, however many pages show them.
+
+    A store in which counting takes long is counted less often.
+    """
 
     def __init__(self, app: Holdfast) -> None:
         self._app = app
         self._queues: Sequence[QueueInfo] = ()
-        self._read_at = float("-inf")
+        self._fresh_until = float("-inf")
 
     async def read_queues(self) -> Sequence[QueueInfo]:
         """Returns all queues by name."""
-        now = self._app.clock.monotonic()
-        if now - self._read_at >= _QUEUES_FOR:
-            self._queues, self._read_at = await self._app.queues(), now
+        clock = self._app.clock
+        begun = clock.monotonic()
+        if begun >= self._fresh_until:
+            self._queues = await self._app.queues()
+            ended = clock.monotonic()
+            self._fresh_until = ended + max(_QUEUES_FOR, _READING_SHARE * (ended - begun))
         return self._queues
 
     def forget_queues(self) -> None:
         """Reads anew with the next page: something was changed."""
-        self._read_at = float("-inf")
+        self._fresh_until = float("-inf")
 
 
 class ConsoleParts(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
+from holdfast.core.clock import ManualClock
 from holdfast.core.errors import Unavailable
 from holdfast.web.console.rendering import asset_version
 from tests.console.visitor import Visitor
@@ -102,6 +103,30 @@ def test_jobs_are_paged_by_cursor(open_api: Api, visitor: Visitor) -> None:
     assert 'rel="next"' not in second
     assert "hx-get" in first
     assert "hx-get" not in second
+
+
+def test_many_open_pages_count_the_store_once(open_api: Api, visitor: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock()
+    counted = 0
+    count = type(open_api.app).queues
+
+    async def queues(app: Any) -> Any:
+        nonlocal counted
+        counted += 1
+        return await count(app)
+
+    monkeypatch.setattr(type(open_api.app), "queues", queues)
+    monkeypatch.setattr(open_api.app._app, "clock", clock)
+    for _ in range(10):
+        visitor.open_page()
+        visitor.open_page("/jobs")
+    assert counted == 1
+    clock.advance(2.1)
+    visitor.open_page("/queues")
+    assert counted == 2
+    visitor.act("/queues/mail/pause")
+    assert "Resume" in visitor.open_page("/queues")
+    assert counted == 3
 
 
 def test_queues_are_paged_by_name(open_api: Api, visitor: Visitor) -> None:

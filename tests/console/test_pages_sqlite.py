@@ -11,7 +11,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from holdfast.core.clock import ManualClock
-from holdfast.core.errors import Unavailable
+from holdfast.core.errors import TooBroad, Unavailable
 from holdfast.web.console.rendering import asset_version
 from tests.console.visitor import Visitor
 from tests.console.world import HOSTILE, make_world
@@ -129,6 +129,20 @@ def test_many_open_pages_count_the_store_once(open_api: Api, visitor: Visitor, m
     assert counted == 3
 
 
+def test_search_that_takes_too_long_is_a_page_with_a_remedy(
+    open_api: Api, visitor: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_world(open_api)
+
+    async def fail(*_: Any, **__: Any) -> Any:
+        raise TooBroad(1.0)
+
+    monkeypatch.setattr(type(open_api.app), "find", fail)
+    assert "The search took too long" in visitor.open_page("/jobs?error=x", 422)
+    page = visitor.open_page("/workers")
+    assert ("worker-1" in page, "at most the latest 200" in page) == (True, True)
+
+
 def test_queues_are_paged_by_name(open_api: Api, visitor: Visitor) -> None:
     for number in range(103):
         open_api.submit(queue=f"q{number:03}")
@@ -228,6 +242,6 @@ def test_unexpected_error_is_a_page_without_details(visitor: Visitor, monkeypatc
     async def fail(*_: Any, **__: Any) -> Any:
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr("holdfast.web.console.visit.QueueCache.read_queues", fail)
+    monkeypatch.setattr("holdfast.web.console.visit.CachedRead.read_value", fail)
     page = visitor.open_page("/queues", 500)
     assert ("Something went wrong" in page, "secret" in page) == (True, False)

@@ -61,7 +61,7 @@ async def run_bulk(visit: Visit) -> ApiResponse:
     if action == "replay" and rate:
         body |= {"rate": rate, "after": float(after) if after else 0}
     answer = await visit.call_operation(_OPERATIONS[action], body=body)
-    visit.console.queues.forget_queues()
+    visit.console.queues.forget_value()
     before = visit.form_value("changed")
     changed = (int(before) if before.isdigit() and len(before) < 12 else 0) + answer["count"]
     return visit.render_page(

@@ -9,6 +9,7 @@ from holdfast.core.models import Finding, JobState, QueueInfo
 from holdfast.core.workers import WorkerInfo
 from holdfast.views.documents import plan_document, queue_document, state_totals, to_plain, worker_document
 from holdfast.views.findings import about_dead_letters, about_faults, about_limits, about_workers
+from holdfast.views.formatting import format_timestamp
 from holdfast.views.schedules import schedule_document, schedule_state
 from holdfast.web.console import ROOT
 from holdfast.web.console.visit import PageRoute, Visit, read_pairs
@@ -122,11 +123,16 @@ async def show_workers(visit: Visit) -> ApiResponse:
     """Returns the page of all workers with the jobs that they run."""
     found = await visit.call_operation("list_workers")
     workers = sorted(found["workers"], key=lambda each: (each["state"] != "lost", each["host"], each["id"]))
-    page = await visit.call_operation("list_jobs", [("state", "running"), ("limit", "200")])
-    running: dict[str, list[Any]] = {}
-    for job in page["jobs"]:
-        running.setdefault(job["worker"], []).append(job)
-    return visit.render_page("workers.html", workers=workers, running=running, has_more=page["cursor"] is not None)
+    running: dict[str, list[dict[str, str]]] = {}
+    is_complete = True
+    if any(each["running"] for each in workers):
+        found = await visit.console.running.read_value()
+        is_complete = found.is_complete
+        for job in found.jobs:
+            started = format_timestamp(job.started_at_us or job.created_at_us)
+            shown = {"id": job.id, "task": job.task, "started_at": started}
+            running.setdefault(job.worker or "", []).append(shown)
+    return visit.render_page("workers.html", workers=workers, running=running, is_complete=is_complete)
 
 
 async def show_faults(visit: Visit) -> ApiResponse:

@@ -19,15 +19,17 @@ from holdfast.web.console import ROOT, actions, bulk_pages, job_pages, overview,
 from holdfast.web.console.rendering import asset_response, html_response
 from holdfast.web.console.sessions import BrowserSession, Sessions, expired_cookie
 from holdfast.web.console.visit import (
+    CachedRead,
     ConsoleParts,
     ContextMaker,
     OperationRunner,
     PageRoute,
-    QueueCache,
     Visit,
     console_link,
     page_globals,
     read_pairs,
+    read_queues,
+    read_running_jobs,
 )
 from holdfast.web.messages import ApiRequest, ApiResponse, Refusal, read_form, send_answer
 from holdfast.web.routing import Operation
@@ -37,7 +39,8 @@ _SIGN_IN = f"{ROOT}/sign-in"
 _SIGN_OUT = f"{ROOT}/sign-out"
 _STATIC = f"{ROOT}/static/"
 _LOCAL_PATH = re.compile(r"(?:/[A-Za-z0-9._~%:@-]+)*(?:\?[A-Za-z0-9._~%:@&=+*-]*)?")
-_TITLES = {
+_TITLES: Mapping[int | str, str] = {
+    "too_broad": "The search took too long",
     401: "Sign in",
     403: "Not allowed",
     404: "Not found",
@@ -89,7 +92,8 @@ class Console:
             app=app,
             authenticator=authenticator,
             sessions=self.sessions,
-            queues=QueueCache(app),
+            queues=CachedRead(app, read_queues),
+            running=CachedRead(app, read_running_jobs),
             operations={each.name: each for each in operations},
             make_context=make_context,
             run_operation=run_operation,
@@ -219,7 +223,7 @@ def problem_page(request: ApiRequest, context: Mapping[str, Any], answer: ApiRes
     given = {
         **context,
         "status": answer.status,
-        "title": _TITLES.get(answer.status, "Something went wrong"),
+        "title": _TITLES.get(problem["code"]) or _TITLES.get(answer.status, "Something went wrong"),
         "detail": problem["detail"],
         "remedy": problem.get("remedy", ""),
         "request_id": problem["request_id"],

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
 
 import msgspec
 
 from holdfast.app import Holdfast
-from holdfast.core.errors import Invalid, NotFound
-from holdfast.core.models import QueueInfo
+from holdfast.core.errors import Busy, Invalid, NotFound, TooBroad
+from holdfast.core.models import Job, JobFilter, JobState, QueueInfo
 from holdfast.tasks.codec import RawText, decode_json
 from holdfast.web.authentication import Authenticator
 from holdfast.web.console import ROOT
@@ -21,6 +21,7 @@ from holdfast.web.keys import Principal
 from holdfast.web.messages import ApiRequest, ApiResponse, Header
 from holdfast.web.routing import Operation, RequestContext
 
+_MAX_RUNNING = 200
 NOTICES = {
     "cancelled": "The job is cancelled, or was asked to stop.",
     "replayed": "The job is queued again.",
@@ -46,34 +47,55 @@ ContextMaker = Callable[[ApiRequest, Principal, Callable[[], bool], Mapping[str,
 OperationRunner = Callable[[RequestContext, Operation, Callable[[], Awaitable[None]]], Awaitable[ApiResponse]]
 
 
-_QUEUES_FOR = 2.0  # seconds
+_FRESH_FOR = 2.0  # seconds
 _READING_SHARE = 30  # a read that takes a second is good for so many
+_T = TypeVar("_T")
 
 
-class QueueCache:
-    """Queues with their counts, read every two seconds at most, however many pages show them.
+class CachedRead(Generic[_T]):
+    """A read that all pages share: every two seconds at most, and less often if it takes long."""
 
-    A store in which counting takes long is counted less often.
-    """
-
-    def __init__(self, app: Holdfast) -> None:
+    def __init__(self, app: Holdfast, read: Callable[[Holdfast], Awaitable[_T]]) -> None:
         self._app = app
-        self._queues: Sequence[QueueInfo] = ()
+        self._read = read
+        self._found: _T | None = None
         self._fresh_until = float("-inf")
 
-    async def read_queues(self) -> Sequence[QueueInfo]:
-        """Returns all queues by name."""
+    async def read_value(self) -> _T:
+        """Returns the value, read anew if it is too old."""
         clock = self._app.clock
         begun = clock.monotonic()
-        if begun >= self._fresh_until:
-            self._queues = await self._app.queues()
-            ended = clock.monotonic()
-            self._fresh_until = ended + max(_QUEUES_FOR, _READING_SHARE * (ended - begun))
-        return self._queues
+        if self._found is not None and begun < self._fresh_until:
+            return self._found
+        found = self._found = await self._read(self._app)
+        ended = clock.monotonic()
+        self._fresh_until = ended + max(_FRESH_FOR, _READING_SHARE * (ended - begun))
+        return found
 
-    def forget_queues(self) -> None:
+    def forget_value(self) -> None:
         """Reads anew with the next page: something was changed."""
         self._fresh_until = float("-inf")
+
+
+class RunningJobs(msgspec.Struct, frozen=True):
+    """The latest running jobs. ``is_complete``: there are no others."""
+
+    jobs: Sequence[Job]
+    is_complete: bool
+
+
+async def read_queues(app: Holdfast) -> Sequence[QueueInfo]:
+    """Reads all queues with their counts."""
+    return await app.queues()
+
+
+async def read_running_jobs(app: Holdfast) -> RunningJobs:
+    """Reads the latest running jobs; none if the search takes too long, as on Redis among many jobs."""
+    try:
+        page = await app.find(JobFilter(states=(JobState.RUNNING,)), limit=_MAX_RUNNING)
+    except (TooBroad, Busy):
+        return RunningJobs((), False)
+    return RunningJobs(page.jobs, page.cursor is None)
 
 
 class ConsoleParts(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +104,8 @@ class ConsoleParts(msgspec.Struct, frozen=True, kw_only=True):
     app: Holdfast
     authenticator: Authenticator
     sessions: Sessions
-    queues: QueueCache
+    queues: CachedRead[Sequence[QueueInfo]]
+    running: CachedRead[RunningJobs]
     operations: Mapping[str, Operation]
     make_context: ContextMaker
     run_operation: OperationRunner
@@ -140,7 +163,7 @@ class Visit:
     async def visible_queues(self) -> list[QueueInfo]:
         """Returns the queues that the principal may see; raises Refusal without the scope read."""
         caller = self.make_context("list_queues", {}).caller
-        return [each for each in await self.console.queues.read_queues() if caller.allows_queue(each.name)]
+        return [each for each in await self.console.queues.read_value() if caller.allows_queue(each.name)]
 
     def make_context(self, name: str, path: Mapping[str, str]) -> RequestContext:
         """Returns the context of an operation; raises Refusal if the principal lacks its scope."""
@@ -162,7 +185,8 @@ class Visit:
 
     def redirect_to(self, path: str, notice: str = "", query: Sequence[tuple[str, str]] = ()) -> ApiResponse:
         """Returns a redirect to a page of the console, after a change."""
-        self.console.queues.forget_queues()
+        self.console.queues.forget_value()
+        self.console.running.forget_value()
         pairs = [*query, ("notice", notice)] if notice else query
         location = (b"location", self.link_to(path, pairs).encode())
         return ApiResponse(303, headers=(location, *self.headers))

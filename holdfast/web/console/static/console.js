@@ -2,6 +2,7 @@
 "use strict";
 (() => {
   const INTERVAL = 3000;
+  const SHARE = 20; // a refresh that takes a second is asked for every twenty
   const RETRY = 2000;
   const PAUSED = "holdfast.console.paused";
   const banner = document.getElementById("connection");
@@ -9,6 +10,7 @@
   const live = () => document.getElementById("live");
   let isPaused = sessionStorage.getItem(PAUSED) === "1";
   let timer = 0;
+  let begun = 0;
 
   // What the reader has opened stays open; a server knows nothing of it.
   Idiomorph.defaults.callbacks.beforeAttributeUpdated = (name, element) =>
@@ -34,6 +36,7 @@
       schedule(INTERVAL);
       return;
     }
+    begun = performance.now();
     htmx.trigger(live(), "refresh");
   };
 
@@ -59,12 +62,16 @@
     say("");
     showSwitch();
     document.documentElement.dataset.refreshes = String(Number(document.documentElement.dataset.refreshes ?? 0) + 1);
-    schedule(INTERVAL);
+    schedule(Math.max(INTERVAL, SHARE * (performance.now() - begun)));
   });
   document.addEventListener("htmx:responseError", (event) => {
     const status = event.detail.xhr.status;
     if (status === 404) {
       say("This is not in the store any more.");
+      return;
+    }
+    if (status === 422) {
+      say("The search took too long. Narrow the filters; this page is not refreshed any more.");
       return;
     }
     say(

@@ -12,6 +12,9 @@ from starlette.routing import Mount
 
 from holdfast.core.clock import ManualClock
 from holdfast.core.errors import TooBroad, Unavailable
+from holdfast.core.history import History, HistoryRow, HistoryStep
+from holdfast.core.models import JobState
+from holdfast.web.console.charts import SPANS
 from holdfast.web.console.rendering import asset_version
 from tests.console.visitor import Visitor
 from tests.console.world import HOSTILE, make_world
@@ -69,7 +72,8 @@ def test_headers_of_redirects_are_not_split(visitor: Visitor) -> None:
 
 def test_empty_store_says_how_to_begin(visitor: Visitor) -> None:
     texts = {
-        "": "No queue has a job yet.",
+        "": "No job that has ended in the last hour is counted yet.",
+        "?span=7d": "No queue has a job yet.",
         "/jobs": "There are no jobs yet.",
         "/jobs?queue=none": "No job matches these filters.",
         "/queues": "No queue has a job",
@@ -103,6 +107,31 @@ def test_jobs_are_paged_by_cursor(open_api: Api, visitor: Visitor) -> None:
     assert 'rel="next"' not in second
     assert "hx-get" in first
     assert "hx-get" not in second
+
+
+def test_chart_shows_ended_jobs_of_visible_queues(
+    open_api: Api, visitor: Visitor, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    minute = HistoryStep.MINUTE.length_us
+    rows = [
+        HistoryRow(10 * minute, "mail", JobState.SUCCEEDED, 1500, 3.0, 1.0),
+        HistoryRow(10 * minute, "mail", JobState.DEAD, 500, 0.0, 0.0),
+        HistoryRow(20 * minute, "own", JobState.CANCELLED, 7, 0.0, 0.0),
+    ]
+
+    async def read_history(app: Any, since: str) -> History:
+        assert since in SPANS
+        return History(HistoryStep.MINUTE, 0, 62 * minute, rows)
+
+    monkeypatch.setattr(type(open_api.app), "read_history", read_history)
+    page = visitor.open_page("?span=24h")
+    text = "2,007 jobs ended in the last day: 1,500 succeeded, 7 cancelled, 500 dead; at most 2,000 in one minute."
+    assert text in page
+    assert '<rect class="succeeded" x="10" y="25.0" width="0.8" height="75.0">' in page
+    assert '<rect class="dead" x="10" y="0.0" width="0.8" height="25.0">' in page
+    limited = Visitor(open_api)
+    limited.sign_in(keys.make("read", queues=("own",)))
+    assert "7 jobs ended in the last hour: 7 cancelled; at most 7" in limited.open_page("?span=nonsense")
 
 
 def test_many_open_pages_count_the_store_once(open_api: Api, visitor: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:

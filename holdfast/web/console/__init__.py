@@ -6,6 +6,7 @@ visit.py       a request of a page: runs operations, renders templates, redirect
 rendering.py   Jinja2, filters of the templates, static files
 overview.py    the overview, faults, workers and queues
 job_pages.py   lists of jobs, one job
+charts.py       bars of queues, and the chart of ended jobs
 planning.py    schedules and limits, with their changes
 actions.py     changes of a job, queue or worker: each a POST, then a redirect
 bulk_pages.py  changes of many jobs: a count first, one confirmation

@@ -7,11 +7,12 @@ from typing import Any
 
 from holdfast.core.models import Finding, JobState, QueueInfo
 from holdfast.core.workers import WorkerInfo
-from holdfast.views.documents import plan_document, queue_document, state_totals, to_plain, worker_document
+from holdfast.views.documents import plan_document, state_totals, to_plain, worker_document
 from holdfast.views.findings import about_dead_letters, about_faults, about_limits, about_workers
 from holdfast.views.formatting import format_timestamp
 from holdfast.views.schedules import schedule_document, schedule_state
 from holdfast.web.console import ROOT
+from holdfast.web.console.charts import SPANS, chosen_span, draw_history, queue_view
 from holdfast.web.console.visit import PageRoute, Visit, read_pairs
 from holdfast.web.messages import ApiResponse
 
@@ -20,7 +21,6 @@ _QUEUES_ON_PAGE = 100
 _SHOWN_RUNS = 6
 _SHOWN_WORKERS = 8
 _READ_SCHEDULES = 1000
-_BAR = (JobState.RUNNING, JobState.QUEUED, JobState.SCHEDULED, JobState.WAITING, JobState.FAILED, JobState.DEAD)
 _PLACES: Mapping[str, tuple[str, str]] = {
     "queues": ("queues", "Queues"),
     "workers": ("workers", "Workers"),
@@ -45,8 +45,12 @@ async def show_overview(visit: Visit) -> ApiResponse:
     if not visit.caller.limited:
         findings += about_limits(await call.app.limits.find_all(), queues, workers, frozenset())
     findings.insert(0, await (await call.app.open_store()).health.durability())
+    span = chosen_span(dict(read_pairs(visit.request)).get("span", ""))
+    history = await visit.console.histories[span].read_value()
     return visit.render_page(
         "overview.html",
+        chart=draw_history(history, span, visit.make_context("show_history", {}).caller.allows_queue),
+        spans=SPANS,
         totals=state_totals(queues),
         partial={state for each in queues for state in each.at_least},
         per_second=sum(each.ended_per_second for each in queues),
@@ -72,22 +76,6 @@ def list_problems(visit: Visit, findings: Iterable[Finding]) -> list[dict[str, s
             {"level": each.level, "text": each.text, "remedy": each.remedy or "", "address": address, "label": label}
         )
     return shown
-
-
-def queue_view(queue: QueueInfo) -> dict[str, Any]:
-    """Returns the document of a queue with the seconds until it is empty, and the parts of its bar."""
-    document: dict[str, Any] = to_plain(queue_document(queue))
-    states, pace = document["states"], document["ended_per_second"]
-    ready = states["queued"]
-    shown = [(state.value, states[state.value]) for state in _BAR if states[state.value]]
-    total = sum(number for _, number in shown)
-    parts, at = [], 0.0
-    for state, number in shown:
-        width = 100 * number / total
-        parts.append({"state": state, "at": round(at, 2), "width": round(width, 2)})
-        at += width
-    drain = ready / pace if ready and pace else None
-    return {**document, "drain": drain, "bar": parts}
 
 
 def _backlog_first(queue: QueueInfo) -> tuple[int, str]:

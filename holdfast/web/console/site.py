@@ -14,8 +14,10 @@ from starlette.routing import compile_path
 from starlette.types import Scope, Send
 
 from holdfast.app import Holdfast
+from holdfast.core.history import History
 from holdfast.web.authentication import Authenticator
 from holdfast.web.console import ROOT, actions, bulk_pages, job_pages, overview, planning
+from holdfast.web.console.charts import SPANS
 from holdfast.web.console.rendering import asset_response, html_response
 from holdfast.web.console.sessions import BrowserSession, Sessions, expired_cookie
 from holdfast.web.console.visit import (
@@ -35,6 +37,7 @@ from holdfast.web.messages import ApiRequest, ApiResponse, Refusal, read_form, s
 from holdfast.web.routing import Operation
 
 _FORM_PAYLOADS = 4  # a form may be as long as so many payloads: it is percent-encoded
+_HISTORY_FOR = 20.0  # seconds
 _SIGN_IN = f"{ROOT}/sign-in"
 _SIGN_OUT = f"{ROOT}/sign-out"
 _STATIC = f"{ROOT}/static/"
@@ -94,6 +97,7 @@ class Console:
             sessions=self.sessions,
             queues=CachedRead(app, read_queues),
             running=CachedRead(app, read_running_jobs),
+            histories={span: _history_cache(app, span) for span in SPANS},
             operations={each.name: each for each in operations},
             make_context=make_context,
             run_operation=run_operation,
@@ -204,6 +208,15 @@ class Console:
 def local_path(text: str) -> str:
     """Returns a path of the console that a link may name; "" for anything else, so that no link leads elsewhere."""
     return text if _LOCAL_PATH.fullmatch(text) and ".." not in unquote(text) else ""
+
+
+def _history_cache(app: Holdfast, span: str) -> CachedRead[History]:
+    """Returns the shared read of the history of ended jobs, which sweeps count once a minute."""
+
+    async def read_history(app: Holdfast) -> History:
+        return await app.read_history(span)
+
+    return CachedRead(app, read_history, fresh_for=_HISTORY_FOR)
 
 
 def check_same_site(request: ApiRequest) -> None:

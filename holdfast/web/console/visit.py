@@ -10,6 +10,7 @@ import msgspec
 
 from holdfast.app import Holdfast
 from holdfast.core.errors import Busy, Invalid, NotFound, TooBroad
+from holdfast.core.history import History
 from holdfast.core.models import Job, JobFilter, JobState, QueueInfo
 from holdfast.tasks.codec import RawText, decode_json
 from holdfast.web.authentication import Authenticator
@@ -53,11 +54,14 @@ _T = TypeVar("_T")
 
 
 class CachedRead(Generic[_T]):
-    """A read that all pages share: every two seconds at most, and less often if it takes long."""
+    """A read that all pages share: once in ``fresh_for`` seconds, and less often if it takes long."""
 
-    def __init__(self, app: Holdfast, read: Callable[[Holdfast], Awaitable[_T]]) -> None:
+    def __init__(
+        self, app: Holdfast, read: Callable[[Holdfast], Awaitable[_T]], *, fresh_for: float = _FRESH_FOR
+    ) -> None:
         self._app = app
         self._read = read
+        self._fresh_for = fresh_for
         self._found: _T | None = None
         self._fresh_until = float("-inf")
 
@@ -69,7 +73,7 @@ class CachedRead(Generic[_T]):
             return self._found
         found = self._found = await self._read(self._app)
         ended = clock.monotonic()
-        self._fresh_until = ended + max(_FRESH_FOR, _READING_SHARE * (ended - begun))
+        self._fresh_until = ended + max(self._fresh_for, _READING_SHARE * (ended - begun))
         return found
 
     def forget_value(self) -> None:
@@ -106,6 +110,7 @@ class ConsoleParts(msgspec.Struct, frozen=True, kw_only=True):
     sessions: Sessions
     queues: CachedRead[Sequence[QueueInfo]]
     running: CachedRead[RunningJobs]
+    histories: Mapping[str, CachedRead[History]]
     operations: Mapping[str, Operation]
     make_context: ContextMaker
     run_operation: OperationRunner

@@ -1,0 +1,80 @@
+"""Bars as SVG: jobs of a queue by state, and ended jobs by time, with the same as a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from holdfast.core.history import History, HistoryPoint
+from holdfast.core.models import JobState, QueueInfo
+from holdfast.views.documents import queue_document, to_plain
+from holdfast.views.formatting import format_timestamp
+
+SPANS = MappingProxyType({"1h": "last hour", "24h": "last day", "7d": "last week"})
+"""Spans of the chart, by the word in the address."""
+_HEIGHT = 100.0
+_WIDTH = 0.8  # of a step
+_STATES = ("succeeded", "cancelled", "dead")
+
+
+_BAR = (JobState.RUNNING, JobState.QUEUED, JobState.SCHEDULED, JobState.WAITING, JobState.FAILED, JobState.DEAD)
+
+
+def queue_view(queue: QueueInfo) -> dict[str, Any]:
+    """Returns the document of a queue with the seconds until it is empty, and the parts of its bar."""
+    document: dict[str, Any] = to_plain(queue_document(queue))
+    states, pace = document["states"], document["ended_per_second"]
+    ready = states["queued"]
+    shown = [(state.value, states[state.value]) for state in _BAR if states[state.value]]
+    total = sum(number for _, number in shown)
+    parts, at = [], 0.0
+    for state, number in shown:
+        width = 100 * number / total
+        parts.append({"state": state, "at": round(at, 2), "width": round(width, 2)})
+        at += width
+    drain = ready / pace if ready and pace else None
+    return {**document, "drain": drain, "bar": parts}
+
+
+def chosen_span(text: str) -> str:
+    """Returns a span of the chart; the first for anything else."""
+    return text if text in SPANS else next(iter(SPANS))
+
+
+def draw_history(history: History, span: str, allows: Callable[[str], bool]) -> dict[str, Any]:
+    """Returns the bars of the chart, from the bottom, and its sentence, for the queues that a principal may see."""
+    points = history.to_points(allows)
+    highest = max((_total(point) for point in points), default=0)
+    bars = [bar for place, point in enumerate(points) for bar in _bars(place, point, highest)] if highest else []
+    return {
+        "span": span,
+        "steps": len(points),
+        "bars": bars,
+        "since": format_timestamp(points[0].start_us) if points else None,
+        "text": _describe(points, SPANS[span], history.step.value, highest),
+    }
+
+
+def _total(point: HistoryPoint) -> int:
+    return point.succeeded + point.cancelled + point.dead
+
+
+def _bars(place: int, point: HistoryPoint, highest: int) -> list[dict[str, Any]]:
+    """Returns the parts of one step's bar, stacked."""
+    bars, top = [], _HEIGHT
+    for state in _STATES:
+        number = getattr(point, state)
+        if number:
+            height = _HEIGHT * number / highest
+            top -= height
+            bars.append({"state": state, "x": place, "y": round(top, 2), "width": _WIDTH, "height": round(height, 2)})
+    return bars
+
+
+def _describe(points: Sequence[HistoryPoint], span: str, step: str, highest: int) -> str:
+    if not highest:
+        return f"No job that has ended in the {span} is counted yet. Workers count once a minute."
+    numbers = {state: sum(getattr(point, state) for point in points) for state in _STATES}
+    parts = ", ".join(f"{number:,} {state}" for state, number in numbers.items() if number)
+    return f"{sum(numbers.values()):,} jobs ended in the {span}: {parts}; at most {highest:,} in one {step}."

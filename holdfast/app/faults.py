@@ -72,12 +72,12 @@ class FaultManager:
         *,
         span: float | timedelta | str,
         seed: int | None = None,
-        is_replacing: bool = True,
+        replace: bool = True,
     ) -> FaultPlan:
         """Switch faults on, in place of those that are on, for ``span``: at most a day. Workers obey within seconds.
 
         faults: mappings with the fields of ``Fault``: ``{"kind": "error", "task": "mail.send", "probability": 0.3}``.
-        seed: of the draws; a new one if there is none. is_replacing: False, to refuse while others are on. Raises
+        seed: of the draws; a new one if there is none. replace: False, to refuse while others are on. Raises
         `Conflict` unless the settings allow faults.
         """
         plan = _StoredPlan(parse_faults(faults), _check_seed(seed))
@@ -85,14 +85,14 @@ class FaultManager:
         if not timedelta(0) < length <= MAX_SPAN:
             raise Invalid("span", format_duration(length), "give more than 0 seconds, up to 1d")
         check_allowed(self._app.settings)
-        if is_replacing:
+        if replace:
             await self._stop()
         store = await self._app.open_store()
         [answer] = await store.queueing.submit([_plan_job(msgspec.json.encode(plan).decode(), length)])
-        found = await self._read()
-        if found is None or not answer.created:
-            raise Conflict("faults were switched on from elsewhere; look at them, and try again")
-        return found
+        if not answer.created:
+            raise Conflict("faults are on already, from elsewhere: look at them, and try again")
+        until_us = await store.health.server_time_us() + length // MICROSECOND
+        return await self._read() or FaultPlan(plan.faults, plan.seed, until_us)
 
     @requires_loop
     async def read(self) -> FaultPlan | None:
@@ -107,7 +107,10 @@ class FaultManager:
         until_us = min(job.expires_at_us or 0, job.created_at_us + MAX_SPAN // MICROSECOND)
         if until_us <= await store.health.server_time_us():
             return None  # no worker has noticed yet
-        stored = msgspec.json.decode(job.payload, type=_StoredPlan)
+        try:
+            stored = msgspec.json.decode(job.payload, type=_StoredPlan)
+        except msgspec.DecodeError as error:  # of another version
+            raise Conflict(f"the faults that are on cannot be read: {error}; switch them off") from None
         return FaultPlan(stored.faults, stored.seed, until_us)
 
     @requires_loop

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from holdfast.app.handle import looked_at
 from holdfast.app.sync import requires_loop
-from holdfast.core.history import History, choose_step
+from holdfast.core.history import History, choose_interval
 from holdfast.core.models import MICROSECOND, Finding, QueueInfo
 from holdfast.core.stats import JobStats
 from holdfast.core.validation import check_span
@@ -44,11 +44,11 @@ class OverviewMethods:
     @requires_loop
     async def read_history(self: _Opened, since: float | timedelta | str = "1h") -> History:
         """Counts of jobs that ended within this span until now, by minute, and beyond 6 hours by hour; up to 31 days.
-        Sweeps count what ended more than 15 seconds ago, once a minute."""
+        Sweeps count what ended more than 40 seconds ago, once a minute."""
         span, store = check_span(since, "since"), await self.open_store()
-        step, now_us = choose_step(span), await store.health.server_time_us()
+        interval, now_us = choose_interval(span), await store.health.server_time_us()
         since_us = now_us - span // MICROSECOND
-        return History(step, since_us, now_us, await store.query.read_history(since_us, step))
+        return History(interval, since_us, now_us, await store.query.read_history(since_us, interval))
 
     @requires_loop
     async def workers(self: _Opened) -> list[WorkerInfo]:

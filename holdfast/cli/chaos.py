@@ -52,8 +52,8 @@ def chaos() -> None:
 @click.option("--jobs", type=int, metavar="N", help="How many jobs.")
 @click.option("--workers", type=int, metavar="N", help="How many worker processes.")
 @click.option("--span", metavar="SPAN", help="How long the faults are on.")
-@click.option("--deadline", metavar="SPAN", help="How long the jobs may take.")
-@click.option("--seed", type=int, metavar="N", help="Of the draws: the same seed draws the same faults.")
+@click.option("--deadline", metavar="SPAN", help="By when every job must have ended.")
+@click.option("--seed", type=int, metavar="N", help="Seed of the draws: the same one draws the same faults.")
 @click.option("--effects", metavar="MODULE:FUNCTION", help="Counts the effects of jobs: takes ids, returns numbers.")
 @click.option("--exactly-once", is_flag=True, default=None, help="No effect may be repeated, whatever happens.")
 @click.pass_obj
@@ -171,7 +171,7 @@ def _print_bars(retries: dict[int, int]) -> None:
 @click.argument("file", metavar="[FILE]", required=False)
 @click.option("--fault", "texts", metavar="FIELD=VALUE,...", multiple=True, help="A fault; may be given repeatedly.")
 @click.option("--span", required=True, metavar="SPAN", help="How long they are on, up to a day.")
-@click.option("--seed", type=int, metavar="N", help="Of the draws.")
+@click.option("--seed", type=int, metavar="N", help="Seed of the draws.")
 @click.pass_obj
 def chaos_start(session: Session, *, file: str | None, texts: Sequence[str], span: str, seed: int | None) -> None:
     """Switch faults on, in place of those that are on.
@@ -186,9 +186,12 @@ def chaos_start(session: Session, *, file: str | None, texts: Sequence[str], spa
 
 def _read_faults(file: str) -> list[Any]:
     try:
-        faults = tomllib.loads(Path(file).read_text("utf-8")).get("fault", [])
+        given = tomllib.loads(Path(file).read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{file}: {error}") from None
+    faults = given.pop("fault", [])
+    if given:
+        raise ConfigError(f"{file}: {next(iter(given))} is for `chaos run`; here a file has tables [[fault]] only")
     if not isinstance(faults, list) or not faults:
         raise ConfigError(f"{file}: it has no table [[fault]]")
     return faults

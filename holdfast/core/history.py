@@ -1,8 +1,8 @@
 """History of ended jobs: how many ended in each minute and in each hour, by queue and state. Pure.
 
 Sweepers count ended jobs a while after their ends (``LAG``): nothing is written with a job. Each end is counted once,
-by a worker, a sweep, the API or an operator. Not counted: a job that is deleted before, and one that a handler's own
-transaction completes (``context.complete``) and commits only after that time.
+whether a worker, a sweep, the API or an operator has ended the job. Not counted: a job that is deleted or replayed
+before, and one that a handler's own transaction completes (``context.complete``) and commits only after that time.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from holdfast.core.errors import Invalid
 from holdfast.core.models import MICROSECOND, JobState
 from holdfast.core.validation import format_duration
 
-LAG = timedelta(seconds=15)
-"""Time from the end of a job to its count: longer than any statement that may have ended it takes."""
-COUNTED = timedelta(seconds=90)
-"""Time from the end of a job to its count where a worker sweeps: it counts once a minute."""
+LAG = timedelta(seconds=40)
+"""Earliest count of a job after its end: longer than a statement of the store takes, whose end becomes visible late."""
+COUNTED = timedelta(seconds=110)
+"""Latest count of a job after its end, where a worker sweeps: it counts once a minute."""
+_SHORTEST = timedelta(minutes=5)
 FIRST = timedelta(hours=1)
 """Time before the first count from which ended jobs are counted."""
 
 
-class HistoryStep(StrEnum):
+class HistoryInterval(StrEnum):
     """Length of time for which ended jobs are counted together."""
 
     MINUTE = "minute"
@@ -34,20 +35,21 @@ class HistoryStep(StrEnum):
     @property
     def length_us(self) -> int:
         """Its length in microseconds."""
-        return 60_000_000 if self is HistoryStep.MINUTE else 3_600_000_000
+        return 60_000_000 if self is HistoryInterval.MINUTE else 3_600_000_000
 
     @property
     def kept_us(self) -> int:
         """Microseconds for which its counts are kept: 6 hours of minutes, 31 days of hours."""
-        return (6 if self is HistoryStep.MINUTE else 31 * 24) * 3_600_000_000
+        return (6 if self is HistoryInterval.MINUTE else 31 * 24) * 3_600_000_000
 
     def floor_us(self, instant_us: int) -> int:
-        """Returns the beginning of the step in which an instant lies."""
+        """Returns the beginning of the interval in which an instant lies."""
         return instant_us - instant_us % self.length_us
 
 
 class HistoryRow(msgspec.Struct, frozen=True, gc=False):
-    """Jobs of a queue that ended in a state within a step. Seconds: of their last attempts."""
+    """Number of a queue's jobs that ended in a state within an interval, and how many seconds their last attempts took:
+    in all, and the longest."""
 
     start_us: int
     queue: str
@@ -58,7 +60,7 @@ class HistoryRow(msgspec.Struct, frozen=True, gc=False):
 
 
 class HistoryPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Jobs that ended within a step."""
+    """Jobs that ended within a interval."""
 
     start_us: int
     succeeded: int = 0
@@ -72,13 +74,13 @@ class HistoryPoint(msgspec.Struct, frozen=True, kw_only=True):
 class History(msgspec.Struct, frozen=True):
     """Counts of ended jobs between two instants."""
 
-    step: HistoryStep
+    interval: HistoryInterval
     since_us: int
     until_us: int
     rows: list[HistoryRow]
 
     def to_points(self, allows: Callable[[str], bool] = lambda queue: True) -> list[HistoryPoint]:
-        """Returns a point for each step, also where nothing ended, of the allowed queues together.
+        """Returns a point for each interval, also where nothing ended, of the allowed queues together.
 
         The last minutes, of which not all is counted, are left out.
         """
@@ -87,18 +89,18 @@ class History(msgspec.Struct, frozen=True):
             if allows(row.queue):
                 found.setdefault(row.start_us, []).append(row)
         until_us = self.until_us
-        if self.step is HistoryStep.MINUTE:
-            until_us = self.step.floor_us(until_us - COUNTED // MICROSECOND)
-        starts = range(self.step.floor_us(self.since_us), until_us, self.step.length_us)
+        if self.interval is HistoryInterval.MINUTE:
+            until_us = self.interval.floor_us(until_us - COUNTED // MICROSECOND)
+        starts = range(self.interval.floor_us(self.since_us), until_us, self.interval.length_us)
         return [_point(start_us, found.get(start_us, [])) for start_us in starts]
 
 
-def choose_step(span: timedelta) -> HistoryStep:
-    """Returns the step for so long a history: minutes up to 6 h, hours up to 31 d. Invalid: longer, or nothing."""
-    for step in HistoryStep:
-        if timedelta(0) < span <= timedelta(microseconds=step.kept_us):
-            return step
-    raise Invalid("since", format_duration(span), "give a span of up to 31d: by minutes up to 6h, then by hours")
+def choose_interval(span: timedelta) -> HistoryInterval:
+    """Returns the interval for so long a history: minutes up to 6 h, hours up to 31 d. Invalid: longer, or nothing."""
+    for interval in HistoryInterval:
+        if _SHORTEST <= span <= timedelta(microseconds=interval.kept_us):
+            return interval
+    raise Invalid("since", format_duration(span), "give a span from 5m to 31d: by minutes up to 6h, then by hours")
 
 
 def _point(start_us: int, rows: list[HistoryRow]) -> HistoryPoint:

@@ -29,7 +29,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 import msgspec
 
 from holdfast.core.batches import BatchProgress
-from holdfast.core.history import HistoryRow, HistoryStep
+from holdfast.core.history import HistoryInterval, HistoryRow
 from holdfast.core.job_changes import JobChanges
 from holdfast.core.job_logs import LogPage, Record
 from holdfast.core.limits import Assigned, BucketUse, Limit, LimitChange
@@ -247,8 +247,8 @@ class Query(Protocol):
         """Counts jobs by queue, state, worker and attempts, and those that changed within ``recent``; at most
         ``max_count`` jobs of each of ``stats.BUCKETS``."""
 
-    async def read_history(self, since_us: int, step: HistoryStep) -> list[HistoryRow]:
-        """Counts of ended jobs by the step in which they ended, from the one of ``since_us`` on, in this order."""
+    async def read_history(self, since_us: int, interval: HistoryInterval) -> list[HistoryRow]:
+        """Counts of ended jobs by the interval in which they ended, from the one of ``since_us`` on, in this order."""
 
     async def events(self, after: str | None, *, limit: int, max_age: timedelta) -> JobEvents:
         """Returns ended jobs and failed attempts after a mark; None: from now on, which has no event yet.

@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
 from holdfast.core.batches import BatchProgress
-from holdfast.core.history import HistoryRow, HistoryStep
+from holdfast.core.history import HistoryInterval, HistoryRow
 from holdfast.core.job_changes import JobChanges
 from holdfast.core.job_logs import LogPage, Record
 from holdfast.core.limits import Assigned, BucketUse, Limit, LimitChange
@@ -278,8 +278,8 @@ class ForwardingQuery:
     async def stats(self, *, recent: timedelta, max_count: int) -> JobStats:
         return await self._intercept("stats", lambda: self._inner.stats(recent=recent, max_count=max_count))
 
-    async def read_history(self, since_us: int, step: HistoryStep) -> list[HistoryRow]:
-        return await self._intercept("read_history", lambda: self._inner.read_history(since_us, step))
+    async def read_history(self, since_us: int, interval: HistoryInterval) -> list[HistoryRow]:
+        return await self._intercept("read_history", lambda: self._inner.read_history(since_us, interval))
 
     async def events(self, after: str | None, *, limit: int, max_age: timedelta) -> JobEvents:
         return await self._intercept("events", lambda: self._inner.events(after, limit=limit, max_age=max_age))

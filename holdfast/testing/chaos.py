@@ -7,6 +7,7 @@ import importlib
 import inspect
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -26,9 +27,10 @@ from msgspec.structs import replace
 from holdfast.app import Holdfast
 from holdfast.app.faults import check_allowed
 from holdfast.core.errors import ConfigError, Conflict, HoldfastError, Unavailable
-from holdfast.core.faults import NUMBER, STORE_KINDS, FaultPlan, InjectedError
+from holdfast.core.faults import NUMBER, STORE_KINDS, InjectedError
 from holdfast.core.models import TERMINAL, Attempt, Job, JobState, NewJob, Reason
 from holdfast.settings.types import PREFIX
+from holdfast.testing.chaos_worker import CHAOS_SETTINGS
 from holdfast.testing.scenario import Scenario
 from holdfast.views.formatting import format_timestamp
 
@@ -72,7 +74,7 @@ class ChaosReport(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     seconds: float
     accepted: int
-    """Jobs; a copy of a submission is none."""
+    """Distinct jobs: a copy of a submission is none."""
     submitted: int
     succeeded: int
     dead: int
@@ -91,7 +93,7 @@ class ChaosReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def balanced(self) -> bool:
-        """Returns True if every job has ended, and every effect is there once."""
+        """Returns True if there are no problems."""
         return not self.problems
 
 
@@ -102,6 +104,7 @@ async def run_chaos(app: Holdfast, scenario: Scenario, *, target: str) -> ChaosR
     others are on. ConfigError: the scenario does not fit the application.
     """
     check_allowed(app.settings)
+    seed = random.SystemRandom().randrange(10**9) if scenario.seed is None else scenario.seed
     task = _task_of(app, scenario)
     count_effects = None if scenario.effects is None else _load_function(scenario.effects)
     drafts = _draft_jobs(app, scenario, task)
@@ -110,15 +113,15 @@ async def run_chaos(app: Holdfast, scenario: Scenario, *, target: str) -> ChaosR
         await _check_no_faults(app)
         with _Workers(app, scenario, target) as workers:
             await workers.await_ready()
-            plan = await app.faults.start(faults, span=scenario.span, seed=scenario.seed, is_replacing=False)
             try:
+                await app.faults.start(faults, span=scenario.span, seed=seed, replace=False)
                 await workers.await_faults()
                 began = time.time()
-                handles = await app.enqueue_many(drafts)
+                handles = await _patiently(lambda: app.enqueue_many(drafts), began + _PATIENCE)  # each has a key
                 ids = list(dict.fromkeys(handle.id for handle in handles))
                 jobs = await _await_ends(app, ids, workers, began + scenario.deadline)
             finally:
-                changed = await _stop_faults(app, plan)
+                changed = await _stop_faults(app, seed)
         attempts = await _patiently(lambda: _read_attempts(app, jobs), time.time() + _PATIENCE)
         effects, refused = await _count_effects(count_effects, scenario, jobs)
     problems = [*_problems(scenario, ids, jobs, effects), *filter(None, [changed, refused])]
@@ -127,7 +130,7 @@ async def run_chaos(app: Holdfast, scenario: Scenario, *, target: str) -> ChaosR
     states = Counter(job.state for job in jobs)
     report = ChaosReport(
         scenario=scenario.name,
-        seed=plan.seed,
+        seed=seed,
         seconds=round(time.time() - began, 1),
         accepted=len(ids),
         submitted=len(handles),
@@ -180,20 +183,14 @@ async def _check_no_faults(app: Holdfast) -> None:
         raise Conflict(f"faults are on until {until}, from elsewhere: wait, or end them with `holdfast chaos stop`")
 
 
-async def _stop_faults(app: Holdfast, plan: FaultPlan) -> str | None:
-    """Switches the scenario's faults off; returns what is wrong with them, if anything."""
+async def _stop_faults(app: Holdfast, seed: int) -> str | None:
+    """Switches the scenario's faults off; returns a problem if others have taken their place."""
     until = time.time() + _PATIENCE
     found = await _patiently(app.faults.read, until)
-    if found is None and plan.until_us > await _patiently(lambda: _read_clock(app), until):
-        return "the faults were switched off from elsewhere"
-    if found is not None and found != plan:
-        return "the faults were changed from elsewhere"
+    if found is not None and found.seed != seed:
+        return "other faults were switched on meanwhile"
     await _patiently(app.faults.stop, until)
     return None
-
-
-async def _read_clock(app: Holdfast) -> int:
-    return await (await app.open_store()).health.server_time_us()
 
 
 async def _patiently(call: Callable[[], Awaitable[T]], until: float) -> T:
@@ -251,14 +248,18 @@ class _Workers:
         self._is_named = False  # by an error
         self._started = 0
         self._living: dict[int, subprocess.Popen[bytes]] = {}  # by number
-        self._settings = json.dumps({**_OF_WORKERS, **scenario.settings, "url": settings.url})
         config = {f"{PREFIX}CONFIG": str(settings.file)} if settings.stamp else {}
-        self._environment = {**os.environ, f"{PREFIX}APP": target, **config}
+        given = {CHAOS_SETTINGS: json.dumps({**_OF_WORKERS, **scenario.settings, "url": settings.url})}
+        self._environment = {**os.environ, f"{PREFIX}APP": target, **config, **given}
         self.killed = 0
 
     def __enter__(self) -> _Workers:
-        for _ in range(self._count):
-            self._start()
+        try:
+            for _ in range(self._count):
+                self._start()
+        except BaseException as error:
+            self.__exit__(type(error), error, None)
+            raise
         return self
 
     def __exit__(
@@ -285,7 +286,7 @@ class _Workers:
             self._living[number] = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "holdfast.testing.chaos_worker"),
-                    *(str(os.getpid()), self._target, str(journal), self._settings),
+                    *(str(os.getpid()), self._target, str(journal)),
                 ],
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
@@ -328,12 +329,12 @@ class _Workers:
         await self._until(are_ready, "start")
 
     async def await_faults(self) -> None:
-        """Waits until each worker has heard of the faults."""
+        """Waits until each worker has the plan of faults."""
 
         async def have_heard() -> bool:
             return all("faults " in self._journal_of(number) for number in self._living)
 
-        await self._until(have_heard, "hear of the faults")
+        await self._until(have_heard, "read the plan of faults")
 
     async def _until(self, condition: Callable[[], Awaitable[bool]], what: str) -> None:
         until = time.monotonic() + _START_SECONDS
@@ -378,7 +379,7 @@ async def _summaries(app: Holdfast, ids: Sequence[str]) -> list[Job | None]:
 
 
 async def _read_attempts(app: Holdfast, jobs: Sequence[Job]) -> dict[str, list[Attempt]]:
-    """Returns the attempts of each job that did not succeed."""
+    """Returns the failed attempts of each job."""
     found: dict[str, list[Attempt]] = {}
     for start in range(0, len(jobs), _ATTEMPTS_AT_ONCE):
         some = jobs[start : start + _ATTEMPTS_AT_ONCE]

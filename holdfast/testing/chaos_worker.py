@@ -1,7 +1,8 @@
-"""A worker process of a chaos scenario: ``python -m holdfast.testing.chaos_worker PARENT TARGET JOURNAL SETTINGS``.
+"""A worker process of a chaos scenario: ``python -m holdfast.testing.chaos_worker PARENT TARGET JOURNAL``.
 
-The scenario's settings go before those in the application's code. Each fault, and each change of the plan, is a line of
-the journal before it happens. The process is killed when the one that started it has ended, however that ended.
+The scenario's settings, in the environment, go before those in the application's code. Each fault, and each change of
+the plan, is a line of the journal before it happens. The process is killed when the one that started it has ended,
+however that ended.
 """
 
 from __future__ import annotations
@@ -21,16 +22,18 @@ from holdfast.core.events import Event, FaultInjected, FaultsChanged
 from holdfast.telemetry.logs import configure_logs
 from holdfast.worker import run_worker
 
+CHAOS_SETTINGS = "CHAOS_SETTINGS"
+"""Environment variable: JSON of the worker's settings. They have the store's password, so they are no argument."""
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
 def main() -> int:
     """Runs the worker until it is stopped; returns the exit code."""
-    parent, target, journal, settings = sys.argv[1:]
+    parent, target, journal = sys.argv[1:]
     try:
         _end_with_parent(int(parent))
         app = _load_application(target)
-        app.settings = app.settings.replace_values(**msgspec.json.decode(settings))
+        app.settings = app.settings.replace_values(**msgspec.json.decode(os.environ[CHAOS_SETTINGS]))
         lines = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         app.events.subscribe(partial(_note, lines), FaultInjected, FaultsChanged)
         finish_logs = configure_logs(app.settings, app.events)

@@ -73,7 +73,9 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, **_checked(fields))
 
 
-NOT_OF_SCENARIOS = frozenset({"app", "url", "allow_faults", "log_format", "log_level", "processes", "worker_id"})
+NOT_OF_SCENARIOS = frozenset(
+    {"app", "url", "allow_faults", "log_format", "log_level", "processes", "worker_id", "metrics_port"}
+)
 """Settings that a scenario's workers have from elsewhere."""
 
 
@@ -161,10 +163,10 @@ def _check_settings(value: object, field: str) -> dict[str, str]:
     return texts
 
 
-def _check_seconds(value: object, field: str) -> float:
+def _check_seconds(value: object, field: str, *, least: float = 1) -> float:
     seconds = check_span(value, field).total_seconds()
-    if not 0 < seconds <= 86_400:
-        raise Invalid(field, value, "give more than 0 seconds, up to 1d")
+    if not least <= seconds <= 86_400:
+        raise Invalid(field, value, f"give {least:g} seconds to 1d")
     return seconds
 
 
@@ -176,7 +178,7 @@ _CHECKS: Mapping[str, Any] = {
     "jobs": lambda value, field: parse_count(value, field, least=1, most=MAX_JOBS),
     "copies": lambda value, field: parse_count(value, field, least=1, most=100),
     "workers": lambda value, field: parse_count(value, field, least=1, most=64),
-    "span": _check_seconds,
+    "span": lambda value, field: _check_seconds(value, field, least=5),
     "deadline": _check_seconds,
     "seed": lambda value, field: parse_count(value, field, least=0, most=2**31),
     "retry": _check_retry,

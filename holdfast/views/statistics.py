@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from holdfast.core.history import History, HistoryStep
+from holdfast.core.history import History, HistoryInterval
 from holdfast.core.models import JobState
 from holdfast.core.stats import CountGroup, JobStats
 from holdfast.views.documents import Counted
@@ -83,14 +83,14 @@ class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
 class HistoryDocument(msgspec.Struct, frozen=True, kw_only=True):
     """How many jobs ended, from one instant to the present. Jobs are counted about a minute after their ends."""
 
-    step: HistoryStep
+    interval: HistoryInterval
     points: list[HistoryEntry]
 
 
 def history_document(history: History, allows: Callable[[str], bool] = lambda queue: True) -> HistoryDocument:
     """Returns the document of the allowed queues' history."""
     return HistoryDocument(
-        step=history.step,
+        interval=history.interval,
         points=[
             HistoryEntry(
                 start=format_timestamp(point.start_us),

@@ -70,17 +70,20 @@ _PLAN = Form(
 
 async def show_faults(call: RequestContext) -> ApiResponse:
     """Returns the faults that are on."""
+    call.caller.check_unlimited()
     return json_response(200, plan_document(await call.app.faults.read()))
 
 
 async def start_faults(call: RequestContext) -> ApiResponse:
     """Switches faults on."""
+    call.caller.check_unlimited()
     plan = await call.app.faults.start(call.body["faults"], span=call.body["span"], seed=call.body.get("seed"))
     return json_response(200, plan_document(plan))
 
 
 async def stop_faults(call: RequestContext) -> ApiResponse:
     """Switches faults off."""
+    call.caller.check_unlimited()
     await call.app.faults.stop()
     return ApiResponse(204)
 

@@ -272,9 +272,9 @@ OPERATIONS = (
             "Queues",
             "Show how many jobs ended, by minute or hour",
             show_history,
-            ResponseSpec(HistoryDocument, "The history.", {"step": "minute", "points": [_POINT]}),
+            ResponseSpec(HistoryDocument, "The history.", {"interval": "minute", "points": [_POINT]}),
         ),
-        doc="Sweeps count what ended more than 15 seconds ago, once a minute.",
+        doc="Sweeps count what ended more than 40 seconds ago, once a minute.",
         query=(_SINCE,),
     ),
 )

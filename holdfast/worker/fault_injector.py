@@ -146,6 +146,7 @@ class FaultInjector:
         if fault.kind is FaultKind.CRASH:
             time.sleep(_LOG_SECONDS)
             os.kill(os.getpid(), signal.SIGKILL)
+            os._exit(128 + signal.SIGKILL)  # the first process of a container does not get it
         elif fault.kind is FaultKind.FREEZE:
             freeze_process(fault.seconds or 0)
         else:
@@ -170,7 +171,7 @@ class FaultInjector:
         for fault in faults:
             if fault.kind is FaultKind.STORE_LATENCY:
                 self._report_fault(fault, None)
-                await self._shared.clock.sleep(fault.seconds or 0)
+                await self._delay(fault.seconds or 0)
             elif fault.kind is FaultKind.STORE_ERROR:
                 self._report_fault(fault, None)
                 raise Unavailable(f"a fault was injected: {verb} did not reach the store")

@@ -19,6 +19,7 @@ from holdfast.worker.reporting import emit_expired, emit_recovered
 
 _BATCH = 500
 _COUNTED = 5000  # ended jobs that one call adds to the history
+_COUNT_ROUNDS = 100  # calls of one sweep
 _PRUNE_EVERY = 60.0  # seconds
 _END_OVERDUE_EVERY = 4.0  # seconds between two looks for jobs that have expired, however often it sweeps
 _REFUSED = 1000  # limit of reported jobs that cannot be settled
@@ -31,7 +32,7 @@ class Sweeper:
         self._shared = shared
         self._store = store
         self._backoff = StoreBackoff(shared, "sweeper")
-        self._pruned_at = shared.clock.monotonic()
+        self._pruned_at = self._counted_at = shared.clock.monotonic()
         self._ended_overdue_at = -_END_OVERDUE_EVERY
         self._unassigned: dict[str, int] = {}  # revisions of limits whose jobs lack partitions, as they were last
         self._refused: set[str] = set()  # reported jobs that the store cannot settle
@@ -59,6 +60,7 @@ class Sweeper:
             "recovered": self.recover_leases,
             "promoted": self._promote,
             "reannounced": self._store.maintenance.reannounce,
+            "counted": self._count_ended,
             "pruned": self._prune,
         }
         for name, part in parts.items():
@@ -66,6 +68,7 @@ class Sweeper:
                 done[name] = await part()
             except HoldfastError as error:
                 failed = failed or error
+        done.pop("counted", None)  # no event tells of it
         if any(done.values()):
             self._shared.emit(SweepComplete(**{"recovered": 0, "promoted": 0, "pruned": 0, **done}))
         if failed is not None:
@@ -145,7 +148,6 @@ class Sweeper:
         if now - self._pruned_at < _PRUNE_EVERY:
             return 0
         self._pruned_at = now
-        await self._count_ended()
         self._unassigned = await LimitManager(shared.app).resume_assignments(self._unassigned)
         pruned = 0
         while (batch := await self._store.maintenance.prune(self.retention_by_state(), limit=_BATCH)) > 0:
@@ -155,10 +157,17 @@ class Sweeper:
             await shared.clock.sleep(0.01)  # others have work to write
         return pruned
 
-    async def _count_ended(self) -> None:
-        """Adds what has ended to the history, before it is pruned."""
-        while await self._store.maintenance.count_ended(limit=_COUNTED):
+    async def _count_ended(self) -> int:
+        """Adds ended jobs to the history, before they are pruned; the rest with the next sweep, if there are many."""
+        now = self._shared.clock.monotonic()
+        if now - self._counted_at < _PRUNE_EVERY:
+            return 0
+        for _ in range(_COUNT_ROUNDS):
+            if not await self._store.maintenance.count_ended(limit=_COUNTED):
+                self._counted_at = now
+                break
             await self._shared.clock.sleep(0.01)  # others have work to write
+        return 0
 
     def retention_by_state(self) -> dict[str, timedelta]:
         """Returns the retention of ended jobs by state, without states kept for ever."""

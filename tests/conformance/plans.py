@@ -82,7 +82,7 @@ insert into {schema}.attempt (job_id, claims, attempt, ended_at, state)
 select id, 1, 1, {now} - seq, 3 from {schema}.job;
 insert into {schema}.line (job_id, claims, number, attempt, at, level, text)
 select id, 1, 1, 1, {now}, 'info', 'said' from {schema}.job;
-insert into {schema}.history (step, start, queue, state, number, run_us, longest_us)
+insert into {schema}.history (length, start, queue, state, number, run_us, longest_us)
 select 60000000, {now} - n, 'queue-' || n, 5, 1, 1, 1 from generate_series(1, 20000) n;
 insert into {schema}.schedule (name, next_at, revision, document)
 select 'schedule-' || n, case when n % 3 > 0 then {now} + n - 100 end, 1, '{{}}' from generate_series(1, 20000) n

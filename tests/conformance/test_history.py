@@ -6,13 +6,13 @@ import asyncio
 from datetime import timedelta
 
 from holdfast.core.clock import ManualClock
-from holdfast.core.history import LAG, HistoryRow, HistoryStep
+from holdfast.core.history import LAG, HistoryInterval, HistoryRow
 from holdfast.core.models import JobState
 from holdfast.stores.base import Store
 from tests.conformance.support import Opener, ended, ending, new_job, put, running, settle, take
 
 LAG_SECONDS = LAG.total_seconds() + 1
-MINUTE_US, HOUR_US = HistoryStep.MINUTE.length_us, HistoryStep.HOUR.length_us
+MINUTE_US, HOUR_US = HistoryInterval.MINUTE.length_us, HistoryInterval.HOUR.length_us
 
 
 async def count_all(store: Store, limit: int = 1000) -> int:
@@ -24,19 +24,19 @@ async def count_all(store: Store, limit: int = 1000) -> int:
 
 
 async def read_minutes(store: Store, clock: ManualClock) -> list[HistoryRow]:
-    return await store.query.read_history(clock() - 3 * HOUR_US, HistoryStep.MINUTE)
+    return await store.query.read_history(clock() - 3 * HOUR_US, HistoryInterval.MINUTE)
 
 
 async def count_total(store: Store, clock: ManualClock) -> int:
     rows = await read_minutes(store, clock)
-    hours = await store.query.read_history(clock() - 3 * HOUR_US, HistoryStep.HOUR)
+    hours = await store.query.read_history(clock() - 3 * HOUR_US, HistoryInterval.HOUR)
     assert sum(row.number for row in rows) == sum(row.number for row in hours)
     return sum(row.number for row in rows)
 
 
 async def test_ended_jobs_are_counted_by_step_queue_and_state(store: Store, clock: ManualClock) -> None:
     clock.advance(60 - clock() / 1e6 % 60)
-    first = HistoryStep.MINUTE.floor_us(clock() + 1_000_000)
+    first = HistoryInterval.MINUTE.floor_us(clock() + 1_000_000)
     for queue, seconds in (("a", 2.0), ("a", 4.0), ("b", 1.0)):
         job = await running(store, queue=queue)
         clock.advance(seconds)
@@ -57,7 +57,7 @@ async def test_ended_jobs_are_counted_by_step_queue_and_state(store: Store, cloc
     ]
     assert [(row.seconds, row.longest) for row in rows] == [(6.0, 4.0), (1.0, 1.0), (0.0, 0.0), (0.0, 0.0)]
     assert await count_total(store, clock) == 5
-    assert await store.query.read_history(first + MINUTE_US + 1, HistoryStep.MINUTE) == rows[3:]
+    assert await store.query.read_history(first + MINUTE_US + 1, HistoryInterval.MINUTE) == rows[3:]
 
 
 async def test_each_end_is_counted_once_whoever_counts(store: Store, opener: Opener, clock: ManualClock) -> None:
@@ -117,11 +117,11 @@ async def test_history_outlives_its_jobs_and_ends_itself(store: Store, clock: Ma
     await count_all(store)
     await store.maintenance.prune({JobState.SUCCEEDED: timedelta(0)}, limit=10)
     assert await count_total(store, clock) == 1
-    clock.advance(HistoryStep.MINUTE.kept_us / 1e6 + 60)
+    clock.advance(HistoryInterval.MINUTE.kept_us / 1e6 + 60)
     await count_all(store)
-    since = clock() - HistoryStep.HOUR.kept_us
-    assert await store.query.read_history(since, HistoryStep.MINUTE) == []
-    assert [row.number for row in await store.query.read_history(since, HistoryStep.HOUR)] == [1]
+    since = clock() - HistoryInterval.HOUR.kept_us
+    assert await store.query.read_history(since, HistoryInterval.MINUTE) == []
+    assert [row.number for row in await store.query.read_history(since, HistoryInterval.HOUR)] == [1]
 
 
 async def test_clock_set_back_counts_nothing_twice(store: Store, clock: ManualClock) -> None:

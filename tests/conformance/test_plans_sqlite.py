@@ -210,7 +210,7 @@ PARAMETERS: dict[str, object] = {
     "limit": 50,
     "until": NOW,
     "mark": NOW - 50,
-    "step": 60_000_000,
+    "length": 60_000_000,
     "least": 1,
     **dict.fromkeys(("max_count", "fill_time", "max_tier"), 1),
     "max_must_start": 50,

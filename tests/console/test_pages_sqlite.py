@@ -12,7 +12,7 @@ from starlette.routing import Mount
 
 from holdfast.core.clock import ManualClock
 from holdfast.core.errors import TooBroad, Unavailable
-from holdfast.core.history import History, HistoryRow, HistoryStep
+from holdfast.core.history import History, HistoryInterval, HistoryRow
 from holdfast.core.models import JobState
 from holdfast.web.console.charts import SPANS
 from holdfast.web.console.rendering import asset_version
@@ -112,7 +112,7 @@ def test_jobs_are_paged_by_cursor(open_api: Api, visitor: Visitor) -> None:
 def test_chart_shows_ended_jobs_of_visible_queues(
     open_api: Api, visitor: Visitor, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    minute = HistoryStep.MINUTE.length_us
+    minute = HistoryInterval.MINUTE.length_us
     rows = [
         HistoryRow(10 * minute, "mail", JobState.SUCCEEDED, 1500, 3.0, 1.0),
         HistoryRow(10 * minute, "mail", JobState.DEAD, 500, 0.0, 0.0),
@@ -121,7 +121,7 @@ def test_chart_shows_ended_jobs_of_visible_queues(
 
     async def read_history(app: Any, since: str) -> History:
         assert since in SPANS
-        return History(HistoryStep.MINUTE, 0, 62 * minute, rows)
+        return History(HistoryInterval.MINUTE, 0, 62 * minute, rows)
 
     monkeypatch.setattr(type(open_api.app), "read_history", read_history)
     page = visitor.open_page("?span=24h")

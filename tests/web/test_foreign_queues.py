@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast import Holdfast, JobState
-from holdfast.core.history import History, HistoryRow, HistoryStep
+from holdfast.core.history import History, HistoryInterval, HistoryRow
 from holdfast.core.models import NewJob, Submitted
 from holdfast.stores.forwarding import ForwardingQuery
 from holdfast.web.asgi import OPERATIONS
@@ -37,6 +37,9 @@ NOT_OURS: list[tuple[str, str, Any]] = [
     ("POST", "/v1/queues/vault/resume", None),
     ("GET", "/v1/workers", None),
     ("POST", "/v1/workers/stop", {}),
+    ("GET", "/v1/faults", None),
+    ("POST", "/v1/faults", {"faults": [{"kind": "error"}], "span": "1m"}),
+    ("DELETE", "/v1/faults", None),
     ("POST", "/v1/jobs", {"task": "command", "payload": {"argv": ["id"]}, "queue": "mail"}),
 ]
 
@@ -207,7 +210,7 @@ def test_lists_show_the_keys_own_queues(two: Two) -> None:
 def test_history_counts_the_keys_own_queues(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     async def read_history(self: object, since: str = "1h") -> History:
         rows = [HistoryRow(3_600_000_000, queue, JobState.DEAD, 1, 0.0, 0.0) for queue in ("mail.eu", "vault", "vault")]
-        return History(HistoryStep.HOUR, 0, 7_200_000_000, rows)
+        return History(HistoryInterval.HOUR, 0, 7_200_000_000, rows)
 
     monkeypatch.setattr(Holdfast, "read_history", read_history)
     assert [point["dead"] for point in two.ask("GET", "/v1/stats/history").json()["points"]] == [0, 1]

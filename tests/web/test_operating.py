@@ -282,10 +282,10 @@ def test_stats_say_how_many_jobs_there_are_of_each_kind(api: Api) -> None:
 
 def test_history_is_shown_by_step_and_bounded(api: Api) -> None:
     found = api.get("/v1/stats/history")
-    assert found["step"] == "minute"
+    assert found["interval"] == "minute"
     assert 58 <= len(found["points"]) <= 60
     nothing = {"succeeded": 0, "dead": 0, "cancelled": 0, "mean_seconds": None, "longest_seconds": None}
     assert all(point == {"start": point["start"], **nothing} for point in found["points"])
-    assert api.get("/v1/stats/history", since="7d")["step"] == "hour"
+    assert api.get("/v1/stats/history", since="7d")["interval"] == "hour"
     for since in ("32d", "0s", "soon", "5"):
         assert api.refused("GET", f"/v1/stats/history?since={since}", 422)["field"] == "since"

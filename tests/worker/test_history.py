@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from holdfast import Holdfast, Invalid
-from holdfast.core.history import HistoryStep
+from holdfast.core.history import HistoryInterval
 from holdfast.testing import Harness
 from tests.worker.support import harness
 
@@ -28,25 +28,25 @@ async def test_worker_counts_what_has_ended_whatever_ended_it(app: Holdfast) -> 
         await app.cancel_one((await work.options(delay="1h").enqueue()).id)
         await harnessed.advance("6m")
         assert await app.count() == 2, "what succeeded is pruned, and counted all the same"
-        for since, step in (("1h", HistoryStep.MINUTE), ("30d", HistoryStep.HOUR)):
+        for since, interval in (("1h", HistoryInterval.MINUTE), ("30d", HistoryInterval.HOUR)):
             history = await app.read_history(since)
             points = history.to_points()
-            assert history.step is step
+            assert history.interval is interval
             assert [point.start_us for point in points] == list(
-                range(points[0].start_us, points[-1].start_us + 1, step.length_us)
+                range(points[0].start_us, points[-1].start_us + 1, interval.length_us)
             )
             assert sum(point.succeeded for point in points) == 2
             assert (sum(point.dead for point in points), sum(point.cancelled for point in points)) == (1, 1)
             (ended,) = [point for point in points if point.succeeded]
-            assert ended.start_us == step.floor_us(began)
+            assert ended.start_us == interval.floor_us(began)
             assert (ended.mean_seconds, ended.longest_seconds) == (pytest.approx(2, abs=0.1), pytest.approx(3, abs=0.1))
         assert sum(point.succeeded for point in history.to_points(lambda queue: queue == "other")) == 0
 
 
 async def test_span_without_a_history_is_refused(app: Holdfast) -> None:
     async with app:
-        for since in ("32d", 0):
-            with pytest.raises(Invalid, match=r"since: .* is not valid; give a span of up to 31d"):
+        for since in ("32d", "4m", 0):
+            with pytest.raises(Invalid, match=r"since: .* is not valid; give a span from 5m to 31d"):
                 await app.read_history(since)
         assert await asyncio.to_thread(lambda: app.sync.read_history(timedelta(hours=1)).rows) == []
 

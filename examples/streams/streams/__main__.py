@@ -31,7 +31,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     starting.add_argument("--workers", type=int, default=1, metavar="N", help="workers of each service [1]")
     commands.add_parser("stop", help="stop the system that start runs in this directory")
-    commands.add_parser("story", help="start the system, make its parts fail, check every promise: about a minute")
+    commands.add_parser("story", help="start the system, make its parts fail, check every promise: about half a minute")
     running = commands.add_parser("run", help="run a command with the settings of a service: run users holdfast list")
     running.add_argument("service", choices=SERVICES)
     running.add_argument("words", nargs=argparse.REMAINDER, metavar="COMMAND")

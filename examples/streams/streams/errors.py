@@ -15,7 +15,7 @@ class RateLimitExceeded(Exception):
 
 
 class UpstreamUnavailable(Exception):
-    """Another service answered 429 or 5xx."""
+    """Another service answered 408, 425, 429 or 5xx."""
 
 
 class UpstreamRefused(Exception):
@@ -46,6 +46,6 @@ def raise_for_status(response: httpx.Response) -> None:
         return
     request = response.request
     message = f"{request.method} {request.url} answered {response.status_code}: {response.text[:300]}"
-    if response.status_code == 429 or response.status_code >= 500:
+    if response.status_code in (408, 425, 429) or response.status_code >= 500:
         raise UpstreamUnavailable(message)
     raise UpstreamRefused(message)

@@ -69,7 +69,8 @@ def judge(message: Message) -> int:
     behaviour, now = provider.behaviour, time.time()
     if behaviour.mode == "down":
         return 503
-    if sum(now - each.at < 1 for each in provider.calls[-behaviour.calls_per_second :]) >= behaviour.calls_per_second:
+    recent = provider.calls[-10 * behaviour.calls_per_second :]
+    if sum(now - each.at < 1 for each in recent if each.status == 201) >= behaviour.calls_per_second:
         return 429
     return 422 if message.to.partition("@")[2] in behaviour.refused_domains else 201
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import NamedTuple
 
 from holdfast.core import waits
-from holdfast.core.history import FIRST, LAG, HistoryStep
+from holdfast.core.history import FIRST, LAG, HistoryInterval
 from holdfast.core.models import ExpiredJob, Job, JobState
 from holdfast.stores.common.named_sql import CODES
 from holdfast.stores.common.requests import EXPIRY_ROUNDS, FORGOTTEN_AFTER, SWEEP_TIME
@@ -103,8 +103,10 @@ class PostgresMaintenance:
                 return False
             await fetch(self._sql["history_add"], mark=mark, until=until)
             await fetch(self._sql["history_move"], until=until)
-            for step in HistoryStep:
-                await fetch(self._sql["prune_history"], step=step.length_us, kept=step.kept_us)
+            for interval in HistoryInterval:
+                await fetch(
+                    self._sql["prune_history"], length=interval.length_us, kept=interval.kept_us + interval.length_us
+                )
             return bool(more)
 
         return await self._pool.transaction(run_in_transaction, extra=SWEEP_TIME)

@@ -1323,10 +1323,10 @@ select holdfast.prune_limits(:at, :limit)::text;
 
 -- name: history_mark
 -- None while another sweeper counts.
-select number from holdfast.history where step = 0 for no key update skip locked;
+select number from holdfast.history where length = 0 for no key update skip locked;
 
 -- own: history_begin
-insert into holdfast.history (step, start, queue, state, number, run_us, longest_us)
+insert into holdfast.history (length, start, queue, state, number, run_us, longest_us)
 values (0, 0, '', 0, :now - :first, 0, 0) on conflict do nothing;
 
 -- name: history_until
@@ -1348,20 +1348,20 @@ with ended as materialized (
     from holdfast.job where state in (5, 6, 7) and ended_at > :mark and ended_at <= :until
     group by 1, queue, state
 )
-insert into holdfast.history as h (step, start, queue, state, number, run_us, longest_us)
-select step, start - start % step, queue, state, sum(number), sum(run_us), max(longest_us)
-from unnest('{60000000, 3600000000}'::bigint[]) step cross join ended
+insert into holdfast.history as h (length, start, queue, state, number, run_us, longest_us)
+select length, start - start % length, queue, state, sum(number), sum(run_us), max(longest_us)
+from unnest('{60000000, 3600000000}'::bigint[]) length cross join ended
 group by 1, 2, queue, state
-on conflict (step, start, queue, state) do update set number = h.number + excluded.number,
+on conflict (length, start, queue, state) do update set number = h.number + excluded.number,
     run_us = h.run_us + excluded.run_us, longest_us = greatest(h.longest_us, excluded.longest_us);
 
 -- name: history_move
-update holdfast.history set number = :until where step = 0;
+update holdfast.history set number = :until where length = 0;
 
 -- name: prune_history
-delete from holdfast.history where (step, start) >= (:step, 0) and (step, start) < (:step, :now - :kept);
+delete from holdfast.history where (length, start) >= (:length, 0) and (length, start) < (:length, :now - :kept);
 
 -- name: history
 select start, queue, state, number, run_us / 1e6::float8, longest_us / 1e6::float8
 from holdfast.history
-where step = :step and start >= :since order by start, queue, state;
+where length = :length and start >= :since order by start, queue, state;

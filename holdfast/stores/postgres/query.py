@@ -10,7 +10,7 @@ from uuid import UUID
 from msgspec.structs import replace
 
 from holdfast.core.errors import Invalid
-from holdfast.core.history import HistoryRow, HistoryStep
+from holdfast.core.history import HistoryInterval, HistoryRow
 from holdfast.core.job_logs import LogPage
 from holdfast.core.models import MICROSECOND, Attempt, Job, JobFilter, JobState, Page, QueueInfo
 from holdfast.core.stats import CountRow, queues_of
@@ -119,9 +119,9 @@ class PostgresQuery(Feed):
             found[name] = replace(found[name], oldest_ready=age)
         return list(found.values())
 
-    async def read_history(self, since_us: int, step: HistoryStep) -> list[HistoryRow]:
-        since = step.floor_us(since_us)
-        rows = await self._pool.fetch(self._sql["history"], step=step.length_us, since=since)
+    async def read_history(self, since_us: int, interval: HistoryInterval) -> list[HistoryRow]:
+        since = interval.floor_us(since_us)
+        rows = await self._pool.fetch(self._sql["history"], length=interval.length_us, since=since)
         return [
             HistoryRow(start, queue, STATES[code], number, seconds, longest)
             for start, queue, code, number, seconds, longest in rows

@@ -11,7 +11,7 @@ from typing import Any
 
 from redis import exceptions as driver
 
-from holdfast.core.history import FIRST, LAG, HistoryStep
+from holdfast.core.history import FIRST, LAG, HistoryInterval
 from holdfast.core.models import ExpiredJob, Finding, Job, JobState
 from holdfast.core.waits import SIGNALS_KEPT
 from holdfast.stores.common.requests import EXPIRY_ROUNDS, FORGOTTEN_AFTER
@@ -110,9 +110,9 @@ class RedisMaintenance:
         return pruned
 
     async def count_ended(self, *, limit: int) -> bool:
-        steps = [value for step in HistoryStep for value in (step.length_us, step.kept_us // 1_000_000)]
+        intervals = [value for each in HistoryInterval for value in (each.length_us, each.kept_us // 1_000_000)]
         spans = span_us(LAG), span_us(FIRST)
-        return bool(await self._pool.run(self._scripts["count_ended"], *spans, min(limit, _COUNTED), *steps))
+        return bool(await self._pool.run(self._scripts["count_ended"], *spans, min(limit, _COUNTED), *intervals))
 
     async def reannounce(self) -> int:
         return 0

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from holdfast.core.errors import Invalid, TooBroad
-from holdfast.core.history import HistoryRow, HistoryStep
+from holdfast.core.history import HistoryInterval, HistoryRow
 from holdfast.core.job_logs import LogPage
 from holdfast.core.models import MICROSECOND, NOT_STARTED, TERMINAL, Attempt, Job, JobFilter, JobState, Page, QueueInfo
 from holdfast.core.stats import CountGroup, JobStats, covered_seconds, merge_groups
@@ -210,9 +210,9 @@ class Read:
     async def attempts(self, job_id: str) -> list[Attempt]:
         return shown_attempts(await self._pool.run_command("LRANGE", f"{self._prefix}attempts:{job_id}", 0, -1))
 
-    async def read_history(self, since_us: int, step: HistoryStep) -> list[HistoryRow]:
-        steps = await self._pool.run(self._scripts["history"], step.length_us, step.kept_us, since_us)
-        return [row for start, fields in steps for row in _history_rows(int(start), fields)]
+    async def read_history(self, since_us: int, interval: HistoryInterval) -> list[HistoryRow]:
+        found = await self._pool.run(self._scripts["history"], interval.length_us, interval.kept_us, since_us)
+        return [row for start, fields in found for row in _history_rows(int(start), fields)]
 
     async def logs(self, job_id: str, *, limit: int = 1000, cursor: str | None = None) -> LogPage:
         claims, number = line_place(cursor)

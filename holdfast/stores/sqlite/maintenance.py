@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 
-from holdfast.core.history import FIRST, LAG, HistoryStep
+from holdfast.core.history import FIRST, LAG, HistoryInterval
 from holdfast.core.models import ExpiredJob, Job, JobState, NewJob, Submitted
 from holdfast.core.waits import SIGNALS_KEPT
 from holdfast.stores.common.named_sql import CODES
@@ -85,8 +85,8 @@ class SqliteMaintenance(SqliteFamily):
             return False
         connection.execute(self._sql["history_add"], {"mark": mark, "until": until})
         connection.execute(self._sql["history_move"], {"until": until})
-        for step in HistoryStep:
-            values = {"step": step.length_us, "before": now_us - step.kept_us}
+        for interval in HistoryInterval:
+            values = {"length": interval.length_us, "before": now_us - interval.kept_us - interval.length_us}
             connection.execute(self._sql["prune_history"], values)
         return bool(more)
 

@@ -1115,7 +1115,7 @@ delete from holdfast_bucket where name in (
 select distinct queue from holdfast_job where id in (select value from json_each(:ids)) and partition is not null;
 
 -- name: history_mark
-select number from holdfast_history where step = 0;
+select number from holdfast_history where length = 0;
 
 -- name: history_until
 -- The instant up to which about :limit jobs of each state ended, and whether others have ended since.
@@ -1136,21 +1136,21 @@ with ended as materialized (
     from holdfast_job where state in (5, 6, 7) and state >= 5 and ended_at > :mark and ended_at <= :until
     group by 1, queue, state
 )
-insert into holdfast_history (step, start, queue, state, number, run_us, longest_us)
-select step.value, start - start % step.value, queue, state, sum(number), sum(run_us), max(longest_us)
-from json_each('[60000000, 3600000000]') step cross join ended
+insert into holdfast_history (length, start, queue, state, number, run_us, longest_us)
+select length.value, start - start % length.value, queue, state, sum(number), sum(run_us), max(longest_us)
+from json_each('[60000000, 3600000000]') length cross join ended
 where true
 group by 1, 2, queue, state
-on conflict (step, start, queue, state) do update set number = number + excluded.number,
+on conflict (length, start, queue, state) do update set number = number + excluded.number,
     run_us = run_us + excluded.run_us, longest_us = max(longest_us, excluded.longest_us);
 
 -- name: history_move
-insert into holdfast_history (step, start, queue, state, number, run_us, longest_us) values (0, 0, '', 0, :until, 0, 0)
-on conflict (step, start, queue, state) do update set number = excluded.number;
+insert into holdfast_history (length, start, queue, state, number, run_us, longest_us) values (0, 0, '', 0, :until, 0, 0)
+on conflict (length, start, queue, state) do update set number = excluded.number;
 
 -- name: prune_history
-delete from holdfast_history where step = :step and start < :before;
+delete from holdfast_history where length = :length and start < :before;
 
 -- name: history
 select start, queue, state, number, run_us / 1e6, longest_us / 1e6 from holdfast_history
-where step = :step and start >= :since order by start, queue, state;
+where length = :length and start >= :since order by start, queue, state;

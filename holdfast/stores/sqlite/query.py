@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.core.errors import Invalid
-from holdfast.core.history import HistoryRow, HistoryStep
+from holdfast.core.history import HistoryInterval, HistoryRow
 from holdfast.core.job_logs import LogLine, LogPage
 from holdfast.core.models import MICROSECOND, TERMINAL, Attempt, Job, JobEvents, JobFilter, JobState, Page, QueueInfo
 from holdfast.core.stats import CountRow, JobStats, queues_of
@@ -82,8 +82,8 @@ class SqliteQuery(SqliteFamily):
         now_us = self._now()
         return await self._opened().read(lambda reader: self._feed.stats(reader, now_us, recent, max_count))
 
-    async def read_history(self, since_us: int, step: HistoryStep) -> list[HistoryRow]:
-        values = {"step": step.length_us, "since": step.floor_us(since_us)}
+    async def read_history(self, since_us: int, interval: HistoryInterval) -> list[HistoryRow]:
+        values = {"length": interval.length_us, "since": interval.floor_us(since_us)}
         rows = await self._opened().read(lambda reader: reader.execute(self._sql["history"], values).fetchall())
         return [
             HistoryRow(start, queue, STATES[code], number, seconds, longest)

@@ -14,7 +14,7 @@ from holdfast.views.formatting import format_timestamp
 SPANS = MappingProxyType({"1h": "last hour", "24h": "last day", "7d": "last week"})
 """Spans of the chart, by the word in the address."""
 _HEIGHT = 100.0
-_WIDTH = 0.8  # of a step
+_WIDTH = 0.8  # of an interval
 _STATES = ("succeeded", "cancelled", "dead")
 
 
@@ -49,10 +49,10 @@ def draw_history(history: History, span: str, allows: Callable[[str], bool]) -> 
     bars = [bar for place, point in enumerate(points) for bar in _bars(place, point, highest)] if highest else []
     return {
         "span": span,
-        "steps": len(points),
+        "intervals": len(points),
         "bars": bars,
         "since": format_timestamp(points[0].start_us) if points else None,
-        "text": _describe(points, SPANS[span], history.step.value, highest),
+        "text": _describe(points, SPANS[span], history.interval.value, highest),
     }
 
 
@@ -61,7 +61,7 @@ def _total(point: HistoryPoint) -> int:
 
 
 def _bars(place: int, point: HistoryPoint, highest: int) -> list[dict[str, Any]]:
-    """Returns the parts of one step's bar, stacked."""
+    """Returns the parts of one interval's bar, stacked."""
     bars, top = [], _HEIGHT
     for state in _STATES:
         number = getattr(point, state)
@@ -72,9 +72,9 @@ def _bars(place: int, point: HistoryPoint, highest: int) -> list[dict[str, Any]]
     return bars
 
 
-def _describe(points: Sequence[HistoryPoint], span: str, step: str, highest: int) -> str:
+def _describe(points: Sequence[HistoryPoint], span: str, interval: str, highest: int) -> str:
     if not highest:
         return f"No job that has ended in the {span} is counted yet. Workers count once a minute."
     numbers = {state: sum(getattr(point, state) for point in points) for state in _STATES}
     parts = ", ".join(f"{number:,} {state}" for state, number in numbers.items() if number)
-    return f"{sum(numbers.values()):,} jobs ended in the {span}: {parts}; at most {highest:,} in one {step}."
+    return f"{sum(numbers.values()):,} jobs ended in the {span}: {parts}; at most {highest:,} in one {interval}."

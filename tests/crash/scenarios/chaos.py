@@ -81,7 +81,7 @@ def _run(fleet: Fleet, folder: Path, scenario: str, provider: str, jobs: int, se
     program = [sys.executable, "-m", "holdfast", "chaos", "run", source, *options]
     command = ["sh", "-c", 'exec "$@" >"$0"', str(output), *program]
     process = fleet.run(command, stdin=subprocess.DEVNULL, PROVIDER_URL=provider)
-    until(lambda: process.poll() is not None, 700, f"chaos run {scenario}", pause=0.2)
+    until(lambda: process.poll() is not None, 900, f"chaos run {scenario}", pause=0.2)
     text = output.read_text() if output.exists() else ""
     found: dict[str, Any] = json.loads(text) if text else {}
     return found

@@ -192,16 +192,16 @@ create table holdfast.expiry (
 ) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
 create index expiry_due on holdfast.expiry (expires_at);
 
--- How many jobs ended, by the step in which they did (core.history). With the step 0 the instant up to which they are counted.
+-- How many jobs ended, by the interval in which they did (core.history). With the length 0 the instant up to which they are counted.
 create table holdfast.history (
-    step bigint not null,              -- length in microseconds: a minute or an hour
+    length bigint not null,              -- in microseconds: a minute or an hour
     start bigint not null,
     queue text collate "C" not null,
     state smallint not null,
     number bigint not null,
     run_us bigint not null,            -- of the last attempts, in all
     longest_us bigint not null,
-    primary key (step, start, queue, state)
+    primary key (length, start, queue, state)
 );
 
 -- For people: the same with words and instants. The engine never reads it.

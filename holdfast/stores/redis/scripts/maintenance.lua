@@ -188,7 +188,7 @@ return 0
 
 -- name: count_ended (successes)
 -- Adds ended jobs to the history. ARGV: 3 lag, 4 span before the first count, 5 limit of each state, then the length of
--- each step and the seconds for which its counts are kept. Fields of `history:LENGTH:START` are "STATE QUEUE", values
+-- each interval and the seconds for which its counts are kept. Fields of `history:LENGTH:START` are "STATE QUEUE", values
 -- the number, the length of the last attempts in all, and that of the longest. Returns 1 if there are more.
 allow_when_full()
 local last, limit = now - tonumber(ARGV[3]), tonumber(ARGV[5])
@@ -244,9 +244,9 @@ for state, found in pairs(pages) do
         local spec = v and v[1] == state and to_number(v[3]) == instant and parse_spec(v[2] or '')
         if spec then -- it was neither replayed nor deleted
             local run = math.max(0, instant - (tonumber(v[4] or nil) or instant))
-            for step = 6, #ARGV, 2 do
-                local start = instant - instant % tonumber(ARGV[step])
-                add(PREFIX .. 'history:' .. ARGV[step] .. ':' .. int(start) .. ' ' .. ARGV[step + 1], state .. ' ' .. spec.queue, run)
+            for at = 6, #ARGV, 2 do
+                local start = instant - instant % tonumber(ARGV[at])
+                add(PREFIX .. 'history:' .. ARGV[at] .. ':' .. int(start) .. ' ' .. ARGV[at + 1], state .. ' ' .. spec.queue, run)
             end
         end
     end

@@ -268,14 +268,14 @@ return {
 return NOW
 
 -- name: history
--- Counts of ended jobs. ARGV: 3 length of a step, 4 how long its counts are kept, 5 instant from which on. Returns those
--- of each step: beginning, fields.
-local length, since, steps = tonumber(ARGV[3]), math.max(tonumber(ARGV[5]), now - tonumber(ARGV[4])), {}
+-- Counts of ended jobs. ARGV: 3 length of an interval, 4 how long its counts are kept, 5 instant from which on. Returns those
+-- of each interval: beginning, fields.
+local length, since, found = tonumber(ARGV[3]), math.max(tonumber(ARGV[5]), now - tonumber(ARGV[4])), {}
 for start = since - since % length, now, length do
     local fields = safe_call('HGETALL', PREFIX .. 'history:' .. int(length) .. ':' .. int(start))
     if fields[1] then
-        steps[#steps + 1] = { int(start), fields }
+        found[#found + 1] = { int(start), fields }
     end
 end
 finish()
-return steps
+return found

@@ -235,14 +235,14 @@ begin
     select new.queue, new.partition, turn from holdfast_limited_queue where name = new.queue;
 end;
 
--- How many jobs ended, by the step in which they did (core.history). With the step 0 the instant up to which they are counted.
+-- How many jobs ended, by the interval in which they did (core.history). With the length 0 the instant up to which they are counted.
 create table holdfast_history (
-    step integer not null,              -- length in microseconds: a minute or an hour
+    length integer not null,              -- in microseconds: a minute or an hour
     start integer not null,
     queue text not null,
     state integer not null,
     number integer not null,
     run_us integer not null,            -- of the last attempts, in all
     longest_us integer not null,
-    primary key (step, start, queue, state)
+    primary key (length, start, queue, state)
 ) without rowid;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -164,3 +165,40 @@ def test_job_without_handler_is_dead_at_once(streams: Streams) -> None:
     service.redis.xadd(service.key, {"order": "7"})
     until(lambda: service.redis.exists(f"{service.key}@malformed"), "the malformed entry")
     assert service.redis.xrevrange(f"{service.key}@malformed", count=1)[0][1]["order"] == "7"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "detail"),
+    [
+        (r'{"email": "a@b.co", "name": "\ud800"}', 422, "body.name: '\\ud800' is not valid"),
+        ('{"email": NaN, "name": "x"}', 422, "body: NaN is not valid"),
+        (r'{"email": "a@b.co", "name": "x\u0000"}', 422, "name: 'x\\x00' is not valid; give text without NUL"),
+        (r'{"email": "\u0000@b.co", "name": "x"}', 422, "email: '\\x00@b.co' is not valid; give text without NUL"),
+        ('{"email": "a@b.co", "name": "x", "admin": true}', 422, "admin: True is not valid"),
+        ('{"email": "a@b.co", "name": 7}', 422, "name: 7 is not valid"),
+        ('{"email": "a@b.co", "name": "' + "x" * 2**21 + '"}', 413, "the body is over 1,048,576 bytes"),
+    ],
+    ids=["surrogate", "nan", "nul-in-name", "nul-in-email", "unknown-field", "number", "too-long"],
+)
+def test_gateway_refuses_a_body_in_one_line(streams: Streams, body: str, status: int, detail: str) -> None:
+    refused = streams.client.post("/users", content=body, headers={"Content-Type": "application/json"})
+    assert refused.status_code == status
+    assert refused.json()["detail"].startswith(detail)
+    assert len(refused.content) < 1000
+
+
+def test_gateway_refuses_a_wrong_query_in_one_line(streams: Streams) -> None:
+    refused = streams.client.get("/dlq/users", params={"limit": "x"})
+    assert refused.status_code == 422
+    assert refused.json()["detail"].startswith("limit: 'x' is not valid; input should be a valid integer")
+
+
+@pytest.mark.parametrize("name", ["gateway", *SERVICES])
+def test_page_of_an_application_may_load_its_scripts(streams: Streams, name: str) -> None:
+    page = httpx.get(f"{streams.urls[name]}/docs", timeout=PATIENCE)
+    assert "script-src 'self'" in page.headers["Content-Security-Policy"]
+    scripts = re.findall(r'src="([^"]+)"', page.text)
+    assert scripts
+    for script in scripts:
+        assert httpx.get(f"{streams.urls[name]}/{script}", timeout=PATIENCE).is_success
+    assert "/health" in streams.call(name, "GET", "/openapi.json")["paths"]

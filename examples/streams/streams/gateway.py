@@ -1,6 +1,6 @@
 """The gateway, a FastAPI application: the only address that clients use.
 
-It keeps no state. Each request goes to the service that owns the job.
+It keeps no state. Each request goes to the service that owns the job. Holdfast checks bodies; it has no store here.
 """
 
 from __future__ import annotations
@@ -9,12 +9,19 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Annotated, Any
 from uuid import UUID, uuid4
 
 import httpx
-from fastapi import Depends, FastAPI, Header, HTTPException, Request
-from pydantic import BaseModel, Field
+from fastapi import APIRouter, Depends, FastAPI, Header, HTTPException, Request
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
+
+from holdfast import Holdfast, Settings
+from holdfast.integrations.fastapi import StrictRoute
+from holdfast.web import create_app
+from streams.sites import StrictBody, create_site
 
 SERVICES = {
     "users": os.environ.get("USERS_URL", "http://users:8000"),
@@ -24,11 +31,21 @@ SERVICES = {
 TIMEOUT = 5.0  # seconds for an answer of a service
 
 
-class NewUser(BaseModel):
+def refuse_nul(text: str) -> str:
+    """Returns the text; PostgreSQL cannot store NUL characters."""
+    if "\0" in text:
+        raise PydanticCustomError("nul", "give text without NUL characters")
+    return text
+
+
+Text = Annotated[str, AfterValidator(refuse_nul)]
+
+
+class NewUser(StrictBody):
     """A user to be created."""
 
-    email: str = Field(min_length=3, max_length=320, examples=["ada@example.com"])
-    name: str = Field(min_length=1, max_length=200, examples=["Ada"])
+    email: Text = Field(min_length=3, max_length=320, examples=["ada@example.com"])
+    name: Text = Field(min_length=1, max_length=200, examples=["Ada"])
 
 
 @asynccontextmanager
@@ -38,7 +55,7 @@ async def open_client(_: FastAPI) -> AsyncIterator[dict[str, Any]]:
         yield {"http": http}
 
 
-site = FastAPI(title="gateway", lifespan=open_client)
+router = APIRouter(route_class=StrictRoute)
 
 
 def get_http(request: Request) -> httpx.AsyncClient:
@@ -50,13 +67,13 @@ def get_http(request: Request) -> httpx.AsyncClient:
 Http = Annotated[httpx.AsyncClient, Depends(get_http)]
 
 
-@site.get("/health")
+@router.get("/health")
 async def check_health() -> dict[str, str]:
     """Answers while the gateway lives, whatever the services do."""
     return {"status": "ok", "service": "gateway"}
 
 
-@site.post("/users", status_code=202)
+@router.post("/users", status_code=202)
 async def create_user(
     user: NewUser, http: Http, idempotency_key: Annotated[str | None, Header(min_length=1, max_length=512)] = None
 ) -> Any:
@@ -65,7 +82,7 @@ async def create_user(
     return read_answer(await call(http, "POST", "users", "/jobs", json=job))
 
 
-@site.get("/jobs/{job_id}")
+@router.get("/jobs/{job_id}")
 async def show_job(job_id: UUID, http: Http) -> Any:
     """Shows a job of any service."""
     answers = await asyncio.gather(
@@ -82,14 +99,14 @@ async def show_job(job_id: UUID, http: Http) -> Any:
     raise HTTPException(404, f"job_id: no service has a job {job_id}")
 
 
-@site.get("/dlq/{service_name}")
+@router.get("/dlq/{service_name}")
 async def list_dead_letters(service_name: str, http: Http, limit: int = 50, cursor: str | None = None) -> Any:
     """Lists the jobs of a service that have failed for good."""
     query = {"limit": limit} if cursor is None else {"limit": limit, "cursor": cursor}
     return read_answer(await call(http, "GET", service_name, "/dlq", params=query))
 
 
-@site.post("/dlq/{service_name}/{job_id}/replay", status_code=202)
+@router.post("/dlq/{service_name}/{job_id}/replay", status_code=202)
 async def replay_dead_letter(service_name: str, job_id: UUID, http: Http) -> Any:
     """Queues a dead letter of a service again."""
     return read_answer(await call(http, "POST", service_name, f"/dlq/{job_id}/replay"))
@@ -115,3 +132,8 @@ def read_answer(answer: httpx.Response) -> Any:
     except (ValueError, LookupError):
         detail = answer.text[:300]
     raise HTTPException(answer.status_code, detail)
+
+
+settings = Settings.load(directory=Path(__file__).parent, environ={}, url="sqlite:///:memory:", api_service="gateway")
+site = create_site(create_app(Holdfast(settings=settings)), "gateway", open_client)
+site.include_router(router)

@@ -10,13 +10,14 @@ from typing import Annotated, Any, Literal
 from uuid import UUID, uuid4
 
 from fastapi import APIRouter, FastAPI, Query
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from holdfast import Conflict, Holdfast, Invalid, Job, JobFilter, JobState
-from holdfast.integrations.fastapi import HoldfastDep, StrictRoute, add_holdfast_api, holdfast_lifespan
+from holdfast.integrations.fastapi import HoldfastDep, StrictRoute, holdfast_lifespan
 from holdfast.web import create_app
 from holdfast.web.fields import TASK_PATTERN
 from streams.guard import IDEMPOTENCY_KEY
+from streams.sites import StrictBody, create_site
 
 Status = Literal["pending", "processing", "completed", "failed"]
 STATUS: dict[JobState, Status] = {
@@ -28,10 +29,8 @@ STATUS: dict[JobState, Status] = {
 """Status of a job by its state; in every other state it is pending: it waits for a worker, a retry or a date."""
 
 
-class Submission(BaseModel):
+class Submission(StrictBody):
     """A job to be stored."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     type: str = Field(pattern=TASK_PATTERN, examples=["notification.send"])
     payload: dict[str, Any] = Field(examples=[{"email": "ada@example.com"}])
@@ -179,8 +178,7 @@ def payload_of(job: Job) -> Any:
 def create_service(app: Holdfast, *routers: APIRouter) -> FastAPI:
     """Returns the FastAPI application of a service: the common routes, its own, and Holdfast's API."""
     api = create_app(app)
-    site = FastAPI(title=app.settings.api_service, lifespan=holdfast_lifespan(api.app))
-    add_holdfast_api(site, api)
+    site = create_site(api, app.settings.api_service, holdfast_lifespan(api.app))
     for each in (router, *routers):
         site.include_router(each)
     site.mount("/holdfast", api)

@@ -120,12 +120,12 @@ def test_key_may_run_again_after_its_lifetime(streams: Streams) -> None:
 
 
 @pytest.mark.rows("S31")
-@pytest.mark.parametrize("text", ["soon", "0", "-1", "1.5"])
+@pytest.mark.parametrize("text", ["soon", "0", "-1", "1.5", "31536001", "99999999999999999999"])
 def test_wrong_lifetime_is_refused_at_start(streams: Streams, text: str) -> None:
     variables = streams.environment("notifications", GUARD_TTL_SECONDS=text)
     worker = Program(["holdfast", "worker", "start"], streams.folder, variables)
     assert worker.process.wait(60) == 78
-    expected = f"GUARD_TTL_SECONDS: {text!r} is not valid; give a whole number of seconds from 1"
+    expected = f"GUARD_TTL_SECONDS: {text!r} is not valid; give a whole number of seconds from 1 to 31,536,000"
     assert expected in worker.log()
 
 

@@ -11,10 +11,11 @@ from itertools import combinations_with_replacement
 from typing import NamedTuple
 from uuid import uuid4
 
+import httpx
 import pytest
 from redis.asyncio import Redis
 
-from tests.examples.common import until
+from tests.examples.common import PATIENCE, until
 from tests.examples.streams_support import DELAYS, UNLIMITED, Service, Streams
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(400)]
@@ -176,3 +177,24 @@ def test_changed_limit_takes_effect_at_run_time(streams: Streams) -> None:
         service.all_ended(jobs)
     for body in ({"capacity": 0, "refill": 1}, {"capacity": 1, "refill": 0}):
         streams.call("notifications", "PUT", "/limit", body, status=422)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"capacity": Infinity, "refill": 1}',
+        '{"capacity": 1e999, "refill": 1}',
+        '{"capacity": "inf", "refill": 1}',
+        '{"capacity": 1e308, "refill": 1}',
+        '{"capacity": 1, "refill": 1e308}',
+        '{"capacity": 1, "refill": 1e-320}',
+        '{"capacity": true, "refill": 1}',
+        '{"capacity": "7", "refill": 1}',
+        '{"capacity": 1, "refill": 1, "burst": 1}',
+    ],
+)
+def test_limit_out_of_bounds_is_refused(streams: Streams, body: str) -> None:
+    url, headers = f"{streams.urls['notifications']}/limit", {"Content-Type": "application/json"}
+    refused = httpx.put(url, content=body, headers=headers, timeout=PATIENCE)
+    assert (refused.status_code, type(refused.json()["detail"])) == (422, str)
+    assert streams.call("notifications", "GET", "/limit") == UNLIMITED

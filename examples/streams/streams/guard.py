@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -27,6 +28,7 @@ IDEMPOTENCY_KEY = "idempotency_key"
 """Name of the key in a job's metadata."""
 GUARD_TTL = "GUARD_TTL_SECONDS"
 DEFAULT_TTL = 86_400  # 24 hours
+MAX_TTL = 31_536_000  # a year
 RUNNING, DONE = "running", "done"
 log = logging.getLogger(__name__)
 
@@ -41,8 +43,8 @@ def add_execution_guard(app: Holdfast) -> None:
 def read_ttl() -> int:
     """Returns the lifetime of a key in seconds, from the environment; ConfigError names a wrong value."""
     text = os.environ.get(GUARD_TTL) or str(DEFAULT_TTL)
-    if not text.isdecimal() or int(text) < 1:
-        raise ConfigError(f"{GUARD_TTL}: {text!r} is not valid; give a whole number of seconds from 1")
+    if not re.fullmatch("[0-9]{1,8}", text) or not 1 <= int(text) <= MAX_TTL:
+        raise ConfigError(f"{GUARD_TTL}: {text!r} is not valid; give a whole number of seconds from 1 to {MAX_TTL:,}")
     return int(text)
 
 

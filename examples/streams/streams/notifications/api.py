@@ -6,23 +6,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from fastapi import APIRouter, HTTPException
-from pydantic import BaseModel, Field
+from pydantic import Field
 from redis.exceptions import RedisError
 
+from holdfast.integrations.fastapi import StrictRoute
 from streams.notifications.tasks import BUCKET, app
-from streams.notifications.token_bucket import Limit, TokenBucket
+from streams.notifications.token_bucket import MAX_NUMBER, MIN_CAPACITY, MIN_REFILL, Limit, TokenBucket
 from streams.resources import open_client
 from streams.service import create_service
+from streams.sites import StrictBody
 
 bucket = TokenBucket(open_client(app), BUCKET)
-router = APIRouter(tags=["Rate limit"])
+router = APIRouter(route_class=StrictRoute, tags=["Rate limit"])
 
 
-class RateLimit(BaseModel):
+class RateLimit(StrictBody):
     """The limit of calls to the provider."""
 
-    capacity: float = Field(ge=1, description="Calls that may be made at once.")
-    refill: float = Field(gt=0, description="Further calls per second.")
+    capacity: float = Field(ge=MIN_CAPACITY, le=MAX_NUMBER, description="Calls that may be made at once.")
+    refill: float = Field(ge=MIN_REFILL, le=MAX_NUMBER, description="Further calls per second.")
 
 
 @router.get("/limit")

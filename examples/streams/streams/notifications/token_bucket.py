@@ -10,6 +10,7 @@ from redis.asyncio import Redis
 from holdfast import ConfigError
 from streams.errors import RateLimitExceeded
 
+MIN_CAPACITY, MIN_REFILL, MAX_NUMBER = 1, 0.001, 1e9
 FILL = """
 -- KEYS: the bucket, a hash. ARGV: capacity and refill per second unless the hash has its own.
 local now = redis.call('TIME')
@@ -49,7 +50,8 @@ class Limit(NamedTuple):
 
 def read_default() -> Limit:
     """Returns the limit of a bucket that was never changed; ConfigError names a wrong environment variable."""
-    return Limit(_read_number("BUCKET_CAPACITY", "10", least=1), _read_number("BUCKET_REFILL", "5", least=0.001))
+    capacity = _read_number("BUCKET_CAPACITY", "10", least=MIN_CAPACITY)
+    return Limit(capacity, _read_number("BUCKET_REFILL", "5", least=MIN_REFILL))
 
 
 def _read_number(name: str, default: str, *, least: float) -> float:
@@ -58,7 +60,7 @@ def _read_number(name: str, default: str, *, least: float) -> float:
         number = float(text)
     except ValueError:
         number = 0
-    if not least <= number <= 1e9:
+    if not least <= number <= MAX_NUMBER:
         raise ConfigError(f"{name}: {text!r} is not valid; give a number from {least:g} to 1e9")
     return number
 

@@ -76,7 +76,7 @@ def test_story_keeps_every_promise_and_leaves_no_process(folder: Path) -> None:
         assert chapter in ran.stdout
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_interrupted_start_leaves_no_process(folder: Path, number: signal.Signals, tmp_path: Path) -> None:
     with free_ports(1) as (port,):
         given = variables(folder, GATEWAY_PORT=port)

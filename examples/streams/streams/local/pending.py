@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from holdfast import Holdfast, Invalid, NotFound, Settings
-from streams.local.start import running_note
+from streams.local.note import read_service_settings
 
 GROUP = "holdfast"
 MAX_ENTRIES = 100
@@ -17,7 +17,7 @@ MAX_ENTRIES = 100
 
 def show_pending(service: str) -> None:
     """Prints the entries that a worker has taken and not acknowledged, the oldest first."""
-    note = running_note()["settings"][service]
+    note = read_service_settings(service)
     settings = Settings.load(
         path=note["HOLDFAST_CONFIG"], url=note["HOLDFAST_URL"], transport_url=note["HOLDFAST_TRANSPORT_URL"]
     )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import secrets
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -17,6 +19,8 @@ from streams.local.servers import PostgresServer, RedisServer
 
 SERVICES = ("users", "notifications")
 EXAMPLE = Path(__file__).parents[2]
+INSTANCE = "X-Streams-Instance"
+"""Header of all responses: a health check must not be answered by another system on the same port."""
 UVICORN = ["--host", "127.0.0.1", "--log-level", "warning", "--timeout-graceful-shutdown", "10"]
 
 
@@ -29,6 +33,7 @@ class System:
         """``workers``: of each service. ``settings``: environment variables for all parts."""
         self._folder = folder
         self._settings = settings or {}
+        self._instance = secrets.token_hex(8)
         self.databases = {name: PostgresServer(name, folder) for name in SERVICES}
         self.redis = RedisServer(folder)
         self._ports = {name: free_port() for name in ("provider", *SERVICES)}
@@ -65,6 +70,7 @@ class System:
 
     def _site(self, name: str, target: str, service: str | None = None) -> Process:
         command = [sys.executable, "-m", "uvicorn", target, "--port", str(self._ports[name]), *UVICORN]
+        command += ["--header", f"{INSTANCE}:{self._instance}"]
         return Process(name, command, self._log(name), self._environment(service))
 
     def _worker(self, service: str, number: int) -> Process:
@@ -82,7 +88,9 @@ class System:
         for program in self.programs:
             program.start()
         workers = [worker for service in self.workers.values() for worker in service]
-        run_in_parallel([*map(self._wait_for_site, self.sites), *map(self._wait_for_worker, workers)])
+        run_in_parallel(
+            [*(partial(self.wait_for_site, name) for name in self.sites), *map(self._wait_for_worker, workers)]
+        )
 
     def _start_database(self, service: str) -> Callable[[], None]:
         def start() -> None:
@@ -96,8 +104,9 @@ class System:
 
         return start
 
-    def _wait_for_site(self, name: str) -> Callable[[], None]:
-        return lambda: self.sites[name].wait_until(lambda: is_healthy(self.urls[name]))
+    def wait_for_site(self, name: str) -> None:
+        """Waits until this application answers; ConfigError if it ends, as it does if its port is in use."""
+        self.sites[name].wait_until(lambda: is_healthy(self.urls[name], self._instance))
 
     def _wait_for_worker(self, worker: Process) -> Callable[[], None]:
         return lambda: worker.wait_until(lambda: has_started(worker))
@@ -115,12 +124,13 @@ def run_in_parallel(calls: Iterable[Callable[[], None]]) -> None:
             running.result()
 
 
-def is_healthy(url: str) -> bool:
-    """Returns True if the application answers."""
+def is_healthy(url: str, instance: str) -> bool:
+    """Returns True if the application answers, and belongs to this instance of the system."""
     try:
-        return httpx.get(f"{url}/health", timeout=5).is_success
+        answer = httpx.get(f"{url}/health", timeout=5)
     except httpx.TransportError:
         return False
+    return answer.is_success and answer.headers.get(INSTANCE) == instance
 
 
 def has_started(worker: Process) -> bool:

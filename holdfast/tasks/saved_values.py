@@ -27,6 +27,7 @@ from holdfast.tasks.codec import decode_json, encode_result
 
 T = TypeVar("T")
 
+_MAX_PROGRESS = 1e300
 _PROGRESS_SECONDS = 1.0  # between two writes of progress
 
 
@@ -161,8 +162,8 @@ class SavedState:
 
 def _check_progress(done: object, total: object, message: object) -> None:
     for number in (done, total):
-        if isinstance(number, bool) or not isinstance(number, int | float) or not number >= 0:
-            raise Invalid("progress", number, "give numbers from 0: progress(done, total)")
+        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number <= _MAX_PROGRESS:
+            raise Invalid("progress", number, "give numbers from 0 to 1e300: progress(done, total)")
     if not isinstance(message, str) or len(message) > MAX_NAME:
         raise Invalid("message", message, f"give text of up to {MAX_NAME} characters")
 

@@ -15,19 +15,18 @@ from holdfast.core.validation import check_name, check_tag, check_task_name, par
 # Characters that move the cursor, colour, reorder or hide text; a payload must not do that to its reader.
 UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]")
 _NAMES = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+_ESCAPES = {
+    code: _NAMES.get(chr(code)) or (f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}")
+    for code in range(0x10000)
+    if UNSAFE.match(chr(code))
+}
+_ESCAPES_IN_LINES = {code: escape for code, escape in _ESCAPES.items() if chr(code) not in "\n\t"}
 
 
 def safe_text(text: object, *, lines: bool = False) -> str:
     """Escapes control, bidirectional and invisible characters; ``lines`` keeps line ends and tabs."""
-
-    def escape_character(found: re.Match[str]) -> str:
-        character = found.group()
-        if lines and character in "\n\t":
-            return character
-        code = ord(character)
-        return _NAMES.get(character) or (f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}")
-
-    return UNSAFE.sub(escape_character, str(text))
+    whole = str(text)
+    return whole.translate(_ESCAPES_IN_LINES if lines else _ESCAPES) if UNSAFE.search(whole) else whole
 
 
 def clip_text(text: str, limit: int = 120) -> str:

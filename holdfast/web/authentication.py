@@ -55,7 +55,7 @@ class Authenticator:
         """Checks host, address rate and CORS of a request, not its key. Returns the answer of a preflight."""
         request.client = self._proxies.client_of(request.client, scope["headers"])
         request.added += self._origins.response_headers(request)
-        if scope.get("scheme") == "https":
+        if self.is_over_tls(scope):
             request.added.append(_HSTS)
         if b"host" in request.repeated:
             raise Refusal(400, "several_hosts", "the request has several Host headers", "send one")

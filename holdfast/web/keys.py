@@ -58,6 +58,11 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_
             return "revoked"
         return "expired" if self.expires_at is not None and self.expires_at <= now else "active"
 
+    def valid_hashes(self, now: datetime) -> list[str]:
+        """Returns the hashes of the secrets with which the key is valid now: two after a rotation with an overlap."""
+        is_former_valid = self.former_hash and self.former_until is not None and now < self.former_until
+        return [self.hash, self.former_hash] if self.former_hash and is_former_valid else [self.hash]
+
 
 def new_key(
     name: str, scopes: tuple[str, ...], queues: tuple[str, ...] = (), expires_at: datetime | None = None
@@ -90,6 +95,12 @@ def rotate_key(key_id: str, key: Key, overlap: timedelta) -> tuple[Key, str]:
 def revoke_key(key: Key) -> Key:
     """Returns the key as revoked."""
     return msgspec.structs.replace(key, revoked_at=key.revoked_at or datetime.now(UTC))
+
+
+def hash_token(token: str) -> str:
+    """Returns the hash of the secret in a key, as the file has it."""
+    found = _TOKEN.fullmatch(token)
+    return _hash(found[2]) if found else _NO_HASH
 
 
 class KeyCheck(NamedTuple):

@@ -14,6 +14,7 @@ from holdfast.web.console import sessions
 from holdfast.web.keys import revoke_key, rotate_key
 from holdfast.web.keys_file import change_keys
 from tests.console.visitor import OWN, Visitor, check_page
+from tests.support.servers import until
 from tests.web.client import Api
 from tests.web.keyed import Keys, id_of
 
@@ -164,7 +165,7 @@ def _revoke(keys: Keys) -> None:
 
 def _rotate(keys: Keys) -> None:
     key_id = id_of(keys.spare)
-    change_keys(keys.path, lambda known: {**known, key_id: rotate_key(key_id, known[key_id], timedelta(hours=1))[0]})
+    change_keys(keys.path, lambda known: {**known, key_id: rotate_key(key_id, known[key_id], timedelta(0))[0]})
 
 
 @pytest.mark.parametrize("end", [_revoke, _rotate])
@@ -174,6 +175,32 @@ def test_end_of_a_key_ends_its_sessions(visitor: Visitor, keys: Keys, end: objec
     assert callable(end)
     end(keys)
     assert visitor.ask("GET", "").status_code == 303
+
+
+@pytest.mark.rows("X07")
+def test_session_of_a_rotated_secret_ends_with_the_overlap(visitor: Visitor, keys: Keys) -> None:
+    key_id, overlap = id_of(keys.spare), timedelta(seconds=2)
+    visitor.open_page()
+    change_keys(keys.path, lambda known: {**known, key_id: rotate_key(key_id, known[key_id], overlap)[0]})
+    later = Visitor(visitor._api)
+    later.sign_in(keys.spare)
+    until(lambda: visitor.ask("GET", "").status_code == 303, "the end of the old session")
+    until(lambda: later.ask("GET", "").status_code == 303, "the end of the new one")
+
+
+@pytest.mark.rows("X07")
+def test_session_ends_after_a_day_however_much_it_is_used(visitor: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = int(time.time())
+    for hours, status in ((7, 200), (14, 200), (21, 200), (23.9, 200), (24.1, 303)):
+        monkeypatch.setattr(sessions, "_now", lambda at=start + int(hours * HOUR): at)
+        assert visitor.ask("GET", "").status_code == status
+
+
+def test_signed_out_session_stays_ended(api: Api, visitor: Visitor) -> None:
+    cookie = visitor.client.cookies.jar
+    copied = "; ".join(f"{each.name}={each.value}" for each in cookie)
+    visitor.act("/sign-out")
+    assert Visitor(api).ask("GET", "", headers={"cookie": copied}).status_code == 303
 
 
 @pytest.mark.rows("X07")
@@ -193,14 +220,15 @@ def test_refreshing_page_does_not_prolong_a_session(visitor: Visitor, monkeypatc
 
 def test_changed_cookie_is_no_session(api: Api, keys: Keys, visitor: Visitor) -> None:
     [cookie] = visitor.client.cookies.jar
-    key_id, session_id, ends_at, signature = str(cookie.value).split(".")
+    key_id, session_id, began_at, ends_at, signature = str(cookie.value).split(".")
     other = id_of(keys.make("admin"))
     for value in (
-        f"{other}.{session_id}.{ends_at}.{signature}",
-        f"{key_id}.{session_id}.{int(ends_at) + 1}.{signature}",
-        f"{key_id}.{'0' * 32}.{ends_at}.{signature}",
-        f"{key_id}.{session_id}.{ends_at}.{'0' * 64}",
-        f"local.{session_id}.{ends_at}.{signature}",
+        f"{other}.{session_id}.{began_at}.{ends_at}.{signature}",
+        f"{key_id}.{session_id}.{began_at}.{int(ends_at) + 1}.{signature}",
+        f"{key_id}.{session_id}.{int(began_at) + 1}.{ends_at}.{signature}",
+        f"{key_id}.{'0' * 32}.{began_at}.{ends_at}.{signature}",
+        f"{key_id}.{session_id}.{began_at}.{ends_at}.{'0' * 64}",
+        f"local.{session_id}.{began_at}.{ends_at}.{signature}",
         "",
         "x" * 5000,
     ):
@@ -241,3 +269,17 @@ def test_application_without_the_package_says_so(home: str, keys: Keys, monkeypa
     with Api(home) as api:
         answer = api.run(Visitor(api, site=create_app(app)).client.get("/console"))
     assert (answer.status_code, answer.json()["code"]) == (404, "no_console")
+
+
+def test_sign_in_reads_a_short_form_and_repeats_no_foreign_address(api: Api) -> None:
+    assert Visitor(api).send("/sign-in", {"key": "x", "next": "/" * 20_000}, token=None).status_code == 413
+    answer = Visitor(api).send("/sign-in", {"key": "x", "next": "//evil.example/\x01"}, token=None)
+    assert answer.status_code == 401
+    assert "evil.example" not in answer.text
+
+
+def test_console_behind_tls_asks_the_browser_to_stay_there(home: str, keys: Keys) -> None:
+    with Api(home, keys_file=str(keys.path), trusted_proxies=["127.0.0.1"]) as api:
+        answer = Visitor(api).ask("GET", "/sign-in", headers={"x-forwarded-proto": "https"})
+        assert answer.headers["strict-transport-security"] == "max-age=31536000"
+        assert "strict-transport-security" not in Visitor(api).ask("GET", "/sign-in").headers

@@ -166,7 +166,7 @@ def test_unknown_bulk_action_is_refused(visitor: Visitor) -> None:
 def test_faults_are_shown_and_stopped(home: str, keys: Keys) -> None:
     with Api(home, keys_file=str(keys.path), allow_faults=True) as api:
         api._client.headers["x-api-key"] = keys.spare
-        api.post("/v1/faults", {"faults": [{"kind": "error", "task": "mail.send", "probability": 0.3}], "for": "10m"})
+        api.post("/v1/faults", {"faults": [{"kind": "error", "task": "mail.send", "probability": 0.3}], "span": "10m"})
         visitor = Visitor(api)
         visitor.sign_in(keys.spare)
         assert "mail.send" in visitor.open_page("/faults")

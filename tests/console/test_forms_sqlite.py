@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
+from holdfast.core.lifecycle import Failed
 from holdfast.web.console.site import ROUTES
 from tests.console.visitor import FORM, Visitor
 from tests.console.world import World, make_world
@@ -161,3 +163,42 @@ def test_missing_job_looks_like_one_of_another_queue(open_api: Api, keys: Keys) 
         shapes.add(page.replace(reference, "REF").replace(request, "ID"))
     assert len(shapes) == 1
     assert visitor.ask("GET", "/jobs/" + "x" * 60_000).status_code == 414
+
+
+def test_bulk_change_hits_the_listed_jobs_whatever_their_errors_hold(open_api: Api, visitor: Visitor) -> None:
+    """A form repeats the filter as it is, though the page shows its characters escaped."""
+    wanted, other = (open_api.submit(queue="mail")["id"] for _ in range(2))
+    open_api.run(open_api.end(wanted, Failed(error="\x1b[31mboom", retryable=False)))
+    open_api.run(open_api.end(other, Failed(error="\\x1b[31mboom", retryable=False)))
+    page = visitor.open_page("/jobs?state=dead&error=%1B%5B31m")
+    assert (wanted in page, other in page) == (True, False)
+    (value,) = set(re.findall(r'<input type="hidden" name="error" value="([^"]*)">', page))
+    visitor.send("/bulk/run", {"action": "delete", "state": "dead", "error": value})
+    assert open_api.ask("GET", f"/v1/jobs/{wanted}").status_code == 404
+    assert open_api.ask("GET", f"/v1/jobs/{other}").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"action": "cancel"},
+        {"action": "cancel", "queue": " "},
+        {"action": "cancel", "quue": "mail"},
+        {"action": "cancel", "queue": ["mail", "later"]},
+        {"action": "cancel", "queue": "mail", "changed": "\u00b2"},
+        {"action": "replay", "queue": "mail", "rate": "1/s", "after": "soon"},
+    ],
+)
+def test_bulk_change_that_is_not_understood_changes_nothing(
+    open_api: Api, visitor: Visitor, fields: dict[str, Any]
+) -> None:
+    make_world(open_api)
+    before = _state(open_api)
+    assert visitor.send("/bulk/run", fields).status_code == 422
+    assert _state(open_api) == before
+
+
+def test_faults_are_hidden_from_keys_for_some_queues(open_api: Api, keys: Keys) -> None:
+    limited = Visitor(open_api)
+    limited.sign_in(keys.make("read", "operate", queues=("mail",)))
+    assert limited.ask("GET", "/faults").status_code == 403

@@ -79,7 +79,7 @@ async def test_progress_is_written_once_a_second_and_at_the_end(app: Holdfast) -
     assert [None if each is None else each.done for each in seen] == [1, 1, 3, 3, 5]
 
 
-@pytest.mark.parametrize("numbers", [(-1, None), ("1", 2), (1, -1), (float("nan"), None), (True, 2)])
+@pytest.mark.parametrize("numbers", [(-1, None), ("1", 2), (1, -1), (float("nan"), None), (True, 2), (10**400, None)])
 async def test_progress_that_is_no_number_is_refused(app: Holdfast, numbers: tuple[Any, Any]) -> None:
     @app.task("work", max_attempts=1)
     async def work(context: Context) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from itertools import takewhile
 from typing import Annotated, Literal
 
 from fastapi import FastAPI, Header, HTTPException
@@ -69,8 +70,8 @@ def judge(message: Message) -> int:
     behaviour, now = provider.behaviour, time.time()
     if behaviour.mode == "down":
         return 503
-    recent = provider.calls[-10 * behaviour.calls_per_second :]
-    if sum(now - each.at < 1 for each in recent if each.status == 201) >= behaviour.calls_per_second:
+    recent = takewhile(lambda each: now - each.at < 1, reversed(provider.calls))
+    if sum(each.status == 201 for each in recent) >= behaviour.calls_per_second:
         return 429
     return 422 if message.to.partition("@")[2] in behaviour.refused_domains else 201
 

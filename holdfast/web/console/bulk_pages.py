@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from holdfast.core.errors import Invalid
+from holdfast.core.validation import parse_count
 from holdfast.web.console import ROOT
-from holdfast.web.console.job_pages import chosen_filters
+from holdfast.web.console.job_pages import check_filters
 from holdfast.web.console.visit import PageRoute, Visit
 from holdfast.web.messages import ApiResponse
 
 _OPERATIONS = {"replay": "replay_jobs", "cancel": "cancel_jobs", "delete": "delete_jobs"}
+_OTHER_FIELDS = ("token", "action", "changed", "rate", "after")
 _DONE = {"replay": "queued again", "cancel": "cancelled or asked to stop", "delete": "deleted"}
 
 
 def _selection(filters: Sequence[tuple[str, str]]) -> dict[str, Any]:
     """Returns the filters as the body of a bulk operation has them."""
-    if not filters:
-        return {"all": True}
     names = {name for name, _ in filters}
     given: dict[str, Any] = {}
     for name in names:
@@ -32,7 +32,7 @@ def _context(visit: Visit) -> tuple[str, list[tuple[str, str]], dict[str, Any]]:
     action = visit.form_value("action")
     if action not in _OPERATIONS:
         raise Invalid("action", action, f"give one of {', '.join(_OPERATIONS)}")
-    filters = chosen_filters(visit.form)
+    filters = check_filters(visit.form, _OTHER_FIELDS)
     return action, filters, _selection(filters)
 
 
@@ -59,11 +59,10 @@ async def run_bulk(visit: Visit) -> ApiResponse:
     action, filters, body = _context(visit)
     rate, after = visit.form_value("rate"), visit.form_value("after")
     if action == "replay" and rate:
-        body |= {"rate": rate, "after": float(after) if after else 0}
+        body |= {"rate": rate, "after": _read_seconds(after)}
+    before = parse_count(visit.form_value("changed") or "0", "changed", least=0, most=10**12)
     answer = await visit.call_operation(_OPERATIONS[action], body=body)
     visit.console.queues.forget_value()
-    before = visit.form_value("changed")
-    changed = (int(before) if before.isdigit() and len(before) < 12 else 0) + answer["count"]
     return visit.render_page(
         "bulk.html",
         action=action,
@@ -71,11 +70,19 @@ async def run_bulk(visit: Visit) -> ApiResponse:
         count=answer["count"],
         is_more=answer["more"] and answer["count"] > 0,
         is_done=True,
-        changed=changed,
+        changed=before + answer["count"],
         rate=rate,
         after=f"{answer['seconds']:.6f}",
         done=_DONE[action],
     )
+
+
+def _read_seconds(text: str) -> float:
+    """Returns the seconds that a page before this one has planned."""
+    try:
+        return float(text or "0")
+    except ValueError:
+        raise Invalid("after", text, "give a number of seconds") from None
 
 
 ROUTES = (PageRoute("POST", f"{ROOT}/bulk/preview", preview_bulk), PageRoute("POST", f"{ROOT}/bulk/run", run_bulk))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from holdfast.core.errors import NotFound
+from holdfast.core.errors import Invalid, NotFound
 from holdfast.core.models import JobState, Reason
 from holdfast.web.console import ROOT
 from holdfast.web.console.rendering import MAX_SHOWN, pretty_json
@@ -18,7 +18,21 @@ from holdfast.web.messages import ApiResponse
 PAGE_SIZE = 50
 _FILTERS = tuple(field.name for field in FILTERS)
 _REFERENCE = re.compile(REFERENCE_PATTERN)
-_MAX_LINES = "1000"
+_MAX_LINES = "200"
+
+
+def check_filters(pairs: Sequence[tuple[str, str]], others: Sequence[str]) -> list[tuple[str, str]]:
+    """Returns the filters of a form that changes jobs. Invalid: it has none, unknown names, or one twice."""
+    filters = chosen_filters(pairs)
+    names = [name for name, _ in pairs]
+    for name in names:
+        if name not in (*_FILTERS, *others):
+            raise Invalid("filter", name, "choose among the filters of the page", "is not known")
+        if names.count(name) > 1 and name not in ("state", "task"):
+            raise Invalid(name, [value for field, value in pairs if field == name], "give one value")
+    if not filters:
+        raise Invalid("filter", None, "choose at least one filter", "is missing")
+    return filters
 
 
 def chosen_filters(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -32,7 +46,7 @@ async def show_jobs(visit: Visit) -> ApiResponse:
     given = dict(pairs)
     if named := given.get("job", "").strip():
         reference = named if _REFERENCE.match(named) else f"key:{named}"
-        return visit.redirect_to(f"jobs/{quote(reference, safe=':')}")
+        return visit.redirect_to(f"jobs/{quote(reference, safe=':')}", is_change=False)
     filters = chosen_filters(pairs)
     queues = [each.name for each in await visit.visible_queues()]
     if visit.caller.limited and not any(name == "queue" for name, _ in filters) and queues:

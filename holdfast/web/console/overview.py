@@ -126,6 +126,7 @@ async def show_workers(visit: Visit) -> ApiResponse:
 async def show_faults(visit: Visit) -> ApiResponse:
     """Returns the page of injected faults."""
     call = visit.make_context("show_faults", {})
+    call.caller.check_unlimited()
     plan: dict[str, Any] = to_plain(plan_document(await call.app.faults.read()))
     return visit.render_page("faults.html", plan=plan, is_allowed=call.app.settings.allow_faults)
 

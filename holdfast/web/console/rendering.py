@@ -13,10 +13,10 @@ from typing import Any
 from urllib.parse import urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from holdfast.core.errors import NotFound
-from holdfast.views.formatting import format_span, safe_text
+from holdfast.views.formatting import UNSAFE, format_span, safe_text
 from holdfast.web.messages import ApiResponse, Header
 
 HTML = b"text/html; charset=utf-8"
@@ -31,6 +31,8 @@ PAGE_HEADERS: tuple[Header, ...] = (
 )
 MAX_SHOWN = 20_000
 """Characters of a payload or a result on a page."""
+MAX_LINE = 2_000
+"""Characters of a log line on a page."""
 _MEDIA = MappingProxyType(
     {
         "console.css": b"text/css; charset=utf-8",
@@ -90,6 +92,9 @@ def _environment() -> Environment:
         "moment": lambda text: text[:19].replace("T", " ") if text else "–",
         "compact": lambda value: "" if value is None else json.dumps(value, ensure_ascii=False),
         "local": lambda text: datetime.fromisoformat(text).strftime("%Y-%m-%d %H:%M"),
+        "field": form_value,
+        "cut": cut_text,
+        "json_field": json_field,
         "short": lambda text: f"{text[:8]}…{text[-6:]}",
     }
     return environment
@@ -99,6 +104,22 @@ def _visible(value: Any) -> Any:
     if value is None:
         return ""
     return safe_text(value, lines=True) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def form_value(value: Any) -> Markup:
+    """Returns a value for a form field, as it is: what the browser sends back must be the same."""
+    return escape(value)
+
+
+def json_field(value: Any) -> Markup:
+    """Returns a value as JSON for a form field; characters that hide or reorder text are escaped as JSON has it."""
+    text = pretty_json(value)
+    return escape(UNSAFE.sub(lambda found: found[0] if found[0] == "\n" else f"\\u{ord(found[0]):04x}", text))
+
+
+def cut_text(text: str, limit: int = MAX_LINE) -> str:
+    """Returns the beginning of a long text."""
+    return text if len(text) <= limit else f"{text[:limit]} … ({len(text):,} characters)"
 
 
 def pretty_json(value: Any) -> str:

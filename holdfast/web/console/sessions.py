@@ -1,8 +1,8 @@
 """Sessions of the console: signed cookies, bound to a key and its current secret.
 
-No session is stored. A cookie holds the id of the key, a random id and the end of the session, signed with a secret
-that all processes with one file of keys share. The signature covers the key's hash: a key that is revoked, rotated or
-expired ends its sessions everywhere at once.
+No session is stored. A cookie holds the id of the key, a random id, the beginning and the end of the session, signed
+with a secret that all processes with one file of keys share. The signature covers the hash of the key's secret with
+which the session began: when that secret is revoked, expires or ends after a rotation, its sessions end everywhere.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import stat
 import tempfile
 import time
 from collections import OrderedDict
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -26,20 +27,26 @@ from holdfast.web.keys import Principal
 from holdfast.web.messages import ApiRequest, Header
 
 IDLE_SECONDS = 8 * 3600
+MAX_SECONDS = 24 * 3600
+"""Seconds after which a session ends, however much it is used."""
 _RENEWED_AFTER = 300  # seconds after which a request of a person gets a new cookie
-_MAX_ENDED = 10_000  # sessions remembered as signed out
 _PORT = re.compile(rb":(\d{1,5})$")
 _SECRET = re.compile("[0-9a-f]{64}")
-_TOKEN = re.compile(r"([a-z2-7]{8}|local)\.([0-9a-f]{32})\.(\d{1,12})\.([0-9a-f]{64})")
+_TOKEN = re.compile(r"([a-z2-7]{8}|local)\.([0-9a-f]{32})\.(\d{1,12})\.(\d{1,12})\.([0-9a-f]{64})")
 _LOCAL = "local"
 _TOO_OPEN = stat.S_IWGRP | stat.S_IRWXO
 
 
 class BrowserSession(msgspec.Struct, frozen=True):
-    """A signed-in browser. ``key_id``: None for the console of this host without keys."""
+    """A signed-in browser. ``key_id``: None for the console of this host without keys.
+
+    ``key_hash``: of the secret with which it has signed in.
+    """
 
     key_id: str | None
+    key_hash: str
     id: str
+    began_at: int
     ends_at: int
 
 
@@ -49,11 +56,16 @@ class Sessions:
     def __init__(self, authenticator: Authenticator, keys_file: Path | None) -> None:
         self._authenticator = authenticator
         self._secret = secrets.token_bytes(32) if keys_file is None else shared_secret(keys_file)
-        self._ended: OrderedDict[str, None] = OrderedDict()
+        self._ended: OrderedDict[str, int] = OrderedDict()  # when each could have gone on to
 
-    def new_session(self, key_id: str | None) -> BrowserSession:
+    def new_session(self, key_id: str | None = None, key_hash: str = "") -> BrowserSession:
         """Returns a new session with a random id."""
-        return BrowserSession(key_id, secrets.token_hex(16), _now() + IDLE_SECONDS)
+        return BrowserSession(key_id, key_hash, secrets.token_hex(16), _now(), _now() + IDLE_SECONDS)
+
+    def renew_session(self, session: BrowserSession) -> BrowserSession:
+        """Returns the session with a new end."""
+        ends_at = min(_now() + IDLE_SECONDS, session.began_at + MAX_SECONDS)
+        return msgspec.structs.replace(session, ends_at=ends_at)
 
     def find_session(self, request: ApiRequest, *, is_secure: bool) -> BrowserSession | None:
         """Returns the session of the request's cookie, if it is valid."""
@@ -66,7 +78,7 @@ class Sessions:
     def is_valid(self, session: BrowserSession) -> bool:
         """Returns True until the session ends, is signed out, or its key ceases to be valid."""
         is_over = session.ends_at <= _now() or session.id in self._ended
-        return not is_over and self._key_hash(session.key_id) is not None
+        return not is_over and session.key_hash in self._key_hashes(session.key_id)
 
     def authorize_session(self, request: ApiRequest, session: BrowserSession) -> Principal:
         """Returns the principal of a valid session."""
@@ -77,8 +89,8 @@ class Sessions:
 
     def end_session(self, session: BrowserSession) -> None:
         """Signs the session out, in this process; its browser forgets the cookie."""
-        self._ended[session.id] = None
-        if len(self._ended) > _MAX_ENDED:
+        self._ended[session.id] = session.began_at + MAX_SECONDS
+        while next(iter(self._ended.values())) < _now():
             self._ended.popitem(last=False)
 
     def is_renewable(self, session: BrowserSession) -> bool:
@@ -87,7 +99,7 @@ class Sessions:
 
     def form_token(self, session: BrowserSession) -> str:
         """Returns the token that every form of this session carries."""
-        return self._sign(f"form.{session.id}", self._key_hash(session.key_id) or "")
+        return self._sign(f"form.{session.id}", session.key_hash)
 
     def is_form_token(self, session: BrowserSession, given: str) -> bool:
         """Returns True if a form belongs to this session."""
@@ -95,28 +107,30 @@ class Sessions:
 
     def session_cookie(self, session: BrowserSession, request: ApiRequest, path: str, *, is_secure: bool) -> Header:
         """Returns the header that stores the session in the browser. ``path``: where the console is."""
-        content = f"{session.key_id or _LOCAL}.{session.id}.{session.ends_at}"
-        token = f"{content}.{self._sign(content, self._key_hash(session.key_id) or '')}"
-        return _set_cookie(request, token, path, IDLE_SECONDS, is_secure=is_secure)
+        content = f"{session.key_id or _LOCAL}.{session.id}.{session.began_at}.{session.ends_at}"
+        token = f"{content}.{self._sign(content, session.key_hash)}"
+        return _set_cookie(request, token, path, session.ends_at - _now(), is_secure=is_secure)
 
     # ── signatures ────────────────────────────────────────────────────────────────────────────────────────────
     def _verify(self, token: str) -> BrowserSession | None:
         found = _TOKEN.fullmatch(token)
         if found is None:
             return None
-        name, session_id, ends_at, signature = found.groups()
-        session = BrowserSession(None if name == _LOCAL else name, session_id, int(ends_at))
-        key_hash = self._key_hash(session.key_id)
-        expected = self._sign(f"{name}.{session_id}.{ends_at}", key_hash or "")
-        is_signed = hmac.compare_digest(signature, expected) and key_hash is not None
-        return session if is_signed and self.is_valid(session) else None
+        name, session_id, began_at, ends_at, signature = found.groups()
+        key_id = None if name == _LOCAL else name
+        for key_hash in self._key_hashes(key_id):
+            expected = self._sign(f"{name}.{session_id}.{began_at}.{ends_at}", key_hash)
+            session = BrowserSession(key_id, key_hash, session_id, int(began_at), int(ends_at))
+            if hmac.compare_digest(signature, expected) and self.is_valid(session):
+                return session
+        return None
 
-    def _key_hash(self, key_id: str | None) -> str | None:
-        """Returns the hash that binds a session to its key; None if the key is not valid."""
+    def _key_hashes(self, key_id: str | None) -> list[str]:
+        """Returns the hashes of the secrets with which a key is valid now."""
         if key_id is None:
-            return None if self._authenticator.has_keys else ""
+            return [] if self._authenticator.has_keys else [""]
         key = self._authenticator.active_key(key_id)
-        return None if key is None else key.hash
+        return [] if key is None else key.valid_hashes(datetime.now(UTC))
 
     def _sign(self, content: str, key_hash: str) -> str:
         return hmac.new(self._secret, f"{content}|{key_hash}".encode(), hashlib.sha256).hexdigest()

@@ -33,10 +33,12 @@ from holdfast.web.console.visit import (
     read_queues,
     read_running_jobs,
 )
+from holdfast.web.keys import hash_token
 from holdfast.web.messages import ApiRequest, ApiResponse, Refusal, read_form, send_answer
 from holdfast.web.routing import Operation
 
 _FORM_PAYLOADS = 4  # a form may be as long as so many payloads: it is percent-encoded
+_MAX_SIGN_IN = 16_384  # bytes of a form
 _HISTORY_FOR = 20.0  # seconds
 _SIGN_IN = f"{ROOT}/sign-in"
 _SIGN_OUT = f"{ROOT}/sign-out"
@@ -152,7 +154,7 @@ class Console:
         if route.path == _SIGN_OUT:
             visit.headers.append(expired_cookie(request, cookie_path, is_secure=is_secure))
         elif known is None or (is_of_person and self.sessions.is_renewable(session)):
-            renewed = msgspec.structs.replace(self.sessions.new_session(session.key_id), id=session.id)
+            renewed = self.sessions.renew_session(session)
             visit.headers.append(self.sessions.session_cookie(renewed, request, cookie_path, is_secure=is_secure))
         return await route.handler(visit)
 
@@ -188,18 +190,21 @@ class Console:
     async def _sign_in(self, request: ApiRequest, *, is_secure: bool) -> ApiResponse:
         context = {**page_globals(request), "next": "", "error": ""}
         if request.method in ("GET", "HEAD"):
-            return html_response(200, "sign_in.html", {**context, "next": dict(read_pairs(request)).get("next", "")})
+            return html_response(
+                200, "sign_in.html", {**context, "next": local_path(dict(read_pairs(request)).get("next", ""))}
+            )
         if request.method != "POST":
             raise Refusal(405, "method_not_allowed", "that is not possible here", "use GET", (b"allow", b"GET, POST"))
-        form = dict(await self._read_form(request))
-        context["next"] = form.get("next", "")
+        check_same_site(request)
+        form = dict(await read_form(request, _MAX_SIGN_IN, self._body_timeout))
+        context["next"] = local_path(form.get("next", ""))
         try:
             key_id, _ = self.authenticator.identify_key(request, form.get("key", "").strip())
         except Refusal as refusal:
             error = refusal.detail if refusal.status == 429 else "This key is not valid."
             headers = [each for each in refusal.headers if each[0] != b"www-authenticate"]
             return html_response(refusal.status, "sign_in.html", {**context, "error": error}, *headers)
-        session = self.sessions.new_session(key_id)
+        session = self.sessions.new_session(key_id, hash_token(form["key"].strip()))
         cookie = self.sessions.session_cookie(session, request, console_link(request), is_secure=is_secure)
         target = console_link(request) + local_path(form.get("next", ""))
         return ApiResponse(303, headers=((b"location", target.encode()), cookie))
@@ -236,6 +241,7 @@ def problem_page(request: ApiRequest, context: Mapping[str, Any], answer: ApiRes
     given = {
         **context,
         "status": answer.status,
+        "is_page": request.method in ("GET", "HEAD"),
         "title": _TITLES.get(problem["code"]) or _TITLES.get(answer.status, "Something went wrong"),
         "detail": problem["detail"],
         "remedy": problem.get("remedy", ""),

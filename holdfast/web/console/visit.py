@@ -188,10 +188,13 @@ class Visit:
         """Returns a page inside the common layout."""
         return html_response(status, template, {**self.common_context(), **context}, *self.headers)
 
-    def redirect_to(self, path: str, notice: str = "", query: Sequence[tuple[str, str]] = ()) -> ApiResponse:
-        """Returns a redirect to a page of the console, after a change."""
-        self.console.queues.forget_value()
-        self.console.running.forget_value()
+    def redirect_to(
+        self, path: str, notice: str = "", query: Sequence[tuple[str, str]] = (), *, is_change: bool = True
+    ) -> ApiResponse:
+        """Returns a redirect to a page of the console, usually after a change."""
+        if is_change:
+            self.console.queues.forget_value()
+            self.console.running.forget_value()
         pairs = [*query, ("notice", notice)] if notice else query
         location = (b"location", self.link_to(path, pairs).encode())
         return ApiResponse(303, headers=(location, *self.headers))

@@ -209,8 +209,10 @@ async def find_busy_worker(story: Story) -> tuple[Process, int] | None:
 async def throttle_provider(story: Story) -> None:
     """More messages than the token bucket allows: the excess is retried after 1, 5 … s; then the limit is raised.
 
-    Meanwhile the provider itself answers 429 to more calls than the bucket lets through.
+    Meanwhile the provider itself answers 429 to more calls than the bucket lets through: it counts those of the last
+    second, so the calls before are to be older.
     """
+    await asyncio.sleep(1.1)
     await story.call("provider", "PUT", "/behaviour", {"calls_per_second": 5})
     await story.call("notifications", "PUT", "/limit", NARROW)
     jobs = [await story.create_user() for _ in range(10)]

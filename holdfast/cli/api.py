@@ -30,7 +30,7 @@ from holdfast.views.formatting import count_noun, safe_text
 @click.option("--exposed", is_flag=True, help="Serve other hosts without keys: who reaches the port may do anything.")
 @click.pass_obj
 def api(session: Session, *, api_host: str | None, api_port: str | None, exposed: bool) -> int:
-    """Serve the HTTP API until stopped; with keys, also the web console at /console.
+    """Serve the HTTP API, and the console, until stopped.
 
     An application is not needed; where one is named, its tasks check payloads before they are stored. SIGTERM and
     Ctrl-C let requests under way finish within the grace, a second signal more than a second later ends at once.
@@ -109,7 +109,7 @@ Versions = dict[str, int]
 @click.option("--reload/--no-reload", default=True, show_default=True, help="Start anew when a .py file changes.")
 @click.pass_obj
 def develop(session: Session, /, *, api: bool, reload: bool, **given: str | None) -> int:
-    """Run API, web console and worker in one process for development.
+    """Run API, console and worker in one process, to develop.
 
     Command jobs are enabled and logs are readable. When a .py file under the working directory changes it starts anew,
     with the new code. Broken code is reported, and the next change tries again. Ctrl-C ends both.

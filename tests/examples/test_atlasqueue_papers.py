@@ -131,7 +131,16 @@ def test_dependencies_contain_no_task_queue() -> None:
     needed = [*PROJECT["dependencies"], *(each for name in extras for each in _extra(name))]
     names = {re.split(r"[\[<>=;]", each)[0] for each in needed}
     core = {"click", "cronsim", "msgspec", "rich", "structlog", "tomlkit", "tzdata", "uvloop"}
-    assert names == core | {"asyncpg", "fastapi", "redis", "httptools", "prometheus-client", "starlette", "uvicorn"}
+    assert names == core | {
+        "asyncpg",
+        "fastapi",
+        "redis",
+        "httptools",
+        "jinja2",
+        "prometheus-client",
+        "starlette",
+        "uvicorn",
+    }
     assert PROJECT["requires-python"] == ">=3.11"
 
 

@@ -138,8 +138,8 @@ def test_file_that_is_no_scenario_is_refused(text: str, message: str) -> None:
 
 
 def test_scenario_takes_values_of_a_command() -> None:
-    scenario = load_scenario("retry-storm").with_values(jobs=3, task=None, span="2s", payload={"to": "{n}"})
-    assert (scenario.jobs, scenario.span, scenario.task, scenario.payload) == (3, 2.0, None, {"to": "{n}"})
+    scenario = load_scenario("retry-storm").with_values(jobs=3, task=None, span="20s", payload={"to": "{n}"})
+    assert (scenario.jobs, scenario.span, scenario.task, scenario.payload) == (3, 20.0, None, {"to": "{n}"})
     with pytest.raises(Invalid, match="workers: 0"):
         scenario.with_values(workers=0)
 

@@ -81,7 +81,7 @@ class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HistoryDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """How many jobs ended, from one instant to the present. Jobs are counted about a minute after their ends."""
+    """Counts of ended jobs, from one instant to the present. Jobs are counted about a minute after their ends."""
 
     interval: HistoryInterval
     points: list[HistoryEntry]

@@ -121,7 +121,7 @@ async def stats(call: RequestContext) -> ApiResponse:
 
 
 async def show_history(call: RequestContext) -> ApiResponse:
-    """How many jobs ended, by minute or hour."""
+    """Shows counts of ended jobs by minute or hour."""
     found = await call.app.read_history(call.query.get("since", "1h"))
     return json_response(200, history_document(found, call.caller.allows_queue))
 

@@ -20,6 +20,7 @@ from tests.conformance.support import (
     lose,
     new_job,
     put,
+    queues,
     running,
     settle,
     state_of,
@@ -226,6 +227,23 @@ async def test_cancelled_parent_stays_so(store: Store) -> None:
     assert await take_ids(store) == []
     await store.admin.replay([parent.id])
     assert await take_ids(store) == [parent.id]
+
+
+@pytest.mark.parametrize("how", ["cancelled", "deleted"])
+async def test_parent_and_child_that_wait_for_each_other_end_together(store: Store, how: str) -> None:
+    """The end of the parent ends the child, and the end of the child does not make the parent due."""
+    parent = await running(store)
+    child = new_job(after=(Dependency(parent.id, Condition.SUCCESS),))
+    await put(store, child)
+    assert await start(store, parent, child) == [ChildStatus(child.id, JobState.WAITING)]
+    assert await park(store, parent) is JobState.WAITING
+    await (store.admin.cancel if how == "cancelled" else store.admin.delete)([parent.id])
+    assert await state_of(store, child.id) is JobState.CANCELLED
+    (queue,) = await queues(store)
+    assert {state: number for state, number in queue.states.items() if number} == {
+        "cancelled": 2 if how == "cancelled" else 1
+    }
+    assert await take(store) == []
 
 
 async def test_replayed_child_does_not_park_its_parent_again(store: Store) -> None:

@@ -139,6 +139,7 @@ local function delete(id, v, spec)
     end
     transitions().dequeue(id, spec, v[1], to_number(v[4]))
     if v[12] and not ENDED_STATES[v[1]] then
+        call('HSET', JOB .. id, 'state', 'cancelled') -- it waits for nothing more, also not for what its end decides
         note_end(id, 'deleted')
         decide_ends()
     end

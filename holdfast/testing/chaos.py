@@ -31,7 +31,7 @@ from holdfast.core.faults import NUMBER, STORE_KINDS, InjectedError
 from holdfast.core.models import TERMINAL, Attempt, Job, JobState, NewJob, Reason
 from holdfast.settings.types import PREFIX
 from holdfast.testing.chaos_worker import CHAOS_SETTINGS
-from holdfast.testing.scenario import Scenario
+from holdfast.testing.scenario import WORKER_SETTINGS, Scenario
 from holdfast.views.formatting import format_timestamp
 
 T = TypeVar("T")
@@ -42,15 +42,6 @@ _LOOK_SECONDS = 0.5
 _PATIENCE = 60.0  # seconds for a store that is away
 _AT_ONCE = 1000
 _ATTEMPTS_AT_ONCE = 50
-_OF_WORKERS = {
-    "allow_faults": True,
-    "processes": 1,
-    "worker_id": "minted",
-    "metrics_port": "none",
-    "log_format": "json",
-    "log_level": "WARNING",
-}
-"""Settings of the workers, whatever the application says."""
 
 
 class Effects(msgspec.Struct, frozen=True):
@@ -64,7 +55,7 @@ class Effects(msgspec.Struct, frozen=True):
     missing: int
     """Jobs that succeeded without an effect."""
     none: int
-    """Other jobs without an effect."""
+    """Jobs that did not succeed and have no effect."""
 
 
 class ChaosReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -249,7 +240,7 @@ class _Workers:
         self._started = 0
         self._living: dict[int, subprocess.Popen[bytes]] = {}  # by number
         config = {f"{PREFIX}CONFIG": str(settings.file)} if settings.stamp else {}
-        given = {CHAOS_SETTINGS: json.dumps({**_OF_WORKERS, **scenario.settings, "url": settings.url})}
+        given = {CHAOS_SETTINGS: json.dumps({**WORKER_SETTINGS, **scenario.settings, "url": settings.url})}
         self._environment = {**os.environ, f"{PREFIX}APP": target, **config, **given}
         self.killed = 0
 

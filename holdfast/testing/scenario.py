@@ -73,10 +73,17 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, **_checked(fields))
 
 
-NOT_OF_SCENARIOS = frozenset(
-    {"app", "url", "allow_faults", "log_format", "log_level", "processes", "worker_id", "metrics_port"}
-)
-"""Settings that a scenario's workers have from elsewhere."""
+WORKER_SETTINGS: Mapping[str, object] = {
+    "allow_faults": True,
+    "processes": 1,
+    "worker_id": "minted",
+    "metrics_port": "none",
+    "log_format": "json",
+    "log_level": "WARNING",
+}
+"""Settings of the workers, whatever the application says."""
+RESERVED_SETTINGS = frozenset({"app", "url", *WORKER_SETTINGS})
+"""Settings that a scenario cannot set."""
 
 
 def scenario_names() -> list[str]:
@@ -155,7 +162,7 @@ def _check_settings(value: object, field: str) -> dict[str, str]:
         raise Invalid(field, value, "write a table of settings: [settings]")
     texts = {str(name): str(each).lower() if isinstance(each, bool) else str(each) for name, each in value.items()}
     for name, text in texts.items():
-        if name in NOT_OF_SCENARIOS:
+        if name in RESERVED_SETTINGS:
             raise Invalid(f"{field}.{name}", text, "leave it out: scenarios set it themselves", "is not for a scenario")
         if name not in SETTINGS:
             raise Invalid(f"{field}.{name}", text, f"remove it{did_you_mean(name, SETTINGS)}", "is not a setting")

@@ -1,4 +1,4 @@
-"""What the tests of PostgreSQL's plans share: a store of 50,000 rows, and a statement's or function's plan in it."""
+"""A filled PostgreSQL store of 50,000 rows for tests of plans, and the plans of statements and functions in it."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def ids(state: int, number: int = BATCH) -> list[str]:
     return [f"00000000-0000-0000-0000-{state * ROWS + 7 * n:012x}" for n in range(1, number + 1)]
 
 
-QUEUES = ["default", "queue-2", "queue-4", "nobody's"]
+QUEUES = ["default", "queue-2", "queue-4", "unserved"]
 BY_ID = "job_pkey(id)"
 RUNNING = {"ids": ids(2), "claims": [1] * BATCH}
 
@@ -179,7 +179,7 @@ VALUES: dict[str, Any] = {
     "expires_at": NOW,
     "expires_in": None,
 }
-"""What the statements are given, unless their case says otherwise."""
+"""Default parameters of the statements; a case may replace them."""
 OWN = {
     "insert_jobs": COLUMNS,
     "insert_uniform_jobs": UNIFORM,
@@ -294,7 +294,7 @@ def flattened(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def holds(node: dict[str, Any], bound: str) -> bool:
-    """Whether this is a scan of the index ``bound`` names, with a condition on each of its columns."""
+    """Returns True for a scan of the index in ``bound`` with a condition on each of its columns."""
     index, _, columns = bound.removesuffix(")").partition("(")
     if index == "tid":
         return "ctid" in node.get("TID Cond", "")
@@ -304,7 +304,7 @@ def holds(node: dict[str, Any], bound: str) -> bool:
 
 
 def statement_faults(major: int, schema: str, cases: Sequence[Case], *more: str) -> dict[str, list[str]]:
-    """What the statements read beyond their batch, in either mode; ``more`` tables must not be scanned either."""
+    """Returns the reads of statements beyond their batch, in either mode. ``more``: tables not to be scanned either."""
     faults = {}
     for mode in MODES:
         with connected(major) as connection:

@@ -172,7 +172,7 @@ CASES = [
 @pytest.mark.parametrize("statistics", STATISTICS)
 @pytest.mark.parametrize("major", [postgres.MAIN, postgres.FLOOR])
 def test_hot_statements_and_functions_read_only_their_batch(major: int, statistics: str) -> None:
-    """One test for each store that is filled: that takes far longer than the statements do."""
+    """Filling the store takes far longer than its statements, so all of them are looked at in one test."""
     with filled_schema(major, statistics) as schema:
         assert statement_faults(major, schema, CASES) == {}
         limits = plans_limits.calls(schema)

@@ -11,7 +11,7 @@ from typing import Any
 
 from playwright.sync_api import Browser, BrowserContext, Page, Playwright, sync_playwright
 
-from tests.support.node import SOURCES, install_packages, run_node
+from tests.support.node import SOURCES, chromium_environment, install_packages, run_node
 
 _NO_NAMES = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
 _ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--font-render-hinting=none", _NO_NAMES)
@@ -56,18 +56,9 @@ def unpack_chromium() -> tuple[str, dict[str, str | float | bool]]:
     packages = install_packages()
     folder = packages / "browser"
     folder.mkdir(exist_ok=True)
-    # By these the package unpacks its own libraries and fonts, and the browser finds them.
-    environ = {
-        "FONTCONFIG_FILE": str(folder / "fonts.conf"),
-        "AWS_LAMBDA_JS_RUNTIME": "nodejs22.x",
-        "LD_LIBRARY_PATH": str(folder / "al2023" / "lib"),
-        "TMPDIR": str(folder),
-        "HOME": str(folder),
-    }
     with (packages / "browser.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        fonts = f"<fontconfig><dir>{folder}/fonts</dir><cachedir>{folder}/font-cache</cachedir></fontconfig>"
-        (folder / "fonts.conf").write_text(fonts)
+        environ = chromium_environment(folder)
         shutil.copy(SOURCES / "chromium.mjs", packages)
         path = run_node("chromium.mjs", cwd=packages, environ=environ).strip()
     return path, {**environ}

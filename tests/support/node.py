@@ -54,3 +54,16 @@ def run_node(*arguments: str | Path, cwd: Path, environ: Mapping[str, str] | Non
 
 if __name__ == "__main__":
     install_packages()
+
+
+def chromium_environment(folder: Path) -> dict[str, str]:
+    """Returns the environment by which Chromium's package unpacks its libraries and fonts here, and finds them."""
+    fonts = f"<fontconfig><dir>{folder}/fonts</dir><cachedir>{folder}/font-cache</cachedir></fontconfig>"
+    (folder / "fonts.conf").write_text(fonts)
+    return {
+        "FONTCONFIG_FILE": str(folder / "fonts.conf"),
+        "AWS_LAMBDA_JS_RUNTIME": "nodejs22.x",
+        "LD_LIBRARY_PATH": str(folder / "al2023" / "lib"),
+        "TMPDIR": str(folder),
+        "HOME": str(folder),
+    }

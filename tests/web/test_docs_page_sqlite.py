@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.web.asgi import OPERATIONS
 from holdfast.web.openapi import ASSETS, openapi
-from tests.support.node import SOURCES, install_packages, run_node
+from tests.support.node import SOURCES, chromium_environment, install_packages, run_node
 from tests.web.client import Api
 from tests.web.keyed import Keys
 from tests.web.serving import Served
@@ -22,17 +22,9 @@ def open_page(address: str, folder: Path, key: str = "", *, operation: str = "Qu
     folder.mkdir()
     (folder / "node_modules").symlink_to(install_packages() / "node_modules")
     shutil.copy(SOURCES / "docs_page.mjs", folder)
-    fonts = f"<fontconfig><dir>{folder}/fonts</dir><cachedir>{folder}/font-cache</cachedir></fontconfig>"
-    (folder / "fonts.conf").write_text(fonts)
-    # By these the package unpacks its own libraries and fonts, and the browser finds them.
-    environ = {
-        "FONTCONFIG_FILE": str(folder / "fonts.conf"),
-        "AWS_LAMBDA_JS_RUNTIME": "nodejs22.x",
-        "LD_LIBRARY_PATH": str(folder / "al2023" / "lib"),
-        "TMPDIR": str(folder),
-        "HOME": str(folder),
-    }
-    return json.loads(run_node("docs_page.mjs", address, key, operation, cwd=folder, environ=environ))
+    return json.loads(
+        run_node("docs_page.mjs", address, key, operation, cwd=folder, environ=chromium_environment(folder))
+    )
 
 
 @pytest.mark.parametrize("keyed", [False, True], ids=["open", "keyed"])

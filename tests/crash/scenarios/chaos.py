@@ -34,7 +34,7 @@ ATTEMPTS = 5
 
 
 def balanced(folder: Path, home: Home, scenario: str, *, jobs: int, seed: int) -> Report:
-    """One scenario: its books balance, and so do the service's own database and the provider's log."""
+    """Runs a scenario, and compares its report with the service's own database and the provider's log."""
     report = Report(figures={"seed": seed, "jobs": jobs})
     with Fleet(folder, home) as fleet, _provider(fleet) as provider:
         users = UserTable(fleet.url, folder)

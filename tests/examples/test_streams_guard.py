@@ -102,7 +102,7 @@ def test_key_of_a_job_deleted_before_its_end_is_taken_over(streams: Streams) -> 
     second = submit(service, key)
     service.wait_for(second, "succeeded")
     assert service.effects(second) == {second: 1}
-    assert service.redis.get(guard_key(key)) == f"{second} done"
+    until(lambda: service.redis.get(guard_key(key)) == f"{second} done", "the phase done")
 
 
 @pytest.mark.rows("S31")

@@ -434,6 +434,7 @@ class BlockingHoldfast(BlockingView):
     queues = BlockingMethod(Holdfast.queues)
     stats = BlockingMethod(Holdfast.stats)
     read_history = BlockingMethod(Holdfast.read_history)
+    find_error_groups = BlockingMethod(Holdfast.find_error_groups)
     workers = BlockingMethod(Holdfast.workers)
     doctor = BlockingMethod(Holdfast.doctor)
     repair = BlockingMethod(Holdfast.repair)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Protocol
 
 from holdfast.app.handle import looked_at
 from holdfast.app.sync import requires_loop
+from holdfast.core.error_groups import MAX_READ, ErrorGroup, group_failed_jobs
 from holdfast.core.history import History, choose_interval
 from holdfast.core.models import MICROSECOND, Finding, QueueInfo
 from holdfast.core.stats import JobStats
@@ -49,6 +51,15 @@ class OverviewMethods:
         interval, now_us = choose_interval(span), await store.health.server_time_us()
         since_us = now_us - span // MICROSECOND
         return History(interval, since_us, now_us, await store.query.read_history(since_us, interval))
+
+    @requires_loop
+    async def find_error_groups(self: _Opened, allows: Callable[[str], bool] = lambda queue: True) -> list[ErrorGroup]:
+        """Groups of dead jobs, and of jobs that wait for their next attempt, by error; the latest failure first.
+
+        Of each kind the 10,000 jobs are grouped that failed last (Redis: those that wait, within the last hour).
+        ``allows``: which queues count."""
+        found = await (await self.open_store()).query.failed_jobs(MAX_READ)
+        return group_failed_jobs(job for job in found if allows(job.queue))
 
     @requires_loop
     async def workers(self: _Opened) -> list[WorkerInfo]:

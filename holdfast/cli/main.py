@@ -18,6 +18,7 @@ from holdfast.cli.chaos import chaos
 from holdfast.cli.config import config, retry_schedule
 from holdfast.cli.context import Session
 from holdfast.cli.enqueue import enqueue
+from holdfast.cli.error_groups import list_errors
 from holdfast.cli.inspect import count_jobs, list_jobs, show_job, status, why
 from holdfast.cli.keys import keys
 from holdfast.cli.limit import limit
@@ -138,6 +139,7 @@ for _each in (
     run,
     status,
     stats,
+    list_errors,
     list_jobs,
     count_jobs,
     show_job,

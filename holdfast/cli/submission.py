@@ -349,6 +349,7 @@ def filter_options(*, states: bool = True) -> Callable[[F], F]:
         ),
         click.option("--worker", metavar="ID", help="Jobs this worker took last."),
         click.option("--error", metavar="TEXT", help="Jobs whose error contains this text."),
+        click.option("--error-group", metavar="ID", help="Jobs whose error is in this group (`holdfast errors`)."),
         click.option("--since", metavar="WHEN", help="Submitted after: an instant, or how long ago (2h)."),
         click.option("--until", metavar="WHEN", help="Submitted before: an instant, or how long ago (7d)."),
     ]

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from holdfast.core.dependencies import Dependency
+from holdfast.core.error_groups import identify_group
 from holdfast.core.errors import Invalid
 from holdfast.core.validation import DEPTH_LIMIT, did_you_mean, is_too_deep
 
@@ -137,6 +138,7 @@ class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
     cancelling: bool = False  # running, and asked to stop
     partition: str | None = None  # of a job under limits: the buckets it passes through (core.limits)
     expires_at_us: int | None = None  # ends as cancelled if no worker has taken it by then
+    error_group: str | None = None  # id of the group of its error (core.error_groups)
 
     def __repr__(self) -> str:
         """Returns the known fields, with instants in readable form."""
@@ -293,6 +295,11 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     lease_expired: bool = False
     worker: str | None = None  # whose lease it is
 
+    @property
+    def error_group(self) -> str | None:
+        """Returns the id of the group of its error; None without an error."""
+        return None if self.error is None else identify_group(self.error, self.traceback)
+
 
 class Settled(msgspec.Struct, frozen=True, gc=False):
     """Result of a settlement. Not accepted: the lease is lost, nothing changed, ``state`` is the current state."""
@@ -381,6 +388,7 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
     worker: str | None = None
     error: str | None = None  # substring of the error text
+    error_group: str | None = None
     created_after: datetime | None = None  # aware; exclusive
     created_before: datetime | None = None
 

@@ -29,6 +29,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 import msgspec
 
 from holdfast.core.batches import BatchProgress
+from holdfast.core.error_groups import FailedJob
 from holdfast.core.history import HistoryInterval, HistoryRow
 from holdfast.core.job_changes import JobChanges
 from holdfast.core.job_logs import LogPage, Record
@@ -192,9 +193,8 @@ class Maintenance(Protocol):
         """Running jobs whose lease ran out. The remedy is ``settle``."""
 
     async def prune(self, ended_for: Mapping[str, timedelta], *, limit: int) -> int:
-        """Delete jobs of each terminal state that ended longer ago than given, keys that outlived their job, signals
-        older than ``SIGNALS_KEPT`` and workers that fell silent long ago; how many jobs. A job stays as long as one
-        that waits or waited for it has not ended."""
+        """Delete jobs that ended longer ago than given, by state, but not those for which unended ones wait or waited;
+        keys that outlived their job; signals older than ``SIGNALS_KEPT``; workers silent for long. How many jobs."""
 
     async def count_ended(self, *, limit: int) -> bool:
         """Adds ended jobs to the history, each end once: about ``limit`` of those that ended longer than
@@ -215,7 +215,7 @@ class Query(Protocol):
     async def by_key(self, key: str) -> Job | None: ...
 
     async def by_keys(self, keys: Sequence[str]) -> list[Job | None]:
-        """The jobs of these keys, whole, in the order of the keys; None where there is none. Callers limit how many."""
+        """The jobs of these keys, whole, in their order; None where there is none. Callers limit how many."""
 
     async def find(self, where: JobFilter, *, limit: int = 50, cursor: str | None = None) -> Page:
         """Newest first, by keyset: a page costs the same however deep."""
@@ -238,8 +238,8 @@ class Query(Protocol):
     async def queue_depths(self, *, max_count: int) -> list[QueueInfo]:
         """The queues in which something waits, runs or is dead, and the paused ones, by name, at a bounded price.
 
-        Counts queued, scheduled, failed, running and dead jobs. It may count fewer where a queue has more than
-        ``max_count`` in a state, or all queues together of running or dead ones."""
+        Counts queued, scheduled, failed, running and dead jobs; fewer where there are more than ``max_count`` of a
+        queue in a state, or of all queues together of running or dead ones."""
 
     async def workers(self) -> list[WorkerInfo]: ...
 
@@ -248,11 +248,14 @@ class Query(Protocol):
         ``max_count`` jobs of each of ``stats.BUCKETS``."""
 
     async def read_history(self, since_us: int, interval: HistoryInterval) -> list[HistoryRow]:
-        """Counts of ended jobs by the interval in which they ended, from the one of ``since_us`` on, in this order."""
+        """Counts of jobs by the interval in which they ended, from the one of ``since_us`` on, in this order."""
+
+    async def failed_jobs(self, limit: int) -> list[FailedJob]:
+        """The last ``limit`` jobs that died, and those of the last ``limit`` failures (Redis: within an hour) that
+        wait for their next attempt."""
 
     async def events(self, after: str | None, *, limit: int, max_age: timedelta) -> JobEvents:
         """Returns ended jobs and failed attempts after a mark; None: from now on, which has no event yet.
-
         Passes nothing by, however late its transaction is committed, but what was replayed, deleted or pruned before
         anybody asked, and what ended longer than ``max_age`` ago: nothing leads back further, even an invented mark.
         May repeat events of about the last second. A mark that is older than ``max_age`` is answered as a gap.

@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
 from holdfast.core.batches import BatchProgress
+from holdfast.core.error_groups import FailedJob
 from holdfast.core.history import HistoryInterval, HistoryRow
 from holdfast.core.job_changes import JobChanges
 from holdfast.core.job_logs import LogPage, Record
@@ -280,6 +281,9 @@ class ForwardingQuery:
 
     async def read_history(self, since_us: int, interval: HistoryInterval) -> list[HistoryRow]:
         return await self._intercept("read_history", lambda: self._inner.read_history(since_us, interval))
+
+    async def failed_jobs(self, limit: int) -> list[FailedJob]:
+        return await self._intercept("failed_jobs", lambda: self._inner.failed_jobs(limit))
 
     async def events(self, after: str | None, *, limit: int, max_age: timedelta) -> JobEvents:
         return await self._intercept("events", lambda: self._inner.events(after, limit=limit, max_age=max_age))

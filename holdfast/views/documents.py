@@ -57,6 +57,7 @@ class JobDocument(msgspec.Struct, frozen=True, kw_only=True):
     payload: Annotated[Raw, Meta(description="The arguments by name.", examples=[{"to": "a@b.c"}])]
     result: Annotated[Raw | None, Meta(description="What the task returned; null where it returned nothing.")]
     error: Annotated[str | None, Meta(description="Of the latest failed attempt, at most 4,096 characters.")]
+    error_group: Annotated[str | None, Meta(description="Id of the group of jobs that failed with the same error.")]
     priority: Annotated[int, Meta(description="From -100 to 100; higher runs first.")]
     attempts: Annotated[int, Meta(description="Executions that count.", ge=0)]
     max_attempts: Annotated[int | None, Meta(description="Executions it may have; null: no limit.")]
@@ -206,6 +207,7 @@ def job_document(job: Job) -> JobDocument:
         payload=raw_json(job.payload),
         result=None if job.result is None else raw_json(job.result),
         error=job.error,
+        error_group=job.error_group,
         priority=job.priority,
         attempts=job.attempts,
         max_attempts=job.max_attempts,
@@ -402,6 +404,7 @@ JOB: dict[str, Any] = {
     "payload": {"to": "a@b.c"},
     "result": None,
     "error": None,
+    "error_group": None,
     "priority": 0,
     "attempts": 0,
     "max_attempts": 5,
@@ -429,6 +432,7 @@ DEAD_JOB = JOB | {
     "state": "dead",
     "reason": "budget",
     "error": "ConnectionRefusedError: [Errno 111]",
+    "error_group": "5f0c9a41d2be",
     "attempts": 5,
     "failures": 5,
     "claims": 5,

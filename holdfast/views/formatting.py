@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 import msgspec
 
 from holdfast.app import Holdfast
+from holdfast.core.error_groups import check_error_group
 from holdfast.core.errors import Invalid
 from holdfast.core.models import JobFilter, JobState, to_datetime
 from holdfast.core.validation import check_name, check_tag, check_task_name, parse_duration, parse_instant
@@ -74,6 +75,7 @@ class Filters(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
     worker: str | None = None
     error: str | None = None
+    error_group: str | None = None
     since: str | None = None
     until: str | None = None
 
@@ -92,6 +94,7 @@ class Filters(msgspec.Struct, frozen=True, kw_only=True):
             reason=self.reason,
             worker=self.worker,
             error=self.error,
+            error_group=None if self.error_group is None else check_error_group(self.error_group),
             created_after=await _instant(app, "since", self.since),
             created_before=await _instant(app, "until", self.until),
         )

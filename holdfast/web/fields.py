@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
+from holdfast.core.error_groups import GROUP_PATTERN, check_error_group
 from holdfast.core.errors import Invalid
 from holdfast.core.models import JobState, Reason
 from holdfast.core.validation import (
@@ -311,6 +312,7 @@ TASK_VALUE = ValueType({"type": "string", "pattern": TASK_PATTERN}, check_task_n
 WORKER_VALUE = ValueType(
     {"type": "string", "pattern": WORKER_PATTERN}, lambda value, field: check_worker_id(field, value)
 )
+ERROR_GROUP_VALUE = ValueType({"type": "string", "pattern": GROUP_PATTERN}, check_error_group)
 
 
 # ── fields of several operations ──────────────────────────────────────────────────────────────────────────────────
@@ -331,6 +333,7 @@ FILTERS = (
     Field("reason", choice_value("Reason", *Reason), "Jobs that failed for this reason.", example="budget"),
     Field("worker", WORKER_VALUE, "Jobs this worker took last."),
     Field("error", text_value(1, 1000), "Jobs whose error contains this text.", example="connection refused"),
+    Field("error_group", ERROR_GROUP_VALUE, "Jobs whose error is in this group.", example="5f0c9a41d2be"),
     Field("since", text_value(1, 40), 'Submitted after: an instant, or how long ago ("2h").', example="2h"),
     Field(
         "until",

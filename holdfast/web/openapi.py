@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from holdfast.core.error_groups import GROUP_PATTERN
 from holdfast.telemetry.metrics import package_version
 from holdfast.views.documents import ID
 from holdfast.web.fields import NAME_PATTERN, REFERENCE_PATTERN, Field, Form
@@ -50,6 +51,11 @@ _PLACES: dict[str, dict[str, Any]] = {
         "schema": {"type": "string", "pattern": NAME_PATTERN},
         "example": "crm",
     },
+    "group": {
+        "description": "The id of a group of errors.",
+        "schema": {"type": "string", "pattern": GROUP_PATTERN},
+        "example": "5f0c9a41d2be",
+    },
 }
 _SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "A key: `hf_…`. Each operation needs a scope of it."},
@@ -58,7 +64,7 @@ _SCHEMES = {
 REFUSALS = {
     401: "A key is needed, and none that is good was shown.",
     403: "The key does not allow it, or a page of another site asked.",
-    404: "There is no such job, queue, worker, schedule or limit.",
+    404: "There is no such job, queue, worker, schedule, limit or group of errors.",
     405: "This method is not possible here.",
     406: "It cannot be given in the format that is asked for.",
     408: "The body did not arrive in time.",

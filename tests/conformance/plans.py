@@ -154,7 +154,7 @@ VALUES: dict[str, Any] = {
     "error": None,
     "results": [None] * BATCH,
     "states": [3] * BATCH,
-    **dict.fromkeys(("reasons", "errors", "tracebacks", "delays"), [None] * BATCH),
+    **dict.fromkeys(("reasons", "errors", "error_groups", "tracebacks", "delays"), [None] * BATCH),
     "refunds": [False] * BATCH,
     "lease_expireds": [False] * BATCH,
     "workers": ["worker"] * BATCH,

@@ -287,6 +287,7 @@ async def test_replay_of_one_of_two_dead_members_keeps_the_other_counted(store: 
     await end(store, again)
     found = await stored(store, batch)
     assert (found.state, found.error) == (DEAD, "1 of 3 jobs of the batch have failed")
+    assert found.error_group == "batch"
     await store.admin.replay([jobs[2].id])
     (again,) = await take(store)
     await end(store, again)

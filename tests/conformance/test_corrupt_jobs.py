@@ -21,7 +21,8 @@ async def test_options_nested_too_deep_do_not_affect_other_jobs(store: Store, ho
 
     assert (await stored(store, deep)).options is None
     assert [job.id for job in await take(store)] == [innocent]
-    assert (await stored(store, deep)).reason == Reason.PAYLOAD
+    found = await stored(store, deep)
+    assert (found.reason, found.error_group) == (Reason.PAYLOAD, "unreadable")
 
 
 async def test_lost_job_with_deep_options_does_not_hide_others(store: Store, home: str, clock: ManualClock) -> None:

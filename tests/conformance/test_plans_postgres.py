@@ -122,6 +122,7 @@ CASES = [
         {"recent": 1_000_000, "max_count": BATCH},
     ),
     Case("endings", ("job_ended(state, ended_at)", "attempt_retried(ended_at)"), FEED),
+    Case("failed_jobs", ("job_ended(state, ended_at)", "attempt_retried(ended_at)", BY_ID), {"limit": BATCH}),
     Case("transactions", (), {"top": 1 << 31}),
     Case(
         "endings",

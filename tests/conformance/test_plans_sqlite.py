@@ -112,6 +112,7 @@ HOT: dict[str, tuple[str, ...]] = {
         "holdfast_job_ended",
     ),
     "endings": ("holdfast_job_ended", "holdfast_attempt_retried"),
+    "failed_jobs": ("holdfast_job_ended", "holdfast_attempt_retried", BY_SEQ),
     "last_ended": ("holdfast_job_ended", "holdfast_attempt_retried"),
     "drop_payload": (BY_ID, BY_SEQ),
     "clear_inline_payload": (BY_ID,),

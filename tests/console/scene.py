@@ -16,6 +16,9 @@ PAGES = (
     "/jobs/{queued}",
     "/jobs/{dead}",
     "/jobs/{running}",
+    "/errors",
+    "/errors/{error}",
+    "/errors/0123456789ab",
     "/queues",
     "/workers",
     "/schedules",
@@ -32,7 +35,7 @@ class Scene:
 
     def __init__(self, browser: BrowserThread, served: Served, key: str, world: World | None = None) -> None:
         self.browser, self.served, self.key = browser, served, key
-        self.world = world or World(queued="", dead="", running="")
+        self.world = world or World(queued="", dead="", running="", error="")
         self.client = httpx.Client(base_url=served.address, headers={"x-api-key": key}, timeout=60)
 
     def open_tab(self, *, width: int = 1280, dark: bool = False) -> Tab:
@@ -46,4 +49,6 @@ class Scene:
 
     def path(self, page: str) -> str:
         """Returns the path of a page of this store."""
-        return page.format(queued=self.world.queued, dead=self.world.dead, running=self.world.running)
+        return page.format(
+            queued=self.world.queued, dead=self.world.dead, running=self.world.running, error=self.world.error
+        )

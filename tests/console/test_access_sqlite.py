@@ -18,7 +18,19 @@ from tests.support.servers import until
 from tests.web.client import Api
 from tests.web.keyed import Keys, id_of
 
-PAGES = ("", "/jobs", "/queues", "/workers", "/schedules", "/limits", "/faults", "/jobs/key:x", "/nothing")
+PAGES = (
+    "",
+    "/jobs",
+    "/errors",
+    "/errors/0123456789ab",
+    "/queues",
+    "/workers",
+    "/schedules",
+    "/limits",
+    "/faults",
+    "/jobs/key:x",
+    "/nothing",
+)
 HOUR = 3600
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.core.lifecycle import Failed
 from tests.console.visitor import Visitor
 from tests.console.world import World, make_world
 from tests.web.client import Api
@@ -83,6 +84,34 @@ def test_delete_removes_a_job_but_no_running_one(open_api: Api, visitor: Visitor
     assert open_api.ask("GET", f"/v1/jobs/{world.dead}").status_code == 404
     answer = visitor.send(f"/jobs/{world.running}/delete")
     assert (answer.status_code, "cancel it first" in answer.text) == (409, True)
+
+
+def test_errors_lead_to_a_replay_of_their_jobs(open_api: Api, visitor: Visitor) -> None:
+    ids = [open_api.dead(f"ValueError: card {number} declined") for number in range(3)]
+    other = open_api.dead("KeyError: 'city'")
+    page = visitor.open_page("/errors")
+    assert "4 dead jobs and 0 waiting for their next attempt, in 2 errors." in page
+    group = _job(open_api, ids[0])["error_group"]
+    assert f"/errors/{group}" in page
+    page = visitor.open_page(f"/errors/{group}")
+    assert ("card 2 declined" in page, "3 jobs</a>" in page, "Retry waiting" in page) == (True, True, False)
+    chosen = {"error_group": group, "state": "dead", "action": "replay"}
+    assert "<strong>3 jobs</strong> will be queued again" in visitor.send("/bulk/preview", chosen).text
+    assert "<strong>3</strong> jobs are queued again" in visitor.send("/bulk/run", chosen).text
+    assert [_job(open_api, each)["state"] for each in (*ids, other)] == ["queued"] * 3 + ["dead"]
+    assert "No failed job has this error any more." in visitor.open_page(f"/errors/{group}")
+    assert visitor.ask("GET", "/errors/x").status_code == 404
+
+
+def test_waiting_jobs_of_an_error_are_retried_at_once(open_api: Api, visitor: Visitor) -> None:
+    job_id = open_api.submit()["id"]
+    open_api.run(open_api.end(job_id, Failed(error="ConnectionError: smtp-1 refused")))
+    group = _job(open_api, job_id)["error_group"]
+    page = visitor.open_page(f"/errors/{group}")
+    assert ("1 job waits for its next attempt" in page, "Replay dead jobs" in page) == (True, False)
+    chosen = {"error_group": group, "state": "failed", "action": "replay"}
+    assert "<strong>1</strong> job is queued again" in visitor.send("/bulk/run", chosen).text
+    assert _job(open_api, job_id)["state"] == "queued"
 
 
 def test_queue_is_paused_and_resumed(open_api: Api, visitor: Visitor, world: World) -> None:

@@ -21,7 +21,18 @@ from tests.console.world import HOSTILE, make_world
 from tests.web.client import Api
 from tests.web.keyed import Keys
 
-PAGES = ("", "/jobs", "/jobs?state=dead", "/queues", "/workers", "/schedules", "/limits", "/limits/crm", "/faults")
+PAGES = (
+    "",
+    "/jobs",
+    "/jobs?state=dead",
+    "/errors",
+    "/queues",
+    "/workers",
+    "/schedules",
+    "/limits",
+    "/limits/crm",
+    "/faults",
+)
 
 
 @pytest.fixture
@@ -38,7 +49,8 @@ def test_no_field_of_a_job_or_worker_becomes_markup(open_api: Api, visitor: Visi
     pages = {path: visitor.open_page(path) for path in (*PAGES, *jobs, "/limits/keyed?value=%3Cscript%3E")}
     for page in pages.values():
         assert not re.search(r"<script>|<img src=x|\u202e|\x07|>49<", page)
-    for path in (*jobs, "/workers"):
+    pages["/errors/"] = visitor.open_page(f"/errors/{world.error}")
+    for path in (*jobs, "/errors", "/errors/", "/workers"):
         assert "&lt;script&gt;alert(1)" in pages[path]
 
 

@@ -24,6 +24,7 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     queued: str
     dead: str
     running: str
+    error: str
     worker: str = "worker-1"
 
 
@@ -41,7 +42,7 @@ def make_world(api: Api, text: str = "plain") -> World:
     api.post("/v1/schedules", schedule | {"zone": "Europe/Zurich"}, 201)
     api.post("/v1/limits", {"name": "crm", "queue": "crm", "concurrency": 5, "rate": "1000/s"}, 201)
     api.post("/v1/limits", {"name": "keyed", "queue": "crm", "by": "args.to", "concurrency": 2}, 201)
-    return World(queued=queued["id"], dead=dead, running=running)
+    return World(queued=queued["id"], dead=dead, running=running, error=api.get(f"/v1/jobs/{dead}")["error_group"])
 
 
 async def _at_work(api: Api, job_id: str, text: str) -> None:

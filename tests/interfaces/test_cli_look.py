@@ -299,6 +299,25 @@ def test_history_shows_what_ended_by_hour(cli: Cli) -> None:
     assert "since: '40d' is not valid" in cli.invoke("stats", "--since", "40d").stderr
 
 
+def test_errors_are_listed_in_groups(cli: Cli) -> None:
+    for number in range(3):
+        job_id = cli.dead(error=f"ValueError: card {number} declined")
+    cli.dead(error="KeyError: 'city'")
+    document = cli.json("errors")
+    assert ([each["dead"] for each in document["groups"]], document["total"]) == ([1, 3], 2)
+    group = document["groups"][1]["id"]
+    assert re.search(rf"^{group} +3 +0 .*card 2 declined", cli.run("errors"), re.MULTILINE)
+    assert "1 more groups" in cli.invoke("errors", "--limit", "1").stderr
+    shown = cli.invoke("errors", group)
+    assert re.search(rf"^last seen +\S+ \S+Z in job {job_id}$", shown.stdout, re.MULTILINE)
+    assert f"holdfast replay --error-group {group}" in shown.stderr
+    assert cli.json("errors", group)["dead"] == 3
+    assert cli.run("count", "--error-group", group) == "3\n"
+    assert "3 jobs" in cli.run("replay", "--error-group", group, "--state", "dead")
+    assert "no failed job is in error group" in cli.invoke("errors", group).stderr
+    assert "12 hexadecimal digits" in cli.invoke("errors", "all").stderr
+
+
 def test_show_lists_the_steps_of_a_job(cli: Cli) -> None:
     job_id = cli.run("enqueue", "work").strip()
     job = cli.claim(job_id)

@@ -237,6 +237,7 @@ def settlement_columns(settlements: Sequence[Settlement]) -> dict[str, Any]:
         "reasons": [each.reason for each in settlements],
         "results": [text_or_none(each.result) for each in settlements],
         "errors": [text_or_none(each.error) for each in settlements],
+        "error_groups": [each.error_group for each in settlements],
         "tracebacks": [text_or_none(each.traceback) for each in settlements],
         "delays": [span_us(each.delay) for each in settlements],
         "refunds": [each.refund for each in settlements],
@@ -270,6 +271,7 @@ def filter_parameters(where: JobFilter) -> dict[str, Any]:
         "reason": where.reason,
         "worker": where.worker,
         "error": text_or_none(where.error),
+        "error_group": where.error_group,
         "created_after": None if where.created_after is None else to_microseconds(where.created_after),
         "created_before": None if where.created_before is None else to_microseconds(where.created_before),
     }

@@ -13,7 +13,7 @@
 j.id::text, j.task, j.queue, j.payload, j.claims, j.attempts, j.max_attempts, -j.rank, j.lost_leases, j.run_at,
 j.created_at, j.options, j.state, j.worker, j.lease_until, j.started_at, j.ended_at, j.reason, j.error, j.result,
 case when j.keyed then (select k.key from holdfast.key k where k.job_id = j.id and k.key > ' ' limit 1) end, j.cancelling,
-j.partition, j.expires_at
+j.partition, j.expires_at, j.error_group
 
 -- fragment: claimed
 -- What a claim delivers of a job: the first fields of Job (core/models.py).
@@ -75,6 +75,7 @@ case when (:states::smallint[] is null or j.state = any(:states))
   and (:reason::text is null or j.reason = :reason)
   and (:worker::text is null or j.worker = :worker)
   and (:error::text is null or position(:error in j.error) > 0)
+  and (:error_group::text is null or j.error_group = :error_group)
   and (:created_after::bigint is null or j.created_at > :created_after)
   and (:created_before::bigint is null or j.created_at < :created_before)
 then true else false end
@@ -402,7 +403,8 @@ where id = any(array(
 -- name: mark_unreadable
 -- A claimed row that cannot be read. What its end has decided.
 with ended as (
-    update holdfast.job set state = 6, reason = 'payload', error = :error, ended_at = :now, lease_until = null
+    update holdfast.job set state = 6, reason = 'payload', error = :error, error_group = 'unreadable',
+        ended_at = :now, lease_until = null
     where id = :id
     returning id, awaited
 )
@@ -415,7 +417,7 @@ cross join lateral holdfast.decide_dependencies(e.ids, :now, false) d;
 -- left to settle_awaited.
 update holdfast.job j
 set state = 5, ended_at = :now, result = d.result, lease_until = null, lost_leases = 0, tier = 0, cancelling = false,
-    reason = null, error = null
+    reason = null, error = null, error_group = null
 from unnest(:ids::uuid[], :claims::bigint[], :results::text[]) as d (id, claims, result)
 where j.id = d.id and j.claims = d.claims and j.state + 0 = 2 and j.lease_until + 0 > :now
   and (:worker::text is null or j.worker = :worker) and not j.awaited
@@ -446,6 +448,7 @@ update holdfast.job j
         reason = case when j.cancelling and d.state < 5 then 'cancelled'
             when d.state = 4 and not holdfast.has_waits(j.id, j.claims, j.waits) then null else d.reason end,
         error = case when d.state = 5 then null else coalesce(d.error, j.error) end,
+        error_group = case when d.state = 5 then null else coalesce(d.error_group, j.error_group) end,
         result = d.result,
         run_at = case when d.state = 4 and not j.cancelling and not holdfast.has_waits(j.id, j.claims, j.waits) then :now
             when d.delay is not null then d.delay + :now
@@ -458,9 +461,10 @@ update holdfast.job j
         cancelling = false,
         lease_until = null
     from unnest(:ids::uuid[], :claims::bigint[], :states::smallint[], :reasons::text[], :results::text[],
-        :errors::text[], :tracebacks::text[], :delays::bigint[], :refunds::boolean[], :lease_expireds::boolean[],
+        :errors::text[], :error_groups::text[], :tracebacks::text[], :delays::bigint[], :refunds::boolean[], :lease_expireds::boolean[],
         :workers::text[])
-        with ordinality as d (id, claims, state, reason, result, error, traceback, delay, refund, lease_expired, worker, ordinal)
+        with ordinality as d (id, claims, state, reason, result, error, error_group, traceback, delay, refund, lease_expired,
+            worker, ordinal)
     where j.id = d.id and j.claims = d.claims and j.state + 0 = 2 and (d.worker is null or j.worker = d.worker)
       and (j.lease_until <= :now) = d.lease_expired
       and (select set_config('lock_timeout', '250ms', true)) is not null
@@ -837,7 +841,7 @@ returning id::text, worker;
 -- name: replay
 update holdfast.job j
 set state = case when d.later > 0 then 1 else 0 end, attempts = 0, lost_leases = 0,
-    tier = case when j.partition is null then 0 else 3 end, reason = null, error = null,
+    tier = case when j.partition is null then 0 else 3 end, reason = null, error = null, error_group = null,
     result = null, ended_at = null, ended_by = null, expires_at = null, payload = coalesce(:payload, j.payload),
     run_at = d.later + :now
 from unnest(:ids::uuid[], :laters::bigint[]) as d (id, later)
@@ -972,7 +976,7 @@ from holdfast.job j where j.id = any(:ids::uuid[]);
 -- `get` of many, without what may be large.
 select j.id::text, j.task, j.queue, '{}', j.claims, j.attempts, j.max_attempts, -j.rank, j.lost_leases, j.run_at, j.created_at,
     j.options, j.state, j.worker, j.lease_until, j.started_at, j.ended_at, j.reason, j.error, null, null, j.cancelling,
-    j.partition, j.expires_at
+    j.partition, j.expires_at, j.error_group
 from holdfast.job j where j.id = any(:ids::uuid[]);
 
 -- name: find
@@ -1365,3 +1369,18 @@ delete from holdfast.history where (length, start) >= (:length, 0) and (length, 
 select start, queue, state, number, run_us / 1e6::float8, longest_us / 1e6::float8
 from holdfast.history
 where length = :length and start >= :since order by start, queue, state;
+
+-- name: failed_jobs
+-- The jobs that died last, and those that wait for their next attempt after one of the latest failures.
+select id::text, queue, task, error_group, true, ended_at from (
+    select id, queue, task, error_group, ended_at from holdfast.job
+    where state >= 5 and state = 6 and ended_at > 0 order by ended_at desc limit :limit) d
+where error_group is not null
+union all
+select j.id::text, j.queue, j.task, j.error_group, false, a.ended_at
+from (
+    select job_id, claims, ended_at from holdfast.attempt
+    where state < 5 and ended_at > 0 order by ended_at desc limit :limit) a
+cross join lateral (
+    select j.id, j.queue, j.task, j.error_group from holdfast.job j
+    where j.id = a.job_id and j.claims = a.claims and j.state + 0 = 3 and j.error_group is not null offset 0) j;

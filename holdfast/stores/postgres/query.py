@@ -9,6 +9,7 @@ from uuid import UUID
 
 from msgspec.structs import replace
 
+from holdfast.core.error_groups import FailedJob
 from holdfast.core.errors import Invalid
 from holdfast.core.history import HistoryInterval, HistoryRow
 from holdfast.core.job_logs import LogPage
@@ -126,6 +127,9 @@ class PostgresQuery(Feed):
             HistoryRow(start, queue, STATES[code], number, seconds, longest)
             for start, queue, code, number, seconds, longest in rows
         ]
+
+    async def failed_jobs(self, limit: int) -> list[FailedJob]:
+        return [FailedJob(*row) for row in await self._pool.fetch(self._sql["failed_jobs"], limit=limit)]
 
     async def workers(self) -> list[WorkerInfo]:
         found = []

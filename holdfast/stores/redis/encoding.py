@@ -251,6 +251,7 @@ def _other(each: Settlement) -> tuple[Argument, ...]:
         each.result or "",
         "" if each.error is None else "=" + each.error,
         "" if each.traceback is None else "=" + each.traceback,
+        each.error_group or "",
     )
 
 
@@ -431,6 +432,7 @@ def _shown(job_id: str, state: JobState, fields: Fields, lease: bytes | None, sp
         b"cancel" in fields,
         _shown_partition(fields),
         _int(fields, b"expiresAt"),
+        _text(fields, b"errorGroup"),
     )
 
 
@@ -491,6 +493,7 @@ def matches_filter(job: Job, where: JobFilter) -> bool:
         and (where.reason is None or job.reason == where.reason)
         and (where.worker is None or job.worker == where.worker)
         and (where.error is None or (job.error is not None and where.error in job.error))
+        and where.error_group in (None, job.error_group)
         and (where.created_after is None or job.created_at_us > to_microseconds(where.created_after))
         and (where.created_before is None or job.created_at_us < to_microseconds(where.created_before))
     )

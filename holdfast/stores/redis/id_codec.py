@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from holdfast.core.batches import BatchEnded, BatchProgress, missing_batch
 from holdfast.core.dependencies import describe_failed_dependency, missing_dependency
+from holdfast.core.error_groups import FailedJob
 from holdfast.core.errors import Invalid, Unavailable
 from holdfast.core.ids import as_ulid, parse_id
 from holdfast.core.job_logs import LogPage, Record
@@ -268,6 +269,9 @@ class UlidQuery(ForwardingQuery):
 
     async def attempts(self, job_id: str) -> list[Attempt]:
         return await self._inner.attempts(encode_id(job_id))
+
+    async def failed_jobs(self, limit: int) -> list[FailedJob]:
+        return [replace(job, job_id=decode_id(job.job_id)) for job in await self._inner.failed_jobs(limit)]
 
     async def logs(self, job_id: str, *, limit: int = 1000, cursor: str | None = None) -> LogPage:
         return await self._inner.logs(encode_id(job_id), limit=limit, cursor=cursor)

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.core.error_groups import FailedJob
 from holdfast.core.errors import Invalid, TooBroad
 from holdfast.core.history import HistoryInterval, HistoryRow
 from holdfast.core.job_logs import LogPage
@@ -213,6 +214,22 @@ class Read:
     async def read_history(self, since_us: int, interval: HistoryInterval) -> list[HistoryRow]:
         found = await self._pool.run(self._scripts["history"], interval.length_us, interval.kept_us, since_us)
         return [row for start, fields in found for row in _history_rows(int(start), fields)]
+
+    async def failed_jobs(self, limit: int) -> list[FailedJob]:
+        found: list[FailedJob] = []
+        for state in (JobState.DEAD, JobState.FAILED):
+            skipped, read = 0, _BATCH
+            while skipped < limit and read == _BATCH:
+                count = min(_BATCH, limit - skipped)
+                read, rows = await self._pool.run(self._scripts["failed_jobs"], state.value, skipped, count)
+                skipped += read
+                found += [self._failed_job(row, state) for row in rows]
+        return list({job.job_id: job for job in found}.values())  # one may end, or fail again, between two scripts
+
+    def _failed_job(self, row: Sequence[Any], state: JobState) -> FailedJob:
+        job_id, spec, group, at = row
+        _, _, queue, task = self._specs(spec)
+        return FailedJob(decode_text(job_id), queue, task, decode_text(group), state is JobState.DEAD, int(at))
 
     async def logs(self, job_id: str, *, limit: int = 1000, cursor: str | None = None) -> LogPage:
         claims, number = line_place(cursor)

@@ -140,7 +140,7 @@ class _WaitAudit:
         """Ends a job that waits, with the text of its error or result, which is ASCII."""
         self._jobs[waiter] = self._jobs[waiter]._replace(state=state, ended=self._seen.now)
         change = "state", state, "reason", Reason.DEPENDENCY.value, "endTime", self._seen.now
-        pieces = (name, text[:64], *_pieces(name, text))
+        pieces = (name, text[:64], *_pieces(name, text), *(("errorGroup", "batch") if state == b"dead" else ()))
         return RepairStep(WAITING, ("HSET", self._names.job + waiter, *change, *pieces))
 
     def _check_batch(self, batch: bytes) -> Iterator[RepairStep]:

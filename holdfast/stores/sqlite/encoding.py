@@ -118,6 +118,7 @@ def filter_parameters(where: JobFilter) -> dict[str, object]:
         "reason": where.reason,
         "worker": where.worker,
         "error": where.error,
+        "error_group": where.error_group,
         "created_after": None if where.created_after is None else to_microseconds(where.created_after),
         "created_before": None if where.created_before is None else to_microseconds(where.created_before),
     }

@@ -14,7 +14,7 @@ json_array(
         '["queued","scheduled","running","failed","waiting","succeeded","dead","cancelled"]', '$[' || j.state || ']'),
     j.worker, j.lease_until, j.started_at, j.ended_at, j.reason, j.error, j.result,
     case when j.keyed then (select k.key from holdfast_key k where k.job_id = j.id and k.key > ' ' limit 1) end, -- no unique key
-    json(case when j.cancelling then 'true' else 'false' end), j.partition, j.expires_at)
+    json(case when j.cancelling then 'true' else 'false' end), j.partition, j.expires_at, j.error_group)
 
 -- fragment: claimed
 -- The chosen rows of a claim; their jobs as they will be once taken: the first fields of Job (core/models.py); and how many of
@@ -37,6 +37,7 @@ sum(lost_leases > 0 or attempts + 1 >= max_attempts)
   and (:reason is null or j.reason = :reason)
   and (:worker is null or j.worker = :worker)
   and (:error is null or instr(j.error, :error) > 0)
+  and (:error_group is null or j.error_group = :error_group)
   and (:created_after is null or j.created_at > :created_after)
   and (:created_before is null or j.created_at < :created_before)
 
@@ -251,7 +252,7 @@ where seq in (select value from json_each(:seqs));
 -- name: mark_unreadable
 -- A claimed row that cannot be read.
 update holdfast_job
-set state = 6, reason = 'payload', error = :error, ended_at = :now, lease_until = null
+set state = 6, reason = 'payload', error = :error, error_group = 'unreadable', ended_at = :now, lease_until = null
 where seq = :seq
 returning id, awaited;
 
@@ -262,7 +263,8 @@ update holdfast_queue set paused = paused where false;
 -- name: complete
 -- The same as settle_succeeded for one job, on the connection of its handler.
 update holdfast_job
-set state = 5, ended_at = ?4, result = ?3, lease_until = null, lost_leases = 0, cancelling = 0, reason = null, error = null
+set state = 5, ended_at = ?4, result = ?3, lease_until = null, lost_leases = 0, cancelling = 0, reason = null, error = null,
+    error_group = null
 where id = ?1 and +claims = ?2 and +state = 2 and +lease_until > ?4
 returning awaited;
 
@@ -273,7 +275,7 @@ select state, claims from holdfast_job where id = ?;
 -- Of one worker, and jobs on which none depends.
 update holdfast_job
 set state = 5, ended_at = :now, result = d.value ->> 2, lease_until = null, lost_leases = 0, cancelling = 0,
-    reason = null, error = null
+    reason = null, error = null, error_group = null
 from json_each(:settlements) d
 where holdfast_job.id = d.value ->> 0 and +holdfast_job.claims = d.value ->> 1
   and +holdfast_job.state = 2 and +holdfast_job.lease_until > :now and not holdfast_job.awaited
@@ -294,6 +296,7 @@ set state = case when cancelling and :state < 5 then 7
     then 1 else :state end,
     reason = case when cancelling and :state < 5 then 'cancelled' else :reason end,
     error = case when :state = 5 then null else coalesce(:error, error) end,
+    error_group = case when :state = 5 then null else coalesce(:error_group, error_group) end,
     result = :result,
     run_at = case
         when :state = 4 and not cancelling then case when -- include: is_held
@@ -427,6 +430,7 @@ set waits = d.left, failed = d.failures,
     reason = case when d.is_over and d.failures = 0 then null else reason end,
     error = case when d.is_over and d.failures > 0
         then d.failures || ' of ' || members || ' jobs of the batch have failed' else error end,
+    error_group = case when d.is_over and d.failures > 0 then 'batch' else error_group end,
     result = case when d.is_over and d.failures = 0 then '{"members":' || members || '}' else result end
 from (
     select seq, left, failures, left = 0 and state = 4 as is_over
@@ -485,7 +489,7 @@ where seq in (select value from json_each(?1));
 -- own: restore_waiters
 -- The cancelled ones, if none of their dependencies has failed now, and the batches that had ended.
 update holdfast_job
-set state = 4, run_at = 253402300799000000, ended_at = null, error = null, result = null, expires_at = null,
+set state = 4, run_at = 253402300799000000, ended_at = null, error = null, error_group = null, result = null, expires_at = null,
     reason = 'dependency'
 where seq in (select value from json_each(?1)) and state > 4
   and (members is not null
@@ -659,7 +663,7 @@ returning id, worker;
 -- name: replay
 update holdfast_job
 set state = case when :after + d.key * :every > 0 then 1 else 0 end, attempts = 0, lost_leases = 0, reason = null, error = null,
-    result = null, ended_at = null, expires_at = null, run_at = :now + :after + d.key * :every,
+    error_group = null, result = null, ended_at = null, expires_at = null, run_at = :now + :after + d.key * :every,
     payload = coalesce(:payload, payload)
 from json_each(:ids) d
 where holdfast_job.id = d.value and (+state in (3, 6, 7) or (:force and +state = 5)) and members is null
@@ -721,7 +725,7 @@ select json_array(
     json(j.options), json_extract(
         '["queued","scheduled","running","failed","waiting","succeeded","dead","cancelled"]', '$[' || j.state || ']'),
     j.worker, j.lease_until, j.started_at, j.ended_at, j.reason, j.error, null, null,
-    json(case when j.cancelling then 'true' else 'false' end), j.partition, j.expires_at)
+    json(case when j.cancelling then 'true' else 'false' end), j.partition, j.expires_at, j.error_group)
 from holdfast_job j where j.id in (select value from json_each(:ids));
 
 -- name: find
@@ -1154,3 +1158,17 @@ delete from holdfast_history where length = :length and start < :before;
 -- name: history
 select start, queue, state, number, run_us / 1e6, longest_us / 1e6 from holdfast_history
 where length = :length and start >= :since order by start, queue, state;
+
+-- name: failed_jobs
+-- The jobs that died last, and those that wait for their next attempt after one of the latest failures.
+select id, queue, task, error_group, true, ended_at from (
+    select id, queue, task, error_group, ended_at from holdfast_job
+    where state >= 5 and state = 6 and ended_at > 0 order by ended_at desc limit :limit)
+where error_group is not null
+union all
+select j.id, j.queue, j.task, j.error_group, false, a.ended_at
+from (
+    select job_seq, claims, ended_at from holdfast_attempt
+    where state < 5 and ended_at > 0 order by ended_at desc limit :limit) a
+cross join holdfast_job j on j.seq = a.job_seq
+where +j.state = 3 and j.claims = a.claims and j.error_group is not null;

@@ -11,6 +11,7 @@ from functools import cached_property
 import msgspec
 from msgspec.structs import replace
 
+from holdfast.core.error_groups import FailedJob
 from holdfast.core.errors import Invalid
 from holdfast.core.history import HistoryInterval, HistoryRow
 from holdfast.core.job_logs import LogLine, LogPage
@@ -89,6 +90,10 @@ class SqliteQuery(SqliteFamily):
             HistoryRow(start, queue, STATES[code], number, seconds, longest)
             for start, queue, code, number, seconds, longest in rows
         ]
+
+    async def failed_jobs(self, limit: int) -> list[FailedJob]:
+        rows = await self._opened().read(lambda reader: reader.execute(self._sql["failed_jobs"], (limit,)).fetchall())
+        return [FailedJob(id, queue, task, group, bool(is_dead), at) for id, queue, task, group, is_dead, at in rows]
 
     async def events(self, after: str | None, *, limit: int, max_age: timedelta) -> JobEvents:
         now_us = self._now()

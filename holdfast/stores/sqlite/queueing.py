@@ -296,6 +296,7 @@ class SqliteQueueing(LimitedFamily):
             "state": CODES[settlement.state],
             "reason": settlement.reason,
             "error": settlement.error,
+            "error_group": settlement.error_group,
             "result": settlement.result,
             "delay": None if settlement.delay is None else span_us(settlement.delay),
             "refund": int(settlement.refund),

@@ -62,7 +62,7 @@ async def run_bulk(visit: Visit) -> ApiResponse:
         body |= {"rate": rate, "after": _read_seconds(after)}
     before = parse_count(visit.form_value("changed") or "0", "changed", least=0, most=10**12)
     answer = await visit.call_operation(_OPERATIONS[action], body=body)
-    visit.console.queues.forget_value()
+    visit.console.forget_values()
     return visit.render_page(
         "bulk.html",
         action=action,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from holdfast.core.history import History, HistoryPoint
+from holdfast.core.history import History, HistoryInterval, HistoryPoint
 from holdfast.core.models import JobState, QueueInfo
 from holdfast.views.documents import queue_document, to_plain
 from holdfast.views.formatting import format_timestamp
@@ -15,6 +15,7 @@ SPANS = MappingProxyType({"1h": "last hour", "24h": "last day", "7d": "last week
 """Spans of the chart, by the word in the address."""
 _HEIGHT = 100.0
 _WIDTH = 0.8  # of an interval
+_LOWEST = 4.0  # height of a bar for a number above 0
 _STATES = ("succeeded", "cancelled", "dead")
 
 
@@ -70,6 +71,24 @@ def _bars(place: int, point: HistoryPoint, highest: int) -> list[dict[str, Any]]
             top -= height
             bars.append({"state": state, "x": place, "y": round(top, 2), "width": _WIDTH, "height": round(height, 2)})
     return bars
+
+
+def draw_hours(hours: Sequence[tuple[int, int]], now_us: int, length: int) -> dict[str, Any]:
+    """Returns the bars of the last hours, ``length`` of them, and their sentence. ``hours``: start and number."""
+    hour_us = HistoryInterval.HOUR.length_us
+    first_us = HistoryInterval.HOUR.floor_us(now_us) - (length - 1) * hour_us
+    shown = [((start - first_us) // hour_us, number) for start, number in hours if first_us <= start]
+    highest = max((number for _, number in shown), default=0)
+    heights = [(place, max(_HEIGHT * number / highest, _LOWEST)) for place, number in shown]
+    total, span = sum(number for _, number in shown), "24 hours" if length == 24 else f"{length // 24} days"
+    return {
+        "intervals": length,
+        "bars": [
+            {"x": place, "y": round(_HEIGHT - height, 2), "width": _WIDTH, "height": round(height, 2)}
+            for place, height in heights
+        ],
+        "text": f"{total:,} in the last {span}" + (f", at most {highest:,} in an hour" if total else ""),
+    }
 
 
 def _describe(points: Sequence[HistoryPoint], span: str, interval: str, highest: int) -> str:

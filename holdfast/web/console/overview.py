@@ -26,7 +26,7 @@ _PLACES: Mapping[str, tuple[str, str]] = {
     "workers": ("workers", "Workers"),
     "limits": ("limits", "Limits"),
     "faults": ("faults", "Faults"),
-    "dead letters": ("jobs?state=dead", "Dead jobs"),
+    "dead letters": ("errors", "Errors"),
 }
 """Page, and its name, for the subjects of findings."""
 

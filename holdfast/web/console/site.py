@@ -16,7 +16,7 @@ from starlette.types import Scope, Send
 from holdfast.app import Holdfast
 from holdfast.core.history import History
 from holdfast.web.authentication import Authenticator
-from holdfast.web.console import ROOT, actions, bulk_pages, job_pages, overview, planning
+from holdfast.web.console import ROOT, actions, bulk_pages, error_pages, job_pages, overview, planning
 from holdfast.web.console.charts import SPANS
 from holdfast.web.console.rendering import asset_response, html_response
 from holdfast.web.console.sessions import BrowserSession, Sessions, expired_cookie
@@ -29,6 +29,7 @@ from holdfast.web.console.visit import (
     Visit,
     console_link,
     page_globals,
+    read_failed_jobs,
     read_pairs,
     read_queues,
     read_running_jobs,
@@ -65,6 +66,7 @@ async def _sign_out(visit: Visit) -> ApiResponse:
 ROUTES = (
     *overview.ROUTES,
     *job_pages.ROUTES,
+    *error_pages.ROUTES,
     *bulk_pages.ROUTES,
     *planning.ROUTES,
     *actions.ROUTES,
@@ -99,6 +101,7 @@ class Console:
             sessions=self.sessions,
             queues=CachedRead(app, read_queues),
             running=CachedRead(app, read_running_jobs),
+            failed=CachedRead(app, read_failed_jobs),
             histories={span: _history_cache(app, span) for span in SPANS},
             operations={each.name: each for each in operations},
             make_context=make_context,

@@ -9,6 +9,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 import msgspec
 
 from holdfast.app import Holdfast
+from holdfast.core.error_groups import MAX_READ, FailedJob
 from holdfast.core.errors import Busy, Invalid, NotFound, TooBroad
 from holdfast.core.history import History
 from holdfast.core.models import Job, JobFilter, JobState, QueueInfo
@@ -102,6 +103,11 @@ async def read_running_jobs(app: Holdfast) -> RunningJobs:
     return RunningJobs(page.jobs, page.cursor is None)
 
 
+async def read_failed_jobs(app: Holdfast) -> Sequence[FailedJob]:
+    """Reads the jobs that failed last."""
+    return await (await app.open_store()).query.failed_jobs(MAX_READ)
+
+
 class ConsoleParts(msgspec.Struct, frozen=True, kw_only=True):
     """Parts of the API that pages use."""
 
@@ -110,10 +116,16 @@ class ConsoleParts(msgspec.Struct, frozen=True, kw_only=True):
     sessions: Sessions
     queues: CachedRead[Sequence[QueueInfo]]
     running: CachedRead[RunningJobs]
+    failed: CachedRead[Sequence[FailedJob]]
     histories: Mapping[str, CachedRead[History]]
     operations: Mapping[str, Operation]
     make_context: ContextMaker
     run_operation: OperationRunner
+
+    def forget_values(self) -> None:
+        """Reads anew with the next page what a change may have changed."""
+        for each in (self.queues, self.running, self.failed):
+            each.forget_value()
 
 
 class Visit:
@@ -193,8 +205,7 @@ class Visit:
     ) -> ApiResponse:
         """Returns a redirect to a page of the console, usually after a change."""
         if is_change:
-            self.console.queues.forget_value()
-            self.console.running.forget_value()
+            self.console.forget_values()
         pairs = [*query, ("notice", notice)] if notice else query
         location = (b"location", self.link_to(path, pairs).encode())
         return ApiResponse(303, headers=(location, *self.headers))

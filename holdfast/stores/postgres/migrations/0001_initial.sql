@@ -39,6 +39,7 @@ create table holdfast.job (
     waits integer,                      -- open things that a waiting job waits for; null for a plain job
     members integer,                    -- of a batch: jobs that belong to it; null: no batch
     failed integer,                     -- of a batch: members that ended without success
+    error_group text collate "C",       -- core.error_groups; null where error is
     check (state <> 2 or lease_until is not null)
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
 
@@ -399,7 +400,7 @@ begin
     update holdfast.job j
     set state = 5, ended_at = now_us, result = settlement ->> 'result', lease_until = null, lost_leases = 0, tier = 0,
         cancelling = false,
-        reason = null, error = null, ended_by = pg_current_xact_id()
+        reason = null, error = null, error_group = null, ended_by = pg_current_xact_id()
     where j.id = job and j.claims = (settlement ->> 'claims')::bigint and j.state + 0 = 2 and j.lease_until + 0 > now_us
     returning j.awaited into is_awaited;
     accepted := found;
@@ -590,6 +591,7 @@ begin
                 error = case when not o.was_waiting then w.error
                     when o.state = 6 then (w.failed + o.failures) || ' of ' || w.members || ' jobs of the batch have failed'
                     when o.state = 7 then o.failure else w.error end,
+                error_group = case when o.was_waiting and o.state = 6 then 'batch' else w.error_group end,
                 result = case when o.was_waiting and o.state = 5 then '{"members":' || w.members || '}' else w.result end,
                 ended_at = case when o.was_waiting and o.state >= 5 then now_us else w.ended_at end,
                 -- this may be a caller's transaction, under a savepoint
@@ -780,7 +782,8 @@ begin
                     reason = case when c.is_again then 'dependency' else w.reason end,
                     result = case when not c.is_again then w.result end,
                     run_at = case when c.is_again then 253402300799000000 else w.run_at end,
-                    error = case when not c.is_again then w.error end, ended_at = case when not c.is_again then w.ended_at end,
+                    error = case when not c.is_again then w.error end,
+                    error_group = case when not c.is_again then w.error_group end, ended_at = case when not c.is_again then w.ended_at end,
                     ended_by = case when not c.is_again then w.ended_by end,
                     expires_at = case when not c.is_again then w.expires_at end,
                     tier = case when c.is_again and w.partition is not null then 3 else w.tier end

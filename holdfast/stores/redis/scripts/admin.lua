@@ -80,7 +80,7 @@ local function replay(id, v, spec, delay, partition_field)
         forget_steps(id)
     end
     transitions().dequeue(id, spec, v[1], 0)
-    call('HDEL', JOB .. id, 'lost_leases', 'reason', 'endTime', 'cancel', 'expiresAt')
+    call('HDEL', JOB .. id, 'lost_leases', 'reason', 'endTime', 'cancel', 'expiresAt', 'errorGroup')
     delete_pieces(id, 'error')
     delete_pieces(id, 'result')
     local state, due = delay > 0 and 'scheduled' or 'queued', now + delay

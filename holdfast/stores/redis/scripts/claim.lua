@@ -392,7 +392,7 @@ local spec = v and parse_spec(v[2] or '')
 if spec and v[1] == 'running' then
     safe_call('ZREM', LEASES, ARGV[3])
     delete_pieces(ARGV[3], 'error')
-    local fields = { 'state', 'dead', 'reason', 'payload', 'endTime', NOW }
+    local fields = { 'state', 'dead', 'reason', 'payload', 'endTime', NOW, 'errorGroup', 'unreadable' }
     append_pieces(fields, 'error', ARGV[4])
     call('HSET', JOB .. ARGV[3], unpack(fields))
     safe_call('ZADD', PREFIX .. 'ended:dead', NOW, ARGV[3])

@@ -13,7 +13,8 @@ return jobs
 -- name: summaries
 -- Jobs without payload and result: {id, fields, lease end or nil} of each of the ids from ARGV[3] on that exists.
 local SUMMARY_FIELDS = { 'state', 'spec', 'seq', 'dueTime', 'created', 'options', 'reason', 'worker', 'cancel',
-    'claims', 'attempts', 'lost_leases', 'pickupTime', 'endTime', 'error', 'expiresAt', 'partition' }
+    'claims', 'attempts', 'lost_leases', 'pickupTime', 'endTime', 'error', 'expiresAt', 'partition',
+    'errorGroup' }
 local jobs = {}
 for n = 3, #ARGV do
     local id = ARGV[n]
@@ -46,7 +47,7 @@ return states
 -- jobs, else the fields of filters. Returns jobs like script `jobs`, the last submission, and 1 if there may be more.
 local newest, start_seq, max_jobs = ARGV[3] == 'newest', tonumber(ARGV[4]), tonumber(ARGV[5])
 local SCAN_FIELDS = { 'state', 'spec', 'seq', 'dueTime', 'created', 'options', 'reason', 'worker', 'cancel', 'claims',
-    'pickupTime', 'error', 'partition' }
+    'pickupTime', 'error', 'partition', 'errorGroup' }
 local jobs, last, scanned = {}, start_seq, 0
 
 local function read_job(id)
@@ -164,6 +165,24 @@ for _, worker in ipairs(call('ZRANGE', PREFIX .. 'workers', 0, -1)) do
     end
 end
 return workers
+
+-- name: failed_jobs
+-- Of the jobs that died ("dead" in ARGV[3]) or of the failures after which a job is retried, newest first, the next ARGV[5]
+-- after ARGV[4]: their number, and {id, spec, group of the error, instant} of each job that is still in that state.
+local state, skipped, jobs = ARGV[3], tonumber(ARGV[4]), {}
+local key = PREFIX .. (state == 'dead' and 'ended:dead' or 'failures')
+local flat = safe_call('ZREVRANGE', key, skipped, skipped + tonumber(ARGV[5]) - 1, 'WITHSCORES')
+for n = 1, #flat, 2 do
+    local claims, id = nil, flat[n]
+    if state ~= 'dead' then
+        claims, id = string.match(id, '^(%d+) (.*)$')
+    end
+    local v = id and read_fields(id, 'state', 'spec', 'errorGroup', 'claims', 'pickupTime')
+    if v and v[1] == state and v[2] and v[3] and (not claims or claims_of(v[4], v[5]) == claims) then
+        jobs[#jobs + 1] = { id, v[2], v[3], flat[n + 1] }
+    end
+end
+return { #flat / 2, jobs }
 
 -- name: recent
 -- Of the ends in state ARGV[3], newest first, the next MAX_BATCH after ARGV[4]: their number, age of the last, and the

@@ -3,7 +3,8 @@
 -- "worker": whose leases follow, "" for any worker.
 -- "first": a length, and ids of that length in one text: successes without a result under a first claim, as most are.
 -- "success": a number, then id, claims and result ("" for none) of each. Both need a live lease.
--- "other": id, claims, state, reason, delay, flags, result, "=" + error, "=" + traceback. Flag "r" (refund): the
+-- "other": id, claims, state, reason, delay, flags, result, "=" + error, "=" + traceback,
+-- group of the error. Flag "r" (refund): the
 -- attempt does not count. Flag "e" (lease expired): the guard demands an expired lease, without it a live one.
 -- Returns 1 (accepted; 2 for a job under limits), or {accepted, state, run_at, 1 for a job under limits}.
 allow_when_full()
@@ -50,7 +51,7 @@ local function succeed(id, claims, result)
         return refuse(id, claims, v[1])
     end
     if claims ~= '1' or v[4] then -- only such a job can have these fields
-        call('HDEL', key, 'lost_leases', 'cancel', 'reason')
+        call('HDEL', key, 'lost_leases', 'cancel', 'reason', 'errorGroup')
         delete_pieces(id, 'error')
     end
     if result == '' then
@@ -92,7 +93,7 @@ end
 
 local function settle_other(n)
     local id, claims, state, reason, delay = ARGV[n], ARGV[n + 1], ARGV[n + 2], ARGV[n + 3], ARGV[n + 4]
-    local flags, result, error, traceback = ARGV[n + 5], ARGV[n + 6], ARGV[n + 7], ARGV[n + 8]
+    local flags, result, error, traceback, group = ARGV[n + 5], ARGV[n + 6], ARGV[n + 7], ARGV[n + 8], ARGV[n + 9]
     local refund, lease_expired = string.find(flags, 'r', 1, true), string.find(flags, 'e', 1, true) ~= nil
     local v = read_fields(id, 'state', 'claims', 'spec', 'cancel', 'attempts', 'worker', 'pickupTime', 'lost_leases',
         'dueTime', 'created', 'seq', 'waits', 'awaited')
@@ -128,10 +129,12 @@ local function settle_other(n)
     end
     call('HDEL', JOB .. id, 'lost_leases', 'cancel', 'reason')
     if state == 'succeeded' or error ~= '' then
+        call('HDEL', JOB .. id, 'errorGroup')
         delete_pieces(id, 'error')
     end
     if state ~= 'succeeded' and error ~= '' then
         append_pieces(fields, 'error', string.sub(error, 2))
+        set('errorGroup', group)
     end
     if delay ~= '' or state == 'waiting' then
         set('dueTime', int(run_at))
@@ -196,7 +199,7 @@ while at <= #ARGV do
         at = last + 3
     else
         answers[#answers + 1] = settle_other(at + 1)
-        at = at + 10
+        at = at + 11
     end
 end
 if settled_count > 0 then

@@ -121,6 +121,7 @@ local function make_waits()
             safe_call('RPUSH', PREFIX .. 'ended:succeeded', NOW .. ':' .. id)
         else
             append_pieces(fields, 'error', int(failed) .. ' of ' .. int(members) .. ' jobs of the batch have failed')
+            append_pieces(fields, 'errorGroup', 'batch')
             safe_call('ZADD', PREFIX .. 'ended:dead', NOW, id)
         end
         call('HSET', JOB .. id, unpack(fields))
@@ -243,7 +244,7 @@ end
 -- A cancelled waiter waits again, or a batch that has ended.
 local function revive(id, spec, state, due, created, open)
     transitions().dequeue(id, spec, state)
-    call('HDEL', JOB .. id, 'endTime', 'expiresAt')
+    call('HDEL', JOB .. id, 'endTime', 'expiresAt', 'errorGroup')
     delete_pieces(id, 'error')
     delete_pieces(id, 'result')
     call('HSET', JOB .. id, 'state', 'waiting', 'reason', 'dependency', 'dueTime', NEVER, 'created', created or due,

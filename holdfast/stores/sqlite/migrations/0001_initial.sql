@@ -31,6 +31,7 @@ create table holdfast_job (
     waits integer,                      -- signals, children and dependencies that it waits for; null: it never waited
     members integer,                    -- of a batch: jobs that belong to it; null: no batch
     failed integer,                     -- of a batch: members that ended without success
+    error_group text,                   -- core.error_groups; null where error is
     check (state <> 2 or lease_until is not null)
 ) strict;
 

@@ -1,0 +1,73 @@
+"""Pages of errors: groups of failed jobs with the same cause, and one of them with its latest traceback."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.core.error_groups import ErrorGroup, check_error_group, group_failed_jobs
+from holdfast.core.errors import Invalid, NotFound
+from holdfast.views.documents import to_plain
+from holdfast.views.error_groups import describe_group, describe_groups
+from holdfast.web.console import ROOT
+from holdfast.web.console.charts import draw_hours
+from holdfast.web.console.visit import PageRoute, Visit
+from holdfast.web.messages import ApiResponse
+from holdfast.web.routing import RequestContext
+
+_SHOWN = 100
+_DAY, _WEEK = 24, 7 * 24
+
+
+async def _read_groups(visit: Visit, call: RequestContext) -> list[ErrorGroup]:
+    failed = await visit.console.failed.read_value()
+    return group_failed_jobs(job for job in failed if call.caller.allows_queue(job.queue))
+
+
+async def show_errors(visit: Visit) -> ApiResponse:
+    """Returns the page of all groups, the latest failure first."""
+    call = visit.make_context("list_error_groups", {})
+    groups, store = await _read_groups(visit, call), await call.app.open_store()
+    now_us = await store.health.server_time_us()
+    documents: list[dict[str, Any]] = to_plain(await describe_groups(store, groups[:_SHOWN], call.redaction))
+    views = [
+        {**document, "chart": draw_hours(group.hours, now_us, _DAY)}
+        for group, document in zip(groups, documents, strict=False)
+    ]
+    return visit.render_page(
+        "errors.html",
+        groups=views,
+        hidden=len(groups) - len(views),
+        dead=sum(each.dead for each in groups),
+        retrying=sum(each.retrying for each in groups),
+    )
+
+
+async def show_error(visit: Visit) -> ApiResponse:
+    """Returns the page of one group."""
+    call = visit.make_context("show_error_group", {})
+    groups, store = await _read_groups(visit, call), await call.app.open_store()
+    found = next((each for each in groups if each.id == _read_id(visit.path["group"])), None)
+    if found is None:
+        return visit.render_page("error.html", group=None)
+    now_us = await store.health.server_time_us()
+    document: dict[str, Any] = to_plain(await describe_group(store, found, call.redaction))
+    # a key for some queues changes jobs of one queue at a time
+    queues = found.queues if visit.caller.limited else [None]
+    return visit.render_page(
+        "error.html",
+        group=document,
+        chart=draw_hours(found.hours, now_us, _WEEK),
+        choices=[
+            (queue, [("error_group", found.id), *([] if queue is None else [("queue", queue)])]) for queue in queues
+        ],
+    )
+
+
+def _read_id(text: str) -> str:
+    try:
+        return check_error_group(text)
+    except Invalid:
+        raise NotFound("there is no such group of errors") from None
+
+
+ROUTES = (PageRoute("GET", f"{ROOT}/errors", show_errors), PageRoute("GET", f"{ROOT}/errors/{{group}}", show_error))

@@ -29,7 +29,7 @@ _COLUMNS = [
 @click.option("--limit", type=click.IntRange(1, 500), default=20, show_default=True, help="Groups to list.")
 @click.pass_obj
 def list_errors(session: Session, *, group: str | None, limit: int) -> None:
-    """List errors: failed jobs with the same cause in one group, or show one.
+    """List errors with their numbers of failed jobs, or show one.
 
     Of the dead jobs, and of those that wait for their next attempt, the 10,000 are looked at that failed last.
     Everything in a group is chosen by --error-group: holdfast replay --error-group ID --rate 10/s

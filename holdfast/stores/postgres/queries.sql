@@ -1374,13 +1374,14 @@ where length = :length and start >= :since order by start, queue, state;
 -- The jobs that died last, and those that wait for their next attempt after one of the latest failures.
 select id::text, queue, task, error_group, true, ended_at from (
     select id, queue, task, error_group, ended_at from holdfast.job
-    where state >= 5 and state = 6 and ended_at > 0 order by ended_at desc limit :limit) d
+    where state >= 5 and (state, ended_at) >= (6::smallint, 0::bigint) and (state, ended_at) <= (6::smallint, 9223372036854775807)
+    order by state desc, ended_at desc limit (select :limit::bigint)) d
 where error_group is not null
 union all
 select j.id::text, j.queue, j.task, j.error_group, false, a.ended_at
 from (
     select job_id, claims, ended_at from holdfast.attempt
-    where state < 5 and ended_at > 0 order by ended_at desc limit :limit) a
+    where state < 5 and ended_at > 0 order by ended_at desc limit (select :limit::bigint)) a
 cross join lateral (
     select j.id, j.queue, j.task, j.error_group from holdfast.job j
     where j.id = a.job_id and j.claims = a.claims and j.state + 0 = 3 and j.error_group is not null offset 0) j;

@@ -87,7 +87,7 @@ def draw_hours(hours: Sequence[tuple[int, int]], now_us: int, length: int) -> di
             {"x": place, "y": round(_HEIGHT - height, 2), "width": _WIDTH, "height": round(height, 2)}
             for place, height in heights
         ],
-        "text": f"{total:,} in the last {span}" + (f", at most {highest:,} in an hour" if total else ""),
+        "text": f"{total:,} in {span}" + (f", at most {highest:,} in an hour" if total else ""),
     }
 
 

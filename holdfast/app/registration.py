@@ -11,11 +11,13 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, get_type_hint
 
 import msgspec
 
+from holdfast.app.alerts import AlertManager
 from holdfast.app.bound_task import BoundTask, TaskOwner
 from holdfast.app.faults import FaultManager
 from holdfast.app.handle import JobHandle
 from holdfast.app.limits import LimitManager, merge_limits
 from holdfast.app.schedules import ScheduleManager, draft_schedule, schedule_options
+from holdfast.core.clock import Clock
 from holdfast.core.errors import ConfigError
 from holdfast.core.events import Events
 from holdfast.core.job_changes import parse_expiry_span
@@ -91,6 +93,7 @@ class TaskRegistration(ABC):
     """The registering half of ``Holdfast``."""
 
     settings: Settings
+    clock: Clock
     registry: Registry
     middlewares: list[Middleware]
     lifespans: list[Callable[[Any], AbstractAsyncContextManager[Any]]]
@@ -122,6 +125,11 @@ class TaskRegistration(ABC):
     def faults(self) -> FaultManager:
         """Faults that are injected into workers whose settings allow them."""
         return FaultManager(self)
+
+    @property
+    def alerts(self) -> AlertManager:
+        """Alerts of the rules in the settings."""
+        return AlertManager(self)
 
     @abstractmethod
     async def submit(self, job: NewJob, *, connection: Any = None) -> JobHandle[Any]:

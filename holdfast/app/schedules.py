@@ -27,6 +27,7 @@ from holdfast.core.schedule import (
     iterate_ticks,
     next_tick,
     tick_job,
+    without_alerts,
 )
 from holdfast.core.validation import (
     check_metadata,
@@ -178,7 +179,7 @@ class ScheduleManager:
         found: list[Schedule] = []
         while page := await store.schedules.read_schedules(after=found[-1].name if found else "", limit=_PAGE):
             found += page
-        return found
+        return without_alerts(found)
 
     @requires_loop
     async def remove(self, name: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import click
 
+from holdfast.cli.alerts import alerts_group
 from holdfast.cli.api import api, audit, develop
 from holdfast.cli.base import CONTEXT, ExampleGroup, common_options, complete_steps
 from holdfast.cli.chaos import chaos
@@ -162,6 +163,7 @@ for _each in (
     backup,
     migrate,
     doctor,
+    alerts_group,
     chaos,
     complete_steps,
 ):

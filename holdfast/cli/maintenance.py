@@ -21,7 +21,7 @@ from holdfast.core.resources import MAX_MEMORY, ResourceLimits
 from holdfast.core.validation import parse_instant
 from holdfast.tasks.command_policy import STRICT, largest_limits
 from holdfast.views.documents import finding_document
-from holdfast.views.findings import about_faults, about_limits, about_workers
+from holdfast.views.findings import about_alerts, about_faults, about_limits, about_workers
 from holdfast.views.formatting import count_noun, format_span, format_timestamp, safe_text
 from holdfast.views.limits import describe_scope, describe_values
 
@@ -115,6 +115,7 @@ def _findings(session: Session, *, repair: bool) -> Iterator[Finding]:
         yield from app.sync.doctor()
         yield from about_faults(app.faults.sync.read(), is_allowed=app.settings.allow_faults)
         yield from _about_clock(app)
+        yield from about_alerts(app.alerts.sync.find_active())
         queues, workers = app.sync.queues(), app.sync.workers()
         yield from about_workers(queues, workers)
         tasks = frozenset(app.registry.task_names()) if settings.app is not None else frozenset[str]()

@@ -25,9 +25,9 @@ from holdfast.core.models import BulkResult, Job, NewJob, Reason
 from holdfast.core.schedule import Schedule
 from holdfast.core.unique import as_unique
 from holdfast.core.validation import did_you_mean, parse_duration, parse_instant, parse_timeout
+from holdfast.core.workers import serves_queue
 from holdfast.tasks import decode_payload
 from holdfast.views.documents import job_document, to_plain
-from holdfast.views.explain import serves_queue
 from holdfast.views.formatting import Filters, clip_text, format_moment
 
 F = TypeVar("F", bound=Callable[..., Any])

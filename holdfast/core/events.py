@@ -209,6 +209,31 @@ class DeclarationIgnored(Event, frozen=True, kw_only=True):
     remedy: str
 
 
+class AlertFired(Event, frozen=True, kw_only=True):
+    """A rule is breached by a queue, and this process sends the alert."""
+
+    level: ClassVar[str] = "warning"
+    rule: str
+    queue: str
+    text: str
+
+
+class AlertCleared(Event, frozen=True, kw_only=True):
+    """A rule is breached no more by a queue, and this process sends that."""
+
+    rule: str
+    queue: str
+
+
+class AlertNotSent(Event, frozen=True, kw_only=True):
+    """The receiver of alerts did not take one. It is sent again later."""
+
+    level: ClassVar[str] = "error"
+    rule: str
+    queue: str
+    problem: str
+
+
 class LoopBlocked(Event, frozen=True, kw_only=True):
     """A handler blocks the event loop; ``stack`` shows the blocking code."""
 

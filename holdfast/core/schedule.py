@@ -31,6 +31,8 @@ MAX_EXPRESSION = 200
 """Characters of a cron expression."""
 ON_TIME = timedelta(seconds=60)
 """A run that is no later than this is not missed, even where missed runs are skipped."""
+ALERTS_SCHEDULE = "holdfast.alerts"
+"""Schedule that never runs: its document keeps the alerts (`core.alerts`), so lists leave it out."""
 MIN_INTERVAL, MAX_INTERVAL = timedelta(seconds=1), timedelta(days=3660)
 _ROUND = 1000  # ticks that are looked at one by one before a long gap is jumped over
 _MAX_YEAR = 9000  # of an instant that a calendar can still count from
@@ -259,6 +261,11 @@ def tick_job(schedule: Schedule, tick_us: int) -> NewJob:
         delay=jitter * MICROSECOND if jitter else None,
         options=_marked(schedule, to_datetime(tick_us).isoformat().replace("+00:00", "Z")),
     )
+
+
+def without_alerts(schedules: Iterable[Schedule]) -> list[Schedule]:
+    """Returns the schedules that make jobs: all but the one that keeps the alerts."""
+    return [each for each in schedules if each.name != ALERTS_SCHEDULE]
 
 
 def schedule_tag(name: str) -> str:

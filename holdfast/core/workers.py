@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from fnmatch import fnmatchcase
 
 import msgspec
 
@@ -51,3 +52,9 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     seen_at_us: int
     alive: bool  # its last heartbeat is younger than a lease
     command: WorkerCommand
+
+
+def serves_queue(worker: WorkerInfo, queue: str) -> bool:
+    """Returns True if this worker takes jobs of the queue. A remote worker with a restricted key reports patterns."""
+    names = [name.partition(":")[0].strip() for name in worker.heartbeat.queues.split(",")]
+    return worker.command is WorkerCommand.NONE and any(fnmatchcase(queue, name) for name in names)

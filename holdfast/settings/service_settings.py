@@ -1,4 +1,4 @@
-"""Settings of the HTTP API, metrics, health and job resources; conflicts between settings."""
+"""Settings of the HTTP API, metrics, health, alerts and job resources; conflicts between settings."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from holdfast.core.validation import format_duration
 from holdfast.settings.types import (
+    ALERTS,
     FILE,
     FLAG,
     HOST,
@@ -18,8 +19,10 @@ from holdfast.settings.types import (
     METRIC_PREFIX,
     NETWORKS,
     ORIGINS,
+    PROGRAM,
     SERVICE,
     TASK_FIELD,
+    WEBHOOK,
     Setting,
     byte_size,
     duration,
@@ -162,6 +165,36 @@ class MetricsSettings:
     )
 
 
+class AlertSettings:
+    """Settings of alerts."""
+
+    __slots__ = ()
+
+    alerts = Setting(
+        ALERTS, {}, "[Rules](alerts.md) whose breach is an alert: each with one condition, for one queue or for each."
+    )
+    alert_webhook = Setting(
+        optional("none", WEBHOOK), "none", "The URL to which alerts are sent, as a POST of JSON. Shown without secrets."
+    )
+    alert_command = Setting(
+        optional("none", PROGRAM),
+        "none",
+        "The program that gets alerts instead, each as JSON on its input. It runs without a shell.",
+    )
+    alert_hold_off = Setting(
+        duration("0s", "30d"),
+        "15m",
+        "How long a rule stays silent about a queue after an alert has cleared, if it is breached again.",
+    )
+    alert_every = Setting(duration("1s", "1h"), "60s", "How often each worker, and the API, looks at the rules.")
+
+
+class ServiceSettings(ResourceSettings, AlertSettings, HttpSettings, MetricsSettings):
+    """The settings of this module."""
+
+    __slots__ = ()
+
+
 def find_conflicts(values: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yields conflicts between valid values: their names, and a message with the remedy."""
     lease, beat = values["lease"], values["beat"]
@@ -188,6 +221,8 @@ def find_conflicts(values: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...],
     if port and port + values["processes"] > 65_536:
         problem = f"metrics_port: {values['processes']} processes take the ports from {port} on, past the last one"
         yield ("metrics_port", "processes"), f"{problem}; set metrics_port lower"
+    if values["alert_webhook"] is not None and values["alert_command"] is not None:
+        yield ("alert_webhook", "alert_command"), "alert_command: alerts go to alert_webhook already; keep one of them"
     yield from _transport(values)
 
 

@@ -21,7 +21,7 @@ from holdfast.core.fault_points import FAULTS_VARIABLE
 from holdfast.core.retry import Retry
 from holdfast.core.validation import KEY_LIMIT, did_you_mean
 from holdfast.settings import toml_file
-from holdfast.settings.service_settings import HttpSettings, MetricsSettings, ResourceSettings, find_conflicts
+from holdfast.settings.service_settings import ServiceSettings, find_conflicts
 from holdfast.settings.types import (
     FLAG,
     FOLDERS,
@@ -80,7 +80,7 @@ class SourcedValue(NamedTuple):
     places: Mapping[str, str] = {}  # of its parts, by field
 
 
-class Settings(ResourceSettings, HttpSettings, MetricsSettings):
+class Settings(ServiceSettings):
     """The settings of the whole program. Made by ``load``; frozen."""
 
     __slots__ = ("__dict__", "_loaded")
@@ -357,7 +357,7 @@ class Settings(ResourceSettings, HttpSettings, MetricsSettings):
 SETTINGS: Mapping[str, Setting[Any]] = MappingProxyType(
     {
         name: setting
-        for table in (Settings, ResourceSettings, HttpSettings, MetricsSettings)
+        for table in (Settings, *ServiceSettings.__bases__)
         for name, setting in vars(table).items()
         if isinstance(setting, Setting)
     }

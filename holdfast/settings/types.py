@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
@@ -14,6 +15,7 @@ from types import MappingProxyType
 from typing import Generic, NamedTuple, TypeVar, overload
 from urllib.parse import quote
 
+from holdfast.core.alerts import AlertRule, format_rule, parse_rule
 from holdfast.core.errors import Invalid
 from holdfast.core.limit_options import draft_limit, format_options, limit_options
 from holdfast.core.limits import Limit
@@ -190,24 +192,67 @@ def _parse_networks(field: str, value: object) -> tuple[str, ...]:
     return listed
 
 
-def _parse_limits(field: str, value: object) -> Mapping[str, Limit]:
-    if isinstance(value, str):
-        with suppress(ValueError, RecursionError):
-            value = json.loads(value)
-    if not isinstance(value, Mapping):
-        raise Invalid(field, value, "write a table for each, such as [limits.mail], or a JSON object of such objects")
-    return MappingProxyType({check_name(field, name): _parse_limit(field, name, value[name]) for name in value})
+def _named_tables(
+    setting: str, parse_one: Callable[[str, Mapping[str, object]], T], format_one: Callable[[T], Mapping[str, object]]
+) -> Kind[Mapping[str, T]]:
+    """Returns the type of a table for each name, ``[setting.NAME]``, or of a JSON object of such tables."""
+
+    def parse(field: str, value: object) -> Mapping[str, T]:
+        if isinstance(value, str):
+            with suppress(ValueError, RecursionError):
+                value = json.loads(value)
+        if not isinstance(value, Mapping):
+            raise Invalid(
+                field, value, f"write a table for each, such as [{setting}.mail], or a JSON object of such objects"
+            )
+        return MappingProxyType({check_name(field, name): parse_table(field, name, value[name]) for name in value})
+
+    def parse_table(field: str, name: str, options: object) -> T:
+        location = f"{field}.{name}"
+        if not isinstance(options, Mapping):
+            raise Invalid(location, options, f"write its options in a table, [{location}]")
+        try:
+            return parse_one(name, options)
+        except Invalid as error:
+            option = error.value if error.field == "option" else error.field
+            raise Invalid(f"{location}.{option}", error.value, error.remedy) from None
+
+    return Kind(
+        f"a table for each, `[{setting}.NAME]`, or JSON",
+        parse,
+        lambda found: json.dumps({name: format_one(each) for name, each in found.items()}, ensure_ascii=False),
+    )
 
 
-def _parse_limit(field: str, name: str, options: object) -> Limit:
-    location = f"{field}.{name}"
-    if not isinstance(options, Mapping):
-        raise Invalid(location, options, f"write its options in a table, [{location}]")
+def _mask_webhook(url: str) -> str:
+    """Returns the scheme and the host alone: user, path and query of a webhook are secrets."""
+    found = _WEBHOOK.fullmatch(url)
+    return f"{found[1]}://{found[2]}/***" if found else "***"
+
+
+def _parse_webhook(field: str, value: object) -> str:
+    remedy = "write the URL of a receiver, such as https://alerts.example.com/holdfast"
+    if not isinstance(value, str) or not _WEBHOOK.fullmatch(value):
+        raise Invalid(field, _mask_webhook(value) if isinstance(value, str) else value, remedy)
+    return value
+
+
+_WEBHOOK = re.compile(
+    r"(https?)://(?:[!-.0-~]*@)?((?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?)(?:[/?][!-~]*)?"
+)
+
+
+def _parse_program(field: str, value: object) -> tuple[str, ...]:
+    remedy = 'write the program and its arguments, ["/usr/local/bin/page", "--team", "mail"], or such text'
     try:
-        return draft_limit(name, limit_options(options))
-    except Invalid as error:
-        option = error.value if error.field == "option" else error.field
-        raise Invalid(f"{location}.{option}", error.value, error.remedy) from None
+        words = shlex.split(value) if isinstance(value, str) else value
+    except ValueError:
+        raise Invalid(field, value, remedy) from None
+    if not isinstance(words, list | tuple) or not words or not all(isinstance(word, str) for word in words):
+        raise Invalid(field, value, remedy)
+    if not words[0] or not all(is_plain(word) for word in words):
+        raise Invalid(field, value, remedy)
+    return tuple(words)
 
 
 FLAG: Kind[bool] = Kind(
@@ -247,11 +292,12 @@ PATHS = name_list(
     r"(payload|result|metadata|lines)(\.[^.,]+)*|error",
 )
 NETWORKS: Kind[tuple[str, ...]] = Kind("addresses or networks with commas between", _parse_networks, ",".join)
-LIMITS: Kind[Mapping[str, Limit]] = Kind(
-    "a table for each, `[limits.NAME]`, or JSON",
-    _parse_limits,
-    lambda limits: json.dumps({name: format_options(limit) for name, limit in limits.items()}, ensure_ascii=False),
+LIMITS: Kind[Mapping[str, Limit]] = _named_tables(
+    "limits", lambda name, options: draft_limit(name, limit_options(options)), format_options
 )
+ALERTS: Kind[Mapping[str, AlertRule]] = _named_tables("alerts", parse_rule, format_rule)
+WEBHOOK: Kind[str] = Kind("URL", _parse_webhook, _mask_webhook)
+PROGRAM: Kind[tuple[str, ...]] = Kind("program and arguments", _parse_program, shlex.join)
 LEVEL = one_of("DEBUG", "INFO", "WARNING", "ERROR")
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from holdfast.core.errors import Busy, HoldfastError, TooBroad
 from holdfast.core.limits import Limit, LimitTable, split_bucket
 from holdfast.core.models import Job, JobFilter, JobState, QueueInfo
-from holdfast.core.schedule import Schedule
+from holdfast.core.schedule import Schedule, without_alerts
 from holdfast.core.workers import WorkerInfo
 from holdfast.stores.base import Store
 from holdfast.telemetry.metric_definitions import GAUGES
@@ -132,7 +132,7 @@ class QueueFigures:
             store = await self._opened()
             queues = await store.query.queue_depths(max_count=MAX_COUNTED)
             workers = await store.query.workers()
-            schedules = await store.schedules.read_schedules(limit=MAX_SCHEDULES)
+            schedules = without_alerts(await store.schedules.read_schedules(limit=MAX_SCHEDULES))
             now_us = await store.health.server_time_us()
             limits = await read_limit_snapshot(store)
         except HoldfastError:

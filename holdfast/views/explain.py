@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from fnmatch import fnmatchcase
 from typing import Annotated
 
 import msgspec
@@ -19,7 +18,7 @@ from holdfast.core.lifecycle import REPLAYABLE, Deferral, correct_arguments, def
 from holdfast.core.models import Job, JobFilter, JobState, QueueInfo, Reason, to_microseconds
 from holdfast.core.validation import did_you_mean, format_duration
 from holdfast.core.waits import JobWaits
-from holdfast.core.workers import WorkerCommand, WorkerInfo
+from holdfast.core.workers import WorkerInfo, serves_queue
 from holdfast.stores.base import EVERY_QUEUE, Store
 from holdfast.tasks.command_policy import COMMAND
 from holdfast.views.formatting import clip_text, count_noun, format_moment, format_span
@@ -132,12 +131,6 @@ async def _counted_ahead(store: Store, job: Job) -> int:
         cursor = page.cursor
         if cursor is None:
             return ahead
-
-
-def serves_queue(worker: WorkerInfo, queue: str) -> bool:
-    """Returns True if this worker takes jobs of the queue. A remote worker with a restricted key reports patterns."""
-    names = [name.partition(":")[0].strip() for name in worker.heartbeat.queues.split(",")]
-    return worker.command is WorkerCommand.NONE and any(fnmatchcase(queue, name) for name in names)
 
 
 def explain_job(job: Job, known: JobFacts) -> Iterator[Explanation]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
 
+import msgspec
+
+from holdfast.core.alerts import Alert
 from holdfast.core.faults import FAULTS_TASK, FaultPlan
 from holdfast.core.limits import Limit
 from holdfast.core.models import Finding, JobState, QueueInfo
 from holdfast.core.validation import did_you_mean
-from holdfast.core.workers import WorkerInfo
-from holdfast.views.explain import serves_queue
+from holdfast.core.workers import WorkerInfo, serves_queue
 from holdfast.views.formatting import count_noun, format_timestamp
 from holdfast.views.limits import describe_values
 
@@ -22,6 +24,40 @@ def about_faults(plan: FaultPlan | None, *, is_allowed: bool) -> Iterator[Findin
     elif is_allowed:
         remedy = "keep allow_faults out of the settings of a system that people rely on"
         yield Finding("faults", "warning", "none is injected, but these settings allow it", remedy)
+
+
+class AlertDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """A breach of a rule by a queue."""
+
+    rule: str
+    queue: str
+    text: str
+    since: str
+    sent: bool
+    problem: str | None
+
+
+def alert_document(alert: Alert) -> AlertDocument:
+    """Returns the document of an alert."""
+    return AlertDocument(
+        rule=alert.rule,
+        queue=alert.queue,
+        text=alert.text,
+        since=format_timestamp(alert.since_us),
+        sent=alert.is_sent,
+        problem=alert.problem or None,
+    )
+
+
+def about_alerts(alerts: Sequence[Alert]) -> Iterator[Finding]:
+    """Yields a finding for each alert that has not cleared."""
+    for alert in alerts:
+        text = f"alert {alert.rule} since {format_timestamp(alert.since_us)}: {alert.text}"
+        remedy = f"queue {alert.queue}: holdfast jobs list --queue {alert.queue}"
+        if alert.problem:
+            text += f"; it is not sent yet: {alert.problem}"
+            remedy += "; holdfast alerts test"
+        yield Finding("alerts", "warning", text, remedy)
 
 
 def about_dead_letters(queues: Sequence[QueueInfo]) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta, Raw
 
 from holdfast.core.errors import Conflict, NotFound
-from holdfast.core.schedule import MAX_BACKFILL, MAX_CATCH_UP, MAX_EXPRESSION, Overlap, Schedule
+from holdfast.core.schedule import MAX_BACKFILL, MAX_CATCH_UP, MAX_EXPRESSION, Overlap, Schedule, without_alerts
 from holdfast.core.validation import check_name
 from holdfast.views.documents import ID, JOB, JobId
 from holdfast.views.schedules import SCHEDULE, LocalInstant, ScheduleDocument, schedule_document
@@ -131,7 +131,7 @@ async def list_schedules(call: RequestContext) -> ApiResponse:
     """Returns a page of the schedules whose queues are the caller's."""
     store = await call.app.open_store()
     page = await store.schedules.read_schedules(after=call.query.get("after", ""), limit=call.query.get("limit", 100))
-    own = [_shown(call, each) for each in page if call.caller.allows_queue(each.job.queue)]
+    own = [_shown(call, each) for each in without_alerts(page) if call.caller.allows_queue(each.job.queue)]
     return json_response(200, ScheduleList(own))
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import uvloop
 
 from holdfast.app import Holdfast
+from holdfast.app.alerts import watch_alerts
 from holdfast.core.clock import wait_first
 from holdfast.core.errors import ConfigError, HoldfastError, StoreReplaced
 from holdfast.core.events import ApiStarted, ApiStopping, SettingsChanged, SettingsRefused
@@ -115,7 +116,7 @@ async def serve_in_loop(
             site = api = create_app(app, checks_hosts=True, local_console=is_local)
             app = api.app
         server = server_for(site)
-        async with watched_loop(app.events), settings_watched(app), hold_open(app):
+        async with watched_loop(app.events), hold_open(app), watched_by_api(app):
             serving = Serving(app, server, _address(settings, listener), listener)
             app.events.emit(
                 ApiStarted(
@@ -226,13 +227,18 @@ _EVERY = 2.0  # seconds
 
 
 @asynccontextmanager
-async def settings_watched(app: Holdfast) -> AsyncIterator[None]:
-    """While entered, each change is logged: the API goes on as it was started, open to all if it was so."""
-    watching = asyncio.create_task(_watch(app), name="holdfast-settings")
+async def watched_by_api(app: Holdfast) -> AsyncIterator[None]:
+    """While entered, alerts are evaluated, and changes of the settings logged: the API goes on as it was started, open
+    to all if it was so."""
+    watching = [
+        asyncio.create_task(_watch(app), name="holdfast-settings"),
+        asyncio.create_task(watch_alerts(app, lambda: app.settings, service="api"), name="holdfast-alerts"),
+    ]
     try:
         yield
     finally:
-        watching.cancel()
+        for each in watching:
+            each.cancel()
 
 
 async def _watch(app: Holdfast) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from holdfast.app import Holdfast
+from holdfast.app.alerts import watch_alerts
 from holdfast.app.limits import merge_limits
 from holdfast.core.errors import HoldfastError, StoreReplaced, Unavailable
 from holdfast.core.events import StoreTrouble, WorkerStarted, WorkerStopped, WorkerStopping
@@ -129,6 +130,7 @@ class Worker:
                 ("watchdog", self.runner.watch_deadlines()),
                 ("log_writer", self.log_writer.run()),
                 ("sweeper", sweeper.run()),
+                ("alerts", watch_alerts(app, lambda: shared.settings, service="worker")),
                 ("reloader", Reloader(shared, self._resize, self._recycle if self.supervised else None).run()),
             )
         ]

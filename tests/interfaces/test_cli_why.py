@@ -16,8 +16,8 @@ from holdfast import JobState
 from holdfast.core.lifecycle import Failed
 from holdfast.core.limits import Limit, LimitValues
 from holdfast.core.models import Job, Reason
-from holdfast.core.workers import WorkerCommand, WorkerHeartbeat, WorkerInfo
-from holdfast.views.explain import JobFacts, explain_job, serves_queue
+from holdfast.core.workers import WorkerCommand, WorkerHeartbeat, WorkerInfo, serves_queue
+from holdfast.views.explain import JobFacts, explain_job
 from holdfast.views.limit_use import LimitUse
 from tests.interfaces.cli import Cli
 

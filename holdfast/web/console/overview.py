@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from holdfast.core.models import Finding, JobState, QueueInfo
+from holdfast.core.schedule import without_alerts
 from holdfast.core.workers import WorkerInfo
 from holdfast.views.documents import plan_document, state_totals, to_plain, worker_document
-from holdfast.views.findings import about_dead_letters, about_faults, about_limits, about_workers
+from holdfast.views.findings import about_alerts, about_dead_letters, about_faults, about_limits, about_workers
 from holdfast.views.formatting import format_timestamp
 from holdfast.views.schedules import schedule_document, schedule_state
 from holdfast.web.console import ROOT
@@ -22,6 +23,7 @@ _SHOWN_RUNS = 6
 _SHOWN_WORKERS = 8
 _READ_SCHEDULES = 1000
 _PLACES: Mapping[str, tuple[str, str]] = {
+    "alerts": ("queues", "Queues"),
     "queues": ("queues", "Queues"),
     "workers": ("workers", "Workers"),
     "limits": ("limits", "Limits"),
@@ -37,7 +39,9 @@ async def show_overview(visit: Visit) -> ApiResponse:
     queues = await visit.visible_queues()
     workers = [] if visit.caller.limited else await call.app.workers()
     plan = await call.app.faults.read()
+    alerts = [each for each in await call.app.alerts.find_active() if call.caller.allows_queue(each.queue)]
     findings = [
+        *about_alerts(alerts),
         *(each for each in about_workers(queues, workers) if not visit.caller.limited),
         *about_dead_letters(queues),
         *about_faults(plan, is_allowed=False),
@@ -93,7 +97,7 @@ async def _next_runs(visit: Visit) -> list[dict[str, Any]]:
     """Returns the schedules that run next. Only for these are further runs computed."""
     call = visit.make_context("list_schedules", {})
     found = await (await call.app.open_store()).schedules.read_schedules(limit=_READ_SCHEDULES)
-    own = [each for each in found if call.caller.allows_queue(each.job.queue)]
+    own = [each for each in without_alerts(found) if call.caller.allows_queue(each.job.queue)]
     due = sorted((each for each in own if schedule_state(each) == "active"), key=lambda each: each.next_us or 0)
     return [to_plain(schedule_document(each, call.redaction)) for each in due[:_SHOWN_RUNS]]
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from typing import Any
 
 import msgspec
 
@@ -35,6 +37,18 @@ class WorkerHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
     running: int = 0
     succeeded: int = 0
     failed: int = 0
+    beat: timedelta | None = None
+    """Time to its next heartbeat; None: it does not say. Not kept."""
+
+    def alive_for(self, lease_for: timedelta) -> timedelta:
+        """Returns how long it counts as alive without another heartbeat: for three of them, at most for its lease."""
+        return lease_for if self.beat is None else min(lease_for, self.beat * 3)
+
+    def to_row(self) -> dict[str, Any]:
+        """Returns the fields that a store keeps."""
+        fields = msgspec.structs.asdict(self)
+        del fields["beat"]
+        return fields
 
 
 class HeartbeatReply(msgspec.Struct, frozen=True):
@@ -50,7 +64,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat: WorkerHeartbeat
     started_at_us: int
     seen_at_us: int
-    alive: bool  # its last heartbeat is younger than a lease
+    alive: bool  # its last heartbeat is younger than its lease, and than three heartbeats
     command: WorkerCommand
 
 

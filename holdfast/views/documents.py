@@ -138,7 +138,7 @@ class WorkerDocument(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     host: str
     pid: int
-    state: Annotated[str, Meta(description="working, stopping, draining, or lost: silent for longer than its lease.")]
+    state: Annotated[str, Meta(description="working, stopping, draining, or lost: silent for three heartbeats.")]
     queues: Annotated[str, Meta(description="Those it serves, each with its bound.", examples=["mail:10,default"])]
     concurrency: Counted
     running: Counted
@@ -333,7 +333,7 @@ def worker_document(worker: WorkerInfo) -> WorkerDocument:
 
 
 def worker_state(worker: WorkerInfo) -> str:
-    """Returns ``working``, ``stopping`` or ``draining`` (by command), or ``lost``: silent for longer than its lease."""
+    """Returns ``working``, ``stopping`` or ``draining`` (by command), or ``lost``: silent for three heartbeats."""
     if not worker.alive:
         return "lost"
     return {WorkerCommand.STOP: "stopping", WorkerCommand.DRAIN: "draining"}.get(worker.command, "working")

@@ -226,7 +226,7 @@ def _running(job: Job, known: JobFacts) -> Explanation:
         text = f"{where}, and was asked to stop"
         return Explanation("cancelling", text, "a handler in a thread stops when it looks; one in a process is killed")
     silences = [
-        doubt for each in known.alive if each.heartbeat.worker == job.worker and (doubt := _silence_of(each, known))
+        doubt for each in known.workers if each.heartbeat.worker == job.worker and (doubt := _silence_of(each, known))
     ]
     if silences and job.lease_until_us is not None:
         until = format_moment(job.lease_until_us)

@@ -313,6 +313,7 @@ class Worker:
             running=len(shared.running),
             succeeded=shared.succeeded,
             failed=shared.failed,
+            beat=shared.settings.beat,
         )
 
     def __repr__(self) -> str:

@@ -145,6 +145,7 @@ VALUES: dict[str, Any] = {
     "limit": BATCH,
     "worker": "worker",
     "lease_for": 30_000_000,
+    "alive_for": 30_000_000,
     "queue": None,
     "others": BATCH,
     **dict.fromkeys(("max_count", "fill_time", "max_tier"), 1),

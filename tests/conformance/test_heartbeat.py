@@ -198,3 +198,26 @@ async def test_command_to_unknown_worker_reaches_no_worker(store: Store) -> None
     assert await store.admin.send_command(WorkerCommand.STOP, ["unknown"]) == []
     assert await store.admin.send_command(WorkerCommand.STOP, []) == []
     assert (await store.queueing.heartbeat(heartbeat("a"), [], lease_for=LEASE)).command is WorkerCommand.NONE
+
+
+async def test_worker_is_lost_after_three_heartbeats_and_its_leases_stay(store: Store, clock: ManualClock) -> None:
+    job = await running(store)
+
+    async def is_alive() -> bool:
+        (worker,) = await store.query.workers()
+        return worker.alive
+
+    beat = LEASE / 10
+    reported = heartbeat(beat=beat)
+    await store.queueing.heartbeat(reported, [job.lease], lease_for=LEASE)
+    clock.advance(3 * beat.total_seconds() - 0.1)
+    assert await is_alive()
+    clock.advance(0.2)
+    assert not await is_alive()
+    assert await store.maintenance.find_expired_leases(limit=10) == []
+    assert await store.admin.send_command(WorkerCommand.STOP) == []
+    assert (await store.queueing.heartbeat(reported, [job.lease], lease_for=LEASE)).statuses == [LeaseStatus.HELD]
+    assert await is_alive(), "it was late, not lost"
+    await store.queueing.heartbeat(heartbeat(beat=LEASE), [], lease_for=LEASE)
+    clock.advance(LEASE.total_seconds() + 0.1)
+    assert not await is_alive(), "no longer than its lease"

@@ -111,6 +111,11 @@ CASES: list[tuple[Job, JobFacts, dict[str, str]]] = [
     ),
     (_job(JobState.QUEUED), GONE, {"worker_silent": "holdfast worker start --queues mail"}),
     (_job(JobState.QUEUED), SILENT, {"worker_silent": "holdfast worker start"}),
+    (
+        _job(JobState.RUNNING, lease_until_us=NOW + MINUTE),
+        replace(SILENT, workers=(_worker(alive=False),)),
+        {"worker_silent": "holdfast worker start"},
+    ),
     (_job(JobState.RUNNING, lease_until_us=NOW + MINUTE), GONE, {"worker_silent": "holdfast worker start"}),
     (_job(JobState.QUEUED, lost_leases=1), SERVED, {"suspect": "logs"}),
     (_job(JobState.QUEUED, lost_leases=2), SERVED, {"quarantined": "logs"}),

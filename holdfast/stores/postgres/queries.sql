@@ -688,12 +688,12 @@ with known as materialized (
 ), renewed as (
     update holdfast.worker w set
         queues = :queues, concurrency = :concurrency, running = :running, succeeded = :succeeded, failed = :failed,
-        seen_at = :now, alive_until = :lease_for + :now
+        seen_at = :now, alive_until = :alive_for + :now
     from known where w.id = known.id
 ), registered as (
     insert into holdfast.worker
         (id, host, pid, queues, concurrency, running, succeeded, failed, started_at, seen_at, alive_until)
-    select :worker, :host, :pid, :queues, :concurrency, :running, :succeeded, :failed, n.now, n.now, n.now + :lease_for
+    select :worker, :host, :pid, :queues, :concurrency, :running, :succeeded, :failed, n.now, n.now, n.now + :alive_for
     from (select :now as now offset 0) n
     where not exists (select from known)
     on conflict do nothing

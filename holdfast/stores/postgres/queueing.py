@@ -471,7 +471,8 @@ class PostgresQueueing:
             ids=[lease.job_id for lease in leases],
             claims=[lease.claims for lease in leases],
             lease_for=span_us(lease_for),
-            **msgspec.structs.asdict(heartbeat),
+            alive_for=span_us(heartbeat.alive_for(lease_for)),
+            **heartbeat.to_row(),
         )
         statuses = [LeaseStatus.LOST] * len(leases)
         for _, ordinal, alive, cancelling in rows:

@@ -323,9 +323,8 @@ class Read:
 
 def _worker_of(fields: Fields, alive: int) -> WorkerInfo:
     given = {name.decode(): value.decode() for name, value in fields.items()}
-    heartbeat = msgspec.convert(
-        {name: given[name] for name in WorkerHeartbeat.__struct_fields__}, WorkerHeartbeat, strict=False
-    )
+    kept = {name: given[name] for name in WorkerHeartbeat.__struct_fields__ if name != "beat"}
+    heartbeat = msgspec.convert(kept, WorkerHeartbeat, strict=False)
     return WorkerInfo(
         heartbeat=heartbeat,
         started_at_us=int(given["started"]),

@@ -8,8 +8,6 @@ from datetime import timedelta
 from itertools import chain
 from typing import Any
 
-import msgspec
-
 from holdfast.core.errors import HoldfastError, Unavailable
 from holdfast.core.job_logs import Record
 from holdfast.core.models import (
@@ -348,7 +346,7 @@ class RedisQueueing:
     async def heartbeat(
         self, heartbeat: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta
     ) -> HeartbeatReply:
-        given = msgspec.structs.asdict(heartbeat)
+        given = heartbeat.to_row()
         fields = [argument for pair in given.items() for argument in pair]
         statuses: list[LeaseStatus] = []
         command = "none"
@@ -358,7 +356,7 @@ class RedisQueueing:
                 self._scripts["heartbeat"],
                 heartbeat.worker,
                 span_us(lease_for),
-                int(number == 0),
+                span_us(heartbeat.alive_for(lease_for)) if number == 0 else "",
                 len(given),
                 *fields,
                 *(argument for lease in batch for argument in (lease.job_id, lease.claims)),

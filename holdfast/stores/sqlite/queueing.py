@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TypeVar
 
-import msgspec
-
 from holdfast.core.job_logs import NewLine, Record
 from holdfast.core.models import TERMINAL, Claim, JobState, Lease, NewJob, Settled, Settlement, Submitted
 from holdfast.core.portal import running_loop
@@ -347,15 +345,15 @@ class SqliteQueueing(LimitedFamily):
         self, heartbeat: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta
     ) -> HeartbeatReply:
         return await self._opened().writer.call(
-            lambda transaction: self._heartbeat(transaction, heartbeat, leases, span_us(lease_for))
+            lambda transaction: self._heartbeat(transaction, heartbeat, leases, lease_for)
         )
 
     def _heartbeat(
-        self, transaction: Transaction, heartbeat: WorkerHeartbeat, leases: Sequence[Lease], lease_us: int
+        self, transaction: Transaction, heartbeat: WorkerHeartbeat, leases: Sequence[Lease], lease_for: timedelta
     ) -> HeartbeatReply:
         connection, now_us = transaction.connection, transaction.now_us
-        until = now_us + lease_us
-        values = msgspec.structs.asdict(heartbeat) | {"now": now_us, "until": until}
+        until = now_us + span_us(lease_for)
+        values = heartbeat.to_row() | {"now": now_us, "until": now_us + span_us(heartbeat.alive_for(lease_for))}
         (command,) = connection.execute(self._sql["upsert_worker"], values).fetchone()
         statuses: list[LeaseStatus] = []
         if leases:

@@ -32,16 +32,24 @@ _CHECK_EVERY = 2.0  # seconds
 _BACKLOG = 2048  # connections that may wait to be accepted
 
 
-def serve(app: Holdfast, settings: Settings, *, exposed: bool = False, site: Application | None = None) -> int:
+def serve(
+    app: Holdfast,
+    settings: Settings,
+    *,
+    exposed: bool = False,
+    site: Application | None = None,
+    local_console: bool = False,
+) -> int:
     """Serve the API until stopped; returns the process's exit code.
 
     ``site``: another ASGI application to serve, which has the API among its parts. Without keys only this host's own
-    addresses are served, unless ``exposed`` asks for more.
+    addresses are served, unless ``exposed`` asks for more. ``local_console``: show the console without keys where only
+    this host can reach it.
     """
     _check_exposure(settings, exposed=exposed)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
         try:
-            loop.run(_until_stopped(app, settings, site))
+            loop.run(_until_stopped(app, settings, site, local_console=local_console))
         finally:
             ignore_rest_of_burst()
     return 0
@@ -56,8 +64,8 @@ def _check_exposure(settings: Settings, *, exposed: bool) -> None:
         )
 
 
-async def _until_stopped(app: Holdfast, settings: Settings, site: Application | None) -> None:
-    async with serve_in_loop(app, settings, site=site, exposed=True) as served:
+async def _until_stopped(app: Holdfast, settings: Settings, site: Application | None, *, local_console: bool) -> None:
+    async with serve_in_loop(app, settings, site=site, exposed=True, local_console=local_console) as served:
 
         def stop(name: str) -> None:
             if served.stop() is not StopRequest.DUPLICATE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -9,14 +10,17 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import closing, contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from holdfast import Holdfast
+    from holdfast.core.alerts import Alert
+
+T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "queuectl"
@@ -118,6 +122,41 @@ class Queue:
         """Change the database directly: no worker is woken by it."""
         with closing(sqlite3.connect(self.place.database, timeout=30, isolation_level=None)) as connection:
             connection.execute(statement, parameters)
+
+    # ── what workers do now and then ──────────────────────────────────────────────────────────────────────────
+    def count_history(self) -> None:
+        """Counts ended jobs, as a worker does once a minute."""
+
+        async def count(app: Holdfast) -> bool:
+            return await (await app.open_store()).maintenance.count_ended(limit=5000)
+
+        self._with_app(count)
+
+    def look_for_alerts(self) -> list[Alert]:
+        """Evaluates the rules, as each worker does; the alerts that this has sent."""
+
+        async def look(app: Holdfast) -> list[Alert]:
+            return await app.alerts.evaluate_rules()
+
+        return self._with_app(look)
+
+    def active_alerts(self) -> list[Alert]:
+        """The alerts that have not cleared."""
+
+        async def read(app: Holdfast) -> list[Alert]:
+            return await app.alerts.find_active()
+
+        return self._with_app(read)
+
+    def _with_app(self, call: Callable[[Holdfast], Coroutine[Any, Any, T]]) -> T:
+        """Runs a call with the settings that are in force now."""
+        from queuectl.app import open_app
+
+        async def run() -> T:
+            async with open_app(self.place) as app:
+                return await call(app)
+
+        return asyncio.run(run())
 
     def lines(self, name: str) -> list[str]:
         """The lines that commands have appended to a file."""

@@ -25,7 +25,7 @@ _FENCED = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LEFT_OUT = ("pip ", "docker ", "pytest ", "export ", "cd ", "python -m streams story")
 _GOES_ON = re.compile(
     r"((?:\w+=\S+ )*)(?:python -m )?(atlasqueue start|atlasqueue worker|delayed_queue start|streams start|atlas_jobs|"
-    r"queuectl worker start --count 2)\b"
+    r"queuectl worker start --count 2|queuectl dashboard --port \d+)\b"
 )
 _ID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\b[0-9A-HJKMNP-TV-Z]{26}\b"
 _BLOCK = """
@@ -75,9 +75,11 @@ class Readme:
 
     def _started(self, variables: str, words: str) -> Program:
         provided = dict(each.split("=", 1) for each in self._expand(variables).split())
-        program = Program(words.split(), self._folder, {**self._variables, **provided})
+        program = Program(self._expand(words).split(), self._folder, {**self._variables, **provided})
         try:
-            for text in self._ready[:1] if words.endswith(" worker") else self._ready:
+            is_dashboard = words.startswith("queuectl dashboard")
+            ready = self._ready[:1] if words.endswith(" worker") else self._ready
+            for text in ["dashboard: "] if is_dashboard else ready:
                 program.says(text)
         except BaseException:
             program.kill()

@@ -38,6 +38,8 @@ DEFAULTS: dict[str, Any] = {
     "stop_timeout": 300,
     "execution": "shell",
     "allowed_commands": [],
+    "alert_dead": None,
+    "alert_command": None,
 }
 
 

@@ -8,14 +8,7 @@ from tests.examples.rows import checked_rows, named_rows
 
 CHECKED = checked_rows("test_queuectl_*.py", "q")
 ROWS = frozenset(range(1, 85))
-LATER = {
-    68: "no issue yet: quotas per user and per job",
-    69: "no issue yet: sandboxes",
-    76: "the issue of the console: statistics",
-    77: "the issue of the console: the workers' health",
-    78: "the issue of the console: history",
-    79: "the alerts of deploy/prometheus ask for metrics that queuectl's workers do not serve",
-}
+LATER = {68: "no issue yet: quotas per user and per job", 69: "no issue yet: sandboxes"}
 """Rows that lack something, and what."""
 
 

@@ -21,7 +21,7 @@ import pytest
 
 from tests.examples.programs import environment
 from tests.examples.queuectl_support import EXAMPLE, Queue, Workers, is_running, wait_until
-from tests.examples.readme import Readme
+from tests.examples.readme import Readme, free_ports
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(150)]
 
@@ -261,7 +261,9 @@ def test_worker_returns_a_job_it_cannot_run(tmp_path: Path) -> None:
 
 
 def test_readme_commands_run(tmp_path: Path) -> None:
-    readme = Readme(EXAMPLE / "README.md", tmp_path, environment(EXAMPLE, ("QUEUECTL_",)), {}, ["worker_started"])
-    readme.run()
+    with free_ports(1) as (port,):
+        variables = environment(EXAMPLE, ("QUEUECTL_",))
+        readme = Readme(EXAMPLE / "README.md", tmp_path, variables, {"8080": port}, ["worker_started"])
+        readme.run()
     assert readme.ran[-1] == "queuectl worker stop"
-    assert len(readme.ran) == 10
+    assert len(readme.ran) == 12

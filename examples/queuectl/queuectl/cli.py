@@ -244,6 +244,37 @@ def stop(place: Place, wait: bool) -> None:
     click.echo(f"{len(commanded)} workers asked to stop")
 
 
+# ── dashboard ─────────────────────────────────────────────────────────────────────────────────────────────────────
+@main.command()
+@click.option(
+    "--port", type=click.IntRange(0, 65_535), default=8000, show_default=True, help="Its port; 0: a free one."
+)
+@click.pass_obj
+def dashboard(place: Place, port: int) -> None:
+    """Serve the dashboard on this host until stopped: jobs, workers, history, alerts.
+
+    It asks for no key, so every user of this host can use it, and what it can do.
+    """
+    from holdfast.core.events import ApiStarted, Event
+    from holdfast.telemetry.logs import configure_logs
+    from holdfast.web.server import serve
+    from queuectl.app import open_app
+
+    def tell(started: Event) -> None:
+        assert isinstance(started, ApiStarted)
+        click.echo(f"dashboard: {started.address}/console")
+
+    app = open_app(place)
+    app.settings = app.settings.replace_values(api_host="127.0.0.1", api_port=port)
+    app.events.subscribe(tell, ApiStarted)
+    finish_logs = configure_logs(app.settings, app.events)
+    try:
+        code = serve(app, app.settings, local_console=True)
+    finally:
+        finish_logs()
+    sys.exit(code)
+
+
 # ── dead letters ──────────────────────────────────────────────────────────────────────────────────────────────────
 @main.group()
 def dlq() -> None:

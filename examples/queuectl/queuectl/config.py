@@ -51,6 +51,16 @@ def _whole(least: int, most: int) -> Callable[[str, Any], int]:
     return check
 
 
+def _optional(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
+    return lambda name, value: None if value is None else check(name, value)
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise Invalid(name, value, "give a program and its arguments: /usr/local/bin/page --team mail")
+    return value
+
+
 def _execution(name: str, value: Any) -> str:
     if value not in ("shell", "argv"):
         raise Invalid(name, value, "give shell, or argv for programs without a shell")
@@ -106,6 +116,18 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
         ),
         "allowed_commands": Option(
             [], _programs, lambda programs: {"command_allow": programs}, "programs that may run; none named: all"
+        ),
+        "alert_dead": Option(
+            None,
+            _optional(_whole(0, 50_000)),
+            lambda most: {"alerts": {} if most is None else {"dead": {"dead_over": most}}},
+            "dead jobs beyond which an alert is sent, once; null: none is",
+        ),
+        "alert_command": Option(
+            None,
+            _optional(_text),
+            lambda command: {"alert_command": command},
+            "program that gets alerts, as JSON on its input; null: alerts are lines of the log",
         ),
     }
 )

@@ -43,7 +43,7 @@ from holdfast.views.documents import (
     worker_state,
 )
 from holdfast.views.explain import explain_job, job_facts
-from holdfast.views.formatting import Filters, clip_text, format_moment, format_span, safe_text
+from holdfast.views.formatting import Filters, clip_text, format_memory, format_moment, format_span, safe_text
 from holdfast.views.workflows import Tree, TreeNode, WaitsDocument, read_tree, waits_document
 
 _SPARE_STATES = frozenset({JobState.SCHEDULED, JobState.WAITING, JobState.CANCELLED})
@@ -62,6 +62,8 @@ WORKER_COLUMNS = [
     Column("RUNNING", "number"),
     Column("SUCCEEDED", "number", spare=True),
     Column("FAILED", "number", spare=True),
+    Column("MEMORY", "number", spare=True),
+    Column("VERSION", spare=True),
     Column("SEEN", "number"),  # age of the last heartbeat
 ]
 JOB_COLUMNS = [
@@ -132,6 +134,8 @@ def worker_rows(workers: Iterable[WorkerInfo], now: int) -> list[list[object]]:
             f"{each.heartbeat.running}/{each.heartbeat.concurrency}",
             each.heartbeat.succeeded,
             each.heartbeat.failed,
+            format_memory(each.heartbeat.memory),
+            each.heartbeat.version or "-",
             f"{format_span(max(0.0, (now - each.seen_at_us) / 1e6))} ago",
         ]
         for each in workers

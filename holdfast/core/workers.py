@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -37,6 +38,10 @@ class WorkerHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
     running: int = 0
     succeeded: int = 0
     failed: int = 0
+    version: str | None = None
+    """Version of the application; None: it does not say."""
+    memory: int | None = None
+    """Resident bytes of the process; None: it does not say."""
     beat: timedelta | None = None
     """Time to its next heartbeat; None: it does not say. Not kept."""
 
@@ -66,6 +71,31 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     seen_at_us: int
     alive: bool  # its last heartbeat is younger than its lease, and than three heartbeats
     command: WorkerCommand
+
+
+def worker_of(row: Sequence[Any]) -> WorkerInfo:
+    """Returns a worker from the row of an SQL store."""
+    worker, host, pid, queues, concurrency, running, succeeded, failed, version, memory, *rest = row
+    started_at_us, seen_at_us, alive, command = rest
+    heartbeat = WorkerHeartbeat(
+        worker=worker,
+        host=host,
+        pid=pid,
+        queues=queues,
+        concurrency=concurrency,
+        running=running,
+        succeeded=succeeded,
+        failed=failed,
+        version=version,
+        memory=memory,
+    )
+    return WorkerInfo(
+        heartbeat=heartbeat,
+        started_at_us=started_at_us,
+        seen_at_us=seen_at_us,
+        alive=bool(alive),
+        command=WorkerCommand(command),
+    )
 
 
 def serves_queue(worker: WorkerInfo, queue: str) -> bool:

@@ -36,6 +36,7 @@ from holdfast.settings.types import (
     TARGET,
     URL,
     VARIABLES,
+    VERSION,
     WORKER_ID,
     Setting,
     byte_size,
@@ -126,6 +127,7 @@ class Settings(ServiceSettings):
         "What this worker process is called, where jobs say who ran them; minted: a new name at each start. "
         "No two living workers may share one.",
     )
+    app_version = Setting(optional("none", VERSION), "none", "The version of your application, shown with workers.")
     lease = Setting(
         duration("30ms", "1d"),
         "30s",

@@ -275,6 +275,7 @@ RETRY: Kind[Retry] = Kind("retry policy", _parse_retry, str)
 URL = _url("write a store's URL, such as sqlite:///holdfast.db")
 REDIS_URL = _url("write the URL of a Redis, such as redis://localhost:6379/0")
 TARGET: Kind[str] = Kind("module:attribute", _parse_target, str)
+VERSION = _matching("version", r"[!-~]{1,64}", "give 1 to 64 visible ASCII characters, such as 2.4.1 or a commit")
 REDIS_KEY = _matching("Redis key", r"[!-~]{1,100}", "give 1 to 100 visible ASCII characters, such as shop:jobs")
 METRIC_PREFIX = _matching(
     "metric prefix",

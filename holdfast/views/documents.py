@@ -144,6 +144,8 @@ class WorkerDocument(msgspec.Struct, frozen=True, kw_only=True):
     running: Counted
     succeeded: Counted
     failed: Counted
+    version: Annotated[str | None, Meta(description="Of the application; null: it does not say.")]
+    memory: Annotated[int | None, Meta(description="Resident bytes of the process; null: it does not say.")]
     started_at: Instant
     seen_at: Instant
 
@@ -327,6 +329,8 @@ def worker_document(worker: WorkerInfo) -> WorkerDocument:
         running=heartbeat.running,
         succeeded=heartbeat.succeeded,
         failed=heartbeat.failed,
+        version=heartbeat.version,
+        memory=heartbeat.memory,
         started_at=format_timestamp(worker.started_at_us),
         seen_at=format_timestamp(worker.seen_at_us),
     )
@@ -468,6 +472,8 @@ WORKER: dict[str, Any] = {
     "running": 3,
     "succeeded": 210,
     "failed": 1,
+    "version": "2.4.1",
+    "memory": 91226112,
     "started_at": _AT,
     "seen_at": _AT,
 }

@@ -60,6 +60,11 @@ def format_span(length: timedelta | float) -> str:
     return sign + " ".join(parts[:2])
 
 
+def format_memory(size: int | None) -> str:
+    """Formats an amount of memory for people: whole mebibytes; ``-`` if it is not known."""
+    return "-" if size is None else f"{size / 2**20:,.0f} MiB"
+
+
 def count_noun(number: int, thing: str) -> str:
     """Returns ``1 job``, ``2 jobs``."""
     return f"{number} {thing}{'' if number == 1 else 's'}"

@@ -190,6 +190,8 @@ def heartbeat_of(call: RequestContext, given: WorkerStatus, queues: str | None =
         running=given.running,
         succeeded=known.succeeded if given.succeeded is None else given.succeeded,
         failed=known.failed if given.failed is None else given.failed,
+        version=given.version,
+        memory=given.memory,
     )
 
 

@@ -138,6 +138,8 @@ STATUS_FIELDS = (
     _count("running", "How many it has in hand now.", 1_000_000),
     _count("succeeded", "Number of successes. Default: counted here."),
     _count("failed", "Number of failures. Default: counted here."),
+    Field("version", text_value(1, 64), "Version of its application.", example="2.4.1"),
+    _count("memory", "Resident bytes of its process.", 1 << 50),
 )
 
 
@@ -150,6 +152,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     running: int = 0
     succeeded: int | None = None
     failed: int | None = None
+    version: str | None = None
+    memory: int | None = None
 
 
 def parse_worker(call: RequestContext) -> WorkerStatus:

@@ -186,7 +186,7 @@ OWN = {
     "insert_uniform_jobs": UNIFORM,
     "insert_lone_job": UNIFORM | {"channel": "somewhere", "news": "queue:default"},
     "insert_keyed_jobs": COLUMNS,
-    "beat": {"queues": "default"},
+    "beat": {"queues": "default", "version": None, "memory": 1 << 30},
     "oldest": {"queue": "default"},
     "passed": {"queue": "default", "margin": 100},
     "newest_dead": {"queue": "default"},

@@ -114,7 +114,8 @@ async def test_the_same_job_under_two_leases_is_answered_for_each(store: Store, 
 
 
 async def test_a_beat_without_leases_registers_the_worker(store: Store, clock: ManualClock) -> None:
-    given = heartbeat("w", host="höst", pid=42, queues="a:2,*", concurrency=7, running=3, succeeded=10, failed=2)
+    status = {"concurrency": 7, "running": 3, "succeeded": 10, "failed": 2, "version": "2.4.1+é", "memory": 1 << 40}
+    given = heartbeat("w", host="höst", pid=42, queues="a:2,*", **status)
     started = clock()
     await store.queueing.heartbeat(heartbeat("w", host="höst", pid=42), [], lease_for=LEASE)
     clock.advance(10)

@@ -182,6 +182,7 @@ def test_search_that_takes_too_long_is_a_page_with_a_remedy(
     assert "The search took too long" in visitor.open_page("/jobs?error=x", 422)
     page = visitor.open_page("/workers")
     assert ("worker-1" in page, "at most the latest 200" in page) == (True, True)
+    assert ("process 7, version 2.4.1" in page, "90 MiB" in page) == (True, True)
 
 
 def test_queues_are_paged_by_name(open_api: Api, visitor: Visitor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import msgspec
 
@@ -15,6 +16,7 @@ from tests.web.client import Api
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{7*7}}\u202e\u0007javascript:alert(3)"
 """Text that must never be more than text."""
+_SIZE: dict[str, Any] = {"version": "2.4.1", "memory": 90 << 20}
 _INVISIBLE = str.maketrans("", "", "\u202e\u0007")
 
 
@@ -59,5 +61,7 @@ async def _at_work(api: Api, job_id: str, text: str) -> None:
         NewStep(job.lease, STATE, 0, False, result),
     ]
     assert await store.workflow.save_steps(steps) == [True] * 3
-    heartbeat = WorkerHeartbeat(worker="worker-1", host=text[:200], pid=7, queues="*", concurrency=3, running=1)
+    heartbeat = WorkerHeartbeat(
+        worker="worker-1", host=text[:200], pid=7, queues="*", concurrency=3, running=1, **_SIZE
+    )
     await store.queueing.heartbeat(heartbeat, [], lease_for=timedelta(minutes=10))

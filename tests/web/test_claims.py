@@ -151,8 +151,9 @@ def test_a_worker_is_listed_with_what_it_says_of_itself(api: Api, worker: Worker
 
     api.submit()
     worker.settle(worker.one(), "succeeded")
-    worker.extend(running=2, host="app-1")
+    worker.extend(running=2, host="app-1", version="2.4.1", memory=1 << 20)
     (listed,) = api.get("/v1/workers")["workers"]
+    assert (listed["version"], listed["memory"]) == ("2.4.1", 1 << 20)
     assert (listed["running"], listed["succeeded"], listed["failed"]) == (2, 1, 0)
 
     worker.leave()

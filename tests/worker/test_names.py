@@ -33,6 +33,15 @@ async def test_named_worker_signs_its_jobs_and_unnamed_mints_one(app: Holdfast) 
     assert len({*names, "minted"}) == 4
 
 
+async def test_worker_reports_its_memory_and_version(app: Holdfast) -> None:
+    for given in ("2.4.1", "none"):
+        async with harness(app, app_version=given) as harnessed:
+            await harnessed.start()
+            (worker,) = await app.workers()
+            assert worker.heartbeat.version == (None if given == "none" else given)
+            assert 5 << 20 < (worker.heartbeat.memory or 0) < 5 << 30
+
+
 async def test_command_for_a_dead_worker_of_the_name_is_ignored(app: Holdfast) -> None:
     @app.task("quick")
     async def quick() -> None: ...

@@ -688,12 +688,13 @@ with known as materialized (
 ), renewed as (
     update holdfast.worker w set
         queues = :queues, concurrency = :concurrency, running = :running, succeeded = :succeeded, failed = :failed,
-        seen_at = :now, alive_until = :alive_for + :now
+        version = :version, memory = :memory, seen_at = :now, alive_until = :alive_for + :now
     from known where w.id = known.id
 ), registered as (
     insert into holdfast.worker
-        (id, host, pid, queues, concurrency, running, succeeded, failed, started_at, seen_at, alive_until)
-    select :worker, :host, :pid, :queues, :concurrency, :running, :succeeded, :failed, n.now, n.now, n.now + :alive_for
+        (id, host, pid, queues, concurrency, running, succeeded, failed, version, memory, started_at, seen_at, alive_until)
+    select :worker, :host, :pid, :queues, :concurrency, :running, :succeeded, :failed, :version, :memory,
+        n.now, n.now, n.now + :alive_for
     from (select :now as now offset 0) n
     where not exists (select from known)
     on conflict do nothing
@@ -1086,8 +1087,8 @@ from unnest(:queues::text[]) w (queue) cross join lateral (
 select name, paused from holdfast.queue;
 
 -- name: workers
-select id, host, pid, queues, concurrency, running, succeeded, failed, started_at, seen_at, command,
-    alive_until > :now
+select id, host, pid, queues, concurrency, running, succeeded, failed, version, memory,
+    started_at, seen_at, alive_until > :now, command
 from holdfast.worker order by started_at;
 
 -- own: over

@@ -15,7 +15,7 @@ from holdfast.core.history import HistoryInterval, HistoryRow
 from holdfast.core.job_logs import LogPage
 from holdfast.core.models import MICROSECOND, Attempt, Job, JobFilter, JobState, Page, QueueInfo
 from holdfast.core.stats import CountRow, queues_of
-from holdfast.core.workers import WorkerCommand, WorkerHeartbeat, WorkerInfo
+from holdfast.core.workers import WorkerInfo, worker_of
 from holdfast.stores.common.named_sql import CODES, STATES
 from holdfast.stores.common.requests import costs_its_page, is_unsuccessful, line_page, line_place
 from holdfast.stores.postgres.encoding import filter_parameters, is_id, shown_attempt, shown_job, shown_line, to_text
@@ -132,29 +132,7 @@ class PostgresQuery(Feed):
         return [FailedJob(*row) for row in await self._pool.fetch(self._sql["failed_jobs"], limit=limit)]
 
     async def workers(self) -> list[WorkerInfo]:
-        found = []
-        for row in await self._pool.fetch(self._sql["workers"]):
-            heartbeat = WorkerHeartbeat(
-                worker=row[0],
-                host=row[1],
-                pid=row[2],
-                queues=row[3],
-                concurrency=row[4],
-                running=row[5],
-                succeeded=row[6],
-                failed=row[7],
-            )
-            started_at, seen_at, command, alive = row[8:]
-            found.append(
-                WorkerInfo(
-                    heartbeat=heartbeat,
-                    started_at_us=started_at,
-                    seen_at_us=seen_at,
-                    alive=alive,
-                    command=WorkerCommand(command),
-                )
-            )
-        return found
+        return [worker_of(row) for row in await self._pool.fetch(self._sql["workers"])]
 
     async def any_finished(self, job_ids: Sequence[str]) -> bool:
         """Returns True if one of these jobs has ended, or is gone."""

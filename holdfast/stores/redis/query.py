@@ -323,7 +323,7 @@ class Read:
 
 def _worker_of(fields: Fields, alive: int) -> WorkerInfo:
     given = {name.decode(): value.decode() for name, value in fields.items()}
-    kept = {name: given[name] for name in WorkerHeartbeat.__struct_fields__ if name != "beat"}
+    kept = {name: given[name] for name in WorkerHeartbeat.__struct_fields__ if name in given}
     heartbeat = msgspec.convert(kept, WorkerHeartbeat, strict=False)
     return WorkerInfo(
         heartbeat=heartbeat,

@@ -347,7 +347,7 @@ class RedisQueueing:
         self, heartbeat: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta
     ) -> HeartbeatReply:
         given = heartbeat.to_row()
-        fields = [argument for pair in given.items() for argument in pair]
+        fields = [argument for pair in given.items() for argument in pair if pair[1] is not None]
         statuses: list[LeaseStatus] = []
         command = "none"
         batches = list(in_batches(leases, MAX_BATCH)) or [[]]
@@ -357,7 +357,7 @@ class RedisQueueing:
                 heartbeat.worker,
                 span_us(lease_for),
                 span_us(heartbeat.alive_for(lease_for)) if number == 0 else "",
-                len(given),
+                len(fields) // 2,
                 *fields,
                 *(argument for lease in batch for argument in (lease.job_id, lease.claims)),
                 retry_for=HEARTBEAT_RETRY_SHARE * lease_for.total_seconds(),

@@ -600,13 +600,13 @@ order by d.key;
 
 -- own: upsert_worker
 insert into holdfast_worker
-    (id, host, pid, queues, concurrency, running, succeeded, failed, started_at, seen_at, alive_until)
+    (id, host, pid, queues, concurrency, running, succeeded, failed, version, memory, started_at, seen_at, alive_until)
 values
-    (:worker, :host, :pid, :queues, :concurrency, :running, :succeeded, :failed, :now, :now, :until)
+    (:worker, :host, :pid, :queues, :concurrency, :running, :succeeded, :failed, :version, :memory, :now, :now, :until)
 on conflict (id) do update set
     queues = excluded.queues, concurrency = excluded.concurrency, running = excluded.running,
-    succeeded = excluded.succeeded, failed = excluded.failed, seen_at = excluded.seen_at,
-    alive_until = excluded.alive_until
+    succeeded = excluded.succeeded, failed = excluded.failed, version = excluded.version, memory = excluded.memory,
+    seen_at = excluded.seen_at, alive_until = excluded.alive_until
 returning command;
 
 -- name: delete_worker
@@ -841,7 +841,8 @@ from (select queue, partition from holdfast_partition where queue = :queue limit
 select name, paused from holdfast_queue;
 
 -- name: workers
-select id, host, pid, queues, concurrency, running, succeeded, failed, started_at, seen_at, alive_until, command
+select id, host, pid, queues, concurrency, running, succeeded, failed, version, memory,
+    started_at, seen_at, alive_until > :now, command
 from holdfast_worker order by started_at;
 
 -- name: figures

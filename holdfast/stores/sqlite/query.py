@@ -17,7 +17,7 @@ from holdfast.core.history import HistoryInterval, HistoryRow
 from holdfast.core.job_logs import LogLine, LogPage
 from holdfast.core.models import MICROSECOND, TERMINAL, Attempt, Job, JobEvents, JobFilter, JobState, Page, QueueInfo
 from holdfast.core.stats import CountRow, JobStats, queues_of
-from holdfast.core.workers import WorkerCommand, WorkerHeartbeat, WorkerInfo
+from holdfast.core.workers import WorkerInfo, worker_of
 from holdfast.stores.common.named_sql import CODES, STATES
 from holdfast.stores.common.requests import costs_its_page, is_unsuccessful, line_page, line_place
 from holdfast.stores.sqlite.encoding import as_json, filter_parameters, read_job
@@ -193,38 +193,7 @@ class Reads:
 
     def workers(self, reader: sqlite3.Connection, now_us: int) -> list[WorkerInfo]:
         """Every registered worker, the longest running first."""
-        return [
-            WorkerInfo(
-                heartbeat=WorkerHeartbeat(
-                    worker=worker,
-                    host=host,
-                    pid=pid,
-                    queues=queues,
-                    concurrency=concurrency,
-                    running=running,
-                    succeeded=succeeded,
-                    failed=failed,
-                ),
-                started_at_us=started_at,
-                seen_at_us=seen_at,
-                alive=alive_until > now_us,
-                command=WorkerCommand(command),
-            )
-            for (
-                worker,
-                host,
-                pid,
-                queues,
-                concurrency,
-                running,
-                succeeded,
-                failed,
-                started_at,
-                seen_at,
-                alive_until,
-                command,
-            ) in reader.execute(self._sql["workers"])
-        ]
+        return [worker_of(row) for row in reader.execute(self._sql["workers"], {"now": now_us})]
 
     def any_finished(self, reader: sqlite3.Connection, job_ids: list[str]) -> bool:
         """Returns True if one of these jobs has ended, or is gone."""

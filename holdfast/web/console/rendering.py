@@ -16,7 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from holdfast.core.errors import NotFound
-from holdfast.views.formatting import UNSAFE, format_span, safe_text
+from holdfast.views.formatting import UNSAFE, format_memory, format_span, safe_text
 from holdfast.web.messages import ApiResponse, Header
 
 HTML = b"text/html; charset=utf-8"
@@ -84,6 +84,7 @@ def _environment() -> Environment:
     )
     environment.filters |= {
         "ago": format_age,
+        "memory": format_memory,
         "span": lambda seconds: "–" if seconds is None else format_span(seconds),
         "number": lambda value: f"{value:,}",
         "json": pretty_json,

@@ -170,6 +170,8 @@ create table holdfast.worker (
     running bigint not null,
     succeeded bigint not null,
     failed bigint not null,
+    version text,
+    memory bigint,                      -- resident bytes of the process
     started_at bigint not null,
     seen_at bigint not null,
     alive_until bigint not null,

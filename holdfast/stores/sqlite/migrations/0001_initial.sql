@@ -172,6 +172,8 @@ create table holdfast_worker (
     running integer not null,
     succeeded integer not null,
     failed integer not null,
+    version text,
+    memory integer,                      -- resident bytes of the process
     started_at integer not null,
     seen_at integer not null,
     alive_until integer not null,

@@ -54,19 +54,18 @@ async def _post(url: str, body: bytes) -> None:
     """Posts JSON over a connection of its own. The answer is its first line: redirects are not followed."""
     parts = urlsplit(url)
     tls = ssl.create_default_context() if parts.scheme == "https" else None
-    try:
-        port = parts.port or (80 if tls is None else 443)
-        reader, writer = await asyncio.open_connection(parts.hostname, port, ssl=tls)
-    except ValueError:
-        raise NotSent("alert_webhook: its port is no port; give 1 to 65535") from None
+    port = parts.port or (80 if tls is None else 443)
+    reader, writer = await asyncio.open_connection(parts.hostname, port, ssl=tls)
     try:
         writer.write(_request_head(url, len(body)) + body)
         await writer.drain()
-        status = (await reader.readline()).split(b" ", 2)
-    except ValueError:  # a line without end
+        status = (await reader.readuntil(b"\n")).split(b" ", 2)
+    except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
         status = []
-    finally:
-        writer.transport.abort()
+    except BaseException:
+        writer.transport.abort()  # closing it would wait until all is sent
+        raise
+    writer.close()
     if len(status) < 2 or not status[0].startswith(b"HTTP/1."):
         raise NotSent("alert_webhook did not answer in HTTP")
     if not status[1].startswith(b"2"):

@@ -63,7 +63,6 @@ class AlertManager:
             (each for each in alerts if each.cleared_us is None and each.rule in rules), key=lambda each: each.since_us
         )
 
-    @requires_loop
     async def send_test(self) -> None:
         """Sends a test message to the receiver of the settings. Raises `NotSent`."""
         settings = self._settings()
@@ -72,7 +71,6 @@ class AlertManager:
         test = Alert(rule="test", queue="test", text=text, since_us=now_us, attempted_us=now_us)
         await send_message(settings, _message(test, "test"))
 
-    @requires_loop
     async def evaluate_rules(self) -> list[Alert]:
         """Looks at the rules once, as workers and the API do; returns the alerts whose messages it has sent."""
         settings = self._settings()
@@ -172,7 +170,7 @@ async def _read_schedule(store: Store) -> Schedule | None:
 
 async def _write(store: Store, known: Schedule | None, alerts: Mapping[str, Alert]) -> bool:
     """Writes the alerts if no other process did since ``known`` was read; returns whether it wrote."""
-    change = ScheduleChange(keep_alerts(known, alerts), 0 if known is None else known.revision)
+    change = ScheduleChange(keep_alerts(alerts), 0 if known is None else known.revision)
     return await store.schedules.write_schedule(change) is not None
 
 

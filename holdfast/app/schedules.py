@@ -18,6 +18,7 @@ from holdfast.core.events import DeclarationIgnored, Events
 from holdfast.core.ids import new_id
 from holdfast.core.models import MICROSECOND, NewJob, to_datetime, to_microseconds
 from holdfast.core.schedule import (
+    ALERTS_SCHEDULE,
     MAX_BACKFILL,
     MAX_CATCH_UP,
     Overlap,
@@ -69,6 +70,8 @@ class ScheduleOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 def draft_schedule(name: str, job: NewJob, options: ScheduleOptions, *, owner: str | None = None) -> Schedule:
     """The schedule that these options describe, without a next tick. Raises `Invalid`, naming the field."""
+    if name == ALERTS_SCHEDULE:
+        raise Invalid("schedule", name, "give it another name", "is where alerts are kept")
     _check_template(job)
     every = None if options.every is None else check_span(options.every, "every")
     at = None if options.at is None else parse_instant(options.at, "at")

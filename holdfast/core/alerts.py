@@ -6,6 +6,7 @@ keeps the alerts as the document of a paused schedule: its revision decides whic
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
@@ -14,7 +15,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.core.errors import Conflict, Invalid
+from holdfast.core.errors import Invalid
 from holdfast.core.faults import FAULTS_TASK
 from holdfast.core.history import HistoryRow
 from holdfast.core.models import MICROSECOND, JobState, NewJob, QueueInfo
@@ -259,24 +260,21 @@ def _advance(alert: Alert, breach: Breach | None, now_us: int, hold_off: timedel
     return replace(alert, attempted_us=now_us, attempts=alert.attempts + 1)
 
 
-def keep_alerts(known: Schedule | None, alerts: Mapping[str, Alert]) -> Schedule:
+def keep_alerts(alerts: Mapping[str, Alert]) -> Schedule:
     """Returns the schedule, paused and without a tick, whose document has these alerts."""
     payload = msgspec.json.encode(list(alerts.values())).decode()
     job = NewJob(id="", task=ALERTS_SCHEDULE, queue=ALERTS_SCHEDULE, payload=payload)
-    if known is not None:
-        return replace(known, job=job)
     return Schedule(id=ALERTS_SCHEDULE, name=ALERTS_SCHEDULE, job=job, at_us=0, paused=True)
 
 
 def read_alerts(known: Schedule | None) -> dict[str, Alert]:
-    """Returns the kept alerts by key. Conflict if another version, or another program, wrote them."""
+    """Returns the kept alerts by key; none, with a warning, if another program has spoiled them."""
     if known is None:
         return {}
     try:
         alerts = msgspec.json.decode(known.job.payload, type=list[Alert])
     except msgspec.DecodeError as error:
-        raise Conflict(
-            f"the alerts in the store cannot be read: {error}; `holdfast schedule remove {ALERTS_SCHEDULE}` forgets "
-            "them, and what is breached is sent again"
-        ) from None
+        text = "the stored alerts cannot be read, and are forgotten: %s; what is breached is sent again"
+        logging.getLogger(__name__).warning(text, error)
+        return {}
     return {alert.key: alert for alert in alerts}

@@ -232,13 +232,14 @@ def _mask_webhook(url: str) -> str:
 
 def _parse_webhook(field: str, value: object) -> str:
     remedy = "write the URL of a receiver, such as https://alerts.example.com/holdfast"
-    if not isinstance(value, str) or not _WEBHOOK.fullmatch(value):
+    found = _WEBHOOK.fullmatch(value) if isinstance(value, str) else None
+    if not isinstance(value, str) or found is None or not 0 < int(found[3] or 443) < 65_536:
         raise Invalid(field, _mask_webhook(value) if isinstance(value, str) else value, remedy)
     return value
 
 
 _WEBHOOK = re.compile(
-    r"(https?)://(?:[!-.0-~]*@)?((?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?)(?:[/?][!-~]*)?"
+    r"(https?)://(?:[!-.0-~]*@)?((?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,5}))?)(?:[/?][!-~]*)?"
 )
 
 

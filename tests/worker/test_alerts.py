@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import ssl
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
@@ -12,15 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 from msgspec.structs import replace
 
 from holdfast import Holdfast
 from holdfast.app.alert_sinks import NotSent
-from holdfast.core.alerts import MAX_ALERTS, keep_alerts
+from holdfast.core.alerts import MAX_ALERTS
 from holdfast.core.clock import ManualClock
-from holdfast.core.errors import ConfigError, Conflict
-from holdfast.core.events import AlertCleared, AlertFired, AlertNotSent, StoreTrouble
-from holdfast.core.schedule import ALERTS_SCHEDULE, Schedule, ScheduleChange
+from holdfast.core.errors import ConfigError, Invalid
+from holdfast.core.events import AlertCleared, AlertFired, AlertNotSent
+from holdfast.core.schedule import ALERTS_SCHEDULE, ScheduleChange
 from holdfast.core.workers import WorkerHeartbeat
 from tests.support.receiver import Receiver
 from tests.worker.support import Recorder, harness
@@ -67,13 +69,6 @@ async def kill_jobs(app: Holdfast, *queues: str) -> None:
         await harnessed.run_until_idle()
 
 
-def spoiled_alerts(known: Schedule | None = None) -> ScheduleChange:
-    """A write of alerts that cannot be read."""
-    schedule = keep_alerts(known, {})
-    spoiled = replace(schedule, job=replace(schedule.job, payload='{"of": "another version"}'))
-    return ScheduleChange(spoiled, 0 if known is None else known.revision)
-
-
 @pytest.mark.rows("Q79")
 async def test_breach_is_sent_once_whoever_looks(open_app: Any, receiver: Receiver, clock: ManualClock) -> None:
     apps = [open_app(alert_webhook=receiver.url) for _ in range(4)]
@@ -114,7 +109,6 @@ async def test_alert_is_sent_again_after_clearing_and_hold_off(
         await app.alerts.evaluate_rules()
         assert receiver.states() == ["firing", "cleared"], "within the hold-off"
         clock.advance(2)
-        await app.alerts.evaluate_rules()  # forgets the old one
         await app.alerts.evaluate_rules()
         assert receiver.states() == ["firing", "cleared", "firing"]
         assert [type(event) for event in recorder.of(AlertFired, AlertCleared)] == [
@@ -242,16 +236,24 @@ async def test_alerts_of_other_rules_stay_and_the_number_is_bounded(
         assert [len(await app.alerts.find_active()) for app in (one, other)] == [0, 3]
 
 
-async def test_unreadable_alerts_are_a_conflict_with_a_remedy(open_app: Any) -> None:
-    app = open_app()
+async def test_unreadable_alerts_are_forgotten_and_sent_again(open_app: Any, receiver: Receiver) -> None:
+    app = open_app(alert_webhook=receiver.url)
     async with app:
         await kill_jobs(app, "mail")
         await app.alerts.evaluate_rules()
         store = await app.open_store()
         (known,) = await store.schedules.read_schedules(ALERTS_SCHEDULE)
-        await store.schedules.write_schedule(spoiled_alerts(known))
-        with pytest.raises(Conflict, match=r"`holdfast schedule remove holdfast.alerts` forgets"):
-            await app.alerts.find_active()
+        spoiled = replace(known, job=replace(known.job, payload="{}"), paused=False, every_us=1, at_us=None)
+        await store.schedules.write_schedule(ScheduleChange(spoiled, known.revision))
+        assert await app.alerts.find_active() == []
+        assert len(await app.alerts.evaluate_rules()) == 1
+        (kept,) = await store.schedules.read_schedules(ALERTS_SCHEDULE)
+        assert (kept.paused, kept.next_us, kept.every_us) == (True, None, None)
+        assert receiver.states() == ["firing", "firing"]
+        with pytest.raises(
+            Invalid, match=r"schedule: 'holdfast\.alerts' is where alerts are kept; give it another name"
+        ):
+            await app.schedules.add(ALERTS_SCHEDULE, app.draft_job("work", {}), every="1m")
         await app.schedules.remove(ALERTS_SCHEDULE)
         assert len(await app.alerts.evaluate_rules()) == 1
 
@@ -310,19 +312,24 @@ async def test_worker_sweeps_while_its_receiver_hangs(open_app: Any, receiver: R
         assert len(receiver.messages) == 1
 
 
-async def test_store_trouble_of_a_look_is_reported_and_the_next_look_works(
-    open_app: Any, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+async def test_certificate_of_a_receiver_is_checked(
+    open_app: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    app = open_app(alert_webhook=receiver.url, alert_every="1s")
-    recorder = Recorder(app)
-    async with harness(app) as harnessed:
-        await (await app.open_store()).schedules.write_schedule(spoiled_alerts())
-        await harnessed.advance("2s")
-        assert [event.service for event in recorder.of(StoreTrouble)][:1] == ["worker"]
-        await app.schedules.remove(ALERTS_SCHEDULE)
-        await kill_jobs(app, "mail")
-        await harnessed.advance("2s")
-        assert await asyncio.to_thread(receiver.arrived.wait, 20)
+    authority = trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost").configure_cert(context)
+    receiver = Receiver(context)
+    try:
+        app = open_app(alert_webhook=receiver.url.replace("http://127.0.0.1", "https://localhost"))
+        with pytest.raises(NotSent, match=r"/\*\*\* cannot be used: "):
+            await app.alerts.send_test()
+        assert receiver.messages == []
+        authority.cert_pem.write_to_path(str(tmp_path / "authority.pem"))
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authority.pem"))
+        await app.alerts.send_test()
+        assert receiver.states() == ["test"]
+    finally:
+        receiver.close()
 
 
 def test_wrong_rules_and_receivers_are_refused_with_their_place() -> None:
@@ -347,6 +354,7 @@ def test_wrong_rules_and_receivers_are_refused_with_their_place() -> None:
         ({"alerts": {"mail": {"dead_over": 1, "queue": "No"}}}, "alerts.mail.queue: 'No'"),
         ({"alert_webhook": "ftp://a:s3cret@b/"}, "alert_webhook: '***' is not valid; write the URL of a receiver"),
         ({"alert_webhook": "https://a/\nHost: b"}, "alert_webhook: '***' is not valid"),
+        ({"alert_webhook": "https://a:65536/s3cret"}, "alert_webhook: 'https://a:65536/***' is not valid"),
         ({"alert_command": "say 'hello"}, "alert_command: "),
         ({"alert_command": []}, "alert_command: [] is not valid"),
         (

@@ -8,6 +8,7 @@ import os
 import signal
 import ssl
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -19,6 +20,7 @@ from holdfast.tasks.command_policy import CommandPayload, command_policy
 
 SEND_SECONDS = 10.0
 """Longest time for one message."""
+_CLOSE_SECONDS = 1.0
 
 
 class NotSent(HoldfastError):
@@ -66,6 +68,9 @@ async def _post(url: str, body: bytes) -> None:
         writer.transport.abort()  # closing it would wait until all is sent
         raise
     writer.close()
+    with suppress(TimeoutError, OSError):  # the answer is there; its receiver may be slow to close
+        async with asyncio.timeout(_CLOSE_SECONDS):
+            await writer.wait_closed()
     if len(status) < 2 or not status[0].startswith(b"HTTP/1."):
         raise NotSent("alert_webhook did not answer in HTTP")
     if not status[1].startswith(b"2"):

@@ -13,10 +13,10 @@ from tests.web.serving import Served
 
 def test_store_that_is_away_is_reported_and_the_api_goes_on(tmp_path: Path) -> None:
     settings = {"alerts": json.dumps({"dead": {"dead_over": 0}}), "alert_every": "1s"}
-    with Served(tmp_path, "redis://127.0.0.1:1/0", **settings) as served:
+    with Served(tmp_path, "redis://127.0.0.1:1/0", **settings) as served, served.client() as client:
         line = served.line("store_trouble")
         assert (line["service"], line["error"].partition(":")[0]) == ("api", "alerts")
-        assert served.client().get("/health").status_code == 200
+        assert client.get("/health").status_code == 200
 
 
 @pytest.mark.rows("Q79")

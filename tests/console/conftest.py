@@ -9,7 +9,7 @@ import pytest
 
 from tests.console.scene import Scene
 from tests.console.visitor import Visitor
-from tests.console.world import HOSTILE, make_world
+from tests.console.world import HOSTILE, World, make_world
 from tests.support.browser import BrowserThread
 from tests.support.stores import MIGRATED, stores_of
 from tests.web.client import Api
@@ -67,6 +67,18 @@ def visitor(api: Api, keys: Keys) -> Visitor:
     visitor = Visitor(api)
     assert visitor.sign_in(keys.spare).status_code == 303
     return visitor
+
+
+@pytest.fixture
+def open_api(api: Api, keys: Keys) -> Api:
+    """The same API, whose helper shows a key."""
+    api._client.headers["x-api-key"] = keys.spare
+    return api
+
+
+@pytest.fixture
+def world(open_api: Api) -> World:
+    return make_world(open_api)
 
 
 @pytest.fixture

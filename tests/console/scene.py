@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import httpx
+import msgspec
 
 from tests.console.world import World
 from tests.support.browser import BrowserThread, Tab
@@ -25,6 +26,10 @@ PAGES = (
     "/limits",
     "/limits/crm",
     "/limits/keyed",
+    "/batches",
+    "/batches/{batch}",
+    "/batches/{batch}?state=cancelled",
+    "/jobs/{batch}",
     "/faults",
 )
 """Every page; words in braces stand for ids of jobs."""
@@ -35,7 +40,7 @@ class Scene:
 
     def __init__(self, browser: BrowserThread, served: Served, key: str, world: World | None = None) -> None:
         self.browser, self.served, self.key = browser, served, key
-        self.world = world or World(queued="", dead="", running="", error="")
+        self.world = world or World(queued="", dead="", running="", error="", batch="")
         self.client = httpx.Client(base_url=served.address, headers={"x-api-key": key}, timeout=60)
 
     def open_tab(self, *, width: int = 1280, dark: bool = False) -> Tab:
@@ -49,6 +54,4 @@ class Scene:
 
     def path(self, page: str) -> str:
         """Returns the path of a page of this store."""
-        return page.format(
-            queued=self.world.queued, dead=self.world.dead, running=self.world.running, error=self.world.error
-        )
+        return page.format(**msgspec.structs.asdict(self.world))

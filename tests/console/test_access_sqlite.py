@@ -27,6 +27,7 @@ PAGES = (
     "/workers",
     "/schedules",
     "/limits",
+    "/batches",
     "/faults",
     "/jobs/key:x",
     "/nothing",

@@ -11,21 +11,9 @@ import pytest
 
 from holdfast.core.lifecycle import Failed
 from tests.console.visitor import Visitor
-from tests.console.world import World, make_world
+from tests.console.world import World
 from tests.web.client import Api
 from tests.web.keyed import Keys, id_of
-
-
-@pytest.fixture
-def open_api(api: Api, keys: Keys) -> Api:
-    """The same API, whose helper shows a key."""
-    api._client.headers["x-api-key"] = keys.spare
-    return api
-
-
-@pytest.fixture
-def world(open_api: Api) -> World:
-    return make_world(open_api)
 
 
 def _job(api: Api, job_id: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import msgspec
 import pytest
 
 from holdfast.core.lifecycle import Failed
@@ -29,6 +30,9 @@ ACTIONS: list[tuple[str, dict[str, str]]] = [
     ("/limits/crm/pause", {"for": "10m"}),
     ("/limits/crm/reset", {}),
     ("/limits/crm/resume", {}),
+    ("/batches/{batch}/cancel", {}),
+    ("/batches/{batch}/cancel-jobs", {}),
+    ("/batches/{batch}/replay-jobs", {}),
     ("/faults/stop", {}),
     ("/bulk/preview", {"action": "replay", "state": "dead"}),
     ("/bulk/run", {"action": "delete", "state": "dead"}),
@@ -44,18 +48,11 @@ def _state(api: Api) -> Any:
 
 
 def _path(action: str, world: World) -> str:
-    return action.format(running=world.running, dead=world.dead, queued=world.queued)
-
-
-@pytest.fixture
-def open_api(api: Api, keys: Keys) -> Api:
-    """The same API, whose helper shows a key."""
-    api._client.headers["x-api-key"] = keys.spare
-    return api
+    return action.format(**msgspec.structs.asdict(world))
 
 
 def test_every_action_is_tried_here() -> None:
-    pattern = {path.replace("{running}", "{job}").replace("{dead}", "{job}") for path, _ in ACTIONS}
+    pattern = {re.sub(r"\{\w+\}", "{job}", path) for path, _ in ACTIONS}
     known = {route.path.removeprefix("/console") for route in ROUTES if route.method == "POST"} - {"/sign-out"}
     named = {"mail": "{queue}", "worker-1": "{worker}", "nightly": "{schedule}", "crm": "{limit}"}
     for word, name in named.items():
@@ -96,7 +93,8 @@ def test_reading_changes_nothing(open_api: Api, visitor: Visitor) -> None:
         assert visitor.ask("GET", _path(action, world)).status_code == 405
     for route in ROUTES:
         if route.method == "GET":
-            path = route.path.removeprefix("/console").format(job=world.dead, limit="crm")
+            job = world.batch if "batches" in route.path else world.dead
+            path = route.path.removeprefix("/console").format(job=job, limit="crm")
             assert visitor.ask("GET", path).status_code == 200
     assert _state(open_api) == before
 

@@ -31,15 +31,9 @@ PAGES = (
     "/schedules",
     "/limits",
     "/limits/crm",
+    "/batches",
     "/faults",
 )
-
-
-@pytest.fixture
-def open_api(api: Api, keys: Keys) -> Api:
-    """The same API, whose helper shows a key."""
-    api._client.headers["x-api-key"] = keys.spare
-    return api
 
 
 @pytest.mark.rows("X11", "X12")
@@ -92,6 +86,8 @@ def test_empty_store_says_how_to_begin(visitor: Visitor) -> None:
         "/workers": "No worker is registered.",
         "/schedules": "There are no schedules",
         "/limits": "There are no limits",
+        "/batches": "There are no batches yet.",
+        "/batches?tag=none": "No batch matches these filters.",
         "/faults": "No faults are injected.",
     }
     for path, text in texts.items():

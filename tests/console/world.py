@@ -27,6 +27,7 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     dead: str
     running: str
     error: str
+    batch: str
     worker: str = "worker-1"
 
 
@@ -40,11 +41,17 @@ def make_world(api: Api, text: str = "plain") -> World:
     running = api.submit(queue="mail", payload={})["id"]
     api.submit(queue="later", after=[running])
     api.run(_at_work(api, running, text))
+    member = {"task": "work", "payload": {}, "queue": "bulk"}
+    body = {"jobs": [member, member, member], "on_success": [member], "tags": ["spring"]}
+    batch = api.post("/v1/batches", body, 201)
+    api.succeed(batch["jobs"][0])
+    api.post(f"/v1/jobs/{batch['jobs'][1]}/cancel", {})
     schedule = {"name": "nightly", "task": "report", "queue": "mail", "payload": {"text": text}, "cron": "0 3 * * *"}
     api.post("/v1/schedules", schedule | {"zone": "Europe/Zurich"}, 201)
     api.post("/v1/limits", {"name": "crm", "queue": "crm", "concurrency": 5, "rate": "1000/s"}, 201)
     api.post("/v1/limits", {"name": "keyed", "queue": "crm", "by": "args.to", "concurrency": 2}, 201)
-    return World(queued=queued["id"], dead=dead, running=running, error=api.get(f"/v1/jobs/{dead}")["error_group"])
+    group = api.get(f"/v1/jobs/{dead}")["error_group"]
+    return World(queued=queued["id"], dead=dead, running=running, error=group, batch=batch["id"])
 
 
 async def _at_work(api: Api, job_id: str, text: str) -> None:

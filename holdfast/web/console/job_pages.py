@@ -89,7 +89,7 @@ async def show_job(visit: Visit) -> ApiResponse:
         steps=steps,
         waits=waits,
         timeline=list_events(job),
-        can_cancel=job["state"] in _CANCELLABLE and not job["cancelling"],
+        can_cancel=job["state"] in CANCELLABLE and not job["cancelling"],
         can_replay=job["state"] in _REPLAYABLE,
         can_delete=job["state"] != "running",
         can_change=_is_editable(visit, job),
@@ -98,7 +98,7 @@ async def show_job(visit: Visit) -> ApiResponse:
 
 
 _ENDED = ("succeeded", "dead", "cancelled")
-_CANCELLABLE = ("scheduled", "waiting", "queued", "running", "failed")
+CANCELLABLE = ("scheduled", "waiting", "queued", "running", "failed")
 _REPLAYABLE = ("dead", "failed", "cancelled", "succeeded")
 
 

@@ -19,6 +19,7 @@ ACTIONS: list[tuple[str, dict[str, str]]] = [
     ("/jobs/{running}/cancel", {}),
     ("/jobs/{dead}/replay", {}),
     ("/jobs/{dead}/copy", {}),
+    ("/jobs/{queued}/edit", {"priority": "7"}),
     ("/jobs/{dead}/delete", {}),
     ("/queues/mail/pause", {}),
     ("/queues/mail/resume", {}),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 from urllib.parse import quote
 
+from holdfast.core.validation import parse_count, parse_duration
 from holdfast.tasks.codec import decode_object
 from holdfast.web.console import ROOT
 from holdfast.web.console.job_pages import check_reference
@@ -44,6 +46,25 @@ def _edited_payload(visit: Visit) -> dict[str, Any]:
     return {"payload": decode_object(text, limit, "payload")} if text else {}
 
 
+async def edit_job(visit: Visit) -> ApiResponse:
+    """Changes a job that has not started: the values of the form that differ from the stored ones."""
+    visit.make_context("edit_job", {})  # its scope comes first
+    job = await visit.call_operation("show_job", job_id=check_reference(visit.path["job"]))
+    body: dict[str, Any] = _edited_payload(visit)
+    if json.dumps(body.get("payload")) == json.dumps(job["payload"]):
+        del body["payload"]
+    if queue := visit.form_value("queue"):
+        body["queue"] = queue
+    if priority := visit.form_value("priority"):
+        body["priority"] = parse_count(priority, "priority", least=-100, most=100)
+    body = {name: value for name, value in body.items() if name == "payload" or value != job[name]}
+    if run := visit.form_value("run"):
+        body |= {"run_at": run} if run[4:5] == "-" else {"delay": parse_duration(run, "run").total_seconds()}
+    if body:
+        await visit.call_operation("edit_job", body=body, job_id=job["id"])
+    return visit.redirect_to(f"jobs/{job['id']}", "edited" if body else "unchanged")
+
+
 async def delete_job(visit: Visit) -> ApiResponse:
     """Deletes a job that is not running."""
     await visit.call_operation("delete_job", job_id=check_reference(visit.path["job"]))
@@ -79,6 +100,7 @@ ROUTES = (
     PageRoute("POST", f"{ROOT}/jobs/{{job}}/cancel", cancel_job),
     PageRoute("POST", f"{ROOT}/jobs/{{job}}/replay", replay_job),
     PageRoute("POST", f"{ROOT}/jobs/{{job}}/copy", copy_job),
+    PageRoute("POST", f"{ROOT}/jobs/{{job}}/edit", edit_job),
     PageRoute("POST", f"{ROOT}/jobs/{{job}}/delete", delete_job),
     PageRoute(
         "POST", f"{ROOT}/queues/{{queue}}/pause", simple_action("pause_queue", "queue", "queues", "queue_paused")

@@ -7,7 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
+from holdfast.core.batches import BATCH_TASK
 from holdfast.core.errors import Invalid, NotFound
+from holdfast.core.faults import FAULTS_TASK
+from holdfast.core.job_changes import EDITABLE
 from holdfast.core.models import JobState, Reason
 from holdfast.web.console import ROOT
 from holdfast.web.console.rendering import MAX_SHOWN, pretty_json
@@ -92,7 +95,9 @@ async def show_job(visit: Visit) -> ApiResponse:
         can_cancel=job["state"] in CANCELLABLE and not job["cancelling"],
         can_replay=job["state"] in _REPLAYABLE,
         can_delete=job["state"] != "running",
-        can_change=_is_editable(visit, job),
+        can_change=_shows_payload(visit, job) and job["state"] in _REPLAYABLE,
+        can_edit=visit.caller.has_scope("operate") and job["state"] in _EDITABLE and job["task"] not in _BUILT_IN,
+        can_edit_payload=_shows_payload(visit, job),
         can_copy=job["state"] in _ENDED,
     )
 
@@ -100,12 +105,14 @@ async def show_job(visit: Visit) -> ApiResponse:
 _ENDED = ("succeeded", "dead", "cancelled")
 CANCELLABLE = ("scheduled", "waiting", "queued", "running", "failed")
 _REPLAYABLE = ("dead", "failed", "cancelled", "succeeded")
+_EDITABLE = tuple(state.value for state in EDITABLE)
+_BUILT_IN = (BATCH_TASK, FAULTS_TASK)
 
 
-def _is_editable(visit: Visit, job: Mapping[str, Any]) -> bool:
-    """Returns True if the form may show the payload as it is stored: not hidden in part, and not too long."""
+def _shows_payload(visit: Visit, job: Mapping[str, Any]) -> bool:
+    """Returns True if a form may show the payload as it is stored: not hidden in part, and not too long."""
     is_whole = not visit.console.app.settings.redacted and len(pretty_json(job["payload"])) <= MAX_SHOWN
-    return is_whole and visit.caller.has_scope("operate") and job["state"] in _REPLAYABLE
+    return is_whole and visit.caller.has_scope("operate")
 
 
 def check_reference(text: str) -> str:

@@ -28,6 +28,8 @@ NOTICES = {
     "cancelled": "The job is cancelled, or was asked to stop.",
     "replayed": "The job is queued again.",
     "deleted": "The job is deleted.",
+    "edited": "The job is changed.",
+    "unchanged": "Nothing was changed: the values are those that there were.",
     "batch_cancelled": "The batch is cancelled. Its jobs go on.",
     "members_cancelled": "The jobs of the batch are cancelled, or were asked to stop.",
     "members_replayed": "The failed jobs of the batch are queued again.",

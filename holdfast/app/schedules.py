@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.app.handle import JobHandle
+from holdfast.app.handle import JobHandle, JobOwner
 from holdfast.app.limits import check_replacement, found_definition, warn_of_foreign
 from holdfast.app.sync import Blocker, BlockingMethod, BlockingView, requires_loop
 from holdfast.core.errors import Conflict, Invalid
 from holdfast.core.events import DeclarationIgnored, Events
 from holdfast.core.ids import new_id
-from holdfast.core.models import MICROSECOND, NewJob, to_datetime, to_microseconds
+from holdfast.core.models import MICROSECOND, Job, NewJob, to_datetime, to_microseconds
 from holdfast.core.schedule import (
     ALERTS_SCHEDULE,
     MAX_BACKFILL,
@@ -218,9 +218,12 @@ class ScheduleManager:
         return await self._app.submit(replace(job, id=new_id(), has_client_id=False, delay=None))
 
     @requires_loop
-    async def backfill(self, name: str, start: datetime | str, end: datetime | str) -> list[JobHandle[Any]]:
+    async def backfill(
+        self, name: str, start: datetime | str, end: datetime | str, *, dry_run: bool = False
+    ) -> list[JobHandle[Any]]:
         """Submit the jobs of all ticks from ``start`` to before ``end``, at most 10,000. A tick whose job is still in
-        the store is not run again: its handle says ``created=False``."""
+        the store is not run again: its handle says ``created=False``. ``dry_run``: nothing is submitted, and
+        ``created`` says which jobs would be."""
         schedule = await self._get(name)
         first, last = parse_instant(start, "start"), parse_instant(end, "end")
         if first >= last:
@@ -233,7 +236,18 @@ class ScheduleManager:
         if len(ticks) > MAX_BACKFILL:
             raise Invalid("end", end, f"give a range of at most {MAX_BACKFILL:,} runs")
         jobs = [replace(tick_job(schedule, tick), delay=None) for tick in ticks]
+        if dry_run:
+            return await self._find_handles([job.id for job in jobs])
         return [await self._app.submit(job) for job in jobs]
+
+    async def _find_handles(self, job_ids: Sequence[str]) -> list[JobHandle[Any]]:
+        """Handles of jobs that may be stored; ``created``: they are not."""
+        store = await self._app.open_store()
+        found: list[Job | None] = []
+        for first in range(0, len(job_ids), _PAGE):
+            found += await store.query.summaries(job_ids[first : first + _PAGE])
+        owner = cast(JobOwner, self._app)
+        return [JobHandle(owner, job_id, created=job is None) for job_id, job in zip(job_ids, found, strict=True)]
 
     @requires_loop
     async def next_runs(self, name: str, count: int = 5) -> list[datetime]:

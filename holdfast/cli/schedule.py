@@ -242,17 +242,19 @@ def schedule_next(session: Session, *, name: str, count: int) -> None:
 @click.argument("name", metavar="NAME")
 @click.option("--from", "start", metavar="INSTANT", required=True, help="The first instant.")
 @click.option("--to", "end", metavar="INSTANT", required=True, help="The instant behind the last.")
+@click.option("--dry-run", is_flag=True, help="Submit nothing; say how many jobs would be submitted.")
 @click.pass_obj
-def schedule_backfill(session: Session, *, name: str, start: str, end: str) -> None:
+def schedule_backfill(session: Session, *, name: str, start: str, end: str, dry_run: bool) -> None:
     """Submit the jobs of all runs in a range, at most 10,000.
 
     A run whose job is still in the store is not repeated.
     """
     with session.open_jobs() as app:
-        handles = app.schedules.sync.backfill(name, start, end)
+        handles = app.schedules.sync.backfill(name, start, end, dry_run=dry_run)
     created = [handle.id for handle in handles if handle.created]
     if session.json:
         print_json({"created": created, "existing": [handle.id for handle in handles if not handle.created]})
     else:
         existing = len(handles) - len(created)
-        click.echo(f"{count_noun(len(created), 'job')} submitted" + (f", {existing} there already" if existing else ""))
+        done = "would be submitted" if dry_run else "submitted"
+        click.echo(f"{count_noun(len(created), 'job')} {done}" + (f", {existing} there already" if existing else ""))

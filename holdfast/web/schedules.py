@@ -81,6 +81,7 @@ BACKFILL = Form(
     fields=(
         Field("start", _INSTANT, "The first instant.", example="2025-01-01T00:00:00Z", required=True),
         Field("end", _INSTANT, "The instant behind the last.", example="2025-01-02T00:00:00Z", required=True),
+        Field("dry_run", boolean_value(False), "Submit nothing; say which jobs would be submitted."),
     ),
 )
 
@@ -100,7 +101,7 @@ class NextRuns(msgspec.Struct, frozen=True):
 class BackfillAnswer(msgspec.Struct, frozen=True):
     """The jobs of a range of runs."""
 
-    created: Annotated[list[JobId], Meta(description="Jobs that were submitted.")]
+    created: Annotated[list[JobId], Meta(description="Jobs that were submitted, or would be.")]
     existing: Annotated[list[JobId], Meta(description="Jobs of runs that were there already.")]
 
 
@@ -184,9 +185,10 @@ async def backfill_schedule(call: RequestContext) -> ApiResponse:
     """Submits the jobs of a range of runs."""
     schedule = await _named(call)
     _check_may_submit(call, schedule.job.queue, schedule.job.task)
-    handles = await call.app.schedules.backfill(schedule.name, call.body["start"], call.body["end"])
+    start, end, is_dry = call.body["start"], call.body["end"], call.body.get("dry_run", False)
+    handles = await call.app.schedules.backfill(schedule.name, start, end, dry_run=is_dry)
     created = [handle.id for handle in handles if handle.created]
-    call.changed += created
+    call.changed += [] if is_dry else created
     return json_response(200, BackfillAnswer(created, [handle.id for handle in handles if not handle.created]))
 
 

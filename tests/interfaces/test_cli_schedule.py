@@ -49,6 +49,7 @@ def test_run_and_backfill_submit_jobs(cli: Cli) -> None:
     job_id = cli.run("schedule", "run", "nightly").strip()
     assert cli.state(job_id) == "queued"
     days = ("--from", "2020-01-01T00:00:00Z", "--to", "2020-01-04T00:00:00Z")
+    assert cli.run("schedule", "backfill", "nightly", *days, "--dry-run") == "3 jobs would be submitted\n"
     assert cli.run("schedule", "backfill", "nightly", *days) == "3 jobs submitted\n"
     assert cli.run("schedule", "backfill", "nightly", *days) == "0 jobs submitted, 3 there already\n"
     assert cli.json("count", "--tag", "schedule:nightly")["count"] == 4

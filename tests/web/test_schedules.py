@@ -70,8 +70,11 @@ def test_run_submits_a_job_now(api: Api) -> None:
 def test_backfill_submits_each_run_of_a_range_once(api: Api) -> None:
     api.post("/v1/schedules", {**NIGHTLY, "zone": "UTC"}, 201)
     days = {"start": "2020-01-01T00:00:00Z", "end": "2020-01-04T00:00:00Z"}
+    planned = api.post("/v1/schedules/nightly/backfill", {**days, "dry_run": True})
+    assert api.count() == 0
     first = api.post("/v1/schedules/nightly/backfill", days)
     assert (len(first["created"]), first["existing"]) == (3, [])
+    assert planned == first
     again = api.post("/v1/schedules/nightly/backfill", {**days, "end": "2020-01-05T00:00:00Z"})
     assert (len(again["created"]), again["existing"]) == (1, first["created"])
 

@@ -199,6 +199,22 @@ async def test_run_and_backfill_make_jobs_beside_the_ticks(app: Holdfast) -> Non
     assert schedule.runs == 0
 
 
+async def test_dry_run_of_a_backfill_submits_nothing(app: Holdfast) -> None:
+    @app.task("tick")
+    async def tick() -> None: ...
+
+    async with harness(app) as harnessed:
+        await app.schedules.add("hourly", tick.new_job(), cron="0 * * * *")
+        start = harnessed.now - timedelta(hours=5)
+        done = await app.schedules.backfill("hourly", start, start + timedelta(hours=2))
+        planned = await app.schedules.backfill("hourly", start, harnessed.now, dry_run=True)
+        assert await app.count() == 2
+        submitted = await app.schedules.backfill("hourly", start, harnessed.now)
+    assert [handle.created for handle in planned] == [False] * 2 + [True] * 3
+    assert [handle.id for handle in planned] == [handle.id for handle in submitted]
+    assert [handle.id for handle in planned[:2]] == [handle.id for handle in done]
+
+
 async def test_backfill_of_an_interval_reaches_before_its_start(app: Holdfast) -> None:
     @app.task("tick")
     async def tick() -> None: ...

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from holdfast.core.errors import Conflict, Invalid, NotFound
+from holdfast.app.limits import found_definition
+from holdfast.core.errors import Conflict, Invalid
 from holdfast.core.limits import MAX_CONCURRENCY, MAX_DEPTH, MAX_SHARE, MAX_WEIGHT, Limit
 from holdfast.core.validation import check_name, parse_duration
 from holdfast.views.limits import LIMIT, MAX_VALUES, LimitDocument, limit_document, list_documents, parse_key_values
@@ -158,9 +159,7 @@ async def _named(call: RequestContext) -> Limit:
     """The limit that the path names, if it is the caller's."""
     name = check_name("limit", call.path["limit"])
     limit = await call.app.limits.get(name)
-    if not _allows(call, limit):
-        raise NotFound(f"there is no limit {name}")
-    return limit
+    return found_definition(limit if _allows(call, limit) else None, f"limit {name}")
 
 
 async def list_limits(call: RequestContext) -> ApiResponse:

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Raw
 
-from holdfast.core.errors import Conflict, NotFound
+from holdfast.app.limits import found_definition
+from holdfast.core.errors import Conflict
 from holdfast.core.schedule import MAX_BACKFILL, MAX_CATCH_UP, MAX_EXPRESSION, Overlap, Schedule, without_alerts
 from holdfast.core.validation import check_name
 from holdfast.views.documents import ID, JOB, JobId
@@ -48,6 +49,7 @@ _OF_JOBS = (
     "unique",
     "expires",
 )
+_READ_AT_ONCE = 500
 _HIDDEN = Raw(b"{}")
 _PAGE = Field("limit", integer_text(1, 1000, default=100), "Schedules on this page.", example=100)
 _AFTER = Field("after", _NAME, "Continue behind this name.", example="nightly-report")
@@ -115,9 +117,7 @@ async def _named(call: RequestContext) -> Schedule:
     """The schedule that the path names, if its queue is the caller's."""
     name = check_name("schedule", call.path["schedule"])
     schedule = await call.app.schedules.get(name)
-    if not call.caller.allows_queue(schedule.job.queue):
-        raise NotFound(f"there is no schedule {name}")
-    return schedule
+    return found_definition(schedule if call.caller.allows_queue(schedule.job.queue) else None, f"schedule {name}")
 
 
 def _check_may_submit(call: RequestContext, queue: str, task: str) -> None:
@@ -131,9 +131,12 @@ def _check_may_submit(call: RequestContext, queue: str, task: str) -> None:
 async def list_schedules(call: RequestContext) -> ApiResponse:
     """Returns a page of the schedules whose queues are the caller's."""
     store = await call.app.open_store()
-    page = await store.schedules.read_schedules(after=call.query.get("after", ""), limit=call.query.get("limit", 100))
-    own = [_shown(call, each) for each in without_alerts(page) if call.caller.allows_queue(each.job.queue)]
-    return json_response(200, ScheduleList(own))
+    after, most = call.query.get("after", ""), call.query.get("limit", 100)
+    own: list[Schedule] = []
+    while len(own) < most and (page := await store.schedules.read_schedules(after=after, limit=_READ_AT_ONCE)):
+        own += [each for each in without_alerts(page) if call.caller.allows_queue(each.job.queue)]
+        after = page[-1].name
+    return json_response(200, ScheduleList([_shown(call, each) for each in own[:most]]))
 
 
 async def show_schedule(call: RequestContext) -> ApiResponse:
@@ -221,7 +224,7 @@ OPERATIONS = (
         "/v1/schedules",
         "List schedules by name",
         list_schedules,
-        doc="A key that is limited to queues sees those of its queues; a page may then have fewer than `limit`.",
+        doc="A key that is limited to queues sees those of its queues.",
         query=(_PAGE, _AFTER),
         answers={200: ResponseSpec(ScheduleList, "A page.", {"schedules": [SCHEDULE]})},
     ),

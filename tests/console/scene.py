@@ -23,6 +23,7 @@ PAGES = (
     "/queues",
     "/workers",
     "/schedules",
+    "/schedules/nightly",
     "/limits",
     "/limits/crm",
     "/limits/keyed",

@@ -99,6 +99,22 @@ def test_question_is_asked_once_and_closed_by_escape(scene: Scene) -> None:
         assert tab.problems == []
 
 
+def test_backfill_counts_the_runs_and_asks(scene: Scene) -> None:
+    with scene.open_tab(width=360) as tab:
+        tab.visit("/schedules/nightly")
+        page = tab.page
+        page.get_by_text("Backfill…").click()
+        page.get_by_label("From, in Europe/Zurich").fill("2020-01-01T00:00")
+        page.get_by_label("To before").fill("2020-01-03T00:00")
+        page.get_by_role("button", name="Count the runs").click()
+        page.get_by_text("2 runs will be submitted.").wait_for()
+        assert (tab.violations(), tab.has_horizontal_scroll()) == ([], False)
+        page.get_by_role("button", name="Submit 2 jobs").click()
+        page.locator(".notice").wait_for()
+        assert len(scene.client.get("/v1/jobs?tag=schedule:nightly").json()["jobs"]) == 2
+        assert tab.problems == []
+
+
 def test_revoked_session_leads_to_the_sign_in(scene: Scene) -> None:
     with scene.open_tab() as tab:
         tab.visit("/queues")

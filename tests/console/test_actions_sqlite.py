@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -115,23 +114,6 @@ def test_worker_is_asked_to_stop(open_api: Api, visitor: Visitor, world: World, 
     assert state in visitor.open_page("/workers")
 
 
-def test_schedule_is_paused_resumed_and_run(open_api: Api, visitor: Visitor, world: World) -> None:
-    visitor.act("/schedules/nightly/pause")
-    assert open_api.get("/v1/schedules/nightly")["state"] == "paused"
-    visitor.act("/schedules/nightly/resume")
-    assert open_api.get("/v1/schedules/nightly")["state"] == "active"
-    place = visitor.act("/schedules/nightly/run")
-    job_id = place.removeprefix("/jobs/").partition("?")[0]
-    assert _job(open_api, job_id)["task"] == "report"
-    assert "The schedule has submitted this job." in visitor.open_page(place)
-
-
-def test_next_runs_are_in_the_zone_of_the_schedule(visitor: Visitor, world: World) -> None:
-    page = visitor.open_page("/schedules")
-    assert len(re.findall(r"\d{4}-\d\d-\d\d 03:00", page)) == 3
-    assert "Europe/Zurich" in page
-
-
 def test_limit_is_changed_paused_and_resumed(open_api: Api, visitor: Visitor, world: World) -> None:
     visitor.act("/limits/crm/change", {"concurrency": "7", "rate": "", "burst": "", "depth": "100"})
     limit = open_api.get("/v1/limits/crm")
@@ -142,6 +124,33 @@ def test_limit_is_changed_paused_and_resumed(open_api: Api, visitor: Visitor, wo
     assert not open_api.get("/v1/limits/crm")["buckets"][0]["paused"]
     answer = visitor.send("/limits/crm/change", {"concurrency": "many"})
     assert (answer.status_code, "concurrency" in answer.text) == (422, True)
+
+
+def test_limit_is_added_and_deleted(open_api: Api, visitor: Visitor) -> None:
+    fields = {"name": "api", "queue": "", "task": "api.call", "by": "args.team", "concurrency": "3", "rate": "10/s"}
+    assert visitor.act("/limits", fields) == "/limits/api?notice=limit_added"
+    limit = open_api.get("/v1/limits/api")
+    assert (limit["queue"], limit["task"], limit["by"]) == (None, "api.call", "args.team")
+    assert (limit["concurrency"], limit["rate"], limit["depth"]) == (3, "10/s", None)
+    assert visitor.send("/limits", fields).status_code == 409
+    assert visitor.act("/limits/api/delete") == "/limits?notice=limit_removed"
+    assert open_api.get("/v1/limits")["limits"] == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"name": "", "queue": "mail", "concurrency": "1"}, "name"),
+        ({"name": "x", "queue": "mail", "task": "a", "concurrency": "1"}, "task"),
+        ({"name": "x", "queue": "mail", "concurrency": "0"}, "concurrency"),
+        ({"name": "x", "queue": "mail", "rate": "often"}, "rate"),
+        ({"name": "x", "concurrency": "1"}, "rate"),
+    ],
+)
+def test_limit_that_cannot_be_is_refused(open_api: Api, visitor: Visitor, fields: dict[str, str], named: str) -> None:
+    answer = visitor.send("/limits", fields)
+    assert (answer.status_code, named in answer.text.partition("<h1>")[2]) == (422, True)
+    assert open_api.get("/v1/limits")["limits"] == []
 
 
 def test_bulk_counts_first_and_then_replays(open_api: Api, visitor: Visitor, world: World) -> None:

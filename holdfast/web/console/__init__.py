@@ -8,7 +8,8 @@ overview.py    the overview, faults, workers and queues
 job_pages.py   lists of jobs, one job
 charts.py       bars of queues, and the chart of ended jobs
 batch_pages.py  batches, their jobs and callbacks
-planning.py    schedules and limits, with their changes
+schedule_pages.py  schedules, their definitions, and runs of a past range
+limit_pages.py  limits, with their changes
 actions.py     changes of a job, queue or worker: each a POST, then a redirect
 bulk_pages.py  changes of many jobs: a count first, one confirmation
 """

@@ -95,9 +95,9 @@ async def show_job(visit: Visit) -> ApiResponse:
         can_cancel=job["state"] in CANCELLABLE and not job["cancelling"],
         can_replay=job["state"] in _REPLAYABLE,
         can_delete=job["state"] != "running",
-        can_change=_shows_payload(visit, job) and job["state"] in _REPLAYABLE,
+        can_change=shows_payload(visit, job) and job["state"] in _REPLAYABLE,
         can_edit=visit.caller.has_scope("operate") and job["state"] in _EDITABLE and job["task"] not in _BUILT_IN,
-        can_edit_payload=_shows_payload(visit, job),
+        can_edit_payload=shows_payload(visit, job),
         can_copy=job["state"] in _ENDED,
     )
 
@@ -109,7 +109,7 @@ _EDITABLE = tuple(state.value for state in EDITABLE)
 _BUILT_IN = (BATCH_TASK, FAULTS_TASK)
 
 
-def _shows_payload(visit: Visit, job: Mapping[str, Any]) -> bool:
+def shows_payload(visit: Visit, job: Mapping[str, Any]) -> bool:
     """Returns True if a form may show the payload as it is stored: not hidden in part, and not too long."""
     is_whole = not visit.console.app.settings.redacted and len(pretty_json(job["payload"])) <= MAX_SHOWN
     return is_whole and visit.caller.has_scope("operate")

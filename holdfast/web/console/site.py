@@ -16,7 +16,17 @@ from starlette.types import Scope, Send
 from holdfast.app import Holdfast
 from holdfast.core.history import History
 from holdfast.web.authentication import Authenticator
-from holdfast.web.console import ROOT, actions, batch_pages, bulk_pages, error_pages, job_pages, overview, planning
+from holdfast.web.console import (
+    ROOT,
+    actions,
+    batch_pages,
+    bulk_pages,
+    error_pages,
+    job_pages,
+    limit_pages,
+    overview,
+    schedule_pages,
+)
 from holdfast.web.console.charts import SPANS
 from holdfast.web.console.rendering import asset_response, html_response
 from holdfast.web.console.sessions import BrowserSession, Sessions, expired_cookie
@@ -68,7 +78,8 @@ ROUTES = (
     *job_pages.ROUTES,
     *error_pages.ROUTES,
     *bulk_pages.ROUTES,
-    *planning.ROUTES,
+    *schedule_pages.ROUTES,
+    *limit_pages.ROUTES,
     *batch_pages.ROUTES,
     *actions.ROUTES,
     PageRoute("POST", _SIGN_OUT, _sign_out),

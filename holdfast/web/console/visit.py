@@ -24,6 +24,7 @@ from holdfast.web.messages import ApiRequest, ApiResponse, Header
 from holdfast.web.routing import Operation, RequestContext
 
 _MAX_RUNNING = 200
+_NAMED_ON_PAGE = 100
 NOTICES = {
     "cancelled": "The job is cancelled, or was asked to stop.",
     "replayed": "The job is queued again.",
@@ -40,6 +41,12 @@ NOTICES = {
     "draining": "The worker was asked to drain: it empties its queues, then stops.",
     "schedule_paused": "The schedule is paused.",
     "schedule_resumed": "The schedule is resumed. It goes on with its next run.",
+    "schedule_added": "The schedule is added.",
+    "schedule_changed": "The schedule is changed. It keeps its count.",
+    "schedule_removed": "The schedule is removed; its jobs stay. One that code declares returns when a worker starts.",
+    "backfilled": "The jobs of these runs are submitted.",
+    "limit_added": "The limit is added. It holds at once.",
+    "limit_removed": "The limit is removed. One that code declares returns when a worker starts.",
     "limit_changed": "The limit is changed. It holds at once.",
     "limit_reset": "The limit has the values of the code again.",
     "limit_paused": "The limit is paused: no job starts under it.",
@@ -181,6 +188,14 @@ class Visit:
                 raise NotFound("there is no such job") from None  # the same for each reference
             raise
         return decode_json(answer.body) if answer.body else None
+
+    async def read_named_page(self, operation: str, kind: str) -> dict[str, Any]:
+        """Returns a page of named things, and the name that the next page follows."""
+        after = dict(read_pairs(self.request)).get("after", "")
+        query = [("limit", str(_NAMED_ON_PAGE)), *([("after", after)] if after else [])]
+        found = (await self.call_operation(operation, query))[kind]
+        following = found[-1]["name"] if len(found) == _NAMED_ON_PAGE else None
+        return {kind: found, "after": after, "following": following}
 
     async def visible_queues(self) -> list[QueueInfo]:
         """Returns the queues that the principal may see; raises Refusal without the scope read."""

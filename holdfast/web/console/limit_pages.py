@@ -1,4 +1,4 @@
-"""Schedules and limits: their pages, and the changes made there."""
+"""Limits: a list with their use, one limit, and the changes made there."""
 
 from __future__ import annotations
 
@@ -8,44 +8,17 @@ from urllib.parse import quote
 
 from holdfast.core.errors import Invalid
 from holdfast.core.validation import parse_count
-from holdfast.views.formatting import format_span
 from holdfast.web.console import ROOT
 from holdfast.web.console.actions import simple_action
 from holdfast.web.console.visit import PageRoute, Visit, read_pairs
 from holdfast.web.messages import ApiResponse
 
-_PAGE = 100
 _MAX_NUMBER = 2**31
-
-
-async def _read_page(visit: Visit, operation: str, kind: str) -> dict[str, Any]:
-    """Returns a page of named things, and the name that the next page follows.
-
-    A key that is limited to queues may see fewer than a page has: the next one is offered by the number asked for.
-    """
-    after = dict(read_pairs(visit.request)).get("after", "")
-    query = [("limit", str(_PAGE)), *([("after", after)] if after else [])]
-    found = (await visit.call_operation(operation, query))[kind]
-    following = found[-1]["name"] if found and (len(found) == _PAGE or visit.caller.limited) else None
-    return {kind: found, "after": after, "following": following}
-
-
-async def show_schedules(visit: Visit) -> ApiResponse:
-    """Returns a page of schedules by name."""
-    found = await _read_page(visit, "list_schedules", "schedules")
-    return visit.render_page("schedules.html", timing=describe_timing, **found)
-
-
-def describe_timing(schedule: Mapping[str, Any]) -> str:
-    """Text for the times of a schedule: "0 3 * * * Europe/Zurich", "every 5m"."""
-    if schedule["cron"]:
-        return f"{schedule['cron']} {schedule['zone']}"
-    return f"every {format_span(schedule['every'])}" if schedule["every"] else f"once, at {schedule['at']}"
 
 
 async def show_limits(visit: Visit) -> ApiResponse:
     """Returns a page of limits by name, with the use of each without a key."""
-    return visit.render_page("limits.html", **await _read_page(visit, "list_limits", "limits"))
+    return visit.render_page("limits.html", **await visit.read_named_page("list_limits", "limits"))
 
 
 async def show_limit(visit: Visit) -> ApiResponse:
@@ -56,10 +29,20 @@ async def show_limit(visit: Visit) -> ApiResponse:
     return visit.render_page("limit.html", limit=limit, value=value)
 
 
-async def run_schedule(visit: Visit) -> ApiResponse:
-    """Submits a job of a schedule now, and shows it."""
-    job = await visit.call_operation("run_schedule", body={}, schedule=visit.path["schedule"])
-    return visit.redirect_to(f"jobs/{job['id']}", "submitted")
+async def add_limit(visit: Visit) -> ApiResponse:
+    """Adds the limit of the form."""
+    visit.make_context("add_limit", {})  # its scope comes first
+    body: dict[str, Any] = {"name": visit.form_value("name")}
+    body |= {name: text for name in ("queue", "task", "by", "rate") if (text := visit.form_value(name))}
+    body |= {name: value for name in ("concurrency", "burst", "depth") if (value := _number(visit, name))}
+    limit = await visit.call_operation("add_limit", body=body)
+    return visit.redirect_to(f"limits/{quote(limit['name'])}", "limit_added")
+
+
+async def delete_limit(visit: Visit) -> ApiResponse:
+    """Removes a limit; its jobs run without."""
+    await visit.call_operation("remove_limit", limit=visit.path["limit"])
+    return visit.redirect_to("limits", "limit_removed")
 
 
 async def change_limit(visit: Visit) -> ApiResponse:
@@ -93,20 +76,10 @@ async def pause_limit(visit: Visit) -> ApiResponse:
 
 
 ROUTES = (
-    PageRoute("GET", f"{ROOT}/schedules", show_schedules),
     PageRoute("GET", f"{ROOT}/limits", show_limits),
     PageRoute("GET", f"{ROOT}/limits/{{limit}}", show_limit),
-    PageRoute("POST", f"{ROOT}/schedules/{{schedule}}/run", run_schedule),
-    PageRoute(
-        "POST",
-        f"{ROOT}/schedules/{{schedule}}/pause",
-        simple_action("pause_schedule", "schedule", "schedules", "schedule_paused"),
-    ),
-    PageRoute(
-        "POST",
-        f"{ROOT}/schedules/{{schedule}}/resume",
-        simple_action("resume_schedule", "schedule", "schedules", "schedule_resumed"),
-    ),
+    PageRoute("POST", f"{ROOT}/limits", add_limit),
+    PageRoute("POST", f"{ROOT}/limits/{{limit}}/delete", delete_limit),
     PageRoute("POST", f"{ROOT}/limits/{{limit}}/change", change_limit),
     PageRoute("POST", f"{ROOT}/limits/{{limit}}/pause", pause_limit),
     PageRoute(

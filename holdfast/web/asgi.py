@@ -8,6 +8,7 @@ import traceback
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -43,6 +44,7 @@ from holdfast.web import (
 from holdfast.web.audit import Audit
 from holdfast.web.authentication import Authenticator
 from holdfast.web.console import is_console_path
+from holdfast.web.console.sessions import check_secret
 from holdfast.web.event_broadcast import EventBroadcasters
 from holdfast.web.fields import Form, read_query
 from holdfast.web.keys import Principal
@@ -114,6 +116,8 @@ class Api:
         self._unknown_tasks = UnknownTaskLog(app)
         self._claim_waiters: WeakKeyDictionary[asyncio.AbstractEventLoop, ClaimWaiters] = WeakKeyDictionary()
         self._router = router_of(OPERATIONS, self._respond, lambda _: hold_open(self.app))
+        if app.settings.keys_file is not None:
+            check_secret(Path(app.settings.keys_file))
         self._console: Console | None = None
         self._local_console = local_console
         self._stack = self.add_middlewares(self._route)

@@ -7,8 +7,11 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
 from holdfast import Holdfast
+from holdfast.core.errors import ConfigError
 from holdfast.web import create_app
 from holdfast.web.console import sessions
 from holdfast.web.keys import revoke_key, rotate_key
@@ -92,6 +95,22 @@ def test_ports_of_a_host_have_cookies_of_their_own(api: Api, keys: Keys) -> None
     cookie = answer.headers["set-cookie"].partition(";")[0]
     assert Visitor(api).ask("GET", "", headers={**headers, "cookie": cookie}).status_code == 200
     assert Visitor(api).ask("GET", "", headers={"cookie": cookie}).status_code == 303
+
+
+def test_consoles_of_one_host_behind_tls_have_cookies_of_their_own(api: Api, keys: Keys) -> None:
+    site = Starlette(routes=[Mount("/a", api.served), Mount("/b", api.served), Mount("/", api.served)])
+    names = set()
+    visitors = [Visitor(api, prefix=prefix, scheme="https", site=site) for prefix in ("", "/a", "/b")]
+    for visitor in visitors:
+        visitor.client.cookies = visitors[0].client.cookies
+        names.add(visitor.sign_in(keys.spare).headers["set-cookie"].partition("=")[0])
+    for visitor in visitors:
+        visitor.open_page()
+    assert len(names) == 3
+    assert {name[:23] for name in names} == {"__Host-holdfast_console"}
+    headers = {"host": "console.example:8443"}
+    answer = visitors[0].send("/sign-in", {"key": keys.spare}, token=None, **headers)
+    assert answer.headers["set-cookie"].startswith("__Host-holdfast_console_8443=")
 
 
 def test_plain_cookie_is_not_accepted_behind_tls(api: Api, keys: Keys, visitor: Visitor) -> None:
@@ -256,12 +275,30 @@ def test_secret_of_sessions_is_private_and_shared(tmp_path: Path) -> None:
     assert (tmp_path / "keys.toml.sessions").stat().st_mode & 0o777 == 0o600
 
 
-@pytest.mark.parametrize("content", ["", "short", "0" * 64])
-def test_secret_that_others_may_read_is_not_used(tmp_path: Path, content: str) -> None:
-    path = tmp_path / "keys.toml.sessions"
-    path.write_text(content)
-    path.chmod(0o644)
-    assert len({sessions.shared_secret(tmp_path / "keys.toml") for _ in range(2)}) == 2
+@pytest.mark.parametrize(
+    ("content", "mode", "remedy"),
+    [
+        ("0" * 64, 0o644, "chmod 600"),
+        ("0" * 64, 0o660, "chmod 600"),
+        ("", 0o600, "openssl rand -hex 32"),
+        ("short", 0o600, "openssl rand -hex 32"),
+        ("\xff" * 64, 0o600, "openssl rand -hex 32"),
+    ],
+)
+def test_api_with_an_unusable_secret_of_sessions_does_not_start(
+    home: str, keys: Keys, content: str, mode: int, remedy: str
+) -> None:
+    path = keys.path.with_name(keys.path.name + ".sessions")
+    path.write_bytes(content.encode("latin-1"))
+    path.chmod(mode)
+    with pytest.raises(ConfigError, match=remedy):
+        create_app(Holdfast(home, keys_file=str(keys.path)))
+
+
+def test_secret_of_sessions_that_is_a_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "keys.toml.sessions").mkdir()
+    with pytest.raises(ConfigError, match="cannot be read"):
+        sessions.shared_secret(tmp_path / "keys.toml")
 
 
 def test_sign_in_of_another_site_is_refused(api: Api, keys: Keys) -> None:

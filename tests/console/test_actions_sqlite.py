@@ -22,7 +22,7 @@ def _job(api: Api, job_id: str) -> Any:
 def test_cancel_ends_a_waiting_job(open_api: Api, visitor: Visitor, world: World) -> None:
     assert visitor.act(f"/jobs/{world.queued}/cancel") == f"/jobs/{world.queued}?notice=cancelled"
     assert _job(open_api, world.queued)["state"] == "cancelled"
-    assert "The job is cancelled" in visitor.open_page(f"/jobs/{world.queued}?notice=cancelled")
+    assert "The job is cancelled" in visitor.open_page(visitor.landed)
 
 
 def test_cancel_asks_a_running_job_to_stop(open_api: Api, visitor: Visitor, world: World) -> None:
@@ -63,7 +63,7 @@ def test_copy_is_a_new_job(open_api: Api, visitor: Visitor, world: World) -> Non
     copy = _job(open_api, place.removeprefix("/jobs/").partition("?")[0])
     assert (copy["state"], copy["payload"], copy["forks"]) == ("queued", {"to": "b"}, world.dead)
     assert _job(open_api, world.dead)["state"] == "dead"
-    assert "a copy of the other one" in visitor.open_page(place)
+    assert "a copy of the other one" in visitor.open_page(visitor.landed)
 
 
 def test_delete_removes_a_job_but_no_running_one(open_api: Api, visitor: Visitor, world: World) -> None:

@@ -107,6 +107,17 @@ def test_reading_changes_nothing(open_api: Api, visitor: Visitor) -> None:
     assert _state(open_api) == before
 
 
+def test_notice_is_shown_to_the_session_that_made_the_change(open_api: Api, visitor: Visitor, keys: Keys) -> None:
+    visitor.act("/queues/mail/pause")
+    other = Visitor(open_api)
+    other.sign_in(keys.spare)
+    text = "The queue is paused."
+    assert text in visitor.open_page(visitor.landed)
+    assert text not in other.open_page(visitor.landed)
+    for name in ("queue_paused", "queue_paused.", "queue_paused." + "0" * 16, "queue_resumed" + visitor.landed[-17:]):
+        assert 'class="notice"' not in visitor.open_page(f"/queues?notice={name}")
+
+
 def test_older_browser_shows_its_origin(open_api: Api, visitor: Visitor) -> None:
     content = f"token={visitor.token()}"
     headers = {**FORM, "origin": "http://console.example"}

@@ -256,9 +256,12 @@ def test_static_files_are_kept_by_browsers_and_no_others_served(visitor: Visitor
         "htmx.min.js": "text/javascript",
     }.items():
         assert f"/console/static/{name}?v={asset_version(name)}" in page
-        answer = visitor.ask("GET", f"/static/{name}")
+        answer = visitor.ask("GET", f"/static/{name}?v={asset_version(name)}")
         assert answer.headers["content-type"].startswith(kind)
         assert "immutable" in answer.headers["cache-control"]
+        for version in ("", "?v=0123456789ab", "?v="):
+            other = visitor.ask("GET", f"/static/{name}{version}")
+            assert (other.status_code, other.headers["cache-control"]) == (200, "no-cache")
     for path in ("/static/LICENSE.htmx", "/static/..%2Fsite.py", "/static/", "/static/console.css/x"):
         assert visitor.ask("GET", path).status_code == 404
 

@@ -50,7 +50,7 @@ def test_schedule_is_paused_resumed_and_run(open_api: Api, visitor: Visitor, wor
     place = visitor.act("/schedules/nightly/run")
     job_id = place.removeprefix("/jobs/").partition("?")[0]
     assert open_api.get(f"/v1/jobs/{job_id}")["task"] == "report"
-    assert "The schedule has submitted this job." in visitor.open_page(place)
+    assert "The schedule has submitted this job." in visitor.open_page(visitor.landed)
 
 
 def test_next_runs_are_in_the_zone_of_the_schedule(visitor: Visitor, world: World) -> None:

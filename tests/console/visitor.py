@@ -17,6 +17,7 @@ POLICY = (
 )
 OWN = {"sec-fetch-site": "same-origin"}
 FORM = {"content-type": "application/x-www-form-urlencoded"}
+_SIGNATURE = re.compile(r"\.[0-9a-f]{16}$")
 _TOKEN = re.compile(r'name="token" value="([0-9a-f]{64})"')
 
 
@@ -26,6 +27,7 @@ class Visitor:
     def __init__(self, api: Api, *, prefix: str = "", scheme: str = "http", site: Any = None) -> None:
         self._api = api
         self.prefix = prefix
+        self.landed = ""
         transport = httpx.ASGITransport(site or api.served)
         self.client = httpx.AsyncClient(transport=transport, base_url=f"{scheme}://console.example")
 
@@ -68,10 +70,11 @@ class Visitor:
         return self.ask("POST", path, content=content, headers={**FORM, **OWN, **named})
 
     def act(self, path: str, fields: dict[str, Any] | None = None) -> str:
-        """Sends a form; returns where it led."""
+        """Sends a form; returns where it led, without the signature of the notice, which ``landed`` has."""
         answer = self.send(path, fields)
         assert answer.status_code == 303, answer.text
-        return answer.headers["location"].removeprefix(f"{self.prefix}/console")
+        self.landed = answer.headers["location"].removeprefix(f"{self.prefix}/console")
+        return _SIGNATURE.sub("", self.landed)
 
 
 def check_page(answer: httpx.Response, prefix: str = "") -> None:

@@ -62,11 +62,12 @@ def asset_version(name: str) -> str:
     return hashlib.sha256(_content(name)).hexdigest()[:12]
 
 
-def asset_response(name: str) -> ApiResponse:
-    """Returns a static file; browsers may keep it."""
+def asset_response(name: str, version: str) -> ApiResponse:
+    """Returns a static file. Browsers may keep it if they ask for its version: else it may be that of another one."""
     if name not in _MEDIA:
         raise NotFound("there is no such file")
-    cached = (b"cache-control", b"public, max-age=31536000, immutable")
+    is_own = version == asset_version(name)
+    cached = (b"cache-control", b"public, max-age=31536000, immutable" if is_own else b"no-cache")
     return ApiResponse(200, _content(name), _MEDIA[name], (cached, (b"content-security-policy", b"default-src 'none'")))
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.core.errors import ConfigError
 from holdfast.web.authentication import Authenticator
 from holdfast.web.keys import Principal
 from holdfast.web.messages import ApiRequest, Header
@@ -34,6 +35,8 @@ _PORT = re.compile(rb":(\d{1,5})$")
 _SECRET = re.compile("[0-9a-f]{64}")
 _TOKEN = re.compile(r"([a-z2-7]{8}|local)\.([0-9a-f]{32})\.(\d{1,12})\.(\d{1,12})\.([0-9a-f]{64})")
 _LOCAL = "local"
+_NOTICE_DIGITS = 16
+_PLACE_DIGITS = 8
 _TOO_OPEN = stat.S_IWGRP | stat.S_IRWXO
 
 
@@ -105,6 +108,15 @@ class Sessions:
         """Returns True if a form belongs to this session."""
         return hmac.compare_digest(self.form_token(session).encode(), given.encode())
 
+    def sign_notice(self, session: BrowserSession, name: str) -> str:
+        """Returns the name of a notice for an address: no link of others can make a page of this session say it."""
+        return f"{name}.{self._sign(f'notice.{name}.{session.id}', session.key_hash)[:_NOTICE_DIGITS]}"
+
+    def read_notice(self, session: BrowserSession, text: str) -> str:
+        """Returns the name of a notice that this session has signed; "" for anything else."""
+        name = text.partition(".")[0]
+        return name if hmac.compare_digest(self.sign_notice(session, name).encode(), text.encode()) else ""
+
     def session_cookie(self, session: BrowserSession, request: ApiRequest, path: str, *, is_secure: bool) -> Header:
         """Returns the header that stores the session in the browser. ``path``: where the console is."""
         content = f"{session.key_id or _LOCAL}.{session.id}.{session.began_at}.{session.ends_at}"
@@ -141,15 +153,19 @@ def expired_cookie(request: ApiRequest, path: str, *, is_secure: bool) -> Header
     return _set_cookie(request, "", path, 0, is_secure=is_secure)
 
 
-_NAME, _SECURE_NAME = "holdfast_console", "__Host-holdfast_console"
+_NAME = "holdfast_console"
 
 
 def _cookie_name(request: ApiRequest, *, is_secure: bool) -> str:
-    """Returns the name of the cookie: browsers share cookies between the ports of a host, and each has a console."""
-    if is_secure:
-        return _SECURE_NAME
+    """Returns the name of the cookie, which has the port and the place where the API is mounted.
+
+    Browsers share cookies between the ports of a host; one with ``__Host-`` has no path of its own, either.
+    """
     port = _PORT.search(request.headers.get(b"host", b""))
-    return f"{_NAME}_{port[1].decode()}" if port else _NAME
+    place = request.root_path.strip("/")
+    parts = [port[1].decode()] if port else []
+    parts += [hashlib.sha256(place.encode()).hexdigest()[:_PLACE_DIGITS]] if place else []
+    return "_".join(["__Host-" * is_secure + _NAME, *parts])
 
 
 def _set_cookie(request: ApiRequest, token: str, path: str, seconds: int, *, is_secure: bool) -> Header:
@@ -166,17 +182,39 @@ def _cookies(request: ApiRequest, wanted: str) -> list[str]:
 def shared_secret(keys_file: Path) -> bytes:
     """Returns the secret beside the file of keys, and makes it if it is missing.
 
-    A folder that cannot be written to, as of a mounted secret, gives a secret of this process alone. One that other
-    users may read is not used either.
+    A folder that cannot be written to, as of a mounted secret, gives a secret of this process alone.
     """
-    path = keys_file.with_name(keys_file.name + ".sessions")
+    path = _secret_path(keys_file)
     if not path.exists():
         _write_secret(path)
-    with contextlib.suppress(OSError, UnicodeDecodeError), path.open("rb") as file:
-        content = file.read(100).decode("ascii").strip()
-        if _SECRET.fullmatch(content) and not os.fstat(file.fileno()).st_mode & _TOO_OPEN:
-            return bytes.fromhex(content)
-    return secrets.token_bytes(32)
+    return _read_secret(path) or secrets.token_bytes(32)
+
+
+def check_secret(keys_file: Path) -> None:
+    """Raises ConfigError for a secret that cannot be used: the sessions of other processes would not hold here."""
+    _read_secret(_secret_path(keys_file))
+
+
+def _secret_path(keys_file: Path) -> Path:
+    return keys_file.with_name(keys_file.name + ".sessions")
+
+
+def _read_secret(path: Path) -> bytes | None:
+    """Returns the secret; None if there is none."""
+    try:
+        with path.open("rb") as file:
+            content, mode = file.read(100).decode("ascii", "replace").strip(), os.fstat(file.fileno()).st_mode
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigError(f"{path}: the secret of console sessions cannot be read: {error.strerror}") from None
+    if mode & _TOO_OPEN:
+        problem = f"other users may read or change it; run chmod 600 {path}, or remove it: the console makes one"
+        raise ConfigError(f"{path}: the secret of console sessions cannot be used: {problem}")
+    if not _SECRET.fullmatch(content):
+        problem = "it is not 64 hexadecimal digits; write some (openssl rand -hex 32), or remove it"
+        raise ConfigError(f"{path}: the secret of console sessions cannot be used: {problem}")
+    return bytes.fromhex(content)
 
 
 def _write_secret(path: Path) -> None:

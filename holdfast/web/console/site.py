@@ -136,7 +136,7 @@ class Console:
             raise Refusal(404, "console_off", "the console is off: this API has no keys", remedy)
         if path.startswith(_STATIC) and request.method in ("GET", "HEAD"):
             request.template = f"{_STATIC}{{file}}"
-            return asset_response(path.removeprefix(_STATIC))
+            return asset_response(path.removeprefix(_STATIC), dict(read_pairs(request)).get("v", ""))
         is_secure = self.authenticator.is_over_tls(scope)
         if path == _SIGN_IN and self.authenticator.has_keys:
             request.template = _SIGN_IN

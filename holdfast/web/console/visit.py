@@ -54,7 +54,7 @@ NOTICES = {
     "faults_stopped": "Faults are off.",
     "submitted": "The schedule has submitted this job.",
 }
-"""Texts that a redirect may name: the address carries the name alone, so that no link can put words on a page."""
+"""Texts that a redirect may name: the address carries a name that the session has signed."""
 
 
 ContextMaker = Callable[[ApiRequest, Principal, Callable[[], bool], Mapping[str, str]], RequestContext]
@@ -226,14 +226,14 @@ class Visit:
         """Returns a redirect to a page of the console, usually after a change."""
         if is_change:
             self.console.forget_values()
-        pairs = [*query, ("notice", notice)] if notice else query
+        pairs = [*query, ("notice", self.console.sessions.sign_notice(self.session, notice))] if notice else query
         location = (b"location", self.link_to(path, pairs).encode())
         return ApiResponse(303, headers=(location, *self.headers))
 
     def common_context(self) -> dict[str, Any]:
         """Returns the names that the templates of a session know."""
         caller = self.caller
-        name = dict(read_pairs(self.request)).get("notice", "")
+        notice = dict(read_pairs(self.request)).get("notice", "")
         return {
             **page_globals(self.request),
             "caller": caller,
@@ -241,7 +241,7 @@ class Visit:
             "can_submit": caller.has_scope("submit"),
             "form_token": self.console.sessions.form_token(self.session),
             "is_signed_in": self.session.key_id is not None,
-            "notice": NOTICES.get(name),
+            "notice": NOTICES.get(self.console.sessions.read_notice(self.session, notice)),
         }
 
 

@@ -7,6 +7,7 @@ rendering.py   Jinja2, filters of the templates, static files
 overview.py    the overview, faults, workers and queues
 job_pages.py   lists of jobs, one job
 charts.py       bars of queues, and the chart of ended jobs
+workflow_graph.py  the jobs and steps of a workflow as a graph and a table
 batch_pages.py  batches, their jobs and callbacks
 schedule_pages.py  schedules, their definitions, and runs of a past range
 limit_pages.py  limits, with their changes

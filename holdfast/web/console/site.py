@@ -26,6 +26,7 @@ from holdfast.web.console import (
     limit_pages,
     overview,
     schedule_pages,
+    workflow_graph,
 )
 from holdfast.web.console.charts import SPANS
 from holdfast.web.console.rendering import asset_response, html_response
@@ -76,6 +77,7 @@ async def _sign_out(visit: Visit) -> ApiResponse:
 ROUTES = (
     *overview.ROUTES,
     *job_pages.ROUTES,
+    *workflow_graph.ROUTES,
     *error_pages.ROUTES,
     *bulk_pages.ROUTES,
     *schedule_pages.ROUTES,

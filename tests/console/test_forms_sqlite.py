@@ -102,7 +102,9 @@ def test_reading_changes_nothing(open_api: Api, visitor: Visitor) -> None:
     for route in ROUTES:
         if route.method == "GET":
             job = world.batch if "batches" in route.path else world.dead
-            path = route.path.removeprefix("/console").format(job=job, limit="crm", schedule="nightly")
+            path = route.path.removeprefix("/console").format(
+                job=job, limit="crm", schedule="nightly", group=world.error
+            )
             assert visitor.ask("GET", path).status_code == 200
     assert _state(open_api) == before
 

@@ -109,3 +109,22 @@ def test_jobs_of_a_very_large_batch_are_not_listed(
     monkeypatch.setattr(batch_pages, "_READ_BELOW", 2)
     page = visitor.open_page(f"/batches/{world.batch}")
     assert ("too many jobs to list" in page, 'id="member-' in page, "Cancel jobs" in page) == (True, False, False)
+
+
+def test_page_says_that_only_the_first_jobs_are_counted(
+    visitor: Visitor, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "the first 1,000 by id are counted"
+    assert text not in visitor.open_page(f"/batches/{world.batch}")
+    monkeypatch.setattr(batch_pages, "MAX_SHOWN", 2)
+    assert text in visitor.open_page(f"/batches/{world.batch}")
+
+
+def test_rows_are_bounded_and_failed_jobs_come_first(
+    open_api: Api, visitor: Visitor, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_pages, "_MAX_ROWS", 1)
+    page = visitor.open_page(f"/batches/{world.batch}")
+    [shown] = re.findall('id="member-([0-9a-f-]{36})"', page)
+    assert open_api.get(f"/v1/jobs/{shown}")["state"] == "cancelled"
+    assert "2 more are not shown." in page

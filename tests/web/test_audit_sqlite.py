@@ -98,6 +98,16 @@ def test_every_change_is_recorded_before_and_after(audited: Audited) -> None:
     ]
 
 
+def test_dry_run_of_a_backfill_is_recorded_as_no_change(audited: Audited) -> None:
+    schedule = {"name": "nightly", "task": "work", "payload": {}, "cron": "0 3 * * *"}
+    days = {"start": "2020-01-01T00:00:00Z", "end": "2020-01-03T00:00:00Z"}
+    audited.ask("POST", "/v1/schedules", schedule)
+    for is_dry in (True, False):
+        audited.ask("POST", "/v1/schedules/nightly/backfill", {**days, "dry_run": is_dry})
+    assert audited.asked("backfill_schedule") == [{"dry_run": is_dry, **days} for is_dry in (True, False)]
+    assert [entry["count"] for entry in audited.done("backfill_schedule")] == [0, 2]
+
+
 def test_entries_are_short_whatever_comes(audited: Audited) -> None:
     big = {"task": "work", "payload": {"x": CANARY * 40_000}}  # over 1 MiB
     assert audited.ask("POST", "/v1/jobs", big).status_code == 413

@@ -132,7 +132,7 @@ def _lines(node: Node) -> list[str]:
 
 def _describe(node: Node) -> str:
     """Text for the state of a job: "dead, budget, 3 attempts"."""
-    parts = [node["state"], *([node["reason"]] if node["reason"] else [])]
+    parts = [node["state"], *([node["reason"]] if node["reason"] and node["reason"] != node["state"] else [])]
     return ", ".join([*parts, *([f"{node['attempts']} attempts"] if node["attempts"] > 1 else [])])
 
 

@@ -84,9 +84,10 @@ class History(msgspec.Struct, frozen=True):
 
         The last minutes, of which not all is counted, are left out.
         """
+        allowed = {queue for queue in {row.queue for row in self.rows} if allows(queue)}
         found: dict[int, list[HistoryRow]] = {}
         for row in self.rows:
-            if allows(row.queue):
+            if row.queue in allowed:
                 found.setdefault(row.start_us, []).append(row)
         until_us = self.until_us
         if self.interval is HistoryInterval.MINUTE:

@@ -14,13 +14,16 @@ from holdfast.core.clock import ManualClock
 from holdfast.core.errors import TooBroad, Unavailable
 from holdfast.core.history import History, HistoryInterval, HistoryRow
 from holdfast.core.models import JobState
+from holdfast.web.console.cached import CachedRead, SharedRefreshes
 from holdfast.web.console.charts import SPANS
 from holdfast.web.console.rendering import asset_version
+from holdfast.web.messages import ApiResponse
 from tests.console.visitor import Visitor
 from tests.console.world import HOSTILE, make_world
 from tests.web.client import Api
 from tests.web.keyed import Keys
 
+LIVE = {"hx-trigger": "live"}
 PAGES = (
     "",
     "/jobs",
@@ -164,6 +167,69 @@ def test_many_open_pages_count_the_store_once(open_api: Api, visitor: Visitor, m
     visitor.act("/queues/mail/pause")
     assert "Resume" in visitor.open_page("/queues")
     assert counted == 3
+
+
+def test_refreshes_of_all_sessions_are_rendered_once(
+    open_api: Api, visitor: Visitor, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, clock, listed = make_world(open_api), ManualClock(), 0
+    find = type(open_api.app).find
+
+    async def count_find(app: Any, *given: Any, **named: Any) -> Any:
+        nonlocal listed
+        listed += 1
+        return await find(app, *given, **named)
+
+    monkeypatch.setattr(type(open_api.app), "find", count_find)
+    monkeypatch.setattr(open_api.app._app, "clock", clock)
+    other, limited = Visitor(open_api), Visitor(open_api)
+    other.sign_in(keys.make("admin"))
+    limited.sign_in(keys.make("admin", queues=("mail",)))
+    pages = [each.open_page("/jobs?state=dead", **LIVE) for each in (visitor, visitor, other)]
+    assert (listed, world.dead in pages[0]) == (1, True)
+    tokens = [re.findall(r'name="token" value="([0-9a-f]{64})"', page) for page in pages]
+    assert [set(each) for each in tokens] == [{visitor.token()}, {visitor.token()}, {other.token()}]
+    assert "Sign out" not in pages[0]
+    before = listed
+    limited.open_page("/jobs?state=dead", **LIVE)
+    assert listed == before + 1  # other rights
+    clock.advance(2.1)
+    other.open_page("/jobs?state=dead", **LIVE)
+    assert listed == before + 2
+
+
+def test_own_change_shows_in_the_next_refresh_and_a_visit_is_never_shared(open_api: Api, visitor: Visitor) -> None:
+    world = make_world(open_api)
+    path = f"/jobs/{world.dead}"
+    assert "Replay" in visitor.open_page(path, **LIVE)
+    open_api.post(f"/v1/jobs/{world.dead}/replay", {})
+    assert 'class="state queued"' in visitor.open_page(path)
+    assert 'class="state queued"' not in visitor.open_page(path, **LIVE)
+    visitor.act(f"{path}/cancel")
+    assert 'class="state cancelled"' in visitor.open_page(path, **LIVE)
+
+
+def test_reads_that_a_change_overtakes_are_not_kept(open_api: Api) -> None:
+    refreshes, texts = SharedRefreshes(open_api.app), iter(["old", "new"])
+
+    async def render() -> ApiResponse:
+        text = next(texts)
+        if text == "old":
+            refreshes.forget_answers()
+        return ApiResponse(200, text.encode())
+
+    answers = [open_api.run(refreshes.find_answer("page", render, "")).body for _ in range(3)]
+    assert answers == [b"old", b"new", b"new"]
+
+    async def count(app: Any) -> int:
+        counts.append(len(counts))
+        if len(counts) == 1:
+            cached.forget_value()
+        return counts[-1]
+
+    counts: list[int] = []
+    cached = CachedRead(open_api.app, count)
+    assert [open_api.run(cached.read_value()) for _ in range(3)] == [0, 1, 1]
 
 
 def test_search_that_takes_too_long_is_a_page_with_a_remedy(

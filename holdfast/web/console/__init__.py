@@ -3,6 +3,7 @@
 site.py        routes, access, and problems as pages
 sessions.py    sign-in: signed session cookies, tokens against cross-site requests
 visit.py       a request of a page: runs operations, renders templates, redirects
+cached.py      reads that all pages share, and answers to pages that refresh themselves
 rendering.py   Jinja2, filters of the templates, static files
 overview.py    the overview, faults, workers and queues
 job_pages.py   lists of jobs, one job

@@ -10,6 +10,7 @@ from holdfast.core.history import History, HistoryInterval, HistoryPoint
 from holdfast.core.models import JobState, QueueInfo
 from holdfast.views.documents import queue_document, to_plain
 from holdfast.views.formatting import format_timestamp
+from holdfast.web.keys import Principal
 
 SPANS = MappingProxyType({"1h": "last hour", "24h": "last day", "7d": "last week"})
 """Spans of the chart, by the word in the address."""
@@ -43,8 +44,22 @@ def chosen_span(text: str) -> str:
     return text if text in SPANS else next(iter(SPANS))
 
 
-def draw_history(history: History, span: str, allows: Callable[[str], bool]) -> dict[str, Any]:
-    """Returns the bars of the chart, from the bottom, and its sentence, for the queues that a principal may see."""
+class HistoryCharts:
+    """Charts of one read of the history, drawn once for all keys of the same queues."""
+
+    def __init__(self, history: History, span: str) -> None:
+        self._history, self._span = history, span
+        self._drawn: dict[tuple[str, ...], dict[str, Any]] = {}
+
+    def find_chart(self, caller: Principal) -> dict[str, Any]:
+        """Returns the chart of the queues that a principal may see."""
+        if caller.queues not in self._drawn:
+            self._drawn[caller.queues] = _draw_history(self._history, self._span, caller.allows_queue)
+        return self._drawn[caller.queues]
+
+
+def _draw_history(history: History, span: str, allows: Callable[[str], bool]) -> dict[str, Any]:
+    """Returns the bars of the chart, from the bottom, and its sentence, for some queues."""
     points = history.to_points(allows)
     highest = max((_total(point) for point in points), default=0)
     bars = [bar for place, point in enumerate(points) for bar in _bars(place, point, highest)] if highest else []

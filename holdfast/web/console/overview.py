@@ -13,7 +13,7 @@ from holdfast.views.findings import about_alerts, about_dead_letters, about_faul
 from holdfast.views.formatting import format_timestamp
 from holdfast.views.schedules import schedule_document, schedule_state
 from holdfast.web.console import ROOT
-from holdfast.web.console.charts import SPANS, chosen_span, draw_history, queue_view
+from holdfast.web.console.charts import SPANS, chosen_span, queue_view
 from holdfast.web.console.visit import PageRoute, Visit, read_pairs
 from holdfast.web.messages import ApiResponse
 
@@ -50,10 +50,10 @@ async def show_overview(visit: Visit) -> ApiResponse:
         findings += about_limits(await call.app.limits.find_all(), queues, workers, frozenset())
     findings.insert(0, await (await call.app.open_store()).health.durability())
     span = chosen_span(dict(read_pairs(visit.request)).get("span", ""))
-    history = await visit.console.histories[span].read_value()
+    charts = await visit.console.charts[span].read_value()
     return visit.render_page(
         "overview.html",
-        chart=draw_history(history, span, visit.make_context("show_history", {}).caller.allows_queue),
+        chart=charts.find_chart(visit.make_context("show_history", {}).caller),
         spans=SPANS,
         totals=state_totals(queues),
         partial={state for each in queues for state in each.at_least},

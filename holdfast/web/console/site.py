@@ -14,7 +14,6 @@ from starlette.routing import compile_path
 from starlette.types import Scope, Send
 
 from holdfast.app import Holdfast
-from holdfast.core.history import History
 from holdfast.web.authentication import Authenticator
 from holdfast.web.console import (
     ROOT,
@@ -28,11 +27,11 @@ from holdfast.web.console import (
     schedule_pages,
     workflow_graph,
 )
-from holdfast.web.console.charts import SPANS
+from holdfast.web.console.cached import CachedRead, SharedRefreshes, read_failed_jobs, read_queues, read_running_jobs
+from holdfast.web.console.charts import SPANS, HistoryCharts
 from holdfast.web.console.rendering import asset_response, html_response
 from holdfast.web.console.sessions import BrowserSession, Sessions, expired_cookie
 from holdfast.web.console.visit import (
-    CachedRead,
     ConsoleParts,
     ContextMaker,
     OperationRunner,
@@ -40,10 +39,7 @@ from holdfast.web.console.visit import (
     Visit,
     console_link,
     page_globals,
-    read_failed_jobs,
     read_pairs,
-    read_queues,
-    read_running_jobs,
 )
 from holdfast.web.keys import hash_token
 from holdfast.web.messages import ApiRequest, ApiResponse, Refusal, read_form, send_answer
@@ -116,7 +112,8 @@ class Console:
             queues=CachedRead(app, read_queues),
             running=CachedRead(app, read_running_jobs),
             failed=CachedRead(app, read_failed_jobs),
-            histories={span: _history_cache(app, span) for span in SPANS},
+            charts={span: _chart_cache(app, span) for span in SPANS},
+            refreshes=SharedRefreshes(app),
             operations={each.name: each for each in operations},
             make_context=make_context,
             run_operation=run_operation,
@@ -165,15 +162,19 @@ class Console:
             if known is None or not self.sessions.is_form_token(session, visit.form_value("token")):
                 raise Refusal(403, "stale_form", "this form is not of your session", "reload the page, and try again")
         else:
-            visit = Visit(self._parts, request, session, caller, parts)
-        is_of_person = request.headers.get(b"hx-trigger") != b"live"
+            is_refresh = known is not None and request.headers.get(b"hx-trigger") == b"live"
+            visit = Visit(self._parts, request, session, caller, parts, is_refresh=is_refresh)
         cookie_path = console_link(request)
         if route.path == _SIGN_OUT:
             visit.headers.append(expired_cookie(request, cookie_path, is_secure=is_secure))
-        elif known is None or (is_of_person and self.sessions.is_renewable(session)):
+        elif known is None or (not visit.is_refresh and self.sessions.is_renewable(session)):
             renewed = self.sessions.renew_session(session)
             visit.headers.append(self.sessions.session_cookie(renewed, request, cookie_path, is_secure=is_secure))
-        return await route.handler(visit)
+        if not visit.is_refresh:
+            return await route.handler(visit)
+        key = request.root_path, request.path, request.query, caller.scopes, caller.queues
+        form_token = self.sessions.form_token(session)
+        return await self._parts.refreshes.find_answer(key, lambda: route.handler(visit), form_token)
 
     def _find_route(self, request: ApiRequest, path: str) -> tuple[PageRoute, Mapping[str, str]]:
         methods = []
@@ -232,13 +233,13 @@ def local_path(text: str) -> str:
     return text if _LOCAL_PATH.fullmatch(text) and ".." not in unquote(text) else ""
 
 
-def _history_cache(app: Holdfast, span: str) -> CachedRead[History]:
+def _chart_cache(app: Holdfast, span: str) -> CachedRead[HistoryCharts]:
     """Returns the shared read of the history of ended jobs, which sweeps count once a minute."""
 
-    async def read_history(app: Holdfast) -> History:
-        return await app.read_history(span)
+    async def read_charts(app: Holdfast) -> HistoryCharts:
+        return HistoryCharts(await app.read_history(span), span)
 
-    return CachedRead(app, read_history, fresh_for=_HISTORY_FOR)
+    return CachedRead(app, read_charts, fresh_for=_HISTORY_FOR)
 
 
 def check_same_site(request: ApiRequest) -> None:

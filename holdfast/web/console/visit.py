@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode
 
 import msgspec
 
 from holdfast.app import Holdfast
-from holdfast.core.error_groups import MAX_READ, FailedJob
-from holdfast.core.errors import Busy, Invalid, NotFound, TooBroad
-from holdfast.core.history import History
-from holdfast.core.models import Job, JobFilter, JobState, QueueInfo
+from holdfast.core.error_groups import FailedJob
+from holdfast.core.errors import Invalid, NotFound
+from holdfast.core.models import QueueInfo
 from holdfast.tasks.codec import RawText, decode_json
 from holdfast.web.authentication import Authenticator
 from holdfast.web.console import ROOT
+from holdfast.web.console.cached import CachedRead, RunningJobs, SharedRefreshes
+from holdfast.web.console.charts import HistoryCharts
 from holdfast.web.console.rendering import asset_version, html_response
 from holdfast.web.console.sessions import BrowserSession, Sessions
 from holdfast.web.fields import read_query
@@ -23,7 +24,6 @@ from holdfast.web.keys import Principal
 from holdfast.web.messages import ApiRequest, ApiResponse, Header
 from holdfast.web.routing import Operation, RequestContext
 
-_MAX_RUNNING = 200
 _NAMED_ON_PAGE = 100
 NOTICES = {
     "cancelled": "The job is cancelled, or was asked to stop.",
@@ -61,65 +61,6 @@ ContextMaker = Callable[[ApiRequest, Principal, Callable[[], bool], Mapping[str,
 OperationRunner = Callable[[RequestContext, Operation, Callable[[], Awaitable[None]]], Awaitable[ApiResponse]]
 
 
-_FRESH_FOR = 2.0  # seconds
-_READING_SHARE = 30  # a read that takes a second is good for so many
-_T = TypeVar("_T")
-
-
-class CachedRead(Generic[_T]):
-    """A read that all pages share: once in ``fresh_for`` seconds, and less often if it takes long."""
-
-    def __init__(
-        self, app: Holdfast, read: Callable[[Holdfast], Awaitable[_T]], *, fresh_for: float = _FRESH_FOR
-    ) -> None:
-        self._app = app
-        self._read = read
-        self._fresh_for = fresh_for
-        self._found: _T | None = None
-        self._fresh_until = float("-inf")
-
-    async def read_value(self) -> _T:
-        """Returns the value, read anew if it is too old."""
-        clock = self._app.clock
-        begun = clock.monotonic()
-        if self._found is not None and begun < self._fresh_until:
-            return self._found
-        found = self._found = await self._read(self._app)
-        ended = clock.monotonic()
-        self._fresh_until = ended + max(self._fresh_for, _READING_SHARE * (ended - begun))
-        return found
-
-    def forget_value(self) -> None:
-        """Reads anew with the next page: something was changed."""
-        self._fresh_until = float("-inf")
-
-
-class RunningJobs(msgspec.Struct, frozen=True):
-    """The latest running jobs. ``is_complete``: there are no others."""
-
-    jobs: Sequence[Job]
-    is_complete: bool
-
-
-async def read_queues(app: Holdfast) -> Sequence[QueueInfo]:
-    """Reads all queues with their counts."""
-    return await app.queues()
-
-
-async def read_running_jobs(app: Holdfast) -> RunningJobs:
-    """Reads the latest running jobs; none if the search takes too long, as on Redis among many jobs."""
-    try:
-        page = await app.find(JobFilter(states=(JobState.RUNNING,)), limit=_MAX_RUNNING)
-    except (TooBroad, Busy):
-        return RunningJobs((), False)
-    return RunningJobs(page.jobs, page.cursor is None)
-
-
-async def read_failed_jobs(app: Holdfast) -> Sequence[FailedJob]:
-    """Reads the jobs that failed last."""
-    return await (await app.open_store()).query.failed_jobs(MAX_READ)
-
-
 class ConsoleParts(msgspec.Struct, frozen=True, kw_only=True):
     """Parts of the API that pages use."""
 
@@ -129,19 +70,21 @@ class ConsoleParts(msgspec.Struct, frozen=True, kw_only=True):
     queues: CachedRead[Sequence[QueueInfo]]
     running: CachedRead[RunningJobs]
     failed: CachedRead[Sequence[FailedJob]]
-    histories: Mapping[str, CachedRead[History]]
+    charts: Mapping[str, CachedRead[HistoryCharts]]
+    refreshes: SharedRefreshes
     operations: Mapping[str, Operation]
     make_context: ContextMaker
     run_operation: OperationRunner
 
     def forget_values(self) -> None:
-        """Reads anew with the next page what a change may have changed."""
+        """Reads and renders anew what a change may have changed."""
         for each in (self.queues, self.running, self.failed):
             each.forget_value()
+        self.refreshes.forget_answers()
 
 
 class Visit:
-    """A request of the console, as a page sees it."""
+    """A request of the console, as a page sees it. ``is_refresh``: its answer is for all sessions with these rights."""
 
     def __init__(
         self,
@@ -151,6 +94,8 @@ class Visit:
         caller: Principal,
         path: Mapping[str, str],
         form: Sequence[tuple[str, str]] = (),
+        *,
+        is_refresh: bool = False,
     ) -> None:
         self.console = console
         self.request = request
@@ -158,6 +103,7 @@ class Visit:
         self.caller = caller
         self.path = path
         self.form = form
+        self.is_refresh = is_refresh
         self.headers: list[Header] = []
 
     # ── input ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -230,6 +176,11 @@ class Visit:
         location = (b"location", self.link_to(path, pairs).encode())
         return ApiResponse(303, headers=(location, *self.headers))
 
+    def form_token(self) -> str:
+        """Returns the token of the forms; of a shared answer the one that stands for it."""
+        console = self.console
+        return console.refreshes.form_token if self.is_refresh else console.sessions.form_token(self.session)
+
     def common_context(self) -> dict[str, Any]:
         """Returns the names that the templates of a session know."""
         caller = self.caller
@@ -239,7 +190,8 @@ class Visit:
             "caller": caller,
             "can_operate": caller.has_scope("operate"),
             "can_submit": caller.has_scope("submit"),
-            "form_token": self.console.sessions.form_token(self.session),
+            "form_token": self.form_token(),
+            "is_refresh": self.is_refresh,
             "is_signed_in": self.session.key_id is not None,
             "notice": NOTICES.get(self.console.sessions.read_notice(self.session, notice)),
         }
@@ -266,6 +218,7 @@ def page_globals(request: ApiRequest) -> dict[str, Any]:
         "path": request.path,
         "section": request.path.removeprefix(ROOT).strip("/").partition("/")[0],
         "is_signed_in": False,
+        "is_refresh": False,
         "notice": None,
         "caller": None,
     }

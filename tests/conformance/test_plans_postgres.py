@@ -160,6 +160,8 @@ CASES = [
     Case("replace_limit", (), {"name": "key"}),
     Case("remove_limit", (), {"name": "key"}),
     Case("pause_buckets", (), {"buckets": ["key=1", "key=2"]}),
+    Case("bucket_use", ("bucket_pkey(name)",), {"buckets": ["key=1", "key=2"]}),
+    Case("clock", ()),
     Case("find", ("job_pkey(id)", "key_of(job_id)")),
     Case("find", ("job_pkey(id)",), {"before": ids(6)[0]}),
     Case("find", ("job_pkey(id)",), {"tag": "tagged"}),

@@ -192,6 +192,7 @@ OWN = {
     "newest_dead": {"queue": "default"},
     "jobs_to_assign": {"queue": "default"},
     "find": {"states": None},
+    "find_tagged": {"states": None},
     "choose_again": {"states": [6]},
     **{name: {"states": [6], "state": 6} for name in ("find_ended", "choose_ended", "count_ended")},
 }

@@ -165,6 +165,12 @@ CASES = [
     Case("find", ("job_pkey(id)", "key_of(job_id)")),
     Case("find", ("job_pkey(id)",), {"before": ids(6)[0]}),
     Case("find", ("job_pkey(id)",), {"tag": "tagged"}),
+    Case("find_tagged", ("tag_pkey(tag, job_id)", BY_ID), {"tag": "tagged"}),
+    *[
+        Case(name, (f"{index}()",), {"states": [state], "max_count": BATCH})
+        for name in ("find_unended", "count_unended")
+        for state, index in ((0, "job_ready"), (1, "job_due_anywhere"), (2, "job_lease"), (4, "job_waiting_anywhere"))
+    ],
     Case("choose", (), {"states": [0, 1]}),
     Case("find_ended", ("job_unsuccessful(state, id)", "key_of(job_id)")),
     Case("choose_ended", ("job_unsuccessful(state, id)",)),

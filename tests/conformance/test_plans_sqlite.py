@@ -150,6 +150,17 @@ HOT: dict[str, tuple[str, ...]] = {
     "limited_queues_of": (BY_ID,),
     "queues_under_limits": ("PRIMARY KEY", "holdfast_job_limited_quarantined", "holdfast_job_ready"),
     "any_running_limited": ("holdfast_job_limited_running",),
+    "find_tagged": ("PRIMARY KEY (tag=? AND seq<?)", BY_SEQ),
+    **dict.fromkeys(
+        ("find_unended", "count_unended"),
+        (
+            "holdfast_job_ready",
+            "holdfast_job_limited",
+            "holdfast_job_waiting",
+            "holdfast_job_due",
+            "holdfast_job_lease",
+        ),
+    ),
     "overview_queues": ("holdfast_job_ready", "holdfast_job_limited", "holdfast_job_waiting", "holdfast_job_due"),
     "overview": (
         "holdfast_job_ready",

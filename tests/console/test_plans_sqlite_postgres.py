@@ -42,7 +42,7 @@ PATHS = (
 FEW = {"workers", "known_queues", "limits"}
 """Statements that read a table as a whole: a row for each worker, paused queue or limit."""
 SEARCHES = {"find", "count"}
-"""Searches by any filter, which may read all jobs: each has a time limit; ``find`` without a filter has tests of its own."""
+"""Searches by any filter, which may read all jobs: each has a time limit."""
 PREVIEWS = ({"action": "replay", "state": "dead"}, {"action": "cancel", "queue": "mail"})
 
 

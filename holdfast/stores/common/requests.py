@@ -13,7 +13,7 @@ import msgspec
 from holdfast.core.errors import Invalid
 from holdfast.core.job_logs import LogLine, LogPage
 from holdfast.core.lifecycle import CANCELLABLE, DELETABLE, REPLAYABLE
-from holdfast.core.models import BulkResult, JobFilter, JobState, ReplayRate
+from holdfast.core.models import TERMINAL, BulkResult, JobFilter, JobState, ReplayRate
 from holdfast.stores.base import AT_ONCE, EVERY_QUEUE, Selection
 
 FORGOTTEN_AFTER = timedelta(days=1)
@@ -27,6 +27,8 @@ GLANCED = frozenset(set(JobState) - {JobState.SUCCEEDED, JobState.CANCELLED})
 
 UNSUCCESSFUL = frozenset({JobState.DEAD, JobState.CANCELLED})
 """States of few jobs among millions, which are found without a look at the others."""
+MAX_UNENDED = 20_000
+"""Jobs that have not ended, among which a search by their states looks before it goes through all jobs."""
 
 HEARTBEAT_RETRY_SHARE = 0.25
 """Of a lease: how long a beat waits for a server that is away, so that there is time for another."""
@@ -63,6 +65,11 @@ def extra_timeout(jobs: int, characters: int = 0) -> float:
 def is_unsuccessful(where: JobFilter) -> bool:
     """Returns True if it asks for dead or cancelled jobs only."""
     return bool(where.states) and UNSUCCESSFUL.issuperset(where.states)
+
+
+def is_unended(where: JobFilter) -> bool:
+    """Returns True if it asks for jobs that have not ended only."""
+    return bool(where.states) and TERMINAL.isdisjoint(where.states)
 
 
 def costs_its_page(where: JobFilter) -> bool:

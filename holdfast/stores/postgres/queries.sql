@@ -994,6 +994,43 @@ where (+j.state) > 5 and (j.state, j.id) < (:state::smallint, :before::uuid)
   and (j.state, j.id) >= (:state::smallint, '00000000-0000-0000-0000-000000000000'::uuid) and -- include: matching
 order by j.state desc, j.id desc limit :limit;
 
+-- name: find_tagged
+-- The same for jobs with a tag, through the tags, which are in the order of the jobs.
+select -- include: shown
+from holdfast.tag t cross join lateral (select * from holdfast.job where id = t.job_id offset 0) j
+where (t.tag, t.job_id) < (:tag::text, :before::uuid)
+  and (t.tag, t.job_id) >= (:tag::text, '00000000-0000-0000-0000-000000000000'::uuid) and -- include: matching
+order by t.tag desc, t.job_id desc limit :limit;
+
+-- name: find_unended
+-- The same for states of jobs that have not ended, through the indexes of these states: at most :max_count of each.
+select -- include: shown
+from (
+    select j.* from (
+        (select * from holdfast.job where state = 0 and 0 = any(:states::smallint[])
+            order by queue, tier, rank, run_at, seq limit :max_count)
+        union all
+        (select * from holdfast.job where (+state) in (1, 3) and :states::smallint[] && '{1,3}' order by run_at limit :max_count)
+        union all
+        (select * from holdfast.job where state = 2 and 2 = any(:states::smallint[]) order by lease_until limit :max_count)
+        union all
+        (select * from holdfast.job where (+state) = 4 and 4 = any(:states::smallint[]) order by run_at limit :max_count)) j
+    where j.id < :before and -- include: matching
+    order by j.id desc limit :limit) j
+order by j.id desc;
+
+-- name: count_unended
+-- Jobs through which find_unended would go, at most :max_count in each index.
+select (select count(*) from (
+        select from holdfast.job where state = 0 and 0 = any(:states::smallint[])
+        order by queue, tier, rank, run_at, seq limit :max_count) r)
+    + (select count(*) from (
+        select from holdfast.job where (+state) in (1, 3) and :states::smallint[] && '{1,3}' order by run_at limit :max_count) r)
+    + (select count(*) from (
+        select from holdfast.job where state = 2 and 2 = any(:states::smallint[]) order by lease_until limit :max_count) r)
+    + (select count(*) from (
+        select from holdfast.job where (+state) = 4 and 4 = any(:states::smallint[]) order by run_at limit :max_count) r);
+
 -- name: count
 select count(*) from (
     select from holdfast.job j

@@ -17,7 +17,14 @@ from holdfast.core.models import MICROSECOND, Attempt, Job, JobFilter, JobState,
 from holdfast.core.stats import CountRow, queues_of
 from holdfast.core.workers import WorkerInfo, worker_of
 from holdfast.stores.common.named_sql import CODES, STATES
-from holdfast.stores.common.requests import costs_its_page, is_unsuccessful, line_page, line_place
+from holdfast.stores.common.requests import (
+    MAX_UNENDED,
+    costs_its_page,
+    is_unended,
+    is_unsuccessful,
+    line_page,
+    line_place,
+)
 from holdfast.stores.postgres.encoding import filter_parameters, is_id, shown_attempt, shown_job, shown_line, to_text
 from holdfast.stores.postgres.events import Feed
 from holdfast.stores.postgres.pool import Rows, SearchKind
@@ -55,6 +62,7 @@ class PostgresQuery(Feed):
     async def find(self, where: JobFilter, *, limit: int = 50, cursor: str | None = None) -> Page:
         """A page of jobs, newest first; the cursor is the last id of the page before."""
         values = filter_parameters(where) | {"before": _NEWEST if cursor is None else _place(cursor)}
+        values["max_count"] = MAX_UNENDED
         # Dead letters are few among millions, and found by their index; successes are many, and soon met.
         if is_unsuccessful(where):
             rows = []
@@ -62,9 +70,19 @@ class PostgresQuery(Feed):
                 rows += await self._page(where, "find_ended", state=CODES[state], limit=limit + 1, **values)
             rows = sorted(rows, key=lambda row: str(row[0]), reverse=True)[: limit + 1]
         else:
-            rows = await self._page(where, "find", limit=limit + 1, **values)
+            rows = await self._page(where, await self._search_of(where), limit=limit + 1, **values)
         jobs = [shown_job(row) for row in rows[:limit]]
         return Page(jobs=jobs, cursor=jobs[-1].id if len(rows) > limit else None)
+
+    async def _search_of(self, where: JobFilter) -> str:
+        """Returns the statement that finds such jobs with the fewest looks at others."""
+        if where.tag is not None:
+            return "find_tagged"
+        if is_unended(where):
+            values = filter_parameters(where) | {"max_count": MAX_UNENDED + 1}
+            ((number,),) = await self._pool.fetch(self._sql["count_unended"], **values)
+            return "find_unended" if number <= MAX_UNENDED else "find"
+        return "find"
 
     async def _page(self, where: JobFilter, name: str, **values: Any) -> Rows:
         if costs_its_page(where):

@@ -741,6 +741,56 @@ from holdfast_job j
 where j.state > 5 and j.state = :state and j.seq < :before and -- include: matching
 order by seq desc limit :limit;
 
+-- name: find_tagged
+-- The same for jobs with a tag, through the tags, which are in the order of the jobs.
+select j.seq, -- include: shown
+from holdfast_tag t cross join holdfast_job j on j.seq = t.seq
+where t.tag = :tag and t.seq < :before and -- include: matching
+order by t.seq desc limit :limit;
+
+-- name: find_unended
+-- The same for states of jobs that have not ended, through the indexes of these states: at most :max_count of each.
+with unended (seq) as materialized (
+    select * from (
+        select j.seq from (select 1 from json_each(:states) where value = 0 limit 1) wanted
+            cross join holdfast_job j where j.state = 0 and j.partition is null and j.queue >= '' limit :max_count)
+    union all select * from (
+        select j.seq from (select 1 from json_each(:states) where value = 0 limit 1) wanted
+            cross join holdfast_job j where j.state = 0 and j.partition is not null and j.queue >= '' limit :max_count)
+    union all select * from (
+        select j.seq from (select 1 from json_each(:states) where value in (1, 3) limit 1) wanted
+            cross join holdfast_job j where j.state in (1, 3) and j.run_at >= 0 limit :max_count)
+    union all select * from (
+        select j.seq from (select 1 from json_each(:states) where value = 2 limit 1) wanted
+            cross join holdfast_job j where j.state = 2 and j.lease_until >= 0 limit :max_count)
+    union all select * from (
+        select j.seq from (select 1 from json_each(:states) where value = 4 limit 1) wanted
+            cross join holdfast_job j where j.state = 4 and j.run_at >= 0 limit :max_count)),
+picked (seq) as materialized (
+    select j.seq from unended cross join holdfast_job j on j.seq = unended.seq
+    where j.seq < :before and -- include: matching
+    order by j.seq desc limit :limit)
+select j.seq, -- include: shown
+from picked cross join holdfast_job j on j.seq = picked.seq order by j.seq desc;
+
+-- name: count_unended
+-- Jobs through which find_unended would go, at most :max_count in each index.
+select (select count(*) from (
+        select 1 from (select 1 from json_each(:states) where value = 0 limit 1) wanted
+            cross join holdfast_job j where j.state = 0 and j.partition is null and j.queue >= '' limit :max_count))
+    + (select count(*) from (
+        select 1 from (select 1 from json_each(:states) where value = 0 limit 1) wanted
+            cross join holdfast_job j where j.state = 0 and j.partition is not null and j.queue >= '' limit :max_count))
+    + (select count(*) from (
+        select 1 from (select 1 from json_each(:states) where value in (1, 3) limit 1) wanted
+            cross join holdfast_job j where j.state in (1, 3) and j.run_at >= 0 limit :max_count))
+    + (select count(*) from (
+        select 1 from (select 1 from json_each(:states) where value = 2 limit 1) wanted
+            cross join holdfast_job j where j.state = 2 and j.lease_until >= 0 limit :max_count))
+    + (select count(*) from (
+        select 1 from (select 1 from json_each(:states) where value = 4 limit 1) wanted
+            cross join holdfast_job j where j.state = 4 and j.run_at >= 0 limit :max_count));
+
 -- name: count
 select count(*) from (
     select 1 from holdfast_job j

@@ -25,8 +25,8 @@ _STATE = """case when n % 100 = 7 then 6 when n % 100 = 9 then 7 when n % 200 = 
 """One in a hundred dead, cancelled or scheduled, one in fifty queued, one in 200 failed, one in 1,000 running."""
 _JOBS = """
 insert into {job} (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, claims, attempts, worker,
-    lease_until, started_at, ended_at, reason, error, result{more})
-select {id}, 'queue-' || (n / 7 % {queues}), 'task-' || (n / 3 % {tasks}),
+    lease_until, started_at, ended_at, reason, error, error_group, result{more})
+select {id}, 'queue-' || (cast(n as bigint) * 7919 / 1000 % {queues}), 'task-' || (n / 3 % {tasks}),
     '{{"customer":' || n || ',"lines":[1,2,3]}}', state, 0,
     case when state in (1, 3) then {now} + {hour} + n else at end, at, 5, begun, begun,
     case when begun > 0 then 'worker-' || (n % {workers}) end, case state when 2 then {now} + {hour} end,
@@ -34,7 +34,7 @@ select {id}, 'queue-' || (n / 7 % {queues}), 'task-' || (n / 3 % {tasks}),
     case state when 6 then 'budget' when 7 then 'cancelled' when 3 then 'error' end,
     case when state in (3, 6) then
         'ConnectionError: host db-' || (n / 100 % {errors}) || ' did not answer request ' || n || ' within 30 s' end,
-    case state when 5 then '{{"sent":true}}' end{more_values}
+    case when state in (3, 6) then {group} end, case state when 5 then '{{"sent":true}}' end{more_values}
 from (select n, at, state, case when state < 2 then 0 when state = 6 then 3 else 1 end as begun
     from (select n, {now} - ({jobs} - n) * ({age} / {jobs}) as at, {state} as state
         from ({numbers}) numbers) jobs) begun
@@ -52,7 +52,7 @@ from {job} j cross join (select {newline} as ending) line
 where j.state in (3, 6) and a.n <= j.claims
 """
 _TAGS = """
-insert into {tag} (tag, {of_tagged}) select 'customer-' || (j.seq % 300), j.{key} from {job} j where j.seq % 50 = 0
+insert into {tag} (tag, {of_tagged}) select 'customer-' || (j.seq % {errors}), j.{key} from {job} j where j.seq % 50 = 0
 """
 _KEYS = "insert into {key_table} (key, job_id) select 'order-' || j.seq, j.id from {job} j where j.seq % 20 = 0"
 _HISTORY = """
@@ -115,7 +115,8 @@ async def _add_story(store: Store) -> str:
 
 def fail_job(job: Job, number: int, *, is_last: bool = True) -> Settlement:
     """Returns the settlement of a failed attempt, with one of many errors."""
-    error = f"ConnectionError: host db-{number % ERRORS} did not answer request {number} within 30 s"
+    host = "".join(chr(ord("a") + int(digit)) for digit in str(number % ERRORS))  # numbers make no group of their own
+    error = f"ConnectionError: host {host} did not answer request {number} within 30 s"
     text = f'Traceback (most recent call last):\n  File "/app/client.py", line 88, in get\n{error}'
     return Settlement(
         job_id=job.id,

@@ -29,6 +29,7 @@ _WORDS = {
     "more_values": ", n % 20 = 0, n % 50 = 0",
     "id": "(lpad(to_hex(at / 1000), 12, '0') || '7' || lpad(to_hex(n % 4096), 3, '0') || '8' "
     "|| lpad(to_hex(n), 15, '0'))::uuid",
+    "group": "lpad(to_hex(n / 100 % 300), 12, '0')",
     "numbers": "select n from generate_series(1, {jobs}) n",
 }
 

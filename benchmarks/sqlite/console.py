@@ -28,6 +28,7 @@ _WORDS = {
     "more": ", keyed",
     "more_values": ", n % 20 = 0",
     "id": "printf('%08x-%04x-7%03x-8%03x-%012x', at / 1000 >> 16, at / 1000 & 65535, n % 4096, n % 4096, n)",
+    "group": "printf('%012x', n / 100 % 300)",
     "numbers": "with recursive numbers (n) as (select 1 union all select n + 1 from numbers where n < {jobs}) "
     "select n from numbers",
 }

@@ -30,6 +30,8 @@ PATHS = (
     "/jobs/{dead}",
     "/jobs/{running}",
     "/jobs/key:key%20plain",
+    "/errors",
+    "/errors/{error}",
     "/queues",
     "/workers",
     "/schedules",
@@ -85,7 +87,7 @@ def test_every_statement_of_a_page_has_a_plan_case(home: str, keys: Keys, record
             visitor = Visitor(api)
             visitor.sign_in(key)
             for path in PATHS:
-                page = path.format(queued=world.queued, dead=world.dead, running=world.running)
+                page = path.format(queued=world.queued, dead=world.dead, running=world.running, error=world.error)
                 assert visitor.ask("GET", page).status_code in statuses, page
             for form in PREVIEWS:
                 assert visitor.send("/bulk/preview", form).status_code in statuses

@@ -59,6 +59,12 @@ async def test_pages_of_states_are_the_same_by_index_and_by_scan(
     for chosen in chain.from_iterable(combinations(UNENDED, length) for length in (1, 2, 5)):
         expected = [job_id for job_id in everything if states[job_id] in chosen]
         assert await _pages(store, JobFilter(states=chosen)) == expected, chosen
+    for chosen in ((JobState.DEAD, JobState.FAILED), (JobState.DEAD, *UNENDED), (JobState.SUCCEEDED, JobState.QUEUED)):
+        expected = [job_id for job_id in everything if states[job_id] in chosen]
+        assert await _pages(store, JobFilter(states=chosen)) == expected, chosen
+    failed = [job_id for job_id in everything if states[job_id] in (JobState.DEAD, JobState.FAILED)]
+    assert await _pages(store, JobFilter(error="oo")) == failed
+    assert await _pages(store, JobFilter(error="oo", states=(JobState.SUCCEEDED,))) == []
     limited = await _pages(store, JobFilter(states=UNENDED, queue="limited"))
     assert limited == [job_id for job_id in everything if (await stored(store, job_id)).queue == "limited"]
 

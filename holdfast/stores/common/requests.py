@@ -13,7 +13,7 @@ import msgspec
 from holdfast.core.errors import Invalid
 from holdfast.core.job_logs import LogLine, LogPage
 from holdfast.core.lifecycle import CANCELLABLE, DELETABLE, REPLAYABLE
-from holdfast.core.models import TERMINAL, BulkResult, JobFilter, JobState, ReplayRate
+from holdfast.core.models import BulkResult, JobFilter, JobState, ReplayRate
 from holdfast.stores.base import AT_ONCE, EVERY_QUEUE, Selection
 
 FORGOTTEN_AFTER = timedelta(days=1)
@@ -67,9 +67,11 @@ def is_unsuccessful(where: JobFilter) -> bool:
     return bool(where.states) and UNSUCCESSFUL.issuperset(where.states)
 
 
-def is_unended(where: JobFilter) -> bool:
-    """Returns True if it asks for jobs that have not ended only."""
-    return bool(where.states) and TERMINAL.isdisjoint(where.states)
+def states_but_succeeded(where: JobFilter) -> frozenset[JobState] | None:
+    """Returns the states that jobs may have which match; None if succeeded ones may match. These have no error."""
+    has_error = where.error is not None or where.error_group is not None
+    states = frozenset(where.states or JobState) - ({JobState.SUCCEEDED} if has_error else set())
+    return None if JobState.SUCCEEDED in states else states
 
 
 def costs_its_page(where: JobFilter) -> bool:

@@ -19,11 +19,12 @@ from holdfast.core.workers import WorkerInfo, worker_of
 from holdfast.stores.common.named_sql import CODES, STATES
 from holdfast.stores.common.requests import (
     MAX_UNENDED,
+    UNSUCCESSFUL,
     costs_its_page,
-    is_unended,
     is_unsuccessful,
     line_page,
     line_place,
+    states_but_succeeded,
 )
 from holdfast.stores.postgres.encoding import filter_parameters, is_id, shown_attempt, shown_job, shown_line, to_text
 from holdfast.stores.postgres.events import Feed
@@ -62,27 +63,32 @@ class PostgresQuery(Feed):
     async def find(self, where: JobFilter, *, limit: int = 50, cursor: str | None = None) -> Page:
         """A page of jobs, newest first; the cursor is the last id of the page before."""
         values = filter_parameters(where) | {"before": _NEWEST if cursor is None else _place(cursor)}
-        values["max_count"] = MAX_UNENDED
-        # Dead letters are few among millions, and found by their index; successes are many, and soon met.
-        if is_unsuccessful(where):
-            rows = []
-            for state in set(where.states):
-                rows += await self._page(where, "find_ended", state=CODES[state], limit=limit + 1, **values)
-            rows = sorted(rows, key=lambda row: str(row[0]), reverse=True)[: limit + 1]
-        else:
-            rows = await self._page(where, await self._search_of(where), limit=limit + 1, **values)
-        jobs = [shown_job(row) for row in rows[:limit]]
-        return Page(jobs=jobs, cursor=jobs[-1].id if len(rows) > limit else None)
+        found: dict[str, Any] = {}
+        for name, own in await self._choose_searches(where):
+            rows = await self._page(where, name, limit=limit + 1, **values | own)
+            found |= {str(row[0]): row for row in rows}
+        newest = sorted(found, reverse=True)
+        jobs = [shown_job(found[each]) for each in newest[:limit]]
+        return Page(jobs=jobs, cursor=jobs[-1].id if len(newest) > limit else None)
 
-    async def _search_of(self, where: JobFilter) -> str:
-        """Returns the statement that finds such jobs with the fewest looks at others."""
-        if where.tag is not None:
-            return "find_tagged"
-        if is_unended(where):
-            values = filter_parameters(where) | {"max_count": MAX_UNENDED + 1}
-            ((number,),) = await self._pool.fetch(self._sql["count_unended"], **values)
-            return "find_unended" if number <= MAX_UNENDED else "find"
-        return "find"
+    async def _choose_searches(self, where: JobFilter) -> list[tuple[str, dict[str, Any]]]:
+        """Returns the statements, with parameters of their own, that find such jobs without a look at most others.
+
+        Successes are many, and soon met. The others are few among millions, and found by the indexes of their states.
+        """
+        if where.tag is not None and not is_unsuccessful(where):
+            return [("find_tagged", {})]
+        states = states_but_succeeded(where)
+        if states is None:
+            return [("find", {})]
+        searches: list[tuple[str, dict[str, Any]]] = []
+        if unended := states - UNSUCCESSFUL:
+            own: dict[str, Any] = {"states": [CODES[each] for each in unended], "max_count": MAX_UNENDED + 1}
+            if (await self._pool.fetch(self._sql["count_unended"], **own))[0][0] > MAX_UNENDED:
+                return [("find", {})]
+            searches.append(("find_unended", own))
+        searches += (("find_ended", {"state": CODES[each]}) for each in states & UNSUCCESSFUL)
+        return searches
 
     async def _page(self, where: JobFilter, name: str, **values: Any) -> Rows:
         if costs_its_page(where):

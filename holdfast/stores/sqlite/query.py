@@ -21,11 +21,12 @@ from holdfast.core.workers import WorkerInfo, worker_of
 from holdfast.stores.common.named_sql import CODES, STATES
 from holdfast.stores.common.requests import (
     MAX_UNENDED,
+    UNSUCCESSFUL,
     costs_its_page,
-    is_unended,
     is_unsuccessful,
     line_page,
     line_place,
+    states_but_succeeded,
 )
 from holdfast.stores.sqlite.encoding import as_json, filter_parameters, read_job
 from holdfast.stores.sqlite.events import Feed
@@ -134,26 +135,34 @@ class Reads:
     def find(self, reader: sqlite3.Connection, where: JobFilter, *, limit: int, cursor: str | None) -> Page:
         """A page of jobs, newest first; the cursor is the place in the order of submission."""
         before = _NEWEST if cursor is None else _place(cursor)
-        values = filter_parameters(where) | {"before": before, "limit": limit + 1, "max_count": MAX_UNENDED}
-        # Dead letters are few among millions, and found by their index; successes are many, and soon met.
-        if is_unsuccessful(where):
-            each = [reader.execute(self._sql["find_ended"], values | {"state": CODES[s]}) for s in set(where.states)]
-            rows = sorted((row for found in each for row in found), key=lambda row: -row[0])[: limit + 1]
-        else:
-            rows = reader.execute(self._sql[self._search_of(reader, where)], values).fetchall()
+        values = filter_parameters(where) | {"before": before, "limit": limit + 1}
+        found: dict[int, str] = {}
+        for name, own in self._choose_searches(reader, where):
+            found |= reader.execute(self._sql[name], values | own)
+        rows = sorted(found.items(), reverse=True)[: limit + 1]
         more = len(rows) > limit
         return Page(
             jobs=[read_job(shown) for _, shown in rows[:limit]], cursor=str(rows[limit - 1][0]) if more else None
         )
 
-    def _search_of(self, reader: sqlite3.Connection, where: JobFilter) -> str:
-        """Returns the statement that finds such jobs with the fewest looks at others."""
-        if where.tag is not None:
-            return "find_tagged"
-        values = filter_parameters(where) | {"max_count": MAX_UNENDED + 1}
-        if is_unended(where) and reader.execute(self._sql["count_unended"], values).fetchone()[0] <= MAX_UNENDED:
-            return "find_unended"
-        return "find"
+    def _choose_searches(self, reader: sqlite3.Connection, where: JobFilter) -> list[tuple[str, dict[str, object]]]:
+        """Returns the statements, with parameters of their own, that find such jobs without a look at most others.
+
+        Successes are many, and soon met. The others are few among millions, and found by the indexes of their states.
+        """
+        if where.tag is not None and not is_unsuccessful(where):
+            return [("find_tagged", {})]
+        states = states_but_succeeded(where)
+        if states is None:
+            return [("find", {})]
+        searches: list[tuple[str, dict[str, object]]] = []
+        if unended := states - UNSUCCESSFUL:
+            own: dict[str, object] = {"states": as_json(CODES[each] for each in unended), "max_count": MAX_UNENDED + 1}
+            if reader.execute(self._sql["count_unended"], own).fetchone()[0] > MAX_UNENDED:
+                return [("find", {})]
+            searches.append(("find_unended", own))
+        searches += (("find_ended", {"state": CODES[each]}) for each in states & UNSUCCESSFUL)
+        return searches
 
     def count(self, reader: sqlite3.Connection, where: JobFilter, limit: int | None) -> int:
         """Counts the jobs that match, up to ``limit``."""

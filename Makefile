@@ -13,10 +13,10 @@ export PYTHONPATH :=
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev test check storm bench docs clean
+.PHONY: help demo dev test check storm bench docs screenshots clean
 
 help: ## Print this help
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: $(VENV)/core.stamp ## See it work: the standard library as jobs, a worker killed halfway, totals compared
 	@$(BIN)/python -m examples.demo
@@ -47,6 +47,9 @@ bench: $(VENV)/bench.stamp ## Measure against the raw database and against a pee
 
 docs: $(VENV)/dev.stamp ## Run every command and code block of the documentation
 	@$(BIN)/python -m pytest -q tests/interfaces/test_docs.py
+
+screenshots: $(VENV)/dev.stamp $(VENV)/npm.stamp ## Take pictures of all pages of the console, in build/screenshots
+	@$(BIN)/python -m tests.console.screenshots
 
 clean: ## Remove the virtual environment and every cache
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

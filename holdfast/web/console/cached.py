@@ -18,7 +18,7 @@ from holdfast.web.messages import ApiResponse
 
 _MAX_RUNNING = 200
 _FRESH_FOR = 2.0  # seconds
-_READING_SHARE = 30  # a read that takes a second is good for so many
+_READING_SHARE = 60  # a read that takes a second is good for so many
 _T = TypeVar("_T")
 
 

@@ -51,7 +51,7 @@ async def test_pages_of_states_are_the_same_by_index_and_by_scan(
     store: Store, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
     for module in (sqlite_query, postgres_query):
-        monkeypatch.setattr(module, "MAX_UNENDED", most)
+        monkeypatch.setattr(module, "max_unended", lambda where: most)
     states = await _fill(store)
     assert set(UNENDED) <= set(states.values())
     everything = await _pages(store, JobFilter())

@@ -27,8 +27,7 @@ GLANCED = frozenset(set(JobState) - {JobState.SUCCEEDED, JobState.CANCELLED})
 
 UNSUCCESSFUL = frozenset({JobState.DEAD, JobState.CANCELLED})
 """States of few jobs among millions, which are found without a look at the others."""
-MAX_UNENDED = 20_000
-"""Jobs that have not ended, among which a search by their states looks before it goes through all jobs."""
+_MAX_UNENDED, _MAX_FILTERED = 20_000, 50_000
 
 HEARTBEAT_RETRY_SHARE = 0.25
 """Of a lease: how long a beat waits for a server that is away, so that there is time for another."""
@@ -72,6 +71,14 @@ def states_but_succeeded(where: JobFilter) -> frozenset[JobState] | None:
     has_error = where.error is not None or where.error_group is not None
     states = frozenset(where.states or JobState) - ({JobState.SUCCEEDED} if has_error else set())
     return None if JobState.SUCCEEDED in states else states
+
+
+def max_unended(where: JobFilter) -> int:
+    """Returns the number of jobs that have not ended among which a search looks before it goes through all jobs.
+
+    Of many jobs in some states a page is soon met; with another condition perhaps none.
+    """
+    return _MAX_UNENDED if where == JobFilter(states=where.states) else _MAX_FILTERED
 
 
 def costs_its_page(where: JobFilter) -> bool:

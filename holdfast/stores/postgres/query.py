@@ -18,12 +18,12 @@ from holdfast.core.stats import CountRow, queues_of
 from holdfast.core.workers import WorkerInfo, worker_of
 from holdfast.stores.common.named_sql import CODES, STATES
 from holdfast.stores.common.requests import (
-    MAX_UNENDED,
     UNSUCCESSFUL,
     costs_its_page,
     is_unsuccessful,
     line_page,
     line_place,
+    max_unended,
     states_but_succeeded,
 )
 from holdfast.stores.postgres.encoding import filter_parameters, is_id, shown_attempt, shown_job, shown_line, to_text
@@ -83,8 +83,8 @@ class PostgresQuery(Feed):
             return [("find", {})]
         searches: list[tuple[str, dict[str, Any]]] = []
         if unended := states - UNSUCCESSFUL:
-            own: dict[str, Any] = {"states": [CODES[each] for each in unended], "max_count": MAX_UNENDED + 1}
-            if (await self._pool.fetch(self._sql["count_unended"], **own))[0][0] > MAX_UNENDED:
+            own: dict[str, Any] = {"states": [CODES[each] for each in unended], "max_count": max_unended(where) + 1}
+            if (await self._pool.fetch(self._sql["count_unended"], **own))[0][0] > max_unended(where):
                 return [("find", {})]
             searches.append(("find_unended", own))
         searches += (("find_ended", {"state": CODES[each]}) for each in states & UNSUCCESSFUL)

@@ -20,12 +20,12 @@ from holdfast.core.stats import CountRow, JobStats, queues_of
 from holdfast.core.workers import WorkerInfo, worker_of
 from holdfast.stores.common.named_sql import CODES, STATES
 from holdfast.stores.common.requests import (
-    MAX_UNENDED,
     UNSUCCESSFUL,
     costs_its_page,
     is_unsuccessful,
     line_page,
     line_place,
+    max_unended,
     states_but_succeeded,
 )
 from holdfast.stores.sqlite.encoding import as_json, filter_parameters, read_job
@@ -157,8 +157,11 @@ class Reads:
             return [("find", {})]
         searches: list[tuple[str, dict[str, object]]] = []
         if unended := states - UNSUCCESSFUL:
-            own: dict[str, object] = {"states": as_json(CODES[each] for each in unended), "max_count": MAX_UNENDED + 1}
-            if reader.execute(self._sql["count_unended"], own).fetchone()[0] > MAX_UNENDED:
+            own: dict[str, object] = {
+                "states": as_json(CODES[each] for each in unended),
+                "max_count": max_unended(where) + 1,
+            }
+            if reader.execute(self._sql["count_unended"], own).fetchone()[0] > max_unended(where):
                 return [("find", {})]
             searches.append(("find_unended", own))
         searches += (("find_ended", {"state": CODES[each]}) for each in states & UNSUCCESSFUL)

@@ -17,21 +17,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.app import Holdfast
+from holdfast.web.keys import ConsoleUser, FindUser
 
 if TYPE_CHECKING:
     from holdfast.web.asgi import Api
 
-__all__ = ["create_app"]
+__all__ = ["ConsoleUser", "create_app"]
 
 
-def create_app(app: Holdfast, *, checks_hosts: bool = False, local_console: bool = False) -> Api:
+def create_app(
+    app: Holdfast, *, checks_hosts: bool = False, local_console: bool = False, console_user: FindUser | None = None
+) -> Api:
     """Returns the HTTP API of this application, to be served, or mounted in any ASGI application.
 
     It has a store of its own, whose calls have a deadline; the application stays as it is. Served by itself it opens
     this store at the start and closes it at the end. Mounted, it opens the store with the first request; closing the
     application closes it. ``checks_hosts``: refuse names that a page of another site could have made up.
     ``local_console``: show the console without keys; only for a server that other hosts cannot reach.
+    ``console_user``: returns the ``ConsoleUser`` whom the application around it has signed in, from the ASGI scope of a
+    request, or None; a function or a coroutine function.
     """
     from holdfast.web.asgi import Api  # Starlette: `holdfast keys` works without the extra
 
-    return Api(app, checks_hosts=checks_hosts, local_console=local_console)
+    return Api(app, checks_hosts=checks_hosts, local_console=local_console, console_user=console_user)

@@ -47,7 +47,7 @@ from holdfast.web.console import is_console_path
 from holdfast.web.console.sessions import check_secret
 from holdfast.web.event_broadcast import EventBroadcasters
 from holdfast.web.fields import Form, read_query
-from holdfast.web.keys import Principal
+from holdfast.web.keys import FindUser, Principal
 from holdfast.web.keys import Scope as KeyScope
 from holdfast.web.long_poll import ClaimWaiters
 from holdfast.web.messages import (
@@ -103,7 +103,14 @@ _BATCH = 20  # limit of a batch's body, in payload limits
 class Api:
     """The HTTP API of one application, made by ``holdfast.web.create_app``."""
 
-    def __init__(self, app: Holdfast, *, checks_hosts: bool = False, local_console: bool = False) -> None:
+    def __init__(
+        self,
+        app: Holdfast,
+        *,
+        checks_hosts: bool = False,
+        local_console: bool = False,
+        console_user: FindUser | None = None,
+    ) -> None:
         self.app = app = WithDeadline(app, _CALL_DEADLINE)
         """The application with the store of this API, for routes beside it."""
         self._authenticator = Authenticator(app, checks_hosts=checks_hosts)
@@ -120,6 +127,7 @@ class Api:
             check_secret(Path(app.settings.keys_file))
         self._console: Console | None = None
         self._local_console = local_console
+        self._console_user = console_user
         self._stack = self.add_middlewares(self._route)
 
     def add_middlewares(self, site: ASGIApp) -> ASGIApp:
@@ -164,6 +172,7 @@ class Api:
                 self.make_context,
                 self.run_operation,
                 is_local=self._local_console,
+                find_user=self._console_user,
             )
         return self._console
 

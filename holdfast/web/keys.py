@@ -10,10 +10,10 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -231,6 +231,32 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def _theirs(self) -> str:
         return join_words(self.queues)
+
+
+class ConsoleUser(msgspec.Struct, frozen=True, kw_only=True):
+    """A person whom the application around the console has signed in.
+
+    name: 1 to 100 visible characters; audit records have it. scopes and queues: as of a key (``holdfast keys create``).
+    Raises Invalid if one of them is not possible.
+    """
+
+    name: str
+    scopes: tuple[str, ...] = ("read",)
+    queues: tuple[str, ...] = (EVERY_QUEUE,)
+
+    def __post_init__(self) -> None:
+        _check_name(self.name)
+        check_scopes(self.scopes)
+        check_patterns(self.queues)
+
+    def to_principal(self, address: str) -> Principal:
+        """Returns the principal of a request from this address."""
+        scopes = frozenset(check_scopes(self.scopes))
+        return Principal(key=f"user:{self.name}", scopes=scopes, queues=self.queues, address=address)
+
+
+FindUser = Callable[[MutableMapping[str, Any]], ConsoleUser | Awaitable[ConsoleUser | None] | None]
+"""Finds the user of a request from its ASGI scope; None: no user is signed in."""
 
 
 def unauthorized_refusal() -> Refusal:

@@ -24,7 +24,7 @@ import msgspec
 
 from holdfast.core.errors import ConfigError
 from holdfast.web.authentication import Authenticator
-from holdfast.web.keys import Principal
+from holdfast.web.keys import ConsoleUser, Principal
 from holdfast.web.messages import ApiRequest, Header
 
 IDLE_SECONDS = 8 * 3600
@@ -33,17 +33,17 @@ MAX_SECONDS = 24 * 3600
 _RENEWED_AFTER = 300  # seconds after which a request of a person gets a new cookie
 _PORT = re.compile(rb":(\d{1,5})$")
 _SECRET = re.compile("[0-9a-f]{64}")
-_TOKEN = re.compile(r"([a-z2-7]{8}|local)\.([0-9a-f]{32})\.(\d{1,12})\.(\d{1,12})\.([0-9a-f]{64})")
-_LOCAL = "local"
+_TOKEN = re.compile(r"([a-z2-7]{8}|local|user)\.([0-9a-f]{32})\.(\d{1,12})\.(\d{1,12})\.([0-9a-f]{64})")
+_LOCAL, _USER = "local", "user"
 _NOTICE_DIGITS = 16
 _PLACE_DIGITS = 8
 _TOO_OPEN = stat.S_IWGRP | stat.S_IRWXO
 
 
 class BrowserSession(msgspec.Struct, frozen=True):
-    """A signed-in browser. ``key_id``: None for the console of this host without keys.
+    """A signed-in browser. ``key_id``: None for a user, and for the console of this host without keys.
 
-    ``key_hash``: of the secret with which it has signed in.
+    ``key_hash``: of the secret with which it has signed in, or of the name of its user.
     """
 
     key_id: str | None
@@ -51,6 +51,7 @@ class BrowserSession(msgspec.Struct, frozen=True):
     id: str
     began_at: int
     ends_at: int
+    user: ConsoleUser | None = None
 
 
 class Sessions:
@@ -61,19 +62,23 @@ class Sessions:
         self._secret = secrets.token_bytes(32) if keys_file is None else shared_secret(keys_file)
         self._ended: OrderedDict[str, int] = OrderedDict()  # when each could have gone on to
 
-    def new_session(self, key_id: str | None = None, key_hash: str = "") -> BrowserSession:
+    def new_session(
+        self, key_id: str | None = None, key_hash: str = "", user: ConsoleUser | None = None
+    ) -> BrowserSession:
         """Returns a new session with a random id."""
-        return BrowserSession(key_id, key_hash, secrets.token_hex(16), _now(), _now() + IDLE_SECONDS)
+        if user is not None:
+            key_hash = _user_hash(user)
+        return BrowserSession(key_id, key_hash, secrets.token_hex(16), _now(), _now() + IDLE_SECONDS, user)
 
     def renew_session(self, session: BrowserSession) -> BrowserSession:
         """Returns the session with a new end."""
         ends_at = min(_now() + IDLE_SECONDS, session.began_at + MAX_SECONDS)
         return msgspec.structs.replace(session, ends_at=ends_at)
 
-    def find_session(self, request: ApiRequest, *, is_secure: bool) -> BrowserSession | None:
-        """Returns the session of the request's cookie, if it is valid."""
+    def find_session(self, request: ApiRequest, user: ConsoleUser | None, *, is_secure: bool) -> BrowserSession | None:
+        """Returns the session of the request's cookie, if it is valid, and that of the user if there is one."""
         for token in _cookies(request, _cookie_name(request, is_secure=is_secure)):
-            session = self._verify(token)
+            session = self._verify(token, user)
             if session is not None:
                 return session
         return None
@@ -81,10 +86,12 @@ class Sessions:
     def is_valid(self, session: BrowserSession) -> bool:
         """Returns True until the session ends, is signed out, or its key ceases to be valid."""
         is_over = session.ends_at <= _now() or session.id in self._ended
-        return not is_over and session.key_hash in self._key_hashes(session.key_id)
+        return not is_over and session.key_hash in self._key_hashes(session.key_id, session.user)
 
     def authorize_session(self, request: ApiRequest, session: BrowserSession) -> Principal:
         """Returns the principal of a valid session."""
+        if session.user is not None:
+            return session.user.to_principal(request.client)
         key = None if session.key_id is None else self._authenticator.active_key(session.key_id)
         if session.key_id is None or key is None:
             return Principal(address=request.client)
@@ -119,26 +126,31 @@ class Sessions:
 
     def session_cookie(self, session: BrowserSession, request: ApiRequest, path: str, *, is_secure: bool) -> Header:
         """Returns the header that stores the session in the browser. ``path``: where the console is."""
-        content = f"{session.key_id or _LOCAL}.{session.id}.{session.began_at}.{session.ends_at}"
+        name = session.key_id or (_LOCAL if session.user is None else _USER)
+        content = f"{name}.{session.id}.{session.began_at}.{session.ends_at}"
         token = f"{content}.{self._sign(content, session.key_hash)}"
         return _set_cookie(request, token, path, session.ends_at - _now(), is_secure=is_secure)
 
     # ── signatures ────────────────────────────────────────────────────────────────────────────────────────────
-    def _verify(self, token: str) -> BrowserSession | None:
+    def _verify(self, token: str, user: ConsoleUser | None) -> BrowserSession | None:
         found = _TOKEN.fullmatch(token)
         if found is None:
             return None
         name, session_id, began_at, ends_at, signature = found.groups()
-        key_id = None if name == _LOCAL else name
-        for key_hash in self._key_hashes(key_id):
+        if (name == _USER) != (user is not None):
+            return None
+        key_id = None if name in (_LOCAL, _USER) else name
+        for key_hash in self._key_hashes(key_id, user):
             expected = self._sign(f"{name}.{session_id}.{began_at}.{ends_at}", key_hash)
-            session = BrowserSession(key_id, key_hash, session_id, int(began_at), int(ends_at))
+            session = BrowserSession(key_id, key_hash, session_id, int(began_at), int(ends_at), user)
             if hmac.compare_digest(signature, expected) and self.is_valid(session):
                 return session
         return None
 
-    def _key_hashes(self, key_id: str | None) -> list[str]:
-        """Returns the hashes of the secrets with which a key is valid now."""
+    def _key_hashes(self, key_id: str | None, user: ConsoleUser | None) -> list[str]:
+        """Returns the hashes of the secrets with which a key is valid now, or that of a user's name."""
+        if user is not None:
+            return [_user_hash(user)]
         if key_id is None:
             return [] if self._authenticator.has_keys else [""]
         key = self._authenticator.active_key(key_id)
@@ -146,6 +158,10 @@ class Sessions:
 
     def _sign(self, content: str, key_hash: str) -> str:
         return hmac.new(self._secret, f"{content}|{key_hash}".encode(), hashlib.sha256).hexdigest()
+
+
+def _user_hash(user: ConsoleUser) -> str:
+    return hashlib.sha256(f"user:{user.name}".encode()).hexdigest()
 
 
 def expired_cookie(request: ApiRequest, path: str, *, is_secure: bool) -> Header:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ from holdfast.web.console.visit import (
     page_globals,
     read_pairs,
 )
-from holdfast.web.keys import hash_token
+from holdfast.web.keys import ConsoleUser, FindUser, hash_token
 from holdfast.web.messages import ApiRequest, ApiResponse, Refusal, read_form, send_answer
 from holdfast.web.routing import Operation
 
@@ -89,7 +89,8 @@ class Console:
     """The console of one ``Api``.
 
     ``make_context`` and ``run_operation``: of the API, so that pages have its checks and its audit records.
-    ``is_local``: it may be used without keys, as no other host reaches it.
+    ``is_local``: it may be used without keys, as no other host reaches it. ``find_user``: finds the person whom the
+    application around it has signed in.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class Console:
         run_operation: OperationRunner,
         *,
         is_local: bool,
+        find_user: FindUser | None,
     ) -> None:
         keys_file = app.settings.keys_file
         self.authenticator = authenticator
@@ -120,7 +122,8 @@ class Console:
         )
         self._body_timeout = app.settings.body_timeout.total_seconds()
         self._max_form = app.settings.payload_limit * _FORM_PAYLOADS
-        self._is_on = authenticator.has_keys or is_local
+        self._find_user = find_user
+        self._is_on = authenticator.has_keys or is_local or find_user is not None
         self._routes = [(compile_path(route.path)[0], route) for route in ROUTES]
 
     async def __call__(self, scope: Scope, request: ApiRequest, send: Send) -> None:
@@ -137,20 +140,31 @@ class Console:
             request.template = f"{_STATIC}{{file}}"
             return asset_response(path.removeprefix(_STATIC), dict(read_pairs(request)).get("v", ""))
         is_secure = self.authenticator.is_over_tls(scope)
-        if path == _SIGN_IN and self.authenticator.has_keys:
+        user = await self._read_user(scope)
+        if path == _SIGN_IN and self.authenticator.has_keys and user is None:
             request.template = _SIGN_IN
             return await self._sign_in(request, is_secure=is_secure)
-        session = self.sessions.find_session(request, is_secure=is_secure)
-        if session is None and self.authenticator.has_keys:
-            return self._ask_to_sign_in(request)
-        return await self._visit(request, path, session, is_secure=is_secure)
+        session = self.sessions.find_session(request, user, is_secure=is_secure)
+        if session is None and user is None:
+            if self.authenticator.has_keys:
+                return self._ask_to_sign_in(request)
+            if self._find_user is not None:
+                detail = "the application to which this console belongs has not signed you in"
+                raise Refusal(401, "not_signed_in", detail, "sign in there, then come back")
+        is_new = session is None
+        session = session or self.sessions.new_session(user=user)
+        return await self._visit(request, path, session, is_new=is_new, is_secure=is_secure)
+
+    async def _read_user(self, scope: Scope) -> ConsoleUser | None:
+        """Returns the user whom the application around the console has signed in."""
+        found = None if self._find_user is None else self._find_user(scope)
+        return await found if isinstance(found, Awaitable) else found
 
     # ── pages ─────────────────────────────────────────────────────────────────────────────────────────────────
     async def _visit(
-        self, request: ApiRequest, path: str, known: BrowserSession | None, *, is_secure: bool
+        self, request: ApiRequest, path: str, session: BrowserSession, *, is_new: bool, is_secure: bool
     ) -> ApiResponse:
-        """Runs a page or an action for a session; makes one where none is needed to sign in."""
-        session = known or self.sessions.new_session(None)
+        """Runs a page or an action for a session. ``is_new``: the browser does not have it yet."""
         caller = self.sessions.authorize_session(request, session)
         visit = Visit(self._parts, request, session, caller, {})
         request.show_problem = partial(problem_page, request, visit.common_context())
@@ -159,15 +173,15 @@ class Console:
         if route.method == "POST":
             form = await self._read_form(request)
             visit = Visit(self._parts, request, session, caller, parts, form)
-            if known is None or not self.sessions.is_form_token(session, visit.form_value("token")):
+            if is_new or not self.sessions.is_form_token(session, visit.form_value("token")):
                 raise Refusal(403, "stale_form", "this form is not of your session", "reload the page, and try again")
         else:
-            is_refresh = known is not None and request.headers.get(b"hx-trigger") == b"live"
+            is_refresh = not is_new and request.headers.get(b"hx-trigger") == b"live"
             visit = Visit(self._parts, request, session, caller, parts, is_refresh=is_refresh)
         cookie_path = console_link(request)
         if route.path == _SIGN_OUT:
             visit.headers.append(expired_cookie(request, cookie_path, is_secure=is_secure))
-        elif known is None or (not visit.is_refresh and self.sessions.is_renewable(session)):
+        elif is_new or (not visit.is_refresh and self.sessions.is_renewable(session)):
             renewed = self.sessions.renew_session(session)
             visit.headers.append(self.sessions.session_cookie(renewed, request, cookie_path, is_secure=is_secure))
         if not visit.is_refresh:

@@ -59,7 +59,7 @@ class OverviewMethods:
         Of each kind the 10,000 jobs are grouped that failed last (Redis: those that wait, within the last hour).
         ``allows``: which queues count."""
         found = await (await self.open_store()).query.failed_jobs(MAX_READ)
-        return group_failed_jobs(job for job in found if allows(job.queue))
+        return group_failed_jobs(found, allows)
 
     @requires_loop
     async def workers(self: _Opened) -> list[WorkerInfo]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -67,11 +67,11 @@ def identify_group(error: str, traceback: str | None) -> str:
     return hashlib.blake2b(subject.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
 
 
-def check_error_group(text: str, field: str = "error_group") -> str:
-    """Returns the id of a group; Invalid for a text that is none."""
-    if not re.fullmatch(GROUP_PATTERN, text):
-        raise Invalid(field, text, "give an id that `holdfast errors` lists, of 12 hexadecimal digits")
-    return text
+def check_error_group(given: object, field: str = "error_group") -> str:
+    """Returns the id of a group; Invalid for anything else."""
+    if not isinstance(given, str) or not re.fullmatch(GROUP_PATTERN, given):
+        raise Invalid(field, given, "give an id that `holdfast errors` lists, of 12 hexadecimal digits")
+    return given
 
 
 def find_place(traceback: str | None) -> str | None:
@@ -86,11 +86,15 @@ def find_place(traceback: str | None) -> str | None:
     return f"{'/'.join(_SEPARATOR.split(path)[-2:])} in {function.strip()}"
 
 
-def group_failed_jobs(jobs: Iterable[FailedJob]) -> list[ErrorGroup]:
-    """Returns the groups of these jobs, the one with the latest failure first."""
+def group_failed_jobs(
+    jobs: Sequence[FailedJob], allows: Callable[[str], bool] = lambda queue: True
+) -> list[ErrorGroup]:
+    """Returns the groups of the jobs of allowed queues, the one with the latest failure first."""
+    allowed = {queue for queue in {job.queue for job in jobs} if allows(queue)}
     members: dict[str, list[FailedJob]] = {}
     for job in jobs:
-        members.setdefault(job.group, []).append(job)
+        if job.queue in allowed:
+            members.setdefault(job.group, []).append(job)
     groups = [_summarize(group, found) for group, found in members.items()]
     return sorted(groups, key=lambda each: (-each.last_us, each.id))
 

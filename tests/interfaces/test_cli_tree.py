@@ -24,7 +24,7 @@ EXPECTED = """
     |dlq list|dlq show|dlq replay|dlq purge|queue list|queue pause|queue resume|queue purge|config list|config get
     |config set|config path|retry-schedule|backup|migrate|doctor|why|dev|api|completion
     |schedule list|schedule show|schedule add|schedule pause|schedule resume|schedule remove|schedule run|schedule next
-    |chaos run|chaos start|chaos show|chaos stop
+    |errors|alerts list|alerts test|chaos run|chaos start|chaos show|chaos stop
     |limit list|limit show|limit add|limit set|limit reset|limit remove|limit pause|limit resume
     |signal send|signal list|schedule backfill|keys create|keys list|keys rotate|keys revoke|audit verify
 """

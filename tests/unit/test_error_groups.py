@@ -53,9 +53,9 @@ def test_other_text_or_place_is_another_error(error: str, traceback: str | None)
 def test_id_is_twelve_digits_for_any_text() -> None:
     for error in ("", "\n", "x" * 10_000, "1" * 10_000, "\udc80", "<script>"):
         assert check_error_group(identify_group(error, None)) == identify_group(error, None)
-    for text in ("", "5F0C9A41D2BE", "5f0c9a41d2be0", "' or 1=1"):
+    for given in ("", "5F0C9A41D2BE", "5f0c9a41d2be0", "' or 1=1", -1, None, [[]]):
         with pytest.raises(Invalid, match="holdfast errors"):
-            check_error_group(text)
+            check_error_group(given)
 
 
 def test_place_is_the_innermost_frame_outside_libraries() -> None:

@@ -11,9 +11,10 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.app import Holdfast
-from holdfast.core.error_groups import MAX_READ, FailedJob
+from holdfast.core.error_groups import MAX_READ, ErrorGroup, FailedJob, group_failed_jobs
 from holdfast.core.errors import Busy, TooBroad
 from holdfast.core.models import Job, JobFilter, JobState, QueueInfo
+from holdfast.web.keys import Principal
 from holdfast.web.messages import ApiResponse
 
 _MAX_RUNNING = 200
@@ -75,9 +76,23 @@ async def read_running_jobs(app: Holdfast) -> RunningJobs:
     return RunningJobs(page.jobs, page.cursor is None)
 
 
-async def read_failed_jobs(app: Holdfast) -> Sequence[FailedJob]:
+class FailedJobs:
+    """Jobs that failed last, grouped once for all keys of the same queues."""
+
+    def __init__(self, jobs: Sequence[FailedJob]) -> None:
+        self._jobs = jobs
+        self._groups: dict[tuple[str, ...], list[ErrorGroup]] = {}
+
+    def find_groups(self, caller: Principal) -> list[ErrorGroup]:
+        """Returns the groups of the jobs that a principal may see."""
+        if caller.queues not in self._groups:
+            self._groups[caller.queues] = group_failed_jobs(self._jobs, caller.allows_queue)
+        return self._groups[caller.queues]
+
+
+async def read_failed_jobs(app: Holdfast) -> FailedJobs:
     """Reads the jobs that failed last."""
-    return await (await app.open_store()).query.failed_jobs(MAX_READ)
+    return FailedJobs(await (await app.open_store()).query.failed_jobs(MAX_READ))
 
 
 # ── pages that refresh themselves ─────────────────────────────────────────────────────────────────────────────────

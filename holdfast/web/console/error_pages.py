@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.core.error_groups import ErrorGroup, check_error_group, group_failed_jobs
+from holdfast.core.error_groups import check_error_group
 from holdfast.core.errors import Invalid, NotFound
 from holdfast.views.documents import to_plain
 from holdfast.views.error_groups import describe_group, describe_groups
@@ -12,21 +12,16 @@ from holdfast.web.console import ROOT
 from holdfast.web.console.charts import draw_hours
 from holdfast.web.console.visit import PageRoute, Visit
 from holdfast.web.messages import ApiResponse
-from holdfast.web.routing import RequestContext
 
 _SHOWN = 100
 _DAY, _WEEK = 24, 7 * 24
 
 
-async def _read_groups(visit: Visit, call: RequestContext) -> list[ErrorGroup]:
-    failed = await visit.console.failed.read_value()
-    return group_failed_jobs(job for job in failed if call.caller.allows_queue(job.queue))
-
-
 async def show_errors(visit: Visit) -> ApiResponse:
     """Returns the page of all groups, the latest failure first."""
     call = visit.make_context("list_error_groups", {})
-    groups, store = await _read_groups(visit, call), await call.app.open_store()
+    groups = (await visit.console.failed.read_value()).find_groups(call.caller)
+    store = await call.app.open_store()
     now_us = await store.health.server_time_us()
     documents: list[dict[str, Any]] = to_plain(await describe_groups(store, groups[:_SHOWN], call.redaction))
     views = [
@@ -45,7 +40,8 @@ async def show_errors(visit: Visit) -> ApiResponse:
 async def show_error(visit: Visit) -> ApiResponse:
     """Returns the page of one group."""
     call = visit.make_context("show_error_group", {})
-    groups, store = await _read_groups(visit, call), await call.app.open_store()
+    groups = (await visit.console.failed.read_value()).find_groups(call.caller)
+    store = await call.app.open_store()
     found = next((each for each in groups if each.id == _read_id(visit.path["group"])), None)
     if found is None:
         return visit.render_page("error.html", group=None)

@@ -9,13 +9,12 @@ from urllib.parse import parse_qsl, quote, urlencode
 import msgspec
 
 from holdfast.app import Holdfast
-from holdfast.core.error_groups import FailedJob
 from holdfast.core.errors import Invalid, NotFound
 from holdfast.core.models import QueueInfo
 from holdfast.tasks.codec import RawText, decode_json
 from holdfast.web.authentication import Authenticator
 from holdfast.web.console import ROOT
-from holdfast.web.console.cached import CachedRead, RunningJobs, SharedRefreshes
+from holdfast.web.console.cached import CachedRead, FailedJobs, RunningJobs, SharedRefreshes
 from holdfast.web.console.charts import HistoryCharts
 from holdfast.web.console.rendering import asset_version, html_response
 from holdfast.web.console.sessions import BrowserSession, Sessions
@@ -69,7 +68,7 @@ class ConsoleParts(msgspec.Struct, frozen=True, kw_only=True):
     sessions: Sessions
     queues: CachedRead[Sequence[QueueInfo]]
     running: CachedRead[RunningJobs]
-    failed: CachedRead[Sequence[FailedJob]]
+    failed: CachedRead[FailedJobs]
     charts: Mapping[str, CachedRead[HistoryCharts]]
     refreshes: SharedRefreshes
     operations: Mapping[str, Operation]

@@ -11,6 +11,8 @@ import time
 import traceback
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from holdfast.core.clock import wait_first
 from holdfast.core.errors import HoldfastError, StoreReplaced
 from holdfast.core.events import LoopBlocked, StoreTrouble
@@ -20,6 +22,7 @@ from holdfast.core.models import Job, Lease
 from holdfast.core.workers import LeaseStatus, WorkerCommand, WorkerHeartbeat
 from holdfast.stores.base import Store
 from holdfast.worker.context import StopReason, WorkerContext
+from holdfast.worker.executors.process_group import resident_bytes
 
 _MAX_CALL_FRACTION = 0.5  # of the lease: how long one heartbeat call may take
 _MIN_INTERVAL = 1.0  # seconds between two heartbeats, even if notifications arrive
@@ -108,7 +111,8 @@ class Heartbeat:
             async with asyncio.timeout(shared.settings.lease.total_seconds() * _MAX_CALL_FRACTION):
                 await store.open()
                 fault_point("beat.before")
-                beat = await store.queueing.heartbeat(heartbeat, leases, lease_for=shared.settings.lease)
+                sized = replace(heartbeat, memory=resident_bytes())  # not compared: it changes all the time
+                beat = await store.queueing.heartbeat(sized, leases, lease_for=shared.settings.lease)
         except StoreReplaced:
             raise
         except (HoldfastError, TimeoutError) as error:

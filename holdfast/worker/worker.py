@@ -25,7 +25,7 @@ from holdfast.core.workers import WorkerCommand, WorkerHeartbeat
 from holdfast.settings.settings import Settings
 from holdfast.stores.base import Store
 from holdfast.worker.context import StopReason, WorkerContext
-from holdfast.worker.executors.process_group import is_gone, resident_bytes
+from holdfast.worker.executors.process_group import is_gone
 from holdfast.worker.fault_injector import FaultInjector
 from holdfast.worker.fetcher import Fetcher
 from holdfast.worker.handler_limits import HandlerLimits
@@ -314,7 +314,6 @@ class Worker:
             succeeded=shared.succeeded,
             failed=shared.failed,
             version=shared.settings.app_version,
-            memory=resident_bytes(),
             beat=shared.settings.beat,
         )
 

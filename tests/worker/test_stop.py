@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from datetime import timedelta
 
 import pytest
@@ -226,7 +227,11 @@ async def test_an_order_through_the_store_is_followed(app: Holdfast, drain: bool
     assert stopping.reason == ("drained" if drain else "ordered")
 
 
-async def test_heartbeats_are_frequent_at_work_and_rare_when_idle(app: Holdfast) -> None:
+async def test_heartbeats_are_frequent_at_work_and_rare_when_idle(
+    app: Holdfast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.worker.heartbeat.resident_bytes", itertools.count(1 << 20).__next__)
+
     @app.task("work")
     async def work() -> None: ...
 

@@ -142,10 +142,13 @@ class ProcessExecutor:
             else:
                 child.kill()
         self._idle.clear()
-        if children:
-            await asyncio.wait([child.reaped for child in children], timeout=_EXIT_TIMEOUT)
+        if not children:
+            return
+        _, slow = await asyncio.wait([child.reaped for child in children], timeout=_EXIT_TIMEOUT)
         for child in children:
             child.kill()
+        if slow:
+            await asyncio.wait(slow, timeout=_EXIT_TIMEOUT)
 
     def _take_idle(self, limits: ResourceLimits) -> _Child | None:
         """Returns an idle child, or None. For a job with a memory limit: one that uses little memory."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import pytest
 from starlette.routing import compile_path
 
@@ -30,15 +31,20 @@ PATHS = (
     "/jobs/{dead}",
     "/jobs/{running}",
     "/jobs/key:key%20plain",
+    "/jobs/{queued}/graph",
+    "/jobs/{batch}/graph",
     "/errors",
     "/errors/{error}",
     "/queues",
     "/workers",
     "/schedules",
     "/schedules?after=a",
+    "/schedules/nightly",
     "/limits",
     "/limits/crm",
     "/limits/keyed?value=x",
+    "/batches",
+    "/batches/{batch}",
     "/faults",
 )
 FEW = {"workers", "known_queues", "limits"}
@@ -87,7 +93,7 @@ def test_every_statement_of_a_page_has_a_plan_case(home: str, keys: Keys, record
             visitor = Visitor(api)
             visitor.sign_in(key)
             for path in PATHS:
-                page = path.format(queued=world.queued, dead=world.dead, running=world.running, error=world.error)
+                page = path.format(**msgspec.structs.asdict(world))
                 assert visitor.ask("GET", page).status_code in statuses, page
             for form in PREVIEWS:
                 assert visitor.send("/bulk/preview", form).status_code in statuses

@@ -112,7 +112,9 @@ def test_durability_is_answered_while_a_write_waits(tmp_path: Path) -> None:
 
 def test_closing_waits_for_no_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     endless = "with recursive c (n) as (select 1 union all select n + 1 from c) select n, '' from c where n < 0"
-    monkeypatch.setattr(store_module, "load_statements", lambda path: {**load_statements(path), "find": endless})
+    monkeypatch.setattr(
+        store_module, "load_statements", lambda path: {**load_statements(path), "find_unended": endless}
+    )
 
     async def closing_it() -> tuple[list[Any], float]:
         store = open_store(f"sqlite:///{tmp_path}/jobs.db", call_deadline=40.0)

@@ -219,7 +219,7 @@ def _places(operation: Operation) -> list[str]:
 
 
 def _path(operation: Operation, places: dict[str, str] | None = None) -> str:
-    usual = {"queue": "default", "job_id": UNKNOWN_ID, **(places or {})}
+    usual = {"queue": "default", "job_id": UNKNOWN_ID, "group": "batch", **(places or {})}
     parts = [usual.get(part[1:-1], "x") if part.startswith("{") else part for part in operation.path[1:].split("/")]
     return "/" + "/".join(quote(part, safe="") for part in parts)
 

@@ -33,6 +33,7 @@ ENDLESS = {
     postgres_store: "select 1 from pg_sleep(30)",
 }
 """What a search looks like that has to look at very many jobs."""
+_SEARCHES = ("find", "find_unended", "count", "choose")
 SOON = 2.5
 """Seconds on an idle machine."""
 
@@ -42,7 +43,7 @@ def slow(home: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
     """An API whose store finds nothing by a filter, ever."""
 
     def statements(endless: str) -> Callable[[Any], dict[str, str]]:
-        return lambda path: {**load_statements(path), **dict.fromkeys(("find", "count", "choose"), endless)}
+        return lambda path: {**load_statements(path), **dict.fromkeys(_SEARCHES, endless)}
 
     for module, endless in ENDLESS.items():
         monkeypatch.setattr(module, "load_statements", statements(endless))

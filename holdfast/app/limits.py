@@ -136,6 +136,13 @@ class LimitManager:
         return await (await self._app.open_store()).limits.bucket_use(buckets)
 
     @requires_loop
+    async def find_paused(self) -> list[BucketUse]:
+        """Paused limits, without those that have a bucket for each value of a key."""
+        names = [limit.name for limit in (await self._read()).values() if limit.by is None]
+        uses = await (await self._app.open_store()).limits.bucket_use(names) if names else []
+        return [use for use in uses if use.paused]
+
+    @requires_loop
     async def pause(self, name: str, pause_for: float | timedelta, *values: Any) -> None:
         """Admit no job through a limit for so long; of one with ``by``, through the buckets of these values.
 
@@ -271,6 +278,7 @@ class BlockingLimits(BlockingView):
     reset = BlockingMethod(LimitManager.reset)
     get = BlockingMethod(LimitManager.get)
     find_all = BlockingMethod(LimitManager.find_all)
+    find_paused = BlockingMethod(LimitManager.find_paused)
     remove = BlockingMethod(LimitManager.remove)
     use = BlockingMethod(LimitManager.use)
     pause = BlockingMethod(LimitManager.pause)

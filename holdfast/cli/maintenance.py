@@ -21,7 +21,7 @@ from holdfast.core.resources import MAX_MEMORY, ResourceLimits
 from holdfast.core.validation import parse_instant
 from holdfast.tasks.command_policy import STRICT, largest_limits
 from holdfast.views.documents import finding_document
-from holdfast.views.findings import about_alerts, about_faults, about_limits, about_workers
+from holdfast.views.findings import about_alerts, about_faults, about_limits, about_pauses, about_workers
 from holdfast.views.formatting import count_noun, format_span, format_timestamp, safe_text
 from holdfast.views.limits import describe_scope, describe_values
 
@@ -121,6 +121,7 @@ def _findings(session: Session, *, repair: bool) -> Iterator[Finding]:
         tasks = frozenset(app.registry.task_names()) if settings.app is not None else frozenset[str]()
         limits = app.limits.sync.find_all()
         yield from about_limits(limits, queues, workers, tasks)
+        yield from about_pauses(app.limits.sync.find_paused(), server_time_us(app))
         yield from about_declared_limits(app, limits, is_complete=settings.app is not None)
 
 

@@ -269,11 +269,11 @@ def _ended_batch(job: Job, known: JobFacts) -> Explanation:
 def _dead(job: Job) -> Explanation:
     replayed = f"holdfast replay {job.id}"
     error = f": {clip_text(job.error)}" if job.error else ""
-    dead = f"it is dead since {format_moment(job.ended_at_us)}, "
+    dead = f"it has been dead since {format_moment(job.ended_at_us)}, "
     match job.reason:
         case Reason.BUDGET:
             text, remedy = (
-                f"its {job.attempts} attempts are spent; the last error{error}",
+                f"no attempt is left of {count_noun(job.attempts, 'attempt')}; the last error{error}",
                 f"mend the cause, then: {replayed}",
             )
         case Reason.NO_HANDLER:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
+from datetime import timedelta
 
 import msgspec
 
 from holdfast.core.alerts import Alert
 from holdfast.core.faults import FAULTS_TASK, FaultPlan
-from holdfast.core.limits import Limit
-from holdfast.core.models import Finding, JobState, QueueInfo
+from holdfast.core.limits import BucketUse, Limit
+from holdfast.core.models import MICROSECOND, Finding, JobState, QueueInfo
 from holdfast.core.validation import did_you_mean
 from holdfast.core.workers import WorkerInfo, serves_queue
-from holdfast.views.formatting import count_noun, format_timestamp
+from holdfast.views.formatting import count_noun, format_moment, format_timestamp
 from holdfast.views.limits import describe_values
+
+_LONG_PAUSE = timedelta(minutes=1)
 
 
 def about_faults(plan: FaultPlan | None, *, is_allowed: bool) -> Iterator[Finding]:
@@ -100,6 +103,14 @@ def about_limits(
             yield Finding("limits", "warning", text, remedy)
 
 
+def about_pauses(uses: Sequence[BucketUse], now_us: int) -> Iterator[Finding]:
+    """Yields a finding for each limit that is paused for longer than handlers usually ask for."""
+    for use in uses:
+        if use.free_at_us - now_us > _LONG_PAUSE // MICROSECOND:
+            text = f"limit {use.bucket} is paused until {format_moment(use.free_at_us)}: no job starts under it"
+            yield Finding("limits", "warning", text, f"holdfast limit resume {use.bucket}")
+
+
 def about_workers(queues: Sequence[QueueInfo], workers: Sequence[WorkerInfo]) -> Iterator[Finding]:
     """Yields findings about silent workers, unserved queues, and paused queues that hold jobs."""
     alive = [worker for worker in workers if worker.alive]
@@ -107,8 +118,8 @@ def about_workers(queues: Sequence[QueueInfo], workers: Sequence[WorkerInfo]) ->
     for worker in workers:
         if not worker.alive:
             name, host = worker.heartbeat.worker, worker.heartbeat.host
-            text = f"{name} on {host} fell silent at {format_timestamp(worker.seen_at_us)}"
-            yield Finding("workers", "warning", text, "its log says why; a living worker recovers its jobs")
+            text = f"worker {name} on {host} fell silent at {format_moment(worker.seen_at_us)}"
+            yield Finding("workers", "warning", text, "read its log; other workers of its queues recover its jobs")
     for queue in queues:
         states = {JobState.QUEUED, JobState.SCHEDULED, JobState.FAILED}
         waiting = sum(queue.states.get(state, 0) for state in states)

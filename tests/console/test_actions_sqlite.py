@@ -101,6 +101,20 @@ def test_waiting_jobs_of_an_error_are_retried_at_once(open_api: Api, visitor: Vi
     assert _job(open_api, job_id)["state"] == "queued"
 
 
+def test_rate_that_cannot_be_is_asked_for_again(open_api: Api, visitor: Visitor) -> None:
+    job_id = open_api.dead("ValueError: card 1 declined")
+    chosen = {"state": "dead", "action": "replay", "rate": "100 per second"}
+    answer = visitor.send("/bulk/run", chosen)
+    assert (answer.status_code, 'value="100 per second"' in answer.text) == (422, True)
+    assert ("rate: &#39;100 per second&#39; is not valid" in answer.text, "1 job</strong>" in answer.text) == (
+        True,
+        True,
+    )
+    assert _job(open_api, job_id)["state"] == "dead"
+    assert visitor.send("/bulk/run", {**chosen, "rate": "100/s"}).status_code == 200
+    assert _job(open_api, job_id)["state"] in ("queued", "scheduled")
+
+
 def test_queue_is_paused_and_resumed(open_api: Api, visitor: Visitor, world: World) -> None:
     for action, paused in (("pause", True), ("resume", False)):
         visitor.act(f"/queues/mail/{action}")
@@ -120,7 +134,9 @@ def test_limit_is_changed_paused_and_resumed(open_api: Api, visitor: Visitor, wo
     assert (limit["concurrency"], limit["rate"], limit["depth"]) == (7, None, 100)
     visitor.act("/limits/crm/pause", {"for": "10m"})
     assert open_api.get("/v1/limits/crm")["buckets"][0]["paused"]
+    assert "limit crm is paused until" in visitor.open_page()
     visitor.act("/limits/crm/resume")
+    assert "limit crm is paused until" not in visitor.open_page()
     assert not open_api.get("/v1/limits/crm")["buckets"][0]["paused"]
     answer = visitor.send("/limits/crm/change", {"concurrency": "many"})
     assert (answer.status_code, "concurrency" in answer.text) == (422, True)

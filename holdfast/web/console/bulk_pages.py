@@ -36,19 +36,21 @@ def _context(visit: Visit) -> tuple[str, list[tuple[str, str]], dict[str, Any]]:
     return action, filters, _selection(filters)
 
 
-async def preview_bulk(visit: Visit) -> ApiResponse:
+async def preview_bulk(visit: Visit, problem: str = "") -> ApiResponse:
     """Counts the jobs that an action would change, and asks for confirmation. Changes nothing."""
     action, filters, body = _context(visit)
     counted = await visit.call_operation(_OPERATIONS[action], body={**body, "dry_run": True})
     return visit.render_page(
         "bulk.html",
+        status=422 if problem else 200,
+        problem=problem,
         action=action,
         filters=filters,
         count=counted["count"],
         is_more=counted["more"],
         is_done=False,
         changed=0,
-        rate="",
+        rate=visit.form_value("rate"),
         after="",
         done=_DONE[action],
     )
@@ -61,10 +63,16 @@ async def run_bulk(visit: Visit) -> ApiResponse:
     if action == "replay" and rate:
         body |= {"rate": rate, "after": _read_seconds(after)}
     before = parse_count(visit.form_value("changed") or "0", "changed", least=0, most=10**12)
-    answer = await visit.call_operation(_OPERATIONS[action], body=body)
+    try:
+        answer = await visit.call_operation(_OPERATIONS[action], body=body)
+    except Invalid as error:
+        if error.field != "rate":
+            raise
+        return await preview_bulk(visit, str(error))
     visit.console.forget_values()
     return visit.render_page(
         "bulk.html",
+        problem="",
         action=action,
         filters=filters,
         count=answer["count"],

@@ -35,7 +35,7 @@ def queue_view(queue: QueueInfo) -> dict[str, Any]:
         width = 100 * number / total
         parts.append({"state": state, "at": round(at, 2), "width": round(width, 2)})
         at += width
-    drain = ready / pace if ready and pace else None
+    drain = ready / pace if ready and pace and not queue.paused else None
     return {**document, "drain": drain, "bar": parts}
 
 

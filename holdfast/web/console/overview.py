@@ -9,7 +9,14 @@ from holdfast.core.models import Finding, JobState, QueueInfo
 from holdfast.core.schedule import without_alerts
 from holdfast.core.workers import WorkerInfo
 from holdfast.views.documents import plan_document, state_totals, to_plain, worker_document
-from holdfast.views.findings import about_alerts, about_dead_letters, about_faults, about_limits, about_workers
+from holdfast.views.findings import (
+    about_alerts,
+    about_dead_letters,
+    about_faults,
+    about_limits,
+    about_pauses,
+    about_workers,
+)
 from holdfast.views.formatting import format_timestamp
 from holdfast.views.schedules import schedule_document, schedule_state
 from holdfast.web.console import ROOT
@@ -36,7 +43,7 @@ _PLACES: Mapping[str, tuple[str, str]] = {
 async def show_overview(visit: Visit) -> ApiResponse:
     """Returns the overview: numbers, findings, queues, workers, next runs."""
     call = visit.make_context("list_queues", {})
-    queues = await visit.visible_queues()
+    queues, store = await visit.visible_queues(), await call.app.open_store()
     workers = [] if visit.caller.limited else await call.app.workers()
     plan = await call.app.faults.read()
     alerts = [each for each in await call.app.alerts.find_active() if call.caller.allows_queue(each.queue)]
@@ -48,7 +55,8 @@ async def show_overview(visit: Visit) -> ApiResponse:
     ]
     if not visit.caller.limited:
         findings += about_limits(await call.app.limits.find_all(), queues, workers, frozenset())
-    findings.insert(0, await (await call.app.open_store()).health.durability())
+        findings += about_pauses(await call.app.limits.find_paused(), await store.health.server_time_us())
+    findings.insert(0, await store.health.durability())
     span = chosen_span(dict(read_pairs(visit.request)).get("span", ""))
     charts = await visit.console.charts[span].read_value()
     return visit.render_page(
@@ -64,6 +72,7 @@ async def show_overview(visit: Visit) -> ApiResponse:
         hidden_queues=max(0, len(queues) - _SHOWN_QUEUES),
         workers=worker_views(workers)[:_SHOWN_WORKERS],
         worker_count=sum(each.alive for each in workers),
+        lost_count=sum(not each.alive for each in workers),
         runs=await _next_runs(visit),
         sees_workers=not visit.caller.limited,
     )

@@ -61,7 +61,7 @@ def test_ten_workers_run_each_of_500_jobs_once(tmp_path: Path) -> None:
         wait_until(lambda: queue.states()["completed"] == 500, 200, "500 completed jobs")
         rate = 500 / (time.monotonic() - began)
     assert Counter(queue.lines("runs")) == {f"{number}-{each}": 1 for number in range(4) for each in range(125)}
-    assert rate >= min(50, _commands_per_second() / 4)
+    assert rate >= min(50, _commands_per_second() / 10)
     assert "store_trouble" not in workers.log()
     assert "lock" not in workers.log().replace("locked_until", "")
     queue.app.sync.close()

@@ -22,7 +22,7 @@ _HOUR_US = 3_600_000_000
 
 _STATE = """case when n % 100 = 7 then 6 when n % 100 = 9 then 7 when n % 200 = 150 then 3
     when n <= {jobs} / 100 then 1 when n > {jobs} - {jobs} / 50 then 0 when n % 1000 = 500 then 2 else 5 end"""
-"""One in a hundred dead, cancelled or scheduled, one in fifty queued, one in 200 failed, one in 1,000 running."""
+"""State of each job by its number: 1 % each dead, cancelled and scheduled, 2 % queued, 0.5 % failed, 0.1 % running."""
 _JOBS = """
 insert into {job} (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, claims, attempts, worker,
     lease_until, started_at, ended_at, reason, error, error_group, result{more})

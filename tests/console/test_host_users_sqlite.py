@@ -89,11 +89,11 @@ def test_user_for_some_queues_sees_no_others(inner: Api) -> None:
 
 
 def test_without_a_user_the_console_asks_for_a_sign_in(inner: Api, home: str, tmp_path: Path) -> None:
-    answer = visit_as(inner, "nobody").ask("GET", "")
+    answer = visit_as(inner, "unknown").ask("GET", "")
     assert (answer.status_code, "has not signed you in" in answer.text) == (401, True)
     keys = Keys(tmp_path)
     with Api(home, keys_file=str(keys.path)) as keyed:
-        visitor = visit_as(keyed, "nobody")
+        visitor = visit_as(keyed, "unknown")
         assert visitor.ask("GET", "/queues").headers["location"] == "/ops/console/sign-in?next=%2Fqueues"
         visitor.sign_in(keys.spare)
         assert "Sign out" in visitor.open_page("/queues")

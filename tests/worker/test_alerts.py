@@ -165,7 +165,7 @@ async def test_alert_that_was_never_sent_clears_silently(open_app: Any, receiver
         assert receiver.states() == ["firing"]
         await kill_jobs(app, "mail")
         await app.alerts.evaluate_rules()
-        assert receiver.states() == ["firing", "firing"], "no hold-off: nobody has heard of the first one"
+        assert receiver.states() == ["firing", "firing"], "no hold-off: the first one has not been received"
 
 
 async def test_old_and_unserved_queues_breach_their_rules(open_app: Any, clock: ManualClock) -> None:

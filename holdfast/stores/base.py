@@ -217,8 +217,10 @@ class Query(Protocol):
     async def by_keys(self, keys: Sequence[str]) -> list[Job | None]:
         """The jobs of these keys, whole, in their order; None where there is none. Callers limit how many."""
 
-    async def find(self, where: JobFilter, *, limit: int = 50, cursor: str | None = None) -> Page:
-        """Newest first, by keyset: a page costs the same however deep."""
+    async def find(
+        self, where: JobFilter, *, limit: int = 50, cursor: str | None = None, seconds: float | None = None
+    ) -> Page:
+        """Newest first, at one price however deep. Where it has to read all jobs, a page ends after ``seconds``."""
 
     async def count(self, where: JobFilter, *, limit: int | None = None, seconds: float | None = None) -> int:
         """Counts the jobs that match, up to ``limit``. ``seconds`` limits the search; None: as long as any search."""
@@ -231,13 +233,11 @@ class Query(Protocol):
 
     async def queues(self, *, recent: timedelta, max_count: int) -> list[QueueInfo]:
         """Every queue that has jobs or is paused, by name, with how many of its jobs ended a second within ``recent``.
-
         ``at_least`` of each names states of which it may have more. Of all queues together, the latest ``max_count``
         ended jobs of each state are counted; a queue that has only earlier ones is left out."""
 
     async def queue_depths(self, *, max_count: int) -> list[QueueInfo]:
         """The queues in which something waits, runs or is dead, and the paused ones, by name, at a bounded price.
-
         Counts queued, scheduled, failed, running and dead jobs; fewer where there are more than ``max_count`` of a
         queue in a state, or of all queues together of running or dead ones."""
 

@@ -255,8 +255,12 @@ class ForwardingQuery:
     async def by_keys(self, keys: Sequence[str]) -> list[Job | None]:
         return await self._intercept("by_keys", lambda: self._inner.by_keys(keys))
 
-    async def find(self, where: JobFilter, *, limit: int = 50, cursor: str | None = None) -> Page:
-        return await self._intercept("find", lambda: self._inner.find(where, limit=limit, cursor=cursor))
+    async def find(
+        self, where: JobFilter, *, limit: int = 50, cursor: str | None = None, seconds: float | None = None
+    ) -> Page:
+        return await self._intercept(
+            "find", lambda: self._inner.find(where, limit=limit, cursor=cursor, seconds=seconds)
+        )
 
     async def count(self, where: JobFilter, *, limit: int | None = None, seconds: float | None = None) -> int:
         return await self._intercept("count", lambda: self._inner.count(where, limit=limit, seconds=seconds))

@@ -13,7 +13,8 @@ from holdfast.app import Holdfast
 from holdfast.core.errors import Busy, Conflict, Invalid, NotFound, TooBroad
 from holdfast.core.models import Job, JobFilter, JobState
 from holdfast.core.validation import LONGEST, RATE_PATTERN, check_key, parse_rate
-from holdfast.stores.common.requests import CHOICE_SECONDS, UNSUCCESSFUL
+from holdfast.stores.common.requests import CHOICE_SECONDS
+from holdfast.stores.common.searches import UNSUCCESSFUL
 from holdfast.tasks.codec import RawText
 from holdfast.views.bulk_operations import CANCEL, DELETE, BulkOperation, PacedCalls, by_state, replay_operation
 from holdfast.views.documents import ID, JOB, JobDocument, JobSnapshot

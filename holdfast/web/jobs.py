@@ -58,7 +58,7 @@ MAX_WAIT = 60
 """Seconds a client may wait for a job to end."""
 _AT_ONCE = 50  # jobs read together
 _MAX_PAGE_SIZE = 4 * 1024 * 1024  # characters of payloads and results after which a page ends
-_PAGE_FOR = 0.5  # seconds after which a page ends with the jobs found so far
+_PAGE_FOR = 0.1  # seconds after which a page ends with the jobs found so far
 _LOOK = 5.0  # seconds between reads of an awaited job: the most that a lost notification delays
 
 
@@ -167,10 +167,12 @@ async def page_of(call: RequestContext, where: JobFilter, limit: int, cursor: st
     """At most so many jobs. A page of long payloads, or one that takes long to find, ends early: it would hold up
     all other requests."""
     jobs: list[JobDocument] = []
+    store = await call.app.open_store()
     size, until = 0, call.app.clock.monotonic() + _PAGE_FOR
     while True:
+        at_once, seconds = min(limit - len(jobs), _AT_ONCE), max(0.0, until - call.app.clock.monotonic())
         try:
-            page = await call.app.find(where, limit=min(limit - len(jobs), _AT_ONCE), cursor=cursor)
+            page = await store.query.find(where, limit=at_once, cursor=cursor, seconds=seconds)
         except (TooBroad, Busy):
             if not jobs:
                 raise

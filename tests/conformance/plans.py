@@ -191,7 +191,7 @@ OWN = {
     "passed": {"queue": "default", "margin": 100},
     "newest_dead": {"queue": "default"},
     "jobs_to_assign": {"queue": "default"},
-    "find": {"states": None},
+    "find": {"states": None, "after": ids(0)[0]},
     "find_tagged": {"states": None},
     "choose_again": {"states": [6]},
     **{name: {"states": [6], "state": 6} for name in ("find_ended", "choose_ended", "count_ended")},

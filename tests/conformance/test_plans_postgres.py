@@ -165,6 +165,8 @@ CASES = [
     Case("find", ("job_pkey(id)", "key_of(job_id)")),
     Case("find", ("job_pkey(id)",), {"before": ids(6)[0]}),
     Case("find", ("job_pkey(id)",), {"tag": "tagged"}),
+    Case("find", ("job_pkey(id)",), {"before": ids(6)[-1], "after": ids(6)[0]}),
+    Case("part_start", ("job_pkey(id)",), {"size": BATCH}),
     Case("find_tagged", ("tag_pkey(tag, job_id)", BY_ID), {"tag": "tagged"}),
     *[
         Case(name, (f"{index}()",), {"states": [state], "max_count": BATCH})

@@ -16,6 +16,8 @@ from holdfast.core.errors import HoldfastError, Invalid
 from holdfast.core.ids import new_id
 from holdfast.core.models import Job, JobFilter, JobState, Options, Reason, to_datetime
 from holdfast.stores.base import Store
+from holdfast.stores.common import searches
+from holdfast.stores.redis import query as redis_query
 from tests.conformance.support import MINUTE, ended, ending, lose, new_job, put, queues, running, settle, stored, take
 
 HOUR = timedelta(hours=1)
@@ -166,6 +168,37 @@ async def test_pages_are_stable_while_jobs_are_added_and_deleted(store: Store, c
 
     assert [job.id for job in first.jobs] == ids[:5:-1]
     assert rest == ids[5:0:-1]
+
+
+async def test_a_page_without_time_ends_with_a_cursor_and_no_match_is_lost(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(searches, "FIRST_PART", 3)
+    monkeypatch.setattr(redis_query, "_BATCH", 3)
+    queues = ["rare" if number % 8 == 5 else "default" for number in range(20)]
+    ids = await put(store, *[new_job(queue=queue) for queue in queues])
+    for queue in ("rare", "none"):
+        where = JobFilter(queue=queue)
+        expected = [job_id for job_id, name in reversed([*zip(ids, queues, strict=True)]) if name == queue]
+        for limit in (1, 2, 50):
+            found, numbers = await _pages_without_time(store, where, limit)
+            assert found == expected, (queue, limit)
+            assert numbers.count(0) > 2, (queue, limit)
+    whole, _ = await _pages_without_time(store, JobFilter(), 50)
+    assert whole == ids[::-1]
+
+
+async def _pages_without_time(store: Store, where: JobFilter, limit: int) -> tuple[list[str], list[int]]:
+    """Ids of matching jobs by pages that may take no time, and the number of each page."""
+    found: list[str] = []
+    numbers: list[int] = []
+    cursor = None
+    while not numbers or cursor is not None:
+        page = await store.query.find(where, limit=limit, cursor=cursor, seconds=0.0)
+        found += [job.id for job in page.jobs]
+        numbers.append(len(page.jobs))
+        cursor = page.cursor
+    return found, numbers
 
 
 async def test_a_page_of_an_empty_store_is_empty(store: Store) -> None:

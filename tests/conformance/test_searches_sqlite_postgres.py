@@ -10,6 +10,7 @@ import pytest
 from holdfast.core.dependencies import Dependency
 from holdfast.core.models import JobFilter, JobState, Options
 from holdfast.stores.base import Store
+from holdfast.stores.common import searches
 from holdfast.stores.postgres import query as postgres_query
 from holdfast.stores.sqlite import query as sqlite_query
 from tests.conformance.limited import limit
@@ -50,7 +51,7 @@ async def _pages(store: Store, where: JobFilter) -> list[str]:
 async def test_pages_of_states_are_the_same_by_index_and_by_scan(
     store: Store, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
-    for module in (sqlite_query, postgres_query):
+    for module in (sqlite_query, postgres_query, searches):
         monkeypatch.setattr(module, "max_unended", lambda where: most)
     states = await _fill(store)
     assert set(UNENDED) <= set(states.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import re
+from html import unescape
 from typing import Any
 
 import pytest
@@ -14,6 +15,9 @@ from holdfast.core.clock import ManualClock
 from holdfast.core.errors import TooBroad, Unavailable
 from holdfast.core.history import History, HistoryInterval, HistoryRow
 from holdfast.core.models import JobState
+from holdfast.stores.common import searches
+from holdfast.stores.sqlite.query import SqliteQuery
+from holdfast.web import jobs
 from holdfast.web.console.cached import CachedRead, SharedRefreshes
 from holdfast.web.console.charts import SPANS
 from holdfast.web.console.rendering import asset_version
@@ -173,14 +177,14 @@ def test_refreshes_of_all_sessions_are_rendered_once(
     open_api: Api, visitor: Visitor, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world, clock, listed = make_world(open_api), ManualClock(), 0
-    find = type(open_api.app).find
+    find = SqliteQuery.find
 
-    async def count_find(app: Any, *given: Any, **named: Any) -> Any:
+    async def count_find(store: Any, *given: Any, **named: Any) -> Any:
         nonlocal listed
         listed += 1
-        return await find(app, *given, **named)
+        return await find(store, *given, **named)
 
-    monkeypatch.setattr(type(open_api.app), "find", count_find)
+    monkeypatch.setattr(SqliteQuery, "find", count_find)
     monkeypatch.setattr(open_api.app._app, "clock", clock)
     other, limited = Visitor(open_api), Visitor(open_api)
     other.sign_in(keys.make("admin"))
@@ -240,11 +244,31 @@ def test_search_that_takes_too_long_is_a_page_with_a_remedy(
     async def fail(*_: Any, **__: Any) -> Any:
         raise TooBroad(1.0)
 
-    monkeypatch.setattr(type(open_api.app), "find", fail)
+    monkeypatch.setattr(SqliteQuery, "find", fail)
     assert "The search took too long" in visitor.open_page("/jobs?error=x", 422)
     page = visitor.open_page("/workers")
     assert ("worker-1" in page, "at most the latest 200" in page) == (True, True)
     assert ("process 7, version 2.4.1" in page, "90 MiB" in page) == (True, True)
+
+
+def test_search_that_finds_little_in_time_says_that_it_goes_on(
+    open_api: Api, visitor: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(searches, "FIRST_PART", 1)
+    monkeypatch.setattr(jobs, "_PAGE_FOR", 0.0)
+    job_id = open_api.submit(queue="rare")["id"]
+    for _ in range(3):
+        open_api.submit()
+
+    page, pages = visitor.open_page("/jobs?queue=rare"), 1
+    while job_id not in page:
+        assert "None of the jobs looked at so far matches." in page
+        [following] = re.findall(r'href="/console(/jobs\?[^"]*)" rel="next"', page)
+        page, pages = visitor.open_page(unescape(following)), pages + 1
+
+    assert pages > 1
+    assert "None of the jobs" not in page
+    assert "No job matches these filters." in visitor.open_page("/jobs?queue=rare&state=dead")
 
 
 def test_queues_are_paged_by_name(open_api: Api, visitor: Visitor) -> None:

@@ -25,10 +25,6 @@ EXPIRY_ROUNDS = 20
 GLANCED = frozenset(set(JobState) - {JobState.SUCCEEDED, JobState.CANCELLED})
 """States that ``queue_depths`` counts: all but succeeded and cancelled jobs."""
 
-UNSUCCESSFUL = frozenset({JobState.DEAD, JobState.CANCELLED})
-"""States of few jobs among millions, which are found without a look at the others."""
-_MAX_UNENDED, _MAX_FILTERED = 20_000, 50_000
-
 HEARTBEAT_RETRY_SHARE = 0.25
 """Of a lease: how long a beat waits for a server that is away, so that there is time for another."""
 
@@ -59,31 +55,6 @@ def remaining_slots(capacity: Mapping[str, int], claimed: Iterable[str]) -> dict
 def extra_timeout(jobs: int, characters: int = 0) -> float:
     """Seconds more that a call may take for writing so many jobs with so many characters in all."""
     return jobs / _JOBS_A_SECOND + characters / _CHARACTERS_A_SECOND
-
-
-def is_unsuccessful(where: JobFilter) -> bool:
-    """Returns True if it asks for dead or cancelled jobs only."""
-    return bool(where.states) and UNSUCCESSFUL.issuperset(where.states)
-
-
-def states_but_succeeded(where: JobFilter) -> frozenset[JobState] | None:
-    """Returns the states that jobs may have which match; None if succeeded ones may match. These have no error."""
-    has_error = where.error is not None or where.error_group is not None
-    states = frozenset(where.states or JobState) - ({JobState.SUCCEEDED} if has_error else set())
-    return None if JobState.SUCCEEDED in states else states
-
-
-def max_unended(where: JobFilter) -> int:
-    """Returns the number of jobs that have not ended among which a search looks before it goes through all jobs.
-
-    Of many jobs in some states a page is soon met; with another condition perhaps none.
-    """
-    return _MAX_UNENDED if where == JobFilter(states=where.states) else _MAX_FILTERED
-
-
-def costs_its_page(where: JobFilter) -> bool:
-    """Returns True if a search reads nothing but its page of matches: it needs no turn among the searches."""
-    return where == JobFilter(states=where.states) and (not where.states or is_unsuccessful(where))
 
 
 def line_place(cursor: str | None) -> tuple[int, int]:

@@ -9,7 +9,8 @@ from holdfast.core.job_changes import JobChanges
 from holdfast.core.models import TERMINAL, BulkResult, JobFilter, JobState, ReplayRate
 from holdfast.core.workers import WorkerCommand
 from holdfast.stores.common.named_sql import CODES, STATES
-from holdfast.stores.common.requests import CHOICE_SECONDS, SWEEP_TIME, UNSUCCESSFUL, Chosen, SelectionAdmin
+from holdfast.stores.common.requests import CHOICE_SECONDS, SWEEP_TIME, Chosen, SelectionAdmin
+from holdfast.stores.common.searches import UNSUCCESSFUL
 from holdfast.stores.postgres.dependencies import Decided, read_decided
 from holdfast.stores.postgres.encoding import (
     NumberedStatement,

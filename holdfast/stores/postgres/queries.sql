@@ -983,8 +983,11 @@ from holdfast.job j where j.id = any(:ids::uuid[]);
 -- name: find
 select -- include: shown
 from holdfast.job j
-where j.id < :before and -- include: matching
+where j.id < :before and j.id >= :after and -- include: matching
 order by j.id desc limit :limit;
+
+-- own: part_start
+select id from holdfast.job where id < :before order by id desc limit 1 offset :size;
 
 -- name: find_ended
 -- The same for one of the states dead and cancelled, through their own index: they are few among millions.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -17,20 +17,21 @@ from holdfast.core.models import MICROSECOND, Attempt, Job, JobFilter, JobState,
 from holdfast.core.stats import CountRow, queues_of
 from holdfast.core.workers import WorkerInfo, worker_of
 from holdfast.stores.common.named_sql import CODES, STATES
-from holdfast.stores.common.requests import (
-    UNSUCCESSFUL,
+from holdfast.stores.common.requests import line_page, line_place
+from holdfast.stores.common.searches import (
+    SearchParts,
+    choose_searches,
     costs_its_page,
     is_unsuccessful,
-    line_page,
-    line_place,
     max_unended,
-    states_but_succeeded,
+    may_read_all,
+    unended_states,
 )
 from holdfast.stores.postgres.encoding import filter_parameters, is_id, shown_attempt, shown_job, shown_line, to_text
 from holdfast.stores.postgres.events import Feed
 from holdfast.stores.postgres.pool import Rows, SearchKind
 
-_NEWEST = str(UUID(int=(1 << 128) - 1))
+_NEWEST, _OLDEST = str(UUID(int=(1 << 128) - 1)), str(UUID(int=0))
 
 
 class PostgresQuery(Feed):
@@ -60,37 +61,52 @@ class PostgresQuery(Feed):
         jobs = {row[0]: shown_job(row) for row in rows}
         return [jobs.get(owners.get(text, "")) for text in texts]
 
-    async def find(self, where: JobFilter, *, limit: int = 50, cursor: str | None = None) -> Page:
-        """A page of jobs, newest first; the cursor is the last id of the page before."""
-        values = filter_parameters(where) | {"before": _NEWEST if cursor is None else _place(cursor)}
+    async def find(
+        self, where: JobFilter, *, limit: int = 50, cursor: str | None = None, seconds: float | None = None
+    ) -> Page:
+        """A page of jobs, newest first; the cursor is the last id that was looked at."""
+        before, end = _NEWEST if cursor is None else _place(cursor), _OLDEST
+        values = filter_parameters(where) | {"max_count": max_unended(where) + 1, "limit": limit + 1}
+        searches = choose_searches(where, await self._count_unended(where))
         found: dict[str, Any] = {}
-        for name, own in await self._choose_searches(where):
-            rows = await self._page(where, name, limit=limit + 1, **values | own)
-            found |= {str(row[0]): row for row in rows}
+        if seconds is not None and may_read_all(where, searches):
+            end = await self._find_in_parts(where, SearchParts(seconds), values, before, found)
+        else:
+            for search in searches:
+                own: dict[str, Any] = {"before": before, "after": end}
+                if search.states:
+                    own |= {"states": search.state_codes, "state": search.state_codes[0]}
+                found |= _by_id(await self._page(where, search.statement, values | own))
         newest = sorted(found, reverse=True)
-        jobs = [shown_job(found[each]) for each in newest[:limit]]
-        return Page(jobs=jobs, cursor=jobs[-1].id if len(newest) > limit else None)
+        following = newest[limit - 1] if len(newest) > limit else end
+        return Page([shown_job(found[each]) for each in newest[:limit]], following if following != _OLDEST else None)
 
-    async def _choose_searches(self, where: JobFilter) -> list[tuple[str, dict[str, Any]]]:
-        """Returns the statements, with parameters of their own, that find such jobs without a look at most others.
+    async def _find_in_parts(
+        self, where: JobFilter, parts: SearchParts, values: dict[str, Any], before: str, found: dict[str, Any]
+    ) -> str:
+        """Adds jobs to ``found`` until it has a page, or the time is over; returns the id that it has reached."""
+        limit, after = values["limit"], before
+        while after != _OLDEST:
+            before, after = after, await self._part_start(after, parts.size)
+            own = {"before": before, "after": after, "limit": limit - len(found)}
+            found |= _by_id(await self._page(where, "find", values | own))
+            if len(found) == limit or not parts.has_time():
+                break
+        return after
 
-        Successes are many, and soon met. The others are few among millions, and found by the indexes of their states.
-        """
-        if where.tag is not None and not is_unsuccessful(where):
-            return [("find_tagged", {})]
-        states = states_but_succeeded(where)
-        if states is None:
-            return [("find", {})]
-        searches: list[tuple[str, dict[str, Any]]] = []
-        if unended := states - UNSUCCESSFUL:
-            own: dict[str, Any] = {"states": [CODES[each] for each in unended], "max_count": max_unended(where) + 1}
-            if (await self._pool.fetch(self._sql["count_unended"], **own))[0][0] > max_unended(where):
-                return [("find", {})]
-            searches.append(("find_unended", own))
-        searches += (("find_ended", {"state": CODES[each]}) for each in states & UNSUCCESSFUL)
-        return searches
+    async def _part_start(self, before: str, size: int) -> str:
+        """Returns the id that stands so many jobs before another."""
+        rows = await self._pool.fetch(self._sql["part_start"], before=before, size=size)
+        return str(rows[0][0]) if rows else _OLDEST
 
-    async def _page(self, where: JobFilter, name: str, **values: Any) -> Rows:
+    async def _count_unended(self, where: JobFilter) -> int:
+        states = unended_states(where)
+        if not states:
+            return 0
+        codes, bound = [CODES[each] for each in states], max_unended(where) + 1
+        return int((await self._pool.fetch(self._sql["count_unended"], states=codes, max_count=bound))[0][0])
+
+    async def _page(self, where: JobFilter, name: str, values: Mapping[str, Any]) -> Rows:
         if costs_its_page(where):
             return await self._pool.fetch(self._sql[name], **values)
         return await self._pool.search(self._sql[name], _search_kind(where), **values)
@@ -165,6 +181,10 @@ class PostgresQuery(Feed):
     async def server_time_us(self) -> int:
         ((now,),) = await self._pool.fetch(self._sql["clock"])
         return int(now)
+
+
+def _by_id(rows: Rows) -> dict[str, Any]:
+    return {str(row[0]): row for row in rows}
 
 
 def _search_kind(where: JobFilter) -> SearchKind:

@@ -263,8 +263,10 @@ class UlidQuery(ForwardingQuery):
     async def by_keys(self, keys: Sequence[str]) -> list[Job | None]:
         return [job and _read_job(job) for job in await self._inner.by_keys(keys)]
 
-    async def find(self, where: JobFilter, *, limit: int = 50, cursor: str | None = None) -> Page:
-        page = await self._inner.find(where, limit=limit, cursor=cursor)
+    async def find(
+        self, where: JobFilter, *, limit: int = 50, cursor: str | None = None, seconds: float | None = None
+    ) -> Page:
+        page = await self._inner.find(where, limit=limit, cursor=cursor, seconds=seconds)
         return Page(jobs=_read_jobs(page.jobs), cursor=page.cursor)
 
     async def attempts(self, job_id: str) -> list[Attempt]:

@@ -19,7 +19,8 @@ from holdfast.core.job_logs import LogPage
 from holdfast.core.models import MICROSECOND, NOT_STARTED, TERMINAL, Attempt, Job, JobFilter, JobState, Page, QueueInfo
 from holdfast.core.stats import CountGroup, JobStats, covered_seconds, merge_groups
 from holdfast.core.workers import WorkerCommand, WorkerHeartbeat, WorkerInfo
-from holdfast.stores.common.requests import CHOICE_SECONDS, GLANCED, UNREADABLE, is_unsuccessful, line_page, line_place
+from holdfast.stores.common.requests import CHOICE_SECONDS, GLANCED, UNREADABLE, line_page, line_place
+from holdfast.stores.common.searches import is_unsuccessful
 from holdfast.stores.connections.redis import Script, in_batches
 from holdfast.stores.connections.redis_protocol import Argument
 from holdfast.stores.redis.encoding import (
@@ -51,9 +52,13 @@ class _Search:
         self._seconds = math.inf if seconds is None else seconds
         self._ends = time.monotonic() + self._seconds
 
+    def is_over(self) -> bool:
+        """Returns True once it has taken as long as it may."""
+        return time.monotonic() > self._ends
+
     def go_on(self) -> None:
         """TooBroad once it has taken longer than it may."""
-        if time.monotonic() > self._ends:
+        if self.is_over():
             raise TooBroad(self._seconds)
 
 
@@ -88,23 +93,21 @@ class Read:
         jobs = {job.id: job for _, job in await self._show(list(filter(None, dict.fromkeys(owners))))}
         return [jobs.get(owner) for owner in owners]
 
-    async def find(self, where: JobFilter, *, limit: int = 50, cursor: str | None = None) -> Page:
-        """A page of jobs, newest first; the cursor is the place of the page before's last job."""
-        before = _NEWEST if cursor is None else _submission_of(cursor)
-        search = self._search()
-        few = await self._few(where, search)
+    async def find(
+        self, where: JobFilter, *, limit: int = 50, cursor: str | None = None, seconds: float | None = None
+    ) -> Page:
+        """A page of jobs, newest first; the cursor is the place of the last job that was looked at."""
+        before, end = _NEWEST if cursor is None else _submission_of(cursor), None
+        few = await self._few(where, self._search())
         if few is not None:
             found = [each for each in few if each[0] < before][: limit + 1]
             shown = await self._show([job.id for _, job in found[:limit]])
             jobs = [job for _, job in shown if matches_filter(job, where)]  # others have written since
         else:
-            found = []
-            async for each in self._newest(where, before, search):
-                found.append(each)
-                if len(found) > limit:
-                    break
+            found, end = await self._find_newest(where, before, limit + 1, _Search(seconds))
             jobs = [job for _, job in found[:limit]]
-        return Page(jobs=jobs, cursor=str(found[limit - 1][0]) if len(found) > limit else None)
+        following = found[limit - 1][0] if len(found) > limit else end
+        return Page(jobs=jobs, cursor=None if following is None else str(following))
 
     async def count(self, where: JobFilter, *, limit: int | None = None, seconds: float | None = None) -> int:
         if where == JobFilter(states=where.states, queue=where.queue):
@@ -159,27 +162,32 @@ class Read:
         where = JobFilter(states=(*NOT_STARTED, JobState.RUNNING), queue=queue, tasks=() if task is None else (task,))
         return [each for each in self._found(rows) if matches_filter(each[1], where)], int(last), bool(more)
 
-    async def _newest(self, where: JobFilter, before: int, search: _Search) -> AsyncIterator[Shown]:
+    async def _find_newest(
+        self, where: JobFilter, before: int, limit: int, part: _Search
+    ) -> tuple[list[Shown], int | None]:
+        """At most ``limit`` jobs that match, and the place at which the search goes on; None if no job is left."""
+        found: list[Shown] = []
         everything = where == JobFilter()
-        async for _, jobs in self._scan("newest", before, search, whole=everything):
+        async for following, jobs in self._scan("newest", before, self._search(), whole=everything):
             if everything:
-                shown = jobs
+                found += jobs
             else:
                 ids = [job.id for _, job in jobs if matches_filter(job, where)]
-                shown = [each for each in await self._show(ids) if matches_filter(each[1], where)]
-            for each in shown:
-                yield each
+                found += [each for each in await self._show(ids) if matches_filter(each[1], where)]
+            if len(found) >= limit or part.is_over():
+                return found[:limit], following
+        return found, None
 
     async def _scan(
         self, order: str, edge: int, search: _Search, *, whole: bool
-    ) -> AsyncIterator[tuple[int, list[Shown]]]:
-        """All jobs from a place on, batch by batch."""
+    ) -> AsyncIterator[tuple[int | None, list[Shown]]]:
+        """All jobs from a place on, batch by batch, each with the place at which the next begins."""
         more = 1
         while more:
             search.go_on()
             rows, last, more = await self._pool.run(self._scripts["scan"], order, edge, _BATCH, int(whole))
             edge = int(last)
-            yield edge, self._found(rows)
+            yield edge if more else None, self._found(rows)
 
     async def _show(self, ids: Sequence[Argument]) -> list[Shown]:
         found: list[Shown] = []

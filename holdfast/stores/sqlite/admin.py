@@ -9,7 +9,8 @@ from holdfast.core.job_changes import JobChanges
 from holdfast.core.models import TERMINAL, BulkResult, JobFilter, JobState, ReplayRate
 from holdfast.core.workers import WorkerCommand
 from holdfast.stores.common.named_sql import CODES, STATES
-from holdfast.stores.common.requests import CHOICE_SECONDS, UNSUCCESSFUL, Chosen, SelectionAdmin
+from holdfast.stores.common.requests import CHOICE_SECONDS, Chosen, SelectionAdmin
+from holdfast.stores.common.searches import UNSUCCESSFUL
 from holdfast.stores.sqlite.dependencies import renew_dependencies, run_flow
 from holdfast.stores.sqlite.encoding import INLINE_PAYLOAD, as_json, decode_unique, filter_parameters, span_us
 from holdfast.stores.sqlite.limits import LimitedFamily

@@ -15,7 +15,7 @@ from typing import TypeVar
 from holdfast.core.errors import Busy, HoldfastError, TooBroad
 from holdfast.core.models import JobFilter
 from holdfast.core.portal import running_loop
-from holdfast.stores.common.requests import is_unsuccessful
+from holdfast.stores.common.searches import is_unsuccessful
 from holdfast.stores.sqlite.connection import connect, durability, translate_errors
 from holdfast.stores.sqlite.identity import FileIdentity
 from holdfast.stores.sqlite.notifications import Wakes

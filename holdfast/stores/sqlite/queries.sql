@@ -731,8 +731,11 @@ from holdfast_job j where j.id in (select value from json_each(:ids));
 -- name: find
 select j.seq, -- include: shown
 from holdfast_job j
-where j.seq < :before and -- include: matching
+where j.seq < :before and j.seq >= :after and -- include: matching
 order by seq desc limit :limit;
+
+-- own: newest_job
+select coalesce(max(seq), 0) from holdfast_job;
 
 -- name: find_ended
 -- The same for one of the states dead and cancelled, through their own index: they are few among millions.

@@ -19,14 +19,15 @@ from holdfast.core.models import MICROSECOND, TERMINAL, Attempt, Job, JobEvents,
 from holdfast.core.stats import CountRow, JobStats, queues_of
 from holdfast.core.workers import WorkerInfo, worker_of
 from holdfast.stores.common.named_sql import CODES, STATES
-from holdfast.stores.common.requests import (
-    UNSUCCESSFUL,
+from holdfast.stores.common.requests import line_page, line_place
+from holdfast.stores.common.searches import (
+    SearchParts,
+    choose_searches,
     costs_its_page,
     is_unsuccessful,
-    line_page,
-    line_place,
     max_unended,
-    states_but_succeeded,
+    may_read_all,
+    unended_states,
 )
 from holdfast.stores.sqlite.encoding import as_json, filter_parameters, read_job
 from holdfast.stores.sqlite.events import Feed
@@ -59,9 +60,11 @@ class SqliteQuery(SqliteFamily):
     async def by_keys(self, keys: Sequence[str]) -> list[Job | None]:
         return await self._opened().read(lambda reader: [self._reads.by_key(reader, key) for key in keys])
 
-    async def find(self, where: JobFilter, *, limit: int = 50, cursor: str | None = None) -> Page:
+    async def find(
+        self, where: JobFilter, *, limit: int = 50, cursor: str | None = None, seconds: float | None = None
+    ) -> Page:
         def search(reader: sqlite3.Connection) -> Page:
-            return self._reads.find(reader, where, limit=limit, cursor=cursor)
+            return self._reads.find(reader, where, limit=limit, cursor=cursor, seconds=seconds)
 
         opened = self._opened()
         return await (opened.read(search) if costs_its_page(where) else opened.search(search, where))
@@ -132,40 +135,51 @@ class Reads:
         owner = reader.execute(self._sql["key_owner"], (key,)).fetchone()
         return None if owner is None else self.get(reader, owner[0])
 
-    def find(self, reader: sqlite3.Connection, where: JobFilter, *, limit: int, cursor: str | None) -> Page:
+    def find(
+        self, reader: sqlite3.Connection, where: JobFilter, *, limit: int, cursor: str | None, seconds: float | None
+    ) -> Page:
         """A page of jobs, newest first; the cursor is the place in the order of submission."""
-        before = _NEWEST if cursor is None else _place(cursor)
-        values = filter_parameters(where) | {"before": before, "limit": limit + 1}
+        before, end = _NEWEST if cursor is None else _place(cursor), 0
+        values = filter_parameters(where) | {"max_count": max_unended(where) + 1, "limit": limit + 1}
+        searches = choose_searches(where, self._count_unended(reader, where))
         found: dict[int, str] = {}
-        for name, own in self._choose_searches(reader, where):
-            found |= reader.execute(self._sql[name], values | own)
-        rows = sorted(found.items(), reverse=True)[: limit + 1]
-        more = len(rows) > limit
-        return Page(
-            jobs=[read_job(shown) for _, shown in rows[:limit]], cursor=str(rows[limit - 1][0]) if more else None
-        )
+        if seconds is not None and may_read_all(where, searches):
+            end = self._find_in_parts(reader, SearchParts(seconds), values, limit + 1, before, found)
+        else:
+            for search in searches:
+                own: dict[str, object] = {"before": before, "after": end}
+                if search.states:
+                    own |= {"states": as_json(search.state_codes), "state": search.state_codes[0]}
+                found |= reader.execute(self._sql[search.statement], values | own)
+        rows = sorted(found.items(), reverse=True)
+        following = rows[limit - 1][0] if len(rows) > limit else end
+        return Page(jobs=[read_job(shown) for _, shown in rows[:limit]], cursor=str(following) if following else None)
 
-    def _choose_searches(self, reader: sqlite3.Connection, where: JobFilter) -> list[tuple[str, dict[str, object]]]:
-        """Returns the statements, with parameters of their own, that find such jobs without a look at most others.
+    def _find_in_parts(
+        self,
+        reader: sqlite3.Connection,
+        parts: SearchParts,
+        values: Mapping[str, object],
+        limit: int,
+        before: int,
+        found: dict[int, str],
+    ) -> int:
+        """Adds jobs to ``found`` until it has so many, or the time is over; returns the place that it has reached."""
+        after = min(before, int(reader.execute(self._sql["newest_job"]).fetchone()[0]) + 1)
+        while after > 0:
+            before, after = after, max(0, after - parts.size)
+            own = {"before": before, "after": after, "limit": limit - len(found)}
+            found |= reader.execute(self._sql["find"], {**values, **own})
+            if len(found) == limit or not parts.has_time():
+                break
+        return after
 
-        Successes are many, and soon met. The others are few among millions, and found by the indexes of their states.
-        """
-        if where.tag is not None and not is_unsuccessful(where):
-            return [("find_tagged", {})]
-        states = states_but_succeeded(where)
-        if states is None:
-            return [("find", {})]
-        searches: list[tuple[str, dict[str, object]]] = []
-        if unended := states - UNSUCCESSFUL:
-            own: dict[str, object] = {
-                "states": as_json(CODES[each] for each in unended),
-                "max_count": max_unended(where) + 1,
-            }
-            if reader.execute(self._sql["count_unended"], own).fetchone()[0] > max_unended(where):
-                return [("find", {})]
-            searches.append(("find_unended", own))
-        searches += (("find_ended", {"state": CODES[each]}) for each in states & UNSUCCESSFUL)
-        return searches
+    def _count_unended(self, reader: sqlite3.Connection, where: JobFilter) -> int:
+        states = unended_states(where)
+        if not states:
+            return 0
+        own = {"states": as_json(CODES[each] for each in states), "max_count": max_unended(where) + 1}
+        return int(reader.execute(self._sql["count_unended"], own).fetchone()[0])
 
     def count(self, reader: sqlite3.Connection, where: JobFilter, limit: int | None) -> int:
         """Counts the jobs that match, up to ``limit``."""

@@ -19,7 +19,7 @@ from holdfast.web.messages import ApiResponse
 
 _MAX_RUNNING = 200
 _FRESH_FOR = 2.0  # seconds
-_READING_SHARE = 60  # a read that takes a second is good for so many
+_READING_SHARE = 100  # a read that takes a second is good for so many
 _T = TypeVar("_T")
 
 

@@ -133,7 +133,8 @@ async def show_workers(visit: Visit) -> ApiResponse:
             started = format_timestamp(job.started_at_us or job.created_at_us)
             shown = {"id": job.id, "task": job.task, "started_at": started}
             running.setdefault(job.worker or "", []).append(shown)
-    return visit.render_page("workers.html", workers=workers, running=running, is_complete=is_complete)
+    views = [{**each, "jobs": running.get(each["id"], [])} for each in workers]
+    return visit.render_page("workers.html", workers=views, is_complete=is_complete)
 
 
 async def show_faults(visit: Visit) -> ApiResponse:

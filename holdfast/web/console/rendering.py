@@ -72,10 +72,21 @@ def asset_response(name: str, version: str) -> ApiResponse:
 
 
 # ── Jinja2 ────────────────────────────────────────────────────────────────────────────────────────────────────────
+def _find_field(environment: Environment, obj: Any, attribute: str) -> Any:
+    """Returns what ``queue.name`` is: the field of a document, or an attribute. Jinja2 looks the other way round."""
+    return (
+        obj[attribute] if type(obj) is dict and attribute in obj else Environment.getattr(environment, obj, attribute)
+    )
+
+
+class _Environment(Environment):
+    getattr = _find_field
+
+
 @cache
 def _environment() -> Environment:
     """Returns the environment: every value is escaped, control and bidirectional characters are made visible."""
-    environment = Environment(
+    environment = _Environment(
         loader=PackageLoader("holdfast.web.console", "templates"),
         autoescape=True,
         undefined=StrictUndefined,

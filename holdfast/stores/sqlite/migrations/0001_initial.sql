@@ -45,7 +45,7 @@ create index holdfast_job_due on holdfast_job (queue, run_at) where state in (1,
 create index holdfast_job_due_anywhere on holdfast_job (run_at) where state in (1, 3);
 create index holdfast_job_lease on holdfast_job (lease_until) where state = 2;
 create index holdfast_job_unsuccessful on holdfast_job (state) where state > 5; -- the dead and the cancelled, in order of seq
-create index holdfast_job_ended on holdfast_job (state, ended_at) where state >= 5;
+create index holdfast_job_ended on holdfast_job (state, ended_at, queue) where state >= 5; -- queue: counts read nothing else
 
 -- Jobs under limits. What runs is counted from its rows: there is no counter that could be wrong.
 create index holdfast_job_limited on holdfast_job (queue, partition, rank, run_at) where state = 0 and partition is not null;

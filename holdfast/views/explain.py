@@ -70,14 +70,18 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
         return [worker for worker in self.workers if worker.alive]
 
 
+_UNSTARTED = {JobState.QUEUED, JobState.SCHEDULED, JobState.FAILED}
+"""States of jobs that queues and workers may hold back."""
+
+
 async def job_facts(app: Holdfast, job: Job) -> JobFacts:
     """Reads the facts about a job."""
     from holdfast.worker.executors.process_group import is_gone
 
     store = await app.open_store()
-    workers = await store.query.workers()
+    workers = await store.query.workers() if job.state in _UNSTARTED | {JobState.RUNNING} else []
     max_count = _COUNTED + 1 if job.state is JobState.QUEUED else 1
-    found = await store.query.queues(recent=_MINUTE, max_count=max_count)
+    found = await store.query.queues(recent=_MINUTE, max_count=max_count) if job.state in _UNSTARTED else []
     queues = [queue for queue in found if queue.name == job.queue]
     ahead, exact = await _ahead(store, job, queues) if job.state is JobState.QUEUED else (0, True)
     waits = await store.workflow.read_waits(job.id) if _has_waits(job) else JobWaits(None, [], [])

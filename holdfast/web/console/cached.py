@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Sequence
@@ -24,7 +25,7 @@ _T = TypeVar("_T")
 
 
 class CachedRead(Generic[_T]):
-    """A read that all pages share: once in ``fresh_for`` seconds, and less often if it takes long."""
+    """A read that all pages share: once in ``fresh_for`` seconds, less often if it takes long, never twice at once."""
 
     def __init__(
         self, app: Holdfast, read: Callable[[Holdfast], Awaitable[_T]], *, fresh_for: float = _FRESH_FOR
@@ -35,19 +36,21 @@ class CachedRead(Generic[_T]):
         self._found: _T | None = None
         self._fresh_until = float("-inf")
         self._changes = 0
+        self._reading = asyncio.Lock()
 
     async def read_value(self) -> _T:
         """Returns the value, read anew if it is too old."""
         clock = self._app.clock
-        begun, changes = clock.monotonic(), self._changes
-        if self._found is not None and begun < self._fresh_until:
-            return self._found
-        found = await self._read(self._app)
-        ended = clock.monotonic()
-        if changes == self._changes:
-            self._found = found
-            self._fresh_until = ended + max(self._fresh_for, _READING_SHARE * (ended - begun))
-        return found
+        async with self._reading:
+            begun, changes = clock.monotonic(), self._changes
+            if self._found is not None and begun < self._fresh_until:
+                return self._found
+            found = await self._read(self._app)
+            ended = clock.monotonic()
+            if changes == self._changes:
+                self._found = found
+                self._fresh_until = ended + max(self._fresh_for, _READING_SHARE * (ended - begun))
+            return found
 
     def forget_value(self) -> None:
         """Reads anew with the next page: something was changed."""

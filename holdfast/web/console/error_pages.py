@@ -13,7 +13,7 @@ from holdfast.web.console.charts import draw_hours
 from holdfast.web.console.visit import PageRoute, Visit
 from holdfast.web.messages import ApiResponse
 
-_SHOWN = 100
+_SHOWN = 50
 _DAY, _WEEK = 24, 7 * 24
 
 

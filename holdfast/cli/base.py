@@ -80,10 +80,13 @@ def add_command(
 
 
 class ExampleGroup(click.Group):
-    """A group of ``ExampleCommand``; suggests the nearest command for a misspelt one."""
+    """A group of ``ExampleCommand``, listed as they stand; suggests the nearest command for a misspelt one."""
 
     command_class = ExampleCommand
     group_class = type
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -8,30 +8,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any, NoReturn
 
 import click
 
-from holdfast.cli.alerts import alerts_group
-from holdfast.cli.api import api, audit, develop
-from holdfast.cli.base import CONTEXT, ExampleGroup, common_options, complete_steps
-from holdfast.cli.chaos import chaos
-from holdfast.cli.config import config, retry_schedule
+from holdfast.cli.base import CONTEXT, ExampleGroup, common_options
 from holdfast.cli.context import Session
-from holdfast.cli.enqueue import enqueue
-from holdfast.cli.error_groups import list_errors
-from holdfast.cli.inspect import count_jobs, list_jobs, show_job, status, why
-from holdfast.cli.keys import keys
-from holdfast.cli.limit import limit
-from holdfast.cli.maintenance import backup, doctor, migrate
-from holdfast.cli.operations import cancel, delete, dlq, edit, fork_job, replay
 from holdfast.cli.output import as_json
-from holdfast.cli.queue import queue
-from holdfast.cli.run import run
-from holdfast.cli.schedule import schedule
-from holdfast.cli.signal import signal
-from holdfast.cli.watch import stats, watch
-from holdfast.cli.worker import worker
 from holdfast.core.errors import HoldfastError, Invalid
 from holdfast.core.fault_points import check_environment
 from holdfast.views.formatting import safe_text
@@ -39,9 +23,56 @@ from holdfast.views.formatting import safe_text
 INTERRUPTED = 130
 READER_GONE = 141
 
+COMMANDS = {
+    "worker": "worker.worker",
+    "dev": "api.develop",
+    "api": "api.api",
+    "enqueue": "enqueue.enqueue",
+    "run": "run.run",
+    "status": "inspect.status",
+    "stats": "watch.stats",
+    "errors": "error_groups.list_errors",
+    "list": "inspect.list_jobs",
+    "count": "inspect.count_jobs",
+    "show": "inspect.show_job",
+    "watch": "watch.watch",
+    "why": "inspect.why",
+    "edit": "operations.edit",
+    "cancel": "operations.cancel",
+    "fork": "operations.fork_job",
+    "replay": "operations.replay",
+    "delete": "operations.delete",
+    "dlq": "operations.dlq",
+    "queue": "queue.queue",
+    "schedule": "schedule.schedule",
+    "limit": "limit.limit",
+    "signal": "signal.signal",
+    "keys": "keys.keys",
+    "audit": "api.audit",
+    "config": "config.config",
+    "retry-schedule": "config.retry_schedule",
+    "backup": "maintenance.backup",
+    "migrate": "maintenance.migrate",
+    "doctor": "maintenance.doctor",
+    "alerts": "alerts.alerts_group",
+    "chaos": "chaos.chaos",
+    "completion": "base.complete_steps",
+}
+"""Module and function of each command: a call imports its own."""
+
 
 class Program(ExampleGroup):
-    """Root command: maps every error to a message and an exit code."""
+    """Root command: finds commands by their names, and maps every error to a message and an exit code."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, function = COMMANDS[cmd_name].partition(".")
+        command: click.Command = getattr(import_module(f"holdfast.cli.{module}"), function)
+        return command
 
     def main(
         self,
@@ -88,7 +119,7 @@ def _fail(error: HoldfastError | click.ClickException, words: Sequence[str]) -> 
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         click.echo(message, err=True)
         sys.exit(error.exit_code)
-    if isinstance(error, click.NoSuchOption) and error.ctx is not None and error.ctx.command is run:
+    if isinstance(error, click.NoSuchOption) and error.ctx is not None and error.ctx.command.name == "run":
         message += " If it is the program's, put -- before the program: holdfast run -- PROGRAM ..."
     if isinstance(error, click.UsageError) and error.ctx is not None:
         click.echo(error.ctx.get_usage(), err=True)
@@ -130,41 +161,3 @@ def main(context: click.Context) -> None:
     Exit codes: 0 done, 1 failed, 2 usage, 75 try again later, 78 configuration.
     """
     context.ensure_object(Session)
-
-
-for _each in (
-    worker,
-    develop,
-    api,
-    enqueue,
-    run,
-    status,
-    stats,
-    list_errors,
-    list_jobs,
-    count_jobs,
-    show_job,
-    watch,
-    why,
-    edit,
-    cancel,
-    fork_job,
-    replay,
-    delete,
-    dlq,
-    queue,
-    schedule,
-    limit,
-    signal,
-    keys,
-    audit,
-    config,
-    retry_schedule,
-    backup,
-    migrate,
-    doctor,
-    alerts_group,
-    chaos,
-    complete_steps,
-):
-    main.add_command(_each)

@@ -21,7 +21,6 @@ from datetime import datetime
 from typing import Any, Protocol, TextIO
 
 import msgspec
-import structlog
 
 from holdfast.core.events import Event, JobDead
 from holdfast.core.validation import mask_url
@@ -237,6 +236,8 @@ class PrettyRenderer:
     """Renders lines for people with structlog, optionally in colours."""
 
     def __init__(self, task_field: str = "task", *, colors: bool) -> None:
+        import structlog  # and rich with it: a third of a worker's start
+
         self._stamp = Stamp()
         self._task_field = task_field
         self._render = structlog.dev.ConsoleRenderer(

@@ -1,8 +1,8 @@
 """Logs: a line for each event, and for each log record of the application.
 
 Only events whose level is written have a subscriber, so no others are built. Records of ``logging``, and of structlog
-unless the application has configured it, go to the same writer; inside a handler they have the job's id, task, queue,
-attempt and trace (``trace_context.py``).
+if the application has imported but not configured it, go to the same writer; inside a handler they have the job's id,
+task, queue, attempt and trace (``trace_context.py``).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, TextIO
 
-import structlog
 from msgspec.structs import replace
 
 from holdfast.core.events import KINDS, Event, Events, JobDead, JobFailed
@@ -104,7 +103,11 @@ def _write_records(settings: Settings, renderer: Renderer, writer: LineWriter) -
 
 
 def _write_structlog() -> Callable[[], None]:
-    """Routes structlog's loggers to ``logging``, unless the application has configured structlog."""
+    """Routes structlog's loggers to ``logging``, if the application has imported but not configured structlog."""
+    if "structlog" not in sys.modules:
+        return lambda: None
+    import structlog
+
     if structlog.is_configured():
         return lambda: None
     structlog.configure(

@@ -9,7 +9,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import asynccontextmanager
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
 
 import msgspec
@@ -236,6 +235,8 @@ def _with_task_label(family: Family, task_field: str) -> Family:
 
 def package_version() -> str:
     """Returns the version of the installed Holdfast; 0 if it is not installed."""
+    from importlib.metadata import PackageNotFoundError, version  # takes as long as a tenth of the package
+
     try:
         return version("holdfast")
     except PackageNotFoundError:

@@ -14,20 +14,20 @@ from holdfast.core.models import JobFilter, JobState, to_datetime
 from holdfast.core.validation import check_name, check_tag, check_task_name, parse_duration, parse_instant
 
 # Characters that move the cursor, colour, reorder or hide text; a payload must not do that to its reader.
-UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]")
+_ABOVE_ASCII = "\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff"
+UNSAFE = re.compile(f"[\x00-\x1f{_ABOVE_ASCII}]")
+_UNSAFE_IN_LINES = re.compile(f"[\x00-\x08\x0b-\x1f{_ABOVE_ASCII}]")
 _NAMES = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
-_ESCAPES = {
-    code: _NAMES.get(chr(code)) or (f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}")
-    for code in range(0x10000)
-    if UNSAFE.match(chr(code))
-}
-_ESCAPES_IN_LINES = {code: escape for code, escape in _ESCAPES.items() if chr(code) not in "\n\t"}
 
 
 def safe_text(text: object, *, lines: bool = False) -> str:
     """Escapes control, bidirectional and invisible characters; ``lines`` keeps line ends and tabs."""
-    whole = str(text)
-    return whole.translate(_ESCAPES_IN_LINES if lines else _ESCAPES) if UNSAFE.search(whole) else whole
+    return (_UNSAFE_IN_LINES if lines else UNSAFE).sub(_escape_found, str(text))
+
+
+def _escape_found(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return _NAMES.get(found[0]) or (f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}")
 
 
 def clip_text(text: str, limit: int = 120) -> str:

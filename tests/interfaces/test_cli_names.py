@@ -37,7 +37,9 @@ def test_misspelt_word_is_answered_with_the_nearest(words: list[str], meant: str
 
 def _groups(group: click.Group, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     yield words
-    for name, each in group.commands.items():
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        each = group.get_command(context, name)
         if isinstance(each, click.Group):
             yield from _groups(each, (*words, name))
 

@@ -52,9 +52,10 @@ def test_every_example_is_a_command_that_would_run(name: str) -> None:
     for example in COMMANDS[name].examples:
         program, *words = itertools.takewhile(lambda word: word not in (">", ">>"), shlex.split(example))
         assert program == "holdfast"
-        command: click.Command = main
+        command: click.Command | None = main
         while isinstance(command, click.Group):
-            command = command.commands[words.pop(0)]
+            command = command.get_command(click.Context(command), words.pop(0))
+        assert command is not None
         assert command is COMMANDS[name]
         with command.make_context(name, words):
             pass
@@ -83,6 +84,17 @@ def test_help_loads_nothing_heavy(cli: Cli) -> None:
         "try: main(['--help'])\n"
         "except SystemExit: pass\n"
         "print([name for name in ('rich', 'tomlkit', 'structlog', 'uvloop', 'holdfast.worker') if name in sys.modules])"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ended.stdout.splitlines()[-1] == "[]"
+
+
+def test_worker_that_writes_json_lines_loads_no_renderer_for_people() -> None:
+    program = (
+        "import sys; from holdfast.cli.worker import worker; import holdfast.worker.worker, holdfast.telemetry.logs\n"
+        "from holdfast.core.events import Events; from holdfast.settings.settings import Settings\n"
+        "holdfast.telemetry.logs.configure_logs(Settings.load(), Events())()\n"
+        "print([name for name in ('rich', 'structlog', 'tomlkit') if name in sys.modules])"
     )
     ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert ended.stdout.splitlines()[-1] == "[]"

@@ -35,7 +35,9 @@ Results go to stdout, remarks and errors to stderr. An error is one line, `holdf
 
 def list_commands(group: click.Group = main, path: str = "holdfast") -> Iterator[tuple[str, ExampleCommand]]:
     """Every command with its full name, in the order of the tree."""
-    for name, each in group.commands.items():
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        each = group.get_command(context, name)
         if isinstance(each, click.Group):
             yield from list_commands(each, f"{path} {name}")
         elif isinstance(each, ExampleCommand):

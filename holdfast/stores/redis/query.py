@@ -39,6 +39,7 @@ from holdfast.stores.redis.encoding import (
 from holdfast.stores.redis.pool import NamespacePool
 
 _BATCH = 200
+_SCANNED = 500  # jobs that are looked at together, where only those of some states are returned
 _NEWEST = 1 << 53  # behind every submission
 _FEW = 10_000  # ended jobs that are rather sorted than looked for among all
 _STATES = list(JobState)
@@ -126,7 +127,7 @@ class Read:
         if few is not None:
             return len(few)
         number = 0
-        async for _, jobs in self._scan("newest", _NEWEST, search, whole=False):
+        async for _, jobs in self._scan("newest", _NEWEST, search, where.states):
             number += sum(matches_filter(job, where) for _, job in jobs)
             if number >= limit:
                 break
@@ -150,7 +151,7 @@ class Read:
         if few is not None:
             return [job for _, job in reversed(few)][:limit]
         found: list[Job] = []
-        async for _, jobs in self._scan("oldest", 0, search, whole=False):
+        async for _, jobs in self._scan("oldest", 0, search, where.states):
             found += [job for _, job in jobs if matches_filter(job, where) and not (unasked and job.cancelling)]
             if len(found) >= limit:
                 break
@@ -168,7 +169,7 @@ class Read:
         """At most ``limit`` jobs that match, and the place at which the search goes on; None if no job is left."""
         found: list[Shown] = []
         everything = where == JobFilter()
-        async for following, jobs in self._scan("newest", before, self._search(), whole=everything):
+        async for following, jobs in self._scan("newest", before, self._search(), where.states, whole=everything):
             if everything:
                 found += jobs
             else:
@@ -179,13 +180,13 @@ class Read:
         return found, None
 
     async def _scan(
-        self, order: str, edge: int, search: _Search, *, whole: bool
+        self, order: str, edge: int, search: _Search, states: Sequence[JobState], *, whole: bool = False
     ) -> AsyncIterator[tuple[int | None, list[Shown]]]:
-        """All jobs from a place on, batch by batch, each with the place at which the next begins."""
-        more = 1
+        """Jobs in these states from a place on, batch by batch, each with the place at which the next begins."""
+        count, more = _SCANNED if states else _BATCH, 1
         while more:
             search.go_on()
-            rows, last, more = await self._pool.run(self._scripts["scan"], order, edge, _BATCH, int(whole))
+            rows, last, more = await self._pool.run(self._scripts["scan"], order, edge, count, int(whole), *states)
             edge = int(last)
             yield edge if more else None, self._found(rows)
 

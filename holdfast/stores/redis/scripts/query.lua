@@ -44,16 +44,24 @@ return states
 
 -- name: scan
 -- Walks the index. ARGV: 3 "newest" or "oldest" first, 4 submission to start behind, 5 number of jobs, 6 "1" for whole
--- jobs, else the fields of filters. Returns jobs like script `jobs`, the last submission, and 1 if there may be more.
+-- jobs, else the fields of filters, 7.. states to return, none: all. Returns jobs like script `jobs`, the last
+-- submission, and 1 if there may be more.
 local newest, start_seq, max_jobs = ARGV[3] == 'newest', tonumber(ARGV[4]), tonumber(ARGV[5])
 local SCAN_FIELDS = { 'state', 'spec', 'seq', 'dueTime', 'created', 'options', 'reason', 'worker', 'cancel', 'claims',
     'pickupTime', 'error', 'partition', 'errorGroup' }
 local jobs, last, scanned = {}, start_seq, 0
+local wanted = ARGV[7] and {}
+for n = 7, #ARGV do
+    wanted[ARGV[n]] = true
+end
 
 local function read_job(id)
     if ARGV[6] == '1' then
         local fields = redis.pcall('HGETALL', JOB .. id)
         return not fields.err and #fields > 0 and fields
+    end
+    if wanted and not wanted[redis.pcall('HGET', JOB .. id, 'state')] then
+        return nil
     end
     local v = read_fields(id, unpack(SCAN_FIELDS))
     if not v or not v[1] then

@@ -23,6 +23,7 @@ PAGES = (
     "/errors",
     "/errors/{error}",
     "/errors/0123456789ab",
+    "/bulk/preview?action=replay&state=dead",
     "/queues",
     "/workers",
     "/schedules",

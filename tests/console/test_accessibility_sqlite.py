@@ -43,7 +43,7 @@ def test_page_that_does_not_change_has_no_switch(scene: Scene) -> None:
     with scene.open_tab() as tab:
         tab.visit("/jobs?state=dead")
         assert tab.page.locator("#live-switch").is_visible()
-        tab.page.get_by_role("button", name="Replay matching…").click()
+        tab.page.get_by_role("link", name="Replay matching…").click()
         tab.page.locator(".lead").wait_for()
         assert not tab.page.locator("#live-switch").is_visible()
         assert tab.page.locator("nav a[aria-current]").inner_text() == "Jobs"

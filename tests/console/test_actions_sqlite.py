@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+from html import unescape
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 import pytest
 
@@ -83,8 +86,9 @@ def test_errors_lead_to_a_replay_of_their_jobs(open_api: Api, visitor: Visitor) 
     page = visitor.open_page(f"/errors/{group}")
     assert ("card 2 declined" in page, "3 jobs</a>" in page, "Retry waiting" in page) == (True, True, False)
     chosen = {"error_group": group, "state": "dead", "action": "replay"}
-    assert "<strong>3 jobs</strong> will be queued again" in visitor.send("/bulk/preview", chosen).text
-    assert "<strong>3</strong> jobs are queued again" in visitor.send("/bulk/run", chosen).text
+    assert "<strong>3 jobs</strong> will be queued again" in visitor.preview(chosen)
+    assert "<strong>3</strong> jobs are queued again" in visitor.change_many(chosen)
+    assert 'href="/console/errors">Errors' in visitor.open_page(visitor.landed)
     assert [_job(open_api, each)["state"] for each in (*ids, other)] == ["queued"] * 3 + ["dead"]
     assert "No failed job has this error any more." in visitor.open_page(f"/errors/{group}")
     assert visitor.ask("GET", "/errors/x").status_code == 404
@@ -97,7 +101,7 @@ def test_waiting_jobs_of_an_error_are_retried_at_once(open_api: Api, visitor: Vi
     page = visitor.open_page(f"/errors/{group}")
     assert ("1 job waits for its next attempt" in page, "Replay dead jobs" in page) == (True, False)
     chosen = {"error_group": group, "state": "failed", "action": "replay"}
-    assert "<strong>1</strong> job is queued again" in visitor.send("/bulk/run", chosen).text
+    assert "<strong>1</strong> job is queued again" in visitor.change_many(chosen)
     assert _job(open_api, job_id)["state"] == "queued"
 
 
@@ -105,13 +109,11 @@ def test_rate_that_cannot_be_is_asked_for_again(open_api: Api, visitor: Visitor)
     job_id = open_api.dead("ValueError: card 1 declined")
     chosen = {"state": "dead", "action": "replay", "rate": "100 per second"}
     answer = visitor.send("/bulk/run", chosen)
-    assert (answer.status_code, 'value="100 per second"' in answer.text) == (422, True)
-    assert ("rate: &#39;100 per second&#39; is not valid" in answer.text, "1 job</strong>" in answer.text) == (
-        True,
-        True,
-    )
+    page = visitor.open_page(answer.headers["location"].removeprefix("/console"), 422)
+    for text in ('value="100 per second"', "rate: &#39;100 per second&#39; is not valid", "1 job</strong>"):
+        assert text in page
     assert _job(open_api, job_id)["state"] == "dead"
-    assert visitor.send("/bulk/run", {**chosen, "rate": "100/s"}).status_code == 200
+    assert visitor.send("/bulk/run", {**chosen, "rate": "100/s"}).status_code == 303
     assert _job(open_api, job_id)["state"] in ("queued", "scheduled")
 
 
@@ -172,12 +174,29 @@ def test_limit_that_cannot_be_is_refused(open_api: Api, visitor: Visitor, fields
 def test_bulk_counts_first_and_then_replays(open_api: Api, visitor: Visitor, world: World) -> None:
     others = [open_api.dead(queue="mail") for _ in range(3)]
     filters = {"state": "dead", "queue": "mail", "action": "replay"}
-    preview = visitor.send("/bulk/preview", filters)
-    assert "<strong>4 jobs</strong> will be queued again." in preview.text
+    assert "<strong>4 jobs</strong> will be queued again." in visitor.preview(filters)
     assert _job(open_api, world.dead)["state"] == "dead"
-    done = visitor.send("/bulk/run", filters)
-    assert "<strong>4</strong> jobs are queued again." in done.text
+    assert "<strong>4</strong> jobs are queued again." in visitor.change_many(filters)
     assert {_job(open_api, each)["state"] for each in (world.dead, *others)} == {"queued"}
+
+
+@pytest.mark.parametrize(
+    ("action", "filters", "changed"),
+    [
+        ("replay", "state=dead&queue=mail&error=plain", "/jobs?state=queued&queue=mail"),
+        ("replay&rate=1/h", "state=dead&queue=mail", "/jobs?state=queued&state=scheduled&queue=mail"),
+        ("cancel", "queue=mail&state=queued", "/jobs?state=cancelled&queue=mail"),
+        ("delete", "state=dead&state=cancelled", None),
+    ],
+)
+def test_result_of_a_bulk_change_leads_on(
+    visitor: Visitor, world: World, action: str, filters: str, changed: str | None
+) -> None:
+    page = visitor.change_many(parse_qs(f"action={action}&{filters}"))
+    linked = {unescape(each) for each in re.findall(r'href="/console([^"]*)"', page.partition("<main")[2])}
+    assert linked == {"", f"/jobs?{filters}", *([changed] if changed else [])}
+    for path in linked:
+        visitor.open_page(path)
 
 
 def test_bulk_replay_has_a_rate(open_api: Api, visitor: Visitor) -> None:
@@ -191,13 +210,13 @@ def test_bulk_goes_on_until_nothing_is_left(open_api: Api, visitor: Visitor, mon
     for _ in range(3):
         open_api.dead()
     filters: dict[str, str] = {"action": "delete", "state": "dead"}
-    first = visitor.send("/bulk/run", filters).text
+    first = visitor.change_many(filters)
     assert ("<strong>2</strong> jobs are deleted. More are left." in first, 'id="go-on"' in first) == (True, True)
-    assert "<strong>3</strong> jobs are deleted." in visitor.send("/bulk/run", {**filters, "changed": "2"}).text
+    assert "<strong>3</strong> jobs are deleted." in visitor.change_many({**filters, "changed": "2"})
 
 
 def test_bulk_without_a_match_offers_nothing(visitor: Visitor) -> None:
-    page = visitor.send("/bulk/preview", {"action": "cancel", "queue": "none"}).text
+    page = visitor.preview({"action": "cancel", "queue": "none"})
     assert ("No matching job" in page, "bulk/run" in page) == (True, False)
 
 

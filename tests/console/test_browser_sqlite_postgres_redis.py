@@ -40,8 +40,28 @@ def test_matching_jobs_are_replayed_after_one_question(scene: Scene) -> None:
         page = tab.page
         page.locator("label.chip", has_text="dead").click()
         page.get_by_role("button", name="Filter").click()
-        page.get_by_role("button", name="Replay matching…").click()
+        page.get_by_role("link", name="Replay matching…").click()
         page.get_by_role("button", name="Replay 1 job").click()
         page.get_by_text("job is queued again").wait_for()
         assert scene.client.get(f"/v1/jobs/{scene.world.dead}").json()["state"] == "queued"
+        assert tab.problems == []
+
+
+def test_back_leads_through_a_change_of_many_jobs(scene: Scene) -> None:
+    with scene.open_tab() as tab:
+        tab.visit("/jobs?state=dead")
+        page = tab.page
+        page.get_by_role("link", name="Replay matching…").click()
+        page.get_by_role("button", name="Replay 1 job").click()
+        page.get_by_text("1 job is queued again").wait_for()
+        assert tab.violations() == []
+        page.get_by_role("link", name="See the queued jobs").click()
+        page.locator(f"#job-{scene.world.dead}").wait_for()
+        page.go_back()
+        page.get_by_text("1 job is queued again").wait_for()
+        page.go_back()
+        page.get_by_text("No matching job can be queued again.").wait_for()
+        page.go_back()
+        page.wait_for_url("**/jobs?state=dead")
+        page.get_by_text("No job matches these filters.").wait_for()
         assert tab.problems == []

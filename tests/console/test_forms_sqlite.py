@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from html import unescape
 from typing import Any
 
 import msgspec
@@ -41,7 +42,6 @@ ACTIONS: list[tuple[str, dict[str, str]]] = [
     ("/batches/{batch}/cancel-jobs", {}),
     ("/batches/{batch}/replay-jobs", {}),
     ("/faults/stop", {}),
-    ("/bulk/preview", {"action": "replay", "state": "dead"}),
     ("/bulk/run", {"action": "delete", "state": "dead"}),
 ]
 
@@ -105,7 +105,8 @@ def test_reading_changes_nothing(open_api: Api, visitor: Visitor) -> None:
             path = route.path.removeprefix("/console").format(
                 job=job, limit="crm", schedule="nightly", group=world.error
             )
-            assert visitor.ask("GET", path).status_code == 200
+            query = "?action=delete&state=dead" if "/bulk/" in path else ""
+            assert visitor.ask("GET", path + query, follow_redirects=True).status_code == 200
     assert _state(open_api) == before
 
 
@@ -174,7 +175,9 @@ def test_key_of_other_queues_sees_and_changes_none_of_these(open_api: Api, keys:
         answer = visitor.send(_path(action, world), fields, token=token)
         assert answer.status_code in (403, 404), action
     assert visitor.send("/bulk/run", {"action": "delete", "queue": "mail"}).status_code == 403
-    assert "0" in visitor.send("/bulk/run", {"action": "delete", "state": "dead"}).text
+    assert visitor.preview({"action": "delete", "queue": "mail"}, 403)
+    assert "No matching job" in visitor.preview({"action": "delete", "state": "dead"})
+    assert "<strong>0</strong> jobs are deleted" in visitor.change_many({"action": "delete", "state": "dead"})
     assert _state(open_api) == before
 
 
@@ -200,10 +203,36 @@ def test_bulk_change_hits_the_listed_jobs_whatever_their_errors_hold(open_api: A
     open_api.run(open_api.end(other, Failed(error="\\x1b[31mboom", retryable=False)))
     page = visitor.open_page("/jobs?state=dead&error=%1B%5B31m")
     assert (wanted in page, other in page) == (True, False)
-    (value,) = set(re.findall(r'<input type="hidden" name="error" value="([^"]*)">', page))
+    [link] = re.findall(r'href="/console(/bulk/preview[^"]*action=delete)"', page)
+    (value,) = set(re.findall(r'<input type="hidden" name="error" value="([^"]*)">', visitor.open_page(unescape(link))))
     visitor.send("/bulk/run", {"action": "delete", "state": "dead", "error": value})
     assert open_api.ask("GET", f"/v1/jobs/{wanted}").status_code == 404
     assert open_api.ask("GET", f"/v1/jobs/{other}").status_code == 200
+
+
+def test_preview_of_a_bulk_change_needs_the_right_to_change(open_api: Api, keys: Keys) -> None:
+    reader = Visitor(open_api)
+    reader.sign_in(keys.make("read"))
+    assert "lacks the scope operate" in reader.preview({"action": "delete", "state": "dead"}, 403)
+
+
+@pytest.mark.parametrize(
+    "query", ["", "action=delete", "action=explode&queue=mail", "action=delete&quue=mail", "action=delete&queue=%ff"]
+)
+def test_preview_that_is_not_understood_is_refused(visitor: Visitor, query: str) -> None:
+    visitor.open_page(f"/bulk/preview?{query}", 422)
+
+
+def test_result_of_a_bulk_change_is_shown_to_its_session(open_api: Api, visitor: Visitor, keys: Keys) -> None:
+    """No link can make a page claim a change that was not made."""
+    make_world(open_api)
+    visitor.change_many({"action": "delete", "state": "dead"})
+    other = Visitor(open_api)
+    other.sign_in(keys.spare)
+    forged = visitor.landed.replace("delete-1", "delete-7"), visitor.landed.replace("action=delete", "action=cancel")
+    for own, path in ((other, visitor.landed), *((visitor, path) for path in forged)):
+        answer = own.ask("GET", path)
+        assert (answer.status_code, answer.headers["location"]) == (303, "/console/jobs?state=dead")
 
 
 @pytest.mark.parametrize(

@@ -191,7 +191,8 @@ def test_refreshes_of_all_sessions_are_rendered_once(
     limited.sign_in(keys.make("admin", queues=("mail",)))
     pages = [each.open_page("/jobs?state=dead", **LIVE) for each in (visitor, visitor, other)]
     assert (listed, world.dead in pages[0]) == (1, True)
-    tokens = [re.findall(r'name="token" value="([0-9a-f]{64})"', page) for page in pages]
+    forms = [each.open_page("/queues", **LIVE) for each in (visitor, visitor, other)]
+    tokens = [re.findall(r'name="token" value="([0-9a-f]{64})"', page) for page in forms]
     assert [set(each) for each in tokens] == [{visitor.token()}, {visitor.token()}, {other.token()}]
     assert "Sign out" not in pages[0]
     before = listed

@@ -48,7 +48,7 @@ class Visitor:
 
     def token(self) -> str:
         """Returns the token of this session's forms."""
-        found = _TOKEN.search(self.open_page("/jobs?state=dead"))
+        found = _TOKEN.search(self.open_page("/limits"))
         assert found is not None
         return found[1]
 
@@ -68,6 +68,18 @@ class Visitor:
         content = urlencode(given, doseq=True)
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         return self.ask("POST", path, content=content, headers={**FORM, **OWN, **named})
+
+    def preview(self, fields: dict[str, Any], status: int = 200) -> str:
+        """Returns the page that counts the jobs which a change would hit."""
+        return self.open_page(f"/bulk/preview?{urlencode(fields, doseq=True)}", status)
+
+    def change_many(self, fields: dict[str, Any]) -> str:
+        """Confirms a change of many jobs; returns its result, or the page that goes on."""
+        answer = self.send("/bulk/run", fields)
+        if answer.status_code != 303:
+            return answer.text
+        self.landed = answer.headers["location"].removeprefix(f"{self.prefix}/console")
+        return self.open_page(self.landed)
 
     def act(self, path: str, fields: dict[str, Any] | None = None) -> str:
         """Sends a form; returns where it led, without the signature of the notice, which ``landed`` has."""

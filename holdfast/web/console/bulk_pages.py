@@ -1,87 +1,150 @@
-"""Changes of many jobs: a dry run counts them, one confirmation starts, and each call changes at most a thousand."""
+"""Changes of many jobs: a dry run counts them, one confirmation starts, and each call changes at most a thousand.
+
+The count and the result are pages of their own, so that the browser can go back to them; only the change is a form.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import msgspec
 
 from holdfast.core.errors import Invalid
 from holdfast.core.validation import parse_count
 from holdfast.web.console import ROOT
 from holdfast.web.console.job_pages import check_filters
-from holdfast.web.console.visit import PageRoute, Visit
+from holdfast.web.console.visit import PageRoute, Visit, read_pairs
 from holdfast.web.messages import ApiResponse
 
 _OPERATIONS = {"replay": "replay_jobs", "cancel": "cancel_jobs", "delete": "delete_jobs"}
-_OTHER_FIELDS = ("token", "action", "changed", "rate", "after")
+_PREVIEW_FIELDS = ("action", "rate")
+_RUN_FIELDS = ("token", "action", "changed", "rate", "after")
+_RESULT_FIELDS = ("action", "rate", "result")
 _DONE = {"replay": "queued again", "cancel": "cancelled or asked to stop", "delete": "deleted"}
+_NEW_STATES: Mapping[str, tuple[str, ...]] = {"replay": ("queued",), "cancel": ("cancelled",), "delete": ()}
+_CHANGED_FILTERS = ("state", "reason", "error", "error_group")  # a changed job may match these no longer
+
+Pairs = Sequence[tuple[str, str]]
 
 
-def _selection(filters: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """Returns the filters as the body of a bulk operation has them."""
-    names = {name for name, _ in filters}
-    given: dict[str, Any] = {}
-    for name in names:
-        values = [value for field, value in filters if field == name]
-        given[name] = values if name in ("state", "task") else values[-1]
-    return {"filter": given}
+class BulkChange(msgspec.Struct, frozen=True):
+    """A change of many jobs, as the fields of a query or a form describe it."""
+
+    action: str
+    filters: list[tuple[str, str]]
+    rate: str
+
+    @property
+    def request_body(self) -> dict[str, Any]:
+        """Returns the filters as the body of a bulk operation has them."""
+        names = {name for name, _ in self.filters}
+        given: dict[str, Any] = {}
+        for name in names:
+            values = [value for field, value in self.filters if field == name]
+            given[name] = values if name in ("state", "task") else values[-1]
+        return {"filter": given}
+
+    @property
+    def pace(self) -> dict[str, str]:
+        """Returns the rate of a replay as a field of the body."""
+        return {"rate": self.rate} if self.action == "replay" and self.rate else {}
+
+    @property
+    def query(self) -> list[tuple[str, str]]:
+        """Returns the query of the pages about it."""
+        return [("action", self.action), *self.filters, *self.pace.items()]
+
+    @property
+    def page_fields(self) -> dict[str, Any]:
+        """Returns what each of its pages shows."""
+        return {"action": self.action, "filters": self.filters, "rate": self.rate, "done": _DONE[self.action]}
+
+    def changed_filters(self) -> list[tuple[str, str]]:
+        """Returns the filters of the jobs after the change; none if there are no such jobs."""
+        states = _NEW_STATES[self.action]
+        states += ("scheduled",) if self.pace else ()
+        kept = [pair for pair in self.filters if pair[0] not in _CHANGED_FILTERS]
+        return [*[("state", state) for state in states], *kept] if states else []
 
 
-def _context(visit: Visit) -> tuple[str, list[tuple[str, str]], dict[str, Any]]:
-    """Returns the action, the filters, and the body that both calls have."""
-    action = visit.form_value("action")
+def _read_change(pairs: Pairs, fields: Sequence[str]) -> BulkChange:
+    """Reads the action and the filters. ``fields``: that the query or the form may have beside the filters."""
+    given = {name: value.strip() for name, value in pairs}
+    action = given.get("action", "")
     if action not in _OPERATIONS:
         raise Invalid("action", action, f"give one of {', '.join(_OPERATIONS)}")
-    filters = check_filters(visit.form, _OTHER_FIELDS)
-    return action, filters, _selection(filters)
+    return BulkChange(action, check_filters(pairs, fields), given.get("rate", ""))
 
 
-async def preview_bulk(visit: Visit, problem: str = "") -> ApiResponse:
+async def preview_bulk(visit: Visit) -> ApiResponse:
     """Counts the jobs that an action would change, and asks for confirmation. Changes nothing."""
-    action, filters, body = _context(visit)
-    counted = await visit.call_operation(_OPERATIONS[action], body={**body, "dry_run": True})
+    change, problem = _read_change(read_pairs(visit.request), _PREVIEW_FIELDS), ""
+    operation, body = _OPERATIONS[change.action], {**change.request_body, "dry_run": True}
+    try:
+        counted = await visit.call_operation(operation, body={**body, **change.pace})
+    except Invalid as error:
+        if error.field != "rate":
+            raise
+        counted, problem = await visit.call_operation(operation, body=body), str(error)
     return visit.render_page(
         "bulk.html",
         status=422 if problem else 200,
         problem=problem,
-        action=action,
-        filters=filters,
         count=counted["count"],
         is_more=counted["more"],
         is_done=False,
         changed=0,
-        rate=visit.form_value("rate"),
         after="",
-        done=_DONE[action],
+        **change.page_fields,
     )
 
 
 async def run_bulk(visit: Visit) -> ApiResponse:
-    """Changes the next thousand jobs at most, and shows the progress."""
-    action, filters, body = _context(visit)
-    rate, after = visit.form_value("rate"), visit.form_value("after")
-    if action == "replay" and rate:
-        body |= {"rate": rate, "after": _read_seconds(after)}
+    """Changes the next thousand jobs at most; shows the progress, or goes to the result."""
+    change, after = _read_change(visit.form, _RUN_FIELDS), visit.form_value("after")
+    body = change.request_body
+    if change.pace:
+        body |= {**change.pace, "after": _read_seconds(after)}
     before = parse_count(visit.form_value("changed") or "0", "changed", least=0, most=10**12)
     try:
-        answer = await visit.call_operation(_OPERATIONS[action], body=body)
+        answer = await visit.call_operation(_OPERATIONS[change.action], body=body)
     except Invalid as error:
         if error.field != "rate":
             raise
-        return await preview_bulk(visit, str(error))
+        return visit.redirect_to("bulk/preview", query=change.query, is_change=False)
+    changed = before + answer["count"]
+    if not answer["more"] or not answer["count"]:
+        return _go_to_result(visit, change, changed)
     visit.console.forget_values()
     return visit.render_page(
         "bulk.html",
         problem="",
-        action=action,
-        filters=filters,
         count=answer["count"],
-        is_more=answer["more"] and answer["count"] > 0,
+        is_more=True,
         is_done=True,
-        changed=before + answer["count"],
-        rate=rate,
+        changed=changed,
         after=f"{answer['seconds']:.6f}",
-        done=_DONE[action],
+        **change.page_fields,
+    )
+
+
+def _go_to_result(visit: Visit, change: BulkChange, changed: int) -> ApiResponse:
+    """Redirects to the result. Its number is signed: no link of another site can make the page claim a change."""
+    result = visit.console.sessions.sign_notice(visit.session, f"{change.action}-{changed}")
+    return visit.redirect_to("bulk/result", query=[*change.query, ("result", result)])
+
+
+async def show_result(visit: Visit) -> ApiResponse:
+    """Returns the page with the result of a change; goes to the jobs if this session has not made it."""
+    pairs = read_pairs(visit.request)
+    change = _read_change(pairs, _RESULT_FIELDS)
+    signed = visit.console.sessions.read_notice(visit.session, dict(pairs).get("result", ""))
+    action, _, changed = signed.partition("-")
+    if action != change.action:
+        return visit.redirect_to("jobs", query=change.filters, is_change=False)
+    return visit.render_page(
+        "bulk_result.html", changed=int(changed), changed_filters=change.changed_filters(), **change.page_fields
     )
 
 
@@ -93,4 +156,8 @@ def _read_seconds(text: str) -> float:
         raise Invalid("after", text, "give a number of seconds") from None
 
 
-ROUTES = (PageRoute("POST", f"{ROOT}/bulk/preview", preview_bulk), PageRoute("POST", f"{ROOT}/bulk/run", run_bulk))
+ROUTES = (
+    PageRoute("GET", f"{ROOT}/bulk/preview", preview_bulk),
+    PageRoute("POST", f"{ROOT}/bulk/run", run_bulk),
+    PageRoute("GET", f"{ROOT}/bulk/result", show_result),
+)

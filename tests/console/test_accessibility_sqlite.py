@@ -111,6 +111,8 @@ def test_backfill_counts_the_runs_and_asks(scene: Scene) -> None:
         assert (tab.violations(), tab.has_horizontal_scroll()) == ([], False)
         page.get_by_role("button", name="Submit 2 jobs").click()
         page.locator(".notice").wait_for()
+        page.go_back()
+        page.get_by_text("All 2 runs have a job already.").wait_for()
         assert len(scene.client.get("/v1/jobs?tag=schedule:nightly").json()["jobs"]) == 2
         assert tab.problems == []
 

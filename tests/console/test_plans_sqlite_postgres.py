@@ -43,6 +43,7 @@ PATHS = (
     "/schedules",
     "/schedules?after=a",
     "/schedules/nightly",
+    "/schedules/nightly/backfill?start=2020-01-01&end=2020-01-03",
     "/limits",
     "/limits/crm",
     "/limits/keyed?value=x",

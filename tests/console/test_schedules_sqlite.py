@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
@@ -144,7 +145,7 @@ def test_page_shows_twenty_runs_in_the_zone(visitor: Visitor, world: World) -> N
 
 def test_backfill_counts_first_and_then_submits(open_api: Api, visitor: Visitor, world: World) -> None:
     days = {"start": "2020-01-01T03:00", "end": "2020-01-04T03:00"}
-    preview = visitor.send("/schedules/nightly/backfill", days).text
+    preview = visitor.open_page(f"/schedules/nightly/backfill?{urlencode(days)}")
     assert "<strong>3 runs</strong> will be submitted." in preview
     assert open_api.get("/v1/jobs", tag="schedule:nightly")["jobs"] == []
     fields = dict(re.findall(r'name="(start|end)" value="([^"]*)"', preview))
@@ -153,9 +154,9 @@ def test_backfill_counts_first_and_then_submits(open_api: Api, visitor: Visitor,
     jobs = open_api.get("/v1/jobs", tag="schedule:nightly")["jobs"]
     ticks = {f"2020-01-0{day}T02:00:00Z" for day in (1, 2, 3)}
     assert {each["metadata"]["scheduled_for"] for each in jobs} == ticks
-    wider = visitor.send("/schedules/nightly/backfill", {**days, "end": "2020-01-05T03:00"}).text
+    wider = visitor.open_page("/schedules/nightly/backfill?start=2020-01-01T03:00&end=2020-01-05T03:00")
     assert ("<strong>1 run</strong>" in wider, "3 have a job already" in wider) == (True, True)
-    assert "All 3 runs have a job already." in visitor.send("/schedules/nightly/backfill", days).text
+    assert "All 3 runs have a job already." in visitor.open_page(f"/schedules/nightly/backfill?{urlencode(days)}")
 
 
 @pytest.mark.parametrize(
@@ -169,14 +170,14 @@ def test_backfill_counts_first_and_then_submits(open_api: Api, visitor: Visitor,
     ],
 )
 def test_backfill_of_no_past_range_is_refused(visitor: Visitor, world: World, start: str, end: str, field: str) -> None:
-    answer = visitor.send("/schedules/nightly/backfill", {"start": start, "end": end})
+    answer = visitor.ask("GET", "/schedules/nightly/backfill", params={"start": start, "end": end})
     assert (answer.status_code, f"<p>{field}: " in answer.text) == (422, True), answer.text
 
 
 def test_backfill_is_bounded(open_api: Api, visitor: Visitor) -> None:
     visitor.act("/schedules", {**FIELDS, "cron": "* * * * *", "max_runs": ""})
     range_ = {"start": "2020-01-01T00:00", "end": "2020-01-08T00:00"}
-    answer = visitor.send("/schedules/hourly/backfill", range_)
+    answer = visitor.ask("GET", "/schedules/hourly/backfill", params=range_)
     assert (answer.status_code, "at most 10,000 runs" in answer.text) == (422, True)
 
 
@@ -214,7 +215,7 @@ def test_key_without_submit_adds_no_schedule(open_api: Api, keys: Keys, world: W
     visitor.sign_in(keys.make("read", "operate"))
     assert "Add a schedule" not in visitor.open_page("/schedules")
     assert visitor.send("/schedules", FIELDS).status_code == 403
-    assert (
-        visitor.send("/schedules/nightly/backfill/run", {"start": "2020-01-01", "end": "2020-01-03"}).status_code == 403
-    )
+    days = {"start": "2020-01-01", "end": "2020-01-03"}
+    assert visitor.send("/schedules/nightly/backfill/run", days).status_code == 403
+    visitor.open_page(f"/schedules/nightly/backfill?{urlencode(days)}", 403)
     visitor.act("/schedules/nightly/delete")

@@ -17,7 +17,7 @@ from holdfast.views.formatting import format_span
 from holdfast.web.console import ROOT
 from holdfast.web.console.actions import simple_action
 from holdfast.web.console.job_pages import shows_payload
-from holdfast.web.console.visit import PageRoute, Visit
+from holdfast.web.console.visit import PageRoute, Visit, read_pairs
 from holdfast.web.messages import ApiResponse
 from holdfast.web.routing import RequestContext
 
@@ -124,7 +124,7 @@ async def run_schedule(visit: Visit) -> ApiResponse:
 
 async def preview_backfill(visit: Visit) -> ApiResponse:
     """Counts the runs of a past range, and asks for confirmation. Submits nothing."""
-    body, schedule = await _backfill_body(visit)
+    body, schedule = await _backfill_body(visit, dict(read_pairs(visit.request)))
     found = await visit.call_operation("backfill_schedule", body={**body, "dry_run": True}, schedule=schedule["name"])
     created, existing = len(found["created"]), len(found["existing"])
     start, end = body["start"], body["end"]
@@ -135,16 +135,16 @@ async def preview_backfill(visit: Visit) -> ApiResponse:
 
 async def run_backfill(visit: Visit) -> ApiResponse:
     """Submits the jobs of a past range of runs."""
-    body, schedule = await _backfill_body(visit)
+    body, schedule = await _backfill_body(visit, dict(visit.form))
     await visit.call_operation("backfill_schedule", body=body, schedule=schedule["name"])
     return visit.redirect_to(f"schedules/{quote(schedule['name'])}", "backfilled")
 
 
-async def _backfill_body(visit: Visit) -> tuple[dict[str, str], dict[str, Any]]:
-    """Returns the range of the form, and the schedule. A time without an offset is in the zone of the schedule."""
+async def _backfill_body(visit: Visit, given: Mapping[str, str]) -> tuple[dict[str, str], dict[str, Any]]:
+    """Returns the range that is given, and the schedule. A time without an offset is in the zone of the schedule."""
     visit.make_context("backfill_schedule", {})  # its scope comes first
     schedule: dict[str, Any] = await visit.call_operation("show_schedule", schedule=visit.path["schedule"])
-    return {field: _instant(visit.form_value(field), schedule["zone"]) for field in ("start", "end")}, schedule
+    return {field: _instant(given.get(field, "").strip(), schedule["zone"]) for field in ("start", "end")}, schedule
 
 
 def _instant(text: str, zone: str) -> str:
@@ -164,6 +164,6 @@ ROUTES = (
     PageRoute("POST", f"{_ONE}/run", run_schedule),
     PageRoute("POST", f"{_ONE}/pause", simple_action("pause_schedule", "schedule", "schedules", "schedule_paused")),
     PageRoute("POST", f"{_ONE}/resume", simple_action("resume_schedule", "schedule", "schedules", "schedule_resumed")),
-    PageRoute("POST", f"{_ONE}/backfill", preview_backfill),
+    PageRoute("GET", f"{_ONE}/backfill", preview_backfill),
     PageRoute("POST", f"{_ONE}/backfill/run", run_backfill),
 )

@@ -470,6 +470,7 @@ class Finding(msgspec.Struct, frozen=True):
     level: str  # "ok", "warning", "error"
     text: str
     remedy: str = ""
+    paused: str = ""  # name of the queue or limit whose pause it reports
 
 
 def _field(name: str, value: Any) -> str:

@@ -108,7 +108,7 @@ def about_pauses(uses: Sequence[BucketUse], now_us: int) -> Iterator[Finding]:
     for use in uses:
         if use.free_at_us - now_us > _LONG_PAUSE // MICROSECOND:
             text = f"limit {use.bucket} is paused until {format_moment(use.free_at_us)}: no job starts under it"
-            yield Finding("limits", "warning", text, f"holdfast limit resume {use.bucket}")
+            yield Finding("limits", "warning", text, f"holdfast limit resume {use.bucket}", use.bucket)
 
 
 def about_workers(queues: Sequence[QueueInfo], workers: Sequence[WorkerInfo]) -> Iterator[Finding]:
@@ -126,7 +126,7 @@ def about_workers(queues: Sequence[QueueInfo], workers: Sequence[WorkerInfo]) ->
         number = f"{'at least ' if states & queue.at_least else ''}{count_noun(waiting, 'job')}"
         if waiting and queue.paused:
             text = f"queue {queue.name} is paused and holds {number}"
-            yield Finding("queues", "warning", text, f"holdfast queue resume {queue.name}")
+            yield Finding("queues", "warning", text, f"holdfast queue resume {queue.name}", queue.name)
         elif waiting and queue.name != FAULTS_TASK and not any(serves_queue(worker, queue.name) for worker in alive):
             text = f"no worker serves queue {queue.name}, which holds {number}"
             yield Finding("queues", "warning", text, f"holdfast worker start --queues {queue.name}")

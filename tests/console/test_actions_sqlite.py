@@ -123,6 +123,33 @@ def test_queue_is_paused_and_resumed(open_api: Api, visitor: Visitor, world: Wor
         assert open_api.get("/v1/queues/mail")["paused"] is paused
 
 
+def test_pause_is_ended_where_the_overview_reports_it(
+    open_api: Api, visitor: Visitor, keys: Keys, world: World
+) -> None:
+    visitor.act("/queues/mail/pause")
+    visitor.act("/limits/crm/pause", {"for": "10m"})
+    reader = Visitor(open_api)
+    reader.sign_in(keys.make("read"))
+    page = reader.open_page()
+    assert ("queue mail is paused" in page, "limit crm is paused" in page, "/resume" in page) == (True, True, False)
+    page = visitor.open_page()
+    assert set(re.findall(r'action="/console(/[a-z]+/[a-z]+/resume)"', page)) == {
+        "/queues/mail/resume",
+        "/limits/crm/resume",
+    }
+    back = dict(re.findall(r'name="(back)" value="([^"]*)"', page))
+    assert visitor.act("/queues/mail/resume", back) == "?notice=queue_resumed"
+    assert "The queue is resumed." in visitor.open_page(visitor.landed)
+    assert visitor.act("/limits/crm/resume", back) == "?notice=limit_resumed"
+    assert "paused until" not in visitor.open_page()
+    assert open_api.get("/v1/queues/mail")["paused"] is False
+
+
+@pytest.mark.parametrize("back", ["//evil.example", "https://evil.example/", "/sign-out", "..", "jobs", "overview/x"])
+def test_form_leads_to_no_address_that_it_names(visitor: Visitor, back: str) -> None:
+    assert visitor.act("/queues/mail/resume", {"back": back}) == "/queues?notice=queue_resumed"
+
+
 @pytest.mark.parametrize(("drain", "state"), [("", "stopping"), ("1", "draining")])
 def test_worker_is_asked_to_stop(open_api: Api, visitor: Visitor, world: World, drain: str, state: str) -> None:
     visitor.act(f"/workers/{world.worker}/stop", {"drain": drain})

@@ -86,12 +86,16 @@ async def stop_faults(visit: Visit) -> ApiResponse:
 
 
 def simple_action(operation: str, name: str, target: str, notice: str) -> Handler:
-    """Returns the handler of an action without options. ``name``: of the part of the path."""
+    """Returns the handler of an action without options; it goes back to the overview if the form is of that page.
+
+    ``name``: of the part of the path.
+    """
 
     async def run_action(visit: Visit) -> ApiResponse:
         value = visit.path[name]
         await visit.call_operation(operation, (), {}, **{name: value})
-        return visit.redirect_to(target.format(quote(value)), notice)
+        is_of_overview = visit.form_value("back") == "overview"
+        return visit.redirect_to("" if is_of_overview else target.format(quote(value)), notice)
 
     return run_action
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 from holdfast.core.models import Finding, JobState, QueueInfo
 from holdfast.core.schedule import without_alerts
@@ -79,14 +80,21 @@ async def show_overview(visit: Visit) -> ApiResponse:
 
 
 def list_problems(visit: Visit, findings: Iterable[Finding]) -> list[dict[str, str]]:
-    """Returns the findings that need attention, errors first, each with the link to its page."""
+    """Returns the findings that need attention, errors first, each with its page, and the path that ends its pause."""
     problems = sorted((each for each in findings if each.level != "ok"), key=lambda each: each.level != "error")
     shown = []
     for each in problems:
         place, label = _PLACES.get(each.name, ("", ""))
-        address = visit.link_to(place) if place else ""
         shown.append(
-            {"level": each.level, "text": each.text, "remedy": each.remedy or "", "address": address, "label": label}
+            {
+                "level": each.level,
+                "text": each.text,
+                "remedy": each.remedy or "",
+                "address": visit.link_to(place) if place else "",
+                "label": label,
+                "resume": f"{place}/{quote(each.paused, safe='')}/resume" if each.paused else "",
+                "paused": f"{place.removesuffix('s')} {each.paused}",
+            }
         )
     return shown
 

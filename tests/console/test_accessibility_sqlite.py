@@ -23,6 +23,29 @@ def test_every_page_is_accessible_and_complains_of_nothing(scene: Scene, width: 
         assert (sum(map(int, background[4:-1].split(","))) < 200) is dark
 
 
+def test_buttons_of_queues_are_whole_on_a_phone(scene: Scene) -> None:
+    scene.client.post("/v1/queues/mail/pause").raise_for_status()
+    with scene.open_tab(width=360) as tab:
+        tab.visit("/queues")
+        assert not _has_scroll(tab)
+        grow = "document.querySelectorAll('td.num:not(:has(form))').forEach(each => { each.textContent = '100,000+'; })"
+        tab.page.evaluate(grow)
+        assert _has_scroll(tab)
+        buttons = tab.page.locator(".table button").all()
+        assert {each.inner_text().split()[0] for each in buttons} == {"Pause", "Resume"}
+        for each in buttons:
+            box = each.bounding_box()
+            assert box is not None
+            assert box["x"] + box["width"] < 344
+            each.click(trial=True)
+
+
+def _has_scroll(tab: Tab) -> bool:
+    """Returns True if the table is wider than its place."""
+    wide: bool = tab.page.locator(".table").evaluate("each => each.scrollWidth > each.clientWidth")
+    return wide
+
+
 def test_paused_page_asks_for_nothing(scene: Scene) -> None:
     with scene.open_tab() as tab:
         page = tab.page

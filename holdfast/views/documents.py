@@ -381,21 +381,19 @@ def finding_document(finding: Finding) -> FindingDocument:
 
 def replays_after(job: Job, attempts: Sequence[Attempt]) -> list[bool]:
     """Returns, for each attempt that did not succeed, True if the job was replayed before the next one."""
-    if not attempts:
+    return find_replays(job.state, job.attempts, [(each.state, each.attempt) for each in attempts])
+
+
+def find_replays(state: JobState, count: int, history: Sequence[tuple[JobState, int]]) -> list[bool]:
+    """Returns the same for a job with so many attempts. A replay leaves a terminal state and restarts their count."""
+    if not history:
         return []
-    return [*(_is_replayed(each, later) for each, later in pairwise(attempts)), _is_replayed_since(job, attempts[-1])]
-
-
-def _is_replayed(attempt: Attempt, later: Attempt) -> bool:
-    """Returns True for a replay: it leaves a terminal state and restarts the count of attempts."""
-    return attempt.state in TERMINAL or later.attempt <= attempt.attempt
-
-
-def _is_replayed_since(job: Job, last: Attempt) -> bool:
-    if last.state in TERMINAL:
-        return job.state is not last.state
-    counted = job.attempts - (job.state in (JobState.RUNNING, JobState.SUCCEEDED))
-    return counted < last.attempt
+    replays = [left in TERMINAL or later <= number for (left, number), (_, later) in pairwise(history)]
+    left, number = history[-1]
+    if left in TERMINAL:
+        return [*replays, state is not left]
+    counted = count - (state in (JobState.RUNNING, JobState.SUCCEEDED))
+    return [*replays, counted < number]
 
 
 # ── examples ──────────────────────────────────────────────────────────────────────────────────────────────────────────

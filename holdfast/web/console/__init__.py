@@ -5,6 +5,7 @@ sessions.py    sign-in: signed session cookies, tokens against cross-site reques
 visit.py       a request of a page: runs operations, renders templates, redirects
 cached.py      reads that all pages share, and answers to pages that refresh themselves
 rendering.py   Jinja2, filters of the templates, static files
+wording.py     meanings of states, and texts for reason codes
 overview.py    the overview, faults, workers and queues
 job_pages.py   lists of jobs, one job
 charts.py       bars of queues, and the chart of ended jobs

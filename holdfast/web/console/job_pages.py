@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -12,9 +12,11 @@ from holdfast.core.errors import Invalid, NotFound
 from holdfast.core.faults import FAULTS_TASK
 from holdfast.core.job_changes import EDITABLE
 from holdfast.core.models import JobState, Reason
+from holdfast.views.documents import find_replays
 from holdfast.web.console import ROOT
 from holdfast.web.console.rendering import MAX_SHOWN, pretty_json
 from holdfast.web.console.visit import PageRoute, Visit, read_pairs
+from holdfast.web.console.wording import describe_reason
 from holdfast.web.fields import FILTERS, REFERENCE_PATTERN
 from holdfast.web.messages import ApiResponse
 
@@ -123,27 +125,44 @@ def check_reference(text: str) -> str:
 
 
 def list_events(job: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Returns the timeline of a job, oldest first: submission, attempts, and its end."""
+    """Returns the timeline of a job, oldest first: submission, attempts, replays, and its end."""
+    history = [(JobState(each["state"]), each["attempt"]) for each in job["history"]]
+    replays = find_replays(JobState(job["state"]), job["attempts"], history)
     events = [{"at": job["created_at"], "state": "queued", "text": "Submitted", "note": f"to queue {job['queue']}"}]
-    for each in job["history"]:
-        took = "" if each["seconds"] is None else f"after {each['seconds']:.3g} s"
-        note = " ".join(part for part in (took, f"on {each['worker']}" if each["worker"] else "") if part)
-        text = f"Attempt {each['attempt']}: {each['reason'] or each['state']}"
-        events.append({"at": each["ended_at"], "state": each["state"], "text": text, "note": note})
-    state = job["state"]
+    for each, is_replayed in zip(job["history"], replays, strict=True):
+        events.append(_attempt_event(each))
+        if is_replayed:
+            events.append(_REPLAYED)
+    return [*events, *_latest_event(job)]
+
+
+_REPLAYED = {"at": None, "state": "queued", "text": "Replayed", "note": "attempts are counted from 1 again"}
+"""The store keeps no time of a replay: it lies between the attempts around it."""
+
+
+def _attempt_event(attempt: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the event of an attempt that did not succeed."""
+    took = "" if attempt["seconds"] is None else f"after {attempt['seconds']:.3g} s"
+    note = " ".join(part for part in (took, f"on {attempt['worker']}" if attempt["worker"] else "") if part)
+    text = f"Attempt {attempt['attempt']}: {describe_reason(attempt['reason']) or attempt['state']}"
+    return {"at": attempt["ended_at"], "state": attempt["state"], "text": text, "note": note}
+
+
+def _latest_event(job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yields what a job does now, or how it ended."""
+    state, run_at, history = job["state"], job["run_at"], job["history"]
     if state == "running":
-        note = f"on {job['worker']}"
-        events.append(
-            {"at": job["started_at"], "state": state, "text": f"Attempt {job['attempts']} started", "note": note}
-        )
+        text = f"Attempt {job['attempts']} started"
+        yield {"at": job["started_at"], "state": state, "text": text, "note": f"on {job['worker']}"}
     elif state == "succeeded":
-        events.append({"at": job["ended_at"], "state": state, "text": "Succeeded", "note": f"on {job['worker']}"})
+        yield {"at": job["ended_at"], "state": state, "text": "Succeeded", "note": f"on {job['worker']}"}
     elif state in ("dead", "cancelled"):
-        events.append({"at": job["ended_at"], "state": state, "text": state.capitalize(), "note": job["reason"] or ""})
-    elif job["run_at"] is not None and state in ("scheduled", "failed"):
-        text = "Next attempt" if state == "failed" else "Due"
-        events.append({"at": job["run_at"], "state": state, "text": text, "note": ""})
-    return events
+        note = describe_reason(job["reason"])
+        yield {"at": job["ended_at"], "state": state, "text": state.capitalize(), "note": note}
+    elif run_at is not None and state in ("scheduled", "failed"):
+        yield {"at": run_at, "state": state, "text": "Next attempt" if state == "failed" else "Due", "note": ""}
+    elif state == "queued" and history and run_at >= history[-1]["ended_at"]:
+        yield {"at": run_at, "state": state, "text": "Queued", "note": "ready for a worker since then"}
 
 
 ROUTES = (PageRoute("GET", f"{ROOT}/jobs", show_jobs), PageRoute("GET", f"{ROOT}/jobs/{{job}}", show_job))

@@ -17,6 +17,7 @@ from markupsafe import Markup, escape
 
 from holdfast.core.errors import NotFound
 from holdfast.views.formatting import UNSAFE, format_memory, format_span, safe_text
+from holdfast.web.console.wording import describe_reason, describe_state
 from holdfast.web.messages import ApiResponse, Header
 
 HTML = b"text/html; charset=utf-8"
@@ -108,6 +109,8 @@ def _environment() -> Environment:
         "field": form_value,
         "cut": cut_text,
         "json_field": json_field,
+        "meaning": describe_state,
+        "reason": describe_reason,
         "short": lambda text: f"{text[:8]}…{text[-6:]}",
     }
     return environment

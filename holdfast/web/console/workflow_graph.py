@@ -13,6 +13,7 @@ from holdfast.web.console import ROOT
 from holdfast.web.console.job_pages import check_reference
 from holdfast.web.console.rendering import clip_line
 from holdfast.web.console.visit import PageRoute, Visit
+from holdfast.web.console.wording import describe_reason
 from holdfast.web.messages import ApiResponse
 
 _WIDTH, _HEAD, _LINE = 216, 48, 16  # of a box; its steps and waits have a line each
@@ -131,8 +132,9 @@ def _lines(node: Node) -> list[str]:
 
 
 def _describe(node: Node) -> str:
-    """Text for the state of a job: "dead, budget, 3 attempts"."""
-    parts = [node["state"], *([node["reason"]] if node["reason"] and node["reason"] != node["state"] else [])]
+    """Text for the state of a job: "dead, no attempts left, 3 attempts"."""
+    reason = describe_reason(node["reason"]) if node["reason"] != node["state"] else ""
+    parts = [node["state"], *([reason] if reason else [])]
     return ", ".join([*parts, *([f"{node['attempts']} attempts"] if node["attempts"] > 1 else [])])
 
 

@@ -80,11 +80,11 @@ def test_errors_lead_to_a_replay_of_their_jobs(open_api: Api, visitor: Visitor) 
     ids = [open_api.dead(f"ValueError: card {number} declined") for number in range(3)]
     other = open_api.dead("KeyError: 'city'")
     page = visitor.open_page("/errors")
-    assert "4 dead jobs and 0 waiting for their next attempt, in 2 errors." in page
+    assert "4 dead and 0 failed jobs in 2 errors." in page
     group = _job(open_api, ids[0])["error_group"]
     assert f"/errors/{group}" in page
     page = visitor.open_page(f"/errors/{group}")
-    assert ("card 2 declined" in page, "3 jobs</a>" in page, "Retry waiting" in page) == (True, True, False)
+    assert ("card 2 declined" in page, "3 jobs</a>" in page, "Retry failed jobs" in page) == (True, True, False)
     chosen = {"error_group": group, "state": "dead", "action": "replay"}
     assert "<strong>3 jobs</strong> will be queued again" in visitor.preview(chosen)
     assert "<strong>3</strong> jobs are queued again" in visitor.change_many(chosen)

@@ -3,12 +3,36 @@
 from __future__ import annotations
 
 import re
+from html.parser import HTMLParser
+
+import pytest
 
 from holdfast.core.lifecycle import Failed
 from holdfast.core.models import JobState, Reason
 from holdfast.web.console.wording import describe_reason, describe_state
 from tests.console.visitor import Visitor
+from tests.console.world import World
 from tests.web.client import Api
+
+
+class _Texts(HTMLParser):
+    """The texts of a page, and those of its elements with a help text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+        self.helped: dict[str, str] = {}
+        self._help = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self._help = dict(attributes).get("title") or ""
+
+    def handle_data(self, data: str) -> None:
+        if text := data.strip():
+            self.texts.append(text)
+            if self._help:
+                self.helped[text] = self._help
 
 
 def test_every_state_and_reason_has_a_text() -> None:
@@ -16,6 +40,23 @@ def test_every_state_and_reason_has_a_text() -> None:
     texts = [describe_reason(reason) for reason in Reason]
     assert len(set(texts)) == len(texts)
     assert (describe_state("working"), describe_reason("of_later"), describe_reason(None)) == ("", "of_later", "")
+
+
+@pytest.mark.parametrize("path", ["", "/queues", "/errors", "/errors/{error}", "/jobs", "/batches/{batch}"])
+def test_pages_name_states_by_one_word(visitor: Visitor, world: World, path: str) -> None:
+    page = _Texts(visitor.open_page(path.format(error=world.error, batch=world.batch)))
+    words = {text.lower() for text in page.texts}
+    assert not words & {"ready", "retrying", "oldest ready"}
+    named = {text.lower(): text for text in page.helped if describe_state(text.lower())}
+    assert named, "no state has a help text"
+    for state, text in named.items():
+        assert page.helped[text] == describe_state(state)
+
+
+def test_meaning_of_states_stands_below_their_numbers(visitor: Visitor, world: World) -> None:
+    for path in ("", "/queues"):
+        text = "Queued: ready for a worker. Scheduled: waits for its time. Failed: an attempt failed, and it waits"
+        assert text in visitor.open_page(path)
 
 
 def test_reason_is_a_text_and_no_code(open_api: Api, visitor: Visitor) -> None:

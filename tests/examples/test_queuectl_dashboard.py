@@ -71,12 +71,12 @@ def tiles(tab: Tab) -> dict[str, str]:
         "Object.fromEntries([...document.querySelectorAll('.tiles .tile')].map(each => "
         "[each.querySelector('dt').textContent, each.querySelector('dd').textContent.trim()]))"
     )
-    return {name: found[name] for name in ("Ready", "Running", "Scheduled", "Retrying", "Dead")}
+    return {name: found[name] for name in ("Queued", "Running", "Scheduled", "Failed", "Dead")}
 
 
 def count_rows(queue: Queue) -> dict[str, str]:
     """The same, counted in the table of jobs."""
-    names = {"queued": "Ready", "running": "Running", "scheduled": "Scheduled", "failed": "Retrying", "dead": "Dead"}
+    names = {"queued": "Queued", "running": "Running", "scheduled": "Scheduled", "failed": "Failed", "dead": "Dead"}
     counted = dict.fromkeys(names.values(), 0)
     for job in queue.app.sync.find(limit=500).jobs:
         if job.state in names:
@@ -94,10 +94,10 @@ def test_dashboard_counts_match_the_database_within_two_seconds(
                 each.visit("")
                 assert set(tiles(each).values()) == {"0"}
             aside.submit(submit_backlog).result()
-            check_within_two_seconds(tab, {"Ready": "7", "Scheduled": "1"})
+            check_within_two_seconds(tab, {"Queued": "7", "Scheduled": "1"})
             with queue.workers(2):
                 aside.submit(await_long_job).result()
-                check_within_two_seconds(tab, {"Ready": "0", "Running": "1", "Dead": "1", "Scheduled": "1"})
+                check_within_two_seconds(tab, {"Queued": "0", "Running": "1", "Dead": "1", "Scheduled": "1"})
                 (queue.folder / "end").touch()
                 aside.submit(queue.until, "long", "completed").result()
             check_within_two_seconds(tab, {"Running": "0", "Dead": "1"})
@@ -120,7 +120,7 @@ def test_dashboard_counts_match_the_database_within_two_seconds(
         until = time.monotonic() + 2
         shown = aside.submit(count_rows, queue).result()
         assert shown.items() >= expected.items()
-        assert str(dashboard.client.get("/v1/stats").raise_for_status().json()["counts"]["queued"]) == shown["Ready"]
+        assert str(dashboard.client.get("/v1/stats").raise_for_status().json()["counts"]["queued"]) == shown["Queued"]
         tab.visit("")
         while tiles(tab) != shown:
             assert time.monotonic() < until, (tiles(tab), shown)

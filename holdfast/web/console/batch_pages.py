@@ -64,7 +64,7 @@ def progress_view(progress: Mapping[str, int]) -> dict[str, Any]:
         if width:
             bar.append({"state": kind, "at": round(at, 2), "width": round(width, 2)})
         at += width
-    text = f"{ended:,} of {members:,} ended" + (f", {failed:,} failed" if failed else "")
+    text = f"{ended:,} of {members:,} ended" + (f", {failed:,} dead or cancelled" if failed else "")
     return {**numbers, "members": members, "ended": ended, "bar": bar, "text": text}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from html.parser import HTMLParser
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from holdfast.web.console.wording import describe_reason, describe_state
 from tests.console.visitor import Visitor
 from tests.console.world import World
 from tests.web.client import Api
+from tests.web.keyed import Keys
 
 
 class _Texts(HTMLParser):
@@ -89,3 +91,28 @@ def test_timeline_shows_each_replay(open_api: Api, visitor: Visitor) -> None:
     open_api.succeed(job_id)
     expected = ["Submitted", "Attempt 1", "Replayed", "Attempt 1", "Replayed", "Succeeded"]
     assert _timeline(visitor.open_page(path)) == expected
+
+
+def _menu(page: str) -> list[str]:
+    return re.findall(r"<li><a [^>]*>(\w+)</a></li>", page.partition("<nav")[2].partition("</nav>")[0])
+
+
+def test_menu_has_faults_where_they_may_be_used(home: str, keys: Keys) -> None:
+    plan: dict[str, Any] = {"faults": [{"kind": "error", "task": "work"}], "span": "10m"}
+    with Api(home, keys_file=str(keys.path)) as api, Api(home, keys_file=str(keys.path), allow_faults=True) as other:
+        visitor, tester, limited = Visitor(api), Visitor(other), Visitor(other)
+        for each in (visitor, tester):
+            each.sign_in(keys.spare)
+        limited.sign_in(keys.make("read", queues=("mail",)))
+        assert [_menu(each.open_page("/jobs"))[-1] for each in (visitor, tester, limited)] == [
+            "Batches",
+            "Faults",
+            "Batches",
+        ]
+        assert "Injected faults" in visitor.open_page("/faults")
+        other._client.headers["x-api-key"] = keys.spare
+        other.post("/v1/faults", plan)
+        visitor.act("/queues/mail/pause")  # a change, after which all is read anew
+        assert _menu(visitor.open_page("/jobs"))[-1] == "Faults"
+        visitor.act("/faults/stop")
+        assert _menu(visitor.open_page("/jobs"))[-1] == "Batches"

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from holdfast.app import Holdfast
 from holdfast.core.error_groups import MAX_READ, ErrorGroup, FailedJob, group_failed_jobs
-from holdfast.core.errors import Busy, TooBroad
+from holdfast.core.errors import Busy, Conflict, TooBroad
 from holdfast.core.models import Job, JobFilter, JobState, QueueInfo
 from holdfast.web.keys import Principal
 from holdfast.web.messages import ApiResponse
@@ -52,6 +52,11 @@ class CachedRead(Generic[_T]):
                 self._fresh_until = ended + max(self._fresh_for, _READING_SHARE * (ended - begun))
             return found
 
+    @property
+    def known_value(self) -> _T | None:
+        """The value that was read last, however old; None before the first read."""
+        return self._found
+
     def forget_value(self) -> None:
         """Reads anew with the next page: something was changed."""
         self._changes += 1
@@ -77,6 +82,14 @@ async def read_running_jobs(app: Holdfast) -> RunningJobs:
     except (TooBroad, Busy):
         return RunningJobs((), False)
     return RunningJobs(page.jobs, page.cursor is None)
+
+
+async def has_fault_plan(app: Holdfast) -> bool:
+    """Reads whether faults are injected; also those of another version, which cannot be read."""
+    try:
+        return await app.faults.read() is not None
+    except Conflict:
+        return True
 
 
 class FailedJobs:

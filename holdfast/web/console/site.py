@@ -27,7 +27,14 @@ from holdfast.web.console import (
     schedule_pages,
     workflow_graph,
 )
-from holdfast.web.console.cached import CachedRead, SharedRefreshes, read_failed_jobs, read_queues, read_running_jobs
+from holdfast.web.console.cached import (
+    CachedRead,
+    SharedRefreshes,
+    has_fault_plan,
+    read_failed_jobs,
+    read_queues,
+    read_running_jobs,
+)
 from holdfast.web.console.charts import SPANS, HistoryCharts
 from holdfast.web.console.rendering import asset_response, html_response
 from holdfast.web.console.sessions import BrowserSession, Sessions, expired_cookie
@@ -114,6 +121,7 @@ class Console:
             queues=CachedRead(app, read_queues),
             running=CachedRead(app, read_running_jobs),
             failed=CachedRead(app, read_failed_jobs),
+            has_faults=CachedRead(app, has_fault_plan),
             charts={span: _chart_cache(app, span) for span in SPANS},
             refreshes=SharedRefreshes(app),
             operations={each.name: each for each in operations},
@@ -185,6 +193,8 @@ class Console:
             renewed = self.sessions.renew_session(session)
             visit.headers.append(self.sessions.session_cookie(renewed, request, cookie_path, is_secure=is_secure))
         if not visit.is_refresh:
+            if route.method == "GET" and not self._parts.app.settings.allow_faults:
+                await self._parts.has_faults.read_value()  # for the menu
             return await route.handler(visit)
         key = request.root_path, request.path, request.query, caller.scopes, caller.queues
         form_token = self.sessions.form_token(session)

@@ -69,15 +69,20 @@ class ConsoleParts(msgspec.Struct, frozen=True, kw_only=True):
     queues: CachedRead[Sequence[QueueInfo]]
     running: CachedRead[RunningJobs]
     failed: CachedRead[FailedJobs]
+    has_faults: CachedRead[bool]
     charts: Mapping[str, CachedRead[HistoryCharts]]
     refreshes: SharedRefreshes
     operations: Mapping[str, Operation]
     make_context: ContextMaker
     run_operation: OperationRunner
 
+    def shows_faults(self, caller: Principal) -> bool:
+        """Returns True if the menu has the faults: some are on, or these settings allow them."""
+        return not caller.limited and bool(self.app.settings.allow_faults or self.has_faults.known_value)
+
     def forget_values(self) -> None:
         """Reads and renders anew what a change may have changed."""
-        for each in (self.queues, self.running, self.failed):
+        for each in (self.queues, self.running, self.failed, self.has_faults):
             each.forget_value()
         self.refreshes.forget_answers()
 
@@ -189,6 +194,7 @@ class Visit:
             "caller": caller,
             "can_operate": caller.has_scope("operate"),
             "can_submit": caller.has_scope("submit"),
+            "shows_faults": self.console.shows_faults(caller),
             "form_token": self.form_token(),
             "is_refresh": self.is_refresh,
             "is_signed_in": self.session.key_id is not None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from playwright.sync_api import Route
 
 from tests.console.scene import PAGES, Scene
 from tests.support.browser import Tab
@@ -120,6 +121,32 @@ def test_question_is_asked_once_and_closed_by_escape(scene: Scene) -> None:
         assert page.locator(".notice").inner_text() == "The job is deleted."
         assert scene.client.get(f"/v1/jobs/{scene.world.dead}").status_code == 404
         assert tab.problems == []
+
+
+def test_change_of_thousands_leaves_one_place_in_the_history(scene: Scene) -> None:
+    for _ in range(21):
+        jobs = [{"task": "work", "payload": {}, "queue": "many"}] * 100
+        scene.client.post("/v1/batches", json={"jobs": jobs}).raise_for_status()
+    asked = 0
+
+    def interrupt_once(route: Route) -> None:
+        nonlocal asked
+        asked += 1
+        route.abort() if asked == 2 else route.continue_()
+
+    with scene.open_tab(width=360) as tab:
+        page = tab.page
+        page.route("**/console/bulk/run", interrupt_once)
+        tab.visit("/jobs?queue=many&state=queued")
+        page.get_by_role("link", name="Delete matching…").click()
+        page.get_by_role("button", name="Delete 2,100 jobs").click()
+        page.locator("#connection:not(:empty)").wait_for()
+        assert "1,000 jobs are deleted. More are left." in page.locator("main").inner_text()
+        page.get_by_role("button", name="Go on").click()
+        page.get_by_text("2,100 jobs are deleted.").wait_for()
+        assert (asked, tab.violations(), tab.has_horizontal_scroll()) == (4, [], False)
+        page.go_back()
+        page.get_by_text("No matching job can be deleted.").wait_for()
 
 
 def test_backfill_counts_the_runs_and_asks(scene: Scene) -> None:

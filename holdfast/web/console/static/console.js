@@ -112,12 +112,40 @@
     history.replaceState(null, "", address);
   }
 
-  // The next thousand jobs of a change, until the reader stops it.
-  const next = document.getElementById("go-on");
-  if (next) {
-    const going = setTimeout(() => next.requestSubmit(), 300);
-    document.getElementById("halt").addEventListener("click", () => clearTimeout(going));
-  }
+  // The next thousand jobs of a change, until the reader stops it. The history gets no entry: Back leads to the count.
+  const form = document.getElementById("go-on");
+  const goOn = async () => {
+    try {
+      const body = new URLSearchParams(new FormData(form));
+      const answer = await fetch(form.getAttribute("action"), { method: "POST", body });
+      if (answer.redirected) {
+        location.replace(answer.url);
+        return;
+      }
+      const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+      Idiomorph.morph(document.getElementById("main"), page.getElementById("main"));
+      say("");
+      begin();
+    } catch {
+      say("Holdfast does not answer. Whether these jobs were changed is not known: go on when it is back.");
+    }
+  };
+  const begin = () => {
+    if (!document.contains(form)) return;
+    const going = setTimeout(goOn, 300);
+    document.getElementById("halt").onclick = (event) => {
+      clearTimeout(going);
+      if (event.ctrlKey || event.metaKey || event.shiftKey) return;
+      event.preventDefault();
+      location.replace(event.currentTarget.href);
+    };
+    form.onsubmit = (event) => {
+      event.preventDefault();
+      clearTimeout(going);
+      goOn();
+    };
+  };
+  if (form) begin();
 
   showSwitch();
   schedule(INTERVAL);

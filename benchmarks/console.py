@@ -1,6 +1,6 @@
 """Console on a store of a million jobs: time of each page, and the cost of ten consoles that are open.
 
-An open console is what ``console.js`` does: the same page again and again, three seconds after the last answer, or
+An open console is what ``console.js`` does: the same page again and again, four seconds after the last answer, or
 later if that was slow.
 """
 
@@ -25,7 +25,7 @@ from holdfast.web.keys_file import change_keys
 
 _OWN = {"sec-fetch-site": "same-origin"}
 _CONSOLES = 10
-_INTERVAL, _SHARE = 3.0, 20  # of console.js
+_INTERVAL, _SHARE = 4.0, 20  # of console.js
 _DRAINED = "drained"
 _PATIENCE = 60.0  # seconds
 

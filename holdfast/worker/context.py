@@ -30,7 +30,7 @@ from holdfast.worker.reporting import dead_letter_key, emit_lease_lost, emit_suc
 if TYPE_CHECKING:
     from holdfast.telemetry.spans import Execution
 
-BATCH_SIZE = 500
+BATCH_SIZE = 1000
 """A full batch: the most jobs of one claim, and the settlements at which the settler writes at once."""
 
 

@@ -23,7 +23,7 @@ from holdfast.stores.base import EVERY_QUEUE, ClaimRequest, Store
 from holdfast.worker.context import BATCH_SIZE, StoreBackoff, WorkerContext
 from holdfast.worker.reporting import emit_claim
 
-PREFETCH_SECONDS = 0.02  # seconds of work, at the measured rate, that may be claimed ahead
+PREFETCH_SECONDS = 0.04  # seconds of work, at the measured rate, that may be claimed ahead
 _SMALL_CLAIM_PAUSE = 0.003  # seconds to wait after a small claim, so the next one is larger
 _ISOLATION_WAIT, _MAX_ISOLATION_WAIT = 1.0, 300.0  # seconds without claims, to empty the worker for a quarantined job
 _MAX_BUFFER_WAIT = 1.0  # seconds a job may wait in the buffer behind long ones

@@ -112,7 +112,7 @@ async def read_failed_jobs(app: Holdfast) -> FailedJobs:
 
 
 # ── pages that refresh themselves ─────────────────────────────────────────────────────────────────────────────────
-_ANSWER_FRESH_FOR = 2.0  # seconds: less than the interval of console.js, so that no page is replaced by an older one
+_ANSWER_FRESH_FOR = 3.0  # seconds: less than the interval of console.js, so that no page is replaced by an older one
 _RENDERING_SHARE = 12  # an answer that takes a second serves for so many; console.js asks after twenty
 _MAX_ANSWERS = 100
 

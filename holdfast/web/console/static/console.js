@@ -1,7 +1,7 @@
 // Live pages of the console: refreshes the part #live in place, and says so when the API or its store is away.
 "use strict";
 (() => {
-  const INTERVAL = 3000;
+  const INTERVAL = 4000;
   const SHARE = 20; // a refresh that takes a second is asked for every twenty
   const RETRY = 2000;
   const PAUSED = "holdfast.console.paused";

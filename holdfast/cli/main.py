@@ -119,7 +119,11 @@ def _fail(error: HoldfastError | click.ClickException, words: Sequence[str]) -> 
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         click.echo(message, err=True)
         sys.exit(error.exit_code)
-    if isinstance(error, click.NoSuchOption) and error.ctx is not None and error.ctx.command.name == "run":
+    if (
+        isinstance(error, click.NoSuchOption)
+        and error.ctx is not None
+        and error.ctx.command_path.split()[1:] == ["run"]
+    ):
         message += " If it is the program's, put -- before the program: holdfast run -- PROGRAM ..."
     if isinstance(error, click.UsageError) and error.ctx is not None:
         click.echo(error.ctx.get_usage(), err=True)

@@ -385,7 +385,10 @@ def replays_after(job: Job, attempts: Sequence[Attempt]) -> list[bool]:
 
 
 def find_replays(state: JobState, count: int, history: Sequence[tuple[JobState, int]]) -> list[bool]:
-    """Returns the same for a job with so many attempts. A replay leaves a terminal state and restarts their count."""
+    """Returns, for each attempt in ``history`` (state and number), True if a replay followed it.
+
+    A replay leaves a terminal state and restarts the numbers; ``count`` is that of the job.
+    """
     if not history:
         return []
     replays = [left in TERMINAL or later <= number for (left, number), (_, later) in pairwise(history)]

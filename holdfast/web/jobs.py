@@ -58,7 +58,8 @@ MAX_WAIT = 60
 """Seconds a client may wait for a job to end."""
 _AT_ONCE = 50  # jobs read together
 _MAX_PAGE_SIZE = 4 * 1024 * 1024  # characters of payloads and results after which a page ends
-_PAGE_FOR = 0.1  # seconds after which a page ends with the jobs found so far
+_PAGE_FOR = 0.5  # seconds after which a page ends with the jobs found so far
+_SEARCH_FOR = 0.1  # seconds after which a page ends if it goes through jobs that do not match
 _LOOK = 5.0  # seconds between reads of an awaited job: the most that a lost notification delays
 
 
@@ -170,9 +171,9 @@ async def page_of(call: RequestContext, where: JobFilter, limit: int, cursor: st
     store = await call.app.open_store()
     size, until = 0, call.app.clock.monotonic() + _PAGE_FOR
     while True:
-        at_once, seconds = min(limit - len(jobs), _AT_ONCE), max(0.0, until - call.app.clock.monotonic())
+        at_once = min(limit - len(jobs), _AT_ONCE)
         try:
-            page = await store.query.find(where, limit=at_once, cursor=cursor, seconds=seconds)
+            page = await store.query.find(where, limit=at_once, cursor=cursor, seconds=_SEARCH_FOR)
         except (TooBroad, Busy):
             if not jobs:
                 raise
@@ -180,7 +181,8 @@ async def page_of(call: RequestContext, where: JobFilter, limit: int, cursor: st
         cursor = page.cursor
         jobs += [call.visible_job(job) for job in page.jobs]
         size += sum(len(job.payload) + len(job.result or "") for job in page.jobs)
-        if cursor is None or len(jobs) == limit or size >= _MAX_PAGE_SIZE or call.app.clock.monotonic() > until:
+        is_full = len(jobs) == limit or size >= _MAX_PAGE_SIZE
+        if cursor is None or is_full or len(page.jobs) < at_once or call.app.clock.monotonic() > until:
             return JobPage(jobs, cursor)
 
 

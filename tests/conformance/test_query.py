@@ -174,7 +174,8 @@ async def test_a_page_without_time_ends_with_a_cursor_and_no_match_is_lost(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(searches, "FIRST_PART", 3)
-    monkeypatch.setattr(redis_query, "_BATCH", 3)
+    for size in ("_BATCH", "_SCANNED"):
+        monkeypatch.setattr(redis_query, size, 3)
     queues = ["rare" if number % 8 == 5 else "default" for number in range(20)]
     ids = await put(store, *[new_job(queue=queue) for queue in queues])
     for queue in ("rare", "none"):
@@ -184,8 +185,9 @@ async def test_a_page_without_time_ends_with_a_cursor_and_no_match_is_lost(
             found, numbers = await _pages_without_time(store, where, limit)
             assert found == expected, (queue, limit)
             assert numbers.count(0) > 2, (queue, limit)
-    whole, _ = await _pages_without_time(store, JobFilter(), 50)
-    assert whole == ids[::-1]
+    for states in ((), (JobState.QUEUED,), (JobState.QUEUED, JobState.SUCCEEDED)):
+        whole, _ = await _pages_without_time(store, JobFilter(states=states), 50)
+        assert whole == ids[::-1]
 
 
 async def _pages_without_time(store: Store, where: JobFilter, limit: int) -> tuple[list[str], list[int]]:

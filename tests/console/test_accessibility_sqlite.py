@@ -128,23 +128,39 @@ def test_change_of_thousands_leaves_one_place_in_the_history(scene: Scene) -> No
         jobs = [{"task": "work", "payload": {}, "queue": "many"}] * 100
         scene.client.post("/v1/batches", json={"jobs": jobs}).raise_for_status()
     asked = 0
+    held: list[Route] = []
 
-    def interrupt_once(route: Route) -> None:
+    def interrupt(route: Route) -> None:
+        """Cuts the second request, answers the third as a proxy whose server is away, and holds the fourth."""
         nonlocal asked
         asked += 1
-        route.abort() if asked == 2 else route.continue_()
+        if asked == 2:
+            route.abort()
+        elif asked == 3:
+            route.fulfill(status=502, content_type="text/html", body="<h1>Bad gateway</h1>")
+        elif asked == 4:
+            held.append(route)
+        else:
+            route.continue_()
 
     with scene.open_tab(width=360) as tab:
         page = tab.page
-        page.route("**/console/bulk/run", interrupt_once)
+        page.route("**/console/bulk/run", interrupt)
         tab.visit("/jobs?queue=many&state=queued")
         page.get_by_role("link", name="Delete matching…").click()
         page.get_by_role("button", name="Delete 2,100 jobs").click()
         page.locator("#connection:not(:empty)").wait_for()
         assert "1,000 jobs are deleted. More are left." in page.locator("main").inner_text()
+        page.evaluate("document.getElementById('connection').textContent = ''")
         page.get_by_role("button", name="Go on").click()
+        page.locator("#connection:not(:empty)").wait_for()
+        assert "1,000 jobs are deleted. More are left." in page.locator("main").inner_text()
+        with page.expect_request("**/console/bulk/run"):
+            page.get_by_role("button", name="Go on").click()
+        page.get_by_role("button", name="Go on").click()
+        held[0].continue_()
         page.get_by_text("2,100 jobs are deleted.").wait_for()
-        assert (asked, tab.violations(), tab.has_horizontal_scroll()) == (4, [], False)
+        assert (asked, tab.violations(), tab.has_horizontal_scroll()) == (5, [], False)
         page.go_back()
         page.get_by_text("No matching job can be deleted.").wait_for()
 

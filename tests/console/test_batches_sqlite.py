@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from holdfast.stores.common import searches
+from holdfast.web import jobs
 from holdfast.web.console import batch_pages
 from tests.console.visitor import Visitor
 from tests.console.world import World
@@ -39,6 +41,16 @@ def test_list_is_paged_by_cursor(open_api: Api, visitor: Visitor, monkeypatch: p
     second = visitor.open_page(older.replace("&amp;", "&"))
     shown = [re.findall(r'id="batch-([0-9a-f-]{36})"', page) for page in (first, second)]
     assert [*shown[0], *shown[1]] == ids[::-1]
+
+
+def test_list_that_ends_in_time_says_that_it_goes_on(
+    open_api: Api, visitor: Visitor, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(searches, "FIRST_PART", 1)
+    monkeypatch.setattr(jobs, "_SEARCH_FOR", 0.0)
+    open_api.submit()
+    page = visitor.open_page("/batches")
+    assert ("None of the jobs looked at so far is such a batch." in page, "Older batches" in page) == (True, True)
 
 
 def test_page_has_jobs_by_state_and_callbacks(open_api: Api, visitor: Visitor, world: World) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import re
 from html import unescape
@@ -237,6 +238,24 @@ def test_reads_that_a_change_overtakes_are_not_kept(open_api: Api) -> None:
     assert [open_api.run(cached.read_value()) for _ in range(3)] == [0, 1, 1]
 
 
+def test_read_that_fails_fails_once_for_all_that_wait_for_it(open_api: Api) -> None:
+    reads = 0
+
+    async def fail(app: Any) -> int:
+        nonlocal reads
+        reads += 1
+        await asyncio.sleep(0.01)
+        raise Unavailable("the store is away")
+
+    async def read_at_once() -> list[Any]:
+        return await asyncio.gather(*(cached.read_value() for _ in range(5)), return_exceptions=True)
+
+    cached = CachedRead(open_api.app, fail)
+    for number in (1, 2):
+        assert [type(each) for each in open_api.run(read_at_once())] == [Unavailable] * 5
+        assert reads == number
+
+
 def test_search_that_takes_too_long_is_a_page_with_a_remedy(
     open_api: Api, visitor: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,7 +275,7 @@ def test_search_that_finds_little_in_time_says_that_it_goes_on(
     open_api: Api, visitor: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(searches, "FIRST_PART", 1)
-    monkeypatch.setattr(jobs, "_PAGE_FOR", 0.0)
+    monkeypatch.setattr(jobs, "_SEARCH_FOR", 0.0)
     job_id = open_api.submit(queue="rare")["id"]
     for _ in range(3):
         open_api.submit()

@@ -146,4 +146,5 @@ def test_a_bare_group_prints_its_help_once(words: tuple[str, ...], cli: Cli) -> 
 
 def test_options_of_a_program_belong_behind_dashes(cli: Cli) -> None:
     assert "put -- before the program" in cli.fail("run", "--wait", "ls", "-l", code=2)
+    assert "put -- before the program" not in cli.fail("schedule", "run", "nightly", "-l", code=2)
     assert "put --" not in cli.fail("status", "-l", code=2)

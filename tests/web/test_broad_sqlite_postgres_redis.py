@@ -22,7 +22,7 @@ from holdfast.stores.sqlite import store as sqlite_store
 from holdfast.stores.sqlite.admin import SqliteAdmin
 from holdfast.stores.sqlite.query import SqliteQuery
 from holdfast.views import explain
-from holdfast.web import bulk
+from holdfast.web import bulk, jobs
 from tests.conformance.support import heartbeat
 from tests.support.load import slowness
 from tests.support.postgres import shared
@@ -81,6 +81,15 @@ def test_slow_filter_is_refused_without_delaying_others(slow: Api, home: str) ->
     assert max(seconds for _, seconds in searches) < SOON * slowness()
     running = "select count(*) from pg_stat_activity where state = 'active' and query like '%pg_sleep(30)%'"
     assert shared().execute(f"{running} and pid <> pg_backend_pid()") == [(0,)]
+
+
+def test_page_whose_jobs_all_match_is_full(home: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "_SEARCH_FOR", 0.0)
+    monkeypatch.setattr(jobs, "_PAGE_FOR", 60.0)
+    with Api(home, hurried=True) as api:
+        api.post("/v1/batches", {"jobs": [{"task": "work", "payload": {}}] * 120}, 201)
+        for query in ("", "&queue=default", "&state=queued", "&task=work"):
+            assert len(api.get(f"/v1/jobs?limit=100{query}")["jobs"]) == 100, query
 
 
 def test_dry_run_and_queue_position_are_bounded_in_time(slow: Api, home: str, monkeypatch: pytest.MonkeyPatch) -> None:

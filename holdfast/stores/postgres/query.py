@@ -10,7 +10,7 @@ from uuid import UUID
 from msgspec.structs import replace
 
 from holdfast.core.error_groups import FailedJob
-from holdfast.core.errors import Invalid
+from holdfast.core.errors import Busy, Invalid, TooBroad
 from holdfast.core.history import HistoryInterval, HistoryRow
 from holdfast.core.job_logs import LogPage
 from holdfast.core.models import MICROSECOND, Attempt, Job, JobFilter, JobState, Page, QueueInfo
@@ -89,7 +89,12 @@ class PostgresQuery(Feed):
         while after != _OLDEST:
             before, after = after, await self._part_start(after, parts.size)
             own = {"before": before, "after": after, "limit": limit - len(found)}
-            found |= _by_id(await self._page(where, "find", values | own))
+            try:
+                found |= _by_id(await self._page(where, "find", values | own))
+            except (Busy, TooBroad):
+                if not found:
+                    raise
+                return before
             if len(found) == limit or not parts.has_time():
                 break
         return after

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from holdfast.app import Holdfast
 from holdfast.core.error_groups import MAX_READ, ErrorGroup, FailedJob, group_failed_jobs
-from holdfast.core.errors import Busy, Conflict, TooBroad
+from holdfast.core.errors import Busy, Conflict, HoldfastError, TooBroad
 from holdfast.core.models import Job, JobFilter, JobState, QueueInfo
 from holdfast.web.keys import Principal
 from holdfast.web.messages import ApiResponse
@@ -37,15 +37,24 @@ class CachedRead(Generic[_T]):
         self._fresh_until = float("-inf")
         self._changes = 0
         self._reading = asyncio.Lock()
+        self._error: HoldfastError | None = None
+        self._failed_at = float("-inf")
 
     async def read_value(self) -> _T:
-        """Returns the value, read anew if it is too old."""
+        """Returns the value, read anew if it is too old; raises the error of a read that failed meanwhile."""
         clock = self._app.clock
+        asked = clock.monotonic()
         async with self._reading:
             begun, changes = clock.monotonic(), self._changes
             if self._found is not None and begun < self._fresh_until:
                 return self._found
-            found = await self._read(self._app)
+            if self._error is not None and self._failed_at >= asked and begun > asked:
+                raise self._error
+            try:
+                found = await self._read(self._app)
+            except HoldfastError as error:
+                self._error, self._failed_at = error, clock.monotonic()
+                raise
             ended = clock.monotonic()
             if changes == self._changes:
                 self._found = found

@@ -32,7 +32,7 @@ NOTICES = {
     "unchanged": "Nothing was changed: the values are those that there were.",
     "batch_cancelled": "The batch is cancelled. Its jobs go on.",
     "members_cancelled": "The jobs of the batch are cancelled, or were asked to stop.",
-    "members_replayed": "The failed jobs of the batch are queued again.",
+    "members_replayed": "The dead and cancelled jobs of the batch are queued again.",
     "copied": "This is a new job, a copy of the other one.",
     "queue_paused": "The queue is paused. Running jobs go on.",
     "queue_resumed": "The queue is resumed.",

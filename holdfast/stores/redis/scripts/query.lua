@@ -43,9 +43,9 @@ end
 return states
 
 -- name: scan
--- Walks the index. ARGV: 3 "newest" or "oldest" first, 4 submission to start behind, 5 number of jobs, 6 "1" for whole
--- jobs, else the fields of filters, 7.. states to return, none: all. Returns jobs like script `jobs`, the last
--- submission, and 1 if there may be more.
+-- Walks the index. ARGV: 3 "newest" or "oldest" first, 4 submission to start behind, 5 number of jobs to look at, 6 "1" for whole
+-- jobs, else the fields of filters, 7.. states to return, none: all. Returns jobs like script `jobs`, at most
+-- MAX_BATCH, the last submission, and 1 if there may be more.
 local newest, start_seq, max_jobs = ARGV[3] == 'newest', tonumber(ARGV[4]), tonumber(ARGV[5])
 local SCAN_FIELDS = { 'state', 'spec', 'seq', 'dueTime', 'created', 'options', 'reason', 'worker', 'cancel', 'claims',
     'pickupTime', 'error', 'partition', 'errorGroup' }
@@ -92,7 +92,7 @@ local function scan_chunk(chunk)
         return a[1] < b[1]
     end)
     for _, entry in ipairs(found) do
-        if scanned >= max_jobs then
+        if scanned >= max_jobs or #jobs >= MAX_BATCH then
             return
         end
         scanned, last = scanned + 1, entry[1]
@@ -109,9 +109,12 @@ local range = newest and { 'ZREVRANGEBYSCORE', chunk, '-inf' } or { 'ZRANGEBYSCO
 local chunks = redis.pcall(range[1], PREFIX .. 'chunks', range[2], range[3], 'LIMIT', 0,
     2 + math.ceil(max_jobs / INDEX_CHUNK) * 4)
 for n = 1, chunks.err and 0 or #chunks do
-    if scanned < max_jobs then
+    if scanned < max_jobs and #jobs < MAX_BATCH then
         scan_chunk(chunks[n])
     end
+end
+if #jobs >= MAX_BATCH then
+    return { jobs, int(last), 1 }
 end
 if scanned < max_jobs and not chunks.err and #chunks == 2 + math.ceil(max_jobs / INDEX_CHUNK) * 4 then
     -- these chunks held too few jobs: continue behind the last one

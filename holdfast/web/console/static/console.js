@@ -114,7 +114,10 @@
 
   // The next thousand jobs of a change, until the reader stops it. The history gets no entry: Back leads to the count.
   const form = document.getElementById("go-on");
+  let isRunning = false;
   const goOn = async () => {
+    if (isRunning) return;
+    isRunning = true;
     try {
       const body = new URLSearchParams(new FormData(form));
       const answer = await fetch(form.getAttribute("action"), { method: "POST", body });
@@ -123,11 +126,15 @@
         return;
       }
       const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-      Idiomorph.morph(document.getElementById("main"), page.getElementById("main"));
+      const main = page.getElementById("main");
+      if (answer.status >= 500 || !main) throw new Error(`answered ${answer.status}`);
+      Idiomorph.morph(document.getElementById("main"), main);
       say("");
       begin();
     } catch {
       say("Holdfast does not answer. Whether these jobs were changed is not known: go on when it is back.");
+    } finally {
+      isRunning = false;
     }
   };
   const begin = () => {

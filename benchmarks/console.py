@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -129,9 +130,9 @@ def _measure_pages(plan: Plan, api: Api, filled: Filled) -> list[Line]:
         }
         for name, path in PAGES.items():
             address = f"/console{path.format(middle=filled.middle, story=filled.story)}"
-            asks[name] = lambda address=address: client.get(address)  # type: ignore[misc]
+            asks[name] = partial(client.get, address)
         for name, form in _PREVIEWS.items():
-            asks[name] = lambda form=form: client.get("/console/bulk/preview", params=form)  # type: ignore[misc]
+            asks[name] = partial(client.get, "/console/bulk/preview", params=form)
         found = {name: Line(name, "ms, p95", other="p50", target=limit) for name in asks}
         for _ in range(plan.rounds):
             took: dict[str, list[float]] = {name: [] for name in asks}

@@ -13,7 +13,7 @@ export PYTHONPATH :=
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev test check storm bench docs screenshots clean
+.PHONY: help demo dev test check storm mutants bench docs screenshots django release clean
 
 help: ## Print this help
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -30,9 +30,9 @@ RUN_BY_README := --ignore=tests/examples/test_delayed_queue_workers.py
 # `make check` runs these.
 CHECKED := --ignore=tests/conventions --ignore=tests/typing
 
-test: $(VENV)/dev.stamp $(VENV)/npm.stamp ## Run every test but the storm and those of `make check` (two calls: the crash tests come last, four at a time)
+test: $(VENV)/dev.stamp $(VENV)/npm.stamp ## Run every test but the storm and those of `make check` (two calls: the crash tests come last, six at a time, as they mostly wait)
 	@$(BIN)/python -m pytest -q -n 3 --dist=worksteal -m "not crash and not storm" $(CHECKED)
-	@$(BIN)/python -m pytest -q -n 4 --dist=worksteal -m "crash and not storm" tests/crash tests/examples $(RUN_BY_README)
+	@$(BIN)/python -m pytest -q -n 6 --dist=worksteal -m "crash and not storm" tests/crash tests/examples $(RUN_BY_README)
 
 check: $(VENV)/dev.stamp ## Format, lint, types, imports and house rules, in under 30 seconds
 	@$(BIN)/ruff format --check --quiet .
@@ -45,14 +45,30 @@ check: $(VENV)/dev.stamp ## Format, lint, types, imports and house rules, in und
 storm: $(VENV)/dev.stamp ## Run the long fault suite; goes on where it was interrupted (STORM="--parallel 3")
 	@$(BIN)/python -m tests.storm $(STORM)
 
+# What CHANGED=1 compares with.
+BASE ?= origin/main
+
+mutants: $(VENV)/dev.stamp ## Take guards out of the code, one at a time, and run their tests; goes on where it was (CHANGED=1: only changed guards)
+	@$(BIN)/python -m tools.mutants $(if $(CHANGED),--changed $(BASE)) $(MUTANTS)
+
 bench: $(VENV)/bench.stamp ## Measure against the raw database and against a peer, in one run
 	@$(BIN)/python -m benchmarks
 
-docs: $(VENV)/dev.stamp ## Run every command and code block of the documentation
-	@$(BIN)/python -m pytest -q tests/interfaces/test_docs.py
+docs: $(VENV)/docs.stamp $(VENV)/npm.stamp build/screenshots ## Build the documentation site, in build/site, and check it in a browser
+	@$(BIN)/python -m tools.site --pictures build/screenshots
+	@$(BIN)/python -m tools.site.check
 
 screenshots: $(VENV)/dev.stamp $(VENV)/npm.stamp ## Take pictures of all pages of the console, in build/screenshots
 	@$(BIN)/python -m tests.console.screenshots
+
+build/screenshots: | $(VENV)/npm.stamp
+	@$(BIN)/python -m tests.console.screenshots
+
+django: $(VENV)/core.stamp ## Run the tests of django.tasks and of examples/shop on Django 5.2 and 6, each in its own environment
+	@$(BIN)/python -m tools.django_tasks_suite $(DJANGO)
+
+release: $(VENV)/release.stamp ## Build sdist, wheel and SBOM in dist, and check each extra in a clean environment
+	@$(BIN)/python -m tools.release
 
 clean: ## Remove the virtual environment and every cache
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
@@ -86,4 +102,12 @@ $(VENV)/npm.stamp: tests/npm/package-lock.json $(VENV)/dev.stamp
 $(VENV)/bench.stamp: pyproject.toml | $(BIN)/python
 	@$(PIP) install -e '.[bench]'
 	@$(PIP) install --no-deps arq # it asks for an older redis-py than all others, and runs with theirs
+	@touch $@ $(VENV)/core.stamp
+
+$(VENV)/docs.stamp: pyproject.toml | $(BIN)/python
+	@$(PIP) install -e '.[docs]'
+	@touch $@ $(VENV)/core.stamp
+
+$(VENV)/release.stamp: pyproject.toml | $(BIN)/python
+	@$(PIP) install -e '.[release]'
 	@touch $@ $(VENV)/core.stamp

@@ -13,50 +13,8 @@ from rich.console import Console
 
 from benchmarks.facts import facts
 from benchmarks.harness import Plan, show
+from benchmarks.rows import ROWS
 
-ROWS = (
-    "sqlite.drain",
-    "sqlite.submit",
-    "sqlite.latency",
-    "sqlite.idle",
-    "sqlite.due",
-    "sqlite.limits",
-    "sqlite.workflows",
-    "sqlite.parked",
-    "sqlite.backlog",
-    "sqlite.checkpoints",
-    "sqlite.console",
-    "postgres.drain",
-    "postgres.submit",
-    "postgres.latency",
-    "postgres.idle",
-    "postgres.due",
-    "postgres.limits",
-    "postgres.limit_peers",
-    "postgres.workflows",
-    "postgres.parked",
-    "postgres.backlog",
-    "postgres.snapshot",
-    "postgres.wakeups",
-    "postgres.crowd",
-    "postgres.raw",
-    "postgres.console",
-    "redis.drain",
-    "redis.submit",
-    "redis.latency",
-    "redis.idle",
-    "redis.due",
-    "redis.limits",
-    "redis.limit_peers",
-    "redis.workflows",
-    "redis.schedule",
-    "redis.console",
-    "logs",
-    "http",
-    "executors",
-    "commands",
-)
-"""The modules of all rows. ``sqlite.drain`` is the row drain of the store sqlite."""
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -119,16 +77,18 @@ def _run(console: Console, plan: Plan, rows: list[str], results: Path) -> Path:
         )
     if plan.quick:
         console.print("quick: these figures only show that the benchmarks run", style="yellow")
-    measured = {}
+    measured, titles = {}, {}
     for row in rows:
         module = importlib.import_module(f"benchmarks.{row}")
         lines = module.run(plan)
         title = f"{row.partition('.')[0]}: {module.TITLE}" if "." in row else module.TITLE
-        show(console, title, lines, getattr(module, "SUBJECT", "Holdfast"))
+        titles[row] = module.TITLE, getattr(module, "SUBJECT", "Holdfast")
+        show(console, title, lines, titles[row][1])
         measured[row] = [line.document() for line in lines]
     results.mkdir(parents=True, exist_ok=True)
     path = results / f"{datetime.now(UTC):%Y%m%dT%H%M%S}{'-quick' if plan.quick else ''}.json"
-    document = {"machine": machine, "quick": plan.quick, "full": plan.full, "rounds": plan.rounds, "rows": measured}
+    document = {"machine": machine, "quick": plan.quick, "full": plan.full, "rounds": plan.rounds}
+    document |= {"titles": titles, "rows": measured}
     path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
     return path
 

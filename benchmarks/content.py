@@ -31,7 +31,7 @@ select {id}, 'queue-' || (cast(n as bigint) * 7919 / 1000 % {queues}), 'task-' |
     case when state in (1, 3) then {now} + {hour} + n else at end, at, 5, begun, begun,
     case when begun > 0 then 'worker-' || (n % {workers}) end, case state when 2 then {now} + {hour} end,
     case when begun > 0 then at + 1000000 end, case when state > 4 then at + 1500000 end,
-    case state when 6 then 'budget' when 7 then 'cancelled' when 3 then 'error' end,
+    case state when 6 then 'max_attempts' when 7 then 'cancelled' when 3 then 'error' end,
     case when state in (3, 6) then
         'ConnectionError: host db-' || (n / 100 % {errors}) || ' did not answer request ' || n || ' within 30 s' end,
     case when state in (3, 6) then {group} end, case state when 5 then '{{"sent":true}}' end{more_values}

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 
 from benchmarks.processes import Child
 
@@ -26,40 +25,6 @@ async def measured(submit: Callable[[int], Awaitable[object]], worker: Child, jo
     if len(starts) != jobs + 3:
         raise RuntimeError(f"{len(starts)} of {jobs + 3} jobs were started in time to be counted")
     return [max(0.0, at - returned[number]) * 1000 for number, at, _ in starts if number >= 3]
-
-
-async def swept(
-    submit: Callable[[int], Awaitable[object]], worker: Child, plan: Mapping[int, int]
-) -> dict[int, list[float]]:
-    """Milliseconds from return to start for each rate in ``plan`` (submissions a second: number of jobs).
-
-    Submissions are single and independent: their gaps are random, and none waits for another to return.
-    """
-    worker.say("go")
-    await asyncio.sleep(0.5)
-    returned: dict[int, float] = {}
-
-    async def submitted(number: int) -> None:
-        await submit(number)
-        returned[number] = time.monotonic()
-
-    rate_of: list[int] = []
-    for rate, jobs in plan.items():
-        due = time.monotonic()
-        async with asyncio.TaskGroup() as calls:
-            for _ in range(jobs):
-                due += random.expovariate(rate)
-                await asyncio.sleep(max(0.0, due - time.monotonic()))
-                calls.create_task(submitted(len(rate_of)))
-                rate_of.append(rate)
-        await asyncio.sleep(1.0)
-    starts = worker.ask("stop")["starts"]
-    if len(starts) != len(rate_of):
-        raise RuntimeError(f"{len(starts)} of {len(rate_of)} jobs were started in time to be counted")
-    delays: dict[int, list[float]] = {rate: [] for rate in plan}
-    for number, at, _ in starts:
-        delays[rate_of[number]].append(max(0.0, at - returned[number]) * 1000)
-    return delays
 
 
 def late() -> float:

@@ -45,7 +45,7 @@ def lines(plan: Plan, places: Sequence[Place]) -> list[Line]:
     one = Line("claim p99 beside 100,000 jobs of a blocked key", "ms", other="without them", target=times_at_most(1.5))
     many = Line("claim p99 beside 10,000 blocked keys", "ms", other="without them", target=times_at_most(1.5))
     fair = Line(f"delay of another's job, behind a flood of {_FLOOD:,}", "job times", target=at_most(5))
-    jobs = plan.size(20_000, 500)
+    jobs, claims = plan.size(20_000, 100), plan.size(1000, 20)
     drains: dict[str, dict[str, Any]] = {
         "plain": {},
         "other": {"limited": {"queue": "other", "concurrency": 1}},
@@ -59,10 +59,10 @@ def lines(plan: Plan, places: Sequence[Place]) -> list[Line]:
             other.add(took["other"], took["plain"])
             queue.add(took["queue"], took["plain"])
             keys.add(took["keys"], took["plain"])
-        free = _measure(place, _claims, 0, keys=1)
-        one.add(_measure(place, _claims, plan.size(100_000, 500), keys=1), free)
-        many.add(_measure(place, _claims, plan.size(_KEYS, 500), keys=_KEYS), free)
-        fair.add(_measure(place, _flood, plan.size(_FLOOD, 500)))
+        free = _measure(place, _claims, claims, 0, keys=1)
+        one.add(_measure(place, _claims, claims, plan.size(100_000, 100), keys=1), free)
+        many.add(_measure(place, _claims, claims, plan.size(_KEYS, 100), keys=_KEYS), free)
+        fair.add(_measure(place, _flood, plan.size(_FLOOD, 100)))
     return [other, queue, keys, one, many, fair]
 
 
@@ -110,7 +110,7 @@ async def _drain(app: Holdfast, jobs: int, *, keys: int = 1, limited: dict[str, 
     return jobs / (time.perf_counter() - started)
 
 
-async def _claims(app: Holdfast, blocked: int, *, keys: int) -> float:
+async def _claims(app: Holdfast, claims: int, blocked: int, *, keys: int) -> float:
     """Milliseconds of a claim, p99, for keys with room beside keys whose tokens are spent."""
     store = await app.open_store()
     await app.limits.add("limit", queue="default", by="args.key", rate=_HOUR)
@@ -118,7 +118,7 @@ async def _claims(app: Holdfast, blocked: int, *, keys: int) -> float:
     while claimed := await _claim(store):
         await _settle(store, claimed)
     seconds = []
-    for number in range(1000):
+    for number in range(claims):
         await store.queueing.submit([_job(keys + number)])
         started = time.perf_counter()
         claimed = await _claim(store)

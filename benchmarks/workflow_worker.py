@@ -90,7 +90,7 @@ class Product(ABC):
         """Sends a signal to the ``wait`` workflow of this number."""
 
     @abstractmethod
-    async def count_waiting(self) -> int:
+    async def count_unstarted(self) -> int:
         """Counts the workflows that wait for a signal."""
 
 
@@ -121,7 +121,7 @@ class HoldfastProduct(Product):
     async def signal(self, number: int) -> None:
         await self._app.signal(f"number:{number}", number)
 
-    async def count_waiting(self) -> int:
+    async def count_unstarted(self) -> int:
         if await self._app.count(JobFilter(states=(JobState.FAILED, JobState.DEAD))):
             raise RuntimeError("workflows fail")
         return await self._app.count(JobFilter(states=(JobState.WAITING,)))
@@ -206,7 +206,7 @@ class DbosProduct(Product):
     async def signal(self, number: int) -> None:
         await self._dbos.send_async(self._ids[number], number, "number")
 
-    async def count_waiting(self) -> int:
+    async def count_unstarted(self) -> int:
         """Counts the recorded ends of their timeouts, the last that is stored before they wait."""
         import sqlalchemy
 
@@ -239,7 +239,7 @@ async def _measure_steps(product: Product, count: int) -> dict[str, float]:
 async def _measure_signals(product: Product, count: int) -> dict[str, float]:
     await _warm_up(product)
     results = await _each(range(count), lambda number: product.start("wait", number))
-    while await product.count_waiting() < count:  # noqa: ASYNC110 - of a store
+    while await product.count_unstarted() < count:  # noqa: ASYNC110 - of a store
         await asyncio.sleep(_LOOK)
     started = time.perf_counter()
     await _each(range(count), product.signal)

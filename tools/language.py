@@ -106,13 +106,13 @@ def size_measures(package: Path, trees: dict[Path, ast.Module]) -> list[Measure]
     statements = sum(isinstance(node, ast.stmt) for tree in trees.values() for node in ast.walk(tree))
     banned = [f"{path}: {found.group()}" for path, text in texts.items() for found in BANNED.finditer(text)]
     return [
-        Measure("files", 220, 351, len([path for path in files if "static" not in path.parts])),
-        Measure("lines of code", 36_000, 69_860, sum(len(text.splitlines()) for text in texts.values())),
+        Measure("files", 220, 390, len([path for path in files if "static" not in path.parts])),
+        Measure("lines of code", 36_000, 76_160, sum(len(text.splitlines()) for text in texts.values())),
         Measure(
             "packages and modules at the top", 14, 14, len([path for path in top if not path.name.startswith("__")])
         ),
-        Measure("modules under 60 lines", 25, 10, len(small), [str(path) for path in small]),
-        Measure("statements", 24_217, 37_800, statements),
+        Measure("modules under 60 lines", 25, 16, len(small), [str(path) for path in small]),
+        Measure("statements", 24_217, 41_640, statements),
         Measure("banned words", 0, 0, len(banned), banned),
     ]
 
@@ -122,7 +122,7 @@ def measure(package: Path) -> list[Measure]:
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(package.rglob("*.py"))}
     opening = Measure("docstrings opening with a pronoun, %", 3.0, 0.5)
     pronouns = Measure("pronouns per 100 docstring words", 0.7, 0.65)
-    one_word = Measure("distinct one-word public functions", 160, 156)
+    one_word = Measure("distinct one-word public functions", 160, 158)
     unexplained = Measure("one-word functions not in the glossary", 0, 0)
     classes = Measure("class names in modules of different names", 3, 3)
     commits = Measure("commit subjects out of form", 0, 0)

@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 from benchmarks.harness import Line, Plan, at_least, percentile
-from benchmarks.postgres import server as postgres
 from benchmarks.processes import child
-from benchmarks.redis import server as redis
 
 TITLE = "HTTP, 32 clients that keep their connections"
 _CLIENTS = 32
@@ -26,6 +24,8 @@ def _sqlite(plan: Plan) -> Iterator[str]:
 
 @contextmanager
 def _postgres(_: Plan) -> Iterator[str]:
+    from benchmarks.postgres import server as postgres  # here: the API and its clients are modules of this package
+
     postgres.checkpoint()
     with postgres.database() as database:
         yield database.url
@@ -33,6 +33,8 @@ def _postgres(_: Plan) -> Iterator[str]:
 
 @contextmanager
 def _redis(_: Plan) -> Iterator[str]:
+    from benchmarks.redis import server as redis
+
     with redis.namespace() as url:
         yield url
 
@@ -61,8 +63,8 @@ def run(plan: Plan) -> list[Line]:
 
 def _measured(plan: Plan, port: int, jobs: int) -> tuple[float, list[float]]:
     """Jobs a second, and the milliseconds of each request."""
-    seconds, warm = plan.size(5.0, 0.2), plan.size(_WARM, 0.0)
-    with child("benchmarks.http.load", port, _CLIENTS, jobs, seconds, warm) as load:
+    clients, seconds, warm = plan.size(_CLIENTS, 2), plan.size(5.0, 0.1), plan.size(_WARM, 0.0)
+    with child("benchmarks.http.load", port, clients, jobs, seconds, warm) as load:
         reply = load.ask("go")
     if reply["refused"]:
         raise RuntimeError(f"{reply['refused']} requests were not answered 201, but so: {reply['sample']}")

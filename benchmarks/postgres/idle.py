@@ -17,7 +17,7 @@ def run(plan: Plan) -> list[Line]:
     cpu = Line("CPU", "%", other="PgQueuer", target=at_most(0.5))
     memory = Line("resident memory", "MB", other="PgQueuer", target=at_most(70))
     calls = Line("store calls", "1/s", target=at_most(1))
-    transactions = Line("transactions in its database", "1/s", other="PgQueuer")
+    transactions = Line("transactions in its database", "transactions/s", other="PgQueuer")
     for _ in range(1 if plan.quick else max(1, plan.rounds - 1)):
         with server.database() as home:
             uvloop.run(fill(home.url, 0))

@@ -16,7 +16,7 @@ import uvloop
 from benchmarks.application import Application
 from holdfast.stores.postgres.notifications import _Notifier
 
-_SAY, _ALONG = _Notifier.notify_soon, _Notifier.transaction_notice
+_SAY, _ALONG = _Notifier.notify_soon, _Notifier.transaction_parameters
 
 
 def main() -> None:
@@ -31,8 +31,8 @@ async def _serve(url: str) -> None:
         while line := await asyncio.to_thread(sys.stdin.readline):
             word, seconds = line.split()
             loud = word == "loud"  # in this process only
-            _Notifier.notify_soon = _SAY if loud else _unsaid  # type: ignore[method-assign, assignment]
-            _Notifier.transaction_notice = _ALONG if loud else _untold  # type: ignore[method-assign, assignment]
+            _Notifier.notify_soon = _SAY if loud else _notify_nothing  # type: ignore[method-assign, assignment]
+            _Notifier.transaction_parameters = _ALONG if loud else _notify_later  # type: ignore[method-assign, assignment]
             _say({"stored": await _stored(app, float(seconds))})
 
 
@@ -44,13 +44,13 @@ async def _stored(app: Application, seconds: float) -> int:
     return stored
 
 
-def _unsaid(voice: _Notifier, topics: set[str]) -> None:
+def _notify_nothing(notifier: _Notifier, topics: set[str]) -> None:
     """Sends no notification."""
 
 
-def _untold(voice: _Notifier, topic: str) -> dict[str, str]:
+def _notify_later(notifier: _Notifier, topic: str) -> dict[str, None]:
     """The same."""
-    return {}
+    return {"channel": None, "notification": None}
 
 
 def _say(figures: dict[str, Any]) -> None:

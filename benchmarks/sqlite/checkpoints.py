@@ -76,7 +76,7 @@ async def _lone(store: SQLiteStore, jobs: int, _: Plan) -> tuple[float, float]:
     return jobs / sum(took) * 1000, percentile(took, 99.9)
 
 
-def _none(_changes: int) -> None:
+def _none() -> None:
     """In place of our own checkpoints."""
 
 

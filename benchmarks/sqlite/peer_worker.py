@@ -1,9 +1,10 @@
-"""Huey's side as a process: one consumer on one file, until it has run so many tasks."""
+"""Huey's side as a process: one consumer on one file, until it has run so many tasks or reads a line."""
 
 from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -18,8 +19,10 @@ def main() -> None:
     sys.stdin.readline()
     started, cpu = time.monotonic(), time.process_time()
     consumer.start()
-    while len(STARTS) < tasks:
-        time.sleep(0.002)
+    stopping = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.readline(), stopping.set()), daemon=True).start()
+    while len(STARTS) < tasks and not stopping.wait(0.002):
+        pass
     figures = {
         "started_at": started,
         "ended_at": time.monotonic(),

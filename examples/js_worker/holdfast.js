@@ -107,10 +107,11 @@ export class Worker {
       }
       this.claiming = new AbortController();
       try {
+        const sent = now();
         const claimed = await this.#post("", this.#ask(free), this.wait + 15, this.claiming.signal);
         failures = 0;
-        for (const job of claimed.jobs) this.#start(job, claimed.lease);
-        this.#obey(claimed.order);
+        for (const job of claimed.jobs) this.#start(job, claimed.lease, sent + claimed.waited * 1000);
+        this.#obey(claimed.command);
         if (this.draining && claimed.jobs.length === 0 && this.jobs.size === 0) this.stop("drained");
         else if (claimed.quarantined && this.jobs.size > 0 && !this.stopping) aside = await this.#stepAside(aside);
         else if (this.draining && claimed.jobs.length === 0) await this.#change();
@@ -167,19 +168,20 @@ export class Worker {
     });
   }
 
-  #obey(order) {
-    if (order === "stop") this.stop("ordered");
-    if (order === "drain" && !this.draining) {
+  #obey(command) {
+    if (command === "stop") this.stop("command");
+    if (command === "drain" && !this.draining) {
       this.draining = true;
       this.claiming?.abort();
     }
   }
 
   // ── running ─────────────────────────────────────────────────────────────────────────────────────────────────────
-  #start(job, lease) {
-    const run = { job, stop: new AbortController(), renewedAt: now(), lease, why: undefined, lines: [], logged: 0 };
+  #start(job, lease, renewedAt) {
+    const run = { job, stop: new AbortController(), renewedAt, lease, why: undefined, lines: [], logged: 0 };
     this.jobs.set(job.token, run);
-    run.ended = this.#run(run).catch((error) => this.log("bug", { error: String(error?.stack ?? error) }));
+    if (isStale(run)) this.#end(run, { outcome: "released" }); // this process was frozen, or the answer late
+    else run.ended = this.#run(run).catch((error) => this.log("bug", { error: String(error?.stack ?? error) }));
   }
 
   async #run(run) {
@@ -198,10 +200,12 @@ export class Worker {
     while (run.lines.length > 0) await this.#say(run);
     outcome ??= interrupted(run.why, job);
     if (outcome === undefined || !this.jobs.has(job.token)) this.#forget(job.token);
-    else {
-      this.outcomes.push({ token: job.token, ...outcome });
-      this.wakeSettler?.();
-    }
+    else this.#end(run, outcome);
+  }
+
+  #end({ job }, outcome) {
+    this.outcomes.push({ token: job.token, ...outcome });
+    this.wakeSettler?.();
   }
 
   #context(run) {
@@ -245,20 +249,20 @@ export class Worker {
         const leases = runs.map(({ job }) => job.token);
         const kept = await this.#post("/extend", { worker: this.id, leases, lease: this.lease, ...this.#about() }, this.lease / 3);
         kept.leases.forEach(({ verdict }, place) => this.#heard(runs[place], verdict, sent, kept.lease));
-        this.#obey(kept.order);
+        this.#obey(kept.command);
       } catch (error) {
         this.log("beat_failed", { error: String(error) });
       }
       for (const run of this.jobs.values()) {
         if (run.lines.length > 0) this.#say(run);
-        if (now() - run.renewedAt > run.lease * 1000 * STALE) this.#lost(run);
+        if (isStale(run)) this.#lost(run);
       }
     }
   }
 
   #heard(run, verdict, sent, lease) {
     if (verdict === "lost") this.#lost(run);
-    else Object.assign(run, { renewedAt: sent, lease });
+    else if (verdict !== "locked") Object.assign(run, { renewedAt: sent, lease });
     if (verdict === "cancel") this.#interrupt(run, "cancel");
   }
 
@@ -300,7 +304,7 @@ export class Worker {
       if (!(error.status >= 400 && error.status < 500) || error.status === 429) throw error;
       if (batch.length > 1) for (const each of batch) await this.#write([each]);
       else if (batch[0].outcome === "succeeded") this.#replace(batch[0], { outcome: "dead", reason: "result", error: { message: error.message } });
-      else this.#answered(batch[0], { verdict: "refused", status: error.message });
+      else this.#answered(batch[0], { verdict: "refused", error: error.message });
     }
   }
 
@@ -314,8 +318,8 @@ export class Worker {
     const job = this.jobs.get(settlement.token)?.job;
     this.outcomes = this.outcomes.filter(({ token }) => token !== settlement.token);
     if (answer.verdict === "accepted" || answer.verdict === "repeated") {
-      this.succeeded += answer.status === "succeeded";
-      this.failed += answer.status === "failed" || answer.status === "dead";
+      this.succeeded += answer.state === "succeeded";
+      this.failed += answer.state === "failed" || answer.state === "dead";
     } else this.log("settlement_refused", { job: job?.id, ...answer });
     this.settled(job, settlement, answer);
     this.#forget(settlement.token);
@@ -377,6 +381,11 @@ function ownName() {
 /** Whether the same request would never pass: Holdfast itself, no proxy on the way, refuses the key or what is asked. */
 function isFinal({ status, code }) {
   return code !== undefined && status >= 400 && status < 500 && status !== 408 && status !== 429;
+}
+
+/** Whether so much of the lease has passed that another worker may have the job. */
+function isStale({ renewedAt, lease }) {
+  return now() - renewedAt > lease * 1000 * STALE;
 }
 
 /** Milliseconds until the next try: growing, with jitter, at least what the server says. */

@@ -3,8 +3,9 @@
 application.py   Holdfast: tasks, submitting, reading, operating
 bound_task.py    a task that knows its application, so that it can be enqueued
 registration.py  tasks, middlewares and hooks of an application
-submitter.py     drafts become jobs; lone concurrent submitters share a transaction
+submitter.py     options become jobs; lone concurrent submitters share a transaction
 handle.py        a submitted job, and its result
+in_process.py    a worker in the process of the application
 sync.py          the blocking view of all of these
 """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -20,12 +20,15 @@ from holdfast.app.handle import (
     check_selection,
     checked_filter,
 )
+from holdfast.app.in_process import WorkerMethods
 from holdfast.app.overview import OverviewMethods
 from holdfast.app.registration import Middleware
 from holdfast.app.submitter import JobOptions, Submitter, draft_job, split_batches
-from holdfast.app.sync import BlockingMethod, BlockingView, requires_loop
+from holdfast.app.sync import BlockingMethod, BlockingView, iterate_blocking, requires_loop
+from holdfast.app.tagged_jobs import EndedJob, TaggedJobMethods
 from holdfast.app.workflows import WorkflowMethods
 from holdfast.core.clock import Clock, SystemClock
+from holdfast.core.encryption import Codec, check_key_id, check_readable
 from holdfast.core.errors import ForkedConnection, Invalid, NotFound
 from holdfast.core.events import Events
 from holdfast.core.fault_points import check_environment
@@ -35,12 +38,13 @@ from holdfast.core.models import Attempt, BulkResult, Job, JobFilter, NewJob, Pa
 from holdfast.core.portal import drive_coroutine, running_loop
 from holdfast.core.resources import Resources
 from holdfast.core.schedule import Schedule
-from holdfast.core.validation import check_name, check_task_name, did_you_mean, parse_count, parse_duration, parse_rate
+from holdfast.core.validation import check_name, check_options, check_task_name, parse_count, parse_duration, parse_rate
 from holdfast.core.workers import WorkerCommand
 from holdfast.settings.settings import Settings
 from holdfast.stores import ExternalTransactions, open_store
 from holdfast.stores.base import AT_ONCE, Selection, Store
-from holdfast.tasks import Registry, decode_payload, encode_payload
+from holdfast.stores.encrypted_store import EncryptedStore
+from holdfast.tasks import HandlerScope, Registry, decode_payload, encode_payload
 from holdfast.tasks.command_policy import COMMAND, CommandPolicy, command_policy, draft_command
 from holdfast.telemetry.metrics import time_calls
 from holdfast.telemetry.trace_context import open_traces, submission
@@ -49,12 +53,13 @@ from holdfast.transports import DeliveryLedger, TransportConfig, with_transport
 T = TypeVar("T")
 
 
-class Holdfast(JobEditing, OverviewMethods, WorkflowMethods):
+class Holdfast(JobEditing, OverviewMethods, TaggedJobMethods, WorkflowMethods, WorkerMethods):
     """An application: its tasks and the queue they run on.
 
     ``url`` names the store (``sqlite:///holdfast.db``); without it, settings decide: HOLDFAST_URL, holdfast.toml.
     Any setting can be given by name and goes before file and environment, and before ``settings``.
-    ``clock`` and ``now`` are for tests.
+    ``codec`` encrypts payloads and results before they reach the store; ``readable``: names of
+    arguments that stay readable there. ``clock`` and ``now`` are for tests.
     """
 
     def __init__(
@@ -64,6 +69,8 @@ class Holdfast(JobEditing, OverviewMethods, WorkflowMethods):
         settings: Settings | None = None,
         clock: Clock | None = None,
         now: Callable[[], int] | None = None,
+        codec: Codec | None = None,
+        readable: Sequence[str] = (),
         **arguments: Any,
     ) -> None:
         check_environment()
@@ -71,12 +78,17 @@ class Holdfast(JobEditing, OverviewMethods, WorkflowMethods):
         self.settings = (
             Settings.load(**given) if settings is None else settings.replace_values(**given) if given else settings
         )
+        if codec is not None:
+            check_key_id(codec.key_id)
+        self.codec = codec
+        self.readable = check_readable(readable)
         self.clock: Clock = clock or SystemClock()
         self.now = now
         self.call_deadline: float | None = None  # seconds a call of the store takes, if a caller waits for its answer
         self.events = Events()
         self.registry = Registry()
         self.middlewares: list[Middleware] = []
+        self.handler_scopes: list[HandlerScope] = []
         self.lifespans: list[Callable[[Holdfast], AbstractAsyncContextManager[Any]]] = []
         self.providers: dict[type, Callable[[], Any]] = {}
         self.declared: dict[str, Schedule] = {}
@@ -130,12 +142,21 @@ class Holdfast(JobEditing, OverviewMethods, WorkflowMethods):
             raise
         return store.blocking(call)
 
+    def _current_connection(self) -> Any:
+        """The caller's connection whose transaction blocking submissions join by themselves. None: there is none."""
+        return None
+
     async def _reached(self, call: Coroutine[Any, Any, T]) -> T:
         """Awaits a call of the store; without a running event loop, runs it as a blocking call."""
         return await call if running_loop() is not None else self.run_blocking(call)
 
     def new_store(self, call_deadline: float | None = None) -> Store:
         """An unopened store on the same jobs, for another thread; ``call_deadline``: seconds a call may take."""
+        store = self._new_bare_store(call_deadline)
+        return store if self.codec is None else EncryptedStore(store, self.codec, self.readable)
+
+    def _new_bare_store(self, call_deadline: float | None = None) -> Store:
+        """An unopened store that encrypts and decrypts nothing."""
         settings = self.settings
         store = open_store(
             settings.url, now=self.now, call_deadline=self.call_deadline if call_deadline is None else call_deadline
@@ -155,7 +176,7 @@ class Holdfast(JobEditing, OverviewMethods, WorkflowMethods):
 
     async def open_store(self) -> Store:
         """The store, open. After a fork the child gets one of its own."""
-        store = self._unopened()
+        store = self._store or self._unopened()
         try:
             await store.open()
         except ForkedConnection:
@@ -181,24 +202,21 @@ class Holdfast(JobEditing, OverviewMethods, WorkflowMethods):
         )
 
     def draft_job(self, task: str, payload: Mapping[str, Any] | str, **options: Any) -> NewJob:
-        """The job that ``enqueue`` would submit. ``payload``: a mapping, or the JSON text of an object."""
-        unknown = set(options) - set(JobOptions.__struct_fields__)
-        if unknown:
-            name, known = min(unknown), JobOptions.__struct_fields__
-            raise Invalid("option", name, f"there are these: {', '.join(known)}{did_you_mean(name, known)}")
+        """Returns the job that ``enqueue`` would submit, validated. ``payload``: a mapping, or JSON of an object."""
+        check_options(options, JobOptions.__struct_fields__)
         check_no_function(task)
         limit = self.settings.payload_limit
         if not isinstance(payload, Mapping | str):
             raise Invalid("payload", payload, "give an object: the arguments by name")
         text = encode_payload(payload if isinstance(payload, Mapping) else decode_payload(payload, limit), limit)
-        draft = JobOptions(**options)
+        job_options = JobOptions(**options)
         registered = self.registry.get(check_task_name(task))
         if registered is not None:
             registered.bind(text)  # Invalid if it does not fit
-            draft = with_defaults(draft, registered)
+            job_options = with_defaults(job_options, registered)
         elif task == COMMAND:
             self.command_policy().parse_command(text)
-        return draft_job(task, text, draft, self.settings)
+        return draft_job(task, text, job_options, self.settings, self.codec)
 
     def command_policy(self, settings: Settings | None = None) -> CommandPolicy:
         """The policy for command jobs of these settings, or of the application's."""
@@ -214,24 +232,26 @@ class Holdfast(JobEditing, OverviewMethods, WorkflowMethods):
         resources: Resources | Mapping[str, Any] | None = None,
         sandbox: str | None = None,
         network: bool = False,
+        connection: Any = None,
         **options: Any,
     ) -> JobHandle[Any]:
         """Submit a command job: a program with its arguments, run without a shell where settings allow commands."""
         fields = {"stdin": stdin, "cwd": cwd, "sandbox": sandbox, "network": network or None, "resources": resources}
-        return await self.submit(self.draft_job(COMMAND, draft_command({"argv": list(argv), **fields}), **options))
+        job = self.draft_job(COMMAND, draft_command({"argv": list(argv), **fields}), **options)
+        return await self.submit(job, connection=connection)
 
     async def submit(self, job: NewJob, *, connection: Any = None) -> JobHandle[Any]:
         """Submit a drafted job; inside the transaction of ``connection`` if one is given."""
+        connection = await self._find_connection(connection)
         if connection is None:
             answer = await self._submitter.submit(job)
         else:
             (answer,) = await self._submitted_within(connection, [job])
-        return self._handed(answer)
+        return JobHandle(self, answer)
 
-    def _handed(self, answer: Submitted) -> JobHandle[Any]:
-        return JobHandle(
-            self, answer.job_id, created=answer.created, changed=answer.changed, wake_up_delayed=answer.wake_up_delayed
-        )
+    async def _find_connection(self, given: Any) -> Any:
+        """Returns the connection whose transaction a submission joins; an integration may find one itself."""
+        return given
 
     async def _submitted_within(self, connection: Any, jobs: Sequence[NewJob]) -> list[Submitted]:
         reserved = await self._reached(self._submitter.admit_jobs(jobs))
@@ -246,11 +266,12 @@ class Holdfast(JobEditing, OverviewMethods, WorkflowMethods):
 
     async def _submit_together(self, jobs: Sequence[NewJob], connection: Any) -> list[JobHandle[Any]]:
         """Stores drafted jobs in one transaction: a new one, or that of a connection of the caller's."""
+        connection = await self._find_connection(connection)
         if connection is None:
             answers = await self._submitter.submit_all(jobs)
         else:
             answers = await self._submitted_within(connection, jobs)
-        return [self._handed(answer) for answer in answers]
+        return [JobHandle(self, answer) for answer in answers]
 
     @requires_loop
     async def enqueue_many(
@@ -258,13 +279,14 @@ class Holdfast(JobEditing, OverviewMethods, WorkflowMethods):
     ) -> list[JobHandle[Any]]:
         """Submit many drafted jobs (``task.new_job(…)``, ``app.draft_job(…)``), one transaction per batch."""
         size = check_batch_size(batch_size)
+        connection = await self._find_connection(connection)
         if connection is None:
             answers = await self._submitter.submit_many(jobs, size)
         else:
             answers = []
             async for each in split_batches(jobs, size):
                 answers += await self._submitted_within(connection, each)
-        return [self._handed(answer) for answer in answers]
+        return [JobHandle(self, answer) for answer in answers]
 
     async def enqueue_stream(
         self, jobs: Iterable[NewJob] | AsyncIterable[NewJob], *, batch_size: int = 1000
@@ -272,12 +294,12 @@ class Holdfast(JobEditing, OverviewMethods, WorkflowMethods):
         """Stores a stream too long to hold, in batches; yields the handles of each before it draws the next."""
         async for each in split_batches(jobs, check_batch_size(batch_size)):
             answers = await self._submitter.submit_all(each)
-            yield [self._handed(answer) for answer in answers]
+            yield [JobHandle(self, answer) for answer in answers]
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────
     def handle(self, job_id: str) -> JobHandle[Any]:
         """A handle on a job by its id. Raises `InvalidId` for text that is no id."""
-        return JobHandle(self, canonical_id(job_id))
+        return JobHandle(self, Submitted(canonical_id(job_id), created=True))
 
     @requires_loop
     async def get(self, job_id: str) -> Job:
@@ -291,7 +313,8 @@ class Holdfast(JobEditing, OverviewMethods, WorkflowMethods):
         else:
             job = await store.query.get(canonical_id(job_id))
         if job is None:
-            raise NotFound(f"there is no job {job_id}")
+            reasons = "it was deleted, or its transaction has not committed (or was rolled back)"
+            raise NotFound(f"there is no job {job_id}: {reasons}")
         return job
 
     @requires_loop
@@ -335,7 +358,7 @@ class Holdfast(JobEditing, OverviewMethods, WorkflowMethods):
         after: float | str | timedelta = 0,
         from_step: str | None = None,
     ) -> BulkResult:
-        """Queue again with a new budget. ``payload`` replaces the arguments of a single job; it is checked first.
+        """Queue again with all attempts. ``payload`` replaces the arguments of a single job; it is checked first.
         ``from_step``: a single job forgets this step and those behind it, and takes them again.
 
         ``rate`` (``"10/s"``): the first is ready ``after`` so long, later ones by and by, scheduled until then.
@@ -362,7 +385,9 @@ class Holdfast(JobEditing, OverviewMethods, WorkflowMethods):
             if isinstance(chosen, JobFilter) or len(chosen) != 1:
                 raise Invalid("payload", dict(payload), "edited arguments go to one job: name its id")
             text = encode_payload(payload, self.settings.payload_limit)
-            registered = self.registry.get((await self._get(chosen[0])).task)
+            job = await self._get(chosen[0])
+            self._check_codec(job)
+            registered = self.registry.get(job.task)
             if registered is not None:
                 registered.bind(text)  # Invalid if it does not fit
         number = None if from_step is None else await self._step_number(chosen, from_step)
@@ -422,6 +447,8 @@ class BlockingHoldfast(BlockingView):
     get = BlockingMethod(Holdfast.get)
     find = BlockingMethod(Holdfast.find)
     count = BlockingMethod(Holdfast.count)
+    count_states = BlockingMethod(Holdfast.count_states)
+    wait_for_tag = BlockingMethod(Holdfast.wait_for_tag)
     attempts = BlockingMethod(Holdfast.attempts)
     logs = BlockingMethod(Holdfast.logs)
     steps = BlockingMethod(Holdfast.steps)
@@ -435,6 +462,7 @@ class BlockingHoldfast(BlockingView):
     stats = BlockingMethod(Holdfast.stats)
     read_history = BlockingMethod(Holdfast.read_history)
     find_error_groups = BlockingMethod(Holdfast.find_error_groups)
+    count_encryption_keys = BlockingMethod(Holdfast.count_encryption_keys)
     workers = BlockingMethod(Holdfast.workers)
     doctor = BlockingMethod(Holdfast.doctor)
     repair = BlockingMethod(Holdfast.repair)
@@ -451,3 +479,8 @@ class BlockingHoldfast(BlockingView):
     stop_workers = BlockingMethod(Holdfast.stop_workers)
     backup = BlockingMethod(Holdfast.backup)
     migrate = BlockingMethod(Holdfast.migrate)
+
+    def stream_tag(self, tag: str, *, cursor: str | None = None) -> Iterator[EndedJob]:
+        """Yields the jobs of a tag as they end, as ``Holdfast.stream_tag`` does."""
+        app: Any = self._thing
+        return iterate_blocking(self._blocker, "stream_tag", app._stream_pages(tag, cursor))

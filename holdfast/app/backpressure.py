@@ -17,6 +17,7 @@ _COUNTED_FOR = 1.0
 _MAX_COUNTS = 10_000  # that are kept between submissions
 _COUNTS = 3  # counts of one submission, while jobs of this process are stored during each
 _MAX_LOOKUP = 100  # jobs that are asked for together: each may have a large payload
+_NO_JOBS: Counter[str] = Counter()
 _QUEUE = "queue "  # begins the names of queues, and of no bucket
 
 _Depths = list[tuple[str, int]]
@@ -24,7 +25,7 @@ _Depths = list[tuple[str, int]]
 
 
 class QueueDepths:
-    """Numbers of waiting jobs that limits bound, as one process knows them: of queues, and of buckets."""
+    """Numbers of unstarted jobs that limits bound, as one process knows them: of queues, and of buckets."""
 
     def __init__(self, store: Callable[[], Awaitable[Store]]) -> None:
         self._store = store
@@ -36,13 +37,13 @@ class QueueDepths:
         self._releases = 0
 
     async def reserve_room(self, jobs: Sequence[NewJob]) -> Counter[str]:
-        """Counts new jobs as waiting, by queue and bucket, until ``release_room``. Raises `QueueFull` without room.
+        """Counts new jobs as unstarted, by queue and bucket, until ``release_room``. Raises `QueueFull` without room.
 
         A count may be a second old: by as many jobs as other processes submit meanwhile, it may be exceeded.
         """
         table = await self._limits.current_limits()
         if not table.has_depths:
-            return Counter()
+            return _NO_JOBS
         bounded = [(job, list(table.find_depths(job))) for job in jobs]
         wanted = Counter(name for _, depths in bounded for name, _ in depths)
         most = dict(each for _, depths in bounded for each in depths)
@@ -99,7 +100,7 @@ class QueueDepths:
                     found[_QUEUE + each.name] = sum(each.states.get(state, 0) for state in NOT_STARTED)
         if len(queues) < len(names):
             buckets = [name for name in names if not name.startswith(_QUEUE)]
-            numbers = await store.limits.count_waiting(buckets, max_count=max(most[name] for name in buckets) + 1)
+            numbers = await store.limits.count_unstarted(buckets, max_count=max(most[name] for name in buckets) + 1)
             found.update(zip(buckets, numbers, strict=True))
         return found
 
@@ -114,8 +115,8 @@ class QueueDepths:
             by_unique = await store.query.by_keys([job.unique.key if job.unique else job.id for job, _ in piece])
             now_us = await store.health.server_time_us() if any(by_unique) else 0
             for (job, depths), same, named, holder in zip(piece, by_id, by_key, by_unique, strict=True):
-                held = holder is not None and job.unique is not None and _holds(holder, job.unique, now_us)
-                if same or (job.key and named) or held:
+                is_unique_held = holder is not None and job.unique is not None and _holds(holder, job.unique, now_us)
+                if same or (job.key and named) or is_unique_held:
                     known.update(name for name, _ in depths)
         return known
 

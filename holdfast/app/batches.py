@@ -12,7 +12,7 @@ from holdfast.core.batches import BATCH_TASK
 from holdfast.core.dependencies import Condition, Dependency
 from holdfast.core.errors import Invalid
 from holdfast.core.ids import check_id, derive_id, new_id, parse_id
-from holdfast.core.models import PLAIN, NewJob, Options
+from holdfast.core.models import NO_OPTIONS, NewJob, Options
 from holdfast.core.validation import check_metadata, check_tags
 
 MAX_MEMBERS = 10_000
@@ -52,10 +52,10 @@ def draft_batch(
         task=BATCH_TASK,
         payload="{}",
         queue=members[0].queue if queue is None else queue,
-        options=options if options != PLAIN else None,
+        options=options if options != NO_OPTIONS else None,
         is_batch=True,
     )
-    jobs = [new, *[replace(job, options=replace(job.options or PLAIN, batch=batch_id)) for job in members]]
+    jobs = [new, *[replace(job, options=replace(job.options or NO_OPTIONS, batch=batch_id)) for job in members]]
     for condition, given in callbacks:
         dependency = Dependency(batch_id, condition)
         jobs += [replace(job, after=(*job.after, dependency)) for job in _check_callbacks(condition, given)]

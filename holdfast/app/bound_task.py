@@ -14,12 +14,13 @@ from holdfast.app.handle import JobHandle
 from holdfast.app.submitter import JobOptions, draft_job
 from holdfast.app.sync import Blocker, requires_loop
 from holdfast.app.workflows import After
+from holdfast.core.encryption import Codec
 from holdfast.core.ids import new_id
 from holdfast.core.models import NewJob
 from holdfast.core.portal import forbid_running_loop
 from holdfast.core.retry import Retry
 from holdfast.core.unique import Unique, as_unique
-from holdfast.core.validation import check_tags, with_suggestions
+from holdfast.core.validation import check_tags, explain_attribute, with_suggestions
 from holdfast.settings.settings import Settings
 from holdfast.tasks import Task
 
@@ -28,7 +29,23 @@ R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-_ELSEWHERE = frozenset({"apply_async", "defer", "delay", "defer_async", "enqueue_async", "kiq", "schedule", "send"})
+_SUBMIT = "to submit a job: await task.enqueue(…), or task.sync.enqueue(…) where there is no event loop"
+_WITH_OPTIONS = "to submit a job with options: await task.options(delay=60, queue=…, priority=…).enqueue(…)"
+_ELSEWHERE = {
+    **dict.fromkeys(("delay", "send", "kiq", "defer", "defer_async", "enqueue_async", "perform_async"), _SUBMIT),
+    **dict.fromkeys(
+        ("apply_async", "send_with_options", "schedule", "configure", "kicker", "enqueue_in"), _WITH_OPTIONS
+    ),
+    **dict.fromkeys(("perform_in", "perform_at", "enqueue_at"), _WITH_OPTIONS),
+    **dict.fromkeys(("s", "si", "signature", "subtask", "message"), "to draft a job: task.new_job(…)"),
+    **dict.fromkeys(("apply", "run", "call_local", "fn"), "to call the function itself: task(…)"),
+    **dict.fromkeys(
+        ("map", "starmap", "chunks"), "to submit a job for each: await app.enqueue_many([task.new_job(item), …])"
+    ),
+    "request": "the running job is a first parameter annotated Context: context.id, context.attempts",
+    "AsyncResult": "to get the handle of a job: app.handle(id)",
+}
+"""Methods of tasks in other queues, with what to write here."""
 
 
 class TaskOwner(Blocker, Protocol):
@@ -37,27 +54,32 @@ class TaskOwner(Blocker, Protocol):
     @property
     def settings(self) -> Settings: ...
 
+    @property
+    def codec(self) -> Codec | None: ...
+
     async def submit(self, job: NewJob, *, connection: Any = None) -> JobHandle[Any]: ...
 
 
-class BoundTask(Task[P, R], Generic[P, R, F]):
-    """A function registered by ``@app.task``. Calling it just calls the function."""
+class _Explaining:
+    """Explains the name here of a submitting method that other queues have."""
 
-    __slots__ = ("_app", "_plain")
-
-    def __init__(self, app: TaskOwner, name: str, function: Callable[..., Any], **options: Any) -> None:
-        super().__init__(name, function, **options)
-        self._app = app
-        self._plain: ConfiguredTask[P, R] = ConfiguredTask(app, self, JobOptions(), None)
+    __slots__ = ()
 
     if not TYPE_CHECKING:  # to a type checker, other attributes are errors as ever
 
         def __getattr__(self, name: str) -> Any:
-            """Explains the name here of a submitting method that other queues have."""
-            text = f"{type(self).__name__!r} object has no attribute {name!r}"
-            if name in _ELSEWHERE:
-                text += "; to submit a job: await task.enqueue(…), or task.sync.enqueue(…) where there is no event loop"
-            raise AttributeError(text, name=name, obj=self)
+            raise explain_attribute(self, name, _ELSEWHERE)
+
+
+class BoundTask(_Explaining, Task[P, R], Generic[P, R, F]):
+    """A function registered by ``@app.task``. Calling it just calls the function."""
+
+    __slots__ = ("_app", "_with_defaults")
+
+    def __init__(self, app: TaskOwner, name: str, function: Callable[..., Any], **options: Any) -> None:
+        super().__init__(name, function, **options)
+        self._app = app
+        self._with_defaults: ConfiguredTask[P, R] = ConfiguredTask(app, self, JobOptions(), None)
 
     @property
     def __call__(self) -> F:  # a call has the function's own type, its Context included
@@ -67,12 +89,12 @@ class BoundTask(Task[P, R], Generic[P, R, F]):
 
     def new_job(self, *args: P.args, **kwargs: P.kwargs) -> NewJob:
         """A job with these arguments, not submitted yet: for ``app.enqueue_many``."""
-        return self._plain.new_job(*args, **kwargs)
+        return self._with_defaults.new_job(*args, **kwargs)
 
     @requires_loop
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """Submit a job with these arguments. When this returns, it is stored."""
-        return await self._plain.submit(*args, **kwargs)
+        return await self._with_defaults.submit(*args, **kwargs)
 
     @with_suggestions
     def options(
@@ -110,7 +132,7 @@ class BoundTask(Task[P, R], Generic[P, R, F]):
 
         Raises `Invalid` at once for a value that is not valid.
         """
-        draft = JobOptions(
+        options = JobOptions(
             id=id,
             queue=queue,
             priority=priority,
@@ -128,25 +150,25 @@ class BoundTask(Task[P, R], Generic[P, R, F]):
             after=after,
             batch=batch,
         )
-        prepared = ConfiguredTask(self._app, self, draft, connection)
+        prepared = ConfiguredTask(self._app, self, options, connection)
         prepared.check()
         return prepared
 
     @property
     def sync(self) -> BlockingTask[P, R]:
         """For blocking callers: ``task.sync.enqueue(…)``."""
-        return self._plain.sync
+        return self._with_defaults.sync
 
 
-class ConfiguredTask(Generic[P, R]):
+class ConfiguredTask(_Explaining, Generic[P, R]):
     """A task with options for its next jobs."""
 
-    __slots__ = ("_app", "_connection", "_draft", "_settings", "_task", "_template", "_unique")
+    __slots__ = ("_app", "_connection", "_options", "_settings", "_task", "_template", "_unique")
 
-    def __init__(self, app: TaskOwner, task: BoundTask[P, R, Any], draft: JobOptions, connection: Any) -> None:
+    def __init__(self, app: TaskOwner, task: BoundTask[P, R, Any], options: JobOptions, connection: Any) -> None:
         self._app = app
         self._task = task
-        self._draft = draft
+        self._options = options
         self._connection = connection
         self._template: NewJob | None = None
         self._unique: Unique | None = None
@@ -155,21 +177,22 @@ class ConfiguredTask(Generic[P, R]):
     def check(self) -> NewJob:
         """A job without arguments that carries the options. Raises `Invalid` where one is not valid."""
         settings = self._app.settings
-        draft = with_defaults(self._draft, self._task)
-        template = draft_job(self._task.name, "{}", draft, settings)
-        self._unique = None if draft.unique is None else as_unique(draft.unique)
+        options = with_defaults(self._options, self._task)
+        template = draft_job(self._task.name, "{}", options, settings, self._app.codec)
+        self._unique = None if options.unique is None else as_unique(options.unique)
         self._template, self._settings = template, settings
         return template
 
     def new_job(self, *args: P.args, **kwargs: P.kwargs) -> NewJob:
         """A job with these arguments and options, not submitted yet."""
-        payload = self._task.encode(args, kwargs, self._app.settings.payload_limit)
+        settings = self._app.settings
+        payload = self._task.encode(args, kwargs, settings.payload_limit)
         template = self._template
-        if template is None or self._settings is not self._app.settings:  # checked once, not once a job
+        if template is None or self._settings is not settings:  # checked once, not once a job
             template = self.check()
-        fresh = new_id() if self._draft.id is None else template.id
+        fresh = new_id() if self._options.id is None else template.id
         job = msgspec.structs.replace(template, id=fresh, payload=payload)
-        return job if self._unique is None else self._unique.bind(job)
+        return job if self._unique is None else self._unique.bind(job, self._app.codec)
 
     def decode_result(self, text: str | None) -> R:
         """Decodes a stored result by the function's return annotation."""
@@ -185,9 +208,9 @@ class ConfiguredTask(Generic[P, R]):
         return await self._app.submit(self.new_job(*args, **kwargs), connection=self._connection)
 
     @property
-    def is_within(self) -> bool:
-        """Returns True if its jobs are submitted inside a transaction of the caller's."""
-        return self._connection is not None
+    def connection(self) -> Any:
+        """Returns the connection of the caller whose transaction its jobs join; None if none was given."""
+        return self._connection
 
     @property
     def sync(self) -> BlockingTask[P, R]:
@@ -195,7 +218,7 @@ class ConfiguredTask(Generic[P, R]):
         return BlockingTask(self._app, self)
 
 
-class BlockingTask(Generic[P, R]):
+class BlockingTask(_Explaining, Generic[P, R]):
     """``task.sync``: the blocking view of a task, with or without options."""
 
     __slots__ = ("_app", "_prepared")
@@ -207,24 +230,28 @@ class BlockingTask(Generic[P, R]):
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """Submit a job with these arguments, blocking until it is stored."""
         forbid_running_loop("await task.enqueue(…) itself instead of task.sync.enqueue(…)")
-        return self._app.run_blocking(self._prepared.submit(*args, **kwargs), here=self._prepared.is_within)
+        connection = self._prepared.connection
+        if connection is None:
+            connection = self._app._current_connection()
+        job = self._prepared.new_job(*args, **kwargs)
+        return self._app.run_blocking(self._app.submit(job, connection=connection), here=connection is not None)
 
 
-def with_defaults(draft: JobOptions, task: Task[..., Any]) -> JobOptions:
-    """The draft, with the task's values where it has none."""
+def with_defaults(options: JobOptions, task: Task[..., Any]) -> JobOptions:
+    """Returns the options, with the task's values where they have none."""
     given: dict[str, Any] = {}
-    if draft.queue is None:
+    if options.queue is None:
         given["queue"] = task.queue
-    if draft.priority is None:
+    if options.priority is None:
         given["priority"] = task.priority
-    if draft.max_attempts is UNSET:
+    if options.max_attempts is UNSET:
         given["max_attempts"] = task.max_attempts
-    if draft.unique is None:
+    if options.unique is None:
         given["unique"] = task.unique
     else:
-        task.check_unique(as_unique(draft.unique))
-    if draft.expires is None:
+        task.check_unique(as_unique(options.unique))
+    if options.expires is None:
         given["expires"] = task.expires
     if task.tags:
-        given["tags"] = (*task.tags, *(tag for tag in draft.tags if tag not in task.tags))
-    return msgspec.structs.replace(draft, **given)
+        given["tags"] = (*task.tags, *(tag for tag in options.tags if tag not in task.tags))
+    return msgspec.structs.replace(options, **given)

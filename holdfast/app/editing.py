@@ -14,7 +14,8 @@ from holdfast.app.handle import JobHandle, refused_state
 from holdfast.app.registration import TaskRegistration
 from holdfast.app.sync import requires_loop
 from holdfast.core.batches import BATCH_TASK
-from holdfast.core.errors import Conflict, Invalid
+from holdfast.core.encryption import require_decrypted
+from holdfast.core.errors import Conflict, DecryptionFailed, Invalid
 from holdfast.core.faults import FAULTS_TASK
 from holdfast.core.ids import check_id, new_id
 from holdfast.core.job_changes import EDITABLE, NEVER, JobChanges, check_changes, check_edit, check_expiry, parse_expiry
@@ -36,7 +37,7 @@ from holdfast.core.validation import check_name, check_priority, check_span, che
 from holdfast.stores.base import AT_ONCE, Selection, Store
 from holdfast.tasks import Registry, encode_payload
 from holdfast.tasks.command_policy import COMMAND, CommandPolicy
-from holdfast.tasks.saved_values import started_children
+from holdfast.tasks.saved_values import find_encrypted, started_children
 
 _WAITS = "leave out delay and run_at, or cancel it"
 
@@ -117,6 +118,7 @@ class JobEditing(TaskRegistration):
     def _checked_payload(self, job: Job, payload: Mapping[str, Any]) -> str:
         if not isinstance(payload, Mapping):
             raise Invalid("payload", payload, "give an object: the arguments by name")
+        self._check_codec(job)
         text = encode_payload(payload, self.settings.payload_limit)
         registered = self.registry.get(job.task)
         if registered is not None:
@@ -124,6 +126,11 @@ class JobEditing(TaskRegistration):
         elif job.task == COMMAND:
             self.command_policy().parse_command(text)
         return text
+
+    def _check_codec(self, job: Job) -> None:
+        """Raises DecryptionFailed for new arguments of an encrypted job that this program would store in the clear."""
+        if self.codec is None:
+            require_decrypted(job.payload, f"the payload of job {job.id}")
 
     # ── cancel and replay ─────────────────────────────────────────────────────────────────────────────────────
     async def cancel_one(self, job_id: str) -> JobState:
@@ -171,6 +178,8 @@ class JobEditing(TaskRegistration):
         NotFound; Conflict: the job has not ended; Invalid: the step is not recorded.
         """
         job = await self._get(job_id)
+        if payload is None:
+            require_decrypted(job.payload, f"the payload of job {job.id}")
         if job.state not in TERMINAL or job.task == BATCH_TASK:
             advice = "it is a batch" if job.task == BATCH_TASK else f"it is {job.state}; wait for its end, or cancel it"
             raise Conflict(f"job {job.id} cannot be forked: {advice}")
@@ -179,6 +188,8 @@ class JobEditing(TaskRegistration):
             record = await (await self.open_store()).workflow.read_steps(job.id)
             number = find_step(job.id, record, from_step)
             kept = tuple(step for step in record if step.number < number and step.name != CHILDREN)
+            if failed := find_encrypted({step.name: step.result for step in kept}):
+                raise DecryptionFailed(f"job {job.id} cannot be forked: {failed.error}")
         options = job.options_or_default
         fork = NewJob(
             id=new_id() if id is None else check_id(id),

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from holdfast.app.sync import Blocker, BlockingMethod, BlockingView, requires_loop
 from holdfast.core.clock import Clock
+from holdfast.core.encryption import Codec, decrypt_text, is_encrypted, result_context
 from holdfast.core.errors import Invalid, InvalidId, NotFound, ResultTimeout
 from holdfast.core.ids import parse_id
 from holdfast.core.lifecycle import describe_outlook, failure_of
-from holdfast.core.models import BulkResult, Job, JobFilter, JobState
-from holdfast.core.validation import parse_count
+from holdfast.core.models import BulkResult, Job, JobFilter, JobState, Submitted
+from holdfast.core.validation import explain_attribute, parse_count
 from holdfast.stores.base import Store
 from holdfast.tasks import Registry, Task
 from holdfast.tasks.codec import decode_json
@@ -20,6 +21,18 @@ from holdfast.tasks.codec import decode_json
 R = TypeVar("R")
 
 _LOOK = 5.0  # seconds between looks at the job while waiting: what a lost wake-up costs at most
+
+_ELSEWHERE = {
+    **dict.fromkeys(
+        ("get", "wait"), "to wait for its result: await handle.result(timeout=30), or handle.sync.result(…)"
+    ),
+    **dict.fromkeys(
+        ("status", "ready", "successful", "failed"), "to see its state: await handle.state(), or handle.sync.state()"
+    ),
+    "revoke": "to cancel the job: await handle.cancel(), or handle.sync.cancel()",
+    "forget": "leave it out: a result is kept as long as its job",
+}
+"""Methods of results in Celery, with what to write here."""
 
 
 class JobOwner(Blocker, Protocol):
@@ -31,6 +44,9 @@ class JobOwner(Blocker, Protocol):
     @property
     def registry(self) -> Registry: ...
 
+    @property
+    def codec(self) -> Codec | None: ...
+
     async def open_store(self) -> Store: ...
 
     async def cancel_one(self, job_id: str) -> JobState: ...
@@ -39,20 +55,40 @@ class JobOwner(Blocker, Protocol):
 
 
 class JobHandle(Generic[R]):
-    """A job by its id. ``created`` is False where a key or id already stood for it; ``changed``: by the policy of its
-    unique key it was replaced or rescheduled. ``wake_up_delayed``: it is stored, but the transport could not be
-    notified; a worker's next sweep or poll finds it."""
+    """A job by its id, and what its submission answered."""
 
-    __slots__ = ("_app", "changed", "created", "id", "wake_up_delayed")
+    __slots__ = ("_answer", "_app", "id")
 
-    def __init__(
-        self, app: JobOwner, job_id: str, *, created: bool = True, changed: bool = False, wake_up_delayed: bool = False
-    ) -> None:
+    def __init__(self, app: JobOwner, answer: Submitted) -> None:
         self._app = app
-        self.id = job_id
-        self.created = created
-        self.changed = changed
-        self.wake_up_delayed = wake_up_delayed
+        self._answer = answer
+        self.id = answer.job_id
+
+    if not TYPE_CHECKING:  # to a type checker, other attributes are errors as ever
+
+        def __getattr__(self, name: str) -> Any:
+            """Explains the name here of a method that results have in Celery."""
+            raise explain_attribute(self, name, _ELSEWHERE)
+
+    @property
+    def created(self) -> bool:
+        """Returns False where a job with the key or id existed already."""
+        return self._answer.created
+
+    @property
+    def changed(self) -> bool:
+        """Returns True if by the policy of its unique key that job was replaced or rescheduled."""
+        return self._answer.changed
+
+    @property
+    def wake_up_delayed(self) -> bool:
+        """Returns True if the transport could not be notified: a worker's next sweep or poll finds the job."""
+        return self._answer.wake_up_delayed
+
+    @property
+    def stored_at_us(self) -> int | None:
+        """Returns when it was created, in microseconds since 1970 by the store's clock; None where that is unknown."""
+        return self._answer.stored_at_us
 
     def __repr__(self) -> str:
         return f"<JobHandle {self.id}>"
@@ -77,7 +113,8 @@ class JobHandle(Generic[R]):
         """Returns the task's result, read by its return annotation (as JSON values, where the task is not registered
         here). Waits up to ``timeout`` seconds (None: for ever).
 
-        Raises JobFailed if the job is dead, JobCancelled if it was cancelled, ResultTimeout if it goes on.
+        Raises JobFailed if the job is dead, JobCancelled if it was cancelled, ResultTimeout if it goes on;
+        DecryptionFailed if the result is encrypted, and this program lacks the key.
         """
         store = await self._app.open_store()
         clock = self._app.clock
@@ -85,7 +122,7 @@ class JobHandle(Generic[R]):
         while True:
             job = await self._job()
             if job.state is JobState.SUCCEEDED:
-                return self._value(job)
+                return self._read_result(job)
             failure = failure_of(job.id, job)
             if failure is not None:
                 raise failure
@@ -101,7 +138,7 @@ class JobHandle(Generic[R]):
 
     @requires_loop
     async def replay(self, *, force: bool = False, from_step: str | None = None) -> None:
-        """Queue the job again with a new budget; Conflict where its state does not allow it.
+        """Queue the job again with all attempts; Conflict where its state does not allow it.
 
         ``from_step``: the job forgets this step and those behind it, and takes them again.
         """
@@ -115,7 +152,10 @@ class JobHandle(Generic[R]):
                 return "no living worker is registered; start one: holdfast worker start"
         return describe_outlook(job)
 
-    def _value(self, job: Job) -> R:
+    def _read_result(self, job: Job) -> R:
+        """Returns the result that a job has stored, read by its task's return annotation."""
+        if job.result is not None and is_encrypted(job.result):
+            decrypt_text(self._app.codec, job.result, result_context(job.id), f"the result of job {job.id}")
         task = self._app.registry.get(job.task)
         value: Any = None
         if task is not None:
@@ -129,7 +169,8 @@ class JobHandle(Generic[R]):
         store = await self._app.open_store()
         job: Any = await store.query.get(self.id)
         if job is None:
-            raise NotFound(f"job {self.id} does not exist; it was deleted or its retention is over")
+            reasons = "it was deleted, its retention is over, or its transaction has not committed (or was rolled back)"
+            raise NotFound(f"job {self.id} does not exist: {reasons}")
         return job  # type: ignore[no-any-return]  # declared above
 
 
@@ -189,8 +230,8 @@ def check_no_function(task: object) -> None:
         raise Invalid("task", task, remedy)
 
 
-def looked_at(minutes: int, most: int) -> tuple[timedelta, int]:
-    """The span and the number of jobs that a count looks at."""
+def check_count_bounds(minutes: int, most: int) -> tuple[timedelta, int]:
+    """Returns the span and the maximum of jobs that are counted."""
     recent = timedelta(minutes=parse_count(minutes, "minutes", least=1, most=_YEAR_OF_MINUTES, text=False))
     return recent, parse_count(most, "most", least=1, most=1_000_000, text=False)
 

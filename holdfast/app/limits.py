@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 from msgspec.structs import replace
 
 from holdfast.app.sync import Blocker, BlockingMethod, BlockingView, requires_loop
+from holdfast.core.encryption import Codec
 from holdfast.core.errors import ConfigError, Conflict, Invalid, NotFound
 from holdfast.core.events import DeclarationIgnored, Events
 from holdfast.core.limit_options import (
@@ -40,6 +41,8 @@ class LimitOwner(Blocker, Protocol):
     settings: Settings
     registry: Registry
     events: Events
+    codec: Codec | None
+    readable: frozenset[str]
 
     async def open_store(self) -> Store: ...
 
@@ -214,11 +217,17 @@ class LimitManager:
         return {limit.name: limit.revision for limit in unfinished}
 
     def _check_argument(self, limit: Limit) -> None:
-        """Invalid where a limit of a task that is registered here names an argument that it does not take."""
+        """Invalid where a limit of a task that is registered here names an argument that it does not take, or one that
+        is encrypted."""
         task = None if limit.task is None else self._app.registry.get(limit.task)
         for field, path in (("by", limit.by), ("weight", limit.values.weight)):
-            if task is not None and isinstance(path, str):
+            if not isinstance(path, str):
+                continue
+            if task is not None:
                 task.check_argument(path, field)
+            if self._app.codec is not None and path.removeprefix("args.").split(".")[0] not in self._app.readable:
+                remedy = "stores read it, and payloads are encrypted: name the argument in Holdfast(…, readable=[…])"
+                raise Invalid(field, path, remedy)
 
     async def _change(self, name: str, change: Callable[[Limit | None], Limit], *, remove: bool = False) -> Limit:
         """Writes, or removes, the limit that ``change`` makes of the present one; again if another write came first."""

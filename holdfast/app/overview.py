@@ -2,25 +2,53 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Protocol
 
-from holdfast.app.handle import looked_at
+import msgspec
+from msgspec.structs import replace
+
+from holdfast.app.handle import check_count_bounds
 from holdfast.app.sync import requires_loop
-from holdfast.core.error_groups import MAX_READ, ErrorGroup, group_failed_jobs
+from holdfast.core.encryption import key_id_of
+from holdfast.core.error_groups import MAX_READ, ErrorGroup, FailedJob, group_failed_jobs
+from holdfast.core.errors import Invalid
 from holdfast.core.history import History, choose_interval
-from holdfast.core.models import MICROSECOND, Finding, QueueInfo
+from holdfast.core.models import MICROSECOND, NOT_STARTED, Finding, Job, JobFilter, JobState, QueueInfo
 from holdfast.core.stats import JobStats
 from holdfast.core.validation import check_span
+from holdfast.core.waits import MAX_SIGNALS, step_value
 from holdfast.core.workers import WorkerInfo
 from holdfast.stores.base import Store
+from holdfast.stores.encrypted_store import READABLE_TASKS
+
+_PAGE = 100
+
+_PAGE_SIZE = 500  # failed jobs that are read together
 
 
 class _Opened(Protocol):
     """The application that the methods belong to."""
 
     async def open_store(self) -> Store: ...
+
+    def _new_bare_store(self) -> Store: ...
+
+
+class KeyUse(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of what is stored needs an encryption key. ``jobs``: those that have not ended, ``dead``: dead ones.
+
+    ``schedules``, ``signals``: those whose own payload or value is encrypted with it. ``key_id``: None for what is
+    stored in the clear.
+    """
+
+    key_id: str | None
+    jobs: int = 0
+    dead: int = 0
+    schedules: int = 0
+    signals: int = 0
 
 
 class OverviewMethods:
@@ -32,7 +60,7 @@ class OverviewMethods:
 
         Of each state at most so many jobs are looked at, of ended ones the latest of all queues together: ``at_least``
         names the states of which there may be more."""
-        recent, bound = looked_at(minutes, most)
+        recent, bound = check_count_bounds(minutes, most)
         return await (await self.open_store()).query.queues(recent=recent, max_count=bound)
 
     @requires_loop
@@ -40,7 +68,7 @@ class OverviewMethods:
         """Counts jobs by queue, state, worker and attempts, and to which of them something happened in the last
         minutes; of each kind at most so many jobs are looked at, however many there are.
         """
-        recent, bound = looked_at(minutes, most)
+        recent, bound = check_count_bounds(minutes, most)
         return await (await self.open_store()).query.stats(recent=recent, max_count=bound)
 
     @requires_loop
@@ -53,12 +81,37 @@ class OverviewMethods:
         return History(interval, since_us, now_us, await store.query.read_history(since_us, interval))
 
     @requires_loop
-    async def find_error_groups(self: _Opened, allows: Callable[[str], bool] = lambda queue: True) -> list[ErrorGroup]:
+    async def count_encryption_keys(self: _Opened) -> list[KeyUse]:
+        """Counts what needs each encryption key: when nothing does, the key may be removed. Needs no key itself.
+
+        Reads every job that has not ended or is dead, with its steps, and the 10,000 oldest signals. Jobs that have
+        succeeded or were cancelled do not count: without the key they cannot be read or replayed any more.
+        """
+        store = self._new_bare_store()
+        await store.open()
+        try:
+            signals = await store.workflow.read_signals(limit=MAX_SIGNALS)
+            counted = {
+                "jobs": await _count_of_jobs(store, (*NOT_STARTED, JobState.RUNNING)),
+                "dead": await _count_of_jobs(store, (JobState.DEAD,)),
+                "schedules": await _count_of_schedules(store),
+                "signals": Counter(key_id_of(signal.value) for signal in signals),
+            }
+        finally:
+            await store.close()
+        key_ids = sorted({key_id for uses in counted.values() for key_id in uses}, key=lambda key_id: key_id or "")
+        return [KeyUse(key_id=key_id, **{field: uses[key_id] for field, uses in counted.items()}) for key_id in key_ids]
+
+    @requires_loop
+    async def find_error_groups(
+        self: _Opened, allows: Callable[[str], bool] = lambda queue: True, *, where: JobFilter | None = None
+    ) -> list[ErrorGroup]:
         """Groups of dead jobs, and of jobs that wait for their next attempt, by error; the latest failure first.
 
         Of each kind the 10,000 jobs are grouped that failed last (Redis: those that wait, within the last hour).
-        ``allows``: which queues count."""
-        found = await (await self.open_store()).query.failed_jobs(MAX_READ)
+        ``allows``: which queues count. ``where``: all failed jobs that match are grouped, however many."""
+        store = await self.open_store()
+        found = await store.query.failed_jobs(MAX_READ) if where is None else await _failed_jobs(store, where)
         return group_failed_jobs(found, allows)
 
     @requires_loop
@@ -75,3 +128,51 @@ class OverviewMethods:
     async def repair(self: _Opened) -> list[Finding]:
         """Repair the store as far as that loses no job; returns the repairs."""
         return await (await self.open_store()).health.repair()
+
+
+async def _count_of_jobs(store: Store, states: tuple[JobState, ...]) -> Counter[str | None]:
+    """Returns the number of jobs in these states that need each key, for their payload or a step."""
+    counted: Counter[str | None] = Counter()
+    cursor: str | None = None
+    while True:
+        page = await store.query.find(JobFilter(states=states), limit=_PAGE, cursor=cursor)
+        for job in page.jobs:
+            counted.update(await _key_ids_of(store, job))
+        cursor = page.cursor
+        if cursor is None:
+            return counted
+
+
+async def _key_ids_of(store: Store, job: Job) -> set[str | None]:
+    if job.task in READABLE_TASKS:
+        return set()
+    has_steps = job.claims > 0 or job.options_or_default.forks is not None
+    steps = await store.workflow.read_steps(job.id) if has_steps else []
+    of_steps = {key_id_of(step_value(step.result)) for step in steps if step.result is not None}
+    return {key_id_of(job.payload), *(of_steps - {None})}
+
+
+async def _count_of_schedules(store: Store) -> Counter[str | None]:
+    counted: Counter[str | None] = Counter()
+    after = ""
+    while page := await store.schedules.read_schedules(after=after, limit=_PAGE):
+        counted.update(key_id_of(each.job.payload) for each in page if each.job.task not in READABLE_TASKS)
+        after = page[-1].name
+    return counted
+
+
+async def _failed_jobs(store: Store, where: JobFilter) -> list[FailedJob]:
+    states = tuple(each for each in (JobState.DEAD, JobState.FAILED) if each in (where.states or JobState))
+    if not states:
+        raise Invalid("where.states", where.states, "name dead or failed: other jobs have no error")
+    failed, cursor, is_first = [], None, True
+    while is_first or cursor is not None:
+        page = await store.query.find(replace(where, states=states), limit=_PAGE_SIZE, cursor=cursor)
+        failed += [_describe_failure(job) for job in page.jobs if job.error_group is not None]
+        cursor, is_first = page.cursor, False
+    return failed
+
+
+def _describe_failure(job: Job) -> FailedJob:
+    at_us = job.ended_at_us or job.started_at_us or job.created_at_us
+    return FailedJob(job.id, job.queue, job.task, job.error_group or "", job.state is JobState.DEAD, at_us)

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, get_type_hints, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, get_type_hints, overload
 
 import msgspec
 
@@ -18,6 +18,7 @@ from holdfast.app.handle import JobHandle
 from holdfast.app.limits import LimitManager, merge_limits
 from holdfast.app.schedules import ScheduleManager, draft_schedule, schedule_options
 from holdfast.core.clock import Clock
+from holdfast.core.encryption import Codec
 from holdfast.core.errors import ConfigError
 from holdfast.core.events import Events
 from holdfast.core.job_changes import parse_expiry_span
@@ -28,10 +29,10 @@ from holdfast.core.resources import Resources, as_resources
 from holdfast.core.retry import Retry, as_retry
 from holdfast.core.schedule import Schedule
 from holdfast.core.unique import Unique, as_unique
-from holdfast.core.validation import check_name, check_tags, check_timeout, with_suggestions
+from holdfast.core.validation import check_name, check_tags, check_timeout, explain_attribute, with_suggestions
 from holdfast.settings.settings import Settings
 from holdfast.stores.base import Store
-from holdfast.tasks import Context, ErrorMatch, Executor, Registry
+from holdfast.tasks import Context, ErrorMatch, Executor, HandlerScope, Registry
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -46,10 +47,49 @@ Middleware = Callable[[Context, CallNext], Awaitable[Any]]
 """``async def middleware(job, call_next): return await call_next(job)``; ``job`` is the handler's Context."""
 
 M = TypeVar("M", bound=Middleware)
+S = TypeVar("S", bound=HandlerScope)
+
+
+PEER_NAMES = {
+    **dict.fromkeys(("shared_task", "actor", "job", "register_task"), "to register a task: @app.task()"),
+    **dict.fromkeys(
+        ("periodic_task", "periodic", "cron", "on_after_configure", "add_periodic_task"),
+        'to declare a schedule: app.schedule("nightly", task.new_job(…), cron="0 3 * * *")',
+    ),
+    **dict.fromkeys(
+        ("send_task", "send", "defer", "enqueue_job", "configure_task"),
+        "to submit a job by the name of its task: await app.enqueue(name, {…}), or app.sync.enqueue(…)",
+    ),
+    **dict.fromkeys(("AsyncResult", "fetch_job"), "to get the handle of a job: app.handle(id)"),
+    **dict.fromkeys(
+        ("conf", "config_from_object"),
+        "settings are given: Holdfast(url, settings=Settings(…)); beat_schedule: app.schedule(…); task_routes: "
+        "@app.task(queue=…); timezone: zone=… of a schedule",
+    ),
+    **dict.fromkeys(
+        ("start", "worker_main", "Worker"), "to run a worker: the command holdfast -A … worker start, or app.worker()"
+    ),
+    **dict.fromkeys(
+        ("control", "inspect"),
+        "to revoke a job: await app.cancel(id); to see workers: app.workers(); to stop them: app.stop_workers()",
+    ),
+    **dict.fromkeys(
+        ("group", "chord", "canvas", "GroupResult"), "for jobs that belong together: await app.enqueue_batch(…)"
+    ),
+    "Celery": 'to make an application: Holdfast("sqlite:///holdfast.db")',
+    "autodiscover_tasks": "import the modules with tasks where the application is imported",
+    "chain": "for jobs one after another: holdfast.chain_jobs(…)",
+    "crontab": 'to declare a schedule: app.schedule("nightly", task.new_job(…), cron="0 3 * * *")',
+    "signature": "to draft a job: task.new_job(…), or app.draft_job(name, {…})",
+    "tasks": "to see the tasks: app.registry.task_names()",
+}
+"""Attributes of applications in other queues, with what to write here."""
 
 
 class Registering(TaskOwner, Protocol):
     """An application with a registry of tasks."""
+
+    handler_scopes: list[HandlerScope]
 
     @property
     def registry(self) -> Registry: ...
@@ -84,7 +124,9 @@ class Decorator:
                 f'another name; give it one: @app.task("{function.__name__}")'
             )
         name = self._name or f"{function.__module__}.{function.__qualname__}".replace(".<locals>", "")
-        task: BoundTask[..., Any, Any] = BoundTask(self._app, name, function, **self._options)
+        task: BoundTask[..., Any, Any] = BoundTask(
+            self._app, name, function, scopes=self._app.handler_scopes, **self._options
+        )
         self._app.registry.register(task)
         return task
 
@@ -96,12 +138,20 @@ class TaskRegistration(ABC):
     clock: Clock
     registry: Registry
     middlewares: list[Middleware]
+    handler_scopes: list[HandlerScope]
     lifespans: list[Callable[[Any], AbstractAsyncContextManager[Any]]]
     providers: dict[type, Callable[[], Any]]
     declared: dict[str, Schedule]
     declared_limits: dict[str, Limit]
 
     events: Events
+    codec: Codec | None
+    readable: frozenset[str]
+
+    if not TYPE_CHECKING:  # to a type checker, other attributes are errors as ever
+
+        def __getattr__(self, name: str) -> Any:
+            raise explain_attribute(self, name, PEER_NAMES)
 
     @abstractmethod
     async def open_store(self) -> Store:
@@ -139,6 +189,10 @@ class TaskRegistration(ABC):
     def run_blocking(self, call: Coroutine[Any, Any, T], *, here: bool = False) -> T:
         """Run one of this application's coroutines for a blocking caller."""
 
+    @abstractmethod
+    def _current_connection(self) -> Any:
+        """The caller's connection whose transaction blocking submissions join by themselves. None: there is none."""
+
     @with_suggestions
     def task(
         self,
@@ -149,7 +203,7 @@ class TaskRegistration(ABC):
         max_attempts: int | msgspec.UnsetType | None = msgspec.UNSET,
         timeout: float | timedelta | str | None = None,
         executor: Executor | None = None,
-        retry_on: ErrorMatch = (),
+        retry_on: ErrorMatch | None = None,
         dead_on: ErrorMatch = (),
         priority: int = 0,
         tags: Sequence[str] = (),
@@ -163,7 +217,7 @@ class TaskRegistration(ABC):
         timedelta, or text like "5m". retry: a Retry, or text as the settings take it, like "fixed:10" or "1,5,25".
         max_attempts: executions a job may have, None for no limit. executor: "async", "thread" or "process".
         retry_on, dead_on: exception classes or predicates that are, or are not, worth another attempt.
-        unique: a policy for jobs that do the same work: a Unique, or its ``during``: "active", "waiting", "10m".
+        unique: a policy for jobs that do the same work: a Unique, or its ``during``: "active", "unstarted", "10m".
         expires: a span within which a worker must take a job after its submission, else it is cancelled.
         resources: limits of a process task, such as Resources(memory="512M", cpu=60).
         """
@@ -216,6 +270,16 @@ class TaskRegistration(ABC):
             raise ConfigError(f"middleware {function.__qualname__} must be an async function (job, call_next)")
         self.middlewares.append(function)
         return function
+
+    def handler_scope(self, scope: S) -> S:
+        """Run each handler inside a context manager, in the handler's own thread or child process.
+
+        A function that takes the job's Context and returns one, such as ``@app.handler_scope @contextmanager def
+        renew_session(job): …``. For ``async def`` handlers it is entered on the event loop; a manager that has
+        ``__aenter__`` too is awaited there. Scopes are inside the middlewares; the first is the outermost.
+        """
+        self.handler_scopes.append(scope)
+        return scope
 
     def lifespan(self, manager: F) -> F:
         """Run around each worker process: an async context manager function that takes the application."""

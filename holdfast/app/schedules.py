@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Protocol, cast
@@ -16,7 +17,7 @@ from holdfast.app.sync import Blocker, BlockingMethod, BlockingView, requires_lo
 from holdfast.core.errors import Conflict, Invalid
 from holdfast.core.events import DeclarationIgnored, Events
 from holdfast.core.ids import new_id
-from holdfast.core.models import MICROSECOND, Job, NewJob, to_datetime, to_microseconds
+from holdfast.core.models import MICROSECOND, Job, NewJob, Submitted, to_datetime, to_microseconds
 from holdfast.core.schedule import (
     ALERTS_SCHEDULE,
     MAX_BACKFILL,
@@ -68,6 +69,10 @@ class ScheduleOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_runs: int | None = None
 
 
+_CRONTAB = re.compile(r"<crontab: (\S+ \S+ (?:\* \S+ \S+|\S+ \S+ \*)) \(m/h/dM/MY/d\)>")
+"""``repr`` of Celery's ``crontab(…)``, in the order of cron. Not with both days: cron takes either, Celery both."""
+
+
 def draft_schedule(name: str, job: NewJob, options: ScheduleOptions, *, owner: str | None = None) -> Schedule:
     """The schedule that these options describe, without a next tick. Raises `Invalid`, naming the field."""
     if name == ALERTS_SCHEDULE:
@@ -75,9 +80,11 @@ def draft_schedule(name: str, job: NewJob, options: ScheduleOptions, *, owner: s
     _check_template(job)
     every = None if options.every is None else check_span(options.every, "every")
     at = None if options.at is None else parse_instant(options.at, "at")
-    for field, value in (("cron", options.cron or ""), ("zone", options.zone)):
+    texts: dict[str, object] = {"cron": options.cron or "", "zone": options.zone}
+    for field, value in texts.items():
         if not isinstance(value, str):
-            raise Invalid(field, value, "give text")
+            crontab = _CRONTAB.fullmatch(repr(value))
+            raise Invalid(field, value, f'here it is cron="{crontab[1]}"' if crontab else "give text")
     check_timing(cron=options.cron, zone=options.zone, every=every, at=at)
     schedule = Schedule(
         id=new_id(),
@@ -247,7 +254,7 @@ class ScheduleManager:
         for first in range(0, len(job_ids), _PAGE):
             found += await store.query.summaries(job_ids[first : first + _PAGE])
         owner = cast(JobOwner, self._app)
-        return [JobHandle(owner, job_id, created=job is None) for job_id, job in zip(job_ids, found, strict=True)]
+        return [JobHandle(owner, Submitted(job_id, job is None)) for job_id, job in zip(job_ids, found, strict=True)]
 
     @requires_loop
     async def next_runs(self, name: str, count: int = 5) -> list[datetime]:

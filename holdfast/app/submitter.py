@@ -1,6 +1,6 @@
 """From a caller's arguments to jobs in the store.
 
-A draft is checked whole before anything is stored. Lone concurrent submitters of one event loop share transactions: the
+A job is validated whole before anything is stored. Lone concurrent submitters of one event loop share transactions: the
 first goes at once, those that arrive while it is under way go together in the next; many of them in two, so that the
 store works on one while this process prepares the other.
 """
@@ -12,6 +12,7 @@ import weakref
 from collections import Counter
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from datetime import datetime, timedelta
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,6 +22,7 @@ from holdfast.app.backpressure import QueueDepths
 from holdfast.app.batches import Batch, check_waits, parse_batch
 from holdfast.app.workflows import After, check_circles, parse_dependencies
 from holdfast.core.batches import BATCH_TASK
+from holdfast.core.encryption import Codec
 from holdfast.core.errors import Conflict, HoldfastError, Invalid, Unavailable
 from holdfast.core.events import Events, JobCreated, JobDuplicate
 from holdfast.core.fault_points import fault_point
@@ -85,43 +87,49 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             check_tags(self.tags)
 
 
-def draft_job(task: str, payload: str, draft: JobOptions, settings: Settings) -> NewJob:
-    """The job a draft stands for; Invalid, naming the field, for anything that is not as it should be."""
-    if draft.delay is not None and draft.run_at is not None:
-        raise Invalid("run_at", draft.run_at, "give delay or run_at, not both")
+def draft_job(task: str, payload: str, options: JobOptions, settings: Settings, codec: Codec | None = None) -> NewJob:
+    """Returns the job of these options, validated; raises Invalid, which names the field."""
+    if options.delay is not None and options.run_at is not None:
+        raise Invalid("run_at", options.run_at, "give delay or run_at, not both")
     if task == BATCH_TASK:
         raise Invalid("task", task, "submit a batch with its jobs: app.enqueue_batch(…), or POST /v1/batches")
     if task == FAULTS_TASK:
         raise Invalid("task", task, "switch faults on by app.faults.start(…), `holdfast chaos` or POST /v1/faults")
-    options = Options(
-        timeout=None if draft.timeout is None else check_timeout(draft.timeout).total_seconds(),
-        retry=None if draft.retry is None else as_retry(draft.retry).to_builtins(),
-        metadata=None if draft.metadata is None else check_metadata(draft.metadata),
-        tags=check_tags(draft.tags) if draft.tags else (),
-        batch=None if draft.batch is None else parse_batch(draft.batch),
-    )
     job = NewJob(
-        id=new_id() if draft.id is None else check_id(draft.id),
-        has_client_id=draft.id is not None,
+        id=new_id() if options.id is None else check_id(options.id),
+        has_client_id=options.id is not None,
         task=check_task_name(task),
         payload=payload,
-        queue="default" if draft.queue is None else check_name("queue", draft.queue),
-        priority=0 if draft.priority is None else check_priority(draft.priority),
-        delay=None if draft.delay is None else check_span(draft.delay, "delay"),
-        run_at_us=None if draft.run_at is None else to_microseconds(parse_instant(draft.run_at)),
-        max_attempts=_checked_attempts(draft.max_attempts, settings),
-        key=None if draft.key is None else check_key(draft.key, limit=settings.key_limit),
-        key_for=None if draft.key_for is None else check_span(draft.key_for, "key_for"),
-        options=options if options != Options() else None,
+        queue="default" if options.queue is None else check_name("queue", options.queue),
+        priority=0 if options.priority is None else check_priority(options.priority),
+        delay=None if options.delay is None else check_span(options.delay, "delay"),
+        run_at_us=None if options.run_at is None else to_microseconds(parse_instant(options.run_at)),
+        max_attempts=_checked_attempts(options.max_attempts, settings),
+        key=None if options.key is None else check_key(options.key, limit=settings.key_limit),
+        key_for=None if options.key_for is None else check_span(options.key_for, "key_for"),
+        options=_stored_options(options),
     )
-    if draft.after is not None:
-        if draft.delay is not None or draft.run_at is not None:
-            raise Invalid("after", draft.after, "leave out delay and run_at; let the handler sleep: context.sleep(…)")
-        job = msgspec.structs.replace(job, after=parse_dependencies(draft.after))
+    if options.after is not None:
+        if options.delay is not None or options.run_at is not None:
+            raise Invalid("after", options.after, "leave out delay and run_at; let the handler sleep: context.sleep(…)")
+        job = msgspec.structs.replace(job, after=parse_dependencies(options.after))
         check_waits(job)
-    if draft.expires is not None:
-        job = with_expiry(job, draft.expires)
-    return job if draft.unique is None else as_unique(draft.unique).bind(job)
+    if options.expires is not None:
+        job = with_expiry(job, options.expires)
+    return job if options.unique is None else as_unique(options.unique).bind(job, codec)
+
+
+def _stored_options(options: JobOptions) -> Options | None:
+    given = (options.timeout, options.retry, options.metadata, options.batch)
+    if not options.tags and all(each is None for each in given):
+        return None
+    return Options(
+        timeout=None if options.timeout is None else check_timeout(options.timeout).total_seconds(),
+        retry=None if options.retry is None else as_retry(options.retry).to_builtins(),
+        metadata=None if options.metadata is None else check_metadata(options.metadata),
+        tags=check_tags(options.tags) if options.tags else (),
+        batch=None if options.batch is None else parse_batch(options.batch),
+    )
 
 
 def _checked_attempts(asked: int | str | UnsetType | None, settings: Settings) -> int | None:
@@ -161,22 +169,24 @@ class Submitter:
     async def submit(self, job: NewJob) -> Submitted:
         """Store one job, together with other submissions of this moment. Jobs with a key, also a unique one, or with
         dependencies go apart: another caller's open transaction may hold theirs, and the others do not wait for it."""
-        with submission(self._spans, [job]) as [traced]:
-            answer = await self._submit_lone(traced)
-            if not answer.created or self._events.has_subscriber(JobCreated):
-                await self.announce_jobs([job], [answer])
-        return answer
+        if self._spans is None:
+            return await self._submit_lone(job)
+        with self._spans.submission_span([job]) as [traced]:
+            return await self._submit_lone(traced)
 
     async def _submit_lone(self, job: NewJob) -> Submitted:
         loop = running_loop()
         if loop is None:
             (answer,) = await self._send([job])
-            return answer
-        groups = self._groups.get(loop)
-        if groups is None:
-            groups = self._groups[loop] = _Group(self._send), _Group(self._send)
-        may_wait = job.key is not None or job.unique is not None or job.is_related
-        return await groups[may_wait].submit(job)
+        else:
+            groups = self._groups.get(loop)
+            if groups is None:
+                groups = self._groups[loop] = _Group(self._send), _Group(self._send)
+            may_wait = job.has_extras and (job.key is not None or job.unique is not None or job.is_related)
+            answer = await groups[may_wait].submit(job)
+        if not answer.created or self._events.has_subscriber(JobCreated):
+            await self.announce_jobs([job], [answer])
+        return answer
 
     async def submit_all(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Store a batch in one transaction. A Conflict lists the jobs stored all the same."""
@@ -224,12 +234,18 @@ class Submitter:
 
     async def admit_jobs(self, jobs: Sequence[NewJob]) -> Counter[str]:
         """Refuses jobs that can never begin, by the store's clock, and reserves room in the queues of the others."""
+        for job in jobs:
+            if job.has_extras:
+                await self._check_beginnings(jobs)
+                break
+        return await self.depths.reserve_room(jobs)
+
+    async def _check_beginnings(self, jobs: Sequence[NewJob]) -> None:
         check_circles(jobs)
         mixed = [job for job in jobs if needs_clock(job)]
         now_us = await (await self._store()).health.server_time_us() if mixed else 0
         for job in mixed:
             check_expiry(job, now_us)
-        return await self.depths.reserve_room(jobs)
 
     def _measure(self, jobs: Sequence[NewJob], answers: Sequence[Submitted]) -> None:
         pairs = list(zip(jobs, answers, strict=True))
@@ -255,10 +271,14 @@ class Submitter:
         for start in range(0, len(again), _MAX_LOOKUP):
             piece = again[start : start + _MAX_LOOKUP]
             found = await store.query.by_keys([str(job.key) for job, _ in piece])
-            for (job, answer), held in zip(piece, found, strict=True):
-                if held is None and job.unique is not None:
+            for (job, answer), stored in zip(piece, found, strict=True):
+                if stored is None and job.unique is not None:
                     continue  # the key is free: another job does the same work
-                first = held if held is not None and held.id == answer.job_id else await store.query.get(answer.job_id)
+                first = (
+                    stored
+                    if stored is not None and stored.id == answer.job_id
+                    else await store.query.get(answer.job_id)
+                )
                 if first is not None:
                     _check_same(job, first)
 
@@ -270,8 +290,8 @@ class Submitter:
         for start in range(0, len(jobs), _MAX_LOOKUP):
             piece = jobs[start : start + _MAX_LOOKUP]
             found = await store.query.by_keys([str(job.key) for job in piece])
-            for job, held in zip(piece, found, strict=True):
-                _check_same(job, held or firsts.setdefault(job.key, job))
+            for job, stored in zip(piece, found, strict=True):
+                _check_same(job, stored or firsts.setdefault(job.key, job))
 
 
 def _check_same(job: NewJob, first: Job | NewJob) -> None:
@@ -288,35 +308,35 @@ class _Group:
     def __init__(self, send: Callable[[Sequence[NewJob]], Awaitable[list[Submitted]]]) -> None:
         self._send = send
         self._under_way = 0
-        self._waiting: list[tuple[NewJob, asyncio.Future[Submitted]]] = []
+        self._pending: list[tuple[NewJob, asyncio.Future[Submitted]]] = []
         self._senders: set[asyncio.Task[None]] = set()
 
     async def submit(self, job: NewJob) -> Submitted:
         if self._under_way:
             answer: asyncio.Future[Submitted] = asyncio.get_running_loop().create_future()
-            self._waiting.append((job, answer))
+            self._pending.append((job, answer))
             return await answer
         self._under_way += 1
         try:
             (submitted,) = await self._send([job])
         except Unavailable as error:
-            self._fail_waiting(error)
+            self._fail_pending(error)
             raise
         finally:
             self._under_way -= 1
-            if self._waiting:
+            if self._pending:
                 self._start_sender()
         return submitted
 
     def _start_sender(self) -> None:
         self._under_way += 1
-        sender = asyncio.ensure_future(self._send_waiting())
+        sender = asyncio.ensure_future(self._send_pending())
         self._senders.add(sender)
         sender.add_done_callback(self._senders.discard)
 
-    async def _send_waiting(self) -> None:
+    async def _send_pending(self) -> None:
         try:
-            while self._waiting:
+            while self._pending:
                 batch = self._next_batch()
                 if batch:
                     await self._send_batch(batch)
@@ -325,19 +345,19 @@ class _Group:
             self._under_way -= 1
 
     def _next_batch(self) -> list[tuple[NewJob, asyncio.Future[Submitted]]]:
-        """Returns the waiting submissions of the next batch; of many only half, and a second sender starts."""
-        size = min(len(self._waiting), _MAX_GROUP)
+        """Returns the pending submissions of the next batch; of many only half, and a second sender starts."""
+        size = min(len(self._pending), _MAX_GROUP)
         if size >= _HALVED and self._under_way < 2:
             self._start_sender()
             size -= size // 2
-        batch, self._waiting = self._waiting[:size], self._waiting[size:]
+        batch, self._pending = self._pending[:size], self._pending[size:]
         return [(job, answer) for job, answer in batch if not answer.cancelled()]
 
-    def _fail_waiting(self, error: Unavailable) -> None:
-        """Fails the waiting submissions with the error of their store at once, instead of retrying each."""
+    def _fail_pending(self, error: Unavailable) -> None:
+        """Fails the pending submissions with the error of their store at once, instead of retrying each."""
         if error.affects_all:
-            waiting, self._waiting = self._waiting, []
-            for _, answer in waiting:
+            pending, self._pending = self._pending, []
+            for _, answer in pending:
                 _fail(answer, error)
 
     async def _send_batch(self, batch: list[tuple[NewJob, asyncio.Future[Submitted]]]) -> None:
@@ -350,7 +370,7 @@ class _Group:
                 if job_id is not None and not answer.done():
                     answer.set_result(Submitted(job_id, created=True))
                 _fail(answer, error)
-            self._fail_waiting(error)
+            self._fail_pending(error)
             return
         except HoldfastError as error:
             if len(batch) == 1:
@@ -377,20 +397,16 @@ def _fail(answer: asyncio.Future[Submitted], error: BaseException) -> None:
 
 async def split_batches(jobs: Iterable[NewJob] | AsyncIterable[NewJob], size: int) -> AsyncIterator[list[NewJob]]:
     """Cut any iterable, async or not, into batches; it may be endless and is never held whole."""
-    batch: list[NewJob] = []
-    async for job in _each(jobs):
+    if not isinstance(jobs, AsyncIterable):
+        rest = iter(jobs)
+        while batch := list(islice(rest, size)):
+            yield batch
+        return
+    batch = []
+    async for job in jobs:
         batch.append(job)
         if len(batch) >= size:
             yield batch
             batch = []
     if batch:
         yield batch
-
-
-async def _each(jobs: Iterable[NewJob] | AsyncIterable[NewJob]) -> AsyncIterator[NewJob]:
-    if isinstance(jobs, AsyncIterable):
-        async for job in jobs:
-            yield job
-    else:
-        for job in jobs:
-            yield job

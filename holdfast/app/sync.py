@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from holdfast.core.errors import HoldfastError
@@ -22,6 +22,8 @@ class Blocker(Protocol):
     """Protocol of an object that runs a coroutine to its end for a blocking caller."""
 
     def run_blocking(self, call: Coroutine[Any, Any, T], *, here: bool = False) -> T: ...
+
+    def _current_connection(self) -> Any: ...
 
 
 def requires_loop(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
@@ -52,7 +54,11 @@ class BlockingView:
     if not TYPE_CHECKING:  # to a type checker, other attributes are errors as ever
 
         def __getattr__(self, name: str) -> Any:
-            raise AttributeError(f"{type(self._thing).__name__} has no async method {name!r} to block on")
+            thing = self._thing
+            if not hasattr(thing, name):
+                return getattr(thing, name)  # raises its error, which may name what to write here
+            hint = f"it does not wait: use .{name} itself, without .sync before it"
+            raise AttributeError(f"{type(thing).__name__} has no async method {name!r} to block on; {hint}")
 
 
 class BlockingMethod(Generic[P, T]):
@@ -60,6 +66,7 @@ class BlockingMethod(Generic[P, T]):
 
     def __init__(self, method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> None:
         self._name = method.__name__
+        self._submits = "connection" in (inspect.unwrap(method).__kwdefaults__ or ())
         self.__doc__ = method.__doc__
 
     def __get__(self, view: BlockingView, _: type) -> Callable[P, T]:
@@ -69,8 +76,28 @@ class BlockingMethod(Generic[P, T]):
         @functools.wraps(inner)
         def blocking_call(*args: P.args, **kwargs: P.kwargs) -> T:
             forbid_running_loop(f"await {name}(…) itself instead of .sync.{name}(…)")
+            if self._submits and kwargs.get("connection") is None:
+                kwargs["connection"] = view._blocker._current_connection()
             here = kwargs.get("connection") is not None
             result: T = view._blocker.run_blocking(inner(thing, *args, **kwargs), here=here)
             return result
 
         return blocking_call
+
+
+def iterate_blocking(blocker: Blocker, name: str, pages: AsyncGenerator[Sequence[T], None]) -> Iterator[T]:
+    """Yields what an async generator yields in pages, for a blocking caller of the method ``name``."""
+    forbid_running_loop(f"use async for with {name}(…) itself instead of .sync.{name}(…)")
+    try:
+        while page := blocker.run_blocking(_next_page(pages)):
+            yield from page
+    finally:
+        blocker.run_blocking(_close_pages(pages))
+
+
+async def _next_page(pages: AsyncGenerator[Sequence[T], None]) -> Sequence[T] | None:
+    return await anext(pages, None)
+
+
+async def _close_pages(pages: AsyncGenerator[Any, None]) -> None:
+    await pages.aclose()

@@ -17,7 +17,7 @@ from holdfast.core.errors import Invalid, NotFound
 from holdfast.core.ids import new_id, parse_id
 from holdfast.core.models import Job, NewJob, Step
 from holdfast.core.steps import MAX_NAME, PROGRESS, STATE, Progress
-from holdfast.core.validation import is_plain, parse_count
+from holdfast.core.validation import is_printable_line, parse_count
 from holdfast.core.waits import MAX_SIGNAL_ID, JobWaits, KeptSignal, SentSignal, Signal
 from holdfast.settings.settings import Settings
 from holdfast.stores.base import Store
@@ -141,14 +141,19 @@ def saved_values(record: Iterable[Step]) -> SavedRecord:
 
 def check_topic(topic: object) -> str:
     """Returns the topic. Raises Invalid for anything but one line of text without ``#``."""
-    if not isinstance(topic, str) or not topic or not is_plain(topic) or len(topic) > MAX_NAME or "#" in topic:
+    if not isinstance(topic, str) or not topic or not is_printable_line(topic) or len(topic) > MAX_NAME or "#" in topic:
         raise Invalid("topic", topic, f"give one line of text of up to {MAX_NAME} characters, without #")
     return topic
 
 
 def check_signal_id(signal_id: object) -> str:
     """Returns the id of a signal. Raises Invalid for anything but one line of text."""
-    if not isinstance(signal_id, str) or not signal_id or not is_plain(signal_id) or len(signal_id) > MAX_SIGNAL_ID:
+    if (
+        not isinstance(signal_id, str)
+        or not signal_id
+        or not is_printable_line(signal_id)
+        or len(signal_id) > MAX_SIGNAL_ID
+    ):
         raise Invalid("id", signal_id, f"give one line of text of up to {MAX_SIGNAL_ID} characters")
     return signal_id
 

@@ -12,7 +12,8 @@ from holdfast.cli.base import add_group
 from holdfast.cli.context import Session
 from holdfast.cli.output import Column, print_json, print_note, print_table
 from holdfast.core.errors import ConfigError
-from holdfast.views.documents import to_plain
+from holdfast.core.validation import format_duration
+from holdfast.views.documents import to_builtins
 from holdfast.views.findings import alert_document
 from holdfast.views.formatting import count_noun, format_timestamp, safe_text
 
@@ -32,15 +33,19 @@ def alerts_list(session: Session) -> None:
     with session.open_jobs() as app:
         found = app.alerts.sync.find_active()
     if session.json:
-        print_json({"alerts": [to_plain(alert_document(each)) for each in found]})
+        print_json({"alerts": [to_builtins(alert_document(each)) for each in found]})
         return
     rows = [
         [each.rule, each.queue, format_timestamp(each.since_us), "yes" if each.is_sent else "not yet", each.text]
         for each in found
     ]
     columns = [Column("RULE", "id"), Column("QUEUE"), Column("SINCE"), Column("SENT"), Column("ALERT", "text")]
-    number = len(app.settings.alerts)
-    empty = f"none of {count_noun(number, 'rule')} is breached" if number else "there are no rules: see docs/alerts.md"
+    number, interval = len(app.settings.alerts), format_duration(app.settings.alert_every)
+    empty = (
+        f"no alert is active; {count_noun(number, 'rule')}, which workers and the API look at every {interval}"
+        if number
+        else "there are no rules: write [alerts.NAME] in the settings"
+    )
     print_table(columns, rows, empty=empty)
     for each in found:
         if each.problem:

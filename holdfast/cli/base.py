@@ -11,6 +11,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from holdfast.cli.context import Session
+from holdfast.cli.peer_words import explain_command
 from holdfast.core.errors import Invalid
 from holdfast.settings.settings import SETTINGS
 
@@ -94,7 +95,8 @@ class ExampleGroup(click.Group):
         from holdfast.core.validation import did_you_mean
 
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
-            ctx.fail(f"There is no command {args[0]!r}{did_you_mean(args[0], self.list_commands(ctx))}")
+            hint = explain_command(args[0]) or did_you_mean(args[0], self.list_commands(ctx))
+            ctx.fail(f"There is no command {args[0]!r}{hint}")
         return super().resolve_command(ctx, args)
 
 
@@ -133,7 +135,7 @@ def task_names(context: click.Context, parameter: click.Parameter, begun: str) -
 )
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
-def complete_steps(context: click.Context, *, shell: str) -> None:
+def print_completion(context: click.Context, *, shell: str) -> None:
     """Print the shell completion script. It completes commands, options, settings and tasks."""
     kind = get_completion_class(shell)
     if kind is None:

@@ -17,7 +17,7 @@ from holdfast.cli.output import Column, print_facts, print_heading, print_json, 
 from holdfast.cli.submission import parse_object
 from holdfast.core.errors import ConfigError, Invalid
 from holdfast.core.faults import Fault, FaultPlan, parse_fault
-from holdfast.views.documents import plan_document, to_plain
+from holdfast.views.documents import plan_document, to_builtins
 from holdfast.views.formatting import count_noun, format_timestamp, safe_text
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def chaos_run(session: Session, /, *, scenario: str, payload: str | None, **give
         print_note(f"{report.name}: the workers and the faults are gone; jobs that have not ended stay in the store")
         return 128 + report
     if session.json:
-        print_json(to_plain(report) | {"balanced": report.balanced})
+        print_json(to_builtins(report) | {"balanced": report.balanced})
     else:
         _print_report(loaded, report)
     return 0 if report.balanced else 1
@@ -240,7 +240,7 @@ def chaos_stop(session: Session) -> None:
 
 def _print_plan(session: Session, plan: FaultPlan | None) -> None:
     if session.json:
-        print_json(to_plain(plan_document(plan)))
+        print_json(to_builtins(plan_document(plan)))
         return
     if plan is None:
         click.echo("no faults are on")

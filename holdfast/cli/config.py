@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import click
@@ -25,8 +26,17 @@ def config() -> None:
     """Show and change settings."""
 
 
+_LINK = re.compile(r"\[([^]]+)]\([^)]+\)")
+
+
 def _document(entry: ConfigEntry) -> dict[str, Any]:
-    return {"name": entry.name, "value": entry.text, "source": entry.source, "form": entry.form, "meaning": entry.doc}
+    meaning = _meaning(entry)
+    return {"name": entry.name, "value": entry.text, "source": entry.source, "form": entry.form, "meaning": meaning}
+
+
+def _meaning(entry: ConfigEntry) -> str:
+    """Returns the text about a setting without the links of the reference page."""
+    return _LINK.sub(r"\1", entry.doc)
 
 
 @config.command("list", examples=["holdfast config list", "holdfast config list --json"])
@@ -37,7 +47,7 @@ def config_list(session: Session) -> None:
     if session.json:
         print_json({"file": str(settings.file), "settings": [_document(entry) for entry in settings.items()]})
         return
-    print_table(_COLUMNS, [[entry.name, entry.text, entry.source, entry.doc] for entry in settings.items()])
+    print_table(_COLUMNS, [[entry.name, entry.text, entry.source, _meaning(entry)] for entry in settings.items()])
     for warning in settings.warnings:
         print_note(f"warning: {warning}")
 
@@ -124,13 +134,13 @@ def retry_schedule(session: Session, *, policy: str | None, attempts: int | None
     """
     if policy is not None and task is not None:
         raise click.UsageError("give a policy or --task, not both")
-    retry, budget = _of_task(session, task) if task is not None else _of_settings(session, policy)
-    count = attempts or budget or _SHOWN + 1
+    retry, max_attempts = _of_task(session, task) if task is not None else _of_settings(session, policy)
+    count = attempts or max_attempts or _SHOWN + 1
     rows = _rows(retry, count)
     if session.json:
-        print_json({"policy": str(retry), "attempts": attempts or budget, "delays": rows})
+        print_json({"policy": str(retry), "attempts": attempts or max_attempts, "delays": rows})
         return
-    print_note(f"{retry}, {attempts or budget or 'unlimited'} attempts")
+    print_note(f"{retry}, {attempts or max_attempts or 'unlimited'} attempts")
     cells = [
         [row["failure"], *(format_span(row[name]) for name in ("nominal", "least", "most", "in_all"))] for row in rows
     ]
@@ -166,5 +176,5 @@ def _of_task(session: Session, name: str) -> tuple[Retry, int | None]:
     if registered is None:
         raise NotFound(f"the application has no task {name!r}{did_you_mean(name, app.registry.task_names())}")
     own = registered.max_attempts
-    budget = app.settings.max_attempts if isinstance(own, msgspec.UnsetType) else own
-    return registered.retry or app.settings.retry, budget
+    max_attempts = app.settings.max_attempts if isinstance(own, msgspec.UnsetType) else own
+    return registered.retry or app.settings.retry, max_attempts

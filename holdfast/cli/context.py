@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import click
@@ -36,18 +37,19 @@ class Session:
             raise
 
     @contextmanager
-    def open_target(self, *, creating: bool = False) -> Iterator[Holdfast]:
+    def open_target(self, *, creating: bool = False, needs_tasks: bool = True) -> Iterator[Holdfast]:
         """Opens the named application, or one without tasks; closes it at the end.
 
-        ``creating``: creates a missing database; otherwise it raises NotFound.
+        ``creating``: creates a missing database; otherwise it raises NotFound. ``needs_tasks``: False if the command
+        also makes sense without the application; the error about a broken one says how.
         """
-        with open_application(self.load(), creating=creating) as app:
+        with open_application(self.load() if needs_tasks else self._load_optional(), creating=creating) as app:
             yield app
 
     @contextmanager
     def open_jobs(self, *, creating: bool = False) -> Iterator[Holdfast]:
         """Opens an application for commands that need no tasks: with ``--url`` the target is not imported."""
-        app = self.load() if self.url is None else Holdfast(settings=self.settings())
+        app = self._load_optional() if self.url is None else Holdfast(settings=self.settings())
         with open_application(app, creating=creating):
             yield app
 
@@ -65,6 +67,24 @@ class Session:
             file = self.config or (app.settings.file if app.settings.stamp else None)
             app.settings = Settings.load(path=file, **{**provided, **given, "app": settings.app})
         return app
+
+    def _load_optional(self) -> Holdfast:
+        """Loads the application for commands that need no tasks: ConfigError says how to do without a broken one.
+
+        They do not go on by themselves: its code may name another store than the settings.
+        """
+        settings = self.settings()
+        try:
+            return self.load()
+        except ConfigError as error:
+            if settings.app is None:
+                raise
+            problem, line_end, trace = str(error).partition("\n")
+            source = settings.source_of("url")
+            known = source != "default" and self.url is None
+            options = f"--app none, and the url from {source}," if known else "--app none --url URL"
+            remedy = f"this command needs no tasks: with {options} it goes on without the application"
+            raise ConfigError(f"{problem}; {remedy}{line_end}{trace}") from None
 
     def with_tasks(self, purpose: str, **arguments: Any) -> Holdfast:
         """Loads the application for commands that need tasks; ConfigError if none is named.
@@ -131,8 +151,11 @@ def missing_database(app: Holdfast) -> tuple[str, str] | None:
         return None
     remedy = (
         "`holdfast migrate` makes it, as do the first job and the first worker (`holdfast enqueue`, "
-        "`holdfast worker start`); if it should be there, correct the url or the directory you are in"
+        "`holdfast worker start`); if it should be there, correct the url or the directory, "
+        "or name the application: --app module:app"
     )
+    if click.get_current_context().find_root().info_name == "holdfast" and Path("manage.py").is_file():
+        remedy += "; in a Django project: python manage.py holdfast ..."
     return f"{absent} (url from {url_source(app)})", remedy
 
 

@@ -23,7 +23,7 @@ from holdfast.cli.submission import (
     wait_options,
 )
 from holdfast.core.errors import Invalid
-from holdfast.views.documents import job_document, to_plain
+from holdfast.views.documents import job_document, to_builtins
 from holdfast.views.formatting import safe_text
 
 
@@ -95,7 +95,7 @@ def _enqueue_one(
         code = await_end(app, handle, limit)
         ended = app.sync.get(handle.id)
         if session.json:
-            print_json(to_plain(job_document(ended)) | {"created": handle.created})
+            print_json(to_builtins(job_document(ended)) | {"created": handle.created})
         elif code == 0:
             click.echo(safe_text(ended.result or "null"))
         return code

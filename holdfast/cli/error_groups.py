@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import click
 
+from holdfast import Holdfast
 from holdfast.cli.base import add_command
 from holdfast.cli.context import Session
 from holdfast.cli.output import Column, print_block, print_facts, print_json, print_note, print_table
 from holdfast.core.error_groups import check_error_group
 from holdfast.core.errors import NotFound
 from holdfast.core.redaction import Redaction
-from holdfast.views.documents import to_plain
+from holdfast.views.documents import to_builtins
 from holdfast.views.error_groups import ErrorGroupDetails, ErrorGroupDocument, describe_group, describe_groups
-from holdfast.views.formatting import clip_text
+from holdfast.views.formatting import Filters, clip_text
 
 _COLUMNS = [
     Column("GROUP", "id"),
     Column("DEAD", "number"),
     Column("RETRYING", "number"),
     Column("LAST SEEN"),
+    Column("LATEST JOB", "id", spare=True),
     Column("TASK", spare=True),
     Column("ERROR"),
 ]
@@ -49,9 +51,17 @@ def list_errors(session: Session, *, group: str | None, limit: int) -> None:
         _print_group(session, app.run_blocking(describe_group(store, found, redaction)))
 
 
+def print_error_groups(session: Session, app: Holdfast, filters: Filters, limit: int) -> None:
+    """Prints the groups of errors of all failed jobs that match, the latest failure first."""
+    where = app.run_blocking(filters.build_filter(app))
+    groups, store = app.sync.find_error_groups(where=where), app.run_blocking(app.open_store())
+    redaction = Redaction(app.settings.redacted)
+    _print_groups(session, app.run_blocking(describe_groups(store, groups[:limit], redaction)), len(groups))
+
+
 def _print_groups(session: Session, documents: list[ErrorGroupDocument], total: int) -> None:
     if session.json:
-        print_json({"groups": to_plain(documents), "total": total})
+        print_json({"groups": to_builtins(documents), "total": total})
         return
     print_table(_COLUMNS, [_row(each) for each in documents], empty="no job has failed")
     if total > len(documents):
@@ -60,7 +70,8 @@ def _print_groups(session: Session, documents: list[ErrorGroupDocument], total: 
 
 def _row(document: ErrorGroupDocument) -> list[object]:
     error = clip_text(document.error or "", 80)
-    return [document.id, document.dead, document.retrying, _moment(document.last_seen), document.tasks[0], error]
+    seen = _moment(document.last_seen)
+    return [document.id, document.dead, document.retrying, seen, document.latest_job, document.tasks[0], error]
 
 
 def _moment(instant: str) -> str:
@@ -69,7 +80,7 @@ def _moment(instant: str) -> str:
 
 def _print_group(session: Session, document: ErrorGroupDetails) -> None:
     if session.json:
-        print_json(to_plain(document))
+        print_json(to_builtins(document))
         return
     print_facts(
         [

@@ -1,10 +1,9 @@
-"""``status``, ``list``, ``count``, ``show`` and ``why``: commands that change nothing."""
+"""``status``, ``list``, ``count`` and ``show``: commands that change nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Any
 
 import click
 
@@ -12,8 +11,10 @@ from holdfast import Holdfast, JobState
 from holdfast.app.workflows import SavedRecord, saved_values
 from holdfast.cli.base import add_command
 from holdfast.cli.context import Session, store_of
+from holdfast.cli.error_groups import print_error_groups
 from holdfast.cli.output import (
     Column,
+    name_program,
     pretty_json,
     print_block,
     print_facts,
@@ -25,11 +26,13 @@ from holdfast.cli.output import (
 from holdfast.cli.submission import filter_options, server_time_us, time_ago
 from holdfast.core.batches import BATCH_TASK
 from holdfast.core.dependencies import NEVER_US
+from holdfast.core.encryption import describe_encrypted, is_encrypted
 from holdfast.core.ids import as_ulid
 from holdfast.core.job_logs import LogLine
 from holdfast.core.lifecycle import deferral_of
 from holdfast.core.models import TERMINAL, Attempt, Job, QueueInfo, Step, UniqueKey
 from holdfast.core.redaction import Redaction
+from holdfast.core.waits import step_value
 from holdfast.core.workers import WorkerInfo
 from holdfast.telemetry.trace_context import trace_id_of
 from holdfast.views.documents import (
@@ -39,11 +42,18 @@ from holdfast.views.documents import (
     replays_after,
     status_document,
     step_document,
-    to_plain,
+    to_builtins,
     worker_state,
 )
-from holdfast.views.explain import explain_job, job_facts
-from holdfast.views.formatting import Filters, clip_text, format_memory, format_moment, format_span, safe_text
+from holdfast.views.formatting import (
+    Filters,
+    clip_text,
+    format_decimal,
+    format_memory,
+    format_moment,
+    format_span,
+    safe_text,
+)
 from holdfast.views.workflows import Tree, TreeNode, WaitsDocument, read_tree, waits_document
 
 _SPARE_STATES = frozenset({JobState.SCHEDULED, JobState.WAITING, JobState.CANCELLED})
@@ -94,7 +104,8 @@ def status(session: Session) -> None:
     click.echo()
     print_queues(queues, empty="no jobs")
     click.echo()
-    print_table(WORKER_COLUMNS, worker_rows(workers, now), empty="no workers: start one with `holdfast worker start`")
+    no_workers = name_program("no workers: start one with `holdfast worker start`")
+    print_table(WORKER_COLUMNS, worker_rows(workers, now), empty=no_workers)
 
 
 def print_queues(queues: Sequence[QueueInfo], *, empty: str) -> None:
@@ -113,7 +124,7 @@ def queue_table(queues: Sequence[QueueInfo]) -> tuple[list[Column], list[list[ob
         name = f"{each.name} (paused)" if each.paused else each.name
         numbers = [_counted(each, state, each.states.get(state.value, 0)) for state in JobState]
         age = "-" if each.oldest_ready is None else format_span(each.oldest_ready)
-        rate = f"{each.ended_per_second:.3g}" if each.ended_per_second else "-"
+        rate = format_decimal(each.ended_per_second) if each.ended_per_second else "-"
         rows.append([name, *numbers, age, rate, *([each.announced] if announced else [])])
     return columns, rows
 
@@ -148,32 +159,47 @@ def worker_rows(workers: Iterable[WorkerInfo], now: int) -> list[list[object]]:
         "holdfast list --state dead --queue mail",
         "holdfast list --task email.send --since 2h --limit 100",
         "holdfast list --error 'connection refused' --json",
+        "holdfast list --tag run-7 --group-by error",
     ],
 )
 @filter_options()
-@click.option("--limit", type=click.IntRange(1, 500), default=50, show_default=True, help="Jobs on this page.")
+@click.option("--group-by", type=click.Choice(["error"]), help="List errors with their numbers of failed jobs instead.")
+@click.option("--limit", type=click.IntRange(1, 500), default=50, show_default=True, help="Rows on this page.")
 @click.option("--cursor", metavar="TEXT", help="Continue where an earlier page ended.")
 @click.pass_obj
-def list_jobs(session: Session, *, filters: Filters, limit: int, cursor: str | None) -> None:
-    """List jobs, newest first."""
+def list_jobs(session: Session, *, filters: Filters, group_by: str | None, limit: int, cursor: str | None) -> None:
+    """List jobs, newest first.
+
+    The order is by id. A job of a schedule has an id from the time of its run, so a backfilled one is among older jobs.
+
+    With --group-by error: the errors of all failed jobs that match. --error-group ID chooses the jobs of one.
+    """
+    if group_by is not None and cursor is not None:
+        raise click.UsageError("--cursor continues a list of jobs; a list of errors is whole: raise its --limit")
     with session.open_jobs() as app:
-        print_page(session, app, filters, limit=limit, cursor=cursor)
+        if group_by is not None:
+            print_error_groups(session, app, filters, limit)
+        else:
+            print_page(session, app, filters, limit=limit, cursor=cursor)
 
 
 @add_command(
-    "count",
-    examples=["holdfast count --state queued --queue mail", "holdfast count --task email.send --since 1d --json"],
+    "count", examples=["holdfast count --state queued --queue mail", "holdfast count --tag run-7 --by-state --json"]
 )
 @filter_options()
+@click.option("--by-state", is_flag=True, help="Count the jobs in each state.")
 @click.pass_obj
-def count_jobs(session: Session, *, filters: Filters) -> None:
+def count_jobs(session: Session, *, filters: Filters, by_state: bool) -> None:
     """Count jobs exactly. Every job that matches is looked at, so this takes longer than `holdfast status`."""
     with session.open_jobs() as app:
-        number: int = app.sync.count(app.run_blocking(filters.build_filter(app)))
+        counts = app.sync.count_states(app.run_blocking(filters.build_filter(app)))
+    states = {state.value: number for state, number in counts.states.items()}
     if session.json:
-        print_json({"count": number})
+        print_json({"count": counts.total} | ({"states": states} if by_state else {}))
+    elif by_state:
+        print_facts([*((name, number) for name, number in states.items() if number), ("in all", counts.total)])
     else:
-        click.echo(number)
+        click.echo(counts.total)
 
 
 def print_page(
@@ -240,7 +266,7 @@ def show_job(session: Session, *, job_id: str, tree: bool) -> None:
         if tree:
             found = app.run_blocking(_read_tree(app, job))
             if session.json:
-                print_json(to_plain(found))
+                print_json(to_builtins(found))
             else:
                 _print_tree(found)
         else:
@@ -302,10 +328,10 @@ def print_story(session: Session, app: Holdfast, job: Job) -> None:
     now = server_time_us(app)
     job = redaction.redact_job(job)
     if session.json:
-        document = to_plain(job_document(job)) | {"ulid": as_ulid(job.id), "trace_id": trace_id_of(job)}
+        document = to_builtins(job_document(job)) | {"ulid": as_ulid(job.id), "trace_id": trace_id_of(job)}
         document |= {"history": [attempt_document(each) for each in attempts]}
-        document |= {"steps": [step_document(each) for each in steps], "waits": to_plain(waits)}
-        document |= {"progress": to_plain(saved.progress), "saved_state": saved.state}
+        document |= {"steps": [step_document(each) for each in steps], "waits": to_builtins(waits)}
+        document |= {"progress": to_builtins(saved.progress), "saved_state": saved.state}
         print_json(document | {"lines": [line_document(each) for each in lines]})
         return
     print_facts(_facts(job, now))
@@ -413,7 +439,13 @@ def _print_attempts(attempts: Sequence[Attempt], replayed: Sequence[bool]) -> No
 
 def _print_steps(steps: Sequence[Step]) -> None:
     for each in steps:
-        click.echo(safe_text(f"  {format_moment(each.ended_at_us)}  {each.name}  {clip_text(each.result or 'null')}"))
+        click.echo(safe_text(f"  {format_moment(each.ended_at_us)}  {each.name}  {clip_text(_step_result(each))}"))
+
+
+def _step_result(step: Step) -> str:
+    text = step.result or "null"
+    value = step_value(text)
+    return describe_encrypted(value) if is_encrypted(value) else text
 
 
 def _print_saved(saved: SavedRecord) -> None:
@@ -460,26 +492,3 @@ def _print_lines(lines: Sequence[LogLine]) -> None:
         click.echo(safe_text(f"  {format_moment(each.at_us)}  attempt {each.attempt}  {each.level}  {first}"))
         for text in more:
             click.echo("    " + safe_text(text.replace("\t", "    ")))
-
-
-@add_command(
-    "why", examples=["holdfast why 0193e4a0-1c2f-7a35-9d3b-5f0a4c1e2b77", "holdfast why key:nightly-report --json"]
-)
-@click.argument("job_id", metavar="ID")
-@click.pass_obj
-def why(session: Session, *, job_id: str) -> None:
-    """Say why a job is not running, and what to do about it."""
-    with session.open_target() as app:
-        job = app.sync.get(job_id)
-        reasons = list(
-            explain_job(Redaction(app.settings.redacted).redact_job(job), app.run_blocking(job_facts(app, job)))
-        )
-    if session.json:
-        document: dict[str, Any] = {"id": job.id, "state": job.state.value}
-        print_json(document | {"reasons": [to_plain(each) for each in reasons]})
-        return
-    click.echo(f"job {job.id} ({safe_text(job.task)} in {job.queue}) is {job.state}")
-    for each in reasons:
-        click.echo(f"- {safe_text(each.text)}")
-        if each.remedy:
-            click.echo(f"  remedy: {safe_text(each.remedy)}")

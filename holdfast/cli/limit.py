@@ -15,7 +15,7 @@ from holdfast.cli.submission import note_declared, warn_of_unknown_task
 from holdfast.core.errors import Invalid
 from holdfast.core.limits import MAX_CONCURRENCY, MAX_SHARE, MAX_WEIGHT, BucketUse, Limit
 from holdfast.core.validation import format_duration, parse_count, parse_duration
-from holdfast.views.documents import to_plain
+from holdfast.views.documents import to_builtins
 from holdfast.views.formatting import safe_text
 from holdfast.views.limits import (
     BucketDocument,
@@ -58,7 +58,7 @@ def limit_list(session: Session) -> None:
         limits = app.limits.sync.find_all()
         documents = app.run_blocking(_documents(app, limits))
     if session.json:
-        print_json({"limits": [to_plain(each) for each in documents]})
+        print_json({"limits": [to_builtins(each) for each in documents]})
     else:
         rows = map(_row, limits, documents)
         print_table(_COLUMNS, rows, empty="no limits: add one with `holdfast limit add`")
@@ -107,7 +107,7 @@ def _refuse_values(found: Limit, values: Sequence[str]) -> None:
 def _print_limit(session: Session, each: Limit, uses: Sequence[BucketUse] = ()) -> None:
     document = limit_document(each, uses)
     if session.json:
-        print_json(to_plain(document))
+        print_json(to_builtins(document))
         return
     print_facts(
         [

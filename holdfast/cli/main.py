@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 failed, 2 usage, 75 try again, 78 configuration, 130 inter
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ import click
 from holdfast.cli.base import CONTEXT, ExampleGroup, common_options
 from holdfast.cli.context import Session
 from holdfast.cli.output import as_json
+from holdfast.cli.peer_words import explain_option
 from holdfast.core.errors import HoldfastError, Invalid
 from holdfast.core.fault_points import check_environment
 from holdfast.views.formatting import safe_text
@@ -36,7 +38,7 @@ COMMANDS = {
     "count": "inspect.count_jobs",
     "show": "inspect.show_job",
     "watch": "watch.watch",
-    "why": "inspect.why",
+    "why": "why.why",
     "edit": "operations.edit",
     "cancel": "operations.cancel",
     "fork": "operations.fork_job",
@@ -48,15 +50,17 @@ COMMANDS = {
     "limit": "limit.limit",
     "signal": "signal.signal",
     "keys": "keys.keys",
+    "encryption": "encryption.encryption_group",
     "audit": "api.audit",
     "config": "config.config",
     "retry-schedule": "config.retry_schedule",
+    "import": "import_jobs.import_group",
     "backup": "maintenance.backup",
     "migrate": "maintenance.migrate",
     "doctor": "maintenance.doctor",
     "alerts": "alerts.alerts_group",
     "chaos": "chaos.chaos",
-    "completion": "base.complete_steps",
+    "completion": "base.print_completion",
 }
 """Module and function of each command: a call imports its own."""
 
@@ -83,6 +87,8 @@ class Program(ExampleGroup):
         **extra: Any,
     ) -> Any:
         words = sys.argv[1:] if args is None else list(args)
+        if args is None:
+            gc.freeze()  # Modules live as long as the process: no collection, of which its end has two, visits them.
         try:
             _check_words(words)
             code = super().main(words, prog_name or "holdfast", complete_var, standalone_mode=False, **extra)
@@ -119,12 +125,8 @@ def _fail(error: HoldfastError | click.ClickException, words: Sequence[str]) -> 
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         click.echo(message, err=True)
         sys.exit(error.exit_code)
-    if (
-        isinstance(error, click.NoSuchOption)
-        and error.ctx is not None
-        and error.ctx.command_path.split()[1:] == ["run"]
-    ):
-        message += " If it is the program's, put -- before the program: holdfast run -- PROGRAM ..."
+    if isinstance(error, click.NoSuchOption) and error.ctx is not None:
+        message = explain_option(error, error.ctx.command_path.split()[1:])
     if isinstance(error, click.UsageError) and error.ctx is not None:
         click.echo(error.ctx.get_usage(), err=True)
         click.echo(f"Try '{error.ctx.command_path} --help'.", err=True)
@@ -151,7 +153,7 @@ def _print_version(context: click.Context, parameter: click.Parameter, value: bo
     context.exit()
 
 
-@click.group(cls=Program, context_settings=CONTEXT, params=common_options())
+@click.group("holdfast", cls=Program, context_settings=CONTEXT, params=common_options())
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print the version."
 )

@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
+from msgspec.structs import replace
 
 from holdfast import Holdfast, Settings
 from holdfast.app.limits import merge_limits
 from holdfast.cli.base import add_command
 from holdfast.cli.context import Session, missing_database, open_application, store_of
-from holdfast.cli.output import Column, print_json, print_table
+from holdfast.cli.output import Column, name_program, print_json, print_table
 from holdfast.cli.submission import server_time_us
 from holdfast.core.errors import ConfigError
 from holdfast.core.limits import Limit
@@ -80,7 +81,8 @@ def doctor(session: Session, *, repair: bool) -> int:
 
     Each finding has a remedy. Exits 1 if something is an error.
     """
-    findings = list(_findings(session, repair=repair))
+    found = _findings(session, repair=repair)
+    findings = [replace(each, remedy=name_program(each.remedy)) for each in found]
     worst = 1 if any(finding.level == "error" for finding in findings) else 0
     if session.json:
         print_json({"healthy": not worst, "findings": [finding_document(each) for each in findings]})
@@ -98,13 +100,14 @@ def _findings(session: Session, *, repair: bool) -> Iterator[Finding]:
         return
     yield from _about_settings(settings)
     yield from about_isolation(settings)
+    is_loaded = settings.app is not None
     try:
         app = session.load()
-        if settings.app is not None:
+        if is_loaded:
             yield Finding("application", "ok", f"{settings.app} has {count_noun(len(app.registry), 'task')}")
     except ConfigError as error:
         yield Finding("application", "error", str(error).split("\n", 1)[0], "mend the application's module")
-        app = Holdfast(settings=settings)
+        app, is_loaded = Holdfast(settings=settings), False
     absent = missing_database(app)
     if absent is not None:
         yield Finding("database", "error", *absent)
@@ -118,11 +121,11 @@ def _findings(session: Session, *, repair: bool) -> Iterator[Finding]:
         yield from about_alerts(app.alerts.sync.find_active())
         queues, workers = app.sync.queues(), app.sync.workers()
         yield from about_workers(queues, workers)
-        tasks = frozenset(app.registry.task_names()) if settings.app is not None else frozenset[str]()
+        tasks = frozenset(app.registry.task_names()) if is_loaded else frozenset[str]()
         limits = app.limits.sync.find_all()
         yield from about_limits(limits, queues, workers, tasks)
         yield from about_pauses(app.limits.sync.find_paused(), server_time_us(app))
-        yield from about_declared_limits(app, limits, is_complete=settings.app is not None)
+        yield from about_declared_limits(app, limits, is_complete=is_loaded)
 
 
 def _about_settings(settings: Settings) -> Iterator[Finding]:

@@ -18,7 +18,7 @@ from holdfast.core.lifecycle import REPLAYABLE
 from holdfast.core.models import BulkResult, JobFilter
 from holdfast.core.redaction import Redaction
 from holdfast.views.bulk_operations import CANCEL, DELETE, BulkOperation, PacedCalls, by_state, replay_operation
-from holdfast.views.documents import job_document, operated_document, to_plain
+from holdfast.views.documents import job_document, operated_document, to_builtins
 from holdfast.views.formatting import Filters, count_noun, format_span
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -104,7 +104,7 @@ def replay(
 ) -> int:
     """Queue dead, failed and cancelled jobs again.
 
-    Each has a new budget of attempts. At a --rate they become ready one after the other, without any process that sees
+    Each has all its attempts again. At a --rate they become ready one after the other, without any process that sees
     to it; until then they are scheduled, and can be cancelled. Their history stays. Exits 1 if one of the ids could not
     be replayed.
     """
@@ -199,7 +199,7 @@ def edit(
     with session.open_target() if payload is not None else session.open_jobs() as app:
         job = app.sync.edit(job_id, **changes)
     if session.json:
-        print_json(to_plain(job_document(Redaction(app.settings.redacted).redact_job(job))))
+        print_json(to_builtins(job_document(Redaction(app.settings.redacted).redact_job(job))))
     else:
         click.echo(f"job {job.id} edited: {job.state}, queue {job.queue}, priority {job.priority}")
 
@@ -265,7 +265,7 @@ def print_operated(session: Session, operated: BulkResult, change: BulkOperation
     """Prints the result of an operation; returns 1 if something was refused."""
     if session.json:
         count = len(operated.changed)
-        print_json({"dry_run": False, "count": count, **_lasting(pace), **to_plain(operated_document(operated))})
+        print_json({"dry_run": False, "count": count, **_lasting(pace), **to_builtins(operated_document(operated))})
     else:
         asked = sum(state is JobState.RUNNING for _, state in operated.changed)
         also = f", {asked} of them run and were asked to stop" if asked else ""
@@ -284,7 +284,7 @@ def dlq() -> None:
     """List, replay and purge dead letters."""
 
 
-@dlq.command("list", examples=["holdfast dlq list --reason budget", "holdfast dlq list --since 1d --json"])
+@dlq.command("list", examples=["holdfast dlq list --reason max_attempts", "holdfast dlq list --since 1d --json"])
 @filter_options(states=False)
 @click.option("--limit", type=click.IntRange(1, 500), default=50, show_default=True, help="Jobs on this page.")
 @click.option("--cursor", metavar="TEXT", help="Continue where an earlier page ended.")
@@ -327,7 +327,7 @@ def dlq_replay(
 ) -> int:
     """Queue dead letters again, at once or at a rate.
 
-    Each has a new budget of attempts. At a --rate they become ready one after the other, without any process that sees
+    Each has all its attempts again. At a --rate they become ready one after the other, without any process that sees
     to it; until then they are scheduled, and can be cancelled.
     """
     if payload is not None and len(ids) != 1:

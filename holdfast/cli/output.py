@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from holdfast.views.documents import to_plain
+from holdfast.core.encryption import describe_encrypted, is_encrypted
+from holdfast.views.documents import to_builtins
 from holdfast.views.formatting import UNSAFE, safe_text
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ STATE_STYLES: Mapping[str, str] = {
     "warning": "yellow",
     "error": "red",
 }
+_COMMAND = re.compile(r"\bholdfast (?=[a-z])")
 
 
 class Column(NamedTuple):
@@ -60,7 +62,7 @@ def print_json_line(document: object) -> None:
 
 def as_json(document: object, *, spread: bool = False) -> str:
     """Encodes JSON. Characters that ``safe_text`` escapes are JSON escapes here, so the document stays the same."""
-    text = json.dumps(document, ensure_ascii=False, indent=2 if spread else None, default=to_plain)
+    text = json.dumps(document, ensure_ascii=False, indent=2 if spread else None, default=to_builtins)
 
     def escape_match(found: re.Match[str]) -> str:
         return found.group() if found.group() == "\n" else f"\\u{ord(found.group()):04x}"
@@ -144,6 +146,12 @@ def print_facts(facts: Iterable[tuple[str, object]]) -> None:
         click.echo(f"{click.style(name.ljust(width), dim=True)}  {value}")
 
 
+def name_program(text: str) -> str:
+    """Returns a text whose commands begin as this program was called, such as ``python manage.py holdfast``."""
+    program = click.get_current_context().find_root().info_name
+    return _COMMAND.sub(f"{program} ", text)
+
+
 def print_note(text: str) -> None:
     """Prints a remark to stderr; stdout holds only the result."""
     click.echo(safe_text(text), err=True)
@@ -162,5 +170,7 @@ def print_block(text: str) -> None:
 
 
 def pretty_json(text: str | None) -> str:
-    """Formats stored JSON text with indentation."""
-    return "null" if text is None else as_json(json.loads(text), spread=True)
+    """Formats stored JSON text with indentation; a placeholder for encrypted text."""
+    if text is None:
+        return "null"
+    return describe_encrypted(text) if is_encrypted(text) else as_json(json.loads(text), spread=True)

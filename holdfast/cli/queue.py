@@ -63,7 +63,11 @@ def _set_paused(session: Session, names: tuple[str, ...], *, paused: bool) -> No
     else:
         click.echo(f"{', '.join(names)}: {'paused' if paused else 'resumed'}")
     for name in unused:
-        print_note(f"no job is kept of queue {name} so far; see `holdfast queue list` if the name should be another")
+        _note_unused(name)
+
+
+def _note_unused(name: str) -> None:
+    print_note(f"no job is kept of queue {name} so far; see `holdfast queue list` if the name should be another")
 
 
 @queue.command("purge", examples=["holdfast queue purge mail --dry-run", "holdfast queue purge mail"])
@@ -79,6 +83,8 @@ def queue_purge(session: Session, *, name: str, dry_run: bool) -> int:
     change = BulkOperation(name="delete", done="deleted", legal=NOT_STARTED, advice="it is running: cancel it first")
     wheres = by_state(JobFilter(queue=check_name("queue", name)), NOT_STARTED)
     with session.open_jobs() as app:
+        if not app.sync.count(JobFilter(queue=name)):
+            _note_unused(name)
         if not dry_run:
             return print_operated(session, operate_on_all(app.sync.delete, wheres), change, PacedCalls(change))
         number = sum(app.sync.count(where) for where in wheres)

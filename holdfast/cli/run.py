@@ -25,7 +25,7 @@ from holdfast.cli.submission import (
 from holdfast.core.errors import ConfigError, Invalid
 from holdfast.core.models import Job, JobState
 from holdfast.tasks.command_policy import COMMAND, draft_command
-from holdfast.views.documents import job_document, to_plain
+from holdfast.views.documents import job_document, to_builtins
 from holdfast.views.formatting import safe_text
 
 _RESOURCES = {
@@ -91,7 +91,7 @@ def run(
         await_end(app, handle, wait_for)
         ended = app.sync.get(handle.id)
         if session.json:
-            print_json(to_plain(job_document(ended)) | {"created": handle.created})
+            print_json(to_builtins(job_document(ended)) | {"created": handle.created})
         else:
             _print_output(ended)
         return exit_code(ended)

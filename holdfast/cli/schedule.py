@@ -15,7 +15,7 @@ from holdfast.cli.submission import note_declared, parse_options, read_payload, 
 from holdfast.core.redaction import Redaction
 from holdfast.core.schedule import Overlap, Schedule
 from holdfast.core.validation import parse_duration, parse_instant
-from holdfast.views.documents import job_document, to_plain
+from holdfast.views.documents import job_document, to_builtins
 from holdfast.views.formatting import count_noun, format_moment
 from holdfast.views.schedules import SHOWN_RUNS, schedule_document, schedule_state
 
@@ -46,7 +46,7 @@ def schedule_list(session: Session) -> None:
         schedules = app.schedules.sync.find_all()
         redaction = Redaction(app.settings.redacted)
     if session.json:
-        print_json({"schedules": [to_plain(schedule_document(each, redaction)) for each in schedules]})
+        print_json({"schedules": [to_builtins(schedule_document(each, redaction)) for each in schedules]})
     else:
         print_table(_COLUMNS, map(_row, schedules), empty="no schedules: add one with `holdfast schedule add`")
 
@@ -79,7 +79,7 @@ def schedule_show(session: Session, *, name: str) -> None:
 def _print_schedule(session: Session, each: Schedule, redaction: Redaction) -> None:
     document = schedule_document(each, redaction)
     if session.json:
-        print_json(to_plain(document))
+        print_json(to_builtins(document))
         return
     print_facts(
         [
@@ -217,7 +217,7 @@ def schedule_run(session: Session, *, name: str) -> None:
     with session.open_jobs() as app:
         handle = app.schedules.sync.run(name)
         if session.json:
-            print_json(to_plain(job_document(Redaction(app.settings.redacted).redact_job(app.sync.get(handle.id)))))
+            print_json(to_builtins(job_document(Redaction(app.settings.redacted).redact_job(app.sync.get(handle.id)))))
         else:
             click.echo(handle.id)
 

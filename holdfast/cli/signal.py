@@ -11,7 +11,7 @@ from holdfast.cli.context import Session
 from holdfast.cli.output import Column, print_json, print_table
 from holdfast.core.errors import Invalid
 from holdfast.core.ids import new_id
-from holdfast.views.documents import to_plain
+from holdfast.views.documents import to_builtins
 from holdfast.views.formatting import clip_text, format_moment
 from holdfast.views.workflows import SentSignalDocument, signal_document
 
@@ -50,7 +50,7 @@ def signal_send(session: Session, *, topic: str, value: str, signal_id: str | No
     with session.open_jobs() as app:
         sent = app.sync.signal(topic, decoded, id=signal_id)
     if session.json:
-        print_json(to_plain(SentSignalDocument(signal_id, sent.is_new, sent.job_id)))
+        print_json(to_builtins(SentSignalDocument(signal_id, sent.is_new, sent.job_id)))
         return
     where = "kept until a job waits for it" if sent.job_id is None else f"received by job {sent.job_id}"
     click.echo(where if sent.is_new else f"sent before, with this id; {where}")
@@ -65,7 +65,7 @@ def signal_list(session: Session, *, topic: str | None, limit: int) -> None:
     with session.open_jobs() as app:
         found = app.sync.kept_signals(topic, limit=limit)
     if session.json:
-        print_json({"signals": [to_plain(signal_document(each)) for each in found]})
+        print_json({"signals": [to_builtins(signal_document(each)) for each in found]})
         return
     rows: list[list[object]] = [
         [each.topic, clip_text(each.value), format_moment(each.sent_at_us), each.id] for each in found

@@ -27,7 +27,7 @@ from holdfast.core.unique import as_unique
 from holdfast.core.validation import did_you_mean, parse_duration, parse_instant, parse_timeout
 from holdfast.core.workers import serves_queue
 from holdfast.tasks import decode_payload
-from holdfast.views.documents import job_document, to_plain
+from holdfast.views.documents import job_document, to_builtins
 from holdfast.views.formatting import Filters, clip_text, format_moment
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -72,7 +72,7 @@ _DECORATORS: dict[str, Callable[[Any], Any]] = {
     "unique": click.option(
         "--unique",
         metavar="POLICY",
-        help='At most one job for the same work: active, waiting, 10m, or JSON: {"during": …}.',
+        help='At most one job for the same work: active, unstarted, 10m, or JSON: {"during": …}.',
     ),
     "expires": click.option(
         "--expires", metavar="WHEN", help="Cancelled unless a worker takes it within a span (10m) or by an instant."
@@ -250,7 +250,7 @@ def _describe_interrupted(app: Holdfast, job: NewJob) -> str:
 def print_submitted(session: Session, app: Holdfast, job: NewJob, handle: JobHandle[Any]) -> None:
     """Prints the id to stdout, and a remark to stderr if the job existed."""
     if session.json:
-        print_json(to_plain(job_document(app.sync.get(handle.id))) | {"created": handle.created})
+        print_json(to_builtins(job_document(app.sync.get(handle.id))) | {"created": handle.created})
         return
     click.echo(handle.id)
     if not handle.created:
@@ -300,7 +300,7 @@ def await_result(app: Holdfast, handle: JobHandle[Any], limit: float | None) -> 
 
 
 def _remark(app: Holdfast, job: Job) -> str | None:
-    """Returns the obstacle of a waiting job; None if it only waits for its turn."""
+    """Returns the obstacle of a job that has not started; None if it only waits for its turn."""
     if job.state is JobState.RUNNING:
         return None
     if not any(each.alive and serves_queue(each, job.queue) for each in app.sync.workers()):

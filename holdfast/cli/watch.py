@@ -28,12 +28,13 @@ from holdfast.cli.output import (
     print_table,
 )
 from holdfast.cli.submission import server_time_us
+from holdfast.cli.watch_tag import TagWatcher
 from holdfast.core.models import TERMINAL, Job
 from holdfast.core.redaction import Redaction
-from holdfast.core.validation import parse_duration
+from holdfast.core.validation import check_tag, parse_duration
 from holdfast.core.workers import WorkerInfo
-from holdfast.views.documents import job_document, status_document, to_plain
-from holdfast.views.formatting import clip_text, count_noun, format_moment, format_span, safe_text
+from holdfast.views.documents import job_document, status_document, to_builtins
+from holdfast.views.formatting import clip_text, count_noun, format_decimal, format_moment, format_span, safe_text
 from holdfast.views.statistics import FiguresDocument, HistoryEntry, WorkerCounts, figures_document, history_document
 
 if TYPE_CHECKING:
@@ -43,22 +44,29 @@ _BAR = 40  # characters of the longest bar
 
 
 @add_command(
-    "watch", examples=["holdfast watch", "holdfast watch key:nightly-report", "holdfast watch --interval 5s --json"]
+    "watch",
+    examples=["holdfast watch", "holdfast watch key:nightly-report", "holdfast watch --tag run-7 --interval 5s"],
 )
 @click.argument("job_id", metavar="[ID]", required=False)
+@click.option("--tag", metavar="TEXT", help="Watch the jobs that carry this tag until all have ended.")
 @click.option("--interval", metavar="SPAN", default="1s", show_default=True, help="How often to look.")
 @click.option("--for", "lasting", metavar="SPAN", help="Stop after this long.")
 @click.pass_obj
-def watch(session: Session, *, job_id: str | None, interval: str, lasting: str | None) -> int:
-    """Watch queues and workers, or one job until it ends. Ctrl-C stops watching.
+def watch(session: Session, *, job_id: str | None, tag: str | None, interval: str, lasting: str | None) -> int:
+    """Watch queues and workers, or a job or a tag until its end. Ctrl-C stops.
 
-    Without a terminal it prints a line for each change. Watching a job exits 1 where it did not succeed.
+    Without a terminal it prints a line for each change. Watching a job, or a tag, exits 1 where one did not succeed;
+    a tag exits 75 where --for ended first.
     """
+    if tag is not None and job_id is not None:
+        raise click.UsageError("watch one job by its ID, or all jobs of a --tag")
     pause = max(0.02, parse_duration(interval, "interval").total_seconds())
     until = None if lasting is None else time.monotonic() + parse_duration(lasting, "for").total_seconds()
     with session.open_jobs() as app:
         watcher = _Watcher(session, app, pause, until)
         try:
+            if tag is not None:
+                return TagWatcher(session, app, check_tag(tag), pause, until).watch_tag()
             return watcher.watch_all() if job_id is None else watcher.watch_job(app.sync.get(job_id))
         except KeyboardInterrupt:
             return 0
@@ -80,7 +88,7 @@ class _Watcher:
         with self._display() as show:
             while True:
                 queues, workers = self._app.sync.queues(), self._app.sync.workers()
-                document = to_plain(status_document(self._store, queues, workers))
+                document = to_builtins(status_document(self._store, queues, workers))
                 show(_steady(document), document, self._summary)
                 if not self._wait([]):
                     return 0
@@ -89,7 +97,7 @@ class _Watcher:
         with self._display() as show:
             while True:
                 job = self._redaction.redact_job(job)
-                document = to_plain(job_document(job))
+                document = to_builtins(job_document(job))
                 show(_steady_job(document), document, functools.partial(_job_line, job))
                 if job.state in TERMINAL:
                     return 0 if job.state is JobState.SUCCEEDED else 1
@@ -188,7 +196,7 @@ def stats(session: Session, *, minutes: int, since: str | None) -> None:
         store, figures = store_of(app), app.sync.stats(minutes=minutes)
     document = figures_document(figures, minutes)
     if session.json:
-        print_json({"store": store, **to_plain(document)})
+        print_json({"store": store, **to_builtins(document)})
         return
     print_facts([("store", store), *_facts(document)])
     print_heading("By worker")
@@ -205,7 +213,7 @@ def _print_history(session: Session, since: str) -> None:
     with session.open_jobs() as app:
         document = history_document(app.sync.read_history(since))
     if session.json:
-        print_json(to_plain(document))
+        print_json(to_builtins(document))
         return
     most = max((point.succeeded + point.dead + point.cancelled for point in document.points), default=0)
     columns = [
@@ -241,7 +249,7 @@ def _recent_facts(document: FiguresDocument) -> list[tuple[str, object]]:
     took = None
     if recent.mean_seconds is not None and recent.longest_seconds is not None:
         took = f"{format_span(recent.mean_seconds)} on average, {format_span(recent.longest_seconds)} at most"
-    return [("ended a second", f"{recent.ended_per_second:.3g}"), ("successes took", took)]
+    return [("ended a second", format_decimal(recent.ended_per_second)), ("successes took", took)]
 
 
 def _columns(first: str) -> list[Column]:

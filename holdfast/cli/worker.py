@@ -51,8 +51,9 @@ def worker() -> None:
 def worker_start(session: Session, /, *, drain: bool, **given: str | None) -> int:
     """Run jobs until stopped.
 
-    SIGTERM, Ctrl-C or `holdfast worker stop` let running jobs finish within the grace, then give them back; a second
-    signal more than a second later gives them back at once. The settings give the defaults of all options.
+    SIGTERM, Ctrl-C or `holdfast worker stop` let running jobs finish within the grace, then cancel them and give
+    them back; a second signal more than a second later cancels them at once. The settings give the defaults of all
+    options.
     """
     from holdfast.cli.loading import startup_explained
     from holdfast.telemetry.logs import configure_logs

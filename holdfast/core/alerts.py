@@ -133,7 +133,7 @@ def find_breaches(rules: Iterable[AlertRule], state: SystemState) -> dict[str, B
     """Returns the breaches by key, in the order of the rules and of the queues."""
     found = {}
     for rule in rules:
-        texts = _failing(rule, state) if rule.needs_history else _waiting(rule, state)
+        texts = _failing(rule, state) if rule.needs_history else _backed_up(rule, state)
         for queue, text in texts.items():
             if rule.queue in (None, queue):
                 breach = Breach(rule.name, queue, text)
@@ -141,7 +141,7 @@ def find_breaches(rules: Iterable[AlertRule], state: SystemState) -> dict[str, B
     return found
 
 
-def _waiting(rule: AlertRule, state: SystemState) -> dict[str, str]:
+def _backed_up(rule: AlertRule, state: SystemState) -> dict[str, str]:
     """Returns a sentence for each queue with too many dead jobs, or whose ready jobs wait too long."""
     texts = {}
     for queue in state.queues:

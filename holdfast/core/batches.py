@@ -3,7 +3,7 @@
 A batch (``NewJob.is_batch``) is ``waiting`` until then. Its members are jobs that name it (`Options.batch`), and those
 that stand for them, submitted with it or later. The end of a member counts in the transaction that writes it. The last
 one ends the batch: it has ``succeeded``, or is ``dead`` with the reason ``dependency`` if a member has failed.
-Dependencies on ``failure`` of a batch are decided when its first member has failed.
+Dependencies on ``failure`` of a batch are resolved when its first member has failed.
 
 No worker takes a batch. A replay of a member opens its batch again, unless that was cancelled; a batch itself is not
 replayed. A new member of a batch that has ended is a Conflict; one of a job that is no batch is Invalid.

@@ -27,8 +27,8 @@ class Clock(Protocol):
         """Return after ``seconds``."""
         ...
 
-    async def run_bounded(self, waiting: Coroutine[Any, Any, object], seconds: float) -> None:
-        """Run ``waiting`` for at most ``seconds``, then cancel it and return."""
+    async def run_bounded(self, work: Coroutine[Any, Any, object], seconds: float) -> None:
+        """Run ``work`` for at most ``seconds``, then cancel it and return."""
         ...
 
 
@@ -45,12 +45,12 @@ class SystemClock:
     monotonic = staticmethod(time.monotonic)
     sleep = staticmethod(asyncio.sleep)
 
-    async def run_bounded(self, waiting: Coroutine[Any, Any, object], seconds: float) -> None:
+    async def run_bounded(self, work: Coroutine[Any, Any, object], seconds: float) -> None:
         """See ``Clock``."""
         limit = asyncio.timeout(seconds)
         try:
             async with limit:
-                await waiting
+                await work
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -85,18 +85,18 @@ class ManualClock:
             heapq.heappush(self._sleepers, _Sleeper(due, next(self._order), loop, woken, asyncio.current_task()))
         await woken
 
-    async def run_bounded(self, waiting: Coroutine[Any, Any, object], seconds: float) -> None:
-        work = asyncio.ensure_future(waiting)
+    async def run_bounded(self, work: Coroutine[Any, Any, object], seconds: float) -> None:
+        task = asyncio.ensure_future(work)
         limit = asyncio.ensure_future(self.sleep(seconds))
         try:
-            await asyncio.wait([work, limit], return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                work.result()
+            await asyncio.wait([task, limit], return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                task.result()
         finally:
             limit.cancel()
-            if not work.done():
-                work.cancel()
-                await asyncio.gather(work, return_exceptions=True)
+            if not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
 
     def advance(self, seconds: float) -> None:
         """Move time forward and wake every sleeper that falls due, earliest first."""
@@ -112,10 +112,10 @@ class ManualClock:
     def next_wake(self) -> float | None:
         """Seconds until the earliest sleeper falls due; None without sleepers."""
         with self._lock:
-            waiting = [sleeper for sleeper in self._sleepers if not sleeper.woken.done()]
-            heapq.heapify(waiting)
-            self._sleepers = waiting
-            return max(0.0, (waiting[0].due_us - self._now_us) / 1e6) if waiting else None
+            asleep = [sleeper for sleeper in self._sleepers if not sleeper.woken.done()]
+            heapq.heapify(asleep)
+            self._sleepers = asleep
+            return max(0.0, (asleep[0].due_us - self._now_us) / 1e6) if asleep else None
 
     def is_sleeping(self, task: asyncio.Task[Any]) -> bool:
         """Returns True if this task waits for this clock and for nothing else."""

@@ -9,11 +9,13 @@ HoldfastError                exit 1    HTTP 500   an internal error of Holdfast
 ├── NotFound                 exit 1    HTTP 404   no such job, queue, worker
 ├── Conflict                 exit 1    HTTP 409   the state does not allow it
 │   └── LeaseLost            exit 1    HTTP 409   the lease has expired or was superseded; nothing was written
-├── Unavailable              exit 75   HTTP 503   the store is away or full, a name is taken; try again
+├── Unavailable              exit 75   HTTP 503   the store is away or full, a name or port is taken; try again
 │   ├── Busy                 exit 75   HTTP 503   too many searches by a filter at once
 │   └── StoreReplaced        exit 75   HTTP 503   files of an open store were replaced; restart the program
 ├── QueueFull                exit 75   HTTP 429   as many jobs wait as a limit allows
 ├── RateLimited              exit 1    HTTP 429   a limit has too few tokens for a handler
+├── DecryptionFailed         exit 1    HTTP 409   an encrypted text, without its key or changed
+├── WaitTimeout              exit 75   HTTP 500   jobs of a tag have not ended in time (also a TimeoutError)
 ├── ForkedConnection         exit 1    HTTP 500   a store opened before fork() was used after it
 ├── AuditBroken              exit 1    HTTP 500   an audit file is damaged (`telemetry/audit_file.py`)
 └── JobOutcome               exit 1    HTTP 200   raised by JobHandle.result()
@@ -122,7 +124,7 @@ class LeaseLost(Conflict):
 
 
 class Unavailable(HoldfastError):
-    """The store cannot be reached, is busy or is full, or a living worker has that name. Trying again later is right.
+    """The store cannot be reached, is busy or full, or a name or port of a worker is taken. Try again later.
 
     ``stored``: as in ``Conflict``, if a part of a batch is known to be stored.
     ``outcome``: what is known about the effect of the call, without the location of the store.
@@ -151,7 +153,7 @@ class StoreReplaced(Unavailable):
 
 
 class QueueFull(HoldfastError):
-    """A limit allows no more waiting jobs. Nothing was stored; trying again later is right."""
+    """A limit allows no more unstarted jobs. Nothing was stored; trying again later is right."""
 
     exit_code = 75
     http_status = 429
@@ -163,6 +165,19 @@ class RateLimited(HoldfastError):
 
     http_status = 429
     code = "rate_limited"
+
+
+class DecryptionFailed(HoldfastError):
+    """A payload, result, step or signal is encrypted, and this program lacks its key, or it was changed or moved."""
+
+    http_status = 409
+    code = "decryption_failed"
+
+
+class WaitTimeout(HoldfastError, TimeoutError):
+    """Jobs of a tag had not ended when the wait for them was over. They go on."""
+
+    exit_code = 75
 
 
 class ForkedConnection(HoldfastError):

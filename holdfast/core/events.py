@@ -120,7 +120,7 @@ class JobReleased(TaskEvent, frozen=True, kw_only=True):
     reason: str
 
 
-class JobParked(TaskEvent, frozen=True, kw_only=True, omit_defaults=True):
+class JobSuspended(TaskEvent, frozen=True, kw_only=True, omit_defaults=True):
     """A job waits without a runner, for a signal or its children. ``until``: its deadline; None: it has none."""
 
     level: ClassVar[str] = "debug"
@@ -147,7 +147,7 @@ class TaskUnknown(TaskEvent, frozen=True, kw_only=True):
 
 
 class PayloadUnfit(TaskEvent, frozen=True, kw_only=True):
-    """The payload of a job does not fit the signature of this worker's task. Emitted once per task."""
+    """The payload of a job does not fit this worker's task, or cannot be decrypted here. Emitted once per task."""
 
     level: ClassVar[str] = "warning"
     queue: str
@@ -323,7 +323,7 @@ class WorkerStopping(Event, frozen=True, kw_only=True):
     worker_id: str
     reason: str
     running: int = 0  # jobs that may finish
-    grace: float = 0.0  # seconds they have; a second signal gives them back at once
+    grace: float = 0.0  # seconds they have; a second signal ends it
 
 
 class WorkerStopped(Event, frozen=True, kw_only=True):
@@ -460,6 +460,9 @@ Subscriber = Callable[[Event], None]
 
 class Events:
     """Registry of the subscribers of events. ``has_subscriber`` is cheap enough to ask once a batch on the hot path."""
+
+    program = "holdfast"
+    """The command line of the application, as log lines name it."""
 
     def __init__(self) -> None:
         self._subscribers: dict[type[Event], tuple[Subscriber, ...]] = {}

@@ -40,6 +40,8 @@ POINTS = frozenset(
         "sweep.after_settle",
         "tick.before_write",
         "tick.after_write",
+        "import.taken",
+        "import.submitted",
     }
 )
 """All fault points: around the writes that change a job's state, and between two of them."""

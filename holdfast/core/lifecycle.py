@@ -1,11 +1,12 @@
 """The state transitions of jobs, and the settlement of an attempt. Pure: no clock, no store, no I/O.
 
     submit ──▶ scheduled ──due──▶ queued ──claim──▶ running ──┬─▶ succeeded
-               waiting ──ready──▶   ▲                 │       ├─▶ dead
+       └─▶ waiting ──met──▲         ▲                 │       ├─▶ dead
                failed ──due────────▶┘◀──released──────┘       ├─▶ cancelled
-                  ▲                                           └─▶ failed (retryable, budget left)
+                  ▲                                           └─▶ failed (retryable, attempts left)
                   └───────────────────────────────────────────────┘
 
+A suspended job waits again, a snoozed or deferred one is scheduled again, and one that lost its lease is queued again.
 Every store guards its writes by state itself; ``tests/model`` compares that with ``TRANSITIONS``. ``CANCELLABLE``,
 ``REPLAYABLE`` and ``DELETABLE`` restrict the jobs of a bulk operation. ``decide`` turns the outcome of an attempt into
 the ``Settlement`` that a store writes if its guard holds.
@@ -46,19 +47,20 @@ TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
     JobState.DEAD: frozenset({JobState.QUEUED, JobState.SCHEDULED}),
     JobState.CANCELLED: frozenset({JobState.QUEUED, JobState.SCHEDULED, JobState.WAITING}),
 }
-"""The states that a job may enter from each state. Only an operator's replay leaves a terminal state.
-Only a submission with the same unique key leads from queued to scheduled."""
+"""The states that a job may enter from each state. Only a replay, of the job or of one that it waits for, leaves a
+terminal state. An edit, or a submission with the same unique key, leads from queued to scheduled. A batch is not in
+this table: it waits, ends and waits again with its jobs (``core/batches.py``)."""
 
 CANCELLABLE = frozenset(state for state, to in TRANSITIONS.items() if JobState.CANCELLED in to)
 REPLAYABLE = frozenset({JobState.DEAD, JobState.FAILED, JobState.CANCELLED})
 """States replay accepts; ``succeeded`` too, when forced."""
 DELETABLE = frozenset(JobState) - {JobState.RUNNING}
 
-DEFERRALS = frozenset({Reason.NO_HANDLER, Reason.PAYLOAD})
-"""Reasons of a deferral: this worker cannot run the job, one with newer or older code may."""
+DEFERRALS = frozenset({Reason.NO_HANDLER, Reason.PAYLOAD, Reason.ENCRYPTED})
+"""Reasons of a deferral: this worker cannot run the job, one with newer or older code, or with the key, may."""
 
 _KILLED = frozenset({Reason.CRASHED, Reason.RESOURCE})
-"""Reasons that a dead job keeps although its budget is spent."""
+"""Reasons that a dead job keeps although it was the last attempt."""
 
 ERROR_LIMIT = 4096
 """Maximum length of a stored error text in characters."""
@@ -87,7 +89,7 @@ class Snoozed(msgspec.Struct, frozen=True, gc=False):
     delay: timedelta
 
 
-class Parked(msgspec.Struct, frozen=True, gc=False):
+class Suspended(msgspec.Struct, frozen=True, gc=False):
     """The handler waits for what ``reason`` says, until the ``delay`` is over (None: without a deadline)."""
 
     reason: Reason
@@ -113,17 +115,20 @@ class Lost(msgspec.Struct, frozen=True, gc=False):
     """The lease ran out: the process died, froze or was cut off."""
 
 
-Outcome = Succeeded | Failed | Snoozed | Parked | Released | Cancelled | Lost
+Outcome = Succeeded | Failed | Snoozed | Suspended | Released | Cancelled | Lost
 
 
 class Backoff(Protocol):
-    """Protocol of a retry delay; ``retry.Retry`` is the implementation."""
+    """Protocol of a retry policy; ``retry.Retry`` is the implementation."""
+
+    @property
+    def priority(self) -> int | None: ...
 
     def delay_after(self, failures: int, rng: random.Random) -> timedelta: ...
 
 
 def decide(job: Job, outcome: Outcome, backoff: Backoff, rng: random.Random) -> Settlement:
-    """Returns the settlement of ``job``'s running attempt. ``backoff`` is used only if the job is retried."""
+    """Returns the settlement of ``job``'s running attempt. ``backoff`` is used only for ``Failed``."""
     if isinstance(outcome, Succeeded):  # most are: a match statement takes twice as long
         return Settlement(
             job_id=job.id, claims=job.claims, state=JobState.SUCCEEDED, result=outcome.result, worker=job.worker
@@ -132,11 +137,11 @@ def decide(job: Job, outcome: Outcome, backoff: Backoff, rng: random.Random) -> 
         case Failed():
             return _after_failure(job, outcome, backoff, rng)
         case Snoozed(delay=delay):
-            return _given_back(job, Reason.SNOOZED, delay)
-        case Parked(reason=reason, delay=delay):
-            return replace(_given_back(job, reason, delay), state=JobState.WAITING)
+            return _refund_attempt(job, Reason.SNOOZED, delay)
+        case Suspended(reason=reason, delay=delay):
+            return replace(_refund_attempt(job, reason, delay), state=JobState.WAITING)
         case Released(error=error, delay=delay, reason=reason):
-            return _given_back(job, reason, delay, error)
+            return _refund_attempt(job, reason, delay, error)
         case Cancelled():
             return Settlement(
                 job_id=job.id,
@@ -151,8 +156,8 @@ def decide(job: Job, outcome: Outcome, backoff: Backoff, rng: random.Random) -> 
 
 
 def _after_failure(job: Job, failed: Failed, backoff: Backoff, rng: random.Random) -> Settlement:
-    spent = budget_spent(job)
-    alive = failed.retryable and not spent
+    is_last = is_last_attempt(job)
+    alive = failed.retryable and not is_last
     delay = None
     if alive:
         delay = failed.delay if failed.delay is not None else backoff.delay_after(job.attempts, rng)
@@ -160,16 +165,17 @@ def _after_failure(job: Job, failed: Failed, backoff: Backoff, rng: random.Rando
         job_id=job.id,
         claims=job.claims,
         state=JobState.FAILED if alive else JobState.DEAD,
-        # The reason of death is the budget, unless this failure was final by itself or killed the process.
-        reason=Reason.BUDGET if failed.retryable and spent and failed.reason not in _KILLED else failed.reason,
+        # The reason of death is the last attempt, unless this failure was final by itself or killed the process.
+        reason=Reason.MAX_ATTEMPTS if failed.retryable and is_last and failed.reason not in _KILLED else failed.reason,
         error=clip_error(failed.error),
         traceback=failed.traceback,
         delay=delay,
+        priority=backoff.priority if alive and backoff.priority != job.priority else None,
         worker=job.worker,
     )
 
 
-def _given_back(job: Job, reason: Reason, delay: timedelta | None, error: str | None = None) -> Settlement:
+def _refund_attempt(job: Job, reason: Reason, delay: timedelta | None, error: str | None = None) -> Settlement:
     return Settlement(
         job_id=job.id,
         claims=job.claims,
@@ -185,10 +191,10 @@ def _given_back(job: Job, reason: Reason, delay: timedelta | None, error: str | 
 def _after_loss(job: Job) -> Settlement:
     """A lost lease counts as a failed attempt, so a job that kills its process ends dead. Others are queued at once."""
     who = f"worker {job.worker}" if job.worker else "its worker"
-    message = f"lease expired: {who} died, froze or was cut off during attempt {job.attempts}"
+    message = f"lease expired: {who} died, froze or was cut off during attempt {job.attempts} of {job.task}"
     if job.cancelling:
         state = JobState.CANCELLED
-    elif budget_spent(job):
+    elif is_last_attempt(job):
         state = JobState.DEAD
     else:
         state = JobState.QUEUED
@@ -203,14 +209,14 @@ def _after_loss(job: Job) -> Settlement:
     )
 
 
-def budget_spent(job: Job) -> bool:
+def is_last_attempt(job: Job) -> bool:
     """Returns True if the attempt now running is the last one allowed."""
     return job.max_attempts is not None and job.attempts >= job.max_attempts
 
 
 def must_start_now(job: Job) -> bool:
-    """Returns True if a claimed job must not be buffered: its last lease was lost, or this is its last attempt."""
-    return job.lost_leases > 0 or budget_spent(job)
+    """Returns True if a claimed job needs a free runner: its last lease was lost, or this is its last attempt."""
+    return job.lost_leases > 0 or is_last_attempt(job)
 
 
 def clip_error(error: str) -> str:
@@ -257,7 +263,7 @@ RETRY_SCOPES = ("job", "key", "queue", "task")
 class RetryAfter(HandlerSignal):
     """The attempt failed; try again after ``delay``: seconds, a timedelta or text such as ``5m``.
 
-    The policy is not used. The budget still counts: on the last attempt the job is dead.
+    The policy is not used. Attempts still count: on the last attempt the job is dead.
     ``scope``: "key", "queue" or "task" pauses the limits of that scope for as long, for every job they apply to.
     """
 
@@ -285,7 +291,7 @@ class StepsChanged(HandlerSignal):
     """The steps that the code takes are not those that were recorded with the job. It is dead at once."""
 
 
-class Suspended(BaseException):
+class Suspension(BaseException):
     """The handler sleeps or waits: its attempt ends, and another one goes on. No ``except Exception`` catches it."""
 
 

@@ -30,7 +30,7 @@ MAX_SHARE = 1000
 TURN = 1_000_000
 """By how much a job moves its partition back, divided by the share of the partition."""
 MAX_KEPT = 20
-"""Partitions that lack tokens of a key for a heavy job and keep their turns; others are parked."""
+"""Partitions that lack tokens of a key for a heavy job and keep their turns; others are throttled."""
 SEPARATOR = "\x1f"
 """Between the buckets of a partition."""
 KEEPS_TURN = 0
@@ -227,7 +227,7 @@ class LimitTable:
     def find_partition(self, task: str, queue: str, payload: str) -> tuple[str | None, str | None]:
         """Returns the partition of a job, and the weights it has in its buckets as JSON; None where all are 1.
 
-        The partition is None for a job under no limit. It begins with the buckets in which stores count waiting jobs:
+        The partition is None for a job under no limit. It begins with the buckets in which stores count unstarted jobs:
         they look in the first two places.
         """
         limits = [*self._queues.get(queue, ()), *self._tasks.get(task, ())]
@@ -363,15 +363,17 @@ class Admission:
         limit, reserved = self._limits.get(split_bucket(bucket)[0]), self._reserved.get(bucket, 0)
         if limit is None:
             return _Demand(bucket, weight, free_at, light_at)
-        values, room, after = limit.values, MAX_WEIGHT, None
+        values, free_slots, after = limit.values, MAX_WEIGHT, None
         if values.concurrency is not None:
-            room = values.concurrency - self._used.get(bucket, 0) - reserved
+            free_slots = values.concurrency - self._used.get(bucket, 0) - reserved
         if values.rate is not None:
             full_at = max(state.full_at_us, now) + min(reserved, values.burst) * (values.interval_us or 0)
             free_at = max(free_at, take_tokens(values, full_at, weight, now)[1])
             light_at = max(light_at, take_tokens(values, full_at, 1, now)[1])
             after = BucketState(take_tokens(values, state.full_at_us, weight, now)[0], state.paused_until_us)
-        return _Demand(bucket, weight, free_at, light_at, room < min(weight, values.concurrency or 1), room < 1, after)
+        return _Demand(
+            bucket, weight, free_at, light_at, free_slots < min(weight, values.concurrency or 1), free_slots < 1, after
+        )
 
     def _reserve(self, demands: Sequence[_Demand]) -> None:
         """Reserves the job's weight: in the buckets of its keys until it fits them, then in all of them."""
@@ -454,8 +456,8 @@ def parse_value(value: Any) -> Any:
 
 def _value_text(value: Any) -> str:
     """Text of a value in the name of its bucket. 1 and "1" have one text; the string "null" is quoted."""
-    is_plain = isinstance(value, str) and value != "null" and not value.startswith('"')
-    text = value if is_plain else json.dumps(value, sort_keys=True, separators=(",", ":"))
+    is_bare_text = isinstance(value, str) and value != "null" and not value.startswith('"')
+    text = value if is_bare_text else json.dumps(value, sort_keys=True, separators=(",", ":"))
     if len(text) <= _MAX_VALUE and text.isprintable():
         return text
     digest = hashlib.sha256(json.dumps(text).encode()).hexdigest()[:24]

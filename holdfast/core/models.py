@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from holdfast.core.dependencies import Dependency
+from holdfast.core.encryption import require_decrypted
 from holdfast.core.error_groups import identify_group
 from holdfast.core.errors import Invalid
 from holdfast.core.validation import DEPTH_LIMIT, did_you_mean, is_too_deep
@@ -41,12 +42,13 @@ NOT_STARTED = frozenset({JobState.SCHEDULED, JobState.WAITING, JobState.QUEUED, 
 
 
 class Reason(StrEnum):
-    """Reason why a job is dead or an attempt did not succeed: a field, not a state."""
+    """Reason of the state of a job or of the end of an attempt: a field, not a state."""
 
-    BUDGET = "budget"  # the last allowed attempt failed
+    MAX_ATTEMPTS = "max_attempts"  # its last allowed attempt failed
     NON_RETRYABLE = "non_retryable"  # the handler or the task's policy rules out a retry
     NO_HANDLER = "no_handler"  # no task of that name is registered here
     PAYLOAD = "payload"  # the payload does not fit the task's signature
+    ENCRYPTED = "encrypted"  # this worker cannot decrypt its payload or one of its steps
     RESULT = "result"  # the returned value cannot be stored
     CRASHED = "crashed"  # its process died (or lost its lease) under it
     TIMEOUT = "timeout"  # it exceeded its timeout
@@ -67,7 +69,7 @@ class UniqueKey(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A job's key under a policy of uniqueness (``core.unique``), and the time for which the job holds it."""
 
     key: str
-    during: str | None = None  # "waiting": until it starts, "active": until it ends; None: for the window
+    during: str | None = None  # "unstarted": until it starts, "active": until it ends; None: for the window
     window_us: int | None = None  # from its submission, in any state
     on_conflict: str = "keep"
 
@@ -77,13 +79,13 @@ class UniqueKey(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         match self.during:
             case None:
                 return frozenset()
-            case "waiting":
+            case "unstarted":
                 return NOT_STARTED
         return NOT_STARTED | {JobState.RUNNING}
 
 
 class Options(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """Options of a job; a plain job stores none."""
+    """Options of a job; None is stored for a job without any."""
 
     timeout: float | None = None  # seconds one attempt may take
     retry: dict[str, Any] | None = None  # retry.Retry as builtins: overrides the task's policy
@@ -101,7 +103,7 @@ class Options(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
             raise ValueError(f"nested deeper than {DEPTH_LIMIT} levels")
 
 
-PLAIN = Options()
+NO_OPTIONS = Options()
 
 
 class Lease(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
@@ -151,12 +153,11 @@ class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     def decode_arguments(self) -> dict[str, Any]:
         """Returns the payload's JSON values by name: the arguments before conversion to the annotated types."""
-        arguments: dict[str, Any] = msgspec.json.decode(self.payload)
-        return arguments
+        return msgspec.json.decode(require_decrypted(self.payload, "the payload"), type=dict[str, Any])
 
     def return_value(self) -> Any:
         """Returns the result's JSON value; None before success. ``JobHandle.result`` returns the annotated type."""
-        return None if self.result is None else msgspec.json.decode(self.result)
+        return None if self.result is None else msgspec.json.decode(require_decrypted(self.result, "the result"))
 
     @property
     def failures(self) -> int:
@@ -167,7 +168,7 @@ class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @property
     def options_or_default(self) -> Options:
         """Returns the job's options, or the defaults if it has none."""
-        return self.options or PLAIN
+        return self.options or NO_OPTIONS
 
     @property
     def run_at(self) -> datetime:
@@ -199,7 +200,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     name: str
     number: int
-    in_order: bool
+    by_handler: bool
     claims: int
     ended_at_us: int
     result: str | None = None
@@ -229,6 +230,12 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     record: tuple[Step, ...] = ()  # steps and values that it has from the beginning: of the job that it forks
 
     @property
+    def has_extras(self) -> bool:
+        """Returns True if it has a key, options, an expiry, dependencies, members or steps: most jobs have none."""
+        is_keyed = self.key is not None or self.options is not None
+        return is_keyed or bool(self.after or self.is_batch or self.record or self.expires)
+
+    @property
     def unique(self) -> UniqueKey | None:
         """Returns its key under a policy of uniqueness."""
         return None if self.options is None else self.options.unique
@@ -245,7 +252,7 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def is_related(self) -> bool:
-        """Returns True if more than its row is written: what it waits for, its batch, or steps."""
+        """Returns True if it waits for others, belongs to a batch, or has steps from the beginning."""
         return self.waits or self.batch is not None or bool(self.record)
 
     @property
@@ -265,7 +272,7 @@ class ExpiredJob(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Submitted(msgspec.Struct, frozen=True, gc=False):
     """Result of a submission. ``created`` is False if a job with the key or the id exists: ``job_id`` is then its id.
 
-    ``changed``: that job was waiting, and the policy of its unique key replaced or rescheduled it.
+    ``changed``: that job had not started, and the policy of its unique key replaced or rescheduled it.
     ``wake_up_delayed``: the job is stored, but the transport could not be notified; the next sweep or poll finds it.
     """
 
@@ -273,14 +280,14 @@ class Submitted(msgspec.Struct, frozen=True, gc=False):
     created: bool
     wake_up_delayed: bool = False
     changed: bool = False
+    stored_at_us: int | None = None  # by the store's clock; None for a known job, and where the store does not say
 
 
 class Settlement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The only way out of ``running``. Made by ``lifecycle``, applied by a store if its guard holds.
+    """The end of an attempt, as ``lifecycle`` decides it. A store applies it if its guard holds.
 
-    The guard: the job runs under exactly this lease, and the lease has not expired. With ``lease_expired=True`` it must
-    have expired: any worker may settle such a job. A given ``worker`` must hold the job: a server may lose a
-    claim and assign its number again.
+    The guard: the job runs under exactly this lease, which has not expired; with ``lease_expired=True`` it must have:
+    any worker may settle it. A given ``worker`` must hold the job: a server may assign a lost claim's number again.
     """
 
     job_id: str
@@ -291,6 +298,7 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     error: str | None = None
     traceback: str | None = None
     delay: timedelta | None = None  # run_at becomes now + delay; None leaves it
+    priority: int | None = None  # of a job that failed, from now on; None leaves it
     refund: bool = False  # gives the attempt back
     lease_expired: bool = False
     worker: str | None = None  # whose lease it is
@@ -302,14 +310,14 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Settled(msgspec.Struct, frozen=True, gc=False):
-    """Result of a settlement. Not accepted: the lease is lost, nothing changed, ``state`` is the current state."""
+    """Result of a settlement. Not accepted: nothing changed, since the lease is lost or the job is ``locked``."""
 
     job_id: str
     claims: int
     accepted: bool
-    state: JobState | None  # None: the job is gone
+    state: JobState | None  # the current one; None: the job is gone
     run_at_us: int | None = None
-    locked: bool = False  # not accepted, not lost: another transaction has locked the job; retry
+    locked: bool = False  # another transaction has locked the job: retry, the lease may be live
 
 
 class TxOutcome(StrEnum):
@@ -325,26 +333,17 @@ class Claim(msgspec.Struct, frozen=True):
     """Result of a claim."""
 
     jobs: list[Job]
-    refused: int = 0  # ids (``only=``) that were not claimable
+    refused: int = 0  # ids (``ids=``) that were not claimable
     promoted: int = 0  # due jobs made ready
     next_due: timedelta | None = None  # time until the next job of these queues is due; None: none is scheduled
     quarantined: bool = False  # a quarantined job (two leases lost in a row) waits to run alone
-    stopped_at_last_attempt: bool = (
-        False  # a ready job was left: its last attempt must start at once, and no runner is free
-    )
-    lease_until_us: int | None = None  # of all its jobs
+    stopped_at_last_attempt: bool = False  # a ready job was left: its last attempt needs a free runner at once
+    exhausted: bool = False  # no ready job of these queues was left; a store that does not know says False
+    lease_until_us: int | None = None  # end of its jobs' leases: the earliest, but on Redis that of its last script
     expired: tuple[ExpiredJob, ...] = ()  # jobs that this claim found expired, and cancelled
 
 
-class Delivery(msgspec.Struct, frozen=True, gc=False):
-    """An id as a transport delivered it."""
-
-    job_id: str  # untrusted text
-    queue: str  # the queue it was delivered for
-    receipt: str = ""  # the transport's handle of this delivery; "" if it needs none
-
-
-class DeliveredClaim(msgspec.Struct, frozen=True):
+class ClaimByIds(msgspec.Struct, frozen=True):
     """Result of a claim of delivered ids. ``claim.refused`` counts ids that can no longer be claimed."""
 
     claim: Claim
@@ -364,6 +363,14 @@ class Attempt(msgspec.Struct, frozen=True, array_like=True):
     reason: str | None
     error: str | None
     traceback: str | None
+
+    @property
+    def started_at(self) -> datetime | None:
+        return None if self.started_at_us is None else to_datetime(self.started_at_us)
+
+    @property
+    def ended_at(self) -> datetime:
+        return to_datetime(self.ended_at_us)
 
 
 class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -436,14 +443,14 @@ class JobEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class JobEvents(msgspec.Struct, frozen=True, kw_only=True):
     """A page of job events, in about the order of their instants. ``mark``: the cursor of the next page.
 
-    ``public_cursor``: a cursor without a job id, for readers that may not see every job. It is an instant only, so the
-    next page may repeat events of that instant.
+    ``public_cursor``: an instant, for readers that may not see every job. The next page may repeat its events.
     """
 
     endings: list[JobEvent]
     mark: str
     public_cursor: str
-    more: bool = False  # the next page is not empty
+    more: bool = False  # False: the page has all there was when it was read
+    is_exact: bool = False  # pages after ``mark`` repeat none of these events
     gap: bool = False  # the cursor is too old, or of another store: the stream restarts at the present
 
 

@@ -12,11 +12,15 @@ from typing import Any
 
 import msgspec
 
+from holdfast.core.encryption import is_encrypted
 from holdfast.core.job_logs import LogLine
 from holdfast.core.models import Attempt, Job, Step
 
 REDACTED = "[redacted]"
 _LEAST = 4  # shortest hidden value that is searched for in error texts: shorter ones occur in every text
+_UNKNOWN = (
+    "\0encrypted"  # stands for hidden values that cannot be decrypted here: no text may be shown that quotes them
+)
 _MAX_HIDDEN = 100  # maximum number of hidden values that are searched for
 
 Path = tuple[str, ...]
@@ -84,6 +88,8 @@ class Redaction:
     def _line(self, line: LogLine, hidden: Sequence[Any]) -> LogLine:
         own: list[Any] = []
         fields = line.fields
+        if _UNKNOWN in hidden:
+            return msgspec.structs.replace(line, text=REDACTED, fields=None if fields is None else json.dumps(REDACTED))
         if fields is not None:
             try:
                 found = _without(json.loads(fields), self._of["lines"], own)
@@ -106,6 +112,9 @@ class Redaction:
         paths = self._of[root]
         if not paths:
             return text
+        if is_encrypted(text):
+            hidden.append(_UNKNOWN)
+            return text
         try:
             value = json.loads(text)
         except (ValueError, RecursionError):
@@ -114,7 +123,7 @@ class Redaction:
 
     def _error(self, text: str, hidden: Sequence[Any]) -> str:
         """Returns an error text with quoted hidden values replaced."""
-        if self._errors:
+        if self._errors or _UNKNOWN in hidden:
             return REDACTED
         return str(_unquoted(text, list(_texts(hidden))))
 

@@ -8,21 +8,22 @@ list whose last entry repeats. Jitter is one of
     add:M          this delay and up to M seconds more
     scale:LO:HI    this delay times a number between LO and HI
 
-The number of attempts is the job's budget (``max_attempts``), not part of the policy.
+A policy may also give the priority that a job has from its first failure on. The number of attempts is
+``max_attempts`` of the job, not part of the policy.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
 import msgspec
 
 from holdfast.core.errors import Invalid
-from holdfast.core.validation import check_span, did_you_mean, parse_count, parse_duration
+from holdfast.core.validation import check_priority, check_span, did_you_mean, parse_count, parse_duration
 
 CEILING = timedelta(days=365)
 """Upper bound of every delay: ``now + delay`` stays an instant that every store can represent."""
@@ -42,8 +43,8 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """A retry policy. ``Retry()`` is the default: 5 s doubling up to an hour, with full jitter.
 
     Times are seconds; ``exponential``, ``fixed`` and ``from_delays`` take timedeltas and text like ``5m`` too. ``cap``
-    None: only the ceiling of 365 days. ``delays`` replace the formula. Usually made by ``exponential``, ``fixed``,
-    ``from_delays``, ``immediate`` or ``parse``.
+    None: only the ceiling of 365 days. ``delays`` replace the formula. ``priority`` is the job's from its first failure
+    on; None leaves it. Usually made by ``exponential``, ``fixed``, ``from_delays``, ``immediate`` or ``parse``.
     """
 
     base: float = 5.0
@@ -52,6 +53,7 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     cap: float | None = 3600.0
     delays: tuple[float, ...] = ()
     jitter: str = "full"
+    priority: int | None = None
 
     def __post_init__(self) -> None:
         _number("retry.base", self.base, 0, _CEILING)
@@ -59,9 +61,13 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise Invalid("retry.factor", self.factor, "give more than 0; 1 keeps the delay as it is")
         parse_count(self.offset, "retry.offset", least=-_OFFSET_LIMIT, most=_OFFSET_LIMIT, text=False)
         if self.cap is not None and _number("retry.cap", self.cap, 0, _CEILING) < self.base:
-            raise Invalid("retry.cap", self.cap, f"give at least the base, {_plain(self.base)} seconds, or None")
+            raise Invalid(
+                "retry.cap", self.cap, f"give at least the base, {_format_number(self.base)} seconds, or None"
+            )
         _check_delays(self.delays)
         _spread(self.jitter)
+        if self.priority is not None:
+            check_priority(self.priority, "retry.priority")
 
     @classmethod
     def exponential(
@@ -72,6 +78,7 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         *,
         offset: int = -1,
         jitter: str = "full",
+        priority: int | None = None,
     ) -> Retry:
         """Returns a policy that grows by ``factor`` from ``base`` to ``cap``. Offset -1: the first is the base."""
         return cls(
@@ -80,57 +87,67 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             cap=None if cap is None else _seconds("retry.cap", cap),
             offset=offset,
             jitter=jitter,
+            priority=priority,
         )
 
     @classmethod
-    def fixed(cls, delay: float | timedelta | str, *, jitter: str = "none") -> Retry:
+    def fixed(cls, delay: float | timedelta | str, *, jitter: str = "none", priority: int | None = None) -> Retry:
         """Returns a policy with the same delay each time."""
-        return cls.from_delays([delay], jitter=jitter)
+        return cls.from_delays([delay], jitter=jitter, priority=priority)
 
     @classmethod
-    def from_delays(cls, delays: Iterable[float | timedelta | str], *, jitter: str = "none") -> Retry:
+    def from_delays(
+        cls, delays: Iterable[float | timedelta | str], *, jitter: str = "none", priority: int | None = None
+    ) -> Retry:
         """Returns a policy of listed delays; the last one repeats."""
         seconds = tuple(_seconds("retry.delays", delay) for delay in delays)
         if not seconds:
             raise Invalid("retry.delays", [], "give at least one delay")
-        return cls(delays=seconds, jitter=jitter)
+        return cls(delays=seconds, jitter=jitter, priority=priority)
 
     @classmethod
-    def immediate(cls) -> Retry:
+    def immediate(cls, *, priority: int | None = None) -> Retry:
         """Returns a policy without a delay."""
-        return cls(base=0, factor=1, offset=0, cap=None, jitter="none")
+        return cls(base=0, factor=1, offset=0, cap=None, jitter="none", priority=priority)
 
     @classmethod
     def parse(cls, text: str) -> Retry:
         """Parses a policy as settings and the command line write it.
 
         ``exponential``, with ``name=value`` after a colon to change single parameters; ``immediate``;
-        ``fixed:SECONDS``; or the delays themselves with commas between. Times may be written as ``5m``.
+        ``fixed:SECONDS``; or the delays themselves with commas between. Times may be written as ``5m``. Each takes
+        ``priority=N``; ``fixed`` and the delays take it, and ``jitter=…``, at the end.
         """
         head, _, tail = _as_text(text).strip().partition(":")
         if head[:1].isdigit():
             return _parse_listed(text.split(","))
         if head == "fixed":
             return _parse_listed(tail.split(","), most=1)
-        if head == "immediate" and not tail:
-            return Retry.immediate()
+        if head == "immediate":
+            return Retry.immediate(**_parse_options(tail, ("priority",)))
         if head != "exponential":
             raise Invalid("retry", text, f"write {_FORMS}{did_you_mean(head, ('exponential', 'immediate', 'fixed'))}")
-        return Retry(**_parse_options(tail))
+        return Retry(**_parse_options(tail, _OPTIONS))
 
     def __str__(self) -> str:
         """Returns the text form that ``parse`` reads."""
+        priority = [] if self.priority is None else [f"priority={self.priority}"]
         if self.delays:
-            return ",".join([*map(_plain, self.delays), *([] if self.jitter == "none" else [f"jitter={self.jitter}"])])
-        if self == Retry.immediate():
-            return "immediate"
-        cap = "none" if self.cap is None else _plain(self.cap)
-        formula = f"base={_plain(self.base)},factor={_plain(self.factor)},cap={cap}"
-        return f"exponential:{formula},offset={self.offset},jitter={self.jitter}"
+            jitter = [] if self.jitter == "none" else [f"jitter={self.jitter}"]
+            return ",".join([*map(_format_number, self.delays), *jitter, *priority])
+        if self == Retry.immediate(priority=self.priority):
+            return ":".join(["immediate", *priority])
+        cap = "none" if self.cap is None else _format_number(self.cap)
+        formula = f"base={_format_number(self.base)},factor={_format_number(self.factor)},cap={cap}"
+        return ",".join([f"exponential:{formula},offset={self.offset},jitter={self.jitter}", *priority])
 
     def to_builtins(self) -> dict[str, Any]:
-        """Returns the stored form: with every field, so that later defaults do not change it."""
-        return {**msgspec.structs.asdict(self), "delays": list(self.delays)}
+        """Returns the stored form: with every field, so that later defaults do not change it. ``priority`` only if
+        it is given: workers of earlier versions refuse it."""
+        stored = {**msgspec.structs.asdict(self), "delays": list(self.delays)}
+        if self.priority is None:
+            del stored["priority"]
+        return stored
 
     @classmethod
     def from_builtins(cls, stored: object) -> Retry:
@@ -219,7 +236,7 @@ def _number(field: str, value: object, least: float, most: float) -> float:
     """Validates a number; NaN is out of every range."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
         spans = "; exponential(), fixed() and from_delays() take spans" if isinstance(value, str | timedelta) else ""
-        raise Invalid(field, value, f"give a number from {least:g} to {_plain(most)}{spans}")
+        raise Invalid(field, value, f"give a number from {least:g} to {_format_number(most)}{spans}")
     return value
 
 
@@ -227,7 +244,7 @@ def _parse_number(field: str, text: str, least: float, most: float) -> float:
     try:
         number = float(text)
     except ValueError:
-        raise Invalid(field, text, f"give a number from {least:g} to {_plain(most)}") from None
+        raise Invalid(field, text, f"give a number from {least:g} to {_format_number(most)}") from None
     return _number(field, number, least, most)
 
 
@@ -244,39 +261,42 @@ def _seconds(field: str, delay: float | timedelta | str) -> float:
     return check_span(delay, field).total_seconds()
 
 
-def _plain(number: float) -> str:
+def _format_number(number: float) -> str:
     """Formats a number exactly, without ``.0`` or, within a policy's range, an exponent."""
     return str(int(number)) if number == int(number) else repr(number)
 
 
 def _parse_listed(parts: list[str], most: int = _LIST_LIMIT) -> Retry:
-    jitter = "none"
     delays = [part.strip() for part in parts]
-    if len(delays) > 1 and delays[-1].startswith("jitter="):
-        jitter = delays.pop().removeprefix("jitter=")
+    named = []
+    while len(delays) > 1 and delays[-1].startswith(("jitter=", "priority=")):
+        named.append(delays.pop())
     if len(delays) > most:
         raise Invalid("retry", ",".join(parts), f"give at most {most} delays")
-    return Retry.from_delays([_parse_seconds("retry.delays", delay) for delay in delays], jitter=jitter)
+    options = _parse_options(",".join(named), ("jitter", "priority"))
+    return Retry.from_delays([_parse_seconds("retry.delays", delay) for delay in delays], **options)
 
 
-def _parse_options(text: str) -> dict[str, Any]:
+def _parse_options(text: str, known: Sequence[str]) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for part in filter(None, map(str.strip, text.split(","))):
         name, equals, value = (piece.strip() for piece in part.partition("="))
-        if not equals or name not in _OPTIONS or name in options:
-            known = ", ".join(_OPTIONS)
-            raise Invalid("retry", part, f"write name=value, each once, of {known}{did_you_mean(name, _OPTIONS)}")
+        if not equals or name not in known or name in options:
+            hint = f"write name=value, each once, of {', '.join(known)}{did_you_mean(name, known)}"
+            raise Invalid("retry", part, hint)
         options[name] = _parse_option(name, value)
     return options
 
 
-_OPTIONS = ("base", "factor", "cap", "offset", "jitter")
+_OPTIONS = ("base", "factor", "cap", "offset", "jitter", "priority")
 
 
 def _parse_option(name: str, value: str) -> float | int | str | None:
     field = f"retry.{name}"
     if name == "jitter":
         return value
+    if name == "priority":
+        return parse_count(value, field, least=-100, most=100)
     if name == "factor":
         return _parse_number(field, value, 0, _FACTOR_LIMIT)
     if name == "offset":

@@ -20,6 +20,7 @@ import msgspec
 from cronsim import CronSim, CronSimError
 from msgspec.structs import replace
 
+from holdfast.core.encryption import require_decrypted
 from holdfast.core.errors import Invalid
 from holdfast.core.models import MICROSECOND, NewJob, Options, to_datetime, to_microseconds
 
@@ -242,7 +243,11 @@ def _last_ticks(schedule: Schedule, tick_us: int, now_us: int) -> list[int]:
 
 
 def tick_job(schedule: Schedule, tick_us: int) -> NewJob:
-    """The job of a tick. Its id is derived from the schedule and the tick, and so is its share of the jitter."""
+    """The job of a tick. Its id is derived from the schedule and the tick, and so is its share of the jitter.
+
+    Raises DecryptionFailed for an encrypted schedule: only a program with its key can encrypt the payload for a job.
+    """
+    require_decrypted(schedule.job.payload, f"the payload of schedule {schedule.name}")
     digest = hashlib.sha256(f"{schedule.id} {tick_us}".encode()).digest()
     tail = int.from_bytes(digest[:10], "big")
     milliseconds = max(0, tick_us // 1000) & 0xFFFFFFFFFFFF

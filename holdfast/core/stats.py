@@ -26,6 +26,25 @@ BUCKETS: tuple[Kinds, ...] = (
 """States that are counted together, because one index or data structure holds them."""
 
 
+class StateCounts(msgspec.Struct, frozen=True):
+    """Exact numbers of the jobs that match a filter. ``first_created_us``: when the earliest of them was created; None
+    without jobs, and on Redis where the filter has only states and a queue."""
+
+    states: dict[JobState, int]
+    """Every state, with the number of jobs in it."""
+    first_created_us: int | None = None
+
+    @property
+    def total(self) -> int:
+        """Returns the number of jobs in all states."""
+        return sum(self.states.values())
+
+    @property
+    def ended(self) -> int:
+        """Returns the number of jobs that have ended."""
+        return sum(self.states[state] for state in TERMINAL)
+
+
 class CountGroup(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Row of a grouped count. ``later``: its jobs are not due yet. ``recent``: its jobs changed recently."""
 

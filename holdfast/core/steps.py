@@ -6,7 +6,7 @@ import msgspec
 
 from holdfast.core.errors import Invalid
 from holdfast.core.models import Lease
-from holdfast.core.validation import is_plain
+from holdfast.core.validation import is_printable_line
 
 MAX_STEPS = 10_000
 """Steps of one job."""
@@ -18,7 +18,7 @@ MAX_NAME = 200
 
 def check_step_name(name: object) -> str:
     """Returns the name of a step; raises Invalid for one that no step can have."""
-    if not isinstance(name, str) or not is_plain(name) or len(name) > MAX_NAME or "#" in name:
+    if not isinstance(name, str) or not is_printable_line(name) or len(name) > MAX_NAME or "#" in name:
         raise Invalid("step", name, f"give one line of text of up to {MAX_NAME} characters, without #")
     return name
 
@@ -27,23 +27,23 @@ class NewStep(msgspec.Struct, frozen=True, gc=False):
     """A step that has ended, to be stored.
 
     name: unique among the steps of its job. number: of its call, from 1; 0: not a step, but a value of the job that
-    replaces an earlier one of its name. in_order: the handler called it, not a task
-    that the handler started, so its place among such calls follows from the code. result: JSON text; None for None.
+    replaces an earlier one of its name. by_handler: the handler itself called it, not a task
+    that it started; so its place among such calls follows from the code. result: JSON text; None for None.
     worker: whose lease it is; None: not compared.
     """
 
     lease: Lease
     name: str
     number: int
-    in_order: bool
+    by_handler: bool
     result: str | None = None
     worker: str | None = None
 
 
 class StepReceipt(msgspec.Struct, frozen=True, gc=False):
-    """Answer to a step in a caller's transaction. is_held: its lease is. is_recorded: it is, once they commit."""
+    """Answer to a step in a caller's transaction. has_lease: it has its lease. is_recorded: it is, once they commit."""
 
-    is_held: bool
+    has_lease: bool
     is_recorded: bool = False
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.core.encryption import Codec
 from holdfast.core.errors import Invalid
 from holdfast.core.models import MICROSECOND, Job, NewJob, Options, UniqueKey
 from holdfast.core.validation import check_span, did_you_mean, value_at
@@ -21,7 +22,7 @@ from holdfast.core.validation import check_span, did_you_mean, value_at
 KEY_PREFIX = "\x1f"
 """Prefix of the keys made here. No idempotency key begins so: control characters are refused in those."""
 
-_SCOPES = ("waiting", "active")
+_SCOPES = ("unstarted", "active")
 _CONFLICTS = ("keep", "replace", "reschedule")
 _PARTS = ("task", "queue", "args")
 _PARTS_LIMIT = 20
@@ -30,7 +31,7 @@ _PARTS_LIMIT = 20
 class Unique(msgspec.Struct, frozen=True):
     """A policy for jobs that do the same work: ``@app.task(unique=Unique("active", by=["args.customer"]))``.
 
-    during: "waiting": until a worker starts it, and again while it waits for a retry; "active": until it has ended; or
+    during: "unstarted": until a worker starts it, and again before a retry; "active": until it has ended; or
     a span, as seconds, a timedelta or text like "10m": for so long after its submission, even if it ends.
     by: the parts that two jobs must share to be the same: "task", "queue", "args" (the whole payload) or "args.NAME",
     one of its values; "args.a.b" is one in an object. A value that the payload lacks counts as null.
@@ -53,23 +54,23 @@ class Unique(msgspec.Struct, frozen=True):
             remedy = f'add "task" and "queue": a job that may be {self.on_conflict}d must be of the same kind'
             raise Invalid("unique.by", list(self.by), remedy)
 
-    def bind(self, job: NewJob) -> NewJob:
-        """The job with its key."""
+    def bind(self, job: NewJob, codec: Codec | None = None) -> NewJob:
+        """The job with its key. With a codec it is hashed under a secret, so that it reveals no arguments."""
         window = None if self.during in _SCOPES else parse_window(self.during) // MICROSECOND
         key = UniqueKey(
-            key=self._key_of(job),
+            key=self._key_of(job, codec),
             during=None if window is not None else str(self.during),
             window_us=window,
             on_conflict=self.on_conflict,
         )
         return msgspec.structs.replace(job, options=msgspec.structs.replace(job.options or Options(), unique=key))
 
-    def _key_of(self, job: NewJob) -> str:
+    def _key_of(self, job: NewJob, codec: Codec | None) -> str:
         # The standard module keeps integers exact, and lone surrogates apart.
         payload = json.loads(job.payload) if any(part.startswith("args") for part in self.by) else None
         values = {part: _value_of(part, job, payload) for part in self.by}
-        text = json.dumps(values, sort_keys=True, separators=(",", ":"))
-        return KEY_PREFIX + hashlib.sha256(text.encode()).hexdigest()
+        text = json.dumps(values, sort_keys=True, separators=(",", ":")).encode()
+        return KEY_PREFIX + (hashlib.sha256(text).hexdigest() if codec is None else codec.hash_text(text))
 
 
 def _check_parts(by: object) -> None:
@@ -107,7 +108,7 @@ def holds_unique(holder: Job, other: Job) -> bool:
 def parse_window(value: object) -> timedelta:
     """The span of a policy that ends with time."""
     if isinstance(value, str) and value.isalpha():
-        remedy = f'give "waiting", "active", or a span such as "10m"{did_you_mean(value, _SCOPES)}'
+        remedy = f'give "unstarted", "active", or a span such as "10m"{did_you_mean(value, _SCOPES)}'
         raise Invalid("unique.during", value, remedy)
     span = check_span(value, "unique.during")
     if span <= timedelta(0):

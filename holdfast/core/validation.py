@@ -352,6 +352,52 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+PEER_OPTIONS = {
+    **dict.fromkeys(("countdown", "schedule_in", "defer_by", "_defer_by"), "here it is delay=…"),
+    **dict.fromkeys(("eta", "at", "schedule_at", "defer_until", "_defer_until"), "here it is run_at=…"),
+    **dict.fromkeys(("task_id", "job_id", "_job_id", "lock", "queueing_lock"), "here it is id=…, key=… or unique=…"),
+    **dict.fromkeys(("max_retries", "retries"), "here it is max_attempts=…, which counts the first execution, too"),
+    **dict.fromkeys(("time_limit", "soft_time_limit", "job_timeout"), "here it is timeout=…"),
+    **dict.fromkeys(("link", "depends_on"), "here it is after=…"),
+    **dict.fromkeys(("link_error", "on_failure"), 'submit a job with .options(after=Dependency(job.id, "failure"))'),
+    **dict.fromkeys(("exchange", "routing_key"), "name the queue: queue=…"),
+    **dict.fromkeys(("retry_backoff", "retry_backoff_max", "retry_jitter"), "here it is retry=Retry.exponential(…)"),
+    **dict.fromkeys(("args", "kwargs"), "give arguments as in a call of the function: enqueue(1, name=2)"),
+    **dict.fromkeys(("broker", "broker_url"), "here it is the url of the store, and there is no broker"),
+    **dict.fromkeys(("backend", "result_backend"), "leave it out: results are kept in the store"),
+    **dict.fromkeys(("include", "imports"), "import the modules with tasks where the application is imported"),
+    "acks_late": "leave it out: a job is acknowledged when it has ended",
+    "autoretry_for": "here it is retry_on=…",
+    "base": "leave it out: what tasks share is a function, or @app.middleware",
+    "bind": "leave it out: annotate the first parameter with Context",
+    "compression": "leave it out: keep large data elsewhere and pass where it is",
+    "default_retry_delay": "here it is retry=Retry.fixed(…)",
+    "dont_autoretry_for": "here it is dead_on=…",
+    "headers": "pass the values as arguments",
+    "ignore_result": "leave it out: a result is kept as long as its job",
+    "rate_limit": "declare it: app.limit(…, rate=…)",
+    "reject_on_worker_lost": "leave it out: a job whose worker is lost runs again",
+    "retry_kwargs": "here it is max_attempts=… and retry=…",
+    "schedule": "declare it: app.schedule(…), with cron=… or every=…",
+    "serializer": "leave it out: arguments are stored as JSON and checked against the task's signature",
+    "shadow": "leave it out",
+    "throws": "leave it out, or say dead_on=… for errors that no further attempt mends",
+    "track_started": "leave it out: a job that runs is in the state running",
+}
+"""Options of other queues that have another name here."""
+
+
+def translate_option(name: str) -> str:
+    """Returns ``; here it is …`` for an option of another queue, else ``""``. Appended to a remedy."""
+    return f"; {PEER_OPTIONS[name]}" if name in PEER_OPTIONS else ""
+
+
+def explain_attribute(owner: object, name: str, elsewhere: Mapping[str, str]) -> AttributeError:
+    """Returns the error of a missing attribute, with what to write here if other queues have one of that name."""
+    text = f"{type(owner).__name__!r} object has no attribute {name!r}"
+    return AttributeError(text + (f"; {elsewhere[name]}" if name in elsewhere else ""), name=name, obj=owner)
+
+
 def did_you_mean(word: str, words: Iterable[str]) -> str:
     """Returns ``; did you mean …?`` if one of ``words`` is close to ``word``, else ``""``. Appended to a remedy."""
     close = difflib.get_close_matches(word.lower(), words, n=3)
@@ -362,7 +408,8 @@ def did_you_mean(word: str, words: Iterable[str]) -> str:
 def check_options(given: Iterable[str], known: Sequence[str], field: str = "option") -> None:
     """Raises `Invalid` for a name that is none of the known ones."""
     for name in sorted(set(given) - set(known)):
-        raise Invalid(field, name, f"there are these: {', '.join(known)}{did_you_mean(name, known)}")
+        hint = translate_option(name) or did_you_mean(name, known)
+        raise Invalid(field, name, f"there are these: {', '.join(known)}{hint}")
 
 
 def with_suggestions(function: Callable[P, R]) -> Callable[P, R]:
@@ -373,14 +420,14 @@ def with_suggestions(function: Callable[P, R]) -> Callable[P, R]:
     def checked_call(*args: P.args, **kwargs: P.kwargs) -> R:
         if not known.issuperset(kwargs):
             wrong = min(set(kwargs) - known)
-            name = function.__name__
-            raise TypeError(f"{name}() got an unexpected keyword argument {wrong!r}{did_you_mean(wrong, known)}")
+            name, hint = function.__name__, translate_option(wrong) or did_you_mean(wrong, known)
+            raise TypeError(f"{name}() got an unexpected keyword argument {wrong!r}{hint}")
         return function(*args, **kwargs)
 
     return checked_call
 
 
-def is_plain(text: str) -> bool:
+def is_printable_line(text: str) -> bool:
     """Returns True if text is one line without control characters or lone surrogates."""
     return bool(text) and not re.search(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]", text)
 

@@ -24,14 +24,30 @@ TIMED_OUT = '{"timed_out":true}'
 """Result of the step of a signal that did not come in time."""
 
 
+SIGNAL_STEP = "wait_for "
+"""Beginning of the names of the steps of signals; their topics follow."""
+
+_BEFORE_VALUE = '{"signal":'
+
+
 def signal_result(value: str) -> str:
     """Result of the step of a signal; ``value``: JSON text."""
-    return f'{{"signal":{value}}}'
+    return f"{_BEFORE_VALUE}{value}}}"
+
+
+def signal_value(result: str) -> str | None:
+    """Returns the value in the result of the step of a signal, as JSON text; None if there is none."""
+    return result[len(_BEFORE_VALUE) : -1] if result.startswith(_BEFORE_VALUE) else None
 
 
 def describe_full_topic(topic: str) -> str:
     """Text for a topic that has too many signals."""
     return f"topic {topic!r} has {MAX_SIGNALS:,} signals that no job has received; start what receives them first"
+
+
+def step_value(result: str) -> str:
+    """Returns the value in the result of the step of a signal, and the result of any other step as it is."""
+    return signal_value(result) or result
 
 
 class SignalWait(msgspec.Struct, frozen=True, gc=False):
@@ -45,7 +61,7 @@ class SignalWait(msgspec.Struct, frozen=True, gc=False):
 class SignalReceipt(msgspec.Struct, frozen=True, gc=False):
     """Answer to a `SignalWait`. Either the lease is lost, or the step has its ``result``, or there is time left."""
 
-    is_held: bool = True
+    has_lease: bool = True
     result: str | None = None
     """``{"signal": VALUE}`` or ``{"timed_out":true}``, as the record has it."""
     left: timedelta | None = None
@@ -80,7 +96,7 @@ class KeptSignal(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class ReceiverInfo(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Wait of a parked job: for a signal of this topic, for a step, until an instant."""
+    """Wait of a suspended job: for a signal of this topic, for a step, until an instant."""
 
     topic: str
     step: str

@@ -16,6 +16,7 @@ class LeaseStatus(StrEnum):
 
     HELD = "held"
     CANCEL = "cancel"
+    LOCKED = "locked"  # not renewed: another transaction has locked the job; retry, it is still held
     LOST = "lost"
 
 

@@ -33,7 +33,7 @@ from holdfast.core.errors import ConfigError, HoldfastError, Invalid
 from holdfast.core.models import JobState
 from holdfast.core.redaction import Redaction
 from holdfast.core.validation import KEY_LIMIT
-from holdfast.views.documents import job_document, to_plain
+from holdfast.views.documents import job_document, to_builtins
 from holdfast.web.asgi import Api, hold_open
 from holdfast.web.fields import missing_field
 from holdfast.web.jobs import find_job
@@ -144,7 +144,7 @@ def job_status_router() -> APIRouter:
             job = await app.get(str(job_id))
         except HoldfastError as error:
             return _problem(request, error)
-        return JobStatus.model_validate(to_plain(job_document(Redaction(app.settings.redacted).redact_job(job))))
+        return JobStatus.model_validate(to_builtins(job_document(Redaction(app.settings.redacted).redact_job(job))))
 
     return router
 

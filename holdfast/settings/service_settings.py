@@ -124,7 +124,7 @@ class HttpSettings:
     body_timeout = Setting(
         duration("10ms", "1h"), "30s", "How long a body may take to arrive, and an answer to be taken away."
     )
-    waiting_per_key = Setting(
+    long_polls_per_key = Setting(
         whole_number(1, 100_000),
         500,
         "Requests of one key, or of one address without keys, that wait at once: for jobs, or for the end of one.",

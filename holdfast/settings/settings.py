@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, NoReturn
 from holdfast.core.errors import ConfigError, Invalid, quote_value
 from holdfast.core.fault_points import FAULTS_VARIABLE
 from holdfast.core.retry import Retry
-from holdfast.core.validation import KEY_LIMIT, did_you_mean
+from holdfast.core.validation import KEY_LIMIT, did_you_mean, translate_option
 from holdfast.settings import toml_file
 from holdfast.settings.service_settings import ServiceSettings, find_conflicts
 from holdfast.settings.types import (
@@ -475,9 +475,8 @@ def _resolve(given: list[SourcedValue], problems: list[str]) -> tuple[dict[str, 
     wrong: set[str] = set()
     for name, value, source, parts in given:
         if name not in SETTINGS:
-            problems.append(
-                f"{source}: {quote_value(name)} is not a setting{did_you_mean(name, SETTINGS) or '; remove it'}"
-            )
+            hint = translate_option(name) or did_you_mean(name, SETTINGS) or "; remove it"
+            problems.append(f"{source}: {quote_value(name)} is not a setting{hint}")
             continue
         try:
             values[name], sources[name] = SETTINGS[name].kind.parse(name, value), source

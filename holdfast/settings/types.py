@@ -27,7 +27,7 @@ from holdfast.core.validation import (
     format_duration,
     format_queues,
     format_size,
-    is_plain,
+    is_printable_line,
     mask_url,
     parse_boolean,
     parse_count,
@@ -101,7 +101,7 @@ def name_list(what: str, pattern: str) -> Kind[tuple[str, ...]]:
         if not isinstance(listed, list | tuple):
             raise Invalid(field, value, 'write a list of names, ["a", "b"], or "a,b"')
         for name in listed:
-            if not isinstance(name, str) or not is_plain(name) or not re.fullmatch(pattern, name):
+            if not isinstance(name, str) or not is_printable_line(name) or not re.fullmatch(pattern, name):
                 raise Invalid(field, name, f"each entry is {what}")
         return tuple(listed)
 
@@ -127,7 +127,7 @@ def _url(remedy: str) -> Kind[str]:
     """Returns the type of a URL. ``remedy``: of the error for other text."""
 
     def parse(field: str, value: object) -> str:
-        if not isinstance(value, str) or not re.match(r"[a-z][a-z0-9+.-]*://", value) or not is_plain(value):
+        if not isinstance(value, str) or not re.match(r"[a-z][a-z0-9+.-]*://", value) or not is_printable_line(value):
             raise Invalid(field, mask_url(value) if isinstance(value, str) else value, remedy)
         return value
 
@@ -177,7 +177,7 @@ _TAKEN_FIELDS = frozenset(
 
 
 def _parse_file(field: str, value: object) -> str:
-    if not isinstance(value, str) or not is_plain(value):
+    if not isinstance(value, str) or not is_printable_line(value):
         raise Invalid(field, value, "write a file's path")
     return value
 
@@ -251,7 +251,7 @@ def _parse_program(field: str, value: object) -> tuple[str, ...]:
         raise Invalid(field, value, remedy) from None
     if not isinstance(words, list | tuple) or not words or not all(isinstance(word, str) for word in words):
         raise Invalid(field, value, remedy)
-    if not words[0] or not all(is_plain(word) for word in words):
+    if not words[0] or not all(is_printable_line(word) for word in words):
         raise Invalid(field, value, remedy)
     return tuple(words)
 

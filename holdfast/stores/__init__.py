@@ -39,11 +39,11 @@ def open_store(url: str, *, now: Callable[[], int] | None = None, call_deadline:
         return SQLiteStore(_sqlite_path(url), now=now, call_deadline=call_deadline)
     if scheme in ("postgresql", "postgres"):
         return _postgres(url, now, call_deadline)
-    plain, plus, driver = scheme.partition("+")
-    if plain in _REDIS:
+    database, plus, driver = scheme.partition("+")
+    if database in _REDIS:
         return _redis(url, now, call_deadline)
-    if plus and plain in _SCHEMES:
-        raise ConfigError(f"url: Holdfast brings its own driver; leave out +{driver}: {plain}://…")
+    if plus and database in _SCHEMES:
+        raise ConfigError(f"url: Holdfast brings its own driver; leave out +{driver}: {database}://…")
     known = "sqlite:///file.db, postgresql://user@host/database or redis://host:6379/0"
     raise ConfigError(
         f"url: the scheme {scheme!r} is not known; give {known}{did_you_mean(scheme, (*_SCHEMES, *_REDIS))}"

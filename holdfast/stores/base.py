@@ -11,9 +11,10 @@ Every store keeps these promises:
 7. ``claim`` never delivers a job before its ``run_at``, nor for the first time after its ``expires``.
 8. A batch of ``submit`` is one transaction: all of it or nothing. (Redis: each 200 of it, in order; where a later part
    fails the call raises, and repeating it is harmless.) Every verb answers in the order of the request.
-9. A store decides nothing. It applies transitions if their guard holds. One rule is its own, because only it can
-   see the flag in the same write: a settlement that is no ending (to failed, queued, scheduled, waiting) ends a job
-   whose cancellation was asked for as ``cancelled``.
+9. A store makes no decision about an attempt: it applies a settlement if its guard holds. Its own rules are those that
+   need stored state in the same write: a settlement that is no ending (to failed, queued, scheduled, waiting) cancels
+   a job whose cancellation was asked for; an end resolves the dependencies on its job; a submission applies the policy
+   of its key; a claim applies limits, pauses and expiry, and ends jobs that it cannot read as ``dead``.
 10. A store owns time. Callers hand over durations; instants come only from the store's own clock.
 11. An id is a UUID as ``parse_id`` spells it. In any other spelling it names no job.
 
@@ -55,7 +56,7 @@ from holdfast.core.models import (
     TxOutcome,
 )
 from holdfast.core.schedule import DueSchedules, Schedule, ScheduleChange
-from holdfast.core.stats import JobStats
+from holdfast.core.stats import JobStats, StateCounts
 from holdfast.core.steps import NewStep, StepReceipt
 from holdfast.core.waits import ChildStatus, JobWaits, KeptSignal, SentSignal, Signal, SignalReceipt, SignalWait
 from holdfast.core.workers import HeartbeatReply, WorkerCommand, WorkerHeartbeat, WorkerInfo
@@ -79,9 +80,9 @@ class ClaimRequest(msgspec.Struct, frozen=True):
     Those are jobs whose last lease was lost, which a claim passes over beyond that number, and jobs on their last
     attempt: at the first one beyond it the claim of its queue ends, and says ``stopped_at_last_attempt``.
     ``isolated``: take exactly one job that lost two or more leases in a row, and nothing beside it.
-    ``only``: just these ids (a transport delivered them). ``promote``: make due jobs of these queues ready first.
-    ``idle``: runners that have nothing to do. Of jobs under limits a claim takes no more than those, so that none holds
-    room of a limit while it waits for a runner.
+    ``ids``: just these ids (a transport delivered them). ``promote``: make due jobs of these queues ready first.
+    ``free_runners``: of jobs under limits a claim takes no more than those, so that none holds room of a limit while it
+    waits for a runner.
     ``shared_worker_id``: other processes may claim under this id too, so the jobs of a claim whose answer was lost are
     not given back: they cannot be distinguished from jobs that the worker has begun.
     """
@@ -92,9 +93,9 @@ class ClaimRequest(msgspec.Struct, frozen=True):
     lease_for: timedelta
     max_must_start: int = 1 << 30
     isolated: bool = False
-    only: Sequence[str] | None = None
+    ids: Sequence[str] | None = None
     promote: bool = True
-    idle: int = 1 << 30
+    free_runners: int = 1 << 30
     shared_worker_id: bool = False
 
 
@@ -136,10 +137,10 @@ class Queueing(Protocol):
         """Forget a worker that has stopped."""
 
     async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
-        """Return when one of the topics may have news, at the latest after ``timeout`` seconds.
+        """Return when one of the topics may have a notification, at the latest after ``timeout`` seconds.
 
         Topics: ``queue:NAME`` or ``queue:*`` (something became ready), ``job:ID`` (it ended) or ``job:*`` (any),
-        ``worker:ID`` (an order, or a cancellation of one of its jobs). May return early, never late.
+        ``worker:ID`` (a command, or a cancellation of one of its jobs). May return early, never late.
         """
 
 
@@ -159,12 +160,12 @@ class Admin(Protocol):
         limit: int = 1000,
         pace: ReplayRate = AT_ONCE,
     ) -> BulkResult:
-        """Queue again with a new budget, error and expiry cleared, history kept. ``payload`` replaces the stored one.
+        """Queue again with all attempts, error and expiry cleared, history kept. ``payload`` replaces the stored one.
         Steps from the number ``from_step`` on are forgotten, signals that they received too.
         Those that are not to run at once, by ``pace``, become ``scheduled``."""
 
     async def edit(self, job_id: str, changes: JobChanges) -> BulkResult:
-        """Change a job that waits, in the one write that finds it waiting: a worker takes it with all of the changes,
+        """Change a job that has not started, in the write that finds it so: a worker takes it with all of the changes,
         or they are refused. With a new time it becomes ``scheduled``, or ``queued`` where that has come."""
 
     async def delete(self, selection: Selection, *, limit: int = 1000) -> BulkResult:
@@ -186,8 +187,8 @@ class Maintenance(Protocol):
     async def promote_due(self, *, limit: int) -> int:
         """Make due jobs of every queue ready; how many."""
 
-    async def expire_waiting(self, *, limit: int) -> list[ExpiredJob]:
-        """End waiting jobs that no worker has taken by their ``expires`` as ``cancelled``; returns them."""
+    async def expire_unstarted(self, *, limit: int) -> list[ExpiredJob]:
+        """End jobs that no worker has taken by their ``expires`` as ``cancelled``; returns them."""
 
     async def find_expired_leases(self, *, limit: int) -> list[Job]:
         """Running jobs whose lease ran out. The remedy is ``settle``."""
@@ -209,6 +210,7 @@ class Query(Protocol):
 
     async def get(self, job_id: str) -> Job | None: ...
 
+    async def get_many(self, job_ids: Sequence[str]) -> list[Job | None]: ...
     async def summaries(self, job_ids: Sequence[str]) -> list[Job | None]:
         """These jobs in their order, each without its payload, result and key; None for one that is not there."""
 
@@ -225,6 +227,9 @@ class Query(Protocol):
     async def count(self, where: JobFilter, *, limit: int | None = None, seconds: float | None = None) -> int:
         """Counts the jobs that match, up to ``limit``. ``seconds`` limits the search; None: as long as any search."""
 
+    async def count_states(self, where: JobFilter) -> StateCounts:
+        """Counts the jobs that match by state. SQL stores: at one instant, reading only the jobs of a given tag."""
+
     async def attempts(self, job_id: str) -> list[Attempt]:
         """Attempts that did not succeed, oldest first."""
 
@@ -237,9 +242,8 @@ class Query(Protocol):
         ended jobs of each state are counted; a queue that has only earlier ones is left out."""
 
     async def queue_depths(self, *, max_count: int) -> list[QueueInfo]:
-        """The queues in which something waits, runs or is dead, and the paused ones, by name, at a bounded price.
-        Counts queued, scheduled, failed, running and dead jobs; fewer where there are more than ``max_count`` of a
-        queue in a state, or of all queues together of running or dead ones."""
+        """The queues in which something waits, runs or is dead, and the paused ones, by name. Counts such jobs; at
+        most ``max_count`` of a queue in a state, or of all queues together of running or dead ones."""
 
     async def workers(self) -> list[WorkerInfo]: ...
 
@@ -251,16 +255,13 @@ class Query(Protocol):
         """Counts of jobs by the interval in which they ended, from the one of ``since_us`` on, in this order."""
 
     async def failed_jobs(self, limit: int) -> list[FailedJob]:
-        """The last ``limit`` jobs that died, and those of the last ``limit`` failures (Redis: within an hour) that
-        wait for their next attempt."""
+        """The last jobs that died, and those of the last failures (Redis: within an hour) that wait to be retried."""
 
-    async def events(self, after: str | None, *, limit: int, max_age: timedelta) -> JobEvents:
-        """Returns ended jobs and failed attempts after a mark; None: from now on, which has no event yet.
+    async def events(self, after: str | int | None, *, limit: int, max_age: timedelta) -> JobEvents:
+        """Returns ended jobs and failed attempts after a mark or an instant (microseconds); None: from now on.
         Passes nothing by, however late its transaction is committed, but what was replayed, deleted or pruned before
         anybody asked, and what ended longer than ``max_age`` ago: nothing leads back further, even an invented mark.
-        May repeat events of about the last second. A mark that is older than ``max_age`` is answered as a gap.
-        Invalid for what is no mark.
-        """
+        May repeat events of about the last second. An older mark than ``max_age`` is a gap; Invalid for other text."""
 
 
 class Health(Protocol):
@@ -305,7 +306,7 @@ class Limits(Protocol):
     A claim takes a job under limits only if each of its buckets has room for it (``core.limits.Admission``), and then
     takes its tokens in the same write. Room is what the running jobs leave: it is free again with the state of the job,
     whatever ended it. The partitions of a queue take turns, by shares; a partition without room is passed over at no
-    cost for its jobs. A claim by ids (``only``) leaves such jobs where they are. ``submit`` gives jobs their partitions
+    cost for its jobs. A claim by ids (``ids``) leaves such jobs where they are. ``submit`` gives jobs their partitions
     by the limits that this process has read within 5 s; jobs of a limited queue that came without one get theirs from
     the next claim of that queue.
     """
@@ -326,7 +327,7 @@ class Limits(Protocol):
     async def bucket_use(self, buckets: Sequence[str]) -> list[BucketUse]:
         """Use of these buckets, in their order."""
 
-    async def count_waiting(self, buckets: Sequence[str], *, max_count: int) -> list[int]:
+    async def count_unstarted(self, buckets: Sequence[str], *, max_count: int) -> list[int]:
         """Counts the jobs of each of these buckets that have not started, of limits with a depth (``is_counted``). At a
         bounded price: a bucket with ``max_count`` may have more."""
 
@@ -345,9 +346,9 @@ class Workflow(Protocol):
     Steps stay with the job until it is deleted. A new job may have some from the beginning (``NewJob.record``).
 
     A job with dependencies (``NewJob.after``) is ``waiting`` with the reason ``dependency`` from its submission until
-    each is met, and then due at once (``scheduled`` at that instant). Every end of a job decides the dependencies on it
-    in the same transaction, whatever ended it; a deletion before its end counts as a cancellation. A dependency that
-    fails cancels the job that waits, with the reason ``dependency``; that is an end too.
+    each is met, and then due at once (``scheduled`` at that instant). Every end of a job, whatever caused it, resolves
+    the dependencies on it in the same transaction; a deletion before its end counts as a cancellation. A dependency
+    that fails cancels the job that waits, with the reason ``dependency``; that is an end too.
 
     A replay opens the dependencies on the replayed job again, for jobs that no worker has taken yet: those that wait
     still, and those that one of them has cancelled, which wait again as if they were replayed too (unless they have a
@@ -380,7 +381,7 @@ class Workflow(Protocol):
         """Record a signal as the step of its receiver, or keep it until there is one.
 
         The receiver is the job that has waited longest for the topic, and runs or waits under the lease with which it
-        became one. If it is waiting, it is due at once. The id is known for ``SIGNALS_KEPT``. Conflict if
+        became one. In state ``waiting`` it is due at once. The id is known for ``SIGNALS_KEPT``. Conflict if
         ``MAX_SIGNALS`` of the topic are kept.
         """
 
@@ -402,9 +403,7 @@ class Workflow(Protocol):
 
 
 class Statement(msgspec.Struct, frozen=True):
-    """A statement for the caller's own connection. Each ``?`` in it stands for the next parameter; on SQLite also
-    ``?1``, as its own driver has it.
-    """
+    """A statement for the caller's own connection. Each ``?`` stands for the next parameter; on SQLite also ``?1``."""
 
     sql: str
     parameters: Sequence[object] = ()
@@ -430,14 +429,15 @@ class External(Protocol):
     async def verify(self) -> StatementFlow[None]:
         """Check that a connection is open on this very store; raises Invalid, naming the database, if it is not."""
 
-    def submit_steps(self, jobs: Sequence[NewJob]) -> StatementFlow[list[Submitted]]:
+    def submit_flow(self, jobs: Sequence[NewJob]) -> StatementFlow[list[Submitted]]:
         """``submit``, but for the commit."""
 
-    def complete_steps(self, lease: Lease, result: str | None) -> StatementFlow[Settled]:
+    def complete_flow(self, lease: Lease, result: str | None, worker: str | None = None) -> StatementFlow[Settled]:
         """End a running job as ``succeeded`` under its lease. From then on, until the caller's transaction ends, no
-        other worker can take or settle the job. Not accepted: nothing was changed."""
+        other worker can take or settle the job. Not accepted: nothing was changed. ``worker``: the holder of the
+        lease; a failover may give its number to another one. None: not compared."""
 
-    def record_step(self, step: NewStep, previous: str | None) -> StatementFlow[StepReceipt]:
+    def record_step_flow(self, step: NewStep, previous: str | None) -> StatementFlow[StepReceipt]:
         """Record a new step under its lease, which lasts until the caller's transaction ends. Not recorded if the
         transaction does not see the step ``previous``, or the job has one of this name."""
 

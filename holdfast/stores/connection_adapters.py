@@ -16,6 +16,7 @@ from holdfast.core.portal import running_loop
 from holdfast.stores.base import Rows, Statement
 
 if TYPE_CHECKING:
+    import aiosqlite
     import asyncpg
     import psycopg
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 _FAILED = "25P02"  # in_failed_sql_transaction
 _WANTED = (
-    "give a connection of sqlite3, asyncpg, psycopg or Django, or a session or connection of SQLAlchemy "
+    "give a connection of sqlite3, aiosqlite, asyncpg, psycopg or Django, or a session or connection of SQLAlchemy "
     "(one connection, not the pool or the engine), to the database of this application; or leave it out"
 )
 
@@ -87,6 +88,33 @@ async def adapt_connection(connection: object) -> ConnectionAdapter:
 
 async def _adapt_sqlite(connection: sqlite3.Connection) -> ConnectionAdapter:
     """The connection as a caller's. Python's own handling begins a transaction by itself, at the first insert."""
+    _check_sqlite(connection)
+
+    async def fetch(statement: Statement) -> Rows:
+        return _fetch_sqlite(connection, statement)
+
+    return ConnectionAdapter("sqlite", fetch, None)
+
+
+async def _adapt_aiosqlite(connection: aiosqlite.Connection) -> ConnectionAdapter:
+    """The connection as a caller's: that of sqlite3 beneath it, used in the thread that it belongs to."""
+    # There is no public way to run a function in that thread, and Python tells nowhere else if it commits by itself.
+    run: Callable[..., Awaitable[Any]] = connection._execute
+    try:
+        physical = connection._conn
+        await run(_check_sqlite, physical)
+    except ValueError as error:
+        raise refuse_closed() from error
+
+    async def fetch(statement: Statement) -> Rows:
+        rows: Rows = await run(_fetch_sqlite, physical, statement)
+        return rows
+
+    return ConnectionAdapter("sqlite", fetch, None)
+
+
+def _check_sqlite(connection: sqlite3.Connection) -> None:
+    """Raises Conflict for a connection that cannot take a statement into a transaction."""
     try:
         within = connection.in_transaction
         by_itself = connection.isolation_level is None or getattr(connection, "autocommit", None) is True  # Python 3.12
@@ -98,12 +126,12 @@ async def _adapt_sqlite(connection: sqlite3.Connection) -> ConnectionAdapter:
     if by_itself and not within:
         raise refuse_alone("BEGIN one first")
 
-    async def fetch(statement: Statement) -> Rows:
-        cursor = connection.cursor()
-        cursor.row_factory = None
-        return cursor.execute(statement.sql, tuple(statement.parameters)).fetchall()
 
-    return ConnectionAdapter("sqlite", fetch, None)
+def _fetch_sqlite(connection: sqlite3.Connection, statement: Statement) -> Rows:
+    """Returns the rows as tuples, whatever the connection makes of its own."""
+    cursor = connection.cursor()
+    cursor.row_factory = None
+    return cursor.execute(statement.sql, tuple(statement.parameters)).fetchall()
 
 
 async def _adapt_asyncpg(connection: asyncpg.Connection) -> ConnectionAdapter:
@@ -192,6 +220,8 @@ async def _adapt_sqlalchemy_async(
         if link.sync_connection is None:
             raise refuse_closed()
         physical = _check_sqlalchemy(link.sync_connection)
+    if link.dialect.driver == "aiosqlite":
+        return await _adapt_aiosqlite(physical)
 
     async def fetch(statement: Statement) -> Rows:
         with _plain_sqlalchemy_errors():
@@ -200,8 +230,8 @@ async def _adapt_sqlalchemy_async(
     return ConnectionAdapter(link.dialect.name, fetch, physical)
 
 
-def _check_sqlalchemy(link: Connection) -> object:
-    """Returns the object that stands for the connection; raises Conflict for one in autocommit mode."""
+def _check_sqlalchemy(link: Connection) -> Any:
+    """Returns the driver's connection; raises Conflict for one in autocommit mode."""
     pooled = link.connection
     if getattr(pooled.dbapi_connection, "autocommit", None) is True:
         raise refuse_alone("it is in AUTOCOMMIT; take one with another isolation level")
@@ -255,6 +285,7 @@ async def _adapt_django(connection: BaseDatabaseWrapper) -> ConnectionAdapter:
 
 _ADAPTERS: dict[str, Callable[[Any], Awaitable[ConnectionAdapter]]] = {
     "sqlite3.Connection": _adapt_sqlite,
+    "aiosqlite.core.Connection": _adapt_aiosqlite,
     "asyncpg.connection.Connection": _adapt_asyncpg,
     "asyncpg.pool.PoolConnectionProxy": _adapt_asyncpg,
     "psycopg.Connection": _adapt_psycopg,
@@ -269,5 +300,5 @@ _ADAPTERS: dict[str, Callable[[Any], Awaitable[ConnectionAdapter]]] = {
     "django.utils.connection.ConnectionProxy": _adapt_django,
 }
 """The adapter for each kind of connection, by the full name of its class, or of one that it inherits from."""
-_OF_A_LOOP = frozenset({_adapt_asyncpg, _adapt_psycopg_async, _adapt_sqlalchemy_async})
+_OF_A_LOOP = frozenset({_adapt_aiosqlite, _adapt_asyncpg, _adapt_psycopg_async, _adapt_sqlalchemy_async})
 """Adapters of connections that belong to an event loop."""

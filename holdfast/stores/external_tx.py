@@ -36,12 +36,14 @@ class ExternalTransactions:
     async def submit(self, connection: object, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Submit on ``connection``: the jobs exist once its owner commits, and never if they roll back."""
         caller, external = await self._verified(connection)
-        return await _hold(caller, external.submit_steps(jobs))
+        return await _hold(caller, external.submit_flow(jobs))
 
-    async def complete(self, connection: object, lease: Lease, result: str | None) -> Settled:
+    async def complete(
+        self, connection: object, lease: Lease, result: str | None, worker: str | None = None
+    ) -> Settled:
         """End a running job on ``connection``: it has succeeded once its owner commits."""
         caller, external = await self._verified(connection)
-        return await _hold(caller, external.complete_steps(lease, result))
+        return await _hold(caller, external.complete_flow(lease, result, worker))
 
     async def verify_connection(self, connection: object) -> None:
         """Raises Invalid or Conflict for a connection that cannot take a job or a step into its transaction."""
@@ -50,7 +52,7 @@ class ExternalTransactions:
     async def record_step(self, connection: object, step: NewStep, previous: str | None) -> StepReceipt:
         """Record a step on ``connection``: the job has it once its owner commits, and never if they roll back."""
         caller, external = await self._verified(connection)
-        return await _hold(caller, external.record_step(step, previous))
+        return await _hold(caller, external.record_step_flow(step, previous))
 
     async def _verified(self, connection: object) -> tuple[ConnectionAdapter, External]:
         """The connection, verified to be one to this application's store, and the store's family for it."""

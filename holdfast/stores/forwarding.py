@@ -37,7 +37,7 @@ from holdfast.core.models import (
     TxOutcome,
 )
 from holdfast.core.schedule import DueSchedules, Schedule, ScheduleChange
-from holdfast.core.stats import JobStats
+from holdfast.core.stats import JobStats, StateCounts
 from holdfast.core.steps import NewStep, StepReceipt
 from holdfast.core.waits import ChildStatus, JobWaits, KeptSignal, SentSignal, Signal, SignalReceipt, SignalWait
 from holdfast.core.workers import HeartbeatReply, WorkerCommand, WorkerHeartbeat, WorkerInfo
@@ -177,8 +177,8 @@ class ForwardingMaintenance:
     async def promote_due(self, *, limit: int) -> int:
         return await self._intercept("promote_due", lambda: self._inner.promote_due(limit=limit))
 
-    async def expire_waiting(self, *, limit: int) -> list[ExpiredJob]:
-        return await self._intercept("expire_waiting", lambda: self._inner.expire_waiting(limit=limit))
+    async def expire_unstarted(self, *, limit: int) -> list[ExpiredJob]:
+        return await self._intercept("expire_unstarted", lambda: self._inner.expire_unstarted(limit=limit))
 
     async def find_expired_leases(self, *, limit: int) -> list[Job]:
         return await self._intercept("find_expired_leases", lambda: self._inner.find_expired_leases(limit=limit))
@@ -246,6 +246,9 @@ class ForwardingQuery:
     async def get(self, job_id: str) -> Job | None:
         return await self._intercept("get", lambda: self._inner.get(job_id))
 
+    async def get_many(self, job_ids: Sequence[str]) -> list[Job | None]:
+        return await self._intercept("get_many", lambda: self._inner.get_many(job_ids))
+
     async def summaries(self, job_ids: Sequence[str]) -> list[Job | None]:
         return await self._intercept("summaries", lambda: self._inner.summaries(job_ids))
 
@@ -264,6 +267,9 @@ class ForwardingQuery:
 
     async def count(self, where: JobFilter, *, limit: int | None = None, seconds: float | None = None) -> int:
         return await self._intercept("count", lambda: self._inner.count(where, limit=limit, seconds=seconds))
+
+    async def count_states(self, where: JobFilter) -> StateCounts:
+        return await self._intercept("count_states", lambda: self._inner.count_states(where))
 
     async def attempts(self, job_id: str) -> list[Attempt]:
         return await self._intercept("attempts", lambda: self._inner.attempts(job_id))
@@ -289,7 +295,7 @@ class ForwardingQuery:
     async def failed_jobs(self, limit: int) -> list[FailedJob]:
         return await self._intercept("failed_jobs", lambda: self._inner.failed_jobs(limit))
 
-    async def events(self, after: str | None, *, limit: int, max_age: timedelta) -> JobEvents:
+    async def events(self, after: str | int | None, *, limit: int, max_age: timedelta) -> JobEvents:
         return await self._intercept("events", lambda: self._inner.events(after, limit=limit, max_age=max_age))
 
 
@@ -335,8 +341,10 @@ class ForwardingLimits:
     async def bucket_use(self, buckets: Sequence[str]) -> list[BucketUse]:
         return await self._intercept("bucket_use", lambda: self._inner.bucket_use(buckets))
 
-    async def count_waiting(self, buckets: Sequence[str], *, max_count: int) -> list[int]:
-        return await self._intercept("count_waiting", lambda: self._inner.count_waiting(buckets, max_count=max_count))
+    async def count_unstarted(self, buckets: Sequence[str], *, max_count: int) -> list[int]:
+        return await self._intercept(
+            "count_unstarted", lambda: self._inner.count_unstarted(buckets, max_count=max_count)
+        )
 
     async def take_tokens(self, bucket: str, tokens: int) -> timedelta:
         return await self._intercept("take_tokens", lambda: self._inner.take_tokens(bucket, tokens))
@@ -411,14 +419,14 @@ class ForwardingExternal:
     async def verify(self) -> StatementFlow[None]:
         return await self._intercept("verify", self._inner.verify)
 
-    def submit_steps(self, jobs: Sequence[NewJob]) -> StatementFlow[list[Submitted]]:
-        return self._inner.submit_steps(jobs)
+    def submit_flow(self, jobs: Sequence[NewJob]) -> StatementFlow[list[Submitted]]:
+        return self._inner.submit_flow(jobs)
 
-    def complete_steps(self, lease: Lease, result: str | None) -> StatementFlow[Settled]:
-        return self._inner.complete_steps(lease, result)
+    def complete_flow(self, lease: Lease, result: str | None, worker: str | None = None) -> StatementFlow[Settled]:
+        return self._inner.complete_flow(lease, result, worker)
 
-    def record_step(self, step: NewStep, previous: str | None) -> StatementFlow[StepReceipt]:
-        return self._inner.record_step(step, previous)
+    def record_step_flow(self, step: NewStep, previous: str | None) -> StatementFlow[StepReceipt]:
+        return self._inner.record_step_flow(step, previous)
 
     async def tx_outcome(self, lease: Lease) -> TxOutcome:
         return await self._intercept("tx_outcome", lambda: self._inner.tx_outcome(lease))

@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Protocol
 
-from holdfast.core.models import Claim, DeliveredClaim, JobState, Overtaken
+from holdfast.core.models import Claim, ClaimByIds, JobState, Overtaken
 from holdfast.stores.base import ClaimRequest, Store
 
 
 class TransportQueries(Protocol):
     """Queries of a transport to its store: the ids of ready jobs, and jobs by their ids."""
 
-    async def claim_delivered(self, request: ClaimRequest) -> DeliveredClaim:
-        """``claim`` of the ids in ``request.only``, each in its canonical form. Makes no due job ready; if one is due,
+    async def claim_ids(self, request: ClaimRequest) -> ClaimByIds:
+        """``claim`` of the ids in ``request.ids``, each in its canonical form. Makes no due job ready; if one is due,
         ``next_due`` is 0. ``left``: ready jobs not claimed, with their queues. ``paused``: all paused queues."""
 
     async def claim_limited(self, request: ClaimRequest) -> Claim | None:

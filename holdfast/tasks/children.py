@@ -17,7 +17,9 @@ _RESULT = '{"result":'
 class Gatherer(Protocol):
     """Protocol of an object that waits for children."""
 
-    async def gather(self, children: Sequence[Child[Any]], *, in_order: bool, return_exceptions: bool) -> list[Any]: ...
+    async def gather(
+        self, children: Sequence[Child[Any]], *, by_handler: bool, return_exceptions: bool
+    ) -> list[Any]: ...
 
 
 class Child(Generic[T]):
@@ -37,7 +39,7 @@ class Child(Generic[T]):
         return self._value().__await__()
 
     async def _value(self) -> T:
-        [value] = await self._steps.gather([self], in_order=True, return_exceptions=False)
+        [value] = await self._steps.gather([self], by_handler=True, return_exceptions=False)
         result: T = value
         return result
 

@@ -344,7 +344,7 @@ def _fault_of_scalar(value: str | float, path: str) -> EncodingProblem | None:
         if value.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in value):
             return None
         remedy = "it holds a lone surrogate, which UTF-8 cannot carry"
-        return EncodingProblem(path, quote_value(value), remedy, "invalid_unicode")
+        return EncodingProblem(path, "a text", remedy, "invalid_unicode")  # unquoted: it may be stored as an error
     if isinstance(value, int):
         if _LOWEST <= value <= _HIGHEST:
             return None

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import timedelta
-from typing import Any, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, overload
 
 from holdfast.core.errors import Conflict, HoldfastError, Invalid
 from holdfast.core.lifecycle import Outcome
@@ -14,7 +14,7 @@ from holdfast.core.models import Job, Lease, NewJob
 from holdfast.core.portal import drive_coroutine, forbid_running_loop
 from holdfast.core.retry import Retry, as_retry
 from holdfast.core.steps import Progress
-from holdfast.core.validation import check_name, check_span, check_timeout, parse_count
+from holdfast.core.validation import check_name, check_span, check_timeout, explain_attribute, parse_count
 from holdfast.tasks.children import Child
 from holdfast.tasks.job_logger import NOTHING, JobLog
 from holdfast.tasks.saved_values import SavedState, StepStore, TxStepStore
@@ -23,6 +23,14 @@ from holdfast.tasks.steps import DEFAULT_OPTIONS, CallerTransaction, JobSteps, S
 P = ParamSpec("P")
 T = TypeVar("T")
 R_co = TypeVar("R_co", covariant=True)
+
+
+_ELSEWHERE = {
+    "retry": "to try again later: raise RetryAfter(60), or let the error out",
+    "request": "what the running job is: context.id, context.attempts, context.job",
+    "update_state": "to say how far it is: await context.progress(30, 100)",
+}
+"""Methods of a bound task in Celery, with what to write here."""
 
 
 class Completer(TxStepStore, Protocol):
@@ -91,6 +99,12 @@ class Context:
         """True once ``complete`` was called: from then on only the store knows the job's state."""
         self.cancelled = False
         """True once the job is asked to stop. A handler in a thread should check it; a coroutine is cancelled."""
+
+    if not TYPE_CHECKING:  # to a type checker, other attributes are errors as ever
+
+        def __getattr__(self, name: str) -> Any:
+            """Explains the name here of what ``self`` has in a task of Celery."""
+            raise explain_attribute(self, name, _ELSEWHERE)
 
     @property
     def id(self) -> str:
@@ -217,11 +231,16 @@ class Context:
         It is tried several times within this attempt of the job, with the delays of ``retry`` in between, each time for
         at most ``timeout``.
         """
+        policy = Retry() if retry is None else as_retry(retry)
+        if policy.priority is not None:
+            raise Invalid(
+                "retry.priority", policy.priority, "leave it out: a step waits in no queue; give it to the task"
+            )
         return StepContext(
             self,
             StepOptions(
                 tries=parse_count(tries, "tries", least=1, most=1000, text=False),
-                retry=Retry() if retry is None else as_retry(retry),
+                retry=policy,
                 timeout=None if timeout is None else check_timeout(timeout).total_seconds(),
             ),
         )
@@ -271,7 +290,7 @@ class Context:
                 raise Invalid("children", child, "give calls of tasks: context.gather(context.call(task, …), …)")
         if not children:
             return []
-        return await self._job_steps.gather(children, in_order=False, return_exceptions=return_exceptions)
+        return await self._job_steps.gather(children, by_handler=False, return_exceptions=return_exceptions)
 
     @property
     def state(self) -> SavedState:
@@ -391,9 +410,9 @@ class SyncContext:
         kwargs: Mapping[str, Any],
         transaction: CallerTransaction | None,
     ) -> T:
-        in_order = CURRENT.get(None) is self._context  # a thread that the handler started does not inherit it
+        by_handler = CURRENT.get(None) is self._context  # a thread that the handler started does not inherit it
         result: T = self._context._job_steps.run_blocking(
-            name, DEFAULT_OPTIONS, function, args, kwargs, transaction, in_order=in_order
+            name, DEFAULT_OPTIONS, function, args, kwargs, transaction, by_handler=by_handler
         )
         return result
 

@@ -11,6 +11,7 @@ from collections.abc import (
     Callable,
     Coroutine,
     Iterable,
+    Mapping,
     Sequence,
 )
 from contextlib import AbstractContextManager
@@ -19,10 +20,12 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from holdfast.core.clock import Clock
+from holdfast.core.encryption import describe_encrypted, is_encrypted
 from holdfast.core.errors import Invalid, LeaseLost
-from holdfast.core.models import Job, Lease, NewJob, Step
+from holdfast.core.lifecycle import Failed
+from holdfast.core.models import Job, Lease, NewJob, Reason, Step
 from holdfast.core.steps import CHILDREN, MAX_NAME, PROGRESS, STATE, NewStep, Progress, StepReceipt
-from holdfast.core.waits import ChildStatus, SignalReceipt, SignalWait
+from holdfast.core.waits import ChildStatus, SignalReceipt, SignalWait, step_value
 from holdfast.tasks.codec import decode_json, encode_result
 
 T = TypeVar("T")
@@ -36,6 +39,7 @@ class StepStore(Protocol):
 
     clock: Clock
     result_limit: int
+    has_codec: bool
 
     def open_span(self, name: str) -> AbstractContextManager[object]: ...
 
@@ -74,6 +78,16 @@ def started_children(record: Iterable[Step]) -> dict[str, int]:
     return {} if text is None else dict(decode_json(text))
 
 
+def find_encrypted(results: Mapping[str, str | None]) -> Failed | None:
+    """Returns the failure of an attempt that needs a result, by the name of its step, that could not be decrypted."""
+    for name, result in results.items():
+        text = None if result is None else step_value(result)
+        if text is not None and is_encrypted(text):
+            error = f"the result of step {name!r} is {describe_encrypted(text)}, which could not be decrypted here"
+            return Failed(error=error, reason=Reason.ENCRYPTED, retryable=False)
+    return None
+
+
 class SavedValues:
     """The values of one attempt of a job."""
 
@@ -94,6 +108,11 @@ class SavedValues:
     def is_iterating(self) -> bool:
         """Returns True inside a loop over ``iterate``."""
         return self._loop is not None and self._loop() is not None
+
+    def describe_misfit(self, name: str, error: Exception) -> str:
+        """Text for a step whose result does not fit its annotation; with a codec it quotes nothing of the result."""
+        cause = type(error).__name__ if self._step_store.has_codec else error
+        return f"step {name!r}: its result does not fit the function's return annotation: {cause}"
 
     async def read(self, name: str) -> Any:
         """A value of the job; None if it was never saved."""

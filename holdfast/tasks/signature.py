@@ -19,6 +19,7 @@ import msgspec
 import msgspec.inspect
 
 from holdfast.core.errors import ConfigError, Invalid, TooLarge
+from holdfast.core.validation import translate_option
 from holdfast.tasks.codec import (
     PAYLOAD_LIMIT,
     EncodingProblem,
@@ -77,7 +78,10 @@ def check_function(task: str, function: object) -> None:
 def _problem(function: object) -> str | None:
     if not inspect.isfunction(function):
         kind = type(function).__name__
-        return f"a task is a function, not a {kind}; decorate a plain function (def or async def)"
+        remedy = "decorate a plain function (def or async def)"
+        if inspect.ismethod(function):
+            remedy += "; a Celery task with bind=True: write it without self, whose place a Context takes"
+        return f"a task is a function, not a {kind}; {remedy}"
     where = source_location(function)
     if function.__name__ == "<lambda>":
         return f"{where} is a lambda; give it a name with def"
@@ -209,6 +213,7 @@ class Signature:
         takes = f"it takes {', '.join(self.names)}" if self.names else "it takes no arguments"
         if name in _OPTIONS and not near:
             takes += f"; options of a job are separate from its arguments: .options({name}=…).enqueue(…)"
+        takes += "" if near else translate_option(name)
         return Invalid(self.field_name(name), given[name], f"there is no such parameter; {hint}{takes}")
 
     def _provided_given(self, name: str) -> Invalid:

@@ -23,21 +23,21 @@ from holdfast.core.lifecycle import (
     Failed,
     HandlerSignal,
     Outcome,
-    Parked,
     Snoozed,
     StepsChanged,
     Succeeded,
     Suspended,
+    Suspension,
     failure_of,
 )
 from holdfast.core.models import MICROSECOND, TERMINAL, Job, NewJob, Reason, Step
 from holdfast.core.portal import drive_coroutine
 from holdfast.core.retry import Retry
 from holdfast.core.steps import CHILDREN, MAX_RESULTS, MAX_STEPS, NewStep, check_step_name
-from holdfast.core.waits import SignalWait
+from holdfast.core.waits import SIGNAL_STEP, SignalWait
 from holdfast.tasks.children import Child, child_record
 from holdfast.tasks.codec import decode_json, decoder_of, encode_result
-from holdfast.tasks.saved_values import SavedValues, StepStore, TxStepStore, started_children
+from holdfast.tasks.saved_values import SavedValues, StepStore, TxStepStore, find_encrypted, started_children
 
 T = TypeVar("T")
 
@@ -94,7 +94,7 @@ class JobSteps:
     async def final_outcome(self, outcome: Outcome) -> Outcome:
         """The outcome of the attempt, from that of the handler."""
         if self._end is None and self._uncommitted and isinstance(outcome, Succeeded):
-            await self._check_commits(in_order=False)
+            await self._check_commits(by_handler=False)
         if self._end is None and self._left and isinstance(outcome, Succeeded):
             first = min(self._left.values(), key=_number_of)
             self._end_by(_changed(f"step {first.name!r} is recorded, and the code does not call it any more"))
@@ -127,9 +127,9 @@ class JobSteps:
         kwargs: Mapping[str, Any],
         transaction: CallerTransaction | None = None,
         *,
-        in_order: bool,
+        by_handler: bool,
     ) -> Any:
-        """Runs a step in this thread, which waits. ``in_order``: it is the handler's."""
+        """Runs a step in this thread, which waits. ``by_handler``: the handler itself calls it."""
         _check_function(function)
         if inspect.iscoroutinefunction(function):
             method = "step" if transaction is None else "step_in"
@@ -137,7 +137,7 @@ class JobSteps:
             raise Invalid("function", getattr(function, "__name__", function), remedy)
         unique, number = self._count_call(name)
         run, decode, caller = self._step_store.run_blocking, decoder_of(function), threading.get_ident()
-        recorded = run(self._find(unique, caller, in_order=in_order, transaction=transaction))
+        recorded = run(self._find(unique, caller, by_handler=by_handler, transaction=transaction))
         if recorded is not None:
             return self._decode(unique, recorded.result, decode)
         with self._step_store.open_span(unique), self._noting_failure(caller, unique):
@@ -145,7 +145,7 @@ class JobSteps:
                 drive_coroutine(transaction.step_store.verify_connection(transaction.connection))
             called = self._step_store.step_function(self._job, unique, function, blocking=True)
             value = self._try_often_blocking(options, lambda: called(*args, **kwargs))
-            saving = self._save(unique, number, decode, in_order=in_order, value=value, transaction=transaction)
+            saving = self._save(unique, number, decode, by_handler=by_handler, value=value, transaction=transaction)
             return run(saving) if transaction is None else drive_coroutine(saving)
 
     def _try_often_blocking(self, options: StepOptions, call: Callable[[], Any]) -> Any:
@@ -164,34 +164,35 @@ class JobSteps:
             self._step_store.run_blocking(self._step_store.clock.sleep(pause))
 
     async def sleep(self, span: timedelta) -> None:
-        """Ends the attempt by `Suspended`, and returns in the one that begins when the time is over."""
+        """Ends the attempt by `Suspension`, and returns in the one that begins when the time is over."""
         self._check_caller("sleep", str(span))
         name, number = self._count_call("sleep")
-        recorded = await self._find(name, self._runner, in_order=True)
+        recorded = await self._find(name, self._runner, by_handler=True)
         if recorded is None:
-            await self._save(name, number, decode_json, in_order=True, value=span // MICROSECOND)
-            raise self._end_by((Suspended(), Snoozed(span)))
+            await self._save(name, number, decode_json, by_handler=True, value=span // MICROSECOND)
+            raise self._end_by((Suspension(), Snoozed(span)))
         until_us = recorded.ended_at_us + int(recorded.result or 0)
         if self._job.run_at_us < until_us:  # it was interrupted before its sleep, or an operator runs it earlier
             left = (until_us - await self._step_store.server_time_us()) * MICROSECOND
             if left > timedelta(0):
-                raise self._end_by((Suspended(), Snoozed(left)))
+                raise self._end_by((Suspension(), Snoozed(left)))
 
     async def wait_for(self, topic: str, timeout: timedelta) -> Any:
-        """Returns the value of a signal, or ends the attempt by `Suspended` until there is one."""
+        """Returns the value of a signal, or ends the attempt by `Suspension` until there is one."""
         self._check_caller("wait_for", topic)
-        name, number = self._count_call(topic, kind="wait_for ")
-        recorded = await self._find(name, self._runner, in_order=True)
+        name, number = self._count_call(topic, kind=SIGNAL_STEP)
+        recorded = await self._find(name, self._runner, by_handler=True)
         if recorded is not None:
             result = recorded.result
         else:
             step = NewStep(self._job.lease, name, number, True, None, self._job.worker)
             receipt = await self._step_store.receive_signal(SignalWait(step, topic, timeout))
-            if not receipt.is_held:
+            if not receipt.has_lease:
                 raise self._lease_lost(name)
             if receipt.left is not None:
-                raise self._end_by((Suspended(), Parked(Reason.SIGNAL, receipt.left)))
+                raise self._end_by((Suspension(), Suspended(Reason.SIGNAL, receipt.left)))
             result = receipt.result
+            self._check_encrypted({name: result})
             self._grow(name, result)
         received = self._decode(name, result, decode_json)
         if "signal" not in received:
@@ -203,10 +204,10 @@ class JobSteps:
         name, number = self._count_call(job.task)
         return Child(self, name, number, replace(job, id=derive_id(self._job.id, name)), decode)
 
-    async def gather(self, children: Sequence[Child[Any]], *, in_order: bool, return_exceptions: bool) -> list[Any]:
-        """Returns the results of children, or ends the attempt by `Suspended` until they have ended."""
+    async def gather(self, children: Sequence[Child[Any]], *, by_handler: bool, return_exceptions: bool) -> list[Any]:
+        """Returns the results of children, or ends the attempt by `Suspension` until they have ended."""
         self._check_caller("call", ", ".join(child.name for child in children[:3]))
-        recorded = {child.name: await self._find(child.name, self._runner, in_order=in_order) for child in children}
+        recorded = {child.name: await self._find(child.name, self._runner, by_handler=by_handler) for child in children}
         open_ones = [child for child in children if recorded[child.name] is None]
         results = {name: step.result for name, step in recorded.items() if step is not None}
         self._started.difference_update(child.name for child in children)
@@ -215,7 +216,7 @@ class JobSteps:
             await self._save_calls({child.name: child.number for child in open_ones[:_CALLS_SAVED]})
             results |= await self._results_of(open_ones, keep_failures=return_exceptions)
             steps = [(child, results[child.name]) for child in open_ones]
-            await asyncio.gather(*[self._write(each.name, each.number, in_order, text) for each, text in steps])
+            await asyncio.gather(*[self._write(each.name, each.number, by_handler, text) for each, text in steps])
         return [self._decode(child.name, results[child.name], child.decode_outcome) for child in children]
 
     async def _save_calls(self, calls: dict[str, int]) -> None:
@@ -238,8 +239,9 @@ class JobSteps:
         if any(status.job_id == self._job.id for status in statuses):
             raise self._end_by(_final("a job cannot wait for itself: a child has its key; give the child another one"))
         if any(status.state is not None and status.state not in TERMINAL for status in statuses):
-            raise self._end_by((Suspended(), Parked(Reason.CHILDREN)))
+            raise self._end_by((Suspension(), Suspended(Reason.CHILDREN)))
         ended = await self._step_store.read_jobs([status.job_id for status in statuses])
+        self._check_encrypted({job.task: job.result for job in ended if job is not None})
         results: dict[str, str] = {}
         for child, status, job in zip(children, statuses, ended, strict=True):
             failure = failure_of(status.job_id, job)
@@ -285,15 +287,15 @@ class JobSteps:
         transaction: CallerTransaction | None,
     ) -> Any:
         caller = _running_task()
-        in_order = caller is self._runner
-        recorded = await self._find(name, caller, in_order=in_order, transaction=transaction)
+        by_handler = caller is self._runner
+        recorded = await self._find(name, caller, by_handler=by_handler, transaction=transaction)
         if recorded is not None:
             return self._decode(name, recorded.result, decode)
         with self._step_store.open_span(name), self._noting_failure(caller, name):
             if transaction is not None:
                 await transaction.step_store.verify_connection(transaction.connection)
             value = await self._try_often(name, options, call)
-            return await self._save(name, number, decode, in_order=in_order, value=value, transaction=transaction)
+            return await self._save(name, number, decode, by_handler=by_handler, value=value, transaction=transaction)
 
     @contextmanager
     def _noting_failure(self, caller: object, name: str) -> Iterator[None]:
@@ -333,18 +335,18 @@ class JobSteps:
             return results[0]
 
     async def _find(
-        self, name: str, caller: object, *, in_order: bool, transaction: CallerTransaction | None = None
+        self, name: str, caller: object, *, by_handler: bool, transaction: CallerTransaction | None = None
     ) -> Step | None:
         """The record of a step; None if it is to run. Raises what ends the attempt."""
         await self._read()
-        failed = next(iter(self._failed.values()), None) if in_order else self._failed.get(caller)
+        failed = next(iter(self._failed.values()), None) if by_handler else self._failed.get(caller)
         if self._end is None and failed is not None:
             self._end_by(_continued(failed, name, is_child=failed in self._failed_children))
-        if self._end is None and in_order and self._previous is not None and transaction is None:
-            await self._check_commits(in_order=True)
-        if self._end is None and in_order and name not in self._left and name not in self._started:
+        if self._end is None and by_handler and self._previous is not None and transaction is None:
+            await self._check_commits(by_handler=True)
+        if self._end is None and by_handler and name not in self._left and name not in self._started:
             self._check_started(name)
-            skipped = [step for step in self._left.values() if step.in_order]
+            skipped = [step for step in self._left.values() if step.by_handler]
             if skipped:
                 first = min(skipped, key=_number_of)
                 text = f"step {first.name!r} is recorded at this place, and the code calls step {name!r}"
@@ -357,6 +359,7 @@ class JobSteps:
         async with self._reading:
             if not self._is_read:
                 steps = await self._step_store.read_steps(self._job.id)
+                self._check_encrypted({step.name: step.result for step in steps})
                 self._left = {step.name: step for step in steps if step.number}
                 self.values.load(steps)
                 self._saved_calls = started_children(steps)
@@ -364,12 +367,12 @@ class JobSteps:
                 self._size = sum(len(step.result or "") for step in steps if step.number)
                 self._is_read = True
 
-    async def _check_commits(self, *, in_order: bool) -> None:
-        """Ends the attempt unless its steps in handlers' transactions are committed; ``in_order``: only those are."""
+    async def _check_commits(self, *, by_handler: bool) -> None:
+        """Ends the attempt unless its steps in handlers' transactions are committed; ``by_handler``: only those are."""
         recorded = {step.name for step in await self._step_store.read_steps(self._job.id)}
         for name in recorded.intersection(list(self._uncommitted)):
             del self._uncommitted[name]
-        missing = next((name for name, each in list(self._uncommitted.items()) if each or not in_order), None)
+        missing = next((name for name, each in list(self._uncommitted.items()) if each or not by_handler), None)
         if missing is not None:
             self._end_by(_rolled_back(missing))
         self._previous = None
@@ -380,7 +383,7 @@ class JobSteps:
         number: int,
         decode: Callable[[str], Any],
         *,
-        in_order: bool,
+        by_handler: bool,
         value: Any,
         transaction: CallerTransaction | None = None,
     ) -> Any:
@@ -390,26 +393,26 @@ class JobSteps:
         except Invalid as error:
             raise self._end_by(_final(f"step {name!r}: {error}", Reason.RESULT)) from error
         found = self._decode(name, result, decode)
-        await self._write(name, number, in_order, result, transaction)
+        await self._write(name, number, by_handler, result, transaction)
         return found
 
     async def _write(
-        self, name: str, number: int, in_order: bool, result: str | None, transaction: CallerTransaction | None = None
+        self, name: str, number: int, by_handler: bool, result: str | None, transaction: CallerTransaction | None = None
     ) -> None:
         self._grow(name, result)
-        step = NewStep(self._job.lease, name, number, in_order, result, self._job.worker)
+        step = NewStep(self._job.lease, name, number, by_handler, result, self._job.worker)
         if transaction is not None:
             await self._record(step, transaction)
         elif not await self._step_store.save_step(step):
             raise self._lease_lost(name)
 
     async def _record(self, step: NewStep, transaction: CallerTransaction) -> None:
-        previous = self._previous if step.in_order else None
-        self._uncommitted[step.name] = step.in_order
-        if step.in_order:
+        previous = self._previous if step.by_handler else None
+        self._uncommitted[step.name] = step.by_handler
+        if step.by_handler:
             self._previous = step.name
         receipt = await transaction.step_store.record_step(transaction.connection, step, previous)
-        if not receipt.is_held:
+        if not receipt.has_lease:
             raise self._lease_lost(step.name)
         if not receipt.is_recorded:
             raise self._end_by(_rolled_back(previous or step.name))
@@ -425,11 +428,15 @@ class JobSteps:
     def _lease_lost(self, name: str) -> LeaseLost:
         return LeaseLost(f"step {name!r} of job {self._job.id} was not recorded: the lease is lost")
 
+    def _check_encrypted(self, results: Mapping[str, str | None]) -> None:
+        if failed := find_encrypted(results):
+            raise self._end_by((HandlerSignal(failed.error), failed))
+
     def _decode(self, name: str, result: str | None, decode: Callable[[str], Any]) -> Any:
         try:
             return None if result is None else decode(result)
         except Exception as error:
-            text = f"step {name!r}: its result does not fit the function's return annotation: {error}"
+            text = self.values.describe_misfit(name, error)
             raise self._end_by(_final(text, Reason.RESULT)) from error
 
     def _end_by(self, end: tuple[BaseException, Outcome]) -> BaseException:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from holdfast.core.resources import Resources
     from holdfast.core.retry import Retry
     from holdfast.core.unique import Unique
+    from holdfast.tasks.scopes import HandlerScope
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -50,6 +51,7 @@ class Task(Generic[P, R]):
         "unique",
         "expires",
         "resources",
+        "scopes",
         "_result",
         "_signature",
         "__weakref__",
@@ -65,13 +67,14 @@ class Task(Generic[P, R]):
         max_attempts: int | UnsetType | None = UNSET,
         timeout: float | None = None,
         executor: Executor | None = None,
-        retry_on: ErrorMatch = (),
+        retry_on: ErrorMatch | None = None,
         dead_on: ErrorMatch = (),
         priority: int = 0,
         tags: Sequence[str] = (),
         unique: Unique | None = None,
         expires: timedelta | None = None,
         resources: Resources | None = None,
+        scopes: Sequence[HandlerScope] = (),
     ) -> None:
         """``timeout`` in seconds. ``max_attempts``: UNSET leaves it to the settings, None is no limit.
 
@@ -81,10 +84,7 @@ class Task(Generic[P, R]):
         check_function(name, function)
         check_result_annotation(name, function)
         coroutine = inspect.iscoroutinefunction(function)
-        if executor == "async" and not coroutine:
-            raise ConfigError(f'task {name!r}: executor "async" needs an async def; use "thread" or "process"')
-        if executor == "thread" and coroutine:
-            raise ConfigError(f'task {name!r}: executor "thread" needs a plain def; use "async" or "process"')
+        _check_executor(name, executor, coroutine=coroutine)
         self.name = name
         self.function = function
         self.queue = queue
@@ -92,7 +92,7 @@ class Task(Generic[P, R]):
         self.max_attempts = max_attempts
         self.timeout = timeout
         self.executor: Executor = executor or ("async" if coroutine else "thread")
-        self.retry_on = _matches(name, "retry_on", retry_on)
+        self.retry_on = () if retry_on is None else _matches(name, "retry_on", retry_on)
         self.dead_on = _matches(name, "dead_on", dead_on)
         self.priority = priority
         self.tags = tuple(tags)
@@ -100,6 +100,7 @@ class Task(Generic[P, R]):
         self.expires = expires
         if unique is not None:
             self.check_unique(unique)
+        self.scopes = scopes
         self.resources = resources
         if resources is not None and self.executor != "process":
             remedy = 'add executor="process": the event loop and threads share the worker\'s own process'
@@ -227,6 +228,13 @@ class Task(Generic[P, R]):
         return False
 
 
+def _check_executor(name: str, executor: Executor | None, *, coroutine: bool) -> None:
+    if executor == "async" and not coroutine:
+        raise ConfigError(f'task {name!r}: executor "async" needs an async def; use "thread" or "process"')
+    if executor == "thread" and coroutine:
+        raise ConfigError(f'task {name!r}: executor "thread" needs a plain def; use "async" or "process"')
+
+
 def _check_options(name: object, max_attempts: object, timeout: object, executor: object, priority: object) -> None:
     check_task_name(name)
     attempts_fit = isinstance(max_attempts, int) and not isinstance(max_attempts, bool) and max_attempts >= 1
@@ -246,6 +254,9 @@ def _is_positive(value: object) -> bool:
 
 
 def _matches(name: str, option: str, given: object) -> tuple[type[BaseException] | Predicate, ...]:
+    if option == "retry_on" and given in ((), []):  # to match no error cannot mean to retry all
+        remedy = "leave it out to retry every error; for no automatic retries give dead_on=Exception"
+        raise Invalid(f"{option} of task {name!r}", given, remedy, "names no error")
     matches = given if isinstance(given, tuple) else (given,)
     for each in matches:
         if not (issubclass(each, BaseException) if isinstance(each, type) else callable(each)):

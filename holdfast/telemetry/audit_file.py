@@ -28,7 +28,7 @@ from holdfast.core.errors import ConfigError, HoldfastError, Unavailable
 MAX_ENTRY = 16 * 1024
 """Maximum size of an entry in bytes."""
 _MAX_LINE = MAX_ENTRY + 1024
-_MAX_WAITING = 1000
+_MAX_PENDING = 1000
 _MAX_BATCH = 200
 _PAUSE = 0.005  # seconds between attempts to take the lock
 
@@ -251,19 +251,19 @@ def _write(descriptor: int, content: bytes) -> None:
         content = content[os.write(descriptor, content) :]
 
 
-class _Waiting(NamedTuple):
+class _Pending(NamedTuple):
     entry: bytes
     until: float
     answer: asyncio.Future[None] | None
 
 
 class AuditFile:
-    """Appends entries from event loops, in a thread of its own. Waiting entries share a write."""
+    """Appends entries from event loops, in a thread of its own. Pending entries share a write."""
 
     def __init__(self, path: Path, timeout: float = 1.5) -> None:
         self._path = path
         self._timeout = timeout
-        self._waiting: queue.Queue[_Waiting] = queue.Queue(_MAX_WAITING)
+        self._pending: queue.Queue[_Pending] = queue.Queue(_MAX_PENDING)
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
         self._last = ""
@@ -273,7 +273,7 @@ class AuditFile:
         """Appends an entry and waits until it is synced; Unavailable on a timeout or an error."""
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if not self.add_later(entry, answer):
-            raise Unavailable(f"{self._path} takes no entries: {_MAX_WAITING:,} wait to be written")
+            raise Unavailable(f"{self._path} takes no entries: {_MAX_PENDING:,} wait to be written")
         try:
             async with asyncio.timeout(self._timeout * 1.3):
                 await answer
@@ -287,17 +287,17 @@ class AuditFile:
                 self._thread = threading.Thread(target=self._work, name="holdfast-audit", daemon=True)
                 self._thread.start()
         try:
-            self._waiting.put_nowait(_Waiting(entry, time.monotonic() + self._timeout, answer))
+            self._pending.put_nowait(_Pending(entry, time.monotonic() + self._timeout, answer))
         except queue.Full:
             return False
         return True
 
     def _work(self) -> None:
         while True:
-            batch = [self._waiting.get()]
+            batch = [self._pending.get()]
             with contextlib.suppress(queue.Empty):
                 while len(batch) < _MAX_BATCH:
-                    batch.append(self._waiting.get_nowait())
+                    batch.append(self._pending.get_nowait())
             now = time.monotonic()
             wanted = [each for each in batch if each.until > now and not (each.answer and each.answer.done())]
             if not wanted:

@@ -215,9 +215,9 @@ class JsonRenderer:
             try:
                 fields = encode(event)
             except UnicodeEncodeError:
-                return self.render_line(moment, level, kind.name, _event_fields(event, task_field))
+                return self.render_line(moment, level, kind.name, event_fields(event, task_field))
             if not fields.isascii() or _EQUALS in fields or _DELETE in fields or fields.find(b"://") >= 0:
-                return self.render_line(moment, level, kind.name, _event_fields(event, task_field))
+                return self.render_line(moment, level, kind.name, event_fields(event, task_field))
             if renamed is not None:
                 fields = fields.replace(b'"task":', renamed, 1)
             return b"".join((b'{"timestamp":"', stamp(moment).encode(), middle, fields[1:], b"\n"))
@@ -235,19 +235,20 @@ class JsonRenderer:
 class PrettyRenderer:
     """Renders lines for people with structlog, optionally in colours."""
 
-    def __init__(self, task_field: str = "task", *, colors: bool) -> None:
+    def __init__(self, task_field: str = "task", *, program: str, colors: bool) -> None:
         import structlog  # and rich with it: a third of a worker's start
 
         self._stamp = Stamp()
         self._task_field = task_field
+        self._program = program
         self._render = structlog.dev.ConsoleRenderer(
             colors=colors, sort_keys=False, exception_formatter=structlog.dev.plain_traceback
         )
 
     def renderer_for(self, kind: type[Event], level: str) -> Callable[[Event], bytes]:
-        task_field = self._task_field
+        task_field, program = self._task_field, self._program
         return lambda event: self.render_line(
-            time.time(), level, kind.name, _event_fields(event, task_field) | _pointer(event)
+            time.time(), level, kind.name, event_fields(event, task_field) | traceback_pointer(event, program)
         )
 
     def render_line(self, moment: float, level: str, name: str, fields: Mapping[str, Any]) -> bytes:
@@ -273,7 +274,7 @@ class Stamp:
         return text
 
 
-def _event_fields(event: Event, task_field: str) -> dict[str, Any]:
+def event_fields(event: Event, task_field: str) -> dict[str, Any]:
     """Returns the fields of an event, with the task's name under ``task_field``."""
     fields: dict[str, Any] = msgspec.to_builtins(event)
     if task_field == "task":
@@ -281,9 +282,9 @@ def _event_fields(event: Event, task_field: str) -> dict[str, Any]:
     return {task_field if name == "task" else name: value for name, value in fields.items()}
 
 
-def _pointer(event: Event) -> dict[str, str]:
-    """Returns a pointer to more information: a dead job's traceback."""
-    return {"see": f"holdfast show {event.job_id}"} if isinstance(event, JobDead) else {}
+def traceback_pointer(event: Event, program: str) -> dict[str, str]:
+    """Returns a pointer to more information: the command that shows a dead job's traceback."""
+    return {"see": f"{program} show {event.job_id}"} if isinstance(event, JobDead) else {}
 
 
 def safe_fields(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,8 @@
 """Logs: a line for each event, and for each log record of the application.
 
+A command writes the lines itself (``configure_logs``). A worker in the application's process sends its events to the
+logger ``holdfast`` (``forward_events``), and leaves handlers and output to that process.
+
 Only events whose level is written have a subscriber, so no others are built. Records of ``logging``, and of structlog
 if the application has imported but not configured it, go to the same writer; inside a handler they have the job's id,
 task, queue, attempt and trace (``trace_context.py``).
@@ -11,7 +14,9 @@ import logging
 import os
 import sys
 import time
+import weakref
 from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass
 from typing import Any, TextIO
 
 from msgspec.structs import replace
@@ -19,19 +24,31 @@ from msgspec.structs import replace
 from holdfast.core.events import KINDS, Event, Events, JobDead, JobFailed
 from holdfast.core.redaction import REDACTED
 from holdfast.settings.settings import Settings
-from holdfast.telemetry.log_output import JsonRenderer, LineWriter, PrettyRenderer, Renderer, exception_text
+from holdfast.telemetry.log_output import (
+    JsonRenderer,
+    LineWriter,
+    PrettyRenderer,
+    Renderer,
+    event_fields,
+    exception_text,
+    safe_fields,
+    traceback_pointer,
+)
 from holdfast.telemetry.trace_context import job_fields
 
 _STANDARD = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"})
 _ERRORS_OF_JOBS = (JobFailed, JobDead)
 _BOUND = "structlog_fields"
 """Attribute of a record with the values bound to its structlog logger."""
+_LOGGER = logging.getLogger("holdfast")
+_written: weakref.WeakSet[Events] = weakref.WeakSet()  # have log lines by ``configure_logs``
+_forwarded: weakref.WeakKeyDictionary[Events, _Forwarding] = weakref.WeakKeyDictionary()
 
 
 def configure_logs(settings: Settings, events: Events, *, stream: TextIO | None = None) -> Callable[[], None]:
     """Starts to write log lines to ``stream`` (standard output); the returned function stops that and flushes."""
     stream = sys.stdout if stream is None else stream
-    renderer = _renderer(settings, stream)
+    renderer = _renderer(settings, events.program, stream)
     writer = LineWriter(
         stream, lambda count: renderer.render_line(time.time(), "warning", "log_lines_dropped", {"count": count})
     )
@@ -44,12 +61,62 @@ def configure_logs(settings: Settings, events: Events, *, stream: TextIO | None 
         _write_structlog(),
         writer.close,
     ]
+    _written.add(events)
 
     def stop() -> None:
+        _written.discard(events)
         for each in undo:
             each()
 
     return stop
+
+
+def forward_events(settings: Settings, events: Events) -> Callable[[], None]:
+    """Sends events to the logger ``holdfast``; the returned function stops that.
+
+    Each event is one record, however many callers forward it: the settings of the first apply. Nothing is sent where
+    ``configure_logs`` writes lines.
+    """
+    if events in _written:
+        return lambda: None
+    forwarding = _forwarded.get(events)
+    if forwarding is None:
+        kinds = written_kinds(settings).items()
+        undo = [events.subscribe(_forward(kind, level, settings, events.program), kind) for kind, level in kinds]
+        forwarding = _forwarded[events] = _Forwarding(undo)
+    forwarding.users += 1
+
+    def stop() -> None:
+        forwarding.users -= 1
+        if not forwarding.users:
+            del _forwarded[events]
+            for each in forwarding.undo:
+                each()
+
+    return stop
+
+
+@dataclass
+class _Forwarding:
+    """Subscriptions of the logger to the events of one application."""
+
+    undo: list[Callable[[], None]]
+    users: int = 0
+
+
+def _forward(kind: type[Event], level: str, settings: Settings, program: str) -> Callable[[Event], None]:
+    number, task_field = _number(level), settings.task_field
+    hides_error = kind in _ERRORS_OF_JOBS and "error" in settings.redacted
+
+    def send_record(event: Event) -> None:
+        if not _LOGGER.isEnabledFor(number):
+            return
+        shown = replace(event, error=REDACTED) if hides_error else event
+        fields = safe_fields(event_fields(shown, task_field) | traceback_pointer(event, program))
+        text = " ".join(f"{name}={value!r}" for name, value in fields.items())
+        _LOGGER.log(number, "%s %s", kind.name, text, extra={"holdfast_event": kind.name, "holdfast_fields": fields})
+
+    return send_record
 
 
 def written_kinds(settings: Settings) -> dict[type[Event], str]:
@@ -59,13 +126,12 @@ def written_kinds(settings: Settings) -> dict[type[Event], str]:
     return {kind: level for kind, level in levels.items() if _number(level) >= least}
 
 
-def _renderer(settings: Settings, stream: TextIO) -> Renderer:
+def _renderer(settings: Settings, program: str, stream: TextIO) -> Renderer:
     terminal = stream.isatty()
     if settings.log_format == "json" or (settings.log_format == "auto" and not terminal):
         return JsonRenderer(settings.task_field)
-    return PrettyRenderer(
-        settings.task_field, colors=terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    )
+    colors = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return PrettyRenderer(settings.task_field, program=program, colors=colors)
 
 
 def _number(level: str) -> int:

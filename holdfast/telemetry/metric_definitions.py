@@ -27,11 +27,11 @@ FAMILIES = (
     Family(
         "jobs_deferred_total",
         "counter",
-        "Jobs given back for a worker that can run them: `no_handler` or `payload` says why this one could not.",
+        "Jobs given back for another worker: `no_handler`, `payload` or `encrypted` says why this one could not.",
         ("task", "reason"),
     ),
     Family(
-        "jobs_parked_total",
+        "jobs_suspended_total",
         "counter",
         "Jobs that began to wait without a runner: `signal` or `children` says for what.",
         ("task", "reason"),
@@ -54,7 +54,7 @@ FAMILIES = (
     Family(
         "job_lateness_seconds",
         "histogram",
-        "How long jobs could have been taken before they were. Its count is the jobs taken of each queue.",
+        "Queue wait time: from the moment a job is ready to its claim. Its count is the jobs claimed of each queue.",
         ("queue",),
         bounds=_LONG,
     ),
@@ -170,7 +170,7 @@ FAMILIES = (
         exposed_by="api",
     ),
     Family(
-        "limit_waiting_jobs",
+        "limit_unstarted_jobs",
         "gauge",
         "Jobs that could run now but for limits and free workers, of limits of a queue.",
         ("limit",),

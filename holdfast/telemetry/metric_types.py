@@ -166,7 +166,7 @@ def wants_json(accept: str) -> bool:
 def expose_metrics(readings: Iterable[Reading], *, prefix: str, accept: str) -> tuple[bytes, str]:
     """Returns the document and its media type. ConfigError if the text format needs a missing library."""
     if wants_json(accept):
-        return msgspec.json.encode({"metrics": [_plain(each, prefix) for each in readings]}), JSON
+        return msgspec.json.encode({"metrics": [_reading_document(each, prefix) for each in readings]}), JSON
     try:
         from prometheus_client.exposition import choose_encoder
     except ModuleNotFoundError:
@@ -211,7 +211,7 @@ def _cumulative(family: Family, series: Series) -> Iterator[tuple[str, int]]:
     return zip(bounds, accumulate(series.counts), strict=True)
 
 
-def _plain(reading: Reading, prefix: str) -> dict[str, Any]:
+def _reading_document(reading: Reading, prefix: str) -> dict[str, Any]:
     family = reading.family
     return {
         "name": prefix + family.name,

@@ -1,6 +1,6 @@
 """Metrics of a process. Subscribes to events; ``read`` returns the current readings.
 
-Events that occur once per job come as one ``BatchMetric`` per batch, to keep their cost low.
+Events that occur once per job come as one ``MetricEvent`` per batch, to keep their cost low.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from holdfast.core.events import (
     JobDeferred,
     JobExpired,
     JobFailed,
-    JobParked,
+    JobSuspended,
     LeaseLost,
     ScheduleFired,
     Subscriber,
@@ -70,7 +70,7 @@ class Metrics:
             JobFailed: self._failed,
             JobDead: self._dead,
             JobDeferred: self._deferred,
-            JobParked: self._parked,
+            JobSuspended: self._suspended,
             StepsRecorded: self._count_steps,
             JobExpired: self._expired,
             FaultInjected: self._count_faults,
@@ -130,9 +130,9 @@ class Metrics:
         with self._registry.lock:
             counters["jobs_retried_total"].add(event.retried)
             counters["lease_rejected_total"].add(event.refused)
-            for queue, late in event.late.items():
-                counters["lease_acquired_total"].add(len(late))
-                self._histograms["job_lateness_seconds"].add_many(late, self._queue(queue))
+            for queue, seconds in event.queue_wait.items():
+                counters["lease_acquired_total"].add(len(seconds))
+                self._histograms["job_lateness_seconds"].add_many(seconds, self._queue(queue))
 
     def _count_malformed(self, event: Event) -> None:
         assert isinstance(event, MalformedReceived)  # noqa: S101 - subscribed to nothing else
@@ -171,10 +171,10 @@ class Metrics:
             self._add_zeros_of(shown)
             self._counters["jobs_deferred_total"].add(1, shown, event.reason)
 
-    def _parked(self, event: Event) -> None:
-        assert isinstance(event, JobParked)  # noqa: S101 - subscribed to nothing else
+    def _suspended(self, event: Event) -> None:
+        assert isinstance(event, JobSuspended)  # noqa: S101 - subscribed to nothing else
         with self._registry.lock:
-            self._counters["jobs_parked_total"].add(1, self._task(event.task), event.reason)
+            self._counters["jobs_suspended_total"].add(1, self._task(event.task), event.reason)
 
     def _count_steps(self, event: Event) -> None:
         assert isinstance(event, StepsRecorded)  # noqa: S101 - subscribed to nothing else

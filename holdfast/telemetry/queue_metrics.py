@@ -79,11 +79,11 @@ def lifetime_rate(workers: Sequence[WorkerInfo]) -> float:
     )
 
 
-def predicted_drain(waiting: int, rate: float) -> float:
-    """Returns the seconds until all waiting jobs have run; at most ``MAX_PREDICTION``."""
-    if not waiting:
+def predicted_drain(queued: int, rate: float) -> float:
+    """Returns the seconds until all queued jobs have run; at most ``MAX_PREDICTION``."""
+    if not queued:
         return 0.0
-    return min(MAX_PREDICTION, waiting / rate) if rate > 0 else MAX_PREDICTION
+    return min(MAX_PREDICTION, queued / rate) if rate > 0 else MAX_PREDICTION
 
 
 class LimitSnapshot(NamedTuple):
@@ -186,7 +186,7 @@ def gauge_readings(snapshot: QueueSnapshot | None, cap: Callable[[str], str]) ->
         paused[name,] = max(paused.get((name,), 0.0), float(queue.paused))
         for state in ("queued", "scheduled", "failed", "running", "dead"):
             jobs[name, state] = jobs.get((name, state), 0.0) + queue.states.get(state, 0)
-    waiting = sum(queue.states.get("queued", 0) for queue in snapshot.queues if not queue.paused)
+    queued = sum(queue.states.get("queued", 0) for queue in snapshot.queues if not queue.paused)
     yield Reading(GAUGES["queue_jobs"], jobs)
     yield Reading(GAUGES["queue_oldest_seconds"], oldest)
     yield Reading(GAUGES["queue_paused"], paused)
@@ -194,7 +194,7 @@ def gauge_readings(snapshot: QueueSnapshot | None, cap: Callable[[str], str]) ->
     yield from _limit_readings(snapshot)
     yield Reading(GAUGES["workers"], {(): float(sum(each.alive for each in snapshot.workers))})
     yield Reading(GAUGES["throughput_jobs_per_second"], {(): snapshot.rate})
-    yield Reading(GAUGES["predicted_drain_seconds"], {(): predicted_drain(waiting, snapshot.rate)})
+    yield Reading(GAUGES["predicted_drain_seconds"], {(): predicted_drain(queued, snapshot.rate)})
 
 
 def _schedule_readings(snapshot: QueueSnapshot) -> Iterator[Reading]:
@@ -220,7 +220,7 @@ def _limit_readings(snapshot: QueueSnapshot) -> Iterator[Reading]:
     yield Reading(GAUGES["limit_max"], {(each.name,): float(each.values.concurrency or 0) for each in bounded})
     keyed = [limit for limit in limits if limit.by is not None]
     yield Reading(GAUGES["limit_buckets"], {(each.name,): float(len(of_limits.get(each.name, ()))) for each in keyed})
-    waiting: dict[Values, float] = {
+    unstarted: dict[Values, float] = {
         (each.name,): float(ready.get(each.queue, 0)) for each in limits if each.queue is not None
     }
-    yield Reading(GAUGES["limit_waiting_jobs"], waiting)
+    yield Reading(GAUGES["limit_unstarted_jobs"], unstarted)

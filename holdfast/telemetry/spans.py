@@ -18,7 +18,7 @@ from opentelemetry import trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from holdfast.core.lifecycle import Failed, Outcome
-from holdfast.core.models import PLAIN, Job, NewJob, Settlement
+from holdfast.core.models import NO_OPTIONS, Job, NewJob, Settlement
 
 _MAX_STATE = 512
 """Characters of a tracestate that every party has to propagate."""
@@ -153,7 +153,7 @@ def _with_context(job: NewJob, carrier: Mapping[str, str]) -> NewJob:
     if parent is None:
         return job
     kept = state if state is not None and len(state) <= _MAX_STATE else None
-    options = msgspec.structs.replace(job.options or PLAIN, traceparent=parent, tracestate=kept)
+    options = msgspec.structs.replace(job.options or NO_OPTIONS, traceparent=parent, tracestate=kept)
     return msgspec.structs.replace(job, options=options)
 
 

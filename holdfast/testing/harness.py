@@ -6,6 +6,7 @@ import asyncio
 import copy
 import math
 import weakref
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from datetime import datetime, timedelta
 from typing import Any
@@ -13,11 +14,13 @@ from typing import Any
 from holdfast.app import Holdfast
 from holdfast.core.clock import ManualClock
 from holdfast.core.errors import HoldfastError
-from holdfast.core.models import JobFilter, JobState, to_datetime
+from holdfast.core.models import JobFilter, JobState, NewJob, Submitted, to_datetime
 from holdfast.core.validation import check_span
 from holdfast.stores.base import Store
+from holdfast.stores.external_tx import ExternalTransactions
 from holdfast.testing.inline import override_store
 from holdfast.testing.store_probe import Activity, CallBarrier, WatchedStore
+from holdfast.testing.temporary_stores import TemporaryStore
 from holdfast.worker.context import TaskRun
 from holdfast.worker.worker import Worker
 
@@ -27,6 +30,17 @@ _ENDING = 0.1  # real seconds in which a worker without work has to end
 
 class NotIdle(AssertionError):
     """``run_until_idle`` reached its limit, or a handler that waits for something other than time."""
+
+
+class CountedTransactions(ExternalTransactions):
+    """Counts the submissions in callers' transactions."""
+
+    submissions = 0
+
+    async def submit(self, connection: object, jobs: Sequence[NewJob]) -> list[Submitted]:
+        """Submits on ``connection``."""
+        self.submissions += 1
+        return await super().submit(connection, jobs)
 
 
 class TestWorker:
@@ -88,7 +102,7 @@ class TestWorker:
     def quiet_until(self) -> float | None:
         """Returns the time at which its next job is due (inf: none is scheduled); None while it has work."""
         shared = self.worker.shared
-        return None if self.starting or shared.held or shared.outcomes else self.worker.fetcher.quiet_until
+        return None if self.starting or shared.claimed or shared.unsettled else self.worker.fetcher.quiet_until
 
     @property
     def next_tick(self) -> float:
@@ -106,12 +120,15 @@ class Harness:
 
     A handler that takes time should sleep on ``harness.clock``. For one that is busy in real time (a thread, a process,
     ``asyncio.sleep``) the harness waits ``patience`` real seconds, once; then manual time moves on. Further arguments
-    are settings: ``Harness(app, concurrency=1)``. The store is a new SQLite file, or that of ``Harness(app, url=…)``,
-    which must be empty and is not removed.
+    are settings: ``Harness(app, concurrency=1)``. The store is a new SQLite file or, with ``url``, a new one on that
+    database; it is removed in the end, and a ``TemporaryStore`` is emptied.
     """
 
-    def __init__(self, app: Holdfast, *, patience: float = 1.0, **settings: Any) -> None:
+    def __init__(
+        self, app: Holdfast, *, patience: float = 1.0, url: str | TemporaryStore | None = None, **settings: Any
+    ) -> None:
         self.app = app
+        self._url = url
         self.clock = ManualClock()
         self._patience = patience
         self._settings = settings
@@ -122,8 +139,9 @@ class Harness:
 
     async def __aenter__(self) -> Harness:
         self._activity = Activity()
-        others = {"clock": self.clock, "now": self.clock, "new_store": self._new_store}
-        self._override.enter_context(override_store(self.app, self._settings, **others))
+        self._transactions = CountedTransactions(self.app.open_store, self.app._reached)
+        others = {"clock": self.clock, "now": self.clock, "new_store": self._new_store, "within": self._transactions}
+        self._override.enter_context(override_store(self.app, self._settings, url=self._url, **others))
         await self.app.open_store()
         self._entered = True
         return self
@@ -181,6 +199,8 @@ class Harness:
         while True:
             await self._wait_until_quiet()
             pause = await self._pause()
+            if await self._has_begun_calls():
+                continue
             if pause is None:
                 return
             if self.clock.monotonic() + pause > deadline:
@@ -209,6 +229,8 @@ class Harness:
             if left <= 0:
                 return
             pause = self._until_tick(await self._pause())
+            if await self._has_begun_calls():
+                continue
             if self.clock.monotonic() < heard_at:  # workers may have news to hear, before idle time can be skipped
                 pause = self._next_wake()
             self.clock.advance(left if pause is None else min(pause, left))
@@ -229,16 +251,22 @@ class Harness:
     async def _wait_for_calls(self) -> None:
         await self._activity.wait_idle()
 
+    async def _has_begun_calls(self) -> bool:
+        """Returns True if a worker was woken while the store counted: time must not move during its calls."""
+        before = self._activity.count
+        await self._wait_for_calls()
+        return self._activity.count != before
+
     async def _seen_progress(self) -> bool:
         """Waits in real time for handlers that do not sleep on the clock; returns True if one made progress."""
         busy = set(self._busy()) - self._given_up
-        before, loop = self._activity.count, asyncio.get_running_loop()
-        give_up = loop.time() + self._patience
+        before, polls = self._activity.count, 0
         while busy and busy <= set(self._busy()) and self._activity.count == before:
-            if loop.time() >= give_up:
+            if polls * _POLL >= self._patience:  # polls, not a clock: a stalled machine must not use up the patience
                 self._given_up |= busy
                 return False
             await asyncio.sleep(_POLL)
+            polls += 1
         return bool(busy)
 
     def _busy(self) -> list[TaskRun]:
@@ -248,18 +276,18 @@ class Harness:
     def _is_stuck(self) -> bool:
         """Returns True if all remaining handlers wait neither for time nor for a deadline."""
         runs = [run for each in self._workers for run in each.runs]
-        held = sum(len(each.worker.shared.held) for each in self._workers)
+        claimed = sum(len(each.worker.shared.claimed) for each in self._workers)
         hopeless = [run for run in self._busy() if run.deadline is None]
-        return bool(runs) and len(hopeless) == len(runs) == held and not any(each.frozen for each in self._workers)
+        return bool(runs) and len(hopeless) == len(runs) == claimed and not any(each.frozen for each in self._workers)
 
     async def _pause(self) -> float | None:
         """Returns the seconds until something may happen; None if nothing is left to run."""
         working = [each for each in self._workers if not each.running.done()]
         if not working:
             return None
+        running = await self.app.count(JobFilter(states=(JobState.RUNNING,)))
         at_rest = [each.quiet_until for each in working if not each.frozen]
-        running = JobFilter(states=(JobState.RUNNING,))
-        if None in at_rest or any(each.frozen for each in working) or await self.app.count(running):
+        if running or None in at_rest or any(each.frozen for each in working):
             return self._next_wake()
         due = min(until for until in at_rest if until is not None) - self.clock.monotonic()
         return due if 0 < due < math.inf else None
@@ -301,6 +329,8 @@ class Harness:
         """Marks that the test moves time; HoldfastError outside ``async with`` of the harness."""
         if not self._entered:
             raise HoldfastError("the harness is not open; enter it first: async with testing.Harness(app) as harness")
+        if self._transactions.submissions:  # their commits notify by the server only, in real time
+            self._activity.notifications.notify_kinds(frozenset({"queue"}))
         return self._activity.moving_time()
 
     @property

@@ -25,12 +25,13 @@ T = TypeVar("T")
 WaitLimit = Callable[[], float | None]
 """Callback: the real seconds for which a wait may last now; None: without a limit, since the test moves time."""
 
-_LOOP_ITERATIONS = 40  # iterations of an event loop: more than the longest chain from a wake-up to the next wait
+_LOOP_ITERATIONS = 40  # at most, of an event loop: more than the longest chain from a wake-up to the next wait
+_IDLE_ITERATIONS = 3  # in a row without a callback: sockets are polled between them
 _NOTIFIES: Mapping[str, frozenset[str]] = {
     "submit": frozenset({"queue"}),
     "claim": frozenset({"queue"}),  # it may have made more jobs ready than it took
     "promote_due": frozenset({"queue"}),
-    "expire_waiting": frozenset({"queue"}),
+    "expire_unstarted": frozenset({"queue"}),
     "edit": frozenset({"queue"}),
     "delete": frozenset({"queue"}),
     "send_signal": frozenset({"queue"}),
@@ -44,7 +45,7 @@ _NOTIFIES: Mapping[str, frozenset[str]] = {
     "send_command": frozenset({"worker"}),
 }
 """Kinds of topics that each verb of a store notifies, of all that can make jobs ready or stop them."""
-_MAY_CHANGE_NOTHING = frozenset({"reannounce", "expire_waiting"})
+_MAY_CHANGE_NOTHING = frozenset({"reannounce", "expire_unstarted"})
 """Verbs of every sweep; an empty answer says that they changed nothing."""
 
 
@@ -116,8 +117,14 @@ class Activity:
 
 
 async def _turns() -> None:
+    """Returns once the running loop has no callbacks left; loops other than asyncio's do not say when."""
+    ready = getattr(asyncio.get_running_loop(), "_ready", None)
+    idle = 0
     for _ in range(_LOOP_ITERATIONS):
         await asyncio.sleep(0)
+        idle = idle + 1 if ready is not None and not ready else 0
+        if idle == _IDLE_ITERATIONS:
+            return
 
 
 class CallBarrier:
@@ -162,14 +169,14 @@ class ObservedNotifications:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._notified: Counter[str] = Counter()
-        self._waiting: list[tuple[frozenset[str], asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+        self._pending: list[tuple[frozenset[str], asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
 
     def notify_kinds(self, kinds: frozenset[str]) -> None:
         """Notifies waiters about topics of these kinds."""
         with self._lock:
             self._notified.update(kinds)
-            matching = [each for each in self._waiting if kinds & each[0]]
-            self._waiting = [each for each in self._waiting if not kinds & each[0] and not each[2].done()]
+            matching = [each for each in self._pending if kinds & each[0]]
+            self._pending = [each for each in self._pending if not kinds & each[0] and not each[2].done()]
         for _, loop, notifications in matching:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(_resolve, notifications)
@@ -186,7 +193,7 @@ class ObservedNotifications:
         with self._lock:
             if sum(self._notified[kind] for kind in kinds) != count:
                 return
-            self._waiting.append((kinds, loop, notifications))
+            self._pending.append((kinds, loop, notifications))
         await notifications
 
 

@@ -8,10 +8,11 @@ import msgspec
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.lifecycle import must_start_now
-from holdfast.core.models import Claim, DeliveredClaim, Delivery, ExpiredJob, Job
+from holdfast.core.models import Claim, ClaimByIds, ExpiredJob, Job
 from holdfast.stores.base import EVERY_QUEUE, ClaimRequest
 from holdfast.stores.common.requests import remaining_slots
 from holdfast.stores.transportable import TransportQueries
+from holdfast.transports.contract import Delivery
 from holdfast.transports.session import Away, DeliveryLedger, TransportSession, canonical_id
 
 _ROUNDS = 20  # of receiving ids, in one claim
@@ -120,13 +121,13 @@ class Claiming:
         request = self._request
         max_must_start = request.max_must_start - sum(map(must_start_now, self._jobs))
         try:
-            delivered = await self._queries.claim_delivered(
+            delivered = await self._queries.claim_ids(
                 msgspec.structs.replace(
                     request,
                     capacity=self._capacity,
                     limit=self._room,
                     max_must_start=max(0, max_must_start),
-                    only=list(by_id),
+                    ids=list(by_id),
                     promote=False,
                 )
             )
@@ -135,7 +136,7 @@ class Claiming:
             raise
         self._record_claim(delivered, by_id)
 
-    def _record_claim(self, delivered: DeliveredClaim, by_id: dict[str, Delivery]) -> None:
+    def _record_claim(self, delivered: ClaimByIds, by_id: dict[str, Delivery]) -> None:
         self._last = delivered.claim
         self._quarantined = self._quarantined or delivered.claim.quarantined
         if self._lease_until_us is None:

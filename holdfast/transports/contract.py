@@ -6,7 +6,17 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from holdfast.core.models import Delivery, Overtaken
+import msgspec
+
+from holdfast.core.models import Overtaken
+
+
+class Delivery(msgspec.Struct, frozen=True, gc=False):
+    """An id as a transport delivered it."""
+
+    job_id: str  # untrusted text
+    queue: str  # the queue it was delivered for
+    receipt: str = ""  # the transport's handle of this delivery; "" if it needs none
 
 
 class Transport(Protocol):
@@ -47,7 +57,7 @@ class Transport(Protocol):
         """Extends deliveries whose jobs are still in work."""
 
     async def queue_backlogs(self, queues: Sequence[str]) -> dict[str, int]:
-        """Returns the number of waiting ids of each queue."""
+        """Returns the number of ids in each queue."""
 
     async def ids(self, queue: str, *, limit: int) -> set[str] | None:
         """All ids that wait for the queue; None where they are more than ``limit``."""

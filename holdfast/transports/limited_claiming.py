@@ -16,18 +16,22 @@ from holdfast.transports.claiming import Claiming
 from holdfast.transports.session import DeliveryLedger, TransportSession
 
 
-class LimitedTurns:
-    """Alternation of claims between jobs under limits and plain jobs."""
+class TransportAlternation:
+    """Alternation of claims between jobs under limits and jobs under no limit."""
 
     is_first = True
-    """The next claim begins with jobs under limits, since the last one began with a plain job."""
+    """The next claim begins with jobs under limits, since the last one began with a job under no limit."""
 
 
 class LimitedClaiming:
     """Claims both kinds of jobs."""
 
     def __init__(
-        self, queries: TransportQueries, session: TransportSession, in_flight: DeliveryLedger, turns: LimitedTurns
+        self,
+        queries: TransportQueries,
+        session: TransportSession,
+        in_flight: DeliveryLedger,
+        turns: TransportAlternation,
     ) -> None:
         self._queries = queries
         self._session = session
@@ -68,7 +72,7 @@ def reduce_request(request: ClaimRequest, jobs: Sequence[Job], *, are_limited: b
         capacity=remaining_slots(request.capacity, (job.queue for job in jobs)),
         limit=request.limit - len(jobs),
         max_must_start=max(0, request.max_must_start - started),
-        idle=request.idle - len(jobs) if are_limited else request.idle,
+        free_runners=request.free_runners - len(jobs) if are_limited else request.free_runners,
     )
 
 

@@ -97,7 +97,7 @@ class Reconciler:
             return 0
         backlog = await self._session.call_transport(self._session.transport.queue_backlogs(queues))
         missing = await self._missing(backlog)
-        deep = [queue for queue, waiting in backlog.items() if waiting > MAX_COMPARED]
+        deep = [queue for queue, in_transport in backlog.items() if in_transport > MAX_COMPARED]
         if not missing and not deep:
             return 0
         session = self._session
@@ -110,9 +110,11 @@ class Reconciler:
 
     async def _missing(self, backlog: Mapping[str, int]) -> dict[str, int]:
         """Returns the number of ready jobs missing in the transport, of each queue that is not too deep."""
-        shallow = {queue: waiting for queue, waiting in backlog.items() if waiting <= MAX_COMPARED}
-        depths = await self._queries.count_ready({queue: waiting + MAX_COMPARED for queue, waiting in shallow.items()})
-        missing = {queue: min(MAX_COMPARED, depths[queue] - waiting) for queue, waiting in shallow.items()}
+        shallow = {queue: in_transport for queue, in_transport in backlog.items() if in_transport <= MAX_COMPARED}
+        depths = await self._queries.count_ready(
+            {queue: in_transport + MAX_COMPARED for queue, in_transport in shallow.items()}
+        )
+        missing = {queue: min(MAX_COMPARED, depths[queue] - in_transport) for queue, in_transport in shallow.items()}
         return {queue: number for queue, number in missing.items() if number > 0}
 
     async def _announce_lost(self, missing: Mapping[str, int]) -> int:
@@ -141,8 +143,8 @@ class Reconciler:
         """Publishes overtaken jobs of queues that are too deep to be compared."""
         transport, announced = self._session.transport, 0
         for queue in queues:
-            next_ids, waiting = await self._session.call_transport(transport.peek(queue, limit=_PEEKED))
-            limit = min(MAX_COMPARED, _MIN_REPUBLISHED + waiting)
+            next_ids, in_transport = await self._session.call_transport(transport.peek(queue, limit=_PEEKED))
+            limit = min(MAX_COMPARED, _MIN_REPUBLISHED + in_transport)
             overtaken = await self._queries.find_overtaken(queue, next_ids, margin=_MARGIN, limit=limit)
             if overtaken.ids:
                 announced += await self._session.call_transport(transport.republish(queue, overtaken))

@@ -14,11 +14,11 @@ from uuid import uuid4
 from redis import exceptions as driver
 
 from holdfast.core.errors import ConfigError, Unavailable
-from holdfast.core.models import Delivery, Overtaken
+from holdfast.core.models import Overtaken
 from holdfast.stores.connections.redis import RedisPool, Script, in_batches, load_scripts
 from holdfast.stores.connections.redis_protocol import Argument, RedisConnection
 from holdfast.stores.connections.redis_url import Server, parse_server
-from holdfast.transports.contract import TransportKeys
+from holdfast.transports.contract import Delivery, TransportKeys
 
 RECONNECT_TIMEOUT = 0.3  # seconds a call waits for a server that is away: enough to reconnect
 CALL_DEADLINE = 1.5  # seconds a call may take: a submission waits for no more, and over HTTP is answered within two

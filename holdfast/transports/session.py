@@ -17,9 +17,9 @@ from holdfast.core.errors import HoldfastError, Unavailable
 from holdfast.core.events import Event, MalformedMessage, TransportAway, TransportBack
 from holdfast.core.ids import parse_id
 from holdfast.core.metric_events import MalformedReceived
-from holdfast.core.models import Delivery, Finding, JobState, Lease, QueueInfo
+from holdfast.core.models import Finding, JobState, Lease, QueueInfo
 from holdfast.stores.base import EVERY_QUEUE
-from holdfast.transports.contract import Transport
+from holdfast.transports.contract import Delivery, Transport
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ class DeliveryLedger:
         found = (self._by_lease.pop(lease, None) for lease in leases)
         return [each[1] for each in found if each is not None]
 
-    def held(self, worker: str, leases: Sequence[Lease]) -> list[Delivery]:
+    def unacked(self, worker: str, leases: Sequence[Lease]) -> list[Delivery]:
         """Returns the deliveries of ``leases``, all leases in a worker's heartbeat. Removes a delivery whose lease is
         missing in two heartbeats in a row: the worker has dropped its job, and another consumer reclaims it."""
         if leases:
@@ -148,7 +148,7 @@ class TransportSession:
 
     # ── deliveries during a wait ─────────────────────────────────────────────────────────────────────
     def queues_with_room(self, queues: Sequence[str]) -> list[str]:
-        """Returns the queues that have room for more deliveries."""
+        """Returns the queues that may take more deliveries."""
         others = self.capacity.get(EVERY_QUEUE)
         return [queue for queue in queues if self.capacity.get(queue, 1 if others is None else others) > 0]
 
@@ -180,13 +180,13 @@ class TransportSession:
     def take_deliveries(self, capacity: Mapping[str, int], limit: int) -> tuple[list[Delivery], list[Delivery]]:
         """Takes all buffered deliveries: those to claim, and those to give back."""
         buffered, self.buffered, self.notifications = self.buffered, [], False
-        room, slots = limit, dict(capacity)
+        remaining, slots = limit, dict(capacity)
         kept: list[Delivery] = []
         rest: list[Delivery] = []
         for each in buffered:
             name = each.queue if each.queue in capacity else EVERY_QUEUE
-            if room > 0 and slots.get(name, 0) > 0 and each.queue not in self.paused:
-                room, slots[name] = room - 1, slots[name] - 1
+            if remaining > 0 and slots.get(name, 0) > 0 and each.queue not in self.paused:
+                remaining, slots[name] = remaining - 1, slots[name] - 1
                 kept.append(each)
             else:
                 rest.append(each)

@@ -19,7 +19,6 @@ from holdfast.core.job_changes import JobChanges
 from holdfast.core.models import (
     BulkResult,
     Claim,
-    Delivery,
     Finding,
     JobFilter,
     JobState,
@@ -60,8 +59,8 @@ from holdfast.stores.forwarding import (
     ForwardingWorkflow,
 )
 from holdfast.stores.transportable import TransportableStore, TransportQueries
-from holdfast.transports.contract import Transport
-from holdfast.transports.limited_claiming import LimitedClaiming, LimitedTurns
+from holdfast.transports.contract import Delivery, Transport
+from holdfast.transports.limited_claiming import LimitedClaiming, TransportAlternation
 from holdfast.transports.reconciler import Reconciler
 from holdfast.transports.session import Away, DeliveryLedger, TransportSession, run_checks
 
@@ -169,7 +168,7 @@ class TransportQueueing(ForwardingQueueing):
     async def claim(self, request: ClaimRequest) -> Claim:
         """Claims delivered jobs; while the transport is away, and for a quarantined job, claims from the store."""
         session = self._session
-        if request.only is None and not request.isolated:
+        if request.ids is None and not request.isolated:
             await session.stop_listening()
             session.capacity = request.capacity
             with suppress(Away):
@@ -195,7 +194,7 @@ class TransportQueueing(ForwardingQueueing):
         """Renews leases; prolongs the deliveries of held ones and acknowledges those of lost ones."""
         beat = await self._inner.heartbeat(heartbeat, leases, lease_for=lease_for)
         lost = [lease for lease, status in zip(leases, beat.statuses, strict=True) if status is LeaseStatus.LOST]
-        over, touched = self._in_flight.remove_leases(lost), self._in_flight.held(heartbeat.worker, leases)
+        over, touched = self._in_flight.remove_leases(lost), self._in_flight.unacked(heartbeat.worker, leases)
         if over or touched:
             self._transport.touch(touched, over)
         return beat
@@ -400,7 +399,7 @@ class _OpenTransport:
         self.queries = queries
         self.session = session
         self.in_flight = in_flight
-        self.turns = LimitedTurns()
+        self.turns = TransportAlternation()
         self.reconciler = Reconciler(queries, session)
         self._touching: asyncio.Task[None] | None = None
 
@@ -444,15 +443,15 @@ class _OpenTransport:
             await self.queries.wake_waiters([f"due:{queue}" for queue in {queue for queue, _ in due}])
         return {queue for queue, _ in located.values()}
 
-    def touch(self, held: Sequence[Delivery], over: Sequence[Delivery]) -> None:
+    def touch(self, live: Sequence[Delivery], over: Sequence[Delivery]) -> None:
         """Prolongs and acknowledges deliveries in the background: a heartbeat does not wait for that."""
         if self._touching is None or self._touching.done():
-            self._touching = asyncio.create_task(self._touch(held, over), name="holdfast-transport-touch")
+            self._touching = asyncio.create_task(self._touch(live, over), name="holdfast-transport-touch")
 
-    async def _touch(self, held: Sequence[Delivery], over: Sequence[Delivery]) -> None:
+    async def _touch(self, live: Sequence[Delivery], over: Sequence[Delivery]) -> None:
         transport = self.session.transport
         with suppress(HoldfastError):  # claims and settlements report a transport that is away
-            await transport.extend(held)
+            await transport.extend(live)
             await transport.ack(over)
 
 

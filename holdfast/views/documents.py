@@ -39,7 +39,9 @@ class UniqueDocument(msgspec.Struct, frozen=True, kw_only=True):
 
     during: Annotated[
         str | float,
-        Meta(description='While there is no other: "waiting", "active", or for so many seconds.', examples=["active"]),
+        Meta(
+            description='While there is no other: "unstarted", "active", or for so many seconds.', examples=["active"]
+        ),
     ]
     on_conflict: Annotated[
         str, Meta(description="What another submission does to this job: keep, replace or reschedule.")
@@ -185,13 +187,13 @@ class FindingDocument(msgspec.Struct, frozen=True, kw_only=True):
     remedy: str | None
 
 
-def to_plain(value: Any) -> Any:
+def to_builtins(value: Any) -> Any:
     """Converts a document, or a part of one, to dictionaries and lists."""
     match value:
         case msgspec.Struct():
-            return {name: to_plain(each) for name, each in msgspec.structs.asdict(value).items()}
+            return {name: to_builtins(each) for name, each in msgspec.structs.asdict(value).items()}
         case list():
-            return [to_plain(each) for each in value]
+            return [to_builtins(each) for each in value]
         case Raw():
             return decode_json(value)
     return value
@@ -435,7 +437,7 @@ JOB: dict[str, Any] = {
 }
 DEAD_JOB = JOB | {
     "state": "dead",
-    "reason": "budget",
+    "reason": "max_attempts",
     "error": "ConnectionRefusedError: [Errno 111]",
     "error_group": "5f0c9a41d2be",
     "attempts": 5,

@@ -14,7 +14,7 @@ from holdfast.app import Holdfast
 from holdfast.core.batches import BATCH_TASK, BatchProgress
 from holdfast.core.dependencies import DependencyState
 from holdfast.core.errors import Busy, TooBroad
-from holdfast.core.lifecycle import REPLAYABLE, Deferral, correct_arguments, deferral_of
+from holdfast.core.lifecycle import REPLAYABLE, Deferral, correct_arguments, deferral_of, is_last_attempt
 from holdfast.core.models import Job, JobFilter, JobState, QueueInfo, Reason, to_microseconds
 from holdfast.core.validation import did_you_mean, format_duration
 from holdfast.core.waits import JobWaits
@@ -24,6 +24,7 @@ from holdfast.tasks.command_policy import COMMAND
 from holdfast.views.formatting import clip_text, count_noun, format_moment, format_span
 from holdfast.views.limit_use import LimitUse, explain_use, read_limit_uses, shown_value
 
+_START_WITH_KEY = "start workers whose application has a codec with that key"
 _START_CAPABLE_WORKER = (
     "start a worker whose application has it, and let applications on one store have queues of their own: "
     "a worker gives back what it does not know, for as long as defer_for says, and then it is dead"
@@ -70,6 +71,7 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
         return [worker for worker in self.workers if worker.alive]
 
 
+_LAST_ATTEMPT = "this is its last attempt"
 _UNSTARTED = {JobState.QUEUED, JobState.SCHEDULED, JobState.FAILED}
 """States of jobs that queues and workers may hold back."""
 
@@ -221,9 +223,9 @@ def _running(job: Job, known: JobFacts) -> Explanation:
         text = (
             f"its lease ran out at {format_moment(job.lease_until_us)}: worker {job.worker} died, froze or was cut off"
         )
-        return Explanation(
-            "lease_expired", text, "any worker that does maintenance recovers it; start one if none is alive"
-        )
+        recovery = f"ends it as dead (crashed): {_LAST_ATTEMPT}" if is_last_attempt(job) else "recovers it"
+        remedy = f"any worker that does maintenance {recovery}; start one if none is alive"
+        return Explanation("lease_expired", text, remedy)
     since = "" if job.started_at_us is None else f" since {format_moment(job.started_at_us)}"
     where = f"it is running on worker {job.worker}{since}, attempt {job.attempts}"
     if job.cancelling:
@@ -233,10 +235,25 @@ def _running(job: Job, known: JobFacts) -> Explanation:
         doubt for each in known.workers if each.heartbeat.worker == job.worker and (doubt := _silence_of(each, known))
     ]
     if silences and job.lease_until_us is not None:
-        until = format_moment(job.lease_until_us)
-        text = f"{where}; but {silences[0]}: if that worker died, the job runs again after {until}"
-        return Explanation("worker_silent", text, f"start another: holdfast worker start --queues {job.queue}")
+        return _on_silent_worker(job, known, f"{where}; but {silences[0]}", format_moment(job.lease_until_us))
     return Explanation("running", where, f"to stop it: holdfast cancel {job.id}")
+
+
+def _on_silent_worker(job: Job, known: JobFacts, text: str, until: str) -> Explanation:
+    others = [
+        each for each in _serving(job, known) if each.heartbeat.worker != job.worker and not _silence_of(each, known)
+    ]
+    if is_last_attempt(job):
+        text = f"{text}: if that worker died, the job becomes dead (crashed) after {until}: {_LAST_ATTEMPT}"
+    else:
+        text = f"{text}: if that worker died, the job runs again after {until}"
+    if others and is_last_attempt(job):
+        return Explanation("worker_silent", text, f"once it is dead, mend the cause, then: holdfast replay {job.id}")
+    if others:
+        serve = "other worker serves" if len(others) == 1 else "other workers serve"
+        number = f"{len(others)} {serve} queue {job.queue}"
+        return Explanation("worker_silent", text, f"nothing to do: {number}")
+    return Explanation("worker_silent", text, f"start another: holdfast worker start --queues {job.queue}")
 
 
 def _silence_of(worker: WorkerInfo, known: JobFacts) -> str:
@@ -275,7 +292,7 @@ def _dead(job: Job) -> Explanation:
     error = f": {clip_text(job.error)}" if job.error else ""
     dead = f"it has been dead since {format_moment(job.ended_at_us)}, "
     match job.reason:
-        case Reason.BUDGET:
+        case Reason.MAX_ATTEMPTS:
             text, remedy = (
                 f"no attempt is left of {count_noun(job.attempts, 'attempt')}; the last error{error}",
                 f"mend the cause, then: {replayed}",
@@ -286,6 +303,9 @@ def _dead(job: Job) -> Explanation:
         case Reason.PAYLOAD:
             text = f"its payload does not fit the task{error}"
             remedy = f"correct the arguments: {replayed} --payload '{{...}}'"
+        case Reason.ENCRYPTED:
+            text = f"worker {job.worker} could not decrypt it{error}"
+            remedy = f"{_START_WITH_KEY}, then: {replayed}"
         case Reason.CRASHED:
             text = f"its process died, or its lease was lost, {job.attempts} times{error}"
             remedy = f"look for memory, signals and blocking code in the task, then: {replayed}"
@@ -329,6 +349,8 @@ def _deferred(job: Job, deferral: Deferral, known: JobFacts) -> Explanation:
     remedy = "start workers with the code that submits it"
     if job.reason == Reason.PAYLOAD:
         remedy = f"{remedy}; {correct_arguments(job.id, deferred=True)}"
+    elif job.reason == Reason.ENCRYPTED:
+        remedy = _START_WITH_KEY
     return Explanation("deferred", text, remedy)
 
 

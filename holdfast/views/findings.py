@@ -56,7 +56,7 @@ def about_alerts(alerts: Sequence[Alert]) -> Iterator[Finding]:
     """Yields a finding for each alert that has not cleared."""
     for alert in alerts:
         text = f"alert {alert.rule} since {format_timestamp(alert.since_us)}: {alert.text}"
-        remedy = f"queue {alert.queue}: holdfast jobs list --queue {alert.queue}"
+        remedy = f"holdfast list --queue {alert.queue}; its dead jobs: holdfast dlq list --queue {alert.queue}"
         if alert.problem:
             text += f"; it is not sent yet: {alert.problem}"
             remedy += "; holdfast alerts test"
@@ -122,11 +122,11 @@ def about_workers(queues: Sequence[QueueInfo], workers: Sequence[WorkerInfo]) ->
             yield Finding("workers", "warning", text, "read its log; other workers of its queues recover its jobs")
     for queue in queues:
         states = {JobState.QUEUED, JobState.SCHEDULED, JobState.FAILED}
-        waiting = sum(queue.states.get(state, 0) for state in states)
-        number = f"{'at least ' if states & queue.at_least else ''}{count_noun(waiting, 'job')}"
-        if waiting and queue.paused:
+        unstarted = sum(queue.states.get(state, 0) for state in states)
+        number = f"{'at least ' if states & queue.at_least else ''}{count_noun(unstarted, 'job')}"
+        if unstarted and queue.paused:
             text = f"queue {queue.name} is paused and holds {number}"
             yield Finding("queues", "warning", text, f"holdfast queue resume {queue.name}", queue.name)
-        elif waiting and queue.name != FAULTS_TASK and not any(serves_queue(worker, queue.name) for worker in alive):
+        elif unstarted and queue.name != FAULTS_TASK and not any(serves_queue(worker, queue.name) for worker in alive):
             text = f"no worker serves queue {queue.name}, which holds {number}"
             yield Finding("queues", "warning", text, f"holdfast worker start --queues {queue.name}")

@@ -46,6 +46,11 @@ def format_moment(us: int | None) -> str:
     return "-" if us is None else to_datetime(us).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
+def format_decimal(number: float) -> str:
+    """Formats a number for people: three digits; from 100 on whole, with thousands separators."""
+    return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
+
+
 def format_span(length: timedelta | float) -> str:
     """Formats a span for people: its two largest units."""
     seconds = length.total_seconds() if isinstance(length, timedelta) else length

@@ -3,17 +3,20 @@
 asgi.py               the application: its middlewares, its router, the call of an operation
 routing.py            operations, the table of them, and the router over it
 messages.py           a request and its body, answers, errors as RFC 9457 problem documents
-fields.py             fields of queries and bodies: schema, example and check in one
+fields.py             fields of queries and bodies: schema, example and check of each
 submissions.py jobs.py bulk.py queues.py claims.py monitoring.py …   the operations
+long_poll.py          claims that wait for jobs
 openapi.py            the table as an OpenAPI document
 server.py             the program: uvicorn around it
 console/              the web console: pages over the operations
 connection_limits.py  the program's connections: how many, and how long they may take
+authentication.py     admission of requests: hosts, rates, keys, origins
 keys.py               API keys, and the caller of a request with its scopes and queues
 """
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from holdfast.app import Holdfast
@@ -24,9 +27,19 @@ if TYPE_CHECKING:
 
 __all__ = ["ConsoleUser", "create_app"]
 
+_OPEN_TO_ALL = (
+    "keys_file is not set, so every client that reaches this API may do anything: name a file of keys by an absolute "
+    "path (`holdfast keys create` makes it), or guard the mount yourself and say create_app(app, exposed=True)"
+)
+
 
 def create_app(
-    app: Holdfast, *, checks_hosts: bool = False, local_console: bool = False, console_user: FindUser | None = None
+    app: Holdfast,
+    *,
+    checks_hosts: bool = False,
+    local_console: bool = False,
+    console_user: FindUser | None = None,
+    exposed: bool = False,
 ) -> Api:
     """Returns the HTTP API of this application, to be served, or mounted in any ASGI application.
 
@@ -36,7 +49,12 @@ def create_app(
     ``local_console``: show the console without keys; only for a server that other hosts cannot reach.
     ``console_user``: returns the ``ConsoleUser`` whom the application around it has signed in, from the ASGI scope of a
     request, or None; a function or a coroutine function.
+
+    Without ``keys_file`` every client that reaches it may do anything; a warning of the logger ``holdfast`` says so.
+    ``exposed``: omit it, because something around the API authenticates clients.
     """
     from holdfast.web.asgi import Api  # Starlette: `holdfast keys` works without the extra
 
+    if app.settings.keys_file is None and not (exposed or checks_hosts or local_console):
+        logging.getLogger("holdfast").warning(_OPEN_TO_ALL)
     return Api(app, checks_hosts=checks_hosts, local_console=local_console, console_user=console_user)

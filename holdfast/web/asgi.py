@@ -46,17 +46,17 @@ from holdfast.web.authentication import Authenticator
 from holdfast.web.console import is_console_path
 from holdfast.web.console.sessions import check_secret
 from holdfast.web.event_broadcast import EventBroadcasters
-from holdfast.web.fields import Form, read_query
+from holdfast.web.fields import BodySchema, read_query
 from holdfast.web.keys import FindUser, Principal
 from holdfast.web.keys import Scope as KeyScope
-from holdfast.web.long_poll import ClaimWaiters
+from holdfast.web.long_poll import PendingClaims
 from holdfast.web.messages import (
     BODY_PAYLOADS,
     REQUEST,
     RETRY_AFTER,
     ApiRequest,
     ApiResponse,
-    Gone,
+    ClientDisconnected,
     Refusal,
     answer_to,
     read_document,
@@ -121,7 +121,7 @@ class Api:
         self._broadcasters = EventBroadcasters(app)
         self._wait_limiter = WaitLimiter(app.settings)
         self._unknown_tasks = UnknownTaskLog(app)
-        self._claim_waiters: WeakKeyDictionary[asyncio.AbstractEventLoop, ClaimWaiters] = WeakKeyDictionary()
+        self._pending_claims: WeakKeyDictionary[asyncio.AbstractEventLoop, PendingClaims] = WeakKeyDictionary()
         self._router = router_of(OPERATIONS, self._respond, lambda _: hold_open(self.app))
         if app.settings.keys_file is not None:
             check_secret(Path(app.settings.keys_file))
@@ -189,7 +189,7 @@ class Api:
         if operation.method == "GET" or operation.quiet:
             await read_input()
             return await operation.handler(call)
-        return await self._changed(call, operation, read_input)
+        return await self._run_audited(call, operation, read_input)
 
     def authorize_call(
         self,
@@ -211,7 +211,7 @@ class Api:
             app=self.app,
             caller=caller,
             request_metrics=self._request_metrics,
-            waiters=self._waiters_here(),
+            pending_claims=self._pending_claims_here(),
             broadcasters=self._broadcasters,
             wait_limiter=self._wait_limiter,
             unknown_tasks=self._unknown_tasks,
@@ -222,13 +222,13 @@ class Api:
             warnings=self._warnings,
         )
 
-    async def _changed(
+    async def _run_audited(
         self, call: RequestContext, operation: Operation, read_input: Callable[[], Awaitable[None]]
     ) -> ApiResponse:
         """Runs an operation that may change data; writes audit records before and after."""
         try:
             await read_input()
-        except Gone:
+        except ClientDisconnected:
             raise
         except Exception as error:
             self._audit.record_refusal(call, operation, error)
@@ -251,22 +251,22 @@ class Api:
         if operation.body is not None:
             call.body = await self._body(call.request, operation, operation.body)
 
-    async def _body(self, request: ApiRequest, operation: Operation, form: Form) -> Mapping[str, Any]:
+    async def _body(self, request: ApiRequest, operation: Operation, schema: BodySchema) -> Mapping[str, Any]:
         settings = self.app.settings
         limit = settings.payload_limit * (_BATCH if operation.batch else BODY_PAYLOADS)
         if operation.results:
             limit = max(limit, settings.result_limit * BODY_PAYLOADS)
         timeout = settings.body_timeout.total_seconds()
         given = await read_document(request, limit, timeout, optional=operation.body_optional)
-        return given if operation.raw else form.read(given)
+        return given if operation.raw else schema.read(given)
 
-    def _waiters_here(self) -> ClaimWaiters:
-        """Returns the waiting claims of the running event loop: requests may come on several."""
+    def _pending_claims_here(self) -> PendingClaims:
+        """Returns the pending claims of the running event loop: requests may come on several."""
         loop = asyncio.get_running_loop()
-        waiters = self._claim_waiters.get(loop)
-        if waiters is None:
-            waiters = self._claim_waiters[loop] = ClaimWaiters(self._remote_workers)
-        return waiters
+        claims = self._pending_claims.get(loop)
+        if claims is None:
+            claims = self._pending_claims[loop] = PendingClaims(self._remote_workers)
+        return claims
 
 
 @asynccontextmanager
@@ -311,7 +311,7 @@ class RequestMiddleware:
 
         try:
             await self._app({**scope, REQUEST: request}, receive, send_measured)
-        except Gone:
+        except ClientDisconnected:
             request_metrics.request_answered(request, started)
         finally:
             request_metrics.request_ended()
@@ -366,7 +366,7 @@ class ProblemMiddleware:
 
         try:
             await self._app(scope, receive, send_noted)
-        except Gone:
+        except ClientDisconnected:
             raise
         except Exception as error:
             if is_started:

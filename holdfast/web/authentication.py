@@ -51,11 +51,11 @@ class Authenticator:
             return []
         return ["the file of keys cannot be used as it is; the last good keys are in force"]
 
-    def admit_request(self, scope: Mapping[str, Any], request: ApiRequest) -> ApiResponse | None:
-        """Checks host, address rate and CORS of a request, not its key. Returns the answer of a preflight."""
-        request.client = self._proxies.client_of(request.client, scope["headers"])
+    def admit_request(self, asgi_scope: Mapping[str, Any], request: ApiRequest) -> ApiResponse | None:
+        """Checks host, address rate and CORS of a request, not its key; adds HSTS. Returns a preflight's answer."""
+        request.client = self._proxies.client_of(request.client, asgi_scope["headers"])
         request.added += self._origins.response_headers(request)
-        if self.is_over_tls(scope):
+        if self.is_over_tls(asgi_scope):
             request.added.append(_HSTS)
         if b"host" in request.repeated:
             raise Refusal(400, "several_hosts", "the request has several Host headers", "send one")

@@ -15,7 +15,7 @@ from holdfast.core.models import JobState, NewJob
 from holdfast.tasks.codec import RawText
 from holdfast.views.documents import ID, JobId
 from holdfast.views.workflows import BatchDocument
-from holdfast.web.fields import MAX_LIST, OBJECT, QUEUE_VALUE, TAG_VALUE, Field, Form, array_value
+from holdfast.web.fields import MAX_LIST, OBJECT, QUEUE_VALUE, TAG_VALUE, BodySchema, Field, array_value
 from holdfast.web.jobs import find_job
 from holdfast.web.messages import ApiResponse, json_response
 from holdfast.web.routing import Operation, RequestContext, ResponseSpec
@@ -26,7 +26,7 @@ _CALLBACKS = {
     "on_failure": (Condition.FAILURE, "Jobs that start when the first job of the batch has failed."),
     "on_end": (Condition.END, "Jobs that start when all jobs of the batch have ended."),
 }
-NEW_BATCH = Form(
+NEW_BATCH = BodySchema(
     name="NewBatch",
     doc="A batch with its jobs and callbacks, stored together: all of them or none.",
     fields=(
@@ -72,8 +72,8 @@ async def create_batch(call: RequestContext) -> ApiResponse:
     if call.app.settings.key_required and "id" not in body:
         remedy = "give one; the settings require idempotency"
         raise Invalid("id", RawText("nothing"), remedy, "was given", code="missing")
-    members = _drafted(call, body, "jobs")
-    callbacks = [(condition, _drafted(call, body, name)) for name, (condition, _) in _CALLBACKS.items()]
+    members = _draft_jobs(call, body, "jobs")
+    callbacks = [(condition, _draft_jobs(call, body, name)) for name, (condition, _) in _CALLBACKS.items()]
     jobs = draft_batch(
         members,
         callbacks,
@@ -90,7 +90,7 @@ async def create_batch(call: RequestContext) -> ApiResponse:
     return json_response(201 if handles[0].created else 200, answer)
 
 
-def _drafted(call: RequestContext, body: Mapping[str, Any], field: str) -> list[NewJob]:
+def _draft_jobs(call: RequestContext, body: Mapping[str, Any], field: str) -> list[NewJob]:
     return [draft_submission(call.app, given, f"{field}[{n}].") for n, given in enumerate(body.get(field, ()))]
 
 

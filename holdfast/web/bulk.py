@@ -21,8 +21,8 @@ from holdfast.views.documents import ID, JOB, JobDocument, JobSnapshot
 from holdfast.web.fields import (
     FILTERS,
     OBJECT,
+    BodySchema,
     Field,
-    Form,
     ValueType,
     array_value,
     at_most_one,
@@ -77,7 +77,9 @@ def _one_or_many(field: Field) -> Field:
     )
 
 
-FILTER = Form(name="JobFilter", doc="Every field that is given must match.", fields=tuple(map(_one_or_many, FILTERS)))
+FILTER = BodySchema(
+    name="JobFilter", doc="Every field that is given must match.", fields=tuple(map(_one_or_many, FILTERS))
+)
 
 
 def _only_true(value: Any, field: str) -> bool:
@@ -133,14 +135,14 @@ _SELECTION = (
 )
 _SELECTORS = ("ids", "filter", "all")
 _NOT_EXACTLY_ONE = (*at_most_one(*_SELECTORS), none_of(*_SELECTORS))
-SELECTION = Form(
+SELECTION = BodySchema(
     name="JobSelection",
     doc="Which jobs: give `ids`, `filter` or `all`.",
     fields=_SELECTION,
     inner=(FILTER,),
     refused=_NOT_EXACTLY_ONE,
 )
-REPLAY = Form(
+REPLAY = BodySchema(
     name="ReplayRequest",
     doc="Which jobs: give `ids`, `filter` or `all`.",
     fields=(*_SELECTION, _FORCE, RATE, AFTER),
@@ -148,13 +150,13 @@ REPLAY = Form(
     refused=_NOT_EXACTLY_ONE,
 )
 FROM_STEP = Field("from_step", text_value(1, 300), "This step and those behind it are forgotten, and taken again.")
-REPLAY_ONE = Form(name="ReplayJobRequest", doc="How to replay a job.", fields=(_FORCE, EDITED_PAYLOAD, FROM_STEP))
-NOTHING = Form(name="EmptyBody", doc="An empty object.", fields=())
+REPLAY_ONE = BodySchema(name="ReplayJobRequest", doc="How to replay a job.", fields=(_FORCE, EDITED_PAYLOAD, FROM_STEP))
+NOTHING = BodySchema(name="EmptyBody", doc="An empty object.", fields=())
 
 
 # ── one job ───────────────────────────────────────────────────────────────────────────────────────────────────────
 async def cancel_one(call: RequestContext) -> ApiResponse:
-    """Cancels a waiting job, or asks a running one to stop."""
+    """Cancels a job that has not started, or asks a running one to stop."""
     job = await find_job(call, call.path["job_id"])
     await call.app.cancel_one(job.id)
     call.changed.append(job.id)
@@ -348,7 +350,7 @@ def _example(state: str) -> dict[str, Any]:
 
 
 def job_operation(
-    name: str, handler: Handler, summary: str, body: Form, *, path: str = "", example: Any = JOB
+    name: str, handler: Handler, summary: str, body: BodySchema, *, path: str = "", example: Any = JOB
 ) -> Operation:
     """Returns an operation on one job, which answers with the job."""
     return Operation(
@@ -366,7 +368,7 @@ def job_operation(
     )
 
 
-def _on_selection(name: str, change: BulkOperation | None, summary: str, body: Form, state: str) -> Operation:
+def _on_selection(name: str, change: BulkOperation | None, summary: str, body: BodySchema, state: str) -> Operation:
     return Operation(
         name=f"{name}_jobs",
         method="POST",
@@ -384,7 +386,7 @@ def _on_selection(name: str, change: BulkOperation | None, summary: str, body: F
 OPERATIONS = (
     job_operation("cancel_job", cancel_one, "Cancel a job that waits, or ask one that runs to stop", NOTHING),
     job_operation(
-        "replay_job", replay_one, "Queue a dead, failed or cancelled job again with a new budget", REPLAY_ONE
+        "replay_job", replay_one, "Queue a dead, failed or cancelled job again with all attempts", REPLAY_ONE
     ),
     Operation(
         name="delete_job",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import Annotated, Any
@@ -16,7 +17,7 @@ from holdfast.core.workers import WorkerCommand, WorkerHeartbeat
 from holdfast.tasks.codec import RawText
 from holdfast.views.documents import ID, Instant, JobId, QueueName, raw_json
 from holdfast.views.formatting import format_timestamp
-from holdfast.web.fields import NAME_PATTERN, TASK_VALUE, Field, Form, ValueType, array_value, integer_value
+from holdfast.web.fields import NAME_PATTERN, TASK_VALUE, BodySchema, Field, ValueType, array_value, integer_value
 from holdfast.web.jobs import MAX_WAIT, wait_disconnected
 from holdfast.web.keys import unauthorized_refusal
 from holdfast.web.lease_tokens import (
@@ -33,7 +34,7 @@ from holdfast.web.lease_tokens import (
     token_of,
     worker_of,
 )
-from holdfast.web.long_poll import ClaimResult, RemoteClaimRequest, WaitingClaim
+from holdfast.web.long_poll import ClaimResult, PendingClaim, RemoteClaimRequest
 from holdfast.web.messages import ApiResponse, json_response
 from holdfast.web.routing import Operation, RequestContext, ResponseSpec
 
@@ -82,7 +83,15 @@ class ClaimAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     jobs: list[ClaimedJob]
     lease: Annotated[float, Meta(description="Seconds for which the jobs are the worker's: extend at a third of it.")]
-    order: CommandName
+    waited: Annotated[
+        float,
+        Meta(
+            description="Seconds that the request had waited when the jobs were claimed; 0 without jobs. No lease "
+            "began earlier: count it from the moment at which you sent the request, plus `waited`.",
+            ge=0,
+        ),
+    ]
+    command: CommandName
     quarantined: Annotated[
         bool, Meta(description="A job waits that is to run alone: finish what you have, and claim with `running` 0.")
     ]
@@ -103,7 +112,7 @@ def _queues(value: Any, field: str) -> dict[str, int | None]:
     return dict.fromkeys(_NAMES.check(value, field))
 
 
-CLAIM = Form(
+CLAIM = BodySchema(
     name="ClaimRequest",
     doc="What a worker can take now: no more than it can start at once.",
     fields=(
@@ -161,7 +170,7 @@ def _request(call: RequestContext, capacity: dict[str, int], limit: int, status:
         limit=limit,
         lease_for=lease_for(call),
         tasks=None if tasks is None else frozenset(tasks),
-        idle=status.running == 0,
+        runs_none=status.running == 0,
     )
 
 
@@ -178,7 +187,7 @@ def _shown_queues(call: RequestContext, names: Iterable[str]) -> str:
 
 
 def heartbeat_of(call: RequestContext, given: WorkerStatus, queues: str | None = None) -> WorkerHeartbeat:
-    """Returns the stored state of a worker; missing fields come from this process."""
+    """Returns the state of a worker to store; missing fields come from this process."""
     known = call.remote_workers.get_worker(worker_of(call))
     known.queues = queues or known.queues or ",".join(call.caller.queues)
     return WorkerHeartbeat(
@@ -198,19 +207,20 @@ def heartbeat_of(call: RequestContext, given: WorkerStatus, queues: str | None =
 # ── the operation ─────────────────────────────────────────────────────────────────────────────────────────────────
 async def claim(call: RequestContext) -> ApiResponse:
     """Long-polls for jobs. Releases them if the client has disconnected."""
+    arrived_at = call.app.clock.monotonic()
     given = parse_worker(call)
     slots = call.body.get("queues") or {EVERY: None}
     limit = call.body.get("limit") or min(MAX_CLAIM, sum(each or 0 for each in slots.values())) or 1
     capacity = {name: limit if each is None else each for name, each in slots.items()}
     request = _request(call, await allowed_capacity(call, capacity), limit, given)
     heartbeat = heartbeat_of(call, given, _shown_queues(call, slots))
-    await call.remote_workers.sweep()
+    await call.remote_workers.start_sweeper()
     command = await _read_command(call, heartbeat, request.lease_for)
     if command is WorkerCommand.STOP or not any(capacity.values()):
-        return _answer(call, request, ClaimResult([]), command)
+        return _answer(call, request, ClaimResult([]), command, arrived_at)
     long_poll = _LongPollClaim(call, capacity, request, heartbeat, command)
-    taken = await long_poll.claim_jobs(min(call.body.get("wait", 0), call.app.settings.claim_wait.total_seconds()))
-    return _answer(call, request, taken, long_poll.command)
+    result = await long_poll.claim_jobs(min(call.body.get("wait", 0), call.app.settings.claim_wait.total_seconds()))
+    return _answer(call, request, result, long_poll.command, arrived_at)
 
 
 async def _read_command(call: RequestContext, heartbeat: WorkerHeartbeat, lease_for: timedelta) -> WorkerCommand:
@@ -237,7 +247,7 @@ class _LongPollClaim:
         self._capacity = capacity  # as requested: the star of a limited key may include new queues later
         self._request = request
         self._heartbeat = heartbeat
-        self._waiters = call.waiters
+        self._pending_claims = call.pending_claims
         self.command = command
         self._gone = asyncio.ensure_future(wait_disconnected(call.request))
 
@@ -245,29 +255,29 @@ class _LongPollClaim:
         """Claims jobs; releases them if the request is cancelled or its client disconnects."""
         claiming = asyncio.create_task(self._claim_or_wait(wait), name="holdfast-claim")
         try:
-            taken = await asyncio.shield(claiming)
+            result = await asyncio.shield(claiming)
         except asyncio.CancelledError:
             claiming.add_done_callback(self._release_later)
             raise
         finally:
             self._gone.cancel()
-        if taken.jobs and self._gone.done() and not self._gone.cancelled():
-            await self._call.remote_workers.nack(self._request.worker, taken.jobs)
+        if result.jobs and self._gone.done() and not self._gone.cancelled():
+            await self._call.remote_workers.release_jobs(self._request.worker, result.jobs)
             return ClaimResult([])
         if wait > 0 and not self._call.is_still_authorized():
-            await self._call.remote_workers.nack(self._request.worker, taken.jobs)
+            await self._call.remote_workers.release_jobs(self._request.worker, result.jobs)
             raise unauthorized_refusal()
-        return taken
+        return result
 
     def _release_later(self, claiming: asyncio.Task[ClaimResult]) -> None:
         if not claiming.cancelled() and claiming.exception() is None and claiming.result().jobs:
             workers = self._call.remote_workers
-            workers.run_in_background(workers.nack(self._request.worker, claiming.result().jobs))
+            workers.run_in_background(workers.release_jobs(self._request.worker, claiming.result().jobs))
 
     async def _claim_or_wait(self, wait: float) -> ClaimResult:
-        taken = await self._waiters.take(self._request)
-        if taken.jobs or wait <= 0:
-            return taken
+        result = await self._pending_claims.claim_now(self._request)
+        if result.jobs or wait <= 0:
+            return result
         if self.command is not WorkerCommand.NONE:  # no limit: the worker must receive its command
             return await self._wait_in_queue(wait)
         with self._call.wait_limiter.limit_wait(self._call.caller):
@@ -275,35 +285,35 @@ class _LongPollClaim:
 
     async def _wait_in_queue(self, wait: float) -> ClaimResult:
         """Waits for the claim's turn and returns its result."""
-        waiter = self._waiters.enqueue_claim(self._request)
+        pending = self._pending_claims.enqueue_claim(self._request)
         try:
-            await self._wait(waiter, wait)
+            await self._wait(pending, wait)
         except HoldfastError:
-            taken = await self._waiters.cancel_claim(waiter)
-            if not taken.jobs:  # else their claim would be lost
+            result = await self._pending_claims.cancel_claim(pending)
+            if not result.jobs:  # else their claim would be lost
                 raise
-            return taken
-        return await self._waiters.cancel_claim(waiter)
+            return result
+        return await self._pending_claims.cancel_claim(pending)
 
-    async def _wait(self, waiter: WaitingClaim, wait: float) -> None:
+    async def _wait(self, pending: PendingClaim, wait: float) -> None:
         """Waits for jobs, at most ``wait`` seconds; sends heartbeats, so the worker stays listed."""
         clock, interval = self._call.app.clock, self._call.app.settings.beat.total_seconds()
         deadline = clock.monotonic() + wait
         while self.command is not WorkerCommand.STOP and (left := deadline - clock.monotonic()) > 0:
-            await clock.run_bounded(self._wait_for_event(waiter.taken, left), min(left, interval))
-            if waiter.taken.done() or self._gone.done() or not self._call.is_still_authorized():
+            await clock.run_bounded(self._wait_for_event(pending.result, left), min(left, interval))
+            if pending.result.done() or self._gone.done() or not self._call.is_still_authorized():
                 return
             capacity = await allowed_capacity(self._call, self._capacity)
-            self._waiters.renew(waiter, msgspec.structs.replace(self._request, capacity=capacity))
+            self._pending_claims.update_request(pending, msgspec.structs.replace(self._request, capacity=capacity))
             reply = await self._call.remote_workers.heartbeat(self._heartbeat, [], self._request.lease_for)
             self.command = reply.command
 
-    async def _wait_for_event(self, taken: asyncio.Future[ClaimResult], seconds: float) -> None:
+    async def _wait_for_event(self, result: asyncio.Future[ClaimResult], seconds: float) -> None:
         """Waits for jobs, a disconnect, or a notification for this worker."""
         store = await self._call.app.open_store()
         topics = [f"worker:{self._request.worker}"]
         notifications = asyncio.ensure_future(store.queueing.wait(topics, timeout=seconds + 1))
-        waits: list[asyncio.Future[Any]] = [taken, self._gone, notifications]
+        waits: list[asyncio.Future[Any]] = [result, self._gone, notifications]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             if notifications.done():
@@ -312,15 +322,26 @@ class _LongPollClaim:
             notifications.cancel()
 
 
-def _answer(call: RequestContext, asked: RemoteClaimRequest, taken: ClaimResult, command: WorkerCommand) -> ApiResponse:
-    call.changed += [job.id for job in taken.jobs]
+def _answer(
+    call: RequestContext, asked: RemoteClaimRequest, result: ClaimResult, command: WorkerCommand, arrived_at: float
+) -> ApiResponse:
+    call.changed += [job.id for job in result.jobs]
     claimed = ClaimAnswer(
-        jobs=[_claimed(call, job, isolated=taken.isolated) for job in taken.jobs],
+        jobs=[_claimed(call, job, isolated=result.isolated) for job in result.jobs],
         lease=asked.lease_for.total_seconds(),
-        order=command,
-        quarantined=taken.quarantined,
+        waited=_waited_seconds(result, arrived_at),
+        command=command,
+        quarantined=result.quarantined,
     )
     return json_response(200, claimed)
+
+
+def _waited_seconds(result: ClaimResult, arrived_at: float) -> float:
+    """Returns the seconds from the request's arrival to the claim of its jobs, rounded down: a lease that is counted
+    from then may end too early for the worker, never too late."""
+    if not result.jobs or result.claimed_at is None:
+        return 0.0
+    return math.floor((result.claimed_at - arrived_at) * 1000) / 1000
 
 
 def _claimed(call: RequestContext, job: Job, *, isolated: bool) -> ClaimedJob:
@@ -393,7 +414,7 @@ OPERATIONS = (
             200: ResponseSpec(
                 ClaimAnswer,
                 "The jobs, if there are any.",
-                {"jobs": [_JOB], "lease": 30.0, "order": "none", "quarantined": False},
+                {"jobs": [_JOB], "lease": 30.0, "waited": 0.004, "command": "none", "quarantined": False},
             )
         },
         refusals=(429,),

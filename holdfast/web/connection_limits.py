@@ -100,12 +100,12 @@ def bounded_protocol(bounds: ConnectionLimits) -> type[HttpToolsProtocol]:
 class BoundedFlowControl(FlowControl):
     """Flow control that pauses reading while pipelined requests wait: answers take more memory than requests."""
 
-    def __init__(self, transport: asyncio.Transport, waiting: Sized) -> None:
+    def __init__(self, transport: asyncio.Transport, unsent: Sized) -> None:
         super().__init__(transport)
-        self._waiting = waiting
+        self._unsent = unsent
 
     def resume_reading(self) -> None:
-        if not self._waiting:
+        if not self._unsent:
             super().resume_reading()
 
 

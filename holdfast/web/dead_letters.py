@@ -20,21 +20,21 @@ from holdfast.web.bulk import (
     replay_job,
     run_bulk,
 )
-from holdfast.web.fields import FILTERS, PAGING, Field, Form
+from holdfast.web.fields import FILTERS, PAGING, BodySchema, Field
 from holdfast.web.jobs import JobDetails, JobPage, find_job, job_story, page_of, parse_filter
 from holdfast.web.messages import ApiResponse, json_response
 from holdfast.web.routing import Operation, RequestContext, ResponseSpec, named_queue
 
 _DEAD = (JobState.DEAD,)
 _FIXED = ("state", "queue")  # fields that the path sets
-_FILTER = Form(
+_FILTER = BodySchema(
     name="DeadLetterFilter",
     doc="Every field that is given must match.",
     fields=tuple(field for field in FILTER.fields if field.name not in _FIXED),
 )
 
 
-REPLAY_DEAD = Form(
+REPLAY_DEAD = BodySchema(
     name="ReplayDeadLettersRequest",
     doc="Which of the queue's dead letters: all, unless a filter says otherwise.",
     fields=(Field("filter", _FILTER.value, "Those that match."), DRY_RUN, LIMIT, RATE, AFTER),
@@ -106,7 +106,7 @@ OPERATIONS = (
         job_operation(
             "replay_dead_letter",
             replay_one,
-            "Queue a dead letter again with a new budget",
+            "Queue a dead letter again with all attempts",
             REPLAY_ONE,
             path="/v1/queues/{queue}/dead/{job_id}/replay",
             example=JOB,

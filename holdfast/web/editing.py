@@ -9,7 +9,7 @@ from holdfast.core.validation import check_name
 from holdfast.tasks.codec import RawText
 from holdfast.views.documents import JOB, JobDocument
 from holdfast.web.bulk import EDITED_PAYLOAD, FROM_STEP
-from holdfast.web.fields import Form, at_most_one, client_field_names
+from holdfast.web.fields import BodySchema, at_most_one, client_field_names
 from holdfast.web.jobs import find_job
 from holdfast.web.messages import ApiResponse, json_response
 from holdfast.web.routing import Operation, RequestContext, ResponseSpec
@@ -23,7 +23,7 @@ _DOCS = {
     "expires": 'Cancelled unless a worker takes it by then; "never": it does not expire.',
 }
 _FIELDS = ("priority", "queue", "delay", "run_at", "tags", "expires")
-EDIT = Form(
+EDIT = BodySchema(
     name="JobEdit",
     doc="Changes of a job; at least one. What is left out stays.",
     fields=(
@@ -37,7 +37,7 @@ EDIT = Form(
     refused=at_most_one("delay", "run_at"),
 )
 
-FORK = Form(
+FORK = BodySchema(
     name="ForkRequest",
     doc="How to fork a job.",
     fields=(FROM_STEP, EDITED_PAYLOAD, *(field for field in SUBMISSION.fields if field.name == "id")),

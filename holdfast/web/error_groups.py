@@ -6,8 +6,9 @@ import msgspec
 
 from holdfast.core.error_groups import check_error_group
 from holdfast.core.errors import NotFound
+from holdfast.core.models import JobFilter
 from holdfast.views.error_groups import GROUP, ErrorGroupDetails, ErrorGroupDocument, describe_group, describe_groups
-from holdfast.web.fields import PAGING, QUEUE, Field
+from holdfast.web.fields import PAGING, QUEUE, TAG, Field
 from holdfast.web.messages import ApiResponse, json_response
 from holdfast.web.routing import Operation, RequestContext, ResponseSpec
 
@@ -23,8 +24,11 @@ class ErrorGroupList(msgspec.Struct, frozen=True):
 
 async def find(call: RequestContext) -> ApiResponse:
     """Lists groups of errors."""
-    queue = call.query.get("queue")
-    groups = await call.app.find_error_groups(lambda name: call.caller.allows_queue(name) and queue in (None, name))
+    queue, tag = call.query.get("queue"), call.query.get("tag")
+    groups = await call.app.find_error_groups(
+        lambda name: call.caller.allows_queue(name) and queue in (None, name),
+        where=None if tag is None else JobFilter(tag=tag, queue=queue),
+    )
     shown = await describe_groups(await call.app.open_store(), groups[: call.query.get("limit", 50)], call.redaction)
     return json_response(200, ErrorGroupList(shown, len(groups)))
 
@@ -50,9 +54,10 @@ OPERATIONS = (
         group="Errors",
         summary="List errors: failed jobs with the same cause in one group",
         doc="The latest failure first. Dead jobs, and those that wait for their next attempt: of each the 10,000 that "
-        "failed last. The filter `error_group` of other operations chooses the jobs of a group.",
+        "failed last; with `tag` all that carry it. The filter `error_group` of other operations chooses the jobs of a "
+        "group.",
         handler=find,
-        query=(msgspec.structs.replace(QUEUE, doc="Only jobs of this queue."), _LIMIT),
+        query=(msgspec.structs.replace(QUEUE, doc="Only jobs of this queue."), TAG, _LIMIT),
         answers={200: ResponseSpec(ErrorGroupList, "The groups.", {"groups": [GROUP], "total": 1})},
     ),
     Operation(

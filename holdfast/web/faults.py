@@ -9,8 +9,8 @@ from holdfast.views.documents import FaultPlanDocument, plan_document
 from holdfast.web.fields import (
     QUEUE_VALUE,
     TASK_VALUE,
+    BodySchema,
     Field,
-    Form,
     ValueType,
     any_value,
     array_value,
@@ -21,7 +21,7 @@ from holdfast.web.fields import (
 from holdfast.web.messages import ApiResponse, json_response
 from holdfast.web.routing import Operation, RequestContext, ResponseSpec
 
-_FAULT = Form(
+_FAULT = BodySchema(
     name="FaultRequest",
     doc="A fault: what goes wrong, for which jobs, how often.",
     fields=(
@@ -50,7 +50,7 @@ _FAULT = Form(
     shown=("task", "probability"),
 )
 _FAULTS = [{"kind": "error", "task": "mail.send", "probability": 0.3}]
-_PLAN = Form(
+_PLAN = BodySchema(
     name="FaultPlanRequest",
     doc="Faults to switch on, in place of those that are on.",
     fields=(

@@ -1,4 +1,4 @@
-"""Fields of queries and bodies: schema, example and check of each in one place.
+"""Fields of queries and bodies: schema, example and check of each field in one place. ``openapi`` puts them together.
 
 The schema tells a client the accepted values; ``tests/interfaces`` holds one against the other.
 """
@@ -66,10 +66,10 @@ class Field(msgspec.Struct, frozen=True):
     nullable: bool = False
 
 
-class Form:
+class BodySchema:
     """The fields of a body, under a name of their own.
 
-    ``inner``: the forms its schema refers to. ``refused``: schemas of bodies that contradict themselves. ``shown``:
+    ``inner``: the bodies its schema refers to. ``refused``: schemas of bodies that contradict themselves. ``shown``:
     optional fields that its example has.
     """
 
@@ -79,7 +79,7 @@ class Form:
         name: str,
         doc: str,
         fields: Sequence[Field],
-        inner: Sequence[Form] = (),
+        inner: Sequence[BodySchema] = (),
         refused: Sequence[Schema] = (),
         shown: Sequence[str] = (),
     ) -> None:
@@ -319,6 +319,7 @@ ERROR_GROUP_VALUE = ValueType({"type": "string", "pattern": GROUP_PATTERN}, chec
 STATES = [state.value for state in JobState]
 
 QUEUE = Field("queue", QUEUE_VALUE, "Jobs of this queue.", example="default")
+TAG = Field("tag", TAG_VALUE, "Jobs that carry this tag.", example="spring")
 FILTERS = (
     Field(
         "state",
@@ -329,8 +330,8 @@ FILTERS = (
     ),
     QUEUE,
     Field("task", TASK_VALUE, "Jobs of this task; several: of any of them.", example="email.send", many=True),
-    Field("tag", TAG_VALUE, "Jobs that carry this tag.", example="spring"),
-    Field("reason", choice_value("Reason", *Reason), "Jobs that failed for this reason.", example="budget"),
+    TAG,
+    Field("reason", choice_value("Reason", *Reason), "Jobs that failed for this reason.", example="max_attempts"),
     Field("worker", WORKER_VALUE, "Jobs this worker took last."),
     Field("error", text_value(1, 1000), "Jobs whose error contains this text.", example="connection refused"),
     Field("error_group", ERROR_GROUP_VALUE, "Jobs whose error is in this group.", example="5f0c9a41d2be"),

@@ -11,7 +11,7 @@ from holdfast.core.lifecycle import Released
 from holdfast.core.workers import LeaseStatus
 from holdfast.views.documents import ID, Counted
 from holdfast.web.claims import CommandName, heartbeat_of, lease_for
-from holdfast.web.fields import Form
+from holdfast.web.fields import BodySchema
 from holdfast.web.lease_tokens import LEASE, LEASES, STATUS_FIELDS, WORKER, parse_worker, read_leases, worker_of
 from holdfast.web.messages import ApiResponse, json_response
 from holdfast.web.remote_workers import RemoteEnding
@@ -26,8 +26,9 @@ class LeaseAnswer(msgspec.Struct, frozen=True, kw_only=True):
         LeaseStatus,
         Meta(
             description="`held`: it is the worker's for another `lease`. `cancel`: that too, but an operator wants the "
-            "job stopped: stop it and settle it as `cancelled`. `lost`: another worker has the job: stop it, and do "
-            "not settle it."
+            "job stopped: stop it and settle it as `cancelled`. `locked`: it is the worker's, but was not extended: "
+            "another transaction holds the job; extend it again soon. `lost`: the lease has ended, and "
+            "another worker may have the job: stop it, and do not settle it."
         ),
     ]
 
@@ -37,21 +38,21 @@ class HeartbeatAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     leases: list[LeaseAnswer]
     lease: Annotated[float, Meta(description="Seconds for which what is held is the worker's now.")]
-    order: CommandName
+    command: CommandName
 
 
 class DeregisterAnswer(msgspec.Struct, frozen=True):
     """The worker is forgotten."""
 
-    released: Annotated[Counted, Meta(description="Jobs it had in hand, and that others can take now.")]
+    released: Annotated[Counted, Meta(description="Jobs it had claimed, and that others can take now.")]
 
 
-EXTEND = Form(
+EXTEND = BodySchema(
     name="ExtendRequest",
-    doc="What a worker has in hand. A worker that has nothing says so, and stays listed.",
+    doc="The jobs that a worker has claimed. A worker that has nothing says so, and stays listed.",
     fields=(WORKER, LEASES, LEASE, *STATUS_FIELDS),
 )
-LEAVE = Form(
+DEREGISTER = BodySchema(
     name="DeregisterRequest",
     doc="A worker that stops, and the jobs it gives back: what it does not name stays its own until the lease ends.",
     fields=(WORKER, LEASES),
@@ -61,22 +62,22 @@ LEAVE = Form(
 async def extend(call: RequestContext) -> ApiResponse:
     """Extends the worker's leases and returns a command for it."""
     worker, span = worker_of(call), lease_for(call)
-    await call.remote_workers.sweep()
+    await call.remote_workers.start_sweeper()
     store = await call.app.open_store()
-    stands = await read_leases(store, worker, call.body["leases"])
-    held = [stand.lease for stand in stands if stand.held]
-    beat = await call.remote_workers.heartbeat(heartbeat_of(call, parse_worker(call)), held, span)
-    verdicts = dict(zip(held, beat.statuses, strict=True))
-    kept = [LeaseAnswer(id=each.lease.job_id, verdict=verdicts.get(each.lease, LeaseStatus.LOST)) for each in stands]
-    return json_response(200, HeartbeatAnswer(leases=kept, lease=span.total_seconds(), order=beat.command))
+    records = await read_leases(store, worker, call.body["leases"])
+    leases = [record.lease for record in records if record.has_lease]
+    reply = await call.remote_workers.heartbeat(heartbeat_of(call, parse_worker(call)), leases, span)
+    verdicts = dict(zip(leases, reply.statuses, strict=True))
+    kept = [LeaseAnswer(id=each.lease.job_id, verdict=verdicts.get(each.lease, LeaseStatus.LOST)) for each in records]
+    return json_response(200, HeartbeatAnswer(leases=kept, lease=span.total_seconds(), command=reply.command))
 
 
 async def deregister(call: RequestContext) -> ApiResponse:
     """Releases the worker's jobs and deregisters it."""
     worker = worker_of(call)
     store = await call.app.open_store()
-    stands = await read_leases(store, worker, call.body["leases"])
-    endings = [RemoteEnding(each.job, Released()) for each in stands if each.held and each.job is not None]
+    records = await read_leases(store, worker, call.body["leases"])
+    endings = [RemoteEnding(each.job, Released()) for each in records if each.has_lease and each.job is not None]
     answers = await call.remote_workers.settle(worker, endings)
     released = [answer.job_id for answer in answers if answer.accepted]
     call.changed += released
@@ -85,7 +86,7 @@ async def deregister(call: RequestContext) -> ApiResponse:
     return json_response(200, DeregisterAnswer(len(released)))
 
 
-_KEPT: dict[str, Any] = {"leases": [{"id": ID, "verdict": "held"}], "lease": 30.0, "order": "none"}
+_KEPT: dict[str, Any] = {"leases": [{"id": ID, "verdict": "held"}], "lease": 30.0, "command": "none"}
 OPERATIONS = (
     Operation(
         name="extend_leases",
@@ -93,7 +94,7 @@ OPERATIONS = (
         path="/v1/claims/extend",
         scope="work",
         group="Work",
-        summary="Keep jobs in hand, and hear of cancellations and orders",
+        summary="Extend the leases of jobs, and hear of cancellations and commands",
         doc="At least every third of a lease. It is also what keeps a worker in the list of workers.",
         handler=extend,
         quiet=True,
@@ -109,7 +110,7 @@ OPERATIONS = (
         group="Work",
         summary="Give jobs back and stop",
         handler=deregister,
-        body=LEAVE,
+        body=DEREGISTER,
         batch=True,
         answers={200: ResponseSpec(DeregisterAnswer, "How many jobs were given back.", {"released": 1})},
     ),

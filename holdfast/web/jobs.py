@@ -40,8 +40,8 @@ from holdfast.web.fields import (
     OBJECT,
     PAGING,
     TEXT,
+    BodySchema,
     Field,
-    Form,
     array_value,
     choice_value,
     integer_text,
@@ -75,6 +75,13 @@ class JobPage(msgspec.Struct, frozen=True):
 
     jobs: list[JobDocument]
     cursor: Annotated[str | None, Meta(description="Continues the listing; null: that was all.")]
+
+
+class JobCounts(msgspec.Struct, frozen=True):
+    """Exact numbers of jobs."""
+
+    states: Annotated[dict[JobState, int], Meta(description="By state, every state among them.")]
+    total: int
 
 
 class LogLinePage(msgspec.Struct, frozen=True):
@@ -162,6 +169,12 @@ async def find(call: RequestContext) -> ApiResponse:
     query = dict(call.query)
     limit, cursor = query.pop("limit", 50), query.pop("cursor", None)
     return json_response(200, await page_of(call, await parse_filter(call, query), limit, cursor))
+
+
+async def count(call: RequestContext) -> ApiResponse:
+    """Counts jobs by state."""
+    counts = await call.app.count_states(await parse_filter(call, call.query))
+    return json_response(200, JobCounts(counts.states, counts.total))
 
 
 async def page_of(call: RequestContext, where: JobFilter, limit: int, cursor: str | None) -> JobPage:
@@ -260,6 +273,7 @@ _LINE = {
     "text": "fetched",
     "fields": {"rows": 3},
 }
+_COUNTS = {state: {"succeeded": 45, "dead": 5}.get(state, 0) for state in JobState}
 _BEHIND = {"code": "behind", "text": "it waits behind 4 jobs of queue default", "remedy": "start more workers"}
 
 
@@ -275,7 +289,7 @@ class LogLinesAnswer(msgspec.Struct, frozen=True):
     dropped: Annotated[int, Meta(description="Lines whose number is over the setting `job_lines`.", ge=0)]
 
 
-LINE = Form(
+LINE = BodySchema(
     name="NewLogLine",
     doc="A line that a handler logs.",
     fields=(
@@ -292,7 +306,7 @@ LINE = Form(
         Field("ago", seconds_value(_MAX_AGE), "Age of the line in seconds.", example=0),
     ),
 )
-SAY = Form(
+SAY = BodySchema(
     name="LogLinesRequest",
     doc="Log lines of one running job.",
     fields=(
@@ -325,8 +339,8 @@ async def append_job_logs(call: RequestContext) -> ApiResponse:
         if each["number"] <= settings.job_lines
     ]
     store = await call.app.open_store()
-    (stand,) = await read_leases(store, worker_of(call), [lease])
-    job = stand.job
+    (record,) = await read_leases(store, worker_of(call), [lease])
+    job = record.job
     own = job is not None and job.worker == worker_of(call) and job.claims == lease.claims
     kept = own and (not new or (await store.queueing.append_logs([Record(lease, new)]))[0])
     call.changed += [lease.job_id] if kept else []
@@ -346,6 +360,19 @@ OPERATIONS = (
         handler=find,
         query=(*FILTERS, *PAGING),
         answers={200: ResponseSpec(JobPage, "A page.", {"jobs": [JOB], "cursor": None})},
+    ),
+    Operation(
+        name="count_jobs",
+        method="GET",
+        path="/v1/jobs/counts",
+        scope="read",
+        group="Jobs",
+        summary="Count jobs by state",
+        doc="Exact numbers of the jobs that match, of a whole run by its `tag` for example. Every filter that is given "
+        "must match.",
+        handler=count,
+        query=FILTERS,
+        answers={200: ResponseSpec(JobCounts, "The numbers.", {"states": _COUNTS, "total": 50})},
     ),
     Operation(
         name="show_job",

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.core.errors import Conflict, Invalid
-from holdfast.core.validation import did_you_mean, is_plain
+from holdfast.core.validation import did_you_mean, is_printable_line
 from holdfast.web.messages import Refusal, join_words
 
 Scope = Literal["submit", "read", "operate", "work", "admin"]
@@ -164,7 +164,7 @@ def check_patterns(queues: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _check_name(name: str) -> str:
-    if not 1 <= len(name) <= _MAX_NAME or not is_plain(name) or not name.strip():
+    if not 1 <= len(name) <= _MAX_NAME or not is_printable_line(name) or not name.strip():
         raise Invalid("name", name, f"give a name of 1 to {_MAX_NAME} visible characters")
     return name
 

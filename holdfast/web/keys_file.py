@@ -224,23 +224,33 @@ def read_usage(keys_file: Path) -> dict[str, datetime]:
 
 
 class KeyUsage:
-    """Remembers which keys were used, and writes it down once a minute, as well as can be: it is no record."""
+    """Remembers when keys were used, and writes that down once a minute and at the end, if it can."""
 
     def __init__(self, keys_file: Path, clock: Clock) -> None:
         self._keys_file = keys_file
         self._clock = clock
         self._used: dict[str, datetime] = {}
-        self._written = float("-inf")
+        self._due_at = float("-inf")  # reading of the clock
         self._writing: asyncio.Task[None] | None = None
 
     def record_use(self, key_id: str) -> None:
         """This key was used now."""
         self._used[key_id] = datetime.now(UTC)
-        now = self._clock.monotonic()
-        if now - self._written >= _EVERY and (self._writing is None or self._writing.done()):
-            self._written = now
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.create_task(self._write_when_due())
+
+    async def _write_when_due(self) -> None:
+        while self._used:
+            pause = self._due_at - self._clock.monotonic()
+            try:
+                if pause > 0:
+                    await self._clock.sleep(pause)
+            except asyncio.CancelledError:  # the server stops
+                write_usage(self._keys_file, self._used)
+                raise
+            self._due_at = self._clock.monotonic() + _EVERY
             used, self._used = self._used, {}
-            self._writing = asyncio.create_task(asyncio.to_thread(write_usage, self._keys_file, used))
+            await asyncio.to_thread(write_usage, self._keys_file, used)
 
 
 def write_usage(keys_file: Path, used: Mapping[str, datetime]) -> None:

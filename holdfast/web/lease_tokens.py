@@ -72,15 +72,15 @@ def worker_of(call: RequestContext) -> str:
 
 
 class LeaseRecord(msgspec.Struct, frozen=True):
-    """A presented lease, its job, and True in ``held`` if the worker holds it."""
+    """A presented lease, its job, and True in ``has_lease`` if the worker holds it."""
 
     lease: Lease
     job: Job | None
-    held: bool
+    has_lease: bool
 
 
 async def read_leases(store: Store, worker: str, leases: Sequence[Lease]) -> list[LeaseRecord]:
-    """Returns the records of these leases in order. ``held`` may be outdated: the store decides when it settles."""
+    """Returns the records of these leases in order. ``has_lease`` may be stale: the store decides when it settles."""
     jobs = await store.query.summaries([lease.job_id for lease in leases])
     return [
         LeaseRecord(lease, job, job is not None and _has(job, worker, lease))
@@ -125,7 +125,7 @@ LEASE = Field(
 LEASES = Field(
     "leases",
     ValueType({"type": "array", "maxItems": MAX_LIST, "items": TOKEN_VALUE.schema}, parse_tokens),
-    "The tokens of all the jobs it has in hand.",
+    "The tokens of all jobs that it has claimed.",
     example=[SAMPLE],
     required=True,
 )
@@ -135,7 +135,7 @@ STATUS_FIELDS = (
     ),
     _count("pid", "Its process.", (1 << 31) - 1),
     _count("concurrency", "How many jobs it runs at once.", 1_000_000),
-    _count("running", "How many it has in hand now.", 1_000_000),
+    _count("running", "How many it has claimed now.", 1_000_000),
     _count("succeeded", "Number of successes. Default: counted here."),
     _count("failed", "Number of failures. Default: counted here."),
     Field("version", text_value(1, 64), "Version of its application.", example="2.4.1"),
@@ -165,7 +165,7 @@ def parse_worker(call: RequestContext) -> WorkerStatus:
 # ── queues ────────────────────────────────────────────────────────────────────────────────────────────────────────
 EVERY = "*"
 _JOBS_PER_STATE = 100
-"""Jobs of each state that are read for queue names. Waiting jobs always name their queue; recently ended jobs add
+"""Jobs of each state that are read for queue names. Unstarted jobs always name their queue; recently ended jobs add
 queues that are likely to get more."""
 
 

@@ -19,8 +19,8 @@ from holdfast.web.fields import (
     OBJECT,
     QUEUE_VALUE,
     TASK_VALUE,
+    BodySchema,
     Field,
-    Form,
     ValueType,
     any_value,
     array_value,
@@ -98,7 +98,7 @@ _VALUES = (
     Field("weight", _WEIGHT, "The room and tokens that a job takes, or the place in its payload that says so."),
     Field("shares", _SHARES, "Turns by value of the key; 1 for any other value.", example={"acme": 3}),
 )
-LIMIT_REQUEST = Form(
+LIMIT_REQUEST = BodySchema(
     name="LimitRequest",
     doc="A limit of a queue or of a task; of neither: handlers take tokens of its rate.",
     fields=(
@@ -110,7 +110,7 @@ LIMIT_REQUEST = Form(
     refused=at_most_one("queue", "task"),
     shown=("queue", "concurrency"),
 )
-LIMIT_CHANGE = Form(
+LIMIT_CHANGE = BodySchema(
     name="LimitChange", doc="The values to change; null takes one away. At least one.", fields=_VALUES, refused=[]
 )
 _KEY_VALUES = Field(
@@ -119,12 +119,12 @@ _KEY_VALUES = Field(
     "Of a limit with a key: the values that are meant.",
     example=["acme"],
 )
-PAUSE = Form(
+PAUSE = BodySchema(
     name="LimitPause",
     doc="How long no job starts.",
     fields=(Field("for", _SPAN, 'A span: seconds, or "10m".', example="10m", required=True), _KEY_VALUES),
 )
-RESUMPTION = Form(
+RESUMPTION = BodySchema(
     name="LimitResumption",
     doc="The values of the key whose pause ends; nothing for a limit without a key.",
     fields=(_KEY_VALUES,),

@@ -1,4 +1,4 @@
-"""Long polling of claims: one task claims for all waiting claims in turn; one that got nothing goes behind the others.
+"""Long polling of claims: one task claims for all pending claims in turn; one that got nothing goes behind the others.
 
 If each waited for itself, every new job would cause a claim by each of them. And a transport delivers to the process,
 not to one of its claims.
@@ -26,43 +26,47 @@ _QUARANTINE_MEMORY = 60.0  # seconds to expect a quarantined job after one was s
 
 
 class RemoteClaimRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Request of a claim. ``tasks``: those of the worker; None: all. ``idle``: the worker runs no job."""
+    """Request of a claim. ``tasks``: those of the worker; None: all. ``runs_none``: the worker runs no job."""
 
     worker: str
     capacity: Mapping[str, int]
     limit: int
     lease_for: timedelta
     tasks: frozenset[str] | None = None
-    idle: bool = False
+    runs_none: bool = False
 
 
 class ClaimResult(msgspec.Struct, frozen=True):
-    """Result of a claim. ``isolated``: its one job must run alone. ``quarantined``: such a job waits."""
+    """Result of a claim. ``isolated``: its one job must run alone. ``quarantined``: such a job waits.
+
+    ``claimed_at``: monotonic instant at which the claim was sent to the store. No lease began earlier.
+    """
 
     jobs: list[Job]
+    claimed_at: float | None = None
     isolated: bool = False
     quarantined: bool = False
     next_due: timedelta | None = None
 
 
-class WaitingClaim:
+class PendingClaim:
     """A claim that waits."""
 
-    __slots__ = ("is_cancelled", "request", "taken")
+    __slots__ = ("is_cancelled", "request", "result")
 
     def __init__(self, request: RemoteClaimRequest) -> None:
         self.request = request
         self.is_cancelled = False
-        self.taken: asyncio.Future[ClaimResult] = asyncio.get_running_loop().create_future()
+        self.result: asyncio.Future[ClaimResult] = asyncio.get_running_loop().create_future()
 
 
-class ClaimWaiters:
-    """The waiting claims of one event loop."""
+class PendingClaims:
+    """The pending claims of one event loop."""
 
     def __init__(self, remote_workers: RemoteWorkers) -> None:
         self.remote_workers = remote_workers
         self._app = remote_workers.app
-        self._waiting: dict[WaitingClaim, None] = {}
+        self._pending: dict[PendingClaim, None] = {}
         self._changed = asyncio.Event()
         self._serving: asyncio.Task[None] | None = None
         self._quarantined_at = -math.inf
@@ -70,30 +74,34 @@ class ClaimWaiters:
         self._closed = False
         self._app.events.subscribe(self._stopping, ApiStopping)
 
-    # ── taking ────────────────────────────────────────────────────────────────────────────────────────────────
-    async def take(self, request: RemoteClaimRequest) -> ClaimResult:
+    # ── claiming ────────────────────────────────────────────────────────────────────────────────────────────────
+    async def claim_now(self, request: RemoteClaimRequest) -> ClaimResult:
         """Claims ready jobs. Call it shielded: a cancelled claim would lose its jobs."""
         if not any(request.capacity.values()):
             return ClaimResult([])
         clock = self._app.clock
         expects_quarantined = clock.monotonic() - self._quarantined_at < _QUARANTINE_MEMORY
-        if request.idle and expects_quarantined:
-            taken = await self._take_isolated(request)
-            if taken.jobs:
-                return taken
+        if request.runs_none and expects_quarantined:
+            result = await self._claim_isolated(request)
+            if result.jobs:
+                return result
             self._quarantined_at = -math.inf
+        claimed_at = clock.monotonic()
         claim = await self._claim(request)
         if claim.quarantined:
             self._quarantined_at = clock.monotonic()
-            if request.idle and not claim.jobs:
-                return await self._take_isolated(request)
+            if request.runs_none and not claim.jobs:
+                return await self._claim_isolated(request)
         jobs = await self._without_unknown(request, claim.jobs)
-        return ClaimResult(jobs, quarantined=claim.quarantined, next_due=claim.next_due)
+        return ClaimResult(jobs, claimed_at, quarantined=claim.quarantined, next_due=claim.next_due)
 
-    async def _take_isolated(self, request: RemoteClaimRequest) -> ClaimResult:
+    async def _claim_isolated(self, request: RemoteClaimRequest) -> ClaimResult:
+        claimed_at = self._app.clock.monotonic()
         claim = await self._claim(request, isolated=True)
         jobs = await self._without_unknown(request, claim.jobs)
-        return ClaimResult(jobs, isolated=bool(jobs), quarantined=claim.quarantined, next_due=claim.next_due)
+        return ClaimResult(
+            jobs, claimed_at, isolated=bool(jobs), quarantined=claim.quarantined, next_due=claim.next_due
+        )
 
     async def _claim(self, request: RemoteClaimRequest, *, isolated: bool = False) -> Claim:
         store = await self._app.open_store()
@@ -118,86 +126,94 @@ class ClaimWaiters:
             await self.remote_workers.settle_unknown(request.worker, unknown, request.tasks)
         return [job for job in jobs if job.task in request.tasks]
 
-    # ── waiting ───────────────────────────────────────────────────────────────────────────────────────────────
-    def enqueue_claim(self, request: RemoteClaimRequest) -> WaitingClaim:
-        """Queues a claim; its result is set in ``taken``."""
-        waiter = WaitingClaim(request)
+    # ── pending claims ────────────────────────────────────────────────────────────────────────────────────────────────
+    def enqueue_claim(self, request: RemoteClaimRequest) -> PendingClaim:
+        """Queues a claim; its result is set in ``result``."""
+        pending = PendingClaim(request)
         if self._closed:
-            waiter.taken.set_result(ClaimResult([]))
-            return waiter
-        self._waiting[waiter] = None
+            pending.result.set_result(ClaimResult([]))
+            return pending
+        self._pending[pending] = None
         self._changed.set()
         if self._serving is None or self._serving.done():
-            self._serving = asyncio.create_task(self._serve_waiting(), name="holdfast-claims")
-        return waiter
+            self._serving = asyncio.create_task(self._serve_pending(), name="holdfast-claims")
+        return pending
 
-    def renew(self, waiter: WaitingClaim, request: RemoteClaimRequest) -> None:
-        """Changes the request of a waiting claim."""
-        if request != waiter.request:
-            waiter.request = request
+    def update_request(self, pending: PendingClaim, request: RemoteClaimRequest) -> None:
+        """Changes the request of a pending claim."""
+        if request != pending.request:
+            pending.request = request
             self._changed.set()
 
     def _stopping(self, event: Event) -> None:
-        """Ends all waiting claims: the API is stopping."""
+        """Ends all pending claims: the API is stopping."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._close)
 
     def _close(self) -> None:
         self._closed = True
-        waiting, self._waiting = self._waiting, {}
-        for waiter in waiting:
-            waiter.taken.set_result(ClaimResult([]))
+        ended, self._pending = self._pending, {}
+        for pending in ended:
+            pending.result.set_result(ClaimResult([]))
 
-    async def cancel_claim(self, waiter: WaitingClaim) -> ClaimResult:
-        """Ends a waiting claim. Returns jobs that are being claimed for it at this moment."""
-        waiter.is_cancelled = True
-        if waiter in self._waiting:
-            del self._waiting[waiter]
-            waiter.taken.set_result(ClaimResult([]))
-        return await asyncio.shield(waiter.taken)
+    async def cancel_claim(self, pending: PendingClaim) -> ClaimResult:
+        """Ends a pending claim. Returns jobs that are being claimed for it at this moment."""
+        pending.is_cancelled = True
+        if pending in self._pending:
+            del self._pending[pending]
+            pending.result.set_result(ClaimResult([]))
+        return await asyncio.shield(pending.result)
 
-    async def _serve_waiting(self) -> None:
+    async def _serve_pending(self) -> None:
         """While claims wait: claims for each, then waits for notifications."""
-        while self._waiting:
+        while self._pending:
             self._changed.clear()
             try:
                 due = await self._claim_for_each()
-                if self._waiting:
+                if self._pending:
                     await self._wait_for_event(due)
             except HoldfastError as error:
-                for waiter in list(self._waiting):
-                    del self._waiting[waiter]
-                    waiter.taken.set_exception(error)
+                for pending in list(self._pending):
+                    del self._pending[pending]
+                    pending.result.set_exception(error)
 
     async def _claim_for_each(self) -> float:
-        """Claims for each waiting claim; returns the seconds until the next job is due."""
+        """Claims for each pending claim; returns the seconds until the next job is due."""
         due = math.inf
         without_jobs: set[tuple[frozenset[str], bool]] = set()
-        for waiter in list(self._waiting):
-            wanted = frozenset(queue for queue, slots in waiter.request.capacity.items() if slots), waiter.request.idle
-            if waiter not in self._waiting or wanted in without_jobs:
+        for pending in list(self._pending):
+            wanted = (
+                frozenset(queue for queue, slots in pending.request.capacity.items() if slots),
+                pending.request.runs_none,
+            )
+            if pending not in self._pending or wanted in without_jobs:
                 continue
-            del self._waiting[waiter]  # ``cancel_claim`` waits for the result from here on
+            del self._pending[pending]  # ``cancel_claim`` waits for the result from here on
             try:
-                taken = await self.take(waiter.request)
+                result = await self.claim_now(pending.request)
             except BaseException as error:
-                waiter.taken.set_exception(error if isinstance(error, HoldfastError) else HoldfastError(str(error)))
+                pending.result.set_exception(error if isinstance(error, HoldfastError) else HoldfastError(str(error)))
                 raise
-            if taken.jobs or waiter.is_cancelled or self._closed:
-                waiter.taken.set_result(taken)
+            if result.jobs or pending.is_cancelled or self._closed:
+                pending.result.set_result(result)
                 continue
-            self._waiting[waiter] = None
+            self._pending[pending] = None
             without_jobs.add(wanted)
-            if taken.next_due is not None:
-                due = min(due, taken.next_due.total_seconds())
+            if result.next_due is not None:
+                due = min(due, result.next_due.total_seconds())
         return due
 
     async def _wait_for_event(self, due: float) -> None:
-        """Waits until a job may be ready or is due, or the waiting claims have changed."""
+        """Waits until a job may be ready or is due, or the pending claims have changed."""
         clock, poll = self._app.clock, self._app.settings.poll.total_seconds()
         store = await self._app.open_store()
         topics = sorted(
-            {f"queue:{queue}" for waiter in self._waiting for queue, slots in waiter.request.capacity.items() if slots}
+            {
+                f"queue:{queue}"
+                for pending in self._pending
+                for queue, slots in pending.request.capacity.items()
+                if slots
+            }
         )
         longest = max(_MIN_PAUSE, min(poll, due))
         waits: list[asyncio.Future[object]] = [asyncio.ensure_future(self._changed.wait())]

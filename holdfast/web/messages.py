@@ -367,8 +367,8 @@ _AROUND = 4  # levels a body may have around a payload
 _MAX_FIELDS = 200  # of a form
 
 
-class Gone(Exception):
-    """The client went away before its request was complete: there is no client to answer."""
+class ClientDisconnected(Exception):
+    """The client disconnected before its request was complete: there is no client to answer."""
 
 
 async def read_document(request: ApiRequest, limit: int, timeout: float, *, optional: bool) -> dict[str, Any]:
@@ -441,7 +441,7 @@ async def _gather(request: ApiRequest, limit: int) -> bytes:
     while True:
         message = await request.receive()
         if message["type"] != "http.request":
-            raise Gone
+            raise ClientDisconnected
         part: bytes = message.get("body", b"")
         request.is_read = not message.get("more_body", False)
         size += len(part)

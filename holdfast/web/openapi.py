@@ -16,7 +16,7 @@ import msgspec
 from holdfast.core.error_groups import GROUP_PATTERN
 from holdfast.telemetry.metrics import package_version
 from holdfast.views.documents import ID
-from holdfast.web.fields import NAME_PATTERN, REFERENCE_PATTERN, Field, Form
+from holdfast.web.fields import NAME_PATTERN, REFERENCE_PATTERN, BodySchema, Field
 from holdfast.web.messages import ApiResponse, Header, Problem, Refusal
 from holdfast.web.routing import Operation, RequestContext, ResponseSpec
 
@@ -119,7 +119,7 @@ def openapi(operations: Sequence[Operation], *, keys: bool = True, server: str =
         "info": {
             "title": "Holdfast",
             "version": package_version(),
-            "description": "A durable job queue: what was acknowledged is never lost.",
+            "description": "A durable job queue. `/health/ready` says what a crash of its store loses.",
             "license": {"name": "MIT", "identifier": "MIT"},
         },
         "servers": [{"url": quote(server) or "/"}],
@@ -217,12 +217,12 @@ def _parameter(location: str, field: Field) -> dict[str, Any]:
 def _schemas(operations: Sequence[Operation]) -> dict[str, Any]:
     documents = {spec.document for each in operations for spec in each.answers.values()} - {None, dict}
     _, schemas = msgspec.json.schema_components([Problem, *documents], ref_template=_REF)
-    forms = [each.body for each in operations if each.body is not None]
+    bodies = [each.body for each in operations if each.body is not None]
     named = {}
     for name, schema in schemas.items():
         title = name.removesuffix(_SUFFIX)
         named[title] = {**schema, "title": title}
-    return {**named, **{form.name: schema_of(form) for form in _with_inner(forms)}}
+    return {**named, **{body.name: schema_of(body) for body in _with_inner(bodies)}}
 
 
 def _hoisted(value: Any, schemas: dict[str, Any], *, top: bool = False) -> Any:
@@ -254,22 +254,22 @@ def _is_open(schema: dict[str, Any]) -> bool:
     return is_object and not schema.keys() & {"properties", "additionalProperties"}
 
 
-def _with_inner(forms: Iterable[Form]) -> Iterator[Form]:
-    for form in forms:
-        yield form
-        yield from _with_inner(form.inner)
+def _with_inner(bodies: Iterable[BodySchema]) -> Iterator[BodySchema]:
+    for body in bodies:
+        yield body
+        yield from _with_inner(body.inner)
 
 
-def schema_of(form: Form) -> dict[str, Any]:
+def schema_of(body: BodySchema) -> dict[str, Any]:
     """A body's schema."""
     schema: dict[str, Any] = {
         "type": "object",
-        "description": form.doc,
+        "description": body.doc,
         "additionalProperties": False,
-        "required": [field.name for field in form.fields if field.required],
-        "properties": {field.name: _property(field) for field in form.fields},
+        "required": [field.name for field in body.fields if field.required],
+        "properties": {field.name: _property(field) for field in body.fields},
     }
-    return {**schema, "not": {"anyOf": list(form.refused)}} if form.refused else schema
+    return {**schema, "not": {"anyOf": list(body.refused)}} if body.refused else schema
 
 
 def _property(field: Field) -> dict[str, Any]:
@@ -277,10 +277,10 @@ def _property(field: Field) -> dict[str, Any]:
     return given if field.example is None else {**given, "examples": [field.example]}
 
 
-def example_body(form: Form) -> dict[str, Any]:
-    """Returns an example body: the required fields and those that the form shows, or the first optional one."""
-    shown = [field for field in form.fields if field.example is not None]
-    wanted = [field for field in shown if field.required or field.name in form.shown] or shown[:1]
+def example_body(body: BodySchema) -> dict[str, Any]:
+    """Returns an example body: the required fields and those that the body shows, or the first optional one."""
+    shown = [field for field in body.fields if field.example is not None]
+    wanted = [field for field in shown if field.required or field.name in body.shown] or shown[:1]
     return {field.name: field.example for field in wanted}
 
 

@@ -14,7 +14,7 @@ from holdfast.core.validation import check_span, mask_url
 from holdfast.views.documents import QUEUE, WORKER, QueueDocument, WorkerDocument, queue_document, worker_document
 from holdfast.views.statistics import FiguresDocument, HistoryDocument, figures_document, history_document
 from holdfast.web.bulk import NOTHING
-from holdfast.web.fields import WORKER_VALUE, Field, Form, array_value, boolean_value, integer_text, text_value
+from holdfast.web.fields import WORKER_VALUE, BodySchema, Field, array_value, boolean_value, integer_text, text_value
 from holdfast.web.messages import ApiResponse, json_response
 from holdfast.web.routing import Handler, Operation, RequestContext, ResponseSpec, named_queue
 
@@ -133,7 +133,7 @@ _SINCE = Field(
     "How far back it begins: by minutes up to 6h, then by hours, up to 31d.",
     example="1h",
 )
-STOP = Form(
+STOP = BodySchema(
     name="StopRequest",
     doc="Which workers are to stop, and how.",
     fields=(

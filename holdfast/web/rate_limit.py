@@ -1,6 +1,6 @@
-"""Limits of requests: a token bucket for each name, in bounded memory, and a limit of waiting requests.
+"""Limits of requests: a token bucket for each name, in bounded memory, and a limit of long polls.
 
-Each process counts separately. A waiting request occupies a connection.
+Each process counts separately. A long poll occupies a connection.
 """
 
 from __future__ import annotations
@@ -73,41 +73,41 @@ _RETRY_AFTER = b"5"  # seconds: waits end as jobs arrive and end
 
 
 class WaitLimiter:
-    """Limiter of waiting requests, one for each ``Api``."""
+    """Limiter of long polls, one for each ``Api``."""
 
     def __init__(self, settings: Settings) -> None:
-        self._max_waiting = max(1, settings.connections * 3 // 4)
-        self._max_per_key = settings.waiting_per_key
-        self._waiting: Counter[str] = Counter()
+        self._max_long_polls = max(1, settings.connections * 3 // 4)
+        self._max_per_key = settings.long_polls_per_key
+        self._long_polls: Counter[str] = Counter()
         self._counting = threading.Lock()  # event loops may run in several threads
 
     @contextmanager
     def limit_wait(self, caller: Principal) -> Iterator[None]:
-        """Counts a waiting request while entered; raises Refusal if too many wait."""
+        """Counts a long poll while entered; raises Refusal if too many wait."""
         name = caller.key or address_network(caller.address)
         with self._counting:
-            self._add_waiting(name)
+            self._add_long_poll(name)
         try:
             yield
         finally:
             with self._counting:
-                self._waiting[name] -= 1
-                if not self._waiting[name]:
-                    del self._waiting[name]
+                self._long_polls[name] -= 1
+                if not self._long_polls[name]:
+                    del self._long_polls[name]
 
-    def _add_waiting(self, name: str) -> None:
-        if self._waiting[name] >= self._max_per_key:
+    def _add_long_poll(self, name: str) -> None:
+        if self._long_polls[name] >= self._max_per_key:
             raise _refusal(
-                f"{self._max_per_key:,} of your requests wait, as many as the setting waiting_per_key allows"
+                f"{self._max_per_key:,} of your requests wait, as many as the setting long_polls_per_key allows"
             )
-        if self._waiting.total() >= self._max_waiting:
-            raise _refusal(f"{self._max_waiting:,} requests wait, as many as three quarters of the connections")
-        self._waiting[name] += 1
+        if self._long_polls.total() >= self._max_long_polls:
+            raise _refusal(f"{self._max_long_polls:,} requests wait, as many as three quarters of the connections")
+        self._long_polls[name] += 1
 
 
 def _refusal(detail: str) -> Refusal:
     retry = (b"retry-after", _RETRY_AFTER)
-    return Refusal(429, "too_many_waiting", detail, "let some of them end first, or ask without wait", retry)
+    return Refusal(429, "too_many_long_polls", detail, "let some of them end first, or ask without wait", retry)
 
 
 Address = IPv4Address | IPv6Address

@@ -143,7 +143,7 @@ class RemoteWorkers:
             letters = dead_letter_key(self.app.settings, job.queue)
             emit_unsuccessful(events, job, settlement, answer, seconds=seconds, dlq_key=letters)
 
-    async def nack(self, worker: str, jobs: Sequence[Job]) -> None:
+    async def release_jobs(self, worker: str, jobs: Sequence[Job]) -> None:
         """Releases jobs that were not started. Where the store is away, their leases end."""
         try:
             await self.settle(worker, [RemoteEnding(job, Released()) for job in jobs])
@@ -166,7 +166,7 @@ class RemoteWorkers:
             return
 
     # ── maintenance ───────────────────────────────────────────────────────────────────────────────────────────
-    async def sweep(self) -> None:
+    async def start_sweeper(self) -> None:
         """Starts a sweeper, if none runs: without a local worker no other process would settle expired leases."""
         sweeping = self._sweeping
         if sweeping is not None and not sweeping.done() and sweeping.get_loop() is asyncio.get_running_loop():

@@ -16,10 +16,10 @@ from holdfast.core.redaction import Redaction
 from holdfast.core.validation import check_name
 from holdfast.views.documents import JobDocument, job_document
 from holdfast.web.event_broadcast import EventBroadcasters
-from holdfast.web.fields import Field, Form
+from holdfast.web.fields import BodySchema, Field
 from holdfast.web.keys import Principal
 from holdfast.web.keys import Scope as KeyScope
-from holdfast.web.long_poll import ClaimWaiters
+from holdfast.web.long_poll import PendingClaims
 from holdfast.web.messages import REQUEST, ApiRequest, ApiResponse, Refusal, join_words, send_answer
 from holdfast.web.rate_limit import WaitLimiter
 from holdfast.web.remote_workers import RemoteWorkers
@@ -36,7 +36,7 @@ class RequestContext(msgspec.Struct, kw_only=True):
     app: Holdfast
     caller: Principal
     request_metrics: RequestMetrics
-    waiters: ClaimWaiters
+    pending_claims: PendingClaims
     broadcasters: EventBroadcasters
     wait_limiter: WaitLimiter
     unknown_tasks: UnknownTaskLog
@@ -56,7 +56,7 @@ class RequestContext(msgspec.Struct, kw_only=True):
     @property
     def remote_workers(self) -> RemoteWorkers:
         """Workers that use the HTTP API."""
-        return self.waiters.remote_workers
+        return self.pending_claims.remote_workers
 
     def visible_job(self, job: Job, *, own: bool = False) -> JobDocument:
         """Returns the job as the caller may see it: without payload and result if its key lacks the scope ``read``.
@@ -108,7 +108,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     doc: str = ""
     query: tuple[Field, ...] = ()
     headers: tuple[Field, ...] = ()
-    body: Form | None = None
+    body: BodySchema | None = None
     body_optional: bool = False
     raw: bool = False
     quiet: bool = False
@@ -118,15 +118,16 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     refusals: tuple[int, ...] = ()
 
 
-_HOT = (
+HOT_PATHS = (
     "/v1/claims",
-    "/v1/settlements",
-    "/v1/heartbeats",
+    "/v1/claims/settle",
+    "/v1/claims/extend",
     "/v1/jobs",
     "/v1/jobs/batch",
     "/v1/jobs/cancel",
     "/v1/jobs/delete",
     "/v1/jobs/replay",
+    "/v1/jobs/counts",
     "/v1/jobs/{job_id}",
     "/health/live",
     "/health",
@@ -147,7 +148,7 @@ def router_of(operations: Sequence[Operation], respond: Respond, lifespan: Lifes
 
 
 def _rank(path: str) -> tuple[int, int]:
-    return (_HOT.index(path) if path in _HOT else len(_HOT), path.count("{"))
+    return (HOT_PATHS.index(path) if path in HOT_PATHS else len(HOT_PATHS), path.count("{"))
 
 
 class PathEndpoint:

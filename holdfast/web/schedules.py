@@ -17,8 +17,8 @@ from holdfast.views.schedules import SCHEDULE, LocalInstant, ScheduleDocument, s
 from holdfast.web.bulk import NOTHING
 from holdfast.web.fields import (
     NAME_PATTERN,
+    BodySchema,
     Field,
-    Form,
     ValueType,
     any_value,
     boolean_value,
@@ -54,7 +54,7 @@ _HIDDEN = Raw(b"{}")
 _PAGE = Field("limit", integer_text(1, 1000, default=100), "Schedules on this page.", example=100)
 _AFTER = Field("after", _NAME, "Continue behind this name.", example="nightly-report")
 
-SCHEDULE_REQUEST = Form(
+SCHEDULE_REQUEST = BodySchema(
     name="ScheduleRequest",
     doc="A recurring job. Exactly one of `cron`, `every` and `at` says when.",
     fields=(
@@ -77,7 +77,7 @@ SCHEDULE_REQUEST = Form(
     refused=[{"required": list(pair)} for pair in (("cron", "every"), ("cron", "at"), ("every", "at"))],
     shown=("cron",),
 )
-BACKFILL = Form(
+BACKFILL = BodySchema(
     name="BackfillRequest",
     doc="A range of past runs.",
     fields=(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -47,6 +48,7 @@ def serve(
     this host can reach it.
     """
     _check_exposure(settings, exposed=exposed)
+    gc.freeze()  # The modules of the application too: no collection need visit them.
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
         try:
             loop.run(_until_stopped(app, settings, site, local_console=local_console))

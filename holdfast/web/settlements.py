@@ -19,7 +19,17 @@ from holdfast.settings.settings import Settings
 from holdfast.tasks.codec import RawText, encode_result
 from holdfast.views.documents import ID, Instant
 from holdfast.views.formatting import format_timestamp
-from holdfast.web.fields import MAX_LIST, TEXT, Field, Form, ValueType, any_value, array_value, choice_value, text_value
+from holdfast.web.fields import (
+    MAX_LIST,
+    TEXT,
+    BodySchema,
+    Field,
+    ValueType,
+    any_value,
+    array_value,
+    choice_value,
+    text_value,
+)
 from holdfast.web.lease_tokens import SAMPLE, TOKEN_VALUE, WORKER, LeaseRecord, check_once, read_leases, worker_of
 from holdfast.web.messages import ApiResponse, json_response
 from holdfast.web.remote_workers import RemoteEnding
@@ -27,7 +37,7 @@ from holdfast.web.routing import Operation, RequestContext, ResponseSpec
 from holdfast.worker.executors.outcome import storable_text, traceback_tail
 
 _FAILED = (Reason.ERROR, Reason.TIMEOUT, Reason.CRASHED, Reason.RESOURCE)
-_DEAD = (Reason.NON_RETRYABLE, Reason.PAYLOAD, Reason.RESULT, Reason.NO_HANDLER)
+_DEAD = (Reason.NON_RETRYABLE, Reason.PAYLOAD, Reason.ENCRYPTED, Reason.RESULT, Reason.NO_HANDLER)
 
 
 class SettlementVerdict(StrEnum):
@@ -47,8 +57,9 @@ class SettledJob(msgspec.Struct, frozen=True, kw_only=True):
         SettlementVerdict,
         Meta(
             description="`accepted`: written now. `repeated`: this lease has left the job so before: most likely it is "
-            "the answer to your first try that was lost. `lost`: another worker has the job, or settled otherwise; "
-            "nothing was changed. `locked`: another program's transaction holds the job; settle it again."
+            "the answer to your first try that was lost. `lost`: the lease has ended, and another worker may have the "
+            "job, or it was settled otherwise; nothing was changed. `locked`: another transaction holds the "
+            "job; settle it again."
         ),
     ]
     state: Annotated[JobState | None, Meta(description="Where the job stands now; null: it is gone.")]
@@ -68,7 +79,7 @@ def _delay(value: Any, field: str) -> timedelta:
     return check_span(value, field)
 
 
-ERROR = Form(
+ERROR = BodySchema(
     name="AttemptError",
     doc="Why an attempt failed.",
     fields=(
@@ -103,10 +114,10 @@ def _contradictions() -> Iterator[dict[str, Any]]:
         yield {"properties": {"outcome": {"const": outcome}}, "required": ["outcome"], "anyOf": faults}
 
 
-SETTLEMENT = Form(
+SETTLEMENT = BodySchema(
     name="SettlementRequest",
-    doc="What an attempt came to. `succeeded` with `result`; `failed` with `error`, to be tried again while its budget "
-    "lasts; `dead` with `error`: no further attempt makes sense; `snoozed` with `delay`, and `released`: not tried, "
+    doc="What an attempt came to. `succeeded` with `result`; `failed` with `error`, to be tried again while attempts "
+    "are left; `dead` with `error`: no further attempt makes sense; `snoozed` with `delay`, and `released`: not tried, "
     "the attempt is given back; `cancelled`: stopped because an operator asked.",
     fields=(
         Field("token", TOKEN_VALUE, "Of the job's lease.", example=SAMPLE, required=True),
@@ -123,8 +134,8 @@ SETTLEMENT = Form(
             "reason",
             choice_value("FailureReason", *_FAILED, *_DEAD),
             "The kind of failure. Of `failed`: `error` (the default), `timeout`, `crashed` or `resource`; of "
-            "`dead`: `non_retryable` or `result`; with `payload` or `no_handler` the job is given back for another "
-            "worker, as long as the setting `defer_for` says.",
+            "`dead`: `non_retryable` or `result`; with `payload`, `encrypted` or `no_handler` the job is given back "
+            "for another worker, as long as the setting `defer_for` says.",
         ),
         Field(
             "delay",
@@ -135,9 +146,9 @@ SETTLEMENT = Form(
     inner=(ERROR,),
     refused=tuple(_contradictions()),
 )
-SETTLE = Form(
+SETTLE = BodySchema(
     name="SettleRequest",
-    doc="What became of jobs in hand.",
+    doc="What became of claimed jobs.",
     fields=(
         WORKER,
         Field(
@@ -200,27 +211,29 @@ def _failed(given: Mapping[str, Any], *, retryable: bool, path: str) -> Failed:
 
 # ── the operation ─────────────────────────────────────────────────────────────────────────────────────────────────
 async def settle(call: RequestContext) -> ApiResponse:
-    """Settle jobs: each one whose lease still stands."""
+    """Settle jobs: each one whose lease is still valid."""
     leases, outcomes = read_settlements(call.body["settlements"], call.app.settings)
     worker = worker_of(call)
-    await call.remote_workers.sweep()
+    await call.remote_workers.start_sweeper()
     store = await call.app.open_store()
-    stands = await read_leases(store, worker, leases)
+    records = await read_leases(store, worker, leases)
     endings = {
-        index: RemoteEnding(stand.job, outcome)
-        for index, (stand, outcome) in enumerate(zip(stands, outcomes, strict=True))
-        if stand.job is not None
+        index: RemoteEnding(record.job, outcome)
+        for index, (record, outcome) in enumerate(zip(records, outcomes, strict=True))
+        if record.job is not None
     }
-    held = [index for index in endings if stands[index].held]
-    answers = dict(zip(held, await call.remote_workers.settle(worker, [endings[index] for index in held]), strict=True))
+    current = [index for index in endings if records[index].has_lease]
+    answers = dict(
+        zip(current, await call.remote_workers.settle(worker, [endings[index] for index in current]), strict=True)
+    )
     verdicts = []
-    for index, stand in enumerate(stands):
+    for index, record in enumerate(records):
         answer = answers.get(index)
         if answer is not None:
             verdicts.append(_answered(answer))
         else:
-            asked = None if stand.job is None else call.remote_workers.decide_settlement(endings[index])
-            verdicts.append(_refused(call, worker, stand, asked))
+            asked = None if record.job is None else call.remote_workers.decide_settlement(endings[index])
+            verdicts.append(_refused(call, worker, record, asked))
     call.changed += [each.id for each in verdicts if each.verdict is SettlementVerdict.ACCEPTED]
     call.verdicts = Counter(each.verdict.value for each in verdicts)
     return json_response(200, SettleAnswer(verdicts))
@@ -251,13 +264,13 @@ def _answered(answer: Settled) -> SettledJob:
     return SettledJob(id=answer.job_id, verdict=verdict, state=answer.state, run_at=run_at)
 
 
-def _refused(call: RequestContext, worker: str, stand: LeaseRecord, asked: Settlement | None) -> SettledJob:
+def _refused(call: RequestContext, worker: str, record: LeaseRecord, asked: Settlement | None) -> SettledJob:
     """A settlement under a lease that is over, or not this worker's."""
-    job = stand.job
+    job = record.job
     if job is None or asked is None or not call.caller.allows_queue(job.queue):
-        return SettledJob(id=stand.lease.job_id, verdict=SettlementVerdict.LOST, state=None, run_at=None)
+        return SettledJob(id=record.lease.job_id, verdict=SettlementVerdict.LOST, state=None, run_at=None)
     deferred = job.state is JobState.SCHEDULED and asked.reason in DEFERRALS
-    ours = job.worker == worker and job.claims == stand.lease.claims and (job.state is asked.state or deferred)
+    ours = job.worker == worker and job.claims == record.lease.claims and (job.state is asked.state or deferred)
     repeated = ours and job.reason in (None, asked.reason)
     goes_on = repeated and job.state in (JobState.FAILED, JobState.SCHEDULED)
     return SettledJob(

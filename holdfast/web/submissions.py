@@ -28,8 +28,8 @@ from holdfast.web.fields import (
     QUEUE_VALUE,
     TAG_VALUE,
     TASK_VALUE,
+    BodySchema,
     Field,
-    Form,
     ValueType,
     any_value,
     array_value,
@@ -88,7 +88,7 @@ _DEPENDENCY = ValueType(
     lambda value, field: read_dependency(value),
 )
 ID_VALUE = ValueType({"type": "string", "format": "uuid"}, any_value)
-SUBMISSION = Form(
+SUBMISSION = BodySchema(
     name="Submission",
     doc="A job to be stored. Defaults come from its task, else from the settings.",
     fields=(
@@ -113,8 +113,8 @@ SUBMISSION = Form(
         Field(
             "unique",
             ValueType({"type": ["string", "number", "object"], "minLength": 1, "maxLength": 40}, any_value),
-            "At most one job for the same work: while one is waiting, while one is active, or for a span; or an object "
-            "with `during`, `by` and `on_conflict`.",
+            "At most one job for the same work: while one is unstarted, while one is active, or for a span; or an "
+            "object with `during`, `by` and `on_conflict`.",
             example="active",
         ),
         Field("expires", EXPIRY, "Cancelled unless a worker takes it by then.", example="10m"),
@@ -150,7 +150,7 @@ SUBMISSION = Form(
     ),
     refused=at_most_one("delay", "run_at"),
 )
-BATCH = Form(
+BATCH = BodySchema(
     name="SubmissionBatch",
     doc="Jobs to be stored together: all of them or none.",
     fields=(
@@ -224,16 +224,18 @@ async def submit(call: RequestContext) -> ApiResponse:
 
 async def submit_job(call: RequestContext, new: NewJob) -> tuple[JobHandle[Any], Job]:
     """Stores the job if the caller may submit it. Returns its handle, and the job as the answer shows it."""
-    handle, job = await submit_authorized(call, [new], lambda: _submitted(call.app, new), lambda stored: [stored[0]])
+    handle, job = await submit_authorized(call, [new], lambda: _store_job(call.app, new), lambda stored: [stored[0]])
     call.unknown_tasks.record_jobs([new])
     call.changed += [handle.id] if handle.created else []
     return handle, job
 
 
-async def _submitted(app: Holdfast, new: NewJob) -> tuple[JobHandle[Any], Job]:
+async def _store_job(app: Holdfast, new: NewJob) -> tuple[JobHandle[Any], Job]:
     """Store the job. Returns a new one as it was stored, although it may run already, and a known one as it is now."""
     for _ in range(_TRIES):
         handle = await app.submit(new)
+        if handle.stored_at_us is not None and not new.after:
+            return handle, as_stored(new, now_us=handle.stored_at_us)
         try:
             job = await app.get(handle.id)
         except NotFound:

@@ -25,7 +25,7 @@ from holdfast.views.workflows import (
     signal_document,
     waits_document,
 )
-from holdfast.web.fields import Field, Form, ValueType, any_value, integer_text
+from holdfast.web.fields import BodySchema, Field, ValueType, any_value, integer_text
 from holdfast.web.jobs import find_job
 from holdfast.web.messages import ApiResponse, Refusal, json_response
 from holdfast.web.routing import Operation, RequestContext, ResponseSpec
@@ -38,7 +38,7 @@ _SIGNAL_ID = ValueType(
     {"type": "string", "minLength": 1, "maxLength": MAX_SIGNAL_ID, "pattern": r"^[^\n]+$"},
     lambda value, field: check_signal_id(value),
 )
-NEW_SIGNAL = Form(
+NEW_SIGNAL = BodySchema(
     name="NewSignal",
     doc="A signal for the job that waits for its topic.",
     fields=(

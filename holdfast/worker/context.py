@@ -1,8 +1,8 @@
 """State shared by the services of one worker: its claimed jobs, and the events that wake services. No service imports
 another.
 
-A job is in ``held`` from its claim until the store has answered its settlement. Within that time it passes through
-``buffer`` (claimed), ``running`` (its handler runs) and ``outcomes`` (its settlement waits for the settler).
+A job is in ``claimed`` from its claim until the store has answered its settlement. Within that time it passes through
+``buffer`` (claimed), ``running`` (its handler runs) and ``unsettled`` (the settler has not written its settlement).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from holdfast.app import Holdfast
 from holdfast.core.clock import Clock
 from holdfast.core.errors import HoldfastError, StoreReplaced
 from holdfast.core.events import Event, Events, JobSucceeded, StoreTrouble
-from holdfast.core.lifecycle import Failed, Outcome, budget_spent, decide
+from holdfast.core.lifecycle import Failed, Outcome, decide, is_last_attempt
 from holdfast.core.metric_events import BatchSettled
 from holdfast.core.models import Job, JobState, Lease, Settlement
 from holdfast.settings.settings import Settings
@@ -56,10 +56,10 @@ class TaskRun:
         "is_last_attempt",
         "job",
         "lease",
+        "renewed_at",
         "runner",
         "seconds",
         "settlement",
-        "claimed_at",
         "span",
         "started",
         "stop_reason",
@@ -68,11 +68,12 @@ class TaskRun:
     settlement: Settlement
 
     def __init__(self, job: Job, claimed_at: float) -> None:
-        """``claimed_at``: clock reading just before the claim was sent; the lease began later."""
+        """``claimed_at``: clock reading just before the claim was sent."""
         self.job = job
         self.lease = job.lease
-        self.claimed_at = claimed_at
-        self.is_last_attempt = budget_spent(job)
+        self.renewed_at = claimed_at
+        """Clock reading just before the claim, or the latest heartbeat that renewed the lease: its time began later."""
+        self.is_last_attempt = is_last_attempt(job)
         """True if a crash would use up the attempts of the job."""
         self.started: float | None = None
         self.context: Context | None = None
@@ -87,7 +88,7 @@ class TaskRun:
         """Returns True if the handler may have completed the job in its own transaction."""
         return self.context is not None and self.context.completing
 
-    def interrupt_run(self, stop_reason: StopReason) -> None:
+    def interrupt_handler(self, stop_reason: StopReason) -> None:
         """Stops the handler. The first reason is kept: it decides the outcome of the job."""
         if self.stop_reason is None and self.context is not None and self.runner is not None:
             self.stop_reason = stop_reason
@@ -96,7 +97,7 @@ class TaskRun:
 
 
 class WorkerContext:
-    """The state of one worker process. Used from its event loop; the heartbeat reads ``held`` from its own thread."""
+    """The state of one worker process. Used from its event loop; its heartbeat thread reads ``claimed``."""
 
     def __init__(self, app: Holdfast, settings: Settings, worker_id: str) -> None:
         self.app = app
@@ -105,17 +106,18 @@ class WorkerContext:
         self.clock: Clock = app.clock
         self.events: Events = app.events
         self.rng = random.Random()
-        self.held: dict[Lease, TaskRun] = {}
+        self.claimed: dict[Lease, TaskRun] = {}
         self.buffer: deque[TaskRun] = deque()
         self.running: set[TaskRun] = set()
         self.in_flight: Counter[str] = Counter()  # buffered and running jobs by queue
-        self.outcomes: list[TaskRun] = []
-        self.last_attempts = 0  # jobs in ``held`` on their last attempt
-        self.has_urgent_outcome = False  # the settler must not wait for a full batch
+        self.unsettled: list[TaskRun] = []
+        self.last_attempts = 0  # jobs in ``claimed`` on their last attempt
+        self.has_urgent_settlement = False  # the settler must not wait for a full batch
         self.idle_runners: deque[asyncio.Future[None]] = deque()
         self.may_fetch = asyncio.Event()  # there may be room for another claim
-        self.settling = asyncio.Event()  # ``outcomes`` is not empty
+        self.has_unsettled = asyncio.Event()  # ``unsettled`` is not empty
         self.flush_now = asyncio.Event()  # the settler must write now
+        self.idle = asyncio.Event()  # set when the last running or buffered job ends; waiters clear it
         self.stopping = asyncio.Event()
         self.low_watermark = 0  # buffered jobs at which the fetcher claims again
         self.finished = 0
@@ -123,7 +125,7 @@ class WorkerContext:
         self.failed = 0
         self.released = 0
         self.active_faults = 0  # injected on purpose
-        self.renewed_at = 0.0  # clock reading before the latest heartbeat that was answered
+        self.heartbeat_at = 0.0  # clock reading before the latest heartbeat that was answered
         self.loop_answered_at = time.monotonic()  # real time at which the event loop last ran
         self.fetched_at: float | None = None  # clock reading at the answer to the latest claim
         self.is_at_capacity = False  # the fetcher has no free slot
@@ -136,10 +138,10 @@ class WorkerContext:
 
     # ── jobs come in ──────────────────────────────────────────────────────────────────────────────────────────
     def deliver_jobs(self, jobs: Sequence[Job], claimed_at: float) -> None:
-        """Buffers claimed jobs and wakes runners for them. Suspects go first: they must start at once."""
+        """Buffers claimed jobs and wakes runners for them. Suspects go first."""
         for job in jobs:
             run = TaskRun(job, claimed_at)
-            self.held[run.lease] = run
+            self.claimed[run.lease] = run
             self.last_attempts += run.is_last_attempt
             self.in_flight[job.queue] += 1
             if job.lost_leases:
@@ -163,7 +165,7 @@ class WorkerContext:
         return bool(self.running or self.buffer)
 
     # ── jobs go out ───────────────────────────────────────────────────────────────────────────────────────────
-    def settle(self, run: TaskRun, outcome: Outcome) -> None:
+    def queue_settlement(self, run: TaskRun, outcome: Outcome) -> None:
         """Decides the settlement of the job and queues it for the settler."""
         job = run.job
         # Only a failure needs the retry policy; looking it up takes time.
@@ -173,42 +175,45 @@ class WorkerContext:
             run.span.record_settlement(run.settlement, outcome)
         self.in_flight[job.queue] -= 1
         self.finished += 1
-        outcomes = self.outcomes
-        outcomes.append(run)
-        if len(outcomes) == 1:
-            self.settling.set()
+        unsettled = self.unsettled
+        unsettled.append(run)
+        if len(unsettled) == 1:
+            self.has_unsettled.set()
         if run.is_last_attempt or not self.settings.prefetch:
-            self.has_urgent_outcome = True
+            self.has_urgent_settlement = True
             self.flush_now.set()
-        elif len(outcomes) >= BATCH_SIZE or not (self.running or self.buffer):
+        elif len(unsettled) >= BATCH_SIZE or not (self.running or self.buffer):
             self.flush_now.set()
+        if not (self.running or self.buffer):
+            self.idle.set()
         if len(self.buffer) <= self.low_watermark:
             self.may_fetch.set()
 
     def is_stale(self, run: TaskRun, now: float) -> bool:
         """Returns True if the lease may have expired unnoticed, as in a frozen process: start no buffered jobs."""
-        return now - max(run.claimed_at, self.renewed_at) > self.safe_lease_seconds
+        return now - run.renewed_at > self.safe_lease_seconds
 
-    def remove_held(self, run: TaskRun) -> None:
-        """Removes a job from ``held``."""
-        known = self.held.pop(run.lease, None) is not None
+    def remove_claimed(self, run: TaskRun) -> None:
+        """Removes a job from ``claimed``."""
+        known = self.claimed.pop(run.lease, None) is not None
         self.wake_fetcher(known and run.is_last_attempt)
 
     def wake_fetcher(self, last_attempts: int) -> None:
-        """Wakes the fetcher after jobs have left ``held``. ``last_attempts``: how many were on their last attempt."""
+        """Wakes the fetcher after jobs have left ``claimed``. ``last_attempts``: their number on a last attempt."""
         self.last_attempts -= last_attempts
-        if last_attempts or not self.held or not self.settings.prefetch:
+        if last_attempts or not self.claimed or not self.settings.prefetch:
             self.may_fetch.set()
 
     def abandon_run(self, run: TaskRun) -> None:
         """Stops tracking a job that has no outcome to settle; emits no event."""
-        self.remove_held(run)
+        self.remove_claimed(run)
         if run.span is not None:
             run.span.end_span("lost")
         self.in_flight[run.job.queue] -= 1
         self.may_fetch.set()
         if not self.busy:
             self.flush_now.set()
+            self.idle.set()
 
     def tx_completed(self, run: TaskRun) -> None:
         """Records a job that the handler's own transaction has completed."""
@@ -236,13 +241,13 @@ class WorkerContext:
         return dead_letter_key(self.settings, job.queue)
 
     # ── interruptions ─────────────────────────────────────────────────────────────────────────────────────────
-    def interrupt_run(self, lease: Lease, stop_reason: StopReason) -> TaskRun | None:
+    def interrupt_job(self, lease: Lease, stop_reason: StopReason) -> TaskRun | None:
         """Stops a claimed job. Returns its run if it was still buffered: the caller must settle or abandon it."""
-        run = self.held.get(lease)
+        run = self.claimed.get(lease)
         if run is None:
             return None
         if run in self.running:
-            run.interrupt_run(stop_reason)
+            run.interrupt_handler(stop_reason)
             return None
         if run in self.buffer:
             self.buffer.remove(run)

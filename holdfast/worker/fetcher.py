@@ -17,7 +17,7 @@ from typing import Any
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.fault_points import fault_point
-from holdfast.core.lifecycle import Released, budget_spent
+from holdfast.core.lifecycle import Released, is_last_attempt
 from holdfast.core.models import Claim
 from holdfast.stores.base import EVERY_QUEUE, ClaimRequest, Store
 from holdfast.worker.context import BATCH_SIZE, StoreBackoff, WorkerContext
@@ -43,11 +43,11 @@ class Fetcher:
         self._last_sample = (shared.clock.monotonic(), 0)
         self._backoff = StoreBackoff(shared, "fetcher")
         self._draining = drain
-        self._has_looked = False  # draining: nothing was left at the last look
+        self._found_none = False  # draining: the last search for jobs found none
         self._isolation_wait = _ISOLATION_WAIT
         self._isolate_again_at = 0.0
         self._skip_next_wait = False  # claim again without waiting for a notification
-        self._listening: asyncio.Future[None] | None = None
+        self._notified: asyncio.Future[None] | None = None
         self._claiming: asyncio.Future[Claim] | None = None
         self._last_attempts_next = False  # the next jobs in line are on their last attempt
         self._cap_reached = False  # the latest claim was bounded by the limit of a queue
@@ -58,15 +58,15 @@ class Fetcher:
         """Stops the worker once the queues are empty."""
         self._draining = True
         self._skip_next_wait = True
-        if self._listening is not None:
-            self._listening.cancel()
+        if self._notified is not None:
+            self._notified.cancel()
 
     async def run(self) -> None:
         """Claims jobs until the worker is stopping."""
         shared = self._shared
         while not shared.stopping.is_set():
-            room = self._room()
-            if room <= 0:
+            max_jobs = self._max_jobs()
+            if max_jobs <= 0:
                 shared.is_at_capacity = True
                 await self._wait_for_room()
                 continue
@@ -74,58 +74,58 @@ class Fetcher:
                 shared.is_at_capacity, shared.fetched_at = False, shared.clock.monotonic()
             if self._last_attempts_next and self._last_attempt_slots <= 0:
                 await shared.clock.run_bounded(self._wait_for_last_attempt_slot(), _MAX_BUFFER_WAIT)
-                self._last_attempts_next = self._last_attempt_slots > 0  # if not, look for other jobs
+                self._last_attempts_next = self._last_attempt_slots > 0  # if not, claim other jobs
                 continue
             if self._last_attempts_next:
-                room = min(room, self._last_attempt_slots)
-            was_empty = not shared.held
-            idle = max(0, shared.settings.concurrency - len(shared.running) - len(shared.buffer))
+                max_jobs = min(max_jobs, self._last_attempt_slots)
+            was_empty = not shared.claimed
+            free_runners = max(0, shared.settings.concurrency - len(shared.running) - len(shared.buffer))
             try:
-                claim = await self._claim(room)
+                claim = await self._claim(max_jobs)
                 if claim.quarantined:
                     await self._run_isolated()
-                # A job that was held at the claim may be ready again by now: then claim once more.
-                if self._draining and was_empty and not claim.jobs and not shared.held:
-                    # The claim behind the look sees also what others have made ready meanwhile.
-                    if self._has_looked:
+                # A job that this worker had at the claim may be ready again by now: then claim once more.
+                if self._draining and was_empty and not claim.jobs and not shared.claimed:
+                    # The claim after the search sees also what others have made ready meanwhile.
+                    if self._found_none:
                         shared.stopping.set()
-                    self._has_looked = not await self._find_more()
+                    self._found_none = not await self._find_more()
                     continue
             except HoldfastError as error:
                 await self._backoff.wait_after(error)
                 continue
             self._backoff.reset()
-            self._has_looked = False
+            self._found_none = False
             self._last_attempts_next = claim.stopped_at_last_attempt or (
-                bool(claim.jobs) and all(map(budget_spent, claim.jobs))
+                bool(claim.jobs) and all(map(is_last_attempt, claim.jobs))
             )
             if claim.stopped_at_last_attempt:
                 continue
-            if not claim.jobs:
+            if not claim.jobs or (claim.exhausted and not self._draining):
                 await self._sleep_until_due(claim.next_due)
-            elif 10 <= len(claim.jobs) < (min(idle, room) or room) // 4:  # of jobs under limits, at most ``idle`` come
+            elif 10 <= len(claim.jobs) < (min(free_runners, max_jobs) or max_jobs) // 4:  # limited: one a free runner
                 await shared.clock.sleep(_SMALL_CLAIM_PAUSE)
 
     async def _find_more(self) -> bool:
-        """Looks for jobs that a claim does not see: of dead workers, and those that a transport lacks."""
+        """Searches for jobs that a claim does not see: of dead workers, and those that a transport lacks."""
         recovered = 0 if self._shared.settings.role == "follower" else await self._recover_leases()
         return await self._store.maintenance.reannounce() > 0 or recovered > 0
 
     # ── claiming ──────────────────────────────────────────────────────────────────────────────────────────────
-    def _room(self) -> int:
+    def _max_jobs(self) -> int:
         """Returns the number of jobs to claim: those that could start within the next moment."""
         shared = self._shared
         self._measure_rate()
         if not shared.settings.prefetch:
             shared.low_watermark = 0
-            return min(BATCH_SIZE, shared.settings.concurrency - len(shared.held))
+            return min(BATCH_SIZE, shared.settings.concurrency - len(shared.claimed))
         free = shared.settings.concurrency - len(shared.running)
         ahead = min(2 * BATCH_SIZE, int(self._rate * PREFETCH_SECONDS))
         shared.low_watermark = ahead // 2
-        room = free + ahead - len(shared.buffer)
+        max_jobs = free + ahead - len(shared.buffer)
         if shared.buffer and len(shared.buffer) > shared.low_watermark:
             return 0
-        return min(BATCH_SIZE, room)
+        return min(BATCH_SIZE, max_jobs)
 
     def _measure_rate(self) -> None:
         shared = self._shared
@@ -141,37 +141,37 @@ class Fetcher:
         """Returns the number of jobs on their last attempt that may be claimed."""
         return self._shared.settings.concurrency - self._shared.last_attempts
 
-    def free_slots(self, room: int) -> dict[str, int]:
-        """Returns the free slots by queue: ``room``, or less where the limit of the queue leaves less."""
+    def free_slots(self, max_jobs: int) -> dict[str, int]:
+        """Returns the free slots by queue: ``max_jobs``, or less where the limit of the queue leaves less."""
         shared = self._shared
         limits = shared.settings.queues or {EVERY_QUEUE: None}
         unnamed = sum(number for queue, number in shared.in_flight.items() if queue not in limits)
         return {
-            queue: room
+            queue: max_jobs
             if limit is None
-            else max(0, min(room, limit - (unnamed if queue == EVERY_QUEUE else shared.in_flight[queue])))
+            else max(0, min(max_jobs, limit - (unnamed if queue == EVERY_QUEUE else shared.in_flight[queue])))
             for queue, limit in limits.items()
         }
 
-    async def _claim(self, room: int, *, isolated: bool = False) -> Claim:
+    async def _claim(self, max_jobs: int, *, isolated: bool = False) -> Claim:
         shared = self._shared
         claimed_at = shared.clock.monotonic()
-        idle = shared.settings.concurrency - len(shared.running) - len(shared.buffer)
+        free_runners = shared.settings.concurrency - len(shared.running) - len(shared.buffer)
         shared.may_fetch.clear()  # a job that ends from here on frees a slot that this claim does not count
-        capacity = self.free_slots(room)
-        self._cap_reached = min(capacity.values()) < room
+        capacity = self.free_slots(max_jobs)
+        self._cap_reached = min(capacity.values()) < max_jobs
         fault_point("claim.before")
         # Shielded: a claim that was cancelled halfway would keep its jobs until their leases expire.
         claiming = self._store.queueing.claim(
             ClaimRequest(
                 shared.worker_id,
                 capacity,
-                limit=min(room, max(1, sum(capacity.values()))),
+                limit=min(max_jobs, max(1, sum(capacity.values()))),
                 lease_for=shared.settings.lease,
-                max_must_start=max(0, min(self._last_attempt_slots, max(1, min(idle, room)))),
+                max_must_start=max(0, min(self._last_attempt_slots, max(1, min(free_runners, max_jobs)))),
                 isolated=isolated,
                 promote=shared.settings.role != "follower",
-                idle=max(0, idle),
+                free_runners=max(0, free_runners),
             )
         )
         self._claiming = asyncio.ensure_future(self._deliver_claim(claiming, claimed_at))
@@ -207,7 +207,7 @@ class Fetcher:
         if clock.monotonic() < self._isolate_again_at:
             return
         await clock.run_bounded(self._wait_until_empty(), self._isolation_wait)
-        if self._shared.held or self._shared.stopping.is_set():
+        if self._shared.claimed or self._shared.stopping.is_set():
             self._isolate_again_at = clock.monotonic() + self._isolation_wait
             self._isolation_wait = min(2 * self._isolation_wait, _MAX_ISOLATION_WAIT)
             return
@@ -218,7 +218,7 @@ class Fetcher:
     async def _wait_until_empty(self) -> None:
         """Waits until every claimed job is settled, or the worker is stopping."""
         shared = self._shared
-        while shared.held and not shared.stopping.is_set():
+        while shared.claimed and not shared.stopping.is_set():
             shared.is_at_capacity = True
             shared.low_watermark = 0
             shared.may_fetch.clear()
@@ -249,7 +249,7 @@ class Fetcher:
         """Releases every job that has not started, at once."""
         shared = self._shared
         while shared.buffer:
-            shared.settle(shared.buffer.popleft(), Released())
+            shared.queue_settlement(shared.buffer.popleft(), Released())
         shared.flush_now.set()
 
     async def _sleep_until_due(self, next_due: timedelta | None) -> None:
@@ -274,19 +274,19 @@ class Fetcher:
         shared = self._shared
         topics = [f"queue:{queue}" for queue in (shared.settings.queues or (EVERY_QUEUE,))]
         if not self._skip_next_wait:
-            self._listening = asyncio.ensure_future(self._store.queueing.wait(topics, timeout=timeout))
+            self._notified = asyncio.ensure_future(self._store.queueing.wait(topics, timeout=timeout))
             has_room = asyncio.ensure_future(shared.may_fetch.wait()) if self._cap_reached or self._draining else None
             try:
                 if has_room is not None:
-                    await asyncio.wait([self._listening, has_room], return_when=asyncio.FIRST_COMPLETED)
-                if has_room is None or self._listening.done():
-                    await self._listening
+                    await asyncio.wait([self._notified, has_room], return_when=asyncio.FIRST_COMPLETED)
+                if has_room is None or self._notified.done():
+                    await self._notified
             except asyncio.CancelledError:
                 if not self._skip_next_wait:
                     raise
             finally:
-                self._listening.cancel()
+                self._notified.cancel()
                 if has_room is not None:
                     has_room.cancel()
-                self._listening = None
+                self._notified = None
         self._skip_next_wait = False

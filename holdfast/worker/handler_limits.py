@@ -19,8 +19,8 @@ from holdfast.stores.base import Store
 from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.worker.context import WorkerContext
 
-_MAX_WAIT = 5.0  # seconds after which a waiting handler asks again: the limit may have been changed or resumed
-_CANCEL_CHECK_SECONDS = 0.5  # in which a waiting thread notices that its job is asked to stop
+_MAX_WAIT = 5.0  # seconds after which a handler that waits asks again: the limit may have been changed or resumed
+_CANCEL_CHECK_SECONDS = 0.5  # in which a thread that waits notices that its job is asked to stop
 
 
 class HandlerLimits:

@@ -57,7 +57,7 @@ class Heartbeat:
         self._stop: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = threading.Event()
-        self._failing = False
+        self._must_repeat = False  # soon: the last heartbeat failed, or did not renew each lease
         self._sent: WorkerHeartbeat | None = None  # state of the worker in the last heartbeat
         self._reported_at: float | None = None
 
@@ -98,6 +98,8 @@ class Heartbeat:
         try:
             while not self._stop.is_set():
                 await self._beat(store)
+                if self._must_repeat:
+                    self._interrupt_expiring()
                 await self._pause(store)
         finally:
             watching.cancel()
@@ -105,8 +107,8 @@ class Heartbeat:
 
     async def _beat(self, store: Store) -> None:
         shared = self._shared
+        leases, heartbeat = list(shared.claimed), self._make_heartbeat()
         started = shared.clock.monotonic()
-        leases, heartbeat = list(shared.held), self._make_heartbeat()
         try:
             async with asyncio.timeout(shared.settings.lease.total_seconds() * _MAX_CALL_FRACTION):
                 await store.open()
@@ -118,12 +120,14 @@ class Heartbeat:
         except (HoldfastError, TimeoutError) as error:
             retry_in = min(1.0, shared.settings.beat.total_seconds())
             shared.emit(StoreTrouble(service="heartbeat", error=str(error) or "no answer", retry_in=retry_in))
-            self._failing = True
-            self._interrupt_expiring()
+            self._must_repeat = True
             return
-        self._failing, self._sent = False, heartbeat
-        shared.renewed_at = started
+        self._must_repeat, self._sent = LeaseStatus.LOCKED in beat.statuses, heartbeat
+        shared.heartbeat_at = started
         for lease, status in zip(leases, beat.statuses, strict=True):
+            run = shared.claimed.get(lease)
+            if run is not None and status in (LeaseStatus.HELD, LeaseStatus.CANCEL):
+                run.renewed_at = started
             if status is LeaseStatus.LOST:
                 self._call_in_worker_loop(self._interrupt, lease, StopReason.LOST)
             elif status is LeaseStatus.CANCEL:
@@ -135,8 +139,8 @@ class Heartbeat:
         """Interrupts jobs whose leases could not be renewed, before another worker may claim them."""
         shared = self._shared
         now = shared.clock.monotonic()
-        for lease, run in list(shared.held.items()):
-            if now - max(run.claimed_at, shared.renewed_at) > shared.safe_lease_seconds:
+        for lease, run in list(shared.claimed.items()):
+            if shared.is_stale(run, now):
                 self._call_in_worker_loop(self._interrupt, lease, StopReason.LOST)
 
     async def _pause(self, store: Store) -> None:
@@ -146,7 +150,7 @@ class Heartbeat:
         interval = shared.settings.beat.total_seconds()
         gap = min(_MIN_INTERVAL, interval)
         await shared.clock.run_bounded(self._stop.wait(), gap)
-        if self._stop.is_set() or self._failing or interval <= gap:
+        if self._stop.is_set() or self._must_repeat or interval <= gap:
             return
         notifications = asyncio.ensure_future(store.queueing.wait([f"worker:{shared.worker_id}"], timeout=interval))
         stopped = asyncio.ensure_future(self._stop.wait())

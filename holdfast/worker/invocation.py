@@ -17,7 +17,7 @@ from holdfast.core.errors import ConfigError
 from holdfast.core.lifecycle import Outcome, Released, Succeeded
 from holdfast.core.resources import UNLIMITED
 from holdfast.settings.settings import Settings
-from holdfast.tasks import Context, LogLimits, Task
+from holdfast.tasks import Context, LogLimits, Task, await_in_scopes, call_in_scopes
 from holdfast.tasks.command_policy import largest_limits
 from holdfast.worker.executors.outcome import UNSTARTABLE_DELAY
 from holdfast.worker.executors.process import ProcessExecutor
@@ -38,12 +38,13 @@ class RemoteOutcome(Exception):
 class HandlerInvoker:
     """Resources that handlers of one worker need: opened before its first job, closed after its last."""
 
-    def __init__(self, app: Holdfast, settings: Settings) -> None:
+    def __init__(self, app: Holdfast, settings: Settings, threads: ThreadExecutor | None = None) -> None:
+        """``threads``: those of ``def`` handlers; None: as many as the settings say."""
         self._app = app
         self._settings = settings
         self._exit_stack = AsyncExitStack()
         self._injected: dict[str, dict[str, Any]] = {}
-        self._threads = ThreadExecutor(settings.concurrency)
+        self._threads = ThreadExecutor(settings.concurrency) if threads is None else threads
         self._processes: ProcessExecutor | None = None
         self._middlewares = app.middlewares
         self.watcher = ResourceWatcher()
@@ -140,7 +141,7 @@ class HandlerInvoker:
         arguments = signature.bind(context.job.payload)
         if signature.dependencies:
             arguments |= self._injected.get(task.name, {})
-        if task.executor == "async" and not self._middlewares:
+        if task.executor == "async" and not self._middlewares and not task.scopes:
             if signature.needs_context:
                 return signature.entry(context, **arguments)  # type: ignore[no-any-return]  # an async def gives one
             return signature.entry(**arguments)  # type: ignore[no-any-return]  # as above
@@ -157,9 +158,10 @@ class HandlerInvoker:
         if task.executor == "process":
             return await self._run_in_child(task, context)
         leading = (context,) if task.needs_context else ()
+        handler = functools.partial(task.entry, *leading, **arguments)
         if task.executor == "async":
-            return await task.entry(*leading, **arguments)
-        called = functools.partial(task.entry, *leading, **arguments)
+            return await await_in_scopes(task.scopes, context, handler)
+        called = functools.partial(call_in_scopes, task.scopes, context, handler)
         # A context can be entered once at a time: the thread gets a copy of the one this coroutine runs in.
         try:
             return await self._threads.run(called, contextvars.copy_context(), context.cancel)

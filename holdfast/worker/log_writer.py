@@ -20,7 +20,7 @@ from holdfast.worker.context import StoreBackoff, WorkerContext
 
 _MAX_DELAY = 0.5  # seconds the first line may wait for more
 _BATCH_SIZE = 500  # lines in one call; as many are written at once
-_MAX_WAITING = 20_000  # lines kept in memory while the store is away
+_MAX_PENDING = 20_000  # lines kept in memory while the store is away
 
 
 class _Line(NamedTuple):
@@ -41,7 +41,7 @@ class LogWriter:
         self._backoff = StoreBackoff(shared, "log_writer")
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
-        self._waiting: list[_Line] = []
+        self._pending: list[_Line] = []
         self._has_lines = asyncio.Event()
         self._has_full_batch = asyncio.Event()
         self._write_lock = asyncio.Lock()
@@ -55,8 +55,8 @@ class LogWriter:
     def _add_line(self, lease: Lease, number: int, entry: LogEntry) -> None:
         line = _Line(lease, number, self._shared.clock.monotonic(), entry)
         with self._lock:
-            self._waiting.append(line)
-            count = len(self._waiting)
+            self._pending.append(line)
+            count = len(self._pending)
         if count == 1 or count == _BATCH_SIZE:
             self._wake(self._has_lines if count == 1 else self._has_full_batch)
 
@@ -80,13 +80,13 @@ class LogWriter:
                 self._has_lines.set()
 
     async def flush(self) -> HoldfastError | None:
-        """Writes all waiting lines. Returns the error if the store is away; the lines are kept then."""
-        if not self._waiting and not self._write_lock.locked():
+        """Writes all pending lines. Returns the error if the store is away; the lines are kept then."""
+        if not self._pending and not self._write_lock.locked():
             return None
         async with self._write_lock:
-            while self._waiting:
+            while self._pending:
                 with self._lock:
-                    batch, self._waiting = self._waiting[:_BATCH_SIZE], self._waiting[_BATCH_SIZE:]
+                    batch, self._pending = self._pending[:_BATCH_SIZE], self._pending[_BATCH_SIZE:]
                 try:
                     await self._write(batch)
                 except (Unavailable, ConfigError) as error:
@@ -105,9 +105,9 @@ class LogWriter:
 
     def _put_back(self, batch: list[_Line]) -> None:
         with self._lock:
-            self._waiting[:0] = batch
-            lost = len(self._waiting) - _MAX_WAITING
-            del self._waiting[: max(0, lost)]
+            self._pending[:0] = batch
+            lost = len(self._pending) - _MAX_PENDING
+            del self._pending[: max(0, lost)]
         if lost > 0:
             self._shared.emit(LinesLost(count=lost, error="the store is away, and too many lines wait for it"))
 

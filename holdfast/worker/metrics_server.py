@@ -6,6 +6,7 @@ The server runs in its own thread, so it answers while the event loop of the wor
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import threading
 import time
@@ -16,7 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from holdfast.core.errors import ConfigError
+from holdfast.core.errors import ConfigError, Unavailable
 from holdfast.core.events import MetricsServed
 from holdfast.core.validation import is_loopback
 from holdfast.settings.settings import Settings
@@ -37,7 +38,7 @@ class MetricsServer:
         self._server: PageServer | None = None
 
     def __enter__(self) -> None:
-        """Raises ConfigError if the port is taken, or reachable from other hosts without a setting for it."""
+        """Raises Unavailable if the port is taken, ConfigError if other hosts reach it without a setting for it."""
         shared, settings = self._shared, self._shared.settings
         if settings.metrics_port is None:
             return
@@ -128,7 +129,7 @@ def health_of(shared: WorkerContext) -> WorkerHealth:
     if shared.fetched_at is None:
         return WorkerHealth(True, False, "starting")
     if shared.is_at_capacity:  # it claims nothing now: healthy as long as it renews leases
-        healthy = now - max(shared.renewed_at, shared.fetched_at) <= within + settings.beat.total_seconds()
+        healthy = now - max(shared.heartbeat_at, shared.fetched_at) <= within + settings.beat.total_seconds()
     else:
         healthy = now - shared.fetched_at <= within + settings.poll.total_seconds()
     return WorkerHealth(True, healthy, "ok" if healthy else "store_away")
@@ -158,7 +159,7 @@ class PageServer:
     """A thread that serves ``pages`` from ``start`` to ``stop``."""
 
     def __init__(self, host: str, port: int, pages: Pages) -> None:
-        """Raises ConfigError if it cannot listen on the address."""
+        """Raises Unavailable if the port is taken, ConfigError if it cannot listen on the address."""
         self._pages = pages
         self._socket = _open_socket(host, port)
         self._loop = asyncio.new_event_loop()
@@ -253,4 +254,7 @@ def _open_socket(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family)
     except OSError as error:
         problem = f"cannot listen on {host}:{port}: {error.strerror or error}"
+        if error.errno == errno.EADDRINUSE:
+            remedy = "try again when its holder has stopped (a worker of this host?), or give another metrics_port"
+            raise Unavailable(f"metrics_port: {problem}; {remedy}") from None
         raise ConfigError(f"metrics_host, metrics_port: {problem}") from None

@@ -10,13 +10,15 @@ from typing import TypeGuard
 import msgspec
 
 from holdfast.app import Holdfast
-from holdfast.core.errors import HoldfastError, Invalid
+from holdfast.core.encryption import decrypt_text, describe_encrypted
+from holdfast.core.errors import DecryptionFailed, HoldfastError, Invalid
 from holdfast.core.events import PayloadUnfit, RetryUnreadable, TaskUnknown
 from holdfast.core.lifecycle import DEFERRALS, Failed, Outcome, Released, correct_arguments, deferral_error, deferral_of
 from holdfast.core.models import Job, Reason
 from holdfast.core.retry import Retry
 from holdfast.core.validation import did_you_mean
 from holdfast.settings.settings import Settings
+from holdfast.stores.encrypted_store import payload_context
 from holdfast.tasks.command_policy import COMMAND
 
 _MAX_REPORTED = 1000  # task names reported as unknown, or for their payload
@@ -64,12 +66,24 @@ class UnfitJobs:
             self._warn(job, failed, None)
         return failed
 
+    def decryption_failure(self, job: Job) -> Failed:
+        """Returns the failure of a job whose payload could not be decrypted when it was claimed."""
+        try:
+            decrypt_text(self._app.codec, job.payload, payload_context(job), "the payload")
+        except DecryptionFailed as error:
+            text = str(error)
+        else:
+            text = f"the payload, {describe_encrypted(job.payload)}, could not be decrypted when it was claimed"
+        return Failed(error=text, reason=Reason.ENCRYPTED, retryable=False)
+
     @staticmethod
     def is_unfit(outcome: Outcome, job: Job) -> TypeGuard[Failed]:
         """Returns True if the job failed here, but another worker may be able to run it."""
-        if type(outcome) is not Failed or outcome.retryable or outcome.reason not in DEFERRALS or job.task == COMMAND:
+        if type(outcome) is not Failed or outcome.retryable or outcome.reason not in DEFERRALS:
             return False
-        return outcome.reason is Reason.NO_HANDLER or _is_object(job.payload)
+        if outcome.reason is Reason.ENCRYPTED:
+            return True
+        return job.task != COMMAND and (outcome.reason is Reason.NO_HANDLER or _is_object(job.payload))
 
     async def settle_unfit(self, jobs: Sequence[Job], failures: Sequence[Failed], settings: Settings) -> list[Outcome]:
         """Returns the outcomes of the unfit jobs: released, or failed once ``defer_for`` has passed."""
@@ -109,6 +123,8 @@ class UnfitJobs:
         if unknown:
             close = self._suggestions.get(job.task, "")
             remedy = f"register it and restart, or give its application a queue of its own{close}"
+        elif failed.reason is Reason.ENCRYPTED:
+            remedy = "give the codec of this worker's application that key; see Encrypted payloads in the documentation"
         else:
             correct = correct_arguments(job.id, deferred=until is not None)
             remedy = f"start workers with the code that submits it; {correct}"
@@ -121,7 +137,7 @@ class UnfitJobs:
 
 
 def _is_deferrable(failed: Failed, settings: Settings) -> bool:
-    return bool(settings.defer_for) and (failed.reason is Reason.PAYLOAD or settings.unknown_task != "dead")
+    return bool(settings.defer_for) and (failed.reason is not Reason.NO_HANDLER or settings.unknown_task != "dead")
 
 
 def _is_object(payload: str) -> bool:

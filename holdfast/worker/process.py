@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import uvloop
 
@@ -23,10 +24,11 @@ def run_worker(app: Holdfast, settings: Settings, *, drain: bool = False) -> int
 
     SIGTERM and SIGINT stop it. A second signal more than a second later ends the grace.
     """
-    loop = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+    gc.freeze()  # The modules of the application too: no collection need visit them.
+    asyncio_runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
     threads, stuck = LoopThreads(), 0
     try:
-        worker = _run_to_end(loop, app, settings, drain, threads)
+        worker = _run_to_end(asyncio_runner, app, settings, drain, threads)
         stuck = worker.stuck
         left = threads.wait_calls(_THREAD_TIMEOUT) + worker.stuck_threads
         if left or stuck:
@@ -35,23 +37,26 @@ def run_worker(app: Holdfast, settings: Settings, *, drain: bool = False) -> int
         ignore_rest_of_burst()
         # Closing the loop waits for every task, and tasks of stuck handlers never end: they end with the process.
         if not stuck:
-            loop.close()
+            asyncio_runner.close()
     if worker.recycled:
         return RECYCLE
     return FINISHED if worker.supervised else 0
 
 
-def _run_to_end(loop: asyncio.Runner, app: Holdfast, settings: Settings, drain: bool, threads: LoopThreads) -> Worker:
+def _run_to_end(
+    asyncio_runner: asyncio.Runner, app: Holdfast, settings: Settings, drain: bool, threads: LoopThreads
+) -> Worker:
     """Runs the worker to its end. An exit that a task or callback of a handler raises interrupts the event loop only.
 
     A caller that awaits that task gets the exit too. Before the worker handles signals, and after its end, the exit is
     raised.
     """
-    started: asyncio.Future[asyncio.Task[Worker]] = loop.get_loop().create_future()
+    loop = asyncio_runner.get_loop()
+    started: asyncio.Future[asyncio.Task[Worker]] = loop.create_future()
     main = _serve(app, settings, drain, threads, started)
     while True:
         try:
-            return loop.get_loop().run_until_complete(started.result()) if started.done() else loop.run(main)
+            return loop.run_until_complete(started.result()) if started.done() else asyncio_runner.run(main)
         except (SystemExit, KeyboardInterrupt):
             if not started.done() or started.result().done():
                 raise

@@ -14,9 +14,9 @@ from holdfast.core.events import (
     JobDeferred,
     JobExpired,
     JobFailed,
-    JobParked,
     JobReleased,
     JobSucceeded,
+    JobSuspended,
     JobUnstartable,
     LeaseAcquired,
     LeaseLost,
@@ -54,15 +54,15 @@ def emit_expired(events: Events, expired: Iterable[ExpiredJob]) -> None:
 
 
 def _measure_claim(events: Events, claim: Claim, lease_for: timedelta) -> None:
-    """Emits the latency of claimed jobs, by the store's clock: their leases began at the claim."""
-    taken_at_us = (claim.lease_until_us or 0) - lease_for // timedelta(microseconds=1)
-    late: defaultdict[str, list[float]] = defaultdict(list)
+    """Emits the queue wait of claimed jobs, by the store's clock: their leases began at the claim."""
+    claimed_at_us = (claim.lease_until_us or 0) - lease_for // timedelta(microseconds=1)
+    queue_wait: defaultdict[str, list[float]] = defaultdict(list)
     retried = 0
     for job in claim.jobs:
-        late[job.queue].append((taken_at_us - job.run_at_us) * 1e-6)
+        queue_wait[job.queue].append((claimed_at_us - job.run_at_us) * 1e-6)
         if job.attempts > 1:
             retried += 1
-    events.emit(JobsClaimed(retried=retried, refused=claim.refused, late=late))
+    events.emit(JobsClaimed(retried=retried, refused=claim.refused, queue_wait=queue_wait))
 
 
 def measure_settled(events: Events, size: int, succeeded: Iterable[tuple[str, float]]) -> None:
@@ -114,7 +114,9 @@ def emit_unsuccessful(
         case JobState.WAITING:
             has_deadline = answer.run_at_us is not None and answer.run_at_us < NEVER_US
             until = to_datetime(answer.run_at_us or 0) if has_deadline else None
-            events.emit(JobParked(job_id=job.id, task=job.task, reason=reason, until=until, trace_id=trace_id_of(job)))
+            events.emit(
+                JobSuspended(job_id=job.id, task=job.task, reason=reason, until=until, trace_id=trace_id_of(job))
+            )
         case JobState.SCHEDULED if settlement.reason in DEFERRALS:
             retry_at = None if answer.run_at_us is None else to_datetime(answer.run_at_us)
             events.emit(JobDeferred(job_id=job.id, task=job.task, reason=reason, retry_at=retry_at))

@@ -13,6 +13,7 @@ import heapq
 import itertools
 from typing import Any
 
+from holdfast.core.encryption import is_encrypted
 from holdfast.core.errors import Invalid
 from holdfast.core.events import HandlerStart
 from holdfast.core.fault_points import fault_point
@@ -49,7 +50,8 @@ class Runner:
         self._shared = shared
         self._invoker = invoker
         self._logs = logs
-        self._commands = CommandRunner(watcher=invoker.watcher)
+        self._is_encrypted = shared.app.codec is not None
+        self._commands = CommandRunner(watcher=invoker.watcher, has_codec=self._is_encrypted)
         self._tx_completion = TxCompletion(shared)
         self._limits = limits
         self._step_writer = step_writer
@@ -143,7 +145,9 @@ class Runner:
             self._shared.report_lost_run(run)  # a sweeper settles it, if the transaction did not
             return
         stopped = isinstance(error, asyncio.CancelledError)
-        self._shared.settle(run, Released() if stopped else Failed(error=describe_error(error), reason=Reason.CRASHED))
+        self._shared.queue_settlement(
+            run, Released() if stopped else Failed(error=describe_error(error), reason=Reason.CRASHED)
+        )
 
     async def _run_job(self, run: TaskRun, runner: asyncio.Task[None]) -> None:
         shared, job = self._shared, run.job
@@ -152,7 +156,7 @@ class Runner:
         run.context = Context(job, self._tx_completion, self._logs, self._limits, self._step_writer, runner)
         run.started = monotonic()
         if shared.is_stale(run, run.started):
-            shared.settle(run, Released())
+            shared.queue_settlement(run, Released())
             return
         if shared.app.spans is not None:
             run.span = shared.app.spans.start_execution(job, shared.worker_id)
@@ -189,7 +193,7 @@ class Runner:
         if outcome is None:
             shared.report_lost_run(run)
         else:
-            shared.settle(run, outcome)
+            shared.queue_settlement(run, outcome)
 
     async def _needs_settlement(self, run: TaskRun) -> bool:
         """Returns True if the job is still to be settled after its handler completed it in a transaction."""
@@ -235,7 +239,7 @@ class Runner:
 
     async def _interrupt_if_lost(self, run: TaskRun) -> None:
         if await self._tx_completion.is_lost(run):
-            run.interrupt_run(StopReason.LOST)
+            run.interrupt_handler(StopReason.LOST)
 
     # ── one execution ─────────────────────────────────────────────────────────────────────────────────────────
     async def _execute(self, run: TaskRun, context: Context) -> Outcome:
@@ -246,15 +250,17 @@ class Runner:
             self._watch(run, timeout)
         if task is None and job.task != COMMAND:
             return self._unfit.unknown_task_failure(job, self._registry.task_names(), self._shared.settings)
+        if is_encrypted(job.payload):
+            return self._unfit.decryption_failure(job)
         try:
             if task is None:
                 calling = self._invoker.apply_middleware(context, functools.partial(self._command, job))
             else:
                 calling = self._invoker.call(task, context)
         except Invalid as error:
-            return payload_refused(error)
+            return payload_refused(error, is_encrypted=self._is_encrypted)
         except BaseException as error:  # annotations run the application's code
-            return outcome_of(error, task)
+            return self._outcome_of(error, task)
         variables = contextvars.copy_context()
         variables.run(CURRENT.set, context)
         if run.span is not None:
@@ -266,18 +272,21 @@ class Runner:
                 raise
             while run.runner is not None and run.runner.cancelling():
                 run.runner.uncancel()
-            return outcome_of(error, task)  # the handler raised it itself
+            return self._outcome_of(error, task)  # the handler raised it itself
         except RemoteOutcome as ran:
             return ran.outcome
         except Escaped as escaped:
-            return outcome_of(escaped.error, task)
+            return self._outcome_of(escaped.error, task)
         except Exception as error:
-            return outcome_of(error, task)
+            return self._outcome_of(error, task)
         except GeneratorExit:
             raise  # the coroutine of this runner is being closed
         except BaseException as error:  # SystemExit, KeyboardInterrupt, custom ones: none may end the worker
-            return outcome_of(error, task)
+            return self._outcome_of(error, task)
         return success_outcome(value, self._shared.settings.result_limit)
+
+    def _outcome_of(self, error: BaseException, task: Task[..., Any] | None) -> Outcome:
+        return outcome_of(error, task, is_encrypted=self._is_encrypted)
 
     async def _command(self, job: Job) -> Any:
         """Runs a command job like a handler: middlewares see its result, or its error."""
@@ -316,6 +325,6 @@ class Runner:
             while deadlines and (deadlines[0][0] <= now or deadlines[0][2] not in shared.running):
                 _, _, run = heapq.heappop(deadlines)
                 if run in shared.running:
-                    run.interrupt_run(StopReason.TIMEOUT)
+                    run.interrupt_handler(StopReason.TIMEOUT)
             pause = deadlines[0][0] - now if deadlines else 3600.0
             await shared.clock.run_bounded(self._deadline_moved.wait(), pause)

@@ -23,7 +23,7 @@ class Settler:
     """Settles the finished jobs of one worker."""
 
     def __init__(self, shared: WorkerContext, store: Store, write_lines: Callable[[], Awaitable[object]]) -> None:
-        """``write_lines``: writes waiting log lines; the store refuses lines of settled jobs."""
+        """``write_lines``: writes buffered log lines; the store refuses lines of settled jobs."""
         self._shared = shared
         self._store = store
         self._write_lines = write_lines
@@ -33,40 +33,42 @@ class Settler:
         self._retry_at = 0.0  # clock reading of their next try
 
     def finish(self) -> None:
-        """Makes ``run`` return once all outcomes are written. Call it when no more can come."""
+        """Makes ``run`` return once all settlements are written. Call it when no more can come."""
         self._finishing = True
-        self._shared.settling.set()
+        self._shared.has_unsettled.set()
         self._shared.flush_now.set()
 
     async def run(self) -> None:
         """Settles jobs until ``finish``. Do not cancel it before: the batch being written would be lost."""
         shared = self._shared
-        while not self._finishing or shared.outcomes or self._locked:
-            await self._wait_for_outcomes()
-            if shared.busy and not shared.has_urgent_outcome and len(shared.outcomes) < BATCH_SIZE:
+        while not self._finishing or shared.unsettled or self._locked:
+            await self._wait_for_unsettled()
+            if shared.busy and not shared.has_urgent_settlement and len(shared.unsettled) < BATCH_SIZE:
                 shared.flush_now.clear()
                 await shared.clock.run_bounded(shared.flush_now.wait(), _MAX_DELAY)
             await self.flush()
 
-    async def _wait_for_outcomes(self) -> None:
-        """Waits for outcomes, or for the next try of locked jobs."""
+    async def _wait_for_unsettled(self) -> None:
+        """Waits for settlements, or for the next try of locked jobs."""
         shared = self._shared
         if self._locked:
-            await shared.clock.run_bounded(shared.settling.wait(), max(0.0, self._retry_at - shared.clock.monotonic()))
+            await shared.clock.run_bounded(
+                shared.has_unsettled.wait(), max(0.0, self._retry_at - shared.clock.monotonic())
+            )
         else:
-            await shared.settling.wait()
+            await shared.has_unsettled.wait()
 
     async def flush(self) -> None:
-        """Writes all waiting settlements."""
+        """Writes all settlements that the queue has."""
         shared = self._shared
         if self._locked and shared.clock.monotonic() >= self._retry_at:
-            shared.outcomes += self._locked.values()
-        while shared.outcomes:
-            batch = shared.outcomes[: 2 * BATCH_SIZE]
-            del shared.outcomes[: len(batch)]
-            shared.has_urgent_outcome = False
+            shared.unsettled += self._locked.values()
+        while shared.unsettled:
+            batch = shared.unsettled[: 2 * BATCH_SIZE]
+            del shared.unsettled[: len(batch)]
+            shared.has_urgent_settlement = False
             await self._write(batch)
-        shared.settling.clear()
+        shared.has_unsettled.clear()
 
     async def _write(self, batch: list[TaskRun]) -> None:
         """Retries until the store answers. It refuses settlements whose leases have expired meanwhile."""
@@ -81,7 +83,7 @@ class Settler:
             except HoldfastError as error:
                 if len(batch) == 1:
                     # The store cannot store this settlement: the lease expires, and a sweeper settles the job.
-                    self._shared.remove_held(batch[0])
+                    self._shared.remove_claimed(batch[0])
                     self._locked.pop(batch[0].lease, None)
                     await self._backoff.wait_after(error)
                     return
@@ -98,12 +100,12 @@ class Settler:
         shared = self._shared
         emit_success = shared.events.has_subscriber(JobSucceeded)
         succeeded: list[TaskRun] = []
-        held, last_attempts = shared.held, 0
+        claimed, last_attempts = shared.claimed, 0
         for run, answer in zip(batch, answers, strict=True):
             if answer.locked:
                 self._retry_later(run)
                 continue
-            if held.pop(run.lease, None) is not None:
+            if claimed.pop(run.lease, None) is not None:
                 last_attempts += run.is_last_attempt
             if self._locked:
                 self._locked.pop(run.lease, None)
@@ -124,7 +126,7 @@ class Settler:
         self._retry_at = shared.clock.monotonic() + _LOCKED_RETRY_SECONDS
         if run.lease not in self._locked:
             self._locked[run.lease] = run
-            error = f"job {run.job.id} waits to be settled: another program's transaction holds its row"
+            error = f"job {run.job.id} waits to be settled: another transaction holds its row"
             shared.emit(StoreTrouble(service="settler", error=error, retry_in=_LOCKED_RETRY_SECONDS))
 
     def _emit_answer(self, run: TaskRun, answer: Settled) -> None:

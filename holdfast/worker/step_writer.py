@@ -20,7 +20,7 @@ from holdfast.worker.context import StoreBackoff, WorkerContext
 from holdfast.worker.fault_injector import FaultInjector
 
 T = TypeVar("T")
-_Waiting = tuple[NewStep, "asyncio.Future[bool]"]
+_Pending = tuple[NewStep, "asyncio.Future[bool]"]
 
 _BATCH_SIZE = 500
 """Steps in one write."""
@@ -36,12 +36,13 @@ class StepWriter:
         self._injector = injector
         self.clock = shared.clock
         self.result_limit = shared.settings.result_limit
+        self.has_codec = shared.app.codec is not None
         self._store = store
         self._spans = shared.app.spans
         self._events = shared.events
         self._loop = asyncio.get_running_loop()
         self._backoff = StoreBackoff(shared, "step_writer")
-        self._waiting: list[_Waiting] = []
+        self._pending: list[_Pending] = []
         self._writing: asyncio.Task[None] | None = None
 
     def open_span(self, name: str) -> AbstractContextManager[object]:
@@ -61,7 +62,7 @@ class StepWriter:
     async def save_step(self, step: NewStep) -> bool:
         """Stores a step; False if its lease is lost. While the store is away it tries again: the step has been done."""
         saved: asyncio.Future[bool] = self._loop.create_future()
-        self._waiting.append((step, saved))
+        self._pending.append((step, saved))
         if self._writing is None:
             self._writing = asyncio.create_task(self._write(), name="holdfast-step-writer")
         return await saved
@@ -113,40 +114,40 @@ class StepWriter:
         return asyncio.run_coroutine_threadsafe(call, self._loop).result()
 
     async def _write(self) -> None:
-        batch: list[_Waiting] = []
+        batch: list[_Pending] = []
         try:
-            while self._waiting:
+            while self._pending:
                 batch = self._next_batch()
                 await self._write_batch(batch)
         except BaseException as error:  # a bug, or the end of the worker: no handler may wait for ever
-            for _, saved in (*batch, *self._waiting):
+            for _, saved in (*batch, *self._pending):
                 if not saved.done():
                     saved.set_exception(HoldfastError(f"the step was not recorded: {error!r}"))
-            self._waiting = []
+            self._pending = []
             raise
         finally:
             self._writing = None
 
-    def _next_batch(self) -> list[_Waiting]:
+    def _next_batch(self) -> list[_Pending]:
         """Takes steps to write: a value that another one replaces ends the batch."""
         size, values = 0, set()
-        for step, _ in self._waiting[:_BATCH_SIZE]:
+        for step, _ in self._pending[:_BATCH_SIZE]:
             if step.number == 0:
                 place = step.lease.job_id, step.name
                 if place in values:
                     break
                 values.add(place)
             size += 1
-        batch, self._waiting = self._waiting[:size], self._waiting[size:]
+        batch, self._pending = self._pending[:size], self._pending[size:]
         return batch
 
-    async def _write_batch(self, batch: list[_Waiting]) -> None:
+    async def _write_batch(self, batch: list[_Pending]) -> None:
         try:
             fault_point("step.before")
             kept = await self._store.workflow.save_steps([step for step, _ in batch])
             fault_point("step.after")
         except (Unavailable, ConfigError) as error:
-            self._waiting[:0] = [each for each in batch if not each[1].done()]  # the others were interrupted
+            self._pending[:0] = [each for each in batch if not each[1].done()]  # the others were interrupted
             await self._backoff.wait_after(error)
         except HoldfastError as error:
             if len(batch) > 1:  # the step that is to blame gets the error

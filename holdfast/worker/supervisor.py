@@ -116,9 +116,9 @@ def supervise(arguments: Sequence[str], settings: Settings, events: Events) -> i
     """
     command = [sys.executable, "-m", "holdfast", "worker", "start", *arguments, "--processes", "1"]
     supervisor = Supervisor(command, settings.processes, settings, events, metrics_port=settings.metrics_port)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as asyncio_runner:
         try:
-            return loop.run(supervisor.run())
+            return asyncio_runner.run(supervisor.run())
         finally:
             ignore_rest_of_burst()
 

@@ -21,7 +21,7 @@ _BATCH = 500
 _COUNTED = 5000  # ended jobs that one call adds to the history
 _COUNT_ROUNDS = 100  # calls of one sweep
 _PRUNE_EVERY = 60.0  # seconds
-_END_OVERDUE_EVERY = 4.0  # seconds between two looks for jobs that have expired, however often it sweeps
+_END_OVERDUE_EVERY = 4.0  # seconds between two searches for jobs that have expired, however often it sweeps
 _REFUSED = 1000  # limit of reported jobs that cannot be settled
 
 
@@ -81,7 +81,7 @@ class Sweeper:
             return 0
         self._ended_overdue_at = now
         expired = 0
-        while batch := await self._store.maintenance.expire_waiting(limit=_BATCH):
+        while batch := await self._store.maintenance.expire_unstarted(limit=_BATCH):
             emit_expired(self._shared.events, batch)
             expired += len(batch)
         return expired

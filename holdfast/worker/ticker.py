@@ -22,7 +22,7 @@ from holdfast.core.schedule import DueTicks, Overlap, Schedule, ScheduleChange, 
 from holdfast.stores.base import Store
 from holdfast.worker.context import StoreBackoff, WorkerContext
 
-_BATCH = 100  # schedules of one look
+_BATCH = 100  # schedules read at once
 
 
 class Ticker:
@@ -109,7 +109,7 @@ class Ticker:
         fault_point("tick.before_write")
         revision = await self._store.schedules.write_schedule(ScheduleChange(changed, schedule.revision, jobs))
         if revision is None:
-            return False  # another worker's ticker fired it, or an operator changed it: the next look sees
+            return False  # another worker's ticker fired it, or an operator changed it: the next read sees it
         fault_point("tick.after_write")
         if jobs and schedule.job.unique is not None:
             jobs = await self._recount_unique(replace(changed, revision=revision), schedule, jobs)
@@ -158,7 +158,7 @@ class Ticker:
         return schedule.overlap is Overlap.QUEUE_ONE and previous.state not in NOT_STARTED, None
 
     async def _cancel_superseded(self) -> None:
-        """Cancels jobs whose successor is stored. Those of a call that failed are tried again with the next look."""
+        """Cancels jobs whose successor is stored. Those of a call that failed are tried again after the next read."""
         if self._superseded:
             await self._store.admin.cancel(sorted(self._superseded))
             self._superseded.clear()

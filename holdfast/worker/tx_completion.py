@@ -33,10 +33,11 @@ class TxCompletion:
         """
         job, shared = context.job, self._shared
         text = encode_result(result, shared.settings.result_limit)
-        answer = await shared.app.within.complete(connection, job.lease, text)
+        answer = await shared.app.within.complete(connection, job.lease, text, job.worker)
         if not answer.accepted:
+            hint = ", and let the test commit the job's own transaction" if shared.app.under_test else ""
             raise LeaseLost(
-                f"job {job.id} is not this attempt's to complete: it is {answer.state or 'gone'} now; roll back"
+                f"job {job.id} is not this attempt's to complete: it is {answer.state or 'gone'} now; roll back{hint}"
             )
 
     async def verify_connection(self, connection: Any) -> None:

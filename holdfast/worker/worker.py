@@ -1,6 +1,6 @@
 """The worker: starts its services, handles signals and commands, and shuts down gracefully.
 
-fetcher ─ claim ─▶ buffer ─▶ runners ─▶ outcomes ─▶ settler          heartbeat (own thread): beat
+fetcher ─ claim ─▶ buffer ─▶ runners ─▶ unsettled ─▶ settler         heartbeat (own thread)
                                                                      sweeper: expired, due, pruning
 """
 
@@ -62,6 +62,8 @@ class Worker:
         self._stop_requests = StopRequests(self.shared.clock.monotonic)
         self._reason = "drained"
         self.recycled = False
+        self.started = asyncio.Event()
+        """Set when the worker is registered and takes jobs."""
         self.stuck = 0
         """After ``run`` has returned: handlers that swallow cancellation and still run."""
         self.stuck_threads = 0
@@ -71,10 +73,15 @@ class Worker:
     def stop(self, reason: str = "asked") -> None:
         """Stops claiming and finishes running jobs within the grace. Call it from the event loop.
 
-        A second call more than a second later releases them at once; a second call within that second is ignored.
+        A second call more than a second later ends the grace; one within that second is ignored.
         """
         if self._stop_requests.record_signal() is StopRequest.REPEATED:
             self._stop_now.set()
+        self._begin_to_stop(reason)
+
+    def stop_now(self, reason: str = "asked") -> None:
+        """Stops claiming and cancels running jobs at once. Each is released when its handler has cleaned up."""
+        self._stop_now.set()
         self._begin_to_stop(reason)
 
     def _begin_to_stop(self, reason: str) -> None:
@@ -86,20 +93,20 @@ class Worker:
 
     def _handle_command(self, command: WorkerCommand) -> None:
         if command is WorkerCommand.STOP and not self.shared.stopping.is_set():
-            self.stop("ordered")
+            self.stop("command")
         elif command is WorkerCommand.DRAIN:
             self.fetcher.drain()
 
-    def _interrupt(self, lease: Lease, stop_reason: StopReason) -> None:
-        run = self.shared.held.get(lease)
+    def _interrupt_job(self, lease: Lease, stop_reason: StopReason) -> None:
+        run = self.shared.claimed.get(lease)
         if stop_reason is StopReason.LOST and run is not None and run.completing:
             self.runner.check_lease(run)
             return
-        unstarted = self.shared.interrupt_run(lease, stop_reason)
+        unstarted = self.shared.interrupt_job(lease, stop_reason)
         if unstarted is None:
             return
         if stop_reason is StopReason.CANCEL:
-            self.shared.settle(unstarted, Cancelled())
+            self.shared.queue_settlement(unstarted, Cancelled())
         else:
             self.shared.abandon_run(unstarted)
 
@@ -123,7 +130,7 @@ class Worker:
         self.fetcher = Fetcher(shared, store, recover_leases=sweeper.recover_leases, drain=self._drain)
         heartbeat = self._new_heartbeat(app.new_store if injector is None else injector.new_store)
         self.runner.resize(shared.settings.concurrency)
-        settling = asyncio.create_task(self.settler.run(), name="holdfast-settler")
+        settler_task = asyncio.create_task(self.settler.run(), name="holdfast-settler")
         background = [
             asyncio.create_task(service, name=f"holdfast-{name}")
             for name, service in (
@@ -139,28 +146,33 @@ class Worker:
         # Where another service fails first, asyncio would log this failure as never retrieved.
         heartbeat.ended.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         heartbeat.start()
-        shared.emit(
+        self._emit_started(store)
+        await self._try_step(self.ticker.write_declared(), "writing the limits and schedules of the code")
+        background.append(asyncio.create_task(self.ticker.run(), name="holdfast-ticker"))
+        fetcher_task = asyncio.create_task(self.fetcher.run(), name="holdfast-fetcher")
+        self.started.set()
+        try:
+            await self._until_stopped([fetcher_task, settler_task, heartbeat.ended, self.runner.failed, *background])
+        finally:
+            await self._shut_down(fetcher_task, settler_task, background, heartbeat, invoker)
+
+    def _emit_started(self, store: Store) -> None:
+        settings = self.shared.settings
+        self.shared.emit(
             WorkerStarted(
                 worker_id=self.id,
                 store=mask_url(store.url),
-                queues=format_queues(shared.settings.queues),
-                concurrency=shared.settings.concurrency,
+                queues=format_queues(settings.queues),
+                concurrency=settings.concurrency,
             )
         )
-        await self._try_step(self.ticker.write_declared(), "writing the limits and schedules of the code")
-        background.append(asyncio.create_task(self.ticker.run(), name="holdfast-ticker"))
-        fetching = asyncio.create_task(self.fetcher.run(), name="holdfast-fetcher")
-        try:
-            await self._until_stopped([fetching, settling, heartbeat.ended, self.runner.failed, *background])
-        finally:
-            await self._shut_down(fetching, settling, background, heartbeat, invoker)
 
     def _new_heartbeat(self, new_store: Callable[[], Store]) -> Heartbeat:
         return Heartbeat(
             self.shared,
             self._make_heartbeat,
             new_store=new_store,
-            interrupt=self._interrupt,
+            interrupt=self._interrupt_job,
             on_command=self._handle_command,
         )
 
@@ -187,8 +199,11 @@ class Worker:
                 ended.result()
         except StoreReplaced:
             self._reason = "store_replaced"
-            for lease in list(self.shared.held):  # no outcome can be stored
-                self._interrupt(lease, StopReason.LOST)
+            for lease in list(self.shared.claimed):  # no outcome can be stored
+                self._interrupt_job(lease, StopReason.LOST)
+            raise
+        except Exception:
+            self._reason = "internal_error"
             raise
         finally:
             stopping.cancel()
@@ -196,8 +211,8 @@ class Worker:
 
     async def _shut_down(
         self,
-        fetching: asyncio.Task[None],
-        settling: asyncio.Task[None],
+        fetcher_task: asyncio.Task[None],
+        settler_task: asyncio.Task[None],
         background: list[asyncio.Task[None]],
         heartbeat: Heartbeat,
         invoker: HandlerInvoker,
@@ -205,14 +220,14 @@ class Worker:
         shared = self.shared
         grace = shared.settings.grace.total_seconds()
         shared.emit(WorkerStopping(worker_id=self.id, reason=self._reason, running=len(shared.running), grace=grace))
-        fetching.cancel()
+        fetcher_task.cancel()
         self.fetcher.release_buffered()
         await self._finish_running()
         self.stuck = await self.runner.close()
         for service in background:
             service.cancel()
-        await asyncio.gather(*background, fetching, return_exceptions=True)
-        await self._try_step(self._write_remaining(settling), "writing the last settlements")
+        await asyncio.gather(*background, fetcher_task, return_exceptions=True)
+        await self._try_step(self._write_remaining(settler_task), "writing the last settlements")
         heartbeat.stop()  # not before: leases must be renewed until all settlements are written
         await self._try_step(self._deregister(), "deregistering the worker")
         self.stuck_threads = await invoker.close()
@@ -225,19 +240,19 @@ class Worker:
         shared = self.shared
         await shared.clock.run_bounded(self._wait_until_idle_or_stop_now(), shared.settings.grace.total_seconds())
         for run in list(shared.running):
-            run.interrupt_run(StopReason.RELEASE)
+            run.interrupt_handler(StopReason.RELEASE)
         await shared.clock.run_bounded(self._wait_until_idle(), _CLEANUP_SECONDS)
         for run in list(shared.running):  # its handler swallows cancellation and ends with the process
             shared.running.discard(run)
             if run.completing:
                 shared.report_lost_run(run)
             else:
-                shared.settle(run, Released())
+                shared.queue_settlement(run, Released())
 
     async def _wait_until_idle(self) -> None:
         while self.shared.busy:
-            self.shared.flush_now.clear()
-            await self.shared.flush_now.wait()
+            self.shared.idle.clear()
+            await self.shared.idle.wait()
 
     async def _wait_until_idle_or_stop_now(self) -> None:
         quiet = asyncio.ensure_future(self._wait_until_idle())
@@ -248,12 +263,12 @@ class Worker:
             quiet.cancel()
             now.cancel()
 
-    async def _write_remaining(self, settling: asyncio.Task[None]) -> None:
+    async def _write_remaining(self, settler_task: asyncio.Task[None]) -> None:
         """Releases the jobs of the claim in flight and writes every settlement. The settler is not cancelled: it would
         lose the batch it is writing."""
         await self.fetcher.close()
         self.settler.finish()
-        await settling
+        await settler_task
         await self.log_writer.flush()
 
     async def _check_name(self, store: Store) -> None:
@@ -283,11 +298,11 @@ class Worker:
         store = await self._app.open_store()
         await store.queueing.deregister(self.id)
 
-    async def _try_step(self, ending: Coroutine[Any, Any, None], what: str) -> None:
+    async def _try_step(self, step: Coroutine[Any, Any, None], what: str) -> None:
         """Runs a step of start or shutdown, for a bounded time. Emits ``StoreTrouble`` if it fails."""
         try:
             async with asyncio.timeout(_CLEANUP_SECONDS):
-                await ending
+                await step
         except (HoldfastError, TimeoutError) as error:
             worker_ends_by_it = self._reason == "store_replaced" or not self.shared.stopping.is_set()
             if worker_ends_by_it and isinstance(error, StoreReplaced):

@@ -14,7 +14,8 @@ from holdfast.stores.base import Store
 from tests.conformance.support import Opener
 from tests.support.keys import Keys
 from tests.support.load import TEST_SECONDS
-from tests.support.stores import CARRIED, MIGRATED, stores_of
+from tests.support.sessions import TestLoop
+from tests.support.stores import CARRIED, MIGRATED, VERSIONS, one_of, stores_of
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -23,15 +24,15 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
-    runner: asyncio.Runner = pyfuncitem.funcargs["runner"]
+    runner: TestLoop = pyfuncitem.funcargs["runner"]
     runner.run(asyncio.wait_for(pyfuncitem.obj(**arguments), timeout=TEST_SECONDS))
     return True
 
 
 @pytest.fixture(autouse=True)
-def runner() -> Iterator[asyncio.Runner]:
-    with asyncio.Runner() as runner:
-        yield runner
+def runner(runner: TestLoop) -> TestLoop:
+    """The loop of everything asynchronous in a test."""
+    return runner
 
 
 @pytest.fixture
@@ -39,9 +40,41 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
+ONE_OF_A_KIND = {
+    "test_batches",
+    "test_cancel",
+    "test_children",
+    "test_corrupt_jobs",
+    "test_dependencies",
+    "test_dependencies_many",
+    "test_error_groups",
+    "test_events",
+    "test_given_ids",
+    "test_history",
+    "test_ids",
+    "test_job_logs",
+    "test_keys",
+    "test_payload_text",
+    "test_query",
+    "test_schedules",
+    "test_signals",
+    "test_stats",
+    "test_steps",
+    "test_tagged_jobs",
+}
+"""Files whose subject is the same over every transport and on every version of a server: a test runs over one of the
+transports, and on one version of each server. What a transport has code of its own for is tested on each, here and in
+tests/transports: submission, claims, settlement, leases, waiting, edits, replays, limits. So are query plans."""
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "home" in metafunc.fixturenames:
-        metafunc.parametrize("home", stores_of(metafunc.module.__name__.rpartition(".")[2]), indirect=True)
+        file = metafunc.module.__name__.rpartition(".")[2]
+        names = stores_of(file)
+        if file in ONE_OF_A_KIND:
+            for group in (CARRIED, *VERSIONS):
+                names = one_of(group, names, metafunc.function.__name__)
+        metafunc.parametrize("home", names, indirect=True)
 
 
 @pytest.fixture
@@ -61,7 +94,7 @@ def carried(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture
-def opener(runner: asyncio.Runner, clock: ManualClock, home: str) -> Iterator[Opener]:
+def opener(runner: TestLoop, clock: ManualClock, home: str) -> Iterator[Opener]:
     """``await opener()``: one more store object on the test's database."""
     opener = Opener(home, clock)
     yield opener
@@ -77,6 +110,6 @@ def keys(home: str) -> Iterator[Keys]:
 
 
 @pytest.fixture
-def store(runner: asyncio.Runner, opener: Opener) -> Store:
+def store(runner: TestLoop, opener: Opener) -> Store:
     """A store on an empty database."""
     return runner.run(opener())

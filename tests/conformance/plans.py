@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from importlib.resources import files
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from holdfast.stores import open_store
 from holdfast.stores.common.named_sql import load_statements
 from holdfast.stores.postgres.cursors import START
 from holdfast.stores.postgres.encoding import EVERYTHING, number_parameters
+from tests.conformance.plans_statistics import KeptStatistics
 from tests.support import postgres
 
 STATEMENTS = load_statements(files("holdfast.stores.postgres") / "queries.sql")
@@ -65,7 +66,7 @@ select ('00000000-0000-0000-0003-' || lpad(to_hex(n), 12, '0'))::uuid,
        'key=' || case when n < 5000 then 1 else n end || repeat(chr(31) || 'late=1', n / 20001), 'worker',
        {now} + 1000000 + n, true, true from generate_series(1, 25000) n;
 delete from {schema}.partition_inbox;
-insert into {schema}.partition (queue, name, turn, blocked_until)
+insert into {schema}.partition (queue, name, start_tag, blocked_until)
 select queue, partition, min(seq), case when min(seq) % 2 = 0 then {now} + min(seq) end
 from {schema}.job where partition is not null and state = 0 group by queue, partition;
 insert into {schema}.partition_inbox (queue, name) select 'queue-4', 'key=' || n from generate_series(1, 10000) n;
@@ -115,7 +116,7 @@ COLUMNS = {
         ("run_ats", "delays", "max_attempts", "options", "tags", "policies", "keep_for", "expires_ats", "expires_ins"),
         [None] * BATCH,
     ),
-    "givens": [False] * BATCH,
+    "have_client_ids": [False] * BATCH,
     **dict.fromkeys(("partitions", "weights", "are_waiting")),
     "keys": [f"key {n}" for n in range(BATCH)],
 }
@@ -127,7 +128,7 @@ UNIFORM = COLUMNS | {
     "delay": None,
     "max_attempts": 5,
     "options": None,
-    "given": False,
+    "has_client_id": False,
 }
 VALUES: dict[str, Any] = {
     **EVERYTHING,
@@ -184,15 +185,16 @@ VALUES: dict[str, Any] = {
 OWN = {
     "insert_jobs": COLUMNS,
     "insert_uniform_jobs": UNIFORM,
-    "insert_lone_job": UNIFORM | {"channel": "somewhere", "news": "queue:default"},
+    "insert_lone_job": UNIFORM | {"channel": "somewhere", "notification": "queue:default"},
     "insert_keyed_jobs": COLUMNS,
-    "beat": {"queues": "default", "version": None, "memory": 1 << 30},
+    "heartbeat": {"queues": "default", "version": None, "memory": 1 << 30},
     "oldest": {"queue": "default"},
     "passed": {"queue": "default", "margin": 100},
     "newest_dead": {"queue": "default"},
     "jobs_to_assign": {"queue": "default"},
     "find": {"states": None, "after": ids(0)[0]},
     "find_tagged": {"states": None},
+    "count_tagged": {"states": None, "tag": None, "of_tag": "tagged", "limit": None},
     "choose_again": {"states": [6]},
     **{name: {"states": [6], "state": 6} for name in ("find_ended", "choose_ended", "count_ended")},
 }
@@ -209,21 +211,20 @@ def fill(connection: psycopg.Connection[Any], schema: str, *states: int) -> None
                 connection.execute(FILL.format(**words | again).encode())
 
 
-def make(connection: psycopg.Connection[Any], schema: str, statistics: str) -> None:
-    """A full store in which the tables were last analysed as ``statistics`` says."""
+def make(connection: psycopg.Connection[Any], schema: str, kept: KeptStatistics) -> None:
+    """Fill a store, and keep the statistics of its tables at four moments: those of STATISTICS."""
     analyse = f"analyze {', '.join(f'{schema}.{table}' for table in sorted(LARGE_TABLES))}".encode()
-    for table in LARGE_TABLES:
-        connection.execute(f"alter table {schema}.{table} set (autovacuum_enabled = off)".encode())
-    if statistics == "empty":
-        connection.execute(analyse)
+    kept.save("never analysed")
+    connection.execute(analyse)
+    kept.save("empty")
     fill(connection, schema, 5, 6, 7)
-    if statistics == "idle":
-        connection.execute(analyse)
+    connection.execute(analyse)
+    kept.save("idle")
     fill(connection, schema, 0, 1, 2, 3, 4)
     connection.execute(FILL_LIMITED.format(schema=schema, now=NOW).encode())
     connection.execute(FILL_REST.format(schema=schema, now=NOW).encode())
-    if statistics == "full":
-        connection.execute(analyse)
+    connection.execute(analyse)
+    kept.save("full")
 
 
 async def migrated(url: str) -> None:
@@ -233,14 +234,15 @@ async def migrated(url: str) -> None:
 
 
 @contextmanager
-def filled_schema(major: int, statistics: str) -> Iterator[str]:
-    """A full store on the shared server, whose tables were last analysed as ``statistics`` says."""
+def filled_schema(major: int) -> Iterator[tuple[str, KeptStatistics]]:
+    """A full store on the shared server, and what its statistics were when its tables were last analysed."""
     server = postgres.shared(major)
     with server.fresh_schema() as schema:
         asyncio.run(migrated(server.url(schema=schema)))
-        with connected(major) as connection:
-            make(connection, schema, statistics)
-        yield schema
+        with closing(KeptStatistics(major, schema)) as kept:
+            with connected(major) as connection:
+                make(connection, schema, kept)
+            yield schema, kept
 
 
 def connected(major: int) -> psycopg.Connection[Any]:

@@ -15,7 +15,7 @@ _FUNCTIONS = {
     "'w', 1000, true, true, true, true)",
     "use": "select from {schema}.running_weights()",
     "prune": "select {schema}.prune_limits({now}, 100)",
-    "waiting": "select from {schema}.count_waiting('{{key=1,key=1,late=1,late=1,none}}', 100)",
+    "waiting": "select from {schema}.count_unstarted('{{key=1,key=1,late=1,late=1,none}}', 100)",
     "take": "select {schema}.take_tokens({now}, 'key=7', 1)",
 }
 

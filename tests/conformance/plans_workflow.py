@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from tests.conformance.plans import BATCH, BY_ID, NOW, ROWS, RUNNING, Case, connected, ids
+from tests.conformance.plans_statistics import KeptStatistics
 
 TABLES = ("dependency", "receiver", "signal", "step")
 MAX_ROWS = 32 * BATCH
@@ -24,17 +25,17 @@ insert into {schema}.dependency (waiter, job_id, is_child, condition, state)
 select ('00000000-0000-0000-0000-' || lpad(to_hex(n), 12, '0'))::uuid,
        ('00000000-0000-0000-0000-' || lpad(to_hex(5 * {rows} + 7), 12, '0'))::uuid,
        false, 'success', 'met' from generate_series(1, {rows}) n;
-insert into {schema}.receiver (job_id, topic, step, number, in_order, claims, begun_at, deadline, is_listed)
+insert into {schema}.receiver (job_id, topic, step, number, by_handler, claims, begun_at, deadline, is_listed)
 select id, 'topic-' || seq % 100, 'step', 1, true, claims, {now}, {now}, seq % 3 > 0
 from {schema}.job where state in (2, 4);
 insert into {schema}.signal (id, topic, value, sent_at, job_id)
 select 'signal-' || seq, case when seq % 2 = 0 then 'topic-1' else 'topic-' || seq end, '1', {now} - seq,
        case when seq % 3 > 0 then id end from {schema}.job;
-insert into {schema}.step (job_id, ended_at, claims, number, in_order, name)
+insert into {schema}.step (job_id, ended_at, claims, number, by_handler, name)
 select id, {now}, 1, 1, true, 'charge' from {schema}.job;
 """
 
-STEP = {"at": NOW, "id": ids(2)[9], "claims": 1, "worker": "worker", "number": 2, "in_order": True, "name": "ship"}
+STEP = {"at": NOW, "id": ids(2)[9], "claims": 1, "worker": "worker", "number": 2, "by_handler": True, "name": "ship"}
 
 CASES = [
     Case("record_step", (BY_ID,), {"text": json.dumps(STEP)}),
@@ -80,7 +81,7 @@ MEMBERS = json.dumps(
 """For ``add_dependencies``: jobs that have ended join batches."""
 
 _FUNCTIONS: dict[str, tuple[str, list[Any]]] = {
-    "decide": ("decide_dependencies(%s, %s, true)", [quoted(ids(2)), NOW]),
+    "resolve": ("resolve_dependencies(%s, %s, true)", [quoted(ids(2)), NOW]),
     "lock": ("lock_awaited(%s)", [quoted(ids(2))]),
     "add": ("add_dependencies(%s)", [added(ids(0, 10), ids(5, 5)[1:])]),
     "join": ("add_dependencies(%s)", [MEMBERS]),
@@ -94,18 +95,19 @@ _FUNCTIONS: dict[str, tuple[str, list[Any]]] = {
 }
 
 
-def fill_waits(major: int, schema: str, statistics: str) -> None:
-    """Adds signals and dependencies to a full store."""
+def fill_waits(major: int, schema: str, kept: KeptStatistics) -> None:
+    """Adds signals and dependencies to a full store, and their statistics to those that are kept."""
     names = ", ".join(f"{schema}.{table}" for table in TABLES)
     with connected(major) as connection:
         connection.execute(f"truncate {names}".encode())  # pages of rows that were rolled back would be statistics too
-        for table in TABLES:
-            connection.execute(f"alter table {schema}.{table} set (autovacuum_enabled = off)".encode())
-        if statistics in ("empty", "idle"):
+        for moment in ("empty", "idle"):
+            kept.restore(moment)
             connection.execute(f"analyze {names}".encode())
+            kept.save(moment)
         connection.execute(_FILL_WAITS.format(schema=schema, rows=ROWS, now=NOW).encode())
-        if statistics == "full":
-            connection.execute(f"analyze {names}, {schema}.job".encode())
+        kept.restore("full")
+        connection.execute(f"analyze {names}, {schema}.job".encode())
+        kept.save("full")
 
 
 def calls(schema: str) -> dict[str, tuple[str, list[Any]]]:

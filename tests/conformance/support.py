@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from importlib.resources import files
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from holdfast import Holdfast
+from holdfast.core import models
 from holdfast.core.clock import ManualClock
 from holdfast.core.ids import new_id
 from holdfast.core.lifecycle import Lost, decide
@@ -63,8 +65,24 @@ class Opener:
             await store.close()
 
 
+class Submitted(models.Submitted, frozen=True):
+    """An answer to a submission, whenever the job was stored."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, models.Submitted) and _but_instant(self) == _but_instant(other)
+
+    def __hash__(self) -> int:
+        return hash(self.job_id)
+
+
+def _but_instant(answer: models.Submitted) -> tuple[object, ...]:
+    return answer.job_id, answer.created, answer.changed, answer.wake_up_delayed
+
+
 class _NoBackoff:
     """A lost lease asks no policy."""
+
+    priority = None
 
     def delay_after(self, failures: int, rng: random.Random) -> timedelta:
         raise AssertionError("a lost lease must not ask for a delay")
@@ -101,13 +119,29 @@ async def running(store: Store, **fields: Any) -> Job:
     """A job that has just been submitted and claimed."""
     job_id = fields.setdefault("id", new_id())
     await put(store, new_job(**fields))
-    (job,) = await take(store, 1, {fields.get("queue", "default"): 1}, only=[job_id])
+    (job,) = await take(store, 1, {fields.get("queue", "default"): 1}, ids=[job_id])
     return job
 
 
 async def queues(store: Store, max_count: int = 1000) -> list[QueueInfo]:
     """Every queue, looked at as the faces do, but at fewer jobs."""
     return await store.query.queues(recent=5 * MINUTE, max_count=max_count)
+
+
+@asynccontextmanager
+async def notified(store: Store) -> AsyncIterator[None]:
+    """While entered, this process is notified of new jobs: it waits for some. The store has no ready job yet."""
+
+    async def wait_forever() -> None:
+        while True:
+            await store.queueing.wait(["queue:nothing"], timeout=30)
+
+    waiting = asyncio.create_task(wait_forever())
+    async with asyncio.timeout(60):
+        while not (await claim(store)).exhausted:  # noqa: ASYNC110 - no event tells of this
+            await asyncio.sleep(0.01)
+    yield
+    waiting.cancel()
 
 
 async def until_claimed(store: Store) -> Job:

@@ -6,10 +6,10 @@ import asyncio
 from pathlib import Path
 
 from holdfast.core.clock import ManualClock
-from holdfast.core.models import JobFilter, JobState, Submitted
+from holdfast.core.models import JobFilter, JobState
 from holdfast.stores import open_store
 from holdfast.stores.base import Store
-from tests.conformance.support import ended, new_job, put, running, settle, state_of
+from tests.conformance.support import Submitted, ended, new_job, put, running, settle, state_of
 
 
 async def test_a_backup_is_a_consistent_copy_while_everything_goes_on(store: Store, tmp_path: Path) -> None:

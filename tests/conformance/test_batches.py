@@ -151,12 +151,12 @@ async def test_every_kind_of_end_counts(store: Store, clock: ManualClock) -> Non
         member(batch, max_attempts=1),
     )
     await put(store, batch, expiring, deleted, cancelled, lost)
-    (job,) = await take(store, 1, only=[lost.id])
+    (job,) = await take(store, 1, ids=[lost.id])
     await lose(store, clock, job)
     await store.admin.delete([deleted.id])
     await store.admin.cancel([cancelled.id])
     clock.advance(HOUR.total_seconds())
-    await store.maintenance.expire_waiting(limit=10)
+    await store.maintenance.expire_unstarted(limit=10)
     assert await progress_of(store, batch.id) == (4, 4, 4)
     assert await state_of(store, batch.id) is DEAD
 
@@ -321,7 +321,7 @@ async def test_cancelled_batch_counts_on_and_stays_cancelled(store: Store) -> No
     batch, members, (success, always) = await put_batch(store, 2, SUCCESS, END)
     await store.admin.cancel([batch])
     assert await states_of(store, [batch, success, always]) == [CANCELLED, CANCELLED, SCHEDULED]
-    assert await take_ids(store, capacity={"default": 100}, only=[always]) == [always]
+    assert await take_ids(store, capacity={"default": 100}, ids=[always]) == [always]
     jobs = await take(store)
     assert sorted(job.id for job in jobs) == sorted(members)
     await end(store, jobs[0])

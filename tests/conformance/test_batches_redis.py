@@ -14,7 +14,7 @@ from holdfast.core.ids import as_ulid, new_id
 from holdfast.core.models import JobFilter, JobState, NewJob, Options, Reason
 from holdfast.stores.base import Store
 from holdfast.stores.redis.claiming import MAX_BATCH
-from holdfast.stores.redis.encoding import encode_submission, find_complete_batches
+from holdfast.stores.redis.submission import encode_submission, find_complete_batches
 from tests.conformance.support import Opener, everything_agrees, new_job, put, settle, state_of, stored, take, take_ids
 from tests.support.keys import Keys
 
@@ -118,7 +118,7 @@ async def test_held_batch_goes_on_when_its_submission_is_repeated(store: Store, 
     batch = new_batch()
     jobs = [batch, member(batch.id)]
     await put(store, *jobs)
-    keys.hset(f"job:{batch.id}", mapping={"hold": 1, "waits": 2})
+    keys.hset(f"job:{batch.id}", mapping={"submitting": 1, "waits": 2})
     await everything_agrees(store, keys)
     (job,) = await take(store)
     await settle(store, job)

@@ -189,3 +189,13 @@ async def test_a_filter_works_in_bounded_steps_until_nothing_is_left(store: Stor
     assert sorted(changed_ids(answers)) == sorted(ids)
     assert await states_of(store, ids) == [JobState.RUNNING] * 10 + [JobState.CANCELLED] * 15
     assert all([(await stored(store, job_id)).cancelling for job_id in asked])
+
+
+async def test_success_clears_a_cancellation_that_came_too_late(store: Store) -> None:
+    job = await running(store)
+    await store.admin.cancel([job.id])
+
+    assert (await settle(store, job)).accepted
+
+    found = await stored(store, job.id)
+    assert (found.state, found.cancelling) == (JobState.SUCCEEDED, False)

@@ -1,4 +1,4 @@
-"""Children: a running job starts others, and is parked until they have ended."""
+"""Children: a running job starts others, and is suspended until they have ended."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ async def start(store: Store, job: Job | Lease, *children: NewJob, worker: str =
     return await store.workflow.start_children(lease, children, worker)
 
 
-async def park(store: Store, job: Job) -> JobState | None:
+async def suspend(store: Store, job: Job) -> JobState | None:
     answer = await settle(store, job, JobState.WAITING, refund=True, reason=Reason.CHILDREN)
     assert answer.accepted
     return answer.state
 
 
 async def parent_of(store: Store, *children: NewJob) -> Job:
-    """A parked job that waits for these."""
+    """A suspended job that waits for these."""
     job = await running(store)
     assert await start(store, job, *children) == [ChildStatus(child.id, JobState.QUEUED) for child in children]
-    assert await park(store, job) is JobState.WAITING
+    assert await suspend(store, job) is JobState.WAITING
     return job
 
 
@@ -96,7 +96,7 @@ async def test_child_that_ended_before_the_settlement_makes_the_parent_due(store
     child, parent = new_job(), await running(store)
     await start(store, parent, child)
     await store.admin.cancel([child.id])
-    assert await park(store, parent) is JobState.SCHEDULED
+    assert await suspend(store, parent) is JobState.SCHEDULED
     (again,) = await take(store)
     assert again.id == parent.id
     assert await start(store, again, child) == [ChildStatus(child.id, JobState.CANCELLED)]
@@ -122,7 +122,7 @@ async def test_children_are_started_once(store: Store, clock: ManualClock) -> No
     await lose(store, clock, parent)
     again = next(job for job in await take(store) if job.id == parent.id)
     assert await start(store, again, child) == [ChildStatus(child.id, JobState.RUNNING)]
-    assert await park(store, again) is JobState.WAITING
+    assert await suspend(store, again) is JobState.WAITING
 
 
 async def test_children_under_a_lost_lease_are_refused(store: Store, clock: ManualClock) -> None:
@@ -141,7 +141,7 @@ async def test_waiting_for_further_children_replaces_the_first(store: Store) -> 
     first, second, parent = new_job(), new_job(), await running(store)
     await start(store, parent, first)
     await start(store, parent, second)
-    await park(store, parent)
+    await suspend(store, parent)
     await store.admin.cancel([second.id])
     assert sorted(await take_ids(store)) == sorted([first.id, parent.id])
 
@@ -150,7 +150,7 @@ async def test_ends_of_earlier_children_do_not_count(store: Store) -> None:
     first, second, parent = new_job(), new_job(), await running(store)
     await start(store, parent, first)
     await start(store, parent, second)
-    await park(store, parent)
+    await suspend(store, parent)
     await store.admin.cancel([first.id])
     assert await take_ids(store) == [second.id]
     assert await state_of(store, parent.id) is JobState.WAITING
@@ -187,7 +187,7 @@ async def test_late_signal_ends_no_wait_for_children(store: Store, clock: Manual
     await start(store, parent, child)
     clock.advance(9)
     assert (await store.workflow.receive_signal(wait)).result == '{"timed_out":true}'
-    assert await park(store, parent) is JobState.WAITING
+    assert await suspend(store, parent) is JobState.WAITING
     await store.admin.cancel([child.id])
     assert await take_ids(store) == [parent.id]
 
@@ -198,7 +198,7 @@ async def test_child_that_was_a_dependency_may_end_in_any_way(store: Store) -> N
     (parent,) = await take(store)
     await store.admin.replay([first], force=True)
     assert await start(store, parent, new_job(key="one")) == [ChildStatus(first, JobState.QUEUED)]
-    await park(store, parent)
+    await suspend(store, parent)
     await store.admin.cancel([first])
     assert await take_ids(store) == [parent_id]
 
@@ -236,7 +236,7 @@ async def test_parent_and_child_that_wait_for_each_other_end_together(store: Sto
     child = new_job(after=(Dependency(parent.id, Condition.SUCCESS),))
     await put(store, child)
     assert await start(store, parent, child) == [ChildStatus(child.id, JobState.WAITING)]
-    assert await park(store, parent) is JobState.WAITING
+    assert await suspend(store, parent) is JobState.WAITING
     await (store.admin.cancel if how == "cancelled" else store.admin.delete)([parent.id])
     assert await state_of(store, child.id) is JobState.CANCELLED
     (queue,) = await queues(store)
@@ -246,7 +246,7 @@ async def test_parent_and_child_that_wait_for_each_other_end_together(store: Sto
     assert await take(store) == []
 
 
-async def test_replayed_child_does_not_park_its_parent_again(store: Store) -> None:
+async def test_replayed_child_does_not_suspend_its_parent_again(store: Store) -> None:
     children = [new_job(), new_job()]
     parent = await parent_of(store, *children)
     await store.admin.cancel([children[0].id])
@@ -259,7 +259,7 @@ async def test_children_with_keys_are_those_that_hold_them(store: Store) -> None
     (holder,) = await put(store, new_job(key="one"))
     parent = await running(store)
     assert await start(store, parent, new_job(key="one")) == [ChildStatus(holder, JobState.QUEUED)]
-    await park(store, parent)
+    await suspend(store, parent)
     await store.admin.cancel([holder])
     assert await take_ids(store) == [parent.id]
 
@@ -267,7 +267,7 @@ async def test_children_with_keys_are_those_that_hold_them(store: Store) -> None
 async def test_no_children_are_nothing_to_wait_for(store: Store) -> None:
     parent = await running(store)
     assert await start(store, parent) == []
-    assert await park(store, parent) is JobState.SCHEDULED
+    assert await suspend(store, parent) is JobState.SCHEDULED
 
 
 async def test_many_children_are_started_together(store: Store) -> None:
@@ -281,7 +281,7 @@ async def test_many_children_are_started_together(store: Store) -> None:
 async def test_children_are_kept_as_long_as_their_parent_has_not_ended(store: Store, clock: ManualClock) -> None:
     child, parent = new_job(), await running(store)
     await start(store, parent, child, new_job(delay=timedelta(days=30)))
-    await park(store, parent)
+    await suspend(store, parent)
     (job,) = await take(store)
     await settle(store, job)
     await ended(store, JobState.SUCCEEDED)

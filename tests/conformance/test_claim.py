@@ -11,10 +11,11 @@ import pytest
 
 from holdfast.core.clock import ManualClock
 from holdfast.core.ids import new_id
-from holdfast.core.models import JobState
+from holdfast.core.models import JobState, Reason
 from holdfast.stores.base import EVERY_QUEUE, Store
 from tests.conformance.support import (
     LEASE,
+    MINUTE,
     Opener,
     claim,
     ended,
@@ -22,6 +23,7 @@ from tests.conformance.support import (
     new_job,
     put,
     running,
+    settle,
     state_of,
     stored,
     take,
@@ -268,7 +270,7 @@ async def test_a_paused_queue_is_skipped_until_it_is_resumed(store: Store, opene
     await (await opener()).admin.pause("default")
 
     assert await take_ids(store, capacity={wanted: 5, "other": 5} if wanted == "default" else {wanted: 5}) == [other_id]
-    assert await take_ids(store, capacity={wanted: 5}, only=[job_id]) == []
+    assert await take_ids(store, capacity={wanted: 5}, ids=[job_id]) == []
 
     await store.admin.resume("default")
     assert await take_ids(store, capacity={wanted: 5}) == [job_id]
@@ -280,7 +282,7 @@ async def test_only_ready_delivered_ids_are_claimed_and_others_refused(store: St
     dead = await ended(store, JobState.DEAD)
     (later,) = await put(store, new_job(delay=timedelta(hours=1)))
 
-    brought = await claim(store, only=[taken, ready, dead, later, new_id()])
+    brought = await claim(store, ids=[taken, ready, dead, later, new_id()])
 
     assert [job.id for job in brought.jobs] == [ready]
     assert brought.refused == 4
@@ -290,7 +292,7 @@ async def test_only_ready_delivered_ids_are_claimed_and_others_refused(store: St
 async def test_id_delivered_twice_is_claimed_once_and_refused_once(store: Store) -> None:
     (job_id,) = await put(store)
 
-    brought = await claim(store, only=[job_id, job_id])
+    brought = await claim(store, ids=[job_id, job_id])
 
     assert ([job.id for job in brought.jobs], brought.refused) == ([job_id], 1)
 
@@ -299,7 +301,7 @@ async def test_delivered_ids_of_any_queue_are_claimed_for_the_star(store: Store)
     ids = await put(store, new_job(queue="a"), new_job(queue="b"), new_job(queue="closed"))
     await store.admin.pause("closed")
 
-    brought = await claim(store, capacity={EVERY_QUEUE: 5}, only=ids)
+    brought = await claim(store, capacity={EVERY_QUEUE: 5}, ids=ids)
 
     assert ([job.id for job in brought.jobs], brought.refused) == (ids[:2], 1)
 
@@ -307,15 +309,15 @@ async def test_delivered_ids_of_any_queue_are_claimed_for_the_star(store: Store)
 async def test_delivered_ids_are_bounded_by_limit_and_wants(store: Store) -> None:
     ids = await put(store, *[new_job(queue=queue) for queue in ("a", "b") for _ in range(4)])
 
-    assert len(await take(store, 3, {"a": 9, "b": 9}, only=ids)) == 3
-    jobs = await take(store, 9, {"a": 0, "b": 2}, only=ids)
+    assert len(await take(store, 3, {"a": 9, "b": 9}, ids=ids)) == 3
+    jobs = await take(store, 9, {"a": 0, "b": 2}, ids=ids)
     assert Counter(job.queue for job in jobs) == {"b": 2}
 
 
 async def test_delivered_ids_of_unnamed_queues_share_the_slots_of_the_wildcard(store: Store) -> None:
     ids = await put(store, *[new_job(queue=queue) for queue in ("a", "b", "mail") for _ in range(4)])
 
-    jobs = await take(store, 9, {"mail": 1, EVERY_QUEUE: 3}, only=ids)
+    jobs = await take(store, 9, {"mail": 1, EVERY_QUEUE: 3}, ids=ids)
 
     assert Counter(job.queue if job.queue == "mail" else "others" for job in jobs) == {"mail": 1, "others": 3}
 
@@ -324,14 +326,14 @@ async def test_a_delivered_job_that_is_due_is_made_ready(store: Store, clock: Ma
     (due,) = await put(store, new_job(delay=timedelta(seconds=5)))
     clock.advance(5)
 
-    assert await take_ids(store, only=[due], promote=False) == []
-    assert await take_ids(store, only=[due]) == [due]
+    assert await take_ids(store, ids=[due], promote=False) == []
+    assert await take_ids(store, ids=[due]) == [due]
 
 
 async def test_an_empty_delivery_claims_nothing(store: Store) -> None:
     await put(store)
 
-    brought = await claim(store, only=[])
+    brought = await claim(store, ids=[])
 
     assert (brought.jobs, brought.refused) == ([], 0)
 
@@ -367,3 +369,17 @@ async def test_wildcard_claim_takes_jobs_it_made_ready_elsewhere(store: Store, c
     clock.advance(2)
 
     assert sorted(job.queue for job in await take(store, 9, {EVERY_QUEUE: 5})) == ["a", "a", "b"]
+
+
+async def test_retry_comes_behind_the_jobs_that_are_ready(store: Store, clock: ManualClock) -> None:
+    (retried,) = await put(store)
+    (job,) = await take(store, 1)
+    (before,) = await put(store)
+    await settle(store, job, JobState.FAILED, reason=Reason.ERROR, error="no", delay=MINUTE)
+    clock.advance(59)
+    (meanwhile,) = await put(store)
+    clock.advance(1)
+    assert await store.maintenance.promote_due(limit=10) in (0, 1)
+    clock.advance(1)
+    (after,) = await put(store)
+    assert [(await take_ids(store, 1))[0] for _ in range(4)] == [before, meanwhile, retried, after]

@@ -15,11 +15,14 @@ from typing import Any
 import psycopg
 import pytest
 
+from holdfast.core.errors import Unavailable
 from holdfast.core.models import Job, JobState, NewJob, Reason
 from holdfast.stores import open_store
 from holdfast.stores.base import Store
 from holdfast.stores.postgres import cursors
-from tests.conformance.support import ending, new_job, put, running, settle, take
+from holdfast.stores.postgres.encoding import NumberedStatement
+from holdfast.stores.postgres.pool import PostgresPool, Rows
+from tests.conformance.support import claim, ending, new_job, notified, put, running, settle, take
 from tests.support import postgres
 from tests.support.servers import until
 
@@ -27,7 +30,9 @@ BATCH = 200
 """A claim large enough for a cursor."""
 PATIENCE = 60.0
 """Seconds until a job counts as left behind. The bound is 2 s, but a loaded machine may be slow to claim at all."""
-PINNED = 50_000
+PINNED = 15_000
+NEW_SESSIONS = True
+"""The server's statistics count the reads of a session when it ends."""
 
 
 @pytest.fixture
@@ -157,20 +162,20 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_two_large_queues_are_served_from_their_cursors(schema: str) -> None:
     """One claim fills itself from the first queue; the place in the other must not be forgotten over it."""
     store = await opened(schema)
-    await submit_many(store, 40 * BATCH, queue="a")
-    await submit_many(store, 40 * BATCH, queue="b")
+    await submit_many(store, 15 * BATCH, queue="a")
+    await submit_many(store, 15 * BATCH, queue="b")
     with pinned(schema):
         number = 0
         while jobs := await take(store, BATCH, {"a": BATCH, "b": BATCH}):
             number += len(jobs)
     await store.close()
-    assert number == 80 * BATCH
+    assert number == 30 * BATCH
     assert entries_read(schema, number) <= 3 * number
 
 
 @pytest.mark.usefixtures("unhurried")
 async def test_a_pinned_snapshot_makes_claims_no_dearer(schema: str) -> None:
-    """Without cursors each claim walks over every job that was taken before: 2.5 million entries for 50,000 jobs. With
+    """Without cursors each claim walks over every job that was taken before: 225,000 entries for 15,000 jobs. With
     them over each job once, and once more in the end, to be sure that there is nothing left."""
     store = await opened(schema)
     ids = await submit_many(store, PINNED)
@@ -183,6 +188,35 @@ async def test_a_pinned_snapshot_makes_claims_no_dearer(schema: str) -> None:
     await store.close()
     assert sorted(seen) == sorted(ids)
     assert entries_read(schema, 2 * PINNED) <= 3 * PINNED
+
+
+async def test_claim_that_began_at_a_cursor_is_not_exhausted(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cursors, "INTERVAL", 60.0)  # else a slow machine scans from the start in between
+    monkeypatch.setattr(cursors, "LONGEST", 60.0)
+    async with notified(store):
+        await put(store, *[new_job() for _ in range(BATCH + 5)])
+        assert len(await take(store, BATCH)) == BATCH
+        found = await claim(store, BATCH)
+        assert (len(found.jobs), found.exhausted) == (5, False)
+
+
+async def test_claim_that_failed_in_some_queues_is_not_exhausted(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"queue-{number:02}" for number in range(40)]  # more than one statement looks at
+    calls = 0
+
+    async def fail_second(pool: PostgresPool, statement: NumberedStatement, **values: Any) -> Rows:
+        nonlocal calls
+        calls += statement.name == "claim"
+        if calls == 2:
+            raise Unavailable("the server is away")
+        return await fetch(pool, statement, **values)
+
+    fetch = PostgresPool.fetch
+    async with notified(store):
+        await put(store, new_job(queue=names[0]), new_job(queue=names[-1]))
+        monkeypatch.setattr(PostgresPool, "fetch", fail_second)
+        found = await claim(store, 100, dict.fromkeys(names, 100))
+        assert (len(found.jobs), found.exhausted) == (1, False)
 
 
 @contextmanager

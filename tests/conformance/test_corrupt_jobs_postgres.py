@@ -44,6 +44,25 @@ async def test_foreign_key_to_a_job_does_not_block_it(store: Store) -> None:
         assert [job.id for job in (await claim(store)).jobs] == [waiting]
 
 
+async def test_lease_of_a_locked_job_is_said_not_to_be_renewed(store: Store) -> None:
+    locked, free = await running(store), await running(store)
+    await store.admin.cancel([locked.id])
+    leases = [locked.lease, free.lease]
+    with session(store.url) as other:
+        other.execute("select from job where id = %s for update", [locked.id])
+        beat = await store.queueing.heartbeat(heartbeat(), leases, lease_for=LEASE * 2)
+        assert beat.statuses == [LeaseStatus.LOCKED, LeaseStatus.HELD]
+        now_us = await store.health.server_time_us()
+        assert [(await stored(store, each.id)).lease_until_us for each in (locked, free)] == [
+            now_us + LEASE.total_seconds() * 1e6,
+            now_us + 2 * LEASE.total_seconds() * 1e6,
+        ]
+    while (beat := await store.queueing.heartbeat(heartbeat(), leases, lease_for=LEASE * 2)).statuses[0] == "locked":
+        pass  # the server lets go of the row in its own time
+    assert beat.statuses == [LeaseStatus.CANCEL, LeaseStatus.HELD]
+    assert (await stored(store, locked.id)).lease_until_us == (await stored(store, free.id)).lease_until_us
+
+
 async def test_a_worker_s_own_row_is_not_waited_for_either(store: Store) -> None:
     held = await running(store)
     await store.queueing.heartbeat(heartbeat(), [held.lease], lease_for=LEASE)

@@ -70,6 +70,19 @@ async def delete_end(store: Store, job_id: str) -> None:
     await store.admin.delete([job_id])
 
 
+async def test_awaited_success_clears_the_failures_before_it_and_a_late_cancellation(store: Store) -> None:
+    first = await running(store)
+    await put_after(store, first.id)
+    await settle(store, first, JobState.FAILED, reason=Reason.ERROR, error="boom", delay=timedelta(0))
+    (again,) = await take(store)
+    await store.admin.cancel([again.id])
+
+    assert (await settle(store, again, result='"r"')).accepted
+    found = await stored(store, first.id)
+    assert (found.state, found.error, found.error_group, found.result) == (JobState.SUCCEEDED, None, None, '"r"')
+    assert [attempt.state for attempt in await store.query.attempts(first.id)] == [JobState.FAILED]
+
+
 Fail = Callable[[Store, str], Awaitable[None]]
 FAILURES: list[Fail] = [dead_end, cancel_end, delete_end]
 
@@ -191,7 +204,7 @@ async def test_waiting_job_expires(store: Store, clock: ManualClock) -> None:
     (first,) = await put(store)
     second = await put_after(store, first, expires_in=HOUR)
     clock.advance(HOUR.total_seconds())
-    await store.maintenance.expire_waiting(limit=10)
+    await store.maintenance.expire_unstarted(limit=10)
     assert (await stored(store, second)).reason == "expired"
     await run(store, first)
     assert await state_of(store, second) is CANCELLED
@@ -336,7 +349,7 @@ async def test_job_that_waits_again_expires_no_more(store: Store, clock: ManualC
     await store.admin.replay([first])
     assert (await stored(store, second)).expires_at_us is None
     clock.advance(HOUR.total_seconds())
-    await store.maintenance.expire_waiting(limit=10)
+    await store.maintenance.expire_unstarted(limit=10)
     await run(store, first)
     assert await take_ids(store) == [second]
 

@@ -164,7 +164,7 @@ async def test_expiry_is_set_moved_and_taken_off(store: Store, clock: ManualCloc
     assert await edit(store, third, expires_at_us=None)
     clock.advance(100)
 
-    assert [each.job_id for each in await store.maintenance.expire_waiting(limit=10)] == [first]
+    assert [each.job_id for each in await store.maintenance.expire_unstarted(limit=10)] == [first]
     assert (await stored(store, third)).expires_at_us is None
     assert await take_ids(store) == [second, third]
 
@@ -182,7 +182,7 @@ async def test_job_that_has_begun_takes_no_expiry(store: Store) -> None:
 
 
 # ── order (promise 6) ───────────────────────────────────────────────────────────────────────────────────────────────
-async def in_order(store: Store, *, carried: bool, capacity: dict[str, int] | None = None) -> list[str]:
+async def by_handler(store: Store, *, carried: bool, capacity: dict[str, int] | None = None) -> list[str]:
     """The ids of the ready jobs, in the order of claims; over a transport, where arrival decides, by order."""
     if not carried:
         return [job_id for _ in range(9) for job_id in await take_ids(store, 1, capacity)]
@@ -195,7 +195,7 @@ async def test_order_follows_an_edited_priority(store: Store, carried: bool) -> 
     assert await edit(store, third, priority=5)
     assert await edit(store, first, priority=-5)
 
-    assert await in_order(store, carried=carried) == [third, second, first]
+    assert await by_handler(store, carried=carried) == [third, second, first]
 
 
 async def test_priority_moved_back_and_forth_keeps_the_place(store: Store, clock: ManualClock, carried: bool) -> None:
@@ -207,7 +207,7 @@ async def test_priority_moved_back_and_forth_keeps_the_place(store: Store, clock
         assert await edit(store, ids[1], priority=priority)
         assert await edit(store, ids[2], priority=priority)
 
-    assert await in_order(store, carried=carried) == ids
+    assert await by_handler(store, carried=carried) == ids
     assert await take_ids(store) == []
 
 
@@ -230,7 +230,7 @@ async def test_job_moved_to_another_queue_keeps_its_time(store: Store, clock: Ma
     assert await edit(store, moved, queue="other")
 
     assert await take_ids(store, 1, {"default": 1}) == []
-    assert await in_order(store, carried=carried, capacity={"other": 1 if not carried else 9}) == [moved, there]
+    assert await by_handler(store, carried=carried, capacity={"other": 1 if not carried else 9}) == [moved, there]
     counted = {queue.name: queue.states.get("queued", 0) for queue in await queues(store)}
     assert counted.get("default", 0) == 0
 

@@ -256,6 +256,16 @@ async def test_a_bookmark_names_no_job_and_passes_nothing_by(
         assert reported | {each.job_id for each in await other.new_events()} == set(jobs)
 
 
+async def test_last_page_includes_ends_since_the_first(store: Store, clock: ManualClock, follower: Follower) -> None:
+    jobs = await put(store, *[new_job() for _ in range(7)])
+    await store.admin.cancel(jobs[:3])
+    first = await store.query.events(follower.mark, limit=2, max_age=HOUR)
+    clock.advance(5)
+    await store.admin.cancel(jobs[3:])
+    follower.mark, follower.limit = first.mark, 2
+    assert {each.job_id for each in (*first.endings, *await follower.new_events())} == set(jobs)
+
+
 async def test_a_wait_for_any_ending_ends_with_one(store: Store, opener: Opener) -> None:
     other = await opener()
     job = await running(store)

@@ -16,6 +16,7 @@ import asyncpg
 import pytest
 
 from holdfast.core.clock import ManualClock
+from holdfast.core.dependencies import Condition, Dependency
 from holdfast.core.errors import Invalid
 from holdfast.core.models import Job, JobFilter, JobState
 from holdfast.stores.base import Store
@@ -121,6 +122,16 @@ async def test_subscription_during_an_old_transaction_reports_its_events(store: 
         clock.advance(timedelta(minutes=30).total_seconds())
         follower = await begun(store, clock)
     assert ids(await follower.new_events()) == [job.id]
+    assert await follower.new_events() == []
+
+
+async def test_end_does_not_repeat_when_another_job_depends_on_it(store: Store, clock: ManualClock) -> None:
+    (job_id,) = await put(store)
+    (job,) = await take(store)
+    follower = await begun(store, clock)
+    await store.queueing.settle([ending(job, JobState.SUCCEEDED)])
+    assert ids(await follower.new_events()) == [job_id]
+    await put(store, new_job(after=(Dependency(job_id, Condition.SUCCESS),)))
     assert await follower.new_events() == []
 
 

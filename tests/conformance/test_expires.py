@@ -91,10 +91,10 @@ async def test_sweep_ends_jobs_that_no_worker_serves(store: Store, clock: Manual
     paused = await put_expiring(store, queue="paused")
     await store.admin.pause("paused")
     plain, later = await put(store, new_job(), new_job(expires_in=HOUR))
-    assert await store.maintenance.expire_waiting(limit=100) == []
+    assert await store.maintenance.expire_unstarted(limit=100) == []
 
     clock.advance(60)
-    expired = await store.maintenance.expire_waiting(limit=100)
+    expired = await store.maintenance.expire_unstarted(limit=100)
 
     assert {(each.job_id, each.task, each.queue) for each in expired} == {
         (ready, "work", "unserved"),
@@ -103,7 +103,7 @@ async def test_sweep_ends_jobs_that_no_worker_serves(store: Store, clock: Manual
     }
     for job_id in (ready, scheduled, paused):
         await assert_expired(store, job_id, clock())
-    assert await store.maintenance.expire_waiting(limit=100) == []
+    assert await store.maintenance.expire_unstarted(limit=100) == []
     assert set(await take_ids(store)) == {plain, later}
 
 
@@ -111,7 +111,7 @@ async def test_sweep_ends_a_bounded_batch_the_earliest_first(store: Store, clock
     ids = [await put_expiring(store, 10 - number) for number in range(7)]
     clock.advance(60)
 
-    batches = [await store.maintenance.expire_waiting(limit=3) for _ in range(4)]
+    batches = [await store.maintenance.expire_unstarted(limit=3) for _ in range(4)]
 
     assert [len(batch) for batch in batches] == [3, 3, 1, 0]
     assert {each.job_id for each in batches[0]} == set(ids[-3:])
@@ -129,7 +129,7 @@ async def test_no_expired_job_is_claimed_among_thousands(store: Store, clock: Ma
         claimed += await take_ids(store, 10)
 
     assert set(claimed) == set(live)
-    while await store.maintenance.expire_waiting(limit=1000):
+    while await store.maintenance.expire_unstarted(limit=1000):
         pass
     assert await store.query.count(JobFilter(reason=Reason.EXPIRED)) == 1500
 
@@ -147,7 +147,7 @@ async def test_delivered_id_of_an_expired_job_is_refused(store: Store, clock: Ma
     job_id = await put_expiring(store)
     clock.advance(60)
 
-    claimed = await claim(store, only=[job_id])
+    claimed = await claim(store, ids=[job_id])
 
     assert (claimed.jobs, claimed.refused) == ([], 1)
     await assert_expired(store, job_id, clock())
@@ -157,7 +157,7 @@ async def test_expired_job_wakes_its_waiters_and_shows_as_event(store: Store, cl
     mark = (await store.query.events(None, limit=10, max_age=HOUR)).mark
     job_id = await put_expiring(store)
     clock.advance(60)
-    await store.maintenance.expire_waiting(limit=10)
+    await store.maintenance.expire_unstarted(limit=10)
 
     await store.queueing.wait([f"job:{job_id}"], timeout=30)
     found = await store.query.events(mark, limit=10, max_age=HOUR)
@@ -173,7 +173,7 @@ async def test_running_job_does_not_expire(store: Store, clock: ManualClock) -> 
     (job,) = await take(store)
     clock.advance(20)
 
-    assert await store.maintenance.expire_waiting(limit=10) == []
+    assert await store.maintenance.expire_unstarted(limit=10) == []
     assert (await settle(store, job)).accepted
 
 
@@ -185,7 +185,7 @@ async def test_retry_released_and_lost_job_do_not_expire(store: Store, clock: Ma
     await lose(store, clock, jobs["c"])
     clock.advance(60)
 
-    assert await store.maintenance.expire_waiting(limit=10) == []
+    assert await store.maintenance.expire_unstarted(limit=10) == []
     assert set(await take_ids(store, 10, {"a": 1, "b": 1, "c": 1})) == {retried, released, lost}
 
 
@@ -196,7 +196,7 @@ async def test_begun_jobs_do_not_fill_the_batches_of_a_sweep(store: Store, clock
     waiting = await put_expiring(store, 20)
     clock.advance(25)
 
-    assert [each.job_id for each in await store.maintenance.expire_waiting(limit=2)] == [waiting]
+    assert [each.job_id for each in await store.maintenance.expire_unstarted(limit=2)] == [waiting]
 
 
 # ── other operations ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -205,7 +205,7 @@ async def test_replay_clears_the_expiry(store: Store, clock: ManualClock, after:
     expired, cancelled = await put_expiring(store, 10), await put_expiring(store, 100)
     await store.admin.cancel([cancelled])
     clock.advance(20)
-    await store.maintenance.expire_waiting(limit=10)
+    await store.maintenance.expire_unstarted(limit=10)
     ids = [expired, cancelled]
 
     replayed = await store.admin.replay(ids, pace=ReplayRate(after=timedelta(seconds=after)))
@@ -213,7 +213,7 @@ async def test_replay_clears_the_expiry(store: Store, clock: ManualClock, after:
 
     assert [job_id for job_id, _ in replayed.changed] == ids
     assert [(await stored(store, job_id)).expires_at_us for job_id in ids] == [None, None]
-    assert await store.maintenance.expire_waiting(limit=10) == []
+    assert await store.maintenance.expire_unstarted(limit=10) == []
     assert set(await take_ids(store)) == set(ids)
 
 
@@ -221,12 +221,12 @@ async def test_deleted_and_pruned_jobs_leave_nothing(store: Store, clock: Manual
     deleted, pruned = await put_expiring(store), await put_expiring(store, 10)
     await store.admin.delete([deleted])
     clock.advance(20)
-    await store.maintenance.expire_waiting(limit=10)
+    await store.maintenance.expire_unstarted(limit=10)
     await store.maintenance.prune({"cancelled": timedelta(0)}, limit=10)
     clock.advance(100)
 
     assert await store.query.get(pruned) is None
-    assert await store.maintenance.expire_waiting(limit=10) == []
+    assert await store.maintenance.expire_unstarted(limit=10) == []
     (again,) = await put(store, new_job(id=deleted, has_client_id=True))
     assert await take_ids(store) == [again]
 
@@ -234,7 +234,7 @@ async def test_deleted_and_pruned_jobs_leave_nothing(store: Store, clock: Manual
 async def test_key_of_an_expired_job_stands_for_it(store: Store, clock: ManualClock) -> None:
     job_id = await put_expiring(store, key="k")
     clock.advance(60)
-    await store.maintenance.expire_waiting(limit=10)
+    await store.maintenance.expire_unstarted(limit=10)
 
     (answer,) = await store.queueing.submit([new_job(key="k", expires_in=MINUTE)])
 
@@ -252,13 +252,13 @@ async def test_known_id_keeps_its_expiry(store: Store, clock: ManualClock) -> No
 
 @pytest.mark.parametrize("policy", ["replace", "reschedule"])
 async def test_later_submission_of_the_same_work_renews_expiry(store: Store, clock: ManualClock, policy: str) -> None:
-    unique = Unique("waiting", by=["task", "queue"], on_conflict=policy)
+    unique = Unique("unstarted", by=["task", "queue"], on_conflict=policy)
     (job_id,) = await put(store, unique.bind(new_job(expires_in=MINUTE)))
     clock.advance(50)
     await store.queueing.submit([unique.bind(new_job(expires_in=MINUTE))])
     assert (await stored(store, job_id)).expires_at_us == clock() + 60_000_000
     clock.advance(50)
-    assert await store.maintenance.expire_waiting(limit=10) == []
+    assert await store.maintenance.expire_unstarted(limit=10) == []
     await store.queueing.submit([unique.bind(new_job())])
     assert (await stored(store, job_id)).expires_at_us is None
     clock.advance(50)
@@ -291,7 +291,7 @@ async def test_stores_on_one_database_end_a_job_once(opener: Opener, clock: Manu
     ids = [await put_expiring(stores[0]) for _ in range(30)]
     clock.advance(60)
 
-    expired = [each for store in stores for each in await store.maintenance.expire_waiting(limit=20)]
+    expired = [each for store in stores for each in await store.maintenance.expire_unstarted(limit=20)]
     claimed = await claim(stores[1])
 
     assert sorted([each.job_id for each in [*expired, *claimed.expired]]) == sorted(ids)

@@ -142,8 +142,8 @@ async def test_open_store_refuses_replaced_files(
         with pytest.raises(StoreReplaced, match=f"{damaged} {word} while this program had it open; restart"):
             await call
     for start in (
-        lambda: store.external.submit_steps([new_job()]),
-        lambda: store.external.complete_steps(job.lease, None),
+        lambda: store.external.submit_flow([new_job()]),
+        lambda: store.external.complete_flow(job.lease, None),
     ):
         with pytest.raises(StoreReplaced):
             start()

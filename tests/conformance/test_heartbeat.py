@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import pytest
+
 from holdfast.core.clock import ManualClock
 from holdfast.core.ids import new_id
 from holdfast.core.models import JobState, Lease
@@ -37,9 +39,10 @@ async def test_a_beat_extends_a_live_lease(store: Store, clock: ManualClock) -> 
     assert (await settle(store, job)).accepted
 
 
-async def test_an_expired_lease_is_not_revived(store: Store, clock: ManualClock) -> None:
+@pytest.mark.parametrize("late", [0, 1])
+async def test_an_expired_lease_is_not_revived(store: Store, clock: ManualClock, late: int) -> None:
     job = await running(store)
-    clock.advance(LEASE.total_seconds() + 1)
+    clock.advance(LEASE.total_seconds() + late)
 
     assert (await store.queueing.heartbeat(heartbeat(), [job.lease], lease_for=LEASE)).statuses == [LeaseStatus.LOST]
 

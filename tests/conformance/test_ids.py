@@ -35,7 +35,7 @@ async def test_other_spelling_of_an_id_matches_no_job(store: Store, spelling: st
         await store.admin.delete([other]),
     ):
         assert (operated.changed, operated.refused) == ([], [(other, None)])
-    delivered = await claim(store, only=[other, new_id()])
+    delivered = await claim(store, ids=[other, new_id()])
     assert (delivered.jobs, delivered.refused) == ([], 2)
     assert await state_of(store, job_id) is JobState.QUEUED
     await store.queueing.wait([f"job:{other}"], timeout=0.01)

@@ -71,7 +71,7 @@ async def test_a_lost_lease_keeps_nothing(store: Store, clock: ManualClock) -> N
     await store.queueing.settle([failing(freed)])
     clock.advance(LEASE.total_seconds() + 1)
     await lose(store, clock, retaken)
-    (again,) = await take(store, only=[retaken.id], max_must_start=1)
+    (again,) = await take(store, ids=[retaken.id], max_must_start=1)
     nobody = Lease(new_id(), 1)
     leases = [expired, retaken, freed, nobody, Lease("nonsense", 1), Lease(again.id, 99), again]
 

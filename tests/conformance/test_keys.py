@@ -9,9 +9,9 @@ import pytest
 
 from holdfast.core.clock import ManualClock
 from holdfast.core.ids import new_id
-from holdfast.core.models import JobFilter, JobState, Submitted
+from holdfast.core.models import JobFilter, JobState
 from holdfast.stores.base import Store
-from tests.conformance.support import Opener, ended, new_job, put, running, settle, stored
+from tests.conformance.support import Opener, Submitted, ended, new_job, put, running, settle, stored
 
 DAY = timedelta(days=1)
 
@@ -217,6 +217,17 @@ async def test_a_key_survives_retries_and_replays(store: Store) -> None:
 
     assert (await stored(store, job.id)).key == "k"
     assert await store.queueing.submit([new_job(key="k")]) == [Submitted(job.id, False)]
+
+
+async def test_taking_an_outlived_key_leaves_the_other_keys_of_its_job(store: Store, clock: ManualClock) -> None:
+    job_id = await ended(store, JobState.SUCCEEDED, key="short", key_for=timedelta(hours=2))
+    await store.queueing.submit([new_job(id=job_id, key="long", key_for=DAY)])
+    clock.advance(3600)
+    assert await prune_all(store) == 1
+    clock.advance(3601)
+
+    assert (await store.queueing.submit([new_job(key="short")]))[0].created
+    assert await store.queueing.submit([new_job(key="long")]) == [Submitted(job_id, False)]
 
 
 async def test_one_of_32_racing_submissions_of_a_key_creates(store: Store, opener: Opener) -> None:

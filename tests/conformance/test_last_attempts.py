@@ -104,10 +104,10 @@ async def test_suspect_counts_as_startable(store: Store, clock: ManualClock) -> 
 async def test_named_jobs_on_their_last_attempt_are_bounded(store: Store) -> None:
     ids = await put(store, last(), new_job(), last(), new_job())
 
-    brought = await claim(store, only=ids, max_must_start=1)
+    brought = await claim(store, ids=ids, max_must_start=1)
 
     assert ([job.id for job in brought.jobs], brought.stopped_at_last_attempt) == (ids[:2], True)
-    assert await take_ids(store, only=ids, max_must_start=1) == ids[2:]
+    assert await take_ids(store, ids=ids, max_must_start=1) == ids[2:]
 
 
 async def test_long_claim_counts_last_attempts_throughout(store: Store) -> None:

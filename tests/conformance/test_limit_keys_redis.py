@@ -39,7 +39,7 @@ async def end(store: Store, *jobs: Job) -> None:
 
 
 async def fill(store: Store, clock: ManualClock) -> None:
-    """Jobs under limits in every state, in partitions with turns and parked ones, quarantined and suspect ones."""
+    """Jobs under limits in every state, in ready and throttled partitions, quarantined and suspect ones."""
     await limit(store, "all", queue="default", concurrency=50, weight="args.weight")
     await limit(store, "tenant", queue="default", by="args.tenant", rate=1, period_us=3_600_000_000, burst=2)
     await limit(store, "slow", task="slow", concurrency=3)
@@ -79,9 +79,9 @@ async def test_nothing_of_limits_needs_repair_where_nothing_is_wrong(store: Stor
     "name",
     [
         *(
-            "turns:default",
-            "parked:default",
-            "idle_turns:default",
+            "start_tags:default",
+            "throttled:default",
+            "idle_start_tags:default",
             "partitioned_queues",
             "queues_with_limits",
             "used",
@@ -114,7 +114,7 @@ async def test_key_of_limits_that_is_gone_is_made_again(
 
 
 @pytest.mark.parametrize(
-    "name", ["turns:default", "parked:default", "idle_turns:default", "used", "buckets", "refills"]
+    "name", ["start_tags:default", "throttled:default", "idle_start_tags:default", "used", "buckets", "refills"]
 )
 async def test_claim_survives_a_foreign_key(store: Store, keys: Keys, clock: ManualClock, name: str) -> None:
     await fill(store, clock)
@@ -302,4 +302,4 @@ async def test_partitions_that_wait_for_one_bucket_are_drained_without_pauses(st
             await everything_agrees(store)
         await end(store, *jobs)
     assert taken == 400
-    assert not keys.exists("waiting:default", keys.prefix + "turns:default", keys.prefix + "partitioned_queues")
+    assert not keys.exists("waiting:default", keys.prefix + "start_tags:default", keys.prefix + "partitioned_queues")

@@ -287,8 +287,8 @@ async def test_paused_queue_is_not_claimed(store: Store) -> None:
 async def test_idle_runners_bound_what_is_claimed_under_limits(store: Store) -> None:
     await limit(store, concurrency=5)
     await put(store, *[new_job() for _ in range(5)])
-    assert await take(store, 5, idle=0) == []
-    assert len(await take(store, 5, idle=2)) == 2
+    assert await take(store, 5, free_runners=0) == []
+    assert len(await take(store, 5, free_runners=2)) == 2
 
 
 async def test_unnamed_queues_under_limits_share_the_slots_of_the_wildcard(store: Store) -> None:
@@ -305,7 +305,7 @@ async def test_unnamed_queues_under_limits_share_the_slots_of_the_wildcard(store
 async def test_claim_by_ids_leaves_limited_jobs(store: Store) -> None:
     await limit(store, concurrency=5)
     ids = await put(store, new_job())
-    assert await take(store, 5, only=ids) == []
+    assert await take(store, 5, ids=ids) == []
     assert len(await take(store, 5)) == 1
 
 
@@ -314,7 +314,7 @@ async def test_claim_by_ids_leaves_jobs_that_were_there_before_their_limit(store
     await store.limits.write_limit(
         LimitChange(Limit(name="late", queue="default", values=LimitValues(concurrency=1)), 0)
     )
-    assert await take(store, 5, only=ids) == []
+    assert await take(store, 5, ids=ids) == []
     assert len(await take(store, 5)) == 1
 
 

@@ -85,13 +85,13 @@ async def test_changed_rate_keeps_the_tokens(store: Store, clock: ManualClock) -
     assert len(await take(store, 40)) == 1
 
 
-async def test_changed_limit_frees_the_keys_of_all_queues(store: Store, clock: ManualClock) -> None:
+async def test_changed_limit_frees_the_keys_of_all_queues(store: Store, clock: ManualClock, home: str) -> None:
     await limit(store, task="slow", rate=1, period_us=3_600_000_000)
     await put(store, *[new_job(queue=f"q{number:04}", task="slow") for number in range(1020)])
     last = {"q1018": 5, "q1019": 5}
     assert len(await take(store, 5)) == 0
     assert len(await take(store, 5, last)) == 1
-    for _ in range(20):
+    for _ in range(20 if home.startswith("redis:") else 2):  # a claim blocks a part of them there, all of them here
         assert await take(store, 100, {"*": 100}) == []
     await limit_again(store, rate=1000)
     assert await take(store, 5, last) == []
@@ -145,7 +145,7 @@ async def test_keys_tags_and_uniqueness_go_with_limits(store: Store) -> None:
 
 
 async def test_replaced_payload_moves_to_its_partition(store: Store) -> None:
-    policy = Unique("waiting", by=["task", "queue"], on_conflict="replace")
+    policy = Unique("unstarted", by=["task", "queue"], on_conflict="replace")
     await limit(store, by="args.tenant", concurrency=1)
     await store.queueing.submit([policy.bind(job_of(1))])
     (answer,) = await store.queueing.submit([policy.bind(job_of(2))])

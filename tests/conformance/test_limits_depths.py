@@ -19,7 +19,7 @@ PAYLOAD = '{{"tenant":{0},"user":{0}}}'
 
 
 async def count(store: Store, *buckets: str, max_count: int = 100) -> list[int]:
-    return await store.limits.count_waiting(buckets, max_count=max_count)
+    return await store.limits.count_unstarted(buckets, max_count=max_count)
 
 
 async def fail(store: Store, job: Job, **fields: Any) -> None:
@@ -80,7 +80,7 @@ async def test_job_that_expires_is_counted_no_more(store: Store, clock: ManualCl
     await limit(store, by="args.tenant", depth=50)
     await put(store, job_of(1, expires_in=MINUTE))
     clock.advance(61)
-    await store.maintenance.expire_waiting(limit=10)
+    await store.maintenance.expire_unstarted(limit=10)
     assert await count(store, "mail=1") == [0]
 
 

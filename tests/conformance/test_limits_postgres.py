@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
-from typing import cast
+from typing import Any, cast
 
 import asyncpg
 import pytest
@@ -17,7 +17,7 @@ from holdfast.stores.base import Store
 from holdfast.stores.postgres.external_tx import encode_batch
 from holdfast.stores.postgres.store import PostgresStore
 from tests.conformance.limited import limit
-from tests.conformance.support import claim, new_job, put, take
+from tests.conformance.support import claim, ending, new_job, put, take
 
 
 async def limit_queue(store: Store, **values: int) -> None:
@@ -48,6 +48,25 @@ async def test_open_transaction_delays_no_job_of_its_partition(store: Store, iso
     finally:
         await link.close()
     assert [each.id for each in await take(store, 9)] == [job.id]
+
+
+async def test_first_claim_under_a_limit_beside_a_settlement_harms_neither(store: Store) -> None:
+    await put(store, new_job(queue="plain"))
+    (plain,) = await take(store, 1, {"plain": 1})
+    await limit_queue(store, concurrency=1)
+    (limited,) = await put(store, new_job(payload='{"tenant":1}'))
+    pool = cast("PostgresStore", store)._open.pool
+    fetch, claimed = pool.fetch, []
+
+    async def claim_before_the_answer(*given: Any, **values: Any) -> Any:
+        rows = await fetch(*given, **values)
+        pool.fetch = fetch
+        claimed.extend(await take(store, 1))
+        return rows
+
+    pool.fetch = claim_before_the_answer
+    (answer,) = await store.queueing.settle([ending(plain)])
+    assert (answer.accepted, [job.id for job in claimed]) == (True, [limited])
 
 
 async def test_jobs_under_limits_in_the_second_batch_of_queues_are_claimed(store: Store) -> None:

@@ -38,14 +38,14 @@ HOT: dict[str, tuple[str, ...]] = {
     "any_due_anywhere": ("holdfast_job_due_anywhere", "holdfast_job_waiting_anywhere"),
     "promote_queue": ("holdfast_job_due", "holdfast_job_waiting", BY_SEQ),
     "promote_anywhere": ("holdfast_job_due_anywhere", "holdfast_job_waiting_anywhere", BY_SEQ),
-    "promote_only": (BY_ID,),
+    "promote_ids": (BY_ID,),
     "next_due": ("holdfast_job_due", "holdfast_job_waiting"),
     "next_due_anywhere": ("holdfast_job_due_anywhere", "holdfast_job_waiting_anywhere"),
     **dict.fromkeys(("await_jobs", "set_waiting", "add_dependencies", "states_by_id"), (BY_ID,)),
     **dict.fromkeys(("batch", "batch_states", "add_members", "add_member_count", "make_batch"), (BY_ID,)),
     **dict.fromkeys(("known_members",), (BY_ID, "PRIMARY KEY (waiter=? AND job_id=?)")),
     "count_members": (BY_SEQ,),
-    "decide_dependencies": ("holdfast_dependency_on",),
+    "resolve_dependencies": ("holdfast_dependency_on",),
     **dict.fromkeys(("release_waiters", "cancel_waiters", "set_waits", "delete_receiver", "leave_receiver"), (BY_SEQ,)),
     "begin_wait": ("PRIMARY KEY (waiter=?)",),
     **dict.fromkeys(("renew_dependencies", "deleted_children"), ("PRIMARY KEY", BY_ID)),
@@ -65,7 +65,7 @@ HOT: dict[str, tuple[str, ...]] = {
     "pick_with_suspects": ("holdfast_job_ready",),
     "pick_quarantined": ("holdfast_job_ready",),
     "tiers": ("holdfast_job_ready",),
-    "pick_only": (BY_ID,),
+    "pick_ids": (BY_ID,),
     "take": (BY_SEQ,),
     "mark_unreadable": (BY_SEQ,),
     "insert_payload": (BY_ID,),
@@ -74,7 +74,9 @@ HOT: dict[str, tuple[str, ...]] = {
     "mark_keyed": (BY_ID, "PRIMARY KEY"),
     "release_key": ("PRIMARY KEY",),
     **dict.fromkeys(("is_stored", "unique_keys_of"), (BY_ID,)),
-    **dict.fromkeys(("rewrite_waiting", "rewrite_options", "rewrite_payload", "set_expiry", "clear_expiry"), (BY_ID,)),
+    **dict.fromkeys(
+        ("rewrite_unstarted", "rewrite_options", "rewrite_payload", "set_expiry", "clear_expiry"), (BY_ID,)
+    ),
     "insert_expiry": (BY_ID,),
     "drop_tags": (BY_ID, "holdfast_tag_of"),
     "drop_expiry": (BY_ID, BY_SEQ),
@@ -86,6 +88,7 @@ HOT: dict[str, tuple[str, ...]] = {
     "completed": (BY_ID,),
     "settle_succeeded": (BY_ID,),
     "settle_one": (BY_ID,),
+    "set_rank": (BY_SEQ,),
     "job_state": (BY_ID,),
     "recordable": (BY_ID,),
     "held_leases": (BY_ID,),
@@ -94,7 +97,7 @@ HOT: dict[str, tuple[str, ...]] = {
     "steps": (BY_ID, "sqlite_autoindex_holdfast_step_1"),
     "extend_leases": (BY_ID,),
     "lease_states": (BY_ID,),
-    "expired": ("holdfast_job_lease",),
+    "expired_leases": ("holdfast_job_lease",),
     "prune_jobs": ("holdfast_job_ended", "holdfast_dependency_on", BY_SEQ),
     "delete_jobs": (BY_SEQ,),
     "delete_keys_of": ("holdfast_key_of",),
@@ -120,6 +123,7 @@ HOT: dict[str, tuple[str, ...]] = {
     "choose_again": (BY_ID,),
     "states_of": (BY_ID,),
     "get": (BY_ID,),
+    "get_many": (BY_ID,),
     "outlines": (BY_ID,),
     "key_owner": ("PRIMARY KEY",),
     "attempts": ("PRIMARY KEY", BY_ID),
@@ -132,25 +136,31 @@ HOT: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("replace_schedule", "remove_schedule", "schedule", "schedules"), ("PRIMARY KEY",)),
     **dict.fromkeys(("due_schedules", "next_schedule"), ("holdfast_schedule_due",)),
     **dict.fromkeys(
-        ("replace_limit", "remove_limit", "queue_turn", "set_queue_turn", "buckets", "list_partition"), ("PRIMARY KEY",)
+        ("replace_limit", "remove_limit", "queue_virtual_time", "set_virtual_time", "buckets", "list_partition"),
+        ("PRIMARY KEY",),
     ),
     **dict.fromkeys(("move_partition", "drop_partition"), ("PRIMARY KEY",)),
-    "any_open_partition": ("holdfast_partition_turn", "holdfast_partition_blocked", "holdfast_job_limited_quarantined"),
+    "any_open_partition": (
+        "holdfast_partition_start_tag",
+        "holdfast_partition_blocked",
+        "holdfast_job_limited_quarantined",
+    ),
     "next_unblocked": ("holdfast_partition_blocked",),
     "unblock_partitions": ("holdfast_partition_blocked",),
-    "partitions_in_turn": ("holdfast_partition_turn", "holdfast_job_limited", BY_SEQ),
+    "next_partitions": ("holdfast_partition_start_tag", "holdfast_job_limited", BY_SEQ),
     "partition_jobs": ("holdfast_job_limited",),
     "unassigned_jobs": ("holdfast_job_ready",),
     "set_partition": (BY_SEQ,),
     "partitions_of": (BY_ID,),
     "running_partitions": ("holdfast_job_limited_running",),
-    "count_waiting": ("holdfast_job_unstarted", "holdfast_job_unstarted_second"),
+    "count_unstarted": ("holdfast_job_unstarted", "holdfast_job_unstarted_second"),
     **dict.fromkeys(("limited_quarantined", "any_limited_quarantined"), ("holdfast_job_limited_quarantined",)),
     "pick_admitted": (BY_SEQ,),
     "limited_queues_of": (BY_ID,),
     "queues_under_limits": ("PRIMARY KEY", "holdfast_job_limited_quarantined", "holdfast_job_ready"),
     "any_running_limited": ("holdfast_job_limited_running",),
     "find_tagged": ("PRIMARY KEY (tag=? AND seq<?)", BY_SEQ),
+    "count_tagged": ("PRIMARY KEY (tag=?)", BY_SEQ),
     "newest_job": ("holdfast_job",),
     **dict.fromkeys(
         ("find_unended", "count_unended"),
@@ -242,11 +252,13 @@ PARAMETERS: dict[str, object] = {
     "whole": 1,
     "at": NOW - ROWS,
     "job": "",
+    "seq": 7,
+    "rank": 1,
     "state": 5,
     "states": "[6]",
     "worker": None,
     "partition": "",
-    "turn": -1,
+    "start_tag": -1,
     "offset": 0,
     "names": '["bucket-7", "bucket-8"]',
     "name": "schedule-7",
@@ -259,7 +271,7 @@ PARAMETERS: dict[str, object] = {
 
 POSITIONAL = {
     "take_key": ("key of id-7", "id-8", None, NOW, 255),
-    "rewrite_waiting": ("id-7", NOW, 31, "other", 1, NOW + 5, 1),
+    "rewrite_unstarted": ("id-7", NOW, 31, "other", 1, NOW + 5, 1),
     "insert_expiry": ("id-7", NOW),
     "drop_expiry": ("id-7",),
     "drop_tags": ("id-7",),
@@ -272,7 +284,7 @@ POSITIONAL = {
     "add_member_count": ("id-7", 2),
     "count_members": ("[[7, 1, 0], [8, 0, 1]]", NOW),
     "add_dependencies": ("id-7", '[["id-8", "end", 0]]', 0),
-    "decide_dependencies": ('[["id-7", "dead"], ["id-8", "succeeded"]]',),
+    "resolve_dependencies": ('[["id-7", "dead"], ["id-8", "succeeded"]]',),
     **dict.fromkeys(("release_waiters", "cancel_waiters"), ("[[7, 1], [8, 1]]", NOW)),
     **dict.fromkeys(("wait_again", "reopen_waiters", "restore_waiters", "renew_dependencies"), ("[7, 8]",)),
     "deleted_children": (7,),
@@ -322,12 +334,12 @@ with recursive n (n) as (values (1) union all select n + 1 from n where n < :row
 insert into holdfast_bucket (name, full_at, paused_until) select 'bucket-' || n, :now + n - :rows / 2, 0 from n
 """
 LIST_PARTITIONS = """
-insert into holdfast_partition (queue, partition, turn)
+insert into holdfast_partition (queue, partition, start_tag)
 select distinct queue, partition, 0 from holdfast_job where partition is not null
 """
 BLOCK_PARTITIONS = """
 update holdfast_partition
-set turn = abs(random()) % 1000000, blocked_until = iif(abs(random()) % 2, :now + 1 + abs(random()) % 1000, null)
+set start_tag = abs(random()) % 1000000, blocked_until = iif(abs(random()) % 2, :now + 1 + abs(random()) % 1000, null)
 """
 FILL_KEYS = """
 insert into holdfast_key (key, job_id, keep_until)
@@ -345,12 +357,12 @@ select 'schedule-' || n, iif(n % 3, :now + n - :rows / 2, null), 1, '{}' from n
 FILL_WAITS = [
     """insert into holdfast_dependency (waiter, job_id, condition, state, is_child)
        select seq, 'id-' || (seq / 5), 'success', seq % 3, seq % 2 from holdfast_job where seq % 5 > 1""",
-    """insert into holdfast_receiver (seq, topic, step, number, in_order, claims, since, until)
+    """insert into holdfast_receiver (seq, topic, step, number, by_handler, claims, since, until)
        select seq, 'topic-' || (seq % 5000), 'step', 1, 1, claims, :now, :now
        from holdfast_job where state in (2, 4)""",
     """insert into holdfast_signal (id, topic, value, sent_at, job_id)
        select 'signal-' || seq, 'topic-' || (seq % 5000), '1', :now - seq, iif(seq % 3, id, null) from holdfast_job""",
-    """insert into holdfast_step (job_seq, name, number, in_order, claims, ended_at, result)
+    """insert into holdfast_step (job_seq, name, number, by_handler, claims, ended_at, result)
        select seq, 'step', 1, 1, 1, :now, '1' from holdfast_job where seq % 3""",
 ]
 

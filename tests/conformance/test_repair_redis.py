@@ -39,7 +39,7 @@ async def fill(store: Store, clock: ManualClock) -> None:
         for _ in range(2):
             await lose(store, clock, poison)
             if not poison.lost_leases:
-                (poison,) = await take(store, 1, {queue: 1}, only=[poison.id], max_must_start=1)
+                (poison,) = await take(store, 1, {queue: 1}, ids=[poison.id], max_must_start=1)
         await running(store, queue=queue)
 
 

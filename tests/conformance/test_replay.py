@@ -57,7 +57,7 @@ async def test_a_replay_keeps_the_history(store: Store) -> None:
     job = await running(store)
     await store.queueing.settle([failing(job, "first")])
     (job,) = await take(store)
-    await settle(store, job, JobState.DEAD, error="second", reason=Reason.BUDGET)
+    await settle(store, job, JobState.DEAD, error="second", reason=Reason.MAX_ATTEMPTS)
     await store.admin.replay([job.id])
     (job,) = await take(store)
     await store.queueing.settle([failing(job, "third")])

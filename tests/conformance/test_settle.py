@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 
 from holdfast.core.clock import ManualClock
+from holdfast.core.dependencies import Condition, Dependency
 from holdfast.core.ids import new_id
 from holdfast.core.lifecycle import ERROR_LIMIT, clip_error
 from holdfast.core.models import Job, JobState, Lease, Reason, Settled, Settlement
@@ -26,6 +27,7 @@ from tests.conformance.support import (
     state_of,
     stored,
     take,
+    take_ids,
 )
 
 LOST = {"state": JobState.QUEUED, "reason": Reason.CRASHED, "error": "lease expired", "lease_expired": True}
@@ -78,14 +80,46 @@ async def test_a_failure_is_retried_after_its_delay(store: Store, clock: ManualC
     assert (kept.attempts, kept.lease_until_us, kept.ended_at_us) == (1, None, None)
 
 
+async def test_failed_job_takes_the_priority_of_its_retry(store: Store, clock: ManualClock, carried: bool) -> None:
+    front, plain, back, stopped, awaited = [await running(store) for _ in range(5)]
+    fresh, waiter = await put(store, new_job(), new_job(after=(Dependency(awaited.id, Condition.END),)))
+    await put(store, new_job(after=(Dependency(front.id, Condition.END),)))
+    await store.admin.cancel([stopped.id, awaited.id])
+    clock.advance(1)
+    wanted = {front: 5, plain: None, back: -5, stopped: 5, awaited: 5}
+
+    answers = await store.queueing.settle([failing(job, priority=priority) for job, priority in wanted.items()])
+
+    assert [answer.state for answer in answers] == [*[JobState.FAILED] * 3, *[JobState.CANCELLED] * 2]
+    assert [(await stored(store, job.id)).priority for job in wanted] == [5, 0, -5, 0, 0]
+    clock.advance(1)
+    taken = [job_id for _ in range(5) for job_id in await take_ids(store, 1)]
+    assert set(taken) == {front.id, fresh, waiter, plain.id, back.id}
+    assert carried or [taken[0], taken[1], taken[4]] == [front.id, fresh, back.id]
+
+
+async def test_priority_of_a_retry_survives_a_lost_lease_and_a_replay(store: Store, clock: ManualClock) -> None:
+    job = await running(store, priority=1)
+    await store.queueing.settle([failing(job, priority=-5)])
+    (again,) = await take(store)
+    await lose(store, clock, again)
+    assert (await stored(store, job.id)).priority == -5
+
+    await store.admin.cancel([job.id])
+    await store.admin.replay([job.id])
+
+    (replayed,) = await take(store)
+    assert (replayed.id, replayed.priority) == (job.id, -5)
+
+
 async def test_a_dead_job_says_why(store: Store, clock: ManualClock) -> None:
     job = await running(store)
 
-    answer = await settle(store, job, JobState.DEAD, reason=Reason.BUDGET, error="the last straw")
+    answer = await settle(store, job, JobState.DEAD, reason=Reason.MAX_ATTEMPTS, error="the last straw")
 
     assert (answer.accepted, answer.state) == (True, JobState.DEAD)
     kept = await stored(store, job.id)
-    assert (kept.state, kept.reason, kept.error) == (JobState.DEAD, "budget", "the last straw")
+    assert (kept.state, kept.reason, kept.error) == (JobState.DEAD, "max_attempts", "the last straw")
     assert kept.ended_at_us == clock()
 
 
@@ -306,7 +340,7 @@ async def test_a_mixed_batch_of_500_is_answered_in_order(store: Store, clock: Ma
             case 1:
                 batch.append(failing(job, f"error {n}", delay=n * SECOND))
             case 2:
-                batch.append(ending(job, JobState.DEAD, reason=Reason.BUDGET, error=f"dead {n}", traceback="tb"))
+                batch.append(ending(job, JobState.DEAD, reason=Reason.MAX_ATTEMPTS, error=f"dead {n}", traceback="tb"))
             case 3:
                 batch.append(ending(job, JobState.QUEUED, reason=Reason.RELEASED, refund=True))
             case _:

@@ -35,18 +35,18 @@ async def send(store: Store, value: str = "1", topic: str = "approved", signal_i
     return await store.workflow.send_signal(Signal(signal_id or new_id(), topic, value))
 
 
-async def park(store: Store, job: Job, delay: timedelta | None = HOUR) -> JobState | None:
+async def suspend(store: Store, job: Job, delay: timedelta | None = HOUR) -> JobState | None:
     """Settle a job as waiting; the state in which it is then."""
     answer = await settle(store, job, JobState.WAITING, refund=True, reason=Reason.SIGNAL, delay=delay)
     assert answer.accepted
     return answer.state
 
 
-async def parked(store: Store, topic: str = "approved", timeout: timedelta = HOUR) -> Job:
+async def suspended(store: Store, topic: str = "approved", timeout: timedelta = HOUR) -> Job:
     """A job that waits for a signal."""
     job = await running(store)
     assert await receive(store, job, topic, timeout=timeout) == SignalReceipt(left=timeout)
-    assert await park(store, job, timeout) is JobState.WAITING
+    assert await suspend(store, job, timeout) is JobState.WAITING
     return job
 
 
@@ -54,8 +54,8 @@ async def results_of(store: Store, job: Job) -> list[tuple[str, str | None]]:
     return [(step.name, step.result) for step in await store.workflow.read_steps(job.id)]
 
 
-async def test_signal_makes_a_parked_job_due_with_the_value_in_its_record(store: Store, clock: ManualClock) -> None:
-    job = await parked(store)
+async def test_signal_makes_a_suspended_job_due_with_the_value_in_its_record(store: Store, clock: ManualClock) -> None:
+    job = await suspended(store)
     assert await take(store) == []
     clock.advance(20)
     assert await send(store, '{"by":"ü"}') == SentSignal(True, job.id)
@@ -63,12 +63,12 @@ async def test_signal_makes_a_parked_job_due_with_the_value_in_its_record(store:
     assert (again.id, again.attempts, again.run_at_us) == (job.id, 1, clock())
     assert await receive(store, again) == SignalReceipt(result='{"signal":{"by":"ü"}}')
     (step,) = await store.workflow.read_steps(job.id)
-    assert (step.name, step.number, step.in_order, step.ended_at_us) == ("approved", 1, True, clock())
+    assert (step.name, step.number, step.by_handler, step.ended_at_us) == ("approved", 1, True, clock())
     assert step.result == '{"signal":{"by":"ü"}}'
 
 
-async def test_parked_job_has_its_deadline_and_a_reason(store: Store, clock: ManualClock) -> None:
-    job = await parked(store)
+async def test_suspended_job_has_its_deadline_and_a_reason(store: Store, clock: ManualClock) -> None:
+    job = await suspended(store)
     found = await store.query.get(job.id)
     assert found is not None
     assert (found.state, found.reason, found.attempts) == (JobState.WAITING, "signal", 0)
@@ -111,7 +111,7 @@ async def test_second_signal_of_an_id_changes_nothing(store: Store) -> None:
     job = await running(store)
     assert await receive(store, job) == SignalReceipt(result='{"signal":1}')
     assert await send(store, "3", signal_id="once") == SentSignal(False, job.id)
-    other = await parked(store)
+    other = await suspended(store)
     assert await send(store, "4", "approved", "once") == SentSignal(False, job.id)
     assert await state_of(store, other.id) is JobState.WAITING
     assert await send(store, "5", "approved", "more") == SentSignal(True, other.id)
@@ -122,20 +122,20 @@ async def test_second_signal_of_an_id_changes_nothing(store: Store) -> None:
 async def test_job_that_has_waited_longest_receives_the_signal(store: Store, clock: ManualClock) -> None:
     jobs = []
     for _ in range(3):
-        jobs.append(await parked(store))
+        jobs.append(await suspended(store))
         clock.advance(1)
     assert [(await send(store)).job_id for _ in range(4)] == [*[job.id for job in jobs], None]
 
 
 async def test_signals_of_other_topics_leave_a_job_waiting(store: Store) -> None:
-    job = await parked(store, "approved:42")
+    job = await suspended(store, "approved:42")
     for topic in ("approved:4", "approved:421", "APPROVED:42", "", "approved:42 "):
         assert (await send(store, topic=topic)).job_id is None
     assert await state_of(store, job.id) is JobState.WAITING
 
 
 async def test_deadline_makes_the_job_ready_and_is_recorded_once(store: Store, clock: ManualClock) -> None:
-    job = await parked(store)
+    job = await suspended(store)
     clock.advance(HOUR.total_seconds() - 1)
     assert await take(store) == []
     clock.advance(1)
@@ -148,7 +148,7 @@ async def test_deadline_makes_the_job_ready_and_is_recorded_once(store: Store, c
 
 
 async def test_signal_after_the_deadline_counts_until_the_job_has_noticed(store: Store, clock: ManualClock) -> None:
-    await parked(store)
+    await suspended(store)
     clock.advance(HOUR.total_seconds() + 5)
     await send(store, '"late"')
     (again,) = await take(store)
@@ -171,14 +171,14 @@ async def test_signal_before_the_settlement_makes_the_job_due_at_once(store: Sto
     await receive(store, job)
     assert await send(store) == SentSignal(True, job.id)
     assert await state_of(store, job.id) is JobState.RUNNING
-    assert await park(store, job) is JobState.SCHEDULED
+    assert await suspend(store, job) is JobState.SCHEDULED
     (again,) = await take(store)
     assert await receive(store, again) == SignalReceipt(result='{"signal":1}')
 
 
 async def test_waiting_for_nothing_is_no_waiting(store: Store) -> None:
     job = await running(store)
-    assert await park(store, job, None) is JobState.SCHEDULED
+    assert await suspend(store, job, None) is JobState.SCHEDULED
     assert [each.id for each in await take(store)] == [job.id]
 
 
@@ -189,7 +189,7 @@ async def test_job_that_received_its_signal_waits_for_nothing(store: Store) -> N
     assert (await receive(store, job, "other", step="other")).result is not None
     assert await send(store) == SentSignal(True, job.id)
     assert (await receive(store, job)).result is not None
-    assert await park(store, job, None) is JobState.SCHEDULED
+    assert await suspend(store, job, None) is JobState.SCHEDULED
 
 
 async def test_job_whose_deadline_came_waits_for_nothing(store: Store, clock: ManualClock) -> None:
@@ -197,14 +197,14 @@ async def test_job_whose_deadline_came_waits_for_nothing(store: Store, clock: Ma
     await receive(store, job, timeout=timedelta(seconds=1))
     clock.advance(1)
     assert await receive(store, job) == SignalReceipt(result='{"timed_out":true}')
-    assert await park(store, job, None) is JobState.SCHEDULED
+    assert await suspend(store, job, None) is JobState.SCHEDULED
 
 
 async def test_repeated_attempt_keeps_its_place_among_receivers(store: Store, clock: ManualClock) -> None:
     first = await running(store)
     await receive(store, first)
     clock.advance(1)
-    await parked(store)
+    await suspended(store)
     await settle(store, first, JobState.QUEUED, refund=True, reason=Reason.RELEASED)
     clock.advance(1)
     (again,) = await take(store)
@@ -217,22 +217,22 @@ async def test_receiver_of_an_earlier_lease_waits_for_nothing(store: Store) -> N
     await receive(store, job)
     await settle(store, job, JobState.QUEUED, refund=True, reason=Reason.RELEASED)
     (again,) = await take(store)
-    assert await park(store, again, None) is JobState.SCHEDULED
+    assert await suspend(store, again, None) is JobState.SCHEDULED
 
 
 async def test_receipt_under_a_lost_lease_is_refused(store: Store, clock: ManualClock) -> None:
     await send(store)
     job = await running(store)
     clock.advance(LEASE.total_seconds())
-    assert await receive(store, job) == SignalReceipt(is_held=False)
+    assert await receive(store, job) == SignalReceipt(has_lease=False)
     await lose(store, clock, job)
-    assert await receive(store, job) == SignalReceipt(is_held=False)
+    assert await receive(store, job) == SignalReceipt(has_lease=False)
     (again,) = await take(store)
-    assert await receive(store, job) == SignalReceipt(is_held=False)
-    assert await receive(store, Lease(new_id(), 1)) == SignalReceipt(is_held=False)
+    assert await receive(store, job) == SignalReceipt(has_lease=False)
+    assert await receive(store, Lease(new_id(), 1)) == SignalReceipt(has_lease=False)
     assert await results_of(store, job) == []
     other = SignalWait(NewStep(again.lease, "approved", 1, True, None, "another"), "approved", HOUR)
-    assert await store.workflow.receive_signal(other) == SignalReceipt(is_held=False)
+    assert await store.workflow.receive_signal(other) == SignalReceipt(has_lease=False)
     assert await receive(store, again) == SignalReceipt(result='{"signal":1}')
 
 
@@ -248,7 +248,7 @@ async def test_receiver_under_an_earlier_lease_gets_no_signal(store: Store, cloc
 
 @pytest.mark.parametrize("how", ["cancel", "delete"])
 async def test_job_that_has_ended_receives_nothing(store: Store, how: str) -> None:
-    job = await parked(store)
+    job = await suspended(store)
     assert (await getattr(store.admin, how)([job.id])).changed
     assert await send(store) == SentSignal(True, None)
     assert await results_of(store, job) == []
@@ -257,13 +257,13 @@ async def test_job_that_has_ended_receives_nothing(store: Store, how: str) -> No
 
 
 async def test_cancelled_waiting_job_that_is_replayed_waits_anew(store: Store, clock: ManualClock) -> None:
-    job = await parked(store)
+    job = await suspended(store)
     clock.advance(20)
     await store.admin.cancel([job.id])
     await store.admin.replay([job.id])
     (again,) = await take(store)
     assert await receive(store, again) == SignalReceipt(left=HOUR - timedelta(seconds=20))
-    assert await park(store, again) is JobState.WAITING
+    assert await suspend(store, again) is JobState.WAITING
     assert await send(store) == SentSignal(True, job.id)
 
 
@@ -281,7 +281,7 @@ async def test_cancellation_of_a_running_receiver_ends_it(store: Store) -> None:
     job = await running(store)
     await receive(store, job)
     await store.admin.cancel([job.id])
-    assert await park(store, job) is JobState.CANCELLED
+    assert await suspend(store, job) is JobState.CANCELLED
     assert await send(store) == SentSignal(True, None)
 
 
@@ -289,14 +289,14 @@ async def test_receiver_of_another_topic_does_not_wait_for_the_first(store: Stor
     job = await running(store)
     await receive(store, job, "first", step="first")
     await receive(store, job, "second", step="second")
-    await park(store, job)
+    await suspend(store, job)
     assert await send(store, topic="first") == SentSignal(True, None)
     assert await send(store, topic="second") == SentSignal(True, job.id)
     assert await results_of(store, job) == [("second", '{"signal":1}')]
 
 
-async def test_parked_job_counts_as_waiting_and_can_be_found(store: Store) -> None:
-    job = await parked(store)
+async def test_suspended_job_counts_as_waiting_and_can_be_found(store: Store) -> None:
+    job = await suspended(store)
     await put(store)
     (info,) = await store.query.queues(recent=HOUR, max_count=100)
     assert (info.states["waiting"], info.states["queued"]) == (1, 1)
@@ -306,8 +306,8 @@ async def test_parked_job_counts_as_waiting_and_can_be_found(store: Store) -> No
     assert await state_of(store, job.id) is JobState.WAITING
 
 
-async def test_lost_leases_are_settled_as_ever_while_jobs_are_parked(store: Store, clock: ManualClock) -> None:
-    await parked(store, timeout=DAY)
+async def test_lost_leases_are_settled_as_ever_while_jobs_are_suspended(store: Store, clock: ManualClock) -> None:
+    await suspended(store, timeout=DAY)
     job = await running(store)
     assert (await lose(store, clock, job)).state is JobState.QUEUED
 
@@ -338,7 +338,7 @@ async def test_signals_and_receivers_race(store: Store, opener: Opener) -> None:
     for job, receipt in zip(jobs, receipts, strict=True):
         steps = await results_of(store, job)
         values += [result for _, result in steps]
-        assert receipt.is_held
+        assert receipt.has_lease
         assert receipt.result is None or steps == [("approved", receipt.result)]
     kept = await store.workflow.read_signals()
     assert len(values) + len(kept) == 40
@@ -370,7 +370,7 @@ async def test_replayed_success_keeps_its_signal(store: Store) -> None:
 
 
 async def test_replay_from_a_wait_waits_anew(store: Store, clock: ManualClock) -> None:
-    job = await parked(store)
+    job = await suspended(store)
     clock.advance(60)
     await store.admin.cancel([job.id])
     await store.admin.replay([job.id], from_step=1)

@@ -300,9 +300,9 @@ async def test_checkpoint_copies_nothing_while_another_program_writes(
     checkpoint = writer.Writer._checkpoint_if_due
     with closing(sqlite3.connect(file, isolation_level=None, check_same_thread=False)) as outsider:
 
-        def checkpoint_beside_the_outsider(self: writer.Writer, changes: int) -> None:
+        def checkpoint_beside_the_outsider(self: writer.Writer) -> None:
             outsider.execute("begin immediate")
-            checkpoint(self, changes)
+            checkpoint(self)
             outsider.execute("rollback")
 
         store = await opener()
@@ -314,6 +314,20 @@ async def test_checkpoint_copies_nothing_while_another_program_writes(
         monkeypatch.setattr(writer.Writer, "_checkpoint_if_due", checkpoint)
         await put(store)
         assert file.read_bytes() != before
+    await opener.close()
+
+
+async def test_pages_of_other_programs_count_for_the_checkpoint(opener: Opener, file: Path) -> None:
+    store, log = await opener(), file.with_name(f"{file.name}-wal")
+    with closing(sqlite3.connect(file, isolation_level=None)) as outsider:
+        outsider.execute("pragma wal_autocheckpoint=0")
+        outsider.execute("create table theirs (content)")
+        sizes: list[int] = []
+        for _ in range(4):
+            outsider.execute("insert into theirs values (zeroblob(5000000))")
+            await put(store)
+            sizes.append(log.stat().st_size)
+    assert sizes[1:] == sizes[:1] * 3
     await opener.close()
 
 

@@ -350,7 +350,7 @@ async def test_tombstone_applies_only_to_its_own_list(store: Store, keys: Keys) 
 @pytest.mark.parametrize("waiting", [1, 3000])
 async def test_tombstone_at_the_head_keeps_order_after_replay(store: Store, clock: ManualClock, waiting: int) -> None:
     gone, first, *_ = await put(store, new_job(), *[new_job() for _ in range(waiting)])
-    assert await take_ids(store, only=[gone]) == [gone]
+    assert await take_ids(store, ids=[gone]) == [gone]
     (late,) = await put(store, new_job(delay=timedelta(seconds=1)))
     clock.advance(0.5)
     (before,) = await put(store)

@@ -12,9 +12,9 @@ from typing import cast
 import pytest
 
 from holdfast.core.clock import ManualClock
-from holdfast.core.models import JobFilter, JobState, NewJob, Options, Submitted
+from holdfast.core.models import JobFilter, JobState, NewJob, Options
 from holdfast.stores.base import External, Store
-from tests.conformance.support import new_job, put, state_of, stored, take_ids
+from tests.conformance.support import Submitted, new_job, put, state_of, stored, take_ids
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def connection(tmp_path: Path, store: Store) -> Iterator[sqlite3.Connection]:
 
 def submit(connection: sqlite3.Connection, store: Store, jobs: Sequence[NewJob]) -> list[Submitted]:
     """Hold a submission's dialogue as a caller's own code may."""
-    dialogue = cast(External, store.external).submit_steps(jobs)
+    dialogue = cast(External, store.external).submit_flow(jobs)
     try:
         statement = next(dialogue)
         while True:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 from holdfast.core.clock import ManualClock
 from holdfast.core.errors import HoldfastError
 from holdfast.core.ids import new_id
-from holdfast.core.models import JobFilter, JobState, NewJob, Options, Submitted
+from holdfast.core.models import JobFilter, JobState, NewJob, Options
 from holdfast.stores.base import Store
-from tests.conformance.support import Opener, new_job, put, state_of, stored, take, take_ids
+from tests.conformance.support import Opener, Submitted, new_job, put, state_of, stored, take, take_ids
 
 HOUR = timedelta(hours=1)
 
@@ -228,3 +229,29 @@ async def test_many_submitters_at_once_lose_nothing(store: Store, opener: Opener
             taken += await take_ids(store, 500)
             await store.maintenance.reannounce()
     assert sorted(taken) == sorted(job.id for job in jobs)
+
+
+@pytest.mark.parametrize("options", [{}, {"key": "k"}, {"delay": HOUR}, {"payload": '{"text":"' + "x" * 600 + '"}'}])
+async def test_answer_has_the_instant_at_which_a_lone_job_was_stored(
+    store: Store, clock: ManualClock, options: dict[str, Any]
+) -> None:
+    """Only of a job that it creates: of one that is known, the instant is that of its own submission."""
+    clock.advance(7)
+    new = new_job(**options)
+    (answer,) = await store.queueing.submit([new])
+    assert answer.stored_at_us == clock() == (await stored(store, new.id)).created_at_us
+    clock.advance(1)
+    (again,) = await store.queueing.submit([new])
+    assert (again.created, again.stored_at_us) == (False, None)
+
+
+async def test_instants_of_a_batch_are_those_of_its_jobs_where_the_store_says_them(
+    store: Store, clock: ManualClock
+) -> None:
+    known = new_job()
+    await store.queueing.submit([known])
+    clock.advance(1)
+    answers = await store.queueing.submit([new_job(), known, new_job(key="k"), new_job(key="k")])
+    assert [answer.created for answer in answers] == [True, False, True, False]
+    assert {answer.stored_at_us for answer in answers if answer.created} <= {clock(), None}
+    assert [answers[1].stored_at_us, answers[3].stored_at_us] == [None, None]

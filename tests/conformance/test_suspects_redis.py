@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.core.clock import ManualClock
 from holdfast.stores.base import Store
-from tests.conformance.support import claim, lose_all, new_job, put, take, take_ids
+from tests.conformance.support import claim, lose_all, new_job, put, running, settle, take, take_ids
 from tests.support.keys import Keys
 
 
@@ -31,3 +31,14 @@ async def test_healthy_jobs_behind_many_suspects_are_claimed(
     assert scripts < 12
     assert await take_ids(store, 1000, max_must_start=0) == healthy[limit - 1 :]
     assert await take_ids(store, 200, max_must_start=200) == suspects[3:403:2]
+
+
+async def test_quarantined_id_of_a_job_that_is_not_queued_is_dropped(
+    store: Store, clock: ManualClock, keys: Keys
+) -> None:
+    job = await running(store)
+    keys.zadd("quarantine:default", {job.id: clock()})
+
+    assert await take_ids(store, isolated=True) == []
+    assert keys.zcard("quarantine:default") == 0
+    assert (await settle(store, job)).accepted

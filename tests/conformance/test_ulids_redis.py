@@ -69,7 +69,7 @@ async def test_whole_lifecycle_is_stored_as_ulids_and_reported_as_uuids(
 
     assert (await store.admin.cancel([later.id])).changed == [(later.id, JobState.CANCELLED)]
     assert (await store.admin.replay(JobFilter(states=(JobState.CANCELLED,)))).changed == [(later.id, JobState.QUEUED)]
-    assert (await claim(store, only=[later.id])).jobs[0].id == later.id
+    assert (await claim(store, ids=[later.id])).jobs[0].id == later.id
     assert [each.id for each in (await store.query.find(JobFilter())).jobs] == [later.id, first.id]
     assert {name for name in keys.all() if name.startswith("job:")} == {
         f"job:{as_ulid(each)}" for each in (first.id, later.id)

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from holdfast.core.clock import ManualClock
-from holdfast.core.models import JobFilter, JobState, NewJob, Options, Submitted
+from holdfast.core.models import JobFilter, JobState, NewJob, Options
 from holdfast.core.unique import Unique
 from holdfast.stores.base import Store
-from tests.conformance.support import Opener, failing, lose, new_job, put, settle, state_of, stored, take
+from tests.conformance.support import Opener, Submitted, failing, lose, new_job, put, settle, state_of, stored, take
 
 DAY = timedelta(days=1)
 MINUTE = timedelta(minutes=1)
-WAITING = Unique("waiting")
+UNSTARTED = Unique("unstarted")
 ACTIVE = Unique("active")
 WINDOW = Unique("10m")
 LARGE = '{"n":"%s"}' % ("x" * 5000)
@@ -41,7 +41,7 @@ def rescheduling(during: str = "active") -> Unique:
 
 # ── while it waits, while it is active, within a window ─────────────────────────────────────────────────────────────
 @pytest.mark.parametrize("delay", [None, DAY])
-@pytest.mark.parametrize("policy", [WAITING, ACTIVE, WINDOW])
+@pytest.mark.parametrize("policy", [UNSTARTED, ACTIVE, WINDOW])
 async def test_same_work_is_stored_once(store: Store, policy: Unique, delay: timedelta | None) -> None:
     first = await submit(store, policy, delay=delay)
 
@@ -53,13 +53,13 @@ async def test_same_work_is_stored_once(store: Store, policy: Unique, delay: tim
 
 
 async def test_waiting_ends_with_the_start_and_active_with_the_end(store: Store) -> None:
-    waiting = await submit(store, WAITING, queue="w")
+    waiting = await submit(store, UNSTARTED, queue="w")
     active = await submit(store, ACTIVE, queue="a")
     window = await submit(store, WINDOW, queue="t")
     jobs = await take(store, 10, {"w": 1, "a": 1, "t": 1})
     assert {job.id for job in jobs} == {waiting.job_id, active.job_id, window.job_id}
 
-    assert (await submit(store, WAITING, queue="w")).created
+    assert (await submit(store, UNSTARTED, queue="w")).created
     assert await submit(store, ACTIVE, queue="a") == Submitted(active.job_id, False)
     for job in jobs:
         assert (await settle(store, job)).accepted
@@ -67,7 +67,7 @@ async def test_waiting_ends_with_the_start_and_active_with_the_end(store: Store)
     assert await submit(store, WINDOW, queue="t") == Submitted(window.job_id, False)
 
 
-@pytest.mark.parametrize("policy", [WAITING, ACTIVE])
+@pytest.mark.parametrize("policy", [UNSTARTED, ACTIVE])
 async def test_job_that_waits_for_a_retry_holds_its_key(store: Store, policy: Unique) -> None:
     first = await submit(store, policy)
     (job,) = await take(store, 1)
@@ -77,7 +77,7 @@ async def test_job_that_waits_for_a_retry_holds_its_key(store: Store, policy: Un
     assert await submit(store, policy) == Submitted(first.job_id, False)
 
 
-@pytest.mark.parametrize("policy", [WAITING, ACTIVE])
+@pytest.mark.parametrize("policy", [UNSTARTED, ACTIVE])
 async def test_lost_job_holds_its_key_again(store: Store, clock: ManualClock, policy: Unique) -> None:
     first = await submit(store, policy)
     (job,) = await take(store, 1)
@@ -86,7 +86,7 @@ async def test_lost_job_holds_its_key_again(store: Store, clock: ManualClock, po
     assert await submit(store, policy) == Submitted(first.job_id, False)
 
 
-@pytest.mark.parametrize("policy", [WAITING, ACTIVE])
+@pytest.mark.parametrize("policy", [UNSTARTED, ACTIVE])
 async def test_cancelled_or_deleted_job_frees_its_key(store: Store, policy: Unique) -> None:
     first = await submit(store, policy)
     await store.admin.cancel([first.job_id])
@@ -108,14 +108,14 @@ async def test_window_lasts_from_the_submission_whatever_becomes_of_the_job(stor
 
 
 async def test_pruned_job_leaves_no_key(store: Store, clock: ManualClock) -> None:
-    for policy in (WAITING, ACTIVE, WINDOW):
+    for policy in (UNSTARTED, ACTIVE, WINDOW):
         await submit(store, policy, task=f"t{policy.during}")
     for job in await take(store, 3):
         await settle(store, job)
     clock.advance(3600)
     for _ in range(2):
         await store.maintenance.prune({"succeeded": timedelta(0)}, limit=100)
-    for policy in (WAITING, ACTIVE, WINDOW):
+    for policy in (UNSTARTED, ACTIVE, WINDOW):
         key = unique_job(policy, task=f"t{policy.during}").unique
         assert key is not None
         assert await store.query.by_key(key.key) is None
@@ -297,7 +297,7 @@ async def test_conflict_within_a_batch(
 
 
 # ── replay ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-@pytest.mark.parametrize("policy", [WAITING, ACTIVE, WINDOW])
+@pytest.mark.parametrize("policy", [UNSTARTED, ACTIVE, WINDOW])
 async def test_replay_is_refused_while_another_job_holds_the_key(
     store: Store, clock: ManualClock, policy: Unique
 ) -> None:

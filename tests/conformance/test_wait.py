@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable
 from datetime import timedelta
 
-from holdfast.core.models import JobState, Reason
+from holdfast.core.models import JobState, NewJob, Reason
 from holdfast.core.workers import WorkerCommand
 from holdfast.stores.base import Store
 from tests.conformance.support import LEASE, Opener, heartbeat, new_job, put, running, settle, stored, take
@@ -82,6 +82,19 @@ async def test_submission_wakes_waiter_for_every_queue(store: Store, opener: Ope
     notifications = put(store, new_job(queue="never seen before"))
 
     assert await seconds_until_woken(await opener(), ["queue:*"], notifications) < soon()
+
+
+async def test_submission_wakes_waiter_although_its_event_loop_ends(store: Store, opener: Opener) -> None:
+    """An async view has an event loop of its own where a server without one calls it: asyncio.run, for each request."""
+    submitting = opener.unopened()
+
+    async def view(job: NewJob) -> None:
+        await submitting.open()
+        await put(submitting, job)
+
+    for job in (new_job(key="later", delay=timedelta(hours=1)), new_job(key="now")):
+        submission = asyncio.to_thread(asyncio.run, view(job))
+        assert await seconds_until_woken(store, ["queue:default"], submission) < soon()
 
 
 async def test_submission_wakes_all_waiters(store: Store, opener: Opener, carried: bool) -> None:

@@ -45,7 +45,7 @@ def after(*job_ids: str, on: Condition = Condition.SUCCESS, **fields: object) ->
     return new_job(after=tuple(Dependency(job_id, on) for job_id in job_ids), **fields)
 
 
-async def parked(store: Store, delay: timedelta | None = HOUR, queue: str = "default") -> Job:
+async def suspended(store: Store, delay: timedelta | None = HOUR, queue: str = "default") -> Job:
     """A job that waits for a signal of the topic ``t``."""
     job = await running(store, queue=queue)
     wait = SignalWait(NewStep(job.lease, "s", 1, True, None, WORKER), "t", HOUR)
@@ -70,8 +70,8 @@ async def fill(store: Store) -> dict[str, str]:
     done = await ended(store, SUCCEEDED)
     (half,) = await put(store, after(done, first))
     parent = await parent_of(store, new_job(), new_job())
-    receiver = await parked(store)
-    await parked(store, delay=None, queue="mail")
+    receiver = await suspended(store)
+    await suspended(store, delay=None, queue="mail")
     for topic in ("kept", "other", "kept"):
         await store.workflow.send_signal(Signal(new_id(), topic, "1"))
     return {"first": first, "waiter": waiter, "last": last, "half": half, "parent": parent.id, "receiver": receiver.id}
@@ -314,16 +314,16 @@ async def test_filtered_deletion_takes_what_it_has_cancelled(store: Store, keys:
 
 # ── deadlines, notifications, memory ──────────────────────────────────────────────────────────────────────────────────
 async def test_delivered_waiting_job_is_claimed_from_its_deadline_on(store: Store, clock: ManualClock) -> None:
-    job = await parked(store)
-    assert (await claim(store, only=[job.id])).refused == 1
+    job = await suspended(store)
+    assert (await claim(store, ids=[job.id])).refused == 1
     clock.advance(3600)
-    assert await take_ids(store, only=[job.id]) == [job.id]
+    assert await take_ids(store, ids=[job.id]) == [job.id]
 
 
 async def test_edited_waiting_job_keeps_its_deadline_in_the_new_queue(
     store: Store, keys: Keys, clock: ManualClock
 ) -> None:
-    job = await parked(store)
+    job = await suspended(store)
     await store.admin.edit(job.id, JobChanges(queue="mail", delay=timedelta(0)))
     await everything_agrees(store, keys)
     assert await take(store, capacity={"mail": 1}) == []
@@ -344,7 +344,7 @@ async def test_waiter_of_a_dependent_is_woken_in_every_process(store: Store, ope
 
 
 async def test_full_server_keeps_no_signals_and_ends_jobs(store: Store, keys: Keys) -> None:
-    job = await parked(store)
+    job = await suspended(store)
     (first,) = await put(store)
     (second,) = await put(store, after(first))
     (taken,) = await take(store)
@@ -385,6 +385,6 @@ async def test_waits_are_stored_as_ulids_and_reported_as_uuids(home: str, keys: 
         child.id
     ]
     await settle(store, parent, WAITING, refund=True)
-    receiver = await parked(store)
+    receiver = await suspended(store)
     assert (await store.workflow.send_signal(Signal("id", "t", "1"))).job_id == receiver.id
     await opener.close()

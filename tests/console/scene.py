@@ -7,6 +7,7 @@ import msgspec
 
 from tests.console.world import World
 from tests.support.browser import BrowserThread, Tab
+from tests.support.plain_http import PLAIN
 from tests.web.serving import Served
 
 PAGES = (
@@ -46,7 +47,7 @@ class Scene:
     def __init__(self, browser: BrowserThread, served: Served, key: str, world: World | None = None) -> None:
         self.browser, self.served, self.key = browser, served, key
         self.world = world or World(queued="", dead="", running="", error="", batch="")
-        self.client = httpx.Client(base_url=served.address, headers={"x-api-key": key}, timeout=60)
+        self.client = httpx.Client(base_url=served.address, headers={"x-api-key": key}, timeout=60, verify=PLAIN)
 
     def open_tab(self, *, width: int = 1280, dark: bool = False) -> Tab:
         """Returns a tab that is signed in."""

@@ -94,7 +94,7 @@ def test_errors_lead_to_a_replay_of_their_jobs(open_api: Api, visitor: Visitor) 
     assert visitor.ask("GET", "/errors/x").status_code == 404
 
 
-def test_waiting_jobs_of_an_error_are_retried_at_once(open_api: Api, visitor: Visitor) -> None:
+def test_unstarted_jobs_of_an_error_are_retried_at_once(open_api: Api, visitor: Visitor) -> None:
     job_id = open_api.submit()["id"]
     open_api.run(open_api.end(job_id, Failed(error="ConnectionError: smtp-1 refused")))
     group = _job(open_api, job_id)["error_group"]

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from holdfast.core.ids import new_id
-from holdfast.core.lifecycle import Failed, Parked, decide
+from holdfast.core.lifecycle import Failed, Suspended, decide
 from holdfast.core.models import NewJob, Reason
 from holdfast.core.retry import Retry
 from holdfast.core.steps import NewStep
@@ -41,7 +41,7 @@ async def _start(api: Api, parent_id: str, children: list[NewJob]) -> None:
     steps = [NewStep(parent.lease, name, number, True, "1") for number, name in enumerate(("reserve", "charge"), 1)]
     assert await store.workflow.save_steps(steps) == [True, True]
     assert await store.workflow.start_children(parent.lease, children, "worker-1") is not None
-    settlement = decide(parent, Parked(Reason.CHILDREN), Retry.fixed(1), random.Random(0))
+    settlement = decide(parent, Suspended(Reason.CHILDREN), Retry.fixed(1), random.Random(0))
     await store.queueing.settle([settlement])
 
 
@@ -123,7 +123,7 @@ def test_wait_for_a_signal_is_named(open_api: Api, visitor: Visitor) -> None:
         store = await open_api.app.open_store()
         step = NewStep(job.lease, "wait_for approved:42", 1, True)
         await store.workflow.receive_signal(SignalWait(step, "approved:42", timedelta(hours=1)))
-        await store.queueing.settle([decide(job, Parked(Reason.SIGNAL), Retry.fixed(1), random.Random(0))])
+        await store.queueing.settle([decide(job, Suspended(Reason.SIGNAL), Retry.fixed(1), random.Random(0))])
 
     open_api.run(wait())
     page = visitor.open_page(f"/jobs/{job_id}/graph")

@@ -64,12 +64,12 @@ def test_meaning_of_states_stands_below_their_numbers(visitor: Visitor, world: W
 def test_reason_is_a_text_and_no_code(open_api: Api, visitor: Visitor) -> None:
     job_id = open_api.submit(max_attempts=1)["id"]
     open_api.run(open_api.end(job_id, Failed(error="it broke")))
-    assert open_api.get(f"/v1/jobs/{job_id}")["reason"] == "budget"
+    assert open_api.get(f"/v1/jobs/{job_id}")["reason"] == "max_attempts"
     page = visitor.open_page(f"/jobs/{job_id}")
-    assert ("Attempt 1: no attempts left" in page, "budget" in page) == (True, False)
+    assert ("Attempt 1: no attempts left" in page, "max_attempts" in page) == (True, False)
     assert "dead, no attempts left" in visitor.open_page(f"/jobs/{job_id}/graph")
-    assert '<option value="budget">no attempts left (budget)</option>' in visitor.open_page("/jobs")
-    preview = visitor.preview({"action": "replay", "reason": "budget"})
+    assert '<option value="max_attempts">no attempts left (max_attempts)</option>' in visitor.open_page("/jobs")
+    preview = visitor.preview({"action": "replay", "reason": "max_attempts"})
     assert "<dt>reason</dt><dd>no attempts left</dd>" in preview
 
 

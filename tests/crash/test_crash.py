@@ -41,6 +41,10 @@ def test_killed_workers_lose_nothing(tmp_path: Path, home: Home, seed: int) -> N
     assert kept(kills.random_kills(tmp_path, home, jobs=600, kills=3, seed=seed))
 
 
+def test_killed_process_that_submits_and_works_loses_nothing(tmp_path: Path, home: Home, seed: int) -> None:
+    assert kept(kills.in_process_workers(tmp_path, home, kills=3, seed=seed))
+
+
 @pytest.mark.parametrize("poisonous", [1, 2])
 def test_a_job_that_kills_its_process_dies_alone(tmp_path: Path, home: Home, poisonous: int) -> None:
     assert kept(kills.poison(tmp_path, home, jobs=300, poisonous=poisonous))

@@ -24,6 +24,10 @@ def test_killed_workers_lose_nothing(tmp_path: Path, seed: int) -> None:
     assert kept(kills.random_kills(tmp_path, STORES["redis"], jobs=600, kills=3, seed=seed))
 
 
+def test_killed_process_that_submits_and_works_loses_nothing(tmp_path: Path, seed: int) -> None:
+    assert kept(kills.in_process_workers(tmp_path, STORES["redis"], kills=2, seed=seed))
+
+
 def test_a_frozen_worker_cannot_hurt_when_it_wakes(tmp_path: Path, seed: int) -> None:
     assert kept(freezes.freezes(tmp_path, STORES["redis"], count=3, seed=seed))
 

@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import yaml
 from holdfast.cli import main
 from holdfast.settings.settings import SETTINGS, Settings
 from holdfast.telemetry.metric_definitions import FAMILIES
-from tests.support.pages import ROOT
+from tests.support.pages import ROOT, find_block
 
 DEPLOY = ROOT / "deploy"
 TOOLS = Path(sys.executable).parent
@@ -102,9 +103,10 @@ def commands() -> Iterator[tuple[str, list[str]]]:
             for words in (*found(document, "command"), *found(document, "args")):
                 if isinstance(words, list) and words[0] == "holdfast":
                     yield path.name, words
-    for path in UNITS:
-        for line in re.findall(r"^ExecStart=(.*)$", path.read_text(encoding="utf-8"), re.MULTILINE):
-            yield path.name, shlex.split(line)
+    texts = {path.name: path.read_text(encoding="utf-8") for path in UNITS}
+    for name, text in {**texts, "workers.md": find_block("docs/workers.md", "[Service]").text}.items():
+        for line in re.findall(r"^ExecStart=(.*)$", text, re.MULTILINE):
+            yield name, shlex.split(line)
 
 
 def given(words: Sequence[str]) -> dict[str, Any]:
@@ -130,7 +132,15 @@ def test_every_command_is_one_of_ours() -> None:
             if value is not None and name in SETTINGS:
                 SETTINGS[name].kind.parse(name, value)
         places.append(place)
-    assert set(places) == {"Dockerfile", "compose.yaml", "migrate.yaml", "api.yaml", "worker.yaml", *map(_name, UNITS)}
+    assert set(places) == {
+        "Dockerfile",
+        "compose.yaml",
+        "migrate.yaml",
+        "api.yaml",
+        "worker.yaml",
+        *map(_name, UNITS),
+        "workers.md",
+    }
 
 
 def _name(path: Path) -> str:
@@ -198,6 +208,21 @@ def test_units_stop_as_ours_want_to_be_stopped(path: Path) -> None:
     assert service["User"] == "holdfast"
 
 
+@pytest.mark.parametrize("path", UNITS, ids=named(UNITS))
+def test_readme_runs_commands_as_the_unit_does(path: Path) -> None:
+    service = unit(path)["Service"]
+    script = find_block("deploy/README.md", "#!/bin/sh").text.splitlines()
+    assert script[2:] == [
+        service["Environment"],
+        f". {service['EnvironmentFile'].removeprefix('-')}",
+        f"cd {service['WorkingDirectory']}",
+        f'exec runuser -u {service["User"]} -- {service["ExecStart"].split()[0]} "$@"',
+    ]
+    steps = find_block("deploy/README.md", "sudo holdfast keys").text
+    for command in re.findall(r"^sudo holdfast (.*)$", steps, re.MULTILINE):
+        given(shlex.split(command))
+
+
 # ── metrics ───────────────────────────────────────────────────────────────────────────────────────────────────────
 RULES = yaml.safe_load((DEPLOY / "prometheus" / "rules.yml").read_text(encoding="utf-8"))["groups"]
 BOARD = json.loads((DEPLOY / "grafana" / "holdfast.json").read_text(encoding="utf-8"))
@@ -209,13 +234,14 @@ def expressions() -> list[tuple[str, str]]:
     reported = [(rule.get("alert") or rule["record"], rule["expr"]) for group in RULES for rule in group["rules"]]
     reported += [(panel["title"], target["expr"]) for panel in BOARD["panels"] for target in panel.get("targets", ())]
     (scaler,) = documents(DEPLOY / "kubernetes" / "autoscaling.yaml")
-    return reported + [("scaler", query) for query in found(scaler, "query")]
+    reported += [("scaler", query) for query in found(scaler, "query")]
+    return [*reported, ("metrics.md", find_block("docs/metrics.md", "max(").text)]
 
 
 def series() -> dict[str, set[str]]:
     """Every series Prometheus would know, with its labels."""
-    known: dict[str, set[str]] = {name: set() for name in RECORDED}
     scraped = {"instance", "job"}
+    known: dict[str, set[str]] = {name: set() for name in RECORDED} | {"up": scraped}
     for family in FAMILIES:
         ends = {"_bucket": {"le"}, "_sum": set(), "_count": set()} if family.kind == "histogram" else {"": set()}
         for end, more in ends.items():
@@ -227,7 +253,7 @@ def series() -> dict[str, set[str]]:
 def test_every_expression_is_promql_over_series_that_there_are(place: str, text: str) -> None:
     promql_parser.parse(text.replace("$__rate_interval", "5m"))
     known = series()
-    names = set(re.findall(r"\bholdfast[_:][\w:]+", text))
+    names = set(re.findall(r"\b(?:holdfast[_:][\w:]+|up\b(?={))", text))
     assert names, place
     assert names <= set(known)
     labels = set().union(*(known[name] for name in names))
@@ -280,6 +306,19 @@ def test_the_worker_listens_where_it_is_asked() -> None:
     assert ports[0]["containerPort"] == int(annotations["prometheus.io/port"]) == int(given(args[1:])["metrics_port"])
     assert f"HOLDFAST_METRICS_PORT={asked}" in text
     assert {each["port"] for each in found(worker, "httpGet")} == {ports[0]["name"]}
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=named(DOCKERFILES))
+def test_image_has_every_file_that_the_package_is_built_of(path: Path) -> None:
+    copies = re.findall(r"^COPY (.*) \S+$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    copied = {name for names in copies for name in names.split()}
+    hatch = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]
+    build = hatch["build"]["targets"]["wheel"]
+    needed = {"pyproject.toml", "README.md", "LICENSE", *build["packages"], *build["force-include"]}
+    assert "." in copied or needed - copied == set()
+    if path.parent == DEPLOY:
+        ignored = (DEPLOY / "Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines()
+        assert needed - {line.removeprefix("!") for line in ignored} == set()
 
 
 def policies() -> dict[str, dict[str, Any]]:

@@ -51,6 +51,7 @@ class Readme:
         self._code = ""
         self._last_id = ""
         self.ran: list[str] = []
+        self._workers: list[Program] = []
 
     def run(self) -> None:
         """Do what it says; AssertionError, naming the command, where one does not exit well."""
@@ -71,6 +72,8 @@ class Readme:
                 background.enter_context(self._started(*goes_on.groups()))
             else:
                 self._command(line)
+            if line.endswith("worker stop"):  # a second signal to a process that is about to end would kill it
+                assert [each.process.wait(PATIENCE) for each in self._workers] == [0] * len(self._workers)
             self.ran.append(line)
 
     def _started(self, variables: str, words: str) -> Program:
@@ -84,6 +87,8 @@ class Readme:
         except BaseException:
             program.kill()
             raise
+        if not is_dashboard:
+            self._workers.append(program)
         return program
 
     def _expand(self, text: str) -> str:
@@ -119,24 +124,21 @@ class Readme:
         return done.stdout
 
 
-def run_documented_tests(readme: str, narrowed: str) -> tuple[set[str], str]:
-    """Runs the command of a README that runs its tests. Returns the files it collects, and what a part of it says.
+def run_documented_tests(readme: str, name: str) -> tuple[set[str], str]:
+    """Runs the command of a README that runs its tests. Returns the files it collects, and the output of one test.
 
-    The whole would run the test that asks, so ``narrowed`` is added to its ``-k``. No server is named to it.
+    The whole would run the test that asks. No server is named to it.
     """
     (command,) = re.findall(r"^pytest (tests/examples -k \w+)$", readme, re.MULTILINE)
     servers = ("HOLDFAST_", "DATABASE_URL", "REDIS_URL", "PG")
     variables = {name: value for name, value in os.environ.items() if not name.startswith((*servers, "PYTEST_"))}
-
-    def run(*words: str) -> str:
-        program = [sys.executable, "-m", "pytest", "-q", *words]
-        done = subprocess.run(program, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    files = set(re.findall(r"(test_\w+\.py)", run(*command.split(), "--collect-only")))
-    *words, name = command.split()
-    return files, run(*words, f"{name} and {narrowed}", "-n0", "-p", "no:cacheprovider")
+    options = ("-q", "-s", "-n0", "-p", "no:cacheprovider", "-p", "tests.examples.narrowed")
+    program = [sys.executable, "-m", "pytest", *command.split(), *options]
+    environment = {**variables, "NARROWED_TO": name}
+    done = subprocess.run(program, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (collected,) = re.findall(r"^collected (.*)$", done.stdout, re.MULTILINE)
+    return set(collected.split()), done.stdout
 
 
 @contextmanager

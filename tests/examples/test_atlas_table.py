@@ -265,7 +265,7 @@ def test_every_kind_of_use_has_a_task(atlas: Atlas) -> None:
 
 @pytest.mark.rows("J81")
 def test_documented_command_runs_the_tests() -> None:
-    files, given = run_documented_tests(README, "scheduling_setting_leaves_jobs_queued")
+    files, given = run_documented_tests(README, "test_scheduling_setting_leaves_jobs_queued")
     assert files == {path.name for path in Path(__file__).parent.glob("test_atlas_*.py")}
     assert given.startswith("1 passed") or "\n1 passed" in given
 

@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.examples.atlasqueue_support import Atlasqueue
 from tests.examples.common import PATIENCE, until
 from tests.examples.programs import Program
+from tests.support.plain_http import PLAIN
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -37,7 +38,7 @@ Figures = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
 
 def figures(address: str) -> Figures:
     """What stands at an address, by name and labels, once a parser of Prometheus has read it."""
-    answer = httpx.get(address, timeout=PATIENCE, follow_redirects=True)
+    answer = httpx.get(address, timeout=PATIENCE, verify=PLAIN, follow_redirects=True)
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"].startswith("text/plain")
     families = text_string_to_metric_families(answer.text)
@@ -126,6 +127,9 @@ def _taken(queue: Atlasqueue, address: str) -> float:
 def test_every_documented_metric_exists_from_the_start(atlasqueue: Atlasqueue) -> None:
     """Before anything was counted: a dashboard finds each of them."""
     with atlasqueue.api() as api, atlasqueue.worker() as worker:
-        texts = [httpx.get(address, timeout=PATIENCE).text for address in (f"{api.address}/metrics", _address(worker))]
+        texts = [
+            httpx.get(address, timeout=PATIENCE, verify=PLAIN).text
+            for address in (f"{api.address}/metrics", _address(worker))
+        ]
     named = {line.split()[2] for text in texts for line in text.splitlines() if line.startswith("# TYPE ")}
     assert {f"atlasqueue_{name}" for name in NAMES} <= named

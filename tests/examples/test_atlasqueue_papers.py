@@ -336,7 +336,7 @@ def test_documented_install_and_tests_need_no_service() -> None:
         requirement = Requirement(text)
         if requirement.marker is None or requirement.marker.evaluate():
             assert requirement.specifier.contains(version(requirement.name), prereleases=True), text
-    files, given = run_documented_tests(README, "status_is_one_of_five")
+    files, given = run_documented_tests(README, "test_status_is_one_of_five")
     assert files == {path.name for path in Path(__file__).parent.glob("test_atlasqueue_*.py")}
     assert given.startswith("1 passed") or "\n1 passed" in given
 

@@ -53,7 +53,7 @@ def _under_load(delayed: Delayed, far: int) -> tuple[list[float], list[float]]:
     for number in range(30 * 200):
         moment = began + number * SECOND // 200
         while (now := delayed.now()) < moment:
-            time.sleep(0.001)
+            time.sleep((moment - now) / SECOND)
         if now > began + 30 * SECOND:
             break
         soon = number % 20 == 0

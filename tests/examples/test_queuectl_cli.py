@@ -22,7 +22,9 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from msgspec.structs import replace
 
+from holdfast.core.ids import new_id
 from holdfast.stores.base import ClaimRequest
 from tests.examples.queuectl_support import EXAMPLE, QUICK, ROOT, Queue
 from tests.support.load import slowness
@@ -395,8 +397,9 @@ def test_a_thousand_jobs_are_stored_in_one_transaction(queue: Queue) -> None:
 def test_a_hundred_thousand_jobs_do_not_slow_down_commands(queue: Queue) -> None:
     from queuectl.models import drafted, parse
 
-    submission = parse('{"command": "true"}')
-    queue.app.sync.enqueue_many((drafted(queue.app, submission) for _ in range(100_000)), batch_size=10_000)
+    job = drafted(queue.app, parse('{"command": "true"}'))  # The others differ in their ids only.
+    ids = (new_id() for _ in range(100_000))
+    queue.app.sync.enqueue_many((replace(job, id=each, key=each) for each in ids), batch_size=10_000)
 
     def status(_: int) -> float:
         began = time.monotonic()

@@ -18,6 +18,7 @@ import pytest
 
 from tests.examples.queuectl_support import Queue, wait_until
 from tests.support.browser import BrowserThread, Tab
+from tests.support.plain_http import PLAIN
 
 BEAT = 3.0  # seconds, with a lock timeout of three of them
 REFRESH = 3.0  # seconds between two updates of a page
@@ -40,7 +41,7 @@ class Dashboard:
             self._process = queue.start("dashboard", "--port", "0", stdout=file, stderr=file)
         line = wait_until(self._line, what="the dashboard")
         self.address = line.removeprefix("dashboard: ").removesuffix("/console")
-        self.client = httpx.Client(base_url=self.address, timeout=60)
+        self.client = httpx.Client(base_url=self.address, timeout=60, verify=PLAIN)
 
     def _line(self) -> str | None:
         return next((line for line in self.log.read_text().splitlines() if line.startswith("dashboard: ")), None)

@@ -15,6 +15,7 @@ import pytest
 from tests.examples.common import PATIENCE, until
 from tests.examples.readme import free_ports
 from tests.examples.streams_support import SERVICES, Service, Site, Streams
+from tests.support.plain_http import PLAIN
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(400)]
 UNKNOWN = "0193e4a0-1c2f-7a35-9d3b-5f0a4c1e2b77"
@@ -34,7 +35,7 @@ def paused(service: Service) -> Iterator[None]:
 def test_gateway_and_services_answer_health(streams: Streams) -> None:
     for name in ("gateway", *SERVICES):
         assert streams.call(name, "GET", "/health") == {"status": "ok", "service": name}
-        assert httpx.get(f"{streams.urls[name]}/docs", timeout=PATIENCE).is_success
+        assert httpx.get(f"{streams.urls[name]}/docs", timeout=PATIENCE, verify=PLAIN).is_success
 
 
 @pytest.mark.rows("S1", "S3", "S4", "S18", "S64")
@@ -89,7 +90,7 @@ def test_raw_job_without_key_is_refused(streams: Streams) -> None:
         variables = streams.environment("notifications", HOLDFAST_KEY_REQUIRED="false")
         with Site("streams.notifications.api:site", int(port), streams.folder, variables) as site:
             site.wait_healthy()
-            answer = httpx.post(f"http://127.0.0.1:{port}/jobs", json=body, timeout=PATIENCE)
+            answer = httpx.post(f"http://127.0.0.1:{port}/jobs", json=body, timeout=PATIENCE, verify=PLAIN)
     assert answer.status_code == 202
     job = streams.notifications.job(answer.json()["job_id"])
     assert job.key is not None
@@ -170,7 +171,7 @@ def test_job_without_handler_is_dead_at_once(streams: Streams) -> None:
 @pytest.mark.parametrize(
     ("body", "status", "detail"),
     [
-        (r'{"email": "a@b.co", "name": "\ud800"}', 422, "body.name: '\\ud800' is not valid"),
+        (r'{"email": "a@b.co", "name": "\ud800"}', 422, "body.name: a text is not valid; it holds a lone surrogate"),
         ('{"email": NaN, "name": "x"}', 422, "body: NaN is not valid"),
         (r'{"email": "a@b.co", "name": "x\u0000"}', 422, "name: 'x\\x00' is not valid; give text without NUL"),
         (r'{"email": "\u0000@b.co", "name": "x"}', 422, "email: '\\x00@b.co' is not valid; give text without NUL"),
@@ -195,10 +196,10 @@ def test_gateway_refuses_a_wrong_query_in_one_line(streams: Streams) -> None:
 
 @pytest.mark.parametrize("name", ["gateway", *SERVICES])
 def test_page_of_an_application_may_load_its_scripts(streams: Streams, name: str) -> None:
-    page = httpx.get(f"{streams.urls[name]}/docs", timeout=PATIENCE)
+    page = httpx.get(f"{streams.urls[name]}/docs", timeout=PATIENCE, verify=PLAIN)
     assert "script-src 'self'" in page.headers["Content-Security-Policy"]
     scripts = re.findall(r'src="([^"]+)"', page.text)
     assert scripts
     for script in scripts:
-        assert httpx.get(f"{streams.urls[name]}/{script}", timeout=PATIENCE).is_success
+        assert httpx.get(f"{streams.urls[name]}/{script}", timeout=PATIENCE, verify=PLAIN).is_success
     assert "/health" in streams.call(name, "GET", "/openapi.json")["paths"]

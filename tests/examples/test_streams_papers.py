@@ -166,7 +166,7 @@ def test_readme_links_every_row_to_code_and_a_test_that_claims_it() -> None:
 
 
 def test_documented_tests_need_no_service() -> None:
-    files, given = run_documented_tests(README, "states_the_trade_offs")
+    files, given = run_documented_tests(README, "test_readme_states_the_trade_offs")
     assert files == {path.name for path in Path(__file__).parent.glob("test_streams_*.py")}
     assert "1 passed" in given
 

@@ -1,12 +1,14 @@
-"""Every kind of connection that callers hold on PostgreSQL, behind one face: what they do, not how they spell it.
+"""Every kind of connection that callers hold, behind one face: what they do, not how they spell it.
 
-``python -m tests.external_tx.kinds KIND URL`` submits inside a transaction, says so, and waits to be killed.
+``python -m tests.external_tx.kinds URL KIND…``: a process for each kind, forked from this one, submits inside a
+transaction, says its pid, and waits to be killed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -14,6 +16,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+import aiosqlite
 import asyncpg
 import django
 import psycopg
@@ -21,6 +24,7 @@ import sqlalchemy
 from django.conf import settings
 from django.db import connection, connections, transaction
 from psycopg.rows import dict_row
+from psycopg_pool import AsyncConnectionPool, ConnectionPool
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
@@ -83,6 +87,44 @@ async def by_psycopg_async(url: str) -> AsyncIterator[Hold]:
         yield Hold(link, lambda sql: link.execute(sql.encode()), link.transaction)
 
 
+@asynccontextmanager
+async def by_psycopg_pool(url: str) -> AsyncIterator[Hold]:
+    with ConnectionPool(plain(url), min_size=1, max_size=1) as pool, pool.connection() as link:
+
+        async def execute(sql: str) -> object:
+            return link.execute(sql.encode())
+
+        yield Hold(link, execute, _awaited(link.transaction))
+
+
+@asynccontextmanager
+async def by_psycopg_async_pool(url: str) -> AsyncIterator[Hold]:
+    async with AsyncConnectionPool(plain(url), min_size=1, max_size=1) as pool, pool.connection() as link:
+        yield Hold(link, lambda sql: link.execute(sql.encode()), link.transaction)
+
+
+@asynccontextmanager
+async def by_aiosqlite(url: str) -> AsyncIterator[Hold]:
+    async with aiosqlite.connect(url.removeprefix("sqlite:///")) as link:
+        link.row_factory = lambda cursor, row: dict(zip([each[0] for each in cursor.description], row, strict=True))
+
+        @asynccontextmanager
+        async def savepoint() -> AsyncIterator[object]:
+            await link.execute("savepoint inner_part")
+            try:
+                yield None
+            except BaseException:
+                await link.execute("rollback to inner_part")
+                raise
+
+        try:
+            yield Hold(link, link.execute, savepoint)
+        except BaseException:
+            await link.rollback()
+            raise
+        await link.commit()
+
+
 def _awaited(context: Callable[[], Any]) -> Callable[[], AbstractAsyncContextManager[object]]:
     @asynccontextmanager
     async def entered() -> AsyncIterator[object]:
@@ -95,7 +137,7 @@ def _awaited(context: Callable[[], Any]) -> Callable[[], AbstractAsyncContextMan
 # ── SQLAlchemy ────────────────────────────────────────────────────────────────────────────────────────────────────
 def engine_url(url: str, driver: str) -> str:
     """The URL as SQLAlchemy takes it."""
-    return plain(url).replace("postgresql://", f"postgresql+{driver}://")
+    return plain(url).replace("://", f"+{driver}://", 1)
 
 
 @contextmanager
@@ -183,6 +225,7 @@ def _django(alias: str | None) -> Kind:
 
 BLOCKING: dict[str, Kind] = {
     "psycopg": by_psycopg,
+    "psycopg-pool": by_psycopg_pool,
     "sqlalchemy-session": _sqlalchemy(_session),
     "sqlalchemy-scoped": _sqlalchemy(_scoped),
     "sqlalchemy-connection": _sqlalchemy(lambda engine: engine.begin()),
@@ -194,6 +237,7 @@ AWAITED: dict[str, Kind] = {
     "asyncpg": by_asyncpg,
     "asyncpg-pool": by_asyncpg_pool,
     "psycopg-async": by_psycopg_async,
+    "psycopg-async-pool": by_psycopg_async_pool,
     "sqlalchemy-asyncpg-session": _sqlalchemy_async("asyncpg", orm=True),
     "sqlalchemy-asyncpg-connection": _sqlalchemy_async("asyncpg", orm=False),
     "sqlalchemy-psycopg-session": _sqlalchemy_async("psycopg", orm=True),
@@ -201,6 +245,12 @@ AWAITED: dict[str, Kind] = {
 }
 """Kinds that belong to an event loop."""
 KINDS = BLOCKING | AWAITED
+ON_SQLITE: dict[str, Kind] = {
+    "aiosqlite": by_aiosqlite,
+    "sqlalchemy-aiosqlite-session": _sqlalchemy_async("aiosqlite", orm=True),
+    "sqlalchemy-aiosqlite-connection": _sqlalchemy_async("aiosqlite", orm=False),
+}
+"""Kinds on a SQLite file; they belong to an event loop."""
 
 
 def run(name: str, body: Coroutine[Any, Any, None]) -> None:
@@ -223,11 +273,24 @@ async def _hold(kind: str, url: str) -> None:
     async with KINDS[kind](url) as held:
         await held.execute(INSERT.replace("SCHEMA", url.rpartition("=")[2]))
         await does(app, "enqueue", "work", {}, connection=held.connection)
-        sys.stdout.write("held\n")
+        sys.stdout.write(f"{os.getpid()}\n")
         sys.stdout.flush()
         threading.Event().wait()
 
 
+def main() -> None:
+    """Fork, and wait for the end of all."""
+    url, *kinds = sys.argv[1:]
+    forked = []
+    for kind in kinds:
+        if not (child := os.fork()):
+            run(kind, _hold(kind, url))
+            os._exit(1)
+        forked.append(child)
+    for child in forked:
+        os.waitpid(child, 0)
+
+
 if __name__ == "__main__":
     with contextlib.suppress(KeyboardInterrupt):
-        run(sys.argv[1], _hold(sys.argv[1], sys.argv[2]))
+        main()

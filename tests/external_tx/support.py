@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Callable
+from functools import cache
 from typing import Any
+
+import psycopg
 
 from holdfast import Holdfast
 from tests.external_tx.kinds import AWAITED, INSERT, KINDS, django_connection, run
-from tests.support.postgres import Postgres
+from tests.support.postgres import SUPERUSER, Postgres
+
+
+@cache
+def administrator(server: Postgres) -> psycopg.Connection[Any]:
+    """A connection of the superuser that stays; each statement is a transaction."""
+    connection = psycopg.connect(server.url(user=SUPERUSER), autocommit=True, connect_timeout=10)
+    atexit.register(connection.close)
+    return connection
 
 
 class Undone(Exception):
@@ -26,17 +38,18 @@ class Place:
         self.app = Holdfast(url)
         self.app.sync.count()
         django_connection(url)  # set up once, before threads do it at once
-        server.execute(f"create table {self.table} (n integer)", database="app", user="app")
+        self.execute("create table TABLE (n integer); alter table TABLE owner to app")
 
     def close(self) -> None:
         """Drop the caller's table."""
         self.app.sync.close()
         self.execute("drop table TABLE")
 
-    def execute(self, sql: str, *values: object, database: str = "app") -> list[Any]:
+    def execute(self, sql: str, *values: object) -> list[Any]:
         """Run a statement in which TABLE is the caller's table and SCHEMA that of the jobs."""
         named = sql.replace("TABLE", self.table).replace("SCHEMA", self.schema)
-        return self.server.execute(named, *values, database=database)
+        cursor = administrator(self.server).execute(named.encode(), values or None)
+        return cursor.fetchall() if cursor.description else []
 
     def rows(self) -> int:
         """How many the caller has committed."""
@@ -52,7 +65,11 @@ class Place:
 
     def is_held(self) -> bool:
         """Whether a transaction that wrote rows is open."""
-        return bool(self.execute("select 1 from pg_locks where relation = 'TABLE'::regclass"))
+        return self.transactions() > 0
+
+    def transactions(self) -> int:
+        """Returns the number of open transactions that wrote rows."""
+        return int(self.execute("select count(distinct pid) from pg_locks where relation = 'TABLE'::regclass")[0][0])
 
     def holding(self, kind: str, body: Callable[[Any], Any]) -> None:
         """Run ``await body(hold)`` inside a transaction of that kind that wrote a row, and commits afterwards."""

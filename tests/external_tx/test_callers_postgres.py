@@ -129,7 +129,7 @@ def test_a_copy_of_the_database_is_another_one(place: Place) -> None:
     place.server.execute(f"create database {copy} owner app")
     other = Holdfast(place.server.url(copy, schema=place.schema))
     other.sync.count()
-    place.execute("update SCHEMA.identity set id = %s", identity, database=copy)
+    place.server.execute(f"update {place.schema}.identity set id = %s", identity, database=copy)  # noqa: S608 - ours
     with psycopg.connect(place.server.url(copy)) as connection, pytest.raises(Invalid, match="another database"):
         place.app.sync.enqueue("work", connection=connection)
     other.sync.close()
@@ -174,24 +174,51 @@ def test_commit_wakes_a_worker(place: Place) -> None:
     asyncio.run(submitted())
 
 
-def test_two_transactions_that_want_one_key_make_one_job(place: Place) -> None:
-    """The second waits for the first; rolled back, it is the second's, else both get the same."""
+@pytest.mark.parametrize("options", [{"key": "k"}, {"unique": "active"}], ids=["key", "unique"])
+@pytest.mark.parametrize("is_outlived", [False, True], ids=["new", "outlived"])
+@pytest.mark.parametrize("ending", ["rolled back", "committed", "deleted"])
+def test_two_transactions_that_want_one_key_make_one_job(
+    place: Place, ending: str, is_outlived: bool, options: dict[str, Any]
+) -> None:
+    """The second waits for the first. It gets the first one's job if that is committed and still there."""
 
-    def first(connection: psycopg.Connection[Any]) -> str:
-        return str(place.app.sync.enqueue("work", connection=connection, key="k").id)
+    def submit(connection: psycopg.Connection[Any]) -> str:
+        return str(place.app.sync.enqueue("work", connection=connection, **options).id)
 
-    for commits in (False, True):
-        with psycopg.connect(plain(place.url)) as one, psycopg.connect(plain(place.url)) as two:
-            earlier = first(one)
-            with ThreadPoolExecutor(1) as pool:
-                later = pool.submit(first, two)
-                until(
-                    lambda: bool(place.server.execute("select 1 from pg_locks where not granted")), "the second to wait"
-                )
-                one.commit() if commits else one.rollback()
-                assert (later.result(40) == earlier) is commits
-                two.rollback()
-    assert place.jobs() == 1
+    if is_outlived:
+        place.app.sync.enqueue("work", **options)
+        place.execute("delete from SCHEMA.job")  # the key stays, as it does while its lifetime lasts
+    with psycopg.connect(plain(place.url)) as one, psycopg.connect(plain(place.url)) as two:
+        earlier = submit(one)
+        with ThreadPoolExecutor(1) as pool:
+            later = pool.submit(submit, two)
+            waiting = "select 1 from pg_locks where not granted"
+            until(lambda: bool(place.server.execute(waiting)), "the second to wait")
+            if ending == "deleted":
+                one.execute(f"delete from {place.schema}.job; delete from {place.schema}.key")  # type: ignore[arg-type] # noqa: S608
+            one.rollback() if ending == "rolled back" else one.commit()
+            assert (later.result(40) == earlier) is (ending == "committed")
+        two.commit()
+    assert place.execute("select id::text, (select count(*) from SCHEMA.key) from SCHEMA.job") == [(later.result(), 1)]
+
+
+@pytest.mark.parametrize("options", [{"key": "k"}, {"unique": "active"}], ids=["key", "unique"])
+def test_two_transactions_that_take_over_a_key_at_once_make_one_job(place: Place, options: dict[str, Any]) -> None:
+    """Both have seen that it is free before either has taken it."""
+    place.app.sync.enqueue("work", **options)
+    place.execute("delete from SCHEMA.job")
+
+    def submit() -> str:
+        with psycopg.connect(plain(place.url)) as connection:
+            return str(place.app.sync.enqueue("work", connection=connection, **options).id)
+
+    with psycopg.connect(plain(place.url)) as locking, ThreadPoolExecutor(2) as pool:
+        locking.execute(f"select from {place.schema}.key for update")  # type: ignore[arg-type]
+        both = [pool.submit(submit) for _ in range(2)]
+        until(lambda: len(place.server.execute("select 1 from pg_locks where not granted")) == 2, "both to wait")
+        locking.rollback()
+        (job_id,) = {each.result(40) for each in both}
+    assert place.execute("select id::text from SCHEMA.job") == [(job_id,)]
 
 
 def test_django_on_a_file_too(place: Place, tmp_path: Path) -> None:

@@ -329,6 +329,19 @@ def test_superseded_lease_completes_nothing(place: Place) -> None:
     asyncio.run(ask())
 
 
+def test_lease_number_of_another_worker_completes_nothing(place: Place) -> None:
+    async def ask() -> None:
+        async with place.app:
+            lease = await _claimed(place)  # a failover forgot an earlier claim of the same number, by "other"
+            async with by_asyncpg(place.url) as held:
+                answer = await place.app.within.complete(held.connection, lease, '"late"', "other")
+            assert (answer.accepted, answer.state) == (False, JobState.RUNNING)
+            async with by_asyncpg(place.url) as held:
+                assert (await place.app.within.complete(held.connection, lease, '"mine"', "w")).accepted
+
+    asyncio.run(ask())
+
+
 def test_handler_that_timed_out_completes_nothing(place: Place) -> None:
     """A thread cannot be killed: what timed out may not end the job behind its worker's back."""
     refused: list[str] = []

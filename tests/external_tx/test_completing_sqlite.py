@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from holdfast import Context, Holdfast, JobState
-from holdfast.core.errors import HoldfastError, Invalid
+from holdfast.core.errors import HoldfastError, Invalid, LeaseLost
 from holdfast.core.models import Job, Lease, Settlement, TxOutcome
 from holdfast.stores.base import ClaimRequest
 from holdfast.worker import Worker
@@ -107,6 +107,47 @@ def test_the_store_says_what_became_of_a_completion(app: Holdfast) -> None:
             assert (answer.accepted, answer.state) == (False, JobState.SUCCEEDED)
 
     asyncio.run(ask())
+
+
+def test_lease_number_of_another_worker_completes_nothing(app: Holdfast) -> None:
+    async def ask() -> None:
+        async with app:
+            lease = await _claimed(app)  # a restored backup forgot an earlier claim of the same number, by "other"
+            with begun(app) as connection:
+                answer = await app.within.complete(connection, lease, '"late"', "other")
+            assert (answer.accepted, answer.state) == (False, JobState.RUNNING)
+            with begun(app) as connection:
+                assert (await app.within.complete(connection, lease, '"mine"', "w")).accepted
+
+    asyncio.run(ask())
+
+
+def test_handler_completes_nothing_while_another_worker_has_its_job(app: Holdfast) -> None:
+    accepted: list[bool] = []
+
+    @app.task("work", retry="immediate")
+    async def work(context: Context) -> None:
+        with begun(app) as connection:
+            if context.attempts == 1:
+                connection.execute("update holdfast_job set worker = 'other'")
+            try:
+                await context.complete(connection, None)
+            except LeaseLost as error:
+                accepted.append(False)
+                raise Undone from error
+            accepted.append(True)
+
+    async def serve() -> None:
+        async with app:
+            handle = await work.enqueue()
+            worker = Worker(app)
+            working = asyncio.create_task(worker.run())
+            await handle.result(timeout=40)
+            worker.stop()
+            await working
+
+    asyncio.run(serve())
+    assert accepted == [False, True]
 
 
 def test_superseded_lease_completes_nothing(app: Holdfast) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from holdfast import Holdfast, JobState, Unique
 from holdfast.core.errors import Conflict, Invalid
 from tests.external_tx.kinds import BLOCKING, KINDS, does
 from tests.external_tx.support import Place, Undone
+from tests.support.postgres import shared
 from tests.support.servers import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -137,14 +139,15 @@ def test_session_ended_by_the_server_before_commit_stores_nothing(place: Place, 
     assert place.both() == (0, 0)
 
 
-def test_a_process_that_is_killed_before_the_commit_leaves_nothing(place: Place, kind: str) -> None:
-    held = subprocess.Popen(
-        [sys.executable, "-m", "tests.external_tx.kinds", kind, place.url], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
-    assert held.stdout is not None
-    with held:
-        assert held.stdout.readline() == "held\n"
-        held.send_signal(signal.SIGKILL)
+def test_a_process_that_is_killed_before_the_commit_leaves_nothing(place: Place) -> None:
+    """A process for each kind, all at once."""
+    program = [sys.executable, "-m", "tests.external_tx.kinds", place.url, *KINDS]
+    with subprocess.Popen(program, cwd=ROOT, stdout=subprocess.PIPE, text=True) as held:
+        assert held.stdout is not None
+        pids = [int(held.stdout.readline()) for _ in KINDS]
+        assert place.transactions() == len(KINDS)
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
     until(lambda: not place.is_held(), "the server to notice")
     assert place.both() == (0, 0)
 
@@ -162,13 +165,19 @@ def test_a_failed_transaction_is_refused_with_what_to_do(place: Place, kind: str
     assert place.both() == (0, 0)
 
 
-def test_another_database_is_refused_and_the_transaction_goes_on(place: Place, kind: str, tmp_path: Path) -> None:
-    """A database without a queue, a schema of ours elsewhere, and a copy under another name; nothing is spoiled."""
-    database = place.server.create_database()
-    shared_worker_id = place.server.url(database, schema=place.schema)
+@pytest.fixture(scope="module")
+def elsewhere() -> str:
+    """Another database, of all kinds: schemas that were made there stay."""
+    return shared().create_database()
+
+
+def test_another_database_is_refused_and_the_transaction_goes_on(
+    place: Place, kind: str, elsewhere: str, tmp_path: Path
+) -> None:
+    """A schema of another name elsewhere, one of the same name, and another store; nothing is spoiled."""
     foreign_apps = [
-        Holdfast(place.server.url(database, schema="nothing")),
-        Holdfast(shared_worker_id),
+        Holdfast(place.server.url(elsewhere, schema="nothing")),
+        Holdfast(place.server.url(elsewhere, schema=place.schema)),
         Holdfast(f"sqlite:///{tmp_path}/jobs.db"),
     ]
     for foreign_app in foreign_apps[:2]:

@@ -99,7 +99,7 @@ async def test_stored_failure_without_answer_is_accepted_despite_later_claims(
         batch = [
             failing(failed, "a needle"),
             ending(released, JobState.QUEUED, reason=Reason.RELEASED, refund=True),
-            ending(neighbour, JobState.DEAD, reason=Reason.BUDGET, error="late"),
+            ending(neighbour, JobState.DEAD, reason=Reason.MAX_ATTEMPTS, error="late"),
         ]
         settling = asyncio.create_task(store.queueing.settle(batch))
         again = [await until_claimed(other), await until_claimed(other)]
@@ -162,13 +162,13 @@ async def test_worker_that_claims_on_two_stores_keeps_its_jobs(proxy: FaultProxy
 async def test_a_delivered_claim_that_was_never_answered_costs_no_attempt(proxy: FaultProxy, proxied_url: str) -> None:
     async with opened(proxied_url) as store:
         first, second, third = await put(store, new_job(), new_job(), new_job())
-        assert [job.id for job in await take(store, 1, worker="unlucky", only=[first])] == [first]
+        assert [job.id for job in await take(store, 1, worker="unlucky", ids=[first])] == [first]
         proxy.cut_after(b"unlucky", answer=b"SELECT 1")
 
-        assert await take(store, 1, worker="unlucky", only=[second]) == []
+        assert await take(store, 1, worker="unlucky", ids=[second]) == []
 
         assert proxy.cuts == 1
-        assert [job.id for job in await take(store, 1, worker="unlucky", only=[third])] == [third]
+        assert [job.id for job in await take(store, 1, worker="unlucky", ids=[third])] == [third]
         assert [(await stored(store, job_id)).attempts for job_id in (first, second, third)] == [1, 0, 1]
 
 

@@ -12,7 +12,7 @@ from redis import exceptions as driver
 
 from holdfast.core.errors import Unavailable
 from holdfast.core.ids import new_id
-from holdfast.core.models import JobFilter, JobState, Reason, Submitted
+from holdfast.core.models import JobFilter, JobState, Reason
 from holdfast.core.steps import NewStep
 from holdfast.core.waits import ChildStatus, SentSignal, Signal, SignalReceipt, SignalWait
 from holdfast.core.workers import LeaseStatus
@@ -21,6 +21,7 @@ from holdfast.stores.connections.redis_protocol import Argument, RedisConnection
 from tests.conformance.support import (
     LEASE,
     WORKER,
+    Submitted,
     ended,
     ending,
     failing,
@@ -45,7 +46,8 @@ async def test_stored_submission_without_answer_is_acknowledged_once(
     proxy: FaultProxy, proxied_url: str, keyed: bool
 ) -> None:
     async with opened(proxied_url) as store:
-        await store.admin.delete(await put(store))  # the server knows the script
+        first = new_job(key="first" if keyed else None)
+        await store.admin.delete(await put(store, first))  # the server knows the script
         for n in range(10):
             job = new_job(payload=f'{{"needle":{n}}}', key=f"key-{n}" if keyed else None)
             proxy.cut_after(f'"needle":{n}'.encode(), answer=b":1")
@@ -141,16 +143,16 @@ async def test_stored_claim_without_answer_costs_no_attempt(
     async with opened(proxied_url) as store:
         first, second, third = await put(store, new_job(), new_job(), new_job())
         assert await take_ids(store, 1, worker="unlucky") == [first]
-        only = {"only": [second]} if delivered else {}
-        await take_ids(store, 0, worker="unlucky", **only)  # the server knows the script
+        given_ids = {"ids": [second]} if delivered else {}
+        await take_ids(store, 0, worker="unlucky", **given_ids)  # the server knows the script
         proxy.cut_after(b"unlucky", answer=b"work")
 
-        assert await take_ids(store, 1, worker="unlucky", **only) == ([] if delivered else [third])
+        assert await take_ids(store, 1, worker="unlucky", **given_ids) == ([] if delivered else [third])
 
         assert proxy.cuts == 1
         assert [(await stored(store, job_id)).attempts for job_id in (first, second)] == [1, 0]
         assert await state_of(store, first) is JobState.RUNNING, "what was answered stays"
-        (job,) = await take(store, 1, worker="unlucky", **only)
+        (job,) = await take(store, 1, worker="unlucky", **given_ids)
         assert (job.id, job.attempts) == (second, 1)
 
 

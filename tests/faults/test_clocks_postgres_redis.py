@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from holdfast import Holdfast
 from holdfast.core.lifecycle import Lost, decide
 from holdfast.core.models import JobState
 from holdfast.core.retry import Retry
 from holdfast.core.workers import LeaseStatus
 from holdfast.stores.base import Store
 from tests.conformance.support import LEASE, claim, heartbeat, new_job, put, running, settle, stored, take
+from tests.external_tx.kinds import by_asyncpg
 from tests.faults.support import opened
 from tests.support.stores import MIGRATED
 
@@ -142,3 +144,14 @@ async def test_skewed_worker_is_seen_as_living(skewed: Skewed) -> None:
         await store.queueing.heartbeat(heartbeat(), [], lease_for=LEASE)
         (worker,) = await store.query.workers()
         assert seconds_from_now(worker.seen_at_us) == pytest.approx(0, abs=NEAR)
+
+
+@pytest.mark.parametrize("url", ["postgres"], indirect=True)
+async def test_skewed_caller_writes_in_its_transaction_by_the_servers_clock(url: str, skewed: Skewed) -> None:
+    async with skewed() as store, Holdfast(url) as app:
+        job = await running(store)
+        async with by_asyncpg(url) as held:
+            (submitted,) = await app.within.submit(held.connection, [new_job(delay=LEASE)])
+            assert (await app.within.complete(held.connection, job.lease, None, job.worker)).accepted
+        assert seconds_from_now((await stored(store, job.id)).ended_at_us) == pytest.approx(0, abs=NEAR)
+        assert seconds_from_now((await stored(store, submitted.job_id)).run_at_us) == pytest.approx(30, abs=NEAR)

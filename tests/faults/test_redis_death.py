@@ -153,8 +153,8 @@ async def test_loss_is_reported_for_acknowledgements_in_any_order() -> None:
             size = server.written_log.stat().st_size
             (second,) = await put(store)
             pool = NamespacePool(address, now=None, lost=load_scripts("holdfast.stores.redis", "common")["lost_writes"])
-            pool.note_stored(2, second)
-            pool.note_stored(1, first)
+            pool.note_stored(b"2 0", second)
+            pool.note_stored(b"1 0", first)
         server.crash_back(size)
         async with opened(server.url(namespace="lost")) as store:
             assert await pool.run_command("PING") == b"PONG"

@@ -16,6 +16,7 @@ from tests.conformance.support import new_job, put, settle, stored, take
 from tests.faults.support import finding, opened
 from tests.support.certificates import Authority
 from tests.support.fault_proxy import FaultProxy
+from tests.support.pages import find_block
 from tests.support.redis import PASSWORD, Redis
 
 # ── rights ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -23,17 +24,14 @@ from tests.support.redis import PASSWORD, Redis
 
 async def test_passwords_users_and_rights() -> None:
     with Redis(password=PASSWORD) as server:
-        async with opened(server.url()) as store:
+        async with opened(server.url(namespace="other")) as store:
             await put(store)
         for wrong in (server.url().replace("hunter2", "hunter3"), f"redis://127.0.0.1:{server.port}/0"):
             with pytest.raises(ConfigError, match="refuses us"):
                 await open_store(wrong).open()
-        server.execute(
-            *("ACL", "SETUSER", "queue", "on", ">secret", "~{mine}:*", "&{mine}:*", "+@all", "-@admin", "-@dangerous"),
-            *("+info", "+config|get"),
-        )
+        server.execute(*find_block("docs/redis.md", "ACL SETUSER").text.split())
         mine = f"redis://queue:secret@127.0.0.1:{server.port}/0"
-        async with opened(f"{mine}?namespace=mine") as store:
+        async with opened(mine) as store:
             await put(store)
             (job,) = await take(store)
             assert (await settle(store, job)).accepted
@@ -42,12 +40,12 @@ async def test_passwords_users_and_rights() -> None:
         with pytest.raises(ConfigError, match="refuses us"):
             await open_store(f"{mine}?namespace=other").open()
         server.execute("ACL", "SETUSER", "queue", "-config|get")
-        async with opened(f"{mine}?namespace=mine") as store:
+        async with opened(mine) as store:
             durability = await finding(store, "durability")
             assert (durability.level, "+config|get" in durability.remedy) == ("warning", True)
         server.execute("ACL", "SETUSER", "queue", "-info")
         with pytest.raises(ConfigError, match="refuses us"):
-            await open_store(f"{mine}?namespace=mine").open()
+            await open_store(mine).open()
 
 
 async def test_resp3_and_other_databases(server: Redis) -> None:

@@ -370,3 +370,31 @@ def test_client_that_leaves_during_its_body_is_not_answered(url: str) -> None:
 
     use(site, ask)
     assert sent == []
+
+
+# ── a worker in the site ──────────────────────────────────────────────────────────────────────────────────────────
+def test_lifespan_runs_a_worker_that_stops_with_the_site(url: str) -> None:
+    app = Holdfast(url)
+
+    @app.task("double")
+    async def double(number: int) -> int:
+        return 2 * number
+
+    @asynccontextmanager
+    async def run_worker(_: FastAPI) -> AsyncIterator[None]:
+        async with app.worker(concurrency=2):
+            yield
+
+    site = FastAPI(lifespan=holdfast_lifespan(app, run_worker))
+
+    @site.get("/double/{number}")
+    async def read_double(number: int) -> int:
+        return await (await double.enqueue(number)).result(timeout=60)
+
+    async def ask(client: httpx.AsyncClient) -> None:
+        assert (await client.get("/double/21")).json() == 42
+        assert len(await app.workers()) == 1
+
+    use(site, ask)
+    assert app.sync.workers() == []
+    app.sync.close()

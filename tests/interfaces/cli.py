@@ -106,7 +106,7 @@ class Cli:
         async def take() -> Job:
             store = await app.open_store()
             claim = await store.queueing.claim(
-                ClaimRequest("worker-1", {"*": 1}, limit=1, lease_for=lease_for, only=[job_id])
+                ClaimRequest("worker-1", {"*": 1}, limit=1, lease_for=lease_for, ids=[job_id])
             )
             return claim.jobs[0]
 

@@ -138,6 +138,7 @@ def test_broken_application_code_exits_78_with_the_user_traceback(source: str, e
     first, *rest = result.stderr.splitlines()
     assert result.exit_code == 78
     assert target in first
+    assert "needs no tasks: with --app none" in first
     assert expected in result.stderr
     assert f"{target.split(':')[0]}.py" in "\n".join(rest)
     assert f"holdfast{os.sep}cli" not in result.stderr
@@ -158,8 +159,16 @@ def test_a_module_of_the_working_directory_can_be_imported(cli: Cli, monkeypatch
     cli.run("migrate", "--app", cli.write_jobs())
 
 
-def test_a_broken_application_hinders_nothing_that_names_its_store(cli: Cli) -> None:
+def test_a_broken_application_hinders_nothing_that_names_its_store(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     cli.run("migrate", "--app", cli.write_jobs("1 / 0"), "--url", "sqlite:///holdfast.db")
+    monkeypatch.setenv("HOLDFAST_APP", "no_such_module:app")
+    assert "with --app none --url URL it goes on without the application" in cli.fail("status", code=78)
+    job_id = cli.run("enqueue", "work", "--app", "none").strip()
+    monkeypatch.setenv("HOLDFAST_URL", "sqlite:///holdfast.db")
+    for words in (("status",), ("why", job_id), ("queue", "pause", "mail"), ("worker", "stop"), ("errors",)):
+        assert "with --app none, and the url from HOLDFAST_URL, it goes on" in cli.fail(*words, code=78)
+        cli.run(*words, "--app", "none")
+    assert "--app none" not in cli.fail("enqueue", "work", code=78)
 
 
 def test_arguments_that_are_no_text_are_refused(cli: Cli) -> None:

@@ -20,7 +20,10 @@ def test_every_setting_is_listed_with_its_source(cli: Cli, monkeypatch: pytest.M
     assert (listed["lease"]["value"], listed["lease"]["source"]) == ("1m", "holdfast.toml:2")
     assert (listed["concurrency"]["value"], listed["concurrency"]["source"]) == ("3", "HOLDFAST_CONCURRENCY")
     assert listed["grace"]["source"] == "default"
-    assert "holdfast.toml:2" in cli.run("config", "list")
+    assert listed["alerts"]["meaning"].startswith("Rules whose breach is an alert:")
+    text = cli.run("config", "list")
+    assert "holdfast.toml:2" in text
+    assert ".md" not in text
 
 
 def test_setting_a_value_keeps_comments_and_applies_next_time(cli: Cli) -> None:

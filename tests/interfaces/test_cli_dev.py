@@ -19,6 +19,7 @@ import pytest
 from holdfast.cli.api import Watcher
 from tests.interfaces.cli import JOBS, Cli
 from tests.support.load import slowness
+from tests.support.plain_http import PLAIN
 
 _DEADLINE = 90.0
 _ANSWERED, _LATE = 2.0, 1.0  # seconds the API has for an answer, and what a busy machine adds
@@ -78,7 +79,9 @@ class Dev:
 
     def client(self) -> httpx.Client:
         """Of the API, once it says where it is."""
-        return httpx.Client(base_url=self.says(r"the API is at (http://127\.0\.0\.1:\d+),")[1], timeout=_DEADLINE)
+        return httpx.Client(
+            base_url=self.says(r"the API is at (http://127\.0\.0\.1:\d+),")[1], timeout=_DEADLINE, verify=PLAIN
+        )
 
     def ends(self, number: int = signal.SIGINT) -> int:
         """The exit code after this signal."""

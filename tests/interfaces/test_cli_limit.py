@@ -203,6 +203,8 @@ app.limit("mail", queue="mail", concurrency=5)
     _, gone, _ = limit_findings(cli, "--app", cli.write_jobs(declared.replace('"mail", q', '"other", q')))
     assert gone["text"] == "limit mail is in force, and this application declares it no more"
     assert "holdfast limit remove mail" in gone["remedy"]
+    report = cli.json("--app", cli.write_jobs("def (:"), "doctor", code=1)["findings"]
+    assert [each["level"] for each in report if each["name"] == "limits"] == ["ok"]  # not "declares it no more"
     bad = (
         declared
         + """

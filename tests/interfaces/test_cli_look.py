@@ -14,11 +14,12 @@ import pytest
 from holdfast import Holdfast, JobState
 from holdfast.cli.inspect import print_queues
 from holdfast.cli.output import Column, as_json, fitting_columns
+from holdfast.cli.watch_tag import TagProgress, describe_progress
 from holdfast.core.job_logs import NewLine, Record
 from holdfast.core.lifecycle import Failed, Succeeded
 from holdfast.core.models import QueueInfo
 from holdfast.core.steps import NewStep
-from holdfast.views.formatting import format_span, safe_text
+from holdfast.views.formatting import format_decimal, format_span, safe_text
 from holdfast.worker.executors import resource_limits
 from holdfast.worker.sandbox import plan
 from tests.interfaces.cli import Cli
@@ -35,6 +36,19 @@ def test_show_labels_the_former_run_of_a_replayed_job(cli: Cli) -> None:
     assert re.search(r"^last worker +\S", shown, re.MULTILINE)
     assert re.search(r"^last started +\S", shown, re.MULTILINE)
     assert not re.search(r"^(worker|started) ", shown, re.MULTILINE)
+
+
+def test_rate_has_thousands_separators_and_no_exponent() -> None:
+    assert [format_decimal(rate) for rate in (0.25, 99.96, 1020.4, 1_250_000.0)] == [
+        "0.25",
+        "100",
+        "1,020",
+        "1,250,000",
+    ]
+    progress = TagProgress(
+        tag="run-7", total=2, ended=1, states=dict.fromkeys(JobState, 0), per_second=1020.0, seconds_left=None
+    )
+    assert "1,020/s" in describe_progress(progress)
 
 
 def test_status_counts_by_queue_and_state(cli: Cli) -> None:

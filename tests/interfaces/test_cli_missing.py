@@ -45,6 +45,9 @@ def test_looking_makes_no_database(words: list[str], cli: Cli) -> None:
 
 
 def test_source_of_the_url_is_named(cli: Cli) -> None:
+    assert "manage.py" not in cli.fail("status", code=1)
+    Path("manage.py").touch()
+    assert "in a Django project: python manage.py holdfast" in cli.fail("status", code=1)
     Path("holdfast.toml").write_text('url = "sqlite:///jobs.db"\n', encoding="utf-8")
     assert f"{cli.folder}/jobs.db yet (url from holdfast.toml:1)" in cli.fail("status", code=1)
 

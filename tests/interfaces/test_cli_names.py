@@ -35,6 +35,21 @@ def test_misspelt_word_is_answered_with_the_nearest(words: list[str], meant: str
     assert re.search(rf"[Dd]id you mean (one of: )?.?{meant}\b", provided.splitlines()[-1])
 
 
+@pytest.mark.parametrize(
+    ("words", "ours"),
+    [
+        (["worker", "-Q", "mail"], "No such option '-Q'. To run a worker, write: holdfast worker start ..."),
+        (["worker", "-l", "INFO"], "log_level in holdfast.toml. To run a worker, write: holdfast worker start ..."),
+        (["worker", "start", "--loglevel=INFO"], "No such option '--loglevel'. It is a setting: HOLDFAST_LOG_LEVEL="),
+        (["worker", "start", "--max-tasks-per-child", "9"], "HOLDFAST_RECYCLE_JOBS="),
+        (["call", "mail.send"], "no command 'call'; to submit a job: holdfast enqueue TASK"),
+        (["control", "shutdown"], "no command 'control'; holdfast worker stop; "),
+    ],
+)
+def test_word_of_celery_is_answered_with_ours(words: list[str], ours: str, cli: Cli) -> None:
+    assert ours in cli.fail(*words, code=2).splitlines()[-1]
+
+
 def _groups(group: click.Group, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     yield words
     context = click.Context(group)

@@ -151,12 +151,14 @@ def test_purging_a_queue_leaves_what_runs_and_what_has_ended(cli: Cli) -> None:
         cli.fail("show", gone, code=1)
 
 
-def test_pausing_an_unused_queue_says_so(cli: Cli) -> None:
+def test_pausing_or_purging_an_unused_queue_says_so(cli: Cli) -> None:
     cli.run("enqueue", "work", "--queue", "mail")
     assert cli.invoke("queue", "pause", "mail").stderr == ""
     result = cli.invoke("queue", "pause", "nosuch")
     assert (result.exit_code, result.stdout) == (0, "nosuch: paused\n")
-    assert "no job is kept of queue nosuch so far" in result.stderr
+    for each in (result, cli.invoke("queue", "purge", "other"), cli.invoke("queue", "purge", "other", "--dry-run")):
+        assert "no job is kept of queue" in each.stderr
+    assert cli.invoke("queue", "purge", "mail", "--dry-run").stderr == ""
 
 
 def test_unused_queue_in_a_filter_is_mentioned(cli: Cli) -> None:

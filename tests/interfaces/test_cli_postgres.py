@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sqlite3
 import subprocess
 import sys
@@ -12,11 +13,13 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from tests.interfaces.cli import JOBS, ROOT, Cli
 from tests.support import postgres
-from tests.support.postgres import PASSWORD, Postgres
+from tests.support.pages import find_block
+from tests.support.postgres import MAIN, PASSWORD, USER, Postgres, installed
 from tests.support.stores import migrations
 
 SECRET = "s3cr3t-word"
@@ -76,6 +79,29 @@ def test_a_server_that_is_away_exits_75(tmp_path: Path, words: list[str]) -> Non
 def test_a_password_that_was_not_encoded_is_not_shown(tmp_path: Path) -> None:
     for url in (f"postgresql://app:{SECRET}#2@host/db", f"postgresql://app:1/{SECRET}@host/db"):
         assert "percent-encode" in given(tmp_path, 78, "status", "--url", url)
+
+
+def test_set_up_queries_and_backup_of_the_page_work(strict: Postgres, cli: Cli) -> None:
+    for statement in find_block("docs/postgresql.md", "create role").text.rstrip().split("\n"):
+        strict.execute(statement)
+    host = f"queue:%E2%80%A6@127.0.0.1:{strict.port}"
+    owner, app = f"postgresql://{host}/queue", strict.url("queue", user=USER)
+    cli.run("migrate", "--url", owner)
+    with psycopg.connect(owner, autocommit=True) as connection:
+        connection.execute(find_block("docs/postgresql.md", "grant usage").text.encode())
+        connection.execute("create table holdfast.later (number int)")  # as a migration would
+    cli.run("enqueue", "report.build", "--url", app)
+    with psycopg.connect(app, autocommit=True) as connection:
+        rows = connection.execute(find_block("docs/postgresql.md", "select state").text.encode()).fetchall()
+        assert [row[:2] for row in rows] == [("queued", 1)]
+        assert connection.execute("insert into holdfast.later values (1)").rowcount == 1
+
+    strict.execute("create database restored owner queue template template0")
+    for line in find_block("docs/postgresql.md", "pg_dump").text.replace("queue@host", host).splitlines():
+        program, *words = shlex.split(line)
+        subprocess.run([installed(MAIN) / "bin" / program, *words], cwd=cli.folder, check=True, timeout=60)
+    restored = strict.url("restored", user=USER)
+    assert [job["task"] for job in cli.json("list", "--url", restored)["jobs"]] == ["report.build"]
 
 
 # ── migrate --sql ─────────────────────────────────────────────────────────────────────────────────────────────────

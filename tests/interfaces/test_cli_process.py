@@ -7,8 +7,9 @@ import os
 import pty
 import select
 import signal
+import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 
 from holdfast.cli.context import Session
 from holdfast.cli.worker import child_arguments
+from holdfast.core.lifecycle import Succeeded
 from tests.interfaces.cli import Cli
 
 
@@ -264,10 +266,18 @@ def _on_a_terminal(cli: Cli, **environment: str) -> bytes:
     environment = {"TERM": "xterm-256color", **environment}
     writer = cli.process("list", env=environment, stdin=terminal, stdout=terminal, stderr=terminal)
     os.close(terminal)
+    text = _read_terminal(controller)
+    writer.wait(60)
+    os.close(controller)
+    return text
+
+
+def _read_terminal(controller: int, mark: bytes = b"\0") -> bytes:
+    """Returns the output on a terminal up to ``mark``, or to its end."""
     text = b""
     readable = select.poll()  # unlike select(), it knows no highest number of a descriptor
     readable.register(controller, select.POLLIN)
-    while readable.poll(20_000):
+    while mark not in text and readable.poll(20_000):
         try:
             data = os.read(controller, 65536)
         except OSError:  # Linux says so when the last writer has closed a terminal
@@ -275,9 +285,43 @@ def _on_a_terminal(cli: Cli, **environment: str) -> bytes:
         if not data:
             break
         text += data
-    writer.wait(60)
-    os.close(controller)
     return text
+
+
+HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
+
+
+def test_bar_of_a_tag_ends_with_its_run_and_on_ctrl_c(cli: Cli) -> None:
+    first, second = [cli.run("enqueue", "work", "--tag", "run-7").strip() for _ in range(2)]
+    interrupted = _watch_tag(cli, lambda process: process.send_signal(signal.SIGINT))
+    cli.end(first, Succeeded())
+    ended = _watch_tag(cli, lambda _: cli.run("cancel", second))
+
+    assert [code for _, code in (interrupted, ended)] == [0, 1]
+    assert "run-7  0 of 2 ended (0 %)" in interrupted[0]
+    assert "run-7  1 of 2 ended (50 %)" in ended[0]
+    assert "2 of 2 ended (100 %), 1 cancelled" in ended[0]
+    for drawn, _ in (interrupted, ended):
+        assert "━" * 40 in drawn
+        bars, _, rest = drawn.partition(SHOW_CURSOR)
+        assert (bars.count(HIDE_CURSOR), bars[-2:], rest) == (1, "\r\n", "")
+
+
+def _watch_tag(cli: Cli, do: Callable[[Any], object]) -> tuple[str, int]:
+    """Returns the output of ``watch --tag`` on a terminal and its exit code. Calls ``do`` once the bar is drawn."""
+    controller, terminal = pty.openpty()
+    before = termios.tcgetattr(terminal)
+    options = {"env": {"TERM": "xterm-256color", "PYTHONUTF8": "1"}, "stdin": terminal, "stdout": terminal}
+    with _started(cli, "watch", "--tag", "run-7", "--interval", "20ms", **options) as process:
+        drawn = _read_terminal(controller, "━".encode())
+        do(process)
+        drawn += _read_terminal(controller, SHOW_CURSOR.encode())
+        code = process.wait(60)
+    assert termios.tcgetattr(terminal) == before
+    os.close(terminal)
+    drawn += _read_terminal(controller)
+    os.close(controller)
+    return drawn.decode(), code
 
 
 def test_failing_lifespan_is_reported_with_the_user_frames(cli: Cli) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
+import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -27,6 +30,8 @@ EXPECTED = """
     |errors|alerts list|alerts test|chaos run|chaos start|chaos show|chaos stop
     |limit list|limit show|limit add|limit set|limit reset|limit remove|limit pause|limit resume
     |signal send|signal list|schedule backfill|keys create|keys list|keys rotate|keys revoke|audit verify
+    |encryption new-key|encryption keys
+    |import celery|import rq
 """
 
 
@@ -61,6 +66,40 @@ def test_every_example_is_a_command_that_would_run(name: str) -> None:
             pass
 
 
+def printed_commands() -> Iterator[tuple[str, str]]:
+    """Texts of the package and of the documentation that begin with a command, each with its file."""
+    package, texts = ROOT / "holdfast", []
+    for path in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+            words = [str(each.value) if isinstance(each, ast.Constant) else "X" for each in parts]
+            texts.append((path, "".join(words)))
+    for path in (*package.rglob("*.html"), *(ROOT / "docs").glob("*.md"), *(ROOT / "deploy").rglob("*.*")):
+        if path.suffix != ".json":
+            found = re.findall(r"(?:`|\$ |<code>)(holdfast [^`<\n]*)", path.read_text(encoding="utf-8"))
+            texts += [(path, each) for each in found]
+    for path, text in texts:
+        for each in re.findall(r"(?<!from )\bholdfast ([a-z][^`\n;|]*)", text):
+            yield str(path.relative_to(ROOT)), each
+
+
+def test_every_printed_command_exists_with_its_options() -> None:
+    wrong, number = [], 0
+    for place, text in printed_commands():
+        words = re.findall(r"[\w-]+", text)
+        command: click.Command | None = main
+        while words and isinstance(command, click.Group) and not words[0].startswith("-"):
+            command = command.get_command(click.Context(command), words.pop(0))
+        options = re.findall(r"(?<=\s)--[a-z][a-z-]*", text.partition(" -- ")[0])
+        number += 1
+        parameters = command.params if command is not None else []
+        known = {each for parameter in parameters for each in (*parameter.opts, *parameter.secondary_opts)}
+        if command is None or not set(options) <= {*known, "--help"}:
+            wrong.append((place, text))
+    assert number > 300
+    assert not wrong
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_the_common_options(name: str) -> None:
     options = {opt for parameter in COMMANDS[name].params for opt in parameter.opts}
@@ -88,6 +127,12 @@ def _loaded(program: str, names: tuple[str, ...]) -> list[str]:
 def test_help_loads_nothing_heavy(cli: Cli) -> None:
     program = "from holdfast.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass"
     assert _loaded(program, ("rich", "tomlkit", "structlog", "uvloop", "holdfast.worker", "click")) == ["click"]
+
+
+def test_program_keeps_its_modules_out_of_collections() -> None:
+    program = "import gc, sys; from holdfast.cli import main; sys.argv[1:] = ['--version']"
+    ended = f"{program}\ntry: main()\nexcept SystemExit: print(gc.get_freeze_count() > 10_000)"
+    assert subprocess.check_output([sys.executable, "-c", ended], cwd=ROOT, text=True).splitlines()[-1] == "True"
 
 
 def test_worker_that_writes_json_lines_loads_no_renderer_for_people() -> None:

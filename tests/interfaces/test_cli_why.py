@@ -44,9 +44,14 @@ def _job(state: JobState, **fields: Any) -> Job:
 
 
 def _worker(
-    queues: str = "mail:2", *, alive: bool = True, command: WorkerCommand = WorkerCommand.NONE, running: int = 0
+    queues: str = "mail:2",
+    *,
+    name: str = "w-1",
+    alive: bool = True,
+    command: WorkerCommand = WorkerCommand.NONE,
+    running: int = 0,
 ) -> WorkerInfo:
-    heartbeat = WorkerHeartbeat(worker="w-1", host="here", pid=1, queues=queues, concurrency=2, running=running)
+    heartbeat = WorkerHeartbeat(worker=name, host="here", pid=1, queues=queues, concurrency=2, running=running)
     return WorkerInfo(heartbeat=heartbeat, started_at_us=NOW, seen_at_us=NOW, alive=alive, command=command)
 
 
@@ -117,6 +122,21 @@ CASES: list[tuple[Job, JobFacts, dict[str, str]]] = [
         {"worker_silent": "holdfast worker start"},
     ),
     (_job(JobState.RUNNING, lease_until_us=NOW + MINUTE), GONE, {"worker_silent": "holdfast worker start"}),
+    (
+        _job(JobState.RUNNING, lease_until_us=NOW + MINUTE),
+        replace(GONE, workers=(_worker(), _worker(name="w-2"), _worker("other", name="w-3"))),
+        {"worker_silent": "nothing to do: 1 other worker serves queue mail"},
+    ),
+    (
+        _job(JobState.RUNNING, lease_until_us=NOW + MINUTE, attempts=5),
+        replace(GONE, workers=(_worker(), _worker(name="w-2"))),
+        {"worker_silent": "once it is dead, mend the cause, then: holdfast replay"},
+    ),
+    (
+        _job(JobState.RUNNING, lease_until_us=NOW - 1, attempts=5),
+        SERVED,
+        {"lease_expired": "ends it as dead (crashed): this is its last attempt"},
+    ),
     (_job(JobState.QUEUED, lost_leases=1), SERVED, {"suspect": "logs"}),
     (_job(JobState.QUEUED, lost_leases=2), SERVED, {"quarantined": "logs"}),
     (_job(JobState.SCHEDULED, run_at_us=NOW + MINUTE), SERVED, {"scheduled": ""}),
@@ -133,7 +153,7 @@ CASES: list[tuple[Job, JobFacts, dict[str, str]]] = [
     (_job(JobState.RUNNING, lease_until_us=NOW - MINUTE), SERVED, {"lease_expired": "maintenance"}),
     (_job(JobState.SUCCEEDED, ended_at_us=NOW), SERVED, {"succeeded": "--force"}),
     (_job(JobState.CANCELLED, ended_at_us=NOW), SERVED, {"cancelled": "holdfast replay"}),
-    (_job(JobState.DEAD, reason="budget", **DEAD), SERVED, {"dead_budget": "mend the cause"}),
+    (_job(JobState.DEAD, reason="max_attempts", **DEAD), SERVED, {"dead_max_attempts": "mend the cause"}),
     (_job(JobState.DEAD, reason="no_handler", **DEAD), SERVED, {"dead_no_handler": "whose application has it"}),
     (_job(JobState.DEAD, reason="payload", **DEAD), SERVED, {"dead_payload": "--payload"}),
     (_job(JobState.DEAD, reason="crashed", **DEAD), SERVED, {"dead_crashed": "memory"}),

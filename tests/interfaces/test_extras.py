@@ -7,37 +7,29 @@ import sys
 
 import pytest
 
+from tools.release.extras import import_code
+
 EXTRAS = {
     "core": (),
     "web": ("httptools", "jinja2", "prometheus_client", "starlette", "uvicorn"),
+    "encryption": ("cryptography",),
     "postgres": ("asyncpg",),
     "redis": ("redis", "hiredis"),
     "otel": ("opentelemetry",),
+    "django": ("django", "asgiref"),
+    "django-tasks": ("django", "asgiref", "django_tasks"),
     "fastapi": ("fastapi", "starlette", "pydantic", "opentelemetry"),  # it needs the latter itself
+    "celery": ("celery",),
+    "metrics": ("prometheus_client",),
+    "pydantic": ("pydantic",),
+    "pytest": ("pytest",),
 }
 OPTIONAL = {package for packages in EXTRAS.values() for package in packages}
-USED = {
-    "core": ["holdfast", "holdfast.cli", "holdfast.worker", "holdfast.testing", "holdfast.stores.sqlite"],
-    "web": ["holdfast.web", "holdfast.cli"],
-    "postgres": ["holdfast.stores.postgres", "holdfast.transports.transport_store"],
-    "redis": ["holdfast.stores.redis", "holdfast.transports.redis"],
-    "otel": ["holdfast.telemetry.spans"],
-    "fastapi": ["holdfast.integrations.fastapi"],
-}
-CODE = """
-import importlib, pkgutil, sys
-for name in {blocked!r}:
-    sys.modules[name] = None
-for name in {used!r}:
-    module = importlib.import_module(name)
-    for each in pkgutil.iter_modules(getattr(module, "__path__", []), name + ".") if name != "holdfast" else ():
-        if each.name.rpartition(".")[2] != "__main__":
-            importlib.import_module(each.name)
-"""
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_extra_needs_no_package_of_another(extra: str) -> None:
-    code = CODE.format(blocked=sorted(OPTIONAL - set(EXTRAS[extra])), used=USED[extra])
+    blocked = sorted(OPTIONAL - set(EXTRAS[extra]))
+    code = import_code(extra, blocked)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -108,7 +108,7 @@ def test_unknown_option_is_answered_with_the_nearest(tmp_path: Path) -> None:
     async def send() -> None: ...
 
     with pytest.raises(TypeError, match="did you mean retry"):
-        send.options(retries=3)  # type: ignore[call-arg]
+        send.options(retri=3)  # type: ignore[call-arg]
 
 
 def test_options_follow_settings_that_change_afterwards(tmp_path: Path) -> None:

@@ -15,11 +15,10 @@ import pytest
 
 from tests.interfaces.cli import ROOT, Cli
 from tests.interfaces.otlp import Receiver, Span, receiving
-from tests.support.pages import blocks
+from tests.support.pages import find_block
 
-PAGE = (ROOT / "docs" / "observability.md").read_text(encoding="utf-8")
-(REPORTS,) = [block.text for block in blocks(PAGE) if block.text.startswith("# reports.py")]
-(SHOWN,) = [block.text for block in blocks(PAGE) if block.text.startswith("span ")]
+REPORTS = find_block("docs/observability.md", "# reports.py").text
+SHOWN = find_block("docs/observability.md", "span ").text
 PRINTER = """
 
 @app.task("report.print", executor="process", max_attempts=1)

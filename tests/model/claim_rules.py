@@ -72,18 +72,18 @@ class ClaimRules(Machine):
     @rule(
         limit=st.integers(1, 5),
         max_must_start=st.sampled_from([0, 1, 5]),
-        idle=st.sampled_from([0, 1, 5, 5]),
+        free_runners=st.sampled_from([0, 1, 5, 5]),
         worker=st.sampled_from(["w1", "w2"]),
     )
-    def claim_limited(self, limit: int, max_must_start: int, idle: int, worker: str) -> None:
+    def claim_limited(self, limit: int, max_must_start: int, free_runners: int, worker: str) -> None:
         self.end_awaited()
         ready = [job for job in self.model.ready(LIMITED, self.clock()) if job.lost_leases < 2]
         running = self.model.running(LIMITED)
         used = Counter(job.new.payload for job in running)
         keys = Counter(job.new.payload for job in ready)
         possible = sum(max(0, min(number, OF_A_KEY - used[key])) for key, number in keys.items())
-        claim = self.claimed(worker, {LIMITED: limit}, limit, max_must_start=max_must_start, idle=idle)
-        assert len(claim.jobs) == max(0, min(limit, max_must_start, idle, AT_ONCE - len(running), possible))
+        claim = self.claimed(worker, {LIMITED: limit}, limit, max_must_start=max_must_start, free_runners=free_runners)
+        assert len(claim.jobs) == max(0, min(limit, max_must_start, free_runners, AT_ONCE - len(running), possible))
         for key in keys:
             expected = [job.new.id for job in ready if job.new.payload == key]
             taken = [job.id for job in claim.jobs if job.payload == key]
@@ -108,12 +108,12 @@ class ClaimRules(Machine):
         assert [job.id for job in claim.jobs] == poison[:1]
 
     @rule(numbers=picks)
-    def claim_delivered(self, numbers: list[int]) -> None:
+    def claim_ids(self, numbers: list[int]) -> None:
         self.end_awaited()
         self.promote_all()
         ids = self.chosen(numbers)
         jobs = [job for queue in QUEUES for job in self.model.ready(queue, self.clock())]
-        claim = self.claimed("w1", dict.fromkeys(QUEUES, 10), 10, only=ids)
+        claim = self.claimed("w1", dict.fromkeys(QUEUES, 10), 10, ids=ids)
         assert {job.id for job in claim.jobs} == {job.new.id for job in jobs if job.lost_leases < 2} & set(ids)
         assert claim.refused == len(ids) - len(claim.jobs)
 

@@ -64,7 +64,7 @@ class LifeRules(Machine):
         ids = self.chosen(numbers)
         done = self.call_family(lambda: self.store.admin.cancel(ids))
         self.operated(ids, self.model.cancel(ids, self.clock()), done.changed)
-        self.model.decide_ends(self.clock())
+        self.model.resolve_ends(self.clock())
 
     @rule(numbers=picks, force=st.booleans(), after=st.sampled_from([0, 3]), every=st.sampled_from([0, 0, 2]))
     def replay(self, numbers: list[int], force: bool, after: int, every: int) -> None:
@@ -86,7 +86,7 @@ class LifeRules(Machine):
         """Ends expired jobs. The end of one may end another one that has expired too."""
         overdue = {job.new.id: job for job in self.model.overdue(self.clock())}
         free = [job for job in overdue.values() if not overdue.keys() & job.dependencies]
-        expired = self.call_family(lambda: self.store.maintenance.expire_waiting(limit=limit))
+        expired = self.call_family(lambda: self.store.maintenance.expire_unstarted(limit=limit))
         assert min(limit, len(free)) <= len(expired) <= min(limit, len(overdue))
         assert {each.job_id for each in expired} <= overdue.keys()
 

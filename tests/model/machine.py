@@ -29,6 +29,7 @@ T = TypeVar("T")
 MAX_JOBS = 8  # few, so that each goes through many states
 LEASE = timedelta(seconds=30)
 QUEUES = ("a", "b")
+RETRY_PRIORITIES = (None, 1, -1)
 
 
 class Machine(RuleBasedStateMachine):
@@ -81,7 +82,7 @@ class Machine(RuleBasedStateMachine):
     def settle_all(self, settlements: Sequence[Settlement]) -> None:
         answers = self.call_family(lambda: self.store.queueing.settle(settlements))
         expected = [self.model.settle(each, self.clock()) for each in settlements]
-        self.model.decide_ends(self.clock())
+        self.model.resolve_ends(self.clock())
         assert [answer.accepted for answer in answers] == [accepted for accepted, _ in expected]
         for answer, settlement, (accepted, state) in zip(answers, settlements, expected, strict=True):
             assert (answer.job_id, answer.claims) == (settlement.job_id, settlement.claims)
@@ -94,7 +95,8 @@ class Machine(RuleBasedStateMachine):
         job = self.model.jobs.get(lease.job_id)
         if job is None or job.claims != lease.claims:
             return Settlement(job_id=lease.job_id, claims=lease.claims, state=JobState.SUCCEEDED, result='"stale"')
-        settlement = decide(job.as_job(), outcome, FiveSeconds(), random.Random(0))
+        policy = FiveSeconds(priority=RETRY_PRIORITIES[job.claims % len(RETRY_PRIORITIES)])
+        settlement = decide(job.as_job(), outcome, policy, random.Random(0))
         assert crash_reason(settlement) == isinstance(outcome, Lost)
         return settlement
 
@@ -106,7 +108,7 @@ class Machine(RuleBasedStateMachine):
     def end_awaited(self) -> None:
         """Expires jobs whose ends make further ones ready: a claim would meet those already."""
         if any(self.model.has_open_dependents(job.new.id) for job in self.model.overdue(self.clock())):
-            self.call_family(lambda: self.store.maintenance.expire_waiting(limit=1000))
+            self.call_family(lambda: self.store.maintenance.expire_unstarted(limit=1000))
             self.meet_the_due()
 
     def claimed(self, worker: str, capacity: dict[str, int], limit: int, **options: Any) -> Claim:
@@ -146,7 +148,7 @@ class Machine(RuleBasedStateMachine):
         for job in self.model.overdue(self.clock()):
             if actual[job.new.id].reason == Reason.EXPIRED:
                 self.model.end_overdue(job, self.clock())
-        self.model.decide_ends(self.clock())
+        self.model.resolve_ends(self.clock())
         for job in self.model.due(self.clock()):
             if actual[job.new.id].state is JobState.QUEUED:
                 job.state = JobState.QUEUED

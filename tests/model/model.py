@@ -142,13 +142,15 @@ class Model(Waits):
             state = JobState.CANCELLED
         job.error = None if state is JobState.SUCCEEDED else settlement.error or job.error
         self._note(job, settlement, state)
-        if state is JobState.WAITING and not job.is_held:
+        if state is JobState.WAITING and not job.has_open_waits:
             state, job.run_at = JobState.SCHEDULED, now
         elif settlement.delay is not None:
             job.run_at = now + settlement.delay // MICROSECOND
         elif state is JobState.WAITING:
             job.run_at = NEVER_US
         job.state, job.cancelling, job.by_dependency = state, False, False
+        if state is JobState.FAILED and settlement.priority is not None:
+            job.new = msgspec.structs.replace(job.new, priority=settlement.priority)
         if state in TERMINAL:
             job.ended_at = now
             self.ends.append((job.new.id, state))
@@ -237,7 +239,7 @@ class Model(Waits):
             return False
         if job.state not in TERMINAL:
             self.ends.append((job_id, "deleted"))
-            self.decide_ends(now, together)
+            self.resolve_ends(now, together)
         self._remove(job_id)
         for key in [key for key, (owner, _) in self.keys.items() if owner == job_id]:
             del self.keys[key]

@@ -79,7 +79,7 @@ class ModelJob:
         return Lease(self.new.id, self.claims)
 
     @property
-    def is_held(self) -> bool:
+    def has_open_waits(self) -> bool:
         """True if what the job waits for has not come: a signal, or jobs of its latest wait."""
         return self.is_receiver or any(
             each.state is OPEN and each.wait in (0, self.wait) for each in self.dependencies.values()

@@ -12,7 +12,7 @@ from msgspec import UNSET
 from holdfast.core.dependencies import Condition
 from holdfast.core.ids import new_id
 from holdfast.core.job_changes import JobChanges
-from holdfast.core.lifecycle import Cancelled, Failed, Lost, Outcome, Parked, Released, Snoozed, Succeeded
+from holdfast.core.lifecycle import Cancelled, Failed, Lost, Outcome, Released, Snoozed, Succeeded, Suspended
 from holdfast.core.limits import Limit, LimitValues
 from holdfast.core.models import NewJob, Reason
 from holdfast.core.unique import Unique
@@ -27,7 +27,10 @@ LIMITS = (
 
 
 class FiveSeconds:
-    """A policy that needs no luck."""
+    """A policy that needs no luck. ``priority``: of retries."""
+
+    def __init__(self, priority: int | None = None) -> None:
+        self.priority = priority
 
     def delay_after(self, failures: int, rng: random.Random) -> timedelta:
         return timedelta(seconds=5)
@@ -38,7 +41,7 @@ expiries = st.sampled_from([0.000001, 1.0, 10.0, 60.0]).map(lambda s: timedelta(
 picks = st.lists(st.integers(0, 10_000), min_size=1, max_size=4)
 policies = st.builds(
     Unique,
-    during=st.sampled_from(["waiting", "active", 10]),
+    during=st.sampled_from(["unstarted", "active", 10]),
     by=st.just(["task", "queue"]),
     on_conflict=st.sampled_from(["keep", "replace", "reschedule"]),
 )
@@ -82,7 +85,7 @@ outcomes: st.SearchStrategy[Outcome] = st.one_of(
     st.just(Released()),
     st.just(Cancelled()),
     st.just(Lost()),
-    st.builds(Parked, reason=st.sampled_from([Reason.SIGNAL, Reason.CHILDREN]), delay=st.none() | spans),
+    st.builds(Suspended, reason=st.sampled_from([Reason.SIGNAL, Reason.CHILDREN]), delay=st.none() | spans),
 )
 conditions = st.sampled_from(list(Condition))
 step_names = st.sampled_from(["x", "x#2", "y"])

@@ -13,7 +13,7 @@ from hypothesis.stateful import invariant, precondition, rule
 from holdfast.core.dependencies import NEVER_US, Condition, Dependency
 from holdfast.core.errors import Invalid
 from holdfast.core.ids import new_id
-from holdfast.core.lifecycle import Outcome, Parked
+from holdfast.core.lifecycle import Outcome, Suspended
 from holdfast.core.models import TERMINAL, JobState, Lease, NewJob, Reason, Step
 from holdfast.core.steps import NewStep
 from holdfast.core.waits import (
@@ -75,7 +75,7 @@ class WaitRules(Machine):
             self.call_family(lambda: self.store.queueing.submit(batch))
 
     def awaited(self) -> list[ModelJob]:
-        """Jobs whose ends decide dependencies."""
+        """Jobs whose ends resolve dependencies."""
         return [job for job_id, job in self.model.jobs.items() if self.model.has_open_dependents(job_id)]
 
     @precondition(lambda self: self.awaited())
@@ -86,7 +86,7 @@ class WaitRules(Machine):
         if job.state is not JobState.RUNNING:
             self.end_awaited()
             self.promote_all()
-            self.claimed("w2", dict.fromkeys(QUEUES, 10), 10, only=[job.new.id])
+            self.claimed("w2", dict.fromkeys(QUEUES, 10), 10, ids=[job.new.id])
             self.the_store_agrees_with_the_model()
         if job.state is JobState.RUNNING:
             self.settle_all([self.decided(job.lease, outcome)])
@@ -100,7 +100,7 @@ class WaitRules(Machine):
         ids = list(dict.fromkeys([job_id, *waiters[: int(both)]][:: 1 if number % 2 else -1]))
         done = self.call_family(lambda: getattr(self.store.admin, verb)(ids))
         won = getattr(self.model, verb)(ids, self.clock())
-        self.model.decide_ends(self.clock())
+        self.model.resolve_ends(self.clock())
         assert [each for each, _ in done.changed] == won
 
     def revivable(self) -> list[ModelJob]:
@@ -139,7 +139,7 @@ class WaitRules(Machine):
         self.the_store_agrees_with_the_model()
         self.end_awaited()
         self.promote_all()
-        self.claimed("w1", {"b": 10}, 10, only=[job.id for job in jobs])
+        self.claimed("w1", {"b": 10}, 10, ids=[job.id for job in jobs])
 
     @precondition(lambda self: any(self.model.ready(queue, self.clock()) for queue in (*QUEUES, LIMITED)))
     @rule(limit=st.integers(1, 4), worker=st.sampled_from(["w1", "w2"]))
@@ -179,15 +179,15 @@ class WaitRules(Machine):
         self.receive(self.leases[-1 - number % len(self.leases)], name, timeout, worker)
 
     @precondition(lambda self: self.alive())
-    @rule(number=numbers, name=step_names, timeout=timeouts, parks=st.booleans(), meanwhile=st.booleans())
-    def receive_signal(self, number: int, name: str, timeout: timedelta, parks: bool, meanwhile: bool) -> None:
-        """As a worker does it: a job that has to wait is parked with the time that is left."""
+    @rule(number=numbers, name=step_names, timeout=timeouts, suspends=st.booleans(), meanwhile=st.booleans())
+    def receive_signal(self, number: int, name: str, timeout: timedelta, suspends: bool, meanwhile: bool) -> None:
+        """As a worker does it: a job that has to wait is suspended with the time that is left."""
         lease = chosen_of(self.alive(), number)
         receipt = self.receive(lease, name, timeout, self.workers[lease])
-        if receipt.left is not None and parks:
+        if receipt.left is not None and suspends:
             if meanwhile:
                 self.send_signal(name[0], None)
-            self.settle_all([self.decided(lease, Parked(Reason.SIGNAL, receipt.left))])
+            self.settle_all([self.decided(lease, Suspended(Reason.SIGNAL, receipt.left))])
 
     @precondition(lambda self: self.deadlines())
     @rule()
@@ -195,7 +195,7 @@ class WaitRules(Machine):
         self.clock.advance((min(self.deadlines()) - self.clock()) / 1_000_000)
 
     def deadlines(self) -> list[int]:
-        """Future deadlines of parked jobs."""
+        """Future deadlines of suspended jobs."""
         jobs = self.model.jobs.values()
         return [job.run_at for job in jobs if job.state is JobState.WAITING and self.clock() < job.run_at < NEVER_US]
 
@@ -231,12 +231,12 @@ class WaitRules(Machine):
         self.start(lease, self.children_of(lease, jobs, again), worker)
 
     @precondition(lambda self: self.alive())
-    @rule(number=numbers, jobs=st.lists(new_jobs, max_size=3), again=picks, parks=st.booleans())
-    def start_children(self, number: int, jobs: list[NewJob], again: list[int], parks: bool) -> None:
-        """As a worker does it: a job with children that have not ended is parked."""
+    @rule(number=numbers, jobs=st.lists(new_jobs, max_size=3), again=picks, suspends=st.booleans())
+    def start_children(self, number: int, jobs: list[NewJob], again: list[int], suspends: bool) -> None:
+        """As a worker does it: a job with children that have not ended is suspended."""
         lease = chosen_of(self.alive(), number)
-        if self.start(lease, self.children_of(lease, jobs, again), self.workers[lease]) and parks:
-            self.settle_all([self.decided(lease, Parked(Reason.CHILDREN))])
+        if self.start(lease, self.children_of(lease, jobs, again), self.workers[lease]) and suspends:
+            self.settle_all([self.decided(lease, Suspended(Reason.CHILDREN))])
 
     @precondition(lambda self: self.alive())
     @rule(
@@ -253,7 +253,7 @@ class WaitRules(Machine):
             else:
                 new = [NewJob(id=new_id(), task="work", payload="{}", queue="a")] if wait == "new" else []
                 self.start(lease, self.children_of(lease, new, [] if new else [0, 1]), self.workers[lease])
-        self.settle_all([self.decided(lease, Parked(Reason.CHILDREN, delay))])
+        self.settle_all([self.decided(lease, Suspended(Reason.CHILDREN, delay))])
 
     # ── what must hold after every step ───────────────────────────────────────────────────────────────────────
     @invariant()

@@ -45,19 +45,19 @@ class Waits:
             job_id = answered.get(each.job_id, each.job_id)
             if job_id not in job.dependencies:
                 other = self.jobs[job_id].state if job_id in self.jobs else None  # it has left its key
-                state = MET if other is None else decide(each.on, other)
+                state = MET if other is None else resolve(each.on, other)
                 job.dependencies[job_id] = ModelDependency(job_id, each.on, state)
                 if job.dependencies[job_id].state is FAILED:
                     failures.add(describe_failed_dependency(job_id, other))
         if failures:
             job.run_at = NEVER_US
             cancel_waiter(job, failures, now)
-        elif job.is_held:
+        elif job.has_open_waits:
             wait_for_dependencies(job)
         else:
             job.state, job.run_at = JobState.SCHEDULED, now
 
-    def decide_ends(self, now: int, deleted: Iterable[str] = ()) -> None:
+    def resolve_ends(self, now: int, deleted: Iterable[str] = ()) -> None:
         """Decides the dependencies on jobs that have ended, level by level. ``deleted``: jobs of the same deletion."""
         both = {"cancelled", "deleted"}
         while self.ends:
@@ -67,14 +67,14 @@ class Waits:
                 ended = [each for job_id, each in job.dependencies.items() if job_id in hows and each.state is OPEN]
                 failures: set[str] = set()
                 for each in ended:
-                    each.state = decide(each.on, hows[each.job_id])
+                    each.state = resolve(each.on, hows[each.job_id])
                     words = both if each.job_id in deleted else {hows[each.job_id]}
                     if each.state is FAILED:
                         failures |= {describe_failed_dependency(each.job_id, word) for word in words}
                 if job.state is JobState.WAITING and failures:
                     cancel_waiter(job, failures, now)
                     self.ends.append((job.new.id, "cancelled"))
-                elif job.state is JobState.WAITING and not job.is_held:
+                elif job.state is JobState.WAITING and not job.has_open_waits:
                     job.state, job.run_at, job.by_dependency = JobState.SCHEDULED, now, False
 
     def renew_waits(self, replayed: Sequence[str]) -> None:
@@ -85,7 +85,7 @@ class Waits:
                 if not job.started and each.state is not MET:
                     other = self.jobs.get(each.job_id)
                     each.state = MET if other is None or other.state in TERMINAL else OPEN
-            if not job.started and job.is_held:
+            if not job.started and job.has_open_waits:
                 wait_for_dependencies(job)
         self._reopen([*replayed, *revived])
 
@@ -123,7 +123,7 @@ class Waits:
         return any(job_id in job.dependencies and job.state not in TERMINAL for job in self.jobs.values())
 
     def has_open_dependents(self, job_id: str) -> bool:
-        """True if the end of this job decides a dependency."""
+        """True if the end of this job resolves a dependency."""
         return any(
             each.state is OPEN for job in self.jobs.values() if (each := job.dependencies.get(job_id)) is not None
         )
@@ -132,8 +132,8 @@ class Waits:
     def holder(self, lease: Lease, worker: str | None, now: int) -> ModelJob | None:
         """The job that runs under this lease."""
         job = self.jobs.get(lease.job_id)
-        is_held = job is not None and job.state is JobState.RUNNING and job.claims == lease.claims
-        if job is None or not is_held or job.lease_until <= now or worker not in (None, job.worker):
+        has_lease = job is not None and job.state is JobState.RUNNING and job.claims == lease.claims
+        if job is None or not has_lease or job.lease_until <= now or worker not in (None, job.worker):
             return None
         return job
 
@@ -141,7 +141,7 @@ class Waits:
         step = wait.step
         job = self.holder(step.lease, step.worker, now)
         if job is None:
-            return SignalReceipt(is_held=False)
+            return SignalReceipt(has_lease=False)
         if step.name in job.steps:
             return SignalReceipt(result=job.steps[step.name].result)
         earlier = job.receiver if job.receiver is not None and job.receiver.step == step.name else None
@@ -208,7 +208,7 @@ class Waits:
         for job_id in ids:
             other = self.jobs.get(job_id)
             if other is not None:
-                state = decide(Condition.END, other.state)
+                state = resolve(Condition.END, other.state)
                 job.dependencies[job_id] = ModelDependency(job_id, Condition.END, state, job.wait)
             statuses.append(ChildStatus(job_id, None if other is None else other.state))
         return statuses
@@ -234,7 +234,7 @@ class Waits:
         )
 
 
-def decide(on: Condition, how: str) -> DependencyState:
+def resolve(on: Condition, how: str) -> DependencyState:
     """State of a dependency on a job that is in a state, or was deleted before its end."""
     if how not in {*TERMINAL, "deleted"}:
         return OPEN

@@ -10,6 +10,7 @@ const browser = await playwright.launch({
 });
 try {
   const page = await browser.newPage();
+  page.setDefaultTimeout(120_000); // a busy machine
   const asked = [];
   const failed = [];
   page.on("request", (request) => asked.push(request.url()));

@@ -61,6 +61,7 @@ _QUEUED = 'holdfast_queue_jobs{queue="mail",state="queued"}'
 _LOST = 'holdfast_lease_lost_total{instance="w"}'
 _RECOVERED = 'holdfast_jobs_recovered_total{instance="w"}'
 _REQUESTS = 'holdfast_http_requests_total{{instance="a",status_code="{}"}}'
+_UP = 'up{job="holdfast-api",instance="api:8000"}'
 _DEAD_LETTERS = "New dead letters of mail in 15 minutes: "
 _TAKEN_BACK = "Jobs taken back in 15 minutes from workers that were gone: "
 
@@ -110,6 +111,12 @@ CASES = (
     Case("HoldfastLoopLate", "blocked", _late("0+1x120", "0+2x120", "loop_lag_seconds", ""), 25, _WORKER,
          "The event loop of w is more than a second late."),
     Case("HoldfastLoopLate", "quick", _late("0+2x120", "0+2x120", "loop_lag_seconds", ""), 25),
+    Case("HoldfastTargetDown", "down", {_UP: "1x8 0x40"}, 6, {"job": "holdfast-api", "instance": "api:8000"},
+         "Prometheus does not reach api:8000 of holdfast-api."),
+    Case("HoldfastTargetDown", "another's", {'up{job="node",instance="a"}': "0x40"}, 6),
+    Case("HoldfastApiAbsent", "its targets are gone", {"holdfast_store_up": "1x8 stale"}, 6, {},
+         "No API process is scraped: alerts about queues, schedules and the store are silent."),
+    Case("HoldfastApiAbsent", "the store is away", {"holdfast_store_up": "1x8 0x40"}, 6),
     Case("HoldfastStoreDown", "down", {"holdfast_store_up": "1x8 0x40"}, 5, {}, "No API process reaches the store."),
     Case("HoldfastStoreDown", "one of two", {'holdfast_store_up{instance="a"}': "0x40",
                                              'holdfast_store_up{instance="b"}': "1x40"}, 5),

@@ -16,6 +16,7 @@ from tests.crash.scenarios import (
     files,
     freezes,
     handlers,
+    imports,
     javascript,
     kills,
     limits,
@@ -33,7 +34,9 @@ from tests.crash.scenarios import (
     workflows,
 )
 from tests.crash.scenarios.kinds import KINDS, Kind
-from tests.storm import alerts
+from tests.storm import alerts, mutants
+from tests.storm.history import scenario as history
+from tests.storm.history.nemesis import ARENAS
 from tests.support.stores import CARRIED, OLDER, STORES, Home
 
 Scenario = Callable[[Path, Callable[[int], int], int], Report]
@@ -108,6 +111,12 @@ ON_EVERY_STORE: dict[str, OnStore] = {
     "chaos-mixed": lambda folder, home, count, seed: chaos.balanced(
         folder, home, chaos.MIXED, jobs=count(500) * 2, seed=seed % 2**31
     ),
+    "imported-celery": lambda folder, home, count, seed: imports.moved(
+        folder, home, "celery", jobs=count(1000), kills=count(10), max_delay=60, seed=seed
+    ),
+    "imported-rq": lambda folder, home, count, seed: imports.moved(
+        folder, home, "rq", jobs=count(1000), kills=count(10), max_delay=60, seed=seed
+    ),
     "crowd": lambda folder, home, count, seed: crowds.crowd(folder, home, kills=count(50), seed=seed),
     "api-kills": lambda folder, home, count, seed: api.kills(folder, home, clients=16, kills=count(20), seed=seed),
 }
@@ -173,6 +182,10 @@ def _described(store: str, examples: int) -> Scenario:
     return lambda folder, count, seed: api.described(folder, STORES[store], examples=count(examples), seed=seed)
 
 
+def _history(arena: str) -> Scenario:
+    return lambda folder, count, seed: history.histories(folder, arena, seconds=count(1800), seed=seed)
+
+
 def _garbage(home: Home) -> Scenario:
     return lambda folder, *_: api.garbage(folder, home)
 
@@ -183,6 +196,9 @@ DESCRIBED = {
     for store, examples in {"sqlite": 200, "postgres": 80, "redis": 200}.items()
 }
 GARBAGE = {f"api-garbage-{store}": _garbage(STORES[store]) for store in ("sqlite", "postgres", "redis")}
+
+
+HISTORIES = {f"history-{arena}": _history(arena) for arena in ARENAS}
 
 
 def _on(home: Home, scenario: OnStore) -> Scenario:
@@ -204,12 +220,15 @@ SCENARIOS: dict[str, Scenario] = {
     **ON_WHAT_LEAVES,
     **DESCRIBED,
     **GARBAGE,
+    **HISTORIES,
     "prompt-atlasqueue": lambda folder, count, seed: examples.prompt(
         folder, jobs=count(1000), paced=count(600), seed=seed
     ),
     "killed-streams": lambda folder, count, seed: streams.killed_parts(
         folder, users=count(500), kills=count(10), seed=seed
     ),
+    "history-faults": lambda folder, count, seed: history.faults_found(folder, within=count(600), seed=seed),
     "alerts": lambda folder, *_: alerts.evaluated(folder),
+    "mutants": lambda _, count, seed: mutants.sampled(seconds=count(300), seed=seed),
 }
 """By name, which ends in the store's if there is one."""

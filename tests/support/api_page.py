@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import Any
 
 from holdfast.web.asgi import OPERATIONS
-from holdfast.web.fields import Field, Form
+from holdfast.web.fields import BodySchema, Field
 from holdfast.web.openapi import REFUSALS, example_body, refusals_of
 from holdfast.web.routing import Operation
 
@@ -43,19 +43,19 @@ def _lines() -> Iterator[str]:
         for operation in operations:
             yield from _operation(operation)
     yield "\n## Objects in bodies\n"
-    for form in _inner_forms():
-        yield f"\n### {form.name}\n\n{form.doc}\n"
-        yield from _fields("field", form.fields)
+    for body in _inner_schemas():
+        yield f"\n### {body.name}\n\n{body.doc}\n"
+        yield from _fields("field", body.fields)
 
 
-def _inner_forms() -> Iterable[Form]:
+def _inner_schemas() -> Iterable[BodySchema]:
     """What bodies refer to, each once."""
-    found: dict[str, Form] = {}
-    left = [form for each in OPERATIONS if each.body is not None for form in each.body.inner]
+    found: dict[str, BodySchema] = {}
+    left = [body for each in OPERATIONS if each.body is not None for body in each.body.inner]
     while left:
-        form = left.pop(0)
-        found[form.name] = form
-        left += form.inner
+        body = left.pop(0)
+        found[body.name] = body
+        left += body.inner
     return found.values()
 
 

@@ -95,11 +95,12 @@ class Tab:
         """Opens a page of the console."""
         self.page.goto(f"{self.address}/console{path}")
 
-    def violations(self) -> list[str]:
-        """Returns the violations of WCAG 2.2 AA that axe-core finds, each with its elements."""
+    def violations(self, rule: str | None = None) -> list[str]:
+        """Returns the violations of WCAG 2.2 AA, or of one rule, that axe-core finds, each with its elements."""
         if not self.page.evaluate("typeof window.axe === 'object'"):
             self._inject()
-        found = self.page.evaluate("tags => axe.run({runOnly: {type: 'tag', values: tags}})", _TAGS)
+        chosen = {"type": "tag", "values": _TAGS} if rule is None else {"type": "rule", "values": [rule]}
+        found = self.page.evaluate("chosen => axe.run({runOnly: chosen})", chosen)
         return [f"{each['id']}: {[node['html'] for node in each['nodes']]}" for each in found["violations"]]
 
     def _inject(self) -> None:

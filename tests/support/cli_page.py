@@ -25,7 +25,7 @@ Results go to stdout, remarks and errors to stderr. An error is one line, `holdf
 | 0 | done |
 | 1 | failed: no such job, no database there yet, its state does not allow it, the job did not succeed |
 | 2 | usage: an option or a value that is refused; nothing was done |
-| 75 | try again later: the store is busy, full, away or replaced; a worker has that name; a wait ran out |
+| 75 | try again later: the store is busy, full, away or replaced; a worker has that name or port; a wait ran out |
 | 78 | configuration: settings, URL, the application's module |
 | 130 | interrupted by Ctrl-C |
 | 141 | the reader of the output went away |

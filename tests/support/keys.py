@@ -23,10 +23,10 @@ NEVER = 253_402_300_799_000_000
 class Keys:
     """The keys of one namespace without their prefix; any command is a method: ``keys.hgetall("counts")``."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, decode: bool = True) -> None:
         parts = urlsplit(url)
         secret = None if parts.password is None else unquote(parts.password)
-        self.client = Client(port=parts.port or 6379, password=secret, protocol=2, decode_responses=True)
+        self.client = Client(port=parts.port or 6379, password=secret, protocol=2, decode_responses=decode)
         self.prefix = "{" + parse_qs(parts.query)["namespace"][0] + "}:"
 
     def __getattr__(self, command: str) -> Callable[..., Any]:

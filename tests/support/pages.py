@@ -2,14 +2,17 @@
 
 python   runs; ``await`` may stand outside functions, and what one block defines the next may use. A block that begins
          with ``# app.py`` (or another file's name) is written to that file and imported, and its names are known. A
-         block that waits for a result has a worker. ``print(…)  # text``: that is printed.
-         One that begins with ``# app.py: replace the last line`` is put into that file in place of its last line.
+         block that waits for a result has a worker. ``print(…)  # text`` and ``…  # prints: text``: that is printed,
+         with the same numbers.
+         One that begins with ``# app.py: replace the last line`` is put into that file in place of its last line, one
+         with ``# shop/settings.py: at the end`` at its end. A file in a folder is not imported: a command does.
 toml     is written to the file its first line names.
 sh       each line is a command, which exits 0, or as ``# exits 1`` behind it says.
 console  the same for the lines after ``$``; the others are what must be printed, in this order. Numbers and ids may
          differ; ``…`` stands for anything.
 
-A worker that does not drain, or the API, goes on in the background until the page ends, and must then stop well.
+A worker that does not drain, or a server, goes on in the background until the page ends, and must then stop well.
+A block that a test reads by ``find_block`` is left to that test.
 """
 
 from __future__ import annotations
@@ -27,25 +30,41 @@ import subprocess
 import sys
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from holdfast import Holdfast
 from holdfast.worker import Worker
+from tests.support.node import NODE
 from tests.support.servers import PATIENCE, Port, until
+from tests.support.warm import command_words, run_command
 
 ROOT = Path(__file__).resolve().parents[2]
 
 _FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"# ([\w/]+\.(?:py|toml|jsonl))$")
+_AT_THE_END = re.compile(r"# ([\w/]+\.py): at the end$")
 _LAST_LINE = re.compile(r"# (\w+\.py): replace the last line$")
 _EXPORT = re.compile(r"export (\w+)=(\S*)$")
 _EXITS = re.compile(r"\s+# exits (\d+)$")
-_PRINTED = re.compile(r"^\s*print\(.*\)  # (.+)$", re.MULTILINE)
-_FOR_EVER = re.compile(r"holdfast (worker start|dev|api)\b(?!.*--drain)")
+_PRINTED = re.compile(r"^(?:\s*print\(.*\)  # |.*  # prints: )(.+)$", re.MULTILINE)
+_FOR_EVER = re.compile(r"(holdfast (worker start|dev|api)|node worker\.js|manage\.py runserver)\b(?!.*--drain)")
+_STARTED = re.compile("worker_started|api_started|Starting development server")
+_APP = re.compile(r"--app [\w:]+")
+_PROCESSES = re.compile(r"--processes (\d+)")
 _VARYING = re.compile(r"([0-9a-f]{8}-[0-9a-f-]{27})|(…)|(\d[\d.,]*)|(\s+)|([^\d\s…]+)")
-_SKIPPED = ("pip install", "make ", "python -m venv")
+_FOUND = re.compile(r'find_block\(\s*"([^"]+)",\s*("[^"]+"|\'[^\']+\')')
+LEFT_OUT: Mapping[str, str] = {
+    "pip install": "the package index is not asked by tests",
+    "python -m venv": "tests have an environment",
+    "make ": "the commands of a checkout run the tests",
+}
+"""Beginnings of commands that are not run, each with the reason."""
+_OWN_WORKER = re.compile(r"Worker\(|worker\(")
+PORTS = ("8000", "9091")
+"""Ports of the pages, in place of which the reader takes free ones."""
 
 
 class Block(NamedTuple):
@@ -61,6 +80,36 @@ def blocks(page: str) -> list[Block]:
     return [Block(found[1], found[2], page.count("\n", 0, found.start()) + 1) for found in _FENCED.finditer(page)]
 
 
+def find_block(page: str, beginning: str) -> Block:
+    """Returns the block of a page that begins so, for a test that runs it; both arguments are literals in the call."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    (found,) = [block for block in blocks(text) if block.text.lstrip().startswith(beginning)]
+    return found
+
+
+def find_modules(page: str) -> dict[str, str]:
+    """Returns the text of each Python block that begins with the name of its file, by that name."""
+    named = [(_FILE.match(block.text.partition("\n")[0]), block) for block in blocks(page) if block.kind == "python"]
+    return {found[1]: block.text for found, block in named if found}
+
+
+def is_runnable(block: Block) -> bool:
+    """Returns True if ``Reader.run`` writes a file of the block or runs it."""
+    is_file = _FILE.match(block.text.partition("\n")[0]) is not None
+    return block.kind in ("python", "sh", "console") or (block.kind == "toml" and is_file)
+
+
+def is_run_by_another_test(page: str, block: Block) -> bool:
+    """Returns True if a test passes the page and the beginning of the block to ``find_block``."""
+    return any(name == page and block.text.lstrip().startswith(begin) for name, begin in _find_beginnings())
+
+
+@cache
+def _find_beginnings() -> set[tuple[str, str]]:
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")]
+    return {(page, ast.literal_eval(begin)) for text in texts for page, begin in _FOUND.findall(text)}
+
+
 class Reader:
     """Does what a page says."""
 
@@ -74,12 +123,16 @@ class Reader:
         sys.modules[name] = self._module
         programs = folder / ".programs"
         programs.mkdir()
-        for program, words in (("holdfast", "-m holdfast"), ("python", "")):
+        for program, words in (
+            ("holdfast", f"{sys.executable} -m holdfast"),
+            ("python", sys.executable),
+            ("node", NODE),
+        ):
             shim = programs / program
-            shim.write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
+            shim.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
             shim.chmod(0o700)
         kept = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
-        self._port = Port()
+        self._ports = {number: Port() for number in PORTS}
         self._environment = {
             **kept,
             "PATH": f"{programs}:{kept['PATH']}",
@@ -87,6 +140,7 @@ class Reader:
             "COLUMNS": "200",
             "HOLDFAST_LOG_FORMAT": "pretty",  # as on the reader's terminal
             "PYTHONUNBUFFERED": "1",
+            "HOLDFAST_API_PORT": str(self._ports["8000"].number),  # where the page gives none
         }
 
     def run(self, block: Block) -> None:
@@ -97,12 +151,18 @@ class Reader:
             kept = path.read_text(encoding="utf-8").splitlines(keepends=True)[:-1]
             path.write_text("".join(kept) + rest, encoding="utf-8")
             return
+        if extended := _AT_THE_END.match(begin):
+            with (self._folder / extended[1]).open("a", encoding="utf-8") as file:
+                file.write(rest)
+            return
         first = _FILE.match(begin)
         if first:
             path = self._folder / first[1]
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(block.text, encoding="utf-8")
             importlib.invalidate_caches()
+        if block.kind == "python" and first and "/" in first[1]:
+            return
         if block.kind == "python" and first:
             module = importlib.import_module(path.stem)
             self._space.update({name: value for name, value in vars(module).items() if not name.startswith("__")})
@@ -126,7 +186,8 @@ class Reader:
             for worker in self._background:
                 worker.kill()
                 worker.wait()
-            self._port.release()
+            for port in self._ports.values():
+                port.release()
         assert not any(codes), f"workers of the page ended with {codes}"
 
     # ── Python ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -138,7 +199,7 @@ class Reader:
             ran = types.FunctionType(code, self._space)()
             if inspect.iscoroutine(ran):
                 self._runner.run(ran)
-        _check_printed(_PRINTED.findall(block.text), printed.getvalue(), block.line)
+        _check_printed(_PRINTED.findall(block.text), printed.getvalue(), block.line, has_exact_numbers=True)
 
     def _forget_modules(self) -> None:
         """Undo what the page's imports left behind."""
@@ -150,9 +211,9 @@ class Reader:
 
     @contextlib.contextmanager
     def _worker(self, text: str) -> Iterator[None]:
-        """A worker beside a block that waits for a result."""
+        """A worker beside a block that waits for a result and runs none: two would share the jobs of a drain."""
         app = self._space.get("app")
-        if ".result(" not in text or app is None or self._background:
+        if ".result(" not in text or _OWN_WORKER.search(text) or app is None or self._background:
             yield
             return
         serving = _Serving(app)
@@ -164,16 +225,26 @@ class Reader:
 
     # ── commands ──────────────────────────────────────────────────────────────────────────────────────────────
     def _command(self, command: str, expected: list[str], line: int) -> None:
-        if command.startswith(_SKIPPED):
+        if command.startswith(tuple(LEFT_OUT)):
             return
-        command = command.replace("8000", str(self._port.number))  # a reader's port is free; here it may be taken
+        for number, port in self._ports.items():
+            command = command.replace(number, str(port.number))  # a reader's port is free; here it may be taken
         if given := _EXPORT.match(command):
             self._environment[given[1]] = given[2]
             return
         if _FOR_EVER.search(command):
-            self._start(command)
+            self._start(command.removesuffix(" &"))
             return
-        code = int(found[1]) if (found := _EXITS.search(command)) else 0
+        wanted = int(found[1]) if (found := _EXITS.search(command)) else 0
+        code, output = self._run(command)
+        assert code == wanted, f"line {line}: {command}: exit code {code}\n{output}"
+        _check_printed(expected, output, line)
+
+    def _run(self, command: str) -> tuple[int | None, str]:
+        """Returns the exit code and the output of a command."""
+        words = command_words(command)
+        if words is not None:
+            return run_command(words, self._folder, self._environment, timeout=PATIENCE)
         ran = subprocess.run(
             ["bash", "-c", command],
             cwd=self._folder,
@@ -185,23 +256,32 @@ class Reader:
             timeout=PATIENCE,
             check=False,
         )
-        assert ran.returncode == code, f"line {line}: {command}: exit code {ran.returncode}\n{ran.stdout}"
-        _check_printed(expected, ran.stdout, line)
+        return ran.returncode, ran.stdout
 
     def _start(self, command: str) -> None:
-        """Start a worker and wait until it says so."""
+        """Start a worker or a server and wait until it says so; workers of ``holdfast`` must be listed, too."""
         log = self._folder / f".worker-{len(self._background)}.log"
         with log.open("wb") as output:
             worker = subprocess.Popen(
-                ["bash", "-c", f"exec {command}"], cwd=self._folder, env=self._environment, stdout=output, stderr=output
+                ["bash", "-c", f"exec env {command}"],
+                cwd=self._folder,
+                env=self._environment,
+                stdout=output,
+                stderr=output,
             )
         self._background.append(worker)
 
         def started() -> bool:
             assert worker.poll() is None, f"{command}: exit code {worker.returncode}\n{log.read_text()}"
-            return re.search("worker_started|api_started", log.read_text()) is not None
+            return _STARTED.search(log.read_text()) is not None
 
         until(started, f"the start of {command}")
+        if "worker start" in command and "manage.py" not in command:
+            listing = f"holdfast worker list {found[0] if (found := _APP.search(command)) else ''}"
+            processes = int(found[1]) if (found := _PROCESSES.search(command)) else 1
+            until(
+                lambda: len(self._run(listing)[1].splitlines()) > processes, f"{processes} listed workers of {command}"
+            )
 
 
 class _Serving(threading.Thread):
@@ -242,15 +322,15 @@ def _commands(block: Block) -> Iterator[tuple[str, list[str]]]:
         yield lines[start][2:], lines[start + 1 : end]
 
 
-def _check_printed(expected: list[str], output: str, line: int) -> None:
+def _check_printed(expected: list[str], output: str, line: int, *, has_exact_numbers: bool = False) -> None:
     """Each expected line is found in the output, in this order."""
     printed = iter(output.splitlines())
     for wanted in filter(lambda text: text.strip() != "…", expected):
-        pattern = re.compile(_pattern(wanted.strip()))
+        pattern = re.compile(_pattern(wanted.strip(), has_exact_numbers))
         assert any(pattern.search(each) for each in printed), f"line {line}: not printed: {wanted}\nbut:\n{output}"
 
 
-def _pattern(text: str) -> str:
+def _pattern(text: str, has_exact_numbers: bool) -> str:
     parts = []
     for identifier, gap, number, space, rest in _VARYING.findall(text):
         if identifier:
@@ -258,7 +338,7 @@ def _pattern(text: str) -> str:
         elif gap:
             parts.append(r".*")
         elif number:
-            parts.append(r"\d[\d.,]*")
+            parts.append(rf"(?<!\d){re.escape(number)}(?!\d)" if has_exact_numbers else r"\d[\d.,]*")
         else:
             parts.append(r"\s+" if space else re.escape(rest))
     return "".join(parts)

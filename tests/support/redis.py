@@ -14,7 +14,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache
+from functools import cache, cached_property
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,7 +24,7 @@ from urllib.parse import quote, urlencode
 
 import psutil
 from redis import Redis as Client
-from redis import exceptions
+from redis import exceptions, utils
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
@@ -58,6 +58,9 @@ SETTINGS = {
     "auto-aof-rewrite-percentage": "0",
     "maxmemory-policy": "noeviction",
 }
+
+# The driver reads its version from the files of its distribution for each connection: 1 ms.
+utils.get_lib_version = cache(utils.get_lib_version)
 
 
 @cache
@@ -172,6 +175,8 @@ class Redis:
 
     def close(self) -> None:
         """End it and remove its data."""
+        if "_cleaner" in vars(self):
+            self._cleaner.close()
         self._guarded.close()
         self._port.release()
 
@@ -233,10 +238,14 @@ class Redis:
         """The name of a namespace that is empty; emptied again in the end."""
         name = f"n{uuid.uuid4().hex[:12]}"
         yield name
-        with self.client() as client:
-            keys = list(client.scan_iter(match=f"{{{name}}}:*", count=5000))
-            for start in range(0, len(keys), 1000):
-                client.unlink(*keys[start : start + 1000])
+        keys = list(self._cleaner.scan_iter(match=f"{{{name}}}:*", count=5000))
+        for start in range(0, len(keys), 1000):
+            self._cleaner.unlink(*keys[start : start + 1000])
+
+    @cached_property
+    def _cleaner(self) -> Client:
+        """A client that stays connected."""
+        return self.client()
 
     @contextmanager
     def flushing_scripts(self) -> Iterator[None]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib.resources import files
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psycopg
 
@@ -21,27 +21,30 @@ from holdfast.stores.postgres.store import render_migrations
 from tests.support.postgres import SUPERUSER, Postgres, shared
 
 _MANY = 1_000
-_TABLES = "SELECT relname::text FROM pg_class WHERE relnamespace = %s::regnamespace AND relkind = 'r' ORDER BY 1"
-# Of everything that makes up a schema, which it is and the transaction that wrote it; and which migrations it has had.
+# Whatever is changed in a schema is a new row of a catalogue, by a later transaction; whatever is dropped is one less.
 _MADE_OF = """
-WITH place AS (SELECT oid FROM pg_namespace WHERE nspname = '{schema}'),
-    class AS (SELECT oid FROM pg_class WHERE relnamespace = (SELECT oid FROM place)),
+WITH place AS (SELECT oid, xmin FROM pg_namespace WHERE nspname = '{schema}'),
+    class AS (SELECT oid, xmin, relkind FROM pg_class WHERE relnamespace = (SELECT oid FROM place)),
     part AS (
-        SELECT oid, xmin, 0 AS number FROM pg_namespace WHERE oid = (SELECT oid FROM place)
-        UNION ALL SELECT oid, xmin, 1 FROM pg_class WHERE relnamespace = (SELECT oid FROM place)
-        UNION ALL SELECT oid, xmin, 2 FROM pg_proc WHERE pronamespace = (SELECT oid FROM place)
-        UNION ALL SELECT oid, xmin, 3 FROM pg_constraint WHERE connamespace = (SELECT oid FROM place)
-        UNION ALL SELECT oid, xmin, 4 FROM pg_trigger WHERE tgrelid IN (SELECT oid FROM class)
-        UNION ALL SELECT indexrelid, xmin, 5 FROM pg_index WHERE indexrelid IN (SELECT oid FROM class)
-        UNION ALL SELECT attrelid, xmin, 6 + attnum FROM pg_attribute WHERE attrelid IN (SELECT oid FROM class)
+        SELECT xmin FROM place
+        UNION ALL SELECT xmin FROM class
+        UNION ALL SELECT xmin FROM pg_proc WHERE pronamespace = (SELECT oid FROM place)
+        UNION ALL SELECT xmin FROM pg_constraint WHERE connamespace = (SELECT oid FROM place)
+        UNION ALL SELECT xmin FROM pg_trigger WHERE tgrelid IN (SELECT oid FROM class WHERE relkind = 'r')
+        UNION ALL SELECT xmin FROM pg_index WHERE indexrelid IN (SELECT oid FROM class WHERE relkind = 'i')
+        UNION ALL SELECT xmin FROM pg_attribute WHERE attrelid IN (SELECT oid FROM class)
+        UNION ALL SELECT xmin FROM {schema}.migration
     )
-SELECT (SELECT string_agg(part::text, ' ' ORDER BY oid, number) FROM part),
-    (SELECT string_agg(each::text, ' ' ORDER BY number) FROM {schema}.migration each)"""
+SELECT count(*), max(xmin::text::bigint) FROM part"""
+_TABLES = """SELECT relname::text FROM pg_class
+    WHERE relnamespace = %s::regnamespace AND relkind = 'r' AND relname <> 'migration' ORDER BY 1"""
 
 
 class _Schema(NamedTuple):
     name: str
-    made_of: str
+    made_of: tuple[Any, ...]
+    emptying: bytes
+    """Statements that delete all rows, and number jobs from one again."""
 
 
 @cache
@@ -56,7 +59,7 @@ def migrated_schema(major: int) -> Iterator[str]:
     spare, connection = _spare(major), _connection(major)
     schema = spare.pop() if spare else _made(shared(major), connection)
     yield schema.name
-    if _made_of(connection, schema.name) == schema.made_of and _emptied(connection, schema.name):
+    if _made_of(connection, schema.name) == schema.made_of and _emptied(connection, schema):
         spare.append(schema)
     else:
         connection.execute(f"DROP SCHEMA IF EXISTS {schema.name} CASCADE".encode())
@@ -76,21 +79,24 @@ def _made(server: Postgres, administrator: psycopg.Connection) -> _Schema:
     migrations = load_migrations(files("holdfast.stores.postgres") / "migrations")
     with psycopg.connect(server.url(), autocommit=True, connect_timeout=10) as connection:
         connection.execute(render_migrations(migrations, name).encode())
-    return _Schema(name, _made_of(administrator, name))
+    statements = [f"DELETE FROM {name}.{table}" for (table,) in administrator.execute(_TABLES, [name])]  # noqa: S608 - ours
+    statements.append(f"SELECT setval(pg_get_serial_sequence('{name}.job', 'seq'), 1, false)")
+    statements.append(f"INSERT INTO {name}.identity VALUES (gen_random_uuid())")  # noqa: S608 - ours
+    return _Schema(name, _made_of(administrator, name), "; ".join(statements).encode())
 
 
-def _made_of(connection: psycopg.Connection, schema: str) -> str:
+def _made_of(connection: psycopg.Connection, schema: str) -> tuple[Any, ...]:
     """What of a schema is not rows; nothing, where it has gone."""
     try:
-        return str(connection.execute(_MADE_OF.format(schema=schema).encode()).fetchone())
+        return connection.execute(_MADE_OF.format(schema=schema).encode()).fetchone() or ()
     except psycopg.errors.UndefinedTable:
-        return ""
+        return ()
 
 
-def _emptied(connection: psycopg.Connection, schema: str) -> bool:
-    """Delete all rows, and number jobs from one again; say whether they were few."""
-    tables = [f"{schema}.{name}" for (name,) in connection.execute(_TABLES, [schema]) if name != "migration"]
-    deleted = [connection.execute(f"DELETE FROM {table}".encode()).rowcount for table in tables]  # noqa: S608 - ours
-    connection.execute(f"SELECT setval(pg_get_serial_sequence('{schema}.job', 'seq'), 1, false)".encode())
-    connection.execute(f"INSERT INTO {schema}.identity VALUES (gen_random_uuid())".encode())  # noqa: S608 - ours
-    return sum(deleted) < _MANY
+def _emptied(connection: psycopg.Connection, schema: _Schema) -> bool:
+    """Empty the schema; say whether it had few rows."""
+    cursor = connection.execute(schema.emptying, prepare=False)
+    deleted = cursor.rowcount
+    while cursor.nextset():
+        deleted += cursor.rowcount
+    return deleted < _MANY

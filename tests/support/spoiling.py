@@ -57,3 +57,8 @@ def refuse_writes(url: str, job_id: str) -> None:
     frozen = "create function frozen() returns trigger language plpgsql as $$ begin raise 'the row is frozen'; end $$"
     when = f"for each row when (old.id = '{job_id}') execute function frozen()"
     by_hand(url, f"{frozen}; create trigger frozen before update on holdfast_job {when}")
+
+
+def accept_writes(url: str) -> None:
+    """Undoes ``refuse_writes``."""
+    by_hand(url, "drop trigger frozen" if url.startswith("sqlite:") else "drop trigger frozen on holdfast_job")

@@ -125,12 +125,18 @@ CARRIED = frozenset({"postgres_list", "postgres_stream"})
 """Of them, those whose ready jobs a transport carries: jobs come in the order of their arrival there (promise 6)."""
 
 
-def one_carried(names: list[str], test: str) -> list[str]:
-    """These stores, but of those with a transport one, by the test's name: what is the same over both of them is tested
-    on one."""
-    carried = [name for name in names if name in CARRIED]
-    spared = carried and carried[zlib.crc32(test.encode()) % len(carried)]
-    return [name for name in names if name != spared or len(carried) < 2]
+VERSIONS = (frozenset({"postgres", "postgres16"}), frozenset({"redis", "redis6"}))
+"""Of them, those that are versions of one server."""
+
+SERVED = frozenset(STORES) - OLDER - {"sqlite"}
+"""Of them, those on a server, each in its main version."""
+
+
+def one_of(group: frozenset[str], names: list[str], test: str) -> list[str]:
+    """Returns these stores, but of the group one, by the test's name: what is the same on all of it runs on one."""
+    found = [name for name in names if name in group]
+    chosen = found and found[-1 - zlib.crc32(test.encode()) % len(found)]
+    return [name for name in names if name not in group or name == chosen]
 
 
 def stores_of(file: str, *, older: bool = True) -> list[str]:

@@ -12,18 +12,26 @@ import pytest
 
 from tests.support.load import TEST_SECONDS
 from tests.support.redis import FLOORS, MAIN, Redis, shared
+from tests.support.sessions import TestLoop
 from tests.support.stores import CARRIED, MIGRATED
 from tests.transports.support import Pairing
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a coroutine test on a loop of its own."""
+    """Run a coroutine test on the loop whose stores hand on their sessions."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
-    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**arguments), timeout=TEST_SECONDS))
+    runner: TestLoop = pyfuncitem.funcargs["runner"]
+    runner.run(asyncio.wait_for(pyfuncitem.obj(**arguments), timeout=TEST_SECONDS))
     return True
+
+
+@pytest.fixture(autouse=True)
+def runner(runner: TestLoop) -> TestLoop:
+    """The loop of everything asynchronous in a test."""
+    return runner
 
 
 @pytest.fixture(params=sorted(CARRIED))

@@ -213,7 +213,9 @@ async def test_the_dead_letters_list_is_a_mirror(pairing: Pairing) -> None:
         store = await app.open_store()
         ids = await put(store, *[new_job() for _ in range(4)])
         jobs = (await claim(store)).jobs
-        await store.queueing.settle([ending(job, JobState.DEAD, reason=Reason.BUDGET, error="boom") for job in jobs])
+        await store.queueing.settle(
+            [ending(job, JobState.DEAD, reason=Reason.MAX_ATTEMPTS, error="boom") for job in jobs]
+        )
         assert sorted(pairing.dead()) == sorted(ids)
 
         await store.admin.replay([ids[1]])
@@ -240,7 +242,7 @@ async def test_each_queue_lists_its_latest_dead_letters(pairing: Pairing, monkey
         jobs = {job.id: job for job in (await claim(store, capacity={"*": 10})).jobs}
         for job_id in (mail, *young, old):
             clock.advance(1)
-            await store.queueing.settle([ending(jobs[job_id], JobState.DEAD, reason=Reason.BUDGET, error="boom")])
+            await store.queueing.settle([ending(jobs[job_id], JobState.DEAD, reason=Reason.MAX_ATTEMPTS, error="boom")])
 
         for lost in (False, True):
             if lost:
@@ -257,7 +259,9 @@ async def test_replay_and_delete_wait_only_for_lists_of_their_queues(pairing: Pa
         store = await app.open_store()
         ids = await put(store, *[new_job(queue=queue) for queue in ("mail", "mail", "mail", "other")])
         jobs = (await claim(store, capacity={"*": 10})).jobs
-        await store.queueing.settle([ending(job, JobState.DEAD, reason=Reason.BUDGET, error="boom") for job in jobs])
+        await store.queueing.settle(
+            [ending(job, JobState.DEAD, reason=Reason.MAX_ATTEMPTS, error="boom") for job in jobs]
+        )
         pairing.execute("DEL", pairing.dead_key("other"))
 
         await store.admin.replay([ids[0]])
@@ -272,7 +276,8 @@ async def test_replay_and_delete_wait_only_for_lists_of_their_queues(pairing: Pa
 
 async def test_nothing_piles_up_under_load(pairing: Pairing) -> None:
     """Submitters, workers and sweeps at once: the transport never holds more ids than there are ready jobs, but for
-    those on their way, and no claim is refused."""
+    those on their way, and no claim is refused. An id that a starved process has received and not claimed for a
+    second is announced again: few are."""
     done: list[int] = []
     app, other = pairing.app(concurrency=5, sweep="50ms"), pairing.app(concurrency=5, sweep="50ms")
     noop(app, done, 0.005)
@@ -290,8 +295,9 @@ async def test_nothing_piles_up_under_load(pairing: Pairing) -> None:
         total = await store.query.count(JobFilter())
         await until_succeeded(app, total)
     assert max(excess) <= 10
-    assert sum(event.count for each in rejected for event in each.of(LeaseRejected)) == 0
-    assert sum(event.reannounced for each in rejected for event in each.of(SweepComplete)) == 0
+    announced_again = sum(event.reannounced for each in rejected for event in each.of(SweepComplete))
+    assert sum(event.count for each in rejected for event in each.of(LeaseRejected)) <= announced_again
+    assert announced_again <= total // 50
 
 
 @pytest.mark.parametrize("transport", ["redis_list", "redis_stream"])

@@ -210,7 +210,9 @@ async def test_consumer_group_on_the_dead_letters_keeps_working(stream: Pairing)
         store = await app.open_store()
         ids = await put(store, new_job(), new_job())
         jobs = (await claim(store)).jobs
-        await store.queueing.settle([ending(job, JobState.DEAD, reason=Reason.BUDGET, error="boom") for job in jobs])
+        await store.queueing.settle(
+            [ending(job, JobState.DEAD, reason=Reason.MAX_ATTEMPTS, error="boom") for job in jobs]
+        )
         stream.execute("XGROUP", "CREATE", "dead", "mailer", "0")
         await store.admin.replay([ids[0]])
 

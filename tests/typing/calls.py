@@ -48,6 +48,12 @@ async def awaited() -> None:
     reveal_type(await (await resize.enqueue(1, height=2)).result())  # shows: list[int]
     reveal_type(await send.options(delay=60, priority=5, key="k").enqueue("a"))  # shows: JobHandle[str]
     reveal_type(await resize.options(queue="slow").enqueue(1, height=2))  # shows: JobHandle[list[int]]
+    async with app.worker(queues={"mail": 10}, concurrency=5, grace="5s") as worker:
+        reveal_type(worker)  # shows: InProcessWorker
+        reveal_type(worker.id)  # shows: str
+    await app.run_worker(queues="mail:10", drain=True)
+    await app.run_worker(drain="yes")  # wrong: arg-type
+    await app.run_worker(queues=5)  # wrong: arg-type
     await send.enqueue()  # wrong: call-arg
     await send.enqueue(1)  # wrong: arg-type
     await send.enqueue("a", subjekt="x")  # wrong: call-arg

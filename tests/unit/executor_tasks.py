@@ -8,7 +8,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,53 @@ from holdfast.tasks import Context, Registry, Task, current_job
 
 def process_task(function: Any) -> Task[..., Any]:
     return Task(function.__name__, function, executor="process", dead_on=KeyError)
+
+
+places: list[str] = []
+"""Entries and exits of scopes, and the handlers inside them, each with its process and thread."""
+
+
+def place() -> str:
+    return f"{os.getpid()} {threading.get_ident()}"
+
+
+@contextmanager
+def note_place(_: Context) -> Iterator[None]:
+    places[:] = [f"entered {place()}"]
+    yield
+    places.append(f"left {place()}")
+
+
+class NotePlace:
+    """A scope for both kinds of handlers."""
+
+    def __init__(self, _: Context) -> None: ...
+
+    def __enter__(self) -> None:
+        places.append(f"entered {place()}")
+
+    def __exit__(self, *failure: object) -> None:
+        places.append(f"left {place()}")
+
+    async def __aenter__(self) -> None:
+        places.append(f"awaited {place()}")
+
+    async def __aexit__(self, *failure: object) -> None:
+        places.append(f"left awaited {place()}")
+
+
+def scoped_task(function: Any) -> Task[..., Any]:
+    return Task(function.__name__, function, executor="process", scopes=[note_place, NotePlace])
+
+
+@scoped_task
+def list_places() -> list[str]:
+    return [*places, place()]
+
+
+@scoped_task
+async def list_places_async() -> list[str]:
+    return [*places, place()]
 
 
 @process_task

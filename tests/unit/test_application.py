@@ -6,8 +6,10 @@ import asyncio
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
+from celery.schedules import crontab as celery_crontab
 
 from holdfast import Holdfast, JobFilter, ResultTimeout, Settings
 from holdfast.core.clock import ManualClock
@@ -27,9 +29,11 @@ def test_application_arguments_override_given_settings(tmp_path: Path) -> None:
     assert Holdfast(settings=given).settings is given
 
 
-def test_a_wrong_value_beside_given_settings_is_refused() -> None:
+def test_a_wrong_value_or_setting_of_celery_is_refused() -> None:
     with pytest.raises(Invalid, match="concurrency"):
         Holdfast(settings=Settings.load(), concurrency=0)
+    with pytest.raises(ConfigError, match="'broker' is not a setting; here it is the url of the store"):
+        Holdfast(broker="redis://127.0.0.1")
 
 
 def test_submission_inside_a_transaction_emits_no_event(tmp_path: Path) -> None:
@@ -143,18 +147,115 @@ def test_misspelt_keyword_suggests_the_right_one(tmp_path: Path) -> None:
         app.task("other", max_attempt=3)  # type: ignore[call-arg]  # the mistake that is meant
 
 
-def test_what_other_queues_call_submitting_is_answered_with_our_word(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        *((name, r"await task\.enqueue\(…\), or task\.sync") for name in ("delay", "send", "kiq", "defer")),
+        *((name, r"await task\.options\(delay=60, .*enqueue") for name in ("apply_async", "schedule", "perform_in")),
+        ("s", r"task\.new_job"),
+        ("call_local", r"task\(…\)"),
+        ("run", r"task\(…\)"),
+        ("starmap", r"app\.enqueue_many"),
+        ("AsyncResult", r"app\.handle\(id\)"),
+    ],
+)
+def test_method_of_another_queue_is_answered_with_ours(name: str, hint: str, tmp_path: Path) -> None:
     app = Holdfast(f"sqlite:///{tmp_path}/jobs.db")
 
     @app.task("work")
     def work() -> None: ...
 
-    with pytest.raises(AttributeError, match=r"no attribute 'delay'; to submit a job: await task\.enqueue"):
-        work.delay()  # type: ignore[attr-defined]  # the mistake that is meant
+    for thing in (work, work.options(delay=60), work.sync):
+        with pytest.raises(AttributeError, match=f"no attribute '{name}'; .*{hint}"):
+            getattr(thing, name)
     with pytest.raises(AttributeError) as plain:
         work.nonsense  # type: ignore[attr-defined]  # noqa: B018 - the mistake that is meant
     assert str(plain.value) == "'BoundTask' object has no attribute 'nonsense'"
     assert not hasattr(work, "__wrapped__")
+
+
+def test_attribute_of_another_queues_application_is_answered_with_ours(tmp_path: Path) -> None:
+    app = Holdfast(f"sqlite:///{tmp_path}/jobs.db")
+
+    for name, hint in (
+        ("shared_task", r"@app\.task\(\)"),
+        ("send_task", r"await app\.enqueue\(name"),
+        ("conf", r"settings=Settings.*beat_schedule: app\.schedule"),
+        ("control", r"app\.cancel\(id\).*app\.workers\(\)"),
+        ("add_periodic_task", r"app\.schedule\("),
+        ("tasks", r"app\.registry\.task_names\(\)"),
+    ):
+        for thing in (app, app.sync):
+            with pytest.raises(AttributeError, match=f"'Holdfast' object has no attribute '{name}'; .*{hint}"):
+                getattr(thing, name)
+    with pytest.raises(AttributeError, match=r"no async method 'schedules' to block on; .*use \.schedules itself"):
+        app.sync.schedules  # type: ignore[attr-defined]  # noqa: B018 - the mistake that is meant
+
+
+def test_method_of_a_result_of_celery_is_answered_with_ours(tmp_path: Path) -> None:
+    handle = Holdfast(f"sqlite:///{tmp_path}/jobs.db").handle("0193e4a0-1c2f-7a35-9d3b-5f0a4c1e2b77")
+
+    for name, hint in (
+        ("get", r"handle\.result\("),
+        ("ready", r"handle\.state\(\)"),
+        ("revoke", r"handle\.cancel\(\)"),
+    ):
+        for thing in (handle, handle.sync):
+            with pytest.raises(AttributeError, match=f"'JobHandle' object has no attribute '{name}'; .*{hint}"):
+                getattr(thing, name)
+
+
+def test_import_of_a_name_of_celery_is_answered_with_ours() -> None:
+    refused = "cannot import name '{}' from 'holdfast'"
+    with pytest.raises(ImportError, match=refused.format("shared_task") + r"; to register a task: @app\.task\(\)"):
+        from holdfast import shared_task  # type: ignore[attr-defined]  # noqa: F401 - the mistake that is meant
+    with pytest.raises(ImportError, match=refused.format("crontab") + "; to declare a schedule: .*cron="):
+        from holdfast import crontab  # type: ignore[attr-defined]  # noqa: F401 - the mistake that is meant
+    with pytest.raises(ImportError, match=refused.format("nonsense") + " "):
+        from holdfast import nonsense  # type: ignore[attr-defined]  # noqa: F401 - the mistake that is meant
+
+
+@pytest.mark.parametrize(
+    ("option", "ours"),
+    [
+        ("countdown", "here it is delay="),
+        ("eta", "here it is run_at="),
+        ("acks_late", "acknowledged when it has ended"),
+        ("retry_kwargs", r"here it is max_attempts=… and retry=…"),
+        ("serializer", "arguments are stored as JSON"),
+        ("link_error", r"after=Dependency\(job\.id"),
+        ("args", r"enqueue\(1, name=2\)"),
+    ],
+)
+def test_option_of_another_queue_is_answered_with_ours(option: str, ours: str, tmp_path: Path) -> None:
+    app = Holdfast(f"sqlite:///{tmp_path}/jobs.db")
+
+    @app.task("work")
+    def work() -> None: ...
+
+    given: dict[str, Any] = {option: 5}
+    with pytest.raises(TypeError, match=f"'{option}'; .*{ours}"):
+        work.options(**given)
+    with pytest.raises(TypeError, match=f"'{option}'; .*{ours}"):
+        app.task("other", **given)
+    with pytest.raises(Invalid, match=f"option: '{option}' .*{ours}"):
+        app.draft_job("work", {}, **given)
+    with pytest.raises(Invalid, match=f"argument '{option}' .*{ours}"):
+        work.new_job(**given)
+
+
+def test_schedule_in_the_form_of_celery_is_answered_with_ours(tmp_path: Path) -> None:
+    app = Holdfast(f"sqlite:///{tmp_path}/jobs.db")
+    job = app.draft_job("work", {})
+
+    with pytest.raises(Invalid, match=r"option: 'schedule' .*cron=… or every=…"):
+        app.schedule("nightly", job, schedule=10.0)
+    with pytest.raises(Invalid, match=r'cron: .* here it is cron="\*/5 3 \* \* mon-fri"'):
+        app.schedule("nightly", job, cron=celery_crontab(minute="*/5", hour=3, day_of_week="mon-fri"))
+    with pytest.raises(Invalid, match=r"cron: 3 .*give text"):
+        app.schedule("nightly", job, cron=3)
+    with pytest.raises(Invalid, match=r"cron: <crontab: 0 0 13 .*give text"):  # cron would join the days by OR
+        app.schedule("nightly", job, cron=celery_crontab(minute=0, hour=0, day_of_month=13, day_of_week="fri"))
 
 
 @pytest.mark.parametrize(

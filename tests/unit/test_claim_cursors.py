@@ -57,7 +57,7 @@ def claimed(
     """One claim; where it began."""
     begun, began_at = cursors.start_position("q"), clock.now
     clock.now += seconds
-    cursors.note_claim("q", ScanResult(begun, last, number, full, began_at, seconds))
+    cursors.note_scan("q", ScanResult(begun, last, number, full, began_at, seconds))
     return begun
 
 
@@ -144,11 +144,11 @@ def test_news_of_others_hastens_the_next_look(cursors: Cursors, clock: Clock, qu
 
 
 def test_news_during_claims_is_not_forgotten_when_they_end(cursors: Cursors, clock: Clock) -> None:
-    """Each claim that was under way at some news would otherwise put the look from the start off, for ever."""
+    """Each claim that was under way at a notification would otherwise put the scan from the start off, for ever."""
     claimed(cursors, clock, at(500))
     under_way = ScanResult(cursors.start_position("q"), at(1000), MANY, True, clock.now, CHEAP)
     cursors.note_ready_jobs("q", START)
-    cursors.note_claim("q", under_way)
+    cursors.note_scan("q", under_way)
     assert cursors.start_position("q") == START
 
 
@@ -158,13 +158,13 @@ def test_claim_overtaking_a_front_scan_does_not_move_it(cursors: Cursors, clock:
     overtaking = ScanResult(cursors.start_position("q"), at(1000), MANY, True, clock.now, CHEAP)
     clock.now += INTERVAL
     assert claimed(cursors, clock, at(100)) == START
-    cursors.note_claim("q", overtaking)
+    cursors.note_scan("q", overtaking)
     assert cursors.start_position("q") == at(100)
 
 
 def test_of_ten_thousand_queues_no_more_is_remembered(cursors: Cursors, clock: Clock) -> None:
     for n in range(10_001):
-        cursors.note_claim(f"q{n}", ScanResult(START, at(1), MANY, True, clock.now, CHEAP))
+        cursors.note_scan(f"q{n}", ScanResult(START, at(1), MANY, True, clock.now, CHEAP))
     assert [cursors.start_position(f"q{n}") for n in (0, 9_999, 10_000)] == [START, START, at(1)]
 
 
@@ -239,9 +239,9 @@ class World:
                 self.arrive()
             under_way.append(self.claim(self.rng.choice(self.workers)))
             if len(under_way) > 3:
-                cursors, look = under_way.pop(self.rng.randrange(len(under_way)))
-                self.clock.now = max(self.clock.now, look.at + look.seconds)
-                cursors.note_claim("q", look)
+                cursors, scan = under_way.pop(self.rng.randrange(len(under_way)))
+                self.clock.now = max(self.clock.now, scan.at + scan.seconds)
+                cursors.note_scan("q", scan)
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
+import time
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from holdfast.core.error_groups import FailedJob, check_error_group, find_place, group_failed_jobs, identify_group
 from holdfast.core.errors import Invalid
@@ -50,12 +56,26 @@ def test_other_text_or_place_is_another_error(error: str, traceback: str | None)
     assert identify_group(error, traceback) != identify_group("ValueError: refused", FRAMES)
 
 
+@given(st.text(st.sampled_from("ab1é٣_.+-@ :"), max_size=40))
+def test_signs_stand_for_addresses_and_words_with_digits(error: str) -> None:
+    line = re.sub(r"[\w.+-]+@[\w.-]+|[\w.-]*\d[\w.-]*", "#", error.lstrip())
+    assert identify_group(error, None) == hashlib.blake2b(f"{line}\n".encode(), digest_size=6).hexdigest()
+
+
+@pytest.mark.parametrize("error", ["x" * 4096, "-" * 4096, f"{'x' * 399}@"])
+def test_long_word_is_read_in_linear_time(error: str) -> None:
+    began = time.thread_time()
+    for _ in range(200):
+        identify_group(error, None)
+    assert time.thread_time() - began < 0.2
+
+
 def test_id_is_twelve_digits_for_any_text() -> None:
     for error in ("", "\n", "x" * 10_000, "1" * 10_000, "\udc80", "<script>"):
         assert check_error_group(identify_group(error, None)) == identify_group(error, None)
-    for given in ("", "5F0C9A41D2BE", "5f0c9a41d2be0", "' or 1=1", -1, None, [[]]):
+    for wrong in ("", "5F0C9A41D2BE", "5f0c9a41d2be0", "' or 1=1", -1, None, [[]]):
         with pytest.raises(Invalid, match="holdfast errors"):
-            check_error_group(given)
+            check_error_group(wrong)
 
 
 def test_place_is_the_innermost_frame_outside_libraries() -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from holdfast.core.errors import Invalid
 from holdfast.core.ids import as_ulid, new_id, parse_id
-from holdfast.core.models import PLAIN, Job, JobFilter, JobState, Lease, Options, to_datetime, to_microseconds
+from holdfast.core.models import NO_OPTIONS, Job, JobFilter, JobState, Lease, Options, to_datetime, to_microseconds
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -141,7 +141,7 @@ def test_a_job_reads_its_instants_its_lease_and_its_options() -> None:
     ended = msgspec.structs.replace(JOB, started_at_us=1, ended_at_us=2, lease_until_us=3, options=Options(timeout=4))
     assert (ended.started_at, ended.ended_at, ended.lease_until) == (to_datetime(1), to_datetime(2), to_datetime(3))
     assert JOB.lease == Lease("id", 3)
-    assert (JOB.options_or_default, ended.options_or_default) == (PLAIN, Options(timeout=4))
+    assert (JOB.options_or_default, ended.options_or_default) == (NO_OPTIONS, Options(timeout=4))
 
 
 def test_a_job_shows_its_instants_as_people_write_them() -> None:

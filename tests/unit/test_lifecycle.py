@@ -26,10 +26,10 @@ from holdfast.core.lifecycle import (
     Released,
     Snoozed,
     Succeeded,
-    budget_spent,
     check_replay,
     clip_error,
     decide,
+    is_last_attempt,
 )
 from holdfast.core.models import TERMINAL, Job, JobState, Reason, Settlement
 from holdfast.stores.common.named_sql import CODES, STATES, load_statements
@@ -41,10 +41,11 @@ SPENT = {"left": False, "last": True, "over": True, "unlimited": False}
 
 
 class Backoff:
-    """Answers seven seconds, and remembers for which number of failures."""
+    """Answers seven seconds, and remembers for which number of failures. ``priority``: of retries."""
 
-    def __init__(self) -> None:
+    def __init__(self, priority: int | None = None) -> None:
         self.asked: list[int] = []
+        self.priority = priority
 
     def delay_after(self, failures: int, rng: random.Random) -> timedelta:
         self.asked.append(failures)
@@ -66,12 +67,19 @@ Row = tuple[JobState, Reason | None, timedelta | None, bool, bool]
 
 
 def _expected(outcome: str, *, spent: bool, cancelling: bool) -> Row:
-    dead_of_budget: Row = (JobState.DEAD, Reason.BUDGET, None, False, False)
+    dead_of_budget: Row = (JobState.DEAD, Reason.MAX_ATTEMPTS, None, False, False)
     lost: Row = (JobState.DEAD if spent else JobState.QUEUED, Reason.CRASHED, None, False, True)
     return {
         "succeeded": (JobState.SUCCEEDED, None, None, False, False),
         "failed": dead_of_budget if spent else (JobState.FAILED, Reason.ERROR, BACKOFF, False, False),
         "timed out": dead_of_budget if spent else (JobState.FAILED, Reason.TIMEOUT, BACKOFF, False, False),
+        "killed": (
+            JobState.DEAD if spent else JobState.FAILED,
+            Reason.CRASHED,
+            None if spent else BACKOFF,
+            False,
+            False,
+        ),
         "retry after": dead_of_budget if spent else (JobState.FAILED, Reason.ERROR, OWN, False, False),
         "final": (JobState.DEAD, Reason.NON_RETRYABLE, None, False, False),
         "snoozed": (JobState.SCHEDULED, Reason.SNOOZED, OWN, True, False),
@@ -87,6 +95,7 @@ OUTCOMES: dict[str, Outcome] = {
     "succeeded": Succeeded('"done"'),
     "failed": Failed(error="boom"),
     "timed out": Failed(error="timeout", reason=Reason.TIMEOUT),
+    "killed": Failed(error="its process was killed", reason=Reason.CRASHED),
     "retry after": Failed(error="busy", delay=OWN),
     "final": Failed(error="never", reason=Reason.NON_RETRYABLE, retryable=False),
     "snoozed": Snoozed(OWN),
@@ -113,13 +122,25 @@ def test_every_outcome_with_every_budget(outcome: str, budget: str, cancelling: 
     assert (settlement.result is not None) is (outcome == "succeeded")
 
 
+@pytest.mark.parametrize("outcome", OUTCOMES)
+def test_only_a_failure_that_is_retried_changes_the_priority(outcome: str) -> None:
+    def settled_priority(budget: str, policy: int | None) -> int | None:
+        return decide(running(budget), OUTCOMES[outcome], Backoff(policy), random.Random(0)).priority
+
+    is_retried = outcome in ("failed", "timed out", "killed", "retry after")
+    assert settled_priority("left", 5) == (5 if is_retried else None)
+    assert settled_priority("last", 5) is None
+    assert settled_priority("left", 0) is None, "it is the job's already"
+    assert settled_priority("left", None) is None
+
+
 def test_budgets() -> None:
-    assert {budget: budget_spent(running(budget)) for budget in SPENT} == SPENT
+    assert {budget: is_last_attempt(running(budget)) for budget in SPENT} == SPENT
 
 
 def test_a_lost_lease_says_whose_it_was() -> None:
     settlement, _ = settled(running(), Lost())
-    assert settlement.error == "lease expired: worker worker-1 died, froze or was cut off during attempt 2"
+    assert settlement.error == "lease expired: worker worker-1 died, froze or was cut off during attempt 2 of work"
 
 
 @pytest.mark.parametrize("text", ["x" * 10_000, "\ud800" * 4096, "\udfffé" * 3000], ids=["long", "halves", "mixed"])
@@ -215,13 +236,13 @@ def test_the_statements_accept_exactly_the_states_of_the_table(store: str) -> No
     assert _guards(statements["cancel_running"]) == {JobState.RUNNING}
     assert _guards(statements["expire_jobs"]) - {JobState.CANCELLED} == EDITABLE  # that is what it sets
     if store == "postgres":  # the states are a parameter of SQLite's
-        assert _guards(statements["rewrite_waiting"]) == EDITABLE
+        assert _guards(statements["rewrite_unstarted"]) == EDITABLE
     assert _guards(statements["replay"]) == REPLAYABLE | {JobState.SUCCEEDED}
     assert _guards(settling) >= {JobState.RUNNING}
     assert _guards(statements["settle_succeeded"]) == {JobState.RUNNING}
     assert set(re.findall(rf"{_STATE} <> (\d)", statements["deletable"])) == {str(CODES[JobState.RUNNING])}
     due = {JobState.SCHEDULED, JobState.FAILED, JobState.WAITING}
-    promoting = ("promote_only", "promote_queue") if store == "sqlite" else ("promote_delivered", "promote_queues")
+    promoting = ("promote_ids", "promote_queue") if store == "sqlite" else ("promote_ids", "promote_queues")
     for name in (*promoting, "promote_anywhere"):
         condition = statements[name].partition("where")[2]
         listed = ",".join(re.findall(rf"{_STATE} in \(([\d, ]+)\)", condition)).split(",")

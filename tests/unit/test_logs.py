@@ -70,8 +70,9 @@ def _sample(kind: type[Event]) -> Event:
 
 
 @contextmanager
-def _logging(stream: TextIO, **arguments: object) -> Iterator[Events]:
+def _logging(stream: TextIO, program: str = "holdfast", **arguments: object) -> Iterator[Events]:
     events = Events()
+    events.program = program
     stop = configure_logs(_settings(**{**EVERYTHING, **arguments}), events, stream=stream)
     try:
         yield events
@@ -79,9 +80,9 @@ def _logging(stream: TextIO, **arguments: object) -> Iterator[Events]:
         stop()
 
 
-def _written(*emitted: Event, **arguments: object) -> list[str]:
+def _written(*emitted: Event, program: str = "holdfast", **arguments: object) -> list[str]:
     stream = io.StringIO()
-    with _logging(stream, **arguments) as events:
+    with _logging(stream, program, **arguments) as events:
         for event in emitted:
             events.emit(event)
     text = stream.getvalue()
@@ -92,14 +93,15 @@ def _written(*emitted: Event, **arguments: object) -> list[str]:
 def _logged(say: Callable[[], object], **arguments: object) -> list[dict[str, Any]]:
     """The lines that ``say`` makes by logging."""
     stream = io.StringIO()
-    with _logging(stream, **arguments):
+    with _logging(stream, "holdfast", **arguments):
         say()
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
 def test_a_dead_jobs_pretty_line_says_where_its_traceback_is() -> None:
-    (line,) = _written(_sample(JobDead), log_format="pretty")
-    assert line.endswith("see='holdfast show text'")
+    for program in ("holdfast", "python manage.py holdfast"):
+        (line,) = _written(_sample(JobDead), program=program, log_format="pretty")
+        assert line.endswith(f"see='{program} show text'")
 
 
 def test_task_field_setting_names_the_task_in_all_formats() -> None:

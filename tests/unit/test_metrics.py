@@ -22,7 +22,7 @@ def failed(kind: type[Event], task: str, seconds: float, **more: Any) -> Event:
 
 HEARD = (
     JobsSubmitted(created={"mail": 3, "sms": 1}, deduplicated={"mail": 2}),
-    JobsClaimed(retried=2, refused=4, late={"default": [0.002, 3.0], "slow": [0.2]}),
+    JobsClaimed(retried=2, refused=4, queue_wait={"default": [0.002, 3.0], "slow": [0.2]}),
     BatchSettled(size=5, succeeded={"mail": [0.02, 0.4]}),
     failed(JobFailed, "mail", 1.5, retry_at=None),
     failed(JobDead, "mail", 0.5),

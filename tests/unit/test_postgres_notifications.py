@@ -10,6 +10,9 @@ import pytest
 from holdfast.stores.postgres import notifications
 from holdfast.stores.postgres.notifications import PostgresNotifications
 from holdfast.stores.postgres.pool import PostgresPool, parse_url
+from holdfast.stores.postgres.store import PostgresStore
+
+_SQL = PostgresStore("postgresql://localhost/jobs").sql
 
 
 class Server:
@@ -29,6 +32,7 @@ class Server:
         self.now += seconds
 
     async def fetch(self, _query: object, *, channel: str, payload: str) -> None:
+        await next_turn()
         self.now += self.seconds
         self.sent.append((self.now, payload.split("\n")[1:]))
 
@@ -50,7 +54,7 @@ async def next_turn() -> None:
 
 async def delays(server: Server, per_second: int, topics: tuple[str, str]) -> list[float]:
     """Seconds from each of 1,000 commits, evenly spaced, until its topics have been sent."""
-    notifications = PostgresNotifications(cast("PostgresPool", server))
+    notifications = PostgresNotifications(cast("PostgresPool", server), _SQL)
     queue, job_id = topics
     found, start = [], server.now
     for number in range(1000):
@@ -82,7 +86,7 @@ def test_slow_server_gets_fewer_notifications(server: Server) -> None:
 @pytest.mark.parametrize("server", [10.0], indirect=True)
 def test_notification_is_prompt_after_the_server_was_stuck(server: Server) -> None:
     async def use() -> float:
-        notifications = PostgresNotifications(cast("PostgresPool", server))
+        notifications = PostgresNotifications(cast("PostgresPool", server), _SQL)
         for name in ("a", "b"):  # each takes 10 seconds
             notifications.notify_committed([f"queue:{name}"])
             await notifications.flush()
@@ -97,7 +101,7 @@ def test_notification_is_prompt_after_the_server_was_stuck(server: Server) -> No
 @pytest.mark.parametrize("server", [0.001], indirect=True)
 def test_topics_that_come_meanwhile_share_a_notification(server: Server) -> None:
     async def use() -> None:
-        notifications = PostgresNotifications(cast("PostgresPool", server))
+        notifications = PostgresNotifications(cast("PostgresPool", server), _SQL)
         for name in ("a", "b", "c"):
             notifications.notify_committed([f"queue:{name}"])
         await notifications.flush()
@@ -107,17 +111,31 @@ def test_topics_that_come_meanwhile_share_a_notification(server: Server) -> None
 
 
 @pytest.mark.parametrize("server", [0.001], indirect=True)
-def test_lone_job_takes_its_notification_along_after_silence(server: Server) -> None:
+@pytest.mark.parametrize("turns", [0, 1], ids=["not begun", "under way"])
+def test_notification_is_sent_although_its_task_is_cancelled(server: Server, turns: int) -> None:
+    async def use() -> None:
+        notifications = PostgresNotifications(cast("PostgresPool", server), _SQL)
+        notifications.notify_committed(["queue:mail"])
+        for _ in range(turns):
+            await next_turn()
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        await notifications.flush()
+
+    asyncio.run(use())
+    assert [topics for _, topics in server.sent] == [["queue:mail"]]
+
+
+@pytest.mark.parametrize("server", [0.001], indirect=True)
+def test_lone_job_takes_its_notification_along_unless_one_was_just_sent(server: Server) -> None:
     async def use() -> list[bool]:
-        notifications = PostgresNotifications(cast("PostgresPool", server))
+        notifications = PostgresNotifications(cast("PostgresPool", server), _SQL)
         went = []
-        for gap in (0.0, 0.1, 0.015, 0.015, 0.1):
+        for gap in (0.0, 0.1, 0.001, 0.0005, 0.1):
             server.now += gap
-            along = notifications.transaction_notice("queue:mail")
-            went.append(bool(along))
-            notifications.notify_in_transaction(["queue:mail"]) if along else notifications.notify_committed(
-                ["queue:mail"]
-            )
+            along = notifications.transaction_parameters("queue:mail")["channel"] is not None
+            went.append(along)
+            notifications.record_transaction() if along else notifications.notify_committed(["queue:mail"])
             await notifications.flush()
         return went
 

@@ -133,7 +133,7 @@ def test_limit_gauges_tell_use_and_bounds() -> None:
     assert figures["limit_used"] == {("mail",): 4.0, ("crm",): 2.0}
     assert figures["limit_max"] == {("mail",): 5.0, ("crm",): 2.0}
     assert figures["limit_buckets"] == {("crm",): 2.0}
-    assert figures["limit_waiting_jobs"] == {("mail",): 7.0, ("slow",): 0.0}
+    assert figures["limit_unstarted_jobs"] == {("mail",): 7.0, ("slow",): 0.0}
 
 
 def test_use_of_limits_is_read_from_running_jobs(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_use_of_limits_is_read_from_running_jobs(tmp_path: Path) -> None:
     figures = asyncio.run(read())
     assert figures["limit_used"] == {("all",): 3.0, ("tenant",): 9.0}
     assert figures["limit_buckets"] == {("tenant",): 3.0}
-    assert figures["limit_waiting_jobs"] == {("all",): 1.0, ("tenant",): 1.0}
+    assert figures["limit_unstarted_jobs"] == {("all",): 1.0, ("tenant",): 1.0}
 
 
 def test_many_readers_ask_the_store_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ JITTERS = st.one_of(
     st.floats(0, 1000).map(lambda more: f"add:{more!r}"),
     st.tuples(st.floats(0, 10), st.floats(0, 10)).map(sorted).map(lambda ends: f"scale:{ends[0]!r}:{ends[1]!r}"),
 )
+PRIORITIES = st.none() | st.integers(-100, 100)
 FAILURES = st.one_of(st.integers(1, 50), st.integers(1, 10**6), st.just(10**6), st.just(10**400))
 
 
@@ -29,11 +30,14 @@ def formulas(draw: st.DrawFn, least_factor: float = 1e-300) -> Retry:
         offset=draw(st.integers(-100, 100)),
         cap=draw(st.none() | st.floats(base, CEILING.total_seconds())),
         jitter=draw(JITTERS),
+        priority=draw(PRIORITIES),
     )
 
 
-POLICIES = formulas() | st.builds(
-    lambda delays, jitter: Retry.from_delays(delays, jitter=jitter), st.lists(SECONDS, min_size=1, max_size=9), JITTERS
+POLICIES = st.one_of(
+    formulas(),
+    st.builds(Retry.from_delays, st.lists(SECONDS, min_size=1, max_size=9), jitter=JITTERS, priority=PRIORITIES),
+    st.builds(Retry.immediate, priority=PRIORITIES),
 )
 
 
@@ -148,6 +152,12 @@ def test_a_policy_survives_being_stored_and_being_written(policy):
         ("fixed:10", Retry.fixed(10)),
         ("fixed:10s,jitter=scale:0.5:1.5", Retry.fixed(10, jitter="scale:0.5:1.5")),
         ("0", Retry.fixed(0)),
+        ("0,priority=-5", Retry.fixed(0, priority=-5)),
+        ("fixed:10,priority=5", Retry.fixed(10, priority=5)),
+        ("fixed:10,priority=5,jitter=full", Retry.fixed(10, jitter="full", priority=5)),
+        ("1,5,jitter=full,priority=100", Retry.from_delays([1, 5], jitter="full", priority=100)),
+        ("immediate:priority=5", Retry.immediate(priority=5)),
+        ("exponential:priority=0,base=1", Retry.exponential(1, priority=0)),
     ],
 )
 def test_text_is_read_as_a_policy(text, policy):
@@ -176,6 +186,10 @@ def test_text_is_read_as_a_policy(text, policy):
         ("fixed:1,2", "retry", "at most 1"),
         ("1,,2", "retry.delays", "30s"),
         ("1,-2", "retry.delays", "from 0"),
+        ("1,priority=101", "retry.priority", "-100 to 100"),
+        ("1,priority=5,priority=6", "retry", "each once, of jitter, priority"),
+        ("fixed:10,priority=high", "retry.priority", "whole number"),
+        ("immediate:base=1", "retry", "each once, of priority"),
     ],
 )
 def test_text_that_is_no_policy_is_refused_with_a_remedy(text, field, hint):
@@ -208,6 +222,9 @@ def test_base_from_nothing_is_taken(base):
         ({"cap": float("inf")}, "cap"),
         ({"offset": 0.5}, "offset"),
         ({"offset": 101}, "offset"),
+        ({"priority": 101}, "priority"),
+        ({"priority": True}, "priority"),
+        ({"priority": 0.5}, "priority"),
         ({"jitter": None}, "jitter"),
         ({"jitter": "full:1"}, "jitter"),
         ({"jitter": "scale:nan:1"}, "jitter"),
@@ -238,6 +255,8 @@ def test_a_parameter_out_of_range_is_refused_by_name(arguments, field):
         {"jitter": 5},
         {"factor": 0},
         {"delays": [-1]},
+        {"priority": "5"},
+        {"priority": -101},
     ],
 )
 def test_a_stored_policy_is_read_strictly(stored):
@@ -255,6 +274,11 @@ def test_a_list_of_delays_is_checked(delays):
 def test_a_schedule_is_for_a_sensible_number_of_attempts(attempts):
     with pytest.raises(Invalid, match="attempts"):
         Retry().schedule(attempts)
+
+
+def test_stored_policy_without_a_priority_is_that_of_earlier_versions():
+    assert "priority" not in Retry().to_builtins()
+    assert Retry(priority=0).to_builtins()["priority"] == 0
 
 
 def test_delays_are_accepted_as_text():

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.core.errors import ConfigError
+from holdfast.core.errors import ConfigError, Unavailable
 from holdfast.worker.metrics_server import MetricsPage, PageServer
 from tests.support.load import slowness
 
@@ -76,8 +76,10 @@ def test_silent_or_malformed_clients_do_not_block_others(sidecar: PageServer) ->
 
 
 def test_occupied_port_is_reported(sidecar: PageServer) -> None:
-    with pytest.raises(ConfigError, match=r"metrics_host, metrics_port: cannot listen on 127\.0\.0\.1:\d+: "):
+    with pytest.raises(Unavailable, match=r"metrics_port: cannot listen on 127\.0\.0\.1:\d+: .*another metrics_port"):
         PageServer("127.0.0.1", port_of(sidecar), {})
+    with pytest.raises(ConfigError, match=r"metrics_host, metrics_port: cannot listen on 192\.0\.2\.1:0: "):
+        PageServer("192.0.2.1", 0, {})
 
 
 def test_stopped_it_leaves_its_port() -> None:

@@ -97,7 +97,7 @@ def variadic(*items: int) -> None: ...
         (async_generator, "generator"),
         (variadic, r"\*items"),
         (Service.method, "'self'"),
-        (Service().method, "not a method"),
+        (Service().method, "not a method; .* bind=True: write it without self"),
         (Service(), "not a Service"),
         (Service, "not a type"),
         (print, "plain function"),
@@ -178,7 +178,7 @@ def test_the_context_comes_first_and_a_dependency_has_a_class() -> None:
     [
         {"max_attempts": 0}, {"max_attempts": True}, {"max_attempts": 1.5}, {"timeout": 0}, {"timeout": math.inf},
         {"timeout": math.nan}, {"timeout": "5"}, {"executor": "fiber"}, {"priority": 101}, {"priority": 0.5},
-        {"retry_on": "ValueError"}, {"dead_on": (ValueError, int)},
+        {"retry_on": "ValueError"}, {"retry_on": ()}, {"retry_on": []}, {"dead_on": (ValueError, int)},
     ],
     ids=str,
 )  # fmt: skip
@@ -253,6 +253,14 @@ def test_a_predicate_that_raises_leaves_a_note_and_a_retry() -> None:
 
 
 # ── the running job ───────────────────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize(
+    ("name", "ours"), [("retry", "raise RetryAfter"), ("request", r"context\.id"), ("update_state", "context.progress")]
+)
+def test_method_of_a_bound_task_of_celery_is_answered_with_ours(name: str, ours: str) -> None:
+    with pytest.raises(AttributeError, match=f"'Context' object has no attribute '{name}'; .*{ours}"):
+        getattr(Context(Job("id", "t", "q", "{}", 1, 1, None, 0, 0, 0, 0)), name)
+
+
 def test_a_context_shows_the_running_job() -> None:
     job = Job("id", "email.send", "default", "{}", 7, 2, 5, 0, 0, 0, 0, Options(metadata={"a": 1}, tags=("x",)))
     context = Context(job)

@@ -30,7 +30,7 @@ def bound(unique: Any, payload: str = "{}", *, task: str = "work", queue: str = 
 
 # ── what makes two jobs the same ────────────────────────────────────────────────────────────────────────────────────
 def test_task_queue_and_whole_payload_count_by_default() -> None:
-    assert key("active", '{"a":1,"b":2}') == key("waiting", '{"b":2,"a":1}')
+    assert key("active", '{"a":1,"b":2}') == key("unstarted", '{"b":2,"a":1}')
     keys = [key("active", '{"a":1}'), key("active", '{"a":2}'), key("active", '{"a":1}', task="t")]
     assert len({*keys, key("active", '{"a":1}', queue="q"), key("active", '{"a":"1"}'), key("active", "{}")}) == 6
 
@@ -126,9 +126,9 @@ def test_submission_goes_before_the_task(app: Holdfast) -> None:
         work.options(unique="5m").new_job(1),
         app.draft_job("work", {"customer": 1}),
         plain.new_job(1),
-        plain.options(unique="waiting").new_job(1),
+        plain.options(unique="unstarted").new_job(1),
     ]
     given = [job.unique and (job.unique.during, job.unique.window_us) for job in jobs]
-    assert given == [("active", None), (None, 300_000_000), ("active", None), None, ("waiting", None)]
+    assert given == [("active", None), (None, 300_000_000), ("active", None), None, ("unstarted", None)]
     assert jobs[0].unique == jobs[2].unique
     assert jobs[0].unique != work.new_job(2).unique

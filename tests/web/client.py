@@ -117,7 +117,7 @@ class Api:
         """Take this very job, as worker-1."""
         store = await self.app.open_store()
         claim = await store.queueing.claim(
-            ClaimRequest("worker-1", {"*": 1}, limit=1, lease_for=timedelta(minutes=1), only=[job_id])
+            ClaimRequest("worker-1", {"*": 1}, limit=1, lease_for=timedelta(minutes=1), ids=[job_id])
         )
         return claim.jobs[0]
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.stores import MIGRATED, stores_of
+from tests.support.stores import CARRIED, MIGRATED, one_of, stores_of
 from tests.web.client import Api
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "home" in metafunc.fixturenames:
         names = stores_of(metafunc.module.__name__.rpartition(".")[2], older=False)
-        metafunc.parametrize("home", names, indirect=True)
+        metafunc.parametrize("home", one_of(CARRIED, names, metafunc.function.__name__), indirect=True)
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from holdfast.core.models import Job
 from holdfast.core.retry import Retry
 from holdfast.stores.base import ClaimRequest
 from holdfast.web.server import serve_in_loop
+from tests.support.plain_http import PLAIN
 
 PATIENCE = 120.0
 
@@ -81,7 +82,7 @@ async def events(
     headers = {} if last is None else {"Last-Event-ID": last}
     headers |= {} if token is None else {"Authorization": f"Bearer {token}"}
     async with (
-        httpx.AsyncClient(timeout=PATIENCE) as client,
+        httpx.AsyncClient(timeout=PATIENCE, verify=PLAIN) as client,
         client.stream("GET", f"{address}/v1/events", params=query, headers=headers) as answer,
     ):
         yield Events(answer)
@@ -104,7 +105,7 @@ async def end(app: Holdfast, job_id: str, outcome: Outcome) -> Job:
     """Take this very job as worker-1, and let it end so."""
     store = await app.open_store()
     claim = await store.queueing.claim(
-        ClaimRequest("worker-1", {"*": 1}, limit=1, lease_for=timedelta(minutes=1), only=[job_id])
+        ClaimRequest("worker-1", {"*": 1}, limit=1, lease_for=timedelta(minutes=1), ids=[job_id])
     )
     (job,) = claim.jobs
     (answer,) = await store.queueing.settle([decide(job, outcome, Retry.fixed(3600), random.Random(0))])

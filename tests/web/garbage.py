@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import httpx
 
-from holdfast.web.fields import Form
+from holdfast.web.fields import BodySchema
 from holdfast.web.openapi import example_body, refusals_of
 from holdfast.web.routing import Operation
 from tests.web.client import JSON, UNKNOWN_ID, Api, check_form
@@ -199,14 +199,14 @@ def usual(operation: Operation) -> Asked:
     return Asked(operation.method, _path(operation), json.dumps(example_body(operation.body)).encode(), JSON)
 
 
-def _spoiled(form: Form) -> Iterator[dict[str, Any]]:
-    """The form's example with one field spoiled, and what is inside its fields likewise."""
-    good = example_body(form)
-    for field in form.fields:
+def _spoiled(body: BodySchema) -> Iterator[dict[str, Any]]:
+    """The body's example with one field spoiled, and what is inside its fields likewise."""
+    good = example_body(body)
+    for field in body.fields:
         for value in VALUES:
             yield {**good, field.name: value}
-    for inner in form.inner:
-        for holder in form.fields:
+    for inner in body.inner:
+        for holder in body.fields:
             if f"/{inner.name}" in json.dumps(holder.value.schema):
                 for given in _spoiled(inner):
                     many = holder.value.schema.get("type") == "array"

@@ -16,6 +16,8 @@ from typing import Any
 
 import httpx
 
+from tests.support.plain_http import PLAIN
+
 ROOT = Path(__file__).resolve().parents[2]
 _DEADLINE = 90.0
 
@@ -75,7 +77,7 @@ class Served:
         return socket.create_connection(("127.0.0.1", self.port), timeout=_DEADLINE)
 
     def client(self, **options: Any) -> httpx.Client:
-        return httpx.Client(base_url=self.address, timeout=_DEADLINE, **options)
+        return httpx.Client(base_url=self.address, timeout=_DEADLINE, **{"verify": PLAIN, **options})
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Signal it, and wait for its exit code."""

@@ -95,7 +95,7 @@ def test_page_whose_jobs_all_match_is_full(home: str, monkeypatch: pytest.Monkey
 def test_dry_run_and_queue_position_are_bounded_in_time(slow: Api, home: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk, "CHOICE_SECONDS", 0.0 if home.startswith("redis") else 0.2)
     job = slow.submit()
-    body = '{"filter": {"tag": "spring"}, "dry_run": true}'
+    body = '{"filter": {"error": "spring"}, "dry_run": true}'
 
     refused = slow.refused("POST", "/v1/jobs/cancel", 422, content=body, headers=JSON)
 

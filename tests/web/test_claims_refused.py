@@ -58,7 +58,7 @@ BAD_SETTLEMENTS: list[tuple[dict[str, Any], str]] = [
     ({"outcome": "failed", "error": {"type": "E"}}, "error.message"),
     ({"outcome": "failed", "error": {**ERROR, "stack": ""}}, "error.stack"),
     ({"outcome": "failed", "error": ERROR, "reason": "payload"}, "reason"),
-    ({"outcome": "failed", "error": ERROR, "reason": "budget"}, "reason"),
+    ({"outcome": "failed", "error": ERROR, "reason": "max_attempts"}, "reason"),
     ({"outcome": "failed", "error": ERROR, "delay": -1}, "delay"),
     ({"outcome": "failed", "error": ERROR, "delay": "5"}, "delay"),
     ({"outcome": "dead", "error": ERROR, "delay": 5}, "delay"),

@@ -11,7 +11,8 @@ import pytest
 
 from holdfast.web.asgi import OPERATIONS
 from holdfast.web.openapi import ASSETS, openapi
-from tests.support.node import SOURCES, chromium_environment, install_packages, run_node
+from tests.support.browser import unpack_chromium
+from tests.support.node import SOURCES, install_packages, run_node
 from tests.web.client import Api
 from tests.web.keyed import Keys
 from tests.web.serving import Served
@@ -22,9 +23,8 @@ def open_page(address: str, folder: Path, key: str = "", *, operation: str = "Qu
     folder.mkdir()
     (folder / "node_modules").symlink_to(install_packages() / "node_modules")
     shutil.copy(SOURCES / "docs_page.mjs", folder)
-    return json.loads(
-        run_node("docs_page.mjs", address, key, operation, cwd=folder, environ=chromium_environment(folder))
-    )
+    environ = {name: str(value) for name, value in unpack_chromium()[1].items()}
+    return json.loads(run_node("docs_page.mjs", address, key, operation, cwd=folder, environ=environ))
 
 
 @pytest.mark.parametrize("keyed", [False, True], ids=["open", "keyed"])

@@ -113,7 +113,7 @@ def test_job_submitted_after_its_instant_ends(api: Api) -> None:
 
     async def sweep() -> list[str]:
         store = await api.app.open_store()
-        return [each.job_id for each in await store.maintenance.expire_waiting(limit=10)]
+        return [each.job_id for each in await store.maintenance.expire_unstarted(limit=10)]
 
     assert api.run(sweep()) == [job_id]
     job = api.get(f"/v1/jobs/{job_id}")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.lifecycle import Failed
+from holdfast.core.models import JobState
 from tests.web.client import Api
 from tests.web.keyed import Keys, ask, refused
 
@@ -33,6 +34,21 @@ def test_errors_are_listed_in_groups_with_the_latest_first(api: Api) -> None:
     assert api.get(f"/v1/jobs/{last}")["error_group"] == found["id"]
     assert len(api.get("/v1/errors?limit=1")["groups"]) == 1
     assert api.get("/v1/errors?queue=other")["groups"][0]["dead"] == 1
+
+
+def test_run_is_counted_and_its_errors_grouped_by_its_tag(api: Api) -> None:
+    die(api, "ValueError: card 17 declined", tags=["run-7"])
+    die(api, "ValueError: card 18 declined", queue="other", tags=["run-7"])
+    die(api, "KeyError: 'city'")
+    api.submit(tags=["run-7"])
+    (group,) = api.get("/v1/errors?tag=run-7")["groups"]
+    assert (group["dead"], api.get("/v1/errors?tag=run-7&queue=other")["groups"][0]["dead"]) == (2, 1)
+    counts = api.get("/v1/jobs/counts?tag=run-7")
+    assert counts["total"] == sum(counts["states"].values()) == 3
+    assert (set(counts["states"]), counts["states"]["dead"], counts["states"]["queued"]) == (set(JobState), 2, 1)
+    assert api.get("/v1/jobs/counts")["total"] == 4
+    assert api.get("/v1/jobs/counts?tag=run-7&state=dead&queue=other")["total"] == 1
+    refused(api.ask("GET", "/v1/jobs/counts?queue=-"), 422, "invalid")
 
 
 def test_group_shows_its_place_and_latest_traceback(api: Api) -> None:
@@ -69,6 +85,7 @@ def test_key_for_some_queues_sees_no_others_errors(home: str, tmp_path: Path) ->
         assert ("vault" not in answer.text, foreign not in answer.text) == (True, True)
         (group,) = answer.json()["groups"]
         assert (group["dead"], group["queues"]) == (1, ["mail"])
+        assert ask(api, own, "GET", "/v1/jobs/counts").json()["total"] == 1
         shown = ask(api, own, "GET", f"/v1/errors/{group['id']}").json()
         assert (shown["dead"], "card 1" in shown["error"]) == (1, True)
         hidden = ask(api, keys.spare, "GET", f"/v1/jobs/{secret}").json()["error_group"]

@@ -20,6 +20,7 @@ from holdfast.web import create_app, event_broadcast
 from holdfast.web.event_broadcast import EventBroadcaster, SeenEvents, Subscriber
 from holdfast.web.keys import revoke_key
 from holdfast.web.keys_file import change_keys
+from tests.support.plain_http import PLAIN
 from tests.web.following import PATIENCE, end, events, run, served
 from tests.web.keyed import Keys, id_of
 
@@ -132,7 +133,7 @@ def test_too_many_streams_are_refused(home: str, limit: str) -> None:
 @pytest.mark.parametrize("last", ["no", "1.2.3.4", "9" * 7000, "-1.-1", "é"])
 def test_an_id_that_was_never_given_is_refused(home: str, last: str) -> None:
     async def body() -> None:
-        async with served(home) as (_, address), httpx.AsyncClient(timeout=PATIENCE) as client:
+        async with served(home) as (_, address), httpx.AsyncClient(timeout=PATIENCE, verify=PLAIN) as client:
             answer = await client.get(f"{address}/v1/events", headers={"Last-Event-ID": last.encode()})
             assert (answer.status_code, answer.json()["field"]) == (422, "Last-Event-ID")
 
@@ -236,7 +237,7 @@ def test_a_long_absence_is_made_up_for(home: str) -> None:
 
 def test_a_head_request_is_answered_at_once(home: str) -> None:
     async def body() -> None:
-        async with served(home) as (_, address), httpx.AsyncClient(timeout=PATIENCE) as client:
+        async with served(home) as (_, address), httpx.AsyncClient(timeout=PATIENCE, verify=PLAIN) as client:
             answer = await client.head(f"{address}/v1/events")
             assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
 
@@ -280,6 +281,7 @@ def test_subscriber_that_does_not_read_is_disconnected(home: str) -> None:
                 while status == 429:
                     async with events(address) as stream:
                         status = stream.answer.status_code
+                    await asyncio.sleep(0.05)
             assert status == 200
             writer.close()
 

@@ -13,6 +13,7 @@ from holdfast import Holdfast
 from holdfast.core.errors import ConfigError
 from holdfast.web.server import serve
 from tests.interfaces.cli import ROOT
+from tests.support.plain_http import PLAIN
 from tests.web.keyed import Keys
 from tests.web.serving import Served
 
@@ -24,9 +25,9 @@ def test_with_keys_other_addresses_are_served(tmp_path: Path) -> None:
     words = ("--host", EVERYWHERE)
     with Served(tmp_path, f"sqlite:///{tmp_path}/jobs.db", *words, keys_file=str(keys.path)) as served:
         address = f"http://127.0.0.1:{served.port}"
-        assert httpx.get(f"{address}/v1/jobs", timeout=40).status_code == 401
+        assert httpx.get(f"{address}/v1/jobs", timeout=40, verify=PLAIN).status_code == 401
         shown = {"authorization": f"Bearer {keys.spare}"}
-        assert httpx.get(f"{address}/v1/jobs", headers=shown, timeout=40).status_code == 200
+        assert httpx.get(f"{address}/v1/jobs", headers=shown, timeout=40, verify=PLAIN).status_code == 200
         assert served.line("key_refused")["who"] == "anonymous"
         assert served.line("api_started")["keys"] is True
         assert served.stop() == 0

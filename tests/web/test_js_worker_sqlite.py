@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.support.node import NODE, WORKER
+from tests.support.node import NODE, WORKER, run_node
+from tests.support.pages import find_block
 from tests.web.keyed import Keys
 from tests.web.serving import Served
 
@@ -54,3 +57,44 @@ def test_a_key_that_is_refused_ends_it(tmp_path: Path) -> None:
         assert code == 1
         assert '"worker_stopping"' in output
         assert '"reason":"refused"' in output
+
+
+HANDLER_OF_THE_GUIDE = f"""
+import {{ createServer }} from "node:http";
+import {{ Dead, RetryAfter }} from "{WORKER.with_name("holdfast.js")}";
+
+const server = createServer((request, response) => response.writeHead(status).end());
+await new Promise((listening) => server.listen(0, "127.0.0.1", listening));
+const mailer = `http://127.0.0.1:${{server.address().port}}`;
+const signal = new AbortController().signal;
+let status = 200;
+const handlers = {{
+{find_block("examples/js_worker/README.md", '"email.send"').text}
+}};
+for (status of [200, 429, 400]) {{
+  const outcome = await handlers["email.send"]({{ to: "a@b.c" }}, {{ signal }}).catch((error) => error);
+  console.log(outcome instanceof Error ? outcome.constructor.name : JSON.stringify(outcome));
+}}
+server.closeAllConnections();
+server.close();
+"""
+
+
+def test_handler_of_the_guide_does_what_the_guide_says(tmp_path: Path) -> None:
+    program = tmp_path / "program.mjs"
+    program.write_text(HANDLER_OF_THE_GUIDE, encoding="utf-8")
+    assert run_node(program, cwd=tmp_path).splitlines() == ['{"sent":true}', "RetryAfter", "Dead"]
+
+
+def test_it_counts_its_successes_and_failures(tmp_path: Path) -> None:
+    with Served(tmp_path, f"sqlite:///{tmp_path}/jobs.db") as served, served.client() as client:
+        environment = {"PATH": os.defpath, "HOLDFAST_API_URL": served.address}
+        worker = subprocess.Popen([str(NODE), str(WORKER)], env=environment, stdout=subprocess.PIPE, text=True)
+        for task in ("echo", "echo", "dead"):
+            job = client.post("/v1/jobs", json={"task": f"conformance.{task}", "payload": {"value": 1}}).json()
+            ended = client.get(f"/v1/jobs/{job['id']}", params={"wait": 30}).json()
+            assert ended["state"] in ("succeeded", "dead")
+        worker.send_signal(signal.SIGTERM)
+        output, _ = worker.communicate(timeout=50)
+    stopped = json.loads(output.splitlines()[-1])
+    assert (stopped["event"], stopped["succeeded"], stopped["failed"]) == ("worker_stopped", 2, 1)

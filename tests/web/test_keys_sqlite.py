@@ -12,12 +12,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from holdfast.core.clock import ManualClock
+from holdfast.core.clock import ManualClock, SystemClock
 from holdfast.core.errors import ConfigError, Conflict, Invalid
 from holdfast.core.events import Events, KeyRefused, KeysRead, KeysUnreadable
 from holdfast.web.asgi import OPERATIONS
 from holdfast.web.keys import SCOPES, Principal, _hash, check_token, new_key, revoke_key, rotate_key, valid_key_id
-from holdfast.web.keys_file import Keyring, change_keys, read_keys, read_usage, write_usage
+from holdfast.web.keys_file import Keyring, KeyUsage, change_keys, read_keys, read_usage, write_usage
 from holdfast.web.routing import Operation
 from tests.web.client import UNKNOWN_ID, Api
 from tests.web.keyed import Keys, ask, id_of, refused
@@ -359,6 +359,21 @@ def test_when_a_key_was_used_is_known(tmp_path: Path, keys: Keys, api: Api) -> N
     while not read_usage(keys.path):
         api.run(asyncio.sleep(0.01))
     assert set(read_usage(keys.path)) <= set(read_keys(keys.path))
+
+
+def test_uses_of_a_key_since_the_last_write_are_kept_when_the_server_stops(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+
+    async def serve() -> None:
+        usage = KeyUsage(path, SystemClock())
+        usage.record_use("first")
+        while not read_usage(path):  # noqa: ASYNC110 - the file is made by a thread
+            await asyncio.sleep(0.01)
+        usage.record_use("second")
+        await asyncio.sleep(0.01)
+
+    asyncio.run(serve())
+    assert set(read_usage(path)) == {"first", "second"}
 
 
 def test_metrics_need_a_key_unless_the_settings_open_them(tmp_path: Path) -> None:

@@ -173,3 +173,13 @@ def test_a_web_socket_is_closed(home: str) -> None:
 
     asyncio.run(create_app(Holdfast(home))({"type": "websocket", "path": "/", "headers": []}, receive, send))
     assert given == ["websocket.close"]
+
+
+def test_an_api_without_keys_warns_unless_exposed(home: str, caplog: pytest.LogCaptureFixture) -> None:
+    create_app(Holdfast(home), exposed=True)
+    assert caplog.records == []
+    create_app(Holdfast(home))
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("holdfast", "WARNING")
+    assert "keys_file is not set" in record.getMessage()
+    assert "create_app(app, exposed=True)" in record.getMessage()

@@ -60,7 +60,7 @@ PRIVATE = {"Because", "Asked", "Kept", "Standing", "Nothing", "say", "follow"}
 VERBS = {"append", "cancel", "check", "claim", "create", "delete", "deregister", "explain", "extend", "fork", "list"}
 VERBS |= {"pause", "replay"}
 VERBS |= {"resume", "settle", "send", "show", "stop", "stream", "submit", "add", "remove", "run", "backfill", "edit"}
-VERBS |= {"change", "reset", "start"}
+VERBS |= {"change", "count", "reset", "start"}
 
 
 def test_schema_and_operation_names_suit_generated_clients() -> None:

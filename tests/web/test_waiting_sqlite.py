@@ -29,10 +29,10 @@ def waiting(**settings: int) -> WaitLimiter:
 
 
 def test_a_caller_has_so_many_places_and_has_them_back() -> None:
-    places = waiting(waiting_per_key=1)
+    places = waiting(long_polls_per_key=1)
     one, near, far = (Principal(address=each) for each in ("2001:db8::1", "2001:db8::2", "2001:db8:0:1::1"))
     with places.limit_wait(one):
-        with pytest.raises(Refusal, match="setting waiting_per_key"), places.limit_wait(near):
+        with pytest.raises(Refusal, match="setting long_polls_per_key"), places.limit_wait(near):
             pass
         with places.limit_wait(far), places.limit_wait(Principal(key="k", address="2001:db8::1")):
             pass
@@ -75,7 +75,7 @@ def test_places_are_counted_whatever_thread_asks(monkeypatch: pytest.MonkeyPatch
 def asks(tmp_path: Path) -> Any:
     """Asks at an API where a key may have one request waiting."""
     keys = Keys(tmp_path)
-    with Api(f"sqlite:///{tmp_path}/jobs.db", keys_file=str(keys.path), waiting_per_key=1) as api:
+    with Api(f"sqlite:///{tmp_path}/jobs.db", keys_file=str(keys.path), long_polls_per_key=1) as api:
         shown = {name: {"authorization": f"Bearer {keys.make('admin')}"} for name in ("first", "second")}
 
         async def ask(name: str, method: str, path: str, body: Any = None) -> httpx.Response:
@@ -104,8 +104,8 @@ def test_key_at_its_wait_limit_is_refused_and_others_wait(asks: tuple[Api, Ask])
             await ask("first", "POST", "/v1/claims", {**claim, "worker": "v"}),
             await ask("first", "GET", f"/v1/jobs/{job['id']}?wait=60"),
         ):
-            problem = refused(answer, 429, "too_many_waiting")
-            assert (answer.headers["retry-after"], "waiting_per_key" in problem["detail"]) == ("5", True)
+            problem = refused(answer, 429, "too_many_long_polls")
+            assert (answer.headers["retry-after"], "long_polls_per_key" in problem["detail"]) == ("5", True)
         assert (await ask("first", "GET", f"/v1/jobs/{job['id']}")).status_code == 200
         assert (await ask("second", "GET", f"/v1/jobs/{job['id']}?wait=1")).json()["state"] == "queued"
         there = {"worker": "v", "queues": ["aside"], "wait": 60}
@@ -127,10 +127,10 @@ def test_stopped_worker_is_answered_however_many_wait(asks: tuple[Api, Ask]) -> 
         workers = (await ask("second", "GET", "/v1/workers")).json()["workers"]
         stop = {"workers": [each["id"] for each in workers if each["id"].endswith(".v")], "drain": True}
         assert (await ask("second", "POST", "/v1/workers/stop", stop)).status_code == 200
-        order = ""
-        while order != "drain":
+        command = ""
+        while command != "drain":
             await ask("first", "POST", "/v1/claims/extend", {"worker": "v", "leases": []})
-            order = (await ask("first", "POST", "/v1/claims", {"worker": "v", "wait": 1})).json()["order"]
+            command = (await ask("first", "POST", "/v1/claims", {"worker": "v", "wait": 1})).json()["command"]
         held.cancel()
 
     api.run(body())

@@ -15,7 +15,7 @@ from holdfast.core.models import Reason
 from holdfast.core.retry import Retry
 from holdfast.stores.base import ClaimRequest
 from holdfast.web.asgi import Api
-from tools.worker_protocol.checks import Check, begun_when_lost, keeps_to_timeouts, names_its_types
+from tools.worker_protocol.checks import Check, begun_when_lost, keeps_to_timeouts, names_its_types, outcomes_of
 from tools.worker_protocol.course import Broken, Course
 from tools.worker_protocol.recorder import Exchange, Recorder
 
@@ -73,3 +73,16 @@ def test_settlement_sent_before_its_lease_was_lost_continues() -> None:
     given = [_extended(a="held"), _settled("a"), _extended(a="lost", b="lost"), _settled("a")]
     assert begun_when_lost(given) == set()
     assert begun_when_lost([*given, _settled("b")]) == {"b"}
+
+
+def test_outcomes_are_those_of_the_named_claim() -> None:
+    def claimed(token: str, job_id: str, claims: int) -> Exchange:
+        return Exchange("claims", 0, {}, 200, {"jobs": [{"token": token, "id": job_id, "claims": claims}]})
+
+    def settled(token: str, outcome: str) -> Exchange:
+        return Exchange("settle", 0, {"settlements": [{"token": token, "outcome": outcome}]}, 200, {})
+
+    given = [claimed("a", "one", 1), claimed("b", "one", 2), claimed("c", "two", 1)]
+    given += [settled("a", "released"), settled("b", "succeeded"), settled("c", "failed")]
+    assert outcomes_of(given, "one", 1) == {"released"}
+    assert outcomes_of([*given, settled("a", "succeeded")], "one", 1) == {"released", "succeeded"}

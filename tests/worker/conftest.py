@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,23 +12,63 @@ import pytest
 
 from holdfast import Holdfast
 from tests.support.load import TEST_SECONDS
-from tests.support.stores import MIGRATED, one_carried, stores_of
+from tests.support.sessions import KeptSessions, TestLoop
+from tests.support.stores import CARRIED, MIGRATED, SERVED, one_of, stores_of
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a coroutine test on a loop of its own."""
+    """Run a coroutine test on the loop whose stores hand on their sessions."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
-    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**arguments), timeout=TEST_SECONDS))
+    runner: TestLoop = pyfuncitem.funcargs["runner"]
+    runner.run(asyncio.wait_for(pyfuncitem.obj(**arguments), timeout=TEST_SECONDS))
     return True
+
+
+@pytest.fixture(autouse=True)
+def runner(
+    request: pytest.FixtureRequest, runner: TestLoop, sessions: KeptSessions, monkeypatch: pytest.MonkeyPatch
+) -> TestLoop:
+    """The loop of everything asynchronous in a test. Without prepared statements, as behind a pooler, a server takes
+    four times as long: that is for every eighth test, by its name."""
+    if zlib.crc32(request.function.__name__.encode()) % 8:
+        sessions.use_in(monkeypatch, prepared=True)
+    return runner
+
+
+ONE_SERVER = {
+    "test_batches": "test_batches",
+    "test_deferral": "test_settle",
+    "test_encryption_keys": "test_payload_text",
+    "test_expires": "test_expires",
+    "test_handlers": "test_settle",
+    "test_history": "test_history",
+    "test_in_process": "test_settle",
+    "test_interruptions": "test_cancel",
+    "test_lines": "test_job_logs",
+    "test_order": "test_claim",
+    "test_prefetch": "test_last_attempts",
+    "test_retries": "test_settle",
+    "test_roles": "test_maintenance",
+    "test_saved_values": "test_steps",
+    "test_schedules": "test_schedules",
+    "test_steps": "test_steps",
+    "test_steps_ends": "test_steps",
+    "test_stop": "test_settle",
+    "test_waits": "test_signals",
+    "test_workflow_bounds": "test_dependencies",
+}
+"""Files about what workers do with the answers of a store, each with the file of tests/conformance that asserts these
+answers of every store. They run on SQLite and, by the test's name, on one server."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "home" in metafunc.fixturenames:
-        names = stores_of(metafunc.module.__name__.rpartition(".")[2], older=False)
-        metafunc.parametrize("home", one_carried(names, metafunc.function.__name__), indirect=True)
+        file, test = metafunc.module.__name__.rpartition(".")[2], metafunc.function.__name__
+        names = one_of(CARRIED, stores_of(file, older=False), test)
+        metafunc.parametrize("home", one_of(SERVED, names, test) if file in ONE_SERVER else names, indirect=True)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from holdfast.core.events import KINDS, Event
 from holdfast.core.lifecycle import Lost, decide
 from holdfast.core.retry import Retry
 from holdfast.stores.base import ClaimRequest
-from holdfast.testing import Harness
+from holdfast.testing import Harness, TemporaryStore
 
 PATIENCE = 0.02
 """Real seconds for handlers that wait for no clock: these tests have many that wait for ever, and few that work."""
@@ -22,7 +22,13 @@ PATIENCE = 0.02
 
 def harness(app: Holdfast, **settings: Any) -> Harness:
     """A harness on the application's own store, which the test has for itself."""
-    return Harness(app, **{"url": app.settings.url, "patience": PATIENCE, **settings})
+    kept = {"url": kept_store(app.settings.url), "transport": app.settings.transport}
+    return Harness(app, **{**kept, "patience": PATIENCE, **settings})
+
+
+def kept_store(url: str) -> TemporaryStore:
+    """A store that a harness uses and leaves as it is."""
+    return TemporaryStore(url, lambda: None)
 
 
 class Recorder:
@@ -50,13 +56,7 @@ async def lose(app: Holdfast, handle: JobHandle[Any], clock: Any) -> None:
     store = await app.open_store()
     claim = await store.queueing.claim(
         ClaimRequest(
-            "doomed",
-            {"*": 1},
-            limit=1,
-            lease_for=timedelta(seconds=1),
-            max_must_start=1,
-            only=[handle.id],
-            promote=True,
+            "doomed", {"*": 1}, limit=1, lease_for=timedelta(seconds=1), max_must_start=1, ids=[handle.id], promote=True
         )
     )
     if not claim.jobs:

@@ -54,7 +54,7 @@ def test_middleware_sees_a_command_result_and_its_failure(app: Holdfast) -> None
         return result
 
     succeeded, failed = drained(app, "echo", "hello"), drained(app, "false")
-    assert (succeeded.state, failed.state, failed.reason) == (JobState.SUCCEEDED, JobState.DEAD, "budget")
+    assert (succeeded.state, failed.state, failed.reason) == (JobState.SUCCEEDED, JobState.DEAD, "max_attempts")
     assert seen == ["hello\n", "exit code 1"]
 
 

@@ -138,7 +138,11 @@ async def test_misfit_is_dead_at_once_where_the_setting_is_zero(
 
 @pytest.mark.parametrize(
     ("setting", "expected"),
-    [("dead", ("dead", "no_handler", 1)), ("retry", ("dead", "budget", 2)), ("defer", ("scheduled", "no_handler", 0))],
+    [
+        ("dead", ("dead", "no_handler", 1)),
+        ("retry", ("dead", "max_attempts", 2)),
+        ("defer", ("scheduled", "no_handler", 0)),
+    ],
 )
 async def test_unknown_task_ends_as_the_setting_says(
     app: Holdfast, setting: str, expected: tuple[str, str, int]

@@ -30,7 +30,7 @@ def test_drain_runs_a_retry_that_is_due_at_once(tmp_path: Path) -> None:
 
             async def answered_late(*args: Any, **kwargs: Any) -> Claim:
                 claimed = await claim(*args, **kwargs)
-                while not claimed.jobs and worker.shared.held:  # noqa: ASYNC110 - no event tells of this
+                while not claimed.jobs and worker.shared.claimed:  # noqa: ASYNC110 - no event tells of this
                     await asyncio.sleep(0)
                 return claimed
 

@@ -125,5 +125,5 @@ async def test_what_can_be_run_is_run(app: Holdfast, changes: dict[str, Any]) ->
 async def test_unreadable_retry_policy_falls_back_to_the_task(app: Holdfast, policy: str) -> None:
     events = Recorder(app)
     job = await spoiled(app, {"task": "break", "options": f'{{"retry": {policy}}}'}, events)
-    assert (job.state, job.reason, job.attempts) == (JobState.DEAD, "budget", 2)
+    assert (job.state, job.reason, job.attempts) == (JobState.DEAD, "max_attempts", 2)
     assert {event.job_id for event in events.of(RetryUnreadable)} == {job.id}

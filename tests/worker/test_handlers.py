@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
@@ -256,6 +256,54 @@ def process_app(app: Holdfast) -> Holdfast:
     for name in ("add", "fail", "snooze"):
         app.registry.register(getattr(executor_tasks, name))
     return app
+
+
+async def test_scopes_surround_handlers_in_their_own_thread_or_process(app: Holdfast) -> None:
+    app.handler_scope(executor_tasks.note_place)
+    app.handler_scope(executor_tasks.NotePlace)
+
+    def note() -> list[str]:
+        executor_tasks.places.append(executor_tasks.place())
+        return list(executor_tasks.places)
+
+    async def note_async() -> list[str]:
+        return note()
+
+    app.task("thread", max_attempts=1)(note)
+    app.task("async", max_attempts=1)(note_async)
+    for task in (executor_tasks.list_places, executor_tasks.list_places_async):
+        app.registry.register(task)
+    here = executor_tasks.place()
+    async with harness(app, concurrency=1, patience=10) as harnessed:
+        for name in ("thread", "async", "list_places", "list_places_async"):
+            job = await app.enqueue(name)
+            await harnessed.run_until_idle()
+            first, second, where = await job.result(timeout=0)
+            is_async = "async" in name
+            assert (first, second) == (f"entered {where}", f"{'awaited' if is_async else 'entered'} {where}"), name
+            assert (where == here) == (name == "async")
+            left = [f"{'left' if not is_async else 'left awaited'} {where}", f"left {where}"]
+            assert executor_tasks.places[3:] == left or name.startswith("list")
+
+
+async def test_an_error_of_a_scope_fails_the_attempt(app: Holdfast) -> None:
+    ran: list[bool] = []
+
+    @app.handler_scope
+    @contextmanager
+    def refuse(job: Context) -> Iterator[None]:
+        raise ConnectionError(f"no session for {job.job.task}")
+        yield
+
+    @app.task("work", max_attempts=1)
+    def work() -> None:
+        ran.append(True)
+
+    async with harness(app) as harnessed:
+        job = await app.enqueue("work")
+        await harnessed.run_until_idle()
+        assert ((await job.job()).state, (await job.job()).error) == ("dead", "ConnectionError: no session for work")
+    assert not ran
 
 
 async def test_tasks_run_in_processes(process_app: Holdfast) -> None:

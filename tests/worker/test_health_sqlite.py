@@ -34,7 +34,7 @@ async def test_running_job_is_measured_by_its_handler_duration(app: Holdfast) ->
         least = time.monotonic() - seen
         enough.set()
         await handle.result(timeout=60)
-        await until(lambda: not watched.worker.shared.held)
+        await until(lambda: not watched.worker.shared.claimed)
         samples = await watched.samples()
 
     assert samples["worker_active_jobs", frozenset()] == 0
@@ -60,7 +60,7 @@ async def test_fully_busy_worker_is_ready_while_it_renews(app: Holdfast) -> None
     async with Watched(app, concurrency=1) as watched:
         shared = watched.worker.shared
         await forever.enqueue()
-        await until(lambda: shared.is_at_capacity and shared.renewed_at)
+        await until(lambda: shared.is_at_capacity and shared.heartbeat_at)
         shared.fetched_at = shared.clock.monotonic() - 1000
         assert await watched.status("/health") == (200, "ok")
         shared.is_at_capacity = False  # as if there were room

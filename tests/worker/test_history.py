@@ -10,7 +10,7 @@ import pytest
 from holdfast import Holdfast, Invalid
 from holdfast.core.history import HistoryInterval
 from holdfast.testing import Harness
-from tests.worker.support import harness
+from tests.worker.support import harness, kept_store
 
 
 async def test_worker_counts_what_has_ended_whatever_ended_it(app: Holdfast) -> None:
@@ -55,7 +55,7 @@ async def test_follower_counts_nothing(app: Holdfast) -> None:
     @app.task("work")
     async def work() -> None: ...
 
-    async with Harness(app, url=app.settings.url, role="follower") as harnessed:
+    async with Harness(app, url=kept_store(app.settings.url), role="follower") as harnessed:
         handle = await work.enqueue()
         await harnessed.advance("5m")
         assert await handle.state() == "succeeded"

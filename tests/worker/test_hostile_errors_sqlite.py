@@ -53,35 +53,37 @@ def _drained(folder: Path, *jobs: tuple[str, Any]) -> list[Job]:
     return met
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
-def test_no_exception_of_a_handler_ends_the_worker(tmp_path: Path, executor: str) -> None:
-    jobs = _drained(tmp_path, *[(executor, {"case": case}) for case in ERRORS])
-    outcomes = {case: (str(job.state), job.error or "") for case, job in zip(ERRORS, jobs, strict=True)}
-    stop = outcomes.pop("StopIteration")
-    assert stop[1].startswith(("StopIteration: 5", "RuntimeError: coroutine raised StopIteration"))
-    assert {case: (state, error[: len(case)]) for case, (state, error) in outcomes.items()} == {
-        case: ("dead", case) for case in outcomes
+def test_no_exception_of_a_handler_ends_the_worker(tmp_path: Path) -> None:
+    cases = [(executor, case) for executor in EXECUTORS for case in ERRORS]
+    jobs = _drained(tmp_path, *[(executor, {"case": case}) for executor, case in cases])
+    outcomes = {case: (str(job.state), job.error or "") for case, job in zip(cases, jobs, strict=True)}
+    stops = [outcomes.pop((executor, "StopIteration")) for executor in EXECUTORS]
+    assert all(
+        error.startswith(("StopIteration: 5", "RuntimeError: coroutine raised StopIteration")) for _, error in stops
+    )
+    assert {case: (state, error[: len(case[1])]) for case, (state, error) in outcomes.items()} == {
+        case: ("dead", case[1]) for case in outcomes
     }
 
 
-@pytest.mark.parametrize(
-    ("task", "payload", "state", "error"),
-    [
-        ("group", {}, "dead", "SystemExit: 11"),
-        ("gather", {}, "dead", "SystemExit: 12"),
-        ("gather.process", {}, "dead", "SystemExit: 12"),
-        ("callback", {}, "succeeded", ""),
-        ("closes.itself", {}, "dead", "GeneratorExit"),
-        ("refuses.to.end", {}, "dead", "GeneratorExit"),
-        ("picky", {"picky": {"number": 1}}, "dead", "SystemExit: 14"),
-        ("result", {}, "dead", "GeneratorExit"),
-    ],
-)
-def test_no_trick_of_a_handler_ends_the_worker(
-    tmp_path: Path, task: str, payload: dict[str, object], state: str, error: str
-) -> None:
-    jobs = _drained(tmp_path, *[(task, payload)] * 6)  # more than there are runners
-    assert [(job.state, job.error or "") for job in jobs] == [(state, error)] * 6
+TRICKS: dict[str, tuple[dict[str, object], str, str]] = {
+    "group": ({}, "dead", "SystemExit: 11"),
+    "gather": ({}, "dead", "SystemExit: 12"),
+    "gather.process": ({}, "dead", "SystemExit: 12"),
+    "callback": ({}, "succeeded", ""),
+    "closes.itself": ({}, "dead", "GeneratorExit"),
+    "refuses.to.end": ({}, "dead", "GeneratorExit"),
+    "picky": ({"picky": {"number": 1}}, "dead", "SystemExit: 14"),
+    "result": ({}, "dead", "GeneratorExit"),
+}
+"""Payload of each task, and the state and error of its jobs."""
+
+
+def test_no_trick_of_a_handler_ends_the_worker(tmp_path: Path) -> None:
+    tricks = [name for name in TRICKS for _ in range(6)]  # of each, more than there are runners
+    jobs = _drained(tmp_path, *[(name, TRICKS[name][0]) for name in tricks])
+    ended = [(name, str(job.state), job.error or "") for name, job in zip(tricks, jobs, strict=True)]
+    assert ended == [(name, *TRICKS[name][1:]) for name in tricks]
 
 
 @pytest.mark.parametrize("case", ERRORS)

@@ -33,8 +33,8 @@ async def test_a_timeout_is_a_failed_attempt(app: Holdfast) -> None:
         dead = await job.job()
         recorded = await app.attempts(job.id)
     assert [(when - began).total_seconds() for _, when in ended] == [30, 70]
-    assert (dead.state, dead.reason, dead.attempts) == ("dead", "budget", 2)
-    assert [each.reason for each in recorded] == ["timeout", "budget"]
+    assert (dead.state, dead.reason, dead.attempts) == ("dead", "max_attempts", 2)
+    assert [each.reason for each in recorded] == ["timeout", "max_attempts"]
     assert dead.error == "timeout: still running after 30 s"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import datetime
+from typing import Any
 
 import pytest
 
@@ -269,6 +270,40 @@ async def test_worker_that_cannot_renew_stops_before_its_lease_ends(app: Holdfas
         await harnessed.advance(90)
     assert [what for what, _ in ended] == ["first cancelled", "second began"]
     assert 24 <= (ended[0][1] - began).total_seconds() < 30 <= (ended[1][1] - began).total_seconds()
+
+
+@pytest.mark.parametrize("verb", ["claim", "heartbeat"])
+async def test_lease_counts_from_the_call_if_the_answer_is_late(
+    app: Holdfast, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    asked: list[datetime] = []
+    cancelled: list[datetime] = []
+    call = getattr(WatchedQueueing, verb)
+
+    async def answer_late(queueing: WatchedQueueing, *given: Any, **options: Any) -> Any:
+        began = harnessed.now
+        answer = await call(queueing, *given, **options)
+        if not asked and (answer.jobs if verb == "claim" else answer.statuses):
+            asked.append(began)
+            harnessed._workers[0].cut_off("heartbeat")
+            harnessed.clock.advance(8)
+        return answer
+
+    monkeypatch.setattr(WatchedQueueing, verb, answer_late)
+
+    @app.task("long")
+    async def long(ctx: Context) -> None:
+        try:
+            await harnessed.clock.sleep(1000 if ctx.attempts == 1 else 0)
+        except asyncio.CancelledError:
+            cancelled.append(harnessed.now)
+            raise
+
+    async with harness(app, lease="30s") as harnessed:
+        await long.enqueue()
+        await harnessed.start()
+        await harnessed.advance(60)
+    assert 24 <= (cancelled[0] - asked[0]).total_seconds() < 30
 
 
 async def test_the_lost_job_s_policy_is_not_asked(app: Holdfast) -> None:

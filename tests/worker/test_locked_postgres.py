@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from urllib.parse import parse_qs, urlsplit
 
 import psycopg
+from psycopg import sql
 
 from holdfast import Holdfast, JobState
 from holdfast.core.events import JobSucceeded, LeaseLost, StoreTrouble
 from holdfast.worker.worker import Worker
-from tests.worker.support import Recorder
+from tests.worker.support import Recorder, forever, harness
+
+
+@contextmanager
+def _lock_job(home: str, job_id: str) -> Iterator[None]:
+    table = sql.Identifier(parse_qs(urlsplit(home).query)["schema"][0], "job")
+    with psycopg.connect(urlsplit(home)._replace(query="").geturl()) as other:
+        other.execute(sql.SQL("select from {} where id = %s for update").format(table), [job_id])
+        yield
 
 
 async def test_locked_job_is_settled_when_free_and_others_at_once(app: Holdfast, home: str) -> None:
@@ -28,9 +39,7 @@ async def test_locked_job_is_settled_when_free_and_others_at_once(app: Holdfast,
         worker = Worker(app)
         serving = asyncio.create_task(worker.run())
         await all_run.wait()
-        schema = parse_qs(urlsplit(home).query)["schema"][0]
-        with psycopg.connect(urlsplit(home)._replace(query="").geturl()) as other:
-            other.execute(f"select from {schema}.job where id = %s for update", [jobs[2].id])  # type: ignore[arg-type]
+        with _lock_job(home, jobs[2].id):
             go.set()
             await asyncio.gather(*[job.result() for job in jobs if job is not jobs[2]])
             later = await work.enqueue()
@@ -42,7 +51,34 @@ async def test_locked_job_is_settled_when_free_and_others_at_once(app: Holdfast,
     assert {event.job_id for event in events.of(JobSucceeded)} == {job.id for job in [*jobs, later]}
     assert events.of(LeaseLost) == []
     (reported,) = {event.error for event in events.of(StoreTrouble)}
-    assert reported == f"job {jobs[2].id} waits to be settled: another program's transaction holds its row"
+    assert reported == f"job {jobs[2].id} waits to be settled: another transaction holds its row"
+
+
+async def test_job_whose_row_stays_locked_is_interrupted_before_its_lease_ends(app: Holdfast, home: str) -> None:
+    events = Recorder(app)
+    ended: list[str] = []
+
+    @app.task("long")
+    async def long(name: str) -> None:
+        try:
+            await forever()
+        finally:
+            ended.append(name)
+
+    async with harness(app, concurrency=3) as harnessed:
+        locked, briefly, free = [await long.enqueue(name) for name in ("locked", "briefly", "free")]
+        worker = await harnessed.start()
+        with _lock_job(home, locked.id):
+            with _lock_job(home, briefly.id):
+                await harnessed.advance(11)
+            await harnessed.advance(12)
+            assert ended == []
+            await harnessed.advance(4)
+            assert ended == ["locked"]  # at 0.8 of the lease of 30 s
+            await harnessed.advance(30)
+        assert ended == ["locked"]
+        assert {(await job.job()).worker for job in (briefly, free)} == {worker.worker.id}
+    assert [event.job_id for event in events.of(LeaseLost)] == [locked.id]
 
 
 async def test_schedule_whose_unique_key_is_locked_holds_up_no_other(app: Holdfast, home: str) -> None:

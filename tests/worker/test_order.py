@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from holdfast import Holdfast
+from holdfast import Holdfast, Retry
 from holdfast.core.models import JobState
 from holdfast.stores.base import ClaimRequest
 from tests.worker.support import forever, harness
@@ -70,6 +70,28 @@ async def test_higher_priority_first_then_earlier(app: Holdfast) -> None:
     plain = ["plain 0", "plain 1", "plain 2"]
     carried = app.settings.transport != "none"
     assert order == (["low", *plain, "high", "highest"] if carried else ["highest", "high", *plain, "low"])
+
+
+async def test_priority_of_retries_puts_them_before_or_behind_fresh_jobs(app: Holdfast) -> None:
+    """A transport brings them in the order of their arrival."""
+    order: list[str] = []
+
+    @app.task("work", retry=Retry.immediate(priority=5))
+    async def work(name: str) -> None:
+        order.append(name)
+        if not name.startswith("fresh") and order.count(name) < 3:
+            raise ValueError(name)
+
+    async with harness(app, concurrency=1, prefetch=False) as harnessed:
+        await work.enqueue("front")
+        await work.options(retry="immediate:priority=-5").enqueue("back")
+        await work.enqueue("fresh 1")
+        await work.enqueue("fresh 2")
+        await harnessed.run_until_idle()
+    if app.settings.transport == "none":
+        assert order == ["front"] * 3 + ["back", "fresh 1", "fresh 2", "back", "back"]
+    else:
+        assert order == ["front", "back", "fresh 1", "fresh 2", *["front", "back"] * 2]
 
 
 async def test_a_queue_s_own_limit(app: Holdfast) -> None:

@@ -22,7 +22,7 @@ async def test_every_job_is_counted_once(app: Holdfast) -> None:
         handles: list[JobHandle[Any]] = await app.enqueue_many([work.new_job() for _ in range(20)])
         handles += [await broken.options(key="one").enqueue(), await broken.options(key="one").enqueue()]
         await until(lambda: ended(app, handles))
-        await until(lambda: not watched.worker.shared.held)
+        await until(lambda: not watched.worker.shared.claimed)
         samples = await watched.samples()
 
     def value(name: str, **labels: str) -> float:

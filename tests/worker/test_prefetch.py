@@ -16,7 +16,7 @@ def record_maximum(app: Holdfast, harnessed: list[Harness], most: list[int]) -> 
 
     @app.task("short")
     async def short() -> None:
-        most.append(len(harnessed[0].workers[0].shared.held))
+        most.append(len(harnessed[0].workers[0].shared.claimed))
         await harnessed[0].clock.sleep(0.001)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 from holdfast import Dead, Holdfast, JobFailed, Retry, RetryAfter, Snooze
 from holdfast.core.events import JobDead, JobReleased, TaskUnknown
 from holdfast.core.events import JobFailed as AttemptFailed
-from holdfast.core.models import to_datetime
+from holdfast.core.models import JobFilter, to_datetime
 from holdfast.testing import NotIdle
 from tests.worker.support import Recorder, gaps, harness
 
@@ -44,7 +46,7 @@ async def test_retries_follow_the_policy(app: Holdfast, text: str) -> None:
         assert least <= timedelta(seconds=nominal) <= most
         if policy.jitter == "none":
             assert gap == nominal
-    assert (dead.state, dead.reason, dead.attempts, dead.error) == ("dead", "budget", 7, "ValueError: no")
+    assert (dead.state, dead.reason, dead.attempts, dead.error) == ("dead", "max_attempts", 7, "ValueError: no")
 
 
 async def test_every_failed_attempt_is_recorded(app: Holdfast) -> None:
@@ -84,7 +86,7 @@ async def test_retry_after_goes_before_the_policy_and_counts(app: Holdfast) -> N
         await harnessed.run_until_idle()
         dead = await job.job()
     assert gaps(runs) == [7200, 7200]
-    assert (dead.state, dead.reason) == ("dead", "budget")
+    assert (dead.state, dead.reason) == ("dead", "max_attempts")
 
 
 async def test_a_snooze_gives_the_attempt_back(app: Holdfast) -> None:
@@ -133,7 +135,7 @@ async def test_the_task_says_which_errors_are_final(app: Holdfast) -> None:
         await harnessed.run_until_idle()
         assert (await final.job()).reason == "non_retryable"
         assert (await final.job()).attempts == 1
-        assert ((await other.job()).reason, (await other.job()).attempts) == ("budget", 2)
+        assert ((await other.job()).reason, (await other.job()).attempts) == ("max_attempts", 2)
 
 
 async def test_a_budget_of_one_is_one_execution(app: Holdfast) -> None:
@@ -243,3 +245,25 @@ async def test_a_result_that_cannot_be_kept(app: Holdfast) -> None:
         await harnessed.run_until_idle()
         dead = await job.job()
     assert (dead.state, dead.reason, dead.attempts) == ("dead", "result", 1)
+
+
+async def test_retries_keep_time_when_a_worker_wakes_meanwhile(app: Holdfast) -> None:
+    runs: list[datetime] = []
+    count, counts = app.count, itertools.count()
+
+    @app.task("flaky", retry=Retry.exponential(base=16, jitter="none"), max_attempts=7)
+    async def flaky() -> None:
+        runs.append(harnessed.now)
+        raise ValueError("no")
+
+    async def count_and_wake(filters: JobFilter) -> int:
+        if next(counts) % 3 < 2:
+            harnessed._activity.notifications.notify_kinds(frozenset({"queue"}))
+            await asyncio.sleep(0)
+        return await count(filters)
+
+    async with harness(app) as harnessed:
+        vars(app)["count"] = count_and_wake  # as long as the harness is open
+        await flaky.enqueue()
+        await harnessed.run_until_idle()
+    assert gaps(runs) == [16, 32, 64, 128, 256, 512]

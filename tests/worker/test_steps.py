@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from holdfast import Context, Holdfast, JobState, Retry, Snooze
+from holdfast.core.errors import Invalid
 from tests.worker.stepping import Ledger, Receipt, steps_of
 from tests.worker.support import harness
 
@@ -32,7 +33,7 @@ async def test_step_that_has_ended_is_not_run_again(app: Holdfast) -> None:
         await harnessed.run_until_idle()
         assert await handle.result(timeout=0) == ["RESERVE BOOK", "CHARGE", "SHIP"]
         assert ledger.done == ["reserve book", "charge", "ship"]
-        assert [(each.name, each.number, each.in_order) for each in await steps_of(app, handle.id)] == [
+        assert [(each.name, each.number, each.by_handler) for each in await steps_of(app, handle.id)] == [
             ("reserve", 1, True),
             ("charge", 2, True),
             ("ship", 3, True),
@@ -157,7 +158,7 @@ async def test_steps_side_by_side_are_found_whatever_their_order(app: Holdfast) 
         await harnessed.run_until_idle()
         assert await handle.result(timeout=0) == ["SAME0", "SAME1", "SAME2", "A1A2", "B1B2"]
         assert sorted(ledger.done) == ["a1", "a2", "b1", "b2", "same0", "same1", "same2"]
-        assert {each.in_order for each in await steps_of(app, handle.id)} == {False}
+        assert {each.by_handler for each in await steps_of(app, handle.id)} == {False}
 
 
 async def test_first_step_of_a_task_of_the_handler_is_not_in_order(app: Holdfast) -> None:
@@ -184,7 +185,7 @@ async def test_first_step_of_a_task_of_the_handler_is_not_in_order(app: Holdfast
         handle = await order.enqueue()
         await harnessed.run_until_idle()
         assert await handle.state() is JobState.SUCCEEDED
-        found = {each.name: each.in_order for each in await steps_of(app, handle.id)}
+        found = {each.name: each.by_handler for each in await steps_of(app, handle.id)}
         assert found == {"a1": False, "b1": False, "end": True}
     assert ledger.done == ["a1", "b1", "end"]
 
@@ -204,7 +205,7 @@ async def test_steps_of_threads_that_the_handler_started_are_not_in_order(app: H
         handle = await order.enqueue()
         await harnessed.run_until_idle()
         assert await handle.state() is JobState.SUCCEEDED
-        found = {each.name: each.in_order for each in await steps_of(app, handle.id)}
+        found = {each.name: each.by_handler for each in await steps_of(app, handle.id)}
         assert found == {"own": True, "other": False}
 
 
@@ -264,6 +265,8 @@ async def test_step_is_tried_several_times_within_an_attempt(app: Holdfast) -> N
 
         @app.task("order", max_attempts=1)
         async def order(context: Context) -> str:
+            with pytest.raises(Invalid, match=r"retry\.priority: 5 is not valid; leave it out"):
+                context.with_options(retry=Retry.fixed(10, priority=5))
             return await context.with_options(tries=3, retry=Retry.fixed(10)).step("flaky", flaky)
 
         await harnessed.start()
@@ -321,7 +324,7 @@ async def test_sleep_goes_on_where_a_killed_worker_left_it(app: Holdfast) -> Non
         @app.task("order", retry=Retry.immediate())
         async def order(context: Context) -> float:
             began.append(harnessed.clock.monotonic())
-            await context.sleep(300)
+            await context.sleep(90)
             return harnessed.clock.monotonic()
 
         first = await harnessed.start()
@@ -330,8 +333,8 @@ async def test_sleep_goes_on_where_a_killed_worker_left_it(app: Holdfast) -> Non
         await harnessed.advance(1)
         first.freeze()  # the step is recorded, and its settlement never comes
         await harnessed.start()
-        await harnessed.advance(600)
-        assert 300 <= await handle.result(timeout=0) - began[0] <= 301
+        await harnessed.advance(150)
+        assert 90 <= await handle.result(timeout=0) - began[0] <= 91
 
 
 async def test_sleep_in_a_task_of_the_handler_is_refused(app: Holdfast) -> None:

@@ -11,10 +11,12 @@ import pytest
 from holdfast import Context, Holdfast
 from holdfast.core.events import JobReleased, JobSucceeded, WorkerStarted, WorkerStopped, WorkerStopping
 from holdfast.stores.base import ClaimRequest
+from holdfast.worker import Worker
+from holdfast.worker.sweeper import Sweeper
 from tests.worker.support import Recorder, forever, harness
 
 
-async def test_stop_releases_waiting_jobs_and_lets_running_ones_finish(app: Holdfast) -> None:
+async def test_stop_releases_buffered_jobs_and_lets_running_ones_finish(app: Holdfast) -> None:
     started: list[str] = []
 
     @app.task("long")
@@ -224,7 +226,19 @@ async def test_an_order_through_the_store_is_followed(app: Holdfast, drain: bool
         assert hand.running.done()
         assert await app.workers() == []
     (stopping,) = events.of(WorkerStopping)
-    assert stopping.reason == ("drained" if drain else "ordered")
+    assert stopping.reason == ("drained" if drain else "command")
+
+
+async def test_worker_that_ends_by_a_bug_says_so(app: Holdfast, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(_: Sweeper) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Sweeper, "run", fail)
+    events = Recorder(app)
+    async with app:
+        with pytest.raises(ZeroDivisionError):
+            await Worker(app).run()
+    assert [stopping.reason for stopping in events.of(WorkerStopping)] == ["internal_error"]
 
 
 async def test_heartbeats_are_frequent_at_work_and_rare_when_idle(

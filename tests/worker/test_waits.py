@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast import Context, Dead, Holdfast, Invalid, JobCancelled, JobFailed, JobState, Retry
-from holdfast.core.events import JobParked
+from holdfast.core.events import JobSuspended
 from holdfast.core.models import Reason, to_datetime
 from holdfast.telemetry.metrics import Metrics
 from tests.worker.stepping import Ledger, Receipt, steps_of
@@ -45,7 +45,7 @@ async def test_handler_waits_for_a_signal_without_a_runner(app: Holdfast) -> Non
         assert (await handle.job()).attempts == 1
 
 
-async def test_parked_jobs_and_steps_have_events_and_metrics(app: Holdfast) -> None:
+async def test_suspended_jobs_and_steps_have_events_and_metrics(app: Holdfast) -> None:
     events, metrics = Recorder(app), Metrics(app.events, labels=100)
 
     @app.task("child")
@@ -65,11 +65,11 @@ async def test_parked_jobs_and_steps_have_events_and_metrics(app: Holdfast) -> N
         await app.signal("approved")
         await harnessed.run_until_idle()
         assert await handle.state() is JobState.SUCCEEDED
-    parked = [event for event in events.of(JobParked) if event.job_id == handle.id]
-    assert [event.reason for event in parked] == ["signal", "children"]
-    assert [event.until for event in parked] == [to_datetime(began_us), None]
+    suspended = [event for event in events.of(JobSuspended) if event.job_id == handle.id]
+    assert [event.reason for event in suspended] == ["signal", "children"]
+    assert [event.until for event in suspended] == [to_datetime(began_us), None]
     readings = {each.family.name: each.series for each in metrics.read()}
-    assert readings["jobs_parked_total"] == {("order", "signal"): 1, ("order", "children"): 1}
+    assert readings["jobs_suspended_total"] == {("order", "signal"): 1, ("order", "children"): 1}
     assert sum(readings["steps_recorded_total"].values()) == 3  # the child's step, its call, and its result
     metrics.close()
 

@@ -16,6 +16,7 @@ from holdfast.core.events import Event, MetricsServed
 from holdfast.core.models import JobState
 from holdfast.worker.metrics_server import MetricsServer
 from holdfast.worker.worker import Worker
+from tests.support.plain_http import PLAIN
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -47,7 +48,7 @@ class Watched:
     def fetch(self, path: str) -> tuple[int, str]:
         (served,) = self._served
         assert isinstance(served, MetricsServed)
-        answer = httpx.get(served.address + path, timeout=60)
+        answer = httpx.get(served.address + path, timeout=60, verify=PLAIN)
         return answer.status_code, answer.text
 
     async def get(self, path: str) -> tuple[int, str]:

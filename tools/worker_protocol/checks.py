@@ -148,6 +148,33 @@ async def stays_within_its_slots(course: Course) -> None:
     _expect(most <= CONCURRENCY, f"expected at most {CONCURRENCY} jobs in hand, got {most}")
 
 
+async def dates_its_leases(course: Course) -> None:
+    """A lease runs from ``sent + waited`` of its claim: a job starts after a long wait, but not after a long freeze."""
+    await asyncio.sleep(LEASE)
+    job = await _ended(course, await course.submit("echo", {"value": 4}), JobState.SUCCEEDED)
+    _expect(job.claims == 1, f"expected 1 claim of a job that it had waited for, got {job.claims}")
+    course.recorder.freeze = lambda: course.signal_group(signal.SIGSTOP)
+    try:
+        job_id = await course.submit("echo", {"value": 5})
+        first = await course.reached(job_id, JobState.RUNNING)
+        await asyncio.sleep(LEASE)
+        await course.reached(job_id, JobState.FAILED, JobState.QUEUED)
+    finally:
+        course.recorder.freeze = None
+        course.signal_group(signal.SIGCONT)
+    await _ended(course, job_id, JobState.SUCCEEDED)
+    outcomes = outcomes_of(course.recorder.given, job_id, first.claims) - {"released"}
+    _expect(not outcomes, f"it ran a job whose lease had ended while it was frozen: {', '.join(sorted(outcomes))}")
+
+
+def outcomes_of(requests: Sequence[Exchange], job_id: str, claims: int) -> set[str]:
+    """The outcomes that were sent for this claim of a job."""
+    claimed = [job for given in requests if given.what == "claims" for job in given.answered.get("jobs", [])]
+    tokens = {job["token"] for job in claimed if (job["id"], job["claims"]) == (job_id, claims)}
+    settled = [each for given in requests if given.what == "settle" for each in given.asked.get("settlements", [])]
+    return {each["outcome"] for each in settled if each["token"] in tokens}
+
+
 async def settles_again(course: Course) -> None:
     """A settlement whose answer was lost is sent again; ``repeated`` is as good as ``accepted``."""
     course.recorder.swallow, before = True, len(course.recorder.given)
@@ -172,7 +199,7 @@ async def outlasts_absences(course: Course) -> None:
     await _ended(course, await course.submit("echo", {"value": 3}), JobState.SUCCEEDED)
 
 
-async def obeys_orders(course: Course) -> None:
+async def follows_commands(course: Course) -> None:
     """``stop`` of an operator ends it."""
     (worker,) = await course.app.workers()
     await course.app.stop_workers([worker.heartbeat.worker])
@@ -215,9 +242,10 @@ CHECKS: tuple[tuple[Named, ...], ...] = (
         Named("lets go of what it has lost", lets_go),
     ),
     (Named("stays within its slots", stays_within_its_slots),),
+    (Named("starts nothing whose lease has ended", dates_its_leases),),
     (Named("settles again after a lost answer", settles_again),),
     (Named("outlasts absences of the API", outlasts_absences),),
-    (Named("obeys an order to stop", obeys_orders),),
+    (Named("follows the command to stop", follows_commands),),
     (Named("gives back what it has at SIGTERM", gives_back),),
 )
 """What is in one group goes on at once."""

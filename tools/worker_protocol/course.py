@@ -74,6 +74,12 @@ class Course:
         if self._process is not None and self._process.returncode is None:
             self._process.send_signal(number)
 
+    def signal_group(self, number: signal.Signals) -> None:
+        """Signal every process of the worker."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+
     async def ended(self) -> None:
         """Return when the worker has ended by itself, in order."""
         if self._process is None:
@@ -90,9 +96,8 @@ class Course:
 
     async def kill(self) -> None:
         """Whatever is left of the worker."""
+        self.signal_group(signal.SIGKILL)
         if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
             await self._process.wait()
         if self._reading is not None:
             self._reading.cancel()

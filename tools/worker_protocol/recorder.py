@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, NamedTuple
 
 from holdfast.web.asgi import Api
 
+_STOPPED = 0.1  # seconds until a signalled process has stopped
 _AWAY = b'{"type": "urn:holdfast:problem:unavailable", "title": "Away", "status": 503, "code": "unavailable"}'
 
 
@@ -32,6 +34,8 @@ class Recorder:
         """Answer nothing but 503."""
         self.swallow = False
         """Lose the answer of the next settlement, which is written all the same."""
+        self.freeze: Callable[[], None] | None = None
+        """Freezes the worker before the next claim that has brought jobs is answered."""
 
     async def __call__(self, scope: Mapping[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] != "http" or not scope["path"].startswith("/v1/claims"):
@@ -63,6 +67,10 @@ class Recorder:
             self.swallow = False
             await self._refuse(send)
             return
+        if self.freeze is not None and what == "claims" and self.given[-1].answered.get("jobs"):
+            freeze, self.freeze = self.freeze, None
+            freeze()
+            await asyncio.sleep(_STOPPED)
         for message in answer:
             await send(message)
 

@@ -15,6 +15,7 @@ from saq.queue.redis import RedisQueue
 from benchmarks.redis.peers import Peer, Submit, async_noop, async_stamp
 
 _AT_ONCE = 100
+_RETRIES = 5  # with the default of one, a job whose process was killed is not run again
 
 
 async def _noop(_context: Any, *, n: int) -> None:
@@ -37,7 +38,7 @@ class Saq(Peer):
     async def submitting(self) -> AsyncIterator[Submit]:
         await self._queue.connect()
         try:
-            yield lambda task, number: self._queue.enqueue(task, n=number)
+            yield lambda task, number: self._queue.enqueue(task, n=number, retries=_RETRIES)
         finally:
             await self._queue.disconnect()
 

@@ -28,7 +28,7 @@ with given as (
         max_attempts, keyed, worker, reason, error)
     select id, 'default', task, payload, state, 0, coalesce(run_at, created_at), created_at,
         case when state >= 5 then updated_at end, attempts, attempts, max_attempts, key is not null, worker,
-        case when state = 6 then 'budget' end, error
+        case when state = 6 then 'max_attempts' end, error
     from old order by created_at, id
 ), keys_taken as (
     insert into holdfast.key (key, job_id) select key, id from old where key is not null

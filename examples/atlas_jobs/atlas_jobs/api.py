@@ -64,7 +64,7 @@ class _Routes:
     """What each of them answers."""
 
     def __init__(self, app: Holdfast) -> None:
-        self.holdfast = create_app(app)
+        self.holdfast = create_app(app, exposed=True)  # the server refuses other hosts itself
         self._app = self.holdfast.app
 
     async def submit(self, request: Request) -> Response:

@@ -24,7 +24,7 @@ from holdfast.integrations.fastapi import (
     require_scope,
     submit_job,
 )
-from holdfast.views.documents import JobDocument, to_plain
+from holdfast.views.documents import JobDocument, to_builtins
 from holdfast.web.asgi import Api
 from holdfast.web.fields import REFERENCE_PATTERN, TASK_PATTERN, whole_number
 
@@ -115,7 +115,7 @@ async def check_health(app: HoldfastDep) -> Health:
 
 
 def _shown(document: JobDocument) -> JobView:
-    return JobView.model_validate(to_plain(document))
+    return JobView.model_validate(to_builtins(document))
 
 
 def create_site(api: Api) -> FastAPI:

@@ -22,10 +22,10 @@ from holdfast.core.models import to_datetime, to_microseconds
 from holdfast.core.validation import LAST_INSTANT
 from holdfast.telemetry.logs import configure_logs
 from holdfast.web import create_app
-from holdfast.web.messages import ApiRequest, Gone, Refusal, answer_to, read_document
+from holdfast.web.messages import ApiRequest, ClientDisconnected, Refusal, answer_to, read_document
 from holdfast.web.server import serve as served
 
-api = create_app(app)
+api = create_app(app, exposed=True)  # `serve` refuses other hosts itself
 
 _MAX_BODY = 1 << 20  # bytes
 _BODY_TIMEOUT = 30.0  # seconds
@@ -105,7 +105,8 @@ async def _refused(request: Request, error: Exception) -> Response:
     """Returns the problem document for an error, as Holdfast's own routes have it."""
     request_id = ApiRequest(request.scope, request.receive).id
     answer = answer_to(error, request_id)
-    if answer.status >= 500 and not isinstance(error, Gone):  # it may name the store and its users: no client sees it
+    # It may name the store and its users: no client sees it.
+    if answer.status >= 500 and not isinstance(error, ClientDisconnected):
         logging.getLogger(__name__).error("%s: %s", request_id, error)
     headers = {name.decode(): value.decode() for name, value in answer.headers} | {"x-request-id": request_id}
     return Response(answer.body, answer.status, headers, answer.media.decode())
@@ -129,7 +130,7 @@ site = Starlette(
         Route("/jobs/{job_id}", _only("GET"), methods=_OTHERS),
         Mount("/", api),
     ],
-    exception_handlers=dict.fromkeys((HoldfastError, Refusal, Gone, Exception), _refused),
+    exception_handlers=dict.fromkeys((HoldfastError, Refusal, ClientDisconnected, Exception), _refused),
 )
 
 

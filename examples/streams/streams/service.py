@@ -128,7 +128,7 @@ async def list_dead_letters(
 
 @router.post("/dlq/{job_id}/replay", status_code=202, tags=["Dead letters"])
 async def replay_dead_letter(job_id: UUID, app: HoldfastDep) -> Accepted:
-    """Queues a dead letter again, with a new budget of attempts. Its recorded steps are not run again."""
+    """Queues a dead letter again, with new attempts. Its recorded steps are not run again."""
     job = await app.get(str(job_id))
     if job.state is not JobState.DEAD:
         raise Conflict(f"job {job_id} is {job.state}, not dead; only dead letters are replayed")

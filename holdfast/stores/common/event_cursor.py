@@ -28,14 +28,16 @@ Place = tuple[int, str, int]
 class EventCursor(NamedTuple):
     """Position of a reader of events: a place, or an instant where no more was there."""
 
-    looked: int
+    read_at_us: int
     at: int
     job_id: str | None = None
     claims: int = 0
 
     @classmethod
-    def read(cls, text: str) -> EventCursor:
-        """From its text; Invalid for other text."""
+    def read(cls, text: str | int) -> EventCursor:
+        """From its text, or an instant; Invalid for other text."""
+        if isinstance(text, int):
+            return cls(text, text)
         found = _MARK.fullmatch(text)
         if found is None:
             raise not_a_mark(text)
@@ -43,7 +45,7 @@ class EventCursor(NamedTuple):
 
     def __str__(self) -> str:
         position = "" if self.job_id is None else f".{self.job_id}.{self.claims}"
-        return f"{self.looked}.{self.at}{position}"
+        return f"{self.read_at_us}.{self.at}{position}"
 
     def start_place(self, earliest_us: int) -> Place:
         """Behind which place to go on; never before the earliest instant."""
@@ -57,7 +59,7 @@ class EventCursor(NamedTuple):
 
     def is_gap(self, now_us: int, max_age: timedelta) -> bool:
         """Returns True if that is too long ago, or in no past of this store."""
-        return not now_us - max_age // MICROSECOND <= self.looked <= now_us + OVERLAP_US * 60
+        return not now_us - max_age // MICROSECOND <= self.read_at_us <= now_us + OVERLAP_US * 60
 
 
 def place_of(ending: JobEvent) -> Place:
@@ -70,7 +72,7 @@ def slice_events(mark: EventCursor, found: list[JobEvent], limit: int, now_us: i
     if len(found) > limit:
         return EventCursor(now_us, *place_of(found[limit - 1])).events_until(found[:limit], more=True)
     if not found:
-        return mark._replace(looked=now_us).events_until([])
+        return mark._replace(read_at_us=now_us).events_until([])
     return EventCursor(now_us, max(mark.at, found[-1].ended_at_us)).events_until(found)
 
 

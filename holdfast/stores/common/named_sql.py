@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from importlib.resources.abc import Traversable
 from typing import NamedTuple
 
+from holdfast.core.dependencies import NEVER_US
 from holdfast.core.errors import Invalid
 from holdfast.core.models import Finding, JobState
 
@@ -43,22 +45,27 @@ class Migration(NamedTuple):
         return self.script.startswith("-- expand")
 
 
-def load_statements(source: Traversable) -> dict[str, str]:
+def load_statements(source: Traversable) -> Mapping[str, str]:
     """The statements of a file by name: a line ``-- name: claim`` starts one, ``-- own: claim`` one that no other store
     has.
 
     A line ``-- fragment: shown`` starts a part of several statements; ``-- include: shown``, at
-    the end of a line, stands for it.
+    the end of a line, stands for it. ``NEVER_US`` stands for the number.
     """
-    _, *parts = _PART.split(source.read_text(encoding="utf-8"))
+    return _parsed(source.name, source.read_text(encoding="utf-8"))
+
+
+@lru_cache(maxsize=4)
+def _parsed(file: str, content: str) -> Mapping[str, str]:
+    _, *parts = _PART.split(content.replace("NEVER_US", str(NEVER_US)))
     kinds, names, texts = parts[::3], parts[1::3], [text.strip().removesuffix(";") for text in parts[2::3]]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"{source.name} names {twice[0]} twice")
+        raise ValueError(f"{file} names {twice[0]} twice")
     fragments = {name: text for kind, name, text in zip(kinds, names, texts, strict=True) if kind == "fragment"}
 
     def included_text(line: re.Match[str]) -> str:
         if line[1] not in fragments:
-            raise ValueError(f"{source.name} includes {line[1]}, which it does not define")
+            raise ValueError(f"{file} includes {line[1]}, which it does not define")
         return fragments[line[1]]
 
     return {

@@ -138,13 +138,13 @@ class SelectionAdmin(ABC):
 
     @abstractmethod
     async def _cancel(self, chosen: Chosen) -> BulkResult:
-        """End waiting jobs; flag running ones and notify their workers."""
+        """End jobs that have not started; flag running ones and notify their workers."""
 
     @abstractmethod
     async def _replay(
         self, chosen: Chosen, *, force: bool, payload: str | None, from_step: int | None, pace: ReplayRate
     ) -> BulkResult:
-        """Back to queued with a new budget, or to scheduled where its turn comes later."""
+        """Back to queued with all attempts, or to scheduled where its turn comes later."""
 
     @abstractmethod
     async def _delete(self, chosen: Chosen) -> BulkResult:

@@ -1,4 +1,4 @@
-"""Searches of jobs by a filter: which statements find them without a look at most others, and how far they get in time.
+"""Searches of jobs by a filter: which statements find them without reading most others, and how far they get in time.
 
 Successes are many, and soon met. The others are few among millions, and found by the indexes of their states.
 """
@@ -6,14 +6,17 @@ Successes are many, and soon met. The others are few among millions, and found b
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
 
 from holdfast.core.models import JobFilter, JobState
-from holdfast.stores.common.named_sql import CODES
+from holdfast.core.stats import StateCounts
+from holdfast.stores.common.named_sql import CODES, STATES
 
 UNSUCCESSFUL = frozenset({JobState.DEAD, JobState.CANCELLED})
-"""States of few jobs among millions, which are found without a look at the others."""
+"""States of few jobs among millions, which are found without reading the others."""
 
 _MAX_UNENDED, _MAX_FILTERED = 20_000, 50_000
 _GROWTH = 4
@@ -73,6 +76,32 @@ def choose_searches(where: JobFilter, unended: int) -> list[Search]:
     if unended_states(where):
         found.append(Search("find_unended", unended_states(where)))
     return found
+
+
+class CountSearch(NamedTuple):
+    """A statement that counts jobs, by its name in ``queries.sql``, its filter, and its own parameters."""
+
+    statement: str
+    where: JobFilter
+    parameters: dict[str, object]
+
+
+def choose_counts(where: JobFilter) -> list[CountSearch]:
+    """Returns the statements that together count such jobs."""
+    if is_unsuccessful(where):
+        return [CountSearch("count_ended", where, {"state": CODES[state]}) for state in set(where.states)]
+    if where.tag is not None:
+        return [CountSearch("count_tagged", replace(where, tag=None), {"of_tag": where.tag})]
+    return [CountSearch("count", where, {})]
+
+
+def sum_counts(rows: Iterable[Sequence[Any]]) -> StateCounts:
+    """Returns the counts of the rows of such statements: a number for each state, and the earliest creation."""
+    totals, created = [0] * len(STATES), []
+    for *numbers, first_created in rows:
+        totals = [total + number for total, number in zip(totals, numbers, strict=True)]
+        created += [] if first_created is None else [first_created]
+    return StateCounts(dict(zip(STATES, totals, strict=True)), min(created, default=None))
 
 
 def may_read_all(where: JobFilter, searches: Sequence[Search]) -> bool:

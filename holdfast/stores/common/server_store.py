@@ -10,11 +10,12 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from holdfast.core.errors import ForkedConnection, HoldfastError
-from holdfast.core.portal import Portal
+from holdfast.core.portal import Portal, running_loop
 from holdfast.stores.base import Admin, External, Health, Limits, Maintenance, Query, Queueing, Schedules, Workflow
 from holdfast.stores.common.requests import awaited_jobs
 
 T = TypeVar("T")
+_CLOSE_SECONDS = 5.0  # for a store to close in the event loop of another thread
 OpenedT = TypeVar("OpenedT", bound="Opened")
 
 
@@ -76,6 +77,7 @@ class ServedStore(ABC, Generic[OpenedT]):
         self._migrated: list[str] = []  # what opening applied, for who asks
         self._portal: Portal | None = None
         self._callers = 0  # in the portal
+        self._closing: asyncio.Task[None] | None = None  # keeps the task alive
         self._lock = threading.Lock()
         self._process = os.getpid()
 
@@ -110,6 +112,21 @@ class ServedStore(ABC, Generic[OpenedT]):
         if portal is not None and self._process == os.getpid() and not portal.is_here():
             self._portal = None
             await asyncio.to_thread(portal.stop_thread)
+
+    def close_in_all_loops(self) -> None:
+        """Closes the store in every event loop, for a caller that cannot await ``close`` in each of them."""
+        here = running_loop()
+        for loop, opened in list(self._opened.items()):
+            del self._opened[loop]
+            if loop is here:
+                self._closing = loop.create_task(opened.close())
+            elif loop.is_running():
+                asyncio.run_coroutine_threadsafe(opened.close(), loop).result(_CLOSE_SECONDS)
+            elif not loop.is_closed() and here is None:
+                loop.run_until_complete(opened.close())
+        portal, self._portal = self._portal, None
+        if portal is not None:
+            portal.stop_thread()
 
     async def migrate(self) -> list[str]:
         applied, self._migrated = self._migrated, []
@@ -181,7 +198,7 @@ class ServedStore(ABC, Generic[OpenedT]):
         return self._open.health
 
 
-async def wait_for_news(
+async def wait_for_topics(
     notifications: ServedNotifications,
     any_finished: Callable[[Sequence[str]], Awaitable[bool]],
     topics: Sequence[str],
@@ -190,7 +207,7 @@ async def wait_for_news(
     """``Queueing.wait``: returns at once if a job that these topics wait for has ended already."""
     awaited = awaited_jobs(topics)
 
-    async def is_settled() -> bool:
+    async def is_done() -> bool:
         return bool(awaited) and await any_finished(awaited)
 
-    await notifications.wait(topics, timeout, is_settled)
+    await notifications.wait(topics, timeout, is_done)

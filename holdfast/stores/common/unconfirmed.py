@@ -73,7 +73,8 @@ def accepted_as(settlement: Settlement, evidence: SettlementEvidence) -> JobStat
     """State in which a settlement with a lost answer left its job, even if that changed since; None: not applied.
 
     Attempts leave a record, but for those that succeeded or were given back: of these nothing is known but that the
-    lease has ended, and with another worker's record if it was lost.
+    lease has ended, and with another worker's record if it was lost. Sweeps settle a lost lease alike: if two of them
+    race, both may be answered as accepted, so that its end is reported at least once.
     """
     if evidence.left is not None:
         ours = (settlement.reason, settlement.error) == (evidence.reason, evidence.error)

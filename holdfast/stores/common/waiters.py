@@ -22,17 +22,17 @@ class Waiter:
         self.topics = topics
         self.wake = wake
 
-    def matches_topics(self, named: Iterable[str]) -> bool:
+    def matches_topics(self, notified: Iterable[str]) -> bool:
         """Returns True if one of these topics is for this waiter."""
         return any(
-            topic in self.topics or (topic.endswith(":*") and self._wants(topic[:-1])) or self._any_of(topic)
-            for topic in named
+            topic in self.topics or (topic.endswith(":*") and self._wants_kind(topic[:-1])) or self._wants_any(topic)
+            for topic in notified
         )
 
-    def _wants(self, kind: str) -> bool:
+    def _wants_kind(self, kind: str) -> bool:
         return any(topic.startswith(kind) for topic in self.topics)
 
-    def _any_of(self, topic: str) -> bool:
+    def _wants_any(self, topic: str) -> bool:
         return topic[: topic.index(":") + 1] + "*" in self.topics
 
 
@@ -43,7 +43,7 @@ class PendingTopics:
         self._topics: set[str] = set()
 
     def keep_topics(self, topics: Iterable[str]) -> None:
-        """Keeps topics that no waiter took, but for endings of jobs: a look at the store finds those."""
+        """Keeps topics that no waiter took, but for endings of jobs: a poll of the store finds those."""
         self._topics.update(topic for topic in topics if not topic.startswith("job:"))
         if len(self._topics) > _MAX_MISSED:
             self._topics = {"queue:*", "worker:*", "due:*"}
@@ -59,8 +59,8 @@ class Waiters:
     """The waiters of this process. Notifications without a waiter are kept for the next one."""
 
     def __init__(self) -> None:
-        self._listed: set[Waiter] = set()
-        self._missed = PendingTopics()
+        self._registered: set[Waiter] = set()
+        self._missed_topics = PendingTopics()
         self._lock = threading.Lock()
 
     def wake_topics(self, topics: Iterable[str]) -> None:
@@ -69,9 +69,9 @@ class Waiters:
         if not named:
             return
         with self._lock:
-            matching = [waiter for waiter in self._listed if waiter.matches_topics(named)]
+            matching = [waiter for waiter in self._registered if waiter.matches_topics(named)]
             if not matching:
-                self._missed.keep_topics(named)
+                self._missed_topics.keep_topics(named)
         for waiter in matching:
             waiter.wake()
 
@@ -79,15 +79,15 @@ class Waiters:
     def register_waiter(self, waiter: Waiter) -> Iterator[None]:
         """Registers the waiter while entered; it gets missed notifications at once."""
         with self._lock:
-            self._listed.add(waiter)
-            missed = self._missed.take(waiter)
+            self._registered.add(waiter)
+            missed = self._missed_topics.take(waiter)
         if missed:
             waiter.wake()
         try:
             yield
         finally:
             with self._lock:
-                self._listed.discard(waiter)
+                self._registered.discard(waiter)
 
 
 T = TypeVar("T")
@@ -99,7 +99,7 @@ KEEPALIVE_TIMEOUT = 5.0
 """Seconds a listening connection has to answer such a check."""
 RETRY = 0.1
 """Seconds before the first try to listen again."""
-_LOOK = 1.0  # seconds between polls of an awaited job, whatever was notified
+_POLL_INTERVAL = 1.0  # seconds between polls of an awaited job, whatever was notified
 _MAX_RETRY = 5.0  # seconds between tries to listen again
 
 
@@ -132,8 +132,12 @@ class Listener(ABC):
     def connection_lost(self) -> None:
         """A listening connection failed."""
 
-    async def wait(self, topics: Sequence[str], timeout: float, settled: IsDone) -> None:
-        """Returns at a notification of a topic, when ``settled`` returns True, or after ``timeout`` seconds."""
+    def is_listening(self, kind: str) -> bool:
+        """Returns True if notifications of this kind reach this process."""
+        return kind in self._listening and self._listening[kind].is_set()
+
+    async def wait(self, topics: Sequence[str], timeout: float, is_done: IsDone) -> None:
+        """Returns at a notification of a topic, when ``is_done`` returns True, or after ``timeout`` seconds."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         notifications = asyncio.Event()
@@ -142,13 +146,13 @@ class Listener(ABC):
         with self.waiters.register_waiter(waiter):
             await self._begin(waiter, deadline)
             while not notifications.is_set():
-                if awaits_jobs and await settled():
+                if awaits_jobs and await is_done():
                     return
                 left = deadline - loop.time()
                 if left <= 0:
                     return
                 with suppress(TimeoutError):
-                    await run_within(min(left, _LOOK) if awaits_jobs else left, notifications.wait())
+                    await run_within(min(left, _POLL_INTERVAL) if awaits_jobs else left, notifications.wait())
 
     async def _begin(self, waiter: Waiter, deadline: float) -> None:
         """Starts the listening tasks that this waiter needs, and waits a bounded time until they listen."""
@@ -160,11 +164,11 @@ class Listener(ABC):
                 self._listeners[kind] = asyncio.create_task(
                     self._listen_forever(kind), name=f"holdfast-listener-{kind}"
                 )
-            if not self._listening[kind].is_set():
+            if not self.is_listening(kind):
                 left = deadline - asyncio.get_running_loop().time()
-                hearing = asyncio.ensure_future(self._listening[kind].wait())
-                await asyncio.wait([hearing], timeout=max(0.0, min(_LOOK, left)))
-                hearing.cancel()
+                began = asyncio.ensure_future(self._listening[kind].wait())
+                await asyncio.wait([began], timeout=max(0.0, min(_POLL_INTERVAL, left)))
+                began.cancel()
 
     async def _listen_forever(self, kind: str) -> None:
         """Listens for ever: a connection that fails, or does not answer a check, is replaced."""

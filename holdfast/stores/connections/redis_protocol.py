@@ -62,7 +62,7 @@ class RedisConnection(asyncio.Protocol):
         return answer
 
     def close(self) -> None:
-        """Ends it at once and fails every waiting request."""
+        """Ends it at once and fails every pending request."""
         self._transport.abort()
         self.connection_lost(None)
 
@@ -94,7 +94,7 @@ class RedisConnection(asyncio.Protocol):
 
 
 class _Asked:
-    """A request waiting for its answer, or for as many answers as are expected."""
+    """A pending request: for its answer, or for as many answers as are expected."""
 
     __slots__ = ("answer", "_expected", "_replies")
 

@@ -11,7 +11,7 @@ from holdfast.core.workers import WorkerCommand
 from holdfast.stores.common.named_sql import CODES, STATES
 from holdfast.stores.common.requests import CHOICE_SECONDS, SWEEP_TIME, Chosen, SelectionAdmin
 from holdfast.stores.common.searches import UNSUCCESSFUL
-from holdfast.stores.postgres.dependencies import Decided, read_decided
+from holdfast.stores.postgres.dependencies import Resolution, read_resolution
 from holdfast.stores.postgres.encoding import (
     NumberedStatement,
     edit_parameters,
@@ -46,24 +46,24 @@ class PostgresAdmin(SelectionAdmin):
         self._ready = ready
 
     async def _cancel(self, chosen: Chosen) -> BulkResult:
-        async def run_in_transaction(fetch: Fetch) -> tuple[BulkResult, list[str], set[str], Decided]:
+        async def run_in_transaction(fetch: Fetch) -> tuple[BulkResult, list[str], set[str], Resolution]:
             ids = await self._standing(fetch, chosen)
             rows = await fetch(self._sql["cancel_unstarted"], ids=ids)
             unstarted = [job_id for job_id, _ in rows]
-            decided = await self._decide(fetch, [job_id for job_id, is_awaited in rows if is_awaited])
+            resolution = await self._resolve(fetch, [job_id for job_id, is_awaited in rows if is_awaited])
             running = await fetch(self._sql["cancel_running"], ids=ids)
             changed = dict.fromkeys(unstarted, JobState.CANCELLED)
             changed |= {job_id: JobState.RUNNING for job_id, _ in running}
             topics = {f"worker:{worker}" for _, worker in running}
-            return await self._operated(fetch, ids, changed, chosen), unstarted, topics, decided
+            return await self._operated(fetch, ids, changed, chosen), unstarted, topics, resolution
 
-        operated, ended, topics, decided = await self._changed(run_in_transaction)
-        decided.notify_committed(self._notifications, topics, ended)
+        operated, ended, topics, resolution = await self._changed(run_in_transaction)
+        resolution.notify_committed(self._notifications, topics, ended)
         return operated
 
-    async def _decide(self, fetch: Fetch, ended: Sequence[str], *, deleted: bool = False) -> Decided:
-        """Decides the dependencies on jobs that have ended, or are about to be deleted."""
-        return read_decided(await fetch(self._sql["decide_ended"], ids=ended, deleted=deleted) if ended else ())
+    async def _resolve(self, fetch: Fetch, ended: Sequence[str], *, deleted: bool = False) -> Resolution:
+        """Resolves the dependencies on jobs that have ended, or are about to be deleted."""
+        return read_resolution(await fetch(self._sql["resolve_ended"], ids=ended, deleted=deleted) if ended else ())
 
     async def _replay(
         self, chosen: Chosen, *, force: bool, payload: str | None, from_step: int | None, pace: ReplayRate
@@ -101,7 +101,7 @@ class PostgresAdmin(SelectionAdmin):
 
         async def run_in_transaction(fetch: Fetch) -> tuple[BulkResult, set[str]]:
             given = edit_parameters(job_id, changes)
-            rows = await fetch(self._sql["rewrite_waiting"], **given)
+            rows = await fetch(self._sql["rewrite_unstarted"], **given)
             if rows and changes.options is not None:
                 await fetch(self._sql["drop_tags"], id=job_id, tags=given["tags"])
                 await fetch(self._sql["add_tags"], id=job_id, tags=given["tags"])
@@ -129,18 +129,18 @@ class PostgresAdmin(SelectionAdmin):
         return [job_id for job_id in ids if job_id not in keys or owners.get(job_id) == job_id]
 
     async def _delete(self, chosen: Chosen) -> BulkResult:
-        async def run_in_transaction(fetch: Fetch) -> tuple[BulkResult, Decided]:
+        async def run_in_transaction(fetch: Fetch) -> tuple[BulkResult, Resolution]:
             ids = await self._standing(fetch, chosen)
             rows = await fetch(self._sql["deletable"], ids=ids)
             gone = {job_id: STATES[code] for job_id, code, _ in rows}
             awaited = [job_id for job_id, _, is_awaited in rows if is_awaited and gone[job_id] not in TERMINAL]
-            decided = await self._decide(fetch, awaited, deleted=True)
+            resolution = await self._resolve(fetch, awaited, deleted=True)
             await fetch(self._sql["delete_keys_of"], ids=list(gone), whatever=True)
             await fetch(self._sql["delete_jobs"], ids=list(gone))
-            return await self._operated(fetch, ids, gone, chosen), decided
+            return await self._operated(fetch, ids, gone, chosen), resolution
 
-        operated, decided = await self._changed(run_in_transaction)
-        decided.notify_committed(self._notifications)
+        operated, resolution = await self._changed(run_in_transaction)
+        resolution.notify_committed(self._notifications)
         return operated
 
     async def _changed(self, work: Callable[[Fetch], Awaitable[T]]) -> T:

@@ -9,7 +9,7 @@ import asyncpg
 
 from holdfast.core.errors import Unavailable
 
-_ENDED_IN, _LOOKS = 1.0, 20  # seconds a server may take to end what a lost connection left it, and looks in that time
+_ENDED_IN, _CHECKS = 1.0, 20  # seconds a server may take to end what a lost connection left it, and checks in that time
 # The number of the transaction, and the timeline: a standby that was promoted may use the same number again.
 _BEGUN = "select pg_current_xact_id()::text, substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)"
 _ENDED = "select pg_xact_status($1::text::xid8), substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)"
@@ -31,7 +31,7 @@ async def is_committed(connection: Any, commit: Commit) -> bool:
     """Returns True if it was committed. Unavailable where this server cannot say: it has not ended yet, or was begun on
     another server, whose numbers this one may have given to others since.
     """
-    for _ in range(_LOOKS):
+    for _ in range(_CHECKS):
         try:
             status, timeline = await connection.fetchrow(_ENDED, commit.number)
         except asyncpg.InvalidParameterValueError:  # it lies in the future: this server never heard of it
@@ -44,5 +44,5 @@ async def is_committed(connection: Any, commit: Commit) -> bool:
             raise Unavailable(
                 "another PostgreSQL server has taken over, which cannot say whether a change was committed"
             )
-        await asyncio.sleep(_ENDED_IN / _LOOKS)
+        await asyncio.sleep(_ENDED_IN / _CHECKS)
     raise Unavailable("PostgreSQL has neither committed nor rolled back a change yet whose answer was lost")

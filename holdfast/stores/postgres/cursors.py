@@ -31,7 +31,7 @@ _SHARE = 10  # scans from the start may take a tenth of the time
 _LARGE = 100  # jobs; smaller claims leave little behind
 _TAKING = 15e-6  # seconds that a job's taking costs, wherever the scan began
 _EXPENSIVE = 0.01  # seconds beyond that; then cursors are for small claims too
-_LOOKS = 3  # in a row: a single one may have been slow for another reason
+_SCANS = 3  # in a row: a single one may have been slow for another reason
 _MAX_QUEUES = 10_000  # positions kept; without one a claim scans from the start
 _QUEUE, _PRIORITY, _LOSSES, _RUN_AT, _SEQ = 2, 7, 8, 9, 12  # columns of a claimed job
 
@@ -60,13 +60,13 @@ class ScanResult(NamedTuple):
 
 
 class _Queue:
-    """Scan position of a queue: everything before it was scanned at ``looked_at`` or later."""
+    """Scan position of a queue: everything before it was scanned at ``scanned_at`` or later."""
 
-    __slots__ = ("costs", "looked_at", "position", "until")
+    __slots__ = ("costs", "scanned_at", "position", "until")
 
     def __init__(self) -> None:
         self.position: QueuePosition | None = None
-        self.looked_at = 0.0
+        self.scanned_at = 0.0
         self.until = 0.0  # then a scan from the start is due
         self.costs: tuple[float, ...] = ()  # seconds the latest scans from the start took, beyond taking jobs
 
@@ -76,15 +76,15 @@ class _Queue:
 
     @property
     def expensive(self) -> bool:
-        return len(self.costs) == _LOOKS and self.cost >= _EXPENSIVE
+        return len(self.costs) == _SCANS and self.cost >= _EXPENSIVE
 
     def note_result(self, scan: ScanResult) -> None:
-        self.costs = (*self.costs, max(0.0, scan.seconds - _TAKING * scan.number))[-_LOOKS:]
-        self.looked_at = scan.at
+        self.costs = (*self.costs, max(0.0, scan.seconds - _TAKING * scan.number))[-_SCANS:]
+        self.scanned_at = scan.at
         self.until = scan.at + min(LONGEST, max(INTERVAL, _SHARE * self.cost))
 
     def advance_full_scan(self) -> None:
-        self.until = min(self.until, self.looked_at + _SHARE * self.cost)
+        self.until = min(self.until, self.scanned_at + _SHARE * self.cost)
 
 
 class Cursors:
@@ -101,8 +101,8 @@ class Cursors:
             return START
         return known.position
 
-    def note_claim(self, queue: str, scan: ScanResult) -> None:
-        """Notes what a claim saw of this queue."""
+    def note_scan(self, queue: str, scan: ScanResult) -> None:
+        """Notes what a claim's scan saw of this queue."""
         known = self._queues.get(queue)
         if known is None:
             if len(self._queues) >= _MAX_QUEUES:
@@ -140,20 +140,20 @@ def split_scan(
     slots: Sequence[int],
     positions: Sequence[QueuePosition],
     taken: Sequence[Any],
-    room: int,
+    max_jobs: int,
     at: float,
     seconds: float,
 ) -> Iterator[tuple[str, ScanResult]]:
-    """Yields the part of each queue that a claim of ``room`` jobs saw; queues that it did not reach are left out."""
+    """Yields the part of each queue that a claim of ``max_jobs`` saw; queues that it did not reach are left out."""
     number = Counter([row[_QUEUE] for row in taken])
     last = {row[_QUEUE]: row for row in taken if not row[_LOSSES]}  # suspects come from an index of their own
-    exhausted = len(taken) >= room
+    is_full = len(taken) >= max_jobs
     left = set(last)
     for queue, wanted, begun in zip(queues, slots, positions, strict=True):
-        if exhausted and not left:
+        if is_full and not left:
             return
         left.discard(queue)
         row = last.get(queue)
         position = None if row is None else QueuePosition(-row[_PRIORITY], row[_RUN_AT], row[_SEQ])
-        full = number[queue] >= wanted or (exhausted and not left)
+        full = number[queue] >= wanted or (is_full and not left)
         yield queue, ScanResult(begun, position, number[queue], full, at, seconds)

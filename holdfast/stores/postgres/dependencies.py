@@ -17,8 +17,8 @@ from holdfast.stores.postgres.notifications import PostgresNotifications
 _encode = msgspec.json.Encoder().encode
 
 
-class Decided(NamedTuple):
-    """Result of ``holdfast.decide_dependencies``: queues with jobs that became due, and jobs that were cancelled."""
+class Resolution(NamedTuple):
+    """Result of ``holdfast.resolve_dependencies``: queues with jobs that became due, and jobs that ended."""
 
     queues: set[str]
     ended: list[str]
@@ -35,18 +35,18 @@ class Decided(NamedTuple):
         return {f"{kind}:{queue}" for queue in self.queues for kind in ("queue", "due")}
 
 
-NOTHING_DECIDED = Decided(set(), [])
+NOTHING_RESOLVED = Resolution(set(), [])
 
 
-def read_decided(rows: Iterable[Sequence[Any]]) -> Decided:
-    """Reads rows of a queue or a cancelled job each."""
-    decided = Decided(set(), [])
+def read_resolution(rows: Iterable[Sequence[Any]]) -> Resolution:
+    """Reads rows of a queue or an ended job each."""
+    resolution = Resolution(set(), [])
     for queue, job_id in rows:
         if queue is not None:
-            decided.queues.add(queue)
+            resolution.queues.add(queue)
         if job_id is not None:
-            decided.ended.append(job_id)
-    return decided
+            resolution.ended.append(job_id)
+    return resolution
 
 
 def outside_jobs(jobs: Sequence[NewJob], known: Collection[str] = ()) -> list[str]:
@@ -89,10 +89,10 @@ def check_locked(outside: Mapping[str, Sequence[str]], rows: Iterable[Sequence[A
     check_batches(outside, states, {(batch_id, job_id) for batch_id, job_id, _, is_known in found if is_known})
 
 
-def split_decided(jobs: Sequence[NewJob]) -> list[Sequence[NewJob]]:
+def split_at_held_keys(jobs: Sequence[NewJob]) -> list[Sequence[NewJob]]:
     """Splits a batch where a job has the unique key of an earlier one with dependencies.
 
-    They are decided in between: one that fails cancels the earlier job, and the key is free.
+    Dependencies are resolved in between: one that fails cancels the earlier job, and the key is free.
     """
     pieces: list[Sequence[NewJob]] = []
     start, keys = 0, set[str]()

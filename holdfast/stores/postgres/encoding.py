@@ -106,8 +106,10 @@ def shown_line(row: Sequence[Any]) -> LogLine:
     return LogLine(claims, number, attempt, at, from_text(level), from_text(text), _back(fields))
 
 
-def is_plain(job: NewJob) -> bool:
+def is_one_row(job: NewJob) -> bool:
     """Returns True for a job whose row is all there is to store."""
+    if not job.has_extras:
+        return True
     options = job.options
     is_keyed = job.key is not None or (options is not None and bool(options.tags or options.unique))
     return not (is_keyed or job.is_related or job.expires)
@@ -143,7 +145,7 @@ def uniform_columns(jobs: Sequence[NewJob]) -> dict[str, Any]:
         "delay": span_us(first.delay),
         "max_attempts": first.max_attempts,
         "options": None if first.options is None else encode_options(first.options),
-        "given": first.has_client_id,
+        "has_client_id": first.has_client_id,
     }
 
 
@@ -160,7 +162,7 @@ def job_columns(jobs: Sequence[NewJob]) -> dict[str, Any]:
         "delays": [span_us(job.delay) for job in jobs],
         "max_attempts": [job.max_attempts for job in jobs],
         "options": [None if job.options is None else encode_options(job.options) for job in jobs],
-        "givens": [job.has_client_id for job in jobs],
+        "have_client_ids": [job.has_client_id for job in jobs],
         "partitions": [text_or_none(job.partition) for job in jobs] if is_limited else None,
         "weights": [job.weights for job in jobs] if is_limited else None,
     }
@@ -176,7 +178,7 @@ def copied_steps(record: Sequence[Step]) -> dict[str, Any]:
     return {
         "names": [to_text(step.name) for step in record],
         "numbers": [step.number for step in record],
-        "in_orders": [step.in_order for step in record],
+        "by_handlers": [step.by_handler for step in record],
         "claims": [step.claims for step in record],
         "ended_ats": [step.ended_at_us for step in record],
         "results": [text_or_none(step.result) for step in record],
@@ -199,7 +201,7 @@ def key_columns(jobs: Sequence[NewJob]) -> dict[str, Any]:
 
 
 def edit_parameters(job_id: str, changes: JobChanges) -> dict[str, Any]:
-    """Changes as the parameters of ``rewrite_waiting``."""
+    """Changes as the parameters of ``rewrite_unstarted``."""
     options = None if changes.options in (None, Options()) else changes.options
     return {
         "id": job_id,
@@ -302,12 +304,12 @@ def in_schema(sql: str, schema: str) -> str:
 
 def number_parameters(statements: Mapping[str, str], schema: str) -> dict[str, NumberedStatement]:
     """The statements by name. ``:now`` becomes the server's clock, unless a value is given for it."""
-    return {name: _numbered(name, in_schema(sql, schema)) for name, sql in statements.items()}
+    return {name: _numbered(name, sql, schema) for name, sql in statements.items()}
 
 
 @lru_cache(maxsize=1024)
-def _numbered(name: str, sql: str) -> NumberedStatement:
-    bare = re.sub(r"--[^\n]*", "", sql)
+def _numbered(name: str, sql: str, schema: str) -> NumberedStatement:
+    bare = re.sub(r"--[^\n]*", "", in_schema(sql, schema))
     names = tuple(dict.fromkeys(_PARAMETER.findall(bare)))
     placeholders = {parameter: f"${ordinal}" for ordinal, parameter in enumerate(names, 1)}
 

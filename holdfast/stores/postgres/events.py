@@ -71,8 +71,10 @@ class SnapshotCursor(NamedTuple):
     place: Place = (0, FIRST, 0)
 
     @classmethod
-    def read(cls, text: str) -> SnapshotCursor:
-        """From its text; Invalid for what is none."""
+    def read(cls, text: str | int) -> SnapshotCursor:
+        """From its text, or an instant, with no transaction seen; Invalid for what is none."""
+        if isinstance(text, int):
+            return cls(TransactionSnapshot(text + LAG_US, 1, {}))
         found = _MARK.fullmatch(text)
         if found is None:
             raise not_a_mark(text)
@@ -94,7 +96,7 @@ class SnapshotCursor(NamedTuple):
         """Returns events up to here, without attempts of jobs that are being deleted."""
         outside = self._replace(place=(self.place[0], FIRST, 0))
         there = [each for each in found if each.task]
-        return JobEvents(endings=there, mark=str(self), public_cursor=str(outside), more=more, gap=gap)
+        return JobEvents(endings=there, mark=str(self), public_cursor=str(outside), more=more, is_exact=True, gap=gap)
 
     def is_gap(self, at: int, number: int, earliest: int) -> bool:
         """Returns True if that is too long ago, or in no past of this server."""
@@ -109,7 +111,7 @@ class Feed:
         self._pool = pool
         self._sql = statements
 
-    async def events(self, after: str | None, *, limit: int, max_age: timedelta) -> JobEvents:
+    async def events(self, after: str | int | None, *, limit: int, max_age: timedelta) -> JobEvents:
         mark = None if after is None else SnapshotCursor.read(after)
         ((at, number),) = await self._pool.fetch(self._sql["number"])
         earliest = at - max_age // MICROSECOND
@@ -120,7 +122,8 @@ class Feed:
         found = await self._between(mark, shown, earliest - LAG_US, limit + 1)
         if len(found) > limit:
             return SnapshotCursor(mark.seen, shown, place_of(found[limit - 1])).events_until(found[:limit], more=True)
-        return SnapshotCursor(shown).events_until(found)
+        # After an earlier read's snapshot the present is not reached: another one shows what has ended since.
+        return SnapshotCursor(shown).events_until(found, more=mark.shown is not None)
 
     async def _begun(self, at: int, number: int, earliest: int) -> TransactionSnapshot:
         """From now on. A transaction has dated nothing before it began; where that is hidden from our role, or our

@@ -28,7 +28,7 @@ from holdfast.stores.postgres.dependencies import (
     member_pairs,
     outside_jobs,
     possible_ids,
-    split_decided,
+    split_at_held_keys,
 )
 from holdfast.stores.postgres.encoding import NumberedStatement, encode_options, is_id, span_us, text_or_none, to_text
 from holdfast.stores.postgres.limits import stored_limits
@@ -87,7 +87,7 @@ class PostgresExternal:
         if theirs != ours:
             raise _another(database, self._place)
 
-    def submit_steps(self, jobs: Sequence[NewJob]) -> StatementFlow[list[Submitted]]:
+    def submit_flow(self, jobs: Sequence[NewJob]) -> StatementFlow[list[Submitted]]:
         if not jobs:
             return []
         outside = outside_jobs(jobs)
@@ -107,7 +107,7 @@ class PostgresExternal:
             table = self._limit_cache.set_limits(limits) if seen[0][2] == "read committed" else LimitTable(limits)
         answers: list[Submitted] = []
         ids_by_given: dict[str, str] = {}
-        for piece in split_decided(table.bind(jobs)):
+        for piece in split_at_held_keys(table.bind(jobs)):
             stored_piece = yield from self._submit_piece(piece)
             answers += stored_piece
             members, instant = member_pairs(jobs, answers), self._instant()
@@ -133,28 +133,34 @@ class PostgresExternal:
             yield Statement(self._sql["set_expiries"].sql, (_ascii({"at": self._instant(), "jobs": expiring}),))
         return answers
 
-    def complete_steps(self, lease: Lease, result: str | None) -> StatementFlow[Settled]:
-        done = {"at": self._instant(), "id": lease.job_id, "claims": lease.claims, "result": text_or_none(result)}
+    def complete_flow(self, lease: Lease, result: str | None, worker: str | None = None) -> StatementFlow[Settled]:
+        done = {
+            "at": self._instant(),
+            "id": lease.job_id,
+            "claims": lease.claims,
+            "worker": worker,
+            "result": text_or_none(result),
+        }
         ((accepted, state),) = yield Statement(self._sql["complete"].sql, (_ascii(done),))
         return Settled(lease.job_id, lease.claims, accepted, None if state is None else STATES[state])
 
-    def record_step(self, step: NewStep, previous: str | None) -> StatementFlow[StepReceipt]:
+    def record_step_flow(self, step: NewStep, previous: str | None) -> StatementFlow[StepReceipt]:
         lease = step.lease
         if not is_id(lease.job_id):
-            return StepReceipt(is_held=False)
+            return StepReceipt(has_lease=False)
         given = {
             "at": self._instant(),
             "id": lease.job_id,
             "claims": lease.claims,
             "worker": step.worker,
             "number": step.number,
-            "in_order": step.in_order,
+            "by_handler": step.by_handler,
             "name": to_text(step.name),
             "result": text_or_none(step.result),
             "previous": text_or_none(previous),
         }
-        ((is_held, is_recorded),) = yield Statement(self._sql["record_step"].sql, (_ascii(given),))
-        return StepReceipt(is_held, is_recorded)
+        ((has_lease, is_recorded),) = yield Statement(self._sql["record_step"].sql, (_ascii(given),))
+        return StepReceipt(has_lease, is_recorded)
 
     async def tx_outcome(self, lease: Lease) -> TxOutcome:
         if not is_id(lease.job_id):
@@ -194,7 +200,7 @@ def _row(job: NewJob) -> dict[str, Any]:
         "key": text_or_none(job.key),
         "keep_for": span_us(job.key_for),
         "options": None if options is None else encode_options(options),
-        "given": job.has_client_id,
+        "has_client_id": job.has_client_id,
         "tags": None if options is None or not options.tags else options.tags,
         "policy": job.unique,
         "partition": text_or_none(job.partition),

@@ -20,7 +20,7 @@ _INDEXES = frozenset(
     {"job_pkey", "job_ready", "job_quarantined", "job_waiting", "job_due", "job_due_anywhere", "job_lease"}
     | {"job_unsuccessful", "job_ended", "tag_pkey", "tag_of", "key_pkey", "key_of", "key_over", "attempt_pkey"}
     | {"line_pkey", "job_dead", "attempt_retried", "job_waiting_anywhere", "dependency_pkey", "dependency_on"}
-    | {"receiver_pkey", "receiver_turn", "signal_pkey", "signal_kept", "signal_kept_anywhere", "signal_sent"}
+    | {"receiver_pkey", "receiver_ordinal", "signal_pkey", "signal_kept", "signal_kept_anywhere", "signal_sent"}
 )
 _OLDEST = """
 select 'session ' || pid || ' (' || coalesce(nullif(application_name, ''), 'unnamed') || ', ' || state || ')',

@@ -57,7 +57,7 @@ class PostgresLimits:
             old = {each.name: each for each in stored_limits(await fetch(self._sql["limits"]))}.get(change.limit.name)
             rows = await self._write_row(fetch, change)
             if rows:
-                await fetch(self._sql["free_parked"])
+                await fetch(self._sql["unblock_all_partitions"])
             if rows and (tokens := token_change(old, change.limit)):
                 await fetch(self._sql["bound_buckets"], name=to_text(change.limit.name), **tokens)
             return int(rows[0][0]) if rows else None
@@ -109,9 +109,9 @@ class PostgresLimits:
             for bucket, (used, full_at, paused_until, now_us) in zip(buckets, rows, strict=True)
         ]
 
-    async def count_waiting(self, buckets: Sequence[str], *, max_count: int) -> list[int]:
+    async def count_unstarted(self, buckets: Sequence[str], *, max_count: int) -> list[int]:
         names = [to_text(bucket) for bucket in buckets]
-        return [n for (n,) in await self._pool.fetch(self._sql["count_waiting"], buckets=names, max_count=max_count)]
+        return [n for (n,) in await self._pool.fetch(self._sql["count_unstarted"], buckets=names, max_count=max_count)]
 
     async def take_tokens(self, bucket: str, tokens: int) -> timedelta:
         ((wait_us,),) = await self._pool.fetch(
@@ -140,7 +140,7 @@ class LimitedClaims:
         self,
         request: ClaimRequest,
         slots: Mapping[str, int],
-        room: int,
+        max_jobs: int,
         *,
         promote: bool,
         anywhere: bool,
@@ -152,11 +152,11 @@ class LimitedClaims:
             rows = await self._pool.fetch(
                 self._sql["claim_limited"],
                 on_uncertain=on_uncertain,
-                extra=room / CLAIMED_A_SECOND,
+                extra=max_jobs / CLAIMED_A_SECOND,
                 at=self._pool.instant,
                 queues=list(slots),
                 slots=list(slots.values()),
-                room=room,
+                max_jobs=max_jobs,
                 worker=request.worker,
                 lease_for=span_us(request.lease_for),
                 promote=promote,

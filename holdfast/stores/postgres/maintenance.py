@@ -11,7 +11,7 @@ from holdfast.core.history import FIRST, LAG, HistoryInterval
 from holdfast.core.models import ExpiredJob, Job, JobState
 from holdfast.stores.common.named_sql import CODES
 from holdfast.stores.common.requests import EXPIRY_ROUNDS, FORGOTTEN_AFTER, SWEEP_TIME
-from holdfast.stores.postgres.dependencies import read_decided
+from holdfast.stores.postgres.dependencies import read_resolution
 from holdfast.stores.postgres.encoding import NumberedStatement, shown_job, span_us
 from holdfast.stores.postgres.notifications import PostgresNotifications
 from holdfast.stores.postgres.pool import Fetch, PostgresPool
@@ -47,18 +47,20 @@ class PostgresMaintenance:
         notify_ready(self._notifications, self._ready, set(ready))
         return ready
 
-    async def expire_waiting(self, *, limit: int) -> list[ExpiredJob]:
+    async def expire_unstarted(self, *, limit: int) -> list[ExpiredJob]:
         ended: list[ExpiredJob] = []
         for _ in range(EXPIRY_ROUNDS):
-            room = limit - len(ended)
-            overdue = await expire_overdue(self._pool, self._notifications, self._sql, limit=room)
+            remaining = limit - len(ended)
+            overdue = await expire_overdue(self._pool, self._notifications, self._sql, limit=remaining)
             ended += overdue.ended
-            if overdue.looked < room or len(ended) >= limit:
+            if overdue.scanned < remaining or len(ended) >= limit:
                 break
         return ended
 
     async def find_expired_leases(self, *, limit: int) -> list[Job]:
-        return [shown_job(row) for row in await self._pool.fetch(self._sql["expired"], limit=limit, extra=SWEEP_TIME)]
+        return [
+            shown_job(row) for row in await self._pool.fetch(self._sql["expired_leases"], limit=limit, extra=SWEEP_TIME)
+        ]
 
     async def prune(self, ended_for: Mapping[str, timedelta], *, limit: int) -> int:
         """Delete what ended long enough ago, up to ``limit`` jobs in all."""
@@ -116,22 +118,22 @@ class PostgresMaintenance:
 
 
 class Overdue(NamedTuple):
-    """Result of ``expire_overdue``. ``looked``: how many jobs it looked at; ``has_made_due``: others are due now."""
+    """Result of ``expire_overdue``. ``scanned``: number of jobs it read; ``has_made_due``: others are due now."""
 
     ended: list[ExpiredJob]
-    looked: int
+    scanned: int
     has_made_due: bool
 
 
 async def expire_overdue(
     pool: PostgresPool, notifications: PostgresNotifications, statements: Mapping[str, NumberedStatement], *, limit: int
 ) -> Overdue:
-    """Looks at jobs whose ``expires`` has come, at most so many, and ends those that no worker has taken."""
+    """Reads at most ``limit`` jobs whose ``expires`` has come, and ends those that no worker has claimed."""
     rows = await pool.fetch(statements["expire_jobs"], limit=limit, extra=SWEEP_TIME)
     ended = [ExpiredJob(*row[1:4]) for row in rows if row[1] is not None]
-    decided = read_decided(row[4:] for row in rows)
-    decided.notify_committed(notifications, ended=[each.job_id for each in ended])
-    return Overdue(ended, max(row[0] for row in rows), bool(decided.queues))
+    resolution = read_resolution(row[4:] for row in rows)
+    resolution.notify_committed(notifications, ended=[each.job_id for each in ended])
+    return Overdue(ended, max(row[0] for row in rows), bool(resolution.queues))
 
 
 def notify_ready(notifications: PostgresNotifications, ready: Callable[[str], None], queues: set[str]) -> None:

@@ -1,35 +1,36 @@
 """Waiters, and the notifications that wake them.
 
-Waiters of this process are called directly; other processes receive a NOTIFY. A NOTIFY inside the submitting
-transaction takes a lock that all notifying transactions share until they commit. So only a single job notifies inside
-its transaction, and only if its process sent nothing for ``SPARSE`` seconds. All other notifications are sent after the
-commit, on a connection of their own: one at a time, ``INTERVAL`` seconds apart, and further apart if the server is
-slow. Topics that arrive meanwhile share the next one. A lost NOTIFY costs one poll. One channel carries what workers
-wait for, the other the ends of jobs; it is listened to only while a job is awaited.
+Waiters of this process are called directly; other processes receive a NOTIFY. Of ready queues and of ends of jobs none
+is sent while no process waits for one (``listener_lock``). A NOTIFY inside the submitting transaction takes a lock that
+all notifying transactions share until they commit. So of the store's own transactions only that of a single job
+notifies, and only some time after the last notification of its process; callers' transactions notify as they commit.
+All others are sent after the commit, on a connection of their own: one at a time, ``INTERVAL`` seconds apart, and
+further apart if the server is slow. Topics that arrive meanwhile share the next one. A lost NOTIFY costs one poll. One
+channel carries what workers wait for, the other the ends of jobs; a process listens to it from the first time on that
+it awaits a job.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from uuid import uuid4
 
 import asyncpg
 
 from holdfast.core.errors import HoldfastError
-from holdfast.stores.common.waiters import KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT, Listener
+from holdfast.stores.common.waiters import KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT, IsDone, Listener
 from holdfast.stores.postgres.encoding import NumberedStatement
+from holdfast.stores.postgres.listener_lock import ListenerLock
 from holdfast.stores.postgres.pool import Connection, PostgresPool
 
 INTERVAL = 0.002  # seconds between two notifications of a process on a channel, at least,
 SLOWDOWN = 3.0  # and so many times as long as a notification takes, which is long where the server is busy,
 MAX_INTERVAL = 0.25  # but no longer than this: a server that was stuck has recovered
-SPARSE = 0.02  # seconds without a notification, after which the next single job notifies inside its transaction
 _PAYLOAD = 7900  # bytes; PostgreSQL takes 7,999
 _MAX_NAMED = 150  # ended jobs sent by id; more do not fit, and are sent as "some"
-
-_NOTIFY = NumberedStatement("notify", "select pg_notify($1, $2)", ("channel", "payload"))
 
 
 class PostgresNotifications(Listener):
@@ -44,16 +45,16 @@ class PostgresNotifications(Listener):
         HoldfastError,
     )
 
-    def __init__(self, pool: PostgresPool) -> None:
+    def __init__(self, pool: PostgresPool, statements: Mapping[str, NumberedStatement]) -> None:
         super().__init__()
         self.cannot_listen = pool.address.pooled
         self._pool = pool
         self._name = uuid4().hex[:12]  # to recognise our own notifications
-        schema = pool.address.schema
         self._notifiers = {
-            kind: _Notifier(pool, f"{schema}_{kind}", self._name, catch_all)
+            kind: _Notifier(pool, statements, kind, self._name, catch_all)
             for kind, catch_all in (("ready", "queue:*\ndue:*\nworker:*"), ("ended", "job:*"))
         }
+        self._locks = {kind: ListenerLock(statements, kind) for kind in self._notifiers}
         self.on_queue: Callable[[str], None] = lambda queue: None
         """Called with each queue of a notification from another process."""
 
@@ -66,14 +67,18 @@ class PostgresNotifications(Listener):
         self._notifiers["ready"].notify_soon(ready)
         self._notifiers["ended"].notify_soon(endings)
 
-    def notify_in_transaction(self, topics: Iterable[str]) -> None:
-        """Wakes local waiters: a transaction that notified of these topics was committed."""
-        self._notifiers["ready"].record_arrival()
-        self.waiters.wake_topics(topics)
+    def transaction_parameters(self, topic: str) -> dict[str, str | None]:
+        """Channel and payload of a NOTIFY inside a transaction; both None if it is to be sent after the commit."""
+        return self._notifiers["ready"].transaction_parameters(topic)
 
-    def transaction_notice(self, topic: str) -> dict[str, str]:
-        """Channel and payload of a NOTIFY inside a transaction; empty if it is to be sent after the commit."""
-        return self._notifiers["ready"].transaction_notice(topic)
+    def record_transaction(self) -> None:
+        """Records that a transaction with such a NOTIFY was committed."""
+        self._notifiers["ready"].record_sent()
+
+    @property
+    def ready_lock(self) -> ListenerLock:
+        """The lock of the processes that wait for ready jobs."""
+        return self._locks["ready"]
 
     async def flush(self) -> None:
         """Waits until pending notifications are sent."""
@@ -81,38 +86,47 @@ class PostgresNotifications(Listener):
             await notifier.flush()
 
     async def close(self) -> None:
-        try:
+        with suppress(TimeoutError):  # then no notification is sent: the polls find it
             async with asyncio.timeout(1.0):
                 await self.flush()
-        except TimeoutError:
-            self.waiters.wake_topics(())  # no notification is sent: the polls find it
+        for lock in self._locks.values():
+            lock.close()
         await self.stop_listening()
 
     # ── listening ───────────────────────────────────────────────────────────────────────────────────────────────
+    async def wait(self, topics: Sequence[str], timeout: float, is_done: IsDone) -> None:
+        if not any(topic.startswith("queue:") for topic in topics):
+            await super().wait(topics, timeout, is_done)
+            return
+        with self.ready_lock.register_wait() as longest:
+            await super().wait(topics, min(timeout, longest), is_done)
+
     async def listen(self, kind: str, began: Callable[[], None]) -> None:
-        connection = await self._pool.connect()
+        connection, lock = await self._pool.connect(), self._locks[kind]
         try:
             await connection.add_listener(f"{self._pool.address.schema}_{kind}", self._on_notification)
-            began()
-            await self._keep_alive(connection)
+            connection.add_termination_listener(lambda _: lock.changed.set())
+            with lock.attach_to(connection):
+                await lock.adjust_lock()
+                began()
+                await self._keep_alive(connection, lock)
         finally:
             connection.terminate()
 
     def connection_lost(self) -> None:
         """Nothing to do: calls on other connections meet their own errors."""
 
-    async def _keep_alive(self, connection: Connection) -> None:
+    async def _keep_alive(self, connection: Connection, lock: ListenerLock) -> None:
         """Never returns; raises when the connection fails."""
-        closed = asyncio.Event()
-        connection.add_termination_listener(lambda _: closed.set())
-        while True:
+        while not connection.is_closed():
             try:
                 async with asyncio.timeout(KEEPALIVE_INTERVAL):
-                    await closed.wait()
+                    await lock.changed.wait()
             except TimeoutError:
                 await connection.execute("select 1", timeout=KEEPALIVE_TIMEOUT)
             else:
-                raise ConnectionError("the listening connection was closed")
+                await lock.adjust_lock()
+        raise ConnectionError("the listening connection was closed")
 
     def _on_notification(self, _link: object, _pid: int, _channel: str, payload: object) -> None:
         sender, *topics = str(payload).split("\n")
@@ -128,26 +142,31 @@ class PostgresNotifications(Listener):
 class _Notifier:
     """Notifier of one channel: one notification in flight, at bounded intervals; later topics share the next one."""
 
-    def __init__(self, pool: PostgresPool, channel: str, name: str, catch_all: str) -> None:
+    def __init__(
+        self, pool: PostgresPool, statements: Mapping[str, NumberedStatement], kind: str, name: str, catch_all: str
+    ) -> None:
         self._pool = pool
-        self._channel = channel
+        self._notify = statements["notify"]
+        self._notify_listeners = statements[f"notify_{kind}"]
+        self._listener_prefix = {"ready": "queue:", "ended": "job:"}[kind]  # awaited under the lock only
+        self._channel = f"{pool.address.schema}_{kind}"
         self._name = name
         self._catch_all = catch_all  # sent if the topics do not fit into one payload
         self._pending: set[str] = set()
-        self._sent_at = self._notified_at = -SPARSE
+        self._sent_at = -MAX_INTERVAL
         self._took = self._took_before = 0.0
         self._sending: asyncio.Task[None] | None = None
 
-    def transaction_notice(self, topic: str) -> dict[str, str]:
-        """Channel and payload for the transaction of a lone job; empty if it should be notified of after the commit."""
-        news_before, self._notified_at = self._notified_at, time.monotonic()
-        if self._sending is not None or self._notified_at - news_before < max(SPARSE, self._interval):
-            return {}
-        self._sent_at = self._notified_at
-        return {"channel": self._channel, "news": f"{self._name}\n{topic}"}
+    def transaction_parameters(self, topic: str) -> dict[str, str | None]:
+        """Channel and payload for the transaction of a lone job; both None if the NOTIFY follows the commit."""
+        now = time.monotonic()
+        if self._is_sending or now - self._sent_at < self._interval:
+            return {"channel": None, "notification": None}
+        self._sent_at = now
+        return {"channel": self._channel, "notification": f"{self._name}\n{topic}"}
 
-    def record_arrival(self) -> None:
-        """Records how long the notification sent last took."""
+    def record_sent(self) -> None:
+        """Records how long the latest notification took to be sent."""
         self._took_before, self._took = self._took, time.monotonic() - self._sent_at
 
     @property
@@ -159,16 +178,22 @@ class _Notifier:
         """Notify of these topics soon."""
         if not topics:
             return
-        self._notified_at = time.monotonic()
         self._pending |= topics
-        if self._sending is None:
+        if not self._is_sending:
             self._sending = asyncio.create_task(self._send_pending(), name=f"holdfast-notify-{self._channel}")
 
+    @property
+    def _is_sending(self) -> bool:
+        return self._sending is not None and not self._sending.done()
+
     async def flush(self) -> None:
-        while (sending := self._sending) is not None:
-            await asyncio.shield(sending)
+        """Waits until pending notifications are sent; sends those of a task that was cancelled with its event loop."""
+        while (sending := self._sending) is not None and not sending.done():
+            await asyncio.wait([sending])
+        await self._send_pending()
 
     async def _send_pending(self) -> None:
+        topics: set[str] = set()
         try:
             while self._pending:
                 if (pause := self._sent_at + self._interval - time.monotonic()) > 0:
@@ -177,10 +202,16 @@ class _Notifier:
                 text = "\n".join(topics)
                 if len(text) > _PAYLOAD or len(text.encode()) > _PAYLOAD:
                     text = self._catch_all
+                only_if_listening = all(topic.startswith(self._listener_prefix) for topic in topics)
                 self._sent_at = time.monotonic()
-                await self._pool.fetch(_NOTIFY, channel=self._channel, payload=f"{self._name}\n{text}")
-                self.record_arrival()
+                await self._pool.fetch(
+                    self._notify_listeners if only_if_listening else self._notify,
+                    channel=self._channel,
+                    payload=f"{self._name}\n{text}",
+                )
+                self.record_sent()
         except HoldfastError:
-            self._pending.clear()  # a hint that is lost costs one poll; the calls that matter say what is wrong
-        finally:
-            self._sending = None
+            self._pending.clear()  # a lost notification costs one poll; the calls that matter say what is wrong
+        except asyncio.CancelledError:  # perhaps unsent: ``flush`` sends them
+            self._pending |= topics
+            raise

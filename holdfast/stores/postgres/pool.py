@@ -39,7 +39,7 @@ _CONNECT = 3.0  # seconds until a host that does not answer is given up
 _CLOSED = "this store was closed meanwhile"
 _BACKOFF, _MAX_BACKOFF = 0.02, 1.0  # seconds between tries, before jitter
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+(%\w+)?\]|[^\[\]:@]*)(:\d{1,5})?")
-_SEARCH, _SEARCH_ROOM = 0.65, 0.2  # of the call deadline: for a search, and for the wait for its slot
+_SEARCH, _SEARCH_WAIT = 0.65, 0.2  # of the call deadline: for a search, and for the wait for its slot
 _CANCEL_SECONDS = 0.5  # seconds to have the server give up what was given up here
 _LOCK = 0.8  # of the call deadline: for the wait for a locked row
 _CONFLICTS = 8  # times a deadlock or serialization failure is tried again
@@ -87,7 +87,7 @@ class SearchKind(Enum):
 _MAX_SEARCHES = {SearchKind.CHANGE: 2, SearchKind.UNSUCCESSFUL: 1, SearchKind.OTHER: 2}
 
 
-class DuplicateKey(HoldfastError):
+class UniqueViolation(HoldfastError):
     """A row of that key is there already."""
 
 
@@ -316,10 +316,10 @@ class PostgresPool:
             return await self.fetch(query, **values)
         arguments = self._arguments(query, values)
         if seconds is None:
-            seconds, room = _SEARCH * call_deadline, _SEARCH_ROOM * call_deadline
+            seconds, wait_seconds = _SEARCH * call_deadline, _SEARCH_WAIT * call_deadline
         else:
             await self.check_alive()
-            room = call_deadline
+            wait_seconds = call_deadline
 
         async def run_once(connection: Connection) -> Rows:
             await connection.execute(f"begin read only; set local statement_timeout = {1000 * seconds:.0f}")
@@ -333,7 +333,7 @@ class PostgresPool:
             return rows
 
         try:
-            async with asyncio.timeout(room):
+            async with asyncio.timeout(wait_seconds):
                 await self._searches[kind].acquire()
         except TimeoutError:
             raise Busy(f"{self._place()} is busy: others look for jobs by a filter; try again") from None
@@ -444,7 +444,7 @@ class PostgresPool:
             except (asyncpg.DataError, UnicodeEncodeError) as error:
                 raise Invalid("value", _line(error), "it does not fit into PostgreSQL") from error
             except asyncpg.UniqueViolationError as error:
-                raise DuplicateKey(f"{self._place()}: {_line(error)}") from error
+                raise UniqueViolation(f"{self._place()}: {_line(error)}") from error
             except asyncpg.PostgresError as error:
                 raise HoldfastError(f"{self._place()}: {_line(error)}") from error
 

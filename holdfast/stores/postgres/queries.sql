@@ -5,6 +5,9 @@
 -- :now is the server's, one for each statement (encoding.py). Rows that are to be changed are locked `for no key update`:
 -- a transaction that holds a key share, as one with a foreign key to a job does, does not block the job's lease.
 
+-- States: 0 queued, 1 scheduled, 2 running, 3 failed, 4 waiting, 5 succeeded, 6 dead, 7 cancelled. Other codes are explained
+-- at their columns, in migrations/0001_initial.sql.
+
 -- A name stands for the same work in every SQL store; what only this one needs is its own. A fragment is no statement: it
 -- stands, once, for what several have in common.
 
@@ -37,13 +40,13 @@ with wanted as materialized (
     from (
         select least(
                 (select run_at from holdfast.job where state in (1, 3) and queue = w.queue order by run_at limit 1),
-                (select run_at from holdfast.job where state = 4 and queue = w.queue and run_at < 253402300799000000
+                (select run_at from holdfast.job where state = 4 and queue = w.queue and run_at < NEVER_US
                  order by run_at limit 1)) as run_at, :now as now
         from unnest(:queues::text[]) w (queue) where not :anywhere
         union all
         select least(
                 (select run_at from holdfast.job where (+state) in (1, 3) order by run_at limit 1),
-                (select run_at from holdfast.job where (+state) = 4 and run_at < 253402300799000000 order by run_at limit 1)), :now as now
+                (select run_at from holdfast.job where (+state) = 4 and run_at < NEVER_US order by run_at limit 1)), :now as now
         where :anywhere
     ) n
 
@@ -79,6 +82,14 @@ case when (:states::smallint[] is null or j.state = any(:states))
   and (:created_after::bigint is null or j.created_at > :created_after)
   and (:created_before::bigint is null or j.created_at < :created_before)
 then true else false end
+
+-- fragment: counted
+-- Numbers of jobs by state, in the order of the states' codes, and the earliest creation.
+count(*) filter (where m.state = 0), count(*) filter (where m.state = 1),
+count(*) filter (where m.state = 2), count(*) filter (where m.state = 3),
+count(*) filter (where m.state = 4), count(*) filter (where m.state = 5),
+count(*) filter (where m.state = 6), count(*) filter (where m.state = 7),
+min(m.created_at)
 
 -- own: lock_awaited
 select l::text from holdfast.lock_awaited(:ids) l;
@@ -124,7 +135,7 @@ from holdfast.identity i cross join pg_catalog.pg_database d where d.datname = c
 -- the id of one is known, an error: `on conflict` costs a quarter more, a look before each row and a log record after it.
 insert into holdfast.job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, options, claims)
 select d.id, :queue, :task, d.payload, case when n.run_at <= n.now then 0 else 1 end, :rank, greatest(n.now, n.run_at),
-    n.now, :max_attempts, :options, case when :given then n.now else 0 end
+    n.now, :max_attempts, :options, case when :has_client_id then n.now else 0 end
 from (select c.now, coalesce(:run_at, c.now + :delay, c.now) as run_at from (select :now as now offset 0) c offset 0) n
 cross join unnest(:ids::uuid[], :payloads::text[]) as d (id, payload)
 
@@ -132,10 +143,48 @@ cross join unnest(:ids::uuid[], :payloads::text[]) as d (id, payload)
 -- include: uniform
 ;
 
+-- fragment: awaits_ready
+-- Whether a process waits for ready jobs, and holds the lock that says so (listener_lock.py).
+case when pg_try_advisory_lock(1215261799, hashtext('holdfast.'))
+    then not pg_advisory_unlock(1215261799, hashtext('holdfast.')) else true end
+
+-- own: acquire_ready_lock
+select pg_advisory_lock_shared(1215261799, hashtext('holdfast.'));
+
+-- own: release_ready_lock
+select pg_advisory_unlock_shared(1215261799, hashtext('holdfast.'));
+
+-- own: notify_ready
+select pg_notify(:channel, :payload) where
+-- include: awaits_ready
+;
+
+-- fragment: awaits_ended
+-- Whether a process listens for ends of jobs.
+case when pg_try_advisory_lock(1215261800, hashtext('holdfast.'))
+    then not pg_advisory_unlock(1215261800, hashtext('holdfast.')) else true end
+
+-- own: acquire_ended_lock
+select pg_advisory_lock_shared(1215261800, hashtext('holdfast.'));
+
+-- own: release_ended_lock
+select pg_advisory_unlock_shared(1215261800, hashtext('holdfast.'));
+
+-- own: notify_ended
+select pg_notify(:channel, :payload) where
+-- include: awaits_ended
+;
+
+-- own: notify
+select pg_notify(:channel, :payload);
+
 -- own: insert_lone_job
--- With its news, which are heard as it is committed.
+-- If a process waits for ready jobs, with its notification (if it has any), which is sent as it is committed.
 -- include: uniform
-returning pg_notify(:channel, :news);
+returning created_at, case when
+-- include: awaits_ready
+then case when :channel::text is null then 'to notify' else 'notified' || pg_notify(:channel, :notification)::text end
+else 'no listener' end;
 
 -- own: insert_jobs
 -- The jobs of a batch without keys and tags. Three levels of tiers higher are those under limits.
@@ -144,11 +193,11 @@ insert into holdfast.job (id, queue, task, payload, state, rank, run_at, created
 select d.id, d.queue, d.task, d.payload,
     case when coalesce(d.run_at, d.delay) is null or coalesce(d.run_at, n.now + d.delay) <= n.now then 0 else 1 end,
     d.rank, greatest(n.now, coalesce(d.run_at, n.now + d.delay)), n.now, d.max_attempts, d.options,
-    case when d.given then n.now else 0 end, d.partition, d.weights, case when d.partition is null then 0 else 3 end
+    case when d.has_client_id then n.now else 0 end, d.partition, d.weights, case when d.partition is null then 0 else 3 end
 from (select :now as now offset 0) n
 cross join unnest(:ids::uuid[], :queues::text[], :tasks::text[], :payloads::text[], :ranks::int[], :run_ats::bigint[],
-    :delays::bigint[], :max_attempts::bigint[], :options::json[], :givens::boolean[], :partitions::text[], :weights::text[])
-    as d (id, queue, task, payload, rank, run_at, delay, max_attempts, options, given, partition, weights)
+    :delays::bigint[], :max_attempts::bigint[], :options::json[], :have_client_ids::boolean[], :partitions::text[], :weights::text[])
+    as d (id, queue, task, payload, rank, run_at, delay, max_attempts, options, has_client_id, partition, weights)
 on conflict (id) do nothing
 returning id::text;
 
@@ -157,24 +206,25 @@ returning id::text;
 -- equals (seq) is that of their submission. Where a job has two keys no order serves, and a deadlock is tried again.
 select d.ordinal, a.job_id::text, a.created, a.changed,
     case when a.changed or a.created and coalesce(d.expires_at, d.expires_in) is not null
-        then holdfast.set_expiry(a.job_id, coalesce(d.expires_at, n.now + d.expires_in)) end
+        then holdfast.set_expiry(a.job_id, coalesce(d.expires_at, n.now + d.expires_in)) end,
+    case when a.created then n.now end
 from (select :now as now offset 0) n
 cross join lateral (
     select * from (
         select u.*, nextval('holdfast.job_seq_seq') as seq,
             bool_or(u.key is not null and u.policy is not null) over () as has_two_keys
         from unnest(:ids::uuid[], :queues::text[], :tasks::text[], :payloads::text[], :ranks::int[],
-            :run_ats::bigint[], :delays::bigint[], :max_attempts::bigint[], :options::json[], :givens::boolean[],
+            :run_ats::bigint[], :delays::bigint[], :max_attempts::bigint[], :options::json[], :have_client_ids::boolean[],
             :keys::text[], :keep_for::bigint[], :tags::json[], :policies::json[], :expires_ats::bigint[],
             :expires_ins::bigint[], :partitions::text[], :weights::text[], :are_waiting::boolean[]) with ordinality
-            as u (id, queue, task, payload, rank, run_at, delay, max_attempts, options, given, key, keep_for, tags, policy,
+            as u (id, queue, task, payload, rank, run_at, delay, max_attempts, options, has_client_id, key, keep_for, tags, policy,
                 expires_at, expires_in, partition, weights, is_waiting, ordinal)
         offset 0) d
     order by case when not has_two_keys then coalesce(key, policy ->> 'key') end collate "C" nulls first, ordinal
 ) d
 cross join lateral holdfast.add_job(
     d.id, d.seq, d.queue, d.task, d.payload, d.rank, greatest(n.now, coalesce(d.run_at, n.now + d.delay)), n.now,
-    d.max_attempts, d.key, n.now + d.keep_for, d.options, d.given,
+    d.max_attempts, d.key, n.now + d.keep_for, d.options, d.has_client_id,
     case when d.tags is not null then array(select json_array_elements_text(d.tags)) end, d.policy, d.partition, d.weights,
     coalesce(d.is_waiting, false)) a;
 
@@ -294,7 +344,7 @@ with wanted as materialized (
 select t.*, :lease_for + :now
 from taken t;
 
--- own: claim_delivered
+-- own: claim_ids
 -- Takes of the delivered what is ready, of each queue up to its slots and to the first job on its last attempt beyond
 -- :max_must_start, and says which of the rest is ready too. Makes nothing ready, but says when the next falls due. Always answers
 -- with one row at least.
@@ -328,13 +378,13 @@ with paused as materialized (
     select min(n.run_at) as run_at from (
         select least(
                 (select run_at from holdfast.job where state in (1, 3) and queue = w.queue order by run_at limit 1),
-                (select run_at from holdfast.job where state = 4 and queue = w.queue and run_at < 253402300799000000
+                (select run_at from holdfast.job where state = 4 and queue = w.queue and run_at < NEVER_US
                  order by run_at limit 1)) as run_at
         from unnest(:queues::text[]) w (queue) where not :anywhere
         union all
         select least(
                 (select run_at from holdfast.job where (+state) in (1, 3) order by run_at limit 1),
-                (select run_at from holdfast.job where (+state) = 4 and run_at < 253402300799000000 order by run_at limit 1))
+                (select run_at from holdfast.job where (+state) = 4 and run_at < NEVER_US order by run_at limit 1))
         where :anywhere
     ) n
 ), taken as (
@@ -394,14 +444,14 @@ where id = any(array(
     order by d.run_at limit :limit))
 returning queue, rank, run_at, id::text;
 
--- own: promote_delivered
+-- name: promote_ids
 update holdfast.job set state = 0, partition = partition, reason = case when state = 4 then null else reason end
 where id = any(array(
     select id from holdfast.job where id = any(:ids::uuid[]) and (state + 0) in (1, 3, 4) and run_at + 0 <= :now
     order by id for no key update skip locked));
 
 -- name: mark_unreadable
--- A claimed row that cannot be read. What its end has decided.
+-- A claimed row that cannot be read. Returns what resolving its dependents changed.
 with ended as (
     update holdfast.job set state = 6, reason = 'payload', error = :error, error_group = 'unreadable',
         ended_at = :now, lease_until = null
@@ -410,10 +460,10 @@ with ended as (
 )
 select d.queue, d.job_id::text
 from (select array_agg(id) as ids from ended where awaited) e
-cross join lateral holdfast.decide_dependencies(e.ids, :now, false) d;
+cross join lateral holdfast.resolve_dependencies(e.ids, :now, false) d;
 
 -- fragment: succeed
--- The rows that others have in hand are not waited for: no open transaction keeps a batch of others' jobs. Awaited jobs are
+-- Rows that others have locked are not waited for: no open transaction keeps a batch of others' jobs. Awaited jobs are
 -- left to settle_awaited.
 update holdfast.job j
 set state = 5, ended_at = :now, result = d.result, lease_until = null, lost_leases = 0, tier = 0, cancelling = false,
@@ -452,7 +502,7 @@ update holdfast.job j
         result = d.result,
         run_at = case when d.state = 4 and not j.cancelling and not holdfast.has_waits(j.id, j.claims, j.waits) then :now
             when d.delay is not null then d.delay + :now
-            when d.state = 4 and not j.cancelling then 253402300799000000 else j.run_at end,
+            when d.state = 4 and not j.cancelling then NEVER_US else j.run_at end,
         attempts = greatest(0, j.attempts - case when d.refund then 1 else 0 end), -- another program may have set it to 0
         lost_leases = case when d.lease_expired then j.lost_leases + 1 when d.refund then j.lost_leases else 0 end,
         tier = case when d.lease_expired then least(j.lost_leases + 1, 2) when d.refund then j.tier % 3 else 0 end
@@ -460,6 +510,8 @@ update holdfast.job j
         ended_at = case when d.state >= 5 or j.cancelling then :now end,
         cancelling = false,
         lease_until = null
+
+-- fragment: settle_guard
     from unnest(:ids::uuid[], :claims::bigint[], :states::smallint[], :reasons::text[], :results::text[],
         :errors::text[], :error_groups::text[], :tracebacks::text[], :delays::bigint[], :refunds::boolean[], :lease_expireds::boolean[],
         :workers::text[])
@@ -482,25 +534,37 @@ returning d.ordinal, j.id, j.claims, j.state, j.run_at, j.queue, j.attempts, j.w
 -- own: settle_rest
 with settled as (
     -- include: settle
+    -- include: settle_guard
       and not j.awaited
     -- include: settle_end
 select ordinal, state, run_at, queue, partition from settled;
 
+-- own: settle_prioritized
+-- Failures that give their jobs another priority. Of awaited jobs a cancelled one is left to settle_awaited.
+with settled as (
+    -- include: settle
+        , rank = case when j.cancelling then j.rank else (:ranks::integer[])[d.ordinal] end
+    -- include: settle_guard
+      and not (j.awaited and j.cancelling)
+    -- include: settle_end
+select ordinal, state, run_at, queue, partition from settled;
+
 -- own: settle_awaited
--- Everything about awaited jobs, with what their ends decide: queues with due jobs, and jobs that were cancelled. Ends of jobs
+-- Everything about awaited jobs, with what that changes for jobs that wait: queues with due jobs, and jobs that ended. Ends of jobs
 -- for which the same one waits go in turn, so the rows of jobs that wait are waited for longer.
 with settled as (
     -- include: settle
+    -- include: settle_guard
       and j.awaited
     -- include: settle_end
-, decided as materialized (
+, resolved as materialized (
     select d.queue, d.job_id
     from (select array_agg(id) as ids, set_config('lock_timeout', '2s', true) from settled where state >= 5) e
-    cross join lateral holdfast.decide_dependencies(e.ids, :now, false) d
+    cross join lateral holdfast.resolve_dependencies(e.ids, :now, false) d
 )
 select ordinal, state, run_at, queue, partition, null as ended from settled
 union all
-select null, null, null, queue, null, job_id::text from decided;
+select null, null, null, queue, null, job_id::text from resolved;
 
 -- own: unlocked
 -- Those of the jobs that no other transaction holds right now, nor a job that waits for them.
@@ -515,8 +579,8 @@ select f.id::text from free f
 where not f.awaited or not exists (
     select from waiting w where w.job_id = f.id and not w.waiter = any(array(select id from free_waiting)));
 
--- own: decide_ended
-select queue, job_id::text from holdfast.decide_dependencies(:ids, :now, :deleted);
+-- own: resolve_ended
+select queue, job_id::text from holdfast.resolve_dependencies(:ids, :now, :deleted);
 
 -- own: settlement_evidence
 -- What became of jobs, and of their attempts under these leases.
@@ -525,7 +589,7 @@ from unnest(:ids::uuid[], :claims::bigint[]) with ordinality as d (id, claims, o
 left join holdfast.job j on j.id = d.id
 left join holdfast.attempt a on a.job_id = d.id and a.claims = d.claims;
 
--- own: record
+-- own: append_logs
 -- Which of the leases stand, with their lines kept. That of a success does: no other worker can have written it. Who deletes
 -- a job waits, and deletes these lines, too.
 with valid_lease as materialized (
@@ -545,8 +609,8 @@ with valid_lease as materialized (
 select ordinal from valid_lease;
 
 -- own: save_steps
--- Which of the leases are held, with their steps kept. Who settles or deletes a job waits, and a later claim reads them.
-with held as materialized (
+-- The live leases, with their steps kept. Who settles or deletes a job waits, and a later claim reads them.
+with live as materialized (
     select d.ordinal, j.id, j.claims
     from unnest(:ids::uuid[], :claims::bigint[], :workers::text[]) with ordinality as d (id, claims, worker, ordinal)
     cross join lateral ( -- offset 0: a plan for a small table would scan it for each step
@@ -555,62 +619,62 @@ with held as materialized (
           and k.worker = coalesce(d.worker, k.worker)
         offset 0 for share) j
 ), saved as (
-    insert into holdfast.step (job_id, ended_at, claims, number, in_order, name, result)
-    select h.id, :now, h.claims, d.number, d.in_order, d.name, d.result
-    from unnest(:numbers::integer[], :in_orders::boolean[], :names::text[], :results::text[])
-        with ordinality as d (number, in_order, name, result, ordinal)
-    join held h on h.ordinal = d.ordinal
+    insert into holdfast.step (job_id, ended_at, claims, number, by_handler, name, result)
+    select h.id, :now, h.claims, d.number, d.by_handler, d.name, d.result
+    from unnest(:numbers::integer[], :by_handlers::boolean[], :names::text[], :results::text[])
+        with ordinality as d (number, by_handler, name, result, ordinal)
+    join live h on h.ordinal = d.ordinal
     order by h.id, d.name
     on conflict (job_id, name) do update set claims = excluded.claims, ended_at = excluded.ended_at, result = excluded.result
     where excluded.number = 0
 )
-select ordinal from held;
+select ordinal from live;
 
 -- own: save_step
 -- The same for one step: most workflows take one at a time, and arrays cost as much as the rest.
-with held as materialized (
+with live as materialized (
     select k.id, k.claims from holdfast.job k
     where k.id = :id and k.claims = :claims and k.state + 0 = 2 and k.lease_until + 0 > :now
       and k.worker = coalesce(:worker, k.worker)
     for share
 ), saved as (
-    insert into holdfast.step (job_id, ended_at, claims, number, in_order, name, result)
-    select h.id, :now, h.claims, :number::integer, :in_order::boolean, :name::text, :result::text
-    from held h
+    insert into holdfast.step (job_id, ended_at, claims, number, by_handler, name, result)
+    select h.id, :now, h.claims, :number::integer, :by_handler::boolean, :name::text, :result::text
+    from live h
     on conflict (job_id, name) do update set claims = excluded.claims, ended_at = excluded.ended_at, result = excluded.result
     where excluded.number = 0
 )
-select 1 from held;
+select 1 from live;
 
 -- own: copy_steps
 -- Of a new job.
-insert into holdfast.step (job_id, ended_at, claims, number, in_order, name, result)
-select :id, d.ended_at, d.claims, d.number, d.in_order, d.name, d.result
-from unnest(:names::text[], :numbers::integer[], :in_orders::boolean[], :claims::bigint[], :ended_ats::bigint[], :results::text[])
-    as d (name, number, in_order, claims, ended_at, result);
+insert into holdfast.step (job_id, ended_at, claims, number, by_handler, name, result)
+select :id, d.ended_at, d.claims, d.number, d.by_handler, d.name, d.result
+from unnest(:names::text[], :numbers::integer[], :by_handlers::boolean[], :claims::bigint[], :ended_ats::bigint[], :results::text[])
+    as d (name, number, by_handler, claims, ended_at, result);
 
 -- name: record_step
 -- On the connection of its handler, behind the step that must be there. No other worker takes the job before that ends.
-with given as materialized (
+with step as materialized (
     select cast(g.step ->> 'id' as uuid) as id, cast(g.step ->> 'claims' as bigint) as claims, g.step ->> 'worker' as worker,
-        cast(g.step ->> 'number' as integer) as number, cast(g.step ->> 'in_order' as boolean) as in_order,
+        cast(g.step ->> 'number' as integer) as number, cast(g.step ->> 'by_handler' as boolean) as by_handler,
         g.step ->> 'name' as name, g.step ->> 'result' as result, g.step ->> 'previous' as previous,
         coalesce(cast(g.step ->> 'at' as bigint), cast(extract(epoch from statement_timestamp()) * 1000000 as bigint)) as at
     from (select cast(cast(? as text) as json) as step) g
-), held as materialized (
-    select j.id, j.claims from given g join holdfast.job j on j.id = g.id
+), live as materialized (
+    select j.id, j.claims from step g join holdfast.job j on j.id = g.id
     where j.claims = g.claims and j.state + 0 = 2 and j.lease_until + 0 > g.at and j.worker = coalesce(g.worker, j.worker)
     for share of j
 ), recorded as (
-    insert into holdfast.step (job_id, ended_at, claims, number, in_order, name, result)
-    select h.id, g.at, h.claims, g.number, g.in_order, g.name, g.result
-    from held h cross join given g
+    insert into holdfast.step (job_id, ended_at, claims, number, by_handler, name, result)
+    select h.id, g.at, h.claims, g.number, g.by_handler, g.name, g.result
+    from live h cross join step g
     where g.previous is null
         or exists (select from holdfast.step s where s.job_id = h.id and s.name = g.previous)
     on conflict do nothing
     returning 1
 )
-select exists (select from held), exists (select from recorded);
+select exists (select from live), exists (select from recorded);
 
 -- name: forget_steps
 -- And what their jobs wait for.
@@ -619,22 +683,22 @@ delete from holdfast.step
 where job_id = any(:ids::uuid[]) and (number >= :from_step or number = 0 and name = '#children');
 
 -- name: steps
-select name, number, in_order, claims, ended_at, result from holdfast.step where job_id = :id order by number, name;
+select name, number, by_handler, claims, ended_at, result from holdfast.step where job_id = :id order by number, name;
 
 -- own: receive_signal
-select is_held, result, time_left from holdfast.receive_signal(
-    :at, :id, :claims, :worker, :step, :number, :in_order, :topic, :timeout);
+select has_lease, result, time_left from holdfast.receive_signal(
+    :at, :id, :claims, :worker, :step, :number, :by_handler, :topic, :timeout);
 
 -- own: send_signal
 select is_new, job_id, ready_queue, is_full from holdfast.send_signal(:at, :signal, :topic, :value, :max_kept);
 
 -- name: signals
 select id, topic, value, sent_at from holdfast.signal
-where topic = :topic and job_id is null order by turn limit :limit;
+where topic = :topic and job_id is null order by ordinal limit :limit;
 
 -- name: all_signals
 select id, topic, value, sent_at from holdfast.signal
-where job_id is null and turn > 0 order by turn limit :limit;
+where job_id is null and ordinal > 0 order by ordinal limit :limit;
 
 -- name: prune_signals
 delete from holdfast.signal where id = any(array(
@@ -680,9 +744,9 @@ order by d.waiter limit :limit;
 -- name: states_of
 select id::text, state, claims from holdfast.job where id = any(:ids::uuid[]);
 
--- own: beat
--- A row that another transaction holds is not waited for: neither a lease's (its own handler, about to settle in its transaction) nor
--- the worker's own, which then says later how it is doing.
+-- own: heartbeat
+-- A row that another transaction holds is not waited for: neither a lease's (its own handler, about to settle in its transaction; it is
+-- not extended, and the answer says so) nor the worker's own, which then says later how it is doing.
 with known as materialized (
     select id from holdfast.worker where id = :worker for no key update skip locked
 ), renewed as (
@@ -698,24 +762,26 @@ with known as materialized (
     from (select :now as now offset 0) n
     where not exists (select from known)
     on conflict do nothing
-), held as materialized (
+), live as materialized (
     select j.id
     from unnest(:ids::uuid[], :claims::bigint[]) as d (id, claims) join holdfast.job j on j.id = d.id
     where j.claims = d.claims and j.worker = :worker and j.state + 0 = 2 and j.lease_until + 0 > :now
     order by j.id for no key update of j skip locked
 ), extended as (
     update holdfast.job j set lease_until = :lease_for + :now
-    where j.id = any(array(select id from held)) and j.state + 0 = 2)
-select w.command, d.ordinal, j.id is not null, j.cancelling
+    where j.id = any(array(select id from live)) and j.state + 0 = 2)
+select w.command, case when d.id is null then null when j.id is null then 'lost'
+    when j.id not in (select id from live) then 'locked' when j.cancelling then 'cancel' else 'held' end
 from (select coalesce((select command from holdfast.worker where id = :worker), 'none') as command) w
 left join unnest(:ids::uuid[], :claims::bigint[]) with ordinality as d (id, claims, ordinal) on true
 left join holdfast.job j on j.id = d.id and j.claims = d.claims and j.worker = :worker and j.state + 0 = 2
-    and j.lease_until + 0 > :now;
+    and j.lease_until + 0 > :now
+order by d.ordinal;
 
 -- name: delete_worker
 delete from holdfast.worker where id = :worker;
 
--- name: expired
+-- name: expired_leases
 -- A row that another transaction holds is left alone: its own handler is about to end the job.
 select -- include: shown
 from holdfast.job j where j.state = 2 and j.lease_until <= :now
@@ -779,34 +845,34 @@ delete from holdfast.worker where alive_until <= :now - :span::bigint;
 
 -- name: expire_jobs
 -- Of the jobs whose instant has come those that no worker has taken; and how many instants were looked at. The rows that
--- others have in hand are not waited for: those stay for the next call. Behind them what their ends have decided.
+-- others have locked are not waited for: those stay for the next call. Behind them what that changes for jobs that wait.
 with due as materialized (
     select job_id from holdfast.expiry where expires_at <= :now
     order by expires_at limit :limit for update skip locked
-), held as materialized (
+), locked as materialized (
     select id, (state + 0) in (0, 1, 3, 4) and started_at is null and expires_at <= :now as ends from holdfast.job
     where id = any(array(select job_id from due)) order by id for no key update skip locked
 ), looked as (
     delete from holdfast.expiry e
-    where e.job_id = any(array(select job_id from due)) and (e.job_id = any(array(select id from held))
+    where e.job_id = any(array(select job_id from due)) and (e.job_id = any(array(select id from locked))
         or not exists (select from holdfast.job j where j.id = e.job_id))
 ), ended as (
     update holdfast.job
     set state = 7, reason = 'expired', error = coalesce(error, 'expired: no worker began it in time'), lost_leases = 0, tier = 0,
         ended_at = :now
-    where id = any(array(select id from held where ends)) and (state + 0) in (0, 1, 3, 4)
+    where id = any(array(select id from locked where ends)) and (state + 0) in (0, 1, 3, 4)
     returning id, task, queue, awaited
-), decided as materialized (
+), resolved as materialized (
     select d.queue, d.job_id
     from (select array_agg(id) as ids, set_config('lock_timeout', '2s', true) from ended where awaited) e
-    cross join lateral holdfast.decide_dependencies(e.ids, :now, false) d
+    cross join lateral holdfast.resolve_dependencies(e.ids, :now, false) d
 )
 select n.number, ended.id::text, ended.task, ended.queue, null as due, null as cancelled
 from (select count(*) as number from due) n left join ended on true
 union all
-select 0, null, null, null, queue, job_id::text from decided;
+select 0, null, null, null, queue, job_id::text from resolved;
 
--- name: rewrite_waiting
+-- name: rewrite_unstarted
 -- An edit of a job that waits. Null leaves a value as it is.
 update holdfast.job j
 set queue = coalesce(:queue, j.queue), rank = coalesce(:rank, j.rank), payload = coalesce(:payload, j.payload),
@@ -969,7 +1035,7 @@ returning id;
 select -- include: shown
 from holdfast.job j where j.id = :id;
 
--- own: get_many
+-- name: get_many
 select -- include: shown
 from holdfast.job j where j.id = any(:ids::uuid[]);
 
@@ -1035,14 +1101,26 @@ select (select count(*) from (
         select from holdfast.job where (+state) = 4 and 4 = any(:states::smallint[]) order by run_at limit :max_count) r);
 
 -- name: count
-select count(*) from (
-    select from holdfast.job j
+select -- include: counted
+from (
+    select j.state, j.created_at from holdfast.job j
     where -- include: matching
     limit :limit) m;
 
+-- name: count_tagged
+-- The same for jobs with a tag, through the tags.
+select -- include: counted
+from (
+    select j.state, j.created_at
+    from holdfast.tag t cross join lateral (select * from holdfast.job where id = t.job_id offset 0) j
+    where (t.tag, t.job_id) >= (:of_tag::text, '00000000-0000-0000-0000-000000000000'::uuid)
+      and (t.tag, t.job_id) <= (:of_tag::text, 'ffffffff-ffff-ffff-ffff-ffffffffffff'::uuid) and -- include: matching
+    order by t.tag, t.job_id limit :limit) m;
+
 -- name: count_ended
-select count(*) from (
-    select from holdfast.job j
+select -- include: counted
+from (
+    select j.state, j.created_at from holdfast.job j
     where (+j.state) > 5 and (j.state, j.id) >= (:state::smallint, '00000000-0000-0000-0000-000000000000'::uuid)
       and (j.state, j.id) <= (:state::smallint, 'ffffffff-ffff-ffff-ffff-ffffffffffff'::uuid) and -- include: matching
     order by j.state, j.id limit :limit) m;
@@ -1253,7 +1331,7 @@ select :now, (select min(next_at) from holdfast.schedule where next_at > :now);
 
 -- ── limits ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 -- own: claim_limited
-select * from holdfast.claim_limited(:at, :queues, :slots, :room, :worker, :lease_for, :promote, :anywhere, :assign, :isolated)
+select * from holdfast.claim_limited(:at, :queues, :slots, :max_jobs, :worker, :lease_for, :promote, :anywhere, :assign, :isolated)
 order by array_position(:queues::text[], queue), priority desc, run_at, seq;
 
 -- own: any_limited
@@ -1340,8 +1418,8 @@ update holdfast.bucket set full_at = :now + :fill_time::bigint - least(:fill_tim
     trunc(greatest(0, :old_fill_time::bigint - (full_at - :now))::numeric * :interval::bigint / :old_interval::bigint)::bigint)
 where full_at > :now and (name = :name or (name > :name || '=' and name < :name || '>'));
 
--- own: free_parked
--- They may have been parked by values that hold no longer.
+-- own: unblock_all_partitions
+-- Values that hold no longer may have throttled them.
 update holdfast.partition set blocked_until = null where blocked_until is not null;
 
 -- own: bucket_use
@@ -1351,8 +1429,8 @@ left join (select r.bucket, r.used from holdfast.running_weights() r) u on u.buc
 left join holdfast.bucket b on b.name = d.name
 order by d.ordinal;
 
--- name: count_waiting
-select * from holdfast.count_waiting(:buckets, :max_count);
+-- name: count_unstarted
+select * from holdfast.count_unstarted(:buckets, :max_count);
 
 -- own: take_tokens
 select holdfast.take_tokens(:at, :bucket, :tokens);

@@ -14,17 +14,19 @@ from holdfast.core.errors import Busy, Invalid, TooBroad
 from holdfast.core.history import HistoryInterval, HistoryRow
 from holdfast.core.job_logs import LogPage
 from holdfast.core.models import MICROSECOND, Attempt, Job, JobFilter, JobState, Page, QueueInfo
-from holdfast.core.stats import CountRow, queues_of
+from holdfast.core.stats import CountRow, StateCounts, queues_of
 from holdfast.core.workers import WorkerInfo, worker_of
 from holdfast.stores.common.named_sql import CODES, STATES
 from holdfast.stores.common.requests import line_page, line_place
 from holdfast.stores.common.searches import (
     SearchParts,
+    choose_counts,
     choose_searches,
     costs_its_page,
     is_unsuccessful,
     max_unended,
     may_read_all,
+    sum_counts,
     unended_states,
 )
 from holdfast.stores.postgres.encoding import filter_parameters, is_id, shown_attempt, shown_job, shown_line, to_text
@@ -40,6 +42,11 @@ class PostgresQuery(Feed):
     async def get(self, job_id: str) -> Job | None:
         rows = await self._pool.fetch(self._sql["get"], id=job_id) if is_id(job_id) else []
         return shown_job(rows[0]) if rows else None
+
+    async def get_many(self, job_ids: Sequence[str]) -> list[Job | None]:
+        rows = await self._pool.fetch(self._sql["get_many"], ids=list(filter(is_id, job_ids))) if job_ids else []
+        found = {row[0]: shown_job(row) for row in rows}
+        return [found.get(job_id) for job_id in job_ids]
 
     async def summaries(self, job_ids: Sequence[str]) -> list[Job | None]:
         if not job_ids:
@@ -118,16 +125,20 @@ class PostgresQuery(Feed):
 
     async def count(self, where: JobFilter, *, limit: int | None = None, seconds: float | None = None) -> int:
         kind = _search_kind(where) if seconds is None else SearchKind.CHANGE
-        values = filter_parameters(where) | {"limit": limit}
-        if not is_unsuccessful(where):
-            return int((await self._pool.search(self._sql["count"], kind, seconds=seconds, **values))[0][0])
-        number = 0
-        for state in set(where.states):
-            ((found,),) = await self._pool.search(
-                self._sql["count_ended"], kind, seconds=seconds, state=CODES[state], **values
-            )
-            number += int(found)
+        number = (await self._count_by_state(where, kind, limit, seconds)).total
         return number if limit is None else min(number, limit)
+
+    async def count_states(self, where: JobFilter) -> StateCounts:
+        return await self._count_by_state(where, _search_kind(where))
+
+    async def _count_by_state(
+        self, where: JobFilter, kind: SearchKind, limit: int | None = None, seconds: float | None = None
+    ) -> StateCounts:
+        rows: list[Any] = []
+        for each in choose_counts(where):
+            values = filter_parameters(each.where) | each.parameters | {"limit": limit}
+            rows += await self._pool.search(self._sql[each.statement], kind, seconds=seconds, **values)
+        return sum_counts(rows)
 
     async def attempts(self, job_id: str) -> list[Attempt]:
         rows = await self._pool.fetch(self._sql["attempts"], id=job_id) if is_id(job_id) else []
@@ -141,12 +152,12 @@ class PostgresQuery(Feed):
         return line_page([shown_line(row) for row in rows], limit)
 
     async def queues(self, *, recent: timedelta, max_count: int) -> list[QueueInfo]:
-        return await self._looked_at(recent, max_count, (JobState.SUCCEEDED, JobState.DEAD, JobState.CANCELLED))
+        return await self._count_queues(recent, max_count, (JobState.SUCCEEDED, JobState.DEAD, JobState.CANCELLED))
 
     async def queue_depths(self, *, max_count: int) -> list[QueueInfo]:
-        return await self._looked_at(timedelta(0), max_count, (JobState.DEAD,))
+        return await self._count_queues(timedelta(0), max_count, (JobState.DEAD,))
 
-    async def _looked_at(self, recent: timedelta, max_count: int, ended: Sequence[JobState]) -> list[QueueInfo]:
+    async def _count_queues(self, recent: timedelta, max_count: int, ended: Sequence[JobState]) -> list[QueueInfo]:
         named = [name for (name,) in await self._pool.fetch(self._sql["overview_queues"])]
         rows = await self._pool.fetch(
             self._sql["overview"],

@@ -1,4 +1,5 @@
-"""Family ``queueing`` of PostgreSQL. Each verb is one statement, but for due jobs and the rare ways to fail."""
+"""Family ``queueing`` of PostgreSQL. Most calls are one statement. Due jobs, limits, several queues, dependencies and
+failures take more."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.job_logs import Record
 from holdfast.core.models import (
     Claim,
-    DeliveredClaim,
+    ClaimByIds,
     ExpiredJob,
     Job,
     JobState,
@@ -30,11 +31,11 @@ from holdfast.core.workers import HeartbeatReply, LeaseStatus, WorkerCommand, Wo
 from holdfast.stores.base import EVERY_QUEUE, ClaimRequest
 from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.stores.common.requests import CLAIMED_A_SECOND, HEARTBEAT_RETRY_SHARE, UNREADABLE
-from holdfast.stores.common.server_store import wait_for_news
+from holdfast.stores.common.server_store import wait_for_topics
 from holdfast.stores.common.unconfirmed import UnconfirmedClaims
-from holdfast.stores.postgres.claim_progress import ClaimProgress, KindTurns
+from holdfast.stores.postgres.claiming import ClaimAlternation, PostgresClaimBuilder
 from holdfast.stores.postgres.cursors import START, Cursors, QueuePosition, split_scan
-from holdfast.stores.postgres.dependencies import read_decided
+from holdfast.stores.postgres.dependencies import read_resolution
 from holdfast.stores.postgres.encoding import NumberedStatement, claimed_job, is_id, record_columns, span_us, to_text
 from holdfast.stores.postgres.limits import LimitedClaims
 from holdfast.stores.postgres.maintenance import expire_overdue
@@ -46,10 +47,11 @@ from holdfast.stores.postgres.submission import first_positions, insert_batch, i
 
 MAX_PROMOTED = 1000
 """Due jobs made ready by one claim; more are made ready by the next."""
-_MAX_QUEUES = 32  # queues that one statement looks into
-_TRIES, _MOMENT = 5, 0.005  # how often, and after how many seconds, a claim looks again for what others promote
-_LIMITED_SEEN_SECONDS = 0.05  # seconds for which a claim believes what the last look for jobs under limits saw
-_REFRESH = 1.0  # seconds the names of the queues with ready jobs are believed
+_MAX_QUEUES = 32  # queues of one statement
+_TRIES, _MOMENT = 5, 0.005  # how often, and after how many seconds, a claim scans again for what others promote
+_LIMITED_CHECK_SECONDS = 0.05  # seconds for which claims reuse the result of a check for jobs under limits
+_REFRESH = 1.0  # seconds the names of the queues with ready jobs are believed,
+_UNNOTIFIED_REFRESH, _REFRESH_SHARE = 0.1, 0.05  # or, without notifications, so long; reading them takes this share
 _CLAIMED_COLUMNS = 13  # columns of a claimed job, its place in the order included
 _QUEUE = 2  # the column of its queue
 
@@ -71,17 +73,18 @@ class PostgresQueueing:
     ) -> None:
         self._limit_cache = limit_cache
         self._limited = LimitedClaims(pool, statements)
-        self._turns = KindTurns()
-        self._looked_at = -_LIMITED_SEEN_SECONDS  # when queues were looked at last
-        self._last_look: tuple[list[str], bool] = ([], False)  # which, and whether they had such jobs
+        self._alternation = ClaimAlternation()
+        self._limited_checked_at = -_LIMITED_CHECK_SECONDS
+        self._limited_check: tuple[list[str], bool] = ([], False)  # queues, and whether they had jobs under limits
         self._pool = pool
         self._notifications = notifications
+        self._lock = notifications.ready_lock
         self._sql = statements
         self._query = query
         self._cursors = Cursors()
         self._known: list[str] = []  # queues that may have ready jobs, in their order
-        self._known_at = -_REFRESH
-        self._served = {True: "", False: ""}  # the queue that gave a plain job last; True: of named queues
+        self._known_at, self._refresh_took = -_REFRESH, 0.0
+        self._served = {True: "", False: ""}  # the queue that gave a job under no limit last; True: of named queues
         self._served_limited = {True: "", False: ""}  # the same for jobs under limits
         self._unconfirmed_claims = UnconfirmedClaims()
         self._settling = Settling(pool, statements, self._notify, limit_cache)
@@ -111,64 +114,68 @@ class PostgresQueueing:
         firsts: Mapping[str, QueuePosition],
         ended: Sequence[str] = (),
         *,
-        is_notified: bool = False,
+        needs_notify: bool = True,
         freed_queues: Collection[str] = (),
     ) -> None:
         for queue, first in firsts.items():
             self.note_ready(queue, first)
         topics = {f"queue:{queue}" for queue in (*firsts, *freed_queues)} | {f"due:{queue}" for queue in freed_queues}
-        if is_notified:
-            self._notifications.notify_in_transaction(topics)
-        else:
+        if needs_notify:
             self._notifications.notify_committed(topics, ended)
+        else:
+            self._notifications.waiters.wake_topics(topics)
 
     # ── submit ────────────────────────────────────────────────────────────────────────────────────────────────
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         if not jobs:
             return []
         bound = await self._limit_cache.bind(jobs)
-        if any(job.is_related for job in jobs):
-            answers, decided = await insert_dependent(self._sql, self._pool, bound)
-            decided.notify_committed(self._notifications)
-            is_notified = False
+        if any(job.has_extras and job.is_related for job in jobs):
+            answers, resolution = await insert_dependent(self._sql, self._pool, bound)
+            resolution.notify_committed(self._notifications)
+            needs_notify = True
         else:
-            answers, is_notified = await insert_batch(self._sql, self._notifications, self._pool, bound)
-        self._notify(first_positions(jobs, answers), is_notified=is_notified)
+            answers, needs_notify = await insert_batch(self._sql, self._notifications, self._pool, bound)
+        self._notify(first_positions(jobs, answers), needs_notify=needs_notify)
         return answers
 
     # ── claim ─────────────────────────────────────────────────────────────────────────────────────────────────
     async def claim(self, request: ClaimRequest) -> Claim:
         """Make due jobs ready, take what is wanted, say when the next falls due."""
         capacity = {queue: slots for queue, slots in request.capacity.items() if slots > 0}
-        if request.only is not None:
+        if request.ids is not None:
             return await self._claim_named(request)
         if request.isolated:
             return await self._claim_quarantined(request, capacity)
-        claiming = ClaimProgress(request, capacity)
-        claiming.limited_first = self._turns.limited_first
+        claiming = PostgresClaimBuilder(request, capacity)
+        claiming.limited_first = self._alternation.limited_first
+        receives_notifications = self._lock.is_held
         try:
             await self._claim_wanted(claiming)
         except HoldfastError:
             if not claiming.jobs:  # else no process would know of their leases; the next claim meets the error
                 raise
-        self._turns.note_claim(claiming)
-        return claiming.to_claim()
+            claiming.left_some = True
+        self._alternation.note_claim(claiming)
+        self._lock.count_claim(found=bool(claiming.jobs))
+        return claiming.to_claim(receives_notifications=receives_notifications)
 
-    async def _claim_wanted(self, claiming: ClaimProgress) -> None:
+    async def _claim_wanted(self, claiming: PostgresClaimBuilder) -> None:
         await self._claim_from(claiming, self._order(claiming))
         if EVERY_QUEUE not in claiming.capacity:
             return
         await self._claim_untried(claiming)  # of what it has just made ready itself
-        if not claiming.jobs or self._stale:  # empty-handed it answers only when it is sure
+        # Without jobs it answers only when it is sure, or claims again at once.
+        if self._stale or not (claiming.jobs or self._lock.is_busy):
             await self._refresh()
             await self._claim_untried(claiming)
 
-    async def _claim_untried(self, claiming: ClaimProgress) -> None:
+    async def _claim_untried(self, claiming: PostgresClaimBuilder) -> None:
         untried = [queue for queue in self._order(claiming) if queue not in claiming.tried]
         if untried:
             await self._claim_from(claiming, untried)
 
-    def _order(self, claiming: ClaimProgress) -> list[str]:
+    def _order(self, claiming: PostgresClaimBuilder) -> list[str]:
         """The queues to try in the order of their turn: those named, and after them all others for the star."""
         named = sorted(queue for queue in claiming.capacity if queue != EVERY_QUEUE)
         others = []
@@ -177,10 +184,10 @@ class PostgresQueueing:
         after, after_others = bisect_right(named, self._served[True]), bisect_right(others, self._served[False])
         return named[after:] + named[:after] + others[after_others:] + others[:after_others]
 
-    async def _claim_from(self, claiming: ClaimProgress, queues: list[str]) -> None:
-        """Take from these queues until the claim is full. Without any, still look for what falls due."""
+    async def _claim_from(self, claiming: PostgresClaimBuilder, queues: list[str]) -> None:
+        """Take from these queues until the claim is full. Without any, still scan for what falls due."""
         for batch in claiming.split_queues(queues, _MAX_QUEUES):
-            if not claiming.wanted_jobs(batch) or (not batch and claiming.looked):
+            if not claiming.wanted_jobs(batch) or (not batch and claiming.has_scanned):
                 continue
             tries = 0
             while await self._claim_batch(claiming, batch):
@@ -193,7 +200,7 @@ class PostgresQueueing:
                 else:  # another process is making them ready; taken in between, later jobs would go before them
                     await asyncio.sleep(_MOMENT)
 
-    async def _claim_batch(self, claiming: ClaimProgress, queues: list[str]) -> bool:
+    async def _claim_batch(self, claiming: PostgresClaimBuilder, queues: list[str]) -> bool:
         """Claims from these queues; returns True if it held back because something is due."""
         if claiming.limited_first:
             if await self._claim_limited(claiming, queues):
@@ -201,7 +208,7 @@ class PostgresQueueing:
             if not claiming.wanted_jobs(queues):
                 return False
         claiming.limited = False
-        if await self._claim_plain(claiming, queues):
+        if await self._claim_unlimited(claiming, queues):
             return True
         if claiming.limited and not claiming.limited_first and claiming.wanted_jobs(queues):
             return await self._claim_limited(claiming, queues)
@@ -210,9 +217,9 @@ class PostgresQueueing:
     async def claim_limited(self, request: ClaimRequest) -> Claim | None:
         """Claims jobs under limits alone, for a transport; None if the latest claim saw none, or jobs are due."""
         capacity = {queue: slots for queue, slots in request.capacity.items() if slots > 0}
-        if not self._turns.limits_seen:
+        if not self._alternation.limits_seen:
             return None
-        claiming = ClaimProgress(request, capacity)
+        claiming = PostgresClaimBuilder(request, capacity)
         due = await self._claim_all_limited(claiming, self._order(claiming))
         if EVERY_QUEUE in capacity and not due and (not claiming.jobs or self._stale):
             tried = set(self._order(claiming))
@@ -220,22 +227,22 @@ class PostgresQueueing:
             due = await self._claim_all_limited(claiming, [each for each in self._order(claiming) if each not in tried])
         return None if due and not claiming.jobs else claiming.to_claim()
 
-    async def _claim_all_limited(self, claiming: ClaimProgress, queues: list[str]) -> bool:
+    async def _claim_all_limited(self, claiming: PostgresClaimBuilder, queues: list[str]) -> bool:
         for batch in claiming.split_queues(queues, _MAX_QUEUES):
             if batch and claiming.wanted_jobs(batch) and await self._claim_limited(claiming, batch):
                 return True
         return False
 
-    async def _claim_limited(self, claiming: ClaimProgress, queues: list[str]) -> bool:
-        """Claims jobs under limits, for idle runners alone; returns True if it held back because something is due."""
+    async def _claim_limited(self, claiming: PostgresClaimBuilder, queues: list[str]) -> bool:
+        """Claims jobs under limits, for free runners alone; returns True if it held back because something is due."""
         request, served = claiming.request, self._served_limited
         named = claiming.capacity.keys()
         queues = sorted(queues, key=lambda queue: (queue not in named, queue <= served[queue in named], queue))
-        room = min(claiming.wanted_jobs(queues), claiming.idle, claiming.max_must_start)
+        max_jobs = min(claiming.wanted_jobs(queues), claiming.free_runners, claiming.max_must_start)
         rows = await self._limited.claim(
             request,
             dict(zip(queues, claiming.free_slots(queues), strict=True)),
-            max(0, room),
+            max(0, max_jobs),
             promote=claiming.promote,
             anywhere=EVERY_QUEUE in claiming.capacity,
             on_uncertain=lambda: self._unconfirmed_claims.add(request.worker),
@@ -252,17 +259,17 @@ class PostgresQueueing:
             served[row[_QUEUE] in named] = row[_QUEUE]
         return bool(due)
 
-    async def _claim_plain(self, claiming: ClaimProgress, queues: list[str]) -> bool:
+    async def _claim_unlimited(self, claiming: PostgresClaimBuilder, queues: list[str]) -> bool:
         """Runs one statement; returns True if it held back because something is due."""
         request = claiming.request
         slots = claiming.free_slots(queues)
         positions = [self._cursors.start_position(queue) for queue in queues]
-        room = claiming.wanted_jobs(queues)
+        max_jobs = claiming.wanted_jobs(queues)
         at = time.monotonic()
         fetch = functools.partial(
             self._pool.fetch,
             on_uncertain=lambda: self._unconfirmed_claims.add(request.worker),
-            extra=room / CLAIMED_A_SECOND,
+            extra=max_jobs / CLAIMED_A_SECOND,
             queues=queues,
             slots=slots,
             ranks=[position.rank for position in positions],
@@ -270,8 +277,8 @@ class PostgresQueueing:
             seqs=[position.seq for position in positions],
             anywhere=EVERY_QUEUE in claiming.capacity,
             promote=claiming.promote,
-            max_must_start=max(0, min(room, claiming.max_must_start)),
-            limit=room,
+            max_must_start=max(0, min(max_jobs, claiming.max_must_start)),
+            limit=max_jobs,
             worker=request.worker,
             lease_for=span_us(request.lease_for),
         )
@@ -280,8 +287,7 @@ class PostgresQueueing:
             rows = await fetch(self._sql["claim_with_suspects"])
         seconds = time.monotonic() - at
         due, due_in, until, quarantined, stopped_at_last_attempt, overdue, _ = rows[0][_CLAIMED_COLUMNS:]
-        claiming.looked = True
-        claiming.tried += queues
+        claiming.mark_scanned(queues)
         claiming.quarantined = claiming.quarantined or quarantined
         claiming.stopped_at_last_attempt = claiming.stopped_at_last_attempt or stopped_at_last_attempt is not None
         claiming.note_lease(until)
@@ -289,31 +295,33 @@ class PostgresQueueing:
         taken = rows[1:]
         jobs = await self._readable(taken, request.worker)
         claiming.take(jobs)
-        await self._look_for_limited(claiming, queues, at_once=not taken)
+        await self._check_limited(claiming, queues, at_once=not taken and not self._lock.is_busy)
         expired, has_made_due = await self._end_overdue() if overdue else ((), False)
         claiming.expired += expired
         await self._release_unconfirmed(request, until - (span_us(request.lease_for) or 0))
         if due or (has_made_due and claiming.promote and claiming.wanted_jobs(queues)):
             return True
-        for queue, scan in split_scan(queues, slots, positions, taken, room, at, seconds):
-            self._cursors.note_claim(queue, scan)
+        for queue, scan in split_scan(queues, slots, positions, taken, max_jobs, at, seconds):
+            self._cursors.note_scan(queue, scan)
+            claiming.note_left(some=scan.full or scan.begun != START)
+        claiming.note_left(some=len(taken) >= max_jobs)
         self._note_served(claiming, queues, {row[_QUEUE] for row in taken} | ({stopped_at_last_attempt} - {None}))
         if not taken and any(position != START for position in positions):
-            return await self._claim_plain(claiming, queues)  # behind the cursors there is nothing: from the start
+            return await self._claim_unlimited(claiming, queues)  # behind the cursors there is nothing: from the start
         return False
 
-    def _note_served(self, claiming: ClaimProgress, queues: list[str], served: Collection[str]) -> None:
+    def _note_served(self, claiming: PostgresClaimBuilder, queues: list[str], served: Collection[str]) -> None:
         for queue in sorted(served, key=queues.index):
             self._served[queue in claiming.capacity] = queue
 
-    async def _look_for_limited(self, claiming: ClaimProgress, queues: list[str], *, at_once: bool) -> None:
+    async def _check_limited(self, claiming: PostgresClaimBuilder, queues: list[str], *, at_once: bool) -> None:
         """Notes whether there are jobs under limits. An answer counts for a moment, unless it was no and there are no
-        plain jobs either: asking with each claim would cost some per cent."""
-        now, (seen_in, was_seen) = time.monotonic(), self._last_look
-        if (at_once and not was_seen) or now - self._looked_at > _LIMITED_SEEN_SECONDS or seen_in != queues:
+        others either: asking with each claim would cost some per cent."""
+        now, (seen_in, was_seen) = time.monotonic(), self._limited_check
+        if (at_once and not was_seen) or now - self._limited_checked_at > _LIMITED_CHECK_SECONDS or seen_in != queues:
             ((seen,),) = await self._pool.fetch(self._sql["any_limited"], queues=queues)
-            self._looked_at, self._last_look = now, (queues, seen)
-        claiming.limited = claiming.limited or self._last_look[1]
+            self._limited_checked_at, self._limited_check = now, (queues, seen)
+        claiming.limited = claiming.limited or self._limited_check[1]
         claiming.limits_seen = claiming.limits_seen or claiming.limited
 
     async def _release_unconfirmed(self, request: ClaimRequest, claimed_at: int) -> None:
@@ -345,7 +353,7 @@ class PostgresQueueing:
             return (), False
         return tuple(overdue.ended), overdue.has_made_due
 
-    async def _promote(self, claiming: ClaimProgress) -> int:
+    async def _promote(self, claiming: PostgresClaimBuilder) -> int:
         if EVERY_QUEUE in claiming.capacity:
             rows = await self._pool.fetch(self._sql["promote_anywhere"], limit=MAX_PROMOTED)
         else:
@@ -358,12 +366,17 @@ class PostgresQueueing:
 
     @property
     def _stale(self) -> bool:
-        return time.monotonic() - self._known_at > _REFRESH
+        seconds = _REFRESH
+        if not self._lock.is_held:
+            seconds = min(_REFRESH, max(_UNNOTIFIED_REFRESH, self._refresh_took / _REFRESH_SHARE))
+        return time.monotonic() - self._known_at > seconds
 
     async def _refresh(self) -> None:
+        started = time.monotonic()
         rows = await self._pool.fetch(self._sql["ready_queues"])
         self._known = [queue for (queue,) in rows]
         self._known_at = time.monotonic()
+        self._refresh_took = self._known_at - started
 
     async def _claim_quarantined(self, request: ClaimRequest, capacity: Mapping[str, int]) -> Claim:
         queues = [queue for queue in capacity if queue != EVERY_QUEUE]
@@ -378,17 +391,17 @@ class PostgresQueueing:
             lease_for=span_us(request.lease_for),
         )
         if not rows:
-            claiming = ClaimProgress(msgspec.structs.replace(request, limit=1, promote=False), capacity)
+            claiming = PostgresClaimBuilder(msgspec.structs.replace(request, limit=1, promote=False), capacity)
             await self._claim_limited(claiming, queues)
             return claiming.to_claim()
         await self._release_unconfirmed(request, rows[0][_CLAIMED_COLUMNS] - (span_us(request.lease_for) or 0))
         return Claim(jobs=await self._readable(rows, request.worker), lease_until_us=rows[0][_CLAIMED_COLUMNS])
 
-    async def claim_delivered(self, request: ClaimRequest) -> DeliveredClaim:
+    async def claim_ids(self, request: ClaimRequest) -> ClaimByIds:
         capacity = {queue: slots for queue, slots in request.capacity.items() if queue != EVERY_QUEUE}
-        ids = list(request.only or ())
+        ids = list(request.ids or ())
         rows = await self._pool.fetch(
-            self._sql["claim_delivered"],
+            self._sql["claim_ids"],
             on_uncertain=lambda: self._unconfirmed_claims.add(request.worker),
             extra=request.limit / CLAIMED_A_SECOND,
             ids=ids or [NO_JOB],
@@ -405,7 +418,7 @@ class PostgresQueueing:
         due_in, until, quarantined, left, queues, paused, stopped_at_last_attempt, limits_seen, overdue = rows[0][
             _CLAIMED_COLUMNS:
         ]
-        self._turns.limits_seen = limits_seen
+        self._alternation.limits_seen = limits_seen
         await self._release_unconfirmed(request, until - (span_us(request.lease_for) or 0))
         jobs = await self._readable([] if rows[0][0] is None else rows, request.worker)
         expired, has_made_due = await self._end_overdue() if overdue else ((), False)
@@ -419,15 +432,15 @@ class PostgresQueueing:
             lease_until_us=until if jobs else None,
             expired=expired,
         )
-        return DeliveredClaim(claim, dict(zip(left, queues, strict=True)), frozenset(paused))
+        return ClaimByIds(claim, dict(zip(left, queues, strict=True)), frozenset(paused))
 
     async def _claim_named(self, request: ClaimRequest) -> Claim:
         """A claim of ids by who has not asked a transport: what is left is refused too."""
-        named = msgspec.structs.replace(request, only=list(dict.fromkeys(filter(is_id, request.only or ()))))
+        named = msgspec.structs.replace(request, ids=list(dict.fromkeys(filter(is_id, request.ids or ()))))
         if request.promote:
-            await self._pool.fetch(self._sql["promote_delivered"], ids=list(named.only or ()))
-        delivered = await self.claim_delivered(named)
-        return msgspec.structs.replace(delivered.claim, refused=len(request.only or ()) - len(delivered.claim.jobs))
+            await self._pool.fetch(self._sql["promote_ids"], ids=list(named.ids or ()))
+        delivered = await self.claim_ids(named)
+        return msgspec.structs.replace(delivered.claim, refused=len(request.ids or ()) - len(delivered.claim.jobs))
 
     async def _readable(self, rows: Rows, worker: str) -> list[Job]:
         """The jobs that can be read. One that another program corrupted is dead, and does not hold up its queue."""
@@ -440,8 +453,8 @@ class PostgresQueueing:
                     jobs.append(claimed_job(row, worker))
                 except UNREADABLE as error:
                     text = to_text(f"the stored job cannot be read: {error}")
-                    decided = await self._pool.fetch(self._sql["mark_unreadable"], id=row[0], error=text)
-                    read_decided(decided).notify_committed(self._notifications)
+                    rows = await self._pool.fetch(self._sql["mark_unreadable"], id=row[0], error=text)
+                    read_resolution(rows).notify_committed(self._notifications)
             return jobs
 
     # ── settle ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -457,16 +470,16 @@ class PostgresQueueing:
         if len(possible) < len(records):
             kept = iter(await self.append_logs(possible))
             return [is_id(each.lease.job_id) and next(kept) for each in records]
-        rows = await self._pool.fetch(self._sql["record"], **record_columns(records))
+        rows = await self._pool.fetch(self._sql["append_logs"], **record_columns(records))
         stored = {ordinal for (ordinal,) in rows}
         return [ordinal in stored for ordinal in range(1, len(records) + 1)]
 
-    # ── beat ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── heartbeat ─────────────────────────────────────────────────────────────────────────────────────────────
     async def heartbeat(
         self, heartbeat: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta
     ) -> HeartbeatReply:
         rows = await self._pool.fetch(
-            self._sql["beat"],
+            self._sql["heartbeat"],
             retry_for=HEARTBEAT_RETRY_SHARE * lease_for.total_seconds(),
             ids=[lease.job_id for lease in leases],
             claims=[lease.claims for lease in leases],
@@ -474,14 +487,11 @@ class PostgresQueueing:
             alive_for=span_us(heartbeat.alive_for(lease_for)),
             **heartbeat.to_row(),
         )
-        statuses = [LeaseStatus.LOST] * len(leases)
-        for _, ordinal, alive, cancelling in rows:
-            if alive:
-                statuses[ordinal - 1] = LeaseStatus.CANCEL if cancelling else LeaseStatus.HELD
+        statuses = [LeaseStatus(status) for _, status in rows if status is not None]
         return HeartbeatReply(statuses=statuses, command=WorkerCommand(rows[0][0]))
 
     async def deregister(self, worker: str) -> None:
         await self._pool.fetch(self._sql["delete_worker"], worker=worker)
 
     async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
-        await wait_for_news(self._notifications, self._query.any_finished, topics, timeout)
+        await wait_for_topics(self._notifications, self._query.any_finished, topics, timeout)

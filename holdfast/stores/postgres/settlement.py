@@ -1,5 +1,5 @@
-"""Settling: how a running job stops running. One statement for a batch's successes, another for everything else, and a
-third for jobs on which others depend: it decides their dependencies too.
+"""Settling: how a running job stops running. One statement for a batch's successes, another for failures that change a
+priority, one for everything else, and one for jobs on which others depend: it resolves their dependencies too.
 
 A settlement waits for no other transaction: the statements give up a locked row within moments, and then the rest of
 the batch goes on without it. What was sent and never answered is found again when it is asked for the second time.
@@ -20,7 +20,7 @@ from holdfast.stores.common.named_sql import STATES
 from holdfast.stores.common.requests import extra_timeout
 from holdfast.stores.common.unconfirmed import SettlementEvidence, UnconfirmedSettlements, accepted_as
 from holdfast.stores.postgres.cursors import END, START, QueuePosition
-from holdfast.stores.postgres.dependencies import NOTHING_DECIDED, Decided, read_decided
+from holdfast.stores.postgres.dependencies import NOTHING_RESOLVED, Resolution, read_resolution
 from holdfast.stores.postgres.encoding import NumberedStatement, from_text, settlement_columns, text_or_none
 from holdfast.stores.postgres.pool import Locked, PostgresPool, Rows
 
@@ -45,7 +45,7 @@ class Settling:
         self._sql = statements
         self._notify = notify
         self._unconfirmed = UnconfirmedSettlements()
-        self._locked: set[str] = set()  # jobs that others had in hand when they were to be settled, or jobs that wait
+        self._locked: set[str] = set()  # jobs that other transactions had locked when they were to be settled
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
         """Apply what is still guarded; refused settlements get the job's state."""
@@ -80,7 +80,7 @@ class Settling:
         return [answers[index] for index in range(len(settlements))]
 
     async def _settle_free(self, ordered: Sequence[Settlement], answers: dict[str, Settled]) -> set[str]:
-        """Settle all but what others have in hand: the ids of these."""
+        """Settles all but those that other transactions have locked; returns the ids of these."""
         locked: set[str] = set()
         if self._locked:  # what was locked the last time is not waited for again
             locked = await self._still_locked([each.job_id for each in ordered if each.job_id in self._locked])
@@ -104,21 +104,26 @@ class Settling:
 
     async def _settle_both(self, batch: Sequence[Settlement], answers: dict[str, Settled]) -> None:
         simple: defaultdict[str | None, list[Settlement]] = defaultdict(list)  # by worker: mostly one
-        rest = []
+        rest, prioritized = [], []
         for each in batch:
             if each.state is JobState.SUCCEEDED and not each.lease_expired:
                 simple[each.worker].append(each)
+            elif each.priority is not None:
+                prioritized.append(each)
             else:
                 rest.append(each)
         for worker, theirs in simple.items():
             await self._settle_simple(worker, theirs, answers)
+        if prioritized:
+            await self._settle_prioritized(prioritized, answers)
         if rest:
             await self._settle_rest(rest, answers)
 
     async def _settle_simple(self, worker: str | None, batch: list[Settlement], answers: dict[str, Settled]) -> None:
         results = [text_or_none(each.result) for each in batch]
+        with_queues = self.has_limited  # a claim may change it meanwhile
         rows = await self._pool.fetch(
-            self._sql["settle_limited_succeeded" if self.has_limited else "settle_succeeded"],
+            self._sql["settle_limited_succeeded" if with_queues else "settle_succeeded"],
             on_uncertain=lambda: self._unconfirmed.add(batch),
             extra=extra_timeout(len(batch), sum(len(each.result or "") for each in batch)),
             ids=[each.job_id for each in batch],
@@ -131,46 +136,49 @@ class Settling:
             batch = [each for each in batch if each.job_id in taken]
         for each in batch:
             answers[each.job_id] = Settled(each.job_id, each.claims, True, JobState.SUCCEEDED)
-        freed_queues = (
-            self._queues_with_room([row[1:] for row in rows if row[1] is not None]) if self.has_limited else set()
-        )
+        freed_queues = self._queues_with_room([row[1:] for row in rows if row[1] is not None]) if with_queues else set()
         self._notify({}, [each.job_id for each in batch], freed_queues=freed_queues)
 
     async def _settle_rest(self, batch: list[Settlement], answers: dict[str, Settled]) -> None:
-        self._record_rows(batch, await self._fetch_settled("settle_rest", batch), NOTHING_DECIDED, answers)
+        self._record_rows(batch, await self._fetch_settled("settle_rest", batch), NOTHING_RESOLVED, answers)
+
+    async def _settle_prioritized(self, batch: list[Settlement], answers: dict[str, Settled]) -> None:
+        ranks = [-each.priority for each in batch if each.priority is not None]
+        rows = await self._fetch_settled("settle_prioritized", batch, ranks=ranks)
+        self._record_rows(batch, rows, NOTHING_RESOLVED, answers)
 
     async def _settle_awaited(self, batch: list[Settlement], answers: dict[str, Settled]) -> set[str]:
         """Settles those of the rest that others depend on. Returns those that a locked row prevents."""
         locked: set[str] = set()
         try:
-            await self._settle_and_decide(batch, answers)
+            await self._settle_and_resolve(batch, answers)
         except Locked:
             locked = await self._still_locked([each.job_id for each in batch])
             try:
-                await self._settle_and_decide([each for each in batch if each.job_id not in locked], answers)
+                await self._settle_and_resolve([each for each in batch if each.job_id not in locked], answers)
             except Locked:  # by a job further away
                 locked = {each.job_id for each in batch}
         return locked
 
-    async def _settle_and_decide(self, batch: list[Settlement], answers: dict[str, Settled]) -> None:
+    async def _settle_and_resolve(self, batch: list[Settlement], answers: dict[str, Settled]) -> None:
         if not batch:
             return
         rows = await self._fetch_settled("settle_awaited", batch)
-        decided = read_decided((row[3], row[5]) for row in rows if row[0] is None)
-        self._record_rows(batch, [row[:5] for row in rows if row[0] is not None], decided, answers)
+        resolution = read_resolution((row[3], row[5]) for row in rows if row[0] is None)
+        self._record_rows(batch, [row[:5] for row in rows if row[0] is not None], resolution, answers)
 
-    async def _fetch_settled(self, name: str, batch: list[Settlement]) -> Rows:
+    async def _fetch_settled(self, name: str, batch: list[Settlement], **columns: list[int]) -> Rows:
         return await self._pool.fetch(
             self._sql[name],
             on_uncertain=lambda: self._unconfirmed.add(batch),
             extra=extra_timeout(len(batch), sum(len(each.result or "") for each in batch)),
-            **settlement_columns(batch),
+            **settlement_columns(batch) | columns,
         )
 
     def _record_rows(
-        self, batch: Sequence[Settlement], rows: Rows, decided: Decided, answers: dict[str, Settled]
+        self, batch: Sequence[Settlement], rows: Rows, resolution: Resolution, answers: dict[str, Settled]
     ) -> None:
-        ended: list[str] = [*decided.ended]
+        ended: list[str] = [*resolution.ended]
         firsts: dict[str, QueuePosition] = {}
         for ordinal, code, run_at, queue, _ in rows:
             each, state = batch[ordinal - 1], STATES[code]
@@ -181,7 +189,7 @@ class Settling:
                 firsts[queue] = START  # given back: to where it was
             else:
                 firsts.setdefault(queue, END)  # not ready yet; who sleeps until something falls due must know
-        freed_queues = decided.queues | self._queues_with_room([row[3:] for row in rows])
+        freed_queues = resolution.queues | self._queues_with_room([row[3:] for row in rows])
         self._notify(firsts, ended, freed_queues=freed_queues)
 
     def _queues_with_room(self, partitions: Sequence[Sequence[str | None]]) -> set[str]:
@@ -210,8 +218,8 @@ class Settling:
             each, evidence = refused[ordinal - 1], _evidence(*row)
             state = accepted_as(each, evidence) if each in self._unconfirmed else None
             if state is None:
-                waits = each.job_id in locked and evidence.is_running(each.claims)
-                answers[each.job_id] = Settled(each.job_id, each.claims, False, evidence.state, locked=waits)
+                is_locked = each.job_id in locked and evidence.is_running(each.claims)
+                answers[each.job_id] = Settled(each.job_id, each.claims, False, evidence.state, locked=is_locked)
                 continue
             run_at = evidence.run_at if state is JobState.FAILED and evidence.claims == each.claims else None
             answers[each.job_id] = Settled(each.job_id, each.claims, True, state, run_at)

@@ -82,7 +82,7 @@ class _OpenedPostgres(Opened):
 
     def __init__(self, store: PostgresStore) -> None:
         self.pool = pool = PostgresPool(store.address, now=store.now, call_deadline=store.call_deadline)
-        self.notifications = notifications = PostgresNotifications(pool)
+        self.notifications = notifications = PostgresNotifications(pool, store.sql)
         sql = store.sql
         limit_cache = store.limit_cache
         self.query = query = PostgresQuery(pool, sql)

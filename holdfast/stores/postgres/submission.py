@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -16,7 +17,7 @@ from holdfast.stores.common.requests import extra_timeout
 from holdfast.stores.common.unconfirmed import perhaps_stored
 from holdfast.stores.postgres.cursors import END, START, QueuePosition
 from holdfast.stores.postgres.dependencies import (
-    Decided,
+    Resolution,
     check_locked,
     check_stored,
     dependency_batch,
@@ -24,21 +25,22 @@ from holdfast.stores.postgres.dependencies import (
     member_pairs,
     outside_jobs,
     possible_ids,
-    read_decided,
-    split_decided,
+    read_resolution,
+    split_at_held_keys,
 )
 from holdfast.stores.postgres.encoding import (
     NumberedStatement,
     are_uniform,
     copied_steps,
-    is_plain,
+    is_one_row,
     job_columns,
     key_columns,
     to_text,
     uniform_columns,
 )
+from holdfast.stores.postgres.listener_lock import RECHECK_SECONDS
 from holdfast.stores.postgres.notifications import PostgresNotifications
-from holdfast.stores.postgres.pool import DuplicateKey, Fetch, PostgresPool, Rows
+from holdfast.stores.postgres.pool import Fetch, PostgresPool, Rows, UniqueViolation
 
 
 async def insert_batch(
@@ -47,11 +49,11 @@ async def insert_batch(
     pool: PostgresPool,
     jobs: Sequence[NewJob],
 ) -> tuple[list[Submitted], bool]:
-    """The answers; and True if waiters were notified of the jobs in the same transaction."""
+    """The answers; and whether other processes are still to be notified of the jobs."""
     uncertain: list[bool] = []  # a try that was cut off may have stored the batch: then "known" means "created"
     fetch = functools.partial(pool.fetch, on_uncertain=lambda: uncertain.append(True), extra=_extra(jobs))
     try:
-        answers, is_notified = await _insert(statements, notifications, jobs, fetch)
+        answers, needs_notify = await _insert(statements, notifications, jobs, fetch)
     except Unavailable as error:
         raise perhaps_stored(error) if uncertain else error from error.__cause__
     if uncertain:
@@ -59,7 +61,7 @@ async def insert_batch(
             replace(answer, created=answer.created or answer.job_id == job.id)
             for job, answer in zip(jobs, answers, strict=True)
         ]
-    return answers, is_notified
+    return answers, needs_notify
 
 
 def _extra(jobs: Sequence[NewJob]) -> float:
@@ -72,30 +74,49 @@ async def _insert(
     jobs: Sequence[NewJob],
     fetch: Callable[..., Awaitable[Rows]],
 ) -> tuple[list[Submitted], bool]:
-    if are_uniform(jobs) and all(map(is_plain, jobs)):
-        notice = notifications.transaction_notice(f"queue:{jobs[0].queue}") if len(jobs) == 1 else {}
-        with suppress(DuplicateKey):
-            await fetch(
-                statements["insert_lone_job" if notice else "insert_uniform_jobs"], **uniform_columns(jobs), **notice
-            )
-            return [Submitted(job.id, True) for job in jobs], bool(notice)
-    return await insert_each(statements, jobs, fetch), False
+    if are_uniform(jobs) and all(map(is_one_row, jobs)):
+        with suppress(UniqueViolation):
+            if len(jobs) == 1:
+                return await _insert_one(statements, notifications, jobs[0], fetch)
+            await fetch(statements["insert_uniform_jobs"], **uniform_columns(jobs))
+            return [Submitted(job.id, True) for job in jobs], True
+    return await insert_each(statements, jobs, fetch), True
+
+
+async def _insert_one(
+    statements: Mapping[str, NumberedStatement],
+    notifications: PostgresNotifications,
+    job: NewJob,
+    fetch: Callable[..., Awaitable[Rows]],
+) -> tuple[list[Submitted], bool]:
+    sent = notifications.transaction_parameters(f"queue:{job.queue}")
+    began = time.monotonic()
+    ((stored_at_us, outcome),) = await fetch(statements["insert_lone_job"], **uniform_columns([job]), **sent)
+    was_slow = time.monotonic() - began >= RECHECK_SECONDS  # a process that waits by now may have missed the commit
+    if sent["channel"] is not None:
+        notifications.record_transaction()
+    return [Submitted(job.id, True, stored_at_us=stored_at_us)], outcome == "to notify" or (
+        outcome == "no listener" and was_slow
+    )
 
 
 async def insert_each(
     statements: Mapping[str, NumberedStatement], jobs: Sequence[NewJob], fetch: Callable[..., Awaitable[Rows]]
 ) -> list[Submitted]:
     """Inserts any batch, with no error for jobs that are there already. Leaves their dependencies out."""
-    if all(map(is_plain, jobs)):
+    if all(map(is_one_row, jobs)):
         return _created(jobs, await fetch(statements["insert_jobs"], **job_columns(jobs)))
     rows = await fetch(statements["insert_keyed_jobs"], **job_columns(jobs), **key_columns(jobs))
     ordered = sorted(rows, key=lambda row: row[0])
-    return [Submitted(job_id, created, changed=changed) for _, job_id, created, changed, _ in ordered]
+    return [
+        Submitted(job_id, created, changed=changed, stored_at_us=stored_at_us)
+        for _, job_id, created, changed, _, stored_at_us in ordered
+    ]
 
 
 async def insert_dependent(
     statements: Mapping[str, NumberedStatement], pool: PostgresPool, jobs: Sequence[NewJob]
-) -> tuple[list[Submitted], Decided]:
+) -> tuple[list[Submitted], Resolution]:
     """Inserts jobs that wait, and members of batches.
 
     Raises `Invalid` if what they refer to is not there, and `Conflict` if a batch has ended; then nothing is stored.
@@ -104,23 +125,23 @@ async def insert_dependent(
     missing: list[str] = []
     found: list[Rows] = []
 
-    async def run_in_transaction(fetch: Fetch) -> tuple[list[Submitted], Decided]:
+    async def run_in_transaction(fetch: Fetch) -> tuple[list[Submitted], Resolution]:
         stored = {job_id for (job_id,) in await fetch(statements["lock_awaited"], ids=possible_ids(outside))}
         if len(stored) < len(outside):
             needed = outside_jobs(jobs, await _known_jobs(statements, jobs, fetch))
             missing[:] = [job_id for job_id in needed if job_id not in stored]
             if missing:
-                return [], Decided(set(), [])
+                return [], Resolution(set(), [])
         if batches:
             found[:] = [await fetch(statements["lock_batches"], members=member_document(batches))]
             try:
                 check_locked(batches, found[0])
             except HoldfastError:
-                return [], Decided(set(), [])
+                return [], Resolution(set(), [])
         answers: list[Submitted] = []
         ids: dict[str, str] = {}
         rows: list[Sequence[Any]] = []
-        for piece in split_decided(jobs):
+        for piece in split_at_held_keys(jobs):
             stored_piece = await insert_each(statements, piece, fetch)
             answers += stored_piece
             members = member_pairs(jobs, answers)
@@ -129,10 +150,10 @@ async def insert_dependent(
             for job, answer in zip(piece, stored_piece, strict=True):
                 if job.record and answer.created:
                     await fetch(statements["copy_steps"], id=job.id, **copied_steps(job.record))
-        return answers, read_decided(rows)
+        return answers, read_resolution(rows)
 
     try:
-        answers, decided = await pool.transaction(run_in_transaction, extra=_extra(jobs))
+        answers, resolution = await pool.transaction(run_in_transaction, extra=_extra(jobs))
     except Unavailable as error:
         if error.outcome and isinstance(error.__cause__, Unavailable):
             raise perhaps_stored(error.__cause__) from error.__cause__
@@ -140,7 +161,7 @@ async def insert_dependent(
     check_stored(missing, ())
     if not answers and found:
         check_locked(batches, found[0])
-    return answers, decided
+    return answers, resolution
 
 
 async def _known_jobs(

@@ -28,7 +28,7 @@ class PostgresTransportQueries:
         self._pool = pool
         self._notifications = notifications
         self._sql = statements
-        self.claim_delivered = queueing.claim_delivered
+        self.claim_ids = queueing.claim_ids
         self.claim_limited = queueing.claim_limited
         self.make_ready = maintenance.make_ready
 

@@ -24,7 +24,7 @@ from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.stores.common.named_sql import STATES
 from holdfast.stores.common.requests import extra_timeout
 from holdfast.stores.postgres.cursors import QueuePosition
-from holdfast.stores.postgres.dependencies import Decided
+from holdfast.stores.postgres.dependencies import Resolution
 from holdfast.stores.postgres.encoding import NumberedStatement, from_text, is_id, span_us, text_or_none, to_text
 from holdfast.stores.postgres.notifications import PostgresNotifications
 from holdfast.stores.postgres.pool import Fetch, PostgresPool, Rows
@@ -63,7 +63,7 @@ class PostgresWorkflow:
             claims=[step.lease.claims for step in known],
             workers=[step.worker for step in known],
             numbers=[step.number for step in known],
-            in_orders=[step.in_order for step in known],
+            by_handlers=[step.by_handler for step in known],
             names=[to_text(step.name) for step in known],
             results=[text_or_none(step.result) for step in known],
         )
@@ -78,7 +78,7 @@ class PostgresWorkflow:
             claims=step.lease.claims,
             worker=step.worker,
             number=step.number,
-            in_order=step.in_order,
+            by_handler=step.by_handler,
             name=to_text(step.name),
             result=text_or_none(step.result),
         )
@@ -87,16 +87,16 @@ class PostgresWorkflow:
     async def read_steps(self, job_id: str) -> list[Step]:
         rows = await self._pool.fetch(self._sql["steps"], id=job_id) if is_id(job_id) else []
         return [
-            Step(from_text(name), number, in_order, claims, ended_at, None if result is None else from_text(result))
-            for name, number, in_order, claims, ended_at, result in rows
+            Step(from_text(name), number, by_handler, claims, ended_at, None if result is None else from_text(result))
+            for name, number, by_handler, claims, ended_at, result in rows
         ]
 
     # ── signals ───────────────────────────────────────────────────────────────────────────────────────────────
     async def receive_signal(self, wait: SignalWait) -> SignalReceipt:
         step = wait.step
         if not is_id(step.lease.job_id):
-            return SignalReceipt(is_held=False)
-        ((is_held, result, left),) = await self._pool.fetch(
+            return SignalReceipt(has_lease=False)
+        ((has_lease, result, left),) = await self._pool.fetch(
             self._sql["receive_signal"],
             at=self._pool.instant,
             id=step.lease.job_id,
@@ -104,12 +104,12 @@ class PostgresWorkflow:
             worker=step.worker,
             step=to_text(step.name),
             number=step.number,
-            in_order=step.in_order,
+            by_handler=step.by_handler,
             topic=to_text(wait.topic),
             timeout=span_us(wait.timeout),
         )
         return SignalReceipt(
-            is_held, None if result is None else from_text(result), None if left is None else left * MICROSECOND
+            has_lease, None if result is None else from_text(result), None if left is None else left * MICROSECOND
         )
 
     async def send_signal(self, signal: Signal) -> SentSignal:
@@ -127,7 +127,7 @@ class PostgresWorkflow:
         if is_full:
             raise Conflict(waits.describe_full_topic(signal.topic))
         if queue is not None:
-            Decided({queue}, []).notify_committed(self._notifications)
+            Resolution({queue}, []).notify_committed(self._notifications)
         return SentSignal(is_new or bool(uncertain), job_id)
 
     async def read_signals(self, topic: str | None = None, *, limit: int = 100) -> list[KeptSignal]:

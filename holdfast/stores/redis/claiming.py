@@ -1,4 +1,4 @@
-"""Progress of claims through their scripts."""
+"""Builders of claims: arguments of their scripts, and what the replies add."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
+from enum import IntEnum
 from typing import Any
 
 from holdfast.core.lifecycle import must_start_now
@@ -22,8 +23,16 @@ _MAX_SCANS = 100  # scripts a claim spends on ids that cannot be claimed any mor
 _MAX_LIMITED_SCANS = 3  # the same, on partitions without room
 
 
-class DeliveryProgress:
-    """Progress of a claim of delivered ids through its scripts."""
+class ClaimStatus(IntEnum):
+    """Work that a script of a claim leaves to the next one."""
+
+    DONE = 0
+    MORE_TO_EXAMINE = 1  # ids, or partitions
+    MORE_DUE = 2  # jobs that are not ready yet
+
+
+class RedisIdClaimBuilder:
+    """Builds a claim of given ids from the replies of its scripts."""
 
     def __init__(self, request: ClaimRequest) -> None:
         self._request = request
@@ -56,9 +65,9 @@ class DeliveryProgress:
         self.jobs += jobs
         self._slots = remaining_slots(self._slots, (job.queue for job in jobs))
 
-    def to_claim(self, delivered: int) -> Claim:
-        """Returns the result of a claim of so many delivered ids."""
-        refused = delivered - len(self.jobs)
+    def to_claim(self, asked: int) -> Claim:
+        """Returns the result of a claim of so many ids."""
+        refused = asked - len(self.jobs)
         return Claim(
             jobs=self.jobs,
             refused=refused,
@@ -68,8 +77,8 @@ class DeliveryProgress:
         )
 
 
-class RedisClaimProgress:
-    """Progress of a claim through its scripts."""
+class RedisClaimBuilder:
+    """Builds a claim from the replies of its scripts."""
 
     def __init__(self, request: ClaimRequest, served_named: dict[bool, str]) -> None:
         """``served_named``: the named queue served last, by whether its jobs are under limits; the claim updates it."""
@@ -78,14 +87,14 @@ class RedisClaimProgress:
         self._slots = {queue: max(0, slots) for queue, slots in request.capacity.items()}
         self._max_must_start = request.max_must_start
         self._asked: deque[int] = deque()  # how many jobs each of the scripts under way was asked for
-        self._idle = request.idle
+        self._free_runners = request.free_runners
         self._rounds = self._scans = self._limited_scans = 0
-        self._skipped = b""  # ids that a script skipped, packed for the next one
+        self._skipped = b""  # by ready list, how many ids at its head the next script skips; packed
         self.jobs: list[Job] = []
         self.expired: tuple[ExpiredJob, ...] = ()
-        self.is_idle = not any(self._slots.values())
-        """Nothing is wanted."""
-        self.over = self.is_idle
+        self.wants_none = not any(self._slots.values())
+        """No queue has a free slot."""
+        self.over = self.wants_none
         self._promoted = 0
         self._quarantined = False
         self._stopped_at_last_attempt = False
@@ -130,18 +139,19 @@ class RedisClaimProgress:
 
     def take(self, jobs: list[Job], reply: Sequence[Any]) -> None:
         """Note a script's answer."""
-        rows, promoted, due_in, quarantined, until, _, more, self._skipped, stopped, limited, unassigned = reply
+        rows, promoted, due_in, quarantined, until, _, status, self._skipped, stopped, limited, unassigned = reply
         self.is_limited, self.unassigned = bool(limited), [decode_text(queue) for queue in unassigned]
         self._promoted += promoted
         self._due_in["ready"] = int(due_in)
         self._quarantined = self._quarantined or bool(quarantined)
         self._until_us = int(until)
         self._add(jobs, are_limited=False)
-        self._rounds += more == 2
-        self._scans += more == 1
+        self._rounds += status == ClaimStatus.MORE_DUE
+        self._scans += status == ClaimStatus.MORE_TO_EXAMINE
         asked = self._asked.popleft()
         self._stopped_at_last_attempt = bool(stopped)
-        again = more == 2 or (more == 1 and self._scans < _MAX_SCANS) or len(rows) >= asked
+        may_scan = status == ClaimStatus.MORE_TO_EXAMINE and self._scans < _MAX_SCANS
+        again = status == ClaimStatus.MORE_DUE or may_scan or len(rows) >= asked
         again = again or (self._stopped_at_last_attempt and self._max_must_start > 0)  # by one that was not the first
         self.over = self.is_full or not again
 
@@ -155,8 +165,10 @@ class RedisClaimProgress:
         """Returns the arguments of the next script for jobs under limits; None where none is to be taken."""
         request = self._request
         max_must_start = 1 if request.isolated else self._max_must_start  # each of them starts at once
-        left = min((1 if request.isolated else request.limit) - len(self.jobs), MAX_BATCH, self._idle, max_must_start)
-        if left <= 0 or self.is_idle:
+        left = min(
+            (1 if request.isolated else request.limit) - len(self.jobs), MAX_BATCH, self._free_runners, max_must_start
+        )
+        if left <= 0 or self.wants_none:
             return None
         return [
             left,
@@ -169,21 +181,22 @@ class RedisClaimProgress:
 
     def take_limited(self, jobs: list[Job], reply: Sequence[Any]) -> bool:
         """Note the answer to ``limited_call``; returns True if there may be more."""
-        rows, promoted, due_in, quarantined, until, _, more = reply
+        rows, promoted, due_in, quarantined, until, _, status = reply
         self._promoted += promoted
-        self._rounds += more == 2
+        self._rounds += status == ClaimStatus.MORE_DUE
         self._due_in["limited"] = int(due_in)
         self._quarantined = self._quarantined or bool(quarantined)
         self._until_us = int(until)
         self._max_must_start -= sum(not must_start_now(job) for job in jobs)
-        self._idle -= len(rows)
+        self._free_runners -= len(rows)
         self.began_limited = self.began_limited or (bool(jobs) and not self.jobs)
         self._add(jobs, are_limited=True)
         self.over = self.over or self.is_full
         self._limited_scans += not rows
-        if more and not jobs:
+        if status and not jobs:
             self._due_in["limited"] = 0
-        return len(rows) >= MAX_BATCH or more == 2 or (more == 1 and self._limited_scans < _MAX_LIMITED_SCANS)
+        may_scan = status == ClaimStatus.MORE_TO_EXAMINE and self._limited_scans < _MAX_LIMITED_SCANS
+        return len(rows) >= MAX_BATCH or status == ClaimStatus.MORE_DUE or may_scan
 
     # ── all jobs ──────────────────────────────────────────────────────────────────────────────────────────────
     def _wanted(self, *, are_limited: bool) -> list[Argument]:
@@ -199,8 +212,15 @@ class RedisClaimProgress:
             self._served_named[are_limited] = queue
         self._slots = remaining_slots(self._slots, (job.queue for job in jobs))
 
-    def to_claim(self) -> Claim:
-        """Returns the result of the claim."""
+    @property
+    def _left_none(self) -> bool:
+        """Returns True if no ready job of the wanted queues was left."""
+        left_some = self.is_limited or self.unassigned or self._quarantined or self._stopped_at_last_attempt
+        wanted = [name for name, slots in self._request.capacity.items() if slots > 0]
+        return self.over and not (left_some or self.is_full or self._skipped) and all(map(self._slots.get, wanted))
+
+    def to_claim(self, *, receives_notifications: bool) -> Claim:
+        """Returns the result of the claim. ``receives_notifications``: of each job that becomes ready."""
         due_in = [each for each in self._due_in.values() if each >= 0]
         return Claim(
             jobs=self.jobs,
@@ -208,6 +228,7 @@ class RedisClaimProgress:
             next_due=timedelta(microseconds=min(due_in)) if due_in else None,
             quarantined=self._quarantined,
             stopped_at_last_attempt=self._stopped_at_last_attempt,
+            exhausted=receives_notifications and self._left_none,
             lease_until_us=self._until_us,
             expired=self.expired,
         )

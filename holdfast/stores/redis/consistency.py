@@ -183,8 +183,8 @@ class _Audit:
 
     def check_keys(self) -> Iterator[RepairStep]:
         """Each key stands for a job that says so, or for one that is gone while its lifetime lasts."""
-        held = self._hash("keys")
-        for key, value in held.items():
+        owned = self._hash("keys")
+        for key, value in owned.items():
             until, _, job = value.partition(b" ")
             if job not in self._seen.jobs and not (until.isdigit() and int(until) > self._seen.now):
                 yield RepairStep(KEYED, ("HDEL", self._names("keys"), key))
@@ -193,7 +193,7 @@ class _Audit:
         for job, kept in self.jobs.items():
             if kept.key is None or (kept.key.startswith(KEY_PREFIX.encode()) and kept.state not in _NOT_STARTED):
                 continue  # another job may have had the unique key of one that was started, and be gone
-            if held.get(kept.key, b"").partition(b" ")[2] not in self._seen.jobs:
+            if owned.get(kept.key, b"").partition(b" ")[2] not in self._seen.jobs:
                 yield RepairStep(KEYED, ("HSET", self._names("keys"), kept.key, b"0 " + job))
 
     def check_expiries(self) -> Iterator[RepairStep]:

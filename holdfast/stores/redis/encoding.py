@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from itertools import groupby
 from operator import attrgetter
-from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import msgspec
@@ -28,8 +27,6 @@ from holdfast.core.models import (
     NewJob,
     Options,
     Settlement,
-    Step,
-    UniqueKey,
     to_microseconds,
 )
 from holdfast.core.unique import KEY_PREFIX
@@ -41,7 +38,6 @@ Fields: TypeAlias = dict[bytes, bytes]
 
 _MAX_EXACT = 1 << 53  # a number Lua and a sorted set keep exactly
 _MAX_PRIORITY = 1_000_000
-NO_KEYS: Mapping[str, str] = MappingProxyType({})
 _encode = msgspec.json.Encoder().encode
 _pack = msgspec.msgpack.Encoder().encode
 _options = msgspec.json.Decoder(Options).decode
@@ -59,93 +55,9 @@ def span_us(span: timedelta) -> int:
 
 
 # ── into Redis ────────────────────────────────────────────────────────────────────────────────────────────────────
-def encode_submission(
-    jobs: Sequence[NewJob], *, whole: bool, earlier_keys: Mapping[str, str] = NO_KEYS, complete: Iterable[str] = ()
-) -> list[Argument]:
-    """Jobs as arguments of ``submit``. Invalid for values that Redis cannot hold exactly. ``earlier_keys``: see
-    ``find_earlier_keys``. ``complete``: see ``find_complete_batches``."""
-    specs: dict[str, int] = {}
-    rest: list[Argument] = []
-    run: tuple[int, str, str] | None = None  # what the jobs before have in common, and where their number stands
-    number_at = 0
-    for job in jobs:
-        spec = specs.setdefault(spec_text(job), len(specs) + 1)
-        common = spec, _when(job), partition_field(job.partition, job.weights)
-        if job.key is None and job.options is None and not (job.has_client_id or job.expires or job.waits):
-            if common != run:
-                run, number_at = common, len(rest)
-                rest += (0, *common, "")
-            rest[number_at] += 1  # type: ignore[operator]
-            rest += (job.id, job.payload)
-            continue
-        run = None
-        key = "" if job.key is None else "=" + job.key
-        keep_for = "" if job.key_for is None else f"={span_us(job.key_for)}"
-        options = b"" if job.options is None else b"=" + _encode(job.options)
-        rest += (1, *common, "x", job.id, job.payload, key, keep_for, options, "1" if job.has_client_id else "")
-        rest.append("" if job.unique is None else _unique_text(job.unique))
-        rest.append(_expiry(job) if job.expires else "")
-        rest.append(_dependencies(job, earlier_keys) if job.after else "")
-        rest.append(("*" if job.is_batch else "") + (job.batch or ""))
-        rest.append(_record(job.record) if job.record else "")
-    flags = ("1" if whole else "0") + ("a" if any(job.after for job in jobs) else "")
-    flags += "b" if any(job.is_batch or job.batch for job in jobs) else ""
-    return [" ".join([flags, *complete]), len(specs), *specs, *rest]
-
-
-def _record(record: Sequence[Step]) -> bytes:
-    """Name and text of each step, as the scripts write them."""
-    found = []
-    for step in record:
-        head = f"{step.number} {int(step.in_order)} {step.claims} {step.ended_at_us}"
-        found += [step.name, f"{head}\n" + ("" if step.result is None else f"={step.result}")]
-    return _pack(found)
-
-
-def find_complete_batches(parts: Sequence[Sequence[NewJob]]) -> list[list[str]]:
-    """For each part of a submission, the new batches that get their last member or callback in it."""
-    last: dict[str, int] = {}
-    for number, part in enumerate(parts):
-        for job in part:
-            if job.is_batch:
-                last[job.id] = number
-            for batch_id in (job.batch, *[each.job_id for each in job.after]):
-                if batch_id in last:
-                    last[batch_id] = number
-    return [[batch_id for batch_id, at in last.items() if at == number] for number in range(len(parts))]
-
-
-def find_earlier_keys(batches: Sequence[Sequence[NewJob]]) -> list[Mapping[str, str]]:
-    """For each batch, the keys of jobs in earlier batches for which one of its jobs waits.
-
-    The id of such a job may have been answered with the job that has the key.
-    """
-    keys: dict[str, str] = {}
-    found: list[Mapping[str, str]] = []
-    for batch in batches:
-        awaited = {each.job_id for job in batch for each in job.after}
-        found.append({job_id: keys[job_id] for job_id in awaited & keys.keys()} if awaited else NO_KEYS)
-        for job in batch:
-            key = job.unique.key if job.key is None and job.unique is not None else job.key
-            if key is not None:
-                keys[job.id] = key
-    return found
-
-
-def _dependencies(job: NewJob, earlier_keys: Mapping[str, str]) -> bytes:
-    """Id, condition and key of each dependency."""
-    return _pack([text for each in job.after for text in (each.job_id, each.on, earlier_keys.get(each.job_id, ""))])
-
-
 def partition_field(partition: str | None, weights: str | None) -> str:
     """A partition and the weights of a job in its buckets as one text; "" for none."""
     return (partition or "") if weights is None else f"{partition}\n{weights}"
-
-
-def _unique_text(unique: UniqueKey) -> str:
-    """A unique key as the scripts take it."""
-    window = "-" if unique.window_us is None else unique.window_us
-    return f"{unique.on_conflict} {unique.during or '-'} {window} {unique.key}"
 
 
 def encode_changes(changes: JobChanges) -> list[Argument]:
@@ -157,16 +69,16 @@ def encode_changes(changes: JobChanges) -> list[Argument]:
     provided: dict[str, Argument | None] = {
         "priority": changes.priority,
         "queue": changes.queue,
-        "when": _when(changes) if changes.has_time else None,
+        "when": when_text(changes) if changes.has_time else None,
         "payload": changes.payload,
-        "expires": _expiry(changes) if changes.has_expiry else None,
+        "expires": expiry_text(changes) if changes.has_expiry else None,
     }
     if changes.options is not None:
         provided["options"] = b"" if changes.options == Options() else _encode(changes.options)
     return [argument for name, value in provided.items() if value is not None for argument in (name, value)]
 
 
-def _expiry(job: NewJob | JobChanges) -> str:
+def expiry_text(job: NewJob | JobChanges) -> str:
     """By when it must have begun: "-" for never."""
     if job.expires_in is not None:
         return f"+{span_us(job.expires_in)}"
@@ -175,7 +87,7 @@ def _expiry(job: NewJob | JobChanges) -> str:
     return f"={job.expires_at_us}" if isinstance(job.expires_at_us, int) else "-"
 
 
-def _when(job: NewJob | JobChanges) -> str:
+def when_text(job: NewJob | JobChanges) -> str:
     """When it is eligible: at once, after a span, at an instant."""
     if job.run_at_us is None:
         return "" if job.delay is None else f"+{span_us(job.delay)}"
@@ -247,7 +159,9 @@ def _other(each: Settlement) -> tuple[Argument, ...]:
         each.state.value,
         each.reason.value if each.reason is not None else "",
         "" if each.delay is None else span_us(each.delay),
-        ("r" if each.refund else "") + ("e" if each.lease_expired else ""),
+        ("r" if each.refund else "")
+        + ("e" if each.lease_expired else "")
+        + ("" if each.priority is None else f"p{each.priority}"),
         each.result or "",
         "" if each.error is None else "=" + each.error,
         "" if each.traceback is None else "=" + each.traceback,
@@ -258,14 +172,14 @@ def _other(each: Settlement) -> tuple[Argument, ...]:
 def record_batches(records: Sequence[Record], max_lines: int) -> Iterator[list[tuple[int, Sequence[NewLine]]]]:
     """A batch cut into scripts of so many lines at most: in each, the places of records and their lines in it."""
     batch: list[tuple[int, Sequence[NewLine]]] = []
-    room = max_lines
+    lines_left = max_lines
     for index, record in enumerate(records):
         for lines in [*in_batches(record.lines, max_lines)] or [()]:
-            if len(lines) > room or len(batch) >= max_lines:
+            if len(lines) > lines_left or len(batch) >= max_lines:
                 yield batch
-                batch, room = [], max_lines
+                batch, lines_left = [], max_lines
             batch.append((index, lines))
-            room -= len(lines)
+            lines_left -= len(lines)
     if batch:
         yield batch
 
@@ -311,7 +225,7 @@ def claimed_job(row: Sequence[Any], specs: Specs, worker: str) -> Job:
     """The job of a claim's row. ValueError or RecursionError for a job that another program corrupted."""
     job_id, spec, payload, due, *more = row
     priority, max_attempts, queue, task = specs(spec)
-    if not more:  # a plain job that was never claimed before
+    if not more:  # a job without options that was never claimed before
         due_us = int(due)
         given = job_id.decode(), task, queue, payload.decode(), 1, 1, max_attempts, priority, 0, due_us, due_us
         return Job(*given, None, JobState.RUNNING, worker)

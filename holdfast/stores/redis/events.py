@@ -18,7 +18,7 @@ _BATCH = 400  # of each kind: more than one script can end at one instant
 class RedisQuery(Read):
     """The verbs, over the store's scripts."""
 
-    async def events(self, after: str | None, *, limit: int, max_age: timedelta) -> JobEvents:
+    async def events(self, after: str | int | None, *, limit: int, max_age: timedelta) -> JobEvents:
         """Returns the events after a mark. A batch ends with an instant: it may exceed ``limit``."""
         if after is None:
             return _from_now(await self.server_time_us())
@@ -32,7 +32,7 @@ class RedisQuery(Read):
         found = sorted(await self._events_of(kinds, until), key=place_of)
         if more:
             return EventCursor(int(now_us), until, LAST).events_until(found, more=True, gap=bool(gone))
-        drained = EventCursor(int(now_us), until) if until else mark._replace(looked=int(now_us))
+        drained = EventCursor(int(now_us), until) if until else mark._replace(read_at_us=int(now_us))
         return drained.events_until(found, gap=bool(gone))
 
     async def stats(self, *, recent: timedelta, max_count: int) -> JobStats:

@@ -38,7 +38,7 @@ class RedisHealth:
             _leases(int(overdue)),
             _keys(*(int(each) for each in anomalies[:2])),
             _losses(int(anomalies[2])),
-            _agreement([(name.decode(), int(counted), int(held)) for name, counted, held in sizes]),
+            _agreement([(name.decode(), int(counted), int(stored)) for name, counted, stored in sizes]),
             _unnamed_queue(int(unnamed), pool.address.keys[2]),
         ]
 
@@ -181,9 +181,11 @@ _REPAIR = "holdfast doctor --repair"
 
 def _agreement(sizes: Sequence[tuple[str, int, int]]) -> Finding:
     """Checks that each job has its index entries, and no more."""
-    wrong = [f"{counted} jobs are {name} and {held} stand there" for name, counted, held in sizes if counted != held]
+    wrong = [
+        f"{counted} jobs are {name} and {stored} stand there" for name, counted, stored in sizes if counted != stored
+    ]
     if not wrong:
         return Finding("structures", "ok", "each structure holds as many jobs as are counted")
-    stranded = any(held < counted for _, counted, held in sizes)
+    stranded = any(stored < counted for _, counted, stored in sizes)
     remedy = f"{_REPAIR} puts back what no claim would find" if stranded else f"wait for a claim, or {_REPAIR}"
     return Finding("structures", "error" if stranded else "warning", "; ".join(wrong), remedy)

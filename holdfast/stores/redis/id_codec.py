@@ -126,8 +126,8 @@ class UlidQueueing(ForwardingQueueing):
         return [replace(answer, job_id=decode_id(answer.job_id)) for answer in answers]
 
     async def claim(self, request: ClaimRequest) -> Claim:
-        if request.only is not None:
-            request = replace(request, only=[encode_id(job_id) for job_id in request.only])
+        if request.ids is not None:
+            request = replace(request, ids=[encode_id(job_id) for job_id in request.ids])
         claim = await self._inner.claim(request)
         return replace(claim, jobs=_read_jobs(claim.jobs))
 
@@ -138,8 +138,8 @@ class UlidQueueing(ForwardingQueueing):
     async def heartbeat(
         self, heartbeat: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta
     ) -> HeartbeatReply:
-        held = [_encode_lease(lease) for lease in leases]
-        return await self._inner.heartbeat(heartbeat, held, lease_for=lease_for)
+        encoded = [_encode_lease(lease) for lease in leases]
+        return await self._inner.heartbeat(heartbeat, encoded, lease_for=lease_for)
 
     async def append_logs(self, records: Sequence[Record]) -> list[bool]:
         return await self._inner.append_logs([replace(each, lease=_encode_lease(each.lease)) for each in records])
@@ -244,13 +244,17 @@ class UlidSchedules(ForwardingSchedules):
 class UlidQuery(ForwardingQuery):
     """Reads, with ids as ULIDs in Redis."""
 
-    async def events(self, after: str | None, *, limit: int, max_age: timedelta) -> JobEvents:
+    async def events(self, after: str | int | None, *, limit: int, max_age: timedelta) -> JobEvents:
         piece = await self._inner.events(after, limit=limit, max_age=max_age)
         return replace(piece, endings=[_read_event(each) for each in piece.endings])
 
     async def get(self, job_id: str) -> Job | None:
         job = await self._inner.get(encode_id(job_id))
         return job and _read_job(job)
+
+    async def get_many(self, job_ids: Sequence[str]) -> list[Job | None]:
+        jobs = await self._inner.get_many([encode_id(job_id) for job_id in job_ids])
+        return [job and _read_job(job) for job in jobs]
 
     async def summaries(self, job_ids: Sequence[str]) -> list[Job | None]:
         jobs = await self._inner.summaries([encode_id(job_id) for job_id in job_ids])

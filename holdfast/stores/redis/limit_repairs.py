@@ -1,4 +1,4 @@
-"""Repair steps for the keys of limits: partitions, turns, used room, buckets."""
+"""Repair steps for the keys of limits: partitions, start tags, used slots, buckets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.core.models import NOT_STARTED
 from holdfast.stores.redis.snapshot import BACK, COUNTED, OUT, IndexedJob, NamespaceSnapshot, RepairStep
 
 SEPARATOR = b"\x1f"
-_TURN_SETS = ("turns:", "parked:", "waiting:")
+_PARTITION_SETS = ("start_tags:", "throttled:", "full:")
 _MAX_PRIORITY = 1_000_000
 _LATEST, _SUBMISSIONS = (1 << 52) - 1, 1 << 36
 _STATE = re.compile(rb"(\d{1,16}) (\d{1,16})(?: \d{1,16} \d{1,7})?")
@@ -25,7 +25,7 @@ def plan_limit_repairs(seen: NamespaceSnapshot, jobs: Mapping[bytes, IndexedJob]
     """Returns the steps that make the keys of limits agree with the jobs."""
     audit = _LimitAudit(seen, jobs)
     yield from audit.check_partitions()
-    yield from audit.check_turns()
+    yield from audit.check_start_tags()
     yield from audit.check_used()
     yield from audit.check_buckets()
     yield from audit.check_queues_with_limits()
@@ -67,9 +67,9 @@ class _LimitAudit:
                 if there.get(member) != 0:
                     yield RepairStep(BACK, ("ZADD", key, 0, member))
 
-    def check_turns(self) -> Iterator[RepairStep]:
-        """Each partition with ready jobs has its turn, is parked, or waits for room."""
-        for name in _TURN_SETS:
+    def check_start_tags(self) -> Iterator[RepairStep]:
+        """Each partition with ready jobs has a start tag, is throttled, or is full."""
+        for name in _PARTITION_SETS:
             prefix = self._names(name)
             for key, members in self._seen.zsets.items():
                 if key.startswith(prefix):
@@ -78,10 +78,10 @@ class _LimitAudit:
         virtual = self._seen.hashes.get(self._names("virtual"), {})
         limited = self._seen.zsets.get(self._names("partitioned_queues"), {})
         for queue, partitions in self._ready.items():
-            turns = self._names("turns:") + queue
-            there = {each for name in _TURN_SETS for each in self._seen.zsets.get(self._names(name) + queue, ())}
+            start_tags = self._names("start_tags:") + queue
+            there = {each for name in _PARTITION_SETS for each in self._seen.zsets.get(self._names(name) + queue, ())}
             for partition in partitions.keys() - there:
-                yield RepairStep(BACK, ("ZADD", turns, "NX", virtual.get(queue, b"0"), partition))
+                yield RepairStep(BACK, ("ZADD", start_tags, "NX", virtual.get(queue, b"0"), partition))
         wanted_queues = {
             job.queue for job in self._jobs.values() if job.state == b"queued" and job.partition is not None
         }
@@ -96,8 +96,8 @@ class _LimitAudit:
             for job in limited
             if job.state == b"running"
         ]
-        waiting = [(_text(job.partition), None, 1) for job in limited if job.state.decode() in NOT_STARTED]
-        for key, jobs in ((self._names("used"), running), (self._names("unstarted"), waiting)):
+        unstarted = [(_text(job.partition), None, 1) for job in limited if job.state.decode() in NOT_STARTED]
+        for key, jobs in ((self._names("used"), running), (self._names("unstarted"), unstarted)):
             wanted = {bucket.encode("utf-8", "surrogateescape"): each for bucket, each in use_of_running(jobs).items()}
             noted = self._seen.hashes.get(key, {})
             for bucket in noted.keys() - wanted.keys():

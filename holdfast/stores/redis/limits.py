@@ -140,7 +140,7 @@ class RedisLimits:
         if change.limit.values.rate is not None:
             await self._bound_buckets(change.limit.name)
         queue: bytes | str = ""
-        while queue := await self._pool.run(self._scripts["free_parked"], queue, MAX_BATCH):
+        while queue := await self._pool.run(self._scripts["unblock_all_partitions"], queue, MAX_BATCH):
             pass
         self._notifications.notify_done({"queue:*"})
         return int(revision)
@@ -190,7 +190,7 @@ class RedisLimits:
             ]
         return uses
 
-    async def count_waiting(self, buckets: Sequence[str], *, max_count: int) -> list[int]:
+    async def count_unstarted(self, buckets: Sequence[str], *, max_count: int) -> list[int]:
         """``max_count`` bounds nothing: the numbers are kept."""
         key, numbers = self._pool.address.prefix + "unstarted", []
         for batch in in_batches(buckets, MAX_BATCH):

@@ -54,7 +54,7 @@ class RedisMaintenance:
         self._notifications.notify_done({"queue:*"} if promoted else ())
         return promoted
 
-    async def expire_waiting(self, *, limit: int) -> list[ExpiredJob]:
+    async def expire_unstarted(self, *, limit: int) -> list[ExpiredJob]:
         ended: list[ExpiredJob] = []
         for _ in range(EXPIRY_ROUNDS):
             size = min(MAX_BATCH, limit - len(ended))

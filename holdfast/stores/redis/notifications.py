@@ -1,8 +1,8 @@
 """Waiters, and the notifications that wake them.
 
 Waiters of this process are called directly. Scripts notify the others on one channel for each kind of topic. A process
-that waits for a queue also blocks on its ready list with BLMOVE from head to head, which changes nothing but notices an
-id pushed by hand.
+that waits for queues also blocks on the ready list of priority 0 of the first few (for all queues: of ``default``) with
+BLMOVE from head to head, which changes nothing but notices an id pushed by hand.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ class RedisNotifications(Listener):
         self._watches.clear()
 
     # ── waiting ───────────────────────────────────────────────────────────────────────────────────────────────
-    async def wait(self, topics: Sequence[str], timeout: float, settled: IsDone) -> None:
-        """Return at news of a topic, when ``settled`` says so, or after ``timeout`` seconds."""
+    async def wait(self, topics: Sequence[str], timeout: float, is_done: IsDone) -> None:
+        """Returns at a notification of a topic, when ``is_done`` returns True, or after ``timeout`` seconds."""
         watches = self._watching(topics)
         for watch in watches:
             watch.add_waiter()
         try:
-            await super().wait(topics, timeout, settled)
+            await super().wait(topics, timeout, is_done)
         finally:
             for watch in watches:
                 watch.remove_waiter()

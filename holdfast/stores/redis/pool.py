@@ -45,10 +45,15 @@ class NamespacePool(redis.RedisPool):
         self._lost = lost
         self._latest: tuple[int, str] | None = None  # number of submission and id of the last job stored for us
 
-    def note_stored(self, number: int, job_id: str) -> None:
-        """The server has acknowledged this job. Answers on several connections come in any order."""
+    def note_stored(self, entry: bytes, job_id: str) -> int:
+        """Notes that the server has acknowledged this job; answers on several connections come in any order.
+
+        ``entry``: the last answer of a script that stored it. Returns the instant in microseconds.
+        """
+        number, instant_us = map(int, entry.split())
         if self._latest is None or number > self._latest[0]:
             self._latest = number, job_id
+        return instant_us
 
     async def _prepare(self, connection: RedisConnection) -> bool:
         """Detects acknowledged writes that a restart or failover lost, before the next write, for the doctor."""
@@ -148,10 +153,10 @@ _OF_LIMITS = (
     "queues_with_limits",
     "partitioned_queues",
     "partition:",
-    "turns:",
-    "parked:",
-    "waiting:",
-    "idle_turns:",
+    "start_tags:",
+    "throttled:",
+    "full:",
+    "idle_start_tags:",
     "virtual",
     "used",
     "buckets",

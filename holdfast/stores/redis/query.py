@@ -17,7 +17,7 @@ from holdfast.core.errors import Invalid, TooBroad
 from holdfast.core.history import HistoryInterval, HistoryRow
 from holdfast.core.job_logs import LogPage
 from holdfast.core.models import MICROSECOND, NOT_STARTED, TERMINAL, Attempt, Job, JobFilter, JobState, Page, QueueInfo
-from holdfast.core.stats import CountGroup, JobStats, covered_seconds, merge_groups
+from holdfast.core.stats import CountGroup, JobStats, StateCounts, covered_seconds, merge_groups
 from holdfast.core.workers import WorkerCommand, WorkerHeartbeat, WorkerInfo
 from holdfast.stores.common.requests import CHOICE_SECONDS, GLANCED, UNREADABLE, line_page, line_place
 from holdfast.stores.common.searches import is_unsuccessful
@@ -77,6 +77,10 @@ class Read:
         found = await self._show([job_id])
         return found[0][1] if found else None
 
+    async def get_many(self, job_ids: Sequence[str]) -> list[Job | None]:
+        found = {job.id: job for _, job in await self._show(list(filter(None, dict.fromkeys(job_ids))))}
+        return [found.get(job_id) for job_id in job_ids]
+
     async def summaries(self, job_ids: Sequence[str]) -> list[Job | None]:
         found: dict[str, Job] = {}
         for batch in in_batches(job_ids, _BATCH):
@@ -89,10 +93,9 @@ class Read:
     async def by_keys(self, keys: Sequence[str]) -> list[Job | None]:
         owners: list[str] = []
         for batch in in_batches(keys, _BATCH):
-            held = await self._pool.run_command("HMGET", self._prefix + "keys", *batch)
-            owners += ["" if each is None else decode_text(each).partition(" ")[2] for each in held]
-        jobs = {job.id: job for _, job in await self._show(list(filter(None, dict.fromkeys(owners))))}
-        return [jobs.get(owner) for owner in owners]
+            found = await self._pool.run_command("HMGET", self._prefix + "keys", *batch)
+            owners += ["" if each is None else decode_text(each).partition(" ")[2] for each in found]
+        return await self.get_many(owners)
 
     async def find(
         self, where: JobFilter, *, limit: int = 50, cursor: str | None = None, seconds: float | None = None
@@ -111,27 +114,37 @@ class Read:
         return Page(jobs=jobs, cursor=None if following is None else str(following))
 
     async def count(self, where: JobFilter, *, limit: int | None = None, seconds: float | None = None) -> int:
-        if where == JobFilter(states=where.states, queue=where.queue):
-            counts, _ = await self._counted()
-            number = sum(
-                number
-                for (state, queue), number in counts.items()
-                if (not where.states or state in where.states) and where.queue in (None, queue)
-            )
-        else:
-            number = await self._looked_for(where, self._search(seconds), math.inf if limit is None else limit)
+        number = (await self._count_by_state(where, self._search(seconds), math.inf if limit is None else limit)).total
         return number if limit is None else min(number, limit)
 
-    async def _looked_for(self, where: JobFilter, search: _Search, limit: float) -> int:
+    async def count_states(self, where: JobFilter) -> StateCounts:
+        return await self._count_by_state(where, self._search(), math.inf)
+
+    async def _count_by_state(self, where: JobFilter, search: _Search, limit: float) -> StateCounts:
+        """Counts up to ``limit``: states and queue by the counters that the server keeps, else among the jobs."""
+        numbers: Counter[JobState] = Counter()
+        if where == JobFilter(states=where.states, queue=where.queue):
+            for (state, queue), number in (await self._counted())[0].items():
+                if (not where.states or state in where.states) and where.queue in (None, queue):
+                    numbers[state] += number
+            return StateCounts({state: numbers[state] for state in JobState})
+        created: int | None = None
+        async for found in self._matching(where, search):
+            numbers.update(job.state for job in found)
+            instants = [job.created_at_us for job in found] + ([] if created is None else [created])
+            created = min(instants, default=None)
+            if numbers.total() >= limit:
+                break
+        return StateCounts({state: numbers[state] for state in JobState}, created)
+
+    async def _matching(self, where: JobFilter, search: _Search) -> AsyncIterator[list[Job]]:
         few = await self._few(where, search)
         if few is not None:
-            return len(few)
-        number = 0
-        async for _, jobs in self._scan("newest", _NEWEST, search, where.states):
-            number += sum(matches_filter(job, where) for _, job in jobs)
-            if number >= limit:
-                break
-        return number
+            yield [job for _, job in few]
+            return
+        # The oldest first: a job that a running one has added is read after it, and not missed.
+        async for _, jobs in self._scan("oldest", 0, search, where.states):
+            yield [job for _, job in jobs if matches_filter(job, where)]
 
     def _search(self, seconds: float | None = None) -> _Search:
         """Returns a search limited to these seconds; without a limit if no caller waits."""
@@ -281,11 +294,11 @@ class Read:
     async def _ended(self, state: JobState, recent: timedelta, max_count: int) -> dict[str, float]:
         """Returns the rate a second at which jobs of each queue reached this state."""
         numbers: Counter[str] = Counter()
-        looked_at, found, age_us = 0, _BATCH, 0
-        while looked_at < max_count and found == _BATCH and age_us < recent // MICROSECOND:
-            words = (state.value, looked_at, recent // MICROSECOND)
+        scanned, found, age_us = 0, _BATCH, 0
+        while scanned < max_count and found == _BATCH and age_us < recent // MICROSECOND:
+            words = (state.value, scanned, recent // MICROSECOND)
             found, age, ended = await self._pool.run(self._scripts["recent"], *words)
-            looked_at, age_us = looked_at + found, int(age)
+            scanned, age_us = scanned + found, int(age)
             for queue, number in fields_of(ended).items():
                 numbers[decode_text(queue)] += int(number)
         seconds = covered_seconds(recent, age_us / 1e6, whole=found < _BATCH)

@@ -1,4 +1,5 @@
-"""Family ``queueing`` of Redis. Each verb is one script for up to ``MAX_BATCH`` jobs; more take several."""
+"""Family ``queueing`` of Redis. A script handles up to ``MAX_BATCH`` jobs. More jobs take several scripts; so does a
+claim of more due jobs, of jobs under limits, or after a lost answer."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ from holdfast.core.workers import HeartbeatReply, LeaseStatus, WorkerCommand, Wo
 from holdfast.stores.base import ClaimRequest
 from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.stores.common.requests import CLAIMED_A_SECOND, HEARTBEAT_RETRY_SHARE, extra_timeout
-from holdfast.stores.common.server_store import wait_for_news
+from holdfast.stores.common.server_store import wait_for_topics
 from holdfast.stores.common.unconfirmed import (
     SettlementEvidence,
     UnconfirmedClaims,
@@ -36,17 +37,14 @@ from holdfast.stores.common.unconfirmed import (
     perhaps_stored,
 )
 from holdfast.stores.connections.redis import Script, in_batches
-from holdfast.stores.redis.claiming import MAX_BATCH, DeliveryProgress, RedisClaimProgress
+from holdfast.stores.redis.claiming import MAX_BATCH, RedisClaimBuilder, RedisIdClaimBuilder
 from holdfast.stores.redis.encoding import (
     Specs,
     claimed_job,
     decode_text,
     encode_logs,
     encode_settlements,
-    encode_submission,
     expired_jobs,
-    find_complete_batches,
-    find_earlier_keys,
     record_batches,
     refused_submission,
     span_us,
@@ -58,9 +56,10 @@ from holdfast.stores.redis.limits import PartitionAssigner
 from holdfast.stores.redis.notifications import RedisNotifications
 from holdfast.stores.redis.pool import NamespacePool
 from holdfast.stores.redis.server_info import EvictionWatch
+from holdfast.stores.redis.submission import encode_batches, fit_fast_path
 
 _LIMITED = 2  # a script's answer for a success that gave back room of limits
-_HELD = (LeaseStatus.LOST, LeaseStatus.HELD, LeaseStatus.CANCEL)
+_LEASE_STATUSES = (LeaseStatus.LOST, LeaseStatus.HELD, LeaseStatus.CANCEL)
 
 
 class RedisQueueing:
@@ -99,17 +98,13 @@ class RedisQueueing:
             return []
         await self._eviction.refuse_evicting(self._pool)
         jobs = await self._limits.bind(jobs)
-        whole, batches = self._pool.address.whole, list(in_batches(jobs, MAX_BATCH))
+        batches = list(in_batches(jobs, MAX_BATCH))
+        is_fast = fit_fast_path(jobs)
         sent = _Sent()
         try:
             sent.replies = await self._pool.run_each(
-                self._scripts["submit"],
-                [
-                    encode_submission(batch, whole=whole, earlier_keys=keys, complete=complete)
-                    for batch, keys, complete in zip(
-                        batches, find_earlier_keys(batches), find_complete_batches(batches), strict=True
-                    )
-                ],
+                self._scripts["submit_fast" if is_fast else "submit"],
+                encode_batches(batches, is_fast, whole=self._pool.address.whole),
                 on_uncertain=sent.mark_uncertain,
                 partly=sent.read_replies,
                 extra=extra_timeout(len(jobs), sum(len(job.payload) for job in jobs)),
@@ -137,11 +132,12 @@ class RedisQueueing:
             if not isinstance(reply, list):
                 answers += [Submitted(job.id, created=False) for job in batch]
                 continue
+            stored_at_us = None
             if len(reply) > len(batch):
-                number, last = reply.pop(), len(batch) - 1 - reply[::-1].index(1)
-                self._pool.note_stored(int(number), batch[last].id)
+                entry, last = reply.pop(), len(batch) - 1 - reply[::-1].index(1)
+                stored_at_us = self._pool.note_stored(entry, batch[last].id)
             answers += [
-                Submitted(job.id, bool(each) or sent.is_uncertain)
+                Submitted(job.id, bool(each) or sent.is_uncertain, stored_at_us=stored_at_us if each else None)
                 if isinstance(each, int)
                 else Submitted(each.decode().removeprefix("+"), created=False, changed=each.startswith(b"+"))
                 for job, each in zip(batch, reply, strict=True)
@@ -152,9 +148,7 @@ class RedisQueueing:
     async def claim(self, request: ClaimRequest) -> Claim:
         """Make due jobs ready, take what is wanted, say when the next falls due."""
         try:
-            claim = await (
-                self._claim_ready(request) if request.only is None else self._claim_delivered(request, request.only)
-            )
+            claim = await (self._claim_ready(request) if request.ids is None else self._claim_ids(request, request.ids))
             await self._release_unconfirmed(request, claim)
         except asyncio.CancelledError:
             self._unconfirmed_claims.add(request.worker)
@@ -162,14 +156,14 @@ class RedisQueueing:
         return claim
 
     async def _claim_ready(self, request: ClaimRequest) -> Claim:
-        """Claims of plain jobs and of those under limits alternate: whose turn it is comes first."""
-        claiming = RedisClaimProgress(request, self._served_named)
+        """Claims jobs under no limit and jobs under limits; which of the two comes first alternates."""
+        claiming = RedisClaimBuilder(request, self._served_named)
         limited_first = self._is_limited_first
         try:
             if limited_first:
                 await self._claim_limited(request, claiming, promote=True)
             promoted = claiming.promoted
-            await self._claim_plain(request, claiming)
+            await self._claim_unlimited(request, claiming)
             for queue in claiming.unassigned:
                 await self._assigner.assign_ready(request.worker, queue, isolated=request.isolated)
             is_changed = claiming.promoted > promoted or claiming.unassigned
@@ -180,9 +174,9 @@ class RedisQueueing:
                 raise
         if claiming.jobs:
             self._is_limited_first = claiming.is_limited and not claiming.began_limited
-        return claiming.to_claim()
+        return claiming.to_claim(receives_notifications=self._notifications.is_listening("ready"))
 
-    async def _claim_limited(self, request: ClaimRequest, claiming: RedisClaimProgress, *, promote: bool) -> None:
+    async def _claim_limited(self, request: ClaimRequest, claiming: RedisClaimBuilder, *, promote: bool) -> None:
         common = (request.worker, span_us(request.lease_for), self._pool.address.task)
         more = True
         while more and (arguments := claiming.limited_call(self._served_limited, promote=promote)) is not None:
@@ -197,7 +191,7 @@ class RedisQueueing:
             claiming.expired += self._ended(reply.pop())
             more = claiming.take_limited(await self._readable(reply[0], request.worker), reply)
 
-    async def _claim_plain(self, request: ClaimRequest, claiming: RedisClaimProgress) -> None:
+    async def _claim_unlimited(self, request: ClaimRequest, claiming: RedisClaimBuilder) -> None:
         common = (request.worker, span_us(request.lease_for), self._pool.address.task)
         while not claiming.over:
             batches = [(*common, *arguments) for arguments in claiming.script_calls(self._served)]
@@ -223,33 +217,33 @@ class RedisQueueing:
         self._notifications.notify_done((), [each.job_id for each in expired])
         return expired
 
-    async def _claim_delivered(self, request: ClaimRequest, only: Sequence[str]) -> Claim:
-        delivery = DeliveryProgress(request)
-        for ids in in_batches(list(dict.fromkeys(only)), MAX_BATCH):
+    async def _claim_ids(self, request: ClaimRequest, wanted: Sequence[str]) -> Claim:
+        building = RedisIdClaimBuilder(request)
+        for ids in in_batches(list(dict.fromkeys(wanted)), MAX_BATCH):
             try:
                 taken, until, stopped_at_last_attempt, flat = await self._pool.run(
-                    self._scripts["deliver"],
+                    self._scripts["claim_ids"],
                     request.worker,
                     span_us(request.lease_for),
                     self._pool.address.task,
-                    *delivery.script_arguments(),
+                    *building.script_arguments(),
                     *ids,
                     on_uncertain=lambda: self._unconfirmed_claims.add(request.worker),
                     extra=request.limit / CLAIMED_A_SECOND,
                 )
             except HoldfastError:
-                if delivery.jobs:  # these are ours already
+                if building.jobs:  # these are ours already
                     break
                 raise
-            delivery.expired += self._ended(flat)
-            delivery.take(
+            building.expired += self._ended(flat)
+            building.take(
                 await self._readable(taken, request.worker),
                 int(until),
                 stopped_at_last_attempt=bool(stopped_at_last_attempt),
             )
-            if delivery.stopped_at_last_attempt:
+            if building.stopped_at_last_attempt:
                 break
-        return delivery.to_claim(len(only))
+        return building.to_claim(len(wanted))
 
     async def _release_unconfirmed(self, request: ClaimRequest, claim: Claim) -> None:
         """Gives back the jobs of unanswered claims, which were never started, except for this claim's."""
@@ -363,7 +357,7 @@ class RedisQueueing:
                 retry_for=HEARTBEAT_RETRY_SHARE * lease_for.total_seconds(),
             )
             command = reply[0].decode()
-            statuses += [_HELD[each] for each in reply[1:]]
+            statuses += [_LEASE_STATUSES[each] for each in reply[1:]]
         return HeartbeatReply(statuses=statuses, command=WorkerCommand(command))
 
     # ── log lines ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -381,7 +375,7 @@ class RedisQueueing:
         await self._pool.run(self._scripts["deregister"], worker)
 
     async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
-        await wait_for_news(self._notifications, self._query.any_finished, topics, timeout)
+        await wait_for_topics(self._notifications, self._query.any_finished, topics, timeout)
 
 
 class _Sent:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from holdfast.core.models import NewJob
 from holdfast.core.schedule import DueSchedules, Schedule, ScheduleChange, decode_schedules, encode_schedule
 from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.stores.connections.redis import Script
-from holdfast.stores.redis.encoding import encode_submission
 from holdfast.stores.redis.notifications import RedisNotifications
 from holdfast.stores.redis.pool import NamespacePool
 from holdfast.stores.redis.server_info import EvictionWatch
+from holdfast.stores.redis.submission import encode_submission
 
 
 class RedisSchedules:
@@ -50,12 +51,10 @@ class RedisSchedules:
         self._note_stored(change.jobs, stored)
         return int(revision)
 
-    def _note_stored(self, jobs: Sequence[NewJob], stored: list[object]) -> None:
+    def _note_stored(self, jobs: Sequence[NewJob], stored: list[Any]) -> None:
         if len(stored) > len(jobs):
-            number, last = stored.pop(), len(jobs) - 1 - stored[::-1].index(1)
-            self._pool.note_stored(
-                int(str(number, "ascii") if isinstance(number, bytes) else str(number)), jobs[last].id
-            )
+            entry, last = stored.pop(), len(jobs) - 1 - stored[::-1].index(1)
+            self._pool.note_stored(entry, jobs[last].id)
         self._notifications.notify_done({f"queue:{job.queue}" for job in jobs})
 
     async def read_schedules(self, name: str | None = None, *, after: str = "", limit: int = 1000) -> list[Schedule]:

@@ -11,7 +11,7 @@ from holdfast.stores.connections.redis_protocol import Argument
 
 FIELDS = (
     *("state", "spec", "dueTime", "seq", "lost_leases", "key", "endTime", "expiresAt", "pickupTime", "partition"),
-    *("waits", "waitNumber", "awaited", "members", "failed", "hold"),
+    *("waits", "waitNumber", "awaited", "members", "failed", "submitting"),
 )
 """Fields that are read of a job's hash."""
 
@@ -45,7 +45,7 @@ _TYPES = {
 _TYPES_OF_MANY = {
     b"priorities:": b"zset",
     b"quarantine:": b"zset",
-    **dict.fromkeys((b"partition:", b"turns:", b"parked:", b"waiting:", b"idle_turns:"), b"zset"),
+    **dict.fromkeys((b"partition:", b"start_tags:", b"throttled:", b"full:", b"idle_start_tags:"), b"zset"),
     b"index:": b"hash",
     b"attempts:": b"list",
     b"lines:": b"stream",
@@ -127,7 +127,7 @@ class IndexedJob(NamedTuple):
     members: int | None = None
     """Of a batch."""
     failed: int = 0
-    is_held: bool = False
+    is_submitting: bool = False
 
     @property
     def is_scheduled(self) -> bool:
@@ -142,7 +142,7 @@ class IndexedJob(NamedTuple):
     @classmethod
     def from_hash(cls, fields: Sequence[bytes | None]) -> IndexedJob | None:
         """From FIELDS. None for a hash without a state: not ours. ValueError for values that make no sense."""
-        state, spec, due, seq, lost_leases, key, ended, expires, picked, buckets, *waiting = fields
+        state, spec, due, seq, lost_leases, key, ended, expires, picked, buckets, *wait_fields = fields
         if state is None:
             return None
         match = _SPEC.match(spec or b"")
@@ -153,7 +153,7 @@ class IndexedJob(NamedTuple):
         is_limited = buckets is not None and spec is not None and _LIMITED.search(spec)
         partition, _, weights = buckets.partition(b"\n") if buckets is not None and is_limited else (None, b"", b"")
         instant = int(expires) if expires is not None and picked is None else None
-        waits, wait_number, awaited, members, failed, hold = waiting
+        waits, wait_number, awaited, members, failed, submitting = wait_fields
         kept = cls(state, queue, priority, *numbers, key, int(ended or 0), partition, weights or None, instant)
         return kept._replace(
             waits=int(waits or 0),
@@ -162,7 +162,7 @@ class IndexedJob(NamedTuple):
             has_started=picked is not None,
             members=None if members is None else int(members),
             failed=int(failed or 0),
-            is_held=hold is not None,
+            is_submitting=submitting is not None,
         )
 
 
@@ -195,5 +195,5 @@ ASIDE = "keys that make no sense moved to …:foreign:…"
 COUNTED = "counts corrected"
 INDEXED = "places in the index corrected"
 KEYED = "idempotency keys corrected"
-WAITING = "waits for other jobs and signals corrected"
+WAITS_CORRECTED = "waits for other jobs and signals corrected"
 FORGOTTEN = "remains of jobs that are gone removed"

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from holdfast.core.batches import batch_result, describe_failed_members
 from holdfast.core.dependencies import describe_failed_dependency
 from holdfast.core.models import TERMINAL, Reason
-from holdfast.stores.redis.snapshot import OUT, WAITING, IndexedJob, NamespaceSnapshot, RepairStep
+from holdfast.stores.redis.snapshot import OUT, WAITS_CORRECTED, IndexedJob, NamespaceSnapshot, RepairStep
 
 _EDGE = re.compile(rb"(success|failure|end) (open|met|failed) (\d+)")
 _ENDED = frozenset(state.value.encode() for state in TERMINAL)
@@ -40,7 +40,7 @@ class _Edge(NamedTuple):
         match = _EDGE.fullmatch(text)
         return None if match is None else cls(match[1], match[2], match[3])
 
-    def decided_by(self, how: bytes) -> _Edge:
+    def resolved_by(self, how: bytes) -> _Edge:
         """Returns the edge after the end of its job."""
         is_met = self.condition == b"end" or (self.condition == b"success") == (how == b"succeeded")
         return self._replace(state=b"met" if is_met else b"failed")
@@ -76,25 +76,25 @@ class _WaitAudit:
 
     # ── dependencies ──────────────────────────────────────────────────────────────────────────────────────────
     def check_dependencies(self) -> Iterator[RepairStep]:
-        """Decides dependencies on jobs that have ended or are gone, level by level; then checks who waits still."""
+        """Resolves dependencies on jobs that have ended or are gone, level by level; then checks who waits still."""
         for waiter, fields in self._each("dependencies:"):
             if waiter in self._jobs:
                 yield from self._read_edges(waiter, fields)
         for job, kept in self._jobs.items():
             if kept.members is not None:
                 self._edges.setdefault(job, {})
-        undecided = [*self._edges]
-        while undecided:
+        unresolved = [*self._edges]
+        while unresolved:
             ended = set()
-            for waiter in undecided:
-                yield from self._decide(waiter)
+            for waiter in unresolved:
+                yield from self._resolve(waiter)
                 if self._jobs[waiter].members is not None:
                     yield from self._check_batch(waiter)
                 elif waiter in self._failures and self._is_unstarted_waiter(waiter):
                     yield self._cancel(waiter)
                 if self._jobs[waiter].state in _ENDED:
                     ended.add(waiter)
-            undecided = [*{waiter for job in ended for waiter in self._waiters[job]}]
+            unresolved = [*{waiter for job in ended for waiter in self._waiters[job]}]
         for job, kept in [*self._jobs.items()]:
             if kept.state == b"waiting" and kept.members is None:
                 yield from self._check_waits(job, kept)
@@ -109,23 +109,23 @@ class _WaitAudit:
             edges[job] = edge
             self._waiters[job].add(waiter)
 
-    def _decide(self, waiter: bytes) -> Iterator[RepairStep]:
+    def _resolve(self, waiter: bytes) -> Iterator[RepairStep]:
         key = self._names("dependencies:") + waiter
         for job, edge in [*self._edges[waiter].items()]:
             other = self._jobs.get(job)
             if other is None and job in self._seen.jobs:  # written by hand
                 continue
             how = b"deleted" if other is None else other.state
-            decided = edge.decided_by(how) if edge.state == b"open" and (other is None or how in _ENDED) else edge
-            if decided.state == b"failed":
+            resolved = edge.resolved_by(how) if edge.state == b"open" and (other is None or how in _ENDED) else edge
+            if resolved.state == b"failed":
                 self._failures.setdefault(waiter, (job, how))
             if other is None:
                 self._waiters[job].discard(waiter)
             if (
-                decided != edge
+                resolved != edge
             ):  # that on a deleted job stays: a failed one holds its waiter back, a child is started once
-                self._edges[waiter][job] = decided
-                yield RepairStep(WAITING, ("HSET", key, job, decided.text))
+                self._edges[waiter][job] = resolved
+                yield RepairStep(WAITS_CORRECTED, ("HSET", key, job, resolved.text))
 
     def _is_unstarted_waiter(self, waiter: bytes) -> bool:
         kept = self._jobs[waiter]
@@ -141,15 +141,15 @@ class _WaitAudit:
         self._jobs[waiter] = self._jobs[waiter]._replace(state=state, ended=self._seen.now)
         change = "state", state, "reason", Reason.DEPENDENCY.value, "endTime", self._seen.now
         pieces = (name, text[:64], *_pieces(name, text), *(("errorGroup", "batch") if state == b"dead" else ()))
-        return RepairStep(WAITING, ("HSET", self._names.job + waiter, *change, *pieces))
+        return RepairStep(WAITS_CORRECTED, ("HSET", self._names.job + waiter, *change, *pieces))
 
     def _check_batch(self, batch: bytes) -> Iterator[RepairStep]:
         """The numbers of a batch are those of its members, and it has ended if they have."""
         kept, states = self._jobs[batch], Counter(edge.state for edge in self._edges[batch].values())
-        members, failed, waits = states.total(), states[b"failed"], states[b"open"] + kept.is_held
+        members, failed, waits = states.total(), states[b"failed"], states[b"open"] + kept.is_submitting
         if (members, failed, waits) != (kept.members, kept.failed, kept.waits):
             numbers = ("members", members, "failed", failed, "waits", waits)
-            yield RepairStep(WAITING, ("HSET", self._names.job + batch, *numbers))
+            yield RepairStep(WAITS_CORRECTED, ("HSET", self._names.job + batch, *numbers))
         if kept.state == b"waiting" and not waits and failed:
             yield self._end(batch, b"dead", "error", describe_failed_members(failed, members))
         elif kept.state == b"waiting" and not waits:
@@ -163,11 +163,11 @@ class _WaitAudit:
         wait = kept.wait_number if kept.has_started else b"0"
         waits = 1 if has_receiver else sum(edge.state != b"met" and edge.wait == wait for edge in edges)
         if waits != kept.waits:
-            yield RepairStep(WAITING, ("HSET", self._names.job + job, "waits", waits))
+            yield RepairStep(WAITS_CORRECTED, ("HSET", self._names.job + job, "waits", waits))
         if not waits:
             self._jobs[job] = kept._replace(state=b"scheduled", due=self._seen.now)
             change = ("state", "scheduled", "dueTime", self._seen.now)
-            yield RepairStep(WAITING, ("HSET", self._names.job + job, *change))
+            yield RepairStep(WAITS_CORRECTED, ("HSET", self._names.job + job, *change))
 
     def check_dependents(self) -> Iterator[RepairStep]:
         """Each job knows those that wait for it, and no others."""
@@ -180,9 +180,9 @@ class _WaitAudit:
                 continue
             key = self._names("dependents:") + job
             for waiter in waiters - self._seen.zsets.get(key, {}).keys():
-                yield RepairStep(WAITING, ("ZADD", key, 0, waiter))
+                yield RepairStep(WAITS_CORRECTED, ("ZADD", key, 0, waiter))
             if not kept.is_awaited:
-                yield RepairStep(WAITING, ("HSET", self._names.job + job, "awaited", 1))
+                yield RepairStep(WAITS_CORRECTED, ("HSET", self._names.job + job, "awaited", 1))
 
     def check_kept_jobs(self) -> Iterator[RepairStep]:
         """Jobs that are kept longer than their retention are in the state that is said of them."""
@@ -202,7 +202,7 @@ class _WaitAudit:
             if topic is not None and kept is not None and kept.state == b"waiting":
                 key = self._names("receivers:") + topic
                 if job not in self._seen.zsets.get(key, {}):
-                    yield RepairStep(WAITING, ("ZADD", key, _number(fields.get(b"since")), job))
+                    yield RepairStep(WAITS_CORRECTED, ("ZADD", key, _number(fields.get(b"since")), job))
         for key, topic, members in self._each_zset("receivers:"):
             for job in members:
                 kept = self._jobs.get(job)
@@ -217,7 +217,7 @@ class _WaitAudit:
         for signal in sent.keys() - signals.keys():
             yield RepairStep(OUT, ("ZREM", self._names("signals_sent"), signal))
         for signal in signals.keys() - sent.keys():
-            yield RepairStep(WAITING, ("ZADD", self._names("signals_sent"), self._seen.now, signal))
+            yield RepairStep(WAITS_CORRECTED, ("ZADD", self._names("signals_sent"), self._seen.now, signal))
         topics = {signal: topic for signal, text in signals.items() if (topic := _topic_of(text)) is not None}
         positions, last = {}, max(kept.values(), default=0)
         for signal in sorted(topics, key=lambda each: (kept.get(each, last + 1), sent.get(each, 0), each)):
@@ -236,7 +236,7 @@ class _WaitAudit:
             yield RepairStep(OUT, ("ZREM", key, member))
         for member, score in wanted.items():
             if there.get(member) != score:
-                yield RepairStep(WAITING, ("ZADD", key, score, member))
+                yield RepairStep(WAITS_CORRECTED, ("ZADD", key, score, member))
 
 
 def _pieces(name: str, text: str) -> list[str]:

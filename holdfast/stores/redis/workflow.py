@@ -25,10 +25,11 @@ from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.stores.common.requests import extra_timeout
 from holdfast.stores.connections.redis import Script, in_batches
 from holdfast.stores.redis.claiming import MAX_BATCH
-from holdfast.stores.redis.encoding import decode_text, encode_submission, fields_of, span_us, state_of, whole_number
+from holdfast.stores.redis.encoding import decode_text, fields_of, span_us, state_of, whole_number
 from holdfast.stores.redis.notifications import RedisNotifications
 from holdfast.stores.redis.pool import NamespacePool
 from holdfast.stores.redis.server_info import EvictionWatch
+from holdfast.stores.redis.submission import encode_submission
 
 
 class RedisWorkflow:
@@ -61,7 +62,7 @@ class RedisWorkflow:
                     step.worker or "",
                     step.name,
                     step.number,
-                    int(step.in_order),
+                    int(step.by_handler),
                     "" if step.result is None else "=" + step.result,
                 )
             ]
@@ -82,13 +83,13 @@ class RedisWorkflow:
             step.worker or "",
             step.name,
             step.number,
-            int(step.in_order),
+            int(step.by_handler),
             wait.topic,
             span_us(wait.timeout),
             synced=True,
         )
         if not status:
-            return SignalReceipt(is_held=False)
+            return SignalReceipt(has_lease=False)
         if status == _WAITS:
             return SignalReceipt(left=int(found[0]) * MICROSECOND)
         return SignalReceipt(result=decode_text(found[0]) if found and found[0] is not None else None)
@@ -150,8 +151,8 @@ class RedisWorkflow:
         """Notes the number of submission of the last child that was created."""
         stored = [] if reply is None else reply[1]
         if len(stored) > len(batch):
-            *answers, number = stored
-            self._pool.note_stored(int(number), batch[len(answers) - 1 - answers[::-1].index(1)].id)
+            *answers, entry = stored
+            self._pool.note_stored(entry, batch[len(answers) - 1 - answers[::-1].index(1)].id)
 
     async def read_batch(self, job_id: str) -> BatchProgress | None:
         found = await self._pool.run(self._scripts["read_batch"], job_id)
@@ -198,7 +199,7 @@ _CONDITIONS, _EDGE_STATES = frozenset(Condition), frozenset(DependencyState)
 
 def _step(name: bytes, text: bytes) -> Step:
     head, _, result = text.partition(b"\n")
-    number, in_order, claims, ended_at_us = map(int, head.split(b" "))
+    number, by_handler, claims, ended_at_us = map(int, head.split(b" "))
     return Step(
-        decode_text(name), number, bool(in_order), claims, ended_at_us, decode_text(result[1:]) if result else None
+        decode_text(name), number, bool(by_handler), claims, ended_at_us, decode_text(result[1:]) if result else None
     )

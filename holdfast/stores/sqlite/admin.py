@@ -14,8 +14,8 @@ from holdfast.stores.common.searches import UNSUCCESSFUL
 from holdfast.stores.sqlite.dependencies import renew_dependencies, run_flow
 from holdfast.stores.sqlite.encoding import INLINE_PAYLOAD, as_json, decode_unique, filter_parameters, span_us
 from holdfast.stores.sqlite.limits import LimitedFamily
-from holdfast.stores.sqlite.maintenance import decide_in, delete_rows
-from holdfast.stores.sqlite.submission import NOT_STARTED_STATES, rewrite_waiting, take_unique
+from holdfast.stores.sqlite.maintenance import delete_rows, resolve_in
+from holdfast.stores.sqlite.submission import NOT_STARTED_STATES, rewrite_unstarted, take_unique
 from holdfast.stores.sqlite.writer import Transaction
 
 
@@ -32,7 +32,7 @@ class SqliteAdmin(LimitedFamily, SelectionAdmin):
         unstarted = connection.execute(self._sql["cancel_unstarted"], values).fetchall()
         running = connection.execute(self._sql["cancel_running"], {"ids": batch}).fetchall()
         transaction.ended += [job_id for job_id, _ in unstarted]
-        decide_in(transaction, self._sql, [(job_id, JobState.CANCELLED) for job_id, awaited in unstarted if awaited])
+        resolve_in(transaction, self._sql, [(job_id, JobState.CANCELLED) for job_id, awaited in unstarted if awaited])
         for _, worker in running:
             transaction.notify_topic(f"worker:{worker}")
         changed = {job_id: JobState.CANCELLED for job_id, _ in unstarted}
@@ -81,9 +81,9 @@ class SqliteAdmin(LimitedFamily, SelectionAdmin):
             connection.execute(self._sql["forget_receivers"], forgotten)
         waiters = [seq for seq, *_, is_waiter in rows if is_waiter]
         awaited = [row[1] for row in rows if row[4]]
-        waiting = run_flow(connection, renew_dependencies(self._sql, waiters, awaited))
+        waits_again = run_flow(connection, renew_dependencies(self._sql, waiters, awaited))
         changed = {job_id: STATES[code] for _, job_id, _, code, *_ in rows}
-        return self._operated(transaction, ids, changed | dict.fromkeys(waiting, JobState.WAITING), chosen.more)
+        return self._operated(transaction, ids, changed | dict.fromkeys(waits_again, JobState.WAITING), chosen.more)
 
     def _with_unique_keys(self, transaction: Transaction, ids: Sequence[str], *, force: bool) -> set[str]:
         """Takes the unique keys of jobs to be replayed; returns the jobs without those whose key another job holds."""
@@ -110,7 +110,7 @@ class SqliteAdmin(LimitedFamily, SelectionAdmin):
 
     def _edit_in(self, transaction: Transaction, job_id: str, changes: JobChanges) -> BulkResult:
         now_us, unstarted = transaction.now_us, changes.will_expire
-        flow = rewrite_waiting(self._sql, job_id, changes, now_us, NOT_STARTED_STATES, unstarted=unstarted)
+        flow = rewrite_unstarted(self._sql, job_id, changes, now_us, NOT_STARTED_STATES, unstarted=unstarted)
         rows = run_flow(transaction.connection, flow)
         for _, _, queue in rows:
             transaction.notify_topic(f"queue:{queue}")
@@ -129,7 +129,7 @@ class SqliteAdmin(LimitedFamily, SelectionAdmin):
         unended = [
             (job_id, "deleted") for _, job_id, state, awaited in rows if awaited and STATES[state] not in TERMINAL
         ]
-        decide_in(transaction, self._sql, unended)
+        resolve_in(transaction, self._sql, unended)
         delete_rows(transaction, self._sql, [row[0] for row in rows], list(gone), keys_until=1 << 62)
         return self._operated(transaction, ids, gone, chosen.more)
 

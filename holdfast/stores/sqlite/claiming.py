@@ -13,12 +13,12 @@ from holdfast.stores.base import EVERY_QUEUE, ClaimRequest
 from holdfast.stores.common.requests import UNREADABLE, remaining_slots
 from holdfast.stores.sqlite.encoding import array_elements, as_json, decode_job, decode_jobs, decode_seqs
 from holdfast.stores.sqlite.limits import LimitedClaim
-from holdfast.stores.sqlite.maintenance import decide_in
+from holdfast.stores.sqlite.maintenance import resolve_in
 from holdfast.stores.sqlite.writer import Transaction
 
 
-class ClaimTaking:
-    """A claim's progress through its queues."""
+class SqliteClaimBuilder:
+    """Builds a claim, queue by queue."""
 
     def __init__(
         self, transaction: Transaction, statements: Mapping[str, str], request: ClaimRequest, until_us: int
@@ -30,7 +30,7 @@ class ClaimTaking:
         self.now_us = transaction.now_us
         self._lease = {"worker": request.worker, "until": until_us, "now": transaction.now_us}
         self._must_start_left = 1 << 30 if request.isolated else request.max_must_start
-        self.named = frozenset(request.capacity)  # those without a free slot too: the star is for the others
+        self.requested_queues = frozenset(request.capacity)  # those without a free slot too: the star is for the others
         self._slots = dict(request.capacity)
         self.jobs: list[Job] = []
         self.began_limited = False
@@ -52,13 +52,13 @@ class ClaimTaking:
         if self._request.isolated:
             self._take("pick_quarantined", queue=queue, limit=1)
             return
-        room = min(self.free_slots(queue), self._request.limit - len(self.jobs))
+        slots_left = min(self.free_slots(queue), self._request.limit - len(self.jobs))
         quarantined, suspect = self.connection.execute(self._sql["tiers"], {"queue": queue}).fetchone()
         self.quarantined = self.quarantined or bool(quarantined)
         if suspect and self._must_start_left > 0:
-            self._take("pick_with_suspects", queue=queue, limit=room, max_must_start=self._must_start_left)
+            self._take("pick_with_suspects", queue=queue, limit=slots_left, max_must_start=self._must_start_left)
         else:
-            self._take("pick_ready", queue=queue, limit=room)
+            self._take("pick_ready", queue=queue, limit=slots_left)
 
     def take_limited(self, claim: LimitedClaim, queue: str) -> bool:
         """Takes jobs under limits from one queue: no more than can start now. Returns whether it took any."""
@@ -66,9 +66,9 @@ class ClaimTaking:
         if self._request.isolated:
             seqs = [] if self.full else claim.choose_quarantined(queue)
         else:
-            left = min(self._request.limit, self._request.idle) - taken
-            room = min(self.free_slots(queue), left, self._must_start_left)
-            seqs = claim.choose_jobs(queue, room) if room > 0 else []
+            left = min(self._request.limit, self._request.free_runners) - taken
+            slots_left = min(self.free_slots(queue), left, self._must_start_left)
+            seqs = claim.choose_jobs(queue, slots_left) if slots_left > 0 else []
             quarantined = read_value(self.connection, self._sql["any_limited_quarantined"], {"queue": queue})
             self.quarantined = self.quarantined or bool(quarantined)
         if seqs:
@@ -76,21 +76,21 @@ class ClaimTaking:
             self.began_limited = self.began_limited or not taken
         return len(self.jobs) > taken
 
-    def take_delivered(self, ids: Sequence[str], capacity: Mapping[str, int], paused: set[str]) -> int:
+    def take_ids(self, ids: Sequence[str], capacity: Mapping[str, int], paused: set[str]) -> int:
         """Take just these ids; how many deliveries were refused, repeats included."""
         batch = as_json(dict.fromkeys(ids))
         max_tier = 1 << 30 if self._request.isolated else min(1, self._must_start_left)
         for queue, slots in capacity.items():
             every = queue == EVERY_QUEUE
-            excluded = paused | (self.named if every else set())
-            room = min(slots, (1 if self._request.isolated else self._request.limit) - len(self.jobs))
+            excluded = paused | (self.requested_queues if every else set())
+            slots_left = min(slots, (1 if self._request.isolated else self._request.limit) - len(self.jobs))
             self._take(
-                "pick_only",
+                "pick_ids",
                 ids=batch,
                 queue=None if every else queue,
                 excluded=as_json(sorted(excluded)),
                 max_tier=max_tier,
-                limit=room,
+                limit=slots_left,
             )
         return len(ids) - len(self.jobs)
 
@@ -126,7 +126,7 @@ class ClaimTaking:
             except UNREADABLE as error:
                 values = {"seq": seq, "now": self._lease["now"], "error": f"the stored job cannot be read: {error}"}
                 job_id, awaited = self.connection.execute(self._sql["mark_unreadable"], values).fetchone()
-                decide_in(self._transaction, self._sql, [(job_id, JobState.DEAD)] if awaited else [])
+                resolve_in(self._transaction, self._sql, [(job_id, JobState.DEAD)] if awaited else [])
         return jobs
 
 

@@ -23,26 +23,26 @@ _EARLIER_CHILD = 2
 _FAILING = "failing"  # of a batch that has not ended, and whose first member has failed
 
 
-class Decided(msgspec.Struct):
+class Resolution(msgspec.Struct):
     """Effects of ended jobs: queues with jobs that are due now; jobs that were cancelled, and batches that ended."""
 
     queues: set[str] = msgspec.field(default_factory=set)
     ended: list[str] = msgspec.field(default_factory=list)
 
-    def add(self, other: Decided) -> None:
+    def add(self, other: Resolution) -> None:
         """Adds further effects."""
         self.queues |= other.queues
         self.ended += other.ended
 
 
-def decide_dependencies(
+def resolve_dependencies(
     statements: Mapping[str, str], ended: Iterable[tuple[str, str]], now_us: int
-) -> StatementFlow[Decided]:
-    """Decides the dependencies on jobs that have ended, given with the word for how, and on those that this ends."""
-    decided = Decided()
+) -> StatementFlow[Resolution]:
+    """Resolves dependencies on jobs that ended, given as (id, how it ended), and on those that this ends."""
+    resolution = Resolution()
     level = list(ended)
     while level:
-        rows = yield Statement(statements["decide_dependencies"], (as_json(level),))
+        rows = yield Statement(statements["resolve_dependencies"], (as_json(level),))
         how = dict(level)
         met = Counter(waiter for waiter, state, _, child in rows if state == _MET and child != _EARLIER_CHILD)
         failed = Counter(waiter for waiter, state, _, _ in rows if state != _MET)
@@ -51,18 +51,18 @@ def decide_dependencies(
         }
         level = []
         if rows:
-            level = yield from _count_members(statements, met, failed, decided, now_us)
+            level = yield from _count_members(statements, met, failed, resolution, now_us)
         if met:
-            decided.queues |= yield from release_waiters(statements, met, now_us)
+            resolution.queues |= yield from release_waiters(statements, met, now_us)
         if failed:
             cancelled = yield Statement(statements["cancel_waiters"], (as_json(errors.items()), now_us))
-            decided.ended += [job_id for job_id, _ in cancelled]
+            resolution.ended += [job_id for job_id, _ in cancelled]
             level += [(job_id, JobState.CANCELLED) for job_id, awaited in cancelled if awaited]
-    return decided
+    return resolution
 
 
 def _count_members(
-    statements: Mapping[str, str], met: Mapping[int, int], failed: Mapping[int, int], decided: Decided, now_us: int
+    statements: Mapping[str, str], met: Mapping[int, int], failed: Mapping[int, int], effects: Resolution, now_us: int
 ) -> StatementFlow[list[tuple[str, str]]]:
     """Counts ends in the batches among the jobs that wait. Returns those that have ended, or will not succeed now."""
     counts = as_json((waiter, met.get(waiter, 0), failed.get(waiter, 0)) for waiter in {*met, *failed})
@@ -71,7 +71,7 @@ def _count_members(
     for seq, job_id, awaited, code, failures in rows:
         state = STATES[code]
         if state in (JobState.SUCCEEDED, JobState.DEAD):
-            decided.ended.append(job_id)
+            effects.ended.append(job_id)
             level += [(job_id, str(state))] if awaited else []
         elif state is JobState.WAITING and 0 < failures == failed.get(seq, 0):
             level += [(job_id, _FAILING)] if awaited else []
@@ -134,11 +134,11 @@ def add_dependencies(
     rows = yield Statement(statements["await_jobs"], (as_json(conditions),))
     states = {job_id: STATES[code] for job_id, code, _ in rows}
     failing = {job_id for job_id, _, is_failing in rows if is_failing}
-    decided = {job_id: _decide(on, states.get(job_id), job_id in failing) for job_id, on in conditions.items()}
-    edges = as_json((job_id, on, decided[job_id]) for job_id, on in conditions.items())
+    edge_states = {job_id: _edge_state(on, states.get(job_id), job_id in failing) for job_id, on in conditions.items()}
+    edges = as_json((job_id, on, edge_states[job_id]) for job_id, on in conditions.items())
     yield Statement(statements["add_dependencies"], (job.id, edges, 0))
-    waits = sum(state != _MET for state in decided.values())
-    failed = next((job_id for job_id, state in decided.items() if state == _FAILED), None)
+    waits = sum(state != _MET for state in edge_states.values())
+    failed = next((job_id for job_id, state in edge_states.items() if state == _FAILED), None)
     if failed is not None:
         error = describe_failed_dependency(failed, states[failed])
         row: tuple[object, ...] = (job.id, CODES[JobState.CANCELLED], NEVER_US, waits, Reason.DEPENDENCY, error, now_us)
@@ -149,7 +149,7 @@ def add_dependencies(
     yield Statement(statements["set_waiting"], row)
 
 
-def _decide(on: str, state: JobState | None, is_failing: bool = False) -> int:
+def _edge_state(on: str, state: JobState | None, is_failing: bool = False) -> int:
     """State of a dependency on a job in a state; None: the job is gone, and has left its key.
 
     ``is_failing``: it is a batch of which a member has failed.
@@ -165,17 +165,17 @@ def _decide(on: str, state: JobState | None, is_failing: bool = False) -> int:
 
 def add_members(
     statements: Mapping[str, str], batch_id: str, members: Sequence[str], now_us: int
-) -> StatementFlow[Decided]:
+) -> StatementFlow[Resolution]:
     """Makes jobs members of a batch, unless they are already."""
     added = {job_id for (job_id,) in (yield Statement(statements["add_members"], (batch_id, as_json(members))))}
     if not added:
-        return Decided()
+        return Resolution()
     yield Statement(statements["add_member_count"], (batch_id, len(added)))
     rows = yield Statement(statements["await_jobs"], (as_json(added),))
     # A job that is gone, and has left its key, counts as one that has succeeded.
     states = dict.fromkeys(added, JobState.SUCCEEDED) | {job_id: STATES[code] for job_id, code, _ in rows}
     ended = [(job_id, state) for job_id, state in states.items() if state in TERMINAL]
-    return (yield from decide_dependencies(statements, ended, now_us))
+    return (yield from resolve_dependencies(statements, ended, now_us))
 
 
 def wait_for_children(
@@ -185,7 +185,7 @@ def wait_for_children(
     seq, job_id = parent
     rows = yield Statement(statements["await_jobs"], (as_json(children),))
     states = {child: STATES[code] for child, code, _ in rows}
-    edges = as_json((child, Condition.END, _decide(Condition.END, state)) for child, state in states.items())
+    edges = as_json((child, Condition.END, _edge_state(Condition.END, state)) for child, state in states.items())
     yield Statement(statements["begin_wait"], (seq,))
     yield Statement(statements["add_dependencies"], (job_id, edges, 1))
     yield Statement(statements["leave_receiver"], (seq,))
@@ -197,14 +197,14 @@ def renew_dependencies(
     statements: Mapping[str, str], waiters: Sequence[int], awaited: Sequence[str]
 ) -> StatementFlow[set[str]]:
     """After a replay: of ``waiters``, jobs by their rows, and on ``awaited``. Returns the jobs that wait again."""
-    waiting: set[str] = set()
+    again: set[str] = set()
     restored = yield from _reopen_dependencies(statements, awaited)
     if waiters:
         yield Statement(statements["renew_dependencies"], (as_json(waiters),))
         rows = yield Statement(statements["wait_again"], (as_json(waiters),))
-        waiting = {job_id for job_id, state in rows if STATES[state] is JobState.WAITING}
+        again = {job_id for job_id, state in rows if STATES[state] is JobState.WAITING}
         yield from _reopen_dependencies(statements, [*awaited, *restored])
-    return waiting
+    return again
 
 
 def _reopen_dependencies(statements: Mapping[str, str], awaited: Sequence[str]) -> StatementFlow[list[str]]:

@@ -80,18 +80,20 @@ def expiry_us(job: NewJob | JobChanges, now_us: int) -> int | None:
 
 
 def options_text(options: Options | None) -> str | None:
-    """Options as they are stored; None for a plain job."""
+    """Options as they are stored; None for a job without any."""
     return None if options is None or options == Options() else encode_json(options).decode()
 
 
 def job_row(job: NewJob, now_us: int) -> tuple[object, ...]:
     """The parameters of the insert statements, in their order."""
-    run_at = eligible_us(job, now_us)
+    is_timed = job.delay is not None or job.run_at_us is not None
+    run_at = eligible_us(job, now_us) if is_timed else now_us
+    payload = job.payload
     return (
         job.id,
         job.queue,
         job.task,
-        job.payload if len(job.payload) <= INLINE_PAYLOAD else None,
+        payload if len(payload) <= INLINE_PAYLOAD else None,
         0 if run_at <= now_us else 1,
         -job.priority,
         run_at,

@@ -20,7 +20,7 @@ class Feed:
         self._sql = statements
 
     def events(
-        self, reader: sqlite3.Connection, now_us: int, after: str | None, *, limit: int, max_age: timedelta
+        self, reader: sqlite3.Connection, now_us: int, after: str | int | None, *, limit: int, max_age: timedelta
     ) -> JobEvents:
         """Returns the events after a mark."""
         if after is None:

@@ -13,7 +13,7 @@ from holdfast.core.steps import NewStep, StepReceipt
 from holdfast.stores.base import Statement, StatementFlow
 from holdfast.stores.common.named_sql import STATES
 from holdfast.stores.sqlite.connection import SOUND_CHECKPOINT
-from holdfast.stores.sqlite.dependencies import decide_dependencies
+from holdfast.stores.sqlite.dependencies import resolve_dependencies
 from holdfast.stores.sqlite.limits import LimitedFamily
 from holdfast.stores.sqlite.submission import submit_one_by_one
 from holdfast.stores.sqlite.writer import Transaction
@@ -39,7 +39,7 @@ class SqliteExternal(LimitedFamily):
         if sqlite3.sqlite_version_info < SOUND_CHECKPOINT:
             yield Statement("pragma wal_autocheckpoint=0")  # see connection.py: ours run alone
 
-    def submit_steps(self, jobs: Sequence[NewJob]) -> StatementFlow[list[Submitted]]:
+    def submit_flow(self, jobs: Sequence[NewJob]) -> StatementFlow[list[Submitted]]:
         self._opened().identity.check_files()
         return self._submit(jobs)
 
@@ -49,22 +49,22 @@ class SqliteExternal(LimitedFamily):
         answers, _ = yield from submit_one_by_one(self._sql, self._limits.cache.table.bind(jobs), self._now())
         return answers
 
-    def complete_steps(self, lease: Lease, result: str | None) -> StatementFlow[Settled]:
+    def complete_flow(self, lease: Lease, result: str | None, worker: str | None = None) -> StatementFlow[Settled]:
         self._opened().identity.check_files()
-        return self._complete(lease, result)
+        return self._complete(lease, result, worker)
 
-    def _complete(self, lease: Lease, result: str | None) -> StatementFlow[Settled]:
+    def _complete(self, lease: Lease, result: str | None, worker: str | None) -> StatementFlow[Settled]:
         yield Statement(self._sql["begin_writing"])
         # The clock is read as the one who writes: no other's ending that is dated later can be seen sooner.
-        done = yield Statement(self._sql["complete"], (lease.job_id, lease.claims, result, self._now()))
+        done = yield Statement(self._sql["complete"], (lease.job_id, lease.claims, result, self._now(), worker))
         if done and done[0][0]:
             ended = [(lease.job_id, JobState.SUCCEEDED)]
-            yield from decide_dependencies(self._sql, ended, self._now())
+            yield from resolve_dependencies(self._sql, ended, self._now())
         rows = yield Statement(self._sql["completed"], (lease.job_id,))
         state = STATES[rows[0][0]] if rows else None
         return Settled(lease.job_id, lease.claims, bool(done), state)
 
-    def record_step(self, step: NewStep, previous: str | None) -> StatementFlow[StepReceipt]:
+    def record_step_flow(self, step: NewStep, previous: str | None) -> StatementFlow[StepReceipt]:
         self._opened().identity.check_files()
         return self._record(step, previous)
 
@@ -73,10 +73,10 @@ class SqliteExternal(LimitedFamily):
         now_us, lease = self._now(), step.lease
         jobs = yield Statement(self._sql["held_job"], (lease.job_id, lease.claims, step.worker, now_us))
         if not jobs:
-            return StepReceipt(is_held=False)
-        row = (jobs[0][0], step.name, step.number, step.in_order, lease.claims, now_us, step.result, previous)
+            return StepReceipt(has_lease=False)
+        row = (jobs[0][0], step.name, step.number, step.by_handler, lease.claims, now_us, step.result, previous)
         recorded = yield Statement(self._sql["record_step"], row)
-        return StepReceipt(is_held=True, is_recorded=bool(recorded))
+        return StepReceipt(has_lease=True, is_recorded=bool(recorded))
 
     async def tx_outcome(self, lease: Lease) -> TxOutcome:
         return await self._opened().writer.call(lambda transaction: self._outcome(transaction, lease))

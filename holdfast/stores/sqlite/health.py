@@ -104,7 +104,7 @@ def _version() -> Finding:
         "sqlite",
         "ok",
         f"SQLite {version} has the WAL-reset fault (mended in 3.51.3); Holdfast checkpoints alone, under a lock",
-        "programs of yours that write this file should set wal_autocheckpoint=0",
+        "programs of yours that write this file should set wal_autocheckpoint=0 (the Django integration does)",
     )
 
 

@@ -19,6 +19,8 @@ from holdfast.stores.sqlite.connection import BUSY_SECONDS, bare_connection
 _PAUSE = 0.005  # seconds between attempts to have the file alone
 _SIDE_FILES = ("-wal", "-shm")
 _FRAMES = slice(16, 20)  # of the index: how many frames of the log are valid
+_LOG_HEADER, _FRAME_HEADER = 32, 24  # bytes
+_PAGE_SIZE, _LOG_SALT, _FRAME_SALT = slice(8, 12), slice(16, 24), slice(8, 16)
 
 
 class FileIdentity:
@@ -29,23 +31,32 @@ class FileIdentity:
         self._connection = connection
         connection.execute("select count(*) from sqlite_master").fetchall()  # a new file has them from its first read
         self.inodes = read_inodes(path)
-        self._known = tuple(zip((path, *(path + suffix for suffix in _SIDE_FILES)), self.inodes, strict=True))
+        paths = path, *(path + suffix for suffix in _SIDE_FILES)
+        self._known = tuple(zip(paths, self.inodes, (False, True, False), strict=True))
         self._log_path, self._index_path = (path + suffix for suffix in _SIDE_FILES)
         self._log = os.open(self._log_path, os.O_RDONLY | os.O_CLOEXEC)
         self._index: int | None = None
         self._log_has_begun = False
+        self.log_header = b""
+        """Header of the log at the last check: another one each time that SQLite begins the log anew."""
         self.is_replaced = False
 
     def check_files(self) -> None:
         """Raises ``StoreReplaced`` if a file was removed, replaced or cut to 0 bytes."""
-        for path, inode in self._known:
-            self._check(path, inode)
+        for path, inode, may_be_empty in self._known:
+            self._check(path, inode, may_be_empty)
         self._check_log()
 
     def check_side_files(self) -> None:
         """The same for the index and the content of the log."""
         self._check(*self._known[-1])
         self._check_log()
+
+    def log_has_frame(self, number: int) -> bool:
+        """Returns True if the log has so many frames since SQLite began it anew. Older ones may lie behind them."""
+        size = _FRAME_HEADER + int.from_bytes(self.log_header[_PAGE_SIZE], "big")
+        header = os.pread(self._log, _FRAME_HEADER, _LOG_HEADER + (number - 1) * size)
+        return bool(header) and header[_FRAME_SALT] == self.log_header[_LOG_SALT]
 
     def keep_if_replaced(self) -> None:
         """Keeps the connection open if a file was replaced since the last call. Called before connections close."""
@@ -57,8 +68,8 @@ class FileIdentity:
         os.close(self._log)
 
     def _check_log(self) -> None:
-        header = os.pread(self._log, 4, 0)
-        if header and any(header):
+        self.log_header = header = os.pread(self._log, _LOG_HEADER, 0)
+        if any(header[:4]):
             self._log_has_begun = True
         elif header or (self._log_has_begun and self._has_lost_frames()):
             raise self._replaced(self._log_path, "was cut to 0 bytes")
@@ -70,14 +81,14 @@ class FileIdentity:
         # Twice: the other program may have written the next frames between the two looks.
         return all(any(os.pread(self._index, 48, 0)[_FRAMES]) and not os.pread(self._log, 4, 0) for _ in range(2))
 
-    def _check(self, path: str, inode: int | None) -> None:
+    def _check(self, path: str, inode: int | None, may_be_empty: bool) -> None:
         try:
             status = os.stat(path)  # noqa: PTH116 - four times a transaction, and a Path costs more than the call
         except FileNotFoundError:
             raise self._replaced(path, "was removed") from None
         if status.st_ino != inode:
             raise self._replaced(path, "was replaced")
-        if not status.st_size and not path.endswith("-wal"):
+        if not may_be_empty and not status.st_size:
             raise self._replaced(path, "was cut to 0 bytes")
 
     def _replaced(self, path: str, what: str) -> StoreReplaced:

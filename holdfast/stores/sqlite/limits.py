@@ -40,7 +40,7 @@ _MAX_ASSIGNED = 10_000  # and in all
 _UNBLOCKED = 1000  # partitions that a claim looks at again, as their time has come
 _PAGE = 100  # partitions that a claim reads at a time
 _FIRST_JOBS = 32  # of a partition, behind its first one
-_NEVER = 1 << 62  # a turn that never comes
+_NEVER = 1 << 62  # a start tag that never comes
 
 
 class SqliteLimits(SqliteFamily):
@@ -135,9 +135,9 @@ class SqliteLimits(SqliteFamily):
 
         return await self._opened().read(read_use)
 
-    async def count_waiting(self, buckets: Sequence[str], *, max_count: int) -> list[int]:
+    async def count_unstarted(self, buckets: Sequence[str], *, max_count: int) -> list[int]:
         values = {"buckets": as_json(buckets), "max_count": max_count}
-        rows = await self._opened().read(lambda reader: reader.execute(self._sql["count_waiting"], values).fetchall())
+        rows = await self._opened().read(lambda reader: reader.execute(self._sql["count_unstarted"], values).fetchall())
         return [number for (number,) in rows]
 
     async def take_tokens(self, bucket: str, tokens: int) -> timedelta:
@@ -206,7 +206,7 @@ def write_partitions(
 
 
 class LimitedClaim:
-    """A claim's jobs under limits: chosen by turns, admitted by their buckets."""
+    """A claim's jobs under limits: chosen by start tags, admitted by their buckets."""
 
     def __init__(
         self, connection: sqlite3.Connection, statements: Mapping[str, str], table: LimitTable, now_us: int
@@ -232,21 +232,21 @@ class LimitedClaim:
             if len(rows) < _ASSIGNED:
                 return
 
-    def choose_jobs(self, queue: str, room: int) -> list[int]:
-        """Chooses up to ``room`` jobs of a queue; returns their rows in their order."""
+    def choose_jobs(self, queue: str, max_jobs: int) -> list[int]:
+        """Chooses up to ``max_jobs`` jobs of a queue; returns their rows in their order."""
         unblocking = {"queue": queue, "now": self._now_us, "limit": _UNBLOCKED}
         self._connection.execute(self._sql["unblock_partitions"], unblocking)
-        row = self._connection.execute(self._sql["queue_turn"], {"queue": queue}).fetchone()
-        if row is None or room <= 0:
+        row = self._connection.execute(self._sql["queue_virtual_time"], {"queue": queue}).fetchone()
+        if row is None or max_jobs <= 0:
             return []
-        turns = _Turns(self._connection, self._sql, queue, row[0], self._now_us, room)
+        start_tags = _StartTags(self._connection, self._sql, queue, row[0], self._now_us, max_jobs)
         chosen: list[int] = []
-        while len(chosen) < room and (partition := turns.next_partition()) is not None:
+        while len(chosen) < max_jobs and (partition := start_tags.next_partition()) is not None:
             if self._has_states:
                 self._load_states(partition)
             step = TURN // self._table.share_of(partition)
-            chosen += turns.serve(partition, step, self._admission.admit, room - len(chosen))
-        turns.save_turns()
+            chosen += start_tags.serve(partition, step, self._admission.admit, max_jobs - len(chosen))
+        start_tags.save_changes()
         self._save_buckets()
         return chosen
 
@@ -278,73 +278,81 @@ class LimitedClaim:
         self._admission.changed.clear()
 
 
-class _Turns:
-    """The partitions of a queue in the order of their turns, read page by page."""
+class _StartTags:
+    """The partitions of a queue in the order of their start tags, read page by page."""
 
     def __init__(
         self,
         connection: sqlite3.Connection,
         statements: Mapping[str, str],
         queue: str,
-        queue_turn: int,
+        virtual_time: int,
         now_us: int,
-        room: int,
+        max_jobs: int,
     ) -> None:
         self._connection = connection
         self._now_us = now_us
         self._sql = statements
         self._queue = queue
-        self._queue_turn = self._began_at = queue_turn
-        self._heap: list[tuple[int, int, str]] = []  # turn, number, partition
+        self._virtual_time = self._began_at = virtual_time
+        self._heap: list[tuple[int, int, str]] = []  # start tag, number, partition
         self._read_to: tuple[int, str] | None = (-1, "")  # where the next page begins; None: all were read
-        self._page = min(room, _PAGE)
-        self._room = room
+        self._page = min(max_jobs, _PAGE)
+        self._max_jobs = max_jobs
         self._jobs: dict[str, Iterator[tuple[int, str | None]]] = {}
         self._moved: dict[str, int] = {}
         self._numbers = itertools.count()
-        self._turn = queue_turn  # of the partition taken out last
+        self._start_tag = virtual_time  # of the partition taken out last
 
     def next_partition(self) -> str | None:
-        """Takes out the partition whose turn it is; None if there is no other."""
+        """Takes out the partition with the lowest start tag; None if there is no other."""
         while self._read_to is not None:
-            first = max(self._read_to[0], self._began_at)  # the earliest turn of a partition that was not read yet
+            first = max(self._read_to[0], self._began_at)  # the lowest start tag of a partition that was not read yet
             if self._heap and self._heap[0][0] <= first:
                 break
             self._read_page(*self._read_to)
         if not self._heap:
             return None
-        self._turn, _, partition = heapq.heappop(self._heap)
+        self._start_tag, _, partition = heapq.heappop(self._heap)
         return partition
 
-    def serve(self, partition: str, step: int, admit: Callable[[str, str | None], int | None], room: int) -> list[int]:
-        """Takes admitted jobs until another partition's turn comes; each moves the turn by ``step``. Returns rows."""
-        turn = self._turn
-        others_turn = self._heap[0][0] if self._heap else _NEVER
+    def serve(
+        self, partition: str, step: int, admit: Callable[[str, str | None], int | None], max_jobs: int
+    ) -> list[int]:
+        """Takes admitted jobs until another partition is first; each moves the start tag by ``step``. Returns rows."""
+        start_tag = self._start_tag
+        next_start_tag = self._heap[0][0] if self._heap else _NEVER
         if self._read_to is not None:
-            others_turn = min(others_turn, max(self._read_to[0], self._began_at))
+            next_start_tag = min(next_start_tag, max(self._read_to[0], self._began_at))
         rows: list[int] = []
         for seq, weights in self._jobs[partition]:
             blocked_until = admit(partition, weights)
             if blocked_until is not None:
                 break
             rows.append(seq)
-            turn += step
-            if turn >= others_turn or len(rows) == room:
-                heapq.heappush(self._heap, (turn, next(self._numbers), partition))
+            start_tag += step
+            if start_tag >= next_start_tag or len(rows) == max_jobs:
+                heapq.heappush(self._heap, (start_tag, next(self._numbers), partition))
                 break
         else:
-            self._drop_partition(partition, turn)
+            self._drop_partition(partition, start_tag)
             return rows
         if rows:
-            self._queue_turn = max(self._queue_turn, turn - step)
-            self._moved[partition] = turn
+            self._virtual_time = max(self._virtual_time, start_tag - step)
+            self._moved[partition] = start_tag
         if blocked_until is not None and blocked_until != KEEPS_TURN:
-            self._block_partition(partition, turn, blocked_until)
+            self._block_partition(partition, start_tag, blocked_until)
         return rows
 
-    def _read_page(self, turn: int, partition: str) -> None:
-        values = {"queue": self._queue, "turn": turn, "partition": partition, "now": self._now_us, "limit": self._page}
-        rows = self._connection.execute(self._sql["partitions_in_turn"], values).fetchall()
+    def _read_page(self, start_tag: int, partition: str) -> None:
+        values = {
+            "queue": self._queue,
+            "start_tag": start_tag,
+            "partition": partition,
+            "now": self._now_us,
+            "limit": self._page,
+        }
+        rows = self._connection.execute(self._sql["next_partitions"], values).fetchall()
         for name, at, seq, weights in rows:
             heapq.heappush(self._heap, (max(at, self._began_at), next(self._numbers), name))
             self._jobs[name] = self._read_jobs(name, seq, weights)
@@ -355,7 +363,7 @@ class _Turns:
         if first is None:
             return
         yield first, weights
-        size, offset = min(max(4, self._room // len(self._jobs)), _FIRST_JOBS, self._room), 1
+        size, offset = min(max(4, self._max_jobs // len(self._jobs)), _FIRST_JOBS, self._max_jobs), 1
         while True:
             values = {
                 "queue": self._queue,
@@ -369,24 +377,24 @@ class _Turns:
             if len(rows) < size:
                 return
             offset += size
-            size = min(4 * size, self._room)
+            size = min(4 * size, self._max_jobs)
 
-    def _block_partition(self, partition: str, turn: int, until: int) -> None:
+    def _block_partition(self, partition: str, start_tag: int, until: int) -> None:
         """Leaves a partition alone until an instant."""
         self._moved.pop(partition, None)
-        self._connection.execute(self._sql["move_partition"], (self._queue, partition, turn, until))
+        self._connection.execute(self._sql["move_partition"], (self._queue, partition, start_tag, until))
 
-    def _drop_partition(self, partition: str, turn: int) -> None:
-        """Forgets a partition without ready jobs, now that its turn has come.
+    def _drop_partition(self, partition: str, start_tag: int) -> None:
+        """Forgets a partition without ready jobs, now that it is first.
 
         Forgotten sooner, a key whose jobs come one by one would go first each time.
         """
-        self._queue_turn = max(self._queue_turn, turn)
+        self._virtual_time = max(self._virtual_time, start_tag)
         self._moved.pop(partition, None)
         self._connection.execute(self._sql["drop_partition"], (self._queue, partition))
 
-    def save_turns(self) -> None:
-        """Writes the new turns."""
-        moved = [(self._queue, partition, turn, None) for partition, turn in self._moved.items()]
+    def save_changes(self) -> None:
+        """Writes the new start tags."""
+        moved = [(self._queue, partition, start_tag, None) for partition, start_tag in self._moved.items()]
         self._connection.executemany(self._sql["move_partition"], moved)
-        self._connection.execute(self._sql["set_queue_turn"], (self._queue, self._queue_turn))
+        self._connection.execute(self._sql["set_virtual_time"], (self._queue, self._virtual_time))

@@ -11,7 +11,7 @@ from holdfast.core.models import ExpiredJob, Job, JobState, NewJob, Submitted
 from holdfast.core.waits import SIGNALS_KEPT
 from holdfast.stores.common.named_sql import CODES
 from holdfast.stores.common.requests import EXPIRY_ROUNDS, FORGOTTEN_AFTER
-from holdfast.stores.sqlite.dependencies import Decided, decide_dependencies, run_flow
+from holdfast.stores.sqlite.dependencies import Resolution, resolve_dependencies, run_flow
 from holdfast.stores.sqlite.encoding import as_json, read_job, span_us
 from holdfast.stores.sqlite.opened import SqliteFamily
 from holdfast.stores.sqlite.submission import submit_one_by_one
@@ -31,7 +31,7 @@ class SqliteMaintenance(SqliteFamily):
 
         return await self._opened().writer.call(run_in_transaction)
 
-    async def expire_waiting(self, *, limit: int) -> list[ExpiredJob]:
+    async def expire_unstarted(self, *, limit: int) -> list[ExpiredJob]:
         values = {"now": self._now()}
         ended: list[ExpiredJob] = []
         for _ in range(EXPIRY_ROUNDS):
@@ -40,14 +40,14 @@ class SqliteMaintenance(SqliteFamily):
             )
             if not overdue[0] or len(ended) >= limit:
                 break
-            room = limit - len(ended)
-            ended += await self._opened().writer.call(partial(expire_overdue, statements=self._sql, limit=room))
+            remaining = limit - len(ended)
+            ended += await self._opened().writer.call(partial(expire_overdue, statements=self._sql, limit=remaining))
         return ended
 
     async def find_expired_leases(self, *, limit: int) -> list[Job]:
         values = {"now": self._now(), "limit": limit}
         return await self._opened().read(
-            lambda reader: [read_job(shown) for (shown,) in reader.execute(self._sql["expired"], values)]
+            lambda reader: [read_job(shown) for (shown,) in reader.execute(self._sql["expired_leases"], values)]
         )
 
     async def prune(self, ended_for: Mapping[str, timedelta], *, limit: int) -> int:
@@ -101,30 +101,30 @@ def expire_overdue(transaction: Transaction, statements: Mapping[str, str], *, l
     if seqs == "[]":
         return ()
     rows = connection.execute(statements["expire_jobs"], now | {"seqs": seqs}).fetchall()
-    decide_in(transaction, statements, [(job_id, JobState.CANCELLED) for job_id, *_, awaited in rows if awaited])
+    resolve_in(transaction, statements, [(job_id, JobState.CANCELLED) for job_id, *_, awaited in rows if awaited])
     connection.execute(statements["drop_overdue"], {"seqs": seqs})
     transaction.ended += [job_id for job_id, *_ in rows]
     return tuple(ExpiredJob(job_id, task, queue) for job_id, task, queue, _ in rows)
 
 
-def decide_in(transaction: Transaction, statements: Mapping[str, str], ended: Iterable[tuple[str, str]]) -> None:
-    """Decides the dependencies on jobs that have ended, given with the word for how; wakes what waits for the news."""
-    _notify_decided(
-        transaction, run_flow(transaction.connection, decide_dependencies(statements, ended, transaction.now_us))
+def resolve_in(transaction: Transaction, statements: Mapping[str, str], ended: Iterable[tuple[str, str]]) -> None:
+    """Resolves dependencies on jobs that ended, given as (id, how it ended); wakes their waiters."""
+    _notify_resolved(
+        transaction, run_flow(transaction.connection, resolve_dependencies(statements, ended, transaction.now_us))
     )
 
 
 def submit_in(transaction: Transaction, statements: Mapping[str, str], jobs: Sequence[NewJob]) -> list[Submitted]:
-    """Stores jobs one by one; wakes what waits for the ends that this decides."""
-    answers, decided = run_flow(transaction.connection, submit_one_by_one(statements, jobs, transaction.now_us))
-    _notify_decided(transaction, decided)
+    """Stores jobs one by one; notifies waiters of jobs that this ends."""
+    answers, resolution = run_flow(transaction.connection, submit_one_by_one(statements, jobs, transaction.now_us))
+    _notify_resolved(transaction, resolution)
     return answers
 
 
-def _notify_decided(transaction: Transaction, decided: Decided) -> None:
-    for queue in decided.queues:
+def _notify_resolved(transaction: Transaction, resolution: Resolution) -> None:
+    for queue in resolution.queues:
         transaction.notify_topic(f"queue:{queue}")
-    transaction.ended += decided.ended
+    transaction.ended += resolution.ended
 
 
 def delete_rows(

@@ -3,8 +3,8 @@
 In this process: waiters are called directly. Elsewhere: a datagram after each commit to the socket of every process
 that waits (0.8 ms from commit, 0.1 % idle). The sockets lie in a private folder under the temporary folder, one per
 database file, and their names are the kinds they want to hear: ``q-…`` queues and workers, ``j-…`` the endings of jobs.
-Underneath, ``data_version`` is looked at every ``LOOK`` seconds, so a datagram that never comes (another user, another
-container, the owner's own transaction) costs no more than that.
+Underneath, ``data_version`` is polled every ``POLL_INTERVAL`` seconds, so a datagram that never comes (another user,
+another container, the owner's own transaction) costs no more than that.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 
 from holdfast.stores.common.waiters import PendingTopics, Waiter
 
-LOOK = 0.5  # seconds between looks at data_version
+POLL_INTERVAL = 0.5  # seconds between polls of data_version
 _COARSE_MTIME_NS = 50_000_000  # a folder changed this recently is listed again: its time stamp is coarse
 _MAX_DATAGRAM = 8192  # bytes of a datagram; more ended jobs than fit are sent as job:*
 
@@ -108,7 +108,7 @@ class Wakes:
             self._sending().sendto(datagram, address)
         except ConnectionRefusedError:  # its process died: no process will read there again
             Path(address).unlink(missing_ok=True)
-        except OSError:  # a full socket has news enough, a missing one has left; what was committed stays committed
+        except OSError:  # a full socket wakes its reader anyhow, a missing one has left; the commit stands
             return
 
     def _sending(self) -> socket.socket:
@@ -119,10 +119,10 @@ class Wakes:
             return self._sender
 
     # ── waiting ───────────────────────────────────────────────────────────────────────────────────────────────
-    async def wait(self, topics: Sequence[str], timeout: float, settled: Callable[[], bool]) -> None:
-        """Return at news of a topic, at any commit of another connection, or after ``timeout``.
+    async def wait(self, topics: Sequence[str], timeout: float, is_done: Callable[[], bool]) -> None:
+        """Return at a notification of a topic, at any commit of another connection, or after ``timeout``.
 
-        ``settled`` is asked once this waiter is listed: an earlier change is seen by looking.
+        Calls ``is_done`` once this waiter is registered, which finds an earlier change.
         """
         loop = asyncio.get_running_loop()
         notifications = loop.create_future()
@@ -133,11 +133,11 @@ class Wakes:
         for sock in listening:
             self._add_reader(loop, sock)
         try:
-            if self._has_news(waiter) or settled():
+            if self._was_notified(waiter) or is_done():
                 return
             deadline = loop.time() + timeout
             while not notifications.done() and (left := deadline - loop.time()) > 0:
-                await asyncio.wait([notifications], timeout=min(left, LOOK))
+                await asyncio.wait([notifications], timeout=min(left, POLL_INTERVAL))
                 if not notifications.done() and self._moved(waiter):
                     return
         finally:
@@ -145,20 +145,20 @@ class Wakes:
                 self._remove_reader(loop, sock)
             self._delist(waiter)
 
-    def wait_here(self, topics: Sequence[str], timeout: float, settled: Callable[[], bool]) -> None:
+    def wait_here(self, topics: Sequence[str], timeout: float, is_done: Callable[[], bool]) -> None:
         """``wait`` for a thread without an event loop."""
         receiver, notified = socket.socketpair()
         waiter = _Waiter(frozenset(topics), lambda: _poke(notified))
         listening = self._enlist(waiter)
         try:
-            if self._has_news(waiter) or settled():
+            if self._was_notified(waiter) or is_done():
                 return
             poll = select.poll()  # select() stops at 1,023 descriptors
             for sock in (receiver, *listening):
                 poll.register(sock, select.POLLIN)
             deadline = time.monotonic() + timeout
             while (left := deadline - time.monotonic()) > 0:
-                readable = {number for number, _ in poll.poll(min(left, LOOK) * 1000)}
+                readable = {number for number, _ in poll.poll(min(left, POLL_INTERVAL) * 1000)}
                 if receiver.fileno() in readable or self._moved(waiter):
                     return
                 for sock in listening:
@@ -204,8 +204,8 @@ class Wakes:
             if "j-" in self._sockets and not self._ending_awaited():
                 self._unbind("j-")
 
-    def _has_news(self, waiter: _Waiter) -> bool:
-        """Returns True if there was news for it before it was listed."""
+    def _was_notified(self, waiter: _Waiter) -> bool:
+        """Returns True if there was a notification for it before it was registered."""
         with self._lock:
             missed = self._missed.take(waiter)
         # A wait for the same topics begins where the last one ended: no commit between the two goes unnoticed.
@@ -229,7 +229,7 @@ class Wakes:
             waiter.wake()
 
     def _bound(self, kind: str) -> socket.socket | None:
-        """This process's socket of a kind; None where it cannot be had: then the looks at data_version serve."""
+        """This process's socket of a kind; None where it cannot be had: then the polls of data_version serve."""
         if kind in self._sockets and not self._sockets[kind][1].exists():
             self._unbind(kind)  # the temporary folder was cleaned
         if kind not in self._sockets:

@@ -172,10 +172,10 @@ class SearchSlot:
         self._searcher = Searcher(path, identity)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-searcher")
 
-    async def search(self, search: Callable[[sqlite3.Connection], T], seconds: float, room: float) -> T:
-        """Returns the result of ``search``; raises Busy if the wait and the search take ``room`` seconds longer."""
+    async def search(self, search: Callable[[sqlite3.Connection], T], seconds: float, margin: float) -> T:
+        """Returns the result of ``search``; raises Busy if the wait and the search take ``margin`` seconds longer."""
         try:
-            async with asyncio.timeout(seconds + room):
+            async with asyncio.timeout(seconds + margin):
                 loop = asyncio.get_running_loop()
                 return await loop.run_in_executor(self._thread, self._searcher.search, search, seconds)
         except TimeoutError:

@@ -2,6 +2,9 @@
 -- statement (and lets go of the interpreter lock once, not once a row). `+column` keeps the planner off an index that
 -- looks selective while few rows are in that state. No clock function: :now is a parameter.
 
+-- States: 0 queued, 1 scheduled, 2 running, 3 failed, 4 waiting, 5 succeeded, 6 dead, 7 cancelled. Other codes are explained
+-- at their columns, in migrations/0001_initial.sql.
+
 -- A name stands for the same work in every SQL store; what only this one needs is its own. A fragment is no statement: it
 -- stands, once, for what several have in common.
 
@@ -40,6 +43,14 @@ sum(lost_leases > 0 or attempts + 1 >= max_attempts)
   and (:error_group is null or j.error_group = :error_group)
   and (:created_after is null or j.created_at > :created_after)
   and (:created_before is null or j.created_at < :created_before)
+
+-- fragment: counted
+-- Numbers of jobs by state, in the order of the states' codes, and the earliest creation.
+count(*) filter (where m.state = 0), count(*) filter (where m.state = 1),
+count(*) filter (where m.state = 2), count(*) filter (where m.state = 3),
+count(*) filter (where m.state = 4), count(*) filter (where m.state = 5),
+count(*) filter (where m.state = 6), count(*) filter (where m.state = 7),
+min(m.created_at)
 
 -- own: insert_job
 insert into holdfast_job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, keyed, options, claims)
@@ -89,7 +100,7 @@ on conflict (seq) do update set expires_at = excluded.expires_at;
 -- name: set_expiry
 update holdfast_job set expires_at = ?2 where id = ?1 and changes() > 0;
 
--- name: rewrite_waiting
+-- name: rewrite_unstarted
 -- What an edit, or a later submission of its unique key, makes of a job that waits, in one of the states ?3: a sum of bits.
 -- Null leaves a value as it is. ?7: only if no worker has taken it.
 update holdfast_job
@@ -183,13 +194,13 @@ returning queue;
 select min(run_at) from (
     select min(run_at) as run_at from holdfast_job where state in (1, 3) and queue = :queue
     union all
-    select min(run_at) from holdfast_job where state = 4 and queue = :queue and run_at < 253402300799000000);
+    select min(run_at) from holdfast_job where state = 4 and queue = :queue and run_at < NEVER_US);
 
 -- own: next_due_anywhere
 select min(run_at) from (
     select min(run_at) as run_at from holdfast_job where state in (1, 3)
     union all
-    select min(run_at) from holdfast_job where state = 4 and run_at < 253402300799000000);
+    select min(run_at) from holdfast_job where state = 4 and run_at < NEVER_US);
 
 -- own: pick_ready
 select -- include: claimed
@@ -229,7 +240,7 @@ from (
 select exists (select 1 from holdfast_job where state = 0 and partition is null and min(lost_leases, 2) = 2 and queue = :queue),
     exists (select 1 from holdfast_job where state = 0 and partition is null and min(lost_leases, 2) = 1 and queue = :queue);
 
--- own: pick_only
+-- own: pick_ids
 select -- include: claimed
 from (
     select j.seq, j.id, task, queue, payload, claims, attempts, max_attempts, rank, lost_leases, run_at, created_at, options
@@ -240,7 +251,7 @@ from (
     order by rank, run_at, j.seq limit :limit
 ) picked;
 
--- own: promote_only
+-- name: promote_ids
 update holdfast_job set state = 0, run_at = run_at -- run_at: for the trigger
 where id in (select value from json_each(:ids)) and (+state in (1, 3) or +state = 4) and +run_at <= :now;
 
@@ -265,7 +276,7 @@ update holdfast_queue set paused = paused where false;
 update holdfast_job
 set state = 5, ended_at = ?4, result = ?3, lease_until = null, lost_leases = 0, cancelling = 0, reason = null, error = null,
     error_group = null
-where id = ?1 and +claims = ?2 and +state = 2 and +lease_until > ?4
+where id = ?1 and +claims = ?2 and +state = 2 and +lease_until > ?4 and (?5 is null or +worker = ?5)
 returning awaited;
 
 -- name: completed
@@ -281,7 +292,7 @@ where holdfast_job.id = d.value ->> 0 and +holdfast_job.claims = d.value ->> 1
   and +holdfast_job.state = 2 and +holdfast_job.lease_until > :now and not holdfast_job.awaited
   and (:worker is null or +holdfast_job.worker = :worker);
 
--- fragment: is_held
+-- fragment: has_open_waits
 -- A job that runs is a receiver under its lease, or has children that have not ended.
 (coalesce(waits, 0) > 0 and (
     exists (select 1 from holdfast_receiver r where r.seq = holdfast_job.seq and r.claims = holdfast_job.claims)
@@ -292,15 +303,15 @@ where holdfast_job.id = d.value ->> 0 and +holdfast_job.claims = d.value ->> 1
 -- is to wait, but for nothing, is due at once.
 update holdfast_job
 set state = case when cancelling and :state < 5 then 7
-    when :state = 4 and not -- include: is_held
+    when :state = 4 and not -- include: has_open_waits
     then 1 else :state end,
     reason = case when cancelling and :state < 5 then 'cancelled' else :reason end,
     error = case when :state = 5 then null else coalesce(:error, error) end,
     error_group = case when :state = 5 then null else coalesce(:error_group, error_group) end,
     result = :result,
     run_at = case
-        when :state = 4 and not cancelling then case when -- include: is_held
-            then coalesce(:now + :delay, 253402300799000000) else :now end
+        when :state = 4 and not cancelling then case when -- include: has_open_waits
+            then coalesce(:now + :delay, NEVER_US) else :now end
         when :delay is null then run_at else :now + :delay end,
     attempts = max(0, attempts - :refund), -- another program may have set it to 0
     lost_leases = case when :lease_expired then lost_leases + 1 when :refund then lost_leases else 0 end,
@@ -310,6 +321,9 @@ set state = case when cancelling and :state < 5 then 7
 where id = :id and +claims = :claims and +state = 2 and (+lease_until <= :now) = :lease_expired
   and (:worker is null or +worker = :worker)
 returning seq, state, run_at, started_at, attempts, worker, queue, partition, awaited;
+
+-- own: set_rank
+update holdfast_job set rank = :rank where seq = :seq;
 
 -- own: job_state
 select state, run_at from holdfast_job where id = :id;
@@ -336,25 +350,25 @@ where id = ?1 and +claims = ?2 and +state = 2 and +lease_until > ?4 and worker =
 
 -- name: record_step
 -- Behind the step that must be there.
-insert into holdfast_step (job_seq, name, number, in_order, claims, ended_at, result)
+insert into holdfast_step (job_seq, name, number, by_handler, claims, ended_at, result)
 select ?1, ?2, ?3, ?4, ?5, ?6, ?7
 where ?8 is null or exists (select 1 from holdfast_step where job_seq = ?1 and name = ?8)
 on conflict do nothing
 returning 1;
 
 -- own: insert_step
-insert into holdfast_step (job_seq, name, number, in_order, claims, ended_at, result)
+insert into holdfast_step (job_seq, name, number, by_handler, claims, ended_at, result)
 values (?, ?, ?, ?, ?, ?, ?)
 on conflict do update set claims = excluded.claims, ended_at = excluded.ended_at, result = excluded.result
 where excluded.number = 0;
 
 -- own: copy_step
 -- Of a new job.
-insert into holdfast_step (job_seq, name, number, in_order, claims, ended_at, result)
+insert into holdfast_step (job_seq, name, number, by_handler, claims, ended_at, result)
 select seq, ?2, ?3, ?4, ?5, ?6, ?7 from holdfast_job where id = ?1;
 
 -- name: steps
-select name, number, in_order, claims, ended_at, result
+select name, number, by_handler, claims, ended_at, result
 from holdfast_step where job_seq = (select seq from holdfast_job where id = :id) order by number, name;
 
 -- ── what jobs wait for ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -375,10 +389,10 @@ where exists (
 
 -- own: make_batch
 update holdfast_job
-set state = 4, run_at = 253402300799000000, reason = 'dependency', waits = 0, members = 0, failed = 0 where id = ?1;
+set state = 4, run_at = NEVER_US, reason = 'dependency', waits = 0, members = 0, failed = 0 where id = ?1;
 
 -- own: add_members
--- Of a batch, unless it has ended. Each counts as open until the caller has decided those that have ended.
+-- Of a batch, unless it has ended. Each counts as open until the caller has resolved those that have ended.
 insert into holdfast_dependency (waiter, job_id, condition, state, is_child)
 select b.seq, m.value, 'success', 0, 0 from holdfast_job b cross join json_each(?2) m
 where b.id = ?1 and b.members is not null and b.state = 4
@@ -401,7 +415,7 @@ on conflict do update set condition = excluded.condition, state = excluded.state
 -- A job waits for something else: the children of its earlier wait do not count any more.
 update holdfast_dependency set is_child = 2 where waiter = ? and is_child = 1;
 
--- own: decide_dependencies
+-- own: resolve_dependencies
 -- Those on jobs that have ended: [id, how]; 'failing' is a batch that goes on, and will not succeed.
 update holdfast_dependency
 set state = case when condition = 'end' or (condition = 'success') = (d.value ->> 1 = 'succeeded') then 1 else 2 end
@@ -459,7 +473,7 @@ where waiter in (select value from json_each(?1)) and state <> 1;
 -- Those of them that something holds.
 update holdfast_job
 set waits = d.number, reason = case when d.number > 0 then 'dependency' end,
-    run_at = case when d.number > 0 then 253402300799000000 else run_at end,
+    run_at = case when d.number > 0 then NEVER_US else run_at end,
     state = case when d.number > 0 then 4 else state end
 from (
     select w.value as seq, (select count(*) from holdfast_dependency o where o.waiter = w.value and o.state = 0) as number
@@ -489,7 +503,7 @@ where seq in (select value from json_each(?1));
 -- own: restore_waiters
 -- The cancelled ones, if none of their dependencies has failed now, and the batches that had ended.
 update holdfast_job
-set state = 4, run_at = 253402300799000000, ended_at = null, error = null, error_group = null, result = null, expires_at = null,
+set state = 4, run_at = NEVER_US, ended_at = null, error = null, error_group = null, result = null, expires_at = null,
     reason = 'dependency'
 where seq in (select value from json_each(?1)) and state > 4
   and (members is not null
@@ -538,9 +552,9 @@ select until, claims > 0 from holdfast_receiver where seq = ?1 and step = ?2;
 
 -- own: set_receiver
 -- A step that has waited before keeps its place.
-insert into holdfast_receiver (seq, topic, step, number, in_order, claims, since, until) values (?, ?, ?, ?, ?, ?, ?, ?)
+insert into holdfast_receiver (seq, topic, step, number, by_handler, claims, since, until) values (?, ?, ?, ?, ?, ?, ?, ?)
 on conflict (seq) do update set topic = excluded.topic, step = excluded.step, number = excluded.number,
-    in_order = excluded.in_order, claims = excluded.claims,
+    by_handler = excluded.by_handler, claims = excluded.claims,
     since = case when step = excluded.step then since else excluded.since end, until = excluded.until;
 
 -- own: leave_receiver
@@ -554,7 +568,7 @@ delete from holdfast_receiver where seq = ?;
 select job_id from holdfast_signal where id = ?;
 
 -- own: next_receiver
-select r.seq, j.id, r.step, r.number, r.in_order, r.claims
+select r.seq, j.id, r.step, r.number, r.by_handler, r.claims
 from holdfast_receiver r cross join holdfast_job j on j.seq = r.seq
 where r.topic = ? and j.claims = r.claims and +j.state in (2, 4) order by r.since, r.seq limit 1;
 
@@ -612,7 +626,7 @@ returning command;
 -- name: delete_worker
 delete from holdfast_worker where id = :worker;
 
--- name: expired
+-- name: expired_leases
 select -- include: shown
 from holdfast_job j where j.state = 2 and j.lease_until <= :now order by j.lease_until limit :limit;
 
@@ -718,6 +732,10 @@ returning id;
 select -- include: shown
 from holdfast_job j where j.id = :id;
 
+-- name: get_many
+select -- include: shown
+from holdfast_job j where j.id in (select value from json_each(:ids));
+
 -- name: outlines
 -- `get` of many, without what may be large.
 select json_array(
@@ -795,16 +813,26 @@ select (select count(*) from (
             cross join holdfast_job j where j.state = 4 and j.run_at >= 0 limit :max_count));
 
 -- name: count
-select count(*) from (
-    select 1 from holdfast_job j
+select -- include: counted
+from (
+    select j.state, j.created_at from holdfast_job j
     where -- include: matching
-    limit :limit);
+    limit :limit) m;
+
+-- name: count_tagged
+-- The same for jobs with a tag, through the tags.
+select -- include: counted
+from (
+    select j.state, j.created_at from holdfast_tag t cross join holdfast_job j on j.seq = t.seq
+    where t.tag = :of_tag and -- include: matching
+    limit :limit) m;
 
 -- name: count_ended
-select count(*) from (
-    select 1 from holdfast_job j
+select -- include: counted
+from (
+    select j.state, j.created_at from holdfast_job j
     where j.state > 5 and j.state = :state and -- include: matching
-    limit :limit);
+    limit :limit) m;
 
 -- name: attempts
 select json_array(
@@ -1035,16 +1063,16 @@ from holdfast_limited_queue q where :every or q.name in (select value from json_
 select exists (select 1 from holdfast_job where state = 2 and partition > '');
 
 -- own: list_queue
-insert or ignore into holdfast_limited_queue (name, turn) values (?1, 0);
+insert or ignore into holdfast_limited_queue (name, virtual_time) values (?1, 0);
 
 -- own: list_partition
--- A new partition comes when it is the queue's turn.
-insert or ignore into holdfast_partition (queue, partition, turn)
-select ?1, ?2, turn from holdfast_limited_queue where name = ?1;
+-- A new partition starts at the virtual time of its queue.
+insert or ignore into holdfast_partition (queue, partition, start_tag)
+select ?1, ?2, virtual_time from holdfast_limited_queue where name = ?1;
 
 -- own: any_open_partition
 -- Whether a queue may have a job under limits to take.
-select exists (select 1 from holdfast_partition indexed by holdfast_partition_turn where queue = :queue and blocked_until is null)
+select exists (select 1 from holdfast_partition indexed by holdfast_partition_start_tag where queue = :queue and blocked_until is null)
     or exists (select 1 from holdfast_partition where queue = :queue and blocked_until <= :now)
     or exists (select 1 from holdfast_job where state = 0 and partition is not null and lost_leases > 1 and queue = :queue);
 
@@ -1073,7 +1101,7 @@ update holdfast_job set partition = ?2, weights = ?3 where seq = ?1 and +state <
 select partition, weights, count(*)
 from holdfast_job where state = 2 and partition > '' group by partition, weights;
 
--- name: count_waiting
+-- name: count_unstarted
 -- Jobs of each bucket that have not started, up to :max_count. It is the first of their buckets, or the second; a name that goes
 -- on does so behind U+001F.
 select (
@@ -1083,14 +1111,14 @@ select (
         limit :max_count)) + (
     select count(*) from (
         select 1 from holdfast_job j
-        where j.state <> 2 and j.state < 5 and instr(j.partition, char(31)) > 0
+        where j.state <> 2 and j.state < 5 and j.partition is not null and instr(j.partition, char(31)) > 0
           and substr(j.partition, instr(j.partition, char(31)) + 1) >= b.value
           and substr(j.partition, instr(j.partition, char(31)) + 1) < b.value || ' '
         limit :max_count))
 from json_each(:buckets) b order by b.key;
 
 -- own: unblock_partitions
--- One that was blocked saves no turns: it goes on with the turn of the queue.
+-- One that was blocked keeps no earlier start tag: it goes on at the virtual time of its queue.
 update holdfast_partition set blocked_until = null where queue = :queue and partition in (
     select partition from holdfast_partition where queue = :queue and blocked_until <= :now order by blocked_until limit :limit);
 
@@ -1104,19 +1132,19 @@ where full_at > :now and (name = :name or (name > :name || '=' and name < :name 
 -- A limit has changed: those that wait for tokens are looked at again.
 update holdfast_partition set blocked_until = null where blocked_until is not null;
 
--- own: partitions_in_turn
+-- own: next_partitions
 -- Each with its first job, and the weights of that.
-select page.partition, page.turn, j.seq, j.weights
+select page.partition, page.start_tag, j.seq, j.weights
 from (
-    select partition, turn, (
+    select partition, start_tag, (
         select seq from holdfast_job
         where state = 0 and partition is not null and queue = named.queue and partition = named.partition and lost_leases < 2
           and -- include: unexpired
         order by rank, run_at, seq limit 1) as first
-    from holdfast_partition named indexed by holdfast_partition_turn
-    where queue = :queue and blocked_until is null and (turn, partition) > (:turn, :partition)
-    order by turn, partition limit :limit
-) page left join holdfast_job j on j.seq = page.first order by page.turn, page.partition;
+    from holdfast_partition named indexed by holdfast_partition_start_tag
+    where queue = :queue and blocked_until is null and (start_tag, partition) > (:start_tag, :partition)
+    order by start_tag, partition limit :limit
+) page left join holdfast_job j on j.seq = page.first order by page.start_tag, page.partition;
 
 -- own: partition_jobs
 select seq, weights from holdfast_job
@@ -1142,16 +1170,16 @@ from (
 ) picked;
 
 -- own: move_partition
-update holdfast_partition set turn = ?3, blocked_until = ?4 where queue = ?1 and partition = ?2;
+update holdfast_partition set start_tag = ?3, blocked_until = ?4 where queue = ?1 and partition = ?2;
 
 -- own: drop_partition
 delete from holdfast_partition where queue = ?1 and partition = ?2;
 
--- own: queue_turn
-select turn from holdfast_limited_queue where name = :queue;
+-- own: queue_virtual_time
+select virtual_time from holdfast_limited_queue where name = :queue;
 
--- own: set_queue_turn
-update holdfast_limited_queue set turn = ?2 where name = ?1;
+-- own: set_virtual_time
+update holdfast_limited_queue set virtual_time = ?2 where name = ?1;
 
 -- own: buckets
 select name, full_at, paused_until from holdfast_bucket where name in (select value from json_each(:names));

@@ -16,17 +16,18 @@ from holdfast.core.errors import Invalid
 from holdfast.core.history import HistoryInterval, HistoryRow
 from holdfast.core.job_logs import LogLine, LogPage
 from holdfast.core.models import MICROSECOND, TERMINAL, Attempt, Job, JobEvents, JobFilter, JobState, Page, QueueInfo
-from holdfast.core.stats import CountRow, JobStats, queues_of
+from holdfast.core.stats import CountRow, JobStats, StateCounts, queues_of
 from holdfast.core.workers import WorkerInfo, worker_of
 from holdfast.stores.common.named_sql import CODES, STATES
 from holdfast.stores.common.requests import line_page, line_place
 from holdfast.stores.common.searches import (
     SearchParts,
+    choose_counts,
     choose_searches,
     costs_its_page,
-    is_unsuccessful,
     max_unended,
     may_read_all,
+    sum_counts,
     unended_states,
 )
 from holdfast.stores.sqlite.encoding import as_json, filter_parameters, read_job
@@ -51,6 +52,9 @@ class SqliteQuery(SqliteFamily):
     async def get(self, job_id: str) -> Job | None:
         return await self._opened().read(lambda reader: self._reads.get(reader, job_id))
 
+    async def get_many(self, job_ids: Sequence[str]) -> list[Job | None]:
+        return await self._opened().read(lambda reader: self._reads.get_many(reader, job_ids))
+
     async def summaries(self, job_ids: Sequence[str]) -> list[Job | None]:
         return await self._opened().read(lambda reader: self._reads.summaries(reader, job_ids))
 
@@ -70,9 +74,13 @@ class SqliteQuery(SqliteFamily):
         return await (opened.read(search) if costs_its_page(where) else opened.search(search, where))
 
     async def count(self, where: JobFilter, *, limit: int | None = None, seconds: float | None = None) -> int:
-        return await self._opened().search(
-            lambda reader: self._reads.count(reader, where, limit), where, seconds=seconds
+        found = await self._opened().search(
+            lambda reader: self._reads.count_states(reader, where, limit), where, seconds=seconds
         )
+        return found.total if limit is None else min(found.total, limit)
+
+    async def count_states(self, where: JobFilter) -> StateCounts:
+        return await self._opened().search(lambda reader: self._reads.count_states(reader, where), where)
 
     async def attempts(self, job_id: str) -> list[Attempt]:
         return await self._opened().read(lambda reader: self._reads.attempts(reader, job_id))
@@ -106,7 +114,7 @@ class SqliteQuery(SqliteFamily):
         rows = await self._opened().read(lambda reader: reader.execute(self._sql["failed_jobs"], (limit,)).fetchall())
         return [FailedJob(id, queue, task, group, bool(is_dead), at) for id, queue, task, group, is_dead, at in rows]
 
-    async def events(self, after: str | None, *, limit: int, max_age: timedelta) -> JobEvents:
+    async def events(self, after: str | int | None, *, limit: int, max_age: timedelta) -> JobEvents:
         now_us = self._now()
         return await self._opened().read(
             lambda reader: self._feed.events(reader, now_us, after, limit=limit, max_age=max_age)
@@ -126,7 +134,14 @@ class Reads:
 
     def summaries(self, reader: sqlite3.Connection, job_ids: Sequence[str]) -> list[Job | None]:
         """Returns these jobs without payload and result."""
-        jobs = [read_job(shown) for (shown,) in reader.execute(self._sql["outlines"], {"ids": as_json(job_ids)})]
+        return self._by_ids(reader, "outlines", job_ids)
+
+    def get_many(self, reader: sqlite3.Connection, job_ids: Sequence[str]) -> list[Job | None]:
+        """Returns these jobs, whole."""
+        return self._by_ids(reader, "get_many", job_ids)
+
+    def _by_ids(self, reader: sqlite3.Connection, statement: str, job_ids: Sequence[str]) -> list[Job | None]:
+        jobs = [read_job(shown) for (shown,) in reader.execute(self._sql[statement], {"ids": as_json(job_ids)})]
         found = {job.id: job for job in jobs}
         return [found.get(job_id) for job_id in job_ids]
 
@@ -181,14 +196,14 @@ class Reads:
         own = {"states": as_json(CODES[each] for each in states), "max_count": max_unended(where) + 1}
         return int(reader.execute(self._sql["count_unended"], own).fetchone()[0])
 
-    def count(self, reader: sqlite3.Connection, where: JobFilter, limit: int | None) -> int:
-        """Counts the jobs that match, up to ``limit``."""
-        values = filter_parameters(where) | {"limit": -1 if limit is None else limit}
-        if not is_unsuccessful(where):
-            return int(reader.execute(self._sql["count"], values).fetchone()[0])
-        each = [reader.execute(self._sql["count_ended"], values | {"state": CODES[s]}) for s in set(where.states)]
-        number = sum(int(found.fetchone()[0]) for found in each)
-        return number if limit is None else min(number, limit)
+    def count_states(self, reader: sqlite3.Connection, where: JobFilter, limit: int | None = None) -> StateCounts:
+        """Counts the jobs that match by state, with each statement up to ``limit``."""
+        own: dict[str, object] = {"limit": -1 if limit is None else limit}
+        rows = [
+            reader.execute(self._sql[each.statement], filter_parameters(each.where) | each.parameters | own).fetchone()
+            for each in choose_counts(where)
+        ]
+        return sum_counts(rows)
 
     def attempts(self, reader: sqlite3.Connection, job_id: str) -> list[Attempt]:
         """The attempts of a job that did not succeed."""
@@ -202,13 +217,13 @@ class Reads:
 
     def queues(self, reader: sqlite3.Connection, now_us: int, recent: timedelta, max_count: int) -> list[QueueInfo]:
         """Every queue with its counts."""
-        return self._looked_at(reader, now_us, recent, max_count, whole=True)
+        return self._count_queues(reader, now_us, recent, max_count, whole=True)
 
     def queue_depths(self, reader: sqlite3.Connection, now_us: int, max_count: int) -> list[QueueInfo]:
         """The queues in which something is going on."""
-        return self._looked_at(reader, now_us, timedelta(0), max_count, whole=False)
+        return self._count_queues(reader, now_us, timedelta(0), max_count, whole=False)
 
-    def _looked_at(
+    def _count_queues(
         self, reader: sqlite3.Connection, now_us: int, recent: timedelta, max_count: int, *, whole: bool
     ) -> list[QueueInfo]:
         """``whole``: queues too in which all has succeeded or was cancelled."""

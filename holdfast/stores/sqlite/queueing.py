@@ -15,12 +15,12 @@ from holdfast.core.workers import HeartbeatReply, LeaseStatus, WorkerCommand, Wo
 from holdfast.stores.base import EVERY_QUEUE, ClaimRequest
 from holdfast.stores.common.named_sql import CODES, STATES
 from holdfast.stores.common.requests import awaited_jobs
-from holdfast.stores.sqlite.claiming import ClaimTaking, read_value
+from holdfast.stores.sqlite.claiming import SqliteClaimBuilder, read_value
 from holdfast.stores.sqlite.encoding import as_json, encode_json, job_row, limited_row, span_us
 from holdfast.stores.sqlite.limits import LimitedClaim, LimitedFamily
-from holdfast.stores.sqlite.maintenance import decide_in, expire_overdue, submit_in
+from holdfast.stores.sqlite.maintenance import expire_overdue, resolve_in, submit_in
 from holdfast.stores.sqlite.query import Reads
-from holdfast.stores.sqlite.submission import extra_rows, is_plain
+from holdfast.stores.sqlite.submission import extra_rows, has_relations, is_one_row
 from holdfast.stores.sqlite.writer import Transaction
 
 T = TypeVar("T")
@@ -47,28 +47,32 @@ class SqliteQueueing(LimitedFamily):
 
     def _submit(self, transaction: Transaction, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Insert the batch in one go; where a key or a known id is among it, job by job."""
-        if len(jobs) == 1 and is_plain(jobs[0]):
-            answers = [self._insert_plain(transaction, jobs[0])]
-        elif not any(map(_has_relations, jobs)) and self._insert_all(transaction, jobs):
-            answers = [Submitted(job.id, True) for job in jobs]
+        if len(jobs) == 1 and is_one_row(jobs[0]):
+            return [self._insert_one(transaction, jobs[0])]
+        others = [job for job in jobs if not is_one_row(job)]
+        if not any(map(has_relations, others)) and self._insert_all(transaction, jobs, others):
+            answers = [Submitted(job.id, True, stored_at_us=transaction.now_us) for job in jobs]
         else:
             answers = submit_in(transaction, self._sql, jobs)
-        for job, answer in zip(jobs, answers, strict=True):
-            if answer.created or answer.changed:
-                transaction.notify_topic(f"queue:{job.queue}")
+        changed = {job.queue for job, answer in zip(jobs, answers, strict=True) if answer.created or answer.changed}
+        transaction.topics.update(f"queue:{queue}" for queue in changed)
         return answers
 
-    def _insert_plain(self, transaction: Transaction, job: NewJob) -> Submitted:
+    def _insert_one(self, transaction: Transaction, job: NewJob) -> Submitted:
         """Inserts a job that needs one statement: nothing to undo if it exists already."""
         inserted = transaction.connection.execute(self._sql["insert_job"], job_row(job, transaction.now_us))
-        return Submitted(job.id, inserted.rowcount == 1)
+        created = inserted.rowcount == 1
+        if created:
+            transaction.notify_topic(f"queue:{job.queue}")
+        return Submitted(job.id, created, stored_at_us=transaction.now_us if created else None)
 
-    def _insert_all(self, transaction: Transaction, jobs: Sequence[NewJob]) -> bool:
+    def _insert_all(self, transaction: Transaction, jobs: Sequence[NewJob], others: Sequence[NewJob]) -> bool:
+        """Returns False, having stored nothing, if one exists. ``others``: those that are not one row."""
         connection = transaction.connection
         now_us = transaction.now_us
         try:
             with transaction.savepoint():
-                if any(job.partition is not None for job in jobs):
+                if any(job.partition is not None for job in others):
                     rows = [limited_row(job, now_us) for job in jobs]
                     inserted = connection.executemany(self._sql["insert_limited_job"], rows)
                 else:
@@ -76,7 +80,7 @@ class SqliteQueueing(LimitedFamily):
                     inserted = connection.executemany(self._sql["insert_job"], rows)
                 if inserted.rowcount != len(jobs):
                     raise _Short
-                for name, rows in extra_rows(jobs, now_us):
+                for name, rows in extra_rows(others, now_us):
                     connection.executemany(self._sql[name], rows)
         except _Short:
             return False
@@ -87,9 +91,9 @@ class SqliteQueueing(LimitedFamily):
         opened = self._opened()
         return await opened.writer.call(
             lambda transaction: self._claim(transaction, request),
-            # After a full claim there is probably more; of delivered ids the refused ones must be counted.
+            # After a full claim there is probably more; of given ids the refused ones must be counted.
             None
-            if self._was_full or request.only is not None
+            if self._was_full or request.ids is not None
             else lambda: opened.lookup.run_search(lambda reader: self._precheck_claim(reader, request, self._now())),
         )
 
@@ -108,7 +112,7 @@ class SqliteQueueing(LimitedFamily):
         if ready or due:
             return None
         limited = self._limited_queues(reader, queues, request)
-        if request.idle > 0 and any(
+        if request.free_runners > 0 and any(
             read_value(reader, self._sql["any_open_partition"], {"queue": queue, "now": now_us}) for queue in limited
         ):
             return None
@@ -134,10 +138,10 @@ class SqliteQueueing(LimitedFamily):
         promoted = self._promote(connection, capacity, request, now_us) if request.promote else 0
         paused = {name for (name,) in connection.execute(self._sql["paused_queues"])}
         until = now_us + span_us(request.lease_for)
-        taken = ClaimTaking(transaction, self._sql, request, until)
-        if request.only is not None:
+        taken = SqliteClaimBuilder(transaction, self._sql, request, until)
+        if request.ids is not None:
             table = self._limits.current_table(connection)
-            refused = taken.take_delivered(request.only, capacity, paused | (table.queues if table else set()))
+            refused = taken.take_ids(request.ids, capacity, paused | (table.queues if table else set()))
             return Claim(
                 jobs=taken.jobs,
                 refused=refused,
@@ -152,7 +156,7 @@ class SqliteQueueing(LimitedFamily):
             open_queues = [queue for queue in limited if queue not in paused]
             due_us = self._take_with_limits(taken, open_queues, capacity, paused)
         else:
-            self._take_plain(taken, capacity, paused)
+            self._take_unlimited(taken, capacity, paused)
         self._was_full = taken.full
         return Claim(
             jobs=taken.jobs,
@@ -168,20 +172,20 @@ class SqliteQueueing(LimitedFamily):
         self, connection: sqlite3.Connection, capacity: Mapping[str, int], request: ClaimRequest, now_us: int
     ) -> int:
         values = {"now": now_us, "limit": MAX_PROMOTED}
-        if request.only is not None:
-            return connection.execute(self._sql["promote_only"], {"ids": as_json(request.only), "now": now_us}).rowcount
+        if request.ids is not None:
+            return connection.execute(self._sql["promote_ids"], {"ids": as_json(request.ids), "now": now_us}).rowcount
         if EVERY_QUEUE in capacity:
             return len(connection.execute(self._sql["promote_anywhere"], values).fetchall())
         return sum(
             connection.execute(self._sql["promote_queue"], {"queue": queue, **values}).rowcount for queue in capacity
         )
 
-    def _take_plain(self, taken: ClaimTaking, capacity: Mapping[str, int], paused: set[str]) -> None:
+    def _take_unlimited(self, taken: SqliteClaimBuilder, capacity: Mapping[str, int], paused: set[str]) -> None:
         for queue in self._in_turn(taken.connection, capacity, paused, taken):
             taken.take_ready(queue)
 
     def _take_with_limits(
-        self, taken: ClaimTaking, limited: Sequence[str], capacity: Mapping[str, int], paused: set[str]
+        self, taken: SqliteClaimBuilder, limited: Sequence[str], capacity: Mapping[str, int], paused: set[str]
     ) -> int | None:
         """Takes jobs with and without limits; claim by claim, the other kind comes first. Returns when a heavy job that
         keeps its turn has its tokens."""
@@ -192,18 +196,18 @@ class SqliteQueueing(LimitedFamily):
             claim.assign_unassigned(queue)
         closed = paused | self._limits.table.queues  # their jobs without a partition wait until they have one
         if not self._limited_first:
-            self._take_plain(taken, capacity, closed)
+            self._take_unlimited(taken, capacity, closed)
         for queue in ordered:
             if taken.take_limited(claim, queue):
                 self._served_limited = queue
         if self._limited_first:
-            self._take_plain(taken, capacity, closed)
+            self._take_unlimited(taken, capacity, closed)
         if taken.jobs:
             self._limited_first = not taken.began_limited
         return claim.due_us
 
     def _in_turn(
-        self, connection: sqlite3.Connection, capacity: Mapping[str, int], paused: set[str], taken: ClaimTaking
+        self, connection: sqlite3.Connection, capacity: Mapping[str, int], paused: set[str], taken: SqliteClaimBuilder
     ) -> Iterator[str]:
         """Each queue that is wanted and not paused, until the claim is full."""
         named = sorted(queue for queue in capacity if queue != EVERY_QUEUE and queue not in paused)
@@ -225,7 +229,7 @@ class SqliteQueueing(LimitedFamily):
                 after, wrapped = "", True
                 continue
             after = queue
-            if queue not in paused and queue not in taken.named:
+            if queue not in paused and queue not in taken.requested_queues:
                 self._served_unnamed = queue
                 yield queue
 
@@ -261,7 +265,7 @@ class SqliteQueueing(LimitedFamily):
         if not is_simple or not self._settle_all(transaction, settlements, worker):
             ended: list[tuple[str, str]] = []
             answers = [self._settle_one(transaction, each, ended) for each in settlements]
-            decide_in(transaction, self._sql, ended)
+            resolve_in(transaction, self._sql, ended)
             return answers
         transaction.ended += [each.job_id for each in settlements]
         return [Settled(each.job_id, each.claims, True, JobState.SUCCEEDED) for each in settlements]
@@ -286,7 +290,7 @@ class SqliteQueueing(LimitedFamily):
         return True
 
     def _settle_one(self, transaction: Transaction, settlement: Settlement, ended: list[tuple[str, str]]) -> Settled:
-        """Settles one job. Appends it to ``ended`` if that decides the dependencies of others."""
+        """Settles one job. Appends it to ``ended`` if others depend on it."""
         connection, now_us = transaction.connection, transaction.now_us
         values = {
             "id": settlement.job_id,
@@ -313,6 +317,8 @@ class SqliteQueueing(LimitedFamily):
             values |= {"seq": seq, "state": code, "attempt": attempts, "worker": worker, "started_at": started_at}
             values |= {"traceback": settlement.traceback}
             connection.execute(self._sql["insert_attempt"], values)
+            if state is JobState.FAILED and settlement.priority is not None:
+                connection.execute(self._sql["set_rank"], {"seq": seq, "rank": -settlement.priority})
         if state in TERMINAL:
             transaction.ended.append(settlement.job_id)
             if awaited:
@@ -374,24 +380,19 @@ class SqliteQueueing(LimitedFamily):
         opened = self._opened()
         awaited = awaited_jobs(topics)
 
-        def is_settled() -> bool:
+        def is_done() -> bool:
             return bool(awaited) and opened.lookup.run_search(
                 lambda reader: Reads(self._sql).any_finished(reader, awaited)
             )
 
         if running_loop() is None:
-            opened.wakes.wait_here(topics, timeout, is_settled)
+            opened.wakes.wait_here(topics, timeout, is_done)
         else:
-            await opened.wakes.wait(topics, timeout, is_settled)
+            await opened.wakes.wait(topics, timeout, is_done)
 
 
 def _log_columns(line: NewLine) -> tuple[str, str, str | None]:
     return line.level, line.text, line.fields
-
-
-def _has_relations(job: NewJob) -> bool:
-    """Returns True for a job to be stored alone: another one may have its key, or wait for it."""
-    return job.key is not None or job.unique is not None or job.is_related
 
 
 class _Short(Exception):

@@ -12,7 +12,7 @@ from holdfast.core.models import JobState, NewJob, Submitted, UniqueKey
 from holdfast.stores.base import Rows, Statement, StatementFlow
 from holdfast.stores.common.named_sql import CODES
 from holdfast.stores.sqlite.dependencies import (
-    Decided,
+    Resolution,
     add_dependencies,
     add_members,
     check_dependencies,
@@ -27,8 +27,8 @@ _REPLACEABLE = NOT_STARTED_STATES - (1 << CODES[JobState.WAITING])
 
 def submit_one_by_one(
     statements: Mapping[str, str], jobs: Sequence[NewJob], now_us: int
-) -> StatementFlow[tuple[list[Submitted], Decided]]:
-    """Stores the jobs, as statements any connection can run. Returns also what ended members of batches decide."""
+) -> StatementFlow[tuple[list[Submitted], Resolution]]:
+    """Stores the jobs, as statements any connection can run. Returns also what ended members of batches resolve."""
     yield from check_dependencies(statements, jobs)
     yield from check_members(statements, jobs)
     answers = []
@@ -46,10 +46,10 @@ def submit_one_by_one(
             yield Statement(statements["make_batch"], (job.id,))
         if job.batch is not None:
             members.setdefault(job.batch, []).append(answer.job_id)
-    decided = Decided()
+    resolution = Resolution()
     for batch_id, job_ids in members.items():
-        decided.add((yield from add_members(statements, batch_id, job_ids, now_us)))
-    return answers, decided
+        resolution.add((yield from add_members(statements, batch_id, job_ids, now_us)))
+    return answers, resolution
 
 
 def _submit_one(statements: Mapping[str, str], job: NewJob, now_us: int) -> StatementFlow[Submitted]:
@@ -70,21 +70,22 @@ def _submit_one(statements: Mapping[str, str], job: NewJob, now_us: int) -> Stat
             yield Statement(statements[name], each)
     if job.key is not None:
         yield Statement(statements["mark_keyed"], (job.id, job.key))
-    return Submitted(job.id, bool(inserted))
+    return Submitted(job.id, bool(inserted), stored_at_us=now_us if inserted else None)
 
 
 def take_unique(statements: Mapping[str, str], job_id: str, unique: UniqueKey, now_us: int) -> StatementFlow[str]:
     """Takes a unique key for the job unless another holds it. Returns the owner."""
-    held = sum(1 << CODES[state] for state in unique.states)
-    return (yield from _take_key(statements, job_id, unique.key, unique.window_us, held, now_us))
+    holding_states = sum(1 << CODES[state] for state in unique.states)
+    return (yield from _take_key(statements, job_id, unique.key, unique.window_us, holding_states, now_us))
 
 
 def _take_key(
-    statements: Mapping[str, str], job_id: str, key: str, lifetime_us: int | None, held: int, now_us: int
+    statements: Mapping[str, str], job_id: str, key: str, lifetime_us: int | None, holding_states: int, now_us: int
 ) -> StatementFlow[str]:
-    """Takes a key for the job unless another holds it; ``held``: the states in which one does. Returns the owner."""
+    """Takes a key for the job unless another holds it; ``holding_states``: bits, for states in which one does.
+    Returns the owner."""
     keep_until = None if lifetime_us is None else now_us + lifetime_us
-    yield Statement(statements["take_key"], (key, job_id, keep_until, now_us, held))
+    yield Statement(statements["take_key"], (key, job_id, keep_until, now_us, holding_states))
     ((owner,),) = yield Statement(statements["key_owner"], (key,))
     return str(owner)
 
@@ -98,13 +99,13 @@ def _apply_conflict(
     changes = JobChanges(run_at_us=eligible_us(job, now_us), expires_at_us=expiry_us(job, now_us))
     if policy == "replace":
         changes = replace(changes, priority=job.priority, payload=job.payload)
-    rewritten = yield from rewrite_waiting(statements, holder, changes, now_us, _REPLACEABLE)
+    rewritten = yield from rewrite_unstarted(statements, holder, changes, now_us, _REPLACEABLE)
     if rewritten and policy == "replace":  # it is under the limits of the payload it has now
         yield Statement(statements["set_partition"], (rewritten[0][0], job.partition, job.weights))
     return bool(rewritten)
 
 
-def rewrite_waiting(
+def rewrite_unstarted(
     statements: Mapping[str, str],
     job_id: str,
     changes: JobChanges,
@@ -118,7 +119,7 @@ def rewrite_waiting(
     rank = None if changes.priority is None else -changes.priority
     run_at = eligible_us(changes, now_us) if changes.has_time else None
     given = (job_id, now_us, states, changes.queue, rank, run_at, int(unstarted))
-    rewritten = yield Statement(statements["rewrite_waiting"], given)
+    rewritten = yield Statement(statements["rewrite_unstarted"], given)
     if not rewritten:
         return []
     if changes.payload is not None:
@@ -165,14 +166,15 @@ def extra_rows(jobs: Sequence[NewJob], now_us: int) -> list[tuple[str, list[tupl
     return [(name, rows) for name, rows in named if rows]
 
 
-def is_plain(job: NewJob) -> bool:
+def is_one_row(job: NewJob) -> bool:
     """Returns True for a job whose row is all there is to store."""
-    return (
-        job.key is None
-        and not job.is_related
-        and job.partition is None
-        and job.unique is None
-        and not job.expires
-        and len(job.payload) <= INLINE_PAYLOAD
-        and (job.options is None or not job.options.tags)
+    if job.partition is not None or len(job.payload) > INLINE_PAYLOAD:
+        return False
+    return not job.has_extras or not (
+        has_relations(job) or job.expires or (job.options is not None and job.options.tags)
     )
+
+
+def has_relations(job: NewJob) -> bool:
+    """Returns True for a job to be stored alone: another one may have its key, or wait for it."""
+    return job.key is not None or job.unique is not None or job.is_related

@@ -39,11 +39,11 @@ class SqliteWorkflow(LimitedFamily):
         return await self._opened().writer.call(lambda transaction: self._save_in(transaction, steps))
 
     def _save_in(self, transaction: Transaction, steps: Sequence[NewStep]) -> list[bool]:
-        held = self._held(transaction, [(step.lease, step.worker) for step in steps])
-        self._insert_steps(transaction, [(held[n], step, step.result) for n, step in enumerate(steps) if n in held])
-        return [index in held for index in range(len(steps))]
+        rows = self._live_leases(transaction, [(step.lease, step.worker) for step in steps])
+        self._insert_steps(transaction, [(rows[n], step, step.result) for n, step in enumerate(steps) if n in rows])
+        return [index in rows for index in range(len(steps))]
 
-    def _held(self, transaction: Transaction, leases: Sequence[tuple[Lease, str | None]]) -> dict[int, int]:
+    def _live_leases(self, transaction: Transaction, leases: Sequence[tuple[Lease, str | None]]) -> dict[int, int]:
         """The rows of the jobs whose leases stand, by their places in ``leases``."""
         asked = as_json((lease.job_id, lease.claims, worker) for lease, worker in leases)
         values = {"leases": asked, "now": transaction.now_us}
@@ -51,14 +51,14 @@ class SqliteWorkflow(LimitedFamily):
 
     def _insert_steps(self, transaction: Transaction, ended: Sequence[tuple[int, NewStep, str | None]]) -> None:
         rows = [
-            (seq, step.name, step.number, step.in_order, step.lease.claims, transaction.now_us, result)
+            (seq, step.name, step.number, step.by_handler, step.lease.claims, transaction.now_us, result)
             for seq, step, result in ended
         ]
         transaction.connection.executemany(self._sql["insert_step"], rows)
 
     async def read_steps(self, job_id: str) -> list[Step]:
         rows = await self._opened().read(lambda reader: reader.execute(self._sql["steps"], {"id": job_id}).fetchall())
-        return [Step(name, number, bool(in_order), *rest) for name, number, in_order, *rest in rows]
+        return [Step(name, number, bool(by_handler), *rest) for name, number, by_handler, *rest in rows]
 
     # ── signals ───────────────────────────────────────────────────────────────────────────────────────────────
     async def receive_signal(self, wait: SignalWait) -> SignalReceipt:
@@ -66,9 +66,9 @@ class SqliteWorkflow(LimitedFamily):
 
     def _receive_in(self, transaction: Transaction, wait: SignalWait) -> SignalReceipt:
         connection, now_us, step = transaction.connection, transaction.now_us, wait.step
-        seq = self._held(transaction, [(step.lease, step.worker)]).get(0)
+        seq = self._live_leases(transaction, [(step.lease, step.worker)]).get(0)
         if seq is None:
-            return SignalReceipt(is_held=False)
+            return SignalReceipt(has_lease=False)
         recorded = connection.execute(self._sql["step_result"], (seq, step.name)).fetchone()
         if recorded is not None:
             return SignalReceipt(result=recorded[0])
@@ -76,7 +76,7 @@ class SqliteWorkflow(LimitedFamily):
         before = connection.execute(self._sql["receiver_deadline"], (seq, step.name)).fetchone()
         until_us = now_us + span_us(wait.timeout) if before is None else before[0]
         if signal is None and until_us > now_us:
-            place = (seq, wait.topic, step.name, step.number, step.in_order, step.lease.claims, now_us, until_us)
+            place = (seq, wait.topic, step.name, step.number, step.by_handler, step.lease.claims, now_us, until_us)
             connection.execute(self._sql["set_receiver"], place)
             connection.execute(self._sql["begin_wait"], (seq,))
             connection.execute(self._sql["set_waits"], (seq, 1))
@@ -100,8 +100,8 @@ class SqliteWorkflow(LimitedFamily):
         receiver = connection.execute(self._sql["next_receiver"], (topic,)).fetchone()
         job_id = None
         if receiver is not None:
-            seq, job_id, name, number, in_order, claims = receiver
-            step = NewStep(Lease(job_id, claims), name, number, bool(in_order))
+            seq, job_id, name, number, by_handler, claims = receiver
+            step = NewStep(Lease(job_id, claims), name, number, bool(by_handler))
             self._insert_steps(transaction, [(seq, step, waits.signal_result(signal.value))])
             connection.execute(self._sql["delete_receiver"], (seq,))
             for queue in run_flow(connection, release_waiters(self._sql, {seq: 1}, transaction.now_us)):
@@ -127,7 +127,7 @@ class SqliteWorkflow(LimitedFamily):
         self, transaction: Transaction, lease: Lease, children: Sequence[NewJob], worker: str
     ) -> list[ChildStatus] | None:
         connection = transaction.connection
-        seq = self._held(transaction, [(lease, worker)]).get(0)
+        seq = self._live_leases(transaction, [(lease, worker)]).get(0)
         if seq is None:
             return None
         gone = {job_id for (job_id,) in connection.execute(self._sql["deleted_children"], (seq,))}

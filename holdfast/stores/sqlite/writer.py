@@ -28,8 +28,7 @@ from holdfast.stores.sqlite.notifications import Wakes
 T = TypeVar("T")
 
 _GROUP = 200  # operations that may share a transaction
-_CHECKPOINT_PAGES = 1000  # written to the log, by a rough count, before they are copied into the file
-_PAGES_PER_COMMIT, _ROWS_PER_PAGE = 4, 8  # the rough count: what a commit costs beside its rows, and rows on a page
+_CHECKPOINT_PAGES = 1000  # in the log, of whatever program, before they are copied into the file
 _WITHDRAW_EVERY = 0.1  # seconds between tries to withdraw a call after its deadline
 
 
@@ -65,7 +64,7 @@ Operation = Callable[[Transaction], T]
 Precheck = Callable[[], T | None]
 
 
-class _Pending(Generic[T]):
+class _PendingChange(Generic[T]):
     """An operation on its way through the writer's thread."""
 
     __slots__ = ("_operation", "_taken", "error", "future", "precheck", "loop", "result")
@@ -115,9 +114,10 @@ class Writer:
         self._turnstile = FairLock(path)
         self._own = threading.Lock()  # the connection is one: this process's threads take turns on it
         self._starting = threading.Lock()  # not the one above: that is held for as long as another program writes
-        self._pending: queue.SimpleQueue[_Pending[Any] | None] = queue.SimpleQueue()
+        self._pending: queue.SimpleQueue[_PendingChange[Any] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._logged_pages = 0
+        self._checkpoint_at = _CHECKPOINT_PAGES
+        self._log_header = b""
         self._version = 0
 
     # ── callers ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -128,7 +128,7 @@ class Writer:
             return self.write(operation, precheck)
         if self._thread is None:
             self._start()
-        pending = _Pending(operation, precheck, loop)
+        pending = _PendingChange(operation, precheck, loop)
         self._pending.put(pending)
         if self._call_deadline is None:
             return await pending.future
@@ -138,7 +138,7 @@ class Writer:
         finally:
             timer.cancel()
 
-    def _withdraw_call(self, pending: _Pending[Any]) -> None:
+    def _withdraw_call(self, pending: _PendingChange[Any]) -> None:
         """Withdraw a call that waits for another program; one that waits for our own commits goes on waiting."""
         if self._locked_out:
             text = f"{self._path} is busy: another program has held its write lock for {self._call_deadline:g} s"
@@ -188,7 +188,7 @@ class Writer:
 
     def _refuse_late(self) -> None:
         """Answer calls that came while the store was being closed."""
-        late: list[_Pending[Any]] = []
+        late: list[_PendingChange[Any]] = []
         while not self._pending.empty():
             pending = self._pending.get()
             if pending is not None:
@@ -213,7 +213,7 @@ class Writer:
                 self._write_group(left)
             _answer(members)
 
-    def _gathered(self) -> list[_Pending[Any] | None]:
+    def _gathered(self) -> list[_PendingChange[Any] | None]:
         group = [self._pending.get()]
         while group[-1] is not None and len(group) < _GROUP:
             try:
@@ -222,7 +222,7 @@ class Writer:
                 break
         return group
 
-    def _write_group(self, group: list[_Pending[Any]]) -> None:
+    def _write_group(self, group: list[_PendingChange[Any]]) -> None:
         try:
             with self._own:
                 if len(group) == 1:
@@ -235,7 +235,7 @@ class Writer:
                 pending.error = pending.error or error
 
     # ── transactions ──────────────────────────────────────────────────────────────────────────────────────────
-    def _together(self, group: list[_Pending[Any]]) -> Transaction:
+    def _together(self, group: list[_PendingChange[Any]]) -> Transaction:
         """Neighbours share a commit, not their mistakes: each operation can fail by itself."""
 
         def all_of_them(transaction: Transaction) -> None:
@@ -258,7 +258,6 @@ class Writer:
         self._turnstile.acquire_turn()
         try:
             self._identity.check_files()
-            before = connection.total_changes
             connection.execute("begin immediate")
             self._locked_out = False
             try:
@@ -271,7 +270,7 @@ class Writer:
                 raise
             # Again: a program that opened the file since may not see this commit, so it is not acknowledged.
             self._identity.check_side_files()
-            self._checkpoint_if_due(connection.total_changes - before)
+            self._checkpoint_if_due()
             return transaction, result
         except DRIVER_ERRORS as error:
             raise translate_error(error, self._path) from error
@@ -281,24 +280,26 @@ class Writer:
             self._locked_out = False
             self._turnstile.release_turn()
 
-    def _checkpoint_if_due(self, changes: int) -> None:
-        """Copy the log into the file, every so often.
+    def _checkpoint_if_due(self) -> None:
+        """Copy the log into the file once it is long, whichever programs wrote it.
 
         Another connection holds SQLite's own write lock meanwhile, so not even an outsider writes; a mode that takes
         the lock itself goes on without it where it is taken. The log keeps its length: a commit that need not lengthen
-        a file syncs twice as fast. A reader or a writer in the way makes it do less, and the log grow on; the next
-        attempt comes after as many pages again.
+        a file syncs twice as fast. The first commit after a complete copy begins the log anew. A reader or a writer in
+        the way makes it do less, and the log grow on; the next attempt comes after as many pages again.
         """
-        self._logged_pages += _PAGES_PER_COMMIT + changes // _ROWS_PER_PAGE
-        if self._logged_pages < _CHECKPOINT_PAGES:
+        if self._log_header != self._identity.log_header:
+            self._log_header, self._checkpoint_at = self._identity.log_header, _CHECKPOINT_PAGES
+        if not self._identity.log_has_frame(self._checkpoint_at):
             return
-        self._logged_pages = 0
+        self._checkpoint_at += _CHECKPOINT_PAGES
         # A full disk may stop it. The commit before it stands all the same and must not be called a failure; who cannot
         # commit any more gets an error.
         with suppress(*DRIVER_ERRORS):
             self._lock.execute("begin immediate")
             try:
-                self.connection.execute("pragma wal_checkpoint(passive)").fetchall()
+                ((_, pages, _),) = self.connection.execute("pragma wal_checkpoint(passive)").fetchall()
+                self._checkpoint_at = pages + _CHECKPOINT_PAGES
             finally:
                 self._lock.execute("rollback")
 
@@ -313,7 +314,7 @@ class Writer:
             logging.getLogger(__name__).exception("waking who waits failed; they will look by themselves")
 
 
-def _answered_by_precheck(pending: _Pending[Any]) -> bool:
+def _answered_by_precheck(pending: _PendingChange[Any]) -> bool:
     if pending.precheck is None:
         return False
     try:
@@ -324,9 +325,9 @@ def _answered_by_precheck(pending: _Pending[Any]) -> bool:
     return pending.result is not None
 
 
-def _answer(group: list[_Pending[Any]]) -> None:
+def _answer(group: list[_PendingChange[Any]]) -> None:
     """Makes one call into each loop, for any number of its futures."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[_Pending[Any]]] = {}
+    by_loop: dict[asyncio.AbstractEventLoop, list[_PendingChange[Any]]] = {}
     for pending in group:
         by_loop.setdefault(pending.loop, []).append(pending)
     for loop, members in by_loop.items():
@@ -334,7 +335,7 @@ def _answer(group: list[_Pending[Any]]) -> None:
             loop.call_soon_threadsafe(_resolve, members)
 
 
-def _resolve(members: list[_Pending[Any]]) -> None:
+def _resolve(members: list[_PendingChange[Any]]) -> None:
     for pending in members:
         if pending.future.done():
             continue

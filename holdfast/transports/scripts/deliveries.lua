@@ -27,7 +27,7 @@ each_group(2, function(queue, from, to)
 end)
 
 -- name: backlog
--- Queues: returns the number of waiting ids in each.
+-- Queues: returns the number of ids in each.
 local found = {}
 for at = 2, #ARGV do
     found[at - 1] = length(ARGV[at])
@@ -60,7 +60,7 @@ return found
 return redis.call('SMEMBERS', DEAD_QUEUES)
 
 -- name: ids
--- QUEUE, LIMIT: returns every waiting id; false if there are more than LIMIT.
+-- QUEUE, LIMIT: returns every id of it; false if there are more than LIMIT.
 if length(ARGV[2]) > tonumber(ARGV[3]) then return false end
 return next_ids(ARGV[2], ARGV[3])
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast.core.history import History, HistoryInterval, HistoryPoint
 from holdfast.core.models import JobState, QueueInfo
-from holdfast.views.documents import queue_document, to_plain
+from holdfast.views.documents import queue_document, to_builtins
 from holdfast.views.formatting import format_timestamp
 from holdfast.web.keys import Principal
 
@@ -25,7 +25,7 @@ _BAR = (JobState.RUNNING, JobState.QUEUED, JobState.SCHEDULED, JobState.WAITING,
 
 def queue_view(queue: QueueInfo) -> dict[str, Any]:
     """Returns the document of a queue with the seconds until it is empty, and the parts of its bar."""
-    document: dict[str, Any] = to_plain(queue_document(queue))
+    document: dict[str, Any] = to_builtins(queue_document(queue))
     states, pace = document["states"], document["ended_per_second"]
     ready = states["queued"]
     shown = [(state.value, states[state.value]) for state in _BAR if states[state.value]]

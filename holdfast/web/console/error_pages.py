@@ -6,7 +6,7 @@ from typing import Any
 
 from holdfast.core.error_groups import check_error_group
 from holdfast.core.errors import Invalid, NotFound
-from holdfast.views.documents import to_plain
+from holdfast.views.documents import to_builtins
 from holdfast.views.error_groups import describe_group, describe_groups
 from holdfast.web.console import ROOT
 from holdfast.web.console.charts import draw_hours
@@ -23,7 +23,7 @@ async def show_errors(visit: Visit) -> ApiResponse:
     groups = (await visit.console.failed.read_value()).find_groups(call.caller)
     store = await call.app.open_store()
     now_us = await store.health.server_time_us()
-    documents: list[dict[str, Any]] = to_plain(await describe_groups(store, groups[:_SHOWN], call.redaction))
+    documents: list[dict[str, Any]] = to_builtins(await describe_groups(store, groups[:_SHOWN], call.redaction))
     views = [
         {**document, "chart": draw_hours(group.hours, now_us, _DAY)}
         for group, document in zip(groups, documents, strict=False)
@@ -46,7 +46,7 @@ async def show_error(visit: Visit) -> ApiResponse:
     if found is None:
         return visit.render_page("error.html", group=None)
     now_us = await store.health.server_time_us()
-    document: dict[str, Any] = to_plain(await describe_group(store, found, call.redaction))
+    document: dict[str, Any] = to_builtins(await describe_group(store, found, call.redaction))
     # a key for some queues changes jobs of one queue at a time
     queues = found.queues if visit.caller.limited else [None]
     return visit.render_page(

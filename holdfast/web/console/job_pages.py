@@ -8,11 +8,13 @@ from typing import Any
 from urllib.parse import quote
 
 from holdfast.core.batches import BATCH_TASK
+from holdfast.core.encryption import MARKER
 from holdfast.core.errors import Invalid, NotFound
 from holdfast.core.faults import FAULTS_TASK
 from holdfast.core.job_changes import EDITABLE
 from holdfast.core.models import JobState, Reason
 from holdfast.views.documents import find_replays
+from holdfast.views.formatting import format_decimal
 from holdfast.web.console import ROOT
 from holdfast.web.console.rendering import MAX_SHOWN, pretty_json
 from holdfast.web.console.visit import PageRoute, Visit, read_pairs
@@ -112,8 +114,9 @@ _BUILT_IN = (BATCH_TASK, FAULTS_TASK)
 
 
 def shows_payload(visit: Visit, job: Mapping[str, Any]) -> bool:
-    """Returns True if a form may show the payload as it is stored: not hidden in part, and not too long."""
+    """Returns True if a form may show the payload: not hidden in part, not encrypted, and not too long."""
     is_whole = not visit.console.app.settings.redacted and len(pretty_json(job["payload"])) <= MAX_SHOWN
+    is_whole = is_whole and MARKER not in job["payload"]
     return is_whole and visit.caller.has_scope("operate")
 
 
@@ -142,7 +145,7 @@ _REPLAYED = {"at": None, "state": "queued", "text": "Replayed", "note": "attempt
 
 def _attempt_event(attempt: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the event of an attempt that did not succeed."""
-    took = "" if attempt["seconds"] is None else f"after {attempt['seconds']:.3g} s"
+    took = "" if attempt["seconds"] is None else f"after {format_decimal(attempt['seconds'])} s"
     note = " ".join(part for part in (took, f"on {attempt['worker']}" if attempt["worker"] else "") if part)
     text = f"Attempt {attempt['attempt']}: {describe_reason(attempt['reason']) or attempt['state']}"
     return {"at": attempt["ended_at"], "state": attempt["state"], "text": text, "note": note}

@@ -9,7 +9,7 @@ from urllib.parse import quote
 from holdfast.core.models import Finding, JobState, QueueInfo
 from holdfast.core.schedule import without_alerts
 from holdfast.core.workers import WorkerInfo
-from holdfast.views.documents import plan_document, state_totals, to_plain, worker_document
+from holdfast.views.documents import plan_document, state_totals, to_builtins, worker_document
 from holdfast.views.findings import (
     about_alerts,
     about_dead_letters,
@@ -106,7 +106,7 @@ def _backlog_first(queue: QueueInfo) -> tuple[int, str]:
 
 def worker_views(workers: Sequence[WorkerInfo]) -> list[dict[str, Any]]:
     """Returns the documents of workers, lost ones first, then by host."""
-    documents: list[dict[str, Any]] = [to_plain(worker_document(each)) for each in workers]
+    documents: list[dict[str, Any]] = [to_builtins(worker_document(each)) for each in workers]
     return sorted(documents, key=lambda each: (each["state"] != "lost", each["host"], each["id"]))
 
 
@@ -116,7 +116,7 @@ async def _next_runs(visit: Visit) -> list[dict[str, Any]]:
     found = await (await call.app.open_store()).schedules.read_schedules(limit=_READ_SCHEDULES)
     own = [each for each in without_alerts(found) if call.caller.allows_queue(each.job.queue)]
     due = sorted((each for each in own if schedule_state(each) == "active"), key=lambda each: each.next_us or 0)
-    return [to_plain(schedule_document(each, call.redaction)) for each in due[:_SHOWN_RUNS]]
+    return [to_builtins(schedule_document(each, call.redaction)) for each in due[:_SHOWN_RUNS]]
 
 
 async def show_queues(visit: Visit) -> ApiResponse:
@@ -149,7 +149,7 @@ async def show_faults(visit: Visit) -> ApiResponse:
     """Returns the page of injected faults."""
     call = visit.make_context("show_faults", {})
     call.caller.check_unlimited()
-    plan: dict[str, Any] = to_plain(plan_document(await call.app.faults.read()))
+    plan: dict[str, Any] = to_builtins(plan_document(await call.app.faults.read()))
     return visit.render_page("faults.html", plan=plan, is_allowed=call.app.settings.allow_faults)
 
 

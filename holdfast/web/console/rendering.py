@@ -15,6 +15,7 @@ from urllib.parse import urlencode
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from holdfast.core.encryption import MARKER, describe_encrypted
 from holdfast.core.errors import NotFound
 from holdfast.views.formatting import UNSAFE, format_memory, format_span, safe_text
 from holdfast.web.console.wording import describe_reason, describe_state
@@ -104,7 +105,7 @@ def _environment() -> Environment:
         "query": lambda pairs: urlencode(pairs, doseq=True),
         "clip": clip_line,
         "moment": lambda text: text[:19].replace("T", " ") if text else "–",
-        "compact": lambda value: "" if value is None else json.dumps(value, ensure_ascii=False),
+        "compact": compact_json,
         "local": lambda text: datetime.fromisoformat(text).strftime("%Y-%m-%d %H:%M"),
         "field": form_value,
         "cut": cut_text,
@@ -138,8 +139,23 @@ def cut_text(text: str, limit: int = MAX_LINE) -> str:
     return text if len(text) <= limit else f"{text[:limit]} … ({len(text):,} characters)"
 
 
+def compact_json(value: Any) -> str:
+    """Returns a value as JSON in one line; a placeholder for an encrypted one, nothing for None."""
+    return "" if value is None else _placeholder(value) or json.dumps(value, ensure_ascii=False)
+
+
+def _placeholder(value: Any) -> str | None:
+    """Returns the placeholder of an encrypted value, also of a signal; None for any other."""
+    inner = value.get("signal", value) if isinstance(value, dict) else value
+    if not isinstance(inner, dict) or MARKER not in inner:
+        return None
+    return describe_encrypted(json.dumps(inner))
+
+
 def pretty_json(value: Any) -> str:
-    """Returns a value as indented JSON, cut after many characters."""
+    """Returns a value as indented JSON, cut after many characters; a placeholder for an encrypted one."""
+    if (placeholder := _placeholder(value)) is not None:
+        return placeholder
     text = json.dumps(value, indent=2, ensure_ascii=False)
     return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "\n… cut here; the HTTP API returns all of it"
 

@@ -17,10 +17,11 @@ _STATES: Mapping[str, str] = {
     JobState.CANCELLED: "ended by an operator, a caller, its expiry or another job",
 }
 _REASONS: Mapping[str, str] = {
-    Reason.BUDGET: "no attempts left",
+    Reason.MAX_ATTEMPTS: "no attempts left",
     Reason.NON_RETRYABLE: "not to be tried again",
     Reason.NO_HANDLER: "no such task on the worker",
     Reason.PAYLOAD: "the payload does not fit the task",
+    Reason.ENCRYPTED: "the worker lacks its key",
     Reason.RESULT: "the result cannot be stored",
     Reason.CRASHED: "the process died or lost its lease",
     Reason.TIMEOUT: "over its timeout",

@@ -14,7 +14,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import functools
+import gc
 import importlib
+import inspect
 import os
 import select
 import signal
@@ -32,7 +35,17 @@ from holdfast.core.errors import ConfigError, Invalid
 from holdfast.core.lifecycle import Failed, Outcome, Released, Snoozed, Succeeded
 from holdfast.core.models import Job, Lease, Reason
 from holdfast.core.resources import ResourceLimits
-from holdfast.tasks import CURRENT, Context, JobLog, LogEntry, LogLimits, Registry, Task
+from holdfast.tasks import (
+    CURRENT,
+    Context,
+    JobLog,
+    LogEntry,
+    LogLimits,
+    Registry,
+    Task,
+    await_in_scopes,
+    call_in_scopes,
+)
 from holdfast.telemetry.trace_context import open_traces
 from holdfast.worker.executors.outcome import (
     describe_error,
@@ -59,6 +72,7 @@ def serve(connection: socket.socket) -> None:
     handlers = _Handlers(setup, outbox)
     threading.Thread(target=_kill_when_orphaned, args=(connection.fileno(), handlers), daemon=True).start()
     handlers.import_handlers()
+    gc.freeze()  # No collection need visit the modules, and a child ends sooner.
     try:
         outbox.send(b"")
     except BrokenPipeError:
@@ -190,7 +204,11 @@ class _Handlers:
         self, task: Task[..., Any], current: Context, context: contextvars.Context, arguments: dict[str, Any]
     ) -> Any:
         before = (current,) if task.needs_context else ()
-        value = context.run(task.entry, *before, **arguments)
+        handler = functools.partial(task.entry, *before, **arguments)
+        if inspect.iscoroutinefunction(task.function):
+            value: Any = await_in_scopes(task.scopes, current, handler)
+        else:
+            value = context.run(call_in_scopes, task.scopes, current, handler)
         if asyncio.iscoroutine(value):
             if self._loop is None:
                 self._loop = asyncio.Runner()

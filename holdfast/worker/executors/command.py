@@ -61,7 +61,11 @@ _HOST = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno
 class CommandRunner:
     """Runs the commands of one worker, with its sandbox and resource limits."""
 
-    def __init__(self, host: CommandHost | None = None, watcher: ResourceWatcher | None = None) -> None:
+    def __init__(
+        self, host: CommandHost | None = None, watcher: ResourceWatcher | None = None, *, has_codec: bool = False
+    ) -> None:
+        """``has_codec``: payloads are encrypted, so errors quote nothing of them."""
+        self._has_codec = has_codec
         self._host = host or CommandHost()
         self._watcher = watcher or ResourceWatcher()
 
@@ -75,7 +79,7 @@ class CommandRunner:
             command = policy.parse_command(payload)
             limits = policy.limits_for(command)
         except Invalid as error:
-            return payload_refused(error)
+            return payload_refused(error, is_encrypted=self._has_codec)
         if (unsupported := unsupported_limits(limits)) is not None:
             return unsupported
         mechanism = None
@@ -197,9 +201,9 @@ class _Capture:
             if not data:
                 self.close()
                 return
-            room = self._limit - len(self._kept)
-            self._kept += data[:room]
-            self.dropped += max(0, len(data) - room)
+            left = self._limit - len(self._kept)
+            self._kept += data[:left]
+            self.dropped += max(0, len(data) - left)
             self._tail = (self._tail + data)[-_TAIL_SIZE:]
 
     def close(self) -> None:

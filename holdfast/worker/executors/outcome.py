@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import traceback
 from collections.abc import Iterator
 from datetime import timedelta
@@ -21,7 +22,7 @@ from holdfast.core.lifecycle import (
     Snooze,
     Snoozed,
     Succeeded,
-    Suspended,
+    Suspension,
 )
 from holdfast.core.models import Reason
 from holdfast.core.validation import check_span
@@ -33,8 +34,12 @@ TRACEBACK_LIMIT = 16 * 1024
 UNSTARTABLE_DELAY = timedelta(seconds=1)
 """Delay of a released job that could not start for lack of descriptors or memory."""
 
+_WITHOUT_VALUES = re.compile(
+    r"(?:there is no such parameter|give one:|the worker provides).*|expected `[^']*"
+).fullmatch
+"""Remedies that quote no value; others may, such as those of enumerations and of validators."""
 _WITHOUT_RESULT = Succeeded()
-_SUSPENDED = Failed(error="the handler waits")  # its steps say for what
+_SUSPENDED_OUTSIDE_STEPS = Failed(error="the handler raised Suspension, which only its steps may do")
 _MAX_FRAMES = 64
 _MAX_LEAVES = 3
 _MAX_LINKED = 100  # causes, contexts and group members in one traceback
@@ -49,13 +54,20 @@ _FOLLOWED = ("__getattribute__", "__cause__", "__context__")
 _OWN_PATH = f"{Path(__file__).parents[2]}{os.sep}"
 
 
-def outcome_of(error: BaseException, task: Task[..., Any] | None) -> Outcome:
+def outcome_of(error: BaseException, task: Task[..., Any] | None, *, is_encrypted: bool = False) -> Outcome:
     """Returns the outcome of an exception raised by a handler. Never raises.
 
-    ``task`` decides which exceptions are retryable; None: all are.
+    ``task`` decides which exceptions are retryable; None: all are. ``is_encrypted``: the store has payloads encrypted,
+    so a refusal of a call that the handler made, such as ``enqueue``, quotes no value.
     """
     try:
-        return _outcome_of_error(error, task)
+        outcome = _outcome_of_error(error, task)
+        if is_encrypted and type(outcome) is Failed and isinstance(error, Invalid):
+            text = _describe_refusal(error, "the call that the handler made does not accept it")
+            frames = _skip_own_frames(_frames_of(error))
+            shown = None if frames is None else _format_frames(frames, text)
+            return Failed(error=text, traceback=shown, reason=outcome.reason, retryable=outcome.retryable)
+        return outcome
     except BaseException as trouble:  # attributes of the exception and predicates of the task may raise
         text = f"{describe_error(error)} (looking at it raised {describe_error(trouble)})"
         return Failed(error=storable_text(text), traceback=format_traceback(error))
@@ -63,8 +75,8 @@ def outcome_of(error: BaseException, task: Task[..., Any] | None) -> Outcome:
 
 def _outcome_of_error(error: BaseException, task: Task[..., Any] | None) -> Outcome:
     match error:
-        case Suspended():
-            return _SUSPENDED
+        case Suspension():
+            return _SUSPENDED_OUTSIDE_STEPS  # inside them JobSteps.final_outcome replaces this
         case Snooze(delay=delay):
             return Snoozed(check_span(delay, "delay"))
         case RetryAfter(delay=delay, scope=scope):
@@ -87,9 +99,21 @@ def _outcome_of_error(error: BaseException, task: Task[..., Any] | None) -> Outc
     )
 
 
-def payload_refused(error: Invalid) -> Failed:
-    """Returns the failure of a payload that does not fit the task (``Task.bind`` raised); not retryable."""
-    return Failed(error=describe_error(error), reason=Reason.PAYLOAD, retryable=False)
+def payload_refused(error: Invalid, *, is_encrypted: bool = False) -> Failed:
+    """Returns the failure of a payload that does not fit the task (``Task.bind`` raised); not retryable.
+
+    ``is_encrypted``: the store has the payload encrypted, so the error, which it has in the clear, quotes no value.
+    """
+    text = describe_error(error)
+    if is_encrypted:
+        text = _describe_refusal(error, "it does not fit the task, or this worker's settings")
+    return Failed(error=text, reason=Reason.PAYLOAD, retryable=False)
+
+
+def _describe_refusal(error: Invalid, otherwise: str) -> str:
+    """Text of a refusal without the refused value; ``otherwise`` stands for a remedy that may quote one."""
+    remedy = error.remedy if _WITHOUT_VALUES(error.remedy) else otherwise
+    return storable_text(f"Invalid: {error.field}: [encrypted] is not valid; {remedy}")
 
 
 def success_outcome(value: object, limit: int = RESULT_LIMIT) -> Outcome:
@@ -127,8 +151,12 @@ def format_traceback(error: BaseException) -> str | None:
             return traceback_tail("".join(lines))
     except BaseException:  # noqa: S110 - attributes of the exception may raise: format the frames alone
         pass
+    return _format_frames(frames, _headline(error))
+
+
+def _format_frames(frames: TracebackType, text: str) -> str:
     stack = traceback.format_tb(frames, limit=-_MAX_FRAMES)
-    return traceback_tail("".join(["Traceback (most recent call last):\n", *stack, _headline(error)]))
+    return traceback_tail("".join(["Traceback (most recent call last):\n", *stack, text]))
 
 
 def _can_be_followed(error: BaseException) -> bool:

@@ -141,8 +141,9 @@ class LoopThreads(ThreadPoolExecutor):
     this class derives from it and overrides its methods.
     """
 
-    def __init__(self) -> None:
-        self._max_threads = min(32, (os.cpu_count() or 1) + 4)  # as in the standard library
+    def __init__(self, max_threads: int | None = None) -> None:
+        """``max_threads``: None: as many as in the standard library."""
+        self._max_threads = max_threads or min(32, (os.cpu_count() or 1) + 4)
         super().__init__(self._max_threads)
         self._queue: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._lock = threading.Lock()

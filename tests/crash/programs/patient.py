@@ -74,6 +74,7 @@ def isolated(app: Holdfast, name: str, *, keyed: bool) -> None:
 
 async def together(app: Holdfast, name: str, *, bulk: bool) -> None:
     """In batches of one transaction each, or concurrently one by one."""
+    await again(app.open_store)
     async with app:
         for first in itertools.count(0, BATCH):
             numbers = range(first, first + BATCH)

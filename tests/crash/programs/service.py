@@ -11,6 +11,7 @@ import httpx
 
 from holdfast import Context, Holdfast, provided
 from tests.crash.user_table import UserTable
+from tests.support.plain_http import PLAIN
 
 app = Holdfast(allow_faults=True)
 PROVIDER = os.environ.get("PROVIDER_URL", "")
@@ -19,7 +20,7 @@ users = UserTable(app.settings.url, Path(os.environ.get("CRASH_LEDGER", ".")).pa
 
 @app.provide
 async def open_http() -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(timeout=30) as http:
+    async with httpx.AsyncClient(timeout=30, verify=PLAIN) as http:
         yield http
 
 
@@ -44,5 +45,5 @@ async def welcome_user(http: httpx.AsyncClient, job: str, number: str) -> str:
 
 def count_calls(ids: list[str]) -> dict[str, int]:
     """Counts the calls for each job in the provider's own log."""
-    calls = Counter(call["key"] for call in httpx.get(f"{PROVIDER}/calls", timeout=30).json())
+    calls = Counter(call["key"] for call in httpx.get(f"{PROVIDER}/calls", timeout=30, verify=PLAIN).json())
     return {job: calls[job] for job in ids}

@@ -20,6 +20,7 @@ from tests.crash.database import Database, database_of
 from tests.crash.fleet import until
 from tests.crash.report import Report
 from tests.support.load import percentile
+from tests.support.plain_http import PLAIN
 from tests.support.postgres import Postgres
 from tests.support.redis import Redis
 from tests.support.stores import Home
@@ -72,7 +73,7 @@ class Clients:
 
     def _submit(self, number: int) -> None:
         place = 0
-        with httpx.Client(timeout=60) as client:
+        with httpx.Client(timeout=60, verify=PLAIN) as client:
             while not self._over.is_set():
                 key, place = f"{number}-{place}", place + 1
                 while self._once(client, key) not in (200, 201) and self._stubborn:

@@ -17,6 +17,7 @@ import httpx
 from tests.crash.fleet import ROOT, START_SECONDS, Fleet, until
 from tests.crash.report import Report, sound
 from tests.crash.user_table import UserTable
+from tests.support.plain_http import PLAIN
 from tests.support.servers import Port
 from tests.support.stores import Home
 
@@ -59,7 +60,7 @@ def _provider(fleet: Fleet) -> Iterator[str]:
     def is_there() -> bool:
         with suppress(httpx.TransportError):
             limits = {"calls_per_second": 100_000}
-            return httpx.put(f"{url}/behaviour", json=limits, timeout=START_SECONDS).is_success
+            return httpx.put(f"{url}/behaviour", json=limits, timeout=START_SECONDS, verify=PLAIN).is_success
         return False
 
     until(is_there, START_SECONDS, "the provider to start")
@@ -120,9 +121,9 @@ def _check_services(report: Report, fleet: Fleet, users: UserTable, provider: st
     report.expect(len(succeeded) == found["succeeded"], f"the store has {len(succeeded)} jobs that succeeded")
     rows = users.count()
     report.expect(rows == succeeded, f"{rows.total()} users of {len(rows)} jobs, for {len(succeeded)} that succeeded")
-    messages = httpx.get(f"{provider}/messages", timeout=START_SECONDS).json()
+    messages = httpx.get(f"{provider}/messages", timeout=START_SECONDS, verify=PLAIN).json()
     report.expect(set(messages) == set(succeeded), f"{len(messages)} messages for {len(succeeded)} jobs")
-    calls = httpx.get(f"{provider}/calls", timeout=START_SECONDS).json()
+    calls = httpx.get(f"{provider}/calls", timeout=START_SECONDS, verify=PLAIN).json()
     repeats = len(calls) - len(messages)
     report.expect(repeats <= found["executions"] - len(succeeded), f"{repeats} calls were repeated")
     report.figures |= {"users": len(rows), "messages": len(messages), "calls repeated": repeats}

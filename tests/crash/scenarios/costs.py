@@ -71,7 +71,7 @@ def _cost(
             }
         held_by_killed = {job for kill in fleet.kills for job, _ in kill.held}
         report.expect(dead <= held_by_killed, "a job died that no killed worker held")
-        report.expect(max_attempts == 1 or not dead, "a job with budget left died")
+        report.expect(max_attempts == 1 or not dead, "a job with attempts left died")
         report.figures |= {"jobs": len(submitted), "kills": len(fleet.kills), "dead": len(dead)}
         return judged(fleet, known, report, excess_explained)
 

@@ -19,13 +19,14 @@ from tests.support.stores import Home
 AT_A_STEP = tuple(sorted(point for point in POINTS if point.startswith(("step.", "signal.", "children."))))
 """Of workflows alone."""
 SUBMITTING = tuple(sorted(point for point in POINTS if point.startswith("submit.")))
+IN_AN_IMPORT = tuple(sorted(point for point in POINTS if point.startswith("import.")))
 AT_THE_TRANSPORT = ("announce.before",)
 """Where there is one, and then only submitters come there for sure."""
 AT_A_TICK = ("tick.before_write", "tick.after_write")
 """Of schedules, which have a scenario of their own."""
 WORKING = tuple(
     sorted(
-        POINTS - {*SUBMITTING, *AT_THE_TRANSPORT, *AT_A_TICK, *AT_A_STEP},
+        POINTS - {*SUBMITTING, *IN_AN_IMPORT, *AT_THE_TRANSPORT, *AT_A_TICK, *AT_A_STEP},
         key=lambda point: (point.startswith("sweep."), "after" in point, point),
     )
 )

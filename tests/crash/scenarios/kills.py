@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+import signal
+import subprocess
 import time
+from functools import partial
 from pathlib import Path
 
 from tests.crash.checker import Row, excess_explained
-from tests.crash.fleet import LEASE, SWEEP, Fleet
+from tests.crash.fleet import LEASE, SWEEP, Fleet, until
 from tests.crash.ledger import by_job
 from tests.crash.report import Report, facts, judged
 from tests.crash.scenarios.submitting import await_quiet, submit, work
@@ -15,6 +18,7 @@ from tests.support.load import percentile
 from tests.support.stores import Home
 
 WORKERS, SLOTS = 4, 20
+IN_PROCESS = "tests.crash.programs.in_process"
 BETWEEN = 0.6  # seconds between two kills
 
 
@@ -41,9 +45,44 @@ def random_kills(folder: Path, home: Home, *, jobs: int, kills: int, seed: int) 
             "unstarted at kills": sum(known.unstarted.values()),
         }
         report.expect(
-            all(row.state == "succeeded" for row in known.rows.values()), "a job with budget left did not succeed"
+            all(row.state == "succeeded" for row in known.rows.values()), "a job with attempts left did not succeed"
         )
         return judged(fleet, known, report, excess_explained)
+
+
+def in_process_workers(folder: Path, home: Home, *, kills: int, seed: int) -> Report:
+    """Processes that submit and work are killed and replaced; a worker on its own works off what they leave."""
+    report = Report(figures={"seed": seed})
+    rng = random.Random(seed)
+    with Fleet(folder, home) as fleet:
+        for _ in range(kills):
+            process = fleet.start(IN_PROCESS)
+            fleet.await_ready({process.pid})
+            time.sleep(BETWEEN * rng.uniform(0.5, 1.5))
+            until(partial(_stop_holding, fleet, process), 60, "a process that holds a job", pause=0.01)
+            report.expect(bool(fleet.kill(process).held), "the killed process held no job")
+        fleet.start_workers(1)
+        await_quiet(fleet, 120)
+        acknowledged = [job for line in fleet.lines("ack") for job in line["jobs"]]
+        # A process may be killed between the commit of a job and the line about it.
+        unanswered = fleet.database.rows().keys() - set(acknowledged)
+        report.expect(len(unanswered) <= kills, f"{len(unanswered)} jobs exist that were not acknowledged")
+        known = facts(fleet, [*acknowledged, *unanswered])
+        report.figures |= {"jobs": len(acknowledged), "unanswered": len(unanswered), "executions": len(known.runs)}
+        report.expect(
+            all(row.state == "succeeded" for row in known.rows.values()), "a job with attempts left did not succeed"
+        )
+        return judged(fleet, known, report, excess_explained)
+
+
+def _stop_holding(fleet: Fleet, process: subprocess.Popen[bytes]) -> bool:
+    """Stop a process and return True if it holds a job then; else it goes on."""
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(0.1)  # its server ends what it has begun
+    if fleet.database.held_by(process.pid):
+        return True
+    process.send_signal(signal.SIGCONT)
+    return False
 
 
 def _recovery(fleet: Fleet, report: Report) -> None:

@@ -54,7 +54,7 @@ def limits(folder: Path, home: Home, *, jobs: int, workers: int, kills: int, see
         _check(report, spans)
         known = facts(fleet, submitted)
         succeeded = all(row.state == "succeeded" for row in known.rows.values())
-        report.expect(succeeded, "a job with budget left did not succeed")
+        report.expect(succeeded, "a job with attempts left did not succeed")
         report.figures |= {"jobs": len(submitted), "kills": len(fleet.kills), "freezes": len(fleet.frozen)}
         return judged(fleet, known, report, excess_explained)
 

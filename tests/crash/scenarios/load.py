@@ -50,7 +50,11 @@ class Load:
             self._workers = [process.pid for process in self.fleet.processes]
             names = {f"{mode}-{number}": mode for number, mode in enumerate(MODES)}
             self._submitters = {name: self.fleet.start(SUBMITTER, mode, name) for name, mode in names.items()}
-            self.all_workers_busy(time.monotonic())
+            try:
+                self.all_workers_busy(time.monotonic())
+            except AssertionError as error:
+                self._add_output(error)
+                raise
             self._undo = undo.pop_all()
         return self
 
@@ -58,8 +62,11 @@ class Load:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            error.add_note(f"output of the processes:\n{self.fleet.errors()[-4000:]}")
+            self._add_output(error)
         self._undo.__exit__(kind, error, trace)
+
+    def _add_output(self, error: BaseException) -> None:
+        error.add_note(f"output of the processes:\n{self.fleet.errors()[-4000:]}")
 
     # ── going on ──────────────────────────────────────────────────────────────────────────────────────────────
     def all_workers_busy(self, since: float) -> dict[str, list[float]]:
@@ -134,7 +141,7 @@ class Load:
             **{f"{who} resumed in s, p50 and max": _spread(times) for who, times in self._resumed.items()},
         }
         ended = Counter(row.state for row in known.rows.values())
-        report.expect(set(ended) == {"succeeded"}, f"a job with budget left did not succeed: {dict(ended)}")
+        report.expect(set(ended) == {"succeeded"}, f"a job with attempts left did not succeed: {dict(ended)}")
         return judged(fleet, known, report, checks=checks)
 
     def _judge_keys(self, acks: Sequence[dict[str, Any]], notes: Sequence[Note]) -> None:

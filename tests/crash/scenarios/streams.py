@@ -17,6 +17,7 @@ import asyncpg
 import httpx
 
 from tests.crash.report import Report
+from tests.support.plain_http import PLAIN
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "streams"
 SETTINGS = {"HOLDFAST_LEASE": "5s", "HOLDFAST_BEAT": "1s", "HOLDFAST_SWEEP": "1s", "HOLDFAST_LOG_FORMAT": "json"}
@@ -45,7 +46,7 @@ def killed_parts(folder: Path, *, users: int, kills: int, seed: int) -> Report:
 
 
 async def _run(report: Report, system: Any, *, users: int, kills: int, rng: random.Random) -> Counter[str]:
-    async with httpx.AsyncClient(timeout=20) as http:
+    async with httpx.AsyncClient(timeout=20, verify=PLAIN) as http:
         creating = asyncio.create_task(_create_users(http, system, users, rng))
         killed = await _kill_parts(http, system, kills, rng, creating)
         accepted, repeated = await creating

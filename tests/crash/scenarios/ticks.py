@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo
 
 from holdfast import Holdfast
 from holdfast.core.schedule import Schedule, iterate_ticks, tick_job
-from holdfast.testing import Harness
+from holdfast.testing import Harness, TemporaryStore
 from tests.crash.fleet import WORKER, Fleet, until
 from tests.crash.report import Report, facts, judged
 from tests.crash.scenarios.submitting import await_quiet
@@ -109,7 +109,7 @@ async def _minutes(url: str, begin: datetime, days: int) -> list[datetime]:
     async def tick() -> None:
         started.append(harness.now)
 
-    async with Harness(app, url=url) as harness:
+    async with Harness(app, url=TemporaryStore(url, lambda: None)) as harness:
         harness.clock.advance((begin - harness.now).total_seconds())
         await app.schedules.add("minutely", tick.new_job(), cron="* * * * *", zone="Europe/Zurich")
         await harness.advance(days * 86_400)

@@ -22,6 +22,7 @@ from tests.crash.report import Report, facts, judged, sound
 from tests.crash.scenarios.javascript import serve
 from tests.crash.scenarios.submitters import PROGRAM
 from tests.crash.scenarios.submitting import await_quiet, submit, work
+from tests.support.plain_http import PLAIN
 from tests.support.stores import Home
 
 FILLER = "tests.crash.programs.filler"
@@ -126,7 +127,7 @@ def _posted(fleet: Fleet, address: str, jobs: int) -> float:
     began = time.monotonic()
     with suppress(httpx.TransportError):
         posted = [{"task": "crash.work", "payload": {"seconds": SECONDS}}] * jobs
-        httpx.post(f"{address}/v1/jobs/batch", json={"jobs": posted}, timeout=PATIENCE).raise_for_status()
+        httpx.post(f"{address}/v1/jobs/batch", json={"jobs": posted}, timeout=PATIENCE, verify=PLAIN).raise_for_status()
     return _last_end(fleet, jobs) - began
 
 

@@ -125,7 +125,7 @@ def children(folder: Path, home: Home, *, parents: int, children: int, kills: in
             report.expect(len(ids) == children, f"{job} has {len(ids)} children, not {children}")
         known = facts(fleet, [*submitted, *(child for ids in found.values() for child in ids)])
         succeeded = all(row.state == "succeeded" for row in known.rows.values())
-        report.expect(succeeded, "a job with budget left did not succeed")
+        report.expect(succeeded, "a job with attempts left did not succeed")
         report.figures |= {"parents": parents, "children": len(known.rows) - parents, "kills": len(fleet.kills)}
         return judged(fleet, known, report)
 

@@ -43,7 +43,7 @@ def workflows(
         await_quiet(fleet, 120 + jobs * steps * seconds / SLOTS + kills * (LEASE + SWEEP))
         known = facts(fleet, submitted)
         succeeded = all(row.state == "succeeded" for row in known.rows.values())
-        report.expect(succeeded, "a workflow with budget left did not succeed")
+        report.expect(succeeded, "a workflow with attempts left did not succeed")
         again = _check_starts(report, fleet.lines("step"), submitted, steps)
         recorded = asyncio.run(_read_names(fleet.url, submitted))
         names = [f"step-{number}" for number in range(steps)]

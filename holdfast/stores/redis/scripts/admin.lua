@@ -22,24 +22,26 @@ if verb == 'replay' then
 end
 allow_when_full()
 local whole = string.find(ARGV[4], 'w', 1, true)
+local NOT_STARTED = { queued = true, scheduled = true, failed = true, waiting = true }
+local REPLAYABLE = { failed = true, dead = true, cancelled = true }
 local answers = {}
 
-local function cancel(id, v, spec)
-    if v[1] == 'running' then
+local function cancel(id, job, spec)
+    if job.state == 'running' then
         call('HSET', JOB .. id, 'cancel', 1)
-        notify('commands', 'worker:' .. (v[6] or ''))
+        notify('commands', 'worker:' .. (job.worker or ''))
         return 'running'
     end
-    if v[1] ~= 'queued' and v[1] ~= 'scheduled' and v[1] ~= 'failed' and v[1] ~= 'waiting' then
+    if not NOT_STARTED[job.state] then
         return nil
     end
-    transitions().dequeue(id, spec, v[1], to_number(v[4]))
+    transitions().dequeue(id, spec, job.state, to_number(job.lost_leases))
     call('HDEL', JOB .. id, 'lost_leases')
     call('HSET', JOB .. id, 'state', 'cancelled', 'reason', 'cancelled', 'endTime', NOW)
     call('HSETNX', JOB .. id, 'error', 'cancelled')
     safe_call('ZADD', PREFIX .. 'ended:cancelled', NOW, id)
     ended_ids[#ended_ids + 1] = id
-    if v[12] then
+    if job.is_awaited then
         note_end(id, 'cancelled')
     end
     return 'cancelled'
@@ -64,8 +66,8 @@ end
 -- Replayed jobs of this script: they get their places once all of them are replayed.
 local replayed = {}
 
-local function replay(id, v, spec, delay, partition_field)
-    if v[1] ~= 'failed' and v[1] ~= 'dead' and v[1] ~= 'cancelled' and not (force and v[1] == 'succeeded')
+local function replay(id, job, spec, delay, partition_field)
+    if not REPLAYABLE[job.state] and not (force and job.state == 'succeeded')
         or call('HEXISTS', JOB .. id, 'members') == 1 then
         return nil
     end
@@ -79,13 +81,13 @@ local function replay(id, v, spec, delay, partition_field)
     if from_step then
         forget_steps(id)
     end
-    transitions().dequeue(id, spec, v[1], 0)
+    transitions().dequeue(id, spec, job.state, 0)
     call('HDEL', JOB .. id, 'lost_leases', 'reason', 'endTime', 'cancel', 'expiresAt', 'errorGroup')
     delete_pieces(id, 'error')
     delete_pieces(id, 'result')
     local state, due = delay > 0 and 'scheduled' or 'queued', now + delay
-    local fields = { 'state', state, 'dueTime', int(due), 'created', v[8] or v[7] }
-    if v[10] then -- absent before the second claim
+    local fields = { 'state', state, 'dueTime', int(due), 'created', job.created or job.due }
+    if job.picked then -- absent before the second claim
         fields[7], fields[8] = 'attempts', '0'
     end
     if ARGV[5] ~= '' then
@@ -95,11 +97,11 @@ local function replay(id, v, spec, delay, partition_field)
     call('HSET', JOB .. id, unpack(fields))
     partition_field = partition_field ~= '' and partition_field or nil
     if partition_field ~= partition_field_of(id, spec) then
-        spec = parse_spec(set_partition_field(id, v[3], partition_field))
+        spec = parse_spec(set_partition_field(id, job.spec_text, partition_field))
     end
     replayed[#replayed + 1] = {
-        id = id, spec = spec, due = due, seq = to_number(v[5]), partition_field = partition_field, state = state,
-        may_wait = v[11] and not v[10], is_awaited = v[12], answer = #answers + 1,
+        id = id, spec = spec, due = due, seq = to_number(job.seq), partition_field = partition_field, state = state,
+        may_wait = job.waits and not job.picked, is_awaited = job.is_awaited, answer = #answers + 1,
     }
     notify('ready_jobs', 'queue:' .. spec.queue)
     return state
@@ -133,39 +135,49 @@ local function place_replayed()
     end
 end
 
-local function delete(id, v, spec)
-    if v[1] == 'running' then
+local function delete(id, job, spec)
+    if job.state == 'running' then
         return nil
     end
-    transitions().dequeue(id, spec, v[1], to_number(v[4]))
-    if v[12] and not ENDED_STATES[v[1]] then
-        call('HSET', JOB .. id, 'state', 'cancelled') -- it waits for nothing more, also not for what its end decides
+    transitions().dequeue(id, spec, job.state, to_number(job.lost_leases))
+    if job.is_awaited and not ENDED_STATES[job.state] then
+        call('HSET', JOB .. id, 'state', 'cancelled') -- it waits for nothing more, also not through its own end
         note_end(id, 'deleted')
-        decide_ends()
+        resolve_ends()
     end
-    transitions().delete_job(id, to_number(v[5]), v[9], false, v[11], v[12])
-    return v[1]
+    transitions().delete_job(id, to_number(job.seq), job.key, false, job.waits, job.is_awaited)
+    return job.state
 end
 
-local NOT_STARTED = { queued = true, scheduled = true, failed = true, waiting = true }
+-- Fields of a job that an operation needs; nil for no job.
+local function read_operated(id)
+    local state, claims, spec_text, lost_leases, seq, worker, due, created, key, picked, waits, is_awaited =
+        read_fields(id, 'state', 'claims', 'spec', 'lost_leases', 'seq', 'worker', 'dueTime', 'created', 'key',
+        'pickupTime', 'waits', 'awaited')
+    return spec_text and {
+        state = state, claims = claims, spec_text = spec_text, lost_leases = lost_leases, seq = seq, worker = worker,
+        due = due, created = created, key = key, picked = picked, waits = waits, is_awaited = is_awaited,
+    } or nil
+end
+
 local operations = { cancel = cancel, replay = replay, delete = delete }
 local first_delay, interval = tonumber(ARGV[7]), tonumber(ARGV[8])
 for i = 10, #ARGV, 4 do
     local id, expected = ARGV[i], ARGV[i + 1]
-    local v = read_fields(id, 'state', 'claims', 'spec', 'lost_leases', 'seq', 'worker', 'dueTime', 'created', 'key',
-        'pickupTime', 'waits', 'awaited')
-    local spec = v and parse_spec(v[3] or '')
+    local job = read_operated(id)
+    local spec = job and parse_spec(job.spec_text)
     if not spec then
         answers[#answers + 1] = { false, expected ~= '' and -1 or 0 }
-    elseif expected ~= '' and not decided[id] and expected ~= v[1] .. ' ' .. claims_of(v[2], v[10]) then
-        answers[#answers + 1] = { v[1], -1 }
+    elseif expected ~= '' and not resolved[id]
+        and expected ~= job.state .. ' ' .. claims_of(job.claims, job.picked) then
+        answers[#answers + 1] = { job.state, -1 }
     else
         local partition_field = partition_field_of(id, spec)
-        local state = operations[verb](id, v, spec, first_delay + (i - 10) / 4 * interval, ARGV[i + 3])
-        answers[#answers + 1] = { state or v[1], state and 1 or 0 }
-        if state and (verb == 'delete' or state ~= v[1]) then
-            count(spec.queue, v[1], -1)
-            count_unstarted(partition_field, NOT_STARTED[v[1]] and -1 or 0)
+        local state = operations[verb](id, job, spec, first_delay + (i - 10) / 4 * interval, ARGV[i + 3])
+        answers[#answers + 1] = { state or job.state, state and 1 or 0 }
+        if state and (verb == 'delete' or state ~= job.state) then
+            count(spec.queue, job.state, -1)
+            count_unstarted(partition_field, NOT_STARTED[job.state] and -1 or 0)
             if verb ~= 'delete' then
                 if verb == 'replay' then
                     partition_field = ARGV[i + 3] ~= '' and ARGV[i + 3] or nil
@@ -182,8 +194,8 @@ transitions().write_ready()
 finish()
 return answers
 
--- name: edit (partitions, transitions, rewriting, fingerprint)
--- Changes a waiting job. ARGV: 3 id, 4 idempotency key of this call, 5 "w" to keep payloads in one piece, 6 and 7
+-- name: edit (partitions, transitions, due_times, rewriting, fingerprint)
+-- Changes a job that has not started. ARGV: 3 id, 4 idempotency key of this call, 5 "w" to keep payloads in one piece, 6 and 7
 -- version of the limits and fingerprint for a new partition, or ""; then names and values for `rewrite`. Returns its
 -- state, and 1 if it was changed; or CONFLICT.
 local DONE_KEY, DONE_SECONDS = PREFIX .. 'done:' .. ARGV[4], 60 -- seconds
@@ -200,7 +212,7 @@ for n = 8, #ARGV, 2 do
 end
 local EDITABLE = { queued = true, scheduled = true, failed = true, waiting = true }
 local states = EDITABLE
-if change.expires and change.expires ~= '-' and (read_fields(ARGV[3], 'pickupTime') or {})[1] then
+if change.expires and change.expires ~= '-' and read_fields(ARGV[3], 'pickupTime') then
     states = {} -- a job that has started cannot expire
 end
 local state, changed = rewrite(ARGV[3], change, states, ARGV[5] == 'w')

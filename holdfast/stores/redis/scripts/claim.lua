@@ -1,17 +1,147 @@
+-- fragment: claim_common
+-- Common to the scripts that claim. ARGV: 3 worker, 4 lease in microseconds, 5 task of jobs written by hand.
+local worker, lease_until = ARGV[3], int(now + tonumber(ARGV[4]))
+local claimed, leases, claimed_count, started_by_spec = {}, {}, 0, {}
+local DONE, MORE_TO_EXAMINE, MORE_DUE = 0, 1, 2 -- status of a claim, as `ClaimStatus` in Python
+
+-- A job with the fields that a claim needs; nil for a key of another type. Of a missing job all of them are false.
+local function read_job(id)
+    local state, spec_text, claims, attempts, lost_leases, due, created, payload, options, seq, picked,
+        partition_field = read_fields(id, 'state', 'spec', 'claims', 'attempts', 'lost_leases', 'dueTime', 'created',
+        'payload', 'options', 'seq', 'pickupTime', 'partition')
+    return state ~= nil and {
+        id = id, state = state, spec_text = spec_text, claims = claims, attempts = attempts, lost_leases = lost_leases,
+        due = due, created = created, payload = payload, options = options, seq = seq, picked = picked,
+        partition_field = partition_field,
+    } or nil
+end
+
+-- Completes a hash written by hand to a job, with defaults.
+local function import_manual_job(id, queue)
+    local payload, own_task, given_due = read_fields(id, 'payload', 'task', 'dueTime')
+    local task = own_task or ARGV[5] ~= '' and ARGV[5]
+    if not task or not payload then
+        count_anomaly('orphans')
+        return nil
+    end
+    local seq = to_number(safe_call('GET', PREFIX .. 'seq')) + 1
+    call('SET', PREFIX .. 'seq', int(seq))
+    local is_due = to_number(given_due) > 0 and to_number(given_due) <= now and string.match(given_due, '^%d+$')
+    call('HSET', JOB .. id, 'state', 'queued', 'spec', '0 5 ' .. queue .. '\n' .. task,
+        'dueTime', is_due and given_due or NOW, 'created', NOW, 'seq', seq)
+    safe_call('HSET', index_key(seq), seq, id)
+    safe_call('ZADD', PREFIX .. 'chunks', math.floor(seq / INDEX_CHUNK), math.floor(seq / INDEX_CHUNK))
+    count(queue, 'queued', 1)
+    return read_job(id)
+end
+
+-- True if the next attempt is the last; `max_attempts` of a spec is nil for no limit.
+local function is_last_attempt(spec, job)
+    return spec.max_attempts
+        and to_number(job.attempts or claims_of(job.claims, job.picked)) + 1 >= spec.max_attempts
+end
+
+local function add_lease(id, spec_text, state)
+    claimed_count = claimed_count + 1
+    leases[2 * claimed_count - 1], leases[2 * claimed_count] = lease_until, id
+    if state == 'queued' then
+        started_by_spec[spec_text] = (started_by_spec[spec_text] or 0) + 1
+    else
+        local spec = parse_spec(spec_text)
+        count(spec.queue, state, -1)
+        count(spec.queue, 'running', 1)
+    end
+end
+
+-- Appends the reply for a job: id, spec, payload, eligible time; with options or earlier claims also created, options,
+-- claims, attempts, lost_leases. A first claim writes neither claims nor attempts: `pickupTime` implies one of each.
+local function claim_new(id, state, spec_text, payload, due, created, options)
+    call('HSET', JOB .. id, 'state', 'running', 'worker', worker, 'pickupTime', NOW)
+    payload = join_pieces(id, 'payload', payload)
+    add_lease(id, spec_text, state)
+    if created or options then
+        claimed[claimed_count] = {
+            id, spec_text, payload, due, created, join_pieces(id, 'options', options), '1', '1', false }
+    else
+        claimed[claimed_count] = { id, spec_text, payload, due }
+    end
+end
+
+local function claim_job(job)
+    local id = job.id
+    if not job.claims and not job.picked then
+        return claim_new(id, job.state, job.spec_text, job.payload, job.due, job.created, job.options)
+    end
+    local earlier_claims = claims_of(job.claims, job.picked)
+    local claims, attempts = int(to_number(earlier_claims) + 1), int(to_number(job.attempts or earlier_claims) + 1)
+    call('HSET', JOB .. id, 'state', 'running', 'claims', claims, 'attempts', attempts,
+        'worker', worker, 'pickupTime', NOW)
+    add_lease(id, job.spec_text, job.state)
+    claimed[claimed_count] = {
+        id, job.spec_text, join_pieces(id, 'payload', job.payload), job.due, job.created,
+        join_pieces(id, 'options', job.options), claims, attempts, job.lost_leases,
+    }
+end
+
+local function paused_queues()
+    local paused = {}
+    for _, queue in ipairs(safe_call('SMEMBERS', PREFIX .. 'paused')) do
+        paused[queue] = true
+    end
+    return paused
+end
+
+-- Makes due jobs of the requested queues ready; returns their number. Needs `transitions`.
+local function make_due_ready(queues, queue_slots, wildcard_slots)
+    local promoted = 0
+    if wildcard_slots then
+        queues = safe_call('ZRANGEBYSCORE', PREFIX .. 'due', '-inf', NOW, 'LIMIT', 0, MAX_BATCH)
+        if call('EXISTS', SCHEDULE) == 1 then
+            queues[#queues + 1] = 'default' -- a job may have been added by hand
+        end
+    end
+    for _, queue in ipairs(queues) do
+        if (wildcard_slots or queue_slots[queue] > 0) and promoted < MAX_BATCH then
+            promoted = promoted + transitions().promote(queue, MAX_BATCH - promoted)
+        end
+    end
+    write_next_due()
+    return promoted
+end
+
+local function queues_with_limits()
+    local has_limit = {}
+    for _, queue in ipairs(safe_call('SMEMBERS', PREFIX .. 'queues_with_limits')) do
+        has_limit[queue] = true
+    end
+    return has_limit
+end
+
+local function write_leases()
+    if claimed_count > 0 then
+        safe_call('ZADD', LEASES, unpack(leases))
+    end
+    for spec_text, number in pairs(started_by_spec) do
+        local spec = parse_spec(spec_text)
+        count(spec.queue, 'queued', -number)
+        count(spec.queue, 'running', number)
+    end
+end
+
 -- name: claim (partitions, transitions, waits, expiry, claim_common)
--- Claims ready jobs in order. ARGV: 6 limit, 7 max_must_start, 8 "1": one quarantined job alone, 9 "1": make due jobs
+-- Claims ready jobs in order. ARGV: 6 max_jobs, 7 max_must_start, 8 "1": one quarantined job alone, 9 "1": make due jobs
 -- ready first, 10 "1": claim although more jobs are due, 11 slots of unnamed queues or "", 12 the queue served
--- last, 13 ids skipped by the scripts before, then name and slots of each named queue, in order of service.
--- Returns jobs; promoted; microseconds until the next job is due or -1; quarantined; lease end; queue served last; 0
--- done, 1 more ids to examine, 2 nothing claimed because more jobs are due; ids skipped or ""; 1 if it stopped at a job
--- on its last attempt beyond max_must_start; 1 if a requested queue has jobs under limits, and its queues with limits
+-- last, 13 how many ids to skip at the head of each ready list, then name and slots of each named queue, in order.
+-- Returns jobs; promoted; microseconds until the next job is due or -1; quarantined; lease end; queue served last; its
+-- status: MORE_DUE if nothing was claimed because more jobs are due, MORE_TO_EXAMINE if a list was not read to its end;
+-- how many ids to skip next, or ""; 1 if it stopped at a job on its last attempt beyond max_must_start; 1 if a requested queue has jobs under limits, and its queues with limits
 -- that have ready jobs without a partition, none of which it claims; id and spec of expired jobs.
 -- Needs no `allow_when_full`: each path removes ids first.
-local limit, max_must_start, isolated = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8] == '1'
+local max_jobs, max_must_start, isolated = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8] == '1'
 local is_promoting, wildcard_slots, last_served = ARGV[9] == '1', tonumber(ARGV[11]), ARGV[12]
 local queue_slots, queue_order = {}, {}
-local promoted, quarantined, more, stopped_at_last_attempt, read_budget = 0, 0, 0, 0, limit + 2 * MAX_BATCH
--- Ids at the head of each ready list that this claim may not take. Its next script looks behind them, up to
+local promoted, quarantined, status, stopped_at_last_attempt, reads_left = 0, 0, DONE, 0, max_jobs + 2 * MAX_BATCH
+-- By ready list, the number of ids at its head that this claim may not take. Its next script looks behind them, up to
 -- MAX_SKIPPED: later ids wait until those are claimed.
 local skipped = ARGV[13] ~= '' and cmsgpack.unpack(ARGV[13]) or {}
 local MAX_SKIPPED = 5000 -- popping and pushing them back takes a millisecond
@@ -46,88 +176,87 @@ local function next_due()
 end
 
 local function claim_quarantined(queue)
-    local best_position, chosen
+    local best_priority, best_position, chosen
     for _, id in ipairs(safe_call('ZRANGE', quarantine_key(queue), 0, MAX_BATCH - 1)) do
-        local v = read_fields(id, unpack(FIELDS))
-        local spec = v and parse_spec(v[2] or '')
-        if not spec or v[1] ~= 'queued' then
+        local job = read_job(id)
+        local spec = job and parse_spec(job.spec_text or '')
+        if not spec or job.state ~= 'queued' then
             call('ZREM', quarantine_key(queue), id)
         elseif not spec.is_limited then
-            local position = { -to_number(spec.priority), to_number(v[6]), to_number(v[10]) }
-            local difference = best_position and position[1] - best_position[1] or -1
-            if difference < 0 or difference == 0
-                and transitions().is_before({ position[2], position[3] }, { best_position[2], best_position[3] }) then
-                best_position, chosen = position, { id, v }
+            local priority, position = to_number(spec.priority), { to_number(job.due), to_number(job.seq) }
+            if not chosen or priority > best_priority
+                or priority == best_priority and transitions().is_before(position, best_position) then
+                best_priority, best_position, chosen = priority, position, job
             end
         end
     end
     if chosen then
-        call('ZREM', quarantine_key(queue), chosen[1])
-        claim_job(chosen[1], chosen[2])
+        call('ZREM', quarantine_key(queue), chosen.id)
+        claim_job(chosen)
     end
 end
 
--- Fields of a job that may be claimed; nil to drop its id; "suspect" to skip it; "last" to leave it and all behind it.
+-- A job that may be claimed; nil to drop its id; "suspect" to skip it; "last" to leave it and all behind it.
 local function claimable(id, queue, list)
     if has_tombstones and transitions().clear_tombstone(list, id) then
         return nil
     end
-    local v = read_fields(id, unpack(FIELDS))
-    if not v or not v[2] then
-        v = import_manual_job(id, queue)
+    local job = read_job(id)
+    if not job or not job.spec_text then
+        job = import_manual_job(id, queue)
     end
-    local spec = v and parse_spec(v[2])
+    local spec = job and parse_spec(job.spec_text)
     if not spec then
         return nil
     end
-    if v[1] == 'scheduled' or v[1] == 'failed' then -- moved by hand
+    if job.state == 'scheduled' or job.state == 'failed' then -- moved by hand
         if safe_call('ZSCORE', schedule_key(spec.queue), id) then
             return nil
         end
-    elseif v[1] ~= 'queued' then
+    elseif job.state ~= 'queued' then
         return nil
     end
     if has_overdue and is_overdue(id) then
-        expire(id, v[1], v[2])
+        expire(id, job.state, job.spec_text)
         safe_call('ZREM', PREFIX .. 'expiry', id)
         return nil
     end
-    local tier = tier_of(v[5])
-    if spec.is_limited and v[12] then -- it waits in its partition
-        if v[1] ~= 'queued' then
+    local tier = tier_of(job.lost_leases)
+    if spec.is_limited and job.partition_field then -- it belongs in its partition
+        if job.state ~= 'queued' then
             call('HSET', JOB .. id, 'state', 'queued')
-            count(spec.queue, v[1], -1)
+            count(spec.queue, job.state, -1)
             count(spec.queue, 'queued', 1)
         end
-        transitions().add_ready(spec, to_number(v[6]), to_number(v[10]), id, to_number(v[5]), v[12])
+        transitions().add_ready(spec, to_number(job.due), to_number(job.seq), id, to_number(job.lost_leases),
+            job.partition_field)
         return nil
     end
     if tier == 2 then
-        safe_call('ZADD', quarantine_key(spec.queue), v[6], id)
+        safe_call('ZADD', quarantine_key(spec.queue), job.due, id)
         return nil
     end
-    if tier == 1 or is_last_attempt(spec, v) then
+    if tier == 1 or is_last_attempt(spec, job) then
         if max_must_start <= 0 then
             return tier == 1 and 'suspect' or 'last'
         end
         max_must_start = max_must_start - 1
     end
-    return v
+    return job
 end
 
 -- Fast path, for most ids: a job that was never claimed and whose id the store generated.
 local function try_claim_new(id)
-    local v = redis.pcall('HMGET', JOB .. id, 'state', 'spec', 'pickupTime', 'dueTime', 'created', 'payload', 'options',
-        'claims')
-    local spec = v[1] == 'queued' and not v[3] and not v[8] and parse_spec(v[2])
-    -- v is an error for a key of another type
+    local state, spec_text, picked, due, created, payload, options, claims = unpack(redis.pcall('HMGET', JOB .. id,
+        'state', 'spec', 'pickupTime', 'dueTime', 'created', 'payload', 'options', 'claims'))
+    local spec = state == 'queued' and not picked and not claims and parse_spec(spec_text)
     if not spec or spec.is_limited or spec.max_attempts == 1 and max_must_start <= 0 then
         return false
     end
     if spec.max_attempts == 1 then
         max_must_start = max_must_start - 1
     end
-    claim_new(id, 'queued', v[2], v[6], v[4], v[5], v[7])
+    claim_new(id, 'queued', spec_text, payload, due, created, options)
     return true
 end
 
@@ -144,25 +273,25 @@ end
 local function claim_priority(queue, priority, free_slots)
     local list = ready_key(queue, priority)
     local skipped_ids = skipped[list] and safe_call('LPOP', list, skipped[list]) or {}
-    while free_slots > 0 and read_budget > 0 do
-        local ids = safe_call('LPOP', list, math.min(free_slots, read_budget))
+    while free_slots > 0 and reads_left > 0 do
+        local ids = safe_call('LPOP', list, math.min(free_slots, reads_left))
         if not ids or #ids == 0 then
             break
         end
-        read_budget = read_budget - #ids
+        reads_left = reads_left - #ids
         for n, id in ipairs(ids) do
             if not has_tombstones and not has_overdue and try_claim_new(id) then
                 free_slots = free_slots - 1
             else
-                local v = claimable(id, queue, list)
-                if v == 'suspect' then
+                local job = claimable(id, queue, list)
+                if job == 'suspect' then
                     skipped_ids[#skipped_ids + 1] = id
-                elseif v == 'last' then
+                elseif job == 'last' then
                     push_back(list, ids, n)
                     stopped_at_last_attempt, free_slots = 1, 0
                     break
-                elseif v then
-                    claim_job(id, v)
+                elseif job then
+                    claim_job(job)
                     free_slots = free_slots - 1
                 end
             end
@@ -173,8 +302,8 @@ local function claim_priority(queue, priority, free_slots)
         skipped[list] = #skipped_ids
     end
     local may_look_further = #skipped_ids < MAX_SKIPPED and (claimed_count == 0 or #skipped_ids > 0)
-    if free_slots > 0 and read_budget <= 0 and may_look_further and call('LLEN', list) > #skipped_ids then
-        more = 1
+    if free_slots > 0 and reads_left <= 0 and may_look_further and call('LLEN', list) > #skipped_ids then
+        status = MORE_TO_EXAMINE
     end
     return free_slots
 end
@@ -227,7 +356,7 @@ local function claim_queue(queue, slots)
     elseif isolated then
         return claim_quarantined(queue)
     end
-    local free_slots = math.min(slots, limit - claimed_count)
+    local free_slots = math.min(slots, max_jobs - claimed_count)
     if call('EXISTS', quarantine_key(queue), priorities_key(queue)) > 0 then
         quarantined = safe_call('ZCARD', quarantine_key(queue)) > 0 and 1 or quarantined
         free_slots = claim_priorities(queue, free_slots)
@@ -240,7 +369,7 @@ local function claim_queue(queue, slots)
 end
 
 local function is_full()
-    return claimed_count >= (isolated and 1 or limit) or read_budget <= 0
+    return claimed_count >= (isolated and 1 or max_jobs) or reads_left <= 0
 end
 
 local function claim_unnamed(queue)
@@ -250,7 +379,7 @@ local function claim_unnamed(queue)
     wildcard_slots = wildcard_slots - claimed_count + claimed_before
 end
 
-local function claim_in_turn()
+local function claim_queues()
     for _, queue in ipairs(queue_order) do
         if queue_slots[queue] > 0 and not paused[queue] and not is_full() then
             claim_queue(queue, queue_slots[queue])
@@ -279,9 +408,9 @@ if is_promoting and (has_scheduled or not wildcard_slots) then
 end
 local due = (has_scheduled or not wildcard_slots) and next_due() or '-1'
 if due == '0' and is_promoting and ARGV[10] ~= '1' then
-    more = 2
+    status = MORE_DUE
 else
-    claim_in_turn()
+    claim_queues()
     write_leases()
 end
 if loaded_transitions then
@@ -293,16 +422,16 @@ if call('EXISTS', PREFIX .. 'partitioned_queues', PREFIX .. 'queues_with_limits'
 end
 finish()
 return {
-    claimed, promoted, due, quarantined, lease_until, last_served, more,
+    claimed, promoted, due, quarantined, lease_until, last_served, status,
     next(skipped) and cmsgpack.pack(skipped) or '', stopped_at_last_attempt, is_limited, unassigned, expired,
 }
 
--- name: deliver (partitions, transitions, waits, expiry, claim_common)
--- Claims delivered ids. ARGV: 6 limit, 7 max tier, 8 "1": make due ones ready, 9 slots of unnamed queues or "",
+-- name: claim_ids (partitions, transitions, waits, expiry, claim_common)
+-- Claims the jobs of ids. ARGV: 6 max_jobs, 7 max tier, 8 "1": make due ones ready, 9 slots of unnamed queues or "",
 -- 10 max_must_start, 11 number of named queues, name and slots of each, then ids. Returns jobs, lease end, "1" if it
 -- stopped at a job on its last attempt, and id and spec of expired jobs.
 allow_when_full()
-local limit, max_tier, wildcard_slots, max_must_start =
+local max_jobs, max_tier, wildcard_slots, max_must_start =
     tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[9]), tonumber(ARGV[10])
 local queue_slots, paused, has_limit, jobs_by_slot, slot_names = {}, paused_queues(), queues_with_limits(), {}, {}
 local first_id, stopped_at_last_attempt = 12 + 2 * tonumber(ARGV[11]), 0
@@ -313,18 +442,20 @@ for i = 12, first_id - 1, 2 do
 end
 
 local function eligible(id)
-    local v = read_fields(id, unpack(FIELDS))
-    local spec = v and parse_spec(v[2] or '')
-    if not spec or paused[spec.queue] or spec.is_limited or has_limit[spec.queue] or tier_of(v[5]) > max_tier then
+    local job = read_job(id)
+    local spec = job and parse_spec(job.spec_text or '')
+    if not spec or paused[spec.queue] or spec.is_limited or has_limit[spec.queue]
+        or tier_of(job.lost_leases) > max_tier then
         return nil -- jobs under limits are claimed in the turn of their partition
     end
-    local is_delayed = v[1] == 'scheduled' or v[1] == 'failed' or v[1] == 'waiting'
-    local is_due = is_delayed and ARGV[8] == '1' and to_number(v[6]) <= now
-    if v[1] ~= 'queued' and not is_due or has_overdue and is_overdue(id) then
+    local is_delayed = job.state == 'scheduled' or job.state == 'failed' or job.state == 'waiting'
+    local is_due = is_delayed and ARGV[8] == '1' and to_number(job.due) <= now
+    if job.state ~= 'queued' and not is_due or has_overdue and is_overdue(id) then
         return nil
     end
     local slot_name = queue_slots[spec.queue] and spec.queue or wildcard_slots and ''
-    return slot_name, { to_number(v[6]), to_number(v[10]), id, v, spec }
+    job.spec, job.position = spec, { to_number(job.due), to_number(job.seq) }
+    return slot_name, job
 end
 
 local seen, is_before = {}, transitions().is_before
@@ -347,23 +478,23 @@ end
 for _, slot_name in ipairs(slot_names) do
     local candidates = jobs_by_slot[slot_name] or {}
     table.sort(candidates, function(a, b)
-        local one, other = to_number(a[5].priority), to_number(b[5].priority)
+        local one, other = to_number(a.spec.priority), to_number(b.spec.priority)
         if one ~= other then
             return one > other
         end
-        return is_before(a, b)
+        return is_before(a.position, b.position)
     end)
-    for n = 1, math.min(#candidates, queue_slots[slot_name], limit - claimed_count) do
+    for n = 1, math.min(#candidates, queue_slots[slot_name], max_jobs - claimed_count) do
         local job = candidates[n]
-        if tier_of(job[4][5]) > 0 or is_last_attempt(job[5], job[4]) then
+        if tier_of(job.lost_leases) > 0 or is_last_attempt(job.spec, job) then
             if max_must_start <= 0 then
                 stopped_at_last_attempt = 1
                 break
             end
             max_must_start = max_must_start - 1
         end
-        transitions().dequeue(job[3], job[5], job[4][1], to_number(job[4][5]))
-        claim_job(job[3], job[4])
+        transitions().dequeue(job.id, job.spec, job.state, to_number(job.lost_leases))
+        claim_job(job)
     end
 end
 write_leases()
@@ -377,9 +508,9 @@ local min_lease_end = int(tonumber(ARGV[4]) + tonumber(ARGV[5]))
 local ids = safe_call('ZRANGEBYSCORE', LEASES, '(' .. min_lease_end, '+inf', 'LIMIT', ARGV[6], MAX_BATCH)
 local found = {}
 for _, id in ipairs(ids) do
-    local v = read_fields(id, 'state', 'claims', 'pickupTime', 'worker')
-    if v and v[1] == 'running' and v[4] == ARGV[3] and to_number(v[3]) > tonumber(ARGV[4]) then
-        found[#found + 1] = { id, claims_of(v[2], v[3]) }
+    local state, claims, picked, owner = read_fields(id, 'state', 'claims', 'pickupTime', 'worker')
+    if state == 'running' and owner == ARGV[3] and to_number(picked) > tonumber(ARGV[4]) then
+        found[#found + 1] = { id, claims_of(claims, picked) }
     end
 end
 return { found, #ids - #found, #ids == MAX_BATCH and 1 or 0 }
@@ -387,9 +518,9 @@ return { found, #ids - #found, #ids == MAX_BATCH and 1 or 0 }
 -- name: mark_unreadable (partitions, transitions, waits)
 -- Ends a claimed job that cannot be read. ARGV: 3 id, 4 error.
 allow_when_full()
-local v = read_fields(ARGV[3], 'state', 'spec', 'awaited')
-local spec = v and parse_spec(v[2] or '')
-if spec and v[1] == 'running' then
+local state, spec_text, is_awaited = read_fields(ARGV[3], 'state', 'spec', 'awaited')
+local spec = parse_spec(spec_text or '')
+if spec and state == 'running' then
     safe_call('ZREM', LEASES, ARGV[3])
     delete_pieces(ARGV[3], 'error')
     local fields = { 'state', 'dead', 'reason', 'payload', 'endTime', NOW, 'errorGroup', 'unreadable' }
@@ -399,7 +530,7 @@ if spec and v[1] == 'running' then
     count(spec.queue, 'running', -1)
     count(spec.queue, 'dead', 1)
     ended_ids[1] = ARGV[3]
-    if v[3] then
+    if is_awaited then
         note_end(ARGV[3], 'dead')
     end
     local partition_field = partition_field_of(ARGV[3], spec)

@@ -1,6 +1,7 @@
 -- fragment: common
--- Prologue of every script. KEYS: prefix, schedule, ready, leases, job. ARGV[1]: microseconds since 1970, or "" for the
--- server's clock. ARGV[2]: the caller, which ignores its own notifications. Scripts never parse payloads.
+-- Prologue of every script. A script `-- name: NAME (A, B)` also has the fragments A and B, of any file, before it, and
+-- uses their locals. KEYS: prefix, schedule, ready, leases, job. ARGV[1]: microseconds since 1970, or "" for the server's
+-- clock. ARGV[2]: the caller, which ignores its own notifications. Scripts never parse payloads.
 --
 -- Redis does not roll back a script that fails. `read_fields` tolerates a job key of another type; `safe_call` renames
 -- such a key in our structures. Redis at `maxmemory` refuses a script at its first write if that may need memory:
@@ -81,9 +82,9 @@ local function index_key(seq)
 end
 
 -- ── one job ─────────────────────────────────────────────────────────────────────────────────────────────────────
+-- Values of fields, false for those it lacks; none for a key of another type.
 local function read_fields(id, ...)
-    local found = redis.pcall('HMGET', JOB .. id, ...)
-    return not found.err and found or nil
+    return unpack(redis.pcall('HMGET', JOB .. id, ...))
 end
 
 local specs = {}
@@ -169,9 +170,9 @@ end
 -- ── notifications and counts at the end ─────────────────────────────────────────────────────────────────────────
 local count_changes, unstarted_changes, topics, ended_ids, rescheduled_queues = {}, {}, {}, {}, {}
 local sender = ARGV[2] -- "" if the caller must hear the notifications too
--- Ends of jobs for which others wait: id, and the state or "deleted". Decided by `decide_ends` of fragment `waits`,
+-- Ends of jobs for which others wait: id, and the state or "deleted". Resolved by `resolve_ends` of fragment `waits`,
 -- which each script needs that calls `note_end`.
-local awaited_ends, decide_ends = {}, nil
+local awaited_ends, resolve_ends = {}, nil
 
 local function note_end(id, how)
     awaited_ends[#awaited_ends + 1], awaited_ends[#awaited_ends + 2] = id, how
@@ -227,13 +228,13 @@ end
 
 -- A worker's write under a lease that its job does not have. A lease ahead of the job proves a lost write: claims never
 -- decrease. A client's own id that is submitted again starts at the clock, above every earlier lease.
-local function record_refused_write(id, claims, worker)
-    local v = read_fields(id, 'state', 'claims', 'pickupTime', 'worker')
-    if not v or not v[1] then
+local function count_lost_write(id, claims, worker)
+    local state, stored_claims, picked, owner = read_fields(id, 'state', 'claims', 'pickupTime', 'worker')
+    if not state then
         return
     end
-    local ahead = to_number(claims) - to_number(claims_of(v[2], v[3]))
-    if ahead > 0 or ahead == 0 and worker ~= '' and v[4] ~= worker then
+    local ahead = to_number(claims) - to_number(claims_of(stored_claims, picked))
+    if ahead > 0 or ahead == 0 and worker ~= '' and owner ~= worker then
         count_anomaly('lost')
     end
 end
@@ -261,7 +262,7 @@ end
 
 local function finish()
     if awaited_ends[1] then
-        decide_ends()
+        resolve_ends()
     end
     write_next_due()
     for counter, by in pairs(count_changes) do

@@ -47,7 +47,7 @@ for queue in pairs(queues) do
     ready = ready + size('ZCARD', quarantine_key(queue))
     delayed = delayed + size('ZCARD', schedule_key(queue))
     schedules[#schedules + 1] = schedule_key(queue)
-    for _, key in ipairs({ turns_key(queue), parked_key(queue), waiting_key(queue) }) do
+    for _, key in ipairs({ start_tags_key(queue), throttled_key(queue), full_key(queue) }) do
         for _, name in ipairs(partitions_left > 0 and list_or_empty('ZRANGE', key, 0, partitions_left) or {}) do
             ready = ready + size('ZCARD', partition_key(queue, name))
             partitions_left = partitions_left - 1
@@ -69,7 +69,7 @@ if (counted.waiting or 0) > 0 and delayed > 10000 then -- too many to look at
 elseif (counted.waiting or 0) > 0 then
     for _, key in ipairs(schedules) do
         for _, id in ipairs(list_or_empty('ZRANGE', key, 0, -1)) do
-            delayed = delayed - ((read_fields(id, 'state') or {})[1] == 'waiting' and 1 or 0)
+            delayed = delayed - (read_fields(id, 'state') == 'waiting' and 1 or 0)
         end
     end
 end
@@ -78,8 +78,8 @@ end
 local expected_use, stored_use = 0, 0
 if size('ZCARD', LEASES) <= 10000 and size('HLEN', PREFIX .. 'used') <= 10000 then
     for _, id in ipairs(list_or_empty('ZRANGE', LEASES, 0, -1)) do
-        local v = read_fields(id, 'state', 'spec')
-        local spec = v and v[1] == 'running' and parse_spec(v[2] or '')
+        local state, spec_text = read_fields(id, 'state', 'spec')
+        local spec = state == 'running' and parse_spec(spec_text or '')
         local partition, weights = parse_partition(spec and partition_field_of(id, spec) or '')
         local n = 0
         for _ in string.gmatch(partition, '[^\31]+') do

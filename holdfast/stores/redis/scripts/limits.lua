@@ -1,24 +1,24 @@
 -- fragment: partitions
 -- Ready jobs under limits. Each partition of a queue is a sorted set with all scores 0: its members sort themselves.
--- The partitions with jobs are in the turns of their queue, parked until an instant, or wait for a running job to end.
+-- A partition with jobs has a start tag in its queue, is throttled until an instant, or full until a running job ends.
 -- A script gathers what its jobs release, and writes it once.
 local SEPARATOR = '\31'
-local MAX_BLOCKED_TURNS = 100 -- partitions without room that stay in the turns of their queue
+local MAX_FULL_LISTED = 100 -- full partitions of a queue that keep their start tags
 
-local function turns_key(queue)
-    return PREFIX .. 'turns:' .. queue
+local function start_tags_key(queue)
+    return PREFIX .. 'start_tags:' .. queue
 end
 
-local function parked_key(queue)
-    return PREFIX .. 'parked:' .. queue
+local function throttled_key(queue)
+    return PREFIX .. 'throttled:' .. queue
 end
 
-local function waiting_key(queue)
-    return PREFIX .. 'waiting:' .. queue
+local function full_key(queue)
+    return PREFIX .. 'full:' .. queue
 end
 
-local function idle_turns_key(queue)
-    return PREFIX .. 'idle_turns:' .. queue
+local function idle_start_tags_key(queue)
+    return PREFIX .. 'idle_start_tags:' .. queue
 end
 
 local function partition_key(queue, partition)
@@ -69,36 +69,36 @@ local function make_partitions()
         entries[#entries + 1] = member
     end
 
-    -- Returns partitions to the turns: none before the virtual time, nor before its own turn.
-    local function return_to_turns(queue, names)
+    -- Gives partitions start tags: none before the virtual time, nor before its own earlier one.
+    local function add_start_tags(queue, names)
         local virtual_time = to_number(safe_call('HGET', PREFIX .. 'virtual', queue))
-        local idle_turns = call('EXISTS', idle_turns_key(queue)) == 1
-            and safe_call('ZMSCORE', idle_turns_key(queue), unpack(names)) or {}
+        local idle_start_tags = call('EXISTS', idle_start_tags_key(queue)) == 1
+            and safe_call('ZMSCORE', idle_start_tags_key(queue), unpack(names)) or {}
         local entries = {}
         for n, name in ipairs(names) do
-            entries[2 * n - 1], entries[2 * n] = math.max(virtual_time, to_number(idle_turns[n])), name
+            entries[2 * n - 1], entries[2 * n] = math.max(virtual_time, to_number(idle_start_tags[n])), name
         end
-        safe_call('ZADD', turns_key(queue), unpack(entries))
-        if #idle_turns > 0 then
-            call('ZREM', idle_turns_key(queue), unpack(names))
+        safe_call('ZADD', start_tags_key(queue), unpack(entries))
+        if #idle_start_tags > 0 then
+            call('ZREM', idle_start_tags_key(queue), unpack(names))
         end
     end
 
-    local function join_turns(queue, names)
-        local turns = safe_call('ZMSCORE', turns_key(queue), unpack(names))
-        local parked = call('EXISTS', parked_key(queue)) == 1
-            and safe_call('ZMSCORE', parked_key(queue), unpack(names)) or {}
-        local waiting = call('EXISTS', waiting_key(queue)) == 1
-            and safe_call('ZMSCORE', waiting_key(queue), unpack(names)) or {}
+    local function join_partitions(queue, names)
+        local start_tags = safe_call('ZMSCORE', start_tags_key(queue), unpack(names))
+        local throttled = call('EXISTS', throttled_key(queue)) == 1
+            and safe_call('ZMSCORE', throttled_key(queue), unpack(names)) or {}
+        local full = call('EXISTS', full_key(queue)) == 1
+            and safe_call('ZMSCORE', full_key(queue), unpack(names)) or {}
         local joining = {}
         for n, name in ipairs(names) do
-            if not turns[n] and not parked[n] and not waiting[n] then
+            if not start_tags[n] and not throttled[n] and not full[n] then
                 joining[#joining + 1] = name
             end
         end
         if #joining > 0 then
             safe_call('ZADD', PREFIX .. 'partitioned_queues', 0, queue)
-            return_to_turns(queue, joining)
+            add_start_tags(queue, joining)
         end
     end
 
@@ -112,18 +112,18 @@ local function make_partitions()
                 names[#names + 1] = name
             end
             for n = 1, #names, MAX_BATCH do
-                join_turns(queue, { unpack(names, n, math.min(n + MAX_BATCH - 1, #names)) })
+                join_partitions(queue, { unpack(names, n, math.min(n + MAX_BATCH - 1, #names)) })
             end
         end
         pending_members = {}
     end
 
-    -- Deletes the turns of a queue without partitions; true if it has none.
-    local function delete_unused_turns(queue)
-        if call('EXISTS', turns_key(queue), parked_key(queue), waiting_key(queue)) > 0 then
+    -- Deletes the start tags of a queue without partitions; true if it has none.
+    local function delete_unused_start_tags(queue)
+        if call('EXISTS', start_tags_key(queue), throttled_key(queue), full_key(queue)) > 0 then
             return false
         end
-        call('DEL', idle_turns_key(queue))
+        call('DEL', idle_start_tags_key(queue))
         safe_call('HDEL', PREFIX .. 'virtual', queue)
         if call('EXISTS', quarantine_key(queue)) == 0 then
             safe_call('ZREM', PREFIX .. 'partitioned_queues', queue)
@@ -135,10 +135,10 @@ local function make_partitions()
         local key = partition_key(queue, partition)
         safe_call('ZREM', key, member)
         if call('EXISTS', key) == 0 then
-            safe_call('ZREM', turns_key(queue), partition)
-            safe_call('ZREM', parked_key(queue), partition)
-            safe_call('ZREM', waiting_key(queue), partition)
-            delete_unused_turns(queue)
+            safe_call('ZREM', start_tags_key(queue), partition)
+            safe_call('ZREM', throttled_key(queue), partition)
+            safe_call('ZREM', full_key(queue), partition)
+            delete_unused_start_tags(queue)
         end
     end
 
@@ -146,32 +146,33 @@ local function make_partitions()
         local due = safe_call('ZRANGEBYSCORE', key, '-inf', NOW, 'LIMIT', 0, max_partitions)
         if #due > 0 then
             call('ZREM', key, unpack(due))
-            return_to_turns(queue, due)
+            add_start_tags(queue, due)
         end
     end
 
-    -- Returns parked partitions whose instant has come, and waiting ones if few have turns. Returns the turns.
-    local function unpark(queue)
-        if call('EXISTS', parked_key(queue), waiting_key(queue)) > 0 then
-            return_due(queue, parked_key(queue), MAX_BATCH)
-            return_due(queue, waiting_key(queue), MAX_BLOCKED_TURNS / 2)
-            local first = safe_call('ZCARD', turns_key(queue)) < MAX_BLOCKED_TURNS
-                and safe_call('ZRANGE', waiting_key(queue), 0, MAX_BLOCKED_TURNS - 1) or {}
+    -- Gives start tags to throttled partitions whose instant has come, and to full ones if few have them. Returns how
+    -- many partitions have one.
+    local function return_unblocked(queue)
+        if call('EXISTS', throttled_key(queue), full_key(queue)) > 0 then
+            return_due(queue, throttled_key(queue), MAX_BATCH)
+            return_due(queue, full_key(queue), MAX_FULL_LISTED / 2)
+            local first = safe_call('ZCARD', start_tags_key(queue)) < MAX_FULL_LISTED
+                and safe_call('ZRANGE', full_key(queue), 0, MAX_FULL_LISTED - 1) or {}
             if #first > 0 then
-                call('ZREM', waiting_key(queue), unpack(first))
-                return_to_turns(queue, first)
+                call('ZREM', full_key(queue), unpack(first))
+                add_start_tags(queue, first)
             end
         end
-        return safe_call('ZCARD', turns_key(queue))
+        return safe_call('ZCARD', start_tags_key(queue))
     end
 
     return {
         add_member = add_member,
         write_members = write_members,
-        delete_unused_turns = delete_unused_turns,
+        delete_unused_start_tags = delete_unused_start_tags,
         remove_member = remove_member,
-        return_to_turns = return_to_turns,
-        unpark = unpark,
+        add_start_tags = add_start_tags,
+        return_unblocked = return_unblocked,
     }
 end
 
@@ -223,20 +224,20 @@ local function subtract_released()
     return released_partitions
 end
 
--- Writes what ended runs have released, notifies workers, and returns waiting partitions to their turns.
+-- Writes what ended runs have released, notifies workers, and gives full partitions start tags.
 local function write_released()
     if not released then
         return
     end
     for queue, names in pairs(subtract_released()) do
-        if call('EXISTS', waiting_key(queue)) == 1 then
-            local scores, found = safe_call('ZMSCORE', waiting_key(queue), unpack(names)), {}
+        if call('EXISTS', full_key(queue)) == 1 then
+            local scores, found = safe_call('ZMSCORE', full_key(queue), unpack(names)), {}
             for n, name in ipairs(names) do
                 found[#found + 1] = scores[n] and name or nil
             end
             if #found > 0 then
-                call('ZREM', waiting_key(queue), unpack(found))
-                partitions().return_to_turns(queue, found)
+                call('ZREM', full_key(queue), unpack(found))
+                partitions().add_start_tags(queue, found)
             end
         end
     end
@@ -247,7 +248,7 @@ local function write_released()
 end
 
 -- fragment: admission
--- Decides which jobs may start now, like `core.limits.Admission`: concurrency by use, tokens by GCRA, pauses.
+-- Finds jobs that may start now, by the rules of `core.limits.Admission`: concurrency by use, tokens by GCRA, pauses.
 local limits_cache = {}
 
 local function limit_of(name) -- false for an unknown name
@@ -371,16 +372,16 @@ local function check_bucket(bucket, weight)
     return free_at, concurrency and bucket.used + bucket.reserved + math.min(weight, concurrency) > concurrency
 end
 
--- Returns nil if all buckets admit a job now; else an instant, 0 for the end of a running job, and the bucket.
+-- Returns nil or false if all buckets admit a job now; else an instant, 0 for the end of a running job, and the bucket.
 local function find_blocking_bucket(job_buckets, weights)
     local free_at, lacking_bucket, blocking = now, nil, nil
     for n = 1, #job_buckets do
         local bucket = job_buckets[n]
-        local first, lacks_room = check_bucket(bucket, weights and weights[n] or 1)
+        local first, lacks_slots = check_bucket(bucket, weights and weights[n] or 1)
         if first > free_at then
             free_at, blocking = first, bucket
         end
-        lacking_bucket = lacking_bucket or lacks_room and bucket
+        lacking_bucket = lacking_bucket or lacks_slots and bucket
     end
     if free_at > now then
         return free_at, blocking
@@ -392,10 +393,10 @@ end
 local function reserve(job_buckets, weights)
     local is_key_short, lacks_key_tokens = false, false
     for n, bucket in ipairs(job_buckets) do
-        local free_at, lacks_room = check_bucket(bucket, weights[n])
+        local free_at, lacks_slots = check_bucket(bucket, weights[n])
         bucket.is_keyed = string.find(bucket.name, '=', 1, true) ~= nil
         lacks_key_tokens = lacks_key_tokens or bucket.is_keyed and free_at > now
-        is_key_short = is_key_short or lacks_key_tokens or bucket.is_keyed and lacks_room
+        is_key_short = is_key_short or lacks_key_tokens or bucket.is_keyed and lacks_slots
     end
     for n, bucket in ipairs(job_buckets) do
         if weights[n] > 1 and (bucket.is_keyed or not is_key_short) then
@@ -405,7 +406,7 @@ local function reserve(job_buckets, weights)
     return lacks_key_tokens
 end
 
-local function admit(job_buckets, weights)
+local function consume(job_buckets, weights)
     for n, bucket in ipairs(job_buckets) do
         local weight = weights and weights[n] or 1
         bucket.used, bucket.is_use_changed = bucket.used + weight, true
@@ -441,18 +442,18 @@ local function write_admitted()
 end
 
 -- name: claim_limited (partitions, transitions, waits, expiry, claim_common, admission)
--- Claims ready jobs under limits, which start at once; the partitions of a queue take turns. ARGV: 6 limit, 7 "1": one
+-- Claims ready jobs under limits, which start at once, by start tags. ARGV: 6 max_jobs, 7 "1": one
 -- quarantined job alone, 8 "1": make due jobs ready first, 9 slots of unnamed queues or "", 10 the unnamed queue
 -- served last, then name and slots of each named queue, in order of service.
--- Returns jobs; promoted; microseconds until a partition may have room or -1; quarantined; lease end; queue served
--- last; 0 done, 1 more to examine, 2 more jobs may be due; id and spec of expired jobs.
+-- Returns jobs; promoted; microseconds until a partition may be unblocked or -1; quarantined; lease end; queue served
+-- last; its status; id and spec of expired jobs.
 allow_when_full()
-local limit, isolated = tonumber(ARGV[6]), ARGV[7] == '1'
+local max_jobs, isolated = tonumber(ARGV[6]), ARGV[7] == '1'
 local wildcard_slots, last_served = tonumber(ARGV[9]), ARGV[10]
-local TURN_COST, MAX_BLOCKED, RECHECK_US, MAX_KEPT_TURNS = 1000000, 300, 1000000, 20
-local kept_turns = 0 -- partitions that lack tokens of a key for a heavy job and keep their turns
-local next_room_at, quarantined, more = nil, 0, 0
-local blocked_budget, read_budget = MAX_BLOCKED, limit + 2 * MAX_BATCH -- partitions without room; jobs
+local START_COST, MAX_BLOCKED, RECHECK_US, MAX_KEPT_START_TAGS = 1000000, 300, 1000000, 20
+local kept_start_tags = 0 -- partitions that lack tokens of a key for a heavy job and keep their start tags
+local next_free_at, quarantined, status = nil, 0, DONE
+local blocked_left, reads_left = MAX_BLOCKED, max_jobs + 2 * MAX_BATCH -- partitions that may block; jobs that may be read
 local queue_slots, queue_order = {}, {}
 for n = 11, #ARGV, 2 do
     queue_slots[ARGV[n]] = tonumber(ARGV[n + 1])
@@ -461,8 +462,8 @@ end
 local paused = call('EXISTS', PREFIX .. 'paused') == 1 and paused_queues() or {}
 local has_overdue = call('EXISTS', PREFIX .. 'expiry') == 1 and expire_overdue(MAX_BATCH) == MAX_BATCH
 
-local function note_room_at(instant)
-    next_room_at = next_room_at and math.min(next_room_at, instant) or instant
+local function note_free_at(instant)
+    next_free_at = next_free_at and math.min(next_free_at, instant) or instant
 end
 
 -- ── partitions by the start of their next job: `loaded_entries` in stored order, `heap` for those that were served ──
@@ -521,8 +522,8 @@ local function next_entry()
 end
 
 -- ── one partition ───────────────────────────────────────────────────────────────────────────────────────────────
--- An entry: jobs before `page_start` + `index` have left it. `outcome`: "moved" to a later start, "empty", "parked"
--- until an instant, "waits" for a running job to end; nil if unchanged.
+-- An entry: jobs before `page_start` + `index` have left it. `outcome`: "moved" to a later start, "empty", "throttled"
+-- until an instant, "full" until a running job ends; nil if unchanged.
 local EMPTY_PAGE = {}
 
 local function entry_of(round, name, score)
@@ -539,42 +540,47 @@ local function load_page(entry)
     entry.size = #entry.page == entry.size and math.min(MAX_BATCH, 4 * entry.size) or 0 -- 0: the last page
 end
 
--- Fast path, for most jobs: one that was never claimed and whose id the store generated. Returns fields and weights.
+-- Fast path, for most jobs: one that was never claimed and whose id the store generated. Returns it and its weights.
 local function new_job(id, queue, partition)
-    local v = redis.pcall('HMGET', JOB .. id, 'state', 'spec', 'pickupTime', 'dueTime', 'created', 'payload', 'options',
-        'claims', 'partition')
-    local spec = v[1] == 'queued' and not v[3] and not v[8] and parse_spec(v[2])
-    if not spec or not spec.is_limited or spec.queue ~= queue then -- v is an error for a key of another type
+    local state, spec_text, picked, due, created, payload, options, claims, partition_field =
+        unpack(redis.pcall('HMGET', JOB .. id, 'state', 'spec', 'pickupTime', 'dueTime', 'created', 'payload',
+        'options', 'claims', 'partition'))
+    local spec = state == 'queued' and not picked and not claims and parse_spec(spec_text)
+    if not spec or not spec.is_limited or spec.queue ~= queue then
         return nil
-    elseif v[9] == partition then
-        return v
     end
-    local job_partition, weights = parse_partition(v[9] or '')
-    return job_partition == partition and v or nil, weights
+    local job_partition, weights = partition_field, nil
+    if partition_field ~= partition then
+        job_partition, weights = parse_partition(partition_field or '')
+    end
+    if job_partition ~= partition then
+        return nil
+    end
+    return { id = id, spec_text = spec_text, due = due, created = created, payload = payload, options = options }, weights
 end
 
 -- Any other job; nil for a stale member.
 local function other_job(id, queue, partition)
-    local v = read_fields(id, unpack(FIELDS))
-    local spec = v and parse_spec(v[2] or '')
-    local job_partition, weights = parse_partition(spec and spec.is_limited and v[12] or '')
+    local job = read_job(id)
+    local spec = job and parse_spec(job.spec_text or '')
+    local job_partition, weights = parse_partition(spec and spec.is_limited and job.partition_field or '')
     if not spec then
         count_anomaly('orphans')
-    elseif v[1] ~= 'queued' or job_partition ~= partition or spec.queue ~= queue then
+    elseif job.state ~= 'queued' or job_partition ~= partition or spec.queue ~= queue then
         return nil
-    elseif tier_of(v[5]) == 2 then
-        safe_call('ZADD', quarantine_key(queue), v[6], id)
+    elseif tier_of(job.lost_leases) == 2 then
+        safe_call('ZADD', quarantine_key(queue), job.due, id)
     elseif has_overdue and is_overdue(id) then
-        expire(id, v[1], v[2])
+        expire(id, job.state, job.spec_text)
         safe_call('ZREM', PREFIX .. 'expiry', id)
     else
-        return v, weights
+        return job, weights
     end
 end
 
--- The first job of a partition: "new" or "other", id, fields and weights; "none"; "enough" if the read budget is spent.
+-- The first job of a partition: "new" or "other", the job and its weights; "none"; "enough" if no more may be read.
 local function first_job(queue, entry)
-    while read_budget > 0 do
+    while reads_left > 0 do
         if entry.index > #entry.page then
             if entry.size == 0 then
                 return 'none'
@@ -584,17 +590,17 @@ local function first_job(queue, entry)
         local member = entry.page[entry.index]
         if member then
             local id = string.sub(member, SORT_KEY_LENGTH + 1)
-            read_budget = read_budget - 1
-            local v, weights
+            reads_left = reads_left - 1
+            local job, weights
             if not has_overdue then
-                v, weights = new_job(id, queue, entry.partition)
-                if v then
-                    return 'new', id, v, weights
+                job, weights = new_job(id, queue, entry.partition)
+                if job then
+                    return 'new', job, weights
                 end
             end
-            v, weights = other_job(id, queue, entry.partition)
-            if v then
-                return 'other', id, v, weights
+            job, weights = other_job(id, queue, entry.partition)
+            if job then
+                return 'other', job, weights
             end
             entry.index = entry.index + 1
         end
@@ -603,9 +609,9 @@ local function first_job(queue, entry)
 end
 
 -- ── the partitions of a queue ───────────────────────────────────────────────────────────────────────────────────
-local function load_turns(round)
-    local size = math.max(20, math.min(100, round.room))
-    local page, names = safe_call('ZRANGE', turns_key(round.queue), round.offset, round.offset + size - 1,
+local function load_start_tags(round)
+    local size = math.max(20, math.min(100, round.jobs_left))
+    local page, names = safe_call('ZRANGE', start_tags_key(round.queue), round.offset, round.offset + size - 1,
         'WITHSCORES'), {}
     for n = 1, #page, 2 do
         names[#names + 1] = page[n]
@@ -613,36 +619,36 @@ local function load_turns(round)
     round.offset, round.is_last_page = round.offset + #names, #names < size
     read_buckets_of(names)
     for n, name in ipairs(names) do
-        round.last_turn = to_number(page[2 * n])
-        loaded_entries[#loaded_entries + 1] = entry_of(round, name, round.last_turn)
+        round.last_start_tag = to_number(page[2 * n])
+        loaded_entries[#loaded_entries + 1] = entry_of(round, name, round.last_start_tag)
     end
 end
 
--- Parks or passes over a partition without room. Beyond MAX_BLOCKED_TURNS it waits beside the turns until one of its
+-- Throttles or passes over a blocked partition. Beyond MAX_FULL_LISTED it waits beside the start_tags until one of its
 -- running jobs ends, or RECHECK_US is over.
 local function pass_over(round, entry, instant, bucket)
     if instant > 0 then
-        entry.outcome, entry.parked_until = 'parked', instant
+        entry.outcome, entry.throttled_until = 'throttled', instant
     else
         round.blocked_count = round.blocked_count + 1
-        entry.outcome = round.blocked_count > MAX_BLOCKED_TURNS and 'waits' or entry.outcome
+        entry.outcome = round.blocked_count > MAX_FULL_LISTED and 'full' or entry.outcome
     end
     local blocks_all = bucket.limit and bucket.limit.queue == round.queue
     round.is_done = blocks_all and find_blocking_bucket({ bucket }) ~= nil
     if round.is_done and instant > 0 then
-        note_room_at(instant)
+        note_free_at(instant)
     end
 end
 
--- A partition blocked by the weights of its first job keeps its turn; it is parked if it shares no bucket.
-local function wait_in_turn(entry, instant, weights)
+-- A partition blocked by the weights of its first job keeps its start tag; it is throttled if it shares no bucket.
+local function keep_start_tag(entry, instant, weights)
     if reserve(entry.buckets, weights) and #entry.buckets > 1 then
-        kept_turns = kept_turns + 1
+        kept_start_tags = kept_start_tags + 1
     end
-    if instant > 0 and (#entry.buckets == 1 or kept_turns > MAX_KEPT_TURNS) then
-        entry.outcome, entry.parked_until = 'parked', instant
+    if instant > 0 and (#entry.buckets == 1 or kept_start_tags > MAX_KEPT_START_TAGS) then
+        entry.outcome, entry.throttled_until = 'throttled', instant
     elseif instant > 0 then
-        note_room_at(instant)
+        note_free_at(instant)
     end
 end
 
@@ -655,33 +661,33 @@ local function serve_next(round)
         round.visited[#round.visited + 1] = entry
     end
     local instant, bucket = find_blocking_bucket(entry.buckets)
-    local source, id, v, weights
+    local source, job, weights
     if not instant then
-        source, id, v, weights = first_job(round.queue, entry)
+        source, job, weights = first_job(round.queue, entry)
         local weights_free_at = weights and find_blocking_bucket(entry.buckets, weights)
         if weights_free_at then
-            blocked_budget = blocked_budget - 1
-            return wait_in_turn(entry, weights_free_at, weights)
+            blocked_left = blocked_left - 1
+            return keep_start_tag(entry, weights_free_at, weights)
         end
     end
     if instant then
-        blocked_budget = blocked_budget - 1
+        blocked_left = blocked_left - 1
         return pass_over(round, entry, instant, bucket)
     elseif source == 'none' then
         entry.outcome = 'empty'
         return
     elseif source == 'enough' then
-        more, round.is_done = math.max(more, 1), true
+        status, round.is_done = math.max(status, MORE_TO_EXAMINE), true
         return
     elseif source == 'new' then
-        claim_new(id, 'queued', v[2], v[6], v[4], v[5], v[7])
+        claim_new(job.id, 'queued', job.spec_text, job.payload, job.due, job.created, job.options)
     else
-        claim_job(id, v)
+        claim_job(job)
     end
-    admit(entry.buckets, weights)
+    consume(entry.buckets, weights)
     count_unstarted(entry.partition, -1)
-    round.room, round.virtual_time = round.room - 1, entry.start
-    entry.start, entry.index, entry.outcome = entry.start + math.floor(TURN_COST / share_of(entry.buckets)),
+    round.jobs_left, round.virtual_time = round.jobs_left - 1, entry.start
+    entry.start, entry.index, entry.outcome = entry.start + math.floor(START_COST / share_of(entry.buckets)),
         entry.index + 1, 'moved'
     instant, bucket = find_blocking_bucket(entry.buckets)
     if instant then
@@ -701,8 +707,8 @@ local function call_in_batches(command, key, list)
     end
 end
 
-local function write_turns(round)
-    local queue, turns, removed_turns, parked, waiting, idle_turns = round.queue, {}, {}, {}, {}, {}
+local function write_start_tags(round)
+    local queue, start_tags, removed_start_tags, throttled, full, idle_start_tags = round.queue, {}, {}, {}, {}, {}
     for _, entry in ipairs(round.visited) do
         local removed, outcome = entry.page_start + entry.index - 1, entry.outcome
         if removed > 0 then
@@ -712,59 +718,59 @@ local function write_turns(round)
             end
         end
         if outcome == 'moved' then
-            append(turns, entry.start, entry.partition)
+            append(start_tags, entry.start, entry.partition)
         elseif outcome then
-            removed_turns[#removed_turns + 1] = entry.partition
+            removed_start_tags[#removed_start_tags + 1] = entry.partition
             if entry.start > round.virtual_time then
-                append(idle_turns, entry.start, entry.partition)
+                append(idle_start_tags, entry.start, entry.partition)
             end
-            if outcome == 'parked' then
-                append(parked, entry.parked_until, entry.partition)
-            elseif outcome == 'waits' then
-                append(waiting, now + RECHECK_US, entry.partition)
+            if outcome == 'throttled' then
+                append(throttled, entry.throttled_until, entry.partition)
+            elseif outcome == 'full' then
+                append(full, now + RECHECK_US, entry.partition)
             end
         end
     end
-    call_in_batches('ZADD', turns_key(queue), turns)
-    call_in_batches('ZREM', turns_key(queue), removed_turns)
-    call_in_batches('ZADD', parked_key(queue), parked)
-    call_in_batches('ZADD', waiting_key(queue), waiting)
-    call_in_batches('ZADD', idle_turns_key(queue), idle_turns)
-    if not partitions().delete_unused_turns(queue) and round.virtual_time > round.start_time then
+    call_in_batches('ZADD', start_tags_key(queue), start_tags)
+    call_in_batches('ZREM', start_tags_key(queue), removed_start_tags)
+    call_in_batches('ZADD', throttled_key(queue), throttled)
+    call_in_batches('ZADD', full_key(queue), full)
+    call_in_batches('ZADD', idle_start_tags_key(queue), idle_start_tags)
+    if not partitions().delete_unused_start_tags(queue) and round.virtual_time > round.start_time then
         safe_call('HSET', PREFIX .. 'virtual', queue, int(round.virtual_time))
-        safe_call('ZREMRANGEBYSCORE', idle_turns_key(queue), '-inf', int(round.virtual_time))
+        safe_call('ZREMRANGEBYSCORE', idle_start_tags_key(queue), '-inf', int(round.virtual_time))
     end
 end
 
 local function serve(queue, slots)
-    local number = math.max(1, partitions().unpark(queue))
+    local number = math.max(1, partitions().return_unblocked(queue))
     local virtual_time = to_number(safe_call('HGET', PREFIX .. 'virtual', queue))
     local round = {
         queue = queue, virtual_time = virtual_time, start_time = virtual_time,
-        room = math.min(slots, limit - claimed_count), offset = 0, last_turn = -1, blocked_count = 0, visited = {},
+        jobs_left = math.min(slots, max_jobs - claimed_count), offset = 0, last_start_tag = -1, blocked_count = 0, visited = {},
         prefix = partition_key(queue, ''),
     }
-    round.size = math.max(2, math.ceil(round.room / number)) -- jobs of a partition that are read at first
+    round.size = math.max(2, math.ceil(round.jobs_left / number)) -- jobs of a partition that are read at first
     loaded_entries, next_loaded, heap = {}, 1, {}
-    while round.room > 0 and blocked_budget > 0 and not round.is_done do
+    while round.jobs_left > 0 and blocked_left > 0 and not round.is_done do
         local start = not round.is_last_page and first_start()
-        if not round.is_last_page and (not start or start > math.max(round.start_time, round.last_turn)) then
-            load_turns(round)
+        if not round.is_last_page and (not start or start > math.max(round.start_time, round.last_start_tag)) then
+            load_start_tags(round)
         else
             serve_next(round)
         end
     end
-    if blocked_budget <= 0 then
-        more = math.max(more, 1)
+    if blocked_left <= 0 then
+        status = math.max(status, MORE_TO_EXAMINE)
     end
-    write_turns(round)
-    local parked = safe_call('ZRANGE', parked_key(queue), 0, 0, 'WITHSCORES')[2]
-    if parked then
-        note_room_at(tonumber(parked))
+    write_start_tags(round)
+    local throttled = safe_call('ZRANGE', throttled_key(queue), 0, 0, 'WITHSCORES')[2]
+    if throttled then
+        note_free_at(tonumber(throttled))
     end
-    local next_waiting = safe_call('ZRANGE', waiting_key(queue), 0, 0, 'WITHSCORES')[2]
-    if next_waiting then -- each claim examines some of them
-        note_room_at(math.max(tonumber(next_waiting), now + RECHECK_US / 10))
+    local next_full = safe_call('ZRANGE', full_key(queue), 0, 0, 'WITHSCORES')[2]
+    if next_full then -- each claim examines some of them
+        note_free_at(math.max(tonumber(next_full), now + RECHECK_US / 10))
     end
 end
 
@@ -772,29 +778,31 @@ end
 local function serve_quarantined(queue)
     local found, names = {}, {}
     for _, id in ipairs(safe_call('ZRANGE', quarantine_key(queue), 0, MAX_BATCH - 1)) do
-        local v = read_fields(id, unpack(FIELDS))
-        local spec = v and parse_spec(v[2] or '')
-        if spec and v[1] == 'queued' and spec.is_limited and v[12] and not (has_overdue and is_overdue(id)) then
-            found[#found + 1] = { member_of(spec.priority, to_number(v[6]), to_number(v[10]), id), id, v }
-            names[#names + 1] = parse_partition(v[12])
+        local job = read_job(id)
+        local spec = job and parse_spec(job.spec_text or '')
+        if spec and job.state == 'queued' and spec.is_limited and job.partition_field
+            and not (has_overdue and is_overdue(id)) then
+            job.member = member_of(spec.priority, to_number(job.due), to_number(job.seq), id)
+            found[#found + 1] = job
+            names[#names + 1] = parse_partition(job.partition_field)
         end
     end
     table.sort(found, function(one, other)
-        return one[1] < other[1]
+        return one.member < other.member
     end)
     read_buckets_of(names)
-    for _, each in ipairs(found) do
-        local partition, weights = parse_partition(each[3][12])
+    for _, job in ipairs(found) do
+        local partition, weights = parse_partition(job.partition_field)
         local job_buckets = buckets_of(partition)
         local instant = find_blocking_bucket(job_buckets, weights)
         if not instant then
-            call('ZREM', quarantine_key(queue), each[2])
-            partitions().delete_unused_turns(queue)
-            claim_job(each[2], each[3])
+            call('ZREM', quarantine_key(queue), job.id)
+            partitions().delete_unused_start_tags(queue)
+            claim_job(job)
             count_unstarted(partition, -1)
-            return admit(job_buckets, weights)
+            return consume(job_buckets, weights)
         elseif instant > 0 then
-            note_room_at(instant)
+            note_free_at(instant)
         end
     end
 end
@@ -811,13 +819,13 @@ local function serve_queue(queue, slots)
 end
 
 local function is_full()
-    return claimed_count >= (isolated and 1 or limit) or read_budget <= 0 or blocked_budget <= 0
+    return claimed_count >= (isolated and 1 or max_jobs) or reads_left <= 0 or blocked_left <= 0
 end
 
 local promoted = 0
 if ARGV[8] == '1' and (not wildcard_slots or call('EXISTS', PREFIX .. 'due', SCHEDULE) > 0) then
     promoted = make_due_ready(queue_order, queue_slots, wildcard_slots)
-    more = promoted == MAX_BATCH and 2 or 0
+    status = promoted == MAX_BATCH and MORE_DUE or DONE
 end
 for _, queue in ipairs(queue_order) do
     if queue_slots[queue] > 0 and not paused[queue] and not is_full()
@@ -840,8 +848,8 @@ write_leases()
 write_admitted()
 finish()
 return {
-    claimed, promoted, next_room_at and int(math.max(0, next_room_at - now)) or '-1', quarantined, lease_until,
-    last_served, more, expired,
+    claimed, promoted, next_free_at and int(math.max(0, next_free_at - now)) or '-1', quarantined, lease_until,
+    last_served, status, expired,
 }
 
 -- fragment: limit_documents
@@ -869,11 +877,11 @@ local function limits_version(limits)
 end
 
 local function fingerprint_of(id) -- and spec and payload; nil for no job
-    local v = read_fields(id, 'spec', 'payload')
-    local queue_and_task = v and v[1] and string.match(v[1], '^%S+ %S+ (.-\n.-)\n?$')
+    local spec_text, payload = read_fields(id, 'spec', 'payload')
+    local queue_and_task = spec_text and string.match(spec_text, '^%S+ %S+ (.-\n.-)\n?$')
     if queue_and_task then
-        local payload = join_pieces(id, 'payload', v[2] or '')
-        return redis.sha1hex(queue_and_task .. '\n' .. payload), v[1], payload
+        payload = join_pieces(id, 'payload', payload or '')
+        return redis.sha1hex(queue_and_task .. '\n' .. payload), spec_text, payload
     end
 end
 
@@ -906,12 +914,12 @@ local function is_limited()
 end
 
 local function check_id(id)
-    local v = read_fields(id, unpack(FIELDS))
-    if v and not v[2] then
-        v = import_manual_job(id, queue)
+    local job = read_job(id)
+    if job and not job.spec_text then
+        job = import_manual_job(id, queue)
     end
-    local spec = v and parse_spec(v[2] or '')
-    if spec and v[1] == 'queued' and not (spec.is_limited and v[12]) then
+    local spec = job and parse_spec(job.spec_text or '')
+    if spec and job.state == 'queued' and not (spec.is_limited and job.partition_field) then
         found[#found + 1] = id
     end
 end
@@ -951,10 +959,10 @@ local queue, changed, stale = ARGV[6], 0, 0
 local OPEN = { queued = true, scheduled = true, failed = true, waiting = true, running = true }
 
 local function assign(id, fingerprint, partition_field)
-    local v = read_fields(id, 'state', 'spec', 'lost_leases', 'dueTime', 'seq')
-    local spec = v and parse_spec(v[2] or '')
+    local state, spec_text, lost_leases, due, seq = read_fields(id, 'state', 'spec', 'lost_leases', 'dueTime', 'seq')
+    local spec = parse_spec(spec_text or '')
     local old_field = spec and partition_field_of(id, spec)
-    if not spec or not OPEN[v[1]] then
+    if not spec or not OPEN[state] then
         return
     elseif not has_fingerprint(id, fingerprint) then
         stale = stale + 1
@@ -962,18 +970,18 @@ local function assign(id, fingerprint, partition_field)
     elseif (old_field or '') == partition_field then
         return
     end
-    if v[1] ~= 'running' then
+    if state ~= 'running' then
         count_unstarted(old_field, -1)
         count_unstarted(partition_field ~= '' and partition_field or nil, 1)
     end
-    if v[1] == 'queued' and (old_field or queue == '' or tier_of(v[3]) == 2) then -- else `clear_head` removes it
-        transitions().dequeue(id, spec, v[1], to_number(v[3]))
+    if state == 'queued' and (old_field or queue == '' or tier_of(lost_leases) == 2) then -- else by `clear_head`
+        transitions().dequeue(id, spec, state, to_number(lost_leases))
     end
     local new_field = partition_field ~= '' and partition_field or nil
-    set_partition_field(id, v[2], new_field)
-    if v[1] == 'queued' then
-        transitions().add_ready(spec, to_number(v[4]), to_number(v[5]), id, to_number(v[3]), new_field)
-    elseif v[1] == 'running' then
+    set_partition_field(id, spec_text, new_field)
+    if state == 'queued' then
+        transitions().add_ready(spec, to_number(due), to_number(seq), id, to_number(lost_leases), new_field)
+    elseif state == 'running' then
         if old_field then
             release(spec.queue, old_field)
         end
@@ -990,26 +998,27 @@ local function should_leave(id, list)
     if transitions().clear_tombstone(list, id) then
         return true
     end
-    local v = read_fields(id, unpack(FIELDS))
-    if v and not v[2] then
-        v = import_manual_job(id, queue)
+    local job = read_job(id)
+    if job and not job.spec_text then
+        job = import_manual_job(id, queue)
     end
-    local spec = v and parse_spec(v[2] or '')
+    local spec = job and parse_spec(job.spec_text or '')
     if not spec then
         return true
     end
-    local is_manual = (v[1] == 'scheduled' or v[1] == 'failed')
+    local is_manual = (job.state == 'scheduled' or job.state == 'failed')
         and not safe_call('ZSCORE', schedule_key(spec.queue), id)
     if is_manual then
         call('HSET', JOB .. id, 'state', 'queued')
-        count(spec.queue, v[1], -1)
+        count(spec.queue, job.state, -1)
         count(spec.queue, 'queued', 1)
-    elseif v[1] ~= 'queued' then
+    elseif job.state ~= 'queued' then
         return true
     end
     local partition_field = partition_field_of(id, spec)
-    if partition_field or spec.queue ~= queue or tier_of(v[5]) == 2 then
-        transitions().add_ready(spec, to_number(v[6]), to_number(v[10]), id, to_number(v[5]), partition_field)
+    if partition_field or spec.queue ~= queue or tier_of(job.lost_leases) == 2 then
+        transitions().add_ready(spec, to_number(job.due), to_number(job.seq), id, to_number(job.lost_leases),
+            partition_field)
         return true
     end
     return false
@@ -1077,11 +1086,12 @@ end
 finish()
 return revision
 
--- name: free_parked
--- Unblocks the parked partitions of ARGV[4] queues behind ARGV[3]. Returns the last queue, "" after all.
+-- name: unblock_all_partitions
+-- Gives start tags to throttled and full partitions of ARGV[4] queues behind ARGV[3]. Returns the last queue, "" after
+-- all.
 local queues = safe_call('ZRANGEBYLEX', PREFIX .. 'partitioned_queues', '(' .. ARGV[3], '+', 'LIMIT', 0, ARGV[4])
 for _, queue in ipairs(queues) do
-    for _, key in ipairs({ PREFIX .. 'parked:' .. queue, PREFIX .. 'waiting:' .. queue }) do
+    for _, key in ipairs({ PREFIX .. 'throttled:' .. queue, PREFIX .. 'full:' .. queue }) do
         if call('EXISTS', key) == 1 then
             safe_call('ZREMRANGEBYSCORE', key, '+inf', '-inf') -- renames a key of another type
             call('ZUNIONSTORE', key, 1, key, 'WEIGHTS', 0)
@@ -1146,7 +1156,7 @@ return 0
 -- name: limited_ids (partitions)
 -- Ids of ready jobs under limits in the queue ARGV[3], up to ARGV[4], of its first partitions.
 local found, max_ids = {}, tonumber(ARGV[4])
-for _, key in ipairs({ turns_key(ARGV[3]), parked_key(ARGV[3]), waiting_key(ARGV[3]) }) do
+for _, key in ipairs({ start_tags_key(ARGV[3]), throttled_key(ARGV[3]), full_key(ARGV[3]) }) do
     for _, name in ipairs(#found < max_ids and safe_call('ZRANGE', key, 0, max_ids - #found - 1) or {}) do
         for _, member in ipairs(#found < max_ids
             and safe_call('ZRANGE', partition_key(ARGV[3], name), 0, max_ids - #found - 1) or {}) do

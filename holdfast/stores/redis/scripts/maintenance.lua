@@ -31,8 +31,8 @@ local found = safe_call('ZRANGEBYSCORE', LEASES, '-inf', NOW, 'WITHSCORES', 'LIM
 local jobs, scanned = {}, 0
 for n = 1, #found, 2 do
     local fields = redis.pcall('HGETALL', JOB .. found[n])
-    local state = not fields.err and read_fields(found[n], 'state', 'spec')
-    if state and state[1] == 'running' and parse_spec(state[2] or '') then
+    local state, spec_text = read_fields(found[n], 'state', 'spec')
+    if state == 'running' and parse_spec(spec_text or '') then
         scanned = scanned + 1
         jobs[#jobs + 1] = { found[n], fields, found[n + 1] }
     else
@@ -53,8 +53,8 @@ local MAX_LOOKS = 1000 -- waiters that one script looks at
 local pruned, scanned, looks_left = 0, 0, MAX_LOOKS
 
 local function is_open(waiter)
-    local v = read_fields(waiter, 'state')
-    return v and v[1] and not ENDED_STATES[v[1]]
+    local waiter_state = read_fields(waiter, 'state')
+    return waiter_state and not ENDED_STATES[waiter_state]
 end
 
 -- True if a waiter has not ended; nil if it is not known yet: the next script looks at its further waiters.
@@ -80,20 +80,21 @@ end
 -- Deletes a job that ended at this instant (nil: at any). Returns "deleted", "kept", "recent", "stale" (it ran again,
 -- or is deleted), or "later" (the next script goes on).
 local function prune(id, ended_at)
-    local v = read_fields(id, 'state', 'spec', 'endTime', 'seq', 'key', 'waits', 'awaited', 'keptFor')
-    local spec = v and parse_spec(v[2] or '')
-    if not spec or v[1] ~= state or ended_at and to_number(v[3]) ~= ended_at then
+    local state_now, spec_text, end_time, seq, key, waits, is_awaited, kept_for =
+        read_fields(id, 'state', 'spec', 'endTime', 'seq', 'key', 'waits', 'awaited', 'keptFor')
+    local spec = parse_spec(spec_text or '')
+    if not spec or state_now ~= state or ended_at and to_number(end_time) ~= ended_at then
         return 'stale'
-    elseif to_number(v[3]) > cutoff then
+    elseif to_number(end_time) > cutoff then
         return 'recent'
     end
-    if v[7] then
-        local is_kept = has_open_waiter(id, v[8])
+    if is_awaited then
+        local is_kept = has_open_waiter(id, kept_for)
         if is_kept ~= false then
             return is_kept and 'kept' or 'later'
         end
     end
-    transitions().delete_job(id, to_number(v[4]), v[5], true, v[6], v[7])
+    transitions().delete_job(id, to_number(seq), key, true, waits, is_awaited)
     count(spec.queue, state, -1)
     pruned = pruned + 1
     return 'deleted'
@@ -240,10 +241,13 @@ end
 for state, found in pairs(pages) do
     for n = 1, #found, 2 do
         local instant = tonumber(found[n + 1])
-        local v = instant <= upto and read_fields(found[n], 'state', 'spec', 'endTime', 'pickupTime')
-        local spec = v and v[1] == state and to_number(v[3]) == instant and parse_spec(v[2] or '')
+        local state_now, spec_text, end_time, picked
+        if instant <= upto then
+            state_now, spec_text, end_time, picked = read_fields(found[n], 'state', 'spec', 'endTime', 'pickupTime')
+        end
+        local spec = state_now == state and to_number(end_time) == instant and parse_spec(spec_text or '')
         if spec then -- it was neither replayed nor deleted
-            local run = math.max(0, instant - (tonumber(v[4] or nil) or instant))
+            local run = math.max(0, instant - (tonumber(picked or nil) or instant))
             for at = 6, #ARGV, 2 do
                 local start = instant - instant % tonumber(ARGV[at])
                 add(PREFIX .. 'history:' .. ARGV[at] .. ':' .. int(start) .. ' ' .. ARGV[at + 1], state .. ' ' .. spec.queue, run)

@@ -18,13 +18,15 @@ local SUMMARY_FIELDS = { 'state', 'spec', 'seq', 'dueTime', 'created', 'options'
 local jobs = {}
 for n = 3, #ARGV do
     local id = ARGV[n]
-    local v = read_fields(id, unpack(SUMMARY_FIELDS))
-    if v and v[1] then
+    local values = { read_fields(id, unpack(SUMMARY_FIELDS)) }
+    if values[1] then
         local fields = {}
         for m, field in ipairs(SUMMARY_FIELDS) do
-            if v[m] then
+            local value = values[m]
+            if value then
                 fields[#fields + 1] = field
-                fields[#fields + 1] = (field == 'options' or field == 'error') and join_pieces(id, field, v[m]) or v[m]
+                fields[#fields + 1] = (field == 'options' or field == 'error')
+                    and join_pieces(id, field, value) or value
             end
         end
         local lease = redis.pcall('ZSCORE', LEASES, id)
@@ -37,8 +39,8 @@ return jobs
 -- State and claims of each of the jobs from ARGV[3] on; nil for no job.
 local states = {}
 for n = 3, #ARGV do
-    local v = read_fields(ARGV[n], 'state', 'claims', 'pickupTime')
-    states[#states + 1] = v and v[1] and { v[1], claims_of(v[2], v[3]) } or false
+    local state, claims, picked = read_fields(ARGV[n], 'state', 'claims', 'pickupTime')
+    states[#states + 1] = state and { state, claims_of(claims, picked) } or false
 end
 return states
 
@@ -63,15 +65,16 @@ local function read_job(id)
     if wanted and not wanted[redis.pcall('HGET', JOB .. id, 'state')] then
         return nil
     end
-    local v = read_fields(id, unpack(SCAN_FIELDS))
-    if not v or not v[1] then
+    local values = { read_fields(id, unpack(SCAN_FIELDS)) }
+    if not values[1] then
         return nil
     end
     local fields = {}
     for n, field in ipairs(SCAN_FIELDS) do
-        if v[n] then
+        local value = values[n]
+        if value then
             fields[#fields + 1] = field
-            fields[#fields + 1] = (field == 'options' or field == 'error') and join_pieces(id, field, v[n]) or v[n]
+            fields[#fields + 1] = (field == 'options' or field == 'error') and join_pieces(id, field, value) or value
         end
     end
     return fields
@@ -134,11 +137,11 @@ for n = 3, #ARGV do
     local queue, oldest = ARGV[n], nil
 
     local function consider(id)
-        local v = read_fields(id, 'state', 'dueTime')
-        if v and v[1] == 'queued' and (not oldest or to_number(v[2]) < oldest) then
-            oldest = to_number(v[2])
+        local state, due = read_fields(id, 'state', 'dueTime')
+        if state == 'queued' and (not oldest or to_number(due) < oldest) then
+            oldest = to_number(due)
         end
-        return v and v[1] == 'queued'
+        return state == 'queued'
     end
 
     local priorities = safe_call('ZRANGE', priorities_key(queue), 0, -1)
@@ -153,7 +156,7 @@ for n = 3, #ARGV do
     for _, id in ipairs(safe_call('ZRANGE', quarantine_key(queue), 0, 0)) do
         consider(id)
     end
-    for _, key in ipairs({ turns_key(queue), parked_key(queue), waiting_key(queue) }) do
+    for _, key in ipairs({ start_tags_key(queue), throttled_key(queue), full_key(queue) }) do
         for _, name in ipairs(safe_call('ZRANGE', key, 0, MAX_BATCH / 2 - 1)) do -- a sample of the partitions
             local first = safe_call('ZRANGE', partition_key(queue, name), 0, 0)[1]
             if first then
@@ -188,9 +191,14 @@ for n = 1, #flat, 2 do
     if state ~= 'dead' then
         claims, id = string.match(id, '^(%d+) (.*)$')
     end
-    local v = id and read_fields(id, 'state', 'spec', 'errorGroup', 'claims', 'pickupTime')
-    if v and v[1] == state and v[2] and v[3] and (not claims or claims_of(v[4], v[5]) == claims) then
-        jobs[#jobs + 1] = { id, v[2], v[3], flat[n + 1] }
+    local state_now, spec_text, error_group, claims_now, picked
+    if id then
+        state_now, spec_text, error_group, claims_now, picked =
+            read_fields(id, 'state', 'spec', 'errorGroup', 'claims', 'pickupTime')
+    end
+    local is_current = state_now == state and (not claims or claims_of(claims_now, picked) == claims)
+    if is_current and spec_text and error_group then
+        jobs[#jobs + 1] = { id, spec_text, error_group, flat[n + 1] }
     end
 end
 return { #flat / 2, jobs }
@@ -216,8 +224,11 @@ local first, numbers, seen = now, {}, {}
 for _, ending in ipairs(endings) do
     local at, id = ending[1], ending[2]
     first = math.min(first, at)
-    local v = at >= since and not seen[id] and read_fields(id, 'state', 'spec')
-    local spec = v and v[1] == state and parse_spec(v[2] or '')
+    local state_now, spec_text
+    if at >= since and not seen[id] then
+        state_now, spec_text = read_fields(id, 'state', 'spec')
+    end
+    local spec = state_now == state and parse_spec(spec_text or '')
     if spec then
         seen[id] = true
         numbers[spec.queue] = (numbers[spec.queue] or 0) + 1

@@ -13,7 +13,7 @@ end
 
 local NOT_STARTED = { queued = true, scheduled = true, failed = true, waiting = true }
 
--- A unique key as text: "POLICY DURING WINDOW KEY"; during: "waiting", "active" or "-"; window: microseconds or "-".
+-- A unique key as text: "POLICY DURING WINDOW KEY"; during: "unstarted", "active" or "-"; window: microseconds or "-".
 local function key_of(unique)
     return string.match(unique, '^%S+ %S+ %S+ (.*)$')
 end
@@ -23,10 +23,9 @@ local function take_unique(unique, id)
     local policy, during, window, key = string.match(unique, '^(%S+) (%S+) (%S+) (.*)$')
     local keep_until, holder = string.match(safe_call('HGET', PREFIX .. 'keys', key) or '', '^(%d+) (.*)$')
     if holder and holder ~= id then
-        local v = read_fields(holder, 'state')
-        local state = v and v[1] or ''
-        local is_held = during ~= '-' and NOT_STARTED[state] or during == 'active' and state == 'running'
-        if is_held or to_number(keep_until) > now then
+        local state = read_fields(holder, 'state') or ''
+        local is_holder = during ~= '-' and NOT_STARTED[state] or during == 'active' and state == 'running'
+        if is_holder or to_number(keep_until) > now then
             return policy, holder
         end
     end
@@ -49,18 +48,6 @@ local function unique_of(id) -- in the form of `take_unique`; nil without such a
 end
 
 -- fragment: rewriting
--- Times are "" for now, "+SPAN", "=INSTANT", in microseconds; "-" is no expiry.
-local function due_of(when) -- eligible time, and true if it is in the future
-    local run_at = to_number(string.sub(when, 2))
-    if string.sub(when, 1, 1) == '+' then
-        run_at = now + run_at
-    end
-    if run_at > now then
-        return int(run_at), true
-    end
-    return NOW, false
-end
-
 local function set_expiry(id, expires)
     if expires == '-' then
         call('HDEL', JOB .. id, 'expiresAt')
@@ -72,16 +59,17 @@ local function set_expiry(id, expires)
     safe_call('ZADD', PREFIX .. 'expiry', int(instant), id)
 end
 
--- Applies an edit, or a later submission of its unique key, to a waiting job in one of `states`. `change`: new values
+-- Applies an edit, or a later submission of its unique key, to a job in one of `states`. `change`: new values
 -- of priority, queue, when, payload, options, expires, partition ("" for none), nil to keep. A job in state `waiting`
 -- keeps its due time. Returns state and changed.
 local function rewrite(id, change, states, whole)
-    local v = read_fields(id, 'state', 'spec', 'seq', 'lost_leases', 'created', 'dueTime')
-    local spec = v and parse_spec(v[2] or '')
-    if not spec or not states[v[1]] then
-        return v and v[1] or false, false
+    local old_state, old_spec_text, seq, lost_leases, created, old_due =
+        read_fields(id, 'state', 'spec', 'seq', 'lost_leases', 'created', 'dueTime')
+    local spec = parse_spec(old_spec_text or '')
+    if not spec or not states[old_state] then
+        return old_state or false, false
     end
-    local state, due, spec_text, fields = v[1], v[6], v[2], {}
+    local state, due, spec_text, fields = old_state, old_due, old_spec_text, {}
     local partition_field = partition_field_of(id, spec)
     local new_field = change.partition or partition_field
     count_unstarted(partition_field, -1)
@@ -89,7 +77,7 @@ local function rewrite(id, change, states, whole)
         local is_later
         due, is_later = due_of(change.when)
         state = is_later and 'scheduled' or 'queued'
-        fields = { 'dueTime', due, 'created', v[5] or v[6] }
+        fields = { 'dueTime', due, 'created', created or old_due }
     end
     if change.priority or change.queue then
         local priority, max_attempts, queue, task = string.match(spec_text, '^(%S+) (%S+) (.-)\n(.*)$')
@@ -99,10 +87,10 @@ local function rewrite(id, change, states, whole)
     new_field = new_field ~= '' and new_field or nil
     count_unstarted(new_field, 1)
     spec_text = mark_limited(spec_text, new_field)
-    local is_moved = spec_text ~= v[2] or state ~= v[1] or due ~= v[6] or new_field ~= partition_field
+    local is_moved = spec_text ~= old_spec_text or state ~= old_state or due ~= old_due or new_field ~= partition_field
     if is_moved then
-        transitions().dequeue(id, spec, v[1], to_number(v[4]))
-        count(spec.queue, v[1], -1)
+        transitions().dequeue(id, spec, old_state, to_number(lost_leases))
+        count(spec.queue, old_state, -1)
         spec = parse_spec(spec_text)
         count(spec.queue, state, 1)
     end
@@ -125,7 +113,7 @@ local function rewrite(id, change, states, whole)
         set_expiry(id, change.expires)
     end
     if is_moved and state == 'queued' then
-        transitions().add_ready(spec, to_number(due), to_number(v[3]), id, to_number(v[4]), new_field)
+        transitions().add_ready(spec, to_number(due), to_number(seq), id, to_number(lost_leases), new_field)
     elseif is_moved and (state ~= 'waiting' or to_number(due) < to_number(NEVER)) then
         transitions().schedule(spec.queue, to_number(due), id)
     end
@@ -133,14 +121,26 @@ local function rewrite(id, change, states, whole)
     return state, true
 end
 
+-- fragment: due_times
+-- Times are "" for now, "+SPAN", "=INSTANT", in microseconds; "-" is no expiry.
+local function due_of(when) -- eligible time, and true if it is in the future
+    local run_at = to_number(string.sub(when, 2))
+    if string.sub(when, 1, 1) == '+' then
+        run_at = now + run_at
+    end
+    if run_at > now then
+        return int(run_at), true
+    end
+    return NOW, false
+end
+
 -- fragment: storing
-local REPLACEABLE = { queued = true, scheduled = true, failed = true }
+-- Each call of a script defines its functions anew, which takes longer than to store a job: jobs without extras have
+-- the script `submit_fast`, without the functions that other jobs need.
 local whole = false
 local first_seq, seq
-local created_ids, key_entries, answers = {}, {}, {}
+local created_ids, answers = {}, {}
 local batch_specs, ready_lists, index_entries, delayed = {}, {}, {}, {}
-local left_out = {} -- ids that are not to be stored
-local batch_ids, aliases = {}, {} -- ids as they were given, and the jobs that were answered in place of some
 
 local function exists(id)
     if created_ids[id] then
@@ -151,6 +151,116 @@ local function exists(id)
     safe_call('HEXISTS', JOB .. id, 'spec') -- renames a key of another type
     return call('EXISTS', JOB .. id) == 1
 end
+
+-- Iterates over the jobs of a batch: position of its id in ARGV, and position of the head of its run.
+local function each_job(from, visit)
+    local at = from + 2 + tonumber(ARGV[from + 1])
+    while at <= #ARGV do
+        local width = ARGV[at + 4] == 'x' and 11 or 2
+        local last = at + 4 + width * tonumber(ARGV[at])
+        for n = at + 5, last, width do
+            visit(n, at, width == 11)
+        end
+        at = last + 1
+    end
+end
+
+local function read_specs(from)
+    whole = string.sub(ARGV[from], 1, 1) == '1'
+    first_seq = to_number(safe_call('GET', PREFIX .. 'seq'))
+    seq = first_seq
+    for n = from + 2, from + 1 + tonumber(ARGV[from + 1]) do
+        local spec = parse_spec(ARGV[n])
+        local key = ready_key(spec.queue, spec.priority)
+        ready_lists[key] = ready_lists[key] or { queue = spec.queue, priority = spec.priority }
+        batch_specs[n - from - 1] = { text = ARGV[n], queue = spec.queue, priority = spec.priority,
+            list = ready_lists[key], numbers = {} }
+    end
+end
+
+-- Gives a new job its number, and its place in the index, the counts and, unless it is under limits, in its queue.
+local function enter_job(id, spec, state, due, is_limited)
+    seq = seq + 1
+    created_ids[id] = true
+    spec.numbers[state] = (spec.numbers[state] or 0) + 1
+    if state == 'scheduled' then
+        local entries = delayed[spec.queue] or {}
+        delayed[spec.queue] = entries
+        entries[#entries + 1] = due
+        entries[#entries + 1] = id
+    elseif state == 'queued' and not is_limited then
+        spec.list[#spec.list + 1] = id
+    end
+    local chunk = math.floor(seq / INDEX_CHUNK)
+    local entries = index_entries[chunk] or {}
+    index_entries[chunk] = entries
+    entries[#entries + 1] = seq
+    entries[#entries + 1] = id
+end
+
+local function create_without_extras(id, spec, when, payload)
+    local due, is_later = NOW, false
+    if when ~= '' then
+        due, is_later = due_of(when)
+    end
+    enter_job(id, spec, is_later and 'scheduled' or 'queued', due, false)
+    if not is_later and #payload <= PIECE_BYTES then
+        call('HSET', JOB .. id, 'state', 'queued', 'spec', spec.text, 'dueTime', due, 'seq', seq, 'payload', payload)
+        return
+    end
+    local fields = { 'state', is_later and 'scheduled' or 'queued', 'spec', spec.text, 'dueTime', due, 'seq', seq }
+    if is_later then
+        fields[9], fields[10] = 'created', NOW
+    end
+    append_pieces(fields, 'payload', payload, whole)
+    call('HSET', JOB .. id, unpack(fields))
+end
+
+-- Writes the queues of the created jobs.
+local function write_queues()
+    for key, list in pairs(ready_lists) do
+        if #list > 0 then
+            safe_call('ZADD', PREFIX .. 'queues', 0, list.queue)
+            if list.priority ~= '0' then
+                safe_call('ZADD', priorities_key(list.queue), -to_number(list.priority), list.priority)
+            end
+            safe_call('RPUSH', key, unpack(list))
+            for n = #list, 1, -1 do
+                list[n] = nil
+            end
+        end
+    end
+    for queue, entries in pairs(delayed) do
+        safe_call('ZADD', schedule_key(queue), unpack(entries))
+        rescheduled_queues[queue] = true
+    end
+    delayed = {}
+end
+
+-- Writes index, counts and the number of the last submission; if it has changed, appends it and the time to the answers.
+local function write_entries()
+    for chunk, entries in pairs(index_entries) do
+        safe_call('HSET', PREFIX .. 'index:' .. int(chunk), unpack(entries))
+        safe_call('ZADD', PREFIX .. 'chunks', chunk, chunk)
+    end
+    for _, spec in ipairs(batch_specs) do
+        for state, number in pairs(spec.numbers) do
+            count(spec.queue, state, number)
+            notify('ready_jobs', 'queue:' .. spec.queue)
+        end
+    end
+    if seq > first_seq then
+        local last = int(seq)
+        call('SET', PREFIX .. 'seq', last)
+        answers[#answers + 1] = last .. ' ' .. NOW
+    end
+end
+
+-- fragment: relations
+local REPLACEABLE = { queued = true, scheduled = true, failed = true }
+local key_entries = {}
+local left_out = {} -- ids that are not to be stored
+local batch_ids, aliases = {}, {} -- ids as they were given, and the jobs that were answered in place of some
 
 local function owner_of(key)
     local entry = key_entries[key] or safe_call('HGET', PREFIX .. 'keys', key)
@@ -198,9 +308,9 @@ local function add_dependencies(waiter, after)
             seen[id] = true
             safe_call('HSET', dependencies_key(waiter), id, condition .. ' met 0') -- it has left its key
         elseif not seen[id] then
-            local v = read_fields(id, 'state', 'failed') or {}
-            local how, state = v[1], 'open'
-            if condition == 'failure' and how == 'waiting' and to_number(v[2]) > 0 then
+            local how, failed_members = read_fields(id, 'state', 'failed')
+            local state = 'open'
+            if condition == 'failure' and how == 'waiting' and to_number(failed_members) > 0 then
                 state = 'met' -- a batch that will not succeed
             elseif ENDED_STATES[how] then
                 state = is_as_asked(condition, how) and 'met' or 'failed'
@@ -237,111 +347,68 @@ end
 -- Makes a job a member of a batch, unless it is one already, or the batch has ended: its submission is repeated.
 local function add_member(batch, id)
     local is_known = safe_call('HEXISTS', dependencies_key(batch), id) == 1
-    if is_known or ENDED_STATES[(read_fields(batch, 'state') or {})[1]] then
+    if is_known or ENDED_STATES[read_fields(batch, 'state') or ''] then
         return
     end
-    local v = exists(id) and read_fields(id, 'state')
+    local state = exists(id) and read_fields(id, 'state')
     safe_call('HINCRBY', JOB .. batch, 'members', 1)
-    if not v then
+    if not state then
         safe_call('HSET', dependencies_key(batch), id, 'success met 0') -- it has left its key
         return
     end
     safe_call('HINCRBY', JOB .. batch, 'waits', 1)
     add_edges(batch, { id, 'success open 0' })
-    if ENDED_STATES[v[1]] then
-        note_end(id, v[1])
+    if ENDED_STATES[state] then
+        note_end(id, state)
     end
 end
 
 -- State, due time and further fields of a new batch. Its submission holds it until its last member is stored.
 local function begin_batch()
-    return 'waiting', NEVER, { 'waits', 1, 'hold', 1, 'members', 0, 'failed', 0, 'reason', 'dependency' }
+    return 'waiting', NEVER, { 'waits', 1, 'submitting', 1, 'members', 0, 'failed', 0, 'reason', 'dependency' }
 end
 
 local function create(id, spec, when, payload, key, options, has_client_id, partition_field, after, is_batch)
-    local state, due, wait_fields = 'queued', NOW, nil
+    local state, due, fields = 'queued', NOW, {}
     if is_batch then
-        state, due, wait_fields = begin_batch()
+        state, due, fields = begin_batch()
     elseif after then
-        state, due, wait_fields = begin_waiting(id, after)
+        state, due, fields = begin_waiting(id, after)
     elseif when ~= '' then
         local is_later
         due, is_later = due_of(when)
         state = is_later and 'scheduled' or 'queued'
     end
-    seq = seq + 1
-    created_ids[id] = true
+    enter_job(id, spec, state, due, partition_field ~= nil)
     count_unstarted(partition_field, state ~= 'cancelled' and 1 or 0)
-    spec.numbers[state] = (spec.numbers[state] or 0) + 1
-    if state == 'scheduled' then
-        local entries = delayed[spec.queue] or {}
-        delayed[spec.queue] = entries
-        entries[#entries + 1] = due
-        entries[#entries + 1] = id
-    elseif state == 'queued' and partition_field then
+    if state == 'queued' and partition_field then
         partitions().add_member(spec.queue, (parse_partition(partition_field)),
             member_of(spec.priority, to_number(due), seq, id))
-    elseif state == 'queued' then
-        spec.list[#spec.list + 1] = id
     end
-    if state == 'queued' and not key and not has_client_id and not partition_field and options == ''
-        and #payload <= PIECE_BYTES then
-        call('HSET', JOB .. id, 'state', 'queued', 'spec', spec.text, 'dueTime', due, 'seq', seq, 'payload', payload)
-    else
-        local fields = { 'state', state, 'spec', spec.text, 'dueTime', due, 'seq', seq }
-        if state ~= 'queued' then
-            fields[9], fields[10] = 'created', NOW
-        end
-        for _, each in ipairs(wait_fields or {}) do
+    if state ~= 'queued' then
+        fields[#fields + 1], fields[#fields + 2] = 'created', NOW
+    end
+    append_pieces(fields, 'payload', payload, whole)
+    if options ~= '' then
+        append_pieces(fields, 'options', string.sub(options, 2))
+    end
+    if key then
+        fields[#fields + 1], fields[#fields + 2] = 'key', key
+    end
+    if has_client_id then -- the id may be reused: claims begin at the clock, above those of earlier jobs
+        for _, each in ipairs({ 'claims', NOW, 'attempts', '0' }) do
             fields[#fields + 1] = each
         end
-        append_pieces(fields, 'payload', payload, whole)
-        if options ~= '' then
-            append_pieces(fields, 'options', string.sub(options, 2))
-        end
-        if key then
-            fields[#fields + 1] = 'key'
-            fields[#fields + 1] = key
-        end
-        if has_client_id then -- the id may be reused: claims begin at the clock, above those of earlier jobs
-            for _, each in ipairs({ 'claims', NOW, 'attempts', '0' }) do
-                fields[#fields + 1] = each
-            end
-        end
-        if partition_field then
-            fields[#fields + 1], fields[#fields + 2] = 'partition', partition_field
-        end
-        call('HSET', JOB .. id, unpack(fields))
     end
-    local chunk = math.floor(seq / INDEX_CHUNK)
-    local entries = index_entries[chunk]
-    if not entries then
-        entries = {}
-        index_entries[chunk] = entries
+    if partition_field then
+        fields[#fields + 1], fields[#fields + 2] = 'partition', partition_field
     end
-    entries[#entries + 1] = seq
-    entries[#entries + 1] = id
+    call('HSET', JOB .. id, 'state', state, 'spec', spec.text, 'dueTime', due, 'seq', seq, unpack(fields))
 end
 
 -- Writes the created jobs into their structures.
 local function write_created()
-    for key, list in pairs(ready_lists) do
-        if #list > 0 then
-            safe_call('ZADD', PREFIX .. 'queues', 0, list.queue)
-            if list.priority ~= '0' then
-                safe_call('ZADD', priorities_key(list.queue), -to_number(list.priority), list.priority)
-            end
-            safe_call('RPUSH', key, unpack(list))
-            for n = #list, 1, -1 do
-                list[n] = nil
-            end
-        end
-    end
-    for queue, entries in pairs(delayed) do
-        safe_call('ZADD', schedule_key(queue), unpack(entries))
-        rescheduled_queues[queue] = true
-    end
-    delayed = {}
+    write_queues()
     if loaded_partitions then
         loaded_partitions.write_members()
     end
@@ -391,19 +458,6 @@ local function store(id, spec, when, payload, key, keep_for, options, has_client
     return 1
 end
 
--- Iterates over the jobs of a batch: position of its id in ARGV, and position of the head of its run.
-local function each_job(from, visit)
-    local at = from + 2 + tonumber(ARGV[from + 1])
-    while at <= #ARGV do
-        local width = ARGV[at + 4] == 'x' and 11 or 2
-        local last = at + 4 + width * tonumber(ARGV[at])
-        for n = at + 5, last, width do
-            visit(n, at, width == 11)
-        end
-        at = last + 1
-    end
-end
-
 local function dependencies_of(n, is_extended) -- {id, condition, key, …}; nil for none
     return is_extended and ARGV[n + 8] ~= '' and cmsgpack.unpack(ARGV[n + 8]) or nil
 end
@@ -420,10 +474,13 @@ local function find_refused_batch(from)
     each_job(from, function(n, _, is_extended)
         local is_batch, batch = relation_of(n, is_extended)
         known[ARGV[n]] = is_batch
-        local v = batch and not known[batch] and read_fields(batch, 'state', 'members')
-        if batch and not known[batch] and not (v and v[2]) then
+        local state, members
+        if batch and not known[batch] then
+            state, members = read_fields(batch, 'state', 'members')
+        end
+        if batch and not known[batch] and not members then
             refused = refused or 'missing ' .. batch
-        elseif v and ENDED_STATES[v[1]] and safe_call('HEXISTS', dependencies_key(batch), ARGV[n]) == 0 then
+        elseif state and ENDED_STATES[state] and safe_call('HEXISTS', dependencies_key(batch), ARGV[n]) == 0 then
             refused = refused or 'ended ' .. batch
         end
     end)
@@ -441,7 +498,7 @@ local function write_members(from)
         end
     end)
     for batch in string.gmatch(ARGV[from], ' (%S+)') do
-        if call('HDEL', JOB .. batch, 'hold') == 1 then
+        if call('HDEL', JOB .. batch, 'submitting') == 1 then
             waits().count_ends(batch, 1, 0)
         end
     end
@@ -476,9 +533,8 @@ end
 -- and name and text of each of its steps in MessagePack, or "".
 -- Returns nil and what was refused: the id of a missing dependency, after "after ", or that of a batch, after "missing "
 -- or "ended "; or per job 1 (created), 0 (known), or the id of the job that holds its key, after "+" if that was changed.
--- If any job was created, the number of the last submission follows.
+-- If any job was created, the number of the last submission and the time follow, "NUMBER MICROSECONDS".
 local function store_batch(from)
-    whole = string.sub(ARGV[from], 1, 1) == '1'
     local flags = string.match(ARGV[from], '^%S+')
     local missing = string.find(flags, 'a', 1, true) and find_missing(from)
     local has_batches = string.find(flags, 'b', 1, true)
@@ -486,16 +542,7 @@ local function store_batch(from)
     if refused then
         return nil, refused
     end
-    local first_run = from + 2 + tonumber(ARGV[from + 1])
-    first_seq = to_number(safe_call('GET', PREFIX .. 'seq'))
-    seq = first_seq
-    for n = from + 2, first_run - 1 do
-        local spec = parse_spec(ARGV[n])
-        local key = ready_key(spec.queue, spec.priority)
-        ready_lists[key] = ready_lists[key] or { queue = spec.queue, priority = spec.priority }
-        batch_specs[n - from - 1] = { text = ARGV[n], queue = spec.queue, priority = spec.priority,
-            list = ready_lists[key], numbers = {} }
-    end
+    read_specs(from)
 
     each_job(from, function(n, at, is_extended)
         local partition_field = ARGV[at + 3] ~= '' and ARGV[at + 3] or nil
@@ -525,65 +572,30 @@ local function store_batch(from)
     if loaded_transitions then
         loaded_transitions.write_ready()
     end
-    for chunk, entries in pairs(index_entries) do
-        safe_call('HSET', PREFIX .. 'index:' .. int(chunk), unpack(entries))
-        safe_call('ZADD', PREFIX .. 'chunks', chunk, chunk)
-    end
-    for _, spec in ipairs(batch_specs) do
-        for state, number in pairs(spec.numbers) do
-            count(spec.queue, state, number)
-            notify('ready_jobs', 'queue:' .. spec.queue)
-        end
-    end
     if has_batches then
         write_members(from)
     end
-    if seq > first_seq then
-        local last = int(seq)
-        call('SET', PREFIX .. 'seq', last)
-        answers[#answers + 1] = last
-    end
+    write_entries()
     return answers
 end
 
--- name: submit (partitions, transitions, waits, uniqueness, rewriting, storing)
+-- name: submit_fast (due_times, storing)
+-- `submit` for jobs without extras ("x") and limits. Returns per job 1 (created) or 0 (known), and what `store_batch` adds.
+read_specs(3)
+each_job(3, function(n, at)
+    local is_known = exists(ARGV[n])
+    answers[#answers + 1] = is_known and 0 or 1
+    if not is_known then
+        create_without_extras(ARGV[n], batch_specs[tonumber(ARGV[at + 1])], ARGV[at + 2], ARGV[n + 1])
+    end
+end)
+write_queues()
+write_entries()
+finish()
+return answers
+
+-- name: submit (partitions, transitions, waits, uniqueness, due_times, rewriting, storing, relations)
 -- ARGV from 3 on: the batch. Returns the reply of `store_batch`, or what was refused.
 local stored, refused = store_batch(3)
 finish()
 return stored or refused
-
--- name: write_schedule (partitions, transitions, waits, uniqueness, rewriting, storing)
--- Replaces, adds or removes a schedule if it has the expected revision, and stores the jobs of its ticks. ARGV: 3 name,
--- 4 expected revision, 5 its next tick or "", 6 document, "" to remove it, 7 on: the batch. Returns its revision, or ""
--- if nothing was changed, and the reply of `store_batch`.
-local current_revision = string.match(safe_call('HGET', PREFIX .. 'schedules', ARGV[3]) or '0', '^(%d+)')
-if current_revision ~= ARGV[4] then
-    return { '', {} }
-end
-local revision = current_revision == '0' and NOW or int(tonumber(current_revision) + 1)
-if ARGV[6] == '' then
-    call('HDEL', PREFIX .. 'schedules', ARGV[3])
-else
-    call('HSET', PREFIX .. 'schedules', ARGV[3], revision .. ' ' .. ARGV[6])
-end
-if ARGV[5] == '' then
-    safe_call('ZREM', PREFIX .. 'ticks', ARGV[3])
-else
-    safe_call('ZADD', PREFIX .. 'ticks', ARGV[5], ARGV[3])
-end
-local stored = store_batch(7)
-finish()
-return { revision, stored }
-
--- name: schedules
--- Schedules, "REVISION DOCUMENT" each: of the name ARGV[4] if ARGV[3] is "one"; else up to ARGV[4] that are due, then
--- now and the first later tick, or "".
-if ARGV[3] == 'one' then
-    return { safe_call('HGET', PREFIX .. 'schedules', ARGV[4]) }
-end
-local due = {}
-for _, name in ipairs(safe_call('ZRANGEBYSCORE', PREFIX .. 'ticks', '-inf', NOW, 'LIMIT', 0, ARGV[4])) do
-    due[#due + 1] = safe_call('HGET', PREFIX .. 'schedules', name) or nil
-end
-local coming = safe_call('ZRANGEBYSCORE', PREFIX .. 'ticks', '(' .. NOW, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
-return { due, NOW, coming[2] or '' }

@@ -32,8 +32,11 @@ local function make_transitions()
     end
 
     local function position_of(id) -- of a ready job: eligible time, then submission
-        local v = id and read_fields(id, 'dueTime', 'seq')
-        return v and v[1] and { to_number(v[1]), to_number(v[2]), id }
+        if not id then
+            return nil
+        end
+        local due, seq = read_fields(id, 'dueTime', 'seq')
+        return due and { to_number(due), to_number(seq), id }
     end
 
     -- The first id that is no tombstone: only its job has the position of the list's head.
@@ -59,17 +62,17 @@ local function make_transitions()
         end
     end
 
-    local merge_budget = MERGE_WINDOW -- for all lists of a script
+    local merges_left = MERGE_WINDOW -- for all lists of a script
 
     -- Moves ids that belong behind the edge of the group from one end of the list into the group. An id pushed by hand
     -- has no position: it stays behind its neighbour.
     local function merge_from_end(list, group, at_tail)
         local edge, removed, is_done = group[at_tail and 1 or #group], 0, false
-        while not is_done and merge_budget > 0 do
-            local size = math.min(merge_budget, 100)
+        while not is_done and merges_left > 0 do
+            local size = math.min(merges_left, 100)
             local first = at_tail and -removed - size or removed
             local ids = safe_call('LRANGE', list, first, first + size - 1)
-            merge_budget, is_done = merge_budget - #ids, #ids < size
+            merges_left, is_done = merges_left - #ids, #ids < size
             for n = 1, #ids do
                 local id = ids[at_tail and #ids + 1 - n or n]
                 local tombstone = not at_tail and clear_tombstone(list, id)
@@ -158,10 +161,10 @@ local function make_transitions()
 
     local function dequeue_ready(id, spec)
         local partition_field = partition_field_of(id, spec)
-        local v = partition_field and read_fields(id, 'dueTime', 'seq')
-        if v then
+        if partition_field then
+            local due, seq = read_fields(id, 'dueTime', 'seq')
             partitions().remove_member(spec.queue, (parse_partition(partition_field)),
-                member_of(spec.priority, to_number(v[1]), to_number(v[2]), id))
+                member_of(spec.priority, to_number(due), to_number(seq), id))
         else
             add_tombstone(ready_key(spec.queue, spec.priority), id)
         end
@@ -194,15 +197,17 @@ local function make_transitions()
         rescheduled_queues[queue] = true
         local promoted = 0
         for _, id in ipairs(ids) do
-            local v = read_fields(id, 'state', 'spec', 'dueTime', 'seq', 'lost_leases')
-            local spec = v and parse_spec(v[2] or '')
-            if spec and (v[1] == 'scheduled' or v[1] == 'failed' or v[1] == 'waiting') then
+            local state, spec_text, due, seq, lost_leases =
+                read_fields(id, 'state', 'spec', 'dueTime', 'seq', 'lost_leases')
+            local spec = parse_spec(spec_text or '')
+            if spec and (state == 'scheduled' or state == 'failed' or state == 'waiting') then
                 call('HSET', JOB .. id, 'state', 'queued')
-                count(spec.queue, v[1], -1)
+                count(spec.queue, state, -1)
                 count(spec.queue, 'queued', 1)
-                add_ready(spec, to_number(v[3]), to_number(v[4]), id, to_number(v[5]), partition_field_of(id, spec))
+                add_ready(spec, to_number(due), to_number(seq), id, to_number(lost_leases),
+                    partition_field_of(id, spec))
                 promoted = promoted + 1
-            elseif not spec and v and call('EXISTS', JOB .. id) == 1 then
+            elseif not spec and state ~= nil and call('EXISTS', JOB .. id) == 1 then
                 add_ready({ queue = queue, priority = '0' }, now, 0, id, 0) -- written by hand: the claim completes it
             elseif not spec then
                 count_anomaly('orphans')
@@ -303,11 +308,11 @@ end
 
 -- True for a job that has expired and was never claimed.
 local function is_overdue(id)
-    local v = read_fields(id, 'expiresAt', 'pickupTime')
-    return v and v[1] and not v[2] and to_number(v[1]) <= now
+    local expires_at, picked = read_fields(id, 'expiresAt', 'pickupTime')
+    return expires_at and not picked and to_number(expires_at) <= now
 end
 
--- Ends waiting jobs that have expired; returns the number of jobs examined.
+-- Ends jobs that have expired before their start; returns the number of jobs examined.
 local function expire_overdue(max_jobs)
     local ids = safe_call('ZRANGEBYSCORE', PREFIX .. 'expiry', '-inf', NOW, 'LIMIT', 0, max_jobs)
     if #ids == 0 then
@@ -315,135 +320,17 @@ local function expire_overdue(max_jobs)
     end
     allow_when_full()
     for _, id in ipairs(ids) do
-        local v = read_fields(id, 'state', 'spec', 'lost_leases')
-        local spec = v and parse_spec(v[2] or '')
-        if spec and EXPIRABLE[v[1]] and is_overdue(id) then
-            transitions().dequeue(id, spec, v[1], to_number(v[3]))
-            expire(id, v[1], v[2])
+        local state, spec_text, lost_leases = read_fields(id, 'state', 'spec', 'lost_leases')
+        local spec = parse_spec(spec_text or '')
+        if spec and EXPIRABLE[state] and is_overdue(id) then
+            transitions().dequeue(id, spec, state, to_number(lost_leases))
+            expire(id, state, spec_text)
         end
     end
     safe_call('ZREM', PREFIX .. 'expiry', unpack(ids))
     if awaited_ends[1] then -- jobs that waited for these may be due now
-        decide_ends()
+        resolve_ends()
         write_next_due()
     end
     return #ids
-end
-
--- fragment: claim_common
--- Common to the scripts that claim. ARGV: 3 worker, 4 lease in microseconds, 5 task of jobs written by hand.
-local worker, lease_until = ARGV[3], int(now + tonumber(ARGV[4]))
-local claimed, leases, claimed_count, started_by_spec = {}, {}, 0, {}
-
-local FIELDS = {
-    'state', 'spec', 'claims', 'attempts', 'lost_leases', 'dueTime', 'created', 'payload', 'options', 'seq',
-    'pickupTime', 'partition',
-}
-
--- Completes a hash written by hand to a job, with defaults.
-local function import_manual_job(id, queue)
-    local v = read_fields(id, 'payload', 'task', 'dueTime')
-    local task = v and (v[2] or ARGV[5] ~= '' and ARGV[5])
-    if not task or not v[1] then
-        count_anomaly('orphans')
-        return nil
-    end
-    local seq = to_number(safe_call('GET', PREFIX .. 'seq')) + 1
-    call('SET', PREFIX .. 'seq', int(seq))
-    local due = to_number(v[3]) > 0 and to_number(v[3]) <= now and string.match(v[3], '^%d+$') and v[3] or NOW
-    call('HSET', JOB .. id, 'state', 'queued', 'spec', '0 5 ' .. queue .. '\n' .. task,
-        'dueTime', due, 'created', NOW, 'seq', seq)
-    safe_call('HSET', index_key(seq), seq, id)
-    safe_call('ZADD', PREFIX .. 'chunks', math.floor(seq / INDEX_CHUNK), math.floor(seq / INDEX_CHUNK))
-    count(queue, 'queued', 1)
-    return read_fields(id, unpack(FIELDS))
-end
-
--- True if the next attempt is the last; `max_attempts` of a spec is nil for no limit.
-local function is_last_attempt(spec, v)
-    return spec.max_attempts and to_number(v[4] or claims_of(v[3], v[11])) + 1 >= spec.max_attempts
-end
-
-local function add_lease(id, spec_text, state)
-    claimed_count = claimed_count + 1
-    leases[2 * claimed_count - 1], leases[2 * claimed_count] = lease_until, id
-    if state == 'queued' then
-        started_by_spec[spec_text] = (started_by_spec[spec_text] or 0) + 1
-    else
-        local spec = parse_spec(spec_text)
-        count(spec.queue, state, -1)
-        count(spec.queue, 'running', 1)
-    end
-end
-
--- Appends the reply for a job: id, spec, payload, eligible time; for others than plain jobs also created, options,
--- claims, attempts, lost_leases. A first claim writes neither claims nor attempts: `pickupTime` implies one of each.
-local function claim_new(id, state, spec_text, payload, due, created, options)
-    call('HSET', JOB .. id, 'state', 'running', 'worker', worker, 'pickupTime', NOW)
-    payload = join_pieces(id, 'payload', payload)
-    add_lease(id, spec_text, state)
-    if created or options then
-        claimed[claimed_count] = {
-            id, spec_text, payload, due, created, join_pieces(id, 'options', options), '1', '1', false }
-    else
-        claimed[claimed_count] = { id, spec_text, payload, due }
-    end
-end
-
-local function claim_job(id, v)
-    if not v[3] and not v[11] then
-        return claim_new(id, v[1], v[2], v[8], v[6], v[7], v[9])
-    end
-    local earlier_claims = claims_of(v[3], v[11])
-    local claims, attempts = int(to_number(earlier_claims) + 1), int(to_number(v[4] or earlier_claims) + 1)
-    call('HSET', JOB .. id, 'state', 'running', 'claims', claims, 'attempts', attempts,
-        'worker', worker, 'pickupTime', NOW)
-    add_lease(id, v[2], v[1])
-    local payload, options = join_pieces(id, 'payload', v[8]), join_pieces(id, 'options', v[9])
-    claimed[claimed_count] = { id, v[2], payload, v[6], v[7], options, claims, attempts, v[5] }
-end
-
-local function paused_queues()
-    local paused = {}
-    for _, queue in ipairs(safe_call('SMEMBERS', PREFIX .. 'paused')) do
-        paused[queue] = true
-    end
-    return paused
-end
-
--- Makes due jobs of the requested queues ready; returns their number. Needs `transitions`.
-local function make_due_ready(queues, queue_slots, wildcard_slots)
-    local promoted = 0
-    if wildcard_slots then
-        queues = safe_call('ZRANGEBYSCORE', PREFIX .. 'due', '-inf', NOW, 'LIMIT', 0, MAX_BATCH)
-        if call('EXISTS', SCHEDULE) == 1 then
-            queues[#queues + 1] = 'default' -- a job may have been added by hand
-        end
-    end
-    for _, queue in ipairs(queues) do
-        if (wildcard_slots or queue_slots[queue] > 0) and promoted < MAX_BATCH then
-            promoted = promoted + transitions().promote(queue, MAX_BATCH - promoted)
-        end
-    end
-    write_next_due()
-    return promoted
-end
-
-local function queues_with_limits()
-    local has_limit = {}
-    for _, queue in ipairs(safe_call('SMEMBERS', PREFIX .. 'queues_with_limits')) do
-        has_limit[queue] = true
-    end
-    return has_limit
-end
-
-local function write_leases()
-    if claimed_count > 0 then
-        safe_call('ZADD', LEASES, unpack(leases))
-    end
-    for spec_text, number in pairs(started_by_spec) do
-        local spec = parse_spec(spec_text)
-        count(spec.queue, 'queued', -number)
-        count(spec.queue, 'running', number)
-    end
 end

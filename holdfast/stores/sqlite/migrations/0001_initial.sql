@@ -16,7 +16,7 @@ create table holdfast_job (
     lost_leases integer not null default 0,  -- leases lost in a row
     cancelling integer not null default 0,
     keyed integer not null default 0,
-    options text check (options is null or json_valid(options)), -- JSON; null for a plain job
+    options text check (options is null or json_valid(options)), -- JSON; null for most jobs
     worker text,
     lease_until integer,
     started_at integer,
@@ -24,8 +24,8 @@ create table holdfast_job (
     reason text,
     error text,
     result text,
-    expires_at integer,                 -- null for a plain job, and for one that was replayed
-    partition text,                     -- the buckets that a job under limits passes through; null: a plain job
+    expires_at integer,                 -- null without an expiry, and for a job that was replayed
+    partition text,                     -- the buckets that a job under limits passes through; null: under no limit
     weights text,                       -- JSON: its weight in each; null: 1
     awaited integer not null default 0, -- jobs have depended on it
     waits integer,                      -- signals, children and dependencies that it waits for; null: it never waited
@@ -35,9 +35,10 @@ create table holdfast_job (
     check (state <> 2 or lease_until is not null)
 ) strict;
 
--- A plain job is in at most one of these at a time. Each write of a job computes the condition of each index: what is compared
--- with a list of three or more builds a table for it. An expression is computed only where the condition holds, a generated
--- column always; min(lost_leases, 2) is the tier of a job: 0 ready, 1 suspect, 2 quarantined.
+-- A job without extras is in at most one of these at a time. Each write of a job computes the condition of each index, term by term until
+-- one is false, so the term that is false for most jobs comes first. What is compared with a list of three or more builds a
+-- table for it. An expression is computed only where the condition holds, a generated column always; min(lost_leases, 2) is
+-- the tier of a job: 0 ready, 1 suspect, 2 quarantined.
 create index holdfast_job_ready on holdfast_job (queue, min(lost_leases, 2), rank, run_at) where state = 0 and partition is null;
 create index holdfast_job_waiting on holdfast_job (queue, run_at) where state = 4;
 create index holdfast_job_waiting_anywhere on holdfast_job (run_at) where state = 4;
@@ -48,14 +49,14 @@ create index holdfast_job_unsuccessful on holdfast_job (state) where state > 5; 
 create index holdfast_job_ended on holdfast_job (state, ended_at, queue) where state >= 5; -- queue: counts read nothing else
 
 -- Jobs under limits. What runs is counted from its rows: there is no counter that could be wrong.
-create index holdfast_job_limited on holdfast_job (queue, partition, rank, run_at) where state = 0 and partition is not null;
-create index holdfast_job_limited_running on holdfast_job (partition) where state = 2 and partition is not null;
+create index holdfast_job_limited on holdfast_job (queue, partition, rank, run_at) where partition is not null and state = 0;
+create index holdfast_job_limited_running on holdfast_job (partition) where partition is not null and state = 2;
 create index holdfast_job_limited_quarantined on holdfast_job (queue, lost_leases, rank, run_at)
-    where state = 0 and partition is not null and lost_leases > 1;
+    where partition is not null and state = 0 and lost_leases > 1;
 -- Depths by key: jobs of a bucket that have not started. It is the first bucket of their partition, or the second.
 create index holdfast_job_unstarted on holdfast_job (partition) where partition is not null and state <> 2 and state < 5;
 create index holdfast_job_unstarted_second on holdfast_job (substr(partition, instr(partition, char(31)) + 1))
-    where instr(partition, char(31)) > 0 and state <> 2 and state < 5;
+    where partition is not null and instr(partition, char(31)) > 0 and state <> 2 and state < 5;
 
 create table holdfast_payload (
     seq integer primary key references holdfast_job (seq) on delete cascade,
@@ -113,7 +114,7 @@ create table holdfast_step (
     job_seq integer not null references holdfast_job (seq) on delete cascade,
     name text not null,
     number integer not null,            -- of its call, from 1
-    in_order integer not null,          -- called by the handler itself, not by a task that it started
+    by_handler integer not null,          -- called by the handler itself, not by a task that it started
     claims integer not null,            -- of the lease under which it ended
     ended_at integer not null,
     result text,                        -- JSON; null for None
@@ -135,9 +136,9 @@ create index holdfast_dependency_on on holdfast_dependency (job_id);
 create table holdfast_receiver (        -- jobs that wait for a signal
     seq integer primary key references holdfast_job (seq) on delete cascade,
     topic text not null,
-    step text not null,                 -- whose result the signal is; its number and in_order as in holdfast_step
+    step text not null,                 -- whose result the signal is; its number and by_handler as in holdfast_step
     number integer not null,
-    in_order integer not null,
+    by_handler integer not null,
     claims integer not null,            -- of the lease under which it waits: under no other it receives one; 0: it waits for something else
     since integer not null,
     until integer not null
@@ -198,7 +199,7 @@ create table holdfast_schedule (
 
 create index holdfast_schedule_due on holdfast_schedule (next_at) where next_at is not null;
 
--- ── limits: how many jobs run at once, how often they start, and whose turn it is ────────────────────────────────────────
+-- ── limits: how many jobs run at once, how often they start, and which is served next is ────────────────────────────────────────
 create table holdfast_limit (
     name text primary key,
     revision integer not null,          -- grows with each write; begins at the clock
@@ -213,29 +214,29 @@ create table holdfast_bucket (          -- tokens and pauses; a bucket without a
 
 create table holdfast_limited_queue (   -- queues that have had limits, or jobs under limits
     name text primary key,
-    turn integer not null               -- the turn of the job served last
+    virtual_time integer not null       -- start tag of the job served last
 ) strict, without rowid;
 
 create table holdfast_partition (       -- partitions that may have ready jobs
     queue text not null,
     partition text not null,
-    turn integer not null,              -- the lowest is served first
+    start_tag integer not null,         -- the lowest is served first
     blocked_until integer,              -- it waits for tokens or for the end of a pause
     primary key (queue, partition)
 ) strict, without rowid;
 
-create index holdfast_partition_turn on holdfast_partition (queue, turn) where blocked_until is null;
+create index holdfast_partition_start_tag on holdfast_partition (queue, start_tag) where blocked_until is null;
 create index holdfast_partition_blocked on holdfast_partition (queue, blocked_until) where blocked_until is not null;
 
 -- A partition with a ready job has a row, whatever made the job ready. Submissions write it themselves: a trigger on each
--- insertion would cost plain jobs a third of theirs.
+-- insertion would cost jobs under no limit a third of theirs.
 -- Of these columns each statement that makes jobs ready sets one; a claim and a success, which would pay for it, none.
 create trigger holdfast_partition_updated after update of run_at, queue, partition on holdfast_job
 when new.partition is not null and new.state = 0
 begin
-    insert or ignore into holdfast_limited_queue (name, turn) values (new.queue, 0);
-    insert or ignore into holdfast_partition (queue, partition, turn)
-    select new.queue, new.partition, turn from holdfast_limited_queue where name = new.queue;
+    insert or ignore into holdfast_limited_queue (name, virtual_time) values (new.queue, 0);
+    insert or ignore into holdfast_partition (queue, partition, start_tag)
+    select new.queue, new.partition, virtual_time from holdfast_limited_queue where name = new.queue;
 end;
 
 -- How many jobs ended, by the interval in which they did (core.history). With the length 0 the instant up to which they are counted.

@@ -1,0 +1,53 @@
+"""The rows of the benchmarks, in the order in which they run and are shown."""
+
+from __future__ import annotations
+
+ROWS = (
+    "sqlite.drain",
+    "sqlite.submit",
+    "sqlite.latency",
+    "sqlite.curve",
+    "sqlite.idle",
+    "sqlite.due",
+    "sqlite.limits",
+    "sqlite.workflows",
+    "sqlite.suspended",
+    "sqlite.backlog",
+    "sqlite.checkpoints",
+    "sqlite.console",
+    "postgres.drain",
+    "postgres.submit",
+    "postgres.latency",
+    "postgres.curve",
+    "postgres.idle",
+    "postgres.due",
+    "postgres.limits",
+    "postgres.limit_peers",
+    "postgres.workflows",
+    "postgres.suspended",
+    "postgres.backlog",
+    "postgres.snapshot",
+    "postgres.wakeups",
+    "postgres.many_workers",
+    "postgres.raw",
+    "postgres.endpoint_tests",
+    "postgres.console",
+    "redis.drain",
+    "redis.submit",
+    "redis.latency",
+    "redis.curve",
+    "redis.idle",
+    "redis.due",
+    "redis.limits",
+    "redis.limit_peers",
+    "redis.workflows",
+    "redis.schedule",
+    "redis.console",
+    "logs",
+    "http",
+    "executors",
+    "commands",
+)
+"""The modules of all rows. ``sqlite.drain`` is the row drain of the store sqlite."""
+STORES = {"sqlite": "SQLite", "postgres": "PostgreSQL", "redis": "Redis"}
+"""The stores that the name of a row can begin with, and what they are called."""

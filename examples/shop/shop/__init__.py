@@ -1,0 +1,1 @@
+"""A shop on Django whose orders are confirmed by jobs."""

@@ -1,0 +1,1 @@
+"""The command ``holdfast`` of a project."""

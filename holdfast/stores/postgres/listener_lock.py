@@ -1,0 +1,134 @@
+"""Shared advisory locks of the processes that want notifications. Where no process holds one, none is sent.
+
+A notification costs its transaction a lock that all notifying transactions share, and wakes every process that
+listens. Processes that claim jobs all the time need none. So a process that listens for ends of jobs holds the lock of
+that channel, and a process that listens for ready jobs holds its lock while it waits for some. Senders test the lock,
+and hold it no longer than that takes.
+
+A process takes the lock before the claim that precedes its wait, so what is committed later notifies. The exception is
+a submission that tests the lock inside its transaction, before, and commits after that claim. So a process claims a
+few times more after it has taken the lock, the last time after ``RECHECK_SECONDS``. A submission that takes longer
+notifies again after its commit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from holdfast.stores.postgres.encoding import NumberedStatement
+from holdfast.stores.postgres.pool import Connection
+
+CLAIM_INTERVAL = 0.001  # seconds between two claims without the lock: while claims find jobs, or until it is held
+_RECHECKS = (0.0, 0.004, 0.02, 0.084)  # seconds after it took the lock, at which a process claims again
+RECHECK_SECONDS = _RECHECKS[-1]
+"""A process that took the lock sees what is committed within so many seconds without a notification."""
+_WINDOW = 0.05  # seconds over which the claims that found jobs are counted
+_BUSY, _CALM = 10, 5  # such claims: from then on it polls; below that it waits for notifications again
+_UNUSED = 0.1  # seconds without a wait, after which the lock is released
+_TIMEOUT = 5.0  # seconds to take or release it
+
+
+class ListenerLock:
+    """The lock of one channel, held by the connection that listens to it."""
+
+    def __init__(self, statements: Mapping[str, NumberedStatement], kind: str) -> None:
+        self._acquire = statements[f"acquire_{kind}_lock"]
+        self._release = statements[f"release_{kind}_lock"]
+        self._connection: Connection | None = None
+        self.is_held = False
+        """Notifications of the channel reach this process."""
+        self._is_wanted = True
+        self.changed = asyncio.Event()
+        """Set when ``adjust_lock`` is to be called."""
+        self._rechecks: list[float] = []
+        self._found, self._noted_at = 0.0, 0.0  # claims that found jobs, lately
+        self._was_busy = False
+        self._open_waits = 0
+        self._waited_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    # ── the connection ──────────────────────────────────────────────────────────────────────────────────────────
+    @contextmanager
+    def attach_to(self, connection: Connection) -> Iterator[None]:
+        """The connection holds the lock while entered, from the next ``adjust_lock`` on."""
+        self._connection, self._is_wanted = connection, True
+        try:
+            yield
+        finally:
+            self._connection, self.is_held = None, False
+
+    async def adjust_lock(self) -> None:
+        """Takes or releases the lock, as it is wanted."""
+        self.changed.clear()
+        if self._connection is None or self._is_wanted == self.is_held:
+            return
+        if self._is_wanted:
+            await self._connection.execute(self._acquire.sql, timeout=_TIMEOUT)
+            self._rechecks = [time.monotonic() + seconds for seconds in _RECHECKS]
+        else:
+            await self._connection.execute(self._release.sql, timeout=_TIMEOUT)
+        self.is_held = not self.is_held
+
+    def _want(self, *, wanted: bool) -> None:
+        if wanted != self._is_wanted:
+            self._is_wanted = wanted
+            self.changed.set()
+
+    # ── waiting for ready jobs ──────────────────────────────────────────────────────────────────────────────────
+    @contextmanager
+    def register_wait(self) -> Iterator[float]:
+        """Yields the seconds after which a process without the lock has to claim again; a notification may not come."""
+        self._open_waits += 1
+        try:
+            yield self._longest_wait()
+        finally:
+            self._open_waits -= 1
+            self._waited_at = time.monotonic()
+            if not self._open_waits and self._timer is None:
+                self._timer = asyncio.get_running_loop().call_later(_UNUSED, self._release_unused)
+
+    def _longest_wait(self) -> float:
+        if self._connection is None:
+            return math.inf  # no notification comes at all; the caller has a timeout of its own
+        if self.is_busy:
+            return CLAIM_INTERVAL
+        self._want(wanted=True)
+        if not self.is_held:
+            return CLAIM_INTERVAL
+        while self._rechecks and self._rechecks[0] <= self._waited_at:  # claimed since
+            self._rechecks.pop(0)
+        return max(0.0, self._rechecks[0] - time.monotonic()) if self._rechecks else math.inf
+
+    def count_claim(self, *, found: bool) -> None:
+        """Notes that a claim of this process found jobs, or did not."""
+        self._found, self._noted_at = self._lately() + found, time.monotonic()
+        if self.is_busy:
+            self._want(wanted=False)
+
+    def _lately(self) -> float:
+        return self._found * math.exp((self._noted_at - time.monotonic()) / _WINDOW)
+
+    @property
+    def is_busy(self) -> bool:
+        """Returns True while this process finds jobs so often that it polls for them."""
+        self._was_busy = self._lately() >= (_CALM if self._was_busy else _BUSY)
+        return self._was_busy
+
+    def _release_unused(self) -> None:
+        self._timer = None
+        if self._open_waits:
+            return
+        unused = time.monotonic() - self._waited_at
+        if unused >= _UNUSED:
+            self._want(wanted=False)
+        else:
+            self._timer = asyncio.get_running_loop().call_later(_UNUSED - unused, self._release_unused)
+
+    def close(self) -> None:
+        """Stops the timer."""
+        if self._timer is not None:
+            self._timer.cancel()

@@ -1,0 +1,35 @@
+-- name: write_schedule (partitions, transitions, waits, uniqueness, due_times, rewriting, storing, relations)
+-- Replaces, adds or removes a schedule if it has the expected revision, and stores the jobs of its ticks. ARGV: 3 name,
+-- 4 expected revision, 5 its next tick or "", 6 document, "" to remove it, 7 on: the batch. Returns its revision, or ""
+-- if nothing was changed, and the reply of `store_batch`.
+local current_revision = string.match(safe_call('HGET', PREFIX .. 'schedules', ARGV[3]) or '0', '^(%d+)')
+if current_revision ~= ARGV[4] then
+    return { '', {} }
+end
+local revision = current_revision == '0' and NOW or int(tonumber(current_revision) + 1)
+if ARGV[6] == '' then
+    call('HDEL', PREFIX .. 'schedules', ARGV[3])
+else
+    call('HSET', PREFIX .. 'schedules', ARGV[3], revision .. ' ' .. ARGV[6])
+end
+if ARGV[5] == '' then
+    safe_call('ZREM', PREFIX .. 'ticks', ARGV[3])
+else
+    safe_call('ZADD', PREFIX .. 'ticks', ARGV[5], ARGV[3])
+end
+local stored = store_batch(7)
+finish()
+return { revision, stored }
+
+-- name: schedules
+-- Schedules, "REVISION DOCUMENT" each: of the name ARGV[4] if ARGV[3] is "one"; else up to ARGV[4] that are due, then
+-- now and the first later tick, or "".
+if ARGV[3] == 'one' then
+    return { safe_call('HGET', PREFIX .. 'schedules', ARGV[4]) }
+end
+local due = {}
+for _, name in ipairs(safe_call('ZRANGEBYSCORE', PREFIX .. 'ticks', '-inf', NOW, 'LIMIT', 0, ARGV[4])) do
+    due[#due + 1] = safe_call('HGET', PREFIX .. 'schedules', name) or nil
+end
+local coming = safe_call('ZRANGEBYSCORE', PREFIX .. 'ticks', '(' .. NOW, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+return { due, NOW, coming[2] or '' }

@@ -1,0 +1,131 @@
+"""How new jobs become arguments of the scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, groupby
+from operator import attrgetter
+from types import MappingProxyType
+
+import msgspec
+
+from holdfast.core.models import NewJob, Step, UniqueKey
+from holdfast.stores.connections.redis_protocol import Argument
+from holdfast.stores.redis.encoding import expiry_text, partition_field, span_us, spec_text, when_text
+
+NO_KEYS: Mapping[str, str] = MappingProxyType({})
+_common = attrgetter("priority", "max_attempts", "queue", "task", "delay", "run_at_us")
+_id_and_payload = attrgetter("id", "payload")
+_encode = msgspec.json.Encoder().encode
+_pack = msgspec.msgpack.Encoder().encode
+
+
+def fit_fast_path(jobs: Sequence[NewJob]) -> bool:
+    """Returns True if ``submit_fast`` can store these jobs: without extras and limits, with ids of ours."""
+    return not any(job.has_extras or job.partition is not None or job.has_client_id for job in jobs)
+
+
+def encode_batches(batches: Sequence[Sequence[NewJob]], is_fast: bool, *, whole: bool) -> list[list[Argument]]:
+    """Each batch as arguments of ``submit_fast``, or of ``submit``."""
+    if is_fast:
+        return [encode_fast_submission(batch, whole=whole) for batch in batches]
+    related = zip(batches, find_earlier_keys(batches), find_complete_batches(batches), strict=True)
+    return [
+        encode_submission(batch, whole=whole, earlier_keys=keys, complete=complete) for batch, keys, complete in related
+    ]
+
+
+def encode_submission(
+    jobs: Sequence[NewJob], *, whole: bool, earlier_keys: Mapping[str, str] = NO_KEYS, complete: Iterable[str] = ()
+) -> list[Argument]:
+    """Jobs as arguments of ``submit``. Invalid for values that Redis cannot hold exactly. ``earlier_keys``: see
+    ``find_earlier_keys``. ``complete``: see ``find_complete_batches``."""
+    specs: dict[str, int] = {}
+    rest: list[Argument] = []
+    run: tuple[int, str, str] | None = None  # what the jobs before have in common, and where their number stands
+    number_at, others = 0, []
+    for job in jobs:
+        spec = specs.setdefault(spec_text(job), len(specs) + 1)
+        common = spec, when_text(job), partition_field(job.partition, job.weights)
+        if not (job.has_extras or job.has_client_id):
+            if common != run:
+                run, number_at = common, len(rest)
+                rest += (0, *common, "")
+            rest[number_at] += 1  # type: ignore[operator]
+            rest += (job.id, job.payload)
+            continue
+        others.append(job)
+        run = None
+        key = "" if job.key is None else "=" + job.key
+        keep_for = "" if job.key_for is None else f"={span_us(job.key_for)}"
+        options = b"" if job.options is None else b"=" + _encode(job.options)
+        rest += (1, *common, "x", job.id, job.payload, key, keep_for, options, "1" if job.has_client_id else "")
+        rest.append("" if job.unique is None else _unique_text(job.unique))
+        rest.append(expiry_text(job) if job.expires else "")
+        rest.append(_dependencies(job, earlier_keys) if job.after else "")
+        rest.append(("*" if job.is_batch else "") + (job.batch or ""))
+        rest.append(_record(job.record) if job.record else "")
+    flags = ("1" if whole else "0") + ("a" if any(job.after for job in others) else "")
+    flags += "b" if any(job.is_batch or job.batch for job in others) else ""
+    return [" ".join([flags, *complete]), len(specs), *specs, *rest]
+
+
+def encode_fast_submission(jobs: Sequence[NewJob], *, whole: bool) -> list[Argument]:
+    """Jobs as arguments of ``submit_fast``."""
+    specs: dict[str, int] = {}
+    rest: list[Argument] = []
+    for _, alike in groupby(jobs, _common):
+        run = list(alike)
+        spec = specs.setdefault(spec_text(run[0]), len(specs) + 1)
+        rest += (len(run), spec, when_text(run[0]), "", "", *chain.from_iterable(map(_id_and_payload, run)))
+    return ["1" if whole else "0", len(specs), *specs, *rest]
+
+
+def _record(record: Sequence[Step]) -> bytes:
+    """Name and text of each step, as the scripts write them."""
+    found = []
+    for step in record:
+        head = f"{step.number} {int(step.by_handler)} {step.claims} {step.ended_at_us}"
+        found += [step.name, f"{head}\n" + ("" if step.result is None else f"={step.result}")]
+    return _pack(found)
+
+
+def find_complete_batches(parts: Sequence[Sequence[NewJob]]) -> list[list[str]]:
+    """For each part of a submission, the new batches that get their last member or callback in it."""
+    last: dict[str, int] = {}
+    for number, part in enumerate(parts):
+        for job in part:
+            if job.is_batch:
+                last[job.id] = number
+            for batch_id in (job.batch, *[each.job_id for each in job.after]):
+                if batch_id in last:
+                    last[batch_id] = number
+    return [[batch_id for batch_id, at in last.items() if at == number] for number in range(len(parts))]
+
+
+def find_earlier_keys(batches: Sequence[Sequence[NewJob]]) -> list[Mapping[str, str]]:
+    """For each batch, the keys of jobs in earlier batches for which one of its jobs waits.
+
+    The id of such a job may have been answered with the job that has the key.
+    """
+    keys: dict[str, str] = {}
+    found: list[Mapping[str, str]] = []
+    for batch in batches:
+        awaited = {each.job_id for job in batch for each in job.after}
+        found.append({job_id: keys[job_id] for job_id in awaited & keys.keys()} if awaited else NO_KEYS)
+        for job in batch:
+            key = job.unique.key if job.key is None and job.unique is not None else job.key
+            if key is not None:
+                keys[job.id] = key
+    return found
+
+
+def _dependencies(job: NewJob, earlier_keys: Mapping[str, str]) -> bytes:
+    """Id, condition and key of each dependency."""
+    return _pack([text for each in job.after for text in (each.job_id, each.on, earlier_keys.get(each.job_id, ""))])
+
+
+def _unique_text(unique: UniqueKey) -> str:
+    """A unique key as the scripts take it."""
+    window = "-" if unique.window_us is None else unique.window_us
+    return f"{unique.on_conflict} {unique.during or '-'} {window} {unique.key}"

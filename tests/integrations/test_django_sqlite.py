@@ -1,0 +1,141 @@
+"""A Django project on a SQLite file, in a process of its own: Django is set up once a process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.servers import PATIENCE
+
+PROJECT = """
+import asyncio, io, sqlite3, sys, threading
+from contextlib import closing, redirect_stdout
+from pathlib import Path
+
+import django
+from asgiref.sync import sync_to_async
+from django.conf import settings
+
+test_database = Path(sys.argv[1]).with_name("test.sqlite3")
+database = {"ENGINE": "django.db.backends.sqlite3", "NAME": sys.argv[1], "TEST": {"NAME": test_database}}
+apps = ["holdfast.integrations.django", "django.contrib.contenttypes"]
+settings.configure(INSTALLED_APPS=apps, DATABASES={"default": database}, HOLDFAST={"COMMANDS": "argv"})
+django.setup()
+
+from django.contrib.contenttypes.models import ContentType
+from django.core.checks import run_checks
+from django.core.management import CommandError, call_command
+from django.db import connection, transaction
+
+from holdfast.core.errors import ConfigError
+from holdfast.integrations.django import app, task
+from holdfast.stores.sqlite.connection import SOUND_CHECKPOINT
+
+
+@task("note")
+def note(number: int) -> int:
+    return number
+
+
+def refusal_of(kind, call):
+    try:
+        call()
+    except kind as error:
+        return str(error)
+    return ""
+
+
+def refuses(kind, call):
+    try:
+        call()
+    except kind:
+        return True
+    return False
+
+
+def fail_in_transaction():
+    with transaction.atomic():
+        note.sync.enqueue(1)
+        app.sync.run_command("true")
+        raise ZeroDivisionError
+
+
+def enqueue_without_tables():
+    with transaction.atomic():
+        connection.cursor().execute("create table theirs (number)")
+        note.sync.enqueue(1)
+
+
+assert "manage.py migrate" in refusal_of(ConfigError, enqueue_without_tables)
+call_command("migrate", verbosity=0)
+assert "holdfast_job" in connection.introspection.table_names()
+with transaction.atomic():
+    handle = note.sync.enqueue(1)
+    with transaction.atomic():
+        note.sync.enqueue(2)
+        transaction.set_rollback(True)
+    assert app.sync.count() == 0
+assert [job.id for job in app.sync.find().jobs] == [handle.id]
+assert refuses(ZeroDivisionError, fail_in_transaction)
+connection.set_autocommit(False)
+note.sync.enqueue(3)
+connection.rollback()
+connection.set_autocommit(True)
+assert app.sync.count() == 1
+
+(pages,) = connection.cursor().execute("pragma wal_autocheckpoint").fetchone()
+assert (pages == 0) == (sqlite3.sqlite_version_info < SOUND_CHECKPOINT)
+
+with redirect_stdout(io.StringIO()) as listed:
+    call_command("holdfast", "list", "--json")
+assert handle.id in listed.getvalue()
+assert refuses(CommandError, lambda: call_command("holdfast", "show", "key:none"))
+
+with redirect_stdout(io.StringIO()) as explained:
+    call_command("holdfast", "why", handle.id)
+    call_command("holdfast", "status")
+    call_command("holdfast", "doctor")
+assert explained.getvalue().count("python manage.py holdfast worker start") >= 2, explained.getvalue()
+assert app.events.program == "python manage.py holdfast"  # in log lines
+
+connection.close()
+connection.settings_dict["AUTOCOMMIT"] = False
+call_command("migrate", verbosity=0)  # writes nothing
+ContentType.objects.create(app_label="left", model="open")
+assert "AUTOCOMMIT True" in refusal_of(CommandError, lambda: call_command("migrate", verbosity=0))
+connection.rollback()
+connection.close()
+connection.settings_dict["AUTOCOMMIT"] = True
+
+call_command("flush", interactive=False, verbosity=0)
+assert app.sync.count() == 0
+
+assert [each.id for each in run_checks() if each.id.startswith("holdfast")] == ["holdfast.W001"]
+connection.settings_dict["OPTIONS"]["transaction_mode"] = "IMMEDIATE"
+assert not [each for each in run_checks() if each.id.startswith("holdfast")]
+
+# Clones for parallel tests have what was written after the tables of Holdfast, and nothing of earlier clones.
+clone, log = test_database.with_name("test_1.sqlite3"), test_database.with_name("test_1.sqlite3-wal")
+log.write_bytes(b"of an earlier run")
+connection.creation.create_test_db(verbosity=0, serialize=False)
+assert not log.exists()
+connection.creation.clone_test_db("1", verbosity=0)
+with closing(sqlite3.connect(clone)) as reader:
+    (count,) = reader.execute("select count(*) from django_content_type").fetchone()
+assert count == ContentType.objects.count() == 2
+note.sync.enqueue(1)
+assert app.sync.count() == 1
+
+# A call that hangs in asgiref's thread keeps no worker from its end.
+import holdfast.integrations.django.worker
+loop, started = asyncio.new_event_loop(), threading.Event()
+hanging = loop.create_task(sync_to_async(lambda: (started.set(), threading.Event().wait()))())
+loop.run_until_complete(asyncio.to_thread(started.wait))
+"""
+
+
+def test_jobs_share_the_file_of_a_project(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PROJECT, str(tmp_path / "project.sqlite3")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr

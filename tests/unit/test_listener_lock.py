@@ -1,0 +1,157 @@
+"""When a process holds the lock that asks for notifications of ready jobs, and how long it waits between claims."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+import pytest
+
+from holdfast.stores.postgres import listener_lock
+from holdfast.stores.postgres.listener_lock import CLAIM_INTERVAL, RECHECK_SECONDS, ListenerLock
+from holdfast.stores.postgres.pool import Connection
+from holdfast.stores.postgres.store import PostgresStore
+
+_SQL = PostgresStore("postgresql://localhost/jobs").sql
+
+
+class _Connection:
+    """A connection that only keeps what it was asked to execute."""
+
+    def __init__(self) -> None:
+        self.executed: list[str] = []
+
+    async def execute(self, sql: str, *, timeout: float) -> None:
+        assert timeout
+        self.executed.append(sql.partition("(")[0].removeprefix("select pg_advisory_"))
+
+
+class _Time:
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def time(monkeypatch: pytest.MonkeyPatch) -> _Time:
+    time = _Time()
+    monkeypatch.setattr(listener_lock, "time", time)
+    return time
+
+
+def wait(lock: ListenerLock, time: _Time | None = None, *, notified_after: float = 1.0) -> float:
+    """Returns how long a wait lasts if no notification comes; in ``time`` it lasts until one does."""
+    with lock.register_wait() as longest:
+        if time is not None:
+            time.now += min(longest, notified_after)
+        return longest
+
+
+def work(lock: ListenerLock, time: _Time, *, rate: float, seconds: float) -> None:
+    """Claims that find jobs, so many a second."""
+    for _ in range(int(rate * seconds)):
+        time.now += 1 / rate
+        lock.count_claim(found=True)
+
+
+def run_attached(use: Callable[[ListenerLock], Awaitable[None]]) -> list[str]:
+    """Runs this with a lock and its connection, which has taken it; returns what was executed."""
+    connection = _Connection()
+
+    async def run() -> None:
+        lock = ListenerLock(_SQL, "ready")
+        with lock.attach_to(cast("Connection", connection)):
+            await lock.adjust_lock()
+            await use(lock)
+        lock.close()
+
+    asyncio.run(run())
+    return connection.executed
+
+
+def test_without_a_connection_a_wait_has_no_end_of_its_own(time: _Time) -> None:
+    async def run() -> float:
+        lock = ListenerLock(_SQL, "ready")
+        found = wait(lock)
+        lock.close()
+        return found
+
+    assert asyncio.run(run()) == math.inf
+
+
+def test_process_claims_again_after_it_has_taken_the_lock(time: _Time) -> None:
+    """At once: its last claim may have been before that. Then for what was being committed at that moment."""
+
+    async def use(lock: ListenerLock) -> None:
+        waits = [wait(lock, time) for _ in range(6)]
+        assert waits[0] == 0
+        assert waits == sorted(waits)
+        assert sum(waits[:4]) == pytest.approx(RECHECK_SECONDS)
+        assert waits[4:] == [math.inf, math.inf]
+
+    assert run_attached(use) == ["lock_shared"]
+
+
+def test_waits_cut_short_do_not_end_the_claims_earlier(time: _Time) -> None:
+    async def use(lock: ListenerLock) -> None:
+        end = time.now + RECHECK_SECONDS
+        while time.now < end:
+            assert wait(lock, time, notified_after=0.001) < math.inf
+        assert wait(lock, time) == math.inf
+
+    assert run_attached(use) == ["lock_shared"]
+
+
+@pytest.mark.parametrize(("rate", "is_busy"), [(100, False), (150, False), (300, True), (1000, True)])
+def test_process_that_finds_jobs_all_the_time_polls(time: _Time, rate: int, *, is_busy: bool) -> None:
+    async def use(lock: ListenerLock) -> None:
+        work(lock, time, rate=rate, seconds=1)
+        await lock.adjust_lock()
+        assert (wait(lock) == CLAIM_INTERVAL) == is_busy
+
+    assert run_attached(use) == (["lock_shared", "unlock_shared"] if is_busy else ["lock_shared"])
+
+
+def test_process_takes_the_lock_again_when_claims_find_less(time: _Time) -> None:
+    async def use(lock: ListenerLock) -> None:
+        work(lock, time, rate=1000, seconds=1)
+        await lock.adjust_lock()
+        time.now += 0.5
+        assert wait(lock) == CLAIM_INTERVAL  # it does not have it yet
+        assert lock.changed.is_set()
+        time.now += CLAIM_INTERVAL
+        await lock.adjust_lock()
+        assert wait(lock) == 0
+
+    assert run_attached(use) == ["lock_shared", "unlock_shared", "lock_shared"]
+
+
+def test_claims_that_find_nothing_keep_no_process_busy(time: _Time) -> None:
+    async def use(lock: ListenerLock) -> None:
+        work(lock, time, rate=1000, seconds=1)
+        for _ in range(100):
+            time.now += CLAIM_INTERVAL
+            lock.count_claim(found=False)
+        wait(lock)
+        assert lock.changed.is_set()
+
+    assert run_attached(use) == ["lock_shared"]
+
+
+def test_new_connection_takes_the_lock_from_the_start(time: _Time) -> None:
+    async def run() -> list[str]:
+        lock, connection = ListenerLock(_SQL, "ready"), _Connection()
+        with lock.attach_to(cast("Connection", _Connection())):
+            await lock.adjust_lock()
+            work(lock, time, rate=1000, seconds=1)
+            await lock.adjust_lock()
+        assert wait(lock) == math.inf
+        with lock.attach_to(cast("Connection", connection)):
+            await lock.adjust_lock()
+        lock.close()
+        return connection.executed
+
+    assert asyncio.run(run()) == ["lock_shared"]

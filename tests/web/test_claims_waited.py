@@ -1,0 +1,67 @@
+"""``waited`` of a claim's answer: a worker counts the leases of its jobs from then."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from holdfast.core.clock import ManualClock
+from holdfast.core.events import LeaseAcquired
+from tests.web.client import Api
+
+STEP = 0.2507  # seconds the time moves at once
+DELAYS = pytest.mark.parametrize("delay", [0, 20])
+"""Seconds between the store's answer and the API's."""
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def api(home: str, clock: ManualClock) -> Iterator[Api]:
+    """The API; the test moves its time and its store's."""
+    with Api(home, clock=clock, now=clock) as api:
+        yield api
+
+
+async def claim_slowly(api: Api, clock: ManualClock, *, wait: int, submit_after: float) -> dict[str, Any]:
+    """The answer of a claim, while time moves; a job is submitted after so many seconds."""
+    begun, submitted = clock.monotonic(), False
+    claiming = asyncio.create_task(api.send("POST", "/v1/claims", json={"worker": "js-1", "wait": wait}))
+    await api.until(api.app.workers)
+    while not claiming.done():
+        clock.advance(STEP)
+        await asyncio.sleep(0.02)
+        if not submitted and clock.monotonic() - begun >= submit_after:
+            submitted = True
+            await api.send("POST", "/v1/jobs", json={"task": "work", "payload": {}})
+    answer: dict[str, Any] = claiming.result().json()
+    return answer
+
+
+@DELAYS
+def test_immediate_claim_has_not_waited(api: Api, clock: ManualClock, delay: int) -> None:
+    api.app.events.subscribe(lambda _: clock.advance(delay), LeaseAcquired)
+    api.submit()
+    answer = api.post("/v1/claims", {"worker": "js-1", "wait": 60})
+    assert (len(answer["jobs"]), answer["waited"]) == (1, 0)
+
+
+@DELAYS
+def test_claim_has_waited_until_its_jobs_were_claimed(api: Api, clock: ManualClock, delay: int) -> None:
+    api.app.events.subscribe(lambda _: clock.advance(delay), LeaseAcquired)
+    begun = clock.monotonic()
+    answer = api.run(claim_slowly(api, clock, wait=60, submit_after=12))
+    assert len(answer["jobs"]) == 1
+    assert 12 <= answer["waited"] <= clock.monotonic() - begun - delay
+    assert answer["waited"] == round(answer["waited"], 3)
+
+
+def test_claim_without_jobs_has_waited_0(api: Api, clock: ManualClock) -> None:
+    answer = api.run(claim_slowly(api, clock, wait=5, submit_after=3600))
+    assert (answer["jobs"], answer["waited"]) == ([], 0)

@@ -6,12 +6,12 @@ import random
 import signal
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 
 from holdfast import Holdfast
-from tests.crash.fleet import WORKER, Fleet
+from tests.crash.fleet import START_SECONDS, WORKER, Fleet, until
 from tests.crash.report import Report, facts, judged
 from tests.crash.scenarios.load import SUBMITTER
 from tests.crash.scenarios.submitting import await_quiet, submit, work
@@ -55,7 +55,7 @@ def crowd(folder: Path, home: Home, *, kills: int, seed: int) -> Report:
         for _ in range(CROWD):
             _another(fleet, rng)
         fleet.await_ready({process.pid for process in fleet.processes})
-        submitters = [fleet.start(SUBMITTER, mode, mode) for mode in ("keyed", "bulk", "concurrent")]
+        submitters = {mode: fleet.start(SUBMITTER, mode, mode) for mode in ("keyed", "bulk", "concurrent")}
         specs = [spec for _ in range(BACKLOG * kills) for spec in work(1, rng.uniform(*SECONDS), max_attempts=25)]
         submitted = submit(fleet, specs)
         with _Operator(fleet, rng, submitted) as operator:
@@ -63,7 +63,8 @@ def crowd(folder: Path, home: Home, *, kills: int, seed: int) -> Report:
                 operator.interfere(BETWEEN)
                 fleet.kill(rng.choice(fleet.await_working(CROWD // 2)))
                 _another(fleet, rng)
-            for process in submitters:
+            _await_submissions(fleet, set(submitters))
+            for process in submitters.values():
                 process.send_signal(signal.SIGTERM)
                 fleet.await_end(process, 60, "a submitter to stop")
             await_quiet(fleet, 120)
@@ -78,6 +79,11 @@ def crowd(folder: Path, home: Home, *, kills: int, seed: int) -> Report:
             **Counter(row.state for row in known.rows.values()),
         }
         return judged(fleet, known, report)
+
+
+def _await_submissions(fleet: Fleet, names: Set[str]) -> None:
+    """Wait until each submitter was acknowledged a job: only then does it surely hear a signal to stop."""
+    until(lambda: names <= {line["by"] for line in fleet.lines("ack")}, START_SECONDS, "every submitter to submit")
 
 
 def _another(fleet: Fleet, rng: random.Random) -> None:

@@ -13,10 +13,11 @@ import psycopg
 import pytest
 
 from holdfast.core.errors import ConfigError, HoldfastError, Invalid, StoreMismatch, Unavailable
+from holdfast.core.ids import new_id
 from holdfast.stores import open_store
 from holdfast.stores.base import Store
 from holdfast.stores.postgres import store as store_schema
-from tests.conformance.support import lengthen_migrations, put, take_ids
+from tests.conformance.support import lengthen_migrations, new_job, put, take_ids
 from tests.support import postgres
 from tests.support.postgres import PASSWORD, USER, Postgres, installed
 from tests.support.stores import migrations
@@ -50,11 +51,11 @@ async def opened(url: str) -> Store:
 
 
 async def works(url: str) -> bool:
-    """Whether a store opens there without migrating, and takes a job."""
+    """Whether a store opens there without migrating, and takes a job, also one with a key."""
     store = await opened(url)
     try:
         assert await store.migrate() == []
-        return await put(store) == await take_ids(store)
+        return await put(store, new_job(), new_job(key=new_id())) == await take_ids(store)
     finally:
         await store.close()
 
@@ -182,13 +183,20 @@ async def test_role_without_rights_on_the_schema_is_refused_clearly(schema: str,
     assert "permission denied for schema" in message
 
 
-async def test_a_role_that_may_only_use_the_tables_is_enough(schema: str, limited: str) -> None:
+async def test_doctor_names_the_grants_that_a_role_lacks(schema: str, limited: str) -> None:
     await (await opened(url(schema))).close()
-    for grant in (
-        f"grant usage on schema {schema} to {limited}",
-        f"grant select, insert, update, delete on all tables in schema {schema} to {limited}",
-    ):
+    for grant in (f"grant usage on schema {schema}", f"grant select on all tables in schema {schema}"):
+        postgres.shared().execute(f"{grant} to {limited}", user=USER)
+    store = await opened(postgres.shared().url(user=limited, schema=schema))
+    (before,) = [finding for finding in await store.health.doctor() if finding.name == "rights"]
+    assert before.level == "warning"
+    for name in ("job", "key", "job_seq_seq"):
+        assert name in before.text.split("all of ")[1].split(", ")
+    for grant in before.remedy.split("; "):
         postgres.shared().execute(grant, user=USER)
+    (after,) = [finding for finding in await store.health.doctor() if finding.name == "rights"]
+    assert after.level == "ok"
+    await store.close()
     assert await works(postgres.shared().url(user=limited, schema=schema))
 
 

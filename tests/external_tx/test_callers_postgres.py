@@ -101,14 +101,19 @@ def test_engine_or_session_is_refused_with_a_remedy(place: Place, tmp_path: Path
     engine.dispose()
 
 
-def test_role_without_rights_on_the_queue_gets_a_remedy(place: Place) -> None:
+@pytest.mark.parametrize("granted", [False, True], ids=["nothing", "all but sequences"])
+def test_role_without_rights_on_the_queue_gets_a_remedy(place: Place, granted: bool) -> None:
     place.server.execute("create role stranger login")
     try:
+        if granted:
+            place.execute("grant usage on schema SCHEMA to stranger")
+            place.execute("grant all on all tables in schema SCHEMA to stranger")
         with psycopg.connect(place.server.url(user="stranger")) as connection:
             with pytest.raises(Invalid, match="role stranger' may not submit; grant it usage"):
                 place.app.sync.enqueue("work", connection=connection)
             assert connection.execute("select 1").fetchone() == (1,), "the transaction is as it was"
     finally:
+        place.execute("drop owned by stranger")
         place.server.execute("drop role stranger")
 
 

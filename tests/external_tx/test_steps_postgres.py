@@ -285,6 +285,7 @@ def test_step_works_with_the_rights_of_a_submitting_role(place: Place) -> None:
     role = f"submits_{place.schema}"
     place.execute(f"create role {role} login")
     place.execute(f"grant usage on schema SCHEMA to {role}")
+    place.execute(f"grant usage on all sequences in schema SCHEMA to {role}")
     place.execute(f"grant select, insert, update on all tables in schema SCHEMA to {role}")
     place.execute(f"grant insert on TABLE to {role}")
     try:

@@ -90,7 +90,7 @@ def test_set_up_queries_and_backup_of_the_page_work(strict: Postgres, cli: Cli) 
     with psycopg.connect(owner, autocommit=True) as connection:
         connection.execute(find_block("docs/postgresql.md", "grant usage").text.encode())
         connection.execute("create table holdfast.later (number int)")  # as a migration would
-    cli.run("enqueue", "report.build", "--url", app)
+    cli.run("enqueue", "report.build", "--key", "monday", "--url", app)
     with psycopg.connect(app, autocommit=True) as connection:
         rows = connection.execute(find_block("docs/postgresql.md", "select state").text.encode()).fetchall()
         assert [row[:2] for row in rows] == [("queued", 1)]

@@ -80,7 +80,8 @@ class PostgresExternal:
             raise Invalid(
                 "connection",
                 f"role {role}",
-                "grant it usage on the schema of this application's jobs, and select, insert and update on its tables",
+                "grant it usage on the schema of this application's jobs and its sequences, and select, insert and "
+                "update on its tables",
                 "may not submit",
             )
         (theirs,) = map(_texts, (yield Statement(self._sql["identity"].sql)))

@@ -50,6 +50,14 @@ _VALID = """
 select c.relname from pg_index i join pg_class c on c.oid = i.indexrelid join pg_namespace n on n.oid = c.relnamespace
 where n.nspname = $1 and i.indisvalid
 """
+_NOT_GRANTED = """
+select quote_ident(current_user), string_agg(c.relname, ', ' order by c.relname) from pg_class c
+join pg_namespace n on n.oid = c.relnamespace
+where n.nspname = $1 and case c.relkind
+    when 'r' then not (has_table_privilege(c.oid, 'select') and has_table_privilege(c.oid, 'insert')
+        and has_table_privilege(c.oid, 'update') and has_table_privilege(c.oid, 'delete'))
+    when 'S' then not has_sequence_privilege(c.oid, 'usage') end
+"""
 
 
 class PostgresHealth:
@@ -68,6 +76,7 @@ class PostgresHealth:
             return [
                 await durability(connection),
                 Finding("version", "ok", f"PostgreSQL {await connection.fetchval('show server_version')}"),
+                await _rights(connection, address.schema),
                 await _transactions(connection),
                 await _slots(connection),
                 _vacuum(address.schema, await connection.fetchrow(_TABLE, address.schema)),
@@ -116,6 +125,17 @@ async def durability(connection: Connection) -> Finding:
         remedy = "set synchronous_commit = on for this role"
         return Finding("durability", "warning", f"{text}: a failover can lose acknowledged jobs", remedy)
     return Finding("durability", "ok", f"{text}{', with synchronous standbys' if standbys else ''}")
+
+
+async def _rights(connection: Connection, schema: str) -> Finding:
+    role, names = await connection.fetchrow(_NOT_GRANTED, schema)
+    if names is None:
+        return Finding("rights", "ok", f"the role {role} may do what workers and submitters do")
+    remedy = (
+        f"grant select, insert, update, delete on all tables in schema {schema} to {role}; "
+        f"grant select, usage on all sequences in schema {schema} to {role}"
+    )
+    return Finding("rights", "warning", f"the role {role} may not use all of {names}", remedy)
 
 
 async def _transactions(connection: Connection) -> Finding:

@@ -120,11 +120,13 @@ select holdfast.set_expiries(?);
 -- Whether there is a queue of ours in this database that this role may use. No error on any server.
 select current_database(), current_user, c.oid is not null, coalesce(
     has_schema_privilege(n.oid, 'usage') and has_table_privilege(c.oid, 'select')
-        and has_table_privilege(j.oid, 'insert') and has_table_privilege(j.oid, 'update'), false)
+        and has_table_privilege(j.oid, 'insert') and has_table_privilege(j.oid, 'update')
+        and has_sequence_privilege(q.oid, 'usage'), false)
 from (select btrim('holdfast.', '".') as name) s
 left join pg_catalog.pg_namespace n on n.nspname = s.name
 left join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = 'identity'
-left join pg_catalog.pg_class j on j.relnamespace = n.oid and j.relname = 'job';
+left join pg_catalog.pg_class j on j.relnamespace = n.oid and j.relname = 'job'
+left join pg_catalog.pg_class q on q.relnamespace = n.oid and q.relname = 'job_seq_seq';
 
 -- own: identity
 select i.id::text, d.datname, d.oid::text

@@ -142,8 +142,9 @@ async def apply_migrations(pool: PostgresPool, migrations: Sequence[Migration]) 
             ) from error
         except asyncpg.InsufficientPrivilegeError as error:
             raise ConfigError(
-                f"this role may not use or migrate the schema {schema!r} ({error}); grant it the use of schema and "
-                "tables, or let their owner run `holdfast migrate`, or what `holdfast migrate --sql` prints"
+                f"this role may not use or migrate the schema {schema!r} ({error}); grant it the use of schema, "
+                "tables and sequences, or let their owner run `holdfast migrate`, or what `holdfast migrate --sql` "
+                "prints"
             ) from error
 
     applied = await pool.call(functools.partial(run_once, applying=False))

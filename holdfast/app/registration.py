@@ -51,9 +51,9 @@ S = TypeVar("S", bound=HandlerScope)
 
 
 PEER_NAMES = {
-    **dict.fromkeys(("shared_task", "actor", "job", "register_task"), "to register a task: @app.task()"),
+    **dict.fromkeys(("shared_task", "db_task", "actor", "job", "register_task"), "to register a task: @app.task()"),
     **dict.fromkeys(
-        ("periodic_task", "periodic", "cron", "on_after_configure", "add_periodic_task"),
+        ("periodic_task", "db_periodic_task", "periodic", "cron", "on_after_configure", "add_periodic_task"),
         'to declare a schedule: app.schedule("nightly", task.new_job(…), cron="0 3 * * *")',
     ),
     **dict.fromkeys(

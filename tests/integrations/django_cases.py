@@ -231,6 +231,8 @@ class SettingsTests(SimpleTestCase):
         for given, problem in (
             ({"CONCURENCY": 2}, "HOLDFAST: .*did you mean concurrency"),
             ({"URL": 3}, "url"),
+            ({"DATABSE": "default"}, r'HOLDFAST\["DATABSE"\] is not a setting; did you mean DATABASE\?'),
+            (["x"], "HOLDFAST: .*; give settings such as"),
             ({"DATABASE": "jobs"}, r'HOLDFAST\["DATABASE"\]: \'jobs\' is no alias of DATABASES; give one of: default'),
         ):
             with override_settings(HOLDFAST=given), self.assertRaisesRegex(ImproperlyConfigured, problem):

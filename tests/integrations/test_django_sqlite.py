@@ -27,6 +27,8 @@ from django.contrib.contenttypes.models import ContentType
 from django.core.checks import run_checks
 from django.core.management import CommandError, call_command
 from django.db import connection, transaction
+from django.test import override_settings
+from django.utils.module_loading import import_string
 
 from holdfast.core.errors import ConfigError
 from holdfast.integrations.django import app, task
@@ -114,6 +116,11 @@ assert app.sync.count() == 0
 assert [each.id for each in run_checks() if each.id.startswith("holdfast")] == ["holdfast.W001"]
 connection.settings_dict["OPTIONS"]["transaction_mode"] = "IMMEDIATE"
 assert not [each for each in run_checks() if each.id.startswith("holdfast")]
+with override_settings(HOLDFAST_CONCURRENCY=5):
+    assert [each.hint for each in run_checks() if each.id == "holdfast.W002"] == ['HOLDFAST = {"CONCURRENCY": …}']
+
+refused = refusal_of(ImportError, lambda: import_string("holdfast.integrations.django.db_task"))
+assert "cannot import name 'db_task'" in refused and "@app.task()" in refused
 
 # Clones for parallel tests have what was written after the tables of Holdfast, and nothing of earlier clones.
 clone, log = test_database.with_name("test_1.sqlite3"), test_database.with_name("test_1.sqlite3-wal")

@@ -17,11 +17,14 @@ backend.py      the backend for ``django.tasks``
 admin.py        jobs in the admin; its model is in models.py
 """
 
+from typing import TYPE_CHECKING
+
 try:
     import django  # noqa: F401
 except ModuleNotFoundError as error:
     raise ImportError("holdfast.integrations.django needs Django; pip install 'holdfast[django]'") from error
 
+from holdfast.app.registration import PEER_NAMES
 from holdfast.integrations.django.application import DjangoHoldfast
 
 __all__ = ["app", "task"]
@@ -31,3 +34,11 @@ app = DjangoHoldfast()
 
 task = app.task
 """Decorator of a task of this project, as ``app.task``."""
+
+if not TYPE_CHECKING:  # to a type checker, other names are errors as ever
+
+    def __getattr__(name: str) -> object:
+        """Explains a decorator that Celery and Huey have."""
+        if name in ("shared_task", "db_task", "periodic_task", "db_periodic_task"):
+            raise ImportError(f"cannot import name {name!r} from {__name__!r}; {PEER_NAMES[name]}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

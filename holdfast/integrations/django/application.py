@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import weakref
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from asgiref.sync import async_to_sync, sync_to_async
@@ -14,9 +14,11 @@ from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from holdfast.app import Holdfast
-from holdfast.core.errors import ConfigError, HoldfastError, Unavailable
+from holdfast.core.errors import ConfigError, HoldfastError, Unavailable, quote_value
 from holdfast.core.models import NewJob, Submitted
+from holdfast.core.validation import did_you_mean
 from holdfast.integrations.django.database import RenewedConnections, check_test_access, database_url, is_in_memory
+from holdfast.settings.settings import SETTINGS
 from holdfast.stores.base import Store
 from holdfast.worker.executors.thread import ThreadExecutor
 
@@ -90,6 +92,20 @@ class TestThread(ThreadExecutor):
         return await sync_to_async(context.run)(function)
 
 
+def _given_settings() -> dict[str, Any]:
+    """Returns ``HOLDFAST`` of the project, by names in lower case."""
+    given = getattr(django_settings, "HOLDFAST", {})
+    if not isinstance(given, Mapping):
+        raise ImproperlyConfigured(
+            f'HOLDFAST: give a dictionary such as {{"CONCURRENCY": 5}}, not {quote_value(given)}'
+        )
+    settings = {str(name).lower(): value for name, value in given.items()}
+    for name in settings.keys() - SETTINGS.keys() - {"database"}:
+        if did_you_mean(name, ["database"]):
+            raise ImproperlyConfigured(f'HOLDFAST["{name.upper()}"] is not a setting; did you mean DATABASE?')
+    return settings
+
+
 class DjangoHoldfast(Holdfast):
     """The application of a Django project.
 
@@ -98,7 +114,7 @@ class DjangoHoldfast(Holdfast):
     """
 
     def __init__(self) -> None:
-        given = {name.lower(): value for name, value in getattr(django_settings, "HOLDFAST", {}).items()}
+        given = _given_settings()
         self.database: str = given.pop("database", "default")
         """Alias of the database whose transactions jobs join."""
         if self.database not in list(connections):

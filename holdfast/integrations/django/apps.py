@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from django.apps import AppConfig
+from django.conf import settings
 from django.core import checks
 from django.core.management import CommandError
 from django.db import connections
@@ -18,6 +19,7 @@ from django.utils.module_loading import autodiscover_modules
 
 from holdfast.core.models import JobFilter
 from holdfast.integrations.django import app
+from holdfast.settings.settings import SETTINGS
 from holdfast.stores.sqlite.connection import SOUND_CHECKPOINT
 
 _ALL = 1_000_000  # jobs of one call, as many as it may take
@@ -33,6 +35,7 @@ class HoldfastConfig(AppConfig):  # type: ignore[misc]  # Django has no types
     def ready(self) -> None:
         """Connects signals, registers the check of the project, and imports the modules ``tasks`` of the project."""
         checks.register(check_transaction_mode)
+        checks.register(check_setting_names)
         post_migrate.connect(prepare_store, sender=self)
         connection_created.connect(leave_databases)
         connection_created.connect(keep_checkpoints)
@@ -48,6 +51,17 @@ def check_transaction_mode(**_: Any) -> list[checks.Warning]:
     text = f"DATABASES[{app.database!r}]: a transaction that reads and then writes fails while a worker writes."
     hint = f'DATABASES[{app.database!r}]["OPTIONS"] = {{"transaction_mode": "IMMEDIATE"}} lets it wait.'
     return [checks.Warning(text, hint=hint, id="holdfast.W001")]
+
+
+def check_setting_names(**_: Any) -> list[checks.Warning]:
+    """Warns of settings that stand beside the dictionary ``HOLDFAST`` instead of in it."""
+    beside = [name for name in SETTINGS if hasattr(settings, f"HOLDFAST_{name.upper()}")]
+    return [
+        checks.Warning(
+            f"HOLDFAST_{name.upper()} has no effect.", hint=f'HOLDFAST = {{"{name.upper()}": …}}', id="holdfast.W002"
+        )
+        for name in beside
+    ]
 
 
 def prepare_store(*, using: str, verbosity: int = 0, **sent: Any) -> None:

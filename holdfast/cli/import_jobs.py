@@ -26,6 +26,11 @@ _COUNTS = [Column("TASK"), Column("STATE"), Column("JOBS", "number")]
 _ROWS = 20
 
 
+def parse_names(context: click.Context, parameter: click.Parameter, given: Sequence[str]) -> list[str]:
+    """Splits names at their commas, as the command line of Celery has them."""
+    return [name for names in given for name in names.split(",") if name]
+
+
 def import_options(function: F) -> F:
     """Adds the peer's URL and the options that every import has."""
     for decorate in (
@@ -34,7 +39,15 @@ def import_options(function: F) -> F:
         click.option(
             "--map", "pairs", metavar="OLD=NEW", multiple=True, help="The task here for another name there; repeatable."
         ),
-        click.option("--queue", "-Q", "queues", metavar="NAME", multiple=True, help="Only this queue; repeatable."),
+        click.option(
+            "--queue",
+            "-Q",
+            "queues",
+            callback=parse_names,
+            metavar="NAMES",
+            multiple=True,
+            help="Only these queues: a,b; repeatable.",
+        ),
         click.argument("peer", metavar="URL"),
     ):
         function = decorate(function)
@@ -139,6 +152,7 @@ def run_import(
     app = session.load() if allow_unknown else session.with_tasks(f"importing jobs of {title}")
     with open_application(app, creating=True), open_peer(url) as client:
         peer = make_peer(client)
+        _check_queues(peer, queues, title)
         if not queues and not any(lane.queue for lane in peer.list_lanes()):
             remedy = "correct its database or --key-prefix, or name the queues: --queue"
             raise Invalid("peer", url.rpartition("@")[2], remedy, f"has no queue of {title}")
@@ -147,6 +161,14 @@ def run_import(
             _run_to_end(importer)
     print_summary(session, title, importer.summary, dry_run=dry_run)
     return 0 if importer.summary.is_complete else 1
+
+
+def _check_queues(peer: Peer, queues: Sequence[str], title: str) -> None:
+    """Raises Invalid for the name of a queue that the peer does not have."""
+    known = peer.list_queues()
+    for name in queues:
+        if known and name not in known:
+            raise Invalid("queue", name, f"there are these: {', '.join(known)}", f"is no queue of {title}")
 
 
 def _run_to_end(importer: Importer) -> None:

@@ -142,7 +142,7 @@ def worker_rows(workers: Iterable[WorkerInfo], now: int) -> list[list[object]]:
             each.heartbeat.host,
             each.heartbeat.pid,
             each.heartbeat.queues,
-            f"{each.heartbeat.running}/{each.heartbeat.concurrency}",
+            f"{'-' if worker_state(each) == 'lost' else each.heartbeat.running}/{each.heartbeat.concurrency}",
             each.heartbeat.succeeded,
             each.heartbeat.failed,
             format_memory(each.heartbeat.memory),

@@ -129,7 +129,7 @@ def _findings(session: Session, *, repair: bool) -> Iterator[Finding]:
 
 
 def _about_settings(settings: Settings) -> Iterator[Finding]:
-    there = "" if settings.stamp else " (there is none; defaults hold)"
+    there = "" if settings.stamp else " (there is none; see `holdfast config list`)"
     yield Finding("settings", "ok", f"{settings.file}{there}")
     for warning in settings.warnings:
         yield Finding("settings", "warning", warning, "correct its name or remove it")

@@ -29,6 +29,15 @@ _WORKER_OPTIONS = {
     "--max-memory-per-child": "It is a setting: HOLDFAST_RECYCLE_MEMORY=…, or recycle_memory in holdfast.toml.",
     "--max-tasks-per-child": "It is a setting: HOLDFAST_RECYCLE_JOBS=…, or recycle_jobs in holdfast.toml.",
 }
+_OPTIONS = {
+    ("cancel", "--terminate"): "Leave it out: a job that runs is asked to stop.",
+    ("enqueue", "--countdown"): "Write --delay SPAN.",
+    ("enqueue", "--eta"): "Write --run-at INSTANT.",
+    ("import celery", "--broker"): "Give the URL of the broker as the argument.",
+    ("import celery", "-b"): "Give the URL of the broker as the argument.",
+    ("queue purge", "--force"): "Leave it out: nothing is asked.",
+    ("worker stop", "--hostname"): "Name the worker as the argument; holdfast worker list shows them.",
+}
 
 
 def explain_command(word: str) -> str:
@@ -41,6 +50,9 @@ def explain_option(error: click.NoSuchOption, command: Sequence[str]) -> str:
     message = error.format_message()
     if list(command) == ["run"]:
         return f"{message} If it is the program's, put -- before the program: holdfast run -- PROGRAM ..."
+    remedy = _OPTIONS.get((" ".join(command), error.option_name))
+    if remedy is not None:
+        return f"{error.message} {remedy}"
     if list(command[:1]) != ["worker"]:
         return message
     if error.option_name in _WORKER_OPTIONS:

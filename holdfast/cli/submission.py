@@ -345,7 +345,9 @@ def filter_options(*, states: bool = True) -> Callable[[F], F]:
             "--reason",
             type=click.Choice([reason.value for reason in Reason]),
             metavar="REASON",
-            help="Jobs that failed for this reason: " + ", ".join(reason.value for reason in Reason) + ".",
+            help="Jobs whose latest failure, not followed by a success, has this reason: "
+            + ", ".join(reason.value for reason in Reason)
+            + ".",
         ),
         click.option("--worker", metavar="ID", help="Jobs this worker took last."),
         click.option("--error", metavar="TEXT", help="Jobs whose error contains this text."),

@@ -102,9 +102,13 @@ class CeleryBroker:
         """Exchange, routing key and queue."""
 
     # ── lists ─────────────────────────────────────────────────────────────────────────────────────────────────
+    def list_queues(self) -> list[str]:
+        """Returns the names of the queues that are bound to an exchange."""
+        return sorted({queue for _, _, queue in self._bindings})
+
     def list_lanes(self) -> list[Lane]:
         """Returns the lists of every queue by priority, and the messages that workers hold."""
-        queues = self._queues or sorted({queue for _, _, queue in self._bindings})
+        queues = self._queues or self.list_queues()
         lists = [Lane("list", queue, self._list_key(queue, step)) for step in PRIORITIES for queue in queues]
         return [*lists, Lane("unacked", "", f"{self._prefix}unacked")]
 

@@ -81,6 +81,9 @@ class Peer(Protocol):
     @property
     def name(self) -> str: ...
 
+    def list_queues(self) -> list[str]:
+        """Returns the names of the peer's queues, as far as it has noted them."""
+
     def list_lanes(self) -> list[Lane]:
         """Returns the lists in which jobs wait, in the order in which they are moved."""
 

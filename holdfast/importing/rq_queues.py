@@ -112,11 +112,14 @@ class RQQueues:
         self._taken = {"failed": take_failed, "intermediate": take_held}
         self._aside = f"{prefix}:holdfast:moving"
 
+    def list_queues(self) -> list[str]:
+        """Returns the names of the queues that have had a job."""
+        begin = f"{self._prefix}:queue:"
+        return sorted(key.decode().removeprefix(begin) for key in self._client.smembers(f"{self._prefix}:queues"))
+
     def list_lanes(self) -> list[Lane]:
         """Returns the queue and the registries of every queue."""
-        begin = f"{self._prefix}:queue:"
-        known = (key.decode().removeprefix(begin) for key in self._client.smembers(f"{self._prefix}:queues"))
-        queues = self._queues or sorted(known)
+        queues = self._queues or self.list_queues()
         lanes = [
             Lane(kind, queue, f"{self._prefix}:{key.format(queue)}") for kind, key in _LANES.items() for queue in queues
         ]

@@ -331,7 +331,12 @@ FILTERS = (
     QUEUE,
     Field("task", TASK_VALUE, "Jobs of this task; several: of any of them.", example="email.send", many=True),
     TAG,
-    Field("reason", choice_value("Reason", *Reason), "Jobs that failed for this reason.", example="max_attempts"),
+    Field(
+        "reason",
+        choice_value("Reason", *Reason),
+        "Jobs whose latest failure, not followed by a success, has this reason.",
+        example="max_attempts",
+    ),
     Field("worker", WORKER_VALUE, "Jobs this worker took last."),
     Field("error", text_value(1, 1000), "Jobs whose error contains this text.", example="connection refused"),
     Field("error_group", ERROR_GROUP_VALUE, "Jobs whose error is in this group.", example="5f0c9a41d2be"),

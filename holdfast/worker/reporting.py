@@ -141,8 +141,8 @@ def emit_recovered(events: Events, job: Job, answer: Settled, dlq_key: str | Non
                     task=job.task,
                     attempt=job.attempts,
                     reason="crashed",
-                    error=error,
-                    retry_at=None,  # it is ready now
+                    error=f"{error}; ready for its next attempt",
+                    retry_at=None,
                     seconds=0.0,
                     trace_id=trace_id_of(job),
                 )

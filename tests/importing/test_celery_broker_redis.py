@@ -58,6 +58,10 @@ def test_messages_move_with_their_options(cli: Cli, here: Holdfast, peer: Client
     tasks["shop.tasks.old"].delay(5)
     words = ("import", "celery", peer_url, "--map", "shop.tasks.old=note")
 
+    wrong = cli.fail(*words, "-Q", "bulk,nosuch", code=2)
+    assert "'nosuch' is no queue of Celery; there are these: bulk, celery" in wrong
+    (plan,) = cli.json(*words, "--dry-run", "-Q", "bulk,celery")["moved"][:1]
+    assert (plan["state"], plan["count"]) == ("scheduled", 2)
     planned = cli.json(*words, "--dry-run")
     assert [(each["task"], each["state"], each["count"]) for each in planned["moved"]] == [
         ("note", "scheduled", 2),

@@ -43,6 +43,9 @@ def test_misspelt_word_is_answered_with_the_nearest(words: list[str], meant: str
         (["worker", "start", "--loglevel=INFO"], "No such option '--loglevel'. It is a setting: HOLDFAST_LOG_LEVEL="),
         (["worker", "start", "--max-tasks-per-child", "9"], "HOLDFAST_RECYCLE_JOBS="),
         (["call", "mail.send"], "no command 'call'; to submit a job: holdfast enqueue TASK"),
+        (["enqueue", "mail.send", "--eta", "2030-01-31T08:00:00Z"], "No such option '--eta'. Write --run-at INSTANT."),
+        (["cancel", "x", "--terminate"], "Leave it out: a job that runs is asked to stop."),
+        (["import", "celery", "-b", "redis://localhost"], "Give the URL of the broker as the argument."),
         (["control", "shutdown"], "no command 'control'; holdfast worker stop; "),
     ],
 )

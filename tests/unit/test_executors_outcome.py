@@ -63,6 +63,20 @@ def test_the_signals_of_a_handler() -> None:
     assert (dead.error, dead.reason, dead.retryable) == ("Dead: bad card", Reason.NON_RETRYABLE, False)
 
 
+def test_retry_after_tells_which_error_it_was_raised_for() -> None:
+    assert failed(RetryAfter(7, "busy")).traceback is None
+    try:
+        try:
+            raise ConnectionError("gateway away")
+        except ConnectionError:
+            raise RetryAfter(7, "busy")  # noqa: B904 - without "from", as many write it
+    except RetryAfter as error:
+        outcome = failed(error)
+    assert outcome.error == "RetryAfter: busy, after ConnectionError: gateway away"
+    assert outcome.traceback is not None
+    assert 'raise ConnectionError("gateway away")' in outcome.traceback
+
+
 def test_a_handler_says_its_delay_as_everything_else_says_spans() -> None:
     assert failed(RetryAfter("5m")).delay == failed(RetryAfter(timedelta(minutes=5))).delay == timedelta(seconds=300)
     assert outcome_of(caught(Snooze("1h")), None) == Snoozed(timedelta(hours=1))

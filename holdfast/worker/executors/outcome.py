@@ -81,7 +81,11 @@ def _outcome_of_error(error: BaseException, task: Task[..., Any] | None) -> Outc
             return Snoozed(check_span(delay, "delay"))
         case RetryAfter(delay=delay, scope=scope):
             pause = None if scope == "job" else str(scope)
-            return Failed(error=describe_error(error), delay=check_span(delay, "delay"), pause=pause)
+            text, traceback = describe_error(error), None
+            cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+            if cause is not None:  # raised where another error was handled: that one tells what is wrong
+                text, traceback = storable_text(f"{text}, after {describe_error(cause)}"), format_traceback(error)
+            return Failed(error=text, delay=check_span(delay, "delay"), pause=pause, traceback=traceback)
         case Dead():
             return Failed(error=describe_error(error), reason=Reason.NON_RETRYABLE, retryable=False)
         case SystemExit():

@@ -96,9 +96,7 @@ def _given_settings() -> dict[str, Any]:
     """Returns ``HOLDFAST`` of the project, by names in lower case."""
     given = getattr(django_settings, "HOLDFAST", {})
     if not isinstance(given, Mapping):
-        raise ImproperlyConfigured(
-            f'HOLDFAST: give a dictionary such as {{"CONCURRENCY": 5}}, not {quote_value(given)}'
-        )
+        raise ImproperlyConfigured(f'HOLDFAST: {quote_value(given)}; give settings such as {{"CONCURRENCY": 5}}')
     settings = {str(name).lower(): value for name, value in given.items()}
     for name in settings.keys() - SETTINGS.keys() - {"database"}:
         if did_you_mean(name, ["database"]):

@@ -47,6 +47,9 @@ class JobOwner(Blocker, Protocol):
     @property
     def codec(self) -> Codec | None: ...
 
+    @property
+    def is_inline(self) -> bool: ...
+
     async def open_store(self) -> Store: ...
 
     async def cancel_one(self, job_id: str) -> JobState: ...
@@ -126,6 +129,9 @@ class JobHandle(Generic[R]):
             failure = failure_of(job.id, job)
             if failure is not None:
                 raise failure
+            if self._app.is_inline and job.state is not JobState.RUNNING:
+                remedy = "in inline mode nothing runs it on; a test of that takes testing.Harness"
+                raise ResultTimeout(job.id, f"job {job.id} is {job.state}; {remedy}")
             left = _LOOK if deadline is None else deadline - clock.monotonic()
             if left <= 0:
                 raise ResultTimeout(job.id, f"job {job.id} is {job.state} after {timeout:g} s; {await self._hope(job)}")

@@ -199,6 +199,8 @@ class WorkerMethods:
 
     under_test = False
     """True in a test mode, which decides itself whether and when jobs run."""
+    is_inline = False
+    """True in the test mode that runs each job once, when it is enqueued."""
     _new_worker: ClassVar[NewWorker]
 
     def _run_test_loop(self, call: Coroutine[Any, Any, None]) -> None:

@@ -43,7 +43,7 @@ def worker() -> None:
 )
 @click.option("--concurrency", "-c", metavar="N", help="Jobs one process runs at once [10].")
 @click.option("--processes", metavar="N", help="Processes to start; those that die are restarted [1].")
-@click.option("--drain", is_flag=True, help="Stop when the queues are empty.")
+@click.option("--drain", is_flag=True, help="Stop when nothing is ready to run; limits and retries are not waited for.")
 @click.option("--role", metavar="ROLE", help="auto, leader or follower; a follower does no maintenance [auto].")
 @click.option("--grace", metavar="SPAN", help="How long running jobs may go on when the worker is stopped [30s].")
 @click.option("--metrics-port", metavar="N", help="Tell metrics and health on this port of 127.0.0.1 [none].")

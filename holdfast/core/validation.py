@@ -384,7 +384,7 @@ PEER_OPTIONS = {
     "dont_autoretry_for": "here it is dead_on=…",
     "headers": "pass the values as arguments",
     "ignore_result": "leave it out: a result is kept as long as its job",
-    "rate_limit": "declare it: app.limit(…, rate=…)",
+    **dict.fromkeys(("rate_limit", "task_default_rate_limit"), "declare it: app.limit(…, rate=…)"),
     "reject_on_worker_lost": "leave it out: a job whose worker is lost runs again",
     "result_expires": "here they are keep_succeeded=…, keep_dead=… and keep_cancelled=…",
     "retry_kwargs": "here it is max_attempts=… and retry=…",

@@ -464,7 +464,8 @@ def _unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
     known = {setting.variable: name for name, setting in SETTINGS.items()} | {FILE_VARIABLE: "", FAULTS_VARIABLE: ""}
     for variable in sorted(environ):
         if variable.startswith(PREFIX) and variable not in known:
-            close = did_you_mean(variable.removeprefix(PREFIX), SETTINGS)
+            name = variable.removeprefix(PREFIX)
+            close = translate_option(name.lower()) or did_you_mean(name, SETTINGS)
             yield f"environment variable {variable} is not a setting and has no effect{close}"
 
 

@@ -89,7 +89,8 @@ def _problem(function: object) -> str | None:
         return f"{where} is a generator; a handler returns its result: use return instead of yield"
     parameters = list(inspect.signature(function).parameters.values())
     if parameters and parameters[0].name in ("self", "cls"):
-        return f"{where} takes {parameters[0].name!r}: a method has no object in a worker; decorate a plain function"
+        remedy = "decorate a plain function; where self was Celery's, write context: Context"
+        return f"{where} takes {parameters[0].name!r}: a method has no object in a worker; {remedy}"
     for each in parameters:
         if each.kind is each.VAR_POSITIONAL:
             return f"{where} takes *{each.name}; a payload has names: use a list parameter, or **{each.name}"

@@ -45,7 +45,7 @@ def inline(app: Holdfast, *, url: str | TemporaryStore | None = None) -> Iterato
     with override_store(app, {}, url=url, middlewares=[runner.remember_error, *app.middlewares]) as store:
         run_jobs = _committed_jobs(runner, store)
         within = TrackedTransactions(app, has_url=url is not None, run_jobs=run_jobs, is_inline=True)
-        vars(app).update(_submitter=InlineSubmitter(app, runner), within=within, _job_runner=runner)
+        vars(app).update(_submitter=InlineSubmitter(app, runner), within=within, _job_runner=runner, is_inline=True)
         yield
 
 

@@ -121,6 +121,15 @@ def test_inline_in_a_blocking_test(app: Holdfast) -> None:
             app.sync.enqueue("fail", {"how": "value"})
 
 
+def test_inline_does_not_wait_for_what_nothing_runs_on(app: Holdfast) -> None:
+    @app.task("later")
+    async def later(context: Context) -> None:
+        await context.sleep("1h")
+
+    with testing.inline(app), pytest.raises(ResultTimeout, match=r"; in inline mode .* testing\.Harness"):
+        later.sync.enqueue().sync.result()
+
+
 def test_inline_runs_the_jobs_of_a_batch_and_then_its_callbacks(app: Holdfast) -> None:
     done: list[str] = []
 

@@ -132,10 +132,10 @@ async def _rights(connection: Connection, schema: str) -> Finding:
     if names is None:
         return Finding("rights", "ok", f"the role {role} may do what workers and submitters do")
     remedy = (
-        f"grant select, insert, update, delete on all tables in schema {schema} to {role}; "
+        f"as their owner: grant select, insert, update, delete on all tables in schema {schema} to {role}; "
         f"grant select, usage on all sequences in schema {schema} to {role}"
     )
-    return Finding("rights", "warning", f"the role {role} may not use all of {names}", remedy)
+    return Finding("rights", "error", f"the role {role} may not use all of {names}", remedy)
 
 
 async def _transactions(connection: Connection) -> Finding:

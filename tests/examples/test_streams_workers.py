@@ -17,6 +17,9 @@ from tests.support.load import slowness
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(400)]
 LEASE, SWEEP = 2, 1
 QUICK = {"HOLDFAST_LEASE": f"{LEASE}s", "HOLDFAST_BEAT": "500ms", "HOLDFAST_SWEEP": f"{SWEEP}s"}
+LONGER = 8
+PATIENT = QUICK | {"HOLDFAST_LEASE": f"{LONGER}s"}
+"""Of a worker that is to keep its leases: a busy machine may keep it from renewing short ones."""
 
 
 def wait_started(service: Service, job_id: str, times: int = 1) -> None:
@@ -103,10 +106,10 @@ def test_result_survives_a_kill_before_the_acknowledgement(streams: Streams) -> 
 @pytest.mark.rows("S44")
 def test_job_longer_than_its_lease_runs_once(streams: Streams) -> None:
     service = streams.notifications
-    with streams.workers("notifications", 2, "long", **QUICK):
-        job_id = service.submit(queue="long", seconds=2.5 * LEASE)
+    with streams.workers("notifications", 2, "long", **PATIENT):
+        job_id = service.submit(queue="long", seconds=2.5 * LONGER)
         job = service.wait_for(job_id, "succeeded")
-    assert job.ended_at_us - (job.started_at_us or 0) > 2 * LEASE * 1_000_000
+    assert job.ended_at_us - (job.started_at_us or 0) > 2 * LONGER * 1_000_000
     assert (job.claims, service.executions(job_id), service.effects(job_id)) == (1, {job_id: 1}, {job_id: 1})
 
 
@@ -170,7 +173,7 @@ def test_workflow_interrupted_at_a_step_has_each_effect_once(streams: Streams, p
         job_id = service.submit("user.create", "interrupted", **job)
         first.process.wait(90)
     assert first.process.returncode == -signal.SIGKILL
-    with streams.worker("users", "interrupted", **QUICK):
+    with streams.worker("users", "interrupted", **PATIENT):
         welcome = streams.wait_for_status(job_id, "completed")["result"]["welcome_job_id"]
     streams.wait_for_status(welcome, "completed")
     assert service.job(job_id).attempts == 2

@@ -38,7 +38,7 @@ class _Opened(Protocol):
 
 
 class KeyUse(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of what is stored needs an encryption key. ``jobs``: those that have not ended, ``dead``: dead ones.
+    """Counts of what needs one encryption key. ``jobs``: those that have not ended, ``dead``: dead ones.
 
     ``schedules``, ``signals``: those whose own payload or value is encrypted with it. ``key_id``: None for what is
     stored in the clear.

@@ -60,7 +60,7 @@ class PeerJob:
     queue: str | None
     """None: the queue of the task."""
     source: Any
-    """What the peer needs to take and drop it."""
+    """Arguments with which the peer takes and drops it."""
     priority: int = 0
     run_at: datetime | None = None
     expires: datetime | None = None
@@ -124,7 +124,7 @@ class ImportSummary:
 
 
 class Importer:
-    """One import."""
+    """Moves the jobs of a peer into a store, in one run."""
 
     def __init__(
         self, app: Holdfast, peer: Peer, *, names: Mapping[str, str], allow_unknown: bool = False, dry_run: bool = False

@@ -51,7 +51,7 @@ async def opened(url: str) -> Store:
 
 
 async def works(url: str) -> bool:
-    """Whether a store opens there without migrating, and takes a job, also one with a key."""
+    """Returns True if a store opens there without migrating and takes jobs, with and without a key."""
     store = await opened(url)
     try:
         assert await store.migrate() == []

@@ -28,7 +28,7 @@ MAP = ("--map", f"{NOTE}=note")
 
 
 def explode(*_: object) -> None:
-    """What a hostile pickle would call."""
+    """Fails the test: a hostile pickle was executed."""
     raise AssertionError("a pickle was executed")
 
 

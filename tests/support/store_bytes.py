@@ -1,4 +1,4 @@
-"""Everything that a store has written, as the bytes that somebody with its files, or a dump of it, has."""
+"""Everything that a store has written, as the bytes in its files or in a dump of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How new jobs become arguments of the scripts."""
+"""Arguments of the scripts that submit jobs."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def import_twice(fleet: Fleet, peer: str, url: str) -> None:
 
 
 def _judge(fleet: Fleet, report: Report, peer: str, jobs: int) -> None:
-    """Every job had its effect, and no job had it twice, whoever ran it."""
+    """Every job had its effect, and no job had it twice, on either queue."""
     effects = fleet.lines("effect")
     counts = Counter(line["number"] for line in effects)
     lost = sorted(set(range(jobs)) - set(counts))

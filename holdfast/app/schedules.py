@@ -212,8 +212,8 @@ class ScheduleManager:
             schedule = found_definition(known, f"schedule {name}")
             if not schedule.paused:
                 return schedule
-            ended = schedule.max_runs is not None and schedule.runs >= schedule.max_runs
-            return replace(schedule, paused=False, next_us=None if ended else next_tick(schedule, now_us))
+            upcoming = next_tick(schedule, now_us) if schedule.has_runs_left else None
+            return replace(schedule, paused=False, next_us=upcoming)
 
         return await self._change(name, resume_from_now)
 
@@ -360,8 +360,8 @@ def keep_progress(known: Schedule, draft: Schedule) -> Schedule:
     """The new definition, with the progress of the schedule that it replaces."""
     state = {field: getattr(known, field) for field in _STATE}
     changed = replace(draft, **state)
-    may_run = changed.max_runs is None or changed.runs < changed.max_runs
-    return replace(changed, start_us=0) if known.next_us is None and may_run and draft.at_us is None else changed
+    goes_on = known.next_us is None and changed.has_runs_left and draft.at_us is None
+    return replace(changed, start_us=0) if goes_on else changed
 
 
 def _declaring(draft: Schedule, events: Events) -> Callable[[Schedule | None], Schedule | None]:

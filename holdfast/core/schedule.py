@@ -83,6 +83,11 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return None if self.paused else self.next_us
 
     @property
+    def has_runs_left(self) -> bool:
+        """False once it ran ``max_runs`` times."""
+        return self.max_runs is None or self.runs < self.max_runs
+
+    @property
     def timing(self) -> tuple[object, ...]:
         """The part of the definition that decides its ticks."""
         return self.cron, self.zone, self.every_us, self.at_us
@@ -125,7 +130,7 @@ class DueTicks(NamedTuple):
 
     run: list[int]  # those whose jobs are to be submitted
     missed: int
-    next_us: int | None
+    next_us: int | None  # the one after them, unless the schedule ends with them
 
 
 def check_timing(*, cron: str | None, zone: str, every: timedelta | None, at: datetime | None) -> None:
@@ -223,11 +228,10 @@ def due_ticks(schedule: Schedule, now_us: int) -> DueTicks:
         run = []
     if schedule.overlap is not Overlap.ALLOW:
         run = run[-1:]
-    if schedule.max_runs is not None:
+    missed = seen - len(run)
+    if schedule.max_runs is not None:  # it ends with its last run: a tick after that is not missed
         run = run[: max(0, schedule.max_runs - schedule.runs)]
-        if schedule.runs + len(run) >= schedule.max_runs:
-            tick = None
-    return DueTicks(run, seen - len(run), tick)
+    return DueTicks(run, missed, tick)
 
 
 def _last_ticks(schedule: Schedule, tick_us: int, now_us: int) -> list[int]:

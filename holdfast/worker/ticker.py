@@ -106,13 +106,15 @@ class Ticker:
             last_us=run[-1] if run else schedule.last_us,
             last_job=jobs[-1].id if jobs else schedule.last_job,
         )
+        if not changed.has_runs_left:
+            changed = replace(changed, next_us=None)
         fault_point("tick.before_write")
         revision = await self._store.schedules.write_schedule(ScheduleChange(changed, schedule.revision, jobs))
         if revision is None:
             return False  # another worker's ticker fired it, or an operator changed it: the next read sees it
         fault_point("tick.after_write")
         if jobs and schedule.job.unique is not None:
-            jobs = await self._recount_unique(replace(changed, revision=revision), schedule, jobs)
+            jobs = await self._recount_unique(replace(changed, revision=revision, next_us=due.next_us), schedule, jobs)
         if jobs and previous is not None:
             self._superseded.add(previous)
         self._shared.emit(

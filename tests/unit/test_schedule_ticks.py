@@ -153,6 +153,24 @@ def test_missed_ticks_that_may_not_overlap_are_made_up_for_by_one(overlap: Overl
     assert due_ticks(schedule, 600) == ([600], 9, 660)
 
 
+@pytest.mark.parametrize(
+    ("catch_up", "runs", "expected"),
+    [
+        (100, 9, ([60], 0, 420)),  # the ticks after the tenth run are none of this schedule's
+        (100, 7, ([60, 120, 180], 0, 420)),
+        (3, 8, ([240, 300], 3, 420)),
+        (1, 9, ([360], 5, 420)),
+        (100, 4, ([60, 120, 180, 240, 300, 360], 0, 420)),
+        (100, 3, ([60, 120, 180, 240, 300, 360], 0, 420)),
+    ],
+)
+def test_no_tick_after_the_last_run_is_missed(
+    catch_up: int, runs: int, expected: tuple[list[int], int, int]
+) -> None:
+    schedule = schedule_of(every_us=60, next_us=60, catch_up=catch_up, runs=runs, max_runs=10)
+    assert due_ticks(schedule, 400) == expected
+
+
 def test_due_ticks_of_a_schedule_that_is_not_due_are_none() -> None:
     schedule = schedule_of(every_us=60_000_000, next_us=100)
     assert due_ticks(schedule, 99) == ([], 0, 100)

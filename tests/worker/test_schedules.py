@@ -124,6 +124,27 @@ async def test_overlap_policies_decide_about_a_tick_beside_its_predecessor(app: 
     assert skipped == [0, 4, 0]
 
 
+@pytest.mark.parametrize("kept_out_by", ["skip", "unique"])
+async def test_skipped_tick_is_no_run_of_those_a_schedule_has(app: Holdfast, kept_out_by: str) -> None:
+    """The tick whose job would be the last one is kept out: the schedule goes on until its job has run."""
+
+    @app.task("slow", unique="active" if kept_out_by == "unique" else None)
+    async def slow() -> None:
+        await harnessed.clock.sleep(150)
+
+    overlap = "skip" if kept_out_by == "skip" else "allow"
+    async with harness(app) as harnessed:
+        await app.schedules.add("twice", slow.new_job(), every=60, overlap=overlap, max_runs=2)
+        await harnessed.start()
+        await harnessed.advance(2 * MINUTE + 10)
+        early = await app.schedules.get("twice")
+        await harnessed.advance(HOUR)
+        ended = await app.schedules.get("twice")
+        assert await count_jobs(app) == 2
+    assert (early.runs, early.skipped, early.next_us is None) == (1, 1, False)
+    assert (ended.runs, ended.skipped, ended.missed, ended.next_us) == (2, 2, 0, None)
+
+
 async def test_queue_one_lets_a_single_job_wait(app: Holdfast) -> None:
     @app.task("slow")
     async def slow() -> None:

@@ -164,9 +164,7 @@ def test_missed_ticks_that_may_not_overlap_are_made_up_for_by_one(overlap: Overl
         (100, 3, ([60, 120, 180, 240, 300, 360], 0, 420)),
     ],
 )
-def test_no_tick_after_the_last_run_is_missed(
-    catch_up: int, runs: int, expected: tuple[list[int], int, int]
-) -> None:
+def test_no_tick_after_the_last_run_is_missed(catch_up: int, runs: int, expected: tuple[list[int], int, int]) -> None:
     schedule = schedule_of(every_us=60, next_us=60, catch_up=catch_up, runs=runs, max_runs=10)
     assert due_ticks(schedule, 400) == expected
 

@@ -184,8 +184,8 @@ def check_keys(text: bytes, field: str) -> None:
 
 
 def _too_deep(text: bytes, limit: int = DEPTH_LIMIT) -> bool:
-    if text.count(b"{") + text.count(b"[") <= limit:
-        return False
+    if len(text) <= 2 * limit or text.count(b"{") + text.count(b"[") <= limit:
+        return False  # a level takes two brackets
     brackets = _STRINGS.sub(b"", text).translate(bytes.maketrans(b"[]", b"{}"))
     brackets = re.sub(rb"[^{}]+", b"", brackets)
     for _ in range(limit):

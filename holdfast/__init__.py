@@ -100,7 +100,7 @@ if not TYPE_CHECKING:  # to a type checker, other names are errors as ever
         """Explains a name that Celery has: ``from holdfast import chain`` shows only an ImportError's own text."""
         from holdfast.app.registration import PEER_NAMES
 
-        if name in ("Celery", "shared_task", "chain", "group", "chord", "crontab"):
+        if name in ("AsyncResult", "Celery", "shared_task", "chain", "group", "chord", "crontab"):
             raise ImportError(f"cannot import name {name!r} from 'holdfast'; {PEER_NAMES[name]}")
         raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
 

@@ -63,8 +63,8 @@ PEER_NAMES = {
     **dict.fromkeys(("AsyncResult", "fetch_job"), "to get the handle of a job: app.handle(id)"),
     **dict.fromkeys(
         ("conf", "config_from_object"),
-        "settings are given: Holdfast(url, settings=Settings(…)); beat_schedule: app.schedule(…); task_routes: "
-        "@app.task(queue=…); timezone: zone=… of a schedule",
+        "settings are given in holdfast.toml, or as Holdfast(url, settings=Settings(…)); beat_schedule: "
+        "app.schedule(…); task_routes: @app.task(queue=…); timezone: zone=… of a schedule",
     ),
     **dict.fromkeys(
         ("start", "worker_main", "Worker"), "to run a worker: the command holdfast -A … worker start, or app.worker()"

@@ -389,6 +389,8 @@ PEER_OPTIONS = {
     "result_expires": "here they are keep_succeeded=…, keep_dead=… and keep_cancelled=…",
     "retry_kwargs": "here it is max_attempts=… and retry=…",
     "schedule": "declare it: app.schedule(…), with cron=… or every=…",
+    "task_annotations": "give each task its own: @app.task(timeout=…), app.limit(…, rate=…)",
+    "task_queues": "leave it out: a queue comes with its first job",
     "serializer": "leave it out: arguments are stored as JSON and checked against the task's signature",
     "shadow": "leave it out",
     "task_always_eager": "in tests, write: with testing.inline(app)",

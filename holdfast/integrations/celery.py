@@ -1,17 +1,18 @@
 """A bridge from a Celery application to Holdfast: `pip install 'holdfast[celery]'`.
 
 While an application moves, ``.delay()``, ``apply_async(…)`` and ``send_task(…)`` submit to Holdfast the tasks that
-are registered there under the same name. The other tasks and the messages of workflows go to Celery's broker as before.
+are registered there under the same name, and ``revoke`` cancels their jobs. The other tasks and the messages of
+workflows go to Celery's broker as before.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from functools import wraps
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 try:
@@ -20,12 +21,15 @@ except ModuleNotFoundError as error:
     raise ImportError("holdfast.integrations.celery needs Celery; pip install 'holdfast[celery]'") from error
 
 from holdfast.app import Holdfast
-from holdfast.core.errors import ConfigError, Invalid
-from holdfast.core.models import NewJob
+from holdfast.core.errors import ConfigError, Invalid, NotFound
+from holdfast.core.ids import parse_id
+from holdfast.core.models import JobState, NewJob
 from holdfast.core.portal import running_loop
 from holdfast.core.validation import PEER_OPTIONS
 
 __all__ = ["add_bridge"]
+
+T = TypeVar("T")
 
 _USAGE = "add_bridge(celery_app, app)"
 
@@ -91,15 +95,48 @@ def add_bridge(celery_app: Celery, app: Holdfast, *, names: Mapping[str, str] | 
             return send_to_celery(name, args, kwargs, **options)
         options = celery_app.amqp.router.route(dict(options), name, args, kwargs, options.get("task_type"))
         job = _draft_job(celery_app, app, here, args or (), kwargs or {}, options)
-        if running_loop() is None:
-            return app.sync.submit(job)
-        # Celery's delay() may be called on an event loop, and blocks it. The bridge does the same, in a thread.
-        with ThreadPoolExecutor(1) as thread:
-            return thread.submit(app.sync.submit, job).result()
+        return _block_on(lambda: app.sync.submit(job))
 
     send_task.holdfast = app  # type: ignore[attr-defined]
     celery_app.send_task = send_task
+    celery_app.control.revoke = _cancel_jobs(celery_app.control.revoke, app)
     celery_app.AsyncResult = _warn_of_jobs(celery_app.AsyncResult)
+
+
+def _block_on(call: Callable[[], T]) -> T:
+    """Calls it in a thread if this one has an event loop: Celery's ``delay()`` may be called on one, and blocks it."""
+    if running_loop() is None:
+        return call()
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(call).result()
+
+
+def _cancel_jobs(revoke_in_celery: Callable[..., Any], app: Holdfast) -> Callable[..., Any]:
+    """Returns ``control.revoke`` that cancels jobs, and passes the other ids on. As in Celery, one that runs is
+    stopped only with ``terminate=True``."""
+
+    def cancel(job_id: str, terminate: bool) -> bool:
+        try:
+            state = app.sync.get(job_id).state
+        except NotFound:
+            return False
+        if terminate or state is not JobState.RUNNING:
+            app.sync.cancel(job_id)
+        return True
+
+    @wraps(revoke_in_celery)
+    def cancel_or_revoke(
+        task_id: str | Sequence[str], destination: Any = None, terminate: bool = False, *args: Any, **kwargs: Any
+    ) -> Any:
+        ids = [task_id] if isinstance(task_id, str) else list(task_id)
+        others = _block_on(lambda: [each for each in ids if parse_id(each) is None or not cancel(each, terminate)])
+        if not others:
+            return None
+        return revoke_in_celery(
+            others[0] if isinstance(task_id, str) else others, destination, terminate, *args, **kwargs
+        )
+
+    return cancel_or_revoke
 
 
 def _warn_of_jobs(result_class: type[Any]) -> type[Any]:

@@ -133,10 +133,22 @@ class Task(Generic[P, R]):
 
     # ── the payload ───────────────────────────────────────────────────────────────────────────────────────────
     def prepare(self) -> Signature:
-        """Returns the signature with resolved annotations; ConfigError if one fails. A worker calls this at start."""
+        """Returns the signature with resolved annotations; ConfigError if one fails."""
         if self._signature is None:
             self._signature = Signature(self.name, self.function)
         return self._signature
+
+    def check_runnable(self) -> None:
+        """Raises ConfigError for a task that no worker can run. A worker calls this at start."""
+        self.prepare()
+        if self.executor == "process":
+            if self.dependencies:
+                names = ", ".join(self.dependencies)
+                raise ConfigError(
+                    f"task {self.name!r} runs in a child process, where provided values ({names}) do not exist; "
+                    "make them inside the handler, or use another executor"
+                )
+            _ = self.reference
 
     def encode(self, args: Sequence[Any], kwargs: dict[str, Any], limit: int = PAYLOAD_LIMIT) -> str:
         """Encodes a call as a payload; Invalid or TooLarge names the argument."""

@@ -54,7 +54,7 @@ class HandlerInvoker:
         """Checks tasks, enters lifespans, makes dependencies, and starts child processes if tasks need them."""
         app = self._app
         for task in app.registry:
-            self._check_task(task)
+            task.check_runnable()
             if task.resources is not None:
                 maxima = largest_limits(self._settings)
                 task.resources.to_limits().check_within(maxima, f"resources of task {task.name!r}")
@@ -84,19 +84,6 @@ class HandlerInvoker:
     def resize(self, concurrency: int) -> None:
         """Sets the number of threads for handlers."""
         self._threads.resize(concurrency)
-
-    @staticmethod
-    def _check_task(task: Task[..., Any]) -> None:
-        """Raises ConfigError for a task that cannot run: at start, not job by job."""
-        task.prepare()
-        if task.executor == "process":
-            if task.dependencies:
-                names = ", ".join(task.dependencies)
-                raise ConfigError(
-                    f"task {task.name!r} runs in a child process, where provided values ({names}) do not exist; "
-                    "make them inside the handler, or use another executor"
-                )
-            _ = task.reference
 
     async def close(self) -> int:
         """Undoes ``open``; returns the number of threads stuck in handlers that do not end."""

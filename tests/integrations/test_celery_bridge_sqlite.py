@@ -20,6 +20,7 @@ from sentry_sdk.integrations.celery import CeleryIntegration
 
 from holdfast import ConfigError, Holdfast, Invalid, JobState
 from holdfast.integrations.celery import _WORKFLOWS, add_bridge
+from holdfast.testing import Harness
 from tests.support.redis import shared
 
 DATABASE = 9
@@ -103,6 +104,48 @@ def test_result_of_celery_for_a_bridged_job_warns_once(shop: Celery, caplog: pyt
 
     (message,) = caplog.messages
     assert "stays PENDING in Celery; ask Holdfast: app.handle(id).sync.state()" in message
+
+
+def test_revoke_cancels_jobs_and_passes_other_ids_on(
+    app: Holdfast, shop: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed_on: list[tuple[object, bool]] = []
+    monkeypatch.setattr(
+        shop.control,
+        "broadcast",
+        lambda *_, arguments, **__: passed_on.append((arguments["task_id"], arguments["terminate"])),
+    )
+    mail = shop.tasks["mail.send"]
+    first, second, third, kept = (mail.delay("a").id for _ in range(4))
+    left = shop.tasks["only.celery"].delay("a")
+
+    shop.control.revoke(first)
+    mail.AsyncResult(second).revoke()
+    shop.control.revoke([third, left.id, "named"], terminate=True)
+    left.revoke()
+
+    assert [app.sync.get(id).state for id in (first, second, third)] == [JobState.CANCELLED] * 3
+    assert app.sync.get(kept).state is JobState.QUEUED
+    assert passed_on == [([left.id, "named"], True), (left.id, False)]
+
+
+@pytest.mark.parametrize("terminate", [False, True])
+def test_revoke_stops_a_running_job_only_with_terminate(app: Holdfast, shop: Celery, terminate: bool) -> None:
+    async def revoke_running() -> bool:
+        async with Harness(app) as harness:
+
+            @app.task("slow")
+            async def slow() -> None:
+                await harness.clock.sleep(3600)
+
+            job = await slow.enqueue()
+            await harness.advance(60)
+            shop.control.revoke(job.id, terminate=terminate)
+            running = await app.get(job.id)
+            await app.cancel(job.id)
+            return running.cancelling
+
+    assert asyncio.run(revoke_running()) is terminate
 
 
 def test_delay_works_on_an_event_loop(app: Holdfast, shop: Celery) -> None:

@@ -119,6 +119,19 @@ assert not [each for each in run_checks() if each.id.startswith("holdfast")]
 with override_settings(HOLDFAST_CONCURRENCY=5):
     assert [each.hint for each in run_checks() if each.id == "holdfast.W002"] == ['HOLDFAST = {"CONCURRENCY": …}']
 
+
+
+def nested():
+    pass
+
+
+nested.__qualname__ = "somewhere.nested"
+settings_given, app.settings = app.settings, app.settings.replace_values(url="mysql://here/shop")
+app.task("nested", executor="process")(nested)
+(wrong_url, wrong_task) = [each for each in run_checks() if each.id.startswith("holdfast.E")]
+assert "scheme 'mysql' is not known" in wrong_url.msg and "top level of a module" in wrong_task.msg
+app.settings = settings_given
+
 refused = refusal_of(ImportError, lambda: import_string("holdfast.integrations.django.db_task"))
 assert "cannot import name 'db_task'" in refused and "@app.task()" in refused
 

@@ -7,13 +7,13 @@ change (replay and cancel jobs, pause and resume queues) and to delete.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import datetime
 from typing import Any
 from urllib.parse import urlencode
 
 from django.contrib import admin, messages
-from django.core.exceptions import PermissionDenied
+from django.core.exceptions import BadRequest, PermissionDenied
 from django.db import transaction
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
@@ -106,6 +106,7 @@ class JobAdmin(admin.ModelAdmin):  # type: ignore[misc]  # Django has no types
         Asks before it deletes.
         """
         operation, ids = request.POST.get("operation", ""), request.POST.getlist("id")
+        _check_operation(operation, _OPERATIONS)
         if operation not in self._allowed_operations(request, JobState):
             raise PermissionDenied
         if not ids:
@@ -129,7 +130,8 @@ class JobAdmin(admin.ModelAdmin):  # type: ignore[misc]  # Django has no types
     def _operate_on_queue(self, request: HttpRequest) -> HttpResponse:
         """Pauses or resumes a queue, says so, and returns to the list."""
         operation, queue = request.POST.get("operation", ""), request.POST["queue"]
-        if operation not in _QUEUE_OPERATIONS or not self.has_change_permission(request):
+        _check_operation(operation, _QUEUE_OPERATIONS)
+        if not self.has_change_permission(request):
             raise PermissionDenied
         try:
             getattr(app.sync, operation)(queue)
@@ -171,3 +173,8 @@ def _known_fields(document: dict[str, Any]) -> dict[str, Any]:
 
 def _redaction() -> Redaction:
     return Redaction(app.settings.redacted)
+
+
+def _check_operation(name: str, known: Collection[str]) -> None:
+    if name not in known:
+        raise BadRequest(f"operation: {name!r}; give one of {', '.join(known)}")

@@ -17,6 +17,7 @@ from django.db.backends.signals import connection_created
 from django.db.models.signals import post_migrate
 from django.utils.module_loading import autodiscover_modules
 
+from holdfast.core.errors import ConfigError
 from holdfast.core.models import JobFilter
 from holdfast.integrations.django import app
 from holdfast.settings.settings import SETTINGS
@@ -33,9 +34,10 @@ class HoldfastConfig(AppConfig):  # type: ignore[misc]  # Django has no types
     verbose_name = "Holdfast"
 
     def ready(self) -> None:
-        """Connects signals, registers the check of the project, and imports the modules ``tasks`` of the project."""
+        """Connects signals, registers the checks of the project, and imports the modules ``tasks`` of the project."""
         checks.register(check_transaction_mode)
         checks.register(check_setting_names)
+        checks.register(check_application)
         post_migrate.connect(prepare_store, sender=self)
         connection_created.connect(leave_databases)
         connection_created.connect(keep_checkpoints)
@@ -62,6 +64,17 @@ def check_setting_names(**_: Any) -> list[checks.Warning]:
         )
         for name in beside
     ]
+
+
+def check_application(**_: Any) -> list[checks.Error]:
+    """Finds what would end each worker at its start: a URL of no store, and tasks that cannot be run."""
+    found = []
+    for id, check in ("E002", app.new_store), *(("E003", task.check_runnable) for task in app.registry):
+        try:
+            check()
+        except ConfigError as error:
+            found.append(checks.Error(str(error), id=f"holdfast.{id}"))
+    return found
 
 
 def prepare_store(*, using: str, verbosity: int = 0, **sent: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 from glob import escape
 from pathlib import Path
 from typing import Any
@@ -68,8 +69,10 @@ def check_setting_names(**_: Any) -> list[checks.Warning]:
 
 def check_application(**_: Any) -> list[checks.Error]:
     """Finds what would end each worker at its start: a URL of no store, and tasks that cannot be run."""
+    checked: list[tuple[str, Callable[[], object]]] = [("E002", app.new_store)]
+    checked += [("E003", task.check_runnable) for task in app.registry]
     found = []
-    for id, check in ("E002", app.new_store), *(("E003", task.check_runnable) for task in app.registry):
+    for id, check in checked:
         try:
             check()
         except ConfigError as error:

@@ -4,6 +4,7 @@ all settlements are."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
 from holdfast.core.errors import ConfigError, HoldfastError, Unavailable
@@ -17,6 +18,7 @@ from holdfast.worker.reporting import emit_lease_lost, emit_unsuccessful, measur
 
 _MAX_DELAY = 0.004  # seconds a batch may grow while other handlers run
 _LOCKED_RETRY_SECONDS = 0.5  # seconds between tries to settle a job locked by another transaction
+_REPORTED_TRY = 5  # the first that is reported: a bulk cancel ends sooner
 
 
 class Settler:
@@ -30,6 +32,7 @@ class Settler:
         self._backoff = StoreBackoff(shared, "settler")
         self._finishing = False
         self._locked: dict[Lease, TaskRun] = {}  # settlements of jobs locked by another transaction
+        self._locked_tries: Counter[Lease] = Counter()  # how often each of them was tried
         self._retry_at = 0.0  # clock reading of their next try
 
     def finish(self) -> None:
@@ -84,7 +87,7 @@ class Settler:
                 if len(batch) == 1:
                     # The store cannot store this settlement: the lease expires, and a sweeper settles the job.
                     self._shared.remove_claimed(batch[0])
-                    self._locked.pop(batch[0].lease, None)
+                    self._forget_locked(batch[0].lease)
                     await self._backoff.wait_after(error)
                     return
                 for run in batch:  # one bad settlement must not block the others
@@ -108,7 +111,7 @@ class Settler:
             if claimed.pop(run.lease, None) is not None:
                 last_attempts += run.is_last_attempt
             if self._locked:
-                self._locked.pop(run.lease, None)
+                self._forget_locked(run.lease)
             if answer.accepted and answer.state is JobState.SUCCEEDED:
                 succeeded.append(run)
                 if emit_success:
@@ -124,10 +127,19 @@ class Settler:
         """Schedules another try for a locked job; the rest of its batch is settled."""
         shared = self._shared
         self._retry_at = shared.clock.monotonic() + _LOCKED_RETRY_SECONDS
-        if run.lease not in self._locked:
-            self._locked[run.lease] = run
-            error = f"job {run.job.id} waits to be settled: another transaction holds its row"
+        self._locked[run.lease] = run
+        self._locked_tries[run.lease] += 1
+        if self._locked_tries[run.lease] == _REPORTED_TRY:
+            held = _LOCKED_RETRY_SECONDS * (_REPORTED_TRY - 1)
+            error = (
+                f"job {run.job.id} waits to be settled: another transaction has held its row for {held:g} s; "
+                "holdfast doctor names old transactions"
+            )
             shared.emit(StoreTrouble(service="settler", error=error, retry_in=_LOCKED_RETRY_SECONDS))
+
+    def _forget_locked(self, lease: Lease) -> None:
+        self._locked.pop(lease, None)
+        self._locked_tries.pop(lease, None)
 
     def _emit_answer(self, run: TaskRun, answer: Settled) -> None:
         shared, job, settlement = self._shared, run.job, run.settlement

@@ -50,8 +50,30 @@ async def test_locked_job_is_settled_when_free_and_others_at_once(app: Holdfast,
         await serving
     assert {event.job_id for event in events.of(JobSucceeded)} == {job.id for job in [*jobs, later]}
     assert events.of(LeaseLost) == []
-    (reported,) = {event.error for event in events.of(StoreTrouble)}
-    assert reported == f"job {jobs[2].id} waits to be settled: another transaction holds its row"
+
+
+async def test_lock_is_reported_once_it_has_been_held_for_two_seconds(app: Holdfast, home: str) -> None:
+    events = Recorder(app)
+    running, go = asyncio.Event(), asyncio.Event()
+
+    @app.task("work")
+    async def work() -> None:
+        running.set()
+        await go.wait()
+
+    async with harness(app) as harnessed:
+        job = await work.enqueue()
+        await harnessed.start()
+        await running.wait()
+        with _lock_job(home, job.id):
+            go.set()
+            await harnessed.advance(1.5)
+            assert events.of(StoreTrouble) == []
+            await harnessed.advance(5)
+            (reported,) = events.of(StoreTrouble)
+            assert f"job {job.id} waits to be settled: another transaction has held its row for 2 s" in reported.error
+        await harnessed.run_until_idle()
+    assert [event.job_id for event in events.of(JobSucceeded)] == [job.id]
 
 
 async def test_job_whose_row_stays_locked_is_interrupted_before_its_lease_ends(app: Holdfast, home: str) -> None:

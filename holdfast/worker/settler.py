@@ -4,7 +4,6 @@ all settlements are."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
 from holdfast.core.errors import ConfigError, HoldfastError, Unavailable
@@ -31,8 +30,7 @@ class Settler:
         self._write_lines = write_lines
         self._backoff = StoreBackoff(shared, "settler")
         self._finishing = False
-        self._locked: dict[Lease, TaskRun] = {}  # settlements of jobs locked by another transaction
-        self._locked_tries: Counter[Lease] = Counter()  # how often each of them was tried
+        self._locked: dict[Lease, tuple[TaskRun, int]] = {}  # jobs locked by another transaction, with their tries
         self._retry_at = 0.0  # clock reading of their next try
 
     def finish(self) -> None:
@@ -65,7 +63,7 @@ class Settler:
         """Writes all settlements that the queue has."""
         shared = self._shared
         if self._locked and shared.clock.monotonic() >= self._retry_at:
-            shared.unsettled += self._locked.values()
+            shared.unsettled += [run for run, _ in self._locked.values()]
         while shared.unsettled:
             batch = shared.unsettled[: 2 * BATCH_SIZE]
             del shared.unsettled[: len(batch)]
@@ -87,7 +85,7 @@ class Settler:
                 if len(batch) == 1:
                     # The store cannot store this settlement: the lease expires, and a sweeper settles the job.
                     self._shared.remove_claimed(batch[0])
-                    self._forget_locked(batch[0].lease)
+                    self._locked.pop(batch[0].lease, None)
                     await self._backoff.wait_after(error)
                     return
                 for run in batch:  # one bad settlement must not block the others
@@ -111,7 +109,7 @@ class Settler:
             if claimed.pop(run.lease, None) is not None:
                 last_attempts += run.is_last_attempt
             if self._locked:
-                self._forget_locked(run.lease)
+                self._locked.pop(run.lease, None)
             if answer.accepted and answer.state is JobState.SUCCEEDED:
                 succeeded.append(run)
                 if emit_success:
@@ -127,19 +125,15 @@ class Settler:
         """Schedules another try for a locked job; the rest of its batch is settled."""
         shared = self._shared
         self._retry_at = shared.clock.monotonic() + _LOCKED_RETRY_SECONDS
-        self._locked[run.lease] = run
-        self._locked_tries[run.lease] += 1
-        if self._locked_tries[run.lease] == _REPORTED_TRY:
+        _, tries = self._locked.get(run.lease, (run, 0))
+        self._locked[run.lease] = run, tries + 1
+        if tries + 1 == _REPORTED_TRY:
             held = _LOCKED_RETRY_SECONDS * (_REPORTED_TRY - 1)
             error = (
                 f"job {run.job.id} waits to be settled: another transaction has held its row for {held:g} s; "
                 "holdfast doctor names old transactions"
             )
             shared.emit(StoreTrouble(service="settler", error=error, retry_in=_LOCKED_RETRY_SECONDS))
-
-    def _forget_locked(self, lease: Lease) -> None:
-        self._locked.pop(lease, None)
-        self._locked_tries.pop(lease, None)
 
     def _emit_answer(self, run: TaskRun, answer: Settled) -> None:
         shared, job, settlement = self._shared, run.job, run.settlement

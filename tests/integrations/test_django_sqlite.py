@@ -120,7 +120,6 @@ with override_settings(HOLDFAST_CONCURRENCY=5):
     assert [each.hint for each in run_checks() if each.id == "holdfast.W002"] == ['HOLDFAST = {"CONCURRENCY": …}']
 
 
-
 def nested():
     pass
 

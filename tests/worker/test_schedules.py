@@ -125,7 +125,7 @@ async def test_overlap_policies_decide_about_a_tick_beside_its_predecessor(app: 
 
 
 @pytest.mark.parametrize("kept_out_by", ["skip", "unique"])
-async def test_skipped_tick_is_no_run_of_those_a_schedule_has(app: Holdfast, kept_out_by: str) -> None:
+async def test_skipped_tick_does_not_use_up_a_run(app: Holdfast, kept_out_by: str) -> None:
     """The tick whose job would be the last one is kept out: the schedule goes on until its job has run."""
 
     @app.task("slow", unique="active" if kept_out_by == "unique" else None)

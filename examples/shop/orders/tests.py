@@ -97,9 +97,9 @@ class AdminTests(TransactionTestCase):
         replayed = {"operation": "replay", "id": job.id, "job": job.id}
         self.assertContains(self.client.post("/admin/holdfast/job/", replayed, follow=True), "Replay: 1 job changed")
         nothing = self.client.post("/admin/holdfast/job/", {"operation": "replay"}, follow=True)
+        self.assertContains(nothing, "Items must be selected in order to perform actions on them")
         unknown = self.client.post("/admin/holdfast/job/", {"operation": "shred", "id": job.id})
         self.assertEqual(unknown.status_code, 400)
-        self.assertContains(nothing, "Items must be selected in order to perform actions on them")
         self.assertEqual((job.sync.state(), other.sync.state()), ("queued", "cancelled"))
         self.assertEqual(self.client.get("/admin/holdfast/job/none/change/").status_code, 404)
 

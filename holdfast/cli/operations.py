@@ -17,7 +17,15 @@ from holdfast.core.errors import Conflict
 from holdfast.core.lifecycle import REPLAYABLE
 from holdfast.core.models import BulkResult, JobFilter
 from holdfast.core.redaction import Redaction
-from holdfast.views.bulk_operations import CANCEL, DELETE, BulkOperation, PacedCalls, by_state, replay_operation
+from holdfast.views.bulk_operations import (
+    CANCEL,
+    DELETE,
+    BulkOperation,
+    PacedCalls,
+    batches_left_alone,
+    by_state,
+    replay_operation,
+)
 from holdfast.views.documents import job_document, operated_document, to_builtins
 from holdfast.views.formatting import Filters, count_noun, format_span
 
@@ -237,11 +245,10 @@ def _note_unused(app: Holdfast, queue: str | None) -> None:
 
 def _count(session: Session, app: Holdfast, change: BulkOperation, ids: tuple[str, ...], filters: Filters) -> int:
     if ids:
-        number = sum(app.sync.get(each).state in change.legal for each in ids)
+        number = sum(change.can_change(app.sync.get(each)) for each in ids)
     else:
-        number = sum(
-            app.sync.count(where) for where in by_state(app.run_blocking(filters.build_filter(app)), change.legal)
-        )
+        chosen = by_state(app.run_blocking(filters.build_filter(app)), change.legal)
+        number = sum(map(app.sync.count, chosen)) - sum(map(app.sync.count, batches_left_alone(change, chosen)))
         if not number:
             _note_unused(app, filters.queue)
     pace = PacedCalls(change)

@@ -194,8 +194,8 @@ class Maintenance(Protocol):
         """Running jobs whose lease ran out. The remedy is ``settle``."""
 
     async def prune(self, ended_for: Mapping[str, timedelta], *, limit: int) -> int:
-        """Delete jobs that ended longer ago than given, by state, but not those for which unended ones wait or waited;
-        keys that outlived their job; signals older than ``SIGNALS_KEPT``; workers silent for long. How many jobs."""
+        """Delete jobs that ended longer ago than given, by state, but not those for which unended ones wait or waited,
+        nor those cancelled by a failed dependency that is stored; outlived keys, old signals, long silent workers."""
 
     async def count_ended(self, *, limit: int) -> bool:
         """Adds ended jobs to the history, each end once: about ``limit`` of those that ended longer than

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 from typing import Any
 
 import msgspec
 
+from holdfast.core.batches import BATCH_TASK
 from holdfast.core.lifecycle import CANCELLABLE, DELETABLE, REPLAYABLE
-from holdfast.core.models import JobFilter, JobState
+from holdfast.core.models import Job, JobFilter, JobState
 from holdfast.core.validation import parse_rate
 
 
@@ -22,6 +23,10 @@ class BulkOperation(msgspec.Struct, frozen=True, kw_only=True):
     advice: str  # for a job in another state
     options: dict[str, Any] = {}
     rate: str | None = None  # of a paced replay
+
+    def can_change(self, job: Job) -> bool:
+        """Returns True if it changes this job, unless another one has the job's unique key."""
+        return job.state in self.legal and not (self.name == "replay" and job.task == BATCH_TASK)
 
     def describe_refusal(self, job_id: str, state: JobState) -> str:
         """Text for why a job in this state is refused, and the remedy."""
@@ -75,3 +80,9 @@ def by_state(where: JobFilter, legal: Collection[JobState]) -> list[JobFilter]:
     asked = [state for state in JobState if state in legal and (not where.states or state in where.states)]
     asked.sort(key=lambda state: state is JobState.RUNNING)
     return [msgspec.structs.replace(where, states=(state,)) for state in asked]
+
+
+def batches_left_alone(change: BulkOperation, filters: Sequence[JobFilter]) -> list[JobFilter]:
+    """Returns the filters of those that match and that a replay does not change: batches."""
+    found = [where for where in filters if not where.tasks or BATCH_TASK in where.tasks]
+    return [msgspec.structs.replace(where, tasks=(BATCH_TASK,)) for where in found if change.name == "replay"]

@@ -226,7 +226,7 @@ async def _change_named(
 ) -> BulkAnswer:
     own, others = await _find_jobs(call, references)
     if dry_run:
-        return _dry_run_answer(sum(job.state in change.legal for job in own), pace, len(own))
+        return _dry_run_answer(sum(map(change.can_change, own)), pace, len(own))
     operated = await getattr(call.app, change.name)([job.id for job in own], limit=MAX_JOBS, **pace.batch_options())
     call.changed += [job_id for job_id, _ in operated.changed]
     pace.pace_batch(len(own))  # refused jobs count too

@@ -347,3 +347,22 @@ async def test_waiting_batch_is_never_due(store: Store, clock: ManualClock) -> N
     clock.advance(1e9)
     assert (await claim(store)).jobs == []
     assert await state_of(store, batch) is WAITING
+
+
+async def test_repair_after_the_retention_runs_the_last_step(store: Store, clock: ManualClock) -> None:
+    batch, _, (success, failure) = await put_batch(store, 2, SUCCESS, FAILURE)
+    good, bad = await take(store, 2)
+    await end(store, good)
+    await end(store, bad, DEAD)
+    (on_failure,) = await take(store)
+    await end(store, on_failure)
+    clock.advance(100)
+    week = {"succeeded": timedelta(seconds=10), "cancelled": timedelta(seconds=10)}
+    while await store.maintenance.prune(week, limit=100):
+        pass
+    assert await states_of(store, [batch, success, failure, good.id]) == [DEAD, CANCELLED, None, None]
+    await store.admin.replay([bad.id])
+    (again,) = await take(store)
+    await end(store, again)
+    assert await state_of(store, batch) is SUCCEEDED
+    assert await take_ids(store) == [success]

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 from datetime import timedelta
 
+import pytest
+
 from holdfast.core.clock import ManualClock
-from holdfast.core.models import JobFilter, JobState, Reason
+from holdfast.core.dependencies import Condition, Dependency
+from holdfast.core.models import JobFilter, JobState, NewJob, Reason
 from holdfast.stores.base import Store
 from tests.conformance.support import (
     LEASE,
@@ -27,6 +30,11 @@ from tests.conformance.support import (
 )
 
 HOUR = timedelta(hours=1)
+
+
+def after(*job_ids: str) -> NewJob:
+    """A job that waits for others to succeed."""
+    return new_job(after=tuple(Dependency(job_id, Condition.SUCCESS) for job_id in job_ids))
 
 
 async def test_promote_makes_due_jobs_of_every_queue_ready(store: Store, clock: ManualClock) -> None:
@@ -204,3 +212,45 @@ async def test_a_replayed_job_is_not_pruned_by_its_old_end(store: Store, clock: 
 
     assert await store.maintenance.prune({"dead": MINUTE}, limit=10) == 0
     assert await state_of(store, job_id) is JobState.QUEUED
+
+
+async def test_what_a_replay_brings_back_is_kept_as_long_as_the_failed_job(store: Store, clock: ManualClock) -> None:
+    first = await ended(store, JobState.DEAD)
+    (second,) = await put(store, after(first))
+    (third,) = await put(store, after(second))
+    (asked,) = await put(store, new_job())
+    await store.admin.cancel([asked])
+    assert await states_of(store, [second, third]) == [JobState.CANCELLED] * 2
+    clock.advance(100)
+    week = {"succeeded": timedelta(seconds=10), "cancelled": timedelta(seconds=10)}
+    for _ in range(3):
+        await store.maintenance.prune(week, limit=100)
+    assert await states_of(store, [second, third, asked]) == [JobState.CANCELLED, JobState.CANCELLED, None]
+    await store.admin.replay([first])
+    for job_id in (first, second, third):
+        (job,) = await take(store)
+        assert job.id == job_id
+        await settle(store, job)
+    clock.advance(100)
+    while await store.maintenance.prune(week, limit=100):
+        pass
+    assert await states_of(store, [first, second, third]) == [None] * 3
+
+
+@pytest.mark.parametrize("by", ["delete", "prune"])
+async def test_what_no_replay_brings_back_any_more_is_pruned(store: Store, clock: ManualClock, by: str) -> None:
+    first, other = [await ended(store, JobState.DEAD) for _ in range(2)]
+    (second,) = await put(store, after(first, other))
+    (third,) = await put(store, after(second))
+    clock.advance(100)
+    cancelled = {"cancelled": timedelta(seconds=10)}
+    await store.admin.delete([first])
+    assert await store.maintenance.prune(cancelled, limit=100) == 0  # the other one is dead
+    if by == "delete":
+        await store.admin.delete([other])
+    else:
+        cancelled["dead"] = timedelta(seconds=10)
+    clock.advance(1)  # what was kept is looked at again, but once in an instant
+    while await store.maintenance.prune(cancelled, limit=100):
+        clock.advance(1)
+    assert await states_of(store, [other, second, third]) == [None] * 3

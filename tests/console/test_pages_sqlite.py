@@ -15,7 +15,8 @@ from starlette.routing import Mount
 from holdfast.core.clock import ManualClock
 from holdfast.core.errors import TooBroad, Unavailable
 from holdfast.core.history import History, HistoryInterval, HistoryRow
-from holdfast.core.models import JobState
+from holdfast.core.ids import new_id
+from holdfast.core.models import JobState, NewJob
 from holdfast.stores.common import searches
 from holdfast.stores.sqlite.query import SqliteQuery
 from holdfast.web import jobs
@@ -110,6 +111,18 @@ def test_overview_says_what_is_wrong_with_remedies(open_api: Api, visitor: Visit
     assert "holdfast queue resume mail" in page
     assert "queue mail has 1 dead job" in page
     assert 'href="/console/jobs?state=dead"' in page
+
+
+def test_time_until_a_long_queue_is_empty_is_a_lower_bound(open_api: Api, visitor: Visitor) -> None:
+    open_api.succeed(open_api.submit(queue="long")["id"])
+    open_api.succeed(open_api.submit(queue="short")["id"])
+    open_api.submit(queue="short")
+    jobs = [NewJob(id=new_id(), task="fill", payload="{}", queue="long") for _ in range(10_001)]
+    open_api.run(open_api.run(open_api.app.open_store()).queueing.submit(jobs))
+    for path in ("", "/queues"):
+        rows = visitor.open_page(path).split("<tr")
+        shown = {name: "over " in row for row in rows for name in ("long", "short") if f">{name}</a>" in row}
+        assert shown == {"long": True, "short": False}
 
 
 def test_jobs_are_paged_by_cursor(open_api: Api, visitor: Visitor) -> None:

@@ -6,6 +6,7 @@ import asyncio
 
 from holdfast import Context, Holdfast
 from holdfast.core.ids import new_id
+from holdfast.core.lifecycle import Failed
 from holdfast.worker import Worker
 from tests.interfaces.cli import Cli
 
@@ -60,6 +61,16 @@ def test_batch_is_shown_explained_and_joined(cli: Cli) -> None:
     assert "it is a batch, and cancelled since" in cli.run("why", batch)
     assert cli.run("replay", batch, code=1) == "0 jobs queued again\n"
     assert f"batch {batch} has ended" in cli.fail("enqueue", "mail.send", "--arg", "to=x", "--in-batch", batch, code=1)
+
+
+def test_dry_run_of_a_replay_counts_no_batch(cli: Cli) -> None:
+    batch = waiting_batch()
+    for job_id in [each["id"] for each in cli.json("list")["jobs"] if each["task"] == "mail.send"]:
+        cli.end(job_id, Failed(error="broken", retryable=False))
+    for chosen, number in ((["--all"], 2), ([batch], 0), (["--all", "--task", "mail.send"], 2)):
+        assert cli.json("dlq", "replay", *chosen, "--dry-run")["count"] == number
+    assert cli.json("dlq", "purge", "--all", "--dry-run")["count"] == 3
+    assert cli.json("dlq", "replay", "--all")["count"] == 2
 
 
 def test_job_joins_a_batch_from_a_stream(cli: Cli) -> None:

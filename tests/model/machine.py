@@ -52,7 +52,7 @@ class Machine(RuleBasedStateMachine):
         self.claims: dict[str, int] = {}
         self.leases: list[Lease] = []  # every lease there ever was
         self.workers: dict[Lease, str] = {}  # whose they were
-        self.were_kept = False  # a job may have been kept since another waited for it: a store looks at it later
+        self.were_kept = False  # a job may have been kept for the sake of another: a store looks at it later
 
     def teardown(self) -> None:
         self.call(self.store.close())

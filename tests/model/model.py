@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from datetime import timedelta
 
 import msgspec
@@ -246,15 +246,22 @@ class Model(Waits):
         return True
 
     def prunable(self, keep: dict[str, timedelta], now: int) -> set[str]:
-        """What ended longer ago than its state is kept."""
-        return {
+        """What ended longer ago than its state is kept, in as many rounds as it takes."""
+        old = {
             job_id
             for job_id, job in self.jobs.items()
             if job.state in TERMINAL
             and job.state.value in keep
             and job.ended_at <= now - keep[job.state.value] // MICROSECOND
-            and not self.is_awaited(job_id)
         }
+        pruned: set[str] = set()
+        while more := {job_id for job_id in old - pruned if not self.is_kept(job_id, pruned)}:
+            pruned |= more
+        return pruned
+
+    def is_kept(self, job_id: str, pruned: Set[str] = frozenset()) -> bool:
+        """True if it is not pruned, however long ago it ended."""
+        return self.is_awaited(job_id) or self.comes_back(job_id, pruned)
 
     def prune(self, job_ids: Iterable[str]) -> None:
         for job_id in job_ids:

@@ -119,6 +119,7 @@ class StoreMachine(ClaimRules, LifeRules, WaitRules):
     @rule(keep=st.dictionaries(st.sampled_from(["succeeded", "dead", "cancelled"]), spans), limit=st.integers(1, 5))
     def prune(self, keep: dict[str, timedelta], limit: int) -> None:
         prunable = self.model.prunable(keep, self.clock())
+        self.were_kept = self.were_kept or any(self.model.is_kept(job_id) for job_id in self.model.jobs)
         pruned = self.call_family(lambda: self.store.maintenance.prune(keep, limit=limit))
         assert pruned <= min(limit, len(prunable))
         assert pruned == min(limit, len(prunable)) or self.were_kept
@@ -126,7 +127,6 @@ class StoreMachine(ClaimRules, LifeRules, WaitRules):
         assert gone <= prunable
         assert len(gone) == pruned
         self.model.prune(gone)
-        self.were_kept = self.were_kept or any(self.model.is_awaited(job_id) for job_id in self.model.jobs)
 
 
 class WaitMachine(LifeRules, WaitRules):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -121,6 +121,13 @@ class Waits:
     def is_awaited(self, job_id: str) -> bool:
         """True if a job that has not ended waits, or waited, for this one."""
         return any(job_id in job.dependencies and job.state not in TERMINAL for job in self.jobs.values())
+
+    def comes_back(self, job_id: str, pruned: Set[str]) -> bool:
+        """True if the replay of a failed job makes this one wait again, which it has cancelled."""
+        job = self.jobs[job_id]
+        failed = {other_id for other_id, each in job.dependencies.items() if each.state is FAILED}
+        is_cancelled = job.state is JobState.CANCELLED and job.by_dependency
+        return is_cancelled and not failed.isdisjoint(self.jobs.keys() - pruned)
 
     def has_open_dependents(self, job_id: str) -> bool:
         """True if the end of this job resolves a dependency."""

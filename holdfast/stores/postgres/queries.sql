@@ -790,10 +790,12 @@ from holdfast.job j where j.state = 2 and j.lease_until <= :now
 order by j.lease_until limit :limit for no key update skip locked;
 
 -- name: prune_jobs
+-- Not those for which a job waits or waited that has not ended, nor those that a replay of a failed job brings back.
 select id::text, keyed, awaited from holdfast.job
 where state >= 5 and (state, ended_at) >= (:state::smallint, 0::bigint)
   and (state, ended_at) <= (:state::smallint, :now - :span::bigint)
   and not (awaited and holdfast.is_needed(id))
+  and not (reason is not distinct from 'dependency' and :state::smallint = 7 and holdfast.has_failed_dependency(id))
 order by state, ended_at limit :limit for update skip locked;
 
 -- own: unneeded

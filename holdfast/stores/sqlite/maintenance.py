@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
@@ -51,15 +52,24 @@ class SqliteMaintenance(SqliteFamily):
         )
 
     async def prune(self, ended_for: Mapping[str, timedelta], *, limit: int) -> int:
-        return await self._opened().writer.call(lambda transaction: self._prune_in(transaction, ended_for, limit))
+        now_us = self._now()
+        states = [
+            {"state": CODES[JobState(state)], "before": now_us - span_us(span), "limit": limit}
+            for state, span in ended_for.items()
+        ]
 
-    def _prune_in(self, transaction: Transaction, ended_for: Mapping[str, timedelta], limit: int) -> int:
+        def find_in(reader: sqlite3.Connection) -> list[dict[str, int | str]]:
+            find = self._sql["find_prunable"]
+            return [{**state, "seqs": as_json([seq for (seq,) in reader.execute(find, state)])} for state in states]
+
+        found = await self._opened().read(find_in)  # not in the write, for which all others wait
+        return await self._opened().writer.call(lambda transaction: self._prune_in(transaction, found, limit))
+
+    def _prune_in(self, transaction: Transaction, found: list[dict[str, int | str]], limit: int) -> int:
         connection, now_us = transaction.connection, transaction.now_us
         pruned = 0
-        for state, span in ended_for.items():
-            before = now_us - span_us(span)
-            values = {"state": CODES[JobState(state)], "before": before, "limit": limit - pruned}
-            rows = connection.execute(self._sql["prune_jobs"], values).fetchall()
+        for values in found:
+            rows = connection.execute(self._sql["prune_jobs"], values).fetchall()[: limit - pruned]
             keyed = [job_id for _, job_id, keyed in rows if keyed]
             if rows:
                 delete_rows(transaction, self._sql, [seq for seq, _, _ in rows], keyed, keys_until=now_us)

@@ -630,13 +630,25 @@ delete from holdfast_worker where id = :worker;
 select -- include: shown
 from holdfast_job j where j.state = 2 and j.lease_until <= :now order by j.lease_until limit :limit;
 
--- name: prune_jobs
-select seq, id, keyed from holdfast_job
-where state >= 5 and state = :state and ended_at <= :before
-  and not (awaited and exists (
-      select 1 from holdfast_dependency d cross join holdfast_job w on w.seq = d.waiter
-      where d.job_id = holdfast_job.id and +w.state < 5))
+-- fragment: unneeded
+-- No job that has not ended waits or waited for it, and no replay of a failed job brings it back.
+not (awaited and exists (
+    select 1 from holdfast_dependency d cross join holdfast_job w on w.seq = d.waiter
+    where d.job_id = holdfast_job.id and +w.state < 5))
+and not (reason is 'dependency' and :state = 7 and exists (
+    select 1 from holdfast_dependency d cross join holdfast_job f on f.id = d.job_id
+    where d.waiter = holdfast_job.seq and d.state = 2))
+
+-- own: find_prunable
+select seq from holdfast_job
+where state >= 5 and state = :state and ended_at <= :before and -- include: unneeded
 order by ended_at limit :limit;
+
+-- name: prune_jobs
+-- Those of the found that may still go, now that no other program writes.
+select seq, id, keyed from holdfast_job
+where seq in (select value from json_each(:seqs)) and +state = :state and ended_at <= :before and -- include: unneeded
+order by ended_at;
 
 -- name: delete_jobs
 delete from holdfast_job where seq in (select value from json_each(:seqs));

@@ -639,6 +639,15 @@ begin
 end
 $$;
 
+-- Whether a job for which this one waited has failed and is still stored: its replay brings this one back.
+create function holdfast.has_failed_dependency(job uuid) returns boolean
+language plpgsql stable set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off as $$
+begin
+    return exists (select from holdfast.dependency d
+        where d.waiter = job and d.state = 'failed' and (select true from holdfast.job f where f.id = d.job_id));
+end
+$$;
+
 -- Locks jobs for which others are to wait, until the end of the transaction: their ends then resolve the dependencies on them.
 -- Each is written, so that the end in a transaction with an older snapshot fails instead of passing over them. Answers
 -- those that there are.

@@ -45,8 +45,8 @@ return { jobs, scanned }
 
 -- fragment: pruning
 -- Deletion of jobs whose retention is over. ARGV: 3 state, 4 retention in microseconds, 5 limit. A job is kept as long
--- as one that waits or waited for it has not ended: it is in `kept:STATE`, by the instant of the latest look at it, and
--- its field `keptFor` names that waiter.
+-- as one that waits or waited for it has not ended; a job that a dependency has cancelled, as long as one that failed is
+-- stored. It is in `kept:STATE`, by the instant of the latest look at it, and its field `keptFor` names that job.
 local state, cutoff, max_jobs = ARGV[3], now - tonumber(ARGV[4]), tonumber(ARGV[5])
 local ended, kept = PREFIX .. 'ended:' .. state, PREFIX .. 'kept:' .. state
 local MAX_LOOKS = 1000 -- waiters that one script looks at
@@ -77,11 +77,31 @@ local function has_open_waiter(id, kept_for)
     return nil
 end
 
+-- True if a job for which this one waited has failed and is still stored: its replay brings this one back.
+local function has_failed_dependency(id, kept_for)
+    local function is_stored(other, text)
+        local _, state = parse_edge(text)
+        return state == 'failed' and call('EXISTS', JOB .. other) == 1
+    end
+    if kept_for and is_stored(kept_for, safe_call('HGET', dependencies_key(id), kept_for)) then
+        return true
+    end
+    local edges = safe_call('HGETALL', dependencies_key(id))
+    looks_left = looks_left - #edges / 2
+    for n = 1, #edges, 2 do
+        if is_stored(edges[n], edges[n + 1]) then
+            call('HSET', JOB .. id, 'keptFor', edges[n])
+            return true
+        end
+    end
+    return false
+end
+
 -- Deletes a job that ended at this instant (nil: at any). Returns "deleted", "kept", "recent", "stale" (it ran again,
 -- or is deleted), or "later" (the next script goes on).
 local function prune(id, ended_at)
-    local state_now, spec_text, end_time, seq, key, waits, is_awaited, kept_for =
-        read_fields(id, 'state', 'spec', 'endTime', 'seq', 'key', 'waits', 'awaited', 'keptFor')
+    local state_now, spec_text, end_time, seq, key, waits, is_awaited, kept_for, reason =
+        read_fields(id, 'state', 'spec', 'endTime', 'seq', 'key', 'waits', 'awaited', 'keptFor', 'reason')
     local spec = parse_spec(spec_text or '')
     if not spec or state_now ~= state or ended_at and to_number(end_time) ~= ended_at then
         return 'stale'
@@ -93,6 +113,9 @@ local function prune(id, ended_at)
         if is_kept ~= false then
             return is_kept and 'kept' or 'later'
         end
+    end
+    if state == 'cancelled' and reason == 'dependency' and has_failed_dependency(id, kept_for) then
+        return 'kept'
     end
     transitions().delete_job(id, to_number(seq), key, true, waits, is_awaited)
     count(spec.queue, state, -1)

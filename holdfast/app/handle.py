@@ -29,6 +29,7 @@ _ELSEWHERE = {
     **dict.fromkeys(
         ("status", "ready", "successful", "failed"), "to see its state: await handle.state(), or handle.sync.state()"
     ),
+    "info": "to see how far it is: (await app.saved_values(handle.id)).progress; its result: await handle.result()",
     "revoke": "to cancel the job: await handle.cancel(), or handle.sync.cancel()",
     "forget": "leave it out: a result is kept as long as its job",
 }

@@ -27,6 +27,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 _ELSEWHERE = {
     "retry": "to try again later: raise RetryAfter(60), or let the error out",
+    "max_retries": "how often it is tried: context.job.max_attempts; set by @app.task(max_attempts=…)",
     "request": "what the running job is: context.id, context.attempts, context.job",
     "update_state": "to say how far it is: await context.progress(30, 100)",
 }

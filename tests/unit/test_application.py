@@ -198,6 +198,7 @@ def test_method_of_a_result_of_celery_is_answered_with_ours(tmp_path: Path) -> N
     for name, hint in (
         ("get", r"handle\.result\("),
         ("ready", r"handle\.state\(\)"),
+        ("info", r"app\.saved_values\(handle\.id\)"),
         ("revoke", r"handle\.cancel\(\)"),
     ):
         for thing in (handle, handle.sync):

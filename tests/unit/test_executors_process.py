@@ -21,7 +21,7 @@ from holdfast.core.events import ChildEnded, Event, Events
 from holdfast.core.lifecycle import Failed, Outcome, Released, Snoozed, Succeeded
 from holdfast.core.models import Reason
 from holdfast.tasks import JobLog, LogEntry, LogLimits, Task
-from holdfast.worker.executors.child import Logged, _Outbox
+from holdfast.worker.executors.child import Logged, _Inbox, _Outbox
 from holdfast.worker.executors.process import ProcessExecutor
 from tests.unit import executor_tasks as tasks
 from tests.unit.executor_support import alive, job, on_both_loops, until
@@ -298,3 +298,11 @@ def test_a_handler_does_not_notice_that_its_worker_is_gone() -> None:
     ours.close()
     with theirs:
         _Outbox(theirs).send_log(Logged(LogEntry("info", "nobody hears this", None)))
+
+
+def test_a_child_whose_worker_was_killed_ends_without_a_traceback() -> None:
+    worker, child = socket.socketpair()
+    with child:
+        child.sendall(b"a reply")
+        worker.close()  # with the reply unread, as when it is killed
+        assert _Inbox(child).next() is None

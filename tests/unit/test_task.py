@@ -254,7 +254,13 @@ def test_a_predicate_that_raises_leaves_a_note_and_a_retry() -> None:
 
 # ── the running job ───────────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize(
-    ("name", "ours"), [("retry", "raise RetryAfter"), ("request", r"context\.id"), ("update_state", "context.progress")]
+    ("name", "ours"),
+    [
+        ("retry", "raise RetryAfter"),
+        ("request", r"context\.id"),
+        ("update_state", "context.progress"),
+        ("max_retries", r"job\.max_attempts"),
+    ],
 )
 def test_method_of_a_bound_task_of_celery_is_answered_with_ours(name: str, ours: str) -> None:
     with pytest.raises(AttributeError, match=f"'Context' object has no attribute '{name}'; .*{ours}"):

@@ -75,7 +75,7 @@ def serve(connection: socket.socket) -> None:
     gc.freeze()  # No collection need visit the modules, and a child ends sooner.
     try:
         outbox.send(b"")
-    except BrokenPipeError:
+    except ConnectionError:
         return  # The worker stopped while this child was starting.
     decoder = msgspec.msgpack.Decoder(ChildRequest)
     served = 0
@@ -103,9 +103,12 @@ class _Inbox:
         self._buffer = bytearray()
 
     def next(self) -> bytes | None:
-        """Returns the next frame; None once the worker has closed its end."""
+        """Returns the next frame; None once the worker has closed its end, or was killed before it read a reply."""
         while (data := decode_frame(self._buffer)) is None:
-            received = self._connection.recv(_CHUNK)
+            try:
+                received = self._connection.recv(_CHUNK)
+            except ConnectionError:
+                return None
             if not received:
                 return None
             self._buffer += received

@@ -463,26 +463,27 @@ _MAX_WAITS_SHOWN = 20
 
 
 def _print_waits(job: Job, waits: WaitsDocument) -> None:
-    rows = []
+    rows, left_out = [], 0
     if waits.receiver is not None and job.state is JobState.WAITING:
         rows.append(f"signal {waits.receiver.topic}, until {waits.receiver.until[:19].replace('T', ' ')}Z")
     if waits.batch is not None:
         found = waits.batch
         rows.append(f"{found.members:,} jobs of the batch: {found.ended:,} have ended, {found.failed:,} have failed")
+        left_out = max(0, found.members - len(waits.dependencies))  # of more than `MAX_SHOWN`
     for each in waits.dependencies:
         kind = "child" if each.child else "job" if waits.batch is not None else f"{each.on} of job"
         rows.append(f"{kind} {each.job_id}: {each.state}")
-    _print_some("Waits for", rows)
+    _print_some("Waits for", rows, left_out)
     _print_some("Waiting for it", [f"job {each.job_id}, on {each.on}" for each in waits.dependents])
 
 
-def _print_some(heading: str, rows: Sequence[str]) -> None:
+def _print_some(heading: str, rows: Sequence[str], left_out: int = 0) -> None:
     if rows:
         print_heading(heading)
     for row in rows[:_MAX_WAITS_SHOWN]:
         click.echo(safe_text(f"  {row}"))
     if len(rows) > _MAX_WAITS_SHOWN:
-        click.echo(f"  and {len(rows) - _MAX_WAITS_SHOWN:,} more")
+        click.echo(f"  and {len(rows) - _MAX_WAITS_SHOWN + left_out:,} more")
 
 
 def _print_lines(lines: Sequence[LogLine]) -> None:

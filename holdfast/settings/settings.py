@@ -134,7 +134,7 @@ class Settings(ServiceSettings):
         "How long a claimed job stays its worker's without a beat; a job of a crashed worker waits this long.",
     )
     beat = Setting(duration("10ms", "8h"), "10s", "How often a worker renews its leases; at most a third of the lease.")
-    sweep = Setting(duration("10ms", "1d"), "5s", "How often a worker looks for expired leases, due jobs and old rows.")
+    sweep = Setting(duration("10ms", "1d"), "5s", "How often a worker looks for expired leases and due jobs.")
     poll = Setting(
         duration("10ms", "1h"), "5s", "How long an idle worker waits at most before it asks the store again."
     )

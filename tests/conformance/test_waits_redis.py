@@ -217,6 +217,24 @@ async def test_kept_job_that_is_replayed_is_kept_no_more(
     await everything_agrees(store, keys)
 
 
+async def test_cancelled_job_that_a_replay_brings_back_is_kept_no_more(
+    store: Store, keys: Keys, clock: ManualClock
+) -> None:
+    first = await ended(store, JobState.DEAD)
+    (waiter,) = await put(store, after(first))
+    plain = await ended(store, CANCELLED)
+    clock.advance(11)
+    assert await prune(store, "cancelled") == 1
+    assert await states_of(store, [waiter, plain]) == [CANCELLED, None]
+    assert keys.zrange("kept:cancelled", 0, -1) == [waiter]
+    await everything_agrees(store, keys)
+    clock.advance(11)
+    assert await prune(store, "cancelled") == 0
+    await store.admin.replay([first])
+    assert keys.exists("kept:cancelled") == 0
+    await everything_agrees(store, keys)
+
+
 async def test_job_of_many_ended_waiters_is_pruned_in_parts(store: Store, keys: Keys, clock: ManualClock) -> None:
     first = await ended(store, SUCCEEDED)
     waiters = await put(store, *[after(first, on=Condition.FAILURE) for _ in range(2500)])

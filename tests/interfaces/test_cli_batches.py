@@ -73,6 +73,26 @@ def test_dry_run_of_a_replay_counts_no_batch(cli: Cli) -> None:
     assert cli.json("dlq", "replay", "--all")["count"] == 2
 
 
+def test_batch_whose_failed_jobs_are_gone_says_that_nothing_repairs_it(cli: Cli) -> None:
+    batch = waiting_batch()
+    cli.run("cancel", "--task", "mail.send")
+    assert "to replay jobs of it that have failed" in cli.run("why", batch)
+    cli.run("delete", "--task", "mail.send")
+    said = cli.run("why", batch)
+    assert "2 of 2 jobs of the batch have failed, and no longer exist, so that no replay repairs it" in said
+    assert f"submit it again; to delete this one: holdfast delete {batch}" in said
+
+
+def test_show_counts_every_job_of_a_large_batch(cli: Cli) -> None:
+    batch = waiting_batch()
+    line = f'{{"task": "mail.send", "payload": {{"to": "joan"}}, "batch": "{batch}"}}\n'
+    cli.run("enqueue", "--stream", "-", stdin=line * 1_200)
+    lines = cli.run("show", batch).splitlines()
+    assert "  1,202 jobs of the batch: 0 have ended, 0 have failed" in lines
+    assert sum(each.startswith("  job ") for each in lines) == 19
+    assert "  and 1,183 more" in lines
+
+
 def test_job_joins_a_batch_from_a_stream(cli: Cli) -> None:
     batch = waiting_batch()
     line = f'{{"task": "mail.send", "payload": {{"to": "joan"}}, "batch": "{batch}"}}\n'

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 
 from holdfast.core.errors import HoldfastError
+from holdfast.core.job_logs import NewLine, Record
 from holdfast.core.models import JobState
+from holdfast.core.steps import NewStep
 from holdfast.core.workers import LeaseStatus
 from holdfast.stores.base import Store
-from tests.conformance.support import LEASE, claim, heartbeat, new_job, put, running, state_of, stored, take
+from tests.conformance.support import (
+    LEASE,
+    WORKER,
+    claim,
+    ending,
+    heartbeat,
+    new_job,
+    put,
+    running,
+    settle,
+    state_of,
+    stored,
+    take,
+)
 from tests.support.spoiling import session
 
 
@@ -77,3 +94,21 @@ async def test_a_worker_s_own_row_is_not_waited_for_either(store: Store) -> None
     # The server lets go of the row in its own time.
     while [info.heartbeat.running for info in await store.query.workers()] != [1]:
         await store.queueing.heartbeat(heartbeat(running=1), [], lease_for=LEASE)
+
+
+@pytest.mark.parametrize("state", [0, 7])
+async def test_lease_of_a_job_whose_state_was_changed_by_hand_allows_nothing(store: Store, state: int) -> None:
+    job, other = await running(store), await running(store)
+    with session(store.url) as hand:
+        hand.execute("update job set state = %s where id = %s", [state, job.id])  # and its lease is left
+        hand.commit()
+    steps = [NewStep(each.lease, "s", 1, by_handler=True) for each in (job, other)]
+    records = [Record(each.lease, [NewLine(1, timedelta(0), "info", "a line")]) for each in (job, other)]
+    assert await store.workflow.save_steps(steps[:1]) == [False]
+    assert await store.workflow.save_steps(steps) == [False, True]
+    assert await store.queueing.append_logs(records) == [False, True]
+    assert await store.workflow.start_children(job.lease, [new_job()], WORKER) is None
+    beat = await store.queueing.heartbeat(heartbeat(), [job.lease], lease_for=LEASE)
+    assert beat.statuses == [LeaseStatus.LOST]
+    assert [each.accepted for each in await store.queueing.settle([ending(job), ending(other)])] == [False, True]
+    assert not (await settle(store, job)).accepted

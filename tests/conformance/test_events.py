@@ -275,3 +275,15 @@ async def test_a_wait_for_any_ending_ends_with_one(store: Store, opener: Opener)
 
     async with asyncio.timeout(60):
         await waiting
+
+
+async def test_job_that_ends_twice_in_one_instant_is_reported_as_it_stands(
+    store: Store, clock: ManualClock, follower: Follower
+) -> None:
+    job = await running(store)
+    await settle(store, job)
+    await store.admin.replay([job.id], force=True)
+    (again,) = await take(store)
+    await settle(store, again, JobState.DEAD, reason=Reason.ERROR, error="boom")
+    clock.advance(5)
+    assert brief(await follower.new_events()) == [(job.id, JobState.DEAD)]

@@ -12,7 +12,7 @@ import pytest
 from holdfast import Holdfast
 from holdfast.core.clock import ManualClock
 from holdfast.core.job_changes import JobChanges
-from holdfast.core.limits import Limit, LimitChange, LimitTable, LimitValues
+from holdfast.core.limits import Assigned, Limit, LimitChange, LimitTable, LimitValues
 from holdfast.stores.base import Store
 from holdfast.stores.postgres.external_tx import encode_batch
 from holdfast.stores.postgres.store import PostgresStore
@@ -141,3 +141,17 @@ async def test_snapshot_of_a_caller_is_not_used_for_other_jobs(
             await link.close()
         found = [await store.query.get(each.id) for each in (ours, plain)]
     assert [each.partition for each in found if each is not None] == [of_caller, "mail=1"]
+
+
+async def test_job_that_a_transaction_holds_gets_its_partition_later(store: Store) -> None:
+    held, _ = await put(store, *[new_job(payload='{"tenant":1}') for _ in range(2)])
+    link, schema = await connect(store)
+    try:
+        async with link.transaction():
+            await link.execute(f"select 1 from {schema}.job where id = $1 for update", held)  # noqa: S608
+            await limit_queue(store, concurrency=1)
+            assert await store.limits.assign_partitions(queue="default") == Assigned(1, None, 1)
+    finally:
+        await link.close()
+    assert await store.limits.assign_partitions(queue="default") == Assigned(1, None, 0)
+    assert [job.id for job in await take(store, 9)] == [held]  # one at a time, and it came first

@@ -196,6 +196,8 @@ async def test_operation_cut_at_its_commit_reports_its_outcome(
 
         assert proxy.cuts == 1
         assert (operated.changed, operated.refused) == ([(job_id, after)], [])
+        now = await until_it_works(lambda: store.query.get(job_id))
+        assert (now and now.state) is (None if verb == "delete" else after), "what is reported is done"
 
 
 async def test_stored_replay_without_answer_is_not_repeated(

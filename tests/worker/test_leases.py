@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from holdfast import Context, Holdfast, Retry
-from holdfast.core.events import JobDead, JobFailed, LeaseLost, SweepComplete
-from holdfast.core.models import Claim
+from holdfast.core.events import JobDead, JobFailed, LeaseLost, StoreTrouble, SweepComplete
+from holdfast.core.models import Claim, JobState
 from holdfast.stores.base import ClaimRequest
 from holdfast.testing.store_probe import WatchedQueueing
 from tests.worker.support import Recorder, forever, gaps, harness, lose
@@ -320,3 +320,32 @@ async def test_the_lost_job_s_policy_is_not_asked(app: Holdfast) -> None:
         lost_at = harnessed.now
         await harnessed.run_until_idle()
     assert runs == [lost_at]
+
+
+async def test_job_that_ends_during_a_heartbeat_disturbs_it_in_nothing(
+    app: Holdfast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = Recorder(app)
+    ending, call, heartbeats = asyncio.Event(), WatchedQueueing.heartbeat, []
+
+    async def answer_late(queueing: WatchedQueueing, *given: Any, **options: Any) -> Any:
+        answer = await call(queueing, *given, **options)
+        heartbeats.append(answer.statuses)
+        if answer.statuses:
+            ending.set()
+            await harnessed.clock.sleep(2)  # meanwhile its job is settled
+        return answer
+
+    monkeypatch.setattr(WatchedQueueing, "heartbeat", answer_late)
+
+    @app.task("short")
+    async def short() -> None:
+        await ending.wait()
+
+    async with harness(app) as harnessed:
+        handle = await short.enqueue()
+        await harnessed.start()
+        await harnessed.advance(120)
+        assert await handle.state() is JobState.SUCCEEDED
+        assert len(heartbeats) > 3, "it goes on"
+        assert events.of(StoreTrouble) == []

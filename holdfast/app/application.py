@@ -101,7 +101,7 @@ class Holdfast(JobEditing, OverviewMethods, TaggedJobMethods, WorkflowMethods, W
         self.spans = open_traces(self.settings.traces)
         """The maker of spans; None if tracing is off."""
         self._submitter = Submitter(self.open_store, lambda: self.settings, self.events, self.spans)
-        self.within = ExternalTransactions(self.open_store, self._reached)
+        self.external_tx = ExternalTransactions(self.open_store, self._reached)
         """Submits and completes jobs inside a transaction that the caller holds."""
 
     # ── life ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -257,7 +257,7 @@ class Holdfast(JobEditing, OverviewMethods, TaggedJobMethods, WorkflowMethods, W
         reserved = await self._reached(self._submitter.admit_jobs(jobs))
         try:
             with submission(self.spans, jobs) as spanned:
-                answers = await self.within.submit(connection, spanned)
+                answers = await self.external_tx.submit(connection, spanned)
         finally:
             self._submitter.depths.release_room(reserved)
         # Emits no event: whether these jobs exist is decided by a commit or rollback that we never hear of.

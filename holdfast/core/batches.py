@@ -55,7 +55,7 @@ class BatchEnded(Conflict):
         super().__init__(f"batch {batch_id} has ended, and takes no further jobs; {remedy}")
 
 
-def outside_members(jobs: Sequence[NewJob]) -> dict[str, list[str]]:
+def members_of_stored_batches(jobs: Sequence[NewJob]) -> dict[str, list[str]]:
     """Returns the members of batches that must be stored already, those that are no earlier job of the submission."""
     inside: set[str] = set()
     members: dict[str, list[str]] = {}

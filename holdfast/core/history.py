@@ -1,8 +1,9 @@
 """History of ended jobs: how many ended in each minute and in each hour, by queue and state. Pure.
 
-Sweepers count ended jobs a while after their ends (``LAG``): nothing is written with a job. Each end is counted once,
-whether a worker, a sweep, the API or an operator has ended the job. Not counted: a job that is deleted or replayed
-before, and one that a handler's own transaction completes (``context.complete``) and commits only after that time.
+Sweepers count ended jobs some time after their ends (``COUNT_DELAY``): nothing is written with a job. Each end is
+counted once, whether a worker, a sweep, the API or an operator has ended the job. Not counted: a job that is deleted or
+replayed before, and one that a handler's own transaction completes (``context.complete``) and commits only after that
+time.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from holdfast.core.errors import Invalid
 from holdfast.core.models import MICROSECOND, JobState
 from holdfast.core.validation import format_duration
 
-LAG = timedelta(seconds=40)
+COUNT_DELAY = timedelta(seconds=40)
 """Earliest count of a job after its end: longer than a statement of the store takes, whose end becomes visible late."""
 COUNTED = timedelta(seconds=110)
 """Latest count of a job after its end, where a worker sweeps: it counts once a minute."""
 _SHORTEST = timedelta(minutes=5)
-FIRST = timedelta(hours=1)
+FIRST_WINDOW = timedelta(hours=1)
 """Time before the first count from which ended jobs are counted."""
 
 

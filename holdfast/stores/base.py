@@ -198,8 +198,8 @@ class Maintenance(Protocol):
         nor those cancelled by a failed dependency that is stored; outlived keys, old signals, long silent workers."""
 
     async def count_ended(self, *, limit: int) -> bool:
-        """Adds ended jobs to the history, each end once: about ``limit`` of those that ended longer than
-        ``history.LAG`` ago, the earliest first. Returns whether there are more. Deletes rows that are too old."""
+        """Adds ended jobs to the history, each end once: about ``limit`` of those that ended longer ago than
+        ``history.COUNT_DELAY``, the earliest first. Returns whether there are more. Deletes rows that are too old."""
 
     async def reannounce(self) -> int:
         """Publishes ready jobs that the transport has lost; returns their number. 0 in a store without a transport."""

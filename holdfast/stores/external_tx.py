@@ -30,20 +30,20 @@ class ExternalTransactions:
 
     def __init__(self, opened: Callable[[], Coroutine[Any, Any, Store]], reach: Reach) -> None:
         self._opened = opened
-        self._reach = reach
+        self._run_in_loop = reach
         self._known: weakref.WeakKeyDictionary[Store, weakref.WeakSet[object]] = weakref.WeakKeyDictionary()
 
     async def submit(self, connection: object, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Submit on ``connection``: the jobs exist once its owner commits, and never if they roll back."""
         caller, external = await self._verified(connection)
-        return await _hold(caller, external.submit_flow(jobs))
+        return await _run_on_connection(caller, external.submit_flow(jobs))
 
     async def complete(
         self, connection: object, lease: Lease, result: str | None, worker: str | None = None
     ) -> Settled:
         """End a running job on ``connection``: it has succeeded once its owner commits."""
         caller, external = await self._verified(connection)
-        return await _hold(caller, external.complete_flow(lease, result, worker))
+        return await _run_on_connection(caller, external.complete_flow(lease, result, worker))
 
     async def verify_connection(self, connection: object) -> None:
         """Raises Invalid or Conflict for a connection that cannot take a job or a step into its transaction."""
@@ -52,11 +52,11 @@ class ExternalTransactions:
     async def record_step(self, connection: object, step: NewStep, previous: str | None) -> StepReceipt:
         """Record a step on ``connection``: the job has it once its owner commits, and never if they roll back."""
         caller, external = await self._verified(connection)
-        return await _hold(caller, external.record_step_flow(step, previous))
+        return await _run_on_connection(caller, external.record_step_flow(step, previous))
 
     async def _verified(self, connection: object) -> tuple[ConnectionAdapter, External]:
         """The connection, verified to be one to this application's store, and the store's family for it."""
-        store = await self._reach(self._opened())
+        store = await self._run_in_loop(self._opened())
         external = store.external
         if external is None:
             raise Invalid(
@@ -74,16 +74,16 @@ class ExternalTransactions:
                 caller.dialect,
                 f"it is open on another database; this application's jobs are in {store.url}",
             )
-        await _hold(caller, await self._reach(external.verify()))
+        await _run_on_connection(caller, await self._run_in_loop(external.verify()))
         if caller.physical is not None:
             known.add(caller.physical)
         return caller, external
 
 
-async def _hold(caller: ConnectionAdapter, dialogue: StatementFlow[T]) -> T:
-    """Hold the dialogue on the caller's connection. The errors of its driver are for the caller."""
+async def _run_on_connection(caller: ConnectionAdapter, flow: StatementFlow[T]) -> T:
+    """Run the statements of a flow on the caller's connection. The errors of its driver are for the caller."""
     try:
-        statement = next(dialogue)
+        statement = next(flow)
         while True:
             try:
                 rows = await caller.fetch(statement)
@@ -91,7 +91,7 @@ async def _hold(caller: ConnectionAdapter, dialogue: StatementFlow[T]) -> T:
                 if is_failed(error):
                     raise refuse_failed() from error
                 raise
-            statement = dialogue.send(rows)
+            statement = flow.send(rows)
     except StopIteration as stop:
         answer: T = stop.value
         return answer

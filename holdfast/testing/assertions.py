@@ -117,10 +117,10 @@ def _includes(whole: Any, part: Any) -> bool:
 def _known_jobs(app: Holdfast) -> list[Job]:
     """Returns the jobs of the store, then those of open transactions."""
     stored = _all_jobs(app)
-    if not isinstance(app.within, TrackedTransactions):
+    if not isinstance(app.external_tx, TrackedTransactions):
         return stored
     ids = {job.id for job in stored}
-    return [*stored, *(job for job in app.within.find_pending() if job.id not in ids)]
+    return [*stored, *(job for job in app.external_tx.find_pending() if job.id not in ids)]
 
 
 def _all_jobs(app: Holdfast) -> list[Job]:

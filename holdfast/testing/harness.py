@@ -140,7 +140,12 @@ class Harness:
     async def __aenter__(self) -> Harness:
         self._activity = Activity()
         self._transactions = CountedTransactions(self.app.open_store, self.app._reached)
-        others = {"clock": self.clock, "now": self.clock, "new_store": self._new_store, "within": self._transactions}
+        others = {
+            "clock": self.clock,
+            "now": self.clock,
+            "new_store": self._new_store,
+            "external_tx": self._transactions,
+        }
         self._override.enter_context(override_store(self.app, self._settings, url=self._url, **others))
         await self.app.open_store()
         self._entered = True

@@ -27,8 +27,8 @@ def manual(app: Holdfast, *, url: str | TemporaryStore | None = None) -> Iterato
     runner = JobRunner(app)
     with override_store(app, {}, url=url, middlewares=[runner.remember_error, *app.middlewares]) as store:
         run_jobs = _committed_jobs(runner, store)
-        within = TrackedTransactions(app, has_url=url is not None, run_jobs=run_jobs, is_inline=False)
-        vars(app).update(within=within, _job_runner=runner)
+        transactions = TrackedTransactions(app, has_url=url is not None, run_jobs=run_jobs, is_inline=False)
+        vars(app).update(external_tx=transactions, _job_runner=runner)
         yield
 
 
@@ -44,8 +44,10 @@ def inline(app: Holdfast, *, url: str | TemporaryStore | None = None) -> Iterato
     runner = JobRunner(app)
     with override_store(app, {}, url=url, middlewares=[runner.remember_error, *app.middlewares]) as store:
         run_jobs = _committed_jobs(runner, store)
-        within = TrackedTransactions(app, has_url=url is not None, run_jobs=run_jobs, is_inline=True)
-        vars(app).update(_submitter=InlineSubmitter(app, runner), within=within, _job_runner=runner, is_inline=True)
+        transactions = TrackedTransactions(app, has_url=url is not None, run_jobs=run_jobs, is_inline=True)
+        vars(app).update(
+            _submitter=InlineSubmitter(app, runner), external_tx=transactions, _job_runner=runner, is_inline=True
+        )
         yield
 
 
@@ -73,7 +75,7 @@ async def run_enqueued(app: Holdfast) -> None:
             "this application is in no mode that runs jobs on demand; wrap the test in testing.manual(app) or "
             "testing.inline(app)"
         )
-    ran = await app.within.run_pending() if isinstance(app.within, TrackedTransactions) else ()
+    ran = await app.external_tx.run_pending() if isinstance(app.external_tx, TrackedTransactions) else ()
     await runner.run_ready(ran)
 
 

@@ -33,7 +33,7 @@ class TxCompletion:
         """
         job, shared = context.job, self._shared
         text = encode_result(result, shared.settings.result_limit)
-        answer = await shared.app.within.complete(connection, job.lease, text, job.worker)
+        answer = await shared.app.external_tx.complete(connection, job.lease, text, job.worker)
         if not answer.accepted:
             hint = ", and let the test commit the job's own transaction" if shared.app.under_test else ""
             raise LeaseLost(
@@ -42,11 +42,11 @@ class TxCompletion:
 
     async def verify_connection(self, connection: Any) -> None:
         """Raises Invalid or Conflict for a connection that cannot take a step into its transaction."""
-        await self._shared.app.within.verify_connection(connection)
+        await self._shared.app.external_tx.verify_connection(connection)
 
     async def record_step(self, connection: Any, step: NewStep, previous: str | None) -> StepReceipt:
         """Records a step on ``connection``. Without an event loop it runs in the thread of its handler."""
-        return await self._shared.app.within.record_step(connection, step, previous)
+        return await self._shared.app.external_tx.record_step(connection, step, previous)
 
     async def is_lost(self, run: TaskRun) -> bool:
         """Returns True if another worker may have the job: it has not ended, and no open transaction completes it."""

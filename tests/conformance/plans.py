@@ -162,7 +162,7 @@ VALUES: dict[str, Any] = {
     "workers": ["worker"] * BATCH,
     "state": 5,
     "span": 0,
-    "whatever": False,
+    "ignore_lifetime": False,
     "force": False,
     "payload": None,
     "unasked": True,

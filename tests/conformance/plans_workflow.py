@@ -14,7 +14,7 @@ MAX_ROWS = 32 * BATCH
 
 # Each waiting job waits for ten running ones; the first job that has succeeded has 10,000 dependents.
 _FILL_WAITS = """
-update {schema}.job set awaited = true where state in (2, 5);
+update {schema}.job set has_dependents = true where state in (2, 5);
 update {schema}.job set waits = 10, run_at = 253402300799000000 where state = 4;
 update {schema}.job set members = 10, failed = 0 where state = 4 and seq % 2 = 0;
 insert into {schema}.dependency (waiter, job_id, is_child, condition, state)
@@ -40,7 +40,7 @@ STEP = {"at": NOW, "id": ids(2)[9], "claims": 1, "worker": "worker", "number": 2
 CASES = [
     Case("record_step", (BY_ID,), {"text": json.dumps(STEP)}),
     Case("record_step", (BY_ID, "step_pkey(job_id, name)"), {"text": json.dumps(STEP | {"previous": "charge"})}),
-    Case("settle_awaited", (BY_ID,), RUNNING),
+    Case("settle_with_dependents", (BY_ID,), RUNNING),
     Case("unlocked", (BY_ID, "dependency_on(job_id, state)"), {"ids": ids(2)}),
     Case("prune_jobs", ("job_ended(state, ended_at)",), {"span": ROWS // 2}),
     Case("unneeded", (BY_ID,), {"ids": ids(5)}),
@@ -82,7 +82,7 @@ MEMBERS = json.dumps(
 
 _FUNCTIONS: dict[str, tuple[str, list[Any]]] = {
     "resolve": ("resolve_dependencies(%s, %s, true)", [quoted(ids(2)), NOW]),
-    "lock": ("lock_awaited(%s)", [quoted(ids(2))]),
+    "lock": ("lock_dependencies(%s)", [quoted(ids(2))]),
     "add": ("add_dependencies(%s)", [added(ids(0, 10), ids(5, 5)[1:])]),
     "join": ("add_dependencies(%s)", [MEMBERS]),
     "lock batches": ("lock_batches(%s)", [json.dumps(json.loads(MEMBERS)["members"])]),

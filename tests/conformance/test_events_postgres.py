@@ -20,7 +20,7 @@ from holdfast.core.dependencies import Condition, Dependency
 from holdfast.core.errors import Invalid
 from holdfast.core.models import Job, JobFilter, JobState
 from holdfast.stores.base import Store
-from holdfast.stores.common.event_cursor import FIRST
+from holdfast.stores.common.event_cursor import FIRST_ID
 from holdfast.stores.postgres.events import SnapshotCursor
 from holdfast.stores.postgres.pool import parse_url
 from tests.conformance.support import Follower, ending, new_job, put, stored, take
@@ -216,7 +216,7 @@ async def test_a_mark_of_another_server_is_a_gap(store: Store, clock: ManualCloc
 
 @pytest.mark.parametrize("rest", ["5.0-1", "5.5-1", "5.9-1", f"5~NOW.5~1.{'-' * 36}.1", "5~NOW.5.9-1~1.NOBODY.1"])
 async def test_what_this_server_cannot_have_written_is_no_mark(store: Store, clock: ManualClock, rest: str) -> None:
-    made_up = f"{clock()}.{rest}".replace("NOW", str(clock())).replace("NOBODY", FIRST)
+    made_up = f"{clock()}.{rest}".replace("NOW", str(clock())).replace("NOBODY", FIRST_ID)
 
     with pytest.raises(Invalid, match="after: "):
         await store.query.events(made_up, limit=10, max_age=timedelta(hours=1))
@@ -227,7 +227,7 @@ async def test_snapshot_unknown_to_this_server_is_a_gap(
     store: Store, clock: ManualClock, tops: tuple[str, str]
 ) -> None:
     seen, shown = tops
-    made_up = f"{clock()}.{seen}~{clock()}.{shown}~1.{FIRST}.0"
+    made_up = f"{clock()}.{seen}~{clock()}.{shown}~1.{FIRST_ID}.0"
 
     assert (await store.query.events(made_up, limit=10, max_age=timedelta(hours=1))).gap
 

@@ -6,12 +6,12 @@ import asyncio
 from datetime import timedelta
 
 from holdfast.core.clock import ManualClock
-from holdfast.core.history import LAG, HistoryInterval, HistoryRow
+from holdfast.core.history import COUNT_DELAY, HistoryInterval, HistoryRow
 from holdfast.core.models import JobState
 from holdfast.stores.base import Store
 from tests.conformance.support import Opener, ended, ending, new_job, put, running, settle, take
 
-LAG_SECONDS = LAG.total_seconds() + 1
+LAG_SECONDS = COUNT_DELAY.total_seconds() + 1
 MINUTE_US, HOUR_US = HistoryInterval.MINUTE.length_us, HistoryInterval.HOUR.length_us
 
 
@@ -90,7 +90,7 @@ async def test_many_ends_of_one_instant_are_counted(store: Store, clock: ManualC
 
 async def test_jobs_are_counted_a_while_after_their_ends(store: Store, clock: ManualClock) -> None:
     await ended(store, JobState.SUCCEEDED)
-    clock.advance(LAG.total_seconds() - 1)
+    clock.advance(COUNT_DELAY.total_seconds() - 1)
     await count_all(store)
     assert await count_total(store, clock) == 0
     clock.advance(2)

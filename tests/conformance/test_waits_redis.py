@@ -109,7 +109,7 @@ async def test_structures_of_waits_agree(store: Store, keys: Keys, clock: Manual
 async def test_plain_jobs_have_no_fields_of_waits(store: Store, keys: Keys) -> None:
     (job_id,) = await put(store)
     await settle(store, (await take(store))[0])
-    assert {"waits", "awaited", "waitNumber"}.isdisjoint(keys.hgetall(f"job:{job_id}"))
+    assert {"waits", "hasDependents", "waitNumber"}.isdisjoint(keys.hgetall(f"job:{job_id}"))
 
 
 async def test_deletion_of_all_jobs_leaves_no_keys_of_waits(store: Store, keys: Keys, clock: ManualClock) -> None:

@@ -281,18 +281,18 @@ def test_the_store_says_what_became_of_a_completion(place: Place) -> None:
             assert await store.external.tx_outcome(lease) is TxOutcome.ROLLED_BACK
             with suppress(Undone):
                 async with by_asyncpg(place.url) as held:
-                    assert (await place.app.within.complete(held.connection, lease, None)).accepted
+                    assert (await place.app.external_tx.complete(held.connection, lease, None)).accepted
                     assert await store.external.tx_outcome(lease) is TxOutcome.PENDING
                     raise Undone
             assert await store.external.tx_outcome(lease) is TxOutcome.ROLLED_BACK
             async with by_asyncpg(place.url) as held:
-                assert (await place.app.within.complete(held.connection, lease, '"r"')).accepted
+                assert (await place.app.external_tx.complete(held.connection, lease, '"r"')).accepted
             assert await store.external.tx_outcome(lease) is TxOutcome.COMMITTED
             assert await store.external.tx_outcome(Lease(lease.job_id, 7)) is TxOutcome.LEASE_LOST
             await place.app.delete([lease.job_id])
             assert await store.external.tx_outcome(lease) is TxOutcome.LEASE_LOST
             async with by_asyncpg(place.url) as held:
-                answer = await place.app.within.complete(held.connection, lease, None)
+                answer = await place.app.external_tx.complete(held.connection, lease, None)
                 assert (answer.accepted, answer.state) == (False, None)
 
     asyncio.run(ask())
@@ -304,7 +304,7 @@ def test_an_expired_lease_completes_nothing(place: Place) -> None:
             lease = await _claimed(place)
             place.execute("update SCHEMA.job set lease_until = 1")
             async with by_asyncpg(place.url) as held:
-                answer = await place.app.within.complete(held.connection, lease, None)
+                answer = await place.app.external_tx.complete(held.connection, lease, None)
             assert (answer.accepted, answer.state) == (False, JobState.RUNNING)
 
     asyncio.run(ask())
@@ -320,10 +320,10 @@ def test_superseded_lease_completes_nothing(place: Place) -> None:
             )
             claim = await store.queueing.claim(ClaimRequest("other", {"*": 1}, limit=1, lease_for=timedelta(minutes=1)))
             async with by_asyncpg(place.url) as held:
-                answer = await place.app.within.complete(held.connection, superseded, '"late"')
+                answer = await place.app.external_tx.complete(held.connection, superseded, '"late"')
             assert (answer.accepted, answer.state) == (False, JobState.RUNNING)
             async with by_asyncpg(place.url) as held:
-                assert (await place.app.within.complete(held.connection, claim.jobs[0].lease, '"mine"')).accepted
+                assert (await place.app.external_tx.complete(held.connection, claim.jobs[0].lease, '"mine"')).accepted
             assert (await place.app.get(superseded.job_id)).result == '"mine"'
 
     asyncio.run(ask())
@@ -334,10 +334,10 @@ def test_lease_number_of_another_worker_completes_nothing(place: Place) -> None:
         async with place.app:
             lease = await _claimed(place)  # a failover forgot an earlier claim of the same number, by "other"
             async with by_asyncpg(place.url) as held:
-                answer = await place.app.within.complete(held.connection, lease, '"late"', "other")
+                answer = await place.app.external_tx.complete(held.connection, lease, '"late"', "other")
             assert (answer.accepted, answer.state) == (False, JobState.RUNNING)
             async with by_asyncpg(place.url) as held:
-                assert (await place.app.within.complete(held.connection, lease, '"mine"', "w")).accepted
+                assert (await place.app.external_tx.complete(held.connection, lease, '"mine"', "w")).accepted
 
     asyncio.run(ask())
 

@@ -94,16 +94,16 @@ def test_the_store_says_what_became_of_a_completion(app: Holdfast) -> None:
             lease = await _claimed(app)
             assert await store.external.tx_outcome(lease) is TxOutcome.ROLLED_BACK
             with suppress(Undone), begun(app) as connection:
-                assert (await app.within.complete(connection, lease, None)).accepted
+                assert (await app.external_tx.complete(connection, lease, None)).accepted
                 raise Undone
             assert await store.external.tx_outcome(lease) is TxOutcome.ROLLED_BACK
             with begun(app) as connection:
-                assert (await app.within.complete(connection, lease, '"r"')).accepted
+                assert (await app.external_tx.complete(connection, lease, '"r"')).accepted
             assert await store.external.tx_outcome(lease) is TxOutcome.COMMITTED
             assert (await app.get(lease.job_id)).result == '"r"'
             assert await store.external.tx_outcome(Lease(lease.job_id, 7)) is TxOutcome.LEASE_LOST
             with begun(app) as connection:
-                answer = await app.within.complete(connection, lease, None)
+                answer = await app.external_tx.complete(connection, lease, None)
             assert (answer.accepted, answer.state) == (False, JobState.SUCCEEDED)
 
     asyncio.run(ask())
@@ -114,10 +114,10 @@ def test_lease_number_of_another_worker_completes_nothing(app: Holdfast) -> None
         async with app:
             lease = await _claimed(app)  # a restored backup forgot an earlier claim of the same number, by "other"
             with begun(app) as connection:
-                answer = await app.within.complete(connection, lease, '"late"', "other")
+                answer = await app.external_tx.complete(connection, lease, '"late"', "other")
             assert (answer.accepted, answer.state) == (False, JobState.RUNNING)
             with begun(app) as connection:
-                assert (await app.within.complete(connection, lease, '"mine"', "w")).accepted
+                assert (await app.external_tx.complete(connection, lease, '"mine"', "w")).accepted
 
     asyncio.run(ask())
 
@@ -160,10 +160,10 @@ def test_superseded_lease_completes_nothing(app: Holdfast) -> None:
             )
             claim = await store.queueing.claim(ClaimRequest("other", {"*": 1}, limit=1, lease_for=timedelta(minutes=1)))
             with begun(app) as connection:
-                answer = await app.within.complete(connection, superseded, '"late"')
+                answer = await app.external_tx.complete(connection, superseded, '"late"')
             assert (answer.accepted, answer.state) == (False, JobState.RUNNING)
             with begun(app) as connection:
-                assert (await app.within.complete(connection, claim.jobs[0].lease, '"mine"')).accepted
+                assert (await app.external_tx.complete(connection, claim.jobs[0].lease, '"mine"')).accepted
             assert (await app.get(superseded.job_id)).result == '"mine"'
 
     asyncio.run(ask())

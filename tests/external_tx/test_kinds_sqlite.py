@@ -100,7 +100,7 @@ def test_job_is_completed_by_the_commit_alone(file: File) -> None:
             return (await (await app.open_store()).queueing.claim(request)).jobs[0].lease
 
     async def complete(held: Hold) -> None:
-        assert (await file.app.within.complete(held.connection, lease, '"done"')).accepted
+        assert (await file.app.external_tx.complete(held.connection, lease, '"done"')).accepted
         assert (await file.app.get(lease.job_id)).state is JobState.RUNNING
 
     async def complete_and_fail(held: Hold) -> None:

@@ -358,7 +358,7 @@ def test_step_in_an_open_transaction_holds_its_job(place: Place) -> None:
             (job,) = (await store.queueing.claim(first)).jobs
             await place.app.enqueue("other")
             async with by_asyncpg(place.url) as held:
-                record = place.app.within.record_step
+                record = place.app.external_tx.record_step
                 answers = [
                     await record(held.connection, NewStep(lease, name, 1, True, "1", worker), previous)
                     for lease, name, worker, previous in (

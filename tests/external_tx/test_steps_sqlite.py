@@ -119,7 +119,7 @@ def test_store_records_a_step_under_its_lease_alone(app: Holdfast) -> None:
             lease = await _claimed(app)
             with begun(app) as connection:
                 answers = [
-                    await app.within.record_step(connection, NewStep(asked, name, 1, True, "1", worker), previous)
+                    await app.external_tx.record_step(connection, NewStep(asked, name, 1, True, "1", worker), previous)
                     for asked, name, worker, previous in (
                         (lease, "charge", "w", None),
                         (lease, "charge", "w", None),

@@ -151,7 +151,7 @@ async def test_skewed_caller_writes_in_its_transaction_by_the_servers_clock(url:
     async with skewed() as store, Holdfast(url) as app:
         job = await running(store)
         async with by_asyncpg(url) as held:
-            (submitted,) = await app.within.submit(held.connection, [new_job(delay=LEASE)])
-            assert (await app.within.complete(held.connection, job.lease, None, job.worker)).accepted
+            (submitted,) = await app.external_tx.submit(held.connection, [new_job(delay=LEASE)])
+            assert (await app.external_tx.complete(held.connection, job.lease, None, job.worker)).accepted
         assert seconds_from_now((await stored(store, job.id)).ended_at_us) == pytest.approx(0, abs=NEAR)
         assert seconds_from_now((await stored(store, submitted.job_id)).run_at_us) == pytest.approx(30, abs=NEAR)

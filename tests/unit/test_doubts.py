@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.core.models import JobState, Reason, Settlement
-from holdfast.stores.common.unconfirmed import SettlementEvidence, accepted_as
+from holdfast.stores.common.unconfirmed import RecordedOutcome, accepted_as
 
 SUCCEEDED = Settlement(job_id="job", claims=3, state=JobState.SUCCEEDED)
 FAILED = Settlement(job_id="job", claims=3, state=JobState.FAILED, reason=Reason.ERROR, error="boom")
@@ -16,10 +16,10 @@ ALL = (SUCCEEDED, FAILED, RELEASED, SNOOZED)
 
 def fate(
     state: JobState | None, claims: int | None = 3, left: JobState | None = None, *, error: str = "boom"
-) -> SettlementEvidence:
+) -> RecordedOutcome:
     """A job that stands so, and the record of the attempt in doubt, if there is one."""
     reason = None if left is None else "error" if error == "boom" else "crashed"
-    return SettlementEvidence(state, claims, None, left, reason, left and error)
+    return RecordedOutcome(state, claims, None, left, reason, left and error)
 
 
 @pytest.mark.parametrize("settlement", ALL)

@@ -137,7 +137,7 @@ def test_notifying_and_registering_threads_do_not_interfere(tmp_path: Path) -> N
         for number in range(200):
             if thread < 2:
                 wakes.notify_committed({"queue:default", f"job:{number}"})
-                wakes.endings_wanted()
+                wakes.has_end_waiters()
             else:
                 wakes.wait_here(wanted, 0.0002, lambda: False)
         return []

@@ -17,7 +17,7 @@ OVERLAP_US = 1_000_000
 """What is read again, in case the clock was set back."""
 LAST = "ffffffff-ffff-ffff-ffff-ffffffffffff"
 """Behind every job of an instant."""
-FIRST = "00000000-0000-0000-0000-000000000000"
+FIRST_ID = "00000000-0000-0000-0000-000000000000"
 """Before every job of an instant."""
 _MARK = re.compile(r"(\d{1,17})\.(\d{1,17})(?:\.([0-9a-f-]{36})\.(\d{1,16}))?", re.ASCII)
 
@@ -54,7 +54,7 @@ class EventCursor(NamedTuple):
 
     def events_until(self, endings: list[JobEvent], *, more: bool = False, gap: bool = False) -> JobEvents:
         """Returns the events up to this position."""
-        outside = self if self.job_id in (None, LAST) else self._replace(job_id=FIRST, claims=0)
+        outside = self if self.job_id in (None, LAST) else self._replace(job_id=FIRST_ID, claims=0)
         return JobEvents(endings=endings, mark=str(self), public_cursor=str(outside), more=more, gap=gap)
 
     def is_gap(self, now_us: int, max_age: timedelta) -> bool:

@@ -73,7 +73,7 @@ def line_page(lines: list[LogLine], limit: int) -> LogPage:
     return LogPage(lines[:limit], None if last is None else f"{last.claims}-{last.number}")
 
 
-def awaited_jobs(topics: Sequence[str]) -> list[str]:
+def jobs_of_topics(topics: Sequence[str]) -> list[str]:
     """The jobs whose endings these topics wait for; ``job:*`` stands for endings, but for no job."""
     return [topic.removeprefix("job:") for topic in topics if topic.startswith("job:") and topic != "job:*"]
 

@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from holdfast.core.errors import ForkedConnection, HoldfastError
 from holdfast.core.portal import Portal, running_loop
 from holdfast.stores.base import Admin, External, Health, Limits, Maintenance, Query, Queueing, Schedules, Workflow
-from holdfast.stores.common.requests import awaited_jobs
+from holdfast.stores.common.requests import jobs_of_topics
 
 T = TypeVar("T")
 _CLOSE_SECONDS = 5.0  # for a store to close in the event loop of another thread
@@ -205,9 +205,9 @@ async def wait_for_topics(
     timeout: float,
 ) -> None:
     """``Queueing.wait``: returns at once if a job that these topics wait for has ended already."""
-    awaited = awaited_jobs(topics)
+    job_ids = jobs_of_topics(topics)
 
     async def is_done() -> bool:
-        return bool(awaited) and await any_finished(awaited)
+        return bool(job_ids) and await any_finished(job_ids)
 
     await notifications.wait(topics, timeout, is_done)

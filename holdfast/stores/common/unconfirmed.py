@@ -54,7 +54,7 @@ class UnconfirmedClaims:
         self._lost.discard(worker)
 
 
-class SettlementEvidence(NamedTuple):
+class RecordedOutcome(NamedTuple):
     """Outcome of a job, and of its attempt under one lease."""
 
     state: JobState | None  # of the job; None: it is gone
@@ -69,7 +69,7 @@ class SettlementEvidence(NamedTuple):
         return self.claims == claims and self.state is JobState.RUNNING
 
 
-def accepted_as(settlement: Settlement, evidence: SettlementEvidence) -> JobState | None:
+def accepted_as(settlement: Settlement, evidence: RecordedOutcome) -> JobState | None:
     """State in which a settlement with a lost answer left its job, even if that changed since; None: not applied.
 
     Attempts leave a record, but for those that succeeded or were given back: of these nothing is known but that the

@@ -50,7 +50,7 @@ class PostgresAdmin(SelectionAdmin):
             ids = await self._standing(fetch, chosen)
             rows = await fetch(self._sql["cancel_unstarted"], ids=ids)
             unstarted = [job_id for job_id, _ in rows]
-            resolution = await self._resolve(fetch, [job_id for job_id, is_awaited in rows if is_awaited])
+            resolution = await self._resolve(fetch, [job_id for job_id, has_dependents in rows if has_dependents])
             running = await fetch(self._sql["cancel_running"], ids=ids)
             changed = dict.fromkeys(unstarted, JobState.CANCELLED)
             changed |= {job_id: JobState.RUNNING for job_id, _ in running}
@@ -133,9 +133,9 @@ class PostgresAdmin(SelectionAdmin):
             ids = await self._standing(fetch, chosen)
             rows = await fetch(self._sql["deletable"], ids=ids)
             gone = {job_id: STATES[code] for job_id, code, _ in rows}
-            awaited = [job_id for job_id, _, is_awaited in rows if is_awaited and gone[job_id] not in TERMINAL]
-            resolution = await self._resolve(fetch, awaited, deleted=True)
-            await fetch(self._sql["delete_keys_of"], ids=list(gone), whatever=True)
+            ended = [job_id for job_id, _, has_dependents in rows if has_dependents and gone[job_id] not in TERMINAL]
+            resolution = await self._resolve(fetch, ended, deleted=True)
+            await fetch(self._sql["delete_keys_of"], ids=list(gone), ignore_lifetime=True)
             await fetch(self._sql["delete_jobs"], ids=list(gone))
             return await self._operated(fetch, ids, gone, chosen), resolution
 

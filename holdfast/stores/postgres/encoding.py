@@ -231,7 +231,7 @@ def stored_unique(options: str) -> UniqueKey | None:
 
 
 def settlement_columns(settlements: Sequence[Settlement]) -> dict[str, Any]:
-    """A batch as the parameters of ``settle_rest`` and ``settle_awaited``."""
+    """A batch as the parameters of ``settle_rest`` and ``settle_with_dependents``."""
     return {
         "ids": [each.job_id for each in settlements],
         "claims": [each.claims for each in settlements],

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from holdfast.core.models import MICROSECOND, JobEvent, JobEvents
 from holdfast.core.stats import CountGroup, JobStats
-from holdfast.stores.common.event_cursor import FIRST, Place, not_a_mark, place_of
+from holdfast.stores.common.event_cursor import FIRST_ID, Place, not_a_mark, place_of
 from holdfast.stores.common.named_sql import STATES
 from holdfast.stores.postgres.encoding import NumberedStatement, from_text
 from holdfast.stores.postgres.pool import PostgresPool
@@ -68,7 +68,7 @@ class SnapshotCursor(NamedTuple):
 
     seen: TransactionSnapshot
     shown: TransactionSnapshot | None = None
-    place: Place = (0, FIRST, 0)
+    place: Place = (0, FIRST_ID, 0)
 
     @classmethod
     def read(cls, text: str | int) -> SnapshotCursor:
@@ -94,7 +94,7 @@ class SnapshotCursor(NamedTuple):
 
     def events_until(self, found: list[JobEvent], *, more: bool = False, gap: bool = False) -> JobEvents:
         """Returns events up to here, without attempts of jobs that are being deleted."""
-        outside = self._replace(place=(self.place[0], FIRST, 0))
+        outside = self._replace(place=(self.place[0], FIRST_ID, 0))
         there = [each for each in found if each.task]
         return JobEvents(endings=there, mark=str(self), public_cursor=str(outside), more=more, is_exact=True, gap=gap)
 

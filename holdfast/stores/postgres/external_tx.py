@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from holdfast.core.batches import outside_members
+from holdfast.core.batches import members_of_stored_batches
 from holdfast.core.errors import Invalid
 from holdfast.core.limits import LimitTable
 from holdfast.core.models import JobState, Lease, NewJob, Settled, Submitted, TxOutcome
@@ -94,9 +94,9 @@ class PostgresExternal:
         outside = outside_jobs(jobs)
         if outside:
             ids = ",".join(possible_ids(outside))
-            rows = yield Statement(self._sql["lock_awaited_inside"].sql, (ids,))
+            rows = yield Statement(self._sql["lock_dependencies_inside"].sql, (ids,))
             check_stored(outside, [job_id for (job_id,) in map(_texts, rows)])
-        batches = outside_members(jobs)
+        batches = members_of_stored_batches(jobs)
         if batches:
             asked = member_document(batches)
             check_locked(batches, map(_texts, (yield Statement(self._sql["lock_batches_inside"].sql, (asked,)))))

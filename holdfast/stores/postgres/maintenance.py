@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import NamedTuple
 
 from holdfast.core import waits
-from holdfast.core.history import FIRST, LAG, HistoryInterval
+from holdfast.core.history import COUNT_DELAY, FIRST_WINDOW, HistoryInterval
 from holdfast.core.models import ExpiredJob, Job, JobState
 from holdfast.stores.common.named_sql import CODES
 from holdfast.stores.common.requests import EXPIRY_ROUNDS, FORGOTTEN_AFTER, SWEEP_TIME
@@ -67,7 +67,7 @@ class PostgresMaintenance:
         pruned = 0
         for state, span in ended_for.items():
             pruned += await self._prune_state(JobState(state), span, limit - pruned)
-        await self._pool.fetch(self._sql["outlived_keys"], limit=limit, extra=SWEEP_TIME)
+        await self._pool.fetch(self._sql["detach_expired_keys"], limit=limit, extra=SWEEP_TIME)
         await self._pool.fetch(self._sql["prune_keys"], limit=limit, extra=SWEEP_TIME)
         await self._pool.fetch(self._sql["prune_workers"], span=span_us(FORGOTTEN_AFTER), extra=SWEEP_TIME)
         kept = span_us(waits.SIGNALS_KEPT)
@@ -78,13 +78,13 @@ class PostgresMaintenance:
     async def _prune_state(self, state: JobState, span: timedelta, limit: int) -> int:
         async def run_in_transaction(fetch: Fetch) -> int:
             rows = await fetch(self._sql["prune_jobs"], state=CODES[state], span=span_us(span), limit=limit)
-            awaited = [job_id for job_id, _, is_awaited in rows if is_awaited]
-            if awaited:
-                unneeded = {job_id for (job_id,) in await fetch(self._sql["unneeded"], ids=awaited)}
+            depended_on = [job_id for job_id, _, has_dependents in rows if has_dependents]
+            if depended_on:
+                unneeded = {job_id for (job_id,) in await fetch(self._sql["unneeded"], ids=depended_on)}
                 rows = [row for row in rows if not row[2] or row[0] in unneeded]
             keyed = [job_id for job_id, has_key, _ in rows if has_key]
             if keyed:
-                await fetch(self._sql["delete_keys_of"], ids=keyed, whatever=False)
+                await fetch(self._sql["delete_keys_of"], ids=keyed, ignore_lifetime=False)
             if rows:
                 await fetch(self._sql["delete_jobs"], ids=[row[0] for row in rows])
             return len(rows)
@@ -95,12 +95,12 @@ class PostgresMaintenance:
         async def run_in_transaction(fetch: Fetch) -> bool:
             marks = await fetch(self._sql["history_mark"])
             if not marks:
-                await fetch(self._sql["history_begin"], first=span_us(FIRST))
+                await fetch(self._sql["history_begin"], first=span_us(FIRST_WINDOW))
                 marks = await fetch(self._sql["history_mark"])
             if not marks:  # another sweeper counts
                 return False
             ((mark,),) = marks
-            ((until, more),) = await fetch(self._sql["history_until"], mark=mark, limit=limit, lag=span_us(LAG))
+            ((until, more),) = await fetch(self._sql["history_until"], mark=mark, limit=limit, lag=span_us(COUNT_DELAY))
             if until <= mark:
                 return False
             await fetch(self._sql["history_add"], mark=mark, until=until)

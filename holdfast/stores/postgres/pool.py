@@ -201,7 +201,7 @@ class PostgresPool:
         except ValueError as error:
             raise ConfigError(f"url: {error}") from error
 
-    async def _with_link(self, once: Callable[[Connection], Awaitable[T]], give_up: float) -> T:
+    async def _with_connection(self, once: Callable[[Connection], Awaitable[T]], give_up: float) -> T:
         """Run ``once`` on a connection. After any failure but a refusal by the server it is thrown away."""
         async with self._room:
             connection = await self._acquire(give_up)
@@ -414,7 +414,7 @@ class PostgresPool:
         while True:
             try:
                 async with asyncio.timeout_at(ends):
-                    return await self._with_link(once, give_up)
+                    return await self._with_connection(once, give_up)
             except _CONFLICT as error:
                 conflicts += 1
                 if conflicts >= _CONFLICTS:

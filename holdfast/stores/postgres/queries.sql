@@ -91,12 +91,12 @@ count(*) filter (where m.state = 4), count(*) filter (where m.state = 5),
 count(*) filter (where m.state = 6), count(*) filter (where m.state = 7),
 min(m.created_at)
 
--- own: lock_awaited
-select l::text from holdfast.lock_awaited(:ids) l;
+-- own: lock_dependencies
+select l::text from holdfast.lock_dependencies(:ids) l;
 
--- own: lock_awaited_inside
+-- own: lock_dependencies_inside
 -- The same, and the next, for a caller's own transaction.
-select l::text from holdfast.lock_awaited(string_to_array(?, ',')::uuid[]) l;
+select l::text from holdfast.lock_dependencies(string_to_array(?, ',')::uuid[]) l;
 
 -- own: lock_batches
 select batch::text, job_id::text, state, is_known from holdfast.lock_batches(:members);
@@ -458,21 +458,21 @@ with ended as (
     update holdfast.job set state = 6, reason = 'payload', error = :error, error_group = 'unreadable',
         ended_at = :now, lease_until = null
     where id = :id
-    returning id, awaited
+    returning id, has_dependents
 )
 select d.queue, d.job_id::text
-from (select array_agg(id) as ids from ended where awaited) e
+from (select array_agg(id) as ids from ended where has_dependents) e
 cross join lateral holdfast.resolve_dependencies(e.ids, :now, false) d;
 
 -- fragment: succeed
 -- Rows that others have locked are not waited for: no open transaction keeps a batch of others' jobs. Awaited jobs are
--- left to settle_awaited.
+-- left to settle_with_dependents.
 update holdfast.job j
 set state = 5, ended_at = :now, result = d.result, lease_until = null, lost_leases = 0, tier = 0, cancelling = false,
     reason = null, error = null, error_group = null
 from unnest(:ids::uuid[], :claims::bigint[], :results::text[]) as d (id, claims, result)
 where j.id = d.id and j.claims = d.claims and j.state + 0 = 2 and j.lease_until + 0 > :now
-  and (:worker::text is null or j.worker = :worker) and not j.awaited
+  and (:worker::text is null or j.worker = :worker) and not j.has_dependents
   and (select set_config('lock_timeout', '250ms', true)) is not null
 
 -- name: settle_succeeded
@@ -537,27 +537,27 @@ returning d.ordinal, j.id, j.claims, j.state, j.run_at, j.queue, j.attempts, j.w
 with settled as (
     -- include: settle
     -- include: settle_guard
-      and not j.awaited
+      and not j.has_dependents
     -- include: settle_end
 select ordinal, state, run_at, queue, partition from settled;
 
 -- own: settle_prioritized
--- Failures that give their jobs another priority. Of awaited jobs a cancelled one is left to settle_awaited.
+-- Failures that give their jobs another priority. Of jobs with dependents a cancelled one is left to settle_with_dependents.
 with settled as (
     -- include: settle
         , rank = case when j.cancelling then j.rank else (:ranks::integer[])[d.ordinal] end
     -- include: settle_guard
-      and not (j.awaited and j.cancelling)
+      and not (j.has_dependents and j.cancelling)
     -- include: settle_end
 select ordinal, state, run_at, queue, partition from settled;
 
--- own: settle_awaited
--- Everything about awaited jobs, with what that changes for jobs that wait: queues with due jobs, and jobs that ended. Ends of jobs
+-- own: settle_with_dependents
+-- Everything about jobs with dependents, with what that changes for jobs that wait: queues with due jobs, and jobs that ended. Ends of jobs
 -- for which the same one waits go in turn, so the rows of jobs that wait are waited for longer.
 with settled as (
     -- include: settle
     -- include: settle_guard
-      and j.awaited
+      and j.has_dependents
     -- include: settle_end
 , resolved as materialized (
     select d.queue, d.job_id
@@ -571,14 +571,14 @@ select null, null, null, queue, null, job_id::text from resolved;
 -- own: unlocked
 -- Those of the jobs that no other transaction holds right now, nor a job that waits for them.
 with free as materialized (
-    select id, awaited from holdfast.job where id = any(:ids::uuid[]) order by id for no key update skip locked
+    select id, has_dependents from holdfast.job where id = any(:ids::uuid[]) order by id for no key update skip locked
 ), waiting as materialized (
-    select d.job_id, d.waiter from free f join holdfast.dependency d on d.job_id = f.id where f.awaited and d.state = 'open'
+    select d.job_id, d.waiter from free f join holdfast.dependency d on d.job_id = f.id where f.has_dependents and d.state = 'open'
 ), free_waiting as materialized (
     select id from holdfast.job where id = any(array(select waiter from waiting)) order by id for no key update skip locked
 )
 select f.id::text from free f
-where not f.awaited or not exists (
+where not f.has_dependents or not exists (
     select from waiting w where w.job_id = f.id and not w.waiter = any(array(select id from free_waiting)));
 
 -- own: resolve_ended
@@ -791,10 +791,10 @@ order by j.lease_until limit :limit for no key update skip locked;
 
 -- name: prune_jobs
 -- Not those for which a job waits or waited that has not ended, nor those that a replay of a failed job brings back.
-select id::text, keyed, awaited from holdfast.job
+select id::text, keyed, has_dependents from holdfast.job
 where state >= 5 and (state, ended_at) >= (:state::smallint, 0::bigint)
   and (state, ended_at) <= (:state::smallint, :now - :span::bigint)
-  and not (awaited and holdfast.is_needed(id))
+  and not (has_dependents and holdfast.is_needed(id))
   and not (reason is not distinct from 'dependency' and :state::smallint = 7 and holdfast.has_failed_dependency(id))
 order by state, ended_at limit :limit for update skip locked;
 
@@ -823,9 +823,9 @@ delete from holdfast.attempt where job_id = any(array(select id from gone));
 
 -- name: delete_keys_of
 -- Deleting a job frees its key; pruning leaves it until its own lifetime is over.
-delete from holdfast.key where job_id = any(:ids::uuid[]) and (:whatever or coalesce(keep_until, 0) <= :now);
+delete from holdfast.key where job_id = any(:ids::uuid[]) and (:ignore_lifetime or coalesce(keep_until, 0) <= :now);
 
--- name: outlived_keys
+-- name: detach_expired_keys
 -- Their lifetime is over and their job's row is not: from now on they die with it, and no sweep meets them again.
 with over as materialized (
     select key, job_id from holdfast.key
@@ -836,7 +836,7 @@ where key = any(array(
     select key from over where (select j.id from holdfast.job j where j.id = over.job_id) is not null));
 
 -- name: prune_keys
--- Of those whose lifetime was over first; the ones with a job are outlived_keys by now.
+-- Of those whose lifetime was over first; `detach_expired_keys` has seen those with a job.
 with over as materialized (
     select key, job_id from holdfast.key
     where keep_until <= :now order by keep_until limit :limit for update skip locked
@@ -865,10 +865,10 @@ with due as materialized (
     set state = 7, reason = 'expired', error = coalesce(error, 'expired: no worker began it in time'), lost_leases = 0, tier = 0,
         ended_at = :now
     where id = any(array(select id from locked where ends)) and (state + 0) in (0, 1, 3, 4)
-    returning id, task, queue, awaited
+    returning id, task, queue, has_dependents
 ), resolved as materialized (
     select d.queue, d.job_id
-    from (select array_agg(id) as ids, set_config('lock_timeout', '2s', true) from ended where awaited) e
+    from (select array_agg(id) as ids, set_config('lock_timeout', '2s', true) from ended where has_dependents) e
     cross join lateral holdfast.resolve_dependencies(e.ids, :now, false) d
 )
 select n.number, ended.id::text, ended.task, ended.queue, null as due, null as cancelled
@@ -902,7 +902,7 @@ select holdfast.set_expiry(:id, coalesce(:expires_at::bigint, :now + :expires_in
 update holdfast.job
 set state = 7, reason = 'cancelled', error = coalesce(error, 'cancelled'), lost_leases = 0, tier = 0, ended_at = :now
 where id = any(:ids::uuid[]) and (state + 0) in (0, 1, 3, 4)
-returning id::text, awaited;
+returning id::text, has_dependents;
 
 -- name: cancel_running
 update holdfast.job set cancelling = true
@@ -917,7 +917,7 @@ set state = case when d.later > 0 then 1 else 0 end, attempts = 0, lost_leases =
     run_at = d.later + :now
 from unnest(:ids::uuid[], :laters::bigint[]) as d (id, later)
 where j.id = d.id and ((j.state + 0) in (3, 6, 7) or (:force and j.state + 0 = 5)) and j.members is null
-returning j.id::text, j.queue, j.state, j.awaited or j.waits is not null;
+returning j.id::text, j.queue, j.state, j.has_dependents or j.waits is not null;
 
 -- own: renew_waits
 select r::text from holdfast.reopen_dependencies(:ids) r;
@@ -936,7 +936,7 @@ from (
     order by (u.policy ->> 'key') collate "C" offset 0) d;
 
 -- name: deletable
-select id::text, state, awaited from holdfast.job where id = any(:ids::uuid[]) and state + 0 <> 2 for update;
+select id::text, state, has_dependents from holdfast.job where id = any(:ids::uuid[]) and state + 0 <> 2 for update;
 
 -- name: choose
 -- Oldest first. Operations by filter go through the table in its own order; they are rare and bounded.

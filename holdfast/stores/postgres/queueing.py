@@ -111,15 +111,15 @@ class PostgresQueueing:
 
     def _notify(
         self,
-        firsts: Mapping[str, QueuePosition],
+        earliest: Mapping[str, QueuePosition],
         ended: Sequence[str] = (),
         *,
         needs_notify: bool = True,
         freed_queues: Collection[str] = (),
     ) -> None:
-        for queue, first in firsts.items():
+        for queue, first in earliest.items():
             self.note_ready(queue, first)
-        topics = {f"queue:{queue}" for queue in (*firsts, *freed_queues)} | {f"due:{queue}" for queue in freed_queues}
+        topics = {f"queue:{queue}" for queue in (*earliest, *freed_queues)} | {f"due:{queue}" for queue in freed_queues}
         if needs_notify:
             self._notifications.notify_committed(topics, ended)
         else:

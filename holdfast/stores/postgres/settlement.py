@@ -18,7 +18,7 @@ from holdfast.stores.base import EVERY_QUEUE
 from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.stores.common.named_sql import STATES
 from holdfast.stores.common.requests import extra_timeout
-from holdfast.stores.common.unconfirmed import SettlementEvidence, UnconfirmedSettlements, accepted_as
+from holdfast.stores.common.unconfirmed import RecordedOutcome, UnconfirmedSettlements, accepted_as
 from holdfast.stores.postgres.cursors import END, START, QueuePosition
 from holdfast.stores.postgres.dependencies import NOTHING_RESOLVED, Resolution, read_resolution
 from holdfast.stores.postgres.encoding import NumberedStatement, from_text, settlement_columns, text_or_none
@@ -55,9 +55,9 @@ class Settling:
         answers: dict[str, Settled] = {}
         ordered = sorted(settlements, key=_job_id)  # as all who write several rows lock them
         try:
-            locked = await self._settle_free(ordered, answers)
+            locked = await self._settle_unlocked(ordered, answers)
             if len(answers) < len(ordered):
-                locked |= await self._settle_awaited(
+                locked |= await self._settle_with_dependents(
                     [each for each in ordered if each.job_id not in answers and each.job_id not in locked], answers
                 )
             if len(answers) < len(ordered):
@@ -79,17 +79,17 @@ class Settling:
             answers.update(zip(indexes, settled, strict=True))
         return [answers[index] for index in range(len(settlements))]
 
-    async def _settle_free(self, ordered: Sequence[Settlement], answers: dict[str, Settled]) -> set[str]:
+    async def _settle_unlocked(self, ordered: Sequence[Settlement], answers: dict[str, Settled]) -> set[str]:
         """Settles all but those that other transactions have locked; returns the ids of these."""
         locked: set[str] = set()
         if self._locked:  # what was locked the last time is not waited for again
             locked = await self._still_locked([each.job_id for each in ordered if each.job_id in self._locked])
         try:
-            await self._settle_both([each for each in ordered if each.job_id not in locked], answers)
+            await self._settle_independent([each for each in ordered if each.job_id not in locked], answers)
         except Locked:
             locked = await self._still_locked([each.job_id for each in ordered if each.job_id not in answers])
             free = [each for each in ordered if each.job_id not in answers and each.job_id not in locked]
-            await self._settle_both(free, answers)
+            await self._settle_independent(free, answers)
         return locked
 
     async def _still_locked(self, job_ids: Sequence[str]) -> set[str]:
@@ -102,7 +102,7 @@ class Settling:
         self._locked |= locked
         return locked
 
-    async def _settle_both(self, batch: Sequence[Settlement], answers: dict[str, Settled]) -> None:
+    async def _settle_independent(self, batch: Sequence[Settlement], answers: dict[str, Settled]) -> None:
         simple: defaultdict[str | None, list[Settlement]] = defaultdict(list)  # by worker: mostly one
         rest, prioritized = [], []
         for each in batch:
@@ -147,7 +147,7 @@ class Settling:
         rows = await self._fetch_settled("settle_prioritized", batch, ranks=ranks)
         self._record_rows(batch, rows, NOTHING_RESOLVED, answers)
 
-    async def _settle_awaited(self, batch: list[Settlement], answers: dict[str, Settled]) -> set[str]:
+    async def _settle_with_dependents(self, batch: list[Settlement], answers: dict[str, Settled]) -> set[str]:
         """Settles those of the rest that others depend on. Returns those that a locked row prevents."""
         locked: set[str] = set()
         try:
@@ -163,7 +163,7 @@ class Settling:
     async def _settle_and_resolve(self, batch: list[Settlement], answers: dict[str, Settled]) -> None:
         if not batch:
             return
-        rows = await self._fetch_settled("settle_awaited", batch)
+        rows = await self._fetch_settled("settle_with_dependents", batch)
         resolution = read_resolution((row[3], row[5]) for row in rows if row[0] is None)
         self._record_rows(batch, [row[:5] for row in rows if row[0] is not None], resolution, answers)
 
@@ -179,18 +179,18 @@ class Settling:
         self, batch: Sequence[Settlement], rows: Rows, resolution: Resolution, answers: dict[str, Settled]
     ) -> None:
         ended: list[str] = [*resolution.ended]
-        firsts: dict[str, QueuePosition] = {}
+        earliest: dict[str, QueuePosition] = {}
         for ordinal, code, run_at, queue, _ in rows:
             each, state = batch[ordinal - 1], STATES[code]
             answers[each.job_id] = Settled(each.job_id, each.claims, True, state, run_at)
             if state in TERMINAL:
                 ended.append(each.job_id)
             elif state is JobState.QUEUED:
-                firsts[queue] = START  # given back: to where it was
+                earliest[queue] = START  # given back: to where it was
             else:
-                firsts.setdefault(queue, END)  # not ready yet; who sleeps until something falls due must know
+                earliest.setdefault(queue, END)  # not ready yet; who sleeps until something falls due must know
         freed_queues = resolution.queues | self._queues_with_room([row[3:] for row in rows])
-        self._notify(firsts, ended, freed_queues=freed_queues)
+        self._notify(earliest, ended, freed_queues=freed_queues)
 
     def _queues_with_room(self, partitions: Sequence[Sequence[str | None]]) -> set[str]:
         """Queues in which ended jobs made room, by queues and partitions. A limit of a task holds in every queue."""
@@ -230,10 +230,10 @@ class Settling:
 
 def _evidence(
     state: int | None, claims: int | None, run_at: int | None, left: int | None, *texts: str | None
-) -> SettlementEvidence:
+) -> RecordedOutcome:
     reason, error = texts
     left_as = None if left is None else STATES[left]
-    return SettlementEvidence(
+    return RecordedOutcome(
         None if state is None else STATES[state],
         claims,
         run_at,

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from holdfast.core.batches import outside_members
+from holdfast.core.batches import members_of_stored_batches
 from holdfast.core.errors import HoldfastError, Unavailable
 from holdfast.core.models import NewJob, Submitted
 from holdfast.stores.common.requests import extra_timeout
@@ -121,12 +121,12 @@ async def insert_dependent(
 
     Raises `Invalid` if what they refer to is not there, and `Conflict` if a batch has ended; then nothing is stored.
     """
-    outside, batches = outside_jobs(jobs), outside_members(jobs)
+    outside, batches = outside_jobs(jobs), members_of_stored_batches(jobs)
     missing: list[str] = []
     found: list[Rows] = []
 
     async def run_in_transaction(fetch: Fetch) -> tuple[list[Submitted], Resolution]:
-        stored = {job_id for (job_id,) in await fetch(statements["lock_awaited"], ids=possible_ids(outside))}
+        stored = {job_id for (job_id,) in await fetch(statements["lock_dependencies"], ids=possible_ids(outside))}
         if len(stored) < len(outside):
             needed = outside_jobs(jobs, await _known_jobs(statements, jobs, fetch))
             missing[:] = [job_id for job_id in needed if job_id not in stored]

@@ -11,7 +11,7 @@ from typing import Any
 
 from redis import exceptions as driver
 
-from holdfast.core.history import FIRST, LAG, HistoryInterval
+from holdfast.core.history import COUNT_DELAY, FIRST_WINDOW, HistoryInterval
 from holdfast.core.models import ExpiredJob, Finding, Job, JobState
 from holdfast.core.waits import SIGNALS_KEPT
 from holdfast.stores.common.requests import EXPIRY_ROUNDS, FORGOTTEN_AFTER
@@ -111,7 +111,7 @@ class RedisMaintenance:
 
     async def count_ended(self, *, limit: int) -> bool:
         intervals = [value for each in HistoryInterval for value in (each.length_us, each.kept_us // 1_000_000)]
-        spans = span_us(LAG), span_us(FIRST)
+        spans = span_us(COUNT_DELAY), span_us(FIRST_WINDOW)
         return bool(await self._pool.run(self._scripts["count_ended"], *spans, min(limit, _COUNTED), *intervals))
 
     async def reannounce(self) -> int:
@@ -133,7 +133,7 @@ async def repair(address: RedisAddress, now: int) -> list[Finding]:
     pool = RedisPool(address.server, address.prefix, max_connections=1, deadline=_ALL)
     try:
         for _ in range(_TRIES):
-            done = await pool.call(lambda connection: _mended(connection, names, now))
+            done = await pool.call(lambda connection: _apply_repairs(connection, names, now))
             if done is not None:
                 return _findings(done)
     finally:
@@ -143,15 +143,15 @@ async def repair(address: RedisAddress, now: int) -> list[Finding]:
 
 
 def _findings(done: Sequence[RepairStep]) -> list[Finding]:
-    found = Counter(mend.what for mend in done if mend.what)
+    found = Counter(step.what for step in done if step.what)
     return [Finding("repair", "ok", f"{number} {what}") for what, number in found.items()]
 
 
-async def _mended(connection: RedisConnection, names: NamespaceKeys, now: int) -> list[RepairStep] | None:
+async def _apply_repairs(connection: RedisConnection, names: NamespaceKeys, now: int) -> list[RepairStep] | None:
     """The repairs; None: something changed meanwhile, and nothing was done."""
     await _ask(connection, [("WATCH", *(names(name) for name in _WATCHED))])
     found = plan_repairs(await _Reading(connection, names).snapshot(now))
-    *_, answers = await _ask(connection, [("MULTI",), *(mend.command for mend in found), ("EXEC",)])
+    *_, answers = await _ask(connection, [("MULTI",), *(step.command for step in found), ("EXEC",)])
     if answers is None:
         return None
     refused = [answer for answer in answers if isinstance(answer, driver.ResponseError)]

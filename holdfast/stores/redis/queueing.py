@@ -30,7 +30,7 @@ from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.stores.common.requests import CLAIMED_A_SECOND, HEARTBEAT_RETRY_SHARE, extra_timeout
 from holdfast.stores.common.server_store import wait_for_topics
 from holdfast.stores.common.unconfirmed import (
-    SettlementEvidence,
+    RecordedOutcome,
     UnconfirmedClaims,
     UnconfirmedSettlements,
     accepted_as,
@@ -325,16 +325,16 @@ class RedisQueueing:
             return Settled(each.job_id, each.claims, True, accepted)
         return Settled(each.job_id, each.claims, False, state)
 
-    async def _evidence(self, each: Settlement) -> SettlementEvidence:
+    async def _evidence(self, each: Settlement) -> RecordedOutcome:
         (row,) = await self._pool.run(self._scripts["states"], each.job_id)
         if row is None:
-            return SettlementEvidence(None, None, None, None, None, None)
+            return RecordedOutcome(None, None, None, None, None, None)
         records = await self._query.attempts(each.job_id)
         record = next((record for record in records if record.claims == each.claims), None)
         now, claims = state_of(row[0]), whole_number(row[1])
         if record is None:
-            return SettlementEvidence(now, claims, None, None, None, None)
-        return SettlementEvidence(now, claims, None, record.state, record.reason, record.error)
+            return RecordedOutcome(now, claims, None, None, None, None)
+        return RecordedOutcome(now, claims, None, record.state, record.reason, record.error)
 
     # ── beat ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def heartbeat(

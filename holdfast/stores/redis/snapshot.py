@@ -11,7 +11,7 @@ from holdfast.stores.connections.redis_protocol import Argument
 
 FIELDS = (
     *("state", "spec", "dueTime", "seq", "lost_leases", "key", "endTime", "expiresAt", "pickupTime", "partition"),
-    *("waits", "waitNumber", "awaited", "members", "failed", "submitting"),
+    *("waits", "waitNumber", "hasDependents", "members", "failed", "submitting"),
 )
 """Fields that are read of a job's hash."""
 
@@ -122,7 +122,7 @@ class IndexedJob(NamedTuple):
     """When it ends, of one that no worker has taken."""
     waits: int = 0
     wait_number: bytes = b"0"
-    is_awaited: bool = False
+    has_dependents: bool = False
     has_started: bool = False
     members: int | None = None
     """Of a batch."""
@@ -153,12 +153,12 @@ class IndexedJob(NamedTuple):
         is_limited = buckets is not None and spec is not None and _LIMITED.search(spec)
         partition, _, weights = buckets.partition(b"\n") if buckets is not None and is_limited else (None, b"", b"")
         instant = int(expires) if expires is not None and picked is None else None
-        waits, wait_number, awaited, members, failed, submitting = wait_fields
+        waits, wait_number, has_dependents, members, failed, submitting = wait_fields
         kept = cls(state, queue, priority, *numbers, key, int(ended or 0), partition, weights or None, instant)
         return kept._replace(
             waits=int(waits or 0),
             wait_number=wait_number or b"0",
-            is_awaited=awaited is not None,
+            has_dependents=has_dependents is not None,
             has_started=picked is not None,
             members=None if members is None else int(members),
             failed=int(failed or 0),

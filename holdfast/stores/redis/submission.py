@@ -111,8 +111,8 @@ def find_earlier_keys(batches: Sequence[Sequence[NewJob]]) -> list[Mapping[str, 
     keys: dict[str, str] = {}
     found: list[Mapping[str, str]] = []
     for batch in batches:
-        awaited = {each.job_id for job in batch for each in job.after}
-        found.append({job_id: keys[job_id] for job_id in awaited & keys.keys()} if awaited else NO_KEYS)
+        needed = {each.job_id for job in batch for each in job.after}
+        found.append({job_id: keys[job_id] for job_id in needed & keys.keys()} if needed else NO_KEYS)
         for job in batch:
             key = job.unique.key if job.key is None and job.unique is not None else job.key
             if key is not None:

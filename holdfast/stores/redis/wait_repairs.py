@@ -181,8 +181,8 @@ class _WaitAudit:
             key = self._names("dependents:") + job
             for waiter in waiters - self._seen.zsets.get(key, {}).keys():
                 yield RepairStep(WAITS_CORRECTED, ("ZADD", key, 0, waiter))
-            if not kept.is_awaited:
-                yield RepairStep(WAITS_CORRECTED, ("HSET", self._names.job + job, "awaited", 1))
+            if not kept.has_dependents:
+                yield RepairStep(WAITS_CORRECTED, ("HSET", self._names.job + job, "hasDependents", 1))
 
     def check_kept_jobs(self) -> Iterator[RepairStep]:
         """Jobs that are kept longer than their retention are in the state that is said of them."""

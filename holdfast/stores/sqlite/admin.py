@@ -32,7 +32,11 @@ class SqliteAdmin(LimitedFamily, SelectionAdmin):
         unstarted = connection.execute(self._sql["cancel_unstarted"], values).fetchall()
         running = connection.execute(self._sql["cancel_running"], {"ids": batch}).fetchall()
         transaction.ended += [job_id for job_id, _ in unstarted]
-        resolve_in(transaction, self._sql, [(job_id, JobState.CANCELLED) for job_id, awaited in unstarted if awaited])
+        resolve_in(
+            transaction,
+            self._sql,
+            [(job_id, JobState.CANCELLED) for job_id, has_dependents in unstarted if has_dependents],
+        )
         for _, worker in running:
             transaction.notify_topic(f"worker:{worker}")
         changed = {job_id: JobState.CANCELLED for job_id, _ in unstarted}
@@ -80,8 +84,8 @@ class SqliteAdmin(LimitedFamily, SelectionAdmin):
             connection.execute(self._sql["forget_steps"], forgotten)
             connection.execute(self._sql["forget_receivers"], forgotten)
         waiters = [seq for seq, *_, is_waiter in rows if is_waiter]
-        awaited = [row[1] for row in rows if row[4]]
-        waits_again = run_flow(connection, renew_dependencies(self._sql, waiters, awaited))
+        replayed = [row[1] for row in rows if row[4]]
+        waits_again = run_flow(connection, renew_dependencies(self._sql, waiters, replayed))
         changed = {job_id: STATES[code] for _, job_id, _, code, *_ in rows}
         return self._operated(transaction, ids, changed | dict.fromkeys(waits_again, JobState.WAITING), chosen.more)
 
@@ -127,7 +131,9 @@ class SqliteAdmin(LimitedFamily, SelectionAdmin):
         rows = transaction.connection.execute(self._sql["deletable"], {"ids": as_json(ids)}).fetchall()
         gone = {job_id: STATES[state] for _, job_id, state, _ in rows}
         unended = [
-            (job_id, "deleted") for _, job_id, state, awaited in rows if awaited and STATES[state] not in TERMINAL
+            (job_id, "deleted")
+            for _, job_id, state, has_dependents in rows
+            if has_dependents and STATES[state] not in TERMINAL
         ]
         resolve_in(transaction, self._sql, unended)
         delete_rows(transaction, self._sql, [row[0] for row in rows], list(gone), keys_until=1 << 62)

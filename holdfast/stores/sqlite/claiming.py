@@ -125,8 +125,8 @@ class SqliteClaimBuilder:
                 jobs.append(decode_job(each))
             except UNREADABLE as error:
                 values = {"seq": seq, "now": self._lease["now"], "error": f"the stored job cannot be read: {error}"}
-                job_id, awaited = self.connection.execute(self._sql["mark_unreadable"], values).fetchone()
-                resolve_in(self._transaction, self._sql, [(job_id, JobState.DEAD)] if awaited else [])
+                job_id, has_dependents = self.connection.execute(self._sql["mark_unreadable"], values).fetchone()
+                resolve_in(self._transaction, self._sql, [(job_id, JobState.DEAD)] if has_dependents else [])
         return jobs
 
 

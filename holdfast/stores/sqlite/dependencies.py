@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
-from holdfast.core.batches import check_batches, outside_members
+from holdfast.core.batches import check_batches, members_of_stored_batches
 from holdfast.core.dependencies import NEVER_US, Condition, describe_failed_dependency, missing_dependency
 from holdfast.core.models import TERMINAL, JobState, NewJob, Reason
 from holdfast.stores.base import Statement, StatementFlow
@@ -53,11 +53,11 @@ def resolve_dependencies(
         if rows:
             level = yield from _count_members(statements, met, failed, resolution, now_us)
         if met:
-            resolution.queues |= yield from release_waiters(statements, met, now_us)
+            resolution.queues |= yield from decrement_waits(statements, met, now_us)
         if failed:
             cancelled = yield Statement(statements["cancel_waiters"], (as_json(errors.items()), now_us))
             resolution.ended += [job_id for job_id, _ in cancelled]
-            level += [(job_id, JobState.CANCELLED) for job_id, awaited in cancelled if awaited]
+            level += [(job_id, JobState.CANCELLED) for job_id, has_dependents in cancelled if has_dependents]
     return resolution
 
 
@@ -68,41 +68,41 @@ def _count_members(
     counts = as_json((waiter, met.get(waiter, 0), failed.get(waiter, 0)) for waiter in {*met, *failed})
     rows = yield Statement(statements["count_members"], (counts, now_us))
     level: list[tuple[str, str]] = []
-    for seq, job_id, awaited, code, failures in rows:
+    for seq, job_id, has_dependents, code, failures in rows:
         state = STATES[code]
         if state in (JobState.SUCCEEDED, JobState.DEAD):
             effects.ended.append(job_id)
-            level += [(job_id, str(state))] if awaited else []
+            level += [(job_id, str(state))] if has_dependents else []
         elif state is JobState.WAITING and 0 < failures == failed.get(seq, 0):
-            level += [(job_id, _FAILING)] if awaited else []
+            level += [(job_id, _FAILING)] if has_dependents else []
     return level
 
 
-def release_waiters(statements: Mapping[str, str], met: Mapping[int, int], now_us: int) -> StatementFlow[set[str]]:
+def decrement_waits(statements: Mapping[str, str], met: Mapping[int, int], now_us: int) -> StatementFlow[set[str]]:
     """Jobs (rows) wait for so many things less. Returns the queues of those that are due now."""
-    rows = yield Statement(statements["release_waiters"], (as_json(met.items()), now_us))
+    rows = yield Statement(statements["decrement_waits"], (as_json(met.items()), now_us))
     return {queue for queue, state in rows if STATES[state] is JobState.SCHEDULED}
 
 
 def check_dependencies(statements: Mapping[str, str], jobs: Sequence[NewJob]) -> StatementFlow[None]:
     """Raises Invalid if a job waits for one that is neither stored nor earlier among ``jobs``. Writes nothing."""
     earlier: set[str] = set()
-    awaited: list[tuple[NewJob, str]] = []
+    outside: list[tuple[NewJob, str]] = []
     for job in jobs:
-        awaited += [(job, each.job_id) for each in job.after if each.job_id not in earlier]
+        outside += [(job, each.job_id) for each in job.after if each.job_id not in earlier]
         earlier.add(job.id)
-    if not awaited:
+    if not outside:
         return
-    rows = yield Statement(statements["states_by_id"], (as_json({job_id for _, job_id in awaited}),))
+    rows = yield Statement(statements["states_by_id"], (as_json({job_id for _, job_id in outside}),))
     stored = {job_id for job_id, _ in rows}
-    for job, job_id in awaited:
+    for job, job_id in outside:
         if job_id not in stored and not (yield from _is_known(statements, job)):
             raise missing_dependency(job_id)
 
 
 def check_members(statements: Mapping[str, str], jobs: Sequence[NewJob]) -> StatementFlow[None]:
     """Raises Invalid or Conflict if a job cannot be a member of its batch. Writes nothing."""
-    outside = outside_members(jobs)
+    outside = members_of_stored_batches(jobs)
     if not outside:
         return
     rows = yield Statement(statements["batch_states"], (as_json(outside),))
@@ -131,7 +131,7 @@ def add_dependencies(
     conditions: dict[str, str] = {}
     for each in job.after:
         conditions.setdefault(answered.get(each.job_id, each.job_id), each.on)
-    rows = yield Statement(statements["await_jobs"], (as_json(conditions),))
+    rows = yield Statement(statements["mark_dependencies"], (as_json(conditions),))
     states = {job_id: STATES[code] for job_id, code, _ in rows}
     failing = {job_id for job_id, _, is_failing in rows if is_failing}
     edge_states = {job_id: _edge_state(on, states.get(job_id), job_id in failing) for job_id, on in conditions.items()}
@@ -171,7 +171,7 @@ def add_members(
     if not added:
         return Resolution()
     yield Statement(statements["add_member_count"], (batch_id, len(added)))
-    rows = yield Statement(statements["await_jobs"], (as_json(added),))
+    rows = yield Statement(statements["mark_dependencies"], (as_json(added),))
     # A job that is gone, and has left its key, counts as one that has succeeded.
     states = dict.fromkeys(added, JobState.SUCCEEDED) | {job_id: STATES[code] for job_id, code, _ in rows}
     ended = [(job_id, state) for job_id, state in states.items() if state in TERMINAL]
@@ -183,7 +183,7 @@ def wait_for_children(
 ) -> StatementFlow[dict[str, JobState]]:
     """Makes a job (its row and id) wait for the ends of its children; returns the states of those that are there."""
     seq, job_id = parent
-    rows = yield Statement(statements["await_jobs"], (as_json(children),))
+    rows = yield Statement(statements["mark_dependencies"], (as_json(children),))
     states = {child: STATES[code] for child, code, _ in rows}
     edges = as_json((child, Condition.END, _edge_state(Condition.END, state)) for child, state in states.items())
     yield Statement(statements["begin_wait"], (seq,))
@@ -194,29 +194,29 @@ def wait_for_children(
 
 
 def renew_dependencies(
-    statements: Mapping[str, str], waiters: Sequence[int], awaited: Sequence[str]
+    statements: Mapping[str, str], waiters: Sequence[int], replayed: Sequence[str]
 ) -> StatementFlow[set[str]]:
-    """After a replay: of ``waiters``, jobs by their rows, and on ``awaited``. Returns the jobs that wait again."""
+    """After a replay: of ``waiters``, jobs by their rows, and on ``replayed``. Returns the jobs that wait again."""
     again: set[str] = set()
-    restored = yield from _reopen_dependencies(statements, awaited)
+    restored = yield from _reopen_dependencies(statements, replayed)
     if waiters:
         yield Statement(statements["renew_dependencies"], (as_json(waiters),))
         rows = yield Statement(statements["wait_again"], (as_json(waiters),))
         again = {job_id for job_id, state in rows if STATES[state] is JobState.WAITING}
-        yield from _reopen_dependencies(statements, [*awaited, *restored])
+        yield from _reopen_dependencies(statements, [*replayed, *restored])
     return again
 
 
-def _reopen_dependencies(statements: Mapping[str, str], awaited: Sequence[str]) -> StatementFlow[list[str]]:
+def _reopen_dependencies(statements: Mapping[str, str], replayed: Sequence[str]) -> StatementFlow[list[str]]:
     """Opens the dependencies on replayed jobs; returns cancelled jobs that wait again, and for which others wait."""
     found: list[str] = []
-    level = list(awaited)
+    level = list(replayed)
     while level:
         rows = yield Statement(statements["reopen_dependencies"], (as_json(level),))
         seqs = as_json({waiter for (waiter,) in rows})
         yield Statement(statements["reopen_waiters"], (seqs,))
         restored = yield Statement(statements["restore_waiters"], (seqs,))
-        level = [job_id for job_id, awaited_too in restored if awaited_too]
+        level = [job_id for job_id, has_dependents in restored if has_dependents]
         found += level
     return found
 

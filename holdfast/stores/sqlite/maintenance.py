@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 
-from holdfast.core.history import FIRST, LAG, HistoryInterval
+from holdfast.core.history import COUNT_DELAY, FIRST_WINDOW, HistoryInterval
 from holdfast.core.models import ExpiredJob, Job, JobState, NewJob, Submitted
 from holdfast.core.waits import SIGNALS_KEPT
 from holdfast.stores.common.named_sql import CODES
@@ -74,7 +74,7 @@ class SqliteMaintenance(SqliteFamily):
             if rows:
                 delete_rows(transaction, self._sql, [seq for seq, _, _ in rows], keyed, keys_until=now_us)
             pruned += len(rows)
-        connection.execute(self._sql["outlived_keys"], {"now": now_us, "limit": limit})
+        connection.execute(self._sql["detach_expired_keys"], {"now": now_us, "limit": limit})
         connection.execute(self._sql["prune_keys"], {"now": now_us, "limit": limit})
         connection.execute(self._sql["prune_buckets"], {"now": now_us, "limit": limit})
         before = now_us - span_us(SIGNALS_KEPT)
@@ -87,8 +87,8 @@ class SqliteMaintenance(SqliteFamily):
 
     def _count_ended_in(self, transaction: Transaction, limit: int) -> bool:
         connection, now_us = transaction.connection, transaction.now_us
-        before = now_us - span_us(LAG)
-        (mark,) = connection.execute(self._sql["history_mark"]).fetchone() or (now_us - span_us(FIRST),)
+        before = now_us - span_us(COUNT_DELAY)
+        (mark,) = connection.execute(self._sql["history_mark"]).fetchone() or (now_us - span_us(FIRST_WINDOW),)
         values = {"mark": mark, "before": before, "limit": limit}
         until, more = connection.execute(self._sql["history_until"], values).fetchone()
         if until <= mark:
@@ -111,7 +111,9 @@ def expire_overdue(transaction: Transaction, statements: Mapping[str, str], *, l
     if seqs == "[]":
         return ()
     rows = connection.execute(statements["expire_jobs"], now | {"seqs": seqs}).fetchall()
-    resolve_in(transaction, statements, [(job_id, JobState.CANCELLED) for job_id, *_, awaited in rows if awaited])
+    resolve_in(
+        transaction, statements, [(job_id, JobState.CANCELLED) for job_id, *_, has_dependents in rows if has_dependents]
+    )
     connection.execute(statements["drop_overdue"], {"seqs": seqs})
     transaction.ended += [job_id for job_id, *_ in rows]
     return tuple(ExpiredJob(job_id, task, queue) for job_id, task, queue, _ in rows)

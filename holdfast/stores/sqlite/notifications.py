@@ -68,7 +68,7 @@ class Wakes:
             waiter.wake()
         self._tell_others(topics)
 
-    def endings_wanted(self) -> bool:
+    def has_end_waiters(self) -> bool:
         """Returns True if any waiter, here or in another process, awaits the ending of some job."""
         if any(name[:2] == "j-" for name in self._listening()):
             return True

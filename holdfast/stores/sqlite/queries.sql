@@ -139,7 +139,7 @@ update holdfast_job
 set state = 7, reason = 'expired', error = coalesce(error, 'expired: no worker began it in time'), ended_at = :now, lost_leases = 0
 where seq in (select value from json_each(:seqs))
   and +state in (0, 1, 3, 4) and started_at is null and expires_at <= :now
-returning id, task, queue, awaited;
+returning id, task, queue, has_dependents;
 
 -- own: is_stored
 select 1 from holdfast_job where id = ?;
@@ -265,7 +265,7 @@ where seq in (select value from json_each(:seqs));
 update holdfast_job
 set state = 6, reason = 'payload', error = :error, error_group = 'unreadable', ended_at = :now, lease_until = null
 where seq = :seq
-returning id, awaited;
+returning id, has_dependents;
 
 -- own: begin_writing
 -- Changes nothing, but waits for the turn to write.
@@ -277,7 +277,7 @@ update holdfast_job
 set state = 5, ended_at = ?4, result = ?3, lease_until = null, lost_leases = 0, cancelling = 0, reason = null, error = null,
     error_group = null
 where id = ?1 and +claims = ?2 and +state = 2 and +lease_until > ?4 and (?5 is null or +worker = ?5)
-returning awaited;
+returning has_dependents;
 
 -- name: completed
 select state, claims from holdfast_job where id = ?;
@@ -289,7 +289,7 @@ set state = 5, ended_at = :now, result = d.value ->> 2, lease_until = null, lost
     reason = null, error = null, error_group = null
 from json_each(:settlements) d
 where holdfast_job.id = d.value ->> 0 and +holdfast_job.claims = d.value ->> 1
-  and +holdfast_job.state = 2 and +holdfast_job.lease_until > :now and not holdfast_job.awaited
+  and +holdfast_job.state = 2 and +holdfast_job.lease_until > :now and not holdfast_job.has_dependents
   and (:worker is null or +holdfast_job.worker = :worker);
 
 -- fragment: has_open_waits
@@ -320,7 +320,7 @@ set state = case when cancelling and :state < 5 then 7
     lease_until = null
 where id = :id and +claims = :claims and +state = 2 and (+lease_until <= :now) = :lease_expired
   and (:worker is null or +worker = :worker)
-returning seq, state, run_at, started_at, attempts, worker, queue, partition, awaited;
+returning seq, state, run_at, started_at, attempts, worker, queue, partition, has_dependents;
 
 -- own: set_rank
 update holdfast_job set rank = :rank where seq = :seq;
@@ -372,9 +372,9 @@ select name, number, by_handler, claims, ended_at, result
 from holdfast_step where job_seq = (select seq from holdfast_job where id = :id) order by number, name;
 
 -- ── what jobs wait for ──────────────────────────────────────────────────────────────────────────────────────────────
--- own: await_jobs
+-- own: mark_dependencies
 -- From now on each end of these jobs looks for dependencies on them. Says also which are batches that will not succeed.
-update holdfast_job set awaited = 1 where id in (select value from json_each(?1))
+update holdfast_job set has_dependents = 1 where id in (select value from json_each(?1))
 returning id, state, coalesce(failed, 0) > 0;
 
 -- own: batch_states
@@ -424,7 +424,7 @@ where holdfast_dependency.job_id = d.value ->> 0 and holdfast_dependency.state =
   and (condition = 'failure' or d.value ->> 1 <> 'failing')
 returning waiter, state, job_id, is_child;
 
--- own: release_waiters
+-- own: decrement_waits
 -- [seq, number of dependencies that are met now]. A waiting job that waits for nothing any more is due.
 update holdfast_job
 set waits = max(0, waits - (d.value ->> 1)),
@@ -453,7 +453,7 @@ from (
         from json_each(?1) c cross join holdfast_job b
         where b.seq = c.value ->> 0 and b.members is not null)) d
 where holdfast_job.seq = d.seq
-returning seq, id, awaited, state, failed;
+returning seq, id, has_dependents, state, failed;
 
 -- own: cancel_waiters
 -- [seq, error].
@@ -461,7 +461,7 @@ update holdfast_job
 set state = 7, reason = 'dependency', error = d.value ->> 1, ended_at = ?2, lost_leases = 0
 from json_each(?1) d
 where holdfast_job.seq = d.value ->> 0 and holdfast_job.state = 4 and holdfast_job.members is null
-returning id, awaited;
+returning id, has_dependents;
 
 -- own: renew_dependencies
 -- Of replayed jobs. What is not met and has not ended holds them again.
@@ -508,7 +508,7 @@ set state = 4, run_at = NEVER_US, ended_at = null, error = null, error_group = n
 where seq in (select value from json_each(?1)) and state > 4
   and (members is not null
     or not exists (select 1 from holdfast_dependency d where d.waiter = holdfast_job.seq and d.state = 2))
-returning id, awaited;
+returning id, has_dependents;
 
 -- name: deleted_children
 -- Those that a job has started, and that are gone.
@@ -632,7 +632,7 @@ from holdfast_job j where j.state = 2 and j.lease_until <= :now order by j.lease
 
 -- fragment: unneeded
 -- No job that has not ended waits or waited for it, and no replay of a failed job brings it back.
-not (awaited and exists (
+not (has_dependents and exists (
     select 1 from holdfast_dependency d cross join holdfast_job w on w.seq = d.waiter
     where d.job_id = holdfast_job.id and +w.state < 5))
 and not (reason is 'dependency' and :state = 7 and exists (
@@ -658,7 +658,7 @@ delete from holdfast_job where seq in (select value from json_each(:seqs));
 delete from holdfast_key
 where job_id in (select value from json_each(:ids)) and coalesce(keep_until, 0) <= :before;
 
--- name: outlived_keys
+-- name: detach_expired_keys
 -- Their lifetime is over and their job's row is not: from now on they die with it, and no sweep meets them again.
 update holdfast_key set keep_until = null
 where key in (
@@ -679,7 +679,7 @@ delete from holdfast_worker where alive_until <= :before;
 update holdfast_job
 set state = 7, reason = 'cancelled', error = coalesce(error, 'cancelled'), ended_at = :now, lost_leases = 0
 where id in (select value from json_each(:ids)) and +state in (0, 1, 3, 4)
-returning id, awaited;
+returning id, has_dependents;
 
 -- name: cancel_running
 update holdfast_job set cancelling = 1
@@ -693,7 +693,7 @@ set state = case when :after + d.key * :every > 0 then 1 else 0 end, attempts = 
     payload = coalesce(:payload, payload)
 from json_each(:ids) d
 where holdfast_job.id = d.value and (+state in (3, 6, 7) or (:force and +state = 5)) and members is null
-returning seq, id, queue, state, awaited, waits is not null and started_at is null;
+returning seq, id, queue, state, has_dependents, waits is not null and started_at is null;
 
 -- name: unique_keys_of
 -- The keys under policies of uniqueness that these jobs must have again to be replayed.
@@ -708,7 +708,7 @@ delete from holdfast_payload where seq = (select seq from holdfast_job where id 
 update holdfast_job set payload = null where id = ?;
 
 -- name: deletable
-select seq, id, state, awaited from holdfast_job where id in (select value from json_each(:ids)) and +state <> 2;
+select seq, id, state, has_dependents from holdfast_job where id in (select value from json_each(:ids)) and +state <> 2;
 
 -- name: choose
 -- Oldest first. Operations by filter go through the table in its own order; they are rare and bounded.

@@ -14,7 +14,7 @@ from holdfast.core.portal import running_loop
 from holdfast.core.workers import HeartbeatReply, LeaseStatus, WorkerCommand, WorkerHeartbeat
 from holdfast.stores.base import EVERY_QUEUE, ClaimRequest
 from holdfast.stores.common.named_sql import CODES, STATES
-from holdfast.stores.common.requests import awaited_jobs
+from holdfast.stores.common.requests import jobs_of_topics
 from holdfast.stores.sqlite.claiming import SqliteClaimBuilder, read_value
 from holdfast.stores.sqlite.encoding import as_json, encode_json, job_row, limited_row, span_us
 from holdfast.stores.sqlite.limits import LimitedClaim, LimitedFamily
@@ -79,10 +79,10 @@ class SqliteQueueing(LimitedFamily):
                     rows = [job_row(job, now_us) for job in jobs]
                     inserted = connection.executemany(self._sql["insert_job"], rows)
                 if inserted.rowcount != len(jobs):
-                    raise _Short
+                    raise _RowCountMismatch
                 for name, rows in extra_rows(others, now_us):
                     connection.executemany(self._sql[name], rows)
-        except _Short:
+        except _RowCountMismatch:
             return False
         return True
 
@@ -280,8 +280,8 @@ class SqliteQueueing(LimitedFamily):
             with transaction.savepoint():
                 connection.execute(self._sql["settle_succeeded"], values)
                 if connection.total_changes - before != len(settlements):
-                    raise _Short
-        except _Short:
+                    raise _RowCountMismatch
+        except _RowCountMismatch:
             return False
         if any_limited:
             ids = as_json(each.job_id for each in settlements)
@@ -311,7 +311,7 @@ class SqliteQueueing(LimitedFamily):
             found = connection.execute(self._sql["job_state"], {"id": settlement.job_id}).fetchone()
             state = None if found is None else STATES[found[0]]
             return Settled(settlement.job_id, settlement.claims, False, state)
-        seq, code, run_at, started_at, attempts, worker, queue, partition, awaited = row
+        seq, code, run_at, started_at, attempts, worker, queue, partition, has_dependents = row
         state = STATES[code]
         if not settlement.refund and state is not JobState.SUCCEEDED:
             values |= {"seq": seq, "state": code, "attempt": attempts, "worker": worker, "started_at": started_at}
@@ -321,7 +321,7 @@ class SqliteQueueing(LimitedFamily):
                 connection.execute(self._sql["set_rank"], {"seq": seq, "rank": -settlement.priority})
         if state in TERMINAL:
             transaction.ended.append(settlement.job_id)
-            if awaited:
+            if has_dependents:
                 ended.append((settlement.job_id, state))
         if state not in TERMINAL or partition is not None:  # under limits, its room is free
             transaction.notify_topic(f"queue:{queue}")
@@ -378,11 +378,11 @@ class SqliteQueueing(LimitedFamily):
     # ── wait ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
         opened = self._opened()
-        awaited = awaited_jobs(topics)
+        job_ids = jobs_of_topics(topics)
 
         def is_done() -> bool:
-            return bool(awaited) and opened.lookup.run_search(
-                lambda reader: Reads(self._sql).any_finished(reader, awaited)
+            return bool(job_ids) and opened.lookup.run_search(
+                lambda reader: Reads(self._sql).any_finished(reader, job_ids)
             )
 
         if running_loop() is None:
@@ -395,5 +395,5 @@ def _log_columns(line: NewLine) -> tuple[str, str, str | None]:
     return line.level, line.text, line.fields
 
 
-class _Short(Exception):
+class _RowCountMismatch(Exception):
     """A batch statement changed fewer rows than it was given."""

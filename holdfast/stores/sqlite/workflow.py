@@ -22,7 +22,7 @@ from holdfast.core.waits import (
     SignalWait,
 )
 from holdfast.stores.sqlite.claiming import read_value
-from holdfast.stores.sqlite.dependencies import release_waiters, run_flow, wait_for_children
+from holdfast.stores.sqlite.dependencies import decrement_waits, run_flow, wait_for_children
 from holdfast.stores.sqlite.encoding import as_json, span_us
 from holdfast.stores.sqlite.limits import LimitedFamily
 from holdfast.stores.sqlite.maintenance import submit_in
@@ -104,7 +104,7 @@ class SqliteWorkflow(LimitedFamily):
             step = NewStep(Lease(job_id, claims), name, number, bool(by_handler))
             self._insert_steps(transaction, [(seq, step, waits.signal_result(signal.value))])
             connection.execute(self._sql["delete_receiver"], (seq,))
-            for queue in run_flow(connection, release_waiters(self._sql, {seq: 1}, transaction.now_us)):
+            for queue in run_flow(connection, decrement_waits(self._sql, {seq: 1}, transaction.now_us)):
                 transaction.notify_topic(f"queue:{queue}")
         elif read_value(connection, self._sql["count_signals"], (topic, waits.MAX_SIGNALS)) >= waits.MAX_SIGNALS:
             raise Conflict(waits.describe_full_topic(topic))

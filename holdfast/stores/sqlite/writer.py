@@ -111,7 +111,7 @@ class Writer:
         self._locked_out = False  # waiting for the lock
         self.connection = connect(path)
         self._lock = bare_connection(path, timeout=0.0, shared=True)  # holds the write lock while the log is copied
-        self._turnstile = FairLock(path)
+        self._fair_lock = FairLock(path)
         self._own = threading.Lock()  # the connection is one: this process's threads take turns on it
         self._starting = threading.Lock()  # not the one above: that is held for as long as another program writes
         self._pending: queue.SimpleQueue[_PendingChange[Any] | None] = queue.SimpleQueue()
@@ -184,7 +184,7 @@ class Writer:
         with self._own:  # not under a blocking caller that is writing
             self._lock.close()
             self.connection.close()
-            self._turnstile.close()
+            self._fair_lock.close()
 
     def _refuse_late(self) -> None:
         """Answer calls that came while the store was being closed."""
@@ -198,7 +198,7 @@ class Writer:
 
     def drop_lock_files(self) -> None:
         """In a forked child: drop the lock files, lest it holds the parent's locks after the parent's death."""
-        self._turnstile.close()
+        self._fair_lock.close()
 
     # ── the thread ────────────────────────────────────────────────────────────────────────────────────────────
     def _run(self) -> None:
@@ -255,7 +255,7 @@ class Writer:
         """Runs one transaction in turn with all other writers, and the checkpoint that may be due after it."""
         connection = self.connection
         self._locked_out = True
-        self._turnstile.acquire_turn()
+        self._fair_lock.acquire_turn()
         try:
             self._identity.check_files()
             connection.execute("begin immediate")
@@ -278,7 +278,7 @@ class Writer:
             raise Unavailable(f"{self._path} cannot be used right now: {error}") from error
         finally:
             self._locked_out = False
-            self._turnstile.release_turn()
+            self._fair_lock.release_turn()
 
     def _checkpoint_if_due(self) -> None:
         """Copy the log into the file once it is long, whichever programs wrote it.
@@ -306,7 +306,7 @@ class Writer:
     def _after(self, transaction: Transaction) -> None:
         """Wake the waiters. An error here must not make a committed operation a failure."""
         try:
-            if transaction.ended and self._wakes.endings_wanted():
+            if transaction.ended and self._wakes.has_end_waiters():
                 transaction.topics.update(f"job:{job_id}" for job_id in transaction.ended)
             if transaction.topics:
                 self._wakes.notify_committed(transaction.topics)

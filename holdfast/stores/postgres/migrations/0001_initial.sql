@@ -19,7 +19,7 @@ create table holdfast.job (
     cancelling boolean not null default false,
     keyed boolean not null default false,
     tagged boolean not null default false,
-    awaited boolean not null default false, -- dependencies of other jobs refer to it
+    has_dependents boolean not null default false, -- dependencies of other jobs refer to it
     queue text collate "C" not null,
     lease_until bigint,
     ended_at bigint,
@@ -399,7 +399,7 @@ declare
     settlement json := done::json;
     job uuid := (settlement ->> 'id')::uuid;
     now_us bigint := coalesce((settlement ->> 'at')::bigint, (extract(epoch from statement_timestamp()) * 1000000)::bigint);
-    is_awaited boolean;
+    v_has_dependents boolean;
 begin
     update holdfast.job j
     set state = 5, ended_at = now_us, result = settlement ->> 'result', lease_until = null, lost_leases = 0, tier = 0,
@@ -407,7 +407,7 @@ begin
         reason = null, error = null, error_group = null, ended_by = pg_current_xact_id()
     where j.id = job and j.claims = (settlement ->> 'claims')::bigint and j.state + 0 = 2 and j.lease_until + 0 > now_us
       and j.worker = coalesce(settlement ->> 'worker', j.worker)
-    returning j.awaited into is_awaited;
+    returning j.has_dependents into v_has_dependents;
     accepted := found;
     state := (select j.state from holdfast.job j where j.id = job);
     if accepted then
@@ -415,7 +415,7 @@ begin
         perform holdfast.notify('ready', array['queue:' || j.queue, 'due:' || j.queue]) from holdfast.job j
         where j.id = job and j.partition is not null;
     end if;
-    if is_awaited then
+    if v_has_dependents then
         perform holdfast.notify_resolved(array_agg(d.queue) filter (where d.queue is not null),
             array_agg(d.job_id) filter (where d.job_id is not null))
         from holdfast.resolve_dependencies(array[job], now_us, false) d;
@@ -520,21 +520,21 @@ set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off s
 declare
     locked uuid[];         -- jobs that wait, in the order of their ids
     waiters uuid[];
-    fallen uuid[];         -- those that are cancelled
+    cancelled_ids uuid[];         -- those that are cancelled
     queues text[];
-    over_now uuid[];
+    newly_ended uuid[];
 begin
     while coalesce(cardinality(ended), 0) > 0 loop
         locked := '{}';
         loop
-            with recursive over (id, has_ended, has_succeeded, is_fallen) as (
+            with recursive ends (id, has_ended, has_succeeded, is_cancelled) as (
                 select e.id, deleted or e.state >= 5, e.state = 5, false
                 from (
                     select i.id, coalesce((select j.state from holdfast.job j where j.id = i.id), 5) as state
                     from unnest(ended) i (id)) e
                 union
                 select f.waiter, true, false, true
-                from over o cross join lateral (
+                from ends o cross join lateral (
                     select d.waiter from holdfast.dependency d
                     where d.job_id = o.id and d.state = 'open' and o.has_ended
                       and d.condition = case when o.has_succeeded then 'failure' else 'success' end
@@ -542,18 +542,18 @@ begin
                     offset 0) f
             ), waiting as (
                 select distinct f.waiter
-                from over o cross join lateral (
+                from ends o cross join lateral (
                     select d.waiter from holdfast.dependency d
                     where d.job_id = o.id and d.state = 'open' and (o.has_ended or d.condition = 'failure') offset 0) f
             )
-            select array(select w.waiter from waiting w order by w.waiter), array(select o.id from over o where o.is_fallen)
-            into waiters, fallen;
+            select array(select w.waiter from waiting w order by w.waiter), array(select o.id from ends o where o.is_cancelled)
+            into waiters, cancelled_ids;
             exit when waiters = locked;
             locked := waiters;
             perform from holdfast.job j where j.id = any(locked) order by j.id for no key update;
         end loop;
         exit when cardinality(waiters) = 0;
-        with over as materialized (
+        with ends as materialized (
             select e.id, deleted or e.state >= 5 as has_ended, e.state = 5 as has_succeeded,
                 case when deleted then 'deleted' when e.state = 5 then 'succeeded' when e.state = 6 then 'dead' else 'cancelled' end
                 as ending
@@ -561,10 +561,10 @@ begin
                 select i.id, coalesce((select j.state from holdfast.job j where j.id = i.id), 5) as state
                 from unnest(ended) i (id)) e
             union all
-            select f.id, true, false, 'cancelled' from unnest(fallen) f (id)
+            select f.id, true, false, 'cancelled' from unnest(cancelled_ids) f (id)
         ), opened as materialized (
             select f.place, o.has_succeeded, o.ending
-            from over o cross join lateral (
+            from ends o cross join lateral (
                 select d.ctid as place from holdfast.dependency d
                 where d.job_id = o.id and d.state = 'open' and (o.has_ended or d.condition = 'failure') offset 0) f
         ), resolved as (
@@ -604,15 +604,15 @@ begin
                 lost_leases = case when o.was_waiting and o.state >= 5 then 0 else w.lost_leases end,
                 tier = case when o.was_waiting and o.state >= 5 then 0 else w.tier end
             from outcome o where w.id = o.waiter
-            returning w.id, w.state, w.queue, w.awaited, o.is_batch and o.was_waiting as is_open_batch,
+            returning w.id, w.state, w.queue, w.has_dependents, o.is_batch and o.was_waiting as is_open_batch,
                 w.failed > 0 and w.failed = o.failures as is_first_failure
         )
         select array_agg(distinct c.queue) filter (where c.state = 1),
-            fallen || coalesce(array_agg(c.id) filter (where c.is_open_batch and c.state >= 5), '{}'),
-            array_agg(c.id) filter (where c.is_open_batch and c.awaited and (c.state >= 5 or c.is_first_failure))
-        into queues, over_now, ended
+            cancelled_ids || coalesce(array_agg(c.id) filter (where c.is_open_batch and c.state >= 5), '{}'),
+            array_agg(c.id) filter (where c.is_open_batch and c.has_dependents and (c.state >= 5 or c.is_first_failure))
+        into queues, newly_ended, ended
         from changed c;
-        return query select q, null::uuid from unnest(queues) q union all select null, i from unnest(over_now) i;
+        return query select q, null::uuid from unnest(queues) q union all select null, i from unnest(newly_ended) i;
         deleted := false;
     end loop;
 end
@@ -651,7 +651,7 @@ $$;
 -- Locks jobs for which others are to wait, until the end of the transaction: their ends then resolve the dependencies on them.
 -- Each is written, so that the end in a transaction with an older snapshot fails instead of passing over them. Answers
 -- those that there are.
-create function holdfast.lock_awaited(jobs uuid[]) returns setof uuid
+create function holdfast.lock_dependencies(jobs uuid[]) returns setof uuid
 language plpgsql set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
 declare
@@ -660,7 +660,7 @@ begin
     perform from holdfast.job j where j.id = any(jobs) order by j.id for no key update;
     return query
         update holdfast.job j
-        set awaited = true, -- what ended before does not come again in the feed of events
+        set has_dependents = true, -- what ended before does not come again in the feed of events
             ended_by = case when j.state >= 5 then coalesce(j.ended_by, holdfast.written_by(j.xmin, number)) end
         where j.id = any(jobs)
         returning j.id;
@@ -698,7 +698,7 @@ set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off s
 declare
     now_us bigint := coalesce((batch::json ->> 'at')::bigint, (extract(epoch from statement_timestamp()) * 1000000)::bigint);
     batches uuid[] := array(select distinct m.batch from json_to_recordset(batch::json -> 'members') as m (batch uuid));
-    waiters uuid[]; jobs uuid[]; present uuid[]; gone uuid[]; queues text[]; fallen uuid[];
+    waiters uuid[]; jobs uuid[]; present uuid[]; gone uuid[]; queues text[]; cancelled_ids uuid[];
 begin
     if cardinality(batches) > 0 then
         perform from holdfast.job b where b.id = any(batches) order by b.id for no key update;
@@ -707,7 +707,7 @@ begin
     select array_agg(distinct d.waiter), array_agg(distinct d.job_id) into waiters, jobs
     from json_to_recordset(batch::json -> 'dependencies') as d (waiter uuid, job_id uuid);
     jobs := jobs || array(select distinct m.job_id from json_to_recordset(batch::json -> 'members') as m (job_id uuid));
-    present := array(select l from holdfast.lock_awaited(jobs) l);
+    present := array(select l from holdfast.lock_dependencies(jobs) l);
     insert into holdfast.dependency (waiter, job_id, condition, state, is_child)
     select d.waiter, d.job_id, d.condition,
         case when (select d.condition <> 'failure' or j.state + 0 <> 4 or coalesce(j.failed, 0) = 0
@@ -743,13 +743,13 @@ begin
     select array_agg(a.job_id) filter (where not a.job_id = any(present)) into gone from added a;
     select queues || array_agg(d.queue) filter (where d.queue is not null),
         coalesce(array_agg(d.job_id) filter (where d.job_id is not null), '{}')
-    into queues, fallen
+    into queues, cancelled_ids
     from holdfast.resolve_dependencies(
         array(select j.id from holdfast.job j where j.id = any(present) and j.state + 0 >= 5) || gone, now_us, false) d;
     if (batch::json ->> 'notifies')::boolean then
-        perform holdfast.notify_resolved(queues, fallen);
+        perform holdfast.notify_resolved(queues, cancelled_ids);
     end if;
-    return query select q, null::uuid from unnest(queues) q union all select null, f from unnest(fallen) f;
+    return query select q, null::uuid from unnest(queues) q union all select null, f from unnest(cancelled_ids) f;
 end
 $$;
 
@@ -817,7 +817,7 @@ begin
             return query select l from unnest(level) l;
         end loop;
         exit when cardinality(unstarted) = 0;
-        perform holdfast.lock_awaited(array(
+        perform holdfast.lock_dependencies(array(
             select distinct d.job_id from holdfast.dependency d where d.waiter = any(unstarted) and d.state <> 'met'));
         update holdfast.dependency d
         set state = case when (select j.state from holdfast.job j where j.id = d.job_id) < 5 then 'open' else 'met' end
@@ -848,7 +848,7 @@ language plpgsql set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
 #variable_conflict use_column
 begin
-    perform holdfast.lock_awaited(children);
+    perform holdfast.lock_dependencies(children);
     update holdfast.dependency d set state = 'met'
     where d.waiter = parent and d.is_child and d.state = 'open' and not d.job_id = any(children);
     insert into holdfast.dependency as d (waiter, job_id, condition, state, is_child)
@@ -1103,31 +1103,31 @@ declare
     used_weights bigint[] := '{}';
     full_names text[] := '{}';          -- buckets without room for a job of weight 1
     has_shares boolean; has_states boolean; -- a limit with shares, a bucket with a row
-    l_name text[] := '{}';              -- limits of buckets that were looked at
-    l_known boolean[]; l_queue text[]; l_keyed boolean[]; l_concurrency bigint[]; l_interval bigint[]; l_burst bigint[];
-    b_name text[] := '{}';              -- buckets that were looked at
-    b_limit int[]; b_used bigint[];     -- index of its limit in l_…
-    b_full_at bigint[]; b_was bigint[]; b_paused bigint[]; b_reserved bigint[]; -- null: 0; b_full_at: as full_at
-    n_bucket int[] := '{}';             -- index in b_… of the buckets of one partition
-    p_tid tid[]; p_name text[]; p_start_tag bigint[]; p_free_at bigint[]; -- one page of the next lines
-    p_job tid[]; p_rank int[]; p_run_at bigint[]; p_seq bigint[]; p_weights text[];
-    s_tid tid[]; s_name text[]; s_start_tag bigint[]; s_until bigint[]; s_step bigint[]; -- partitions of the queue, by start tag
-    s_free_at bigint[];                 -- when its keys have a token and are not paused; no job of it is read before
-    s_job tid[]; s_weights text[];      -- its first job
-    s_rank int[]; s_run_at bigint[]; s_seq bigint[]; -- the last of its jobs that was read
-    s_first int[]; s_last int[]; s_read int[]; -- those that were read, in the next line; how many at a time, 0: all were
-    s_next int; page int;               -- the partition with the lowest start tag of those that were not looked at
-    q_job tid[]; q_weights text[];
-    n_job tid[]; n_rank int[]; n_run_at bigint[]; n_seq bigint[]; n_weights text[];
-    r_index int[]; r_start bigint[]; r_first int; -- those that were served, by their next start
-    number int; drained int; index int; left_slots int; taken int; run int; throttled int; i int; k int; lim int;
-    c_start_tag bigint; c_name text;          -- the candidate that was read last
-    t_queue text[] := '{}'; t_name text[] := '{}'; idle tid[]; -- partitions of all queues without another ready job
+    limit_name text[] := '{}';              -- limits of buckets that were looked at
+    limit_known boolean[]; limit_queue text[]; limit_keyed boolean[]; limit_concurrency bigint[]; limit_interval bigint[]; limit_burst bigint[];
+    bucket_name text[] := '{}';              -- buckets that were looked at
+    bucket_limit int[]; bucket_used bigint[];     -- index of its limit in limit_…
+    bucket_full_at bigint[]; bucket_was bigint[]; bucket_paused bigint[]; bucket_reserved bigint[]; -- null: 0; bucket_full_at: as full_at
+    own_buckets int[] := '{}';             -- index in bucket_… of the buckets of one partition
+    page_tid tid[]; page_name text[]; page_start_tag bigint[]; page_free_at bigint[]; -- one page of the next lines
+    page_job tid[]; page_rank int[]; page_run_at bigint[]; page_seq bigint[]; page_weights text[];
+    part_tid tid[]; part_name text[]; part_start_tag bigint[]; part_until bigint[]; part_step bigint[]; -- partitions of the queue, by start tag
+    part_free_at bigint[];                 -- when its keys have a token and are not paused; no job of it is read before
+    part_job tid[]; part_weights text[];      -- its first job
+    part_rank int[]; part_run_at bigint[]; part_seq bigint[]; -- the last of its jobs that was read
+    part_first int[]; part_last int[]; part_read int[]; -- those that were read, in the next line; how many at a time, 0: all were
+    part_next int; page int;               -- the partition with the lowest start tag of those that were not looked at
+    read_job tid[]; read_weights text[];
+    more_job tid[]; more_rank int[]; more_run_at bigint[]; more_seq bigint[]; more_weights text[];
+    served_index int[]; served_start bigint[]; served_first int; -- those that were served, by their next start
+    number int; drained int; index int; left_slots int; taken int; series int; throttled int; i int; k int; limit_index int;
+    last_start_tag bigint; last_name text;          -- the candidate that was read last
+    idle_queue text[] := '{}'; idle_name text[] := '{}'; idle tid[]; -- partitions of all queues without another ready job
     job_at tid; job_weights text;
     of_queue text; names text[]; weights bigint[]; weight bigint;
-    v bigint; start bigint; free_at bigint; light_at bigint; after bigint; space bigint; least_due bigint;
+    queue_time bigint; start bigint; free_at bigint; unit_free_at bigint; after bigint; space bigint; least_due bigint;
     kept int := 0;                      -- partitions that lack tokens of a key for a heavy job and keep their start tags
-    lacks_room boolean; has_no_room boolean; of_keys boolean; tokens_of_keys boolean; ends boolean; exhausted boolean;
+    lacks_room boolean; is_full boolean; of_keys boolean; tokens_of_keys boolean; stop_queue boolean; no_more_pages boolean;
     job record; facts record;
 begin
     perform holdfast.lock_limits();
@@ -1167,7 +1167,7 @@ begin
         of_queue := queues[number];
         left_slots := least(slots[number], max_jobs - cardinality(chosen));
         continue when left_slots <= 0 or exists (select from holdfast.queue p where p.name = of_queue and p.paused);
-        v := coalesce((select q.virtual_time from holdfast.limited_queue q where q.queue = of_queue), 0);
+        queue_time := coalesce((select q.virtual_time from holdfast.limited_queue q where q.queue = of_queue), 0);
         if not isolated and exists (select from holdfast.partition_inbox i where i.queue = of_queue) then
             with news as (
                 delete from holdfast.partition_inbox i where i.ctid = any(array(
@@ -1175,11 +1175,11 @@ begin
                     order by n.queue, n.name limit 1000 for update skip locked))
                 returning i.name)
             select count(*), array_agg(distinct n.name) into drained, names from news n;
-            insert into holdfast.partition (queue, name, start_tag) select of_queue, n.name, v from unnest(names) n (name)
+            insert into holdfast.partition (queue, name, start_tag) select of_queue, n.name, queue_time from unnest(names) n (name)
             on conflict do nothing;
             if drained < 1000 then -- what is left is locked by submissions that rely on it
                 insert into holdfast.partition (queue, name, start_tag)
-                select distinct of_queue, i.name, v from (
+                select distinct of_queue, i.name, queue_time from (
                     select n.name from holdfast.partition_inbox n where n.queue = of_queue order by n.name limit 1000) i
                 on conflict do nothing;
             end if;
@@ -1191,36 +1191,36 @@ begin
                 where f.queue = of_queue and f.blocked_until is not null and f.blocked_until <= now_us
                 order by f.blocked_until limit max_freed));
         end if;
-        s_tid := '{}'; s_name := '{}'; s_start_tag := '{}'; s_until := '{}'; s_step := '{}';
-        s_rank := '{}'; s_run_at := '{}'; s_seq := '{}'; s_first := '{}'; s_last := '{}'; s_read := '{}';
-        s_free_at := '{}'; s_job := '{}'; s_weights := '{}'; s_next := 1; page := 0;
-        q_job := '{}'; q_weights := '{}'; c_start_tag := -1; c_name := '';
-        r_index := '{}'; r_start := '{}'; r_first := 1;
-        taken := 0; throttled := 0; ends := false; exhausted := isolated; free_at := null;
-        while taken < left_slots and not ends loop
+        part_tid := '{}'; part_name := '{}'; part_start_tag := '{}'; part_until := '{}'; part_step := '{}';
+        part_rank := '{}'; part_run_at := '{}'; part_seq := '{}'; part_first := '{}'; part_last := '{}'; part_read := '{}';
+        part_free_at := '{}'; part_job := '{}'; part_weights := '{}'; part_next := 1; page := 0;
+        read_job := '{}'; read_weights := '{}'; last_start_tag := -1; last_name := '';
+        served_index := '{}'; served_start := '{}'; served_first := 1;
+        taken := 0; throttled := 0; stop_queue := false; no_more_pages := isolated; free_at := null;
+        while taken < left_slots and not stop_queue loop
             -- The partition with the earliest start: a candidate, or one that was served already.
             if isolated then
                 select j.ctid, j.partition, j.rank, j.run_at, j.seq, j.weights into job from holdfast.job j
                 where j.state = 0 and j.tier = 5 and j.queue = of_queue and j.partition is not null
                   and (j.rank, j.run_at, j.seq) > (
-                    coalesce(s_rank[cardinality(s_rank)], -2147483648), coalesce(s_run_at[cardinality(s_rank)], 0),
-                    coalesce(s_seq[cardinality(s_rank)], 0))
+                    coalesce(part_rank[cardinality(part_rank)], -2147483648), coalesce(part_run_at[cardinality(part_rank)], 0),
+                    coalesce(part_seq[cardinality(part_rank)], 0))
                 order by j.rank, j.run_at, j.seq limit 1 for no key update skip locked;
-                exit when not found or cardinality(s_name) >= max_throttled;
-                index := cardinality(s_name) + 1;
-                s_name[index] := job.partition;
-                s_rank[index] := job.rank; s_run_at[index] := job.run_at; s_seq[index] := job.seq;
+                exit when not found or cardinality(part_name) >= max_throttled;
+                index := cardinality(part_name) + 1;
+                part_name[index] := job.partition;
+                part_rank[index] := job.rank; part_run_at[index] := job.run_at; part_seq[index] := job.seq;
                 job_at := job.ctid; job_weights := job.weights;
-                start := v;
+                start := queue_time;
             else
-                if s_next > cardinality(s_name) and not exhausted then
+                if part_next > cardinality(part_name) and not no_more_pages then
                     -- No more than may start: each is read and locked.
                     page := case page when 0 then least(left_slots, max_throttled)
                         else least(4 * page, max_read, greatest(left_slots - taken, 8)) end;
                     select coalesce(array_agg(c.tid), '{}'), coalesce(array_agg(c.name), '{}'), array_agg(c.start_tag),
                         array_agg(c.free_at), array_agg(c.job), array_agg(c.rank), array_agg(c.run_at), array_agg(c.seq),
                         array_agg(c.weights)
-                    into p_tid, p_name, p_start_tag, p_free_at, p_job, p_rank, p_run_at, p_seq, p_weights
+                    into page_tid, page_name, page_start_tag, page_free_at, page_job, page_rank, page_run_at, page_seq, page_weights
                     from (
                         select t.tid, t.name, t.start_tag, t.free_at, f.job, f.rank, f.run_at, f.seq, f.weights
                         from (
@@ -1232,7 +1232,7 @@ begin
                                 left join holdfast.job_limit l on l.name = split_part(n.name, '=', 1)
                                 where position('=' in n.name) > 0) end as free_at
                             from holdfast.partition p
-                            where p.queue = of_queue and p.blocked_until is null and (p.start_tag, p.name) > (c_start_tag, c_name)
+                            where p.queue = of_queue and p.blocked_until is null and (p.start_tag, p.name) > (last_start_tag, last_name)
                               and (cardinality(full_names) = 0 or not exists (
                                 select from unnest(string_to_array(p.name, separator)) b (name)
                                 where b.name in (select unnest(full_names))))
@@ -1244,162 +1244,162 @@ begin
                               and (j.expires_at is null or j.expires_at > now_us or j.started_at is not null)
                             order by j.rank, j.run_at, j.seq limit 1 for no key update skip locked) f on true
                         order by t.start_tag, t.name) c;
-                    exhausted := cardinality(p_name) < page;
-                    if cardinality(p_name) > 0 then
-                        c_start_tag := p_start_tag[cardinality(p_name)]; c_name := p_name[cardinality(p_name)];
-                        s_tid := s_tid || p_tid; s_name := s_name || p_name; s_start_tag := s_start_tag || p_start_tag;
-                        s_free_at := s_free_at || p_free_at; s_job := s_job || p_job; s_weights := s_weights || p_weights;
-                        s_rank := s_rank || p_rank; s_run_at := s_run_at || p_run_at; s_seq := s_seq || p_seq;
-                        s_until := s_until || array_fill(null::bigint, array[cardinality(p_name)]);
-                        s_step := s_step || array_fill(null::bigint, array[cardinality(p_name)]);
+                    no_more_pages := cardinality(page_name) < page;
+                    if cardinality(page_name) > 0 then
+                        last_start_tag := page_start_tag[cardinality(page_name)]; last_name := page_name[cardinality(page_name)];
+                        part_tid := part_tid || page_tid; part_name := part_name || page_name; part_start_tag := part_start_tag || page_start_tag;
+                        part_free_at := part_free_at || page_free_at; part_job := part_job || page_job; part_weights := part_weights || page_weights;
+                        part_rank := part_rank || page_rank; part_run_at := part_run_at || page_run_at; part_seq := part_seq || page_seq;
+                        part_until := part_until || array_fill(null::bigint, array[cardinality(page_name)]);
+                        part_step := part_step || array_fill(null::bigint, array[cardinality(page_name)]);
                     end if;
                 end if;
-                if s_next <= cardinality(s_name)
-                    and (r_first > cardinality(r_index) or greatest(s_start_tag[s_next], v) <= r_start[r_first])
+                if part_next <= cardinality(part_name)
+                    and (served_first > cardinality(served_index) or greatest(part_start_tag[part_next], queue_time) <= served_start[served_first])
                 then
-                    index := s_next;
-                    s_next := s_next + 1;
-                    start := greatest(s_start_tag[index], v);
-                    job_at := s_job[index]; job_weights := s_weights[index];
-                    if s_free_at[index] > now_us then
-                        s_until[index] := s_free_at[index];
+                    index := part_next;
+                    part_next := part_next + 1;
+                    start := greatest(part_start_tag[index], queue_time);
+                    job_at := part_job[index]; job_weights := part_weights[index];
+                    if part_free_at[index] > now_us then
+                        part_until[index] := part_free_at[index];
                         throttled := throttled + 1;
-                        ends := throttled >= max_throttled;
-                        least_due := case when ends then now_us else least(least_due, s_until[index]) end;
+                        stop_queue := throttled >= max_throttled;
+                        least_due := case when stop_queue then now_us else least(least_due, part_until[index]) end;
                         continue;
                     end if;
-                elsif r_first <= cardinality(r_index) then
-                    index := r_index[r_first];
-                    start := r_start[r_first];
-                    r_first := r_first + 1;
-                    if coalesce(s_first[index] > s_last[index], true) and coalesce(s_read[index], 1) > 0 then
-                        s_read[index] := least(4 * coalesce(s_read[index], 1), left_slots - taken, max_read);
+                elsif served_first <= cardinality(served_index) then
+                    index := served_index[served_first];
+                    start := served_start[served_first];
+                    served_first := served_first + 1;
+                    if coalesce(part_first[index] > part_last[index], true) and coalesce(part_read[index], 1) > 0 then
+                        part_read[index] := least(4 * coalesce(part_read[index], 1), left_slots - taken, max_read);
                         select coalesce(array_agg(c.job), '{}'), array_agg(c.rank), array_agg(c.run_at), array_agg(c.seq),
                             coalesce(array_agg(c.weights), '{}')
-                        into n_job, n_rank, n_run_at, n_seq, n_weights
+                        into more_job, more_rank, more_run_at, more_seq, more_weights
                         from (
                             select j.ctid as job, j.rank, j.run_at, j.seq, j.weights from holdfast.job j
-                            where j.state = 0 and j.tier in (3, 4) and j.queue = of_queue and j.partition = s_name[index]
-                              and (j.rank, j.run_at, j.seq) > (s_rank[index], s_run_at[index], s_seq[index])
+                            where j.state = 0 and j.tier in (3, 4) and j.queue = of_queue and j.partition = part_name[index]
+                              and (j.rank, j.run_at, j.seq) > (part_rank[index], part_run_at[index], part_seq[index])
                               and (j.expires_at is null or j.expires_at > now_us or j.started_at is not null)
-                            order by j.rank, j.run_at, j.seq limit s_read[index] for no key update skip locked) c;
-                        i := cardinality(n_job);
-                        s_first[index] := cardinality(q_job) + 1; s_last[index] := cardinality(q_job) + i;
-                        q_job := q_job || n_job; q_weights := q_weights || n_weights;
-                        if i < s_read[index] then
-                            s_read[index] := 0;
+                            order by j.rank, j.run_at, j.seq limit part_read[index] for no key update skip locked) c;
+                        i := cardinality(more_job);
+                        part_first[index] := cardinality(read_job) + 1; part_last[index] := cardinality(read_job) + i;
+                        read_job := read_job || more_job; read_weights := read_weights || more_weights;
+                        if i < part_read[index] then
+                            part_read[index] := 0;
                         end if;
                         if i > 0 then
-                            s_rank[index] := n_rank[i]; s_run_at[index] := n_run_at[i]; s_seq[index] := n_seq[i];
+                            part_rank[index] := more_rank[i]; part_run_at[index] := more_run_at[i]; part_seq[index] := more_seq[i];
                         end if;
                     end if;
                     job_at := null;
-                    if s_first[index] <= s_last[index] then
-                        job_at := q_job[s_first[index]]; job_weights := q_weights[s_first[index]];
-                        s_first[index] := s_first[index] + 1;
+                    if part_first[index] <= part_last[index] then
+                        job_at := read_job[part_first[index]]; job_weights := read_weights[part_first[index]];
+                        part_first[index] := part_first[index] + 1;
                     end if;
                 else
                     exit;
                 end if;
                 if job_at is null then
-                    v := greatest(v, start); -- it is forgotten, and comes anew at this start tag
-                    t_queue := t_queue || of_queue; t_name := t_name || s_name[index];
+                    queue_time := greatest(queue_time, start); -- it is forgotten, and comes anew at this start tag
+                    idle_queue := idle_queue || of_queue; idle_name := idle_name || part_name[index];
                     continue;
                 end if;
             end if;
-            names := string_to_array(s_name[index], separator);
+            names := string_to_array(part_name[index], separator);
             weights := translate(job_weights, '[] ', '{}')::bigint[];
-            free_at := now_us; light_at := now_us; -- for a job of weight 1
-            lacks_room := false; has_no_room := false; of_keys := false; tokens_of_keys := false;
+            free_at := now_us; unit_free_at := now_us; -- for a job of weight 1
+            lacks_room := false; is_full := false; of_keys := false; tokens_of_keys := false;
             for k in 1 .. cardinality(names) loop
-                i := array_position(b_name, names[k]);
+                i := array_position(bucket_name, names[k]);
                 if i is null then
-                    i := cardinality(b_name) + 1;
-                    lim := array_position(l_name, split_part(names[k], '=', 1));
-                    if lim is null then
-                        lim := cardinality(l_name) + 1;
+                    i := cardinality(bucket_name) + 1;
+                    limit_index := array_position(limit_name, split_part(names[k], '=', 1));
+                    if limit_index is null then
+                        limit_index := cardinality(limit_name) + 1;
                         select m.name, m.queue, m.keyed, m.concurrency, m.interval_us, m.burst into facts
                         from holdfast.job_limit m where m.name = split_part(names[k], '=', 1);
-                        l_name[lim] := split_part(names[k], '=', 1); l_known[lim] := found;
-                        l_queue[lim] := coalesce(facts.queue, ''); l_keyed[lim] := facts.keyed;
-                        l_concurrency[lim] := facts.concurrency; l_interval[lim] := facts.interval_us; l_burst[lim] := facts.burst;
+                        limit_name[limit_index] := split_part(names[k], '=', 1); limit_known[limit_index] := found;
+                        limit_queue[limit_index] := coalesce(facts.queue, ''); limit_keyed[limit_index] := facts.keyed;
+                        limit_concurrency[limit_index] := facts.concurrency; limit_interval[limit_index] := facts.interval_us; limit_burst[limit_index] := facts.burst;
                     end if;
-                    b_name[i] := names[k]; b_limit[i] := lim;
-                    b_used[i] := coalesce(used_weights[array_position(used_names, names[k])], 0);
+                    bucket_name[i] := names[k]; bucket_limit[i] := limit_index;
+                    bucket_used[i] := coalesce(used_weights[array_position(used_names, names[k])], 0);
                     if has_states then
                         select b.full_at, b.paused_until into facts from holdfast.bucket b where b.name = names[k];
-                        b_full_at[i] := facts.full_at; b_was[i] := facts.full_at; b_paused[i] := facts.paused_until;
+                        bucket_full_at[i] := facts.full_at; bucket_was[i] := facts.full_at; bucket_paused[i] := facts.paused_until;
                     end if;
                 end if;
-                n_bucket[k] := i;
-                lim := b_limit[i];
+                own_buckets[k] := i;
+                limit_index := bucket_limit[i];
                 weight := coalesce(weights[k], 1);
-                if b_paused[i] > now_us then
-                    free_at := greatest(free_at, b_paused[i]);
-                    light_at := greatest(light_at, b_paused[i]);
-                    ends := ends or (l_queue[lim] = of_queue and not l_keyed[lim]);
+                if bucket_paused[i] > now_us then
+                    free_at := greatest(free_at, bucket_paused[i]);
+                    unit_free_at := greatest(unit_free_at, bucket_paused[i]);
+                    stop_queue := stop_queue or (limit_queue[limit_index] = of_queue and not limit_keyed[limit_index]);
                 end if;
-                continue when not l_known[lim];
-                space := l_concurrency[lim] - b_used[i] - coalesce(b_reserved[i], 0);
-                if space < least(weight, l_concurrency[lim]) then
+                continue when not limit_known[limit_index];
+                space := limit_concurrency[limit_index] - bucket_used[i] - coalesce(bucket_reserved[i], 0);
+                if space < least(weight, limit_concurrency[limit_index]) then
                     lacks_room := true;
-                    has_no_room := has_no_room or space < 1;
+                    is_full := is_full or space < 1;
                     of_keys := of_keys or position('=' in names[k]) > 0;
-                    ends := ends or (space < 1 and l_queue[lim] = of_queue and not l_keyed[lim]);
-                    if space < 1 and not b_name[i] = any(full_names) then
-                        full_names := full_names || b_name[i]; -- the pages read from here on pass over it
+                    stop_queue := stop_queue or (space < 1 and limit_queue[limit_index] = of_queue and not limit_keyed[limit_index]);
+                    if space < 1 and not bucket_name[i] = any(full_names) then
+                        full_names := full_names || bucket_name[i]; -- the pages read from here on pass over it
                     end if;
                 end if;
-                if l_interval[lim] is not null then
-                    after := greatest(b_full_at[i], now_us)
-                        + (least(coalesce(b_reserved[i], 0), l_burst[lim]) - l_burst[lim]) * l_interval[lim];
+                if limit_interval[limit_index] is not null then
+                    after := greatest(bucket_full_at[i], now_us)
+                        + (least(coalesce(bucket_reserved[i], 0), limit_burst[limit_index]) - limit_burst[limit_index]) * limit_interval[limit_index];
                     tokens_of_keys := tokens_of_keys
-                        or (after + least(weight, l_burst[lim]) * l_interval[lim] > now_us and position('=' in names[k]) > 0);
-                    free_at := greatest(free_at, after + least(weight, l_burst[lim]) * l_interval[lim]);
-                    light_at := greatest(light_at, after + l_interval[lim]);
-                    ends := ends or (after + l_interval[lim] > now_us and l_queue[lim] = of_queue and not l_keyed[lim]);
+                        or (after + least(weight, limit_burst[limit_index]) * limit_interval[limit_index] > now_us and position('=' in names[k]) > 0);
+                    free_at := greatest(free_at, after + least(weight, limit_burst[limit_index]) * limit_interval[limit_index]);
+                    unit_free_at := greatest(unit_free_at, after + limit_interval[limit_index]);
+                    stop_queue := stop_queue or (after + limit_interval[limit_index] > now_us and limit_queue[limit_index] = of_queue and not limit_keyed[limit_index]);
                 end if;
             end loop;
-            if (lacks_room or free_at > now_us) and not (has_no_room or light_at > now_us or isolated) then
+            if (lacks_room or free_at > now_us) and not (is_full or unit_free_at > now_us or isolated) then
                 -- Only its weight is in the way: later jobs leave what it needs, in the buckets of its keys until it fits them.
                 for k in 1 .. cardinality(names) loop
-                    i := n_bucket[k];
+                    i := own_buckets[k];
                     if weights[k] > 1 and (position('=' in names[k]) > 0 or not (of_keys or tokens_of_keys)) then
-                        b_reserved[i] := coalesce(b_reserved[i], 0) + weights[k];
+                        bucket_reserved[i] := coalesce(bucket_reserved[i], 0) + weights[k];
                     end if;
                 end loop;
             end if;
             if free_at > now_us then
-                if cardinality(names) > 1 and light_at > now_us then -- then it starts, before lighter ones
-                    free_at := light_at;
+                if cardinality(names) > 1 and unit_free_at > now_us then -- then it starts, before lighter ones
+                    free_at := unit_free_at;
                 elsif cardinality(names) > 1 and tokens_of_keys then
                     kept := kept + 1;
                 end if;
                 least_due := least(least_due, free_at);
-                if not isolated and not ends and (cardinality(names) = 1 or light_at > now_us or kept > max_kept) then
-                    s_until[index] := free_at;
+                if not isolated and not stop_queue and (cardinality(names) = 1 or unit_free_at > now_us or kept > max_kept) then
+                    part_until[index] := free_at;
                     throttled := throttled + 1;
-                    ends := throttled >= max_throttled;
-                    least_due := case when ends then now_us else least_due end; -- the next claim goes on from here
+                    stop_queue := throttled >= max_throttled;
+                    least_due := case when stop_queue then now_us else least_due end; -- the next claim goes on from here
                 end if;
             elsif not lacks_room then
                 for k in 1 .. cardinality(names) loop
-                    i := n_bucket[k];
-                    lim := b_limit[i];
-                    continue when not l_known[lim];
+                    i := own_buckets[k];
+                    limit_index := bucket_limit[i];
+                    continue when not limit_known[limit_index];
                     weight := coalesce(weights[k], 1);
-                    b_used[i] := b_used[i] + weight;
-                    if l_interval[lim] is not null then
-                        b_full_at[i] := greatest(b_full_at[i], now_us) + least(weight, l_burst[lim]) * l_interval[lim];
+                    bucket_used[i] := bucket_used[i] + weight;
+                    if limit_interval[limit_index] is not null then
+                        bucket_full_at[i] := greatest(bucket_full_at[i], now_us) + least(weight, limit_burst[limit_index]) * limit_interval[limit_index];
                     end if;
                 end loop;
                 chosen := chosen || job_at;
                 taken := taken + 1;
                 exit when isolated;
                 if not has_shares then
-                    s_step[index] := 1000000;
-                elsif s_step[index] is null then
-                    s_step[index] := 1000000 / coalesce((
+                    part_step[index] := 1000000;
+                elsif part_step[index] is null then
+                    part_step[index] := 1000000 / coalesce((
                         select (l.shares ->> substr(n.name, position('=' in n.name) + 1))::bigint
                         from unnest(names) with ordinality n (name, place)
                         join holdfast.job_limit l on l.name = split_part(n.name, '=', 1)
@@ -1407,54 +1407,54 @@ begin
                           and l.shares ->> substr(n.name, position('=' in n.name) + 1) is not null
                         order by n.place limit 1), 1);
                 end if;
-                -- Alone in its queue it is served in a run, if its limits count jobs only.
-                run := 0;
-                if r_first > cardinality(r_index) and exhausted and s_next > cardinality(s_name)
-                    and s_first[index] <= s_last[index]
-                    and array_remove(q_weights[s_first[index]:s_last[index]], null) = '{}'
+                -- Alone in its queue it is served in a series, if its limits count jobs only.
+                series := 0;
+                if served_first > cardinality(served_index) and no_more_pages and part_next > cardinality(part_name)
+                    and part_first[index] <= part_last[index]
+                    and array_remove(read_weights[part_first[index]:part_last[index]], null) = '{}'
                 then
-                    run := least(s_last[index] - s_first[index] + 1, left_slots - taken);
+                    series := least(part_last[index] - part_first[index] + 1, left_slots - taken);
                     for k in 1 .. cardinality(names) loop
-                        i := n_bucket[k];
-                        lim := b_limit[i];
-                        space := l_concurrency[lim] - b_used[i] - coalesce(b_reserved[i], 0); -- null: any number
-                        run := case when l_interval[lim] is not null or space < 0 then 0 else least(run, space) end;
+                        i := own_buckets[k];
+                        limit_index := bucket_limit[i];
+                        space := limit_concurrency[limit_index] - bucket_used[i] - coalesce(bucket_reserved[i], 0); -- null: any number
+                        series := case when limit_interval[limit_index] is not null or space < 0 then 0 else least(series, space) end;
                     end loop;
                     for k in 1 .. cardinality(names) loop
-                        b_used[n_bucket[k]] := b_used[n_bucket[k]] + run;
+                        bucket_used[own_buckets[k]] := bucket_used[own_buckets[k]] + series;
                     end loop;
-                    chosen := chosen || q_job[s_first[index]:s_first[index] + run - 1];
-                    s_first[index] := s_first[index] + run;
-                    taken := taken + run;
+                    chosen := chosen || read_job[part_first[index]:part_first[index] + series - 1];
+                    part_first[index] := part_first[index] + series;
+                    taken := taken + series;
                 end if;
-                v := greatest(v, start + run * s_step[index]);
-                s_start_tag[index] := start + (run + 1) * s_step[index];
-                i := cardinality(r_index) + 1; -- almost always the last: the start of the next served is no earlier
-                while i > r_first and r_start[i - 1] > s_start_tag[index] loop
-                    r_index[i] := r_index[i - 1];
-                    r_start[i] := r_start[i - 1];
+                queue_time := greatest(queue_time, start + series * part_step[index]);
+                part_start_tag[index] := start + (series + 1) * part_step[index];
+                i := cardinality(served_index) + 1; -- almost always the last: the start of the next served is no earlier
+                while i > served_first and served_start[i - 1] > part_start_tag[index] loop
+                    served_index[i] := served_index[i - 1];
+                    served_start[i] := served_start[i - 1];
                     i := i - 1;
                 end loop;
-                r_index[i] := index;
-                r_start[i] := s_start_tag[index];
+                served_index[i] := index;
+                served_start[i] := part_start_tag[index];
             end if;
         end loop;
         continue when isolated;
-        if cardinality(s_name) > 0 then
+        if cardinality(part_name) > 0 then
             update holdfast.partition p set start_tag = n.start_tag, blocked_until = n.until
-            from unnest(s_tid[:s_next - 1], s_start_tag, s_until, s_step) n (index, start_tag, until, step)
+            from unnest(part_tid[:part_next - 1], part_start_tag, part_until, part_step) n (index, start_tag, until, step)
             where p.ctid = n.index and (n.step is not null or n.until is not null);
-            insert into holdfast.limited_queue as q (queue, virtual_time) values (of_queue, v)
+            insert into holdfast.limited_queue as q (queue, virtual_time) values (of_queue, queue_time)
             on conflict (queue) do update set virtual_time = excluded.virtual_time where q.virtual_time <> excluded.virtual_time;
         end if;
         least_due := least(least_due, (
             select min(p.blocked_until) from holdfast.partition p where p.queue = of_queue and p.blocked_until is not null));
     end loop;
-    if b_full_at is not null then
+    if bucket_full_at is not null then
         insert into holdfast.bucket as b (name, full_at)
-        select b_name[n.i], b_full_at[n.i] from generate_subscripts(b_full_at, 1) n (i)
-        where b_full_at[n.i] <> coalesce(b_was[n.i], 0)
-        order by b_name[n.i]
+        select bucket_name[n.i], bucket_full_at[n.i] from generate_subscripts(bucket_full_at, 1) n (i)
+        where bucket_full_at[n.i] <> coalesce(bucket_was[n.i], 0)
+        order by bucket_name[n.i]
         on conflict (name) do update set full_at = excluded.full_at;
     end if;
     due_in := case when least_due is not null then greatest(0, least_due - now_us) end; -- else a worker would ask at once
@@ -1471,7 +1471,7 @@ begin
     -- Partitions without ready jobs are not listed any longer once they are first: else a key whose jobs come one by
     -- one would go first each time. Those that a submission relies on are locked, and stay.
     idle := array(
-        select l.ctid from unnest(t_queue, t_name) t (queue, name) cross join lateral (
+        select l.ctid from unnest(idle_queue, idle_name) t (queue, name) cross join lateral (
             select p.ctid from holdfast.partition p
             where p.queue = t.queue and p.name = t.name
               and p.start_tag <= (select q.virtual_time from holdfast.limited_queue q where q.queue = p.queue)

@@ -41,7 +41,7 @@ local function cancel(id, job, spec)
     call('HSETNX', JOB .. id, 'error', 'cancelled')
     safe_call('ZADD', PREFIX .. 'ended:cancelled', NOW, id)
     ended_ids[#ended_ids + 1] = id
-    if job.is_awaited then
+    if job.has_dependents then
         note_end(id, 'cancelled')
     end
     return 'cancelled'
@@ -101,7 +101,7 @@ local function replay(id, job, spec, delay, partition_field)
     end
     replayed[#replayed + 1] = {
         id = id, spec = spec, due = due, seq = to_number(job.seq), partition_field = partition_field, state = state,
-        may_wait = job.waits and not job.picked, is_awaited = job.is_awaited, answer = #answers + 1,
+        may_wait = job.waits and not job.picked, has_dependents = job.has_dependents, answer = #answers + 1,
     }
     notify('ready_jobs', 'queue:' .. spec.queue)
     return state
@@ -121,17 +121,17 @@ local function place(job)
 end
 
 local function place_replayed()
-    local awaited, may_wait = {}, false
+    local depended_on, may_wait = {}, false
     for _, job in ipairs(replayed) do
-        awaited[#awaited + 1] = job.is_awaited and job.id or nil
+        depended_on[#depended_on + 1] = job.has_dependents and job.id or nil
         may_wait = may_wait or job.may_wait
     end
-    reopen_dependents(awaited) -- first: what waits again has not ended
+    reopen_dependents(depended_on) -- first: what waits again has not ended
     for _, job in ipairs(replayed) do
         place(job)
     end
     if may_wait then
-        reopen_dependents(awaited) -- of those that wait again now
+        reopen_dependents(depended_on) -- of those that wait again now
     end
 end
 
@@ -140,23 +140,23 @@ local function delete(id, job, spec)
         return nil
     end
     transitions().dequeue(id, spec, job.state, to_number(job.lost_leases))
-    if job.is_awaited and not ENDED_STATES[job.state] then
+    if job.has_dependents and not ENDED_STATES[job.state] then
         call('HSET', JOB .. id, 'state', 'cancelled') -- it waits for nothing more, also not through its own end
         note_end(id, 'deleted')
         resolve_ends()
     end
-    transitions().delete_job(id, to_number(job.seq), job.key, false, job.waits, job.is_awaited)
+    transitions().delete_job(id, to_number(job.seq), job.key, false, job.waits, job.has_dependents)
     return job.state
 end
 
 -- Fields of a job that an operation needs; nil for no job.
 local function read_operated(id)
-    local state, claims, spec_text, lost_leases, seq, worker, due, created, key, picked, waits, is_awaited =
+    local state, claims, spec_text, lost_leases, seq, worker, due, created, key, picked, waits, has_dependents =
         read_fields(id, 'state', 'claims', 'spec', 'lost_leases', 'seq', 'worker', 'dueTime', 'created', 'key',
-        'pickupTime', 'waits', 'awaited')
+        'pickupTime', 'waits', 'hasDependents')
     return spec_text and {
         state = state, claims = claims, spec_text = spec_text, lost_leases = lost_leases, seq = seq, worker = worker,
-        due = due, created = created, key = key, picked = picked, waits = waits, is_awaited = is_awaited,
+        due = due, created = created, key = key, picked = picked, waits = waits, has_dependents = has_dependents,
     } or nil
 end
 

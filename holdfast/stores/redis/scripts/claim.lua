@@ -518,7 +518,7 @@ return { found, #ids - #found, #ids == MAX_BATCH and 1 or 0 }
 -- name: mark_unreadable (partitions, transitions, waits)
 -- Ends a claimed job that cannot be read. ARGV: 3 id, 4 error.
 allow_when_full()
-local state, spec_text, is_awaited = read_fields(ARGV[3], 'state', 'spec', 'awaited')
+local state, spec_text, has_dependents = read_fields(ARGV[3], 'state', 'spec', 'hasDependents')
 local spec = parse_spec(spec_text or '')
 if spec and state == 'running' then
     safe_call('ZREM', LEASES, ARGV[3])
@@ -530,7 +530,7 @@ if spec and state == 'running' then
     count(spec.queue, 'running', -1)
     count(spec.queue, 'dead', 1)
     ended_ids[1] = ARGV[3]
-    if is_awaited then
+    if has_dependents then
         note_end(ARGV[3], 'dead')
     end
     local partition_field = partition_field_of(ARGV[3], spec)

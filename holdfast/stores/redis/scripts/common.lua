@@ -172,10 +172,10 @@ local count_changes, unstarted_changes, topics, ended_ids, rescheduled_queues = 
 local sender = ARGV[2] -- "" if the caller must hear the notifications too
 -- Ends of jobs for which others wait: id, and the state or "deleted". Resolved by `resolve_ends` of fragment `waits`,
 -- which each script needs that calls `note_end`.
-local awaited_ends, resolve_ends = {}, nil
+local ends_to_resolve, resolve_ends = {}, nil
 
 local function note_end(id, how)
-    awaited_ends[#awaited_ends + 1], awaited_ends[#awaited_ends + 2] = id, how
+    ends_to_resolve[#ends_to_resolve + 1], ends_to_resolve[#ends_to_resolve + 2] = id, how
 end
 
 local function count(queue, state, by)
@@ -261,7 +261,7 @@ local function write_next_due()
 end
 
 local function finish()
-    if awaited_ends[1] then
+    if ends_to_resolve[1] then
         resolve_ends()
     end
     write_next_due()

@@ -100,15 +100,15 @@ end
 -- Deletes a job that ended at this instant (nil: at any). Returns "deleted", "kept", "recent", "stale" (it ran again,
 -- or is deleted), or "later" (the next script goes on).
 local function prune(id, ended_at)
-    local state_now, spec_text, end_time, seq, key, waits, is_awaited, kept_for, reason =
-        read_fields(id, 'state', 'spec', 'endTime', 'seq', 'key', 'waits', 'awaited', 'keptFor', 'reason')
+    local state_now, spec_text, end_time, seq, key, waits, has_dependents, kept_for, reason =
+        read_fields(id, 'state', 'spec', 'endTime', 'seq', 'key', 'waits', 'hasDependents', 'keptFor', 'reason')
     local spec = parse_spec(spec_text or '')
     if not spec or state_now ~= state or ended_at and to_number(end_time) ~= ended_at then
         return 'stale'
     elseif to_number(end_time) > cutoff then
         return 'recent'
     end
-    if is_awaited then
+    if has_dependents then
         local is_kept = has_open_waiter(id, kept_for)
         if is_kept ~= false then
             return is_kept and 'kept' or 'later'
@@ -117,7 +117,7 @@ local function prune(id, ended_at)
     if state == 'cancelled' and reason == 'dependency' and has_failed_dependency(id, kept_for) then
         return 'kept'
     end
-    transitions().delete_job(id, to_number(seq), key, true, waits, is_awaited)
+    transitions().delete_job(id, to_number(seq), key, true, waits, has_dependents)
     count(spec.queue, state, -1)
     pruned = pruned + 1
     return 'deleted'

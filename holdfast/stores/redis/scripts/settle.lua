@@ -44,8 +44,8 @@ end
 
 local function succeed(id, claims, result)
     local key = JOB .. id
-    local state, stored_claims, spec_text, is_cancelling, owner, is_awaited =
-        unpack(redis.pcall('HMGET', key, 'state', 'claims', 'spec', 'cancel', 'worker', 'awaited'))
+    local state, stored_claims, spec_text, is_cancelling, owner, has_dependents =
+        unpack(redis.pcall('HMGET', key, 'state', 'claims', 'spec', 'cancel', 'worker', 'hasDependents'))
     if not state then
         return { 0 }
     elseif state ~= 'running' or (stored_claims or '1') ~= claims or belongs_to_other(owner)
@@ -70,7 +70,7 @@ local function succeed(id, claims, result)
     ended_ids[#ended_ids + 1] = id
     succeeded_entries[#succeeded_entries + 1] = END_STAMP .. id
     succeeded_by_spec[spec_text] = (succeeded_by_spec[spec_text] or 0) + 1
-    if is_awaited then
+    if has_dependents then
         note_end(id, 'succeeded')
     end
     local spec = parse_spec(spec_text)
@@ -98,8 +98,8 @@ local function settle_other(n)
     local flags, result, error, traceback, group = ARGV[n + 5], ARGV[n + 6], ARGV[n + 7], ARGV[n + 8], ARGV[n + 9]
     local refund, lease_expired = string.find(flags, 'r', 1, true), string.find(flags, 'e', 1, true) ~= nil
     local old_state, stored_claims, spec_text, is_cancelling, counted_attempts, owner, picked, old_lost_leases, due,
-        created, seq, waits, is_awaited = read_fields(id, 'state', 'claims', 'spec', 'cancel', 'attempts', 'worker',
-        'pickupTime', 'lost_leases', 'dueTime', 'created', 'seq', 'waits', 'awaited')
+        created, seq, waits, has_dependents = read_fields(id, 'state', 'claims', 'spec', 'cancel', 'attempts', 'worker',
+        'pickupTime', 'lost_leases', 'dueTime', 'created', 'seq', 'waits', 'hasDependents')
     local spec, lease = spec_text and parse_spec(spec_text), lease_end(id)
     if not spec then
         return { 0 }
@@ -177,7 +177,7 @@ local function settle_other(n)
     end
     if ENDED[state] then
         ended_ids[#ended_ids + 1] = id
-        if is_awaited then
+        if has_dependents then
             note_end(id, state)
         end
     else

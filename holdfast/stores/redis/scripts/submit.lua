@@ -290,7 +290,7 @@ end
 
 -- The job for which a new one waits. `key`: of an earlier job of the batch, whose id was perhaps answered with the job
 -- that has the key; that one may be gone.
-local function find_awaited(id, key)
+local function find_dependency(id, key)
     id = aliases[id] or id
     if exists(id) then
         return id
@@ -303,7 +303,7 @@ end
 local function add_dependencies(waiter, after)
     local edges, seen, unmet, failure = {}, {}, 0, nil
     for n = 1, #after, 3 do
-        local id, condition = find_awaited(after[n], after[n + 2]), after[n + 1]
+        local id, condition = find_dependency(after[n], after[n + 2]), after[n + 1]
         if not seen[id] and not exists(id) then
             seen[id] = true
             safe_call('HSET', dependencies_key(waiter), id, condition .. ' met 0') -- it has left its key

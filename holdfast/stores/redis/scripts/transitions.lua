@@ -227,8 +227,8 @@ local function make_transitions()
         end
     end
 
-    -- Deletes what a job waited for (`waits`), and the waits of others for it (`awaited`): its fields of these names.
-    local function forget_waits(id, waits, awaited)
+    -- Deletes what a job waited for (`waits`), and the waits of others for it (`hasDependents`): its fields of these names.
+    local function forget_waits(id, waits, has_dependents)
         if waits then
             for _, other in ipairs(safe_call('HKEYS', PREFIX .. 'dependencies:' .. id)) do
                 safe_call('ZREM', PREFIX .. 'dependents:' .. other, id)
@@ -239,14 +239,14 @@ local function make_transitions()
             end
             call('DEL', PREFIX .. 'dependencies:' .. id, PREFIX .. 'receiver:' .. id)
         end
-        if awaited then
+        if has_dependents then
             call('DEL', PREFIX .. 'dependents:' .. id) -- the waiters keep their dependencies on it
         end
     end
 
     -- Deletes a job that has left every structure. With `keep_live_keys` its keys live until their lifetime ends.
-    local function delete_job(id, seq, key, keep_live_keys, waits, awaited)
-        forget_waits(id, waits, awaited)
+    local function delete_job(id, seq, key, keep_live_keys, waits, has_dependents)
+        forget_waits(id, waits, has_dependents)
         local keys = key and extra_keys(id) or {}
         if key then
             keys[#keys + 1] = key
@@ -300,7 +300,7 @@ local function expire(id, state, spec_text)
     count(parse_spec(spec_text).queue, 'cancelled', 1)
     count_unstarted(partition_field_of(id, parse_spec(spec_text)), -1)
     ended_ids[#ended_ids + 1] = id
-    if call('HGET', JOB .. id, 'awaited') then
+    if call('HGET', JOB .. id, 'hasDependents') then
         note_end(id, 'cancelled')
     end
     expired[#expired + 1], expired[#expired + 2] = id, spec_text
@@ -328,7 +328,7 @@ local function expire_overdue(max_jobs)
         end
     end
     safe_call('ZREM', PREFIX .. 'expiry', unpack(ids))
-    if awaited_ends[1] then -- jobs that waited for these may be due now
+    if ends_to_resolve[1] then -- jobs that waited for these may be due now
         resolve_ends()
         write_next_due()
     end

@@ -45,7 +45,7 @@ local function add_edges(waiter, edges) -- {job, "CONDITION STATE WAIT", …}
     end
     for n = 1, #edges, 2 do
         safe_call('ZADD', dependents_key(edges[n]), 0, waiter)
-        call('HSET', JOB .. edges[n], 'awaited', 1)
+        call('HSET', JOB .. edges[n], 'hasDependents', 1)
     end
 end
 
@@ -129,15 +129,15 @@ local function make_waits()
         count_unstarted(partition_field_of(id, spec), -1)
         ended_ids[#ended_ids + 1] = id
         sender, resolved[id] = '', true
-        if call('HGET', JOB .. id, 'awaited') then
+        if call('HGET', JOB .. id, 'hasDependents') then
             note_end(id, state)
         end
     end
 
     -- Counts so many ends in a batch. Dependencies on its failure are resolved with the first failed member.
     local function count_ends(id, successes, failures)
-        local state, spec_text, old_waits, members, old_failed, is_awaited =
-            read_fields(id, 'state', 'spec', 'waits', 'members', 'failed', 'awaited')
+        local state, spec_text, old_waits, members, old_failed, has_dependents =
+            read_fields(id, 'state', 'spec', 'waits', 'members', 'failed', 'hasDependents')
         local spec = parse_spec(spec_text or '')
         if not spec then
             return
@@ -147,15 +147,15 @@ local function make_waits()
         call('HSET', JOB .. id, 'waits', int(waits), 'failed', int(failed))
         if state == 'waiting' and waits == 0 then
             end_batch(id, spec, to_number(members), failed)
-        elseif state == 'waiting' and is_awaited and failures > 0 and failed == failures then
+        elseif state == 'waiting' and has_dependents and failures > 0 and failed == failures then
             note_end(id, 'failing')
         end
     end
 
     local function apply_change(change)
         local id = change.waiter
-        local state, spec_text, old_waits, wait_number, is_awaited, due, created, picked, members = read_fields(id,
-            'state', 'spec', 'waits', 'waitNumber', 'awaited', 'dueTime', 'created', 'pickupTime', 'members')
+        local state, spec_text, old_waits, wait_number, has_dependents, due, created, picked, members = read_fields(id,
+            'state', 'spec', 'waits', 'waitNumber', 'hasDependents', 'dueTime', 'created', 'pickupTime', 'members')
         local spec = parse_spec(spec_text or '')
         if not spec then
             return
@@ -169,7 +169,7 @@ local function make_waits()
         end
         if state == 'waiting' and change.error then
             cancel_waiter(id, spec, change.error)
-            if is_awaited then
+            if has_dependents then
                 note_end(id, 'cancelled')
             end
         elseif state == 'waiting' and met > 0 and waits == 0 then
@@ -179,9 +179,9 @@ local function make_waits()
 
     -- Level by level: each cancelled waiter is an end too, and each batch that ends.
     local function resolve()
-        while awaited_ends[1] do
-            local ends, changes = awaited_ends, {}
-            awaited_ends = {}
+        while ends_to_resolve[1] do
+            local ends, changes = ends_to_resolve, {}
+            ends_to_resolve = {}
             for n = 1, #ends, 2 do
                 resolve_edges(ends[n], ends[n + 1], changes)
             end
@@ -268,18 +268,18 @@ local function reopen_batch(id, spec, batch, member, revived)
     end
     if batch.state ~= 'waiting' then
         revive(id, spec, batch.state, batch.due, batch.created, open)
-        revived[#revived + 1] = batch.is_awaited and id or nil
+        revived[#revived + 1] = batch.has_dependents and id or nil
     end
 end
 
 -- Opens the dependency of a waiter on a replayed job, if no worker has started the waiter and it waits, or was
 -- cancelled by a dependency and has no unique key. Adds a waiter that waits again to `revived`.
 local function reopen_edge(waiter, id, revived)
-    local waiter_state, spec_text, reason, picked, is_awaited, due, created, members = read_fields(waiter,
-        'state', 'spec', 'reason', 'pickupTime', 'awaited', 'dueTime', 'created', 'members')
+    local waiter_state, spec_text, reason, picked, has_dependents, due, created, members = read_fields(waiter,
+        'state', 'spec', 'reason', 'pickupTime', 'hasDependents', 'dueTime', 'created', 'members')
     local spec = parse_spec(spec_text or '')
     if spec and members then
-        local batch = { state = waiter_state, is_awaited = is_awaited, due = due, created = created }
+        local batch = { state = waiter_state, has_dependents = has_dependents, due = due, created = created }
         return reopen_batch(waiter, spec, batch, id, revived)
     end
     local is_cancelled = spec and waiter_state == 'cancelled' and reason == 'dependency'
@@ -296,7 +296,7 @@ local function reopen_edge(waiter, id, revived)
     local open = is_cancelled and state and count_open(waiter)
     if open then
         revive(waiter, spec, 'cancelled', due, created, open)
-        if is_awaited then
+        if has_dependents then
             revived[#revived + 1] = waiter
         end
     end

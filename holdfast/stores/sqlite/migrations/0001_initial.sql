@@ -27,7 +27,7 @@ create table holdfast_job (
     expires_at integer,                 -- null without an expiry, and for a job that was replayed
     partition text,                     -- the buckets that a job under limits passes through; null: under no limit
     weights text,                       -- JSON: its weight in each; null: 1
-    awaited integer not null default 0, -- jobs have depended on it
+    has_dependents integer not null default 0, -- jobs have depended on it
     waits integer,                      -- signals, children and dependencies that it waits for; null: it never waited
     members integer,                    -- of a batch: jobs that belong to it; null: no batch
     failed integer,                     -- of a batch: members that ended without success

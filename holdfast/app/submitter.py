@@ -170,11 +170,11 @@ class Submitter:
         """Store one job, together with other submissions of this moment. Jobs with a key, also a unique one, or with
         dependencies go apart: another caller's open transaction may hold theirs, and the others do not wait for it."""
         if self._spans is None:
-            return await self._submit_lone(job)
+            return await self._submit_single(job)
         with self._spans.submission_span([job]) as [traced]:
-            return await self._submit_lone(traced)
+            return await self._submit_single(traced)
 
-    async def _submit_lone(self, job: NewJob) -> Submitted:
+    async def _submit_single(self, job: NewJob) -> Submitted:
         loop = running_loop()
         if loop is None:
             (answer,) = await self._send([job])
@@ -182,7 +182,7 @@ class Submitter:
             groups = self._groups.get(loop)
             if groups is None:
                 groups = self._groups[loop] = _Group(self._send), _Group(self._send)
-            may_wait = job.has_extras and (job.key is not None or job.unique is not None or job.is_related)
+            may_wait = job.has_extras and (job.key is not None or job.unique is not None or job.has_relations)
             answer = await groups[may_wait].submit(job)
         if not answer.created or self._events.has_subscriber(JobCreated):
             await self.announce_jobs([job], [answer])

@@ -157,20 +157,20 @@ def decide(job: Job, outcome: Outcome, backoff: Backoff, rng: random.Random) -> 
 
 def _after_failure(job: Job, failed: Failed, backoff: Backoff, rng: random.Random) -> Settlement:
     is_last = is_last_attempt(job)
-    alive = failed.retryable and not is_last
+    will_retry = failed.retryable and not is_last
     delay = None
-    if alive:
+    if will_retry:
         delay = failed.delay if failed.delay is not None else backoff.delay_after(job.attempts, rng)
     return Settlement(
         job_id=job.id,
         claims=job.claims,
-        state=JobState.FAILED if alive else JobState.DEAD,
+        state=JobState.FAILED if will_retry else JobState.DEAD,
         # The reason of death is the last attempt, unless this failure was final by itself or killed the process.
         reason=Reason.MAX_ATTEMPTS if failed.retryable and is_last and failed.reason not in _KILLED else failed.reason,
         error=clip_error(failed.error),
         traceback=failed.traceback,
         delay=delay,
-        priority=backoff.priority if alive and backoff.priority != job.priority else None,
+        priority=backoff.priority if will_retry and backoff.priority != job.priority else None,
         worker=job.worker,
     )
 

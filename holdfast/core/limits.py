@@ -99,7 +99,7 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def token_change(old: Limit | None, new: Limit) -> dict[str, int] | None:
-    """Parameters of ``bound_buckets`` for a changed limit; None for one without a rate."""
+    """Parameters of ``clamp_buckets`` for a changed limit; None for one without a rate."""
     fill_time, interval = new.values.fill_time_us, new.values.interval_us
     if fill_time is None or interval is None:
         return None

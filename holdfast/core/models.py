@@ -251,7 +251,7 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.is_batch or bool(self.after)
 
     @property
-    def is_related(self) -> bool:
+    def has_relations(self) -> bool:
         """Returns True if it waits for others, belongs to a batch, or has steps from the beginning."""
         return self.waits or self.batch is not None or bool(self.record)
 

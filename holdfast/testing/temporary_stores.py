@@ -19,7 +19,7 @@ from holdfast.core.errors import ConfigError, HoldfastError, Invalid
 from holdfast.core.portal import Portal, drive_coroutine
 from holdfast.stores import open_store
 from holdfast.stores.base import Store
-from holdfast.stores.common.server_store import ServedStore
+from holdfast.stores.common.server_store import ServerStore
 from holdfast.stores.forwarding import ForwardingStore
 
 PREFIX = "holdfast_test_"
@@ -87,7 +87,7 @@ def _without_wrappers(store: Any) -> Any:
 def close_from_outside(store: Store) -> None:
     """Closes a store for a caller that may stand outside its event loops."""
     inner = _without_wrappers(store)
-    if isinstance(inner, ServedStore):
+    if isinstance(inner, ServerStore):
         inner.close_in_all_loops()
     else:
         drive_coroutine(store.close())

@@ -63,7 +63,7 @@ class RedisTransport(ABC):
         self.pool = RedisPool(server, names.key, retry_for=RECONNECT_TIMEOUT, deadline=CALL_DEADLINE)
         self.place = self.pool.place
         self._scripts = scripts_of(self.kind)
-        self._served = {True: "", False: ""}  # the queue served last, of named queues and of others
+        self._last_queues = {True: "", False: ""}  # the queue served last, of named queues and of others
         self._sweep = ""  # token of our lock
         self._readers: list[BlockingReader] = []  # idle connections to block on
 
@@ -92,10 +92,12 @@ class RedisTransport(ABC):
 
     async def receive(self, capacity: Mapping[str, int], *, limit: int, closed: Collection[str]) -> list[Delivery]:
         slots = [word for queue, number in capacity.items() for word in (queue, number)]
-        flat = await self.run("receive", limit, self._served[True], self._served[False], len(closed), *closed, *slots)
+        flat = await self.run(
+            "receive", limit, self._last_queues[True], self._last_queues[False], len(closed), *closed, *slots
+        )
         deliveries = deliveries_of(flat)
         for each in deliveries:
-            self._served[each.queue in capacity] = each.queue
+            self._last_queues[each.queue in capacity] = each.queue
         return deliveries
 
     async def nack(self, deliveries: Sequence[Delivery]) -> None:

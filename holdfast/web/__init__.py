@@ -10,8 +10,11 @@ openapi.py            the table as an OpenAPI document
 server.py             the program: uvicorn around it
 console/              the web console: pages over the operations
 connection_limits.py  the program's connections: how many, and how long they may take
-authentication.py     admission of requests: hosts, rates, keys, origins
-keys.py               API keys, and the caller of a request with its scopes and queues
+authentication.py     before the router: hosts and rates of addresses; at the operation: origins, keys, scopes
+keys.py keys_file.py  API keys, their file, and the caller of a request with its scopes and queues
+rate_limit.py         rates of addresses and keys
+lease_tokens.py remote_workers.py   leases and settlements of workers over HTTP
+audit.py request_records.py         the record of changes, and of requests
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ def _request(call: RequestContext, capacity: dict[str, int], limit: int, status:
         limit=limit,
         lease_for=lease_for(call),
         tasks=None if tasks is None else frozenset(tasks),
-        runs_none=status.running == 0,
+        is_idle=status.running == 0,
     )
 
 

@@ -246,7 +246,7 @@ async def list_steps(call: RequestContext) -> ApiResponse:
 async def why(call: RequestContext) -> ApiResponse:
     """Why a job is where it is."""
     job = await find_job(call, call.path["job_id"])
-    seen = msgspec.structs.replace(await job_facts(call.app, job), redacted=call.caller.limited)
+    seen = msgspec.structs.replace(await job_facts(call.app, job), redacted=call.caller.is_restricted)
     reasons = list(explain_job(call.redaction.redact_job(job), seen))
     return json_response(200, JobExplanation(id=job.id, state=job.state, reasons=reasons))
 

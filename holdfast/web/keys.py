@@ -190,7 +190,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
         return "local" if self.key is None else self.key
 
     @property
-    def limited(self) -> bool:
+    def is_restricted(self) -> bool:
         """Returns True if the key is limited to some queues."""
         return EVERY_QUEUE not in self.queues
 
@@ -209,7 +209,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
 
     def check_unlimited(self) -> None:
         """Refuses an operation on every queue if the key is limited to some."""
-        if self.limited:
+        if self.is_restricted:
             detail = f"this concerns every queue, and this key is limited to {self._theirs}"
             raise _forbidden(detail, "use a key for every queue")
 
@@ -221,7 +221,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
         if queue is not None:
             self.check_queue(queue)
             return queue
-        if not self.limited:
+        if not self.is_restricted:
             return None
         (only, *others) = self.queues
         if others or "*" in only or "?" in only:

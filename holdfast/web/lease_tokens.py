@@ -179,7 +179,7 @@ async def allowed_capacity(call: RequestContext, capacity: dict[str, int]) -> di
     for name in capacity:
         if name != EVERY:
             call.caller.check_queue(name)
-    if EVERY not in capacity or not call.caller.limited:
+    if EVERY not in capacity or not call.caller.is_restricted:
         return capacity
     named = [pattern for pattern in call.caller.queues if not set(pattern) & set("*?[")]
     patterned = len(named) < len(call.caller.queues)

@@ -152,7 +152,7 @@ class PausedLimit(msgspec.Struct, frozen=True):
 
 def _allows(call: RequestContext, limit: Limit) -> bool:
     """Returns True if the caller may see and change the limit: one of its queues, or any with a key for all queues."""
-    return not call.caller.limited or (limit.queue is not None and call.caller.allows_queue(limit.queue))
+    return not call.caller.is_restricted or (limit.queue is not None and call.caller.allows_queue(limit.queue))
 
 
 async def _named(call: RequestContext) -> Limit:
@@ -197,7 +197,7 @@ def _check_scope(call: RequestContext, given: Mapping[str, Any]) -> None:
     """Refuses a limit of jobs of other queues than the caller's."""
     if "queue" in given:
         call.caller.check_queue(given["queue"])
-    elif call.caller.limited:
+    elif call.caller.is_restricted:
         detail = "a limit of a task or of handlers concerns every queue, and this key is limited to some"
         raise Refusal(403, "forbidden", detail, "name a queue, or use a key for every queue")
 

@@ -26,14 +26,14 @@ _QUARANTINE_MEMORY = 60.0  # seconds to expect a quarantined job after one was s
 
 
 class RemoteClaimRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Request of a claim. ``tasks``: those of the worker; None: all. ``runs_none``: the worker runs no job."""
+    """Request of a claim. ``tasks``: those of the worker; None: all. ``is_idle``: the worker runs no job."""
 
     worker: str
     capacity: Mapping[str, int]
     limit: int
     lease_for: timedelta
     tasks: frozenset[str] | None = None
-    runs_none: bool = False
+    is_idle: bool = False
 
 
 class ClaimResult(msgspec.Struct, frozen=True):
@@ -81,7 +81,7 @@ class PendingClaims:
             return ClaimResult([])
         clock = self._app.clock
         expects_quarantined = clock.monotonic() - self._quarantined_at < _QUARANTINE_MEMORY
-        if request.runs_none and expects_quarantined:
+        if request.is_idle and expects_quarantined:
             result = await self._claim_isolated(request)
             if result.jobs:
                 return result
@@ -90,7 +90,7 @@ class PendingClaims:
         claim = await self._claim(request)
         if claim.quarantined:
             self._quarantined_at = clock.monotonic()
-            if request.runs_none and not claim.jobs:
+            if request.is_idle and not claim.jobs:
                 return await self._claim_isolated(request)
         jobs = await self._without_unknown(request, claim.jobs)
         return ClaimResult(jobs, claimed_at, quarantined=claim.quarantined, next_due=claim.next_due)
@@ -184,7 +184,7 @@ class PendingClaims:
         for pending in list(self._pending):
             wanted = (
                 frozenset(queue for queue, slots in pending.request.capacity.items() if slots),
-                pending.request.runs_none,
+                pending.request.is_idle,
             )
             if pending not in self._pending or wanted in without_jobs:
                 continue

@@ -287,7 +287,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _TITLES = {413: "Content Too Large", 422: "Unprocessable Content"}  # older Pythons call them otherwise
-_AWAY = "the store is away, busy or full"
+_UNAVAILABLE = "the store is away, busy or full"
 _MISSET = "the settings of Holdfast and its store do not go together as they are: the log has why under this request_id"
 _BROKEN = "something went wrong in Holdfast itself; its log has the cause under this request_id"
 
@@ -329,7 +329,7 @@ def answer_to(error: Exception, request_id: str) -> ApiResponse:
 
 def _unavailable(error: Unavailable, request_id: str) -> ApiResponse:
     retry = (b"retry-after", str(RETRY_AFTER).encode())
-    detail = f"{_AWAY}; {error.outcome}" if error.outcome else _AWAY
+    detail = f"{_UNAVAILABLE}; {error.outcome}" if error.outcome else _UNAVAILABLE
     if any(error.stored):
         remedy, stored = "send those again whose place in stored is null, and none of the others", list(error.stored)
         return problem_response(

@@ -109,7 +109,7 @@ async def stats(call: RequestContext) -> ApiResponse:
     """Everything at a glance."""
     minutes = call.query.get("minutes", 5)
     figures = await call.app.stats(minutes=minutes)
-    limited = call.caller.limited
+    limited = call.caller.is_restricted
     own = figures.for_queues(call.caller.allows_queue) if limited else figures
     workers = [] if limited else await call.app.workers()
     counted = Stats(

@@ -289,7 +289,7 @@ def _wake_up(handle: JobHandle[Any]) -> Literal["delayed"] | UnsetType:
 def _warning(call: RequestContext, handle: JobHandle[Any], job: NewJob) -> str | UnsetType:
     if not handle.created:
         return UNSET
-    return call.unknown_tasks.warning_for(job.task, suggests=not call.caller.limited) or UNSET
+    return call.unknown_tasks.warning_for(job.task, suggests=not call.caller.is_restricted) or UNSET
 
 
 def header_key(request: ApiRequest) -> str | None:
@@ -405,7 +405,7 @@ async def submit_authorized(
     for job in jobs:
         call.caller.check_queue(job.queue)
         check_task(call, job.task)
-    if not call.caller.limited:
+    if not call.caller.is_restricted:
         return await store()
     await _check_related(call, jobs)
     if await _is_taken(call, jobs):

@@ -60,7 +60,7 @@ class SignalList(msgspec.Struct, frozen=True):
 
 def _check_every_queue(call: RequestContext) -> None:
     """Refuses a key that is limited to queues: a signal may be received by a job of any queue."""
-    if call.caller.limited:
+    if call.caller.is_restricted:
         detail = "a signal may be received by a job of any queue, and this key is limited to some"
         raise Refusal(403, "forbidden", detail, "use a key for every queue")
 

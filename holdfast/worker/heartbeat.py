@@ -57,7 +57,7 @@ class Heartbeat:
         self._stop: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = threading.Event()
-        self._must_repeat = False  # soon: the last heartbeat failed, or did not renew each lease
+        self._must_retry_soon = False  # soon: the last heartbeat failed, or did not renew each lease
         self._sent: WorkerHeartbeat | None = None  # state of the worker in the last heartbeat
         self._reported_at: float | None = None
 
@@ -98,7 +98,7 @@ class Heartbeat:
         try:
             while not self._stop.is_set():
                 await self._beat(store)
-                if self._must_repeat:
+                if self._must_retry_soon:
                     self._interrupt_expiring()
                 await self._pause(store)
         finally:
@@ -120,9 +120,9 @@ class Heartbeat:
         except (HoldfastError, TimeoutError) as error:
             retry_in = min(1.0, shared.settings.beat.total_seconds())
             shared.emit(StoreTrouble(service="heartbeat", error=str(error) or "no answer", retry_in=retry_in))
-            self._must_repeat = True
+            self._must_retry_soon = True
             return
-        self._must_repeat, self._sent = LeaseStatus.LOCKED in beat.statuses, heartbeat
+        self._must_retry_soon, self._sent = LeaseStatus.LOCKED in beat.statuses, heartbeat
         shared.heartbeat_at = started
         for lease, status in zip(leases, beat.statuses, strict=True):
             run = shared.claimed.get(lease)
@@ -150,7 +150,7 @@ class Heartbeat:
         interval = shared.settings.beat.total_seconds()
         gap = min(_MIN_INTERVAL, interval)
         await shared.clock.run_bounded(self._stop.wait(), gap)
-        if self._stop.is_set() or self._must_repeat or interval <= gap:
+        if self._stop.is_set() or self._must_retry_soon or interval <= gap:
             return
         notifications = asyncio.ensure_future(store.queueing.wait([f"worker:{shared.worker_id}"], timeout=interval))
         stopped = asyncio.ensure_future(self._stop.wait())

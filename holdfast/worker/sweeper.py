@@ -21,7 +21,7 @@ _BATCH = 500
 _COUNTED = 5000  # ended jobs that one call adds to the history
 _COUNT_ROUNDS = 100  # calls of one sweep
 _PRUNE_EVERY = 60.0  # seconds
-_END_OVERDUE_EVERY = 4.0  # seconds between two searches for jobs that have expired, however often it sweeps
+_END_EXPIRED_EVERY = 4.0  # seconds between two searches for jobs that have expired, however often it sweeps
 _REFUSED = 1000  # limit of reported jobs that cannot be settled
 
 
@@ -33,7 +33,7 @@ class Sweeper:
         self._store = store
         self._backoff = StoreBackoff(shared, "sweeper")
         self._pruned_at = self._counted_at = shared.clock.monotonic()
-        self._ended_overdue_at = -_END_OVERDUE_EVERY
+        self._ended_expired_at = -_END_EXPIRED_EVERY
         self._unassigned: dict[str, int] = {}  # revisions of limits whose jobs lack partitions, as they were last
         self._refused: set[str] = set()  # reported jobs that the store cannot settle
 
@@ -77,9 +77,9 @@ class Sweeper:
     async def _expire(self) -> int:
         """End the jobs whose ``expires`` has come, of every queue: claims end those of the queues that are served."""
         now = self._shared.clock.monotonic()
-        if now - self._ended_overdue_at < _END_OVERDUE_EVERY:
+        if now - self._ended_expired_at < _END_EXPIRED_EVERY:
             return 0
-        self._ended_overdue_at = now
+        self._ended_expired_at = now
         expired = 0
         while batch := await self._store.maintenance.expire_unstarted(limit=_BATCH):
             emit_expired(self._shared.events, batch)

@@ -185,7 +185,7 @@ VALUES: dict[str, Any] = {
 OWN = {
     "insert_jobs": COLUMNS,
     "insert_uniform_jobs": UNIFORM,
-    "insert_lone_job": UNIFORM | {"channel": "somewhere", "notification": "queue:default"},
+    "insert_one_job": UNIFORM | {"channel": "somewhere", "notification": "queue:default"},
     "insert_keyed_jobs": COLUMNS,
     "heartbeat": {"queues": "default", "version": None, "memory": 1 << 30},
     "oldest": {"queue": "default"},

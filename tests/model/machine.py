@@ -147,7 +147,7 @@ class Machine(RuleBasedStateMachine):
         actual = {job.id: job for job in self.everything()}
         for job in self.model.overdue(self.clock()):
             if actual[job.new.id].reason == Reason.EXPIRED:
-                self.model.end_overdue(job, self.clock())
+                self.model.end_expired(job, self.clock())
         self.model.resolve_ends(self.clock())
         for job in self.model.due(self.clock()):
             if actual[job.new.id].state is JobState.QUEUED:

@@ -101,7 +101,7 @@ class Model(Waits):
             if job.state in AGAIN and not job.started and job.expires_at is not None and job.expires_at <= now
         ]
 
-    def end_overdue(self, job: ModelJob, now: int) -> None:
+    def end_expired(self, job: ModelJob, now: int) -> None:
         """Note that the store has ended this job."""
         self._cancel(job, job.error or EXPIRED, now)
 

@@ -44,10 +44,10 @@ def time(monkeypatch: pytest.MonkeyPatch) -> _Time:
 
 def wait(lock: ListenerLock, time: _Time | None = None, *, notified_after: float = 1.0) -> float:
     """Returns how long a wait lasts if no notification comes; in ``time`` it lasts until one does."""
-    with lock.register_wait() as longest:
+    with lock.register_wait() as max_wait:
         if time is not None:
-            time.now += min(longest, notified_after)
-        return longest
+            time.now += min(max_wait, notified_after)
+        return max_wait
 
 
 def work(lock: ListenerLock, time: _Time, *, rate: float, seconds: float) -> None:

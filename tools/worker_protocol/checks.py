@@ -16,7 +16,7 @@ from tools.worker_protocol.recorder import Exchange
 Check = Callable[[Course], Awaitable[None]]
 
 _ENDED = (JobState.SUCCEEDED, JobState.DEAD, JobState.CANCELLED)
-_AWAY = 3.0  # seconds the API answers 503
+_UNAVAILABLE = 3.0  # seconds the API answers 503
 _HURRIED = 60  # requests in that time that are too many
 _VALUES: tuple[Any, ...] = (None, True, 0, -1.5, "ünï ☃ 𝄞", "", [], {}, {"a": [None, {"b": "c"}]}, [1, [2, [3]]])
 
@@ -192,10 +192,10 @@ async def outlasts_absences(course: Course) -> None:
     """While the API is away it tries again, with pauses; then it goes on by itself."""
     before = len(course.recorder.given)
     course.recorder.away = True
-    await asyncio.sleep(_AWAY)
+    await asyncio.sleep(_UNAVAILABLE)
     course.recorder.away = False
     tries = len(course.recorder.given) - before
-    _expect(tries <= _HURRIED, f"expected at most {_HURRIED} requests in {_AWAY:g} s, got {tries}")
+    _expect(tries <= _HURRIED, f"expected at most {_HURRIED} requests in {_UNAVAILABLE:g} s, got {tries}")
     await _ended(course, await course.submit("echo", {"value": 3}), JobState.SUCCEEDED)
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from holdfast.web.asgi import Api
 
 _STOPPED = 0.1  # seconds until a signalled process has stopped
-_AWAY = b'{"type": "urn:holdfast:problem:unavailable", "title": "Away", "status": 503, "code": "unavailable"}'
+_UNAVAILABLE = b'{"type": "urn:holdfast:problem:unavailable", "title": "Away", "status": 503, "code": "unavailable"}'
 
 
 class Exchange(NamedTuple):
@@ -81,7 +81,7 @@ class Recorder:
     async def _refuse(send: Any) -> None:
         headers = [(b"content-type", b"application/problem+json"), (b"retry-after", b"1")]
         await send({"type": "http.response.start", "status": 503, "headers": headers})
-        await send({"type": "http.response.body", "body": _AWAY})
+        await send({"type": "http.response.body", "body": _UNAVAILABLE})
 
 
 def _read(body: bytes) -> Mapping[str, Any]:

@@ -66,7 +66,7 @@ class Opened(ABC):
         """Check that the schema is ours, and bring it up to date; returns the applied migrations."""
 
 
-class ServedStore(ABC, Generic[OpenedT]):
+class ServerStore(ABC, Generic[OpenedT]):
     """All of ``Store`` but what differs from server to server."""
 
     external: External | None = None

@@ -112,7 +112,7 @@ def is_one_row(job: NewJob) -> bool:
         return True
     options = job.options
     is_keyed = job.key is not None or (options is not None and bool(options.tags or options.unique))
-    return not (is_keyed or job.is_related or job.expires)
+    return not (is_keyed or job.has_relations or job.expires)
 
 
 def are_uniform(jobs: Sequence[NewJob]) -> bool:

@@ -59,7 +59,7 @@ class PostgresLimits:
             if rows:
                 await fetch(self._sql["unblock_all_partitions"])
             if rows and (tokens := token_change(old, change.limit)):
-                await fetch(self._sql["bound_buckets"], name=to_text(change.limit.name), **tokens)
+                await fetch(self._sql["clamp_buckets"], name=to_text(change.limit.name), **tokens)
             return int(rows[0][0]) if rows else None
 
         revision = await self._pool.transaction(run_in_transaction, extra=SWEEP_TIME)

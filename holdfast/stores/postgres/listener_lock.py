@@ -5,10 +5,16 @@ listens. Processes that claim jobs all the time need none. So a process that lis
 that channel, and a process that listens for ready jobs holds its lock while it waits for some. Senders test the lock,
 and hold it no longer than that takes.
 
-A process takes the lock before the claim that precedes its wait, so what is committed later notifies. The exception is
-a submission that tests the lock inside its transaction, before, and commits after that claim. So a process claims a
-few times more after it has taken the lock, the last time after ``RECHECK_SECONDS``. A submission that takes longer
-notifies again after its commit.
+A process takes the lock before the claim that precedes its wait, so what is committed later notifies. That leaves one
+lost wake-up, of a submission that tests the lock inside its transaction:
+
+    submission                        waiting process
+    tests the lock: it is free
+                                      takes the lock, claims: nothing is there yet
+    commits, sends no notification
+                                      claims again, up to ``RECHECK_SECONDS`` after it took the lock: finds the job
+
+A submission that takes longer than that notifies after its commit.
 """
 
 from __future__ import annotations

@@ -51,9 +51,9 @@ class PostgresMaintenance:
         ended: list[ExpiredJob] = []
         for _ in range(EXPIRY_ROUNDS):
             remaining = limit - len(ended)
-            overdue = await expire_overdue(self._pool, self._notifications, self._sql, limit=remaining)
-            ended += overdue.ended
-            if overdue.scanned < remaining or len(ended) >= limit:
+            ended_now = await end_expired(self._pool, self._notifications, self._sql, limit=remaining)
+            ended += ended_now.ended
+            if ended_now.scanned < remaining or len(ended) >= limit:
                 break
         return ended
 
@@ -117,23 +117,23 @@ class PostgresMaintenance:
         return 0
 
 
-class Overdue(NamedTuple):
-    """Result of ``expire_overdue``. ``scanned``: number of jobs it read; ``has_made_due``: others are due now."""
+class ExpiryRound(NamedTuple):
+    """Result of ``end_expired``. ``scanned``: number of jobs it read; ``has_made_due``: others are due now."""
 
     ended: list[ExpiredJob]
     scanned: int
     has_made_due: bool
 
 
-async def expire_overdue(
+async def end_expired(
     pool: PostgresPool, notifications: PostgresNotifications, statements: Mapping[str, NumberedStatement], *, limit: int
-) -> Overdue:
+) -> ExpiryRound:
     """Reads at most ``limit`` jobs whose ``expires`` has come, and ends those that no worker has claimed."""
     rows = await pool.fetch(statements["expire_jobs"], limit=limit, extra=SWEEP_TIME)
     ended = [ExpiredJob(*row[1:4]) for row in rows if row[1] is not None]
     resolution = read_resolution(row[4:] for row in rows)
     resolution.notify_committed(notifications, ended=[each.job_id for each in ended])
-    return Overdue(ended, max(row[0] for row in rows), bool(resolution.queues))
+    return ExpiryRound(ended, max(row[0] for row in rows), bool(resolution.queues))
 
 
 def notify_ready(notifications: PostgresNotifications, ready: Callable[[str], None], queues: set[str]) -> None:

@@ -98,8 +98,8 @@ class PostgresNotifications(Listener):
         if not any(topic.startswith("queue:") for topic in topics):
             await super().wait(topics, timeout, is_done)
             return
-        with self.ready_lock.register_wait() as longest:
-            await super().wait(topics, min(timeout, longest), is_done)
+        with self.ready_lock.register_wait() as max_wait:
+            await super().wait(topics, min(timeout, max_wait), is_done)
 
     async def listen(self, kind: str, began: Callable[[], None]) -> None:
         connection, lock = await self._pool.connect(), self._locks[kind]

@@ -180,7 +180,7 @@ select pg_notify(:channel, :payload) where
 -- own: notify
 select pg_notify(:channel, :payload);
 
--- own: insert_lone_job
+-- own: insert_one_job
 -- If a process waits for ready jobs, with its notification (if it has any), which is sent as it is committed.
 -- include: uniform
 returning created_at, case when
@@ -1416,7 +1416,7 @@ returning revision;
 delete from holdfast.job_limit where name = :name and revision = :expected
 returning revision + 1;
 
--- name: bound_buckets
+-- name: clamp_buckets
 -- The buckets of a limit keep their tokens, at most the new burst: of the limit itself and, after "=", of its keys.
 update holdfast.bucket set full_at = :now + :fill_time::bigint - least(:fill_time::bigint,
     trunc(greatest(0, :old_fill_time::bigint - (full_at - :now))::numeric * :interval::bigint / :old_interval::bigint)::bigint)

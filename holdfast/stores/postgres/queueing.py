@@ -38,7 +38,7 @@ from holdfast.stores.postgres.cursors import START, Cursors, QueuePosition, spli
 from holdfast.stores.postgres.dependencies import read_resolution
 from holdfast.stores.postgres.encoding import NumberedStatement, claimed_job, is_id, record_columns, span_us, to_text
 from holdfast.stores.postgres.limits import LimitedClaims
-from holdfast.stores.postgres.maintenance import expire_overdue
+from holdfast.stores.postgres.maintenance import end_expired
 from holdfast.stores.postgres.notifications import PostgresNotifications
 from holdfast.stores.postgres.pool import PostgresPool, Rows
 from holdfast.stores.postgres.query import PostgresQuery
@@ -84,8 +84,8 @@ class PostgresQueueing:
         self._cursors = Cursors()
         self._known: list[str] = []  # queues that may have ready jobs, in their order
         self._known_at, self._refresh_took = -_REFRESH, 0.0
-        self._served = {True: "", False: ""}  # the queue that gave a job under no limit last; True: of named queues
-        self._served_limited = {True: "", False: ""}  # the same for jobs under limits
+        self._last = {True: "", False: ""}  # the queue that gave a job under no limit last; True: of named queues
+        self._last_limited = {True: "", False: ""}  # the same for jobs under limits
         self._unconfirmed_claims = UnconfirmedClaims()
         self._settling = Settling(pool, statements, self._notify, limit_cache)
         notifications.on_queue = self._on_notification
@@ -93,7 +93,7 @@ class PostgresQueueing:
     def note_ready(self, queue: str, first: QueuePosition = START) -> None:
         """This process made jobs of the queue ready, none in front of ``first``."""
         self._cursors.note_ready_jobs(queue, first)
-        self._know(queue)
+        self._cache_queue(queue)
 
     def _on_notification(self, queue: str) -> None:
         """Notes that other processes made something ready in this queue ("*": in some queue)."""
@@ -102,9 +102,9 @@ class PostgresQueueing:
             self._cursors.note_new_jobs(None)
         else:
             self._cursors.note_new_jobs(queue)
-            self._know(queue)
+            self._cache_queue(queue)
 
-    def _know(self, queue: str) -> None:
+    def _cache_queue(self, queue: str) -> None:
         position = bisect_right(self._known, queue)
         if not position or self._known[position - 1] != queue:
             self._known.insert(position, queue)
@@ -130,7 +130,7 @@ class PostgresQueueing:
         if not jobs:
             return []
         bound = await self._limit_cache.bind(jobs)
-        if any(job.has_extras and job.is_related for job in jobs):
+        if any(job.has_extras and job.has_relations for job in jobs):
             answers, resolution = await insert_dependent(self._sql, self._pool, bound)
             resolution.notify_committed(self._notifications)
             needs_notify = True
@@ -181,7 +181,7 @@ class PostgresQueueing:
         others = []
         if EVERY_QUEUE in claiming.capacity:
             others = [queue for queue in self._known if queue not in claiming.request.capacity]
-        after, after_others = bisect_right(named, self._served[True]), bisect_right(others, self._served[False])
+        after, after_others = bisect_right(named, self._last[True]), bisect_right(others, self._last[False])
         return named[after:] + named[:after] + others[after_others:] + others[:after_others]
 
     async def _claim_from(self, claiming: PostgresClaimBuilder, queues: list[str]) -> None:
@@ -235,7 +235,7 @@ class PostgresQueueing:
 
     async def _claim_limited(self, claiming: PostgresClaimBuilder, queues: list[str]) -> bool:
         """Claims jobs under limits, for free runners alone; returns True if it held back because something is due."""
-        request, served = claiming.request, self._served_limited
+        request, served = claiming.request, self._last_limited
         named = claiming.capacity.keys()
         queues = sorted(queues, key=lambda queue: (queue not in named, queue <= served[queue in named], queue))
         max_jobs = min(claiming.wanted_jobs(queues), claiming.free_runners, claiming.max_must_start)
@@ -286,7 +286,7 @@ class PostgresQueueing:
         if rows[0][-1]:
             rows = await fetch(self._sql["claim_with_suspects"])
         seconds = time.monotonic() - at
-        due, due_in, until, quarantined, stopped_at_last_attempt, overdue, _ = rows[0][_CLAIMED_COLUMNS:]
+        due, due_in, until, quarantined, stopped_at_last_attempt, expired_now, _ = rows[0][_CLAIMED_COLUMNS:]
         claiming.mark_scanned(queues)
         claiming.quarantined = claiming.quarantined or quarantined
         claiming.stopped_at_last_attempt = claiming.stopped_at_last_attempt or stopped_at_last_attempt is not None
@@ -296,7 +296,7 @@ class PostgresQueueing:
         jobs = await self._readable(taken, request.worker)
         claiming.take(jobs)
         await self._check_limited(claiming, queues, at_once=not taken and not self._lock.is_busy)
-        expired, has_made_due = await self._end_overdue() if overdue else ((), False)
+        expired, has_made_due = await self._end_expired() if expired_now else ((), False)
         claiming.expired += expired
         await self._release_unconfirmed(request, until - (span_us(request.lease_for) or 0))
         if due or (has_made_due and claiming.promote and claiming.wanted_jobs(queues)):
@@ -312,7 +312,7 @@ class PostgresQueueing:
 
     def _note_served(self, claiming: PostgresClaimBuilder, queues: list[str], served: Collection[str]) -> None:
         for queue in sorted(served, key=queues.index):
-            self._served[queue in claiming.capacity] = queue
+            self._last[queue in claiming.capacity] = queue
 
     async def _check_limited(self, claiming: PostgresClaimBuilder, queues: list[str], *, at_once: bool) -> None:
         """Notes whether there are jobs under limits. An answer counts for a moment, unless it was no and there are no
@@ -345,13 +345,13 @@ class PostgresQueueing:
         except HoldfastError:  # these end by themselves too; what was claimed now must not be lost with them
             return
 
-    async def _end_overdue(self) -> tuple[tuple[ExpiredJob, ...], bool]:
+    async def _end_expired(self) -> tuple[tuple[ExpiredJob, ...], bool]:
         """Ends jobs that a claim passed over, since their ``expires`` has come. True: others, which waited, are due."""
         try:
-            overdue = await expire_overdue(self._pool, self._notifications, self._sql, limit=MAX_PROMOTED)
+            expired_now = await end_expired(self._pool, self._notifications, self._sql, limit=MAX_PROMOTED)
         except HoldfastError:  # a sweep ends them; what was claimed now must not be lost with them
             return (), False
-        return tuple(overdue.ended), overdue.has_made_due
+        return tuple(expired_now.ended), expired_now.has_made_due
 
     async def _promote(self, claiming: PostgresClaimBuilder) -> int:
         if EVERY_QUEUE in claiming.capacity:
@@ -415,13 +415,13 @@ class PostgresQueueing:
             worker=request.worker,
             lease_for=span_us(request.lease_for),
         )
-        due_in, until, quarantined, left, queues, paused, stopped_at_last_attempt, limits_seen, overdue = rows[0][
+        due_in, until, quarantined, left, queues, paused, stopped_at_last_attempt, limits_seen, expired_now = rows[0][
             _CLAIMED_COLUMNS:
         ]
         self._alternation.limits_seen = limits_seen
         await self._release_unconfirmed(request, until - (span_us(request.lease_for) or 0))
         jobs = await self._readable([] if rows[0][0] is None else rows, request.worker)
-        expired, has_made_due = await self._end_overdue() if overdue else ((), False)
+        expired, has_made_due = await self._end_expired() if expired_now else ((), False)
         due_in = 0 if has_made_due else due_in
         claim = Claim(
             jobs=jobs,

@@ -20,7 +20,7 @@ from holdfast.stores.common.named_sql import (
     load_statements,
     noted_script,
 )
-from holdfast.stores.common.server_store import Opened, ServedStore
+from holdfast.stores.common.server_store import Opened, ServerStore
 from holdfast.stores.postgres.admin import PostgresAdmin
 from holdfast.stores.postgres.encoding import in_schema, number_parameters
 from holdfast.stores.postgres.external_tx import PostgresExternal
@@ -37,7 +37,7 @@ from holdfast.stores.postgres.workflow import PostgresWorkflow
 from holdfast.stores.transportable import TransportQueries
 
 
-class PostgresStore(ServedStore["_OpenedPostgres"]):
+class PostgresStore(ServerStore["_OpenedPostgres"]):
     """A store in one schema. ``now`` (microseconds since 1970) replaces the server's clock; only tests give one.
     ``call_deadline``: seconds a call takes at most, if a caller waits for its answer."""
 

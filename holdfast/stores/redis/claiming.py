@@ -80,10 +80,10 @@ class RedisIdClaimBuilder:
 class RedisClaimBuilder:
     """Builds a claim from the replies of its scripts."""
 
-    def __init__(self, request: ClaimRequest, served_named: dict[bool, str]) -> None:
-        """``served_named``: the named queue served last, by whether its jobs are under limits; the claim updates it."""
+    def __init__(self, request: ClaimRequest, last_named: dict[bool, str]) -> None:
+        """``last_named``: the named queue served last, by whether its jobs are under limits; the claim updates it."""
         self._request = request
-        self._served_named = served_named
+        self._last_named = last_named
         self._slots = {queue: max(0, slots) for queue, slots in request.capacity.items()}
         self._max_must_start = request.max_must_start
         self._asked: deque[int] = deque()  # how many jobs each of the scripts under way was asked for
@@ -117,9 +117,10 @@ class RedisClaimBuilder:
         that must start at once; one at a time looks behind suspects."""
         request = self._request
         left = 1 if request.isolated else request.limit - len(self.jobs)
-        ample = not self._skipped and all(each == 0 or each >= left for each in self._slots.values())
+        can_pipeline = not self._skipped and all(each == 0 or each >= left for each in self._slots.values())
         self._asked = deque(
-            min(MAX_BATCH, left - taken) for taken in range(0, left if ample else min(left, MAX_BATCH), MAX_BATCH)
+            min(MAX_BATCH, left - taken)
+            for taken in range(0, left if can_pipeline else min(left, MAX_BATCH), MAX_BATCH)
         )
         pairs = self._wanted(are_limited=False)
         return [
@@ -202,14 +203,14 @@ class RedisClaimBuilder:
     def _wanted(self, *, are_limited: bool) -> list[Argument]:
         """Named queues with their slots, beginning behind the one served last."""
         named = sorted(self._slots.keys() - {EVERY_QUEUE})
-        start = bisect_right(named, self._served_named[are_limited])
+        start = bisect_right(named, self._last_named[are_limited])
         return [argument for queue in named[start:] + named[:start] for argument in (queue, self._slots[queue])]
 
     def _add(self, jobs: list[Job], *, are_limited: bool) -> None:
         self.jobs += jobs
         self._max_must_start -= sum(map(must_start_now, jobs))
         for queue in [job.queue for job in jobs if job.queue in self._slots][-1:]:
-            self._served_named[are_limited] = queue
+            self._last_named[are_limited] = queue
         self._slots = remaining_slots(self._slots, (job.queue for job in jobs))
 
     @property

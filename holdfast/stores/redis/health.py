@@ -25,7 +25,7 @@ class RedisHealth:
     async def doctor(self) -> list[Finding]:
         pool = self._pool
         facts = await read_server_info(pool)
-        overdue, anomalies, sizes, unnamed = await pool.run(self._scripts["doctor"])
+        expired_leases, anomalies, sizes, unnamed = await pool.run(self._scripts["doctor"])
         return [
             durability(facts, pool.address.durability),
             Finding("version", "ok", facts.name),
@@ -35,7 +35,7 @@ class RedisHealth:
             _log(facts),
             _failover(facts.info, pool),
             _access(pool),
-            _leases(int(overdue)),
+            _leases(int(expired_leases)),
             _keys(*(int(each) for each in anomalies[:2])),
             _losses(int(anomalies[2])),
             _agreement([(name.decode(), int(counted), int(stored)) for name, counted, stored in sizes]),
@@ -146,10 +146,12 @@ def _access(pool: NamespacePool) -> Finding:
     return Finding("access", "ok", text)
 
 
-def _leases(overdue: int) -> Finding:
-    if not overdue:
+def _leases(expired_leases: int) -> Finding:
+    if not expired_leases:
         return Finding("leases", "ok", "no job runs under a lease that expired over a minute ago")
-    return Finding("leases", "warning", f"{overdue} jobs run under expired leases", "start a worker: it recovers them")
+    return Finding(
+        "leases", "warning", f"{expired_leases} jobs run under expired leases", "start a worker: it recovers them"
+    )
 
 
 def _keys(orphans: int, foreign: int) -> Finding:

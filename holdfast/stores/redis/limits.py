@@ -138,21 +138,21 @@ class RedisLimits:
         if not revision:
             return None
         if change.limit.values.rate is not None:
-            await self._bound_buckets(change.limit.name)
+            await self._clamp_buckets(change.limit.name)
         queue: bytes | str = ""
         while queue := await self._pool.run(self._scripts["unblock_all_partitions"], queue, MAX_BATCH):
             pass
         self._notifications.notify_done({"queue:*"})
         return int(revision)
 
-    async def _bound_buckets(self, limit: str) -> None:
+    async def _clamp_buckets(self, limit: str) -> None:
         """Buckets keep the tokens that they have at this change. One that a claim reads first does so there."""
         key, cursor = self._pool.address.prefix + "buckets", b""
         while cursor != b"0":
             cursor, flat = await self._pool.run_command("HSCAN", key, cursor or b"0", "COUNT", MAX_BATCH)
             names = [name for name in flat[::2] if name.partition(b"=")[0] == limit.encode()]
             for batch in in_batches(names, MAX_BATCH):
-                await self._pool.run(self._scripts["bound_buckets"], *batch)
+                await self._pool.run(self._scripts["clamp_buckets"], *batch)
 
     async def read_limits(self) -> list[Limit]:
         return await read_limits(self._pool)

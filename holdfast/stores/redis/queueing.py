@@ -85,9 +85,9 @@ class RedisQueueing:
         self._limits = limits
         self._assigner = assigner
         self._is_limited_first = False
-        self._served_limited = ""
-        self._served_named = {True: "", False: ""}  # the named queue served last; True: jobs under limits
-        self._served = ""  # the unnamed queue served last
+        self._last_limited = ""
+        self._last_named = {True: "", False: ""}  # the named queue served last; True: jobs under limits
+        self._last_by_wildcard = ""  # the unnamed queue served last
         self._unconfirmed = UnconfirmedSettlements()
         self._unconfirmed_claims = UnconfirmedClaims()
 
@@ -157,7 +157,7 @@ class RedisQueueing:
 
     async def _claim_ready(self, request: ClaimRequest) -> Claim:
         """Claims jobs under no limit and jobs under limits; which of the two comes first alternates."""
-        claiming = RedisClaimBuilder(request, self._served_named)
+        claiming = RedisClaimBuilder(request, self._last_named)
         limited_first = self._is_limited_first
         try:
             if limited_first:
@@ -179,7 +179,7 @@ class RedisQueueing:
     async def _claim_limited(self, request: ClaimRequest, claiming: RedisClaimBuilder, *, promote: bool) -> None:
         common = (request.worker, span_us(request.lease_for), self._pool.address.task)
         more = True
-        while more and (arguments := claiming.limited_call(self._served_limited, promote=promote)) is not None:
+        while more and (arguments := claiming.limited_call(self._last_limited, promote=promote)) is not None:
             reply = await self._pool.run(
                 self._scripts["claim_limited"],
                 *common,
@@ -187,14 +187,14 @@ class RedisQueueing:
                 on_uncertain=lambda: self._unconfirmed_claims.add(request.worker),
                 extra=request.limit / CLAIMED_A_SECOND,
             )
-            self._served_limited = decode_text(reply[5])
+            self._last_limited = decode_text(reply[5])
             claiming.expired += self._ended(reply.pop())
             more = claiming.take_limited(await self._readable(reply[0], request.worker), reply)
 
     async def _claim_unlimited(self, request: ClaimRequest, claiming: RedisClaimBuilder) -> None:
         common = (request.worker, span_us(request.lease_for), self._pool.address.task)
         while not claiming.over:
-            batches = [(*common, *arguments) for arguments in claiming.script_calls(self._served)]
+            batches = [(*common, *arguments) for arguments in claiming.script_calls(self._last_by_wildcard)]
             try:
                 replies = await self._pool.run_each(
                     self._scripts["claim"],
@@ -207,7 +207,7 @@ class RedisQueueing:
                     self._unconfirmed_claims.add(request.worker)
                 raise
             for reply in replies:
-                self._served = decode_text(reply[5])
+                self._last_by_wildcard = decode_text(reply[5])
                 claiming.expired += self._ended(reply.pop())
                 claiming.take(await self._readable(reply[0], request.worker), reply)
 

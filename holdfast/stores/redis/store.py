@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from holdfast.core.errors import ConfigError, Invalid, StoreMismatch
 from holdfast.stores.common.limit_cache import LimitCache
-from holdfast.stores.common.server_store import Opened, ServedStore
+from holdfast.stores.common.server_store import Opened, ServerStore
 from holdfast.stores.connections.redis import Script, load_scripts
 from holdfast.stores.redis.admin import RedisAdmin
 from holdfast.stores.redis.encoding import Specs
@@ -22,7 +22,7 @@ from holdfast.stores.redis.server_info import EvictionWatch, ServerInfo, may_evi
 from holdfast.stores.redis.workflow import RedisWorkflow
 
 
-class RedisStore(ServedStore["_OpenedRedis"]):
+class RedisStore(ServerStore["_OpenedRedis"]):
     """A store in one namespace. ``now`` (microseconds since 1970) replaces the server's clock; only tests give one.
     ``call_deadline``: seconds a call takes at most, if a caller waits for its answer."""
 

@@ -70,7 +70,7 @@ class SqliteLimits(SqliteFamily):
             return None
         if tokens := token_change(old, limit):
             values = {"name": limit.name, "now": transaction.now_us, **tokens}
-            transaction.connection.execute(self._sql["bound_buckets"], values)
+            transaction.connection.execute(self._sql["clamp_buckets"], values)
         if limit.queue is not None:
             transaction.connection.execute(self._sql["list_queue"], (limit.queue,))
         transaction.connection.execute(self._sql["free_partitions"])

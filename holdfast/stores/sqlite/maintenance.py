@@ -36,13 +36,13 @@ class SqliteMaintenance(SqliteFamily):
         values = {"now": self._now()}
         ended: list[ExpiredJob] = []
         for _ in range(EXPIRY_ROUNDS):
-            overdue = await self._opened().read(
-                lambda reader: reader.execute(self._sql["any_overdue"], values).fetchone()
+            found = await self._opened().read(
+                lambda reader: reader.execute(self._sql["any_expired"], values).fetchone()
             )
-            if not overdue[0] or len(ended) >= limit:
+            if not found[0] or len(ended) >= limit:
                 break
             remaining = limit - len(ended)
-            ended += await self._opened().writer.call(partial(expire_overdue, statements=self._sql, limit=remaining))
+            ended += await self._opened().writer.call(partial(end_expired, statements=self._sql, limit=remaining))
         return ended
 
     async def find_expired_leases(self, *, limit: int) -> list[Job]:
@@ -104,17 +104,17 @@ class SqliteMaintenance(SqliteFamily):
         return 0
 
 
-def expire_overdue(transaction: Transaction, statements: Mapping[str, str], *, limit: int) -> tuple[ExpiredJob, ...]:
+def end_expired(transaction: Transaction, statements: Mapping[str, str], *, limit: int) -> tuple[ExpiredJob, ...]:
     """Looks at jobs whose ``expires`` has come, at most so many, and ends those that no worker has taken."""
     connection, now = transaction.connection, {"now": transaction.now_us}
-    seqs = as_json(seq for (seq,) in connection.execute(statements["overdue"], now | {"limit": limit}))
+    seqs = as_json(seq for (seq,) in connection.execute(statements["expired"], now | {"limit": limit}))
     if seqs == "[]":
         return ()
     rows = connection.execute(statements["expire_jobs"], now | {"seqs": seqs}).fetchall()
     resolve_in(
         transaction, statements, [(job_id, JobState.CANCELLED) for job_id, *_, has_dependents in rows if has_dependents]
     )
-    connection.execute(statements["drop_overdue"], {"seqs": seqs})
+    connection.execute(statements["drop_expired"], {"seqs": seqs})
     transaction.ended += [job_id for job_id, *_ in rows]
     return tuple(ExpiredJob(job_id, task, queue) for job_id, task, queue, _ in rows)
 

@@ -124,13 +124,13 @@ delete from holdfast_expiry where seq = (select seq from holdfast_job where id =
 -- own: clear_expiry
 update holdfast_job set expires_at = null where id = ?;
 
--- own: any_overdue
+-- own: any_expired
 select exists (select 1 from holdfast_expiry where expires_at <= :now);
 
--- own: overdue
+-- own: expired
 select seq from holdfast_expiry where expires_at <= :now order by expires_at limit :limit;
 
--- own: drop_overdue
+-- own: drop_expired
 delete from holdfast_expiry where seq in (select value from json_each(:seqs));
 
 -- name: expire_jobs
@@ -1134,7 +1134,7 @@ from json_each(:buckets) b order by b.key;
 update holdfast_partition set blocked_until = null where queue = :queue and partition in (
     select partition from holdfast_partition where queue = :queue and blocked_until <= :now order by blocked_until limit :limit);
 
--- name: bound_buckets
+-- name: clamp_buckets
 -- The buckets of a limit keep their tokens, at most the new burst: of the limit itself and, after "=", of its keys.
 update holdfast_bucket set full_at = :now + :fill_time - min(:fill_time,
     cast(max(0, :old_fill_time - (full_at - :now)) * (:interval * 1.0 / :old_interval) as integer))

@@ -18,7 +18,7 @@ from holdfast.stores.common.requests import jobs_of_topics
 from holdfast.stores.sqlite.claiming import SqliteClaimBuilder, read_value
 from holdfast.stores.sqlite.encoding import as_json, encode_json, job_row, limited_row, span_us
 from holdfast.stores.sqlite.limits import LimitedClaim, LimitedFamily
-from holdfast.stores.sqlite.maintenance import expire_overdue, resolve_in, submit_in
+from holdfast.stores.sqlite.maintenance import end_expired, resolve_in, submit_in
 from holdfast.stores.sqlite.query import Reads
 from holdfast.stores.sqlite.submission import extra_rows, has_relations, is_one_row
 from holdfast.stores.sqlite.writer import Transaction
@@ -32,9 +32,9 @@ MAX_PROMOTED = 1000
 class SqliteQueueing(LimitedFamily):
     """Family ``queueing`` of SQLite: each verb is one write transaction, made of the methods below it."""
 
-    _served_named = ""  # the queue served last, of those that its claim named
-    _served_unnamed = ""  # the same, of queues that its claim did not name
-    _served_limited = ""  # the queue whose jobs under limits were taken last
+    _last_named = ""  # the queue served last, of those that its claim named
+    _last_unnamed = ""  # the same, of queues that its claim did not name
+    _last_limited = ""  # the queue whose jobs under limits were taken last
     _limited_first = False  # whether the next claim looks for jobs under limits before the others
     _was_full = False  # whether the last claim took all it wanted
 
@@ -134,7 +134,7 @@ class SqliteQueueing(LimitedFamily):
         """Make due jobs ready, take what is wanted, say when the next falls due."""
         connection, now_us = transaction.connection, transaction.now_us
         capacity = {queue: slots for queue, slots in request.capacity.items() if slots > 0}
-        expired = expire_overdue(transaction, self._sql, limit=MAX_PROMOTED)
+        expired = end_expired(transaction, self._sql, limit=MAX_PROMOTED)
         promoted = self._promote(connection, capacity, request, now_us) if request.promote else 0
         paused = {name for (name,) in connection.execute(self._sql["paused_queues"])}
         until = now_us + span_us(request.lease_for)
@@ -189,7 +189,7 @@ class SqliteQueueing(LimitedFamily):
     ) -> int | None:
         """Takes jobs with and without limits; claim by claim, the other kind comes first. Returns when a heavy job that
         keeps its turn has its tokens."""
-        start = bisect_right(limited, self._served_limited)
+        start = bisect_right(limited, self._last_limited)
         ordered = [*limited[start:], *limited[:start]]
         claim = LimitedClaim(taken.connection, self._sql, self._limits.table, taken.now_us)
         for queue in ordered:
@@ -199,7 +199,7 @@ class SqliteQueueing(LimitedFamily):
             self._take_unlimited(taken, capacity, closed)
         for queue in ordered:
             if taken.take_limited(claim, queue):
-                self._served_limited = queue
+                self._last_limited = queue
         if self._limited_first:
             self._take_unlimited(taken, capacity, closed)
         if taken.jobs:
@@ -211,15 +211,15 @@ class SqliteQueueing(LimitedFamily):
     ) -> Iterator[str]:
         """Each queue that is wanted and not paused, until the claim is full."""
         named = sorted(queue for queue in capacity if queue != EVERY_QUEUE and queue not in paused)
-        start = bisect_right(named, self._served_named)
+        start = bisect_right(named, self._last_named)
         for queue in named[start:] + named[:start]:
             if taken.full:
                 return
-            self._served_named = queue
+            self._last_named = queue
             yield queue
         if EVERY_QUEUE not in capacity:
             return
-        after = last = self._served_unnamed
+        after = last = self._last_unnamed
         wrapped = False
         while not taken.full and taken.free_slots(EVERY_QUEUE):
             queue = read_value(connection, self._sql["next_ready_queue"], {"after": after})
@@ -230,7 +230,7 @@ class SqliteQueueing(LimitedFamily):
                 continue
             after = queue
             if queue not in paused and queue not in taken.requested_queues:
-                self._served_unnamed = queue
+                self._last_unnamed = queue
                 yield queue
 
     def _next_due(

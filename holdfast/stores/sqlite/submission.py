@@ -177,4 +177,4 @@ def is_one_row(job: NewJob) -> bool:
 
 def has_relations(job: NewJob) -> bool:
     """Returns True for a job to be stored alone: another one may have its key, or wait for it."""
-    return job.key is not None or job.unique is not None or job.is_related
+    return job.key is not None or job.unique is not None or job.has_relations

@@ -29,7 +29,7 @@ async def show_batches(visit: Visit) -> ApiResponse:
     pairs = read_pairs(visit.request)
     filters = [each for each in chosen_filters(pairs) if each[0] in _FILTERS]
     queues = [each.name for each in await visit.visible_queues()]
-    if visit.caller.limited and not any(name == "queue" for name, _ in filters) and queues:
+    if visit.caller.is_restricted and not any(name == "queue" for name, _ in filters) and queues:
         filters.append(("queue", queues[0]))  # a key for several queues names one
     cursor = dict(pairs).get("cursor", "")
     paging = [("limit", str(_BATCHES_ON_PAGE)), *([("cursor", cursor)] if cursor else [])]

@@ -48,7 +48,7 @@ async def show_error(visit: Visit) -> ApiResponse:
     now_us = await store.health.server_time_us()
     document: dict[str, Any] = to_builtins(await describe_group(store, found, call.redaction))
     # a key for some queues changes jobs of one queue at a time
-    queues = found.queues if visit.caller.limited else [None]
+    queues = found.queues if visit.caller.is_restricted else [None]
     return visit.render_page(
         "error.html",
         group=document,

@@ -56,7 +56,7 @@ async def show_jobs(visit: Visit) -> ApiResponse:
         return visit.redirect_to(f"jobs/{quote(reference, safe=':')}", is_change=False)
     filters = chosen_filters(pairs)
     queues = [each.name for each in await visit.visible_queues()]
-    if visit.caller.limited and not any(name == "queue" for name, _ in filters) and queues:
+    if visit.caller.is_restricted and not any(name == "queue" for name, _ in filters) and queues:
         filters.append(("queue", queues[0]))  # a key for several queues names one
     cursor = given.get("cursor", "")
     paging = [("limit", str(PAGE_SIZE)), *([("cursor", cursor)] if cursor else [])]

@@ -45,16 +45,16 @@ async def show_overview(visit: Visit) -> ApiResponse:
     """Returns the overview: numbers, findings, queues, workers, next runs."""
     call = visit.make_context("list_queues", {})
     queues, store = await visit.visible_queues(), await call.app.open_store()
-    workers = [] if visit.caller.limited else await call.app.workers()
+    workers = [] if visit.caller.is_restricted else await call.app.workers()
     plan = await call.app.faults.read()
     alerts = [each for each in await call.app.alerts.find_active() if call.caller.allows_queue(each.queue)]
     findings = [
         *about_alerts(alerts),
-        *(each for each in about_workers(queues, workers) if not visit.caller.limited),
+        *(each for each in about_workers(queues, workers) if not visit.caller.is_restricted),
         *about_dead_letters(queues),
         *about_faults(plan, is_allowed=False),
     ]
-    if not visit.caller.limited:
+    if not visit.caller.is_restricted:
         findings += about_limits(await call.app.limits.find_all(), queues, workers, frozenset())
         findings += about_pauses(await call.app.limits.find_paused(), await store.health.server_time_us())
     findings.insert(0, await store.health.durability())
@@ -75,7 +75,7 @@ async def show_overview(visit: Visit) -> ApiResponse:
         worker_count=sum(each.alive for each in workers),
         lost_count=sum(not each.alive for each in workers),
         runs=await _next_runs(visit),
-        sees_workers=not visit.caller.limited,
+        sees_workers=not visit.caller.is_restricted,
     )
 
 

@@ -78,7 +78,7 @@ class ConsoleParts(msgspec.Struct, frozen=True, kw_only=True):
 
     def shows_faults(self, caller: Principal) -> bool:
         """Returns True if the menu has the faults: some are on, or these settings allow them."""
-        return not caller.limited and bool(self.app.settings.allow_faults or self.has_faults.known_value)
+        return not caller.is_restricted and bool(self.app.settings.allow_faults or self.has_faults.known_value)
 
     def forget_values(self) -> None:
         """Reads and renders anew what a change may have changed."""

@@ -149,11 +149,11 @@ for i = 14, #ARGV, 2 do
     queue_slots[ARGV[i]] = tonumber(ARGV[i + 1])
     queue_order[#queue_order + 1] = ARGV[i]
 end
-local paused, has_limit, has_tombstones, has_scheduled, has_overdue = {}, {}, false, false, false
+local paused, has_limit, has_tombstones, has_scheduled, may_hold_expired = {}, {}, false, false, false
 -- Usually none of these exists.
 if call('EXISTS', PREFIX .. 'paused', PREFIX .. 'tombstones', PREFIX .. 'due', SCHEDULE, PREFIX .. 'expiry',
         PREFIX .. 'queues_with_limits') > 0 then
-    has_overdue = expire_overdue(MAX_BATCH) == MAX_BATCH -- more expired jobs may be among the ready ones
+    may_hold_expired = end_expired(MAX_BATCH) == MAX_BATCH -- more expired jobs may be among the ready ones
     paused, has_limit = paused_queues(), queues_with_limits()
     has_tombstones = call('EXISTS', PREFIX .. 'tombstones') == 1
     has_scheduled = call('EXISTS', PREFIX .. 'due', SCHEDULE) > 0
@@ -216,7 +216,7 @@ local function claimable(id, queue, list)
     elseif job.state ~= 'queued' then
         return nil
     end
-    if has_overdue and is_overdue(id) then
+    if may_hold_expired and is_expired(id) then
         expire(id, job.state, job.spec_text)
         safe_call('ZREM', PREFIX .. 'expiry', id)
         return nil
@@ -280,7 +280,7 @@ local function claim_priority(queue, priority, free_slots)
         end
         reads_left = reads_left - #ids
         for n, id in ipairs(ids) do
-            if not has_tombstones and not has_overdue and try_claim_new(id) then
+            if not has_tombstones and not may_hold_expired and try_claim_new(id) then
                 free_slots = free_slots - 1
             else
                 local job = claimable(id, queue, list)
@@ -435,7 +435,7 @@ local max_jobs, max_tier, wildcard_slots, max_must_start =
     tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[9]), tonumber(ARGV[10])
 local queue_slots, paused, has_limit, jobs_by_slot, slot_names = {}, paused_queues(), queues_with_limits(), {}, {}
 local first_id, stopped_at_last_attempt = 12 + 2 * tonumber(ARGV[11]), 0
-local has_overdue = expire_overdue(MAX_BATCH) == MAX_BATCH -- more expired jobs may be among the ready ones
+local may_hold_expired = end_expired(MAX_BATCH) == MAX_BATCH -- more expired jobs may be among the ready ones
 for i = 12, first_id - 1, 2 do
     queue_slots[ARGV[i]] = tonumber(ARGV[i + 1])
     slot_names[#slot_names + 1] = ARGV[i]
@@ -450,7 +450,7 @@ local function eligible(id)
     end
     local is_delayed = job.state == 'scheduled' or job.state == 'failed' or job.state == 'waiting'
     local is_due = is_delayed and ARGV[8] == '1' and to_number(job.due) <= now
-    if job.state ~= 'queued' and not is_due or has_overdue and is_overdue(id) then
+    if job.state ~= 'queued' and not is_due or may_hold_expired and is_expired(id) then
         return nil
     end
     local slot_name = queue_slots[spec.queue] and spec.queue or wildcard_slots and ''

@@ -100,9 +100,9 @@ local sizes = {
     { 'cancelled', counted.cancelled or 0, size('ZCARD', PREFIX .. 'ended:cancelled') },
     { 'running under limits, by weight,', expected_use, stored_use },
 }
-local overdue = safe_call('ZCOUNT', LEASES, '-inf', int(now - 60000000))
+local expired_leases = safe_call('ZCOUNT', LEASES, '-inf', int(now - 60000000))
 local anomaly_counts = safe_call('HMGET', PREFIX .. 'meta', 'orphans', 'foreign', 'lost')
-return { overdue, { to_number(anomaly_counts[1]), to_number(anomaly_counts[2]), to_number(anomaly_counts[3]) }, sizes,
+return { expired_leases, { to_number(anomaly_counts[1]), to_number(anomaly_counts[2]), to_number(anomaly_counts[3]) }, sizes,
     size('LLEN', ready_key('', '0')) }
 
 -- name: lost_writes

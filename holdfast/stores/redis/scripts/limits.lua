@@ -460,7 +460,7 @@ for n = 11, #ARGV, 2 do
     queue_order[#queue_order + 1] = ARGV[n]
 end
 local paused = call('EXISTS', PREFIX .. 'paused') == 1 and paused_queues() or {}
-local has_overdue = call('EXISTS', PREFIX .. 'expiry') == 1 and expire_overdue(MAX_BATCH) == MAX_BATCH
+local may_hold_expired = call('EXISTS', PREFIX .. 'expiry') == 1 and end_expired(MAX_BATCH) == MAX_BATCH
 
 local function note_free_at(instant)
     next_free_at = next_free_at and math.min(next_free_at, instant) or instant
@@ -570,7 +570,7 @@ local function other_job(id, queue, partition)
         return nil
     elseif tier_of(job.lost_leases) == 2 then
         safe_call('ZADD', quarantine_key(queue), job.due, id)
-    elseif has_overdue and is_overdue(id) then
+    elseif may_hold_expired and is_expired(id) then
         expire(id, job.state, job.spec_text)
         safe_call('ZREM', PREFIX .. 'expiry', id)
     else
@@ -592,7 +592,7 @@ local function first_job(queue, entry)
             local id = string.sub(member, SORT_KEY_LENGTH + 1)
             reads_left = reads_left - 1
             local job, weights
-            if not has_overdue then
+            if not may_hold_expired then
                 job, weights = new_job(id, queue, entry.partition)
                 if job then
                     return 'new', job, weights
@@ -781,7 +781,7 @@ local function serve_quarantined(queue)
         local job = read_job(id)
         local spec = job and parse_spec(job.spec_text or '')
         if spec and job.state == 'queued' and spec.is_limited and job.partition_field
-            and not (has_overdue and is_overdue(id)) then
+            and not (may_hold_expired and is_expired(id)) then
             job.member = member_of(spec.priority, to_number(job.due), to_number(job.seq), id)
             found[#found + 1] = job
             names[#names + 1] = parse_partition(job.partition_field)
@@ -1102,7 +1102,7 @@ end
 finish()
 return #queues == tonumber(ARGV[4]) and queues[#queues] or ''
 
--- name: bound_buckets (admission)
+-- name: clamp_buckets (admission)
 -- The buckets from ARGV[3] on keep their tokens after a change of their limit, at most the new burst.
 read_buckets({ unpack(ARGV, 3) })
 write_admitted()

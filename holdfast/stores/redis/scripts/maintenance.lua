@@ -19,7 +19,7 @@ return promoted
 
 -- name: expire (partitions, transitions, waits, expiry)
 -- Ends expired jobs that wait. ARGV: 3 limit. Returns the number examined; id and spec of those that ended.
-local scanned = expire_overdue(tonumber(ARGV[3]))
+local scanned = end_expired(tonumber(ARGV[3]))
 finish()
 return { scanned, expired }
 

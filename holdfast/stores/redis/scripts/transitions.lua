@@ -307,13 +307,13 @@ local function expire(id, state, spec_text)
 end
 
 -- True for a job that has expired and was never claimed.
-local function is_overdue(id)
+local function is_expired(id)
     local expires_at, picked = read_fields(id, 'expiresAt', 'pickupTime')
     return expires_at and not picked and to_number(expires_at) <= now
 end
 
 -- Ends jobs that have expired before their start; returns the number of jobs examined.
-local function expire_overdue(max_jobs)
+local function end_expired(max_jobs)
     local ids = safe_call('ZRANGEBYSCORE', PREFIX .. 'expiry', '-inf', NOW, 'LIMIT', 0, max_jobs)
     if #ids == 0 then
         return 0
@@ -322,7 +322,7 @@ local function expire_overdue(max_jobs)
     for _, id in ipairs(ids) do
         local state, spec_text, lost_leases = read_fields(id, 'state', 'spec', 'lost_leases')
         local spec = parse_spec(spec_text or '')
-        if spec and EXPIRABLE[state] and is_overdue(id) then
+        if spec and EXPIRABLE[state] and is_expired(id) then
             transitions().dequeue(id, spec, state, to_number(lost_leases))
             expire(id, state, spec_text)
         end

@@ -1,7 +1,7 @@
 -- Every statement of the PostgreSQL store. Batches are arrays. `holdfast.` stands for the schema the store was given.
 -- `column + 0` keeps the planner off a partial index that looks selective while few rows are in that
--- state; (+state) is how some indexes are spelled, so that only statements that spell it so use them. A comparison of rows gives
--- an index both its bounds and no estimate by which sorting everything would seem quicker. No clock function:
+-- state; (+state) is how some indexes are spelled, so that only statements that spell it so use them. A range is written as a
+-- comparison of rows, `(state, ended_at) <= (…)`: the planner then scans the index in its order instead of sorting. No clock function:
 -- :now is the server's, one for each statement (encoding.py). Rows that are to be changed are locked `for no key update`:
 -- a transaction that holds a key share, as one with a foreign key to a job does, does not block the job's lease.
 
@@ -181,7 +181,8 @@ select pg_notify(:channel, :payload) where
 select pg_notify(:channel, :payload);
 
 -- own: insert_one_job
--- If a process waits for ready jobs, with its notification (if it has any), which is sent as it is committed.
+-- Where a process waits for ready jobs it notifies inside its transaction, unless `channel` is null; then the answer is 'to notify',
+-- and the caller notifies after the commit.
 -- include: uniform
 returning created_at, case when
 -- include: awaits_ready
@@ -189,7 +190,7 @@ then case when :channel::text is null then 'to notify' else 'notified' || pg_not
 else 'no listener' end;
 
 -- own: insert_jobs
--- The jobs of a batch without keys and tags. Three levels of tiers higher are those under limits.
+-- The jobs of a batch without keys and tags. Jobs under limits: tier + 3.
 insert into holdfast.job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, options, claims,
     partition, weights, tier)
 select d.id, d.queue, d.task, d.payload,
@@ -204,8 +205,8 @@ on conflict (id) do nothing
 returning id::text;
 
 -- own: insert_keyed_jobs
--- Any batch, job by job and in the order of their keys, so that two batches never wait for each other; their place among
--- equals (seq) is that of their submission. Where a job has two keys no order serves, and a deadlock is tried again.
+-- Any batch, job by job and in the order of their keys, so that two batches cannot deadlock; `seq`, the tie-breaker,
+-- is that of their submission. With two keys a job there is no such order of locks: a deadlock is retried (pool.py).
 select d.ordinal, a.job_id::text, a.created, a.changed,
     case when a.changed or a.created and coalesce(d.expires_at, d.expires_in) is not null
         then holdfast.set_expiry(a.job_id, coalesce(d.expires_at, n.now + d.expires_in)) end,
@@ -592,8 +593,8 @@ left join holdfast.job j on j.id = d.id
 left join holdfast.attempt a on a.job_id = d.id and a.claims = d.claims;
 
 -- own: append_logs
--- Which of the leases stand, with their lines kept. That of a success does: no other worker can have written it. Who deletes
--- a job waits, and deletes these lines, too.
+-- Which of the leases are valid, with their lines kept. A lease under which the job succeeded is valid still: no other worker can
+-- have written that. The deletion of a job waits, and deletes these lines too.
 with valid_lease as materialized (
     select d.ordinal, j.id, j.claims, j.attempts
     from unnest(:ids::uuid[], :claims::bigint[]) with ordinality as d (id, claims, ordinal)

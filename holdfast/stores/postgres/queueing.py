@@ -164,8 +164,8 @@ class PostgresQueueing:
         await self._claim_from(claiming, self._order(claiming))
         if EVERY_QUEUE not in claiming.capacity:
             return
-        await self._claim_untried(claiming)  # of what it has just made ready itself
-        # Without jobs it answers only when it is sure, or claims again at once.
+        await self._claim_untried(claiming)  # queues with jobs that this claim has promoted
+        # An empty claim ends only after the cached list of queues was read anew.
         if self._stale or not (claiming.jobs or self._lock.is_busy):
             await self._refresh()
             await self._claim_untried(claiming)
@@ -201,7 +201,7 @@ class PostgresQueueing:
                     await asyncio.sleep(_MOMENT)
 
     async def _claim_batch(self, claiming: PostgresClaimBuilder, queues: list[str]) -> bool:
-        """Claims from these queues; returns True if it held back because something is due."""
+        """Claims from these queues; returns True if due jobs must be promoted first."""
         if claiming.limited_first:
             if await self._claim_limited(claiming, queues):
                 return True
@@ -223,7 +223,7 @@ class PostgresQueueing:
         due = await self._claim_all_limited(claiming, self._order(claiming))
         if EVERY_QUEUE in capacity and not due and (not claiming.jobs or self._stale):
             tried = set(self._order(claiming))
-            await self._refresh()  # empty-handed it answers only when it is sure
+            await self._refresh()  # before an empty answer
             due = await self._claim_all_limited(claiming, [each for each in self._order(claiming) if each not in tried])
         return None if due and not claiming.jobs else claiming.to_claim()
 
@@ -234,7 +234,7 @@ class PostgresQueueing:
         return False
 
     async def _claim_limited(self, claiming: PostgresClaimBuilder, queues: list[str]) -> bool:
-        """Claims jobs under limits, for free runners alone; returns True if it held back because something is due."""
+        """Claims jobs under limits, for free runners alone; returns True if due jobs must be promoted first."""
         request, served = claiming.request, self._last_limited
         named = claiming.capacity.keys()
         queues = sorted(queues, key=lambda queue: (queue not in named, queue <= served[queue in named], queue))
@@ -260,7 +260,7 @@ class PostgresQueueing:
         return bool(due)
 
     async def _claim_unlimited(self, claiming: PostgresClaimBuilder, queues: list[str]) -> bool:
-        """Runs one statement; returns True if it held back because something is due."""
+        """Runs one statement; returns True if due jobs must be promoted first."""
         request = claiming.request
         slots = claiming.free_slots(queues)
         positions = [self._cursors.start_position(queue) for queue in queues]
@@ -315,8 +315,8 @@ class PostgresQueueing:
             self._last[queue in claiming.capacity] = queue
 
     async def _check_limited(self, claiming: PostgresClaimBuilder, queues: list[str], *, at_once: bool) -> None:
-        """Notes whether there are jobs under limits. An answer counts for a moment, unless it was no and there are no
-        others either: asking with each claim would cost some per cent."""
+        """Notes whether there are jobs under limits. The answer is cached for a moment, unless it was no and the
+        claim found nothing else: a question with each claim would cost some per cent."""
         now, (seen_in, was_seen) = time.monotonic(), self._limited_check
         if (at_once and not was_seen) or now - self._limited_checked_at > _LIMITED_CHECK_SECONDS or seen_in != queues:
             ((seen,),) = await self._pool.fetch(self._sql["any_limited"], queues=queues)

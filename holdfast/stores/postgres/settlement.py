@@ -2,7 +2,8 @@
 priority, one for everything else, and one for jobs on which others depend: it resolves their dependencies too.
 
 A settlement waits for no other transaction: the statements give up a locked row within moments, and then the rest of
-the batch goes on without it. What was sent and never answered is found again when it is asked for the second time.
+the batch goes on without it. A settlement that was applied, and whose answer was lost, is recognized when it is sent
+again.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Settling:
         self._locked: set[str] = set()  # jobs that other transactions had locked when they were to be settled
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
-        """Apply what is still guarded; refused settlements get the job's state."""
+        """Apply settlements whose lease and state still match; refused ones get the job's state."""
         ids = [each.job_id for each in settlements]
         if len(set(ids)) < len(ids):
             return await self._settle_in_rounds(settlements)
@@ -156,7 +157,7 @@ class Settling:
             locked = await self._still_locked([each.job_id for each in batch])
             try:
                 await self._settle_and_resolve([each for each in batch if each.job_id not in locked], answers)
-            except Locked:  # by a job further away
+            except Locked:  # a dependent of a dependent
                 locked = {each.job_id for each in batch}
         return locked
 
@@ -186,9 +187,9 @@ class Settling:
             if state in TERMINAL:
                 ended.append(each.job_id)
             elif state is JobState.QUEUED:
-                earliest[queue] = START  # given back: to where it was
+                earliest[queue] = START  # given back, to any place
             else:
-                earliest.setdefault(queue, END)  # not ready yet; who sleeps until something falls due must know
+                earliest.setdefault(queue, END)  # not ready yet; workers that sleep until the next due job must know
         freed_queues = resolution.queues | self._queues_with_room([row[3:] for row in rows])
         self._notify(earliest, ended, freed_queues=freed_queues)
 

@@ -50,7 +50,7 @@ async def insert_batch(
     jobs: Sequence[NewJob],
 ) -> tuple[list[Submitted], bool]:
     """The answers; and whether other processes are still to be notified of the jobs."""
-    uncertain: list[bool] = []  # a try that was cut off may have stored the batch: then "known" means "created"
+    uncertain: list[bool] = []  # a try that was cut off may have stored it: then an id of ours that is known is new
     fetch = functools.partial(pool.fetch, on_uncertain=lambda: uncertain.append(True), extra=_extra(jobs))
     try:
         answers, needs_notify = await _insert(statements, notifications, jobs, fetch)

@@ -386,7 +386,7 @@ class _Sent:
         self.replies: list[Any] = []  # to each batch of the latest try, errors among them; none where it was cut off
 
     def mark_uncertain(self) -> None:
-        """A try was cut off, and may have stored the batch: from now on "known" means "created"."""
+        """A try was cut off, and may have stored the batch: then an id of ours that is known is new."""
         self.is_uncertain, self.replies = True, []
 
     def read_replies(self, replies: list[Any]) -> None:

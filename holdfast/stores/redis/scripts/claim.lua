@@ -136,7 +136,7 @@ end
 -- status: MORE_DUE if nothing was claimed because more jobs are due, MORE_TO_EXAMINE if a list was not read to its end;
 -- how many ids to skip next, or ""; 1 if it stopped at a job on its last attempt beyond max_must_start; 1 if a requested queue has jobs under limits, and its queues with limits
 -- that have ready jobs without a partition, none of which it claims; id and spec of expired jobs.
--- Needs no `allow_when_full`: each path removes ids first.
+-- Needs no `allow_when_full`: its first write is a removal, which Redis allows when its memory is full.
 local max_jobs, max_must_start, isolated = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8] == '1'
 local is_promoting, wildcard_slots, last_served = ARGV[9] == '1', tonumber(ARGV[11]), ARGV[12]
 local queue_slots, queue_order = {}, {}

@@ -226,8 +226,8 @@ local function write_unstarted()
     add_to_fields(PREFIX .. 'unstarted', buckets)
 end
 
--- A worker's write under a lease that its job does not have. A lease ahead of the job proves a lost write: claims never
--- decrease. A client's own id that is submitted again starts at the clock, above every earlier lease.
+-- A worker's write under a lease that its job does not have. A lease with more claims than the
+-- job has proves that Redis has lost an acknowledged write: claims never decrease, not even where a client submits an id again.
 local function count_lost_write(id, claims, worker)
     local state, stored_claims, picked, owner = read_fields(id, 'state', 'claims', 'pickupTime', 'worker')
     if not state then

@@ -1,7 +1,7 @@
 -- name: settle (partitions, transitions, waits)
--- Applies each settlement whose guard holds, in order. ARGV from 3 on: runs of settlements, each begins with its kind.
+-- Applies each settlement whose guard holds, in order. ARGV from 3 on: groups of settlements, each begins with its kind.
 -- "worker": whose leases follow, "" for any worker.
--- "first": a length, and ids of that length in one text: successes without a result under a first claim, as most are.
+-- "first": packed ids, their length first and all in one text: successes without a result under a first claim, as most are.
 -- "success": a number, then id, claims and result ("" for none) of each. Both need a live lease.
 -- "other": id, claims, state, reason, delay, flags, result, "=" + error, "=" + traceback,
 -- group of the error. Flag "r" (refund): the

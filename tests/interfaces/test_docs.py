@@ -227,7 +227,7 @@ def test_readme_has_one_picture_one_example_and_one_table() -> None:
 
 
 def test_pages_stay_short() -> None:
-    limits = {"README.md": 60, "ARCHITECTURE.md": 150, **dict.fromkeys(_names(RECORDS), 60)}
+    limits = {"README.md": 60, "ARCHITECTURE.md": 165, **dict.fromkeys(_names(RECORDS), 60)}
     limits |= {name: 200 for name in _names(sorted(DOCS.glob("*.md"))) if Path(name).name not in MADE}
     lengths = {name: len((ROOT / name).read_text(encoding="utf-8").splitlines()) for name in limits}
     assert {name: length for name, length in lengths.items() if length > limits[name]} == {}

@@ -39,10 +39,15 @@ CHANGES: Mapping[str, Sequence[Change]] = {
     ],
     "retention-takes-running": [
         Change(
-            "prune_jobs",
+            "find_prunable",
             "state >= 5 and state = :state and ended_at <= :before",
             "(state = 2 or state = :state and ended_at <= :before)",
-        )
+        ),
+        Change(
+            "prune_jobs",
+            "+state = :state and ended_at <= :before",
+            "(+state = 2 or +state = :state and ended_at <= :before)",
+        ),
     ],
     "claim-takes-running": [
         Change("pick_ready", "state = 0", "state in (0, 2)"),

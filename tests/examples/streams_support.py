@@ -269,14 +269,14 @@ class Streams:
         """Returns the status of a job as the gateway shows it."""
         return str(self.client.get(f"/jobs/{job_id}").json()["status"])
 
-    def wait_for_status(self, job_id: str, status: str) -> dict[str, Any]:
+    def wait_for_status(self, job_id: str, status: str, seconds: float = PATIENCE) -> dict[str, Any]:
         """Returns the job once the gateway shows this status."""
 
         def reached() -> dict[str, Any] | None:
             job: dict[str, Any] = self.client.get(f"/jobs/{job_id}").json()
             return job if job.get("status") == status else None
 
-        return dict(until(reached, f"job {job_id} {status}"))
+        return dict(until(reached, f"job {job_id} {status}", seconds))
 
     def calls(self, key: str) -> list[dict[str, Any]]:
         """Returns the calls in the provider's log under an idempotency key: the id of a job."""

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import pytest
 
-from tests.examples.common import until
+from tests.examples.common import PATIENCE, until
 from tests.examples.streams_support import SERVICES, Streams
 from tests.support.load import percentile, slowness
 from tests.support.postgres import Postgres
@@ -98,7 +98,9 @@ def test_jobs_of_a_stopped_service_wait_for_it(mortal: Streams) -> None:
             mortal.sites["notifications"].start()
             mortal.sites["notifications"].wait_healthy()
             with mortal.worker("notifications"):
-                welcome = mortal.wait_for_status(job_id, "completed")["result"]["welcome_job_id"]
+                # its pauses grow with each failed attempt, and there are more of them on a busy machine
+                found = mortal.wait_for_status(job_id, "completed", 4 * PATIENCE)
+                welcome = found["result"]["welcome_job_id"]
                 mortal.wait_for_status(welcome, "completed")
         assert mortal.users.value("select count(*) from users where email = 'waits@example.com'") == 1
     finally:

@@ -85,7 +85,8 @@ def test_job_of_a_killed_worker_goes_to_another(streams: Streams, tmp_path: Path
             door.touch()
             service.wait_for(job_id, "succeeded")
             until(lambda: not service.pending("killed"), "the acknowledgement")
-    assert (service.executions(job_id), service.effects(job_id)) == ({job_id: 2}, {job_id: 1})
+    assert service.executions(job_id)[job_id] >= 2  # more where the second worker is starved past its lease
+    assert service.effects(job_id) == {job_id: 1}
 
 
 @pytest.mark.rows("S19")

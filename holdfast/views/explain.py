@@ -283,9 +283,10 @@ def _ended_batch(job: Job, known: JobFacts) -> Explanation:
     if job.state is not JobState.DEAD:
         return Explanation("batch", text)
     failed = [each.id for each in known.awaited if each is not None]
-    if known.awaited and not failed:
+    if len(failed) < len(known.awaited):  # its count of failures cannot fall to 0 any more
+        gone = "failed jobs of it no longer exist, so that no replay repairs it"
         remedy = f"submit it again; to delete this one: holdfast delete {job.id}"
-        return Explanation("batch", f"{text}: {job.error}, and no longer exist, so that no replay repairs it", remedy)
+        return Explanation("batch", f"{text}: {job.error}; {gone}", remedy)
     remedy = f"to replay jobs of it that have failed: holdfast replay {' '.join(failed)}" if failed else ""
     return Explanation("batch", f"{text}: {job.error}", remedy)
 

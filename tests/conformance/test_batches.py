@@ -366,3 +366,15 @@ async def test_repair_after_the_retention_runs_the_last_step(store: Store, clock
     await end(store, again)
     assert await state_of(store, batch) is SUCCEEDED
     assert await take_ids(store) == [success]
+
+
+async def test_batch_with_a_deleted_failed_job_fails_again(store: Store) -> None:
+    batch, _, (success,) = await put_batch(store, 2, SUCCESS)
+    bad, deleted = await take(store, 2)
+    for job in (bad, deleted):
+        await end(store, job, DEAD)
+    await store.admin.delete([deleted.id])
+    await store.admin.replay([bad.id])
+    (again,) = await take(store)
+    await end(store, again)
+    assert await states_of(store, [batch, success]) == [DEAD, CANCELLED]

@@ -214,9 +214,9 @@ async def test_a_mark_of_another_server_is_a_gap(store: Store, clock: ManualCloc
     assert (await follower.new_events(), follower.gap) == ([], True)
 
 
-@pytest.mark.parametrize("rest", ["5.0-1", "5.5-1", "5.9-1", f"5~NOW.5~1.{'-' * 36}.1", "5~NOW.5.9-1~1.NOBODY.1"])
+@pytest.mark.parametrize("rest", ["5.0-1", "5.5-1", "5.9-1", f"5~NOW.5~1.{'-' * 36}.1", "5~NOW.5.9-1~1.NO_JOB.1"])
 async def test_what_this_server_cannot_have_written_is_no_mark(store: Store, clock: ManualClock, rest: str) -> None:
-    made_up = f"{clock()}.{rest}".replace("NOW", str(clock())).replace("NOBODY", FIRST_ID)
+    made_up = f"{clock()}.{rest}".replace("NOW", str(clock())).replace("NO_JOB", FIRST_ID)
 
     with pytest.raises(Invalid, match="after: "):
         await store.query.events(made_up, limit=10, max_age=timedelta(hours=1))

@@ -246,7 +246,7 @@ class Model(Waits):
         return True
 
     def prunable(self, keep: dict[str, timedelta], now: int) -> set[str]:
-        """What ended longer ago than its state is kept, in as many rounds as it takes."""
+        """Jobs that ended longer ago than their state is kept, in as many rounds as it takes."""
         old = {
             job_id
             for job_id, job in self.jobs.items()

@@ -35,7 +35,7 @@ POINTS = frozenset(
         "children.before",
         "children.after",
         "settle.after",
-        "beat.before",
+        "heartbeat.before",
         "sweep.before_settle",
         "sweep.after_settle",
         "tick.before_write",

@@ -31,7 +31,7 @@ class JobChanges(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def has_time(self) -> bool:
-        """Returns True if they say when the job is eligible."""
+        """Returns True if they change ``run_at``."""
         return self.delay is not None or self.run_at_us is not None
 
     @property

@@ -338,7 +338,7 @@ class Claim(msgspec.Struct, frozen=True):
     next_due: timedelta | None = None  # time until the next job of these queues is due; None: none is scheduled
     quarantined: bool = False  # a quarantined job (two leases lost in a row) waits to run alone
     stopped_at_last_attempt: bool = False  # a ready job was left: its last attempt needs a free runner at once
-    exhausted: bool = False  # no ready job of these queues was left; a store that does not know says False
+    none_left: bool = False  # no ready job of these queues was left; a store that does not know says False
     lease_until_us: int | None = None  # end of its jobs' leases: the earliest, but on Redis that of its last script
     expired: tuple[ExpiredJob, ...] = ()  # jobs that this claim found expired, and cancelled
 

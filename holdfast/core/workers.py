@@ -43,17 +43,17 @@ class WorkerHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """Version of the application; None: it does not say."""
     memory: int | None = None
     """Resident bytes of the process; None: it does not say."""
-    beat: timedelta | None = None
+    interval: timedelta | None = None
     """Time to its next heartbeat; None: it does not say. Not kept."""
 
     def alive_for(self, lease_for: timedelta) -> timedelta:
         """Returns how long it counts as alive without another heartbeat: for three of them, at most for its lease."""
-        return lease_for if self.beat is None else min(lease_for, self.beat * 3)
+        return lease_for if self.interval is None else min(lease_for, self.interval * 3)
 
     def to_row(self) -> dict[str, Any]:
         """Returns the fields that a store keeps."""
         fields = msgspec.structs.asdict(self)
-        del fields["beat"]
+        del fields["interval"]
         return fields
 
 

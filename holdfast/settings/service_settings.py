@@ -197,14 +197,14 @@ class ServiceSettings(ResourceSettings, AlertSettings, HttpSettings, MetricsSett
 
 def find_conflicts(values: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yields conflicts between valid values: their names, and a message with the remedy."""
-    lease, beat = values["lease"], values["beat"]
-    if beat * 3 > lease:
+    lease, heartbeat = values["lease"], values["heartbeat"]
+    if heartbeat * 3 > lease:
         most = format_duration(timedelta(milliseconds=math.floor(lease / timedelta(milliseconds=3))))
         problem = (
-            f"beat: {format_duration(beat)} is more than a third of the lease of {format_duration(lease)}; "
-            f"set beat to at most {most}, or lease to at least {format_duration(beat * 3)}"
+            f"heartbeat: {format_duration(heartbeat)} is more than a third of the lease of {format_duration(lease)}; "
+            f"set heartbeat to at most {most}, or lease to at least {format_duration(heartbeat * 3)}"
         )
-        yield ("beat", "lease"), problem
+        yield ("heartbeat", "lease"), problem
     attempts, limit = values["max_attempts"], values["max_attempts_limit"]
     if attempts is not None and limit is not None and attempts > limit:
         yield (

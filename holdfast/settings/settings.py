@@ -131,9 +131,11 @@ class Settings(ServiceSettings):
     lease = Setting(
         duration("30ms", "1d"),
         "30s",
-        "How long a claimed job stays its worker's without a beat; a job of a crashed worker waits this long.",
+        "How long a claimed job stays its worker's without a heartbeat; a job of a crashed worker waits this long.",
     )
-    beat = Setting(duration("10ms", "8h"), "10s", "How often a worker renews its leases; at most a third of the lease.")
+    heartbeat = Setting(
+        duration("10ms", "8h"), "10s", "How often a worker renews leases; at most a third of the lease."
+    )
     sweep = Setting(duration("10ms", "1d"), "5s", "How often a worker looks for expired leases and due jobs.")
     poll = Setting(
         duration("10ms", "1h"), "5s", "How long an idle worker waits at most before it asks the store again."
@@ -485,8 +487,10 @@ def _resolve(given: list[SourcedValue], problems: list[str]) -> tuple[dict[str, 
             wrong.add(name)
             part = max((each for each in parts if f"{error.field}.".startswith(f"{each}.")), key=len, default=name)
             problems.append(f"{parts.get(part, source)}: {error}")
-    if "beat" not in sources:  # derived from the lease unless given
-        values["beat"] = min(values["beat"], timedelta(microseconds=values["lease"] // timedelta(microseconds=3)))
+    if "heartbeat" not in sources:  # derived from the lease unless given
+        values["heartbeat"] = min(
+            values["heartbeat"], timedelta(microseconds=values["lease"] // timedelta(microseconds=3))
+        )
     for involved, problem in find_conflicts(values):
         if wrong.isdisjoint(involved):
             places = ", ".join(dict.fromkeys(sources[name] for name in involved if name in sources))

@@ -7,7 +7,7 @@ Every store keeps these promises:
 3. Every claim grows ``claims``. ``attempts`` grows with each claim and is given back only by a refunding settlement.
 4. A job whose lease ran out is found by ``maintenance.find_expired_leases`` and can be settled by anyone, once.
 5. An idempotency key creates at most one job while it lives; every caller gets that job, losers of a race too.
-6. Within a queue: higher priority first, then earlier eligible time, then submission order.
+6. Within a queue: higher priority first, then earlier ``run_at``, then submission order.
 7. ``claim`` never delivers a job before its ``run_at``, nor for the first time after its ``expires``.
 8. A batch of ``submit`` is one transaction: all of it or nothing. (Redis: each 200 of it, in order; where a later part
    fails the call raises, and repeating it is harmless.) Every verb answers in the order of the request.

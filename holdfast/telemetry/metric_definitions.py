@@ -176,7 +176,7 @@ FAMILIES = (
         ("limit",),
         exposed_by="api",
     ),
-    Family("workers", "gauge", "Worker processes that beat within their lease.", exposed_by="api"),
+    Family("workers", "gauge", "Worker processes with a heartbeat within their lease.", exposed_by="api"),
     Family(
         "throughput_jobs_per_second",
         "gauge",

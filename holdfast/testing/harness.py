@@ -99,10 +99,10 @@ class TestWorker:
         return list(self.worker.shared.running)
 
     @property
-    def quiet_until(self) -> float | None:
+    def idle_until(self) -> float | None:
         """Returns the time at which its next job is due (inf: none is scheduled); None while it has work."""
         shared = self.worker.shared
-        return None if self.starting or shared.claimed or shared.unsettled else self.worker.fetcher.quiet_until
+        return None if self.starting or shared.claimed or shared.unsettled else self.worker.fetcher.idle_until
 
     @property
     def next_tick(self) -> float:
@@ -202,7 +202,7 @@ class Harness:
         hopeless_at = math.inf
         self._ensure_worker()
         while True:
-            await self._wait_until_quiet()
+            await self._wait_until_idle()
             pause = await self._pause()
             if await self._has_begun_calls():
                 continue
@@ -213,7 +213,7 @@ class Harness:
             if not self._is_stuck():
                 hopeless_at = math.inf
             elif hopeless_at == math.inf:  # a cancellation may still end it
-                hopeless_at = self.clock.monotonic() + 2 * self.app.settings.beat.total_seconds()
+                hopeless_at = self.clock.monotonic() + 2 * self.app.settings.heartbeat.total_seconds()
             elif self.clock.monotonic() > hopeless_at:
                 raise NotIdle(f"a handler waits for something that no time will bring: {await self._left()}")
             self.clock.advance(self._until_tick(pause) or pause)
@@ -226,10 +226,10 @@ class Harness:
     async def _advance(self, span: timedelta) -> None:
         target = self.clock() + round(span.total_seconds() * 1e6)
         settings = self.app.settings
-        heard_at = self.clock.monotonic() + (settings.beat + settings.poll).total_seconds()
+        heard_at = self.clock.monotonic() + (settings.heartbeat + settings.poll).total_seconds()
         self._ensure_worker()
         while True:
-            await self._wait_until_quiet()
+            await self._wait_until_idle()
             left = (target - self.clock()) / 1e6
             if left <= 0:
                 return
@@ -240,7 +240,7 @@ class Harness:
                 pause = self._next_wake()
             self.clock.advance(left if pause is None else min(pause, left))
 
-    async def _wait_until_quiet(self) -> None:
+    async def _wait_until_idle(self) -> None:
         """Returns when nothing more can happen before time moves."""
         while True:
             await self._wait_for_calls()
@@ -291,7 +291,7 @@ class Harness:
         if not working:
             return None
         running = await self.app.count(JobFilter(states=(JobState.RUNNING,)))
-        at_rest = [each.quiet_until for each in working if not each.frozen]
+        at_rest = [each.idle_until for each in working if not each.frozen]
         if running or None in at_rest or any(each.frozen for each in working):
             return self._next_wake()
         due = min(until for until in at_rest if until is not None) - self.clock.monotonic()
@@ -327,7 +327,7 @@ class Harness:
         with self._moving():
             test_worker = TestWorker(app, self._activity, drain=drain)
             self._workers.append(test_worker)
-            await self._wait_until_quiet()
+            await self._wait_until_idle()
         return test_worker
 
     def _moving(self) -> AbstractContextManager[None]:

@@ -192,12 +192,12 @@ class TransportQueueing(ForwardingQueueing):
         self, heartbeat: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta
     ) -> HeartbeatReply:
         """Renews leases; prolongs the deliveries of held ones and acknowledges those of lost ones."""
-        beat = await self._inner.heartbeat(heartbeat, leases, lease_for=lease_for)
-        lost = [lease for lease, status in zip(leases, beat.statuses, strict=True) if status is LeaseStatus.LOST]
+        reply = await self._inner.heartbeat(heartbeat, leases, lease_for=lease_for)
+        lost = [lease for lease, status in zip(leases, reply.statuses, strict=True) if status is LeaseStatus.LOST]
         over, touched = self._in_flight.remove_leases(lost), self._in_flight.unacked(heartbeat.worker, leases)
         if over or touched:
             self._transport.touch(touched, over)
-        return beat
+        return reply
 
     async def deregister(self, worker: str) -> None:
         """Deregisters a stopped worker; its deliveries go to other workers."""

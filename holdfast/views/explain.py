@@ -95,7 +95,7 @@ async def job_facts(app: Holdfast, job: Job) -> JobFacts:
         transport_away=app.settings.transport != "none" and any(queue.announced is None for queue in queues),
         workers=tuple(workers),
         gone=frozenset(each.heartbeat.worker for each in workers if is_gone(each.heartbeat.host, each.heartbeat.pid)),
-        silence=app.settings.beat + _LATE,
+        silence=app.settings.heartbeat + _LATE,
         defer_for=app.settings.defer_for,
         tasks=frozenset(app.registry.task_names()) or None if app.settings.app is not None else None,
         ahead=ahead,

@@ -181,7 +181,7 @@ def lease_for(call: RequestContext) -> timedelta:
 
 
 def _shown_queues(call: RequestContext, names: Iterable[str]) -> str:
-    """Returns the queues of a worker for lists of workers: a star means the queues of its key."""
+    """Returns the queues of a worker for lists of workers: the wildcard means the queues of its key."""
     shown = {each for name in names for each in (call.caller.queues if name == EVERY else [name])}
     return ",".join(sorted(shown))
 
@@ -226,7 +226,7 @@ async def claim(call: RequestContext) -> ApiResponse:
 async def _read_command(call: RequestContext, heartbeat: WorkerHeartbeat, lease_for: timedelta) -> WorkerCommand:
     """Returns the command for the worker; registers the worker unless its last heartbeat is recent."""
     known = call.remote_workers.get_worker(heartbeat.worker)
-    interval = min(call.app.settings.beat, lease_for / 3).total_seconds()
+    interval = min(call.app.settings.heartbeat, lease_for / 3).total_seconds()
     if known.heartbeat_at is not None and call.app.clock.monotonic() - known.heartbeat_at < interval:
         return known.command
     return (await call.remote_workers.heartbeat(heartbeat, [], lease_for)).command
@@ -244,7 +244,7 @@ class _LongPollClaim:
         command: WorkerCommand,
     ) -> None:
         self._call = call
-        self._capacity = capacity  # as requested: the star of a limited key may include new queues later
+        self._capacity = capacity  # as requested: the wildcard of a restricted key may include new queues later
         self._request = request
         self._heartbeat = heartbeat
         self._pending_claims = call.pending_claims
@@ -297,7 +297,7 @@ class _LongPollClaim:
 
     async def _wait(self, pending: PendingClaim, wait: float) -> None:
         """Waits for jobs, at most ``wait`` seconds; sends heartbeats, so the worker stays listed."""
-        clock, interval = self._call.app.clock, self._call.app.settings.beat.total_seconds()
+        clock, interval = self._call.app.clock, self._call.app.settings.heartbeat.total_seconds()
         deadline = clock.monotonic() + wait
         while self.command is not WorkerCommand.STOP and (left := deadline - clock.monotonic()) > 0:
             await clock.run_bounded(self._wait_for_event(pending.result, left), min(left, interval))

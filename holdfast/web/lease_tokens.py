@@ -175,7 +175,7 @@ def queue_or_star(name: Any, field: str) -> str:
 
 
 async def allowed_capacity(call: RequestContext, capacity: dict[str, int]) -> dict[str, int]:
-    """Returns the capacity within the caller's queues, also for a star. Refuses a queue the key does not allow."""
+    """Returns the capacity within the caller's queues, also for `*`. Refuses a queue the key does not allow."""
     for name in capacity:
         if name != EVERY:
             call.caller.check_queue(name)

@@ -78,10 +78,10 @@ class RemoteWorkers:
         """Registers the worker and extends its leases."""
         store = await self.app.open_store()
         heartbeat_at = self.app.clock.monotonic()
-        beat = await store.queueing.heartbeat(heartbeat, leases, lease_for=lease_for)
+        reply = await store.queueing.heartbeat(heartbeat, leases, lease_for=lease_for)
         known = self.get_worker(heartbeat.worker)
-        known.heartbeat_at, known.command = heartbeat_at, beat.command
-        return beat
+        known.heartbeat_at, known.command = heartbeat_at, reply.command
+        return reply
 
     # ── settlements ────────────────────────────────────────────────────────────────────────────
     def decide_settlement(self, ending: RemoteEnding) -> Settlement:

@@ -51,7 +51,7 @@ class Fetcher:
         self._claiming: asyncio.Future[Claim] | None = None
         self._last_attempts_next = False  # the next jobs in line are on their last attempt
         self._cap_reached = False  # the latest claim was bounded by the limit of a queue
-        self.quiet_until: float | None = None
+        self.idle_until: float | None = None
         """While it waits because no job is ready: clock reading at which the next job is due (inf: none is)."""
 
     def drain(self) -> None:
@@ -101,7 +101,7 @@ class Fetcher:
             )
             if claim.stopped_at_last_attempt:
                 continue
-            if not claim.jobs or (claim.exhausted and not self._draining):
+            if not claim.jobs or (claim.none_left and not self._draining):
                 await self._sleep_until_due(claim.next_due)
             elif 10 <= len(claim.jobs) < (min(free_runners, max_jobs) or max_jobs) // 4:  # limited: one a free runner
                 await shared.clock.sleep(_SMALL_CLAIM_PAUSE)
@@ -145,11 +145,11 @@ class Fetcher:
         """Returns the free slots by queue: ``max_jobs``, or less where the limit of the queue leaves less."""
         shared = self._shared
         limits = shared.settings.queues or {EVERY_QUEUE: None}
-        unnamed = sum(number for queue, number in shared.in_flight.items() if queue not in limits)
+        unlisted = sum(number for queue, number in shared.in_flight.items() if queue not in limits)
         return {
             queue: max_jobs
             if limit is None
-            else max(0, min(max_jobs, limit - (unnamed if queue == EVERY_QUEUE else shared.in_flight[queue])))
+            else max(0, min(max_jobs, limit - (unlisted if queue == EVERY_QUEUE else shared.in_flight[queue])))
             for queue, limit in limits.items()
         }
 
@@ -260,14 +260,14 @@ class Fetcher:
         due = math.inf
         if next_due is not None and shared.settings.role != "follower":
             due = next_due.total_seconds()
-        self.quiet_until = shared.clock.monotonic() + due
+        self.idle_until = shared.clock.monotonic() + due
         shared.wakes_on_time = EVERY_QUEUE in shared.settings.queues and shared.settings.role != "follower"
         try:
             await shared.clock.run_bounded(self._wait_for_notification(min(limit, due) + 1), min(limit, due))
         except HoldfastError as error:
             await self._backoff.wait_after(error)
         finally:
-            self.quiet_until = None
+            self.idle_until = None
             shared.wakes_on_time = False
 
     async def _wait_for_notification(self, timeout: float) -> None:

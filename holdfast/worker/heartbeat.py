@@ -97,7 +97,7 @@ class Heartbeat:
         self._ready.set()
         try:
             while not self._stop.is_set():
-                await self._beat(store)
+                await self._send(store)
                 if self._must_retry_soon:
                     self._interrupt_expiring()
                 await self._pause(store)
@@ -105,26 +105,26 @@ class Heartbeat:
             watching.cancel()
             await store.close()
 
-    async def _beat(self, store: Store) -> None:
+    async def _send(self, store: Store) -> None:
         shared = self._shared
         leases, heartbeat = list(shared.claimed), self._make_heartbeat()
         started = shared.clock.monotonic()
         try:
             async with asyncio.timeout(shared.settings.lease.total_seconds() * _MAX_CALL_FRACTION):
                 await store.open()
-                fault_point("beat.before")
+                fault_point("heartbeat.before")
                 sized = replace(heartbeat, memory=resident_bytes())  # not compared: it changes all the time
-                beat = await store.queueing.heartbeat(sized, leases, lease_for=shared.settings.lease)
+                reply = await store.queueing.heartbeat(sized, leases, lease_for=shared.settings.lease)
         except StoreReplaced:
             raise
         except (HoldfastError, TimeoutError) as error:
-            retry_in = min(1.0, shared.settings.beat.total_seconds())
+            retry_in = min(1.0, shared.settings.heartbeat.total_seconds())
             shared.emit(StoreTrouble(service="heartbeat", error=str(error) or "no answer", retry_in=retry_in))
             self._must_retry_soon = True
             return
-        self._must_retry_soon, self._sent = LeaseStatus.LOCKED in beat.statuses, heartbeat
+        self._must_retry_soon, self._sent = LeaseStatus.LOCKED in reply.statuses, heartbeat
         shared.heartbeat_at = started
-        for lease, status in zip(leases, beat.statuses, strict=True):
+        for lease, status in zip(leases, reply.statuses, strict=True):
             run = shared.claimed.get(lease)
             if run is not None and status in (LeaseStatus.HELD, LeaseStatus.CANCEL):
                 run.renewed_at = started
@@ -132,8 +132,8 @@ class Heartbeat:
                 self._call_in_worker_loop(self._interrupt, lease, StopReason.LOST)
             elif status is LeaseStatus.CANCEL:
                 self._call_in_worker_loop(self._interrupt, lease, StopReason.CANCEL)
-        if beat.command is not WorkerCommand.NONE:
-            self._call_in_worker_loop(self._on_command, beat.command)
+        if reply.command is not WorkerCommand.NONE:
+            self._call_in_worker_loop(self._on_command, reply.command)
 
     def _interrupt_expiring(self) -> None:
         """Interrupts jobs whose leases could not be renewed, before another worker may claim them."""
@@ -146,8 +146,8 @@ class Heartbeat:
     async def _pause(self, store: Store) -> None:
         """Waits until the next heartbeat is due, a notification arrives, or the worker's state has changed."""
         shared = self._shared
-        assert self._stop is not None  # noqa: S101 - set before the first beat
-        interval = shared.settings.beat.total_seconds()
+        assert self._stop is not None  # noqa: S101 - set before the first heartbeat
+        interval = shared.settings.heartbeat.total_seconds()
         gap = min(_MIN_INTERVAL, interval)
         await shared.clock.run_bounded(self._stop.wait(), gap)
         if self._stop.is_set() or self._must_retry_soon or interval <= gap:

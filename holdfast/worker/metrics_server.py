@@ -129,7 +129,7 @@ def health_of(shared: WorkerContext) -> WorkerHealth:
     if shared.fetched_at is None:
         return WorkerHealth(True, False, "starting")
     if shared.is_at_capacity:  # it claims nothing now: healthy as long as it renews leases
-        healthy = now - max(shared.heartbeat_at, shared.fetched_at) <= within + settings.beat.total_seconds()
+        healthy = now - max(shared.heartbeat_at, shared.fetched_at) <= within + settings.heartbeat.total_seconds()
     else:
         healthy = now - shared.fetched_at <= within + settings.poll.total_seconds()
     return WorkerHealth(True, healthy, "ok" if healthy else "store_away")

@@ -255,12 +255,12 @@ class Worker:
             await self.shared.idle.wait()
 
     async def _wait_until_idle_or_stop_now(self) -> None:
-        quiet = asyncio.ensure_future(self._wait_until_idle())
+        idle = asyncio.ensure_future(self._wait_until_idle())
         now = asyncio.ensure_future(self._stop_now.wait())
         try:
-            await asyncio.wait([quiet, now], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([idle, now], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            quiet.cancel()
+            idle.cancel()
             now.cancel()
 
     async def _write_remaining(self, settler_task: asyncio.Task[None]) -> None:
@@ -329,7 +329,7 @@ class Worker:
             succeeded=shared.succeeded,
             failed=shared.failed,
             version=shared.settings.app_version,
-            beat=shared.settings.beat,
+            interval=shared.settings.heartbeat,
         )
 
     def __repr__(self) -> str:

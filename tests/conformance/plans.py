@@ -48,7 +48,7 @@ LARGE_TABLES = {
 
 FILL = """
 insert into {schema}.job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, claims,
-                          lost_leases, tier, keyed, tagged, worker, lease_until, ended_at, expires_at)
+                          lost_leases, tier, has_key, tagged, worker, lease_until, ended_at, expires_at)
 select ('00000000-0000-0000-0000-' || lpad(to_hex({block} * {rows} + n), 12, '0'))::uuid,
        case when n % 2 = 1 then 'default' else 'queue-' || n % 10 end, 'task', '{{}}', {state}, n % 3,
        case when {state} in (1, 3, 4) then {now} + n - {rows} / 2 else {now} - n end, {now} - 1000000, 5, 1,
@@ -59,7 +59,7 @@ from generate_series(1, {most}) n
 """
 FILL_LIMITED = """
 insert into {schema}.job (id, queue, task, payload, state, rank, run_at, created_at, tier, partition, worker,
-                          lease_until, keyed, tagged)
+                          lease_until, has_key, tagged)
 select ('00000000-0000-0000-0003-' || lpad(to_hex(n), 12, '0'))::uuid,
        case when n % 2 = 1 then 'default' else 'queue-2' end, 'task', '{{}}',
        case when n % 20 = 0 then 2 else 0 end, n % 3, {now} - n, {now} - 1000000, 3,
@@ -71,7 +71,7 @@ select queue, partition, min(seq), case when min(seq) % 2 = 0 then {now} + min(s
 from {schema}.job where partition is not null and state = 0 group by queue, partition;
 insert into {schema}.partition_inbox (queue, name) select 'queue-4', 'key=' || n from generate_series(1, 10000) n;
 insert into {schema}.bucket (name, full_at) select 'key=' || n, {now} + n from generate_series(1, 20000) n;
-insert into {schema}.job_limit (name, revision, queue, keyed, concurrency, interval_us, burst, document)
+insert into {schema}.job_limit (name, revision, queue, per_key, concurrency, interval_us, burst, document)
 values ('key', 1, 'queue-8', true, 3, 1000, 2, '{{}}');
 """
 FILL_REST = """
@@ -113,7 +113,17 @@ COLUMNS = {
     "payloads": ["{}"] * BATCH,
     "ranks": [0] * BATCH,
     **dict.fromkeys(
-        ("run_ats", "delays", "max_attempts", "options", "tags", "policies", "keep_for", "expires_ats", "expires_ins"),
+        (
+            "run_ats",
+            "delays",
+            "max_attempts",
+            "options",
+            "tags",
+            "unique_keys",
+            "keep_for",
+            "expires_ats",
+            "expires_ins",
+        ),
         [None] * BATCH,
     ),
     "have_client_ids": [False] * BATCH,
@@ -140,7 +150,7 @@ VALUES: dict[str, Any] = {
     "ranks": [START.rank] * len(QUEUES),
     "run_ats": [START.run_at] * len(QUEUES),
     "seqs": [START.seq] * len(QUEUES),
-    "anywhere": False,
+    "any_queue": False,
     "promote": False,
     "max_must_start": 10,
     "limit": BATCH,
@@ -175,7 +185,7 @@ VALUES: dict[str, Any] = {
     "next_at": NOW,
     "document": "{}",
     **dict.fromkeys(("task", "shares", "weights")),
-    **dict.fromkeys(("keyed", "retagged", "will_expire"), True),
+    **dict.fromkeys(("per_key", "retagged", "will_expire"), True),
     **dict.fromkeys(("rank", "run_at", "delay", "options"), None),
     "tags": ["t"],
     "expires_at": NOW,

@@ -54,7 +54,7 @@ CASES = [
     Case("dependencies_of", ("dependency_pkey(waiter)",), {"id": ids(4)[0]}),
     Case("dependents_of", ("dependency_on(job_id, state)",), {"id": ids(5)[0]}),
     Case("signals", ("signal_kept(topic)",), {"topic": "topic-1"}),
-    Case("all_signals", ("signal_kept_anywhere()",)),
+    Case("all_signals", ("signal_kept_any_job()",)),
     Case("prune_signals", ("signal_sent(sent_at)", "signal_pkey(id)"), {"span": ROWS}),
 ]
 

@@ -138,7 +138,7 @@ async def notified(store: Store) -> AsyncIterator[None]:
 
     waiting = asyncio.create_task(wait_forever())
     async with asyncio.timeout(60):
-        while not (await claim(store)).exhausted:  # noqa: ASYNC110 - no event tells of this
+        while not (await claim(store)).none_left:  # noqa: ASYNC110 - no event tells of this
             await asyncio.sleep(0.01)
     yield
     waiting.cancel()

@@ -229,7 +229,7 @@ async def test_the_star_serves_queues_in_turn_and_starves_none(store: Store) -> 
 @pytest.mark.parametrize(
     "capacity", [{"mail": 1, EVERY_QUEUE: 1}, {"mail": 1, EVERY_QUEUE: 9}, {"none": 1, EVERY_QUEUE: 1}]
 )
-async def test_unnamed_queues_beside_a_named_one_are_served_in_turn(store: Store, capacity: dict[str, int]) -> None:
+async def test_unlisted_queues_beside_a_named_one_are_served_in_turn(store: Store, capacity: dict[str, int]) -> None:
     await put(store, *[new_job(queue=queue) for queue in ("mail", "busy") for _ in range(20)])
     await put(store, *[new_job(queue=queue) for queue in ("a", "z") for _ in range(3)])
 
@@ -238,7 +238,7 @@ async def test_unnamed_queues_beside_a_named_one_are_served_in_turn(store: Store
     assert Counter(served) >= Counter({"a": 3, "z": 3})
 
 
-async def test_unnamed_queues_share_the_slots_of_the_wildcard(store: Store) -> None:
+async def test_unlisted_queues_share_the_slots_of_the_wildcard(store: Store) -> None:
     await put(store, *[new_job(queue=f"q{n % 4}") for n in range(20)], *[new_job(queue="mail") for _ in range(5)])
 
     jobs = await take(store, 100, {"mail": 2, EVERY_QUEUE: 3})
@@ -314,7 +314,7 @@ async def test_delivered_ids_are_bounded_by_limit_and_wants(store: Store) -> Non
     assert Counter(job.queue for job in jobs) == {"b": 2}
 
 
-async def test_delivered_ids_of_unnamed_queues_share_the_slots_of_the_wildcard(store: Store) -> None:
+async def test_delivered_ids_of_unlisted_queues_share_the_slots_of_the_wildcard(store: Store) -> None:
     ids = await put(store, *[new_job(queue=queue) for queue in ("a", "b", "mail") for _ in range(4)])
 
     jobs = await take(store, 9, {"mail": 1, EVERY_QUEUE: 3}, ids=ids)

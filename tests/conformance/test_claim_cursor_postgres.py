@@ -197,7 +197,7 @@ async def test_claim_that_began_at_a_cursor_is_not_exhausted(store: Store, monke
         await put(store, *[new_job() for _ in range(BATCH + 5)])
         assert len(await take(store, BATCH)) == BATCH
         found = await claim(store, BATCH)
-        assert (len(found.jobs), found.exhausted) == (5, False)
+        assert (len(found.jobs), found.none_left) == (5, False)
 
 
 async def test_claim_that_failed_in_some_queues_is_not_exhausted(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +216,7 @@ async def test_claim_that_failed_in_some_queues_is_not_exhausted(store: Store, m
         await put(store, new_job(queue=names[0]), new_job(queue=names[-1]))
         monkeypatch.setattr(PostgresPool, "fetch", fail_second)
         found = await claim(store, 100, dict.fromkeys(names, 100))
-        assert (len(found.jobs), found.exhausted) == (1, False)
+        assert (len(found.jobs), found.none_left) == (1, False)
 
 
 @contextmanager

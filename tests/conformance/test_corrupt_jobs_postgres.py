@@ -53,8 +53,8 @@ async def test_foreign_key_to_a_job_does_not_block_it(store: Store) -> None:
     with session(store.url) as other:
         other.execute("select from job where id = any(%s) for key share", [[held.id, waiting]])
 
-        beat = await store.queueing.heartbeat(heartbeat(), [held.lease], lease_for=LEASE * 2)
-        assert beat.statuses == [LeaseStatus.HELD]
+        reply = await store.queueing.heartbeat(heartbeat(), [held.lease], lease_for=LEASE * 2)
+        assert reply.statuses == [LeaseStatus.HELD]
         assert (
             await stored(store, held.id)
         ).lease_until_us == await store.health.server_time_us() + 2 * LEASE.total_seconds() * 1e6
@@ -67,16 +67,16 @@ async def test_lease_of_a_locked_job_is_said_not_to_be_renewed(store: Store) -> 
     leases = [locked.lease, free.lease]
     with session(store.url) as other:
         other.execute("select from job where id = %s for update", [locked.id])
-        beat = await store.queueing.heartbeat(heartbeat(), leases, lease_for=LEASE * 2)
-        assert beat.statuses == [LeaseStatus.LOCKED, LeaseStatus.HELD]
+        reply = await store.queueing.heartbeat(heartbeat(), leases, lease_for=LEASE * 2)
+        assert reply.statuses == [LeaseStatus.LOCKED, LeaseStatus.HELD]
         now_us = await store.health.server_time_us()
         assert [(await stored(store, each.id)).lease_until_us for each in (locked, free)] == [
             now_us + LEASE.total_seconds() * 1e6,
             now_us + 2 * LEASE.total_seconds() * 1e6,
         ]
-    while (beat := await store.queueing.heartbeat(heartbeat(), leases, lease_for=LEASE * 2)).statuses[0] == "locked":
+    while (reply := await store.queueing.heartbeat(heartbeat(), leases, lease_for=LEASE * 2)).statuses[0] == "locked":
         pass  # the server lets go of the row in its own time
-    assert beat.statuses == [LeaseStatus.CANCEL, LeaseStatus.HELD]
+    assert reply.statuses == [LeaseStatus.CANCEL, LeaseStatus.HELD]
     assert (await stored(store, locked.id)).lease_until_us == (await stored(store, free.id)).lease_until_us
 
 
@@ -86,8 +86,8 @@ async def test_a_worker_s_own_row_is_not_waited_for_either(store: Store) -> None
     with session(store.url) as other:
         other.execute("select from worker for update")
 
-        beat = await store.queueing.heartbeat(heartbeat(running=1), [held.lease], lease_for=LEASE * 2)
-        assert beat.statuses == [LeaseStatus.HELD]
+        reply = await store.queueing.heartbeat(heartbeat(running=1), [held.lease], lease_for=LEASE * 2)
+        assert reply.statuses == [LeaseStatus.HELD]
         assert (
             await stored(store, held.id)
         ).lease_until_us == await store.health.server_time_us() + 2 * LEASE.total_seconds() * 1e6
@@ -108,7 +108,7 @@ async def test_lease_of_a_job_whose_state_was_changed_by_hand_allows_nothing(sto
     assert await store.workflow.save_steps(steps) == [False, True]
     assert await store.queueing.append_logs(records) == [False, True]
     assert await store.workflow.start_children(job.lease, [new_job()], WORKER) is None
-    beat = await store.queueing.heartbeat(heartbeat(), [job.lease], lease_for=LEASE)
-    assert beat.statuses == [LeaseStatus.LOST]
+    reply = await store.queueing.heartbeat(heartbeat(), [job.lease], lease_for=LEASE)
+    assert reply.statuses == [LeaseStatus.LOST]
     assert [each.accepted for each in await store.queueing.settle([ending(job), ending(other)])] == [False, True]
     assert not (await settle(store, job)).accepted

@@ -211,10 +211,10 @@ async def test_worker_is_lost_after_three_heartbeats_and_its_leases_stay(store: 
         (worker,) = await store.query.workers()
         return worker.alive
 
-    beat = LEASE / 10
-    reported = heartbeat(beat=beat)
+    interval = LEASE / 10
+    reported = heartbeat(interval=interval)
     await store.queueing.heartbeat(reported, [job.lease], lease_for=LEASE)
-    clock.advance(3 * beat.total_seconds() - 0.1)
+    clock.advance(3 * interval.total_seconds() - 0.1)
     assert await is_alive()
     clock.advance(0.2)
     assert not await is_alive()
@@ -222,6 +222,6 @@ async def test_worker_is_lost_after_three_heartbeats_and_its_leases_stay(store: 
     assert await store.admin.send_command(WorkerCommand.STOP) == []
     assert (await store.queueing.heartbeat(reported, [job.lease], lease_for=LEASE)).statuses == [LeaseStatus.HELD]
     assert await is_alive(), "it was late, not lost"
-    await store.queueing.heartbeat(heartbeat(beat=LEASE), [], lease_for=LEASE)
+    await store.queueing.heartbeat(heartbeat(interval=LEASE), [], lease_for=LEASE)
     clock.advance(LEASE.total_seconds() + 0.1)
     assert not await is_alive(), "no longer than its lease"

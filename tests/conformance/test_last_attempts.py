@@ -65,7 +65,7 @@ async def test_limit_that_is_reached_holds_nothing_back(store: Store) -> None:
     assert ([job.id for job in brought.jobs], brought.stopped_at_last_attempt) == (ids[:2], False)
 
 
-@pytest.mark.parametrize("capacity", [{"a": 9, "b": 9, "c": 9}, {EVERY_QUEUE: 9}], ids=["named", "star"])
+@pytest.mark.parametrize("capacity", [{"a": 9, "b": 9, "c": 9}, {EVERY_QUEUE: 9}], ids=["named", "wildcard"])
 async def test_startable_bounds_the_whole_claim(store: Store, capacity: dict[str, int]) -> None:
     ids = {queue: await put(store, *[last(queue=queue) for _ in range(2)], new_job(queue=queue)) for queue in "abc"}
 
@@ -78,7 +78,7 @@ async def test_startable_bounds_the_whole_claim(store: Store, capacity: dict[str
         assert taken == ids[queue][: len(taken)]
 
 
-@pytest.mark.parametrize("capacity", [{"a": 2, "b": 2}, {EVERY_QUEUE: 2}], ids=["named", "star"])
+@pytest.mark.parametrize("capacity", [{"a": 2, "b": 2}, {EVERY_QUEUE: 2}], ids=["named", "wildcard"])
 async def test_queue_that_is_held_back_does_not_starve_others(store: Store, capacity: dict[str, int]) -> None:
     await put(store, *[last(queue="a") for _ in range(4)])
     innocent = await put(store, *[new_job(queue="b") for _ in range(4)])

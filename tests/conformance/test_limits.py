@@ -291,7 +291,7 @@ async def test_idle_runners_bound_what_is_claimed_under_limits(store: Store) -> 
     assert len(await take(store, 5, free_runners=2)) == 2
 
 
-async def test_unnamed_queues_under_limits_share_the_slots_of_the_wildcard(store: Store) -> None:
+async def test_unlisted_queues_under_limits_share_the_slots_of_the_wildcard(store: Store) -> None:
     queues = ("a", "b", "mail", "plain")
     for queue in queues[:3]:
         await limit(store, queue, queue=queue, concurrency=5)
@@ -328,7 +328,7 @@ async def test_claims_without_slots_take_no_turn(store: Store) -> None:
     assert served == {"limited": 5, "plain": 5}
 
 
-@pytest.mark.parametrize("names", [("limited", "plain", "other"), (EVERY_QUEUE,)], ids=("named", "unnamed"))
+@pytest.mark.parametrize("names", [("limited", "plain", "other"), (EVERY_QUEUE,)], ids=("listed", "wildcard"))
 async def test_queues_beside_a_limited_one_are_served_in_turn(store: Store, names: tuple[str, ...]) -> None:
     await limit(store, queue="limited", concurrency=50)
     await put(store, *[new_job(queue=queue) for queue in ("limited", "plain", "other") for _ in range(20)])

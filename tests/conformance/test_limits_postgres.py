@@ -60,6 +60,8 @@ async def test_first_claim_under_a_limit_beside_a_settlement_harms_neither(store
 
     async def claim_before_the_answer(*given: Any, **values: Any) -> Any:
         rows = await fetch(*given, **values)
+        if "channel" in values:  # a notification, sent by another task
+            return rows
         pool.fetch = fetch
         claimed.extend(await take(store, 1))
         return rows

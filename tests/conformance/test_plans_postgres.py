@@ -41,7 +41,7 @@ STEPS: dict[str, Any] = {"workers": [None] * BATCH, "numbers": [1] * BATCH, "by_
 STEP: dict[str, Any] = {"number": 1, "by_handler": True, "name": "charge", "result": None}
 STEPS |= {"names": ["charge"] * BATCH, "results": [None] * BATCH}
 HISTORY = {"mark": NOW - BATCH, "until": NOW, "lag": 0}
-ANYWHERE = {"anywhere": True, "promote": True}
+ANY_QUEUE = {"any_queue": True, "promote": True}
 FEED = {"low": 0, "at": 0, "job": NO_JOB, "claims": 0, "seen": "3:3:", "shown": f"{1 << 31}:{1 << 31}:", "top": 1 << 31}
 """Everything there is, for who has seen nothing."""
 CASES = [
@@ -49,12 +49,12 @@ CASES = [
     Case("claim", ("job_ready(queue, tier)",)),
     Case("claim_with_suspects", (*CLAIM, "job_due(queue)")),
     Case("claim", (*CLAIM, "job_due(queue)"), {"ranks": [1] * 4, "run_ats": [NOW - 5000] * 4, "seqs": [9] * 4}),
-    Case("claim", ("job_ready(queue, tier, rank, run_at, seq)", "job_due_anywhere()"), {"anywhere": True}),
-    Case("claim", ("job_due_anywhere()",), {"anywhere": True, "promote": True}),
+    Case("claim", ("job_ready(queue, tier, rank, run_at, seq)", "job_due_any_queue()"), {"any_queue": True}),
+    Case("claim", ("job_due_any_queue()",), {"any_queue": True, "promote": True}),
     Case("ready_queues", ("job_ready(queue)",)),
     Case("claim_quarantined", ("job_quarantined(queue)", BY_ID)),
     Case("claim_ids", (BY_ID, "job_due(queue)", "job_quarantined(queue)"), {"ids": ids(0)}),
-    Case("claim_ids", (BY_ID, "job_due_anywhere()"), {"ids": ids(0), "anywhere": True}),
+    Case("claim_ids", (BY_ID, "job_due_any_queue()"), {"ids": ids(0), "any_queue": True}),
     Case("claim_ids", (BY_ID, "job_due(queue)"), {"ids": [NO_JOB]}),
     Case("places", (BY_ID,)),
     Case("depths", ("job_ready(queue, tier)",)),
@@ -64,7 +64,7 @@ CASES = [
     Case("dead_queues", ("job_dead(queue)",)),
     Case("newest_dead", ("job_dead(queue)",)),
     Case("promote_queues", ("job_due(queue, run_at)", BY_ID)),
-    Case("promote_anywhere", ("job_due_anywhere(run_at)", BY_ID)),
+    Case("promote_any_queue", ("job_due_any_queue(run_at)", BY_ID)),
     Case("promote_ids", (BY_ID,), {"ids": ids(1)}),
     Case("mark_unreadable", (BY_ID,)),
     Case("insert_jobs", ()),
@@ -114,7 +114,7 @@ CASES = [
         "figures",
         (
             "job_ended(state, ended_at)",
-            "job_due_anywhere()",
+            "job_due_any_queue()",
             "job_lease()",
             "job_ready()",
             "job_waiting()",
@@ -140,7 +140,7 @@ CASES = [
     Case("lines", ("line_pkey(job_id, claims, number)",), {"claims": 0, "number": 0}),
     Case("over", (BY_ID,)),
     Case("stuck", ("job_lease(lease_until)",)),
-    Case("unnamed_queue_jobs", ("job_ready(queue)", "job_waiting(queue)", "job_due(queue)")),
+    Case("nameless_queue_jobs", ("job_ready(queue)", "job_waiting(queue)", "job_due(queue)")),
     Case("oldest_ready", ("job_ready(queue, tier, rank)",)),
     Case("overview_queues", ("job_ready(queue)", "job_waiting(queue)", "job_due(queue)")),
     Case(
@@ -173,7 +173,7 @@ CASES = [
     *[
         Case(name, (f"{index}()",), {"states": [state], "max_count": BATCH})
         for name in ("find_unended", "count_unended")
-        for state, index in ((0, "job_ready"), (1, "job_due_anywhere"), (2, "job_lease"), (4, "job_waiting_anywhere"))
+        for state, index in ((0, "job_ready"), (1, "job_due_any_queue"), (2, "job_lease"), (4, "job_waiting_any_queue"))
     ],
     Case("choose", (), {"states": [0, 1]}),
     Case("find_ended", ("job_unsuccessful(state, id)", "key_of(job_id)")),

@@ -35,12 +35,12 @@ HOT: dict[str, tuple[str, ...]] = {
     "next_ready_queue": ("holdfast_job_ready",),
     "any_ready": ("holdfast_job_ready",),
     "any_due": ("holdfast_job_due", "holdfast_job_waiting"),
-    "any_due_anywhere": ("holdfast_job_due_anywhere", "holdfast_job_waiting_anywhere"),
+    "any_due_any_queue": ("holdfast_job_due_any_queue", "holdfast_job_waiting_any_queue"),
     "promote_queue": ("holdfast_job_due", "holdfast_job_waiting", BY_SEQ),
-    "promote_anywhere": ("holdfast_job_due_anywhere", "holdfast_job_waiting_anywhere", BY_SEQ),
+    "promote_any_queue": ("holdfast_job_due_any_queue", "holdfast_job_waiting_any_queue", BY_SEQ),
     "promote_ids": (BY_ID,),
     "next_due": ("holdfast_job_due", "holdfast_job_waiting"),
-    "next_due_anywhere": ("holdfast_job_due_anywhere", "holdfast_job_waiting_anywhere"),
+    "next_due_any_queue": ("holdfast_job_due_any_queue", "holdfast_job_waiting_any_queue"),
     **dict.fromkeys(("mark_dependencies", "set_waiting", "add_dependencies", "states_by_id"), (BY_ID,)),
     **dict.fromkeys(("batch", "batch_states", "add_members", "add_member_count", "make_batch"), (BY_ID,)),
     **dict.fromkeys(("known_members",), (BY_ID, "PRIMARY KEY (waiter=? AND job_id=?)")),
@@ -111,7 +111,7 @@ HOT: dict[str, tuple[str, ...]] = {
         "holdfast_job_ready",
         "holdfast_job_limited",
         "holdfast_job_waiting",
-        "holdfast_job_due_anywhere",
+        "holdfast_job_due_any_queue",
         "holdfast_job_lease",
         "holdfast_job_ended",
     ),
@@ -218,7 +218,7 @@ COLD = {
     "prune_buckets": "a row for each bucket that has tokens missing, page by page, in a sweep",
     **dict.fromkeys(("paused_queues", "known_queues", "set_paused"), FEW_QUEUES),
     **dict.fromkeys(("workers", "set_command", "prune_workers"), FEW_WORKERS),
-    **dict.fromkeys(("choose", "count", "stuck", "unnamed_queue_jobs"), BY_HAND),
+    **dict.fromkeys(("choose", "count", "stuck", "nameless_queue_jobs"), BY_HAND),
     "all_signals": "the oldest ones, by their own index in its order",
     "find": "as hot as its page is small, which has a test of its own",
     "history_move": "writes one row by its key",
@@ -314,7 +314,7 @@ class Parameters(dict[str, Any]):
 FILL = """
 with recursive n (n) as (values (1) union all select n + 1 from n where n < :rows)
 insert into holdfast_job (id, queue, task, state, rank, run_at, created_at, max_attempts, claims,
-                          lost_leases, keyed, worker, lease_until, ended_at, expires_at)
+                          lost_leases, has_key, worker, lease_until, ended_at, expires_at)
 select 'id-' || (n + :block * :rows), iif(n % 2, 'default', 'queue-' || n % 10), 'task', :state, n % 3,
        iif(:state in (1, 3, 4), :now + n - :rows / 2, :now - n), :now - 1000000, 5, 1, :lost_leases, 1, 'worker',
        iif(:state = 2, :now + n - :rows / 2, null), iif(:state >= 5, :now - n, null),

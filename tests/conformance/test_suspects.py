@@ -78,9 +78,9 @@ async def test_suspects_are_spread_among_many_priorities(store: Store, clock: Ma
     assert await take_ids(store, 4, max_must_start=9) == [suspects[2], others[2]]
 
 
-@pytest.mark.parametrize("star", [False, True])
+@pytest.mark.parametrize("wildcard", [False, True])
 async def test_no_more_suspects_than_the_limit_leaves(
-    store: Store, opener: Opener, clock: ManualClock, star: bool
+    store: Store, opener: Opener, clock: ManualClock, wildcard: bool
 ) -> None:
     await put(store, *[new_job(queue="q39") for _ in range(3)])
     await take(store, capacity={"q39": 3})
@@ -88,7 +88,7 @@ async def test_no_more_suspects_than_the_limit_leaves(
     other = await opener()
     await other.queueing.submit([new_job(queue="q00")])  # the queue it knows of, and looks into first
 
-    capacity = {EVERY_QUEUE: 2} if star else {f"q{number:02}": 2 for number in range(40)}
+    capacity = {EVERY_QUEUE: 2} if wildcard else {f"q{number:02}": 2 for number in range(40)}
     jobs = await take(other, 2, capacity, max_must_start=2)
 
     assert len(jobs) == 2

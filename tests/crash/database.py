@@ -106,7 +106,7 @@ class Tables(Database):
     def notes(self) -> list[Note]:
         found = [
             (str(job), json.loads(payload), bool(keyed))
-            for job, payload, keyed in self.all("select id, payload, keyed from holdfast_job")
+            for job, payload, keyed in self.all("select id, payload, has_key from holdfast_job")
         ]
         return [Note(job, payload["by"], payload["index"], keyed) for job, payload, keyed in found]
 
@@ -165,7 +165,7 @@ class Schema(Tables):
                     union all select 'tag', job_id from holdfast_tag where job_id not in (select id from holdfast_job)
                     union all select 'lease', id from holdfast_job where (lease_until is null) = (state = 2)
                     union all select 'key', id from holdfast_job
-                    where keyed and id not in (select job_id from holdfast_key)"""
+                    where has_key and id not in (select job_id from holdfast_key)"""
         return ", ".join(f"{what} of {job}" for what, job in self.all(strays)) or "ok"
 
 

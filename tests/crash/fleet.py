@@ -32,7 +32,7 @@ _CLAIM_SECONDS = 0.3
 START_SECONDS = 60.0
 SETTINGS = {
     "lease": "2s",
-    "beat": "600ms",
+    "heartbeat": "600ms",
     "sweep": "500ms",
     "poll": "1s",
     "grace": "5s",

@@ -29,7 +29,7 @@ SOON = timedelta(seconds=60)
 
 
 # ── the submitter dies ──────────────────────────────────────────────────────────────────────────────────────────
-LOOSE = """select (select count(*) from holdfast.job where not keyed),
+LOOSE = """select (select count(*) from holdfast.job where not has_key),
     (select count(*) from jobs j full join idempotency_keys k on k.job_id = j.id where k.key is null or j.id is null)"""
 
 

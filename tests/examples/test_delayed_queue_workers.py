@@ -156,7 +156,7 @@ def _once(delayed: Delayed, workers: Sequence[Program], ids: Sequence[str]) -> l
 @pytest.mark.rows("D25", "D28", "D29", "D30", "D33")
 def test_jobs_of_a_killed_worker_are_requeued_once_and_run(delayed: Delayed) -> None:
     lease = 2 * SECOND
-    quick = {"HOLDFAST_LEASE": "2s", "HOLDFAST_BEAT": "500ms"}
+    quick = {"HOLDFAST_LEASE": "2s", "HOLDFAST_HEARTBEAT": "500ms"}
     with delayed.workers(LEADER, **quick) as (leader,):
         (first,) = delayed.submit(LONG_AGO, seconds=FOR_EVER)
         until(lambda: delayed.place(first) == ["unackedJobs"], "the leader to be busy")

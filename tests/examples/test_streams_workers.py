@@ -16,7 +16,7 @@ from tests.support.load import slowness
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(400)]
 LEASE, SWEEP = 2, 1
-QUICK = {"HOLDFAST_LEASE": f"{LEASE}s", "HOLDFAST_BEAT": "500ms", "HOLDFAST_SWEEP": f"{SWEEP}s"}
+QUICK = {"HOLDFAST_LEASE": f"{LEASE}s", "HOLDFAST_HEARTBEAT": "500ms", "HOLDFAST_SWEEP": f"{SWEEP}s"}
 LONGER = 8
 PATIENT = QUICK | {"HOLDFAST_LEASE": f"{LONGER}s"}
 """Of a worker that is to keep its leases: a busy machine may keep it from renewing short ones."""

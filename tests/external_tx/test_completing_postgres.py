@@ -28,7 +28,7 @@ from tests.support.servers import until
 from tests.worker.support import Recorder
 
 ROOT = Path(__file__).resolve().parents[2]
-QUICK = {"beat": "300ms", "sweep": "300ms", "poll": "300ms", "retry": "immediate"}
+QUICK = {"heartbeat": "300ms", "sweep": "300ms", "poll": "300ms", "retry": "immediate"}
 """Beats that a test can outlast."""
 SEEN = "select seen_at from SCHEMA.worker"
 EXPIRED = """select lease_until < extract(epoch from statement_timestamp()) * 1000000 - 1000000
@@ -390,7 +390,7 @@ async def work(context: Context) -> str:
             wait_to_die()
     wait_to_die()
 
-settings = app.settings.replace_values(lease="3s", beat="300ms", sweep="300ms", poll="300ms")
+settings = app.settings.replace_values(lease="3s", heartbeat="300ms", sweep="300ms", poll="300ms")
 asyncio.run(Worker(app, settings=settings).run())
 """
 

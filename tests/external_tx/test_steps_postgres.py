@@ -411,7 +411,7 @@ async def work(context: Context) -> None:
             wait_to_die()
     wait_to_die()
 
-settings = app.settings.replace_values(lease="3s", beat="300ms", sweep="300ms", poll="300ms")
+settings = app.settings.replace_values(lease="3s", heartbeat="300ms", sweep="300ms", poll="300ms")
 asyncio.run(Worker(app, settings=settings).run())
 """
 

@@ -72,8 +72,8 @@ async def test_skewed_caller_claims_for_the_length_of_a_lease(skewed: Skewed) ->
         for instant_us in (job.created_at_us, job.run_at_us, job.started_at_us, await store.health.server_time_us()):
             assert seconds_from_now(instant_us) == pytest.approx(0, abs=NEAR)
 
-        beat = await store.queueing.heartbeat(heartbeat(), [job.lease], lease_for=2 * LEASE)
-        assert beat.statuses == [LeaseStatus.HELD]
+        reply = await store.queueing.heartbeat(heartbeat(), [job.lease], lease_for=2 * LEASE)
+        assert reply.statuses == [LeaseStatus.HELD]
         assert seconds_from_now((await stored(store, job_id)).lease_until_us) == pytest.approx(60, abs=NEAR)
         assert (await settle(store, job)).accepted
         assert seconds_from_now((await stored(store, job_id)).ended_at_us) == pytest.approx(0, abs=NEAR)

@@ -70,8 +70,8 @@ async def test_stale_write_after_an_id_returned_is_no_loss(url: str, *, is_given
             [decided(job, outcome) for job, outcome in zip(stale, outcomes, strict=False)]
         )
         assert [answer.accepted for answer in answers] == [False] * 3
-        beat = await store.queueing.heartbeat(heartbeat("stale"), [job.lease for job in stale], lease_for=LEASE)
-        assert beat.statuses == [LeaseStatus.LOST] * 4
+        reply = await store.queueing.heartbeat(heartbeat("stale"), [job.lease for job in stale], lease_for=LEASE)
+        assert reply.statuses == [LeaseStatus.LOST] * 4
 
         assert (await finding(store, "lost_leases")).level == "ok"
         for job in owned:
@@ -96,8 +96,10 @@ async def test_lost_claim_of_a_given_id_is_reported() -> None:
             jobs = await take(store)
             server.crash_back(size)
 
-            beat = await until_it_works(lambda: store.queueing.heartbeat(heartbeat(), [jobs[0].lease], lease_for=LEASE))
-            assert beat.statuses == [LeaseStatus.LOST]
+            reply = await until_it_works(
+                lambda: store.queueing.heartbeat(heartbeat(), [jobs[0].lease], lease_for=LEASE)
+            )
+            assert reply.statuses == [LeaseStatus.LOST]
             assert not (await settle(store, jobs[1])).accepted
 
             assert "at least 2 acknowledged" in (await finding(store, "lost_leases")).text
@@ -118,8 +120,8 @@ async def test_lost_claim_settles_nothing_after_a_failover() -> None:
             late = [decided(stale[job.id], outcome) for job, outcome in zip(owned, OUTCOMES, strict=True)]
             answers = await store.queueing.settle(late)
             assert {(answer.accepted, answer.state) for answer in answers} == {(False, JobState.RUNNING)}
-            beat = await store.queueing.heartbeat(heartbeat("stale"), [job.lease for job in owned], lease_for=LEASE)
-            assert beat.statuses == [LeaseStatus.LOST] * len(OUTCOMES)
+            reply = await store.queueing.heartbeat(heartbeat("stale"), [job.lease for job in owned], lease_for=LEASE)
+            assert reply.statuses == [LeaseStatus.LOST] * len(OUTCOMES)
             assert f"at least {2 * len(OUTCOMES)} acknowledged" in (await finding(store, "lost_leases")).text
 
             assert all([(await settle(store, job, worker="owner")).accepted for job in owned])

@@ -214,10 +214,10 @@ async def test_heartbeat_does_not_wait_for_a_handler_holding_its_job(postgres: P
             async with link.transaction():
                 await link.execute(f"select from {schema}.job where id = $1 for update", held.id)
                 leases: list[Lease] = [held.lease, other.lease]
-                beat = await asyncio.wait_for(
+                reply = await asyncio.wait_for(
                     store.queueing.heartbeat(heartbeat(), leases, lease_for=LEASE * 2), timeout=60
                 )
-                assert [str(each) for each in beat.statuses] == ["locked", "held"]
+                assert [str(each) for each in reply.statuses] == ["locked", "held"]
             assert (await stored(store, other.id)).lease_until_us > (await stored(store, held.id)).lease_until_us  # type: ignore[operator]
         finally:
             await link.close()

@@ -188,8 +188,10 @@ async def test_claim_lost_in_a_crash_is_reported_by_its_worker() -> None:
             jobs = await take(store)
             server.crash_back(size)
 
-            beat = await until_it_works(lambda: store.queueing.heartbeat(heartbeat(), [jobs[0].lease], lease_for=LEASE))
-            assert beat.statuses == [LeaseStatus.LOST]
+            reply = await until_it_works(
+                lambda: store.queueing.heartbeat(heartbeat(), [jobs[0].lease], lease_for=LEASE)
+            )
+            assert reply.statuses == [LeaseStatus.LOST]
             assert not (await settle(store, jobs[1])).accepted
 
             assert "at least 2 acknowledged" in (await finding(store, "lost_leases")).text
@@ -212,8 +214,8 @@ async def test_worker_with_a_lost_claim_settles_no_newer_claim() -> None:
                 [_decided(job, outcome) for job, outcome in zip(stale, outcomes, strict=True)]
             )
             assert {(answer.accepted, answer.state) for answer in answers} == {(False, JobState.RUNNING)}
-            beat = await store.queueing.heartbeat(heartbeat("stale"), [last.lease], lease_for=LEASE)
-            assert beat.statuses == [LeaseStatus.LOST]
+            reply = await store.queueing.heartbeat(heartbeat("stale"), [last.lease], lease_for=LEASE)
+            assert reply.statuses == [LeaseStatus.LOST]
             assert "at least 5 acknowledged" in (await finding(store, "lost_leases")).text
 
             answers = await other.queueing.settle(
@@ -393,8 +395,8 @@ async def test_a_full_server_refuses_submissions_and_lets_jobs_finish(kind: str)
             assert await store.query.count(JobFilter()) == 10
             assert (await finding(store, "memory")).level == "error"
 
-            beat = await store.queueing.heartbeat(heartbeat(), [job.lease for job in jobs], lease_for=LEASE * 2)
-            assert [str(each) for each in beat.statuses] == ["held"] * 5
+            reply = await store.queueing.heartbeat(heartbeat(), [job.lease for job in jobs], lease_for=LEASE * 2)
+            assert [str(each) for each in reply.statuses] == ["held"] * 5
             answers = await store.queueing.settle(
                 [ending(jobs[0], result="1"), failing(jobs[1]), *map(ending, jobs[2:])]
             )

@@ -195,8 +195,8 @@ def test_scenario_is_refused_while_other_faults_are_on(allowed: Cli) -> None:
 
 
 def test_settings_of_a_scenario_go_before_those_in_code(allowed: Cli) -> None:
-    arguments = '"sqlite:///code.db", log_level="ERROR", lease="60s", beat="20s", processes=2'
-    words = scenario(allowed, faults='[settings]\nlease = "3s"\nbeat = "1s"\n' + ONCE)
+    arguments = '"sqlite:///code.db", log_level="ERROR", lease="60s", heartbeat="20s", processes=2'
+    words = scenario(allowed, faults='[settings]\nlease = "3s"\nheartbeat = "1s"\n' + ONCE)
     output, _ = run(allowed, *words, "--url", f"sqlite:///{allowed.folder}/given.db", arguments=arguments)
     assert "error      5" in output
     assert not (allowed.folder / "code.db").exists()

@@ -56,7 +56,7 @@ def test_the_settings_file_can_be_named(cli: Cli) -> None:
 def test_value_in_conflict_with_others_is_not_written(cli: Cli) -> None:
     cli.run("config", "set", "lease", "30s")
     before = Path("holdfast.toml").read_bytes()
-    assert "third of the lease" in cli.fail("config", "set", "beat", "20s", code=78)
+    assert "third of the lease" in cli.fail("config", "set", "heartbeat", "20s", code=78)
     assert Path("holdfast.toml").read_bytes() == before
 
 

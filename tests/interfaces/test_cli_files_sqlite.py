@@ -14,7 +14,7 @@ import pytest
 from tests.interfaces.cli import Cli
 
 _DEADLINE = 60.0
-BRIEF = {"HOLDFAST_BEAT": "1s", "HOLDFAST_LEASE": "5s"}
+BRIEF = {"HOLDFAST_HEARTBEAT": "1s", "HOLDFAST_LEASE": "5s"}
 
 
 @contextmanager

@@ -232,9 +232,9 @@ async def test_a_lost_lease_needs_no_delivery(pairing: Pairing) -> None:
         assert await take(sweeper) == [job.id]
 
         heartbeat = WorkerHeartbeat(worker="w", host="h", pid=1, queues="*", concurrency=1)
-        beat = await store.queueing.heartbeat(heartbeat, [Lease(job.id, job.claims)], lease_for=timedelta(seconds=30))
+        reply = await store.queueing.heartbeat(heartbeat, [Lease(job.id, job.claims)], lease_for=timedelta(seconds=30))
 
-        assert beat.statuses == [LeaseStatus.LOST]
+        assert reply.statuses == [LeaseStatus.LOST]
 
 
 async def test_edited_job_is_announced_in_its_new_queue(pairing: Pairing) -> None:

@@ -38,7 +38,7 @@ def problems(folder, text=None, environ=None, **arguments):
 def test_defaults_are_those_of_the_design(folder):
     settings = load(folder)
     assert settings.url == "sqlite:///holdfast.db"
-    assert (settings.lease, settings.beat) == (timedelta(seconds=30), timedelta(seconds=10))
+    assert (settings.lease, settings.heartbeat) == (timedelta(seconds=30), timedelta(seconds=10))
     assert (settings.sweep, settings.poll, settings.grace) == (*[timedelta(seconds=5)] * 2, timedelta(seconds=30))
     assert settings.retry == Retry()
     assert (settings.max_attempts, settings.max_attempts_limit, settings.timeout) == (5, 25, None)
@@ -150,14 +150,16 @@ def test_the_environment_or_an_argument_names_the_file(folder):
 # ── what is refused ─────────────────────────────────────────────────────────────────────────────────────────────────
 def test_all_problems_of_all_sources_are_listed_at_once(folder):
     text = 'lease = "6x"\nlees = 3\nretry = "exponential:factor=0"\n'
-    listed = problems(folder, text, {"HOLDFAST_BEAT": "fast", "HOLDFAST_URL": "u:hush@h"}, poll=-1, nope=1).splitlines()
+    listed = problems(
+        folder, text, {"HOLDFAST_HEARTBEAT": "fast", "HOLDFAST_URL": "u:hush@h"}, poll=-1, nope=1
+    ).splitlines()
     assert listed[0] == "7 problems with the settings:"
     expected = [
         ("holdfast.toml:1: lease: '6x'", "5m"),
         ("holdfast.toml:2: 'lees' is not a setting", "did you mean lease?"),
         ("holdfast.toml:3: retry.factor", "more than 0"),
         ("HOLDFAST_URL: url: 'u:***@h'", "sqlite:///holdfast.db"),
-        ("HOLDFAST_BEAT: beat: 'fast'", "30s"),
+        ("HOLDFAST_HEARTBEAT: heartbeat: 'fast'", "30s"),
         ("argument: poll: -1", "175 years"),
         ("argument: 'nope' is not a setting", "remove it"),
     ]
@@ -257,11 +259,11 @@ def test_broken_project_file_is_reported_only_with_settings_inside(folder):
     ("text", "arguments", "problem"),
     [
         (
-            "lease = 20\nbeat = 10\n",
+            "lease = 20\nheartbeat = 10\n",
             {},
-            "holdfast.toml:1: beat: 10s is more than a third of the lease of 20s; set beat to at most 6666ms",
+            "holdfast.toml:1: heartbeat: 10s is more than a third of the lease of 20s; set heartbeat to at most 6666ms",
         ),
-        ("", {"beat": 11}, "argument: beat: 11s is more than a third of the lease of 30s"),
+        ("", {"heartbeat": 11}, "argument: heartbeat: 11s is more than a third of the lease of 30s"),
         ("max_attempts = 26\n", {}, "holdfast.toml:1: max_attempts: 26 is over max_attempts_limit, 25"),
         (
             "processes = 2\n",
@@ -285,7 +287,7 @@ def test_values_that_cannot_stand_together_are_refused(folder, text, arguments, 
 
 
 def test_a_third_of_the_lease_is_enough(folder):
-    assert load(folder, beat="10s", lease="30s").beat * 3 == timedelta(seconds=30)
+    assert load(folder, heartbeat="10s", lease="30s").heartbeat * 3 == timedelta(seconds=30)
     assert load(folder, max_attempts="unlimited").max_attempts is None
 
 
@@ -411,7 +413,7 @@ def test_a_link_stays_a_link(folder):
     [
         ("leas", "1m", Invalid),
         ("lease", "fast", Invalid),
-        ("beat", "15s", ConfigError),  # more than a third of the lease
+        ("heartbeat", "15s", ConfigError),  # more than a third of the lease
     ],
 )
 def test_a_value_that_is_wrong_is_not_written(folder, name, text, error):
@@ -483,8 +485,8 @@ def test_broken_file_is_reported_once_and_reloaded_when_repaired(folder):
 
 
 def test_default_heartbeat_follows_the_lease(folder):
-    assert Settings.load(directory=folder, environ={}, lease="6s").beat == timedelta(seconds=2)
-    assert Settings.load(directory=folder, environ={}, lease="10m").beat == timedelta(seconds=10)
+    assert Settings.load(directory=folder, environ={}, lease="6s").heartbeat == timedelta(seconds=2)
+    assert Settings.load(directory=folder, environ={}, lease="10m").heartbeat == timedelta(seconds=10)
 
 
 def test_default_policy_refuses_a_path_variable_from_a_command(folder):

@@ -62,7 +62,7 @@ def test_the_environment_kills_a_process() -> None:
 def test_kill_at_kills_this_process() -> None:
     program = (
         "from holdfast import testing; from holdfast.core import fault_points;"
-        "testing.kill_at('beat.before'); fault_points.fault_point('beat.before')"
+        "testing.kill_at('heartbeat.before'); fault_points.fault_point('heartbeat.before')"
     )
     assert run(program) == -signal.SIGKILL
 

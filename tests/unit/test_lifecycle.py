@@ -219,7 +219,7 @@ def test_statements_make_only_transitions_of_the_table(store: str) -> None:
         "replay to queued",
         "replay to scheduled",
         "settle_succeeded to succeeded",
-        "promote_anywhere to queued",
+        "promote_any_queue to queued",
     }
     # These go by rows that were picked in the same transaction.
     unguarded = {name.partition(" ")[0] for name, (left, _) in moves.items() if not left}
@@ -243,7 +243,7 @@ def test_the_statements_accept_exactly_the_states_of_the_table(store: str) -> No
     assert set(re.findall(rf"{_STATE} <> (\d)", statements["deletable"])) == {str(CODES[JobState.RUNNING])}
     due = {JobState.SCHEDULED, JobState.FAILED, JobState.WAITING}
     promoting = ("promote_ids", "promote_queue") if store == "sqlite" else ("promote_ids", "promote_queues")
-    for name in (*promoting, "promote_anywhere"):
+    for name in (*promoting, "promote_any_queue"):
         condition = statements[name].partition("where")[2]
         listed = ",".join(re.findall(rf"{_STATE} in \(([\d, ]+)\)", condition)).split(",")
         alone = re.findall(rf"{_STATE} = (\d)", condition)

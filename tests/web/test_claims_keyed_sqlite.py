@@ -24,7 +24,7 @@ def keys(tmp_path: Path) -> Keys:
 @pytest.fixture
 def api(home: str, keys: Keys) -> Iterator[Api]:
     """The API that asks for keys, and whose workers beat often."""
-    with Api(home, keys_file=str(keys.path), beat="200ms") as api:
+    with Api(home, keys_file=str(keys.path), heartbeat="200ms") as api:
         yield api
 
 
@@ -114,7 +114,7 @@ def revoke(keys: Keys, token: str) -> None:
 @pytest.mark.parametrize("beats", [True, False])
 def test_waiting_claim_with_a_revoked_key_gets_no_job(home: str, keys: Keys, *, beats: bool) -> None:
     """Neither one that comes the moment after, nor, where none comes, an answer as if it were good."""
-    with Api(home, keys_file=str(keys.path), beat="200ms" if beats else "10s") as api:
+    with Api(home, keys_file=str(keys.path), heartbeat="200ms" if beats else "10s") as api:
         token = keys.make("work")
 
         async def meanwhile() -> None:

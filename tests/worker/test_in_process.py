@@ -219,7 +219,7 @@ async def test_each_worker_serves_its_own_queues(app: Holdfast) -> None:
 
 
 async def test_order_ends_the_worker_and_the_body_goes_on(app: Holdfast) -> None:
-    async with app.worker(beat="1s") as worker:
+    async with app.worker(heartbeat="1s") as worker:
         assert await app.stop_workers([worker.id]) == [worker.id]
         await asyncio.wait_for(worker.wait(), WAIT)
         assert not worker.is_running
@@ -228,7 +228,7 @@ async def test_order_ends_the_worker_and_the_body_goes_on(app: Holdfast) -> None
 
 
 async def test_stop_ends_run_worker_of_others(app: Holdfast) -> None:
-    running = asyncio.create_task(app.run_worker(beat="1s"))
+    running = asyncio.create_task(app.run_worker(heartbeat="1s"))
     async with app:
         await until(lambda: app.stop_workers(drain=True))
         await asyncio.wait_for(running, WAIT)

@@ -127,7 +127,7 @@ async def test_cancelling_what_runs(app: Holdfast) -> None:
             seen.append(f"cancelled {ctx.cancelled}")
             raise
 
-    async with harness(app, beat="10s") as harnessed:
+    async with harness(app, heartbeat="10s") as harnessed:
         job = await long.enqueue()
         await harnessed.advance(3)
         assert await job.cancel() == "running"

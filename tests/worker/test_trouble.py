@@ -199,7 +199,7 @@ async def test_unsupervised_worker_continues_and_warns_once(tmp_path: Path) -> N
 
 async def test_handler_that_blocks_the_loop_keeps_its_lease(tmp_path: Path) -> None:
     """In real time: three short leases long."""
-    app = Holdfast(f"sqlite:///{tmp_path}/jobs.db", lease="2s", beat="200ms", sweep="100ms", poll="100ms")
+    app = Holdfast(f"sqlite:///{tmp_path}/jobs.db", lease="2s", heartbeat="200ms", sweep="100ms", poll="100ms")
     events = Recorder(app)
 
     @app.task("spins")

@@ -76,7 +76,7 @@ def _programs(name: str, value: Any) -> list[str]:
 
 def _lock(seconds: float) -> dict[str, Any]:
     beat = min(10.0, math.floor(seconds * 1000 / 3) / 1000)
-    return {"lease": f"{seconds}s", "beat": f"{beat}s"}
+    return {"lease": f"{seconds}s", "heartbeat": f"{beat}s"}
 
 
 OPTIONS: Mapping[str, Option] = MappingProxyType(

@@ -102,7 +102,7 @@ def noted_script(migration: Migration, note: str) -> str:
     return f"{migration.script.rstrip()}\n\n{note}\n"
 
 
-def unnamed_queue(count: int, table: str) -> Finding:
+def nameless_queue(count: int, table: str) -> Finding:
     """A doctor's finding about jobs that wait in a queue with an empty name. ``table`` is the table of jobs."""
     if not count:
         return Finding("queue names", "ok", "no job waits in a queue with an empty name")

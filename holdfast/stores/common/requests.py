@@ -26,7 +26,7 @@ GLANCED = frozenset(set(JobState) - {JobState.SUCCEEDED, JobState.CANCELLED})
 """States that ``queue_depths`` counts: all but succeeded and cancelled jobs."""
 
 HEARTBEAT_RETRY_SHARE = 0.25
-"""Of a lease: how long a beat waits for a server that is away, so that there is time for another."""
+"""Of a lease: how long a heartbeat waits for a server that is away, so that there is time for another."""
 
 UNREADABLE = (msgspec.MsgspecError, RecursionError)
 """Exceptions of reading JSON that another program corrupted: other content than ours, or nested too deep."""

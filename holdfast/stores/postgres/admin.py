@@ -124,8 +124,8 @@ class PostgresAdmin(SelectionAdmin):
         if not keys:
             return list(ids)
         firsts = list({keys[job_id].key: job_id for job_id in reversed(ids) if job_id in keys}.values())
-        policies = [encode_unique(keys[job_id]) for job_id in firsts]
-        owners = dict(await fetch(self._sql["take_unique_keys"], ids=firsts, policies=policies))
+        unique_keys = [encode_unique(keys[job_id]) for job_id in firsts]
+        owners = dict(await fetch(self._sql["take_unique_keys"], ids=firsts, unique_keys=unique_keys))
         return [job_id for job_id in ids if job_id not in keys or owners.get(job_id) == job_id]
 
     async def _delete(self, chosen: Chosen) -> BulkResult:

@@ -31,12 +31,12 @@ class PostgresClaimBuilder:
         self.promoted = 0
         self.quarantined = self.stopped_at_last_attempt = False
         self.has_scanned = False
-        self.left_some = False  # ready jobs may be left in the wanted queues
+        self.jobs_left = False  # ready jobs may be left in the wanted queues
         self.until_us: int | None = None
         self.due_in: int | None = None
 
     def split_queues(self, queues: list[str], size: int) -> list[list[str]]:
-        """Returns the queues by statement, unnamed ones apart if they share few slots; without any an empty batch."""
+        """Returns the queues by statement, unlisted ones apart if they share few slots; without any an empty batch."""
         is_shared = self.capacity.get(EVERY_QUEUE, 0) < self.request.limit
         named = sum(queue in self.capacity for queue in queues) if is_shared else len(queues)
         parts = (queues[:named], queues[named:])
@@ -74,7 +74,7 @@ class PostgresClaimBuilder:
         """Notes the end of leases; the earliest counts."""
         self.until_us = until_us if not self.jobs or self.until_us is None else min(self.until_us, until_us)
 
-    def fall_due(self, due_in: int | None) -> None:
+    def note_next_due(self, due_in: int | None) -> None:
         """The next job of the queues just tried falls due in so many microseconds."""
         if due_in is not None:
             self.due_in = due_in if self.due_in is None else min(self.due_in, due_in)
@@ -84,20 +84,20 @@ class PostgresClaimBuilder:
         self.has_scanned = True
         self.tried += queues
 
-    def note_left(self, *, some: bool) -> None:
+    def note_jobs_left(self, *, some: bool) -> None:
         """Notes whether a statement may have left ready jobs."""
-        self.left_some = self.left_some or some
+        self.jobs_left = self.jobs_left or some
 
     def to_claim(self, *, receives_notifications: bool = False) -> Claim:
         """Returns the result of the claim. ``receives_notifications``: of each job that becomes ready."""
-        left_some = self.left_some or self.limits_seen or self.quarantined or self.stopped_at_last_attempt
+        jobs_left = self.jobs_left or self.limits_seen or self.quarantined or self.stopped_at_last_attempt
         return Claim(
             jobs=self.jobs,
             promoted=self.promoted,
             next_due=None if self.due_in is None else timedelta(microseconds=max(0, self.due_in)),
             quarantined=self.quarantined,
             stopped_at_last_attempt=self.stopped_at_last_attempt,
-            exhausted=receives_notifications and self.has_scanned and not left_some,
+            none_left=receives_notifications and self.has_scanned and not jobs_left,
             lease_until_us=self.until_us,
             expired=self.expired,
         )

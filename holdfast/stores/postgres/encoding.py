@@ -186,14 +186,14 @@ def copied_steps(record: Sequence[Step]) -> dict[str, Any]:
 
 
 def key_columns(jobs: Sequence[NewJob]) -> dict[str, Any]:
-    """Returns the extra columns of batches with keys. Tags and policies stand beside the options once more, for
+    """Returns the extra columns of batches with keys. Tags and unique keys stand beside the options once more, for
     PostgreSQL finds nothing in JSON that holds a NUL anywhere.
     """
     return {
         "keys": [text_or_none(job.key) for job in jobs],
         "keep_for": [span_us(job.key_for) for job in jobs],
         "tags": [_encode(job.options.tags).decode() if job.options and job.options.tags else None for job in jobs],
-        "policies": [None if job.unique is None else encode_unique(job.unique) for job in jobs],
+        "unique_keys": [None if job.unique is None else encode_unique(job.unique) for job in jobs],
         "expires_ats": [job.expires_at_us for job in jobs],
         "expires_ins": [span_us(job.expires_in) for job in jobs],
         "are_waiting": [job.waits for job in jobs] if any(job.waits for job in jobs) else None,

@@ -203,7 +203,7 @@ def _row(job: NewJob) -> dict[str, Any]:
         "options": None if options is None else encode_options(options),
         "has_client_id": job.has_client_id,
         "tags": None if options is None or not options.tags else options.tags,
-        "policy": job.unique,
+        "unique_key": job.unique,
         "partition": text_or_none(job.partition),
         "weights": job.weights,
         "is_waiting": job.waits,

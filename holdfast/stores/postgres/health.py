@@ -7,7 +7,7 @@ from typing import Any
 
 from holdfast.core.errors import ConfigError
 from holdfast.core.models import Finding
-from holdfast.stores.common.named_sql import unnamed_queue
+from holdfast.stores.common.named_sql import nameless_queue
 from holdfast.stores.postgres.encoding import NumberedStatement
 from holdfast.stores.postgres.pool import Connection, PostgresPool
 from holdfast.stores.postgres.query import PostgresQuery
@@ -17,10 +17,10 @@ _OLD_S = 300
 _NOTIFY_FULL = 0.5
 _DEAD = 100_000
 _INDEXES = frozenset(
-    {"job_pkey", "job_ready", "job_quarantined", "job_waiting", "job_due", "job_due_anywhere", "job_lease"}
+    {"job_pkey", "job_ready", "job_quarantined", "job_waiting", "job_due", "job_due_any_queue", "job_lease"}
     | {"job_unsuccessful", "job_ended", "tag_pkey", "tag_of", "key_pkey", "key_of", "key_over", "attempt_pkey"}
-    | {"line_pkey", "job_dead", "attempt_retried", "job_waiting_anywhere", "dependency_pkey", "dependency_on"}
-    | {"receiver_pkey", "receiver_ordinal", "signal_pkey", "signal_kept", "signal_kept_anywhere", "signal_sent"}
+    | {"line_pkey", "job_dead", "attempt_retried", "job_waiting_any_queue", "dependency_pkey", "dependency_on"}
+    | {"receiver_pkey", "receiver_ordinal", "signal_pkey", "signal_kept", "signal_kept_any_job", "signal_sent"}
 )
 _OLDEST = """
 select 'session ' || pid || ' (' || coalesce(nullif(application_name, ''), 'unnamed') || ', ' || state || ')',
@@ -87,8 +87,8 @@ class PostgresHealth:
 
         findings = await self._pool.call(run_once)
         ((stuck,),) = await self._pool.fetch(self._sql["stuck"])
-        ((unnamed,),) = await self._pool.fetch(self._sql["unnamed_queue_jobs"])
-        return [*findings, _leases(stuck), unnamed_queue(unnamed, f"{address.schema}.job")]
+        ((nameless,),) = await self._pool.fetch(self._sql["nameless_queue_jobs"])
+        return [*findings, _leases(stuck), nameless_queue(nameless, f"{address.schema}.job")]
 
     async def durability(self) -> Finding:
         return await self._pool.call(durability)

@@ -143,7 +143,7 @@ class LimitedClaims:
         max_jobs: int,
         *,
         promote: bool,
-        anywhere: bool,
+        any_queue: bool,
         on_uncertain: Callable[[], object],
     ) -> Rows:
         """Rows of ``claim_limited``. Jobs of these queues that came without a partition get theirs first."""
@@ -160,7 +160,7 @@ class LimitedClaims:
                 worker=request.worker,
                 lease_for=span_us(request.lease_for),
                 promote=promote,
-                anywhere=anywhere,
+                any_queue=any_queue,
                 assign=step < _ASSIGNING_TRIES,
                 isolated=request.isolated,
             )
@@ -216,7 +216,7 @@ def _limit_columns(limit: Limit) -> dict[str, Any]:
         "name": to_text(limit.name),
         "queue": limit.queue if limit.has_buckets else None,  # else its jobs have no partition
         "task": limit.task,
-        "keyed": limit.by is not None,
+        "per_key": limit.by is not None,
         "concurrency": values.concurrency,
         "interval_us": values.interval_us,
         "burst": values.burst,

@@ -33,7 +33,7 @@ _RECHECKS = (0.0, 0.004, 0.02, 0.084)  # seconds after it took the lock, at whic
 RECHECK_SECONDS = _RECHECKS[-1]
 """A process that took the lock sees what is committed within so many seconds without a notification."""
 _WINDOW = 0.05  # seconds over which the claims that found jobs are counted
-_BUSY, _CALM = 10, 5  # such claims: from then on it polls; below that it waits for notifications again
+_POLL_FROM, _LISTEN_BELOW = 10, 5  # such claims: from then on it polls; below that it waits for notifications again
 _UNUSED = 0.1  # seconds without a wait, after which the lock is released
 _TIMEOUT = 5.0  # seconds to take or release it
 
@@ -121,7 +121,7 @@ class ListenerLock:
     @property
     def is_busy(self) -> bool:
         """Returns True while this process finds jobs so often that it polls for them."""
-        self._was_busy = self._lately() >= (_CALM if self._was_busy else _BUSY)
+        self._was_busy = self._lately() >= (_LISTEN_BELOW if self._was_busy else _POLL_FROM)
         return self._was_busy
 
     def _release_unused(self) -> None:

@@ -38,7 +38,7 @@ class PostgresMaintenance:
     async def make_ready(self, queues: Sequence[str] | None, *, limit: int) -> dict[str, list[str]]:
         """The same for these queues, or every one; their ids by queue, in the order of claims."""
         if queues is None:
-            rows = await self._pool.fetch(self._sql["promote_anywhere"], limit=limit, extra=SWEEP_TIME)
+            rows = await self._pool.fetch(self._sql["promote_any_queue"], limit=limit, extra=SWEEP_TIME)
         else:
             rows = await self._pool.fetch(self._sql["promote_queues"], queues=[*queues], limit=limit, extra=SWEEP_TIME)
         ready: dict[str, list[str]] = {}
@@ -82,9 +82,9 @@ class PostgresMaintenance:
             if depended_on:
                 unneeded = {job_id for (job_id,) in await fetch(self._sql["unneeded"], ids=depended_on)}
                 rows = [row for row in rows if not row[2] or row[0] in unneeded]
-            keyed = [job_id for job_id, has_key, _ in rows if has_key]
-            if keyed:
-                await fetch(self._sql["delete_keys_of"], ids=keyed, ignore_lifetime=False)
+            with_key = [job_id for job_id, has_key, _ in rows if has_key]
+            if with_key:
+                await fetch(self._sql["delete_keys_of"], ids=with_key, ignore_lifetime=False)
             if rows:
                 await fetch(self._sql["delete_jobs"], ids=[row[0] for row in rows])
             return len(rows)

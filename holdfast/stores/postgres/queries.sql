@@ -15,7 +15,7 @@
 -- A job as a reader sees it: the fields of Job (core/models.py) in their order.
 j.id::text, j.task, j.queue, j.payload, j.claims, j.attempts, j.max_attempts, -j.rank, j.lost_leases, j.run_at,
 j.created_at, j.options, j.state, j.worker, j.lease_until, j.started_at, j.ended_at, j.reason, j.error, j.result,
-case when j.keyed then (select k.key from holdfast.key k where k.job_id = j.id and k.key > ' ' limit 1) end, j.cancelling,
+case when j.has_key then (select k.key from holdfast.key k where k.job_id = j.id and k.key > ' ' limit 1) end, j.cancelling,
 j.partition, j.expires_at, j.error_group
 
 -- fragment: claimed
@@ -42,12 +42,12 @@ with wanted as materialized (
                 (select run_at from holdfast.job where state in (1, 3) and queue = w.queue order by run_at limit 1),
                 (select run_at from holdfast.job where state = 4 and queue = w.queue and run_at < NEVER_US
                  order by run_at limit 1)) as run_at, :now as now
-        from unnest(:queues::text[]) w (queue) where not :anywhere
+        from unnest(:queues::text[]) w (queue) where not :any_queue
         union all
         select least(
                 (select run_at from holdfast.job where (+state) in (1, 3) order by run_at limit 1),
                 (select run_at from holdfast.job where (+state) = 4 and run_at < NEVER_US order by run_at limit 1)), :now as now
-        where :anywhere
+        where :any_queue
     ) n
 
 -- fragment: claim_update
@@ -215,20 +215,20 @@ from (select :now as now offset 0) n
 cross join lateral (
     select * from (
         select u.*, nextval('holdfast.job_seq_seq') as seq,
-            bool_or(u.key is not null and u.policy is not null) over () as has_two_keys
+            bool_or(u.key is not null and u.unique_key is not null) over () as has_two_keys
         from unnest(:ids::uuid[], :queues::text[], :tasks::text[], :payloads::text[], :ranks::int[],
             :run_ats::bigint[], :delays::bigint[], :max_attempts::bigint[], :options::json[], :have_client_ids::boolean[],
-            :keys::text[], :keep_for::bigint[], :tags::json[], :policies::json[], :expires_ats::bigint[],
+            :keys::text[], :keep_for::bigint[], :tags::json[], :unique_keys::json[], :expires_ats::bigint[],
             :expires_ins::bigint[], :partitions::text[], :weights::text[], :are_waiting::boolean[]) with ordinality
-            as u (id, queue, task, payload, rank, run_at, delay, max_attempts, options, has_client_id, key, keep_for, tags, policy,
+            as u (id, queue, task, payload, rank, run_at, delay, max_attempts, options, has_client_id, key, keep_for, tags, unique_key,
                 expires_at, expires_in, partition, weights, is_waiting, ordinal)
         offset 0) d
-    order by case when not has_two_keys then coalesce(key, policy ->> 'key') end collate "C" nulls first, ordinal
+    order by case when not has_two_keys then coalesce(key, unique_key ->> 'key') end collate "C" nulls first, ordinal
 ) d
 cross join lateral holdfast.add_job(
     d.id, d.seq, d.queue, d.task, d.payload, d.rank, greatest(n.now, coalesce(d.run_at, n.now + d.delay)), n.now,
     d.max_attempts, d.key, n.now + d.keep_for, d.options, d.has_client_id,
-    case when d.tags is not null then array(select json_array_elements_text(d.tags)) end, d.policy, d.partition, d.weights,
+    case when d.tags is not null then array(select json_array_elements_text(d.tags)) end, d.unique_key, d.partition, d.weights,
     coalesce(d.is_waiting, false)) a;
 
 -- name: key_owner
@@ -363,7 +363,7 @@ with paused as materialized (
     from candidate s where not s.queue = any(array(select name from paused))
 ), wanted as materialized (
     select e.*, row_number() over (partition by q.queue order by e.rank, e.run_at, e.seq) as position,
-        coalesce(q.slots, :others) as slots -- unnamed queues, without a row of q, share theirs
+        coalesce(q.slots, :others) as slots -- unlisted queues, without a row of q, share theirs
     from unpaused e left join unnest(:queues::text[], :slots::int[]) q (queue, slots) on q.queue = e.queue
     where e.tier = 0 or e.ordinal <= :max_must_start
 ), within_slots as materialized (
@@ -383,12 +383,12 @@ with paused as materialized (
                 (select run_at from holdfast.job where state in (1, 3) and queue = w.queue order by run_at limit 1),
                 (select run_at from holdfast.job where state = 4 and queue = w.queue and run_at < NEVER_US
                  order by run_at limit 1)) as run_at
-        from unnest(:queues::text[]) w (queue) where not :anywhere
+        from unnest(:queues::text[]) w (queue) where not :any_queue
         union all
         select least(
                 (select run_at from holdfast.job where (+state) in (1, 3) order by run_at limit 1),
                 (select run_at from holdfast.job where (+state) = 4 and run_at < NEVER_US order by run_at limit 1))
-        where :anywhere
+        where :any_queue
     ) n
 ), taken as (
     update holdfast.job
@@ -400,8 +400,8 @@ with paused as materialized (
 select t.*, due.run_at - :now, :lease_for + :now,
     exists (select from unnest(:queues::text[]) w (queue) cross join lateral (
         select from holdfast.job j where j.state = 0 and j.tier = 2 and j.queue = w.queue limit 1) q
-        where not :anywhere and not w.queue = any(array(select name from paused)))
-    or exists (select from holdfast.job j where j.state = 0 and j.tier = 2 and :anywhere
+        where not :any_queue and not w.queue = any(array(select name from paused)))
+    or exists (select from holdfast.job j where j.state = 0 and j.tier = 2 and :any_queue
         and not j.queue = any(array(select name from paused))),
     array(select s.id::text from candidate s where not s.id = any(array(select id from chosen)) and s.tier < 2
         order by s.rank, s.run_at, s.seq),
@@ -432,7 +432,7 @@ where id = any(array(
     order by d.run_at limit :limit))
 returning queue, rank, run_at, id::text;
 
--- name: promote_anywhere
+-- name: promote_any_queue
 -- (4, 4): of a list the planner expects as many rows as of (1, 3), and does not sort them all for a few.
 update holdfast.job set state = 0, partition = partition, reason = case when state = 4 then null else reason end
 where id = any(array(
@@ -792,7 +792,7 @@ order by j.lease_until limit :limit for no key update skip locked;
 
 -- name: prune_jobs
 -- Not those for which a job waits or waited that has not ended, nor those that a replay of a failed job brings back.
-select id::text, keyed, has_dependents from holdfast.job
+select id::text, has_key, has_dependents from holdfast.job
 where state >= 5 and (state, ended_at) >= (:state::smallint, 0::bigint)
   and (state, ended_at) <= (:state::smallint, :now - :span::bigint)
   and not (has_dependents and holdfast.is_needed(id))
@@ -931,10 +931,10 @@ where id = any(:ids::uuid[]) and (state + 0 in (3, 6, 7) or (:force and state + 
 
 -- own: take_unique_keys
 -- In the order of the keys, so that two calls never wait for each other.
-select d.id::text, holdfast.take_unique(d.id, d.policy, :now)::text
+select d.id::text, holdfast.take_unique(d.id, d.unique_key, :now)::text
 from (
-    select * from unnest(:ids::uuid[], :policies::json[]) as u (id, policy)
-    order by (u.policy ->> 'key') collate "C" offset 0) d;
+    select * from unnest(:ids::uuid[], :unique_keys::json[]) as u (id, unique_key)
+    order by (u.unique_key ->> 'key') collate "C" offset 0) d;
 
 -- name: deletable
 select id::text, state, has_dependents from holdfast.job where id = any(:ids::uuid[]) and state + 0 <> 2 for update;
@@ -1288,7 +1288,7 @@ select * from (
 ) found
 order by ended_at, id, claims limit :limit;
 
--- name: unnamed_queue_jobs
+-- name: nameless_queue_jobs
 -- Jobs that wait in a queue with an empty name, which only another program can have written.
 select (select count(*) from holdfast.job where state = 0 and queue = '')
     + (select count(*) from holdfast.job where state = 4 and queue = '')
@@ -1336,7 +1336,7 @@ select :now, (select min(next_at) from holdfast.schedule where next_at > :now);
 
 -- ── limits ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 -- own: claim_limited
-select * from holdfast.claim_limited(:at, :queues, :slots, :max_jobs, :worker, :lease_for, :promote, :anywhere, :assign, :isolated)
+select * from holdfast.claim_limited(:at, :queues, :slots, :max_jobs, :worker, :lease_for, :promote, :any_queue, :assign, :isolated)
 order by array_position(:queues::text[], queue), priority desc, run_at, seq;
 
 -- own: any_limited
@@ -1401,14 +1401,14 @@ select l.document, l.revision, t.isolation
 from (select current_setting('transaction_isolation') as isolation) t left join holdfast.job_limit l on true;
 
 -- name: add_limit
-insert into holdfast.job_limit (name, revision, queue, task, keyed, concurrency, interval_us, burst, shares, document)
-values (:name, :now, :queue, :task, :keyed, :concurrency, :interval_us, :burst, :shares, :document)
+insert into holdfast.job_limit (name, revision, queue, task, per_key, concurrency, interval_us, burst, shares, document)
+values (:name, :now, :queue, :task, :per_key, :concurrency, :interval_us, :burst, :shares, :document)
 on conflict do nothing
 returning revision;
 
 -- name: replace_limit
 update holdfast.job_limit
-set revision = revision + 1, queue = :queue, task = :task, keyed = :keyed, concurrency = :concurrency,
+set revision = revision + 1, queue = :queue, task = :task, per_key = :per_key, concurrency = :concurrency,
     interval_us = :interval_us, burst = :burst, shares = :shares, document = :document
 where name = :name and revision = :expected
 returning revision;

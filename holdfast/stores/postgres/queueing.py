@@ -155,7 +155,7 @@ class PostgresQueueing:
         except HoldfastError:
             if not claiming.jobs:  # else no process would know of their leases; the next claim meets the error
                 raise
-            claiming.left_some = True
+            claiming.jobs_left = True
         self._alternation.note_claim(claiming)
         self._lock.count_claim(found=bool(claiming.jobs))
         return claiming.to_claim(receives_notifications=receives_notifications)
@@ -176,7 +176,7 @@ class PostgresQueueing:
             await self._claim_from(claiming, untried)
 
     def _order(self, claiming: PostgresClaimBuilder) -> list[str]:
-        """The queues to try in the order of their turn: those named, and after them all others for the star."""
+        """The queues to try in the order of their turn: those named, and after them all others for the wildcard."""
         named = sorted(queue for queue in claiming.capacity if queue != EVERY_QUEUE)
         others = []
         if EVERY_QUEUE in claiming.capacity:
@@ -244,12 +244,12 @@ class PostgresQueueing:
             dict(zip(queues, claiming.free_slots(queues), strict=True)),
             max(0, max_jobs),
             promote=claiming.promote,
-            anywhere=EVERY_QUEUE in claiming.capacity,
+            any_queue=EVERY_QUEUE in claiming.capacity,
             on_uncertain=lambda: self._unconfirmed_claims.add(request.worker),
         )
         claimed_at, due, due_in, _, quarantined = rows[0][_CLAIMED_COLUMNS:]
         claiming.quarantined = claiming.quarantined or quarantined
-        claiming.fall_due(due_in)
+        claiming.note_next_due(due_in)
         taken = [] if rows[0][0] is None else rows
         jobs = await self._readable(taken, request.worker)
         claiming.take_limited(jobs, claimed_at + (span_us(request.lease_for) or 0))
@@ -275,7 +275,7 @@ class PostgresQueueing:
             ranks=[position.rank for position in positions],
             run_ats=[position.run_at for position in positions],
             seqs=[position.seq for position in positions],
-            anywhere=EVERY_QUEUE in claiming.capacity,
+            any_queue=EVERY_QUEUE in claiming.capacity,
             promote=claiming.promote,
             max_must_start=max(0, min(max_jobs, claiming.max_must_start)),
             limit=max_jobs,
@@ -291,7 +291,7 @@ class PostgresQueueing:
         claiming.quarantined = claiming.quarantined or quarantined
         claiming.stopped_at_last_attempt = claiming.stopped_at_last_attempt or stopped_at_last_attempt is not None
         claiming.note_lease(until)
-        claiming.fall_due(due_in)
+        claiming.note_next_due(due_in)
         taken = rows[1:]
         jobs = await self._readable(taken, request.worker)
         claiming.take(jobs)
@@ -303,8 +303,8 @@ class PostgresQueueing:
             return True
         for queue, scan in split_scan(queues, slots, positions, taken, max_jobs, at, seconds):
             self._cursors.note_scan(queue, scan)
-            claiming.note_left(some=scan.full or scan.begun != START)
-        claiming.note_left(some=len(taken) >= max_jobs)
+            claiming.note_jobs_left(some=scan.full or scan.begun != START)
+        claiming.note_jobs_left(some=len(taken) >= max_jobs)
         self._note_served(claiming, queues, {row[_QUEUE] for row in taken} | ({stopped_at_last_attempt} - {None}))
         if not taken and any(position != START for position in positions):
             return await self._claim_unlimited(claiming, queues)  # behind the cursors there is nothing: from the start
@@ -355,7 +355,7 @@ class PostgresQueueing:
 
     async def _promote(self, claiming: PostgresClaimBuilder) -> int:
         if EVERY_QUEUE in claiming.capacity:
-            rows = await self._pool.fetch(self._sql["promote_anywhere"], limit=MAX_PROMOTED)
+            rows = await self._pool.fetch(self._sql["promote_any_queue"], limit=MAX_PROMOTED)
         else:
             rows = await self._pool.fetch(
                 self._sql["promote_queues"], queues=list(claiming.capacity), limit=MAX_PROMOTED
@@ -408,7 +408,7 @@ class PostgresQueueing:
             queues=list(capacity),
             slots=list(capacity.values()),
             others=request.capacity.get(EVERY_QUEUE, 0),
-            anywhere=EVERY_QUEUE in request.capacity,
+            any_queue=EVERY_QUEUE in request.capacity,
             max_tier=2 if request.isolated else 1,
             max_must_start=1 << 30 if request.isolated else request.max_must_start,
             limit=1 if request.isolated else request.limit,

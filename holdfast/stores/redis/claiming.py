@@ -214,11 +214,11 @@ class RedisClaimBuilder:
         self._slots = remaining_slots(self._slots, (job.queue for job in jobs))
 
     @property
-    def _left_none(self) -> bool:
+    def _none_left(self) -> bool:
         """Returns True if no ready job of the wanted queues was left."""
-        left_some = self.is_limited or self.unassigned or self._quarantined or self._stopped_at_last_attempt
+        jobs_left = self.is_limited or self.unassigned or self._quarantined or self._stopped_at_last_attempt
         wanted = [name for name, slots in self._request.capacity.items() if slots > 0]
-        return self.over and not (left_some or self.is_full or self._skipped) and all(map(self._slots.get, wanted))
+        return self.over and not (jobs_left or self.is_full or self._skipped) and all(map(self._slots.get, wanted))
 
     def to_claim(self, *, receives_notifications: bool) -> Claim:
         """Returns the result of the claim. ``receives_notifications``: of each job that becomes ready."""
@@ -229,7 +229,7 @@ class RedisClaimBuilder:
             next_due=timedelta(microseconds=min(due_in)) if due_in else None,
             quarantined=self._quarantined,
             stopped_at_last_attempt=self._stopped_at_last_attempt,
-            exhausted=receives_notifications and self._left_none,
+            none_left=receives_notifications and self._none_left,
             lease_until_us=self._until_us,
             expired=self.expired,
         )

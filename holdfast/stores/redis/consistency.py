@@ -106,11 +106,11 @@ class _Audit:
         if kept.state == b"running":  # a lease that is lost has run out: the next sweep finds it
             return names.leases, self._seen.now
         if kept.is_scheduled:
-            return names.schedule_of(kept.queue), kept.due
+            return names.schedule_of(kept.queue), kept.run_at
         if kept.state in (b"dead", b"cancelled"):
             return names("ended:" + kept.state.decode()), kept.ended
         if kept.state == b"queued" and kept.lost_leases >= 2:
-            return names("quarantine:") + kept.queue, kept.due
+            return names("quarantine:") + kept.queue, kept.run_at
         return None, 0
 
     def ready_lists(self) -> Iterator[RepairStep]:
@@ -124,7 +124,7 @@ class _Audit:
             if kept.state == b"queued" and kept.lost_leases < 2 and kept.partition is None
         }
         lost = [job for job in ready if not counts[self._list_of(job), job]]
-        for job in sorted(lost, key=lambda job: (ready[job].due, ready[job].seq), reverse=True):
+        for job in sorted(lost, key=lambda job: (ready[job].run_at, ready[job].seq), reverse=True):
             counts[self._list_of(job), job] += 1
             yield RepairStep(BACK, ("LPUSH", self._list_of(job), job))
         tombstones, ought = self._hash("tombstones"), Counter[bytes]()

@@ -88,7 +88,7 @@ def expiry_text(job: NewJob | JobChanges) -> str:
 
 
 def when_text(job: NewJob | JobChanges) -> str:
-    """When it is eligible: at once, after a span, at an instant."""
+    """Its `run_at`: at once, after a span, at an instant."""
     if job.run_at_us is None:
         return "" if job.delay is None else f"+{span_us(job.delay)}"
     if abs(job.run_at_us) >= _MAX_EXACT:
@@ -223,11 +223,11 @@ class Specs:
 
 def claimed_job(row: Sequence[Any], specs: Specs, worker: str) -> Job:
     """The job of a claim's row. ValueError or RecursionError for a job that another program corrupted."""
-    job_id, spec, payload, due, *more = row
+    job_id, spec, payload, run_at, *more = row
     priority, max_attempts, queue, task = specs(spec)
     if not more:  # a job without options that was never claimed before
-        due_us = int(due)
-        given = job_id.decode(), task, queue, payload.decode(), 1, 1, max_attempts, priority, 0, due_us, due_us
+        run_at_us = int(run_at)
+        given = job_id.decode(), task, queue, payload.decode(), 1, 1, max_attempts, priority, 0, run_at_us, run_at_us
         return Job(*given, None, JobState.RUNNING, worker)
     created, options, claims, attempts, lost_leases = more
     return Job(
@@ -240,8 +240,8 @@ def claimed_job(row: Sequence[Any], specs: Specs, worker: str) -> Job:
         max_attempts,
         priority,
         int(lost_leases or 0),
-        int(due),
-        int(created or due),
+        int(run_at),
+        int(created or run_at),
         None if options is None else _options(options),
         JobState.RUNNING,
         worker,
@@ -319,7 +319,7 @@ def _shown(job_id: str, state: JobState, fields: Fields, lease: bytes | None, sp
         priority, max_attempts, queue, task = specs(fields.get(b"spec", b""))
     except ValueError:
         priority, max_attempts, queue, task = 0, None, "", ""
-    due = _int(fields, b"dueTime") or 0
+    run_at = _int(fields, b"dueTime") or 0
     claims, attempts = _int(fields, b"claims") or int(b"pickupTime" in fields), _int(fields, b"attempts")
     return Job(
         job_id,
@@ -331,8 +331,8 @@ def _shown(job_id: str, state: JobState, fields: Fields, lease: bytes | None, sp
         max_attempts,
         priority,
         _int(fields, b"lost_leases") or 0,
-        due,
-        _int(fields, b"created") or due,
+        run_at,
+        _int(fields, b"created") or run_at,
         _readable_options(whole_text(fields, b"options")),
         state,
         _text(fields, b"worker"),

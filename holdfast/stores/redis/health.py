@@ -25,7 +25,7 @@ class RedisHealth:
     async def doctor(self) -> list[Finding]:
         pool = self._pool
         facts = await read_server_info(pool)
-        expired_leases, anomalies, sizes, unnamed = await pool.run(self._scripts["doctor"])
+        expired_leases, anomalies, sizes, nameless = await pool.run(self._scripts["doctor"])
         return [
             durability(facts, pool.address.durability),
             Finding("version", "ok", facts.name),
@@ -39,7 +39,7 @@ class RedisHealth:
             _keys(*(int(each) for each in anomalies[:2])),
             _losses(int(anomalies[2])),
             _agreement([(name.decode(), int(counted), int(stored)) for name, counted, stored in sizes]),
-            _unnamed_queue(int(unnamed), pool.address.keys[2]),
+            _nameless_queue(int(nameless), pool.address.keys[2]),
         ]
 
     async def durability(self) -> Finding:
@@ -170,7 +170,7 @@ def _losses(lost: int) -> Finding:
     return Finding("lost_leases", "error", text, remedy)
 
 
-def _unnamed_queue(count: int, ready: str) -> Finding:
+def _nameless_queue(count: int, ready: str) -> Finding:
     if not count:
         return Finding("queue names", "ok", "no id waits in a ready list with an empty queue name")
     text = f"{count} ids wait in {ready}:, the ready list of a queue with an empty name, which no worker reads"

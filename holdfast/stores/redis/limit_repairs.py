@@ -34,7 +34,7 @@ def plan_limit_repairs(seen: NamespaceSnapshot, jobs: Mapping[bytes, IndexedJob]
 def member_of(job: bytes, kept: IndexedJob) -> bytes:
     """A ready job in the sorted set of its partition, as the scripts write it."""
     rank = _MAX_PRIORITY - max(-_MAX_PRIORITY, min(_MAX_PRIORITY, kept.priority))
-    return b"%06x%013x%09x%s" % (rank, max(0, min(_LATEST, kept.due)), kept.seq % _SUBMISSIONS, job)
+    return b"%06x%013x%09x%s" % (rank, max(0, min(_LATEST, kept.run_at)), kept.seq % _SUBMISSIONS, job)
 
 
 class _LimitAudit:

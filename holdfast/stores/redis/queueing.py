@@ -87,7 +87,7 @@ class RedisQueueing:
         self._is_limited_first = False
         self._last_limited = ""
         self._last_named = {True: "", False: ""}  # the named queue served last; True: jobs under limits
-        self._last_by_wildcard = ""  # the unnamed queue served last
+        self._last_by_wildcard = ""  # the unlisted queue served last
         self._unconfirmed = UnconfirmedSettlements()
         self._unconfirmed_claims = UnconfirmedClaims()
 
@@ -336,7 +336,7 @@ class RedisQueueing:
             return RecordedOutcome(now, claims, None, None, None, None)
         return RecordedOutcome(now, claims, None, record.state, record.reason, record.error)
 
-    # ── beat ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── heartbeat ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def heartbeat(
         self, heartbeat: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta
     ) -> HeartbeatReply:

@@ -111,7 +111,7 @@ class IndexedJob(NamedTuple):
     state: bytes
     queue: bytes
     priority: int
-    due: int
+    run_at: int
     seq: int
     lost_leases: int
     key: bytes | None
@@ -132,7 +132,7 @@ class IndexedJob(NamedTuple):
     @property
     def is_scheduled(self) -> bool:
         """Returns True if it stands in the schedule of its queue."""
-        return self.state in (b"scheduled", b"failed") or (self.state == b"waiting" and self.due < NEVER_US)
+        return self.state in (b"scheduled", b"failed") or (self.state == b"waiting" and self.run_at < NEVER_US)
 
     @property
     def stands_in(self) -> bytes | None:
@@ -142,24 +142,24 @@ class IndexedJob(NamedTuple):
     @classmethod
     def from_hash(cls, fields: Sequence[bytes | None]) -> IndexedJob | None:
         """From FIELDS. None for a hash without a state: not ours. ValueError for values that make no sense."""
-        state, spec, due, seq, lost_leases, key, ended, expires, picked, buckets, *wait_fields = fields
+        state, spec, run_at, seq, lost_leases, key, ended, expires, started, buckets, *wait_fields = fields
         if state is None:
             return None
         match = _SPEC.match(spec or b"")
         if state not in _STATES or match is None:
             raise ValueError(state)
         priority, queue = int(match[1]), match[2]
-        numbers = int(due or 0), int(seq or 0), int(lost_leases or 0)
+        numbers = int(run_at or 0), int(seq or 0), int(lost_leases or 0)
         is_limited = buckets is not None and spec is not None and _LIMITED.search(spec)
         partition, _, weights = buckets.partition(b"\n") if buckets is not None and is_limited else (None, b"", b"")
-        instant = int(expires) if expires is not None and picked is None else None
+        instant = int(expires) if expires is not None and started is None else None
         waits, wait_number, has_dependents, members, failed, submitting = wait_fields
         kept = cls(state, queue, priority, *numbers, key, int(ended or 0), partition, weights or None, instant)
         return kept._replace(
             waits=int(waits or 0),
             wait_number=wait_number or b"0",
             has_dependents=has_dependents is not None,
-            has_started=picked is not None,
+            has_started=started is not None,
             members=None if members is None else int(members),
             failed=int(failed or 0),
             is_submitting=submitting is not None,

@@ -165,7 +165,7 @@ class _WaitAudit:
         if waits != kept.waits:
             yield RepairStep(WAITS_CORRECTED, ("HSET", self._names.job + job, "waits", waits))
         if not waits:
-            self._jobs[job] = kept._replace(state=b"scheduled", due=self._seen.now)
+            self._jobs[job] = kept._replace(state=b"scheduled", run_at=self._seen.now)
             change = ("state", "scheduled", "dueTime", self._seen.now)
             yield RepairStep(WAITS_CORRECTED, ("HSET", self._names.job + job, *change))
 

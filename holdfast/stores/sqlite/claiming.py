@@ -30,7 +30,9 @@ class SqliteClaimBuilder:
         self.now_us = transaction.now_us
         self._lease = {"worker": request.worker, "until": until_us, "now": transaction.now_us}
         self._must_start_left = 1 << 30 if request.isolated else request.max_must_start
-        self.requested_queues = frozenset(request.capacity)  # those without a free slot too: the star is for the others
+        self.requested_queues = frozenset(
+            request.capacity
+        )  # those without a free slot too: the wildcard is for the others
         self._slots = dict(request.capacity)
         self.jobs: list[Job] = []
         self.began_limited = False

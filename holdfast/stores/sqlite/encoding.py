@@ -65,7 +65,7 @@ def span_us(span: timedelta) -> int:
     return span // MICROSECOND
 
 
-def eligible_us(job: NewJob | JobChanges, now_us: int) -> int:
+def run_at_us(job: NewJob | JobChanges, now_us: int) -> int:
     """The instant at which a job may begin: at once where it does not say, and never in the past."""
     if job.run_at_us is not None:
         return max(job.run_at_us, now_us)
@@ -87,7 +87,7 @@ def options_text(options: Options | None) -> str | None:
 def job_row(job: NewJob, now_us: int) -> tuple[object, ...]:
     """The parameters of the insert statements, in their order."""
     is_timed = job.delay is not None or job.run_at_us is not None
-    run_at = eligible_us(job, now_us) if is_timed else now_us
+    run_at = run_at_us(job, now_us) if is_timed else now_us
     payload = job.payload
     return (
         job.id,

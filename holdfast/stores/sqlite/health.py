@@ -13,7 +13,7 @@ from typing import TypeVar
 from holdfast.core.errors import ConfigError, Invalid
 from holdfast.core.models import Finding
 from holdfast.core.portal import running_loop
-from holdfast.stores.common.named_sql import unnamed_queue
+from holdfast.stores.common.named_sql import nameless_queue
 from holdfast.stores.sqlite.connection import SOUND_CHECKPOINT, connect, create_private, file_system, translate_errors
 from holdfast.stores.sqlite.opened import SqliteFamily
 
@@ -91,7 +91,7 @@ def run_checks(statements: Mapping[str, str], path: str, now_us: int) -> list[Fi
             _integrity(reader),
             _log(path),
             _stuck(reader, statements, now_us),
-            unnamed_queue(reader.execute(statements["unnamed_queue_jobs"]).fetchone()[0], "holdfast_job"),
+            nameless_queue(reader.execute(statements["nameless_queue_jobs"]).fetchone()[0], "holdfast_job"),
             _mode(path),
         ]
 

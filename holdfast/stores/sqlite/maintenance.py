@@ -25,7 +25,7 @@ class SqliteMaintenance(SqliteFamily):
     async def promote_due(self, *, limit: int) -> int:
         def run_in_transaction(transaction: Transaction) -> int:
             values = {"now": transaction.now_us, "limit": limit}
-            rows = transaction.connection.execute(self._sql["promote_anywhere"], values).fetchall()
+            rows = transaction.connection.execute(self._sql["promote_any_queue"], values).fetchall()
             for (queue,) in set(rows):
                 transaction.notify_topic(f"queue:{queue}")
             return len(rows)
@@ -70,9 +70,9 @@ class SqliteMaintenance(SqliteFamily):
         pruned = 0
         for values in found:
             rows = connection.execute(self._sql["prune_jobs"], values).fetchall()[: limit - pruned]
-            keyed = [job_id for _, job_id, keyed in rows if keyed]
+            with_key = [job_id for _, job_id, has_key in rows if has_key]
             if rows:
-                delete_rows(transaction, self._sql, [seq for seq, _, _ in rows], keyed, keys_until=now_us)
+                delete_rows(transaction, self._sql, [seq for seq, _, _ in rows], with_key, keys_until=now_us)
             pruned += len(rows)
         connection.execute(self._sql["detach_expired_keys"], {"now": now_us, "limit": limit})
         connection.execute(self._sql["prune_keys"], {"now": now_us, "limit": limit})

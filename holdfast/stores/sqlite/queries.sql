@@ -16,7 +16,7 @@ json_array(
     json_extract(
         '["queued","scheduled","running","failed","waiting","succeeded","dead","cancelled"]', '$[' || j.state || ']'),
     j.worker, j.lease_until, j.started_at, j.ended_at, j.reason, j.error, j.result,
-    case when j.keyed then (select k.key from holdfast_key k where k.job_id = j.id and k.key > ' ' limit 1) end, -- no unique key
+    case when j.has_key then (select k.key from holdfast_key k where k.job_id = j.id and k.key > ' ' limit 1) end, -- no unique key
     json(case when j.cancelling then 'true' else 'false' end), j.partition, j.expires_at, j.error_group)
 
 -- fragment: claimed
@@ -53,19 +53,19 @@ count(*) filter (where m.state = 6), count(*) filter (where m.state = 7),
 min(m.created_at)
 
 -- own: insert_job
-insert into holdfast_job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, keyed, options, claims)
+insert into holdfast_job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, has_key, options, claims)
 values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 on conflict (id) do nothing;
 
 -- own: insert_limited_job
 insert into holdfast_job
-    (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, keyed, options, claims, partition, weights)
+    (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, has_key, options, claims, partition, weights)
 values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 on conflict (id) do nothing;
 
 -- own: insert_single_job
 insert into holdfast_job
-    (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, keyed, options, claims, partition, weights)
+    (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, has_key, options, claims, partition, weights)
 values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 on conflict (id) do nothing
 returning id;
@@ -146,8 +146,8 @@ select 1 from holdfast_job where id = ?;
 
 -- own: mark_keyed
 -- A known id submitted with a key: the key is this job's, and goes when it goes.
-update holdfast_job set keyed = 1
-where id = ?1 and keyed = 0 and (select job_id from holdfast_key where key = ?2) = ?1;
+update holdfast_job set has_key = 1
+where id = ?1 and has_key = 0 and (select job_id from holdfast_key where key = ?2) = ?1;
 
 -- name: key_owner
 select job_id from holdfast_key where key = ?;
@@ -166,7 +166,7 @@ select exists (select 1 from holdfast_job where state = 0 and partition is null 
 select exists (select 1 from holdfast_job where state in (1, 3) and queue = :queue and run_at <= :now)
     or exists (select 1 from holdfast_job where state = 4 and queue = :queue and run_at <= :now);
 
--- own: any_due_anywhere
+-- own: any_due_any_queue
 select exists (select 1 from holdfast_job where state in (1, 3) and run_at <= :now)
     or exists (select 1 from holdfast_job where state = 4 and run_at <= :now);
 
@@ -180,7 +180,7 @@ where seq in (
     limit :limit
 );
 
--- name: promote_anywhere
+-- name: promote_any_queue
 update holdfast_job set state = 0, run_at = run_at -- run_at: for the trigger
 where seq in (
     select * from (select seq from holdfast_job where state in (1, 3) and run_at <= :now order by run_at limit :limit)
@@ -196,7 +196,7 @@ select min(run_at) from (
     union all
     select min(run_at) from holdfast_job where state = 4 and queue = :queue and run_at < NEVER_US);
 
--- own: next_due_anywhere
+-- own: next_due_any_queue
 select min(run_at) from (
     select min(run_at) as run_at from holdfast_job where state in (1, 3)
     union all
@@ -646,7 +646,7 @@ order by ended_at limit :limit;
 
 -- name: prune_jobs
 -- Those of the found that may still go, now that no other program writes.
-select seq, id, keyed from holdfast_job
+select seq, id, has_key from holdfast_job
 where seq in (select value from json_each(:seqs)) and +state = :state and ended_at <= :before and -- include: unneeded
 order by ended_at;
 
@@ -1007,7 +1007,7 @@ select max(at) from (
     union all select (select ended_at from holdfast_job where state >= 5 and state = 7 and ended_at > 0 order by ended_at desc limit 1)
     union all select (select ended_at from holdfast_attempt where state < 5 and ended_at > 0 order by ended_at desc limit 1));
 
--- name: unnamed_queue_jobs
+-- name: nameless_queue_jobs
 -- Jobs that wait in a queue with an empty name, which only another program can have written.
 select (select count(*) from holdfast_job where state = 0 and partition is null and queue = '')
     + (select count(*) from holdfast_job where state = 0 and partition is not null and queue = '')

@@ -33,7 +33,7 @@ class SqliteQueueing(LimitedFamily):
     """Family ``queueing`` of SQLite: each verb is one write transaction, made of the methods below it."""
 
     _last_named = ""  # the queue served last, of those that its claim named
-    _last_unnamed = ""  # the same, of queues that its claim did not name
+    _last_unlisted = ""  # the same, of queues that its claim did not name
     _last_limited = ""  # the queue whose jobs under limits were taken last
     _limited_first = False  # whether the next claim looks for jobs under limits before the others
     _was_full = False  # whether the last claim took all it wanted
@@ -103,7 +103,7 @@ class SqliteQueueing(LimitedFamily):
         every = EVERY_QUEUE in queues
         if every:
             ready = read_value(reader, self._sql["next_ready_queue"], {"after": ""}) is not None
-            due = request.promote and read_value(reader, self._sql["any_due_anywhere"], {"now": now_us})
+            due = request.promote and read_value(reader, self._sql["any_due_any_queue"], {"now": now_us})
         else:
             ready = any(read_value(reader, self._sql["any_ready"], {"queue": queue}) for queue in queues)
             due = request.promote and any(
@@ -175,7 +175,7 @@ class SqliteQueueing(LimitedFamily):
         if request.ids is not None:
             return connection.execute(self._sql["promote_ids"], {"ids": as_json(request.ids), "now": now_us}).rowcount
         if EVERY_QUEUE in capacity:
-            return len(connection.execute(self._sql["promote_anywhere"], values).fetchall())
+            return len(connection.execute(self._sql["promote_any_queue"], values).fetchall())
         return sum(
             connection.execute(self._sql["promote_queue"], {"queue": queue, **values}).rowcount for queue in capacity
         )
@@ -219,7 +219,7 @@ class SqliteQueueing(LimitedFamily):
             yield queue
         if EVERY_QUEUE not in capacity:
             return
-        after = last = self._last_unnamed
+        after = last = self._last_unlisted
         wrapped = False
         while not taken.full and taken.free_slots(EVERY_QUEUE):
             queue = read_value(connection, self._sql["next_ready_queue"], {"after": after})
@@ -230,7 +230,7 @@ class SqliteQueueing(LimitedFamily):
                 continue
             after = queue
             if queue not in paused and queue not in taken.requested_queues:
-                self._last_unnamed = queue
+                self._last_unlisted = queue
                 yield queue
 
     def _next_due(
@@ -242,7 +242,7 @@ class SqliteQueueing(LimitedFamily):
         due_us: int | None = None,
     ) -> timedelta | None:
         if EVERY_QUEUE in queues:
-            instants = [read_value(connection, self._sql["next_due_anywhere"], {})]
+            instants = [read_value(connection, self._sql["next_due_any_queue"], {})]
         else:
             instants = [read_value(connection, self._sql["next_due"], {"queue": queue}) for queue in queues]
         instants += [read_value(connection, self._sql["next_unblocked"], {"queue": queue}) for queue in limited]
@@ -346,7 +346,7 @@ class SqliteQueueing(LimitedFamily):
         connection.executemany(self._sql["insert_line"], rows)
         return [index in running for index in range(len(records))]
 
-    # ── beat ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── heartbeat ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def heartbeat(
         self, heartbeat: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta
     ) -> HeartbeatReply:

@@ -18,7 +18,7 @@ from holdfast.stores.sqlite.dependencies import (
     check_dependencies,
     check_members,
 )
-from holdfast.stores.sqlite.encoding import INLINE_PAYLOAD, eligible_us, expiry_us, limited_row, options_text, span_us
+from holdfast.stores.sqlite.encoding import INLINE_PAYLOAD, expiry_us, limited_row, options_text, run_at_us, span_us
 
 _IN_ANY_STATE = 255  # bits of every state
 NOT_STARTED_STATES = sum(1 << CODES[state] for state in EDITABLE)
@@ -91,16 +91,16 @@ def _take_key(
 
 
 def _apply_conflict(
-    statements: Mapping[str, str], job: NewJob, policy: str, holder: str, now_us: int
+    statements: Mapping[str, str], job: NewJob, on_conflict: str, holder: str, now_us: int
 ) -> StatementFlow[bool]:
     """Replaces or reschedules the job that holds the unique key of this one; returns whether it did."""
-    if policy == "keep":
+    if on_conflict == "keep":
         return False
-    changes = JobChanges(run_at_us=eligible_us(job, now_us), expires_at_us=expiry_us(job, now_us))
-    if policy == "replace":
+    changes = JobChanges(run_at_us=run_at_us(job, now_us), expires_at_us=expiry_us(job, now_us))
+    if on_conflict == "replace":
         changes = replace(changes, priority=job.priority, payload=job.payload)
     rewritten = yield from rewrite_unstarted(statements, holder, changes, now_us, _REPLACEABLE)
-    if rewritten and policy == "replace":  # it is under the limits of the payload it has now
+    if rewritten and on_conflict == "replace":  # it is under the limits of the payload it has now
         yield Statement(statements["set_partition"], (rewritten[0][0], job.partition, job.weights))
     return bool(rewritten)
 
@@ -117,7 +117,7 @@ def rewrite_unstarted(
     """Changes a job that waits, in one of these states, as bits. Returns its row; none where it is in another.
     ``unstarted``: only if no worker has taken it."""
     rank = None if changes.priority is None else -changes.priority
-    run_at = eligible_us(changes, now_us) if changes.has_time else None
+    run_at = run_at_us(changes, now_us) if changes.has_time else None
     given = (job_id, now_us, states, changes.queue, rank, run_at, int(unstarted))
     rewritten = yield Statement(statements["rewrite_unstarted"], given)
     if not rewritten:

@@ -164,7 +164,7 @@ class Writer:
 
     def data_version(self) -> int:
         """A number that changes with other programs' commits. Our own are notified as they happen, and a
-        worker that took its own beats for news would beat again for each of them."""
+        worker that took its own heartbeats for news would send one again for each of them."""
         if self._own.acquire(blocking=False):
             try:
                 (self._version,) = self.connection.execute("pragma data_version").fetchone()

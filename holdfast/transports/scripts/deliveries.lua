@@ -110,12 +110,12 @@ each_group(2, function(queue, from, to)
 end)
 
 -- name: receive
--- LIMIT, the named and the unnamed queue served last, the number of paused queues and their names, then pairs of QUEUE
--- and SLOTS. Takes at most the slots of each named queue, in turn, then those of `*`, which unnamed queues share, in turn
+-- LIMIT, the listed and the unlisted queue served last, the number of paused queues and their names, then pairs of QUEUE
+-- and SLOTS. Takes at most the slots of each listed queue, in turn, then those of `*`, which unlisted queues share, in turn
 -- too. Returns triples of QUEUE, RECEIPT, ID.
-local remaining, last_named, last_unnamed = tonumber(ARGV[2]), ARGV[3], ARGV[4]
+local remaining, last_listed, last_unlisted = tonumber(ARGV[2]), ARGV[3], ARGV[4]
 local first = 6 + tonumber(ARGV[5])
-local paused, slots, named, unnamed, found = {}, {}, {}, {}, {}
+local paused, slots, listed, unlisted, found = {}, {}, {}, {}, {}
 for at = 6, first - 1 do
     paused[ARGV[at]] = true
 end
@@ -125,7 +125,7 @@ end
 local wildcard_slots = slots['*'] or 0
 slots['*'] = nil
 for queue in pairs(slots) do
-    if not paused[queue] then named[#named + 1] = queue end
+    if not paused[queue] then listed[#listed + 1] = queue end
 end
 if wildcard_slots > 0 then
     local active = { default = true }
@@ -133,7 +133,7 @@ if wildcard_slots > 0 then
         active[queue] = true
     end
     for queue in pairs(active) do
-        if not slots[queue] and not paused[queue] then unnamed[#unnamed + 1] = queue end
+        if not slots[queue] and not paused[queue] then unlisted[#unlisted + 1] = queue end
     end
 end
 
@@ -158,8 +158,8 @@ local function take_in_turn(queues, last_served)
     end
 end
 
-take_in_turn(named, last_named)
-take_in_turn(unnamed, last_unnamed)
+take_in_turn(listed, last_listed)
+take_in_turn(unlisted, last_unlisted)
 return found
 
 -- name: maintain

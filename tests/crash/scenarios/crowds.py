@@ -29,7 +29,7 @@ BACKLOG = 100
 def shared(folder: Path, home: Home, *, jobs: int, seconds: float, share: float = 0.0) -> Report:
     """Two workers get so many jobs at once: none is executed twice, and each runs at least ``share`` of them."""
     report = Report()
-    with Fleet(folder, home, lease="30s", beat="10s") as fleet:
+    with Fleet(folder, home, lease="30s", heartbeat="10s") as fleet:
         fleet.start_workers(2)
         submitted = submit(fleet, work(jobs, seconds))
         began = time.monotonic()

@@ -35,12 +35,12 @@ AT_THE_STORE = (
     "claim.before",
     "settle.before",
     "settle.after",
-    "beat.before",
+    "heartbeat.before",
     "sweep.before_settle",
     "sweep.after_settle",
 )
 """Where the error of a store can surface."""
-MAX_HITS = {"beat.before": 4, "sweep.before_settle": 1, "sweep.after_settle": 1}
+MAX_HITS = {"heartbeat.before": 4, "sweep.before_settle": 1, "sweep.after_settle": 1}
 """How often a worker that dies soon comes to a point for sure; else 12."""
 
 

@@ -26,7 +26,7 @@ def freezes(folder: Path, home: Home, *, count: int, seed: int) -> Report:
     """One worker after the other sleeps through its leases while the others work on."""
     report = Report(figures={"seed": seed})
     rng = random.Random(seed)
-    with Fleet(folder, home, lease=f"{LEASE}s", beat="1s", sweep="500ms") as fleet:
+    with Fleet(folder, home, lease=f"{LEASE}s", heartbeat="1s", sweep="500ms") as fleet:
         busy = (count + 1) * (LEASE + PAST + 1)
         batch = max(1, round(0.7 * busy * SLOTS / (9 * SHORT + LONG)))
         specs = [*work(9 * batch, SHORT, max_attempts=25), *work(batch, LONG, max_attempts=25)]

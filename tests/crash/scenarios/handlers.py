@@ -18,7 +18,7 @@ _TRIES = 3
 def spinning(folder: Path, home: Home, *, lease: float = 3.0) -> Report:
     """An ``async def`` that spins for three leases keeps its job; an idle worker beside it does not get it."""
     report = Report()
-    with Fleet(folder, home, lease=f"{lease}s", beat=f"{1000 * lease // 3:.0f}ms", sweep="200ms") as fleet:
+    with Fleet(folder, home, lease=f"{lease}s", heartbeat=f"{1000 * lease // 3:.0f}ms", sweep="200ms") as fleet:
         (spinner,) = submit(fleet, [("crash.spin", {"seconds": 3 * lease}, {})])
         others = submit(fleet, work(20, 0.1))
         fleet.start_workers(2)

@@ -22,7 +22,7 @@ SPAN = 0.5  # seconds of work, on average
 def javascript(folder: Path, home: Home, *, jobs: int, seed: int) -> Report:
     """Three JavaScript workers and two Python ones share the jobs. Each job succeeds once, despite deaths and sleep."""
     report, rng = Report(figures={"seed": seed, "jobs": jobs}), random.Random(seed)
-    with Fleet(folder, home, lease=f"{LEASE}s", beat="1s", sweep="500ms", api_port="0") as fleet:
+    with Fleet(folder, home, lease=f"{LEASE}s", heartbeat="1s", sweep="500ms", api_port="0") as fleet:
         specs = [each for _ in range(jobs) for each in work(1, rng.uniform(0, 2 * SPAN), max_attempts=25)]
         _, address = serve(fleet)
         scripts = [_start(fleet, address) for _ in range(3)]

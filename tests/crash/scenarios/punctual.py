@@ -24,7 +24,7 @@ def punctual(
     worker runs more than ``busiest`` times its share."""
     rng = random.Random(seed)
     report = Report(figures={"seed": seed})
-    with Fleet(folder, home, lease="30s", beat="10s", concurrency="1") as fleet:
+    with Fleet(folder, home, lease="30s", heartbeat="10s", concurrency="1") as fleet:
         fleet.start_workers(workers)
         begin = datetime.now(UTC) + timedelta(seconds=LEAD + jobs / 2000)
         moments = [begin + timedelta(seconds=rng.uniform(0, within)) for _ in range(jobs)]

@@ -23,7 +23,7 @@ def rolling_stops(folder: Path, home: Home, *, count: int, seed: int) -> Report:
     """Workers are stopped, one after the other, and replaced."""
     report = Report(figures={"seed": seed})
     rng = random.Random(seed)
-    with Fleet(folder, home, grace=f"{GRACE}s", lease="10s", beat="3s") as fleet:
+    with Fleet(folder, home, grace=f"{GRACE}s", lease="10s", heartbeat="3s") as fleet:
         batch = max(4, count * 8)
         specs = [*work(10 * batch, SHORT), *work(batch, LONG)]
         rng.shuffle(specs)

@@ -20,7 +20,7 @@ from tests.crash.report import Report
 from tests.support.plain_http import PLAIN
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "streams"
-SETTINGS = {"HOLDFAST_LEASE": "5s", "HOLDFAST_BEAT": "1s", "HOLDFAST_SWEEP": "1s", "HOLDFAST_LOG_FORMAT": "json"}
+SETTINGS = {"HOLDFAST_LEASE": "5s", "HOLDFAST_HEARTBEAT": "1s", "HOLDFAST_SWEEP": "1s", "HOLDFAST_LOG_FORMAT": "json"}
 SETTINGS |= {"BUCKET_CAPACITY": "1000", "BUCKET_REFILL": "1000"}
 SETTLED, ENDED = 60.0, 200.0
 """Seconds after the last kill by which each job is where its policy puts it, and by which each has ended."""

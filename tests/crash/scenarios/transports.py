@@ -82,7 +82,7 @@ def delayed(folder: Path, home: Home, *, jobs: int, rounds: int, spare: float, s
     commit and its push, against the same without. Two poll intervals are allowed, beside what one round differs from
     the next, and ``spare`` seconds."""
     report = Report(figures={"seed": seed, "jobs": jobs, "rounds": rounds})
-    settings = {"poll": f"{POLL}s", "sweep": f"{POLL}s", "concurrency": AT_ONCE, "lease": "30s", "beat": "10s"}
+    settings = {"poll": f"{POLL}s", "sweep": f"{POLL}s", "concurrency": AT_ONCE, "lease": "30s", "heartbeat": "10s"}
     settings |= {"api_port": "0"}
     few = jobs // 5
     with Fleet(folder, home, **settings) as fleet, Redis.from_url(os.environ[f"{PREFIX}TRANSPORT_URL"]) as client:

@@ -21,7 +21,7 @@ from streams.local.system import SERVICES, System
 
 TIMEOUT = 90.0  # seconds until a chapter gives up: something is wrong then
 LEASE = 3  # seconds; holdfast.toml says more, and the story does not wait so long
-SETTINGS = {"HOLDFAST_LEASE": f"{LEASE}s", "HOLDFAST_BEAT": "1s", "HOLDFAST_LOG_FORMAT": "json"}
+SETTINGS = {"HOLDFAST_LEASE": f"{LEASE}s", "HOLDFAST_HEARTBEAT": "1s", "HOLDFAST_LOG_FORMAT": "json"}
 WORKERS = 2  # of each service
 WIDE, NARROW = {"capacity": 1000, "refill": 1000}, {"capacity": 3, "refill": 1}
 REFUSED = "eve@refused.example"

@@ -17,7 +17,7 @@ create table holdfast.job (
     state smallint not null check (state between 0 and 7), -- 0 queued 1 scheduled 2 running 3 failed 4 waiting 5 succeeded 6 dead 7 cancelled
     tier smallint not null default 0 check (tier between 0 and 5), -- by lost_leases: 0 ready 1 suspect 2 quarantined; 3 more under limits
     cancelling boolean not null default false,
-    keyed boolean not null default false,
+    has_key boolean not null default false,
     tagged boolean not null default false,
     has_dependents boolean not null default false, -- dependencies of other jobs refer to it
     queue text collate "C" not null,
@@ -48,9 +48,9 @@ create table holdfast.job (
 create index job_ready on holdfast.job (queue, tier, rank, run_at, seq) where state = 0;
 create index job_quarantined on holdfast.job (tier, queue, rank, run_at, seq) where state = 0 and tier in (2, 5); -- any queue's
 create index job_waiting on holdfast.job (queue, run_at) where state = 4; -- apart from job_due, for separate bounded counts
-create index job_waiting_anywhere on holdfast.job (run_at) where (+state) = 4;
+create index job_waiting_any_queue on holdfast.job (run_at) where (+state) = 4;
 create index job_due on holdfast.job (queue, run_at) where state in (1, 3);
-create index job_due_anywhere on holdfast.job (run_at) where (+state) in (1, 3);
+create index job_due_any_queue on holdfast.job (run_at) where (+state) in (1, 3);
 create index job_lease on holdfast.job (lease_until) where state = 2;
 create index job_unsuccessful on holdfast.job (state, id) where (+state) > 5; -- the dead and the cancelled
 create index job_ended on holdfast.job (state, ended_at) where state >= 5;
@@ -155,7 +155,7 @@ create table holdfast.signal (
     value text not null                 -- JSON
 );
 create index signal_kept on holdfast.signal (topic, ordinal) where job_id is null;
-create index signal_kept_anywhere on holdfast.signal (ordinal) where job_id is null and ordinal > 0; -- `ordinal > 0`: for statements that say so alone
+create index signal_kept_any_job on holdfast.signal (ordinal) where job_id is null and ordinal > 0; -- `ordinal > 0`: for statements that say so alone
 create index signal_sent on holdfast.signal (sent_at);
 
 create table holdfast.queue (
@@ -223,29 +223,29 @@ from holdfast.job;
 -- A key for a job, unless another job holds it: {"key", "during", "window_us", "on_conflict"}, as core.models.UniqueKey. Answers
 -- the job that has it. Two transactions with one key meet at the primary key: the second insert waits for the first to end.
 -- Under READ COMMITTED each statement of a function has a new snapshot, so the select behind it sees the job of the first.
-create function holdfast.take_unique(new_id uuid, policy json, now_us bigint) returns uuid
+create function holdfast.take_unique(new_id uuid, unique_key json, now_us bigint) returns uuid
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
-    unique_key text := policy ->> 'key';
+    key_text text := unique_key ->> 'key';
     owner uuid;
     kept bigint;
 begin
     loop
         insert into holdfast.key as k (key, job_id, keep_until)
-        values (unique_key, new_id, now_us + (policy ->> 'window_us')::bigint)
+        values (key_text, new_id, now_us + (unique_key ->> 'window_us')::bigint)
         on conflict do nothing;
-        select k.job_id, coalesce(k.keep_until, 0) into owner, kept from holdfast.key k where k.key = unique_key;
+        select k.job_id, coalesce(k.keep_until, 0) into owner, kept from holdfast.key k where k.key = key_text;
         continue when owner is null; -- freed just now
         exit when owner = new_id;
         if kept > now_us or exists (
             select from holdfast.job j
-            where j.id = owner and (policy ->> 'during' is not null and j.state in (0, 1, 3, 4)
-                or policy ->> 'during' = 'active' and j.state = 2)
+            where j.id = owner and (unique_key ->> 'during' is not null and j.state in (0, 1, 3, 4)
+                or unique_key ->> 'during' = 'active' and j.state = 2)
         ) then
             return owner;
         end if;
-        update holdfast.key k set job_id = new_id, keep_until = now_us + (policy ->> 'window_us')::bigint
-        where k.key = unique_key and k.job_id = owner;
+        update holdfast.key k set job_id = new_id, keep_until = now_us + (unique_key ->> 'window_us')::bigint
+        where k.key = key_text and k.job_id = owner;
         exit when found; -- else another transaction was quicker
     end loop;
     return new_id;
@@ -254,12 +254,12 @@ $$;
 
 -- One job after another, keys and tags included; the rows of `holdfast.submit` and of the store's keyed batches.
 -- A key is free once its job's row is gone and its own lifetime is over; a race for it is decided as in `take_unique`. A job whose
--- unique key another holds is not stored; `changed`: the other one waits, and was replaced or rescheduled instead. `policy` is
--- that of the unique key. It is in the options too, but no function reads those: JSON with \u0000 makes `->` fail. `is_waiting`: it waits for other jobs, which
+-- unique key another holds is not stored; `changed`: the other one waits, and was replaced or rescheduled instead. `unique_key` is as in
+-- `take_unique`. It is in the options too, but no function reads those: JSON with \u0000 makes `->` fail. `is_waiting`: it waits for other jobs, which
 -- `add_dependencies` adds in the same transaction.
 create function holdfast.add_job(
     new_id uuid, new_seq bigint, new_queue text, new_task text, new_payload text, new_rank integer, new_run_at bigint, now_us bigint,
-    new_max_attempts bigint, new_key text, new_keep_until bigint, new_options json, has_client_id boolean, new_tags text[], policy json,
+    new_max_attempts bigint, new_key text, new_keep_until bigint, new_options json, has_client_id boolean, new_tags text[], unique_key json,
     new_partition text, new_weights text, is_waiting boolean
 ) returns table (job_id uuid, created boolean, changed boolean) language plpgsql as $$
 declare
@@ -282,32 +282,32 @@ begin
         update holdfast.key k set job_id = new_id, keep_until = new_keep_until where k.key = new_key and k.job_id = owner;
         exit when found; -- else another transaction was quicker
     end loop;
-    if policy is not null and not exists (select from holdfast.job j where j.id = new_id) then
-        owner := holdfast.take_unique(new_id, policy, now_us);
+    if unique_key is not null and not exists (select from holdfast.job j where j.id = new_id) then
+        owner := holdfast.take_unique(new_id, unique_key, now_us);
         if owner <> new_id then
             delete from holdfast.key k where k.key = new_key and k.job_id = new_id;
             update holdfast.job j
             set state = case when new_run_at <= now_us then 0 else 1 end, run_at = new_run_at,
-                payload = case when policy ->> 'on_conflict' = 'replace' then new_payload else j.payload end,
-                rank = case when policy ->> 'on_conflict' = 'replace' then new_rank else j.rank end,
-                partition = case when policy ->> 'on_conflict' = 'replace' then new_partition else j.partition end,
-                weights = case when policy ->> 'on_conflict' = 'replace' then new_weights else j.weights end,
+                payload = case when unique_key ->> 'on_conflict' = 'replace' then new_payload else j.payload end,
+                rank = case when unique_key ->> 'on_conflict' = 'replace' then new_rank else j.rank end,
+                partition = case when unique_key ->> 'on_conflict' = 'replace' then new_partition else j.partition end,
+                weights = case when unique_key ->> 'on_conflict' = 'replace' then new_weights else j.weights end,
                 tier = j.tier % 3 + case
-                    when case when policy ->> 'on_conflict' = 'replace' then new_partition else j.partition end is null
+                    when case when unique_key ->> 'on_conflict' = 'replace' then new_partition else j.partition end is null
                     then 0 else 3 end
-            where j.id = owner and j.state + 0 in (0, 1, 3) and policy ->> 'on_conflict' in ('replace', 'reschedule')
+            where j.id = owner and j.state + 0 in (0, 1, 3) and unique_key ->> 'on_conflict' in ('replace', 'reschedule')
               and not is_waiting; -- a job that waits has no `run_at` to be moved
             return query select owner, false, found;
             return;
         end if;
     end if;
     insert into holdfast.job as j
-        (id, seq, queue, task, payload, state, rank, run_at, created_at, max_attempts, keyed, tagged, options, claims,
+        (id, seq, queue, task, payload, state, rank, run_at, created_at, max_attempts, has_key, tagged, options, claims,
          partition, weights, tier, waits, reason)
     values (new_id, new_seq, new_queue, new_task, new_payload,
         case when is_waiting then 4 when new_run_at <= now_us then 0 else 1 end, new_rank,
         case when is_waiting then never_us else new_run_at end, now_us, new_max_attempts,
-        new_key is not null or policy is not null, new_tags is not null, new_options, case when has_client_id then now_us else 0 end,
+        new_key is not null or unique_key is not null, new_tags is not null, new_options, case when has_client_id then now_us else 0 end,
         new_partition, new_weights, case when new_partition is null then 0 else 3 end, case when is_waiting then 0 end,
         case when is_waiting then 'dependency' end)
     on conflict do nothing;
@@ -315,7 +315,7 @@ begin
     if added > 0 and new_tags is not null then
         insert into holdfast.tag (tag, job_id) select distinct t, new_id from unnest(new_tags) t on conflict do nothing;
     elsif added = 0 and new_key is not null then
-        update holdfast.job j set keyed = true where j.id = new_id and not j.keyed;
+        update holdfast.job j set has_key = true where j.id = new_id and not j.has_key;
     end if;
     return query select new_id, added > 0, false;
 end
@@ -354,20 +354,20 @@ declare
 begin
     for new in
         select o.* from (
-            select d.*, b.ordinal, b.seq, bool_or(d.key is not null and d.policy is not null) over () as has_two_keys
+            select d.*, b.ordinal, b.seq, bool_or(d.key is not null and d.unique_key is not null) over () as has_two_keys
             from (
                 select j.job, j.ordinal, nextval('holdfast.job_seq_seq') as seq
                 from json_array_elements(batch::json -> 'jobs') with ordinality as j (job, ordinal) offset 0) b
             cross join lateral json_to_record(b.job) as d (id uuid, queue text, task text, payload text, rank integer,
                 run_at bigint, delay bigint, max_attempts bigint, key text, keep_for bigint, options text, has_client_id boolean,
-                tags text[], policy json, partition text, weights text, is_waiting boolean)) o
-        order by case when not o.has_two_keys then coalesce(o.key, o.policy ->> 'key') end collate "C" nulls first,
+                tags text[], unique_key json, partition text, weights text, is_waiting boolean)) o
+        order by case when not o.has_two_keys then coalesce(o.key, o.unique_key ->> 'key') end collate "C" nulls first,
             o.ordinal
     loop
         select a.* into answer
         from holdfast.add_job(new.id, new.seq, new.queue, new.task, new.payload, new.rank,
             greatest(now_us, coalesce(new.run_at, now_us + new.delay)), now_us, new.max_attempts, new.key,
-            now_us + new.keep_for, new.options::json, new.has_client_id, new.tags, new.policy,
+            now_us + new.keep_for, new.options::json, new.has_client_id, new.tags, new.unique_key,
             new.partition, new.weights, coalesce(new.is_waiting, false)) a;
         if answer.created or answer.changed then
             topics := array_append(topics, 'queue:' || new.queue);
@@ -786,7 +786,7 @@ begin
                     where w.id = d.waiter and w.started_at is null
                       and (w.state + 0 = 4 or w.members is not null and w.state + 0 < 7 or w.state + 0 = 7 and w.reason = 'dependency'
                         -- not with `->`, which refuses some stored options
-                        and not (w.keyed and coalesce(w.options::text, '') like '%"unique":{%')) offset 0) w
+                        and not (w.has_key and coalesce(w.options::text, '') like '%"unique":{%')) offset 0) w
             ), opened as (
                 update holdfast.dependency d set state = 'open' from closed c where d.ctid = c.place
             ), counted as materialized (
@@ -989,7 +989,7 @@ create table holdfast.job_limit (
     revision bigint not null,           -- grows with each write; begins at the clock
     queue text collate "C",
     task text collate "C",
-    keyed boolean not null,             -- a bucket for each value of a key
+    per_key boolean not null,           -- a bucket for each value of a key
     concurrency bigint,
     interval_us bigint,                 -- between two tokens; null: no rate
     burst bigint not null,
@@ -1098,7 +1098,7 @@ $$;
 -- 5. Writes start tags, the queue's virtual time and the buckets; one update makes the chosen jobs running. Partitions without
 --    another ready job leave the registry.
 create function holdfast.claim_limited(
-    at bigint, queues text[], slots int[], max_jobs int, worker_id text, lease_for bigint, promote boolean, anywhere boolean,
+    at bigint, queues text[], slots int[], max_jobs int, worker_id text, lease_for bigint, promote boolean, any_queue boolean,
     assign boolean, isolated boolean
 ) returns table (
     id text, task text, queue text, payload text, claims bigint, attempts bigint, max_attempts bigint, priority integer,
@@ -1120,7 +1120,7 @@ declare
     full_names text[] := '{}';          -- buckets without room for a job of weight 1
     has_shares boolean; has_states boolean; -- a limit with shares, a bucket with a row
     limit_name text[] := '{}';              -- limits of buckets that were looked at
-    limit_known boolean[]; limit_queue text[]; limit_keyed boolean[]; limit_concurrency bigint[]; limit_interval bigint[]; limit_burst bigint[];
+    limit_known boolean[]; limit_queue text[]; limit_per_key boolean[]; limit_concurrency bigint[]; limit_interval bigint[]; limit_burst bigint[];
     bucket_name text[] := '{}';              -- buckets that were looked at
     bucket_limit int[]; bucket_used bigint[];     -- index of its limit in limit_…
     bucket_full_at bigint[]; bucket_was bigint[]; bucket_paused bigint[]; bucket_reserved bigint[]; -- null: 0; bucket_full_at: as full_at
@@ -1155,7 +1155,7 @@ begin
             join holdfast.job_limit l on l.name = split_part(u.name, '=', 1) where u.used >= l.concurrency);
     end if;
     now_us := coalesce(at, (extract(epoch from clock_timestamp()) * 1000000)::bigint); -- a clock: after a lock
-    due := promote and case when anywhere
+    due := promote and case when any_queue
         then exists (select from holdfast.job j where (+j.state) in (1, 3) and j.run_at <= now_us order by j.run_at limit 1)
             or exists (select from holdfast.job j where (+j.state) = 4 and j.run_at <= now_us order by j.run_at limit 1)
         else exists (select from unnest(queues) w (queue) cross join lateral (
@@ -1334,10 +1334,10 @@ begin
                     limit_index := array_position(limit_name, split_part(names[k], '=', 1));
                     if limit_index is null then
                         limit_index := cardinality(limit_name) + 1;
-                        select m.name, m.queue, m.keyed, m.concurrency, m.interval_us, m.burst into facts
+                        select m.name, m.queue, m.per_key, m.concurrency, m.interval_us, m.burst into facts
                         from holdfast.job_limit m where m.name = split_part(names[k], '=', 1);
                         limit_name[limit_index] := split_part(names[k], '=', 1); limit_known[limit_index] := found;
-                        limit_queue[limit_index] := coalesce(facts.queue, ''); limit_keyed[limit_index] := facts.keyed;
+                        limit_queue[limit_index] := coalesce(facts.queue, ''); limit_per_key[limit_index] := facts.per_key;
                         limit_concurrency[limit_index] := facts.concurrency; limit_interval[limit_index] := facts.interval_us; limit_burst[limit_index] := facts.burst;
                     end if;
                     bucket_name[i] := names[k]; bucket_limit[i] := limit_index;
@@ -1353,7 +1353,7 @@ begin
                 if bucket_paused[i] > now_us then
                     free_at := greatest(free_at, bucket_paused[i]);
                     light_at := greatest(light_at, bucket_paused[i]);
-                    stop_queue := stop_queue or (limit_queue[limit_index] = of_queue and not limit_keyed[limit_index]);
+                    stop_queue := stop_queue or (limit_queue[limit_index] = of_queue and not limit_per_key[limit_index]);
                 end if;
                 continue when not limit_known[limit_index];
                 space := limit_concurrency[limit_index] - bucket_used[i] - coalesce(bucket_reserved[i], 0);
@@ -1361,7 +1361,7 @@ begin
                     lacks_room := true;
                     is_full := is_full or space < 1;
                     of_keys := of_keys or position('=' in names[k]) > 0;
-                    stop_queue := stop_queue or (space < 1 and limit_queue[limit_index] = of_queue and not limit_keyed[limit_index]);
+                    stop_queue := stop_queue or (space < 1 and limit_queue[limit_index] = of_queue and not limit_per_key[limit_index]);
                     if space < 1 and not bucket_name[i] = any(full_names) then
                         full_names := full_names || bucket_name[i]; -- the pages read from here on pass over it
                     end if;
@@ -1373,7 +1373,7 @@ begin
                         or (after + least(weight, limit_burst[limit_index]) * limit_interval[limit_index] > now_us and position('=' in names[k]) > 0);
                     free_at := greatest(free_at, after + least(weight, limit_burst[limit_index]) * limit_interval[limit_index]);
                     light_at := greatest(light_at, after + limit_interval[limit_index]);
-                    stop_queue := stop_queue or (after + limit_interval[limit_index] > now_us and limit_queue[limit_index] = of_queue and not limit_keyed[limit_index]);
+                    stop_queue := stop_queue or (after + limit_interval[limit_index] > now_us and limit_queue[limit_index] = of_queue and not limit_per_key[limit_index]);
                 end if;
             end loop;
             if (lacks_room or free_at > now_us) and not (is_full or light_at > now_us or isolated) then

@@ -85,9 +85,9 @@ local function replay(id, job, spec, delay, partition_field)
     call('HDEL', JOB .. id, 'lost_leases', 'reason', 'endTime', 'cancel', 'expiresAt', 'errorGroup')
     delete_pieces(id, 'error')
     delete_pieces(id, 'result')
-    local state, due = delay > 0 and 'scheduled' or 'queued', now + delay
-    local fields = { 'state', state, 'dueTime', int(due), 'created', job.created or job.due }
-    if job.picked then -- absent before the second claim
+    local state, run_at = delay > 0 and 'scheduled' or 'queued', now + delay
+    local fields = { 'state', state, 'dueTime', int(run_at), 'created', job.created or job.run_at }
+    if job.started_at then -- absent before the second claim
         fields[7], fields[8] = 'attempts', '0'
     end
     if ARGV[5] ~= '' then
@@ -100,8 +100,8 @@ local function replay(id, job, spec, delay, partition_field)
         spec = parse_spec(set_partition_field(id, job.spec_text, partition_field))
     end
     replayed[#replayed + 1] = {
-        id = id, spec = spec, due = due, seq = to_number(job.seq), partition_field = partition_field, state = state,
-        may_wait = job.waits and not job.picked, has_dependents = job.has_dependents, answer = #answers + 1,
+        id = id, spec = spec, run_at = run_at, seq = to_number(job.seq), partition_field = partition_field, state = state,
+        may_wait = job.waits and not job.started_at, has_dependents = job.has_dependents, answer = #answers + 1,
     }
     notify('ready_jobs', 'queue:' .. spec.queue)
     return state
@@ -114,9 +114,9 @@ local function place(job)
         count(job.spec.queue, 'waiting', 1)
         answers[job.answer][1] = 'waiting'
     elseif job.state == 'scheduled' then
-        transitions().schedule(job.spec.queue, job.due, job.id)
+        transitions().schedule(job.spec.queue, job.run_at, job.id)
     else
-        transitions().add_ready(job.spec, job.due, job.seq, job.id, 0, job.partition_field)
+        transitions().add_ready(job.spec, job.run_at, job.seq, job.id, 0, job.partition_field)
     end
 end
 
@@ -151,12 +151,12 @@ end
 
 -- Fields of a job that an operation needs; nil for no job.
 local function read_operated(id)
-    local state, claims, spec_text, lost_leases, seq, worker, due, created, key, picked, waits, has_dependents =
+    local state, claims, spec_text, lost_leases, seq, worker, run_at, created, key, started_at, waits, has_dependents =
         read_fields(id, 'state', 'claims', 'spec', 'lost_leases', 'seq', 'worker', 'dueTime', 'created', 'key',
         'pickupTime', 'waits', 'hasDependents')
     return spec_text and {
         state = state, claims = claims, spec_text = spec_text, lost_leases = lost_leases, seq = seq, worker = worker,
-        due = due, created = created, key = key, picked = picked, waits = waits, has_dependents = has_dependents,
+        run_at = run_at, created = created, key = key, started_at = started_at, waits = waits, has_dependents = has_dependents,
     } or nil
 end
 
@@ -169,7 +169,7 @@ for i = 10, #ARGV, 4 do
     if not spec then
         answers[#answers + 1] = { false, expected ~= '' and -1 or 0 }
     elseif expected ~= '' and not resolved[id]
-        and expected ~= job.state .. ' ' .. claims_of(job.claims, job.picked) then
+        and expected ~= job.state .. ' ' .. claims_of(job.claims, job.started_at) then
         answers[#answers + 1] = { job.state, -1 }
     else
         local partition_field = partition_field_of(id, spec)

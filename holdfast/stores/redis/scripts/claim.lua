@@ -6,19 +6,19 @@ local DONE, MORE_TO_EXAMINE, MORE_DUE = 0, 1, 2 -- status of a claim, as `ClaimS
 
 -- A job with the fields that a claim needs; nil for a key of another type. Of a missing job all of them are false.
 local function read_job(id)
-    local state, spec_text, claims, attempts, lost_leases, due, created, payload, options, seq, picked,
+    local state, spec_text, claims, attempts, lost_leases, run_at, created, payload, options, seq, started_at,
         partition_field = read_fields(id, 'state', 'spec', 'claims', 'attempts', 'lost_leases', 'dueTime', 'created',
         'payload', 'options', 'seq', 'pickupTime', 'partition')
     return state ~= nil and {
         id = id, state = state, spec_text = spec_text, claims = claims, attempts = attempts, lost_leases = lost_leases,
-        due = due, created = created, payload = payload, options = options, seq = seq, picked = picked,
+        run_at = run_at, created = created, payload = payload, options = options, seq = seq, started_at = started_at,
         partition_field = partition_field,
     } or nil
 end
 
 -- Completes a hash written by hand to a job, with defaults.
 local function import_manual_job(id, queue)
-    local payload, own_task, given_due = read_fields(id, 'payload', 'task', 'dueTime')
+    local payload, own_task, given_run_at = read_fields(id, 'payload', 'task', 'dueTime')
     local task = own_task or ARGV[5] ~= '' and ARGV[5]
     if not task or not payload then
         count_anomaly('orphans')
@@ -26,9 +26,9 @@ local function import_manual_job(id, queue)
     end
     local seq = to_number(safe_call('GET', PREFIX .. 'seq')) + 1
     call('SET', PREFIX .. 'seq', int(seq))
-    local is_due = to_number(given_due) > 0 and to_number(given_due) <= now and string.match(given_due, '^%d+$')
+    local is_due = to_number(given_run_at) > 0 and to_number(given_run_at) <= now and string.match(given_run_at, '^%d+$')
     call('HSET', JOB .. id, 'state', 'queued', 'spec', '0 5 ' .. queue .. '\n' .. task,
-        'dueTime', is_due and given_due or NOW, 'created', NOW, 'seq', seq)
+        'dueTime', is_due and given_run_at or NOW, 'created', NOW, 'seq', seq)
     safe_call('HSET', index_key(seq), seq, id)
     safe_call('ZADD', PREFIX .. 'chunks', math.floor(seq / INDEX_CHUNK), math.floor(seq / INDEX_CHUNK))
     count(queue, 'queued', 1)
@@ -38,7 +38,7 @@ end
 -- True if the next attempt is the last; `max_attempts` of a spec is nil for no limit.
 local function is_last_attempt(spec, job)
     return spec.max_attempts
-        and to_number(job.attempts or claims_of(job.claims, job.picked)) + 1 >= spec.max_attempts
+        and to_number(job.attempts or claims_of(job.claims, job.started_at)) + 1 >= spec.max_attempts
 end
 
 local function add_lease(id, spec_text, state)
@@ -53,32 +53,32 @@ local function add_lease(id, spec_text, state)
     end
 end
 
--- Appends the reply for a job: id, spec, payload, eligible time; with options or earlier claims also created, options,
+-- Appends the reply for a job: id, spec, payload, `run_at`; with options or earlier claims also created, options,
 -- claims, attempts, lost_leases. A first claim writes neither claims nor attempts: `pickupTime` implies one of each.
-local function claim_new(id, state, spec_text, payload, due, created, options)
+local function claim_new(id, state, spec_text, payload, run_at, created, options)
     call('HSET', JOB .. id, 'state', 'running', 'worker', worker, 'pickupTime', NOW)
     payload = join_pieces(id, 'payload', payload)
     add_lease(id, spec_text, state)
     if created or options then
         claimed[claimed_count] = {
-            id, spec_text, payload, due, created, join_pieces(id, 'options', options), '1', '1', false }
+            id, spec_text, payload, run_at, created, join_pieces(id, 'options', options), '1', '1', false }
     else
-        claimed[claimed_count] = { id, spec_text, payload, due }
+        claimed[claimed_count] = { id, spec_text, payload, run_at }
     end
 end
 
 local function claim_job(job)
     local id = job.id
-    if not job.claims and not job.picked then
-        return claim_new(id, job.state, job.spec_text, job.payload, job.due, job.created, job.options)
+    if not job.claims and not job.started_at then
+        return claim_new(id, job.state, job.spec_text, job.payload, job.run_at, job.created, job.options)
     end
-    local earlier_claims = claims_of(job.claims, job.picked)
+    local earlier_claims = claims_of(job.claims, job.started_at)
     local claims, attempts = int(to_number(earlier_claims) + 1), int(to_number(job.attempts or earlier_claims) + 1)
     call('HSET', JOB .. id, 'state', 'running', 'claims', claims, 'attempts', attempts,
         'worker', worker, 'pickupTime', NOW)
     add_lease(id, job.spec_text, job.state)
     claimed[claimed_count] = {
-        id, job.spec_text, join_pieces(id, 'payload', job.payload), job.due, job.created,
+        id, job.spec_text, join_pieces(id, 'payload', job.payload), job.run_at, job.created,
         join_pieces(id, 'options', job.options), claims, attempts, job.lost_leases,
     }
 end
@@ -130,7 +130,7 @@ end
 
 -- name: claim (partitions, transitions, waits, expiry, claim_common)
 -- Claims ready jobs in order. ARGV: 6 max_jobs, 7 max_must_start, 8 "1": one quarantined job alone, 9 "1": make due jobs
--- ready first, 10 "1": claim although more jobs are due, 11 slots of unnamed queues or "", 12 the queue served
+-- ready first, 10 "1": claim although more jobs are due, 11 slots of unlisted queues or "", 12 the queue served
 -- last, 13 how many ids to skip at the head of each ready list, then name and slots of each named queue, in order.
 -- Returns jobs; promoted; microseconds until the next job is due or -1; quarantined; lease end; queue served last; its
 -- status: MORE_DUE if nothing was claimed because more jobs are due, MORE_TO_EXAMINE if a list was not read to its end;
@@ -183,7 +183,7 @@ local function claim_quarantined(queue)
         if not spec or job.state ~= 'queued' then
             call('ZREM', quarantine_key(queue), id)
         elseif not spec.is_limited then
-            local priority, position = to_number(spec.priority), { to_number(job.due), to_number(job.seq) }
+            local priority, position = to_number(spec.priority), { to_number(job.run_at), to_number(job.seq) }
             if not chosen or priority > best_priority
                 or priority == best_priority and transitions().is_before(position, best_position) then
                 best_priority, best_position, chosen = priority, position, job
@@ -228,12 +228,12 @@ local function claimable(id, queue, list)
             count(spec.queue, job.state, -1)
             count(spec.queue, 'queued', 1)
         end
-        transitions().add_ready(spec, to_number(job.due), to_number(job.seq), id, to_number(job.lost_leases),
+        transitions().add_ready(spec, to_number(job.run_at), to_number(job.seq), id, to_number(job.lost_leases),
             job.partition_field)
         return nil
     end
     if tier == 2 then
-        safe_call('ZADD', quarantine_key(spec.queue), job.due, id)
+        safe_call('ZADD', quarantine_key(spec.queue), job.run_at, id)
         return nil
     end
     if tier == 1 or is_last_attempt(spec, job) then
@@ -247,16 +247,16 @@ end
 
 -- Fast path, for most ids: a job that was never claimed and whose id the store generated.
 local function try_claim_new(id)
-    local state, spec_text, picked, due, created, payload, options, claims = unpack(redis.pcall('HMGET', JOB .. id,
+    local state, spec_text, started_at, run_at, created, payload, options, claims = unpack(redis.pcall('HMGET', JOB .. id,
         'state', 'spec', 'pickupTime', 'dueTime', 'created', 'payload', 'options', 'claims'))
-    local spec = state == 'queued' and not picked and not claims and parse_spec(spec_text)
+    local spec = state == 'queued' and not started_at and not claims and parse_spec(spec_text)
     if not spec or spec.is_limited or spec.max_attempts == 1 and max_must_start <= 0 then
         return false
     end
     if spec.max_attempts == 1 then
         max_must_start = max_must_start - 1
     end
-    claim_new(id, 'queued', spec_text, payload, due, created, options)
+    claim_new(id, 'queued', spec_text, payload, run_at, created, options)
     return true
 end
 
@@ -372,7 +372,7 @@ local function is_full()
     return claimed_count >= (isolated and 1 or max_jobs) or reads_left <= 0
 end
 
-local function claim_unnamed(queue)
+local function claim_unlisted(queue)
     local claimed_before = claimed_count
     last_served = queue
     claim_queue(queue, wildcard_slots)
@@ -394,12 +394,12 @@ local function claim_queues()
             or safe_call('ZRANGEBYLEX', PREFIX .. 'queues', range[1], range[2], 'LIMIT', 0, 1000)) do
             is_default_seen = is_default_seen or queue == 'default'
             if not paused[queue] and not queue_slots[queue] and not is_full() and wildcard_slots > 0 then
-                claim_unnamed(queue)
+                claim_unlisted(queue)
             end
         end
     end
     if not is_default_seen and not is_full() and wildcard_slots > 0 and call('EXISTS', READY) == 1 then
-        claim_unnamed('default') -- a job was added by hand
+        claim_unlisted('default') -- a job was added by hand
     end
 end
 
@@ -427,7 +427,7 @@ return {
 }
 
 -- name: claim_ids (partitions, transitions, waits, expiry, claim_common)
--- Claims the jobs of ids. ARGV: 6 max_jobs, 7 max tier, 8 "1": make due ones ready, 9 slots of unnamed queues or "",
+-- Claims the jobs of ids. ARGV: 6 max_jobs, 7 max tier, 8 "1": make due ones ready, 9 slots of unlisted queues or "",
 -- 10 max_must_start, 11 number of named queues, name and slots of each, then ids. Returns jobs, lease end, "1" if it
 -- stopped at a job on its last attempt, and id and spec of expired jobs.
 allow_when_full()
@@ -441,7 +441,7 @@ for i = 12, first_id - 1, 2 do
     slot_names[#slot_names + 1] = ARGV[i]
 end
 
-local function eligible(id)
+local function read_claimable(id)
     local job = read_job(id)
     local spec = job and parse_spec(job.spec_text or '')
     if not spec or paused[spec.queue] or spec.is_limited or has_limit[spec.queue]
@@ -449,12 +449,12 @@ local function eligible(id)
         return nil -- jobs under limits are claimed in the turn of their partition
     end
     local is_delayed = job.state == 'scheduled' or job.state == 'failed' or job.state == 'waiting'
-    local is_due = is_delayed and ARGV[8] == '1' and to_number(job.due) <= now
+    local is_due = is_delayed and ARGV[8] == '1' and to_number(job.run_at) <= now
     if job.state ~= 'queued' and not is_due or may_hold_expired and is_expired(id) then
         return nil
     end
     local slot_name = queue_slots[spec.queue] and spec.queue or wildcard_slots and ''
-    job.spec, job.position = spec, { to_number(job.due), to_number(job.seq) }
+    job.spec, job.position = spec, { to_number(job.run_at), to_number(job.seq) }
     return slot_name, job
 end
 
@@ -463,7 +463,7 @@ for i = first_id, #ARGV do
     local slot_name, job = nil, nil
     if not seen[ARGV[i]] then
         seen[ARGV[i]] = true
-        slot_name, job = eligible(ARGV[i])
+        slot_name, job = read_claimable(ARGV[i])
     end
     if slot_name then
         jobs_by_slot[slot_name] = jobs_by_slot[slot_name] or {}
@@ -508,9 +508,9 @@ local min_lease_end = int(tonumber(ARGV[4]) + tonumber(ARGV[5]))
 local ids = safe_call('ZRANGEBYSCORE', LEASES, '(' .. min_lease_end, '+inf', 'LIMIT', ARGV[6], MAX_BATCH)
 local found = {}
 for _, id in ipairs(ids) do
-    local state, claims, picked, owner = read_fields(id, 'state', 'claims', 'pickupTime', 'worker')
-    if state == 'running' and owner == ARGV[3] and to_number(picked) > tonumber(ARGV[4]) then
-        found[#found + 1] = { id, claims_of(claims, picked) }
+    local state, claims, started_at, owner = read_fields(id, 'state', 'claims', 'pickupTime', 'worker')
+    if state == 'running' and owner == ARGV[3] and to_number(started_at) > tonumber(ARGV[4]) then
+        found[#found + 1] = { id, claims_of(claims, started_at) }
     end
 end
 return { found, #ids - #found, #ids == MAX_BATCH and 1 or 0 }

@@ -3,6 +3,8 @@
 -- uses their locals. KEYS: prefix, schedule, ready, leases, job. ARGV[1]: microseconds since 1970, or "" for the server's
 -- clock. ARGV[2]: the caller, which ignores its own notifications. Scripts never parse payloads.
 --
+-- In the hash of a job `dueTime` is `run_at`, `pickupTime` `started_at` and `endTime` `ended_at`: programs of other authors read these names.
+--
 -- Redis does not roll back a script that fails. `read_fields` tolerates a job key of another type; `safe_call` renames
 -- such a key in our structures. Redis at `maxmemory` refuses a script at its first write if that may need memory:
 -- `allow_when_full` makes the first write a DEL.
@@ -14,7 +16,7 @@ local INDEX_CHUNK = 64 -- jobs per chunk of the index
 local MERGE_WINDOW = 2000 -- ids at an end of a ready list that one script sorts
 local MAX_BATCH = 200 -- jobs one script handles
 local MAX_FAILURES = 10000 -- failed attempts kept for followers of events
-local NEVER = '253402300799000000' -- due time of a job that waits without a deadline: the end of the year 9999
+local NEVER = '253402300799000000' -- `run_at` of a job that waits without a deadline: the end of the year 9999
 
 local now
 if ARGV[1] ~= '' then
@@ -159,8 +161,8 @@ local function tier_of(lost_leases)
 end
 
 -- Number of claims. The field is absent until the second claim.
-local function claims_of(claims, picked)
-    return claims or (picked and '1' or '0')
+local function claims_of(claims, started_at)
+    return claims or (started_at and '1' or '0')
 end
 
 local function delete_pieces(id, field)
@@ -229,11 +231,11 @@ end
 -- A worker's write under a lease that its job does not have. A lease with more claims than the
 -- job has proves that Redis has lost an acknowledged write: claims never decrease, not even where a client submits an id again.
 local function count_lost_write(id, claims, worker)
-    local state, stored_claims, picked, owner = read_fields(id, 'state', 'claims', 'pickupTime', 'worker')
+    local state, stored_claims, started_at, owner = read_fields(id, 'state', 'claims', 'pickupTime', 'worker')
     if not state then
         return
     end
-    local ahead = to_number(claims) - to_number(claims_of(stored_claims, picked))
+    local ahead = to_number(claims) - to_number(claims_of(stored_claims, started_at))
     if ahead > 0 or ahead == 0 and worker ~= '' and owner ~= worker then
         count_anomaly('lost')
     end

@@ -48,12 +48,12 @@ end
 local SORT_KEY_LENGTH = 28 -- characters of a member before its id
 local TWO_POW_32 = 4294967296
 
--- A member: rank, eligible time and submission in hexadecimal digits, then the id. With a UUID it has 64 bytes, so
+-- A member: rank, `run_at` and submission in hexadecimal digits, then the id. With a UUID it has 64 bytes, so
 -- small sets keep their compact encoding.
-local function member_of(priority, due, seq, id)
+local function member_of(priority, run_at, seq, id)
     local rank = 1000000 - math.max(-1000000, math.min(1000000, to_number(priority)))
-    due, seq = math.max(0, math.min(2 ^ 52 - 1, math.floor(due))), seq % 2 ^ 36
-    return string.format('%06x%05x%08x%x%08x', rank, math.floor(due / TWO_POW_32), due % TWO_POW_32,
+    run_at, seq = math.max(0, math.min(2 ^ 52 - 1, math.floor(run_at))), seq % 2 ^ 36
+    return string.format('%06x%05x%08x%x%08x', rank, math.floor(run_at / TWO_POW_32), run_at % TWO_POW_32,
         math.floor(seq / TWO_POW_32), seq % TWO_POW_32) .. id
 end
 
@@ -443,7 +443,7 @@ end
 
 -- name: claim_limited (partitions, transitions, waits, expiry, claim_common, admission)
 -- Claims ready jobs under limits, which start at once, by start tags. ARGV: 6 max_jobs, 7 "1": one
--- quarantined job alone, 8 "1": make due jobs ready first, 9 slots of unnamed queues or "", 10 the unnamed queue
+-- quarantined job alone, 8 "1": make due jobs ready first, 9 slots of unlisted queues or "", 10 the unlisted queue
 -- served last, then name and slots of each named queue, in order of service.
 -- Returns jobs; promoted; microseconds until a partition may be unblocked or -1; quarantined; lease end; queue served
 -- last; its status; id and spec of expired jobs.
@@ -542,10 +542,10 @@ end
 
 -- Fast path, for most jobs: one that was never claimed and whose id the store generated. Returns it and its weights.
 local function new_job(id, queue, partition)
-    local state, spec_text, picked, due, created, payload, options, claims, partition_field =
+    local state, spec_text, started_at, run_at, created, payload, options, claims, partition_field =
         unpack(redis.pcall('HMGET', JOB .. id, 'state', 'spec', 'pickupTime', 'dueTime', 'created', 'payload',
         'options', 'claims', 'partition'))
-    local spec = state == 'queued' and not picked and not claims and parse_spec(spec_text)
+    local spec = state == 'queued' and not started_at and not claims and parse_spec(spec_text)
     if not spec or not spec.is_limited or spec.queue ~= queue then
         return nil
     end
@@ -556,7 +556,7 @@ local function new_job(id, queue, partition)
     if job_partition ~= partition then
         return nil
     end
-    return { id = id, spec_text = spec_text, due = due, created = created, payload = payload, options = options }, weights
+    return { id = id, spec_text = spec_text, run_at = run_at, created = created, payload = payload, options = options }, weights
 end
 
 -- Any other job; nil for a stale member.
@@ -569,7 +569,7 @@ local function other_job(id, queue, partition)
     elseif job.state ~= 'queued' or job_partition ~= partition or spec.queue ~= queue then
         return nil
     elseif tier_of(job.lost_leases) == 2 then
-        safe_call('ZADD', quarantine_key(queue), job.due, id)
+        safe_call('ZADD', quarantine_key(queue), job.run_at, id)
     elseif may_hold_expired and is_expired(id) then
         expire(id, job.state, job.spec_text)
         safe_call('ZREM', PREFIX .. 'expiry', id)
@@ -680,7 +680,7 @@ local function serve_next(round)
         status, round.is_done = math.max(status, MORE_TO_EXAMINE), true
         return
     elseif source == 'new' then
-        claim_new(job.id, 'queued', job.spec_text, job.payload, job.due, job.created, job.options)
+        claim_new(job.id, 'queued', job.spec_text, job.payload, job.run_at, job.created, job.options)
     else
         claim_job(job)
     end
@@ -782,7 +782,7 @@ local function serve_quarantined(queue)
         local spec = job and parse_spec(job.spec_text or '')
         if spec and job.state == 'queued' and spec.is_limited and job.partition_field
             and not (may_hold_expired and is_expired(id)) then
-            job.member = member_of(spec.priority, to_number(job.due), to_number(job.seq), id)
+            job.member = member_of(spec.priority, to_number(job.run_at), to_number(job.seq), id)
             found[#found + 1] = job
             names[#names + 1] = parse_partition(job.partition_field)
         end
@@ -959,7 +959,7 @@ local queue, changed, stale = ARGV[6], 0, 0
 local OPEN = { queued = true, scheduled = true, failed = true, waiting = true, running = true }
 
 local function assign(id, fingerprint, partition_field)
-    local state, spec_text, lost_leases, due, seq = read_fields(id, 'state', 'spec', 'lost_leases', 'dueTime', 'seq')
+    local state, spec_text, lost_leases, run_at, seq = read_fields(id, 'state', 'spec', 'lost_leases', 'dueTime', 'seq')
     local spec = parse_spec(spec_text or '')
     local old_field = spec and partition_field_of(id, spec)
     if not spec or not OPEN[state] then
@@ -980,7 +980,7 @@ local function assign(id, fingerprint, partition_field)
     local new_field = partition_field ~= '' and partition_field or nil
     set_partition_field(id, spec_text, new_field)
     if state == 'queued' then
-        transitions().add_ready(spec, to_number(due), to_number(seq), id, to_number(lost_leases), new_field)
+        transitions().add_ready(spec, to_number(run_at), to_number(seq), id, to_number(lost_leases), new_field)
     elseif state == 'running' then
         if old_field then
             release(spec.queue, old_field)
@@ -1017,7 +1017,7 @@ local function should_leave(id, list)
     end
     local partition_field = partition_field_of(id, spec)
     if partition_field or spec.queue ~= queue or tier_of(job.lost_leases) == 2 then
-        transitions().add_ready(spec, to_number(job.due), to_number(job.seq), id, to_number(job.lost_leases),
+        transitions().add_ready(spec, to_number(job.run_at), to_number(job.seq), id, to_number(job.lost_leases),
             partition_field)
         return true
     end

@@ -100,12 +100,12 @@ end
 -- Deletes a job that ended at this instant (nil: at any). Returns "deleted", "kept", "recent", "stale" (it ran again,
 -- or is deleted), or "later" (the next script goes on).
 local function prune(id, ended_at)
-    local state_now, spec_text, end_time, seq, key, waits, has_dependents, kept_for, reason =
+    local state_now, spec_text, stored_ended_at, seq, key, waits, has_dependents, kept_for, reason =
         read_fields(id, 'state', 'spec', 'endTime', 'seq', 'key', 'waits', 'hasDependents', 'keptFor', 'reason')
     local spec = parse_spec(spec_text or '')
-    if not spec or state_now ~= state or ended_at and to_number(end_time) ~= ended_at then
+    if not spec or state_now ~= state or ended_at and to_number(stored_ended_at) ~= ended_at then
         return 'stale'
-    elseif to_number(end_time) > cutoff then
+    elseif to_number(stored_ended_at) > cutoff then
         return 'recent'
     end
     if has_dependents then
@@ -264,13 +264,13 @@ end
 for state, found in pairs(pages) do
     for n = 1, #found, 2 do
         local instant = tonumber(found[n + 1])
-        local state_now, spec_text, end_time, picked
+        local state_now, spec_text, ended_at, started_at
         if instant <= upto then
-            state_now, spec_text, end_time, picked = read_fields(found[n], 'state', 'spec', 'endTime', 'pickupTime')
+            state_now, spec_text, ended_at, started_at = read_fields(found[n], 'state', 'spec', 'endTime', 'pickupTime')
         end
-        local spec = state_now == state and to_number(end_time) == instant and parse_spec(spec_text or '')
+        local spec = state_now == state and to_number(ended_at) == instant and parse_spec(spec_text or '')
         if spec then -- it was neither replayed nor deleted
-            local run = math.max(0, instant - (tonumber(picked or nil) or instant))
+            local run = math.max(0, instant - (tonumber(started_at or nil) or instant))
             for at = 6, #ARGV, 2 do
                 local start = instant - instant % tonumber(ARGV[at])
                 add(PREFIX .. 'history:' .. ARGV[at] .. ':' .. int(start) .. ' ' .. ARGV[at + 1], state .. ' ' .. spec.queue, run)

@@ -39,8 +39,8 @@ return jobs
 -- State and claims of each of the jobs from ARGV[3] on; nil for no job.
 local states = {}
 for n = 3, #ARGV do
-    local state, claims, picked = read_fields(ARGV[n], 'state', 'claims', 'pickupTime')
-    states[#states + 1] = state and { state, claims_of(claims, picked) } or false
+    local state, claims, started_at = read_fields(ARGV[n], 'state', 'claims', 'pickupTime')
+    states[#states + 1] = state and { state, claims_of(claims, started_at) } or false
 end
 return states
 
@@ -128,7 +128,7 @@ return { jobs, int(last), scanned >= max_jobs and 1 or 0 }
 
 -- name: queues (partitions)
 -- Counts by "state:queue", paused queues, and for each queue from ARGV[3] on how many microseconds its oldest ready job
--- has been eligible, nil if none is ready.
+-- has been ready, nil if none is ready.
 if ARGV[3] == nil then
     return { call('HGETALL', PREFIX .. 'counts'), call('SMEMBERS', PREFIX .. 'paused') }
 end
@@ -137,9 +137,9 @@ for n = 3, #ARGV do
     local queue, oldest = ARGV[n], nil
 
     local function consider(id)
-        local state, due = read_fields(id, 'state', 'dueTime')
-        if state == 'queued' and (not oldest or to_number(due) < oldest) then
-            oldest = to_number(due)
+        local state, run_at = read_fields(id, 'state', 'dueTime')
+        if state == 'queued' and (not oldest or to_number(run_at) < oldest) then
+            oldest = to_number(run_at)
         end
         return state == 'queued'
     end
@@ -191,12 +191,12 @@ for n = 1, #flat, 2 do
     if state ~= 'dead' then
         claims, id = string.match(id, '^(%d+) (.*)$')
     end
-    local state_now, spec_text, error_group, claims_now, picked
+    local state_now, spec_text, error_group, claims_now, started_at
     if id then
-        state_now, spec_text, error_group, claims_now, picked =
+        state_now, spec_text, error_group, claims_now, started_at =
             read_fields(id, 'state', 'spec', 'errorGroup', 'claims', 'pickupTime')
     end
-    local is_current = state_now == state and (not claims or claims_of(claims_now, picked) == claims)
+    local is_current = state_now == state and (not claims or claims_of(claims_now, started_at) == claims)
     if is_current and spec_text and error_group then
         jobs[#jobs + 1] = { id, spec_text, error_group, flat[n + 1] }
     end

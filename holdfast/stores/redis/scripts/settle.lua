@@ -80,9 +80,9 @@ local function succeed(id, claims, result)
     return 1
 end
 
-local function append_attempt(id, claims, attempts, owner, picked, state, reason, error, traceback)
+local function append_attempt(id, claims, attempts, owner, started_at, state, reason, error, traceback)
     safe_call('RPUSH', PREFIX .. 'attempts:' .. id, cmsgpack.pack({
-        claims, attempts or claims, owner, picked, NOW, state, reason ~= '' and reason,
+        claims, attempts or claims, owner, started_at, NOW, state, reason ~= '' and reason,
         error ~= '' and string.sub(error, 2), traceback ~= '' and string.sub(traceback, 2),
     }))
 end
@@ -97,7 +97,7 @@ local function settle_other(n)
     local id, claims, state, reason, delay = ARGV[n], ARGV[n + 1], ARGV[n + 2], ARGV[n + 3], ARGV[n + 4]
     local flags, result, error, traceback, group = ARGV[n + 5], ARGV[n + 6], ARGV[n + 7], ARGV[n + 8], ARGV[n + 9]
     local refund, lease_expired = string.find(flags, 'r', 1, true), string.find(flags, 'e', 1, true) ~= nil
-    local old_state, stored_claims, spec_text, is_cancelling, counted_attempts, owner, picked, old_lost_leases, due,
+    local old_state, stored_claims, spec_text, is_cancelling, counted_attempts, owner, started_at, old_lost_leases, old_run_at,
         created, seq, waits, has_dependents = read_fields(id, 'state', 'claims', 'spec', 'cancel', 'attempts', 'worker',
         'pickupTime', 'lost_leases', 'dueTime', 'created', 'seq', 'waits', 'hasDependents')
     local spec, lease = spec_text and parse_spec(spec_text), lease_end(id)
@@ -115,14 +115,14 @@ local function settle_other(n)
         state, delay = 'scheduled', '0' -- what it waited for has come
     end
     if not refund and state ~= 'succeeded' then
-        append_attempt(id, claims, counted_attempts, owner, picked, state, requested_reason, error, traceback)
+        append_attempt(id, claims, counted_attempts, owner, started_at, state, requested_reason, error, traceback)
     end
     if not refund and state ~= 'succeeded' and not ENDED[state] then
         failures = failures + 1
         safe_call('ZADD', PREFIX .. 'failures', NOW, claims .. ' ' .. id)
     end
     local lost_leases = lease_expired and to_number(old_lost_leases) + 1 or refund and to_number(old_lost_leases) or 0
-    local run_at = delay ~= '' and now + tonumber(delay) or to_number(state == 'waiting' and NEVER or due)
+    local run_at = delay ~= '' and now + tonumber(delay) or to_number(state == 'waiting' and NEVER or old_run_at)
     -- another program may have set it to 0
     local attempts = math.max(0, to_number(counted_attempts or claims) - (refund and 1 or 0))
     local fields = { 'state', state, 'attempts', int(attempts) }
@@ -141,7 +141,7 @@ local function settle_other(n)
     end
     if delay ~= '' or state == 'waiting' then
         set('dueTime', int(run_at))
-        set('created', created or due) -- absent while equal to its due time
+        set('created', created or old_run_at) -- absent while equal to `run_at`
     end
     if lost_leases > 0 then
         set('lost_leases', int(lost_leases))

@@ -18,19 +18,19 @@ local function key_of(unique)
     return string.match(unique, '^%S+ %S+ %S+ (.*)$')
 end
 
--- Takes the key for a job unless another job holds it; then returns the policy and that job.
+-- Takes the key for a job unless another job holds it; then returns the on_conflict and that job.
 local function take_unique(unique, id)
-    local policy, during, window, key = string.match(unique, '^(%S+) (%S+) (%S+) (.*)$')
+    local on_conflict, during, window, key = string.match(unique, '^(%S+) (%S+) (%S+) (.*)$')
     local keep_until, holder = string.match(safe_call('HGET', PREFIX .. 'keys', key) or '', '^(%d+) (.*)$')
     if holder and holder ~= id then
         local state = read_fields(holder, 'state') or ''
         local is_holder = during ~= '-' and NOT_STARTED[state] or during == 'active' and state == 'running'
         if is_holder or to_number(keep_until) > now then
-            return policy, holder
+            return on_conflict, holder
         end
     end
     set_key(key, id, window ~= '-' and window or '')
-    return policy, nil
+    return on_conflict, nil
 end
 
 local function unique_of(id) -- in the form of `take_unique`; nil without such a key
@@ -61,23 +61,23 @@ end
 
 -- Applies an edit, or a later submission of its unique key, to a job in one of `states`. `change`: new values
 -- of priority, queue, when, payload, options, expires, partition ("" for none), nil to keep. A job in state `waiting`
--- keeps its due time. Returns state and changed.
+-- keeps its `run_at`. Returns state and changed.
 local function rewrite(id, change, states, whole)
-    local old_state, old_spec_text, seq, lost_leases, created, old_due =
+    local old_state, old_spec_text, seq, lost_leases, created, old_run_at =
         read_fields(id, 'state', 'spec', 'seq', 'lost_leases', 'created', 'dueTime')
     local spec = parse_spec(old_spec_text or '')
     if not spec or not states[old_state] then
         return old_state or false, false
     end
-    local state, due, spec_text, fields = old_state, old_due, old_spec_text, {}
+    local state, run_at, spec_text, fields = old_state, old_run_at, old_spec_text, {}
     local partition_field = partition_field_of(id, spec)
     local new_field = change.partition or partition_field
     count_unstarted(partition_field, -1)
     if change.when and state ~= 'waiting' then
         local is_later
-        due, is_later = due_of(change.when)
+        run_at, is_later = run_at_of(change.when)
         state = is_later and 'scheduled' or 'queued'
-        fields = { 'dueTime', due, 'created', created or old_due }
+        fields = { 'dueTime', run_at, 'created', created or old_run_at }
     end
     if change.priority or change.queue then
         local priority, max_attempts, queue, task = string.match(spec_text, '^(%S+) (%S+) (.-)\n(.*)$')
@@ -87,7 +87,7 @@ local function rewrite(id, change, states, whole)
     new_field = new_field ~= '' and new_field or nil
     count_unstarted(new_field, 1)
     spec_text = mark_limited(spec_text, new_field)
-    local is_moved = spec_text ~= old_spec_text or state ~= old_state or due ~= old_due or new_field ~= partition_field
+    local is_moved = spec_text ~= old_spec_text or state ~= old_state or run_at ~= old_run_at or new_field ~= partition_field
     if is_moved then
         transitions().dequeue(id, spec, old_state, to_number(lost_leases))
         count(spec.queue, old_state, -1)
@@ -113,9 +113,9 @@ local function rewrite(id, change, states, whole)
         set_expiry(id, change.expires)
     end
     if is_moved and state == 'queued' then
-        transitions().add_ready(spec, to_number(due), to_number(seq), id, to_number(lost_leases), new_field)
-    elseif is_moved and (state ~= 'waiting' or to_number(due) < to_number(NEVER)) then
-        transitions().schedule(spec.queue, to_number(due), id)
+        transitions().add_ready(spec, to_number(run_at), to_number(seq), id, to_number(lost_leases), new_field)
+    elseif is_moved and (state ~= 'waiting' or to_number(run_at) < to_number(NEVER)) then
+        transitions().schedule(spec.queue, to_number(run_at), id)
     end
     notify('ready_jobs', 'queue:' .. spec.queue)
     return state, true
@@ -123,7 +123,7 @@ end
 
 -- fragment: due_times
 -- Times are "" for now, "+SPAN", "=INSTANT", in microseconds; "-" is no expiry.
-local function due_of(when) -- eligible time, and true if it is in the future
+local function run_at_of(when) -- and true if it is in the future
     local run_at = to_number(string.sub(when, 2))
     if string.sub(when, 1, 1) == '+' then
         run_at = now + run_at
@@ -179,14 +179,14 @@ local function read_specs(from)
 end
 
 -- Gives a new job its number, and its place in the index, the counts and, unless it is under limits, in its queue.
-local function enter_job(id, spec, state, due, is_limited)
+local function enter_job(id, spec, state, run_at, is_limited)
     seq = seq + 1
     created_ids[id] = true
     spec.numbers[state] = (spec.numbers[state] or 0) + 1
     if state == 'scheduled' then
         local entries = delayed[spec.queue] or {}
         delayed[spec.queue] = entries
-        entries[#entries + 1] = due
+        entries[#entries + 1] = run_at
         entries[#entries + 1] = id
     elseif state == 'queued' and not is_limited then
         spec.list[#spec.list + 1] = id
@@ -199,16 +199,16 @@ local function enter_job(id, spec, state, due, is_limited)
 end
 
 local function create_without_extras(id, spec, when, payload)
-    local due, is_later = NOW, false
+    local run_at, is_later = NOW, false
     if when ~= '' then
-        due, is_later = due_of(when)
+        run_at, is_later = run_at_of(when)
     end
-    enter_job(id, spec, is_later and 'scheduled' or 'queued', due, false)
+    enter_job(id, spec, is_later and 'scheduled' or 'queued', run_at, false)
     if not is_later and #payload <= PIECE_BYTES then
-        call('HSET', JOB .. id, 'state', 'queued', 'spec', spec.text, 'dueTime', due, 'seq', seq, 'payload', payload)
+        call('HSET', JOB .. id, 'state', 'queued', 'spec', spec.text, 'dueTime', run_at, 'seq', seq, 'payload', payload)
         return
     end
-    local fields = { 'state', is_later and 'scheduled' or 'queued', 'spec', spec.text, 'dueTime', due, 'seq', seq }
+    local fields = { 'state', is_later and 'scheduled' or 'queued', 'spec', spec.text, 'dueTime', run_at, 'seq', seq }
     if is_later then
         fields[9], fields[10] = 'created', NOW
     end
@@ -326,7 +326,7 @@ local function add_dependencies(waiter, after)
     return unmet, failure
 end
 
--- State, due time and further fields of a new job that waits for others.
+-- State, `run_at` and further fields of a new job that waits for others.
 local function begin_waiting(id, after)
     local unmet, failure = add_dependencies(id, after)
     local fields = { 'waits', unmet }
@@ -363,27 +363,27 @@ local function add_member(batch, id)
     end
 end
 
--- State, due time and further fields of a new batch. Its submission holds it until its last member is stored.
+-- State, `run_at` and further fields of a new batch. Its submission holds it until its last member is stored.
 local function begin_batch()
     return 'waiting', NEVER, { 'waits', 1, 'submitting', 1, 'members', 0, 'failed', 0, 'reason', 'dependency' }
 end
 
 local function create(id, spec, when, payload, key, options, has_client_id, partition_field, after, is_batch)
-    local state, due, fields = 'queued', NOW, {}
+    local state, run_at, fields = 'queued', NOW, {}
     if is_batch then
-        state, due, fields = begin_batch()
+        state, run_at, fields = begin_batch()
     elseif after then
-        state, due, fields = begin_waiting(id, after)
+        state, run_at, fields = begin_waiting(id, after)
     elseif when ~= '' then
         local is_later
-        due, is_later = due_of(when)
+        run_at, is_later = run_at_of(when)
         state = is_later and 'scheduled' or 'queued'
     end
-    enter_job(id, spec, state, due, partition_field ~= nil)
+    enter_job(id, spec, state, run_at, partition_field ~= nil)
     count_unstarted(partition_field, state ~= 'cancelled' and 1 or 0)
     if state == 'queued' and partition_field then
         partitions().add_member(spec.queue, (parse_partition(partition_field)),
-            member_of(spec.priority, to_number(due), seq, id))
+            member_of(spec.priority, to_number(run_at), seq, id))
     end
     if state ~= 'queued' then
         fields[#fields + 1], fields[#fields + 2] = 'created', NOW
@@ -403,7 +403,7 @@ local function create(id, spec, when, payload, key, options, has_client_id, part
     if partition_field then
         fields[#fields + 1], fields[#fields + 2] = 'partition', partition_field
     end
-    call('HSET', JOB .. id, 'state', state, 'spec', spec.text, 'dueTime', due, 'seq', seq, unpack(fields))
+    call('HSET', JOB .. id, 'state', state, 'spec', spec.text, 'dueTime', run_at, 'seq', seq, unpack(fields))
 end
 
 -- Writes the created jobs into their structures.
@@ -427,16 +427,16 @@ local function store(id, spec, when, payload, key, keep_for, options, has_client
         return 0
     end
     if unique ~= '' then
-        local policy, holder = take_unique(unique, id)
+        local on_conflict, holder = take_unique(unique, id)
         if holder then
             if created_ids[holder] then
                 write_created()
             end
-            if policy == 'keep' then
+            if on_conflict == 'keep' then
                 return holder
             end
             local change = { when = when, expires = expires ~= '' and expires or '-' }
-            if policy == 'replace' then
+            if on_conflict == 'replace' then
                 change.payload, change.priority, change.partition = payload,
                     string.match(spec.text, '^%S+'), partition_field or ''
             end

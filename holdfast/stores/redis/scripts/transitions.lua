@@ -31,12 +31,12 @@ local function make_transitions()
         return a[1] < b[1] or (a[1] == b[1] and a[2] < b[2])
     end
 
-    local function position_of(id) -- of a ready job: eligible time, then submission
+    local function position_of(id) -- of a ready job: `run_at`, then submission
         if not id then
             return nil
         end
-        local due, seq = read_fields(id, 'dueTime', 'seq')
-        return due and { to_number(due), to_number(seq), id }
+        local run_at, seq = read_fields(id, 'dueTime', 'seq')
+        return run_at and { to_number(run_at), to_number(seq), id }
     end
 
     -- The first id that is no tombstone: only its job has the position of the list's head.
@@ -97,7 +97,7 @@ local function make_transitions()
         table.sort(group, is_before)
     end
 
-    -- Inserts jobs, {eligible time, submission, id} each, into a ready list in order.
+    -- Inserts jobs, {`run_at`, submission, id} each, into a ready list in order.
     local function insert_sorted(queue, priority, group)
         local list = ready_key(queue, priority)
         table.sort(group, is_before)
@@ -162,9 +162,9 @@ local function make_transitions()
     local function dequeue_ready(id, spec)
         local partition_field = partition_field_of(id, spec)
         if partition_field then
-            local due, seq = read_fields(id, 'dueTime', 'seq')
+            local run_at, seq = read_fields(id, 'dueTime', 'seq')
             partitions().remove_member(spec.queue, (parse_partition(partition_field)),
-                member_of(spec.priority, to_number(due), to_number(seq), id))
+                member_of(spec.priority, to_number(run_at), to_number(seq), id))
         else
             add_tombstone(ready_key(spec.queue, spec.priority), id)
         end
@@ -197,14 +197,14 @@ local function make_transitions()
         rescheduled_queues[queue] = true
         local promoted = 0
         for _, id in ipairs(ids) do
-            local state, spec_text, due, seq, lost_leases =
+            local state, spec_text, run_at, seq, lost_leases =
                 read_fields(id, 'state', 'spec', 'dueTime', 'seq', 'lost_leases')
             local spec = parse_spec(spec_text or '')
             if spec and (state == 'scheduled' or state == 'failed' or state == 'waiting') then
                 call('HSET', JOB .. id, 'state', 'queued')
                 count(spec.queue, state, -1)
                 count(spec.queue, 'queued', 1)
-                add_ready(spec, to_number(due), to_number(seq), id, to_number(lost_leases),
+                add_ready(spec, to_number(run_at), to_number(seq), id, to_number(lost_leases),
                     partition_field_of(id, spec))
                 promoted = promoted + 1
             elseif not spec and state ~= nil and call('EXISTS', JOB .. id) == 1 then
@@ -308,8 +308,8 @@ end
 
 -- True for a job that has expired and was never claimed.
 local function is_expired(id)
-    local expires_at, picked = read_fields(id, 'expiresAt', 'pickupTime')
-    return expires_at and not picked and to_number(expires_at) <= now
+    local expires_at, started_at = read_fields(id, 'expiresAt', 'pickupTime')
+    return expires_at and not started_at and to_number(expires_at) <= now
 end
 
 -- Ends jobs that have expired before their start; returns the number of jobs examined.

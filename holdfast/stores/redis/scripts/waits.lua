@@ -51,11 +51,11 @@ end
 
 local function make_waits()
     -- Makes a job in state `waiting` due now.
-    local function resume(id, spec, due, created, has_started)
+    local function resume(id, spec, run_at, created, has_started)
         if not has_started then
             call('HDEL', JOB .. id, 'reason') -- the success of a first claim leaves it
         end
-        call('HSET', JOB .. id, 'state', 'scheduled', 'dueTime', NOW, 'created', created or due)
+        call('HSET', JOB .. id, 'state', 'scheduled', 'dueTime', NOW, 'created', created or run_at)
         transitions().schedule(spec.queue, now, id)
         count(spec.queue, 'waiting', -1)
         count(spec.queue, 'scheduled', 1)
@@ -154,7 +154,7 @@ local function make_waits()
 
     local function apply_change(change)
         local id = change.waiter
-        local state, spec_text, old_waits, wait_number, has_dependents, due, created, picked, members = read_fields(id,
+        local state, spec_text, old_waits, wait_number, has_dependents, run_at, created, started_at, members = read_fields(id,
             'state', 'spec', 'waits', 'waitNumber', 'hasDependents', 'dueTime', 'created', 'pickupTime', 'members')
         local spec = parse_spec(spec_text or '')
         if not spec then
@@ -173,7 +173,7 @@ local function make_waits()
                 note_end(id, 'cancelled')
             end
         elseif state == 'waiting' and met > 0 and waits == 0 then
-            resume(id, spec, due, created, picked)
+            resume(id, spec, run_at, created, started_at)
         end
     end
 
@@ -243,12 +243,12 @@ local function count_open(waiter)
 end
 
 -- A cancelled waiter waits again, or a batch that has ended.
-local function revive(id, spec, state, due, created, open)
+local function revive(id, spec, state, run_at, created, open)
     transitions().dequeue(id, spec, state)
     call('HDEL', JOB .. id, 'endTime', 'expiresAt', 'errorGroup')
     delete_pieces(id, 'error')
     delete_pieces(id, 'result')
-    call('HSET', JOB .. id, 'state', 'waiting', 'reason', 'dependency', 'dueTime', NEVER, 'created', created or due,
+    call('HSET', JOB .. id, 'state', 'waiting', 'reason', 'dependency', 'dueTime', NEVER, 'created', created or run_at,
         'waits', open)
     count(spec.queue, state, -1)
     count(spec.queue, 'waiting', 1)
@@ -267,7 +267,7 @@ local function reopen_batch(id, spec, batch, member, revived)
         safe_call('HINCRBY', JOB .. id, 'failed', -1)
     end
     if batch.state ~= 'waiting' then
-        revive(id, spec, batch.state, batch.due, batch.created, open)
+        revive(id, spec, batch.state, batch.run_at, batch.created, open)
         revived[#revived + 1] = batch.has_dependents and id or nil
     end
 end
@@ -275,15 +275,15 @@ end
 -- Opens the dependency of a waiter on a replayed job, if no worker has started the waiter and it waits, or was
 -- cancelled by a dependency and has no unique key. Adds a waiter that waits again to `revived`.
 local function reopen_edge(waiter, id, revived)
-    local waiter_state, spec_text, reason, picked, has_dependents, due, created, members = read_fields(waiter,
+    local waiter_state, spec_text, reason, started_at, has_dependents, run_at, created, members = read_fields(waiter,
         'state', 'spec', 'reason', 'pickupTime', 'hasDependents', 'dueTime', 'created', 'members')
     local spec = parse_spec(spec_text or '')
     if spec and members then
-        local batch = { state = waiter_state, has_dependents = has_dependents, due = due, created = created }
+        local batch = { state = waiter_state, has_dependents = has_dependents, run_at = run_at, created = created }
         return reopen_batch(waiter, spec, batch, id, revived)
     end
     local is_cancelled = spec and waiter_state == 'cancelled' and reason == 'dependency'
-    if not spec or picked or not (waiter_state == 'waiting' or is_cancelled and not unique_of(waiter)) then
+    if not spec or started_at or not (waiter_state == 'waiting' or is_cancelled and not unique_of(waiter)) then
         return
     end
     local condition, state, number = parse_edge(safe_call('HGET', dependencies_key(waiter), id))
@@ -295,7 +295,7 @@ local function reopen_edge(waiter, id, revived)
     end
     local open = is_cancelled and state and count_open(waiter)
     if open then
-        revive(waiter, spec, 'cancelled', due, created, open)
+        revive(waiter, spec, 'cancelled', run_at, created, open)
         if has_dependents then
             revived[#revived + 1] = waiter
         end

@@ -103,8 +103,8 @@ end
 
 while at <= #ARGV do
     local id, claims, last = ARGV[at], ARGV[at + 1], at + 2 + 5 * tonumber(ARGV[at + 2])
-    local state, stored_claims, picked, attempts = read_fields(id, 'state', 'claims', 'pickupTime', 'attempts')
-    local is_valid = is_valid_lease(id, state, claims, claims_of(stored_claims, picked))
+    local state, stored_claims, started_at, attempts = read_fields(id, 'state', 'claims', 'pickupTime', 'attempts')
+    local is_valid = is_valid_lease(id, state, claims, claims_of(stored_claims, started_at))
     local late = {}
     for n = at + 3, is_valid and last or 0, 5 do
         local problem = append_line(id, claims, attempts or claims, n, late)

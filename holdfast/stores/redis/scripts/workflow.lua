@@ -1,9 +1,9 @@
 -- fragment: steps
 -- True for a live lease, and the job's field `waitNumber`. `worker`: "" for any.
 local function holds_lease(id, claims, worker)
-    local state, stored_claims, picked, owner, wait_number =
+    local state, stored_claims, started_at, owner, wait_number =
         read_fields(id, 'state', 'claims', 'pickupTime', 'worker', 'waitNumber')
-    local has_lease = state == 'running' and claims_of(stored_claims, picked) == claims
+    local has_lease = state == 'running' and claims_of(stored_claims, started_at) == claims
         and (worker == '' or owner == worker) and (tonumber(call('ZSCORE', LEASES, id) or nil) or 0) > now
     return has_lease, has_lease and wait_number
 end
@@ -143,11 +143,11 @@ end
 -- Gives the signal to a job, unless it waits no more under the lease with which it became the receiver.
 local function deliver(id)
     local receiver = receiver_of(id)
-    local state, claims, picked, spec_text, due, created =
+    local state, claims, started_at, spec_text, run_at, created =
         read_fields(id, 'state', 'claims', 'pickupTime', 'spec', 'dueTime', 'created')
     local spec = parse_spec(spec_text or '')
     local is_receiver = receiver and spec and receiver.topic == topic
-        and (state == 'running' or state == 'waiting') and claims_of(claims, picked) == receiver.claims
+        and (state == 'running' or state == 'waiting') and claims_of(claims, started_at) == receiver.claims
         and safe_call('HEXISTS', PREFIX .. 'steps:' .. id, receiver.step) == 0
     if not is_receiver then
         return false
@@ -156,7 +156,7 @@ local function deliver(id)
     record_step(id, receiver.claims, receiver.step, receiver.number, receiver.by_handler, signal_result(value))
     call('HSET', JOB .. id, 'waits', 0)
     if state == 'waiting' then
-        waits().resume(id, spec, due, created, true)
+        waits().resume(id, spec, run_at, created, true)
     end
     return true
 end

@@ -15,7 +15,7 @@ create table holdfast_job (
     attempts integer not null default 0 check (attempts between 0 and 9007199254740991),
     lost_leases integer not null default 0,  -- leases lost in a row
     cancelling integer not null default 0,
-    keyed integer not null default 0,
+    has_key integer not null default 0,
     options text check (options is null or json_valid(options)), -- JSON; null for most jobs
     worker text,
     lease_until integer,
@@ -41,9 +41,9 @@ create table holdfast_job (
 -- the tier of a job: 0 ready, 1 suspect, 2 quarantined.
 create index holdfast_job_ready on holdfast_job (queue, min(lost_leases, 2), rank, run_at) where state = 0 and partition is null;
 create index holdfast_job_waiting on holdfast_job (queue, run_at) where state = 4;
-create index holdfast_job_waiting_anywhere on holdfast_job (run_at) where state = 4;
+create index holdfast_job_waiting_any_queue on holdfast_job (run_at) where state = 4;
 create index holdfast_job_due on holdfast_job (queue, run_at) where state in (1, 3);
-create index holdfast_job_due_anywhere on holdfast_job (run_at) where state in (1, 3);
+create index holdfast_job_due_any_queue on holdfast_job (run_at) where state in (1, 3);
 create index holdfast_job_lease on holdfast_job (lease_until) where state = 2;
 create index holdfast_job_unsuccessful on holdfast_job (state) where state > 5; -- the dead and the cancelled, in order of seq
 create index holdfast_job_ended on holdfast_job (state, ended_at, queue) where state >= 5; -- queue: counts read nothing else

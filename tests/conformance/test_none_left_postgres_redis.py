@@ -1,4 +1,4 @@
-"""A claim says ``exhausted`` only if it left no ready job and new ones are notified of: then its worker waits."""
+"""A claim says ``none_left`` only if it left no ready job and new ones are notified of: then its worker waits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def test_claim_of_fewer_jobs_than_wanted_is_exhausted(store: Store, capaci
     async with notified(store):
         await ready(store)
         found = await claim(store, 4, capacity)
-        assert (len(found.jobs), found.exhausted) == (3, True)
+        assert (len(found.jobs), found.none_left) == (3, True)
         assert (await claim(store, 4, capacity)).jobs == []
 
 
@@ -32,7 +32,7 @@ async def test_claim_that_is_full_is_not_exhausted(store: Store) -> None:
     async with notified(store):
         await ready(store)
         found = await claim(store, 2, {"default": 100})
-        assert (len(found.jobs), found.exhausted) == (2, False)
+        assert (len(found.jobs), found.none_left) == (2, False)
 
 
 async def test_claim_that_fills_one_of_its_queues_is_not_exhausted(store: Store) -> None:
@@ -40,14 +40,14 @@ async def test_claim_that_fills_one_of_its_queues_is_not_exhausted(store: Store)
         await ready(store)
         await ready(store, queue="other")
         found = await claim(store, 100, {"default": 2, "other": 100})
-        assert (len(found.jobs), found.exhausted) == (5, False)
+        assert (len(found.jobs), found.none_left) == (5, False)
 
 
 async def test_claim_that_stops_at_a_last_attempt_is_not_exhausted(store: Store) -> None:
     async with notified(store):
         await ready(store, max_attempts=1)
         found = await claim(store, 100, max_must_start=1)
-        assert (len(found.jobs), found.exhausted, found.stopped_at_last_attempt) == (1, False, True)
+        assert (len(found.jobs), found.none_left, found.stopped_at_last_attempt) == (1, False, True)
 
 
 async def test_claim_is_exhausted_with_jobs_that_are_not_ready(store: Store) -> None:
@@ -57,7 +57,7 @@ async def test_claim_is_exhausted_with_jobs_that_are_not_ready(store: Store) -> 
         await store.admin.pause("paused")
         await put(store, new_job(delay=timedelta(minutes=1)))
         found = await claim(store, 100, EVERY)
-        assert (len(found.jobs), found.exhausted) == (3, True)
+        assert (len(found.jobs), found.none_left) == (3, True)
         assert found.next_due is not None
 
 
@@ -67,11 +67,11 @@ async def test_claim_beside_jobs_under_limits_is_not_exhausted(store: Store) -> 
         assert await store.limits.write_limit(LimitChange(limit, 0)) is not None
         await put(store, *LimitTable(await store.limits.read_limits()).bind([new_job(queue="mail") for _ in range(2)]))
         found = await claim(store, 100, EVERY, free_runners=100)
-        assert (len(found.jobs), found.exhausted) == (1, False)
+        assert (len(found.jobs), found.none_left) == (1, False)
 
 
 async def test_claim_without_notifications_is_not_exhausted(opener: Opener) -> None:
     store = await opener()
     await ready(store)
     found = await claim(store)
-    assert (len(found.jobs), found.exhausted) == (3, False)
+    assert (len(found.jobs), found.none_left) == (3, False)

@@ -129,13 +129,9 @@ class Settings(ServiceSettings):
     )
     app_version = Setting(optional("none", VERSION), "none", "The version of your application, shown with workers.")
     lease = Setting(
-        duration("30ms", "1d"),
-        "30s",
-        "How long a claimed job stays its worker's without a heartbeat; a job of a crashed worker waits this long.",
+        duration("30ms", "1d"), "30s", "How long a job stays its worker's without a heartbeat; then others take it."
     )
-    heartbeat = Setting(
-        duration("10ms", "8h"), "10s", "How often a worker renews leases; at most a third of the lease."
-    )
+    heartbeat = Setting(duration("10ms", "8h"), "10s", "How often leases are renewed; at most a third of the lease.")
     sweep = Setting(duration("10ms", "1d"), "5s", "How often a worker looks for expired leases and due jobs.")
     poll = Setting(
         duration("10ms", "1h"), "5s", "How long an idle worker waits at most before it asks the store again."
@@ -488,9 +484,8 @@ def _resolve(given: list[SourcedValue], problems: list[str]) -> tuple[dict[str, 
             part = max((each for each in parts if f"{error.field}.".startswith(f"{each}.")), key=len, default=name)
             problems.append(f"{parts.get(part, source)}: {error}")
     if "heartbeat" not in sources:  # derived from the lease unless given
-        values["heartbeat"] = min(
-            values["heartbeat"], timedelta(microseconds=values["lease"] // timedelta(microseconds=3))
-        )
+        third = timedelta(microseconds=values["lease"] // timedelta(microseconds=3))
+        values["heartbeat"] = min(values["heartbeat"], third)
     for involved, problem in find_conflicts(values):
         if wrong.isdisjoint(involved):
             places = ", ".join(dict.fromkeys(sources[name] for name in involved if name in sources))

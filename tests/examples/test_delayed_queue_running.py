@@ -124,6 +124,7 @@ def test_one_documented_command_selects_every_test() -> None:
 
 
 @pytest.mark.rows("D13", "D14")
+@pytest.mark.timeout(1200)
 def test_documented_end_to_end_command_passes_in_about_a_minute() -> None:
     _, command = DOCUMENTED
     program = [sys.executable, "-m", "pytest", *command.split(), "-q", "-p", "no:cacheprovider"]

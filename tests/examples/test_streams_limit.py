@@ -131,10 +131,12 @@ def _allowed_calls(phases: Sequence[Phase], begin: float, end: float) -> float:
 @pytest.mark.rows("S25", "S59", "S60", "S61")
 def test_excess_calls_fail_as_rate_limited_and_follow_the_schedule(streams: Streams) -> None:
     service, began = streams.notifications, time.time()
-    with limited(streams, 8, 2):
+    with limited(streams, 8, 0.001):
         emails = [f"{uuid4()}@example.com" for _ in range(16)]
         jobs = [service.submit("notification.send", "limited", email=email, template="news") for email in emails]
-        with streams.workers("notifications", 2, "limited"):  # all jobs are there: they come faster than the limit
+        with streams.workers("notifications", 2, "limited"):
+            until(lambda: any(service.job(each).state == "failed" for each in jobs), "a rate limited job")
+            streams.call("notifications", "PUT", "/limit", {"capacity": 8, "refill": 2})
             service.all_ended(jobs)
     calls = sorted(call["at"] for job_id in jobs for call in streams.calls(job_id))
     assert len(calls) == len(jobs)
@@ -143,7 +145,7 @@ def test_excess_calls_fail_as_rate_limited_and_follow_the_schedule(streams: Stre
     assert any(attempts.values())
     for job_id, failed in attempts.items():
         assert {each.error for each in failed} <= {
-            "RateLimitExceeded: rate limited: more than 8 calls, and 2 per second"
+            f"RateLimitExceeded: rate limited: more than 8 calls, and {rate} per second" for rate in ("0.001", "2")
         }
         starts = [*(each.started_at_us for each in failed), service.job(job_id).started_at_us][1:]
         waited = [(start - each.ended_at_us) / SECOND for start, each in zip(starts, failed, strict=True)]

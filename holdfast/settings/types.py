@@ -233,14 +233,22 @@ def _mask_webhook(url: str) -> str:
 def _parse_webhook(field: str, value: object) -> str:
     remedy = "write the URL of a receiver, such as https://alerts.example.com/holdfast"
     found = _WEBHOOK.fullmatch(value) if isinstance(value, str) else None
-    if not isinstance(value, str) or found is None or not 0 < int(found[3] or 443) < 65_536:
+    if not isinstance(value, str) or found is None or not _is_host(found[3]) or not 0 < int(found[4] or 443) < 65_536:
         raise Invalid(field, _mask_webhook(value) if isinstance(value, str) else value, remedy)
     return value
 
 
 _WEBHOOK = re.compile(
-    r"(https?)://(?:[!-.0-~]*@)?((?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,5}))?)(?:[/?][!-~]*)?"
+    r"(https?)://(?:[!-.0-~]*@)?((?:([A-Za-z0-9._-]+)|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,5}))?)(?:[/?][!-~]*)?"
 )
+
+
+def _is_host(name: str | None) -> bool:
+    """Returns True for a name that can be looked up: no part of it is empty or too long. None stands for an address."""
+    try:
+        return name is None or bool(name.encode("idna"))
+    except UnicodeError:
+        return False
 
 
 def _parse_program(field: str, value: object) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from holdfast.core.portal import running_loop
 from holdfast.stores.base import EVERY_QUEUE, ClaimRequest
 from holdfast.tasks import Context
 from holdfast.testing.temporary_stores import TemporaryStore
-from holdfast.worker.context import WorkerContext
+from holdfast.worker.context import WorkerContext, safe_until_of
 from holdfast.worker.handler_limits import HandlerLimits
 from holdfast.worker.invocation import HandlerInvoker
 from holdfast.worker.log_writer import LogWriter
@@ -119,7 +119,7 @@ async def run_once(app: Holdfast, job_ids: Sequence[str]) -> None:
         claim = await store.queueing.claim(
             ClaimRequest("inline", {EVERY_QUEUE: len(job_ids)}, limit=len(job_ids), lease_for=_LEASE, ids=job_ids)
         )
-        shared.deliver_jobs(claim.jobs, shared.clock.monotonic())
+        shared.deliver_jobs(claim.jobs, safe_until_of(shared.clock.monotonic(), _LEASE))
         runner.resize(1)
         while shared.busy:
             shared.flush_now.clear()

@@ -37,6 +37,7 @@ from holdfast.web.lease_tokens import (
 from holdfast.web.long_poll import ClaimResult, PendingClaim, RemoteClaimRequest
 from holdfast.web.messages import ApiResponse, json_response
 from holdfast.web.routing import Operation, RequestContext, ResponseSpec
+from holdfast.worker.policy import timeout_of
 
 MAX_CLAIM = 500
 """Jobs one claim takes."""
@@ -356,7 +357,7 @@ def _claimed(call: RequestContext, job: Job, *, isolated: bool) -> ClaimedJob:
         claims=job.claims,
         max_attempts=job.max_attempts,
         priority=job.priority,
-        timeout=_timeout(call, job),
+        timeout=timeout_of(job, call.app, call.app.settings),
         alone=isolated,
         run_at=format_timestamp(job.run_at_us),
         created_at=format_timestamp(job.created_at_us),
@@ -365,17 +366,6 @@ def _claimed(call: RequestContext, job: Job, *, isolated: bool) -> ClaimedJob:
         traceparent=options.traceparent,
         tracestate=options.tracestate,
     )
-
-
-def _timeout(call: RequestContext, job: Job) -> float | None:
-    """Returns the timeout of the attempt in seconds: the job's, its task's, or the settings'."""
-    if job.options_or_default.timeout is not None:
-        return job.options_or_default.timeout
-    task = call.app.registry.get(job.task)
-    if task is not None and task.timeout is not None:
-        return task.timeout
-    span = call.app.settings.timeout
-    return None if span is None else span.total_seconds()
 
 
 _AT = "2030-01-31T08:00:00.000000Z"

@@ -21,6 +21,7 @@ from holdfast.stores.base import ClaimRequest
 from holdfast.web.remote_workers import RemoteWorkers
 from holdfast.worker.reporting import emit_claim
 
+_MAX_SEARCH = 5.0  # seconds for which one claim defers jobs whose tasks its worker lacks
 _MIN_PAUSE = 0.01  # seconds between two rounds, even if a job is due
 _QUARANTINE_MEMORY = 60.0  # seconds to expect a quarantined job after one was seen
 
@@ -86,14 +87,17 @@ class PendingClaims:
             if result.jobs:
                 return result
             self._quarantined_at = -math.inf
-        claimed_at = clock.monotonic()
-        claim = await self._claim(request)
-        if claim.quarantined:
-            self._quarantined_at = clock.monotonic()
-            if request.is_idle and not claim.jobs:
-                return await self._claim_isolated(request)
-        jobs = await self._without_unknown(request, claim.jobs)
-        return ClaimResult(jobs, claimed_at, quarantined=claim.quarantined, next_due=claim.next_due)
+        search_until = clock.monotonic() + _MAX_SEARCH
+        while True:
+            claimed_at = clock.monotonic()
+            claim = await self._claim(request)
+            if claim.quarantined:
+                self._quarantined_at = clock.monotonic()
+                if request.is_idle and not claim.jobs:
+                    return await self._claim_isolated(request)
+            jobs = await self._without_unknown(request, claim.jobs)
+            if jobs or not claim.jobs or claimed_at >= search_until:  # behind unknown tasks there may be known ones
+                return ClaimResult(jobs, claimed_at, quarantined=claim.quarantined, next_due=claim.next_due)
 
     async def _claim_isolated(self, request: RemoteClaimRequest) -> ClaimResult:
         claimed_at = self._app.clock.monotonic()

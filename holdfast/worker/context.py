@@ -12,6 +12,7 @@ import random
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
+from datetime import timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -47,6 +48,12 @@ class StopReason(StrEnum):
     RELEASE = "release"
 
 
+def safe_until_of(renewed_at: float, lease_for: timedelta) -> float:
+    """Returns the clock reading until which a lease surely holds. ``renewed_at``: reading just before the claim or the
+    heartbeat was sent; the lease began later."""
+    return renewed_at + lease_for.total_seconds() * _SAFE_LEASE_FRACTION
+
+
 class TaskRun:
     """A claimed job: one lease, from its claim until the store has answered its settlement."""
 
@@ -56,8 +63,8 @@ class TaskRun:
         "is_last_attempt",
         "job",
         "lease",
-        "renewed_at",
         "runner",
+        "safe_until",
         "seconds",
         "settlement",
         "span",
@@ -67,12 +74,11 @@ class TaskRun:
 
     settlement: Settlement
 
-    def __init__(self, job: Job, claimed_at: float) -> None:
-        """``claimed_at``: clock reading just before the claim was sent."""
+    def __init__(self, job: Job, safe_until: float) -> None:
         self.job = job
         self.lease = job.lease
-        self.renewed_at = claimed_at
-        """Clock reading just before the claim, or the latest heartbeat that renewed the lease: its time began later."""
+        self.safe_until = safe_until
+        """Clock reading from which on the lease may have ended unnoticed, as in a frozen process: `safe_until`."""
         self.is_last_attempt = is_last_attempt(job)
         """True if a crash would use up the attempts of the job."""
         self.started: float | None = None
@@ -134,13 +140,12 @@ class WorkerContext:
     def apply_settings(self, settings: Settings) -> None:
         """Uses these settings from now on."""
         self.settings = settings
-        self.safe_lease_seconds = settings.lease.total_seconds() * _SAFE_LEASE_FRACTION
 
     # ── jobs come in ──────────────────────────────────────────────────────────────────────────────────────────
-    def deliver_jobs(self, jobs: Sequence[Job], claimed_at: float) -> None:
+    def deliver_jobs(self, jobs: Sequence[Job], safe_until: float) -> None:
         """Buffers claimed jobs and wakes runners for them. Suspects go first."""
         for job in jobs:
-            run = TaskRun(job, claimed_at)
+            run = TaskRun(job, safe_until)
             self.claimed[run.lease] = run
             self.last_attempts += run.is_last_attempt
             self.in_flight[job.queue] += 1
@@ -188,10 +193,6 @@ class WorkerContext:
             self.idle.set()
         if len(self.buffer) <= self.low_watermark:
             self.may_fetch.set()
-
-    def is_stale(self, run: TaskRun, now: float) -> bool:
-        """Returns True if the lease may have expired unnoticed, as in a frozen process: start no buffered jobs."""
-        return now - run.renewed_at > self.safe_lease_seconds
 
     def remove_claimed(self, run: TaskRun) -> None:
         """Removes a job from ``claimed``."""

@@ -20,7 +20,7 @@ from holdfast.core.fault_points import fault_point
 from holdfast.core.lifecycle import Released, is_last_attempt
 from holdfast.core.models import Claim
 from holdfast.stores.base import EVERY_QUEUE, ClaimRequest, Store
-from holdfast.worker.context import BATCH_SIZE, StoreBackoff, WorkerContext
+from holdfast.worker.context import BATCH_SIZE, StoreBackoff, WorkerContext, safe_until_of
 from holdfast.worker.reporting import emit_claim
 
 PREFETCH_SECONDS = 0.04  # seconds of work, at the measured rate, that may be claimed ahead
@@ -82,8 +82,9 @@ class Fetcher:
             free_runners = max(0, shared.settings.concurrency - len(shared.running) - len(shared.buffer))
             try:
                 claim = await self._claim(max_jobs)
-                if claim.quarantined:
-                    await self._run_isolated()
+                if claim.quarantined and await self._run_isolated():
+                    self._found_none = False
+                    continue
                 # A job that this worker had at the claim may be ready again by now: then claim once more.
                 if self._draining and was_empty and not claim.jobs and not shared.claimed:
                     # The claim after the search sees also what others have made ready meanwhile.
@@ -155,7 +156,8 @@ class Fetcher:
 
     async def _claim(self, max_jobs: int, *, isolated: bool = False) -> Claim:
         shared = self._shared
-        claimed_at = shared.clock.monotonic()
+        lease_for = shared.settings.lease
+        safe_until = safe_until_of(shared.clock.monotonic(), lease_for)
         free_runners = shared.settings.concurrency - len(shared.running) - len(shared.buffer)
         shared.may_fetch.clear()  # a job that ends from here on frees a slot that this claim does not count
         capacity = self.free_slots(max_jobs)
@@ -167,14 +169,14 @@ class Fetcher:
                 shared.worker_id,
                 capacity,
                 limit=min(max_jobs, max(1, sum(capacity.values()))),
-                lease_for=shared.settings.lease,
+                lease_for=lease_for,
                 max_must_start=max(0, min(self._last_attempt_slots, max(1, min(free_runners, max_jobs)))),
                 isolated=isolated,
                 promote=shared.settings.role != "follower",
                 free_runners=max(0, free_runners),
             )
         )
-        self._claiming = asyncio.ensure_future(self._deliver_claim(claiming, claimed_at))
+        self._claiming = asyncio.ensure_future(self._deliver_claim(claiming, safe_until))
         return await asyncio.shield(self._claiming)
 
     async def close(self) -> None:
@@ -184,36 +186,38 @@ class Fetcher:
             if not self._claiming.cancelled():
                 self._claiming.exception()  # retrieved, else asyncio logs it: a failed claim has no jobs to release
 
-    async def _deliver_claim(self, claiming: Coroutine[Any, Any, Claim], claimed_at: float) -> Claim:
+    async def _deliver_claim(self, claiming: Coroutine[Any, Any, Claim], safe_until: float) -> Claim:
         """Delivers the claimed jobs, even if the caller of the claim was cancelled."""
         claim = await claiming
         fault_point("claim.after")
         shared = self._shared
         shared.fetched_at = shared.clock.monotonic()
-        shared.deliver_jobs(claim.jobs, claimed_at)
+        shared.deliver_jobs(claim.jobs, safe_until)
         # After a late answer, another worker may have the jobs: the store then refuses their release.
-        if shared.stopping.is_set() or shared.fetched_at - claimed_at > shared.safe_lease_seconds:
+        if shared.stopping.is_set() or shared.fetched_at > safe_until:
             self.release_buffered()
         emit_claim(shared.events, claim, shared.worker_id, shared.settings.lease)
         return claim
 
-    async def _run_isolated(self) -> None:
-        """Claims and runs one quarantined job with no other job in the process, which it may kill.
+    async def _run_isolated(self) -> bool:
+        """Claims and runs one quarantined job with no other job in the process, which it may kill; True if it did.
 
-        Claims nothing until the worker is empty, for a bounded time. If long jobs keep it busy, normal claims go on;
-        the next try comes after as long again and waits twice as long.
+        Claims nothing until the worker is empty, for a bounded time. If long jobs keep it busy, or a limit leaves no
+        room, normal claims go on; the next try comes after as long again and waits twice as long.
         """
         clock = self._shared.clock
         if clock.monotonic() < self._isolate_again_at:
-            return
+            return False
         await clock.run_bounded(self._wait_until_empty(), self._isolation_wait)
-        if self._shared.claimed or self._shared.stopping.is_set():
-            self._isolate_again_at = clock.monotonic() + self._isolation_wait
-            self._isolation_wait = min(2 * self._isolation_wait, _MAX_ISOLATION_WAIT)
-            return
-        self._isolation_wait = _ISOLATION_WAIT
-        await self._claim(1, isolated=True)
-        await self._wait_until_empty()
+        if not self._shared.claimed and not self._shared.stopping.is_set():
+            claim = await self._claim(1, isolated=True)
+            await self._wait_until_empty()
+            if claim.jobs:
+                self._isolation_wait = _ISOLATION_WAIT
+                return True
+        self._isolate_again_at = clock.monotonic() + self._isolation_wait
+        self._isolation_wait = min(2 * self._isolation_wait, _MAX_ISOLATION_WAIT)
+        return False
 
     async def _wait_until_empty(self) -> None:
         """Waits until every claimed job is settled, or the worker is stopping."""

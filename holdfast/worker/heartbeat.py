@@ -21,13 +21,14 @@ from holdfast.core.metric_events import LoopDelayMeasured
 from holdfast.core.models import Job, Lease
 from holdfast.core.workers import LeaseStatus, WorkerCommand, WorkerHeartbeat
 from holdfast.stores.base import Store
-from holdfast.worker.context import StopReason, WorkerContext
+from holdfast.worker.context import StopReason, WorkerContext, safe_until_of
 from holdfast.worker.executors.process_group import resident_bytes
 
 _MAX_CALL_FRACTION = 0.5  # of the lease: how long one heartbeat call may take
 _MIN_INTERVAL = 1.0  # seconds between two heartbeats, even if notifications arrive
 _STATE_CHECK_INTERVAL = 2.0  # seconds between checks if the reported state has changed
 _LOOP_CHECK_INTERVAL = 1.0  # seconds between checks of the event loop
+_STOP_TIMEOUT = 10.0  # seconds to wait for the thread, which may wait for the store
 _BLOCKED_AFTER = 2.0  # seconds the loop may be blocked before that is reported
 
 
@@ -66,12 +67,12 @@ class Heartbeat:
         self._thread.start()
         self._ready.wait(5)
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """Stops the thread and waits for its end."""
         loop, stop = self._loop, self._stop
         if loop is not None and stop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(stop.set)
-        self._thread.join(timeout=10)
+        await asyncio.wait([self.ended], timeout=_STOP_TIMEOUT)
 
     # ── the thread ────────────────────────────────────────────────────────────────────────────────────────────
     def _run(self) -> None:
@@ -107,14 +108,14 @@ class Heartbeat:
 
     async def _send(self, store: Store) -> None:
         shared = self._shared
-        leases, heartbeat = list(shared.claimed), self._make_heartbeat()
+        leases, heartbeat, lease_for = list(shared.claimed), self._make_heartbeat(), shared.settings.lease
         started = shared.clock.monotonic()
         try:
-            async with asyncio.timeout(shared.settings.lease.total_seconds() * _MAX_CALL_FRACTION):
+            async with asyncio.timeout(lease_for.total_seconds() * _MAX_CALL_FRACTION):
                 await store.open()
                 fault_point("heartbeat.before")
                 sized = replace(heartbeat, memory=resident_bytes())  # not compared: it changes all the time
-                reply = await store.queueing.heartbeat(sized, leases, lease_for=shared.settings.lease)
+                reply = await store.queueing.heartbeat(sized, leases, lease_for=lease_for)
         except StoreReplaced:
             raise
         except (HoldfastError, TimeoutError) as error:
@@ -127,7 +128,7 @@ class Heartbeat:
         for lease, status in zip(leases, reply.statuses, strict=True):
             run = shared.claimed.get(lease)
             if run is not None and status in (LeaseStatus.HELD, LeaseStatus.CANCEL):
-                run.renewed_at = started
+                run.safe_until = safe_until_of(started, lease_for)
             if status is LeaseStatus.LOST:
                 self._call_in_worker_loop(self._interrupt, lease, StopReason.LOST)
             elif status is LeaseStatus.CANCEL:
@@ -140,7 +141,7 @@ class Heartbeat:
         shared = self._shared
         now = shared.clock.monotonic()
         for lease, run in list(shared.claimed.items()):
-            if shared.is_stale(run, now):
+            if now > run.safe_until:
                 self._call_in_worker_loop(self._interrupt, lease, StopReason.LOST)
 
     async def _pause(self, store: Store) -> None:

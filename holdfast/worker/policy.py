@@ -37,6 +37,17 @@ def backoff_of(job: Job, app: Holdfast, settings: Settings) -> Retry:
     return (task.retry if task is not None else None) or settings.retry
 
 
+def timeout_of(job: Job, app: Holdfast, settings: Settings) -> float | None:
+    """Returns the timeout of an attempt in seconds: the job's own, its task's, or the settings'."""
+    if job.options_or_default.timeout is not None:
+        return job.options_or_default.timeout
+    task = app.registry.get(job.task)
+    if task is not None and task.timeout is not None:
+        return task.timeout
+    span = settings.command_timeout if task is None and job.task == COMMAND else settings.timeout
+    return None if span is None else span.total_seconds()
+
+
 class UnfitJobs:
     """Jobs that a worker cannot run: it lacks their task, or their payload does not fit. Logs each task once.
 

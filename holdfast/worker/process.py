@@ -69,7 +69,7 @@ async def _serve(
     loop = asyncio.get_running_loop()
     loop.set_default_executor(threads)
     watch_parent(
-        lambda: loop.call_soon_threadsafe(worker.stop, "orphaned"),
+        lambda: loop.call_soon_threadsafe(worker.begin_to_stop, "orphaned"),
         lambda: worker.shared.settings.grace.total_seconds() + EXTRA_SECONDS,
     )
     # A supervisor forwards every stop as SIGTERM, and reports the original signal itself.

@@ -7,6 +7,7 @@ stop a job (timeout, cancellation, lost lease, release), the runner's task is ca
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import functools
 import heapq
@@ -28,7 +29,7 @@ from holdfast.worker.executors.coroutine import Escaped, drive_in_context
 from holdfast.worker.executors.outcome import describe_error, outcome_of, payload_refused, success_outcome
 from holdfast.worker.handler_limits import HandlerLimits
 from holdfast.worker.invocation import HandlerInvoker, RemoteOutcome, unwrap_outcome
-from holdfast.worker.policy import UnfitJobs
+from holdfast.worker.policy import UnfitJobs, timeout_of
 from holdfast.worker.step_writer import StepWriter
 from holdfast.worker.tx_completion import UNDONE, TxCompletion
 
@@ -119,10 +120,20 @@ class Runner:
                 if isinstance(error, GeneratorExit):
                     self._replace(this_runner)
                 raise
+            if this_runner.cancelling() and not self._closing:
+                await self._drop_cancellation(this_runner)
             since_yield += 1
             if since_yield >= 50:  # handlers that never await must not starve the fetcher and the settler
                 since_yield = 0
                 await asyncio.sleep(0)
+
+    @staticmethod
+    async def _drop_cancellation(runner: asyncio.Task[None]) -> None:
+        """Takes a cancellation that a handler has left in its task, before it reaches the next job."""
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)
+        while runner.cancelling():
+            runner.uncancel()
 
     def _replace(self, runner: asyncio.Task[None]) -> None:
         """Starts a new runner after a handler has closed the coroutine of this one: its task does not notice."""
@@ -155,7 +166,7 @@ class Runner:
         run.runner = runner
         run.context = Context(job, self._tx_completion, self._logs, self._limits, self._step_writer, runner)
         run.started = monotonic()
-        if shared.is_stale(run, run.started):
+        if run.started > run.safe_until:
             shared.queue_settlement(run, Released())
             return
         if shared.app.spans is not None:
@@ -167,11 +178,12 @@ class Runner:
         fault_point("handler.before")
         outcome: Outcome | None = None
         try:
-            outcome = await self._execute(run, run.context)
+            ended = await self._execute(run, run.context)
             if run.context.has_steps:
-                outcome = await run.context.final_outcome(outcome)
-            if type(outcome) is Failed and UnfitJobs.is_unfit(outcome, job):
-                [outcome] = await self._unfit.settle_unfit([job], [outcome], shared.settings)
+                ended = await run.context.final_outcome(ended)
+            if type(ended) is Failed and UnfitJobs.is_unfit(ended, job):
+                [ended] = await self._unfit.settle_unfit([job], [ended], shared.settings)
+            outcome = ended  # not before the store has answered: an interruption would settle a guess
             if type(outcome) is Failed and outcome.pause is not None:
                 outcome = await self._limits.pause_scope(job, outcome)
         except asyncio.CancelledError:
@@ -225,7 +237,8 @@ class Runner:
                 return None
             case StopReason.TIMEOUT:
                 # Also if the handler swallowed the cancellation and returned: it exceeded its timeout.
-                return Failed(error=f"timeout: still running after {self._timeout(run.job):g} s", reason=Reason.TIMEOUT)
+                seconds = timeout_of(run.job, self._shared.app, self._shared.settings)
+                return Failed(error=f"timeout: still running after {seconds:g} s", reason=Reason.TIMEOUT)
             case StopReason.CANCEL:
                 return outcome or Cancelled()
             case _:
@@ -245,7 +258,7 @@ class Runner:
     async def _execute(self, run: TaskRun, context: Context) -> Outcome:
         job = run.job
         task = self._registry.get(job.task)
-        timeout = self._timeout(job, task)
+        timeout = timeout_of(job, self._shared.app, self._shared.settings)
         if timeout is not None:
             self._watch(run, timeout)
         if task is None and job.task != COMMAND:
@@ -294,17 +307,6 @@ class Runner:
         return unwrap_outcome(await self._commands.run(job.payload, policy))
 
     # ── deadlines ─────────────────────────────────────────────────────────────────────────────────────────────
-    def _timeout(self, job: Job, task: Task[..., Any] | None = None) -> float | None:
-        """Returns the timeout of a job in seconds: its own, its task's, or the settings'."""
-        if job.options is not None and job.options.timeout is not None:
-            return job.options.timeout
-        task = task or self._registry.get(job.task)
-        if task is not None and task.timeout is not None:
-            return task.timeout
-        settings = self._shared.settings
-        span = settings.command_timeout if task is None and job.task == COMMAND else settings.timeout
-        return None if span is None else span.total_seconds()
-
     def _watch(self, run: TaskRun, timeout: float) -> None:
         run.deadline = self._shared.clock.monotonic() + timeout
         heapq.heappush(self._deadlines, (run.deadline, next(self._order), run))

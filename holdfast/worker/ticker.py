@@ -6,6 +6,7 @@ of its ticks in the same transaction.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Mapping, Sequence
 
@@ -36,6 +37,7 @@ class Ticker:
         self._written_limits: Mapping[str, Limit] | None = None
         self._schedules_written = False
         self._superseded: set[str] = set()  # jobs to be cancelled, since the next one of their schedule is stored
+        self._cancelling: asyncio.Task[None] | None = None
         self.next_tick = math.inf
         """The clock's reading when the next schedule is due, as far as this worker knows."""
 
@@ -52,6 +54,13 @@ class Ticker:
 
     async def run(self) -> None:
         """Wakes at the next tick, and every poll: other programs may have added an earlier one."""
+        try:
+            await self._run()
+        finally:
+            if self._cancelling is not None:
+                self._cancelling.cancel()
+
+    async def _run(self) -> None:
         shared = self._shared
         while True:
             if shared.settings.role == "follower":
@@ -68,7 +77,7 @@ class Ticker:
     async def _fire_due(self) -> float:
         """Fires what is due; returns the seconds to sleep."""
         await self.write_declared()
-        await self._cancel_superseded()
+        self._begin_to_cancel()
         longest = self._shared.settings.poll.total_seconds()
         due = await self._store.schedules.due_schedules(limit=_BATCH)
         moved = 0
@@ -128,7 +137,7 @@ class Ticker:
                 skipped=len(due.run) - len(jobs),
             )
         )
-        await self._cancel_superseded()
+        self._begin_to_cancel()
         return True
 
     async def _recount_unique(self, written: Schedule, before: Schedule, jobs: Sequence[NewJob]) -> list[NewJob]:
@@ -159,8 +168,19 @@ class Ticker:
             return True, previous.id
         return schedule.overlap is Overlap.QUEUE_ONE and previous.state not in NOT_STARTED, None
 
+    def _begin_to_cancel(self) -> None:
+        """Cancels superseded jobs in a task of its own: one whose row is locked holds up no tick."""
+        if self._superseded and (self._cancelling is None or self._cancelling.done()):
+            self._cancelling = asyncio.create_task(self._cancel_superseded(), name="holdfast-superseded")
+
     async def _cancel_superseded(self) -> None:
         """Cancels jobs whose successor is stored. Those of a call that failed are tried again after the next read."""
-        if self._superseded:
-            await self._store.admin.cancel(sorted(self._superseded))
-            self._superseded.clear()
+        jobs = sorted(self._superseded)
+        try:
+            await self._store.admin.cancel(jobs)
+        except HoldfastError as error:
+            pause = self._shared.settings.poll.total_seconds()
+            text = f"superseded jobs cannot be cancelled: {error}"
+            self._shared.emit(StoreTrouble(service="ticker", error=text, retry_in=pause))
+        else:
+            self._superseded.difference_update(jobs)

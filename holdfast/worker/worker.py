@@ -77,14 +77,15 @@ class Worker:
         """
         if self._stop_requests.record_signal() is StopRequest.REPEATED:
             self._stop_now.set()
-        self._begin_to_stop(reason)
+        self.begin_to_stop(reason)
 
     def stop_now(self, reason: str = "asked") -> None:
         """Stops claiming and cancels running jobs at once. Each is released when its handler has cleaned up."""
         self._stop_now.set()
-        self._begin_to_stop(reason)
+        self.begin_to_stop(reason)
 
-    def _begin_to_stop(self, reason: str) -> None:
+    def begin_to_stop(self, reason: str) -> None:
+        """Stops as the first call of ``stop`` does; a call of ``stop`` that follows does not end the grace."""
         if self.shared.stopping.is_set():
             return
         self._reason = reason
@@ -92,8 +93,8 @@ class Worker:
         self.shared.may_fetch.set()
 
     def _handle_command(self, command: WorkerCommand) -> None:
-        if command is WorkerCommand.STOP and not self.shared.stopping.is_set():
-            self.stop("command")
+        if command is WorkerCommand.STOP:
+            self.begin_to_stop("command")
         elif command is WorkerCommand.DRAIN:
             self.fetcher.drain()
 
@@ -116,7 +117,10 @@ class Worker:
         shared, app = self.shared, self._app
         store = await app.open_store()
         injector = FaultInjector(shared) if shared.settings.allow_faults else None
-        self.invoker = invoker = await self._open(store)
+        invoker = await self._open_unless_stopped(store)
+        if invoker is None:
+            return
+        self.invoker = invoker
         if injector is not None:
             store = injector.wrap_store(store)
             invoker.wrap_handlers(injector.run_handler)
@@ -176,13 +180,31 @@ class Worker:
             on_command=self._handle_command,
         )
 
+    async def _open_unless_stopped(self, store: Store) -> HandlerInvoker | None:
+        """Opens the worker; None if it is stopped meanwhile, since lifespans and dependencies may wait for ever."""
+        opening = asyncio.ensure_future(self._open(store))
+        stopping = asyncio.ensure_future(self.shared.stopping.wait())
+        try:
+            await asyncio.wait([opening, stopping], return_when=asyncio.FIRST_COMPLETED)
+            if not opening.done():
+                opening.cancel()
+                await asyncio.wait([opening], timeout=_CLEANUP_SECONDS)
+        finally:
+            stopping.cancel()
+            opening.cancel()
+        if opening.done() and not opening.cancelled():
+            return opening.result()
+        self.stuck = int(not opening.done())
+        await self._try_step(self._deregister(), "deregistering the worker")
+        return None
+
     async def _open(self, store: Store) -> HandlerInvoker:
         """Prepares the resources of handlers and registers the worker; Unavailable if a living one has its id."""
         await self._check_name(store)  # before anything is started
         self._app.limits.check_declared(merge_limits(self._app.declared_limits, self.shared.settings))
         invoker = HandlerInvoker(self._app, self.shared.settings)
-        await invoker.open()
         try:
+            await invoker.open()
             await self._check_name(store)  # again: another worker may have registered meanwhile
         except BaseException:
             await invoker.close()
@@ -228,12 +250,24 @@ class Worker:
             service.cancel()
         await asyncio.gather(*background, fetcher_task, return_exceptions=True)
         await self._try_step(self._write_remaining(settler_task), "writing the last settlements")
-        heartbeat.stop()  # not before: leases must be renewed until all settlements are written
+        await heartbeat.stop()  # not before: leases must be renewed until all settlements are written
         await self._try_step(self._deregister(), "deregistering the worker")
-        self.stuck_threads = await invoker.close()
+        await self._close_invoker(invoker)
         shared.emit(
             WorkerStopped(worker_id=self.id, succeeded=shared.succeeded, failed=shared.failed, released=shared.released)
         )
+
+    async def _close_invoker(self, invoker: HandlerInvoker) -> None:
+        """Closes lifespans and dependencies. A second stop gives them a bounded time."""
+        closing, now = asyncio.ensure_future(invoker.close()), asyncio.ensure_future(self._stop_now.wait())
+        await asyncio.wait([closing, now], return_when=asyncio.FIRST_COMPLETED)
+        now.cancel()
+        await asyncio.wait([closing], timeout=_CLEANUP_SECONDS)
+        if closing.done():
+            self.stuck_threads = closing.result()
+        else:
+            closing.cancel()
+            self.stuck += 1
 
     async def _finish_running(self) -> None:
         """Waits for the grace, cancels running jobs, and gives them time to clean up. A second stop ends the grace."""
@@ -315,7 +349,7 @@ class Worker:
 
     def _recycle(self) -> None:
         self.recycled = True
-        self._begin_to_stop("recycled")  # not counted as a stop signal
+        self.begin_to_stop("recycled")
 
     def _make_heartbeat(self) -> WorkerHeartbeat:
         shared = self.shared

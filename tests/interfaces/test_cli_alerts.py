@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import sys
 
+import pytest
+
 from holdfast import Holdfast
 from tests.interfaces.cli import Cli
 from tests.support.receiver import Receiver
@@ -61,3 +63,11 @@ def test_receiver_is_tested(cli: Cli) -> None:
     )
     assert cli.json("alerts", "test") == {"sent_to": f"alert_command {sys.executable}"}
     assert not (cli.folder / "holdfast.db").exists(), "no store is needed"
+
+
+@pytest.mark.parametrize("host", ["hooks..example.com", f"{'h' * 64}.example.com"])
+def test_receiver_that_cannot_be_looked_up_is_refused(cli: Cli, host: str) -> None:
+    write_settings(cli, f'alert_webhook = "https://{host}/s3cret"\n')
+    refused = cli.fail("alerts", "list", code=78)
+    assert "write the URL of a receiver" in refused
+    assert "s3cret" not in refused

@@ -127,6 +127,13 @@ def test_a_claim_waits_no_longer_than_the_settings_allow(home: str) -> None:
         assert Worker(api).claim(wait=60) == []
 
 
+def test_claim_looks_behind_jobs_whose_tasks_the_worker_lacks(api: Api, worker: Worker) -> None:
+    for task in ("other", "mine"):
+        for _ in range(3):
+            api.submit(task=task)
+    assert [job["task"] for job in worker.claim(limit=1, tasks=["mine"])] == ["mine"]
+
+
 def test_stop_command_ends_a_wait_and_lasts_until_deregistration(api: Api, worker: Worker) -> None:
     async def stop_later() -> Any:
         claiming = asyncio.create_task(api.send("POST", "/v1/claims", json={"worker": "js-1", "wait": 40}))

@@ -13,6 +13,7 @@ from holdfast.core.errors import Unavailable
 from holdfast.core.ids import as_ulid, new_id
 from holdfast.stores.base import ClaimRequest
 from tests.web.client import JSON, Api
+from tests.web.working import Worker
 
 FIELDS = {"id", "task", "state", "attempts", "max_attempts", "payload", "run_at", "created_at"}
 
@@ -226,6 +227,12 @@ def test_fields_of_command_jobs_stand_in_the_payload(home: str) -> None:
         assert api.refused("POST", "/v1/jobs", 422, json=given)["field"] == "payload.resources.memory"
         given = {"task": "command", "payload": {"argv": ["ls"], "sandbox": "tight"}}
         assert api.refused("POST", "/v1/jobs", 422, json=given)["field"] == "payload.sandbox"
+
+
+def test_worker_in_another_language_gets_the_timeout_of_commands(home: str) -> None:
+    with Api(home, commands="argv", command_timeout="1m", timeout="2m") as api:
+        api.submit(task="command", payload={"argv": ["ls"]})
+        assert [job["timeout"] for job in Worker(api).claim()] == [60]
 
 
 def test_what_a_job_shows_is_taken_as_it_is_shown(api: Api) -> None:

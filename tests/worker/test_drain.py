@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from holdfast import Holdfast, Job, JobState, Retry
+from holdfast.core.lifecycle import Lost, decide
 from holdfast.core.models import Claim
 from holdfast.stores.base import ClaimRequest
 from holdfast.worker import Worker
@@ -86,3 +88,31 @@ def test_drain_of_a_follower_leaves_maintenance_to_others(tmp_path: Path) -> Non
             return await handle.state()
 
     assert (asyncio.run(run()), done) == (JobState.RUNNING, [])
+
+
+def test_drain_runs_all_quarantined_jobs(tmp_path: Path) -> None:
+    app, done = Holdfast(f"sqlite:///{tmp_path}/jobs.db"), []
+
+    @app.task("work")
+    async def work(number: int) -> None:
+        done.append(number)
+
+    async def run() -> None:
+        async with app, asyncio.timeout(60):
+            store = await app.open_store()
+            handles = [await work.enqueue(number) for number in range(5)]
+            for _ in range(6):  # all five, then one at a time: they have lost a lease
+                request = ClaimRequest(
+                    "dead", {"default": 5}, limit=5, lease_for=timedelta(milliseconds=1), max_must_start=5
+                )
+                await store.queueing.claim(request)
+                await asyncio.sleep(0.01)
+                lost = await store.maintenance.find_expired_leases(limit=5)
+                decided = [decide(job, Lost(), Retry(), random.Random(0)) for job in lost]
+                assert all(answer.accepted for answer in await store.queueing.settle(decided))
+            jobs = [await handle.job() for handle in handles]
+            assert [job.lost_leases for job in jobs] == [2] * 5
+            await Worker(app, drain=True).run()
+
+    asyncio.run(run())
+    assert sorted(done) == list(range(5))

@@ -8,6 +8,8 @@ import logging
 import os
 import re
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -387,3 +389,66 @@ async def test_workers_do_not_start_in_a_test_mode(tmp_path: Path) -> None:
             job = await work.enqueue()
             await app.run_worker(drain=True)
             assert (worker.is_running, await job.state()) == (False, "queued")
+
+
+async def test_exit_after_a_stop_leaves_the_grace(app: Holdfast) -> None:
+    slow = Slow(app)
+    async with app:
+        async with app.worker(grace="60s") as worker:
+            job = await slow.task.enqueue()
+            await slow.began.wait()
+            worker.stop()
+            await asyncio.sleep(1.2)  # a second stop a second later ends the grace
+            asyncio.get_running_loop().call_later(0.2, slow.may_end.set)
+        assert await job.result(timeout=WAIT) == "done"
+
+
+async def test_worker_that_waits_for_ever_at_its_start_can_be_stopped(app: Holdfast) -> None:
+    steps: list[str] = []
+
+    @app.lifespan
+    @asynccontextmanager
+    async def first(_: Holdfast) -> AsyncIterator[None]:
+        yield
+        steps.append("closed")
+
+    @app.lifespan
+    @asynccontextmanager
+    async def second(_: Holdfast) -> AsyncIterator[None]:
+        steps.append("waits")
+        await asyncio.Event().wait()
+        yield
+
+    async with app:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5), app.worker(grace="60s"):
+                pytest.fail("the worker started")
+        running = asyncio.create_task(app.run_worker(grace="60s"))
+        while steps.count("waits") < 2:  # noqa: ASYNC110 - no event tells of this
+            await asyncio.sleep(0.01)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(running, WAIT)
+    assert steps == ["waits", "closed", "waits", "closed"]
+
+
+async def test_lifespan_that_fails_closes_those_before_it(app: Holdfast) -> None:
+    steps: list[str] = []
+
+    @app.lifespan
+    @asynccontextmanager
+    async def first(_: Holdfast) -> AsyncIterator[None]:
+        yield
+        steps.append("closed")
+
+    @app.lifespan
+    @asynccontextmanager
+    async def second(_: Holdfast) -> AsyncIterator[None]:
+        raise ValueError("no database")
+        yield
+
+    async with app:
+        with pytest.raises(ValueError, match="no database"):
+            async with app.worker():
+                pytest.fail("the worker started")
+    assert steps == ["closed"]

@@ -155,7 +155,7 @@ async def test_cancelling_what_was_claimed_and_has_not_started(app: Holdfast) ->
         claim = await store.queueing.claim(
             ClaimRequest(hand.worker.id, {"*": 1}, limit=1, lease_for=app.settings.lease)
         )
-        shared.deliver_jobs(claim.jobs, shared.clock.monotonic())
+        shared.deliver_jobs(claim.jobs, shared.clock.monotonic() + 20)
         assert await second.cancel() == "running"
         await harnessed.advance(3)
         assert await second.state() == "cancelled"
@@ -196,3 +196,48 @@ async def test_sync_handler_sees_its_timeout_and_does_not_delay_settlement(app: 
         await harnessed.run_until_idle()
         assert (await job.job()).error == "timeout: still running after 30 s"
         assert await asyncio.to_thread(interrupted.wait, 5)
+
+
+async def test_cancellation_that_a_handler_leaves_in_its_task_reaches_no_other_job(app: Holdfast) -> None:
+    @app.task("careless")
+    async def careless() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+
+    @app.task("next", max_attempts=1)
+    async def following() -> None:
+        await asyncio.sleep(0)
+
+    async with harness(app, concurrency=1, queues="default") as harnessed:
+        hand = await harnessed.start()
+        jobs = [await each.options(queue="aside").enqueue() for _ in range(3) for each in (careless, following)]
+        shared, store = hand.worker.shared, await app.open_store()
+        request = ClaimRequest(hand.worker.id, {"aside": 6}, limit=6, lease_for=app.settings.lease, max_must_start=6)
+        shared.deliver_jobs((await store.queueing.claim(request)).jobs, shared.clock.monotonic() + 20)
+        await harnessed.run_until_idle()
+        ends = [await job.job() for job in jobs]
+    assert [(job.state, job.attempts) for job in ends] == [("succeeded", 1)] * 6
+
+
+async def test_shorter_lease_holds_from_the_next_heartbeat_on(app: Holdfast) -> None:
+    interrupted: list[str] = []
+
+    @app.task("long")
+    async def long() -> None:
+        try:
+            await harnessed.clock.sleep(20)
+        except asyncio.CancelledError:
+            interrupted.append("long")
+            raise
+
+    async with harness(app, lease="30s", heartbeat="10s") as harnessed:
+        job = await long.enqueue()
+        hand = await harnessed.start()
+        await harnessed.advance(9)
+        shared = hand.worker.shared
+        shared.apply_settings(shared.settings.replace_values(lease="5s", heartbeat="1s"))
+        await asyncio.sleep(1.5)  # the heartbeat looks at its leases once a second, in real time
+        assert interrupted == []
+        await harnessed.run_until_idle()
+        assert await job.state() == "succeeded"

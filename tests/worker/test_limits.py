@@ -14,10 +14,13 @@ import pytest
 from holdfast import Context, Holdfast, JobFilter, JobState, Retry, RetryAfter
 from holdfast.core.errors import ConfigError
 from holdfast.core.events import DeclarationIgnored
+from holdfast.core.models import Claim
+from holdfast.stores.base import ClaimRequest
 from holdfast.worker import Worker
+from holdfast.worker.fetcher import Fetcher
 from tests.support.load import TEST_SECONDS
 from tests.unit import executor_tasks
-from tests.worker.support import Recorder, gaps, harness
+from tests.worker.support import Recorder, gaps, harness, lose
 
 MINUTE = 60
 
@@ -449,3 +452,38 @@ async def test_limit_added_later_holds_for_jobs_that_wait(app: Holdfast) -> None
         await harnessed.run_until_idle(limit=timedelta(hours=1))
         assert await app.count(JobFilter(states=(JobState.SUCCEEDED,))) == 12
     assert (running.most["a"], running.most["b"]) == (1, 1)
+
+
+async def test_quarantined_job_without_room_empties_no_worker_again_and_again(
+    app: Holdfast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @app.task("limited")
+    async def limited() -> None: ...
+
+    @app.task("plain")
+    async def plain() -> None: ...
+
+    async with harness(app, lease="1h", heartbeat="1m") as harnessed:
+        quarantined = await limited.enqueue()
+        for _ in range(2):
+            await lose(app, quarantined, harnessed.clock)
+        await app.limits.add("one", task="limited", concurrency=1)
+        store = await app.open_store()
+        holder = await limited.enqueue()
+        request = ClaimRequest("holder", {"*": 1}, limit=1, lease_for=timedelta(hours=1))
+        assert [job.id for job in (await store.queueing.claim(request)).jobs] == [holder.id]
+        isolated, claim = 0, Fetcher._claim
+
+        async def counted(fetcher: Fetcher, max_jobs: int, **options: bool) -> Claim:
+            nonlocal isolated
+            isolated += options.get("isolated", False)
+            return await claim(fetcher, max_jobs, **options)
+
+        monkeypatch.setattr(Fetcher, "_claim", counted)
+        await harnessed.start()
+        for _ in range(60):
+            await plain.enqueue()
+            await harnessed.advance(0.5)
+        assert await quarantined.state() == "queued"
+        assert await app.count(JobFilter(states=(JobState.SUCCEEDED,))) == 60
+    assert 1 <= isolated <= 5

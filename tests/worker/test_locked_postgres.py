@@ -131,6 +131,32 @@ async def test_schedule_whose_unique_key_is_locked_holds_up_no_other(app: Holdfa
     assert any("schedule locked cannot be run" in event.error for event in events.of(StoreTrouble))
 
 
+async def test_locked_job_that_a_tick_supersedes_holds_up_no_schedule(app: Holdfast, home: str) -> None:
+    events = Recorder(app)
+
+    @app.task("long")
+    async def long() -> None:
+        await forever()
+
+    async with app, asyncio.timeout(60):
+        await app.schedules.add("other", long.options(queue="unserved").new_job(), every=1)
+        await app.schedules.add(
+            "superseding", long.options(queue="unserved").new_job(), every=1, overlap="cancel_previous"
+        )
+        worker = Worker(app, settings=app.settings.replace_values(queues="default"))
+        serving = asyncio.create_task(worker.run())
+        while (previous := (await app.schedules.get("superseding")).last_job) is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        with _lock_job(home, previous):
+            before = (await app.schedules.get("other")).runs
+            while not events.of(StoreTrouble):  # noqa: ASYNC110 - no event waits here
+                await asyncio.sleep(0.05)
+            runs = (await app.schedules.get("other")).runs - before
+        worker.stop()
+        await serving
+    assert runs >= 4, "it runs each second, and the lock is reported after several"
+
+
 async def test_plain_submission_does_not_wait_for_a_locked_unique_key(app: Holdfast, home: str) -> None:
     async with app, asyncio.timeout(25):
         await app.enqueue("work", {})

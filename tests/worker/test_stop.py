@@ -12,6 +12,7 @@ from holdfast import Context, Holdfast
 from holdfast.core.events import JobReleased, JobSucceeded, WorkerStarted, WorkerStopped, WorkerStopping
 from holdfast.stores.base import ClaimRequest
 from holdfast.worker import Worker
+from holdfast.worker.policy import UnfitJobs
 from holdfast.worker.sweeper import Sweeper
 from tests.worker.support import Recorder, forever, harness
 
@@ -34,7 +35,7 @@ async def test_stop_releases_buffered_jobs_and_lets_running_ones_finish(app: Hol
         claim = await store.queueing.claim(
             ClaimRequest(hand.worker.id, {"*": 1}, limit=1, lease_for=timedelta(seconds=30))
         )
-        shared.deliver_jobs(claim.jobs, shared.clock.monotonic())  # claimed ahead, behind the long one
+        shared.deliver_jobs(claim.jobs, shared.clock.monotonic() + 20)  # claimed ahead, behind the long one
         assert await second.state() == "running"
         hand.worker.stop()
         await harnessed.advance(0.01)
@@ -299,3 +300,63 @@ async def test_a_worker_signs_on_and_off(app: Holdfast) -> None:
     (stopped,) = events.of(WorkerStopped)
     assert (stopped.worker_id, stopped.succeeded, stopped.failed, stopped.released) == (hand.worker.id, 1, 0, 0)
     assert events.of(WorkerStopping)[0].reason == "SIGTERM"
+
+
+async def test_unfit_job_is_given_back_if_the_worker_stops_while_its_row_is_read(
+    app: Holdfast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def wait_for_ever(*_: object) -> None:
+        await forever()
+
+    monkeypatch.setattr(UnfitJobs, "settle_unfit", wait_for_ever)
+    async with harness(app, grace="0s") as harnessed:
+        job = await app.enqueue("unknown", {}, max_attempts=1)
+        hand = await harnessed.start()
+        await harnessed.advance(0.01)
+        hand.worker.stop()
+        await harnessed.advance(1)
+        stored = await job.job()
+    assert (stored.state, stored.attempts) == ("queued", 0)
+
+
+async def test_handler_with_steps_has_no_outcome_if_the_worker_stops_while_they_are_read(
+    app: Holdfast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def wait_for_ever(*_: object) -> None:
+        await forever()
+
+    monkeypatch.setattr(Context, "final_outcome", wait_for_ever)
+
+    async def pay() -> int:
+        return 1
+
+    @app.task("work")
+    async def work(ctx: Context) -> int:
+        return await ctx.step("pay", pay)
+
+    async with harness(app, grace="0s") as harnessed:
+        job = await work.enqueue()
+        hand = await harnessed.start()
+        await harnessed.advance(0.01)
+        hand.worker.stop()
+        await harnessed.advance(1)
+        stored = await job.job()
+    assert (stored.state, stored.attempts) == ("queued", 0)
+
+
+@pytest.mark.parametrize("reason", ["command", "orphaned", "exited"])
+async def test_only_a_repeated_request_ends_the_grace(app: Holdfast, reason: str) -> None:
+    @app.task("long")
+    async def long() -> str:
+        await harnessed.clock.sleep(10)
+        return "done"
+
+    async with harness(app, grace="30s") as harnessed:
+        job = await long.enqueue()
+        hand = await harnessed.start()
+        await harnessed.advance(1)
+        hand.worker.begin_to_stop(reason)
+        await harnessed.advance(2)
+        hand.worker.stop()
+        await harnessed.advance(10)
+        assert await job.state() == "succeeded"

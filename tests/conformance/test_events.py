@@ -9,6 +9,7 @@ from datetime import timedelta
 import pytest
 
 from holdfast.core.clock import ManualClock
+from holdfast.core.dependencies import Dependency
 from holdfast.core.errors import Invalid
 from holdfast.core.models import JobEvent, JobFilter, JobState, Reason
 from holdfast.stores.base import Store
@@ -126,6 +127,24 @@ async def test_long_backlog_is_reported_in_pages(store: Store, clock: ManualCloc
     assert Counter(each.job_id for each in reported) == Counter(jobs)
     assert [each.ended_at_us for each in reported] == sorted(each.ended_at_us for each in reported)
     assert Counter(each.state for each in reported) == {JobState.SUCCEEDED: 36, JobState.FAILED: 9}
+
+
+@pytest.mark.parametrize("number", [400, 1000])
+async def test_many_endings_of_one_instant_are_reported_once(
+    store: Store, clock: ManualClock, follower: Follower, number: int
+) -> None:
+    """A failed job ends all that wait for it at once."""
+    follower.limit = 100
+    (first,) = await put(store)
+    waiters = await put(store, *[new_job(after=(Dependency(first),)) for _ in range(number)])
+    (job,) = await take(store)
+    await settle(store, job, JobState.DEAD, reason=Reason.ERROR, error="boom")
+    clock.advance(5)
+    last = await ended(store, JobState.SUCCEEDED)
+
+    reported = await follower.new_events()
+
+    assert Counter(each.job_id for each in reported) == Counter([first, *waiters, last])
 
 
 async def test_nothing_is_passed_by_while_others_settle(store: Store, opener: Opener, clock: ManualClock) -> None:

@@ -12,7 +12,7 @@ from holdfast.stores.common.event_cursor import LAST, OVERLAP_US, EventCursor, p
 from holdfast.stores.redis.encoding import shown_attempts
 from holdfast.stores.redis.query import Counting, Read
 
-_BATCH = 400  # of each kind: more than one script can end at one instant
+_BATCH = 400  # of each kind, more where that many ended at one instant
 
 
 class RedisQuery(Read):
@@ -25,10 +25,15 @@ class RedisQuery(Read):
         mark = EventCursor.read(after)
         behind, _, _ = mark.start_place(0)
         back = max_age // MICROSECOND + OVERLAP_US
-        now_us, gone, *kinds = await self._pool.run(self._scripts["events"], behind, _BATCH, back)
-        if mark.is_gap(int(now_us), max_age):
-            return _from_now(int(now_us), gap=True)
-        until, more = _until(kinds)
+        size = _BATCH
+        while True:
+            now_us, gone, *kinds = await self._pool.run(self._scripts["events"], behind, size, back)
+            if mark.is_gap(int(now_us), max_age):
+                return _from_now(int(now_us), gap=True)
+            until, more = _until(kinds, size)
+            if until is not None:
+                break
+            size *= 2  # one script can end any number of jobs at one instant
         found = sorted(await self._events_of(kinds, until), key=place_of)
         if more:
             return EventCursor(int(now_us), until, LAST).events_until(found, more=True, gap=bool(gone))
@@ -61,8 +66,11 @@ def _from_now(now_us: int, *, gap: bool = False) -> JobEvents:
     return EventCursor(now_us, now_us, LAST).events_until([], gap=gap)
 
 
-def _until(kinds: Sequence[Any]) -> tuple[int, bool]:
-    """Up to which instant everything is there, and whether there is more behind it; 0 where there is nothing."""
+def _until(kinds: Sequence[Any], size: int) -> tuple[int | None, bool]:
+    """Up to which instant everything is there, and whether there is more behind it; 0 where there is nothing.
+
+    None where that takes more than ``size`` entries of a kind.
+    """
     instants = [
         [_instant(each.partition(b":")[0]) for each in kinds[0]],
         *([_instant(each) for each in kind[1::2]] for kind in kinds[1:3]),
@@ -70,10 +78,10 @@ def _until(kinds: Sequence[Any]) -> tuple[int, bool]:
     ]
     every = sorted(each for kind in instants for each in kind)
     # Where a kind was cut off, there may be more of its last instant.
-    cut = [kind[-1] for kind in instants if len(kind) >= _BATCH]
-    if not every or not cut:
+    cut = [kind[-1] for kind in instants if len(kind) >= size]
+    if not cut:
         return (every[-1] if every else 0), False
-    return max([each for each in every if each < min(cut)], default=min(cut)), True
+    return max([each for each in every if 0 < each < min(cut)], default=None), True
 
 
 def _instant(text: bytes) -> int:

@@ -177,6 +177,17 @@ async def test_repair_cancels_waiters_of_a_job_that_is_gone(store: Store, keys: 
     assert await take_ids(store) == [third.id]
 
 
+async def test_repair_ends_where_ended_jobs_have_waited_for_each_other(store: Store, keys: Keys) -> None:
+    parent = await running(store)
+    child = after(parent.id)
+    await put(store, child)
+    await store.workflow.start_children(parent.lease, [child], WORKER)
+    await settle(store, parent, JobState.DEAD, reason=Reason.ERROR, error="boom")
+    assert await states_of(store, [parent.id, child.id]) == [JobState.DEAD, CANCELLED]
+
+    await everything_agrees(store, keys)
+
+
 # ── bounds ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize("state", ["succeeded", "dead", "cancelled"])
 async def test_kept_jobs_hold_up_no_others(store: Store, keys: Keys, clock: ManualClock, state: str) -> None:

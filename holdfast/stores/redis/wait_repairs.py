@@ -84,6 +84,7 @@ class _WaitAudit:
             if kept.members is not None:
                 self._edges.setdefault(job, {})
         unresolved = [*self._edges]
+        known: set[bytes] = set()  # each end is passed on once: ended jobs may have waited for each other in a circle
         while unresolved:
             ended = set()
             for waiter in unresolved:
@@ -92,8 +93,9 @@ class _WaitAudit:
                     yield from self._check_batch(waiter)
                 elif waiter in self._failures and self._is_unstarted_waiter(waiter):
                     yield self._cancel(waiter)
-                if self._jobs[waiter].state in _ENDED:
+                if self._jobs[waiter].state in _ENDED and waiter not in known:
                     ended.add(waiter)
+            known |= ended
             unresolved = [*{waiter for job in ended for waiter in self._waiters[job]}]
         for job, kept in [*self._jobs.items()]:
             if kept.state == b"waiting" and kept.members is None:

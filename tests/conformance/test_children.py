@@ -264,6 +264,19 @@ async def test_children_with_keys_are_those_that_hold_them(store: Store) -> None
     assert await take_ids(store) == [parent.id]
 
 
+async def test_parent_does_not_wait_for_itself(store: Store) -> None:
+    child, parent = new_job(), await running(store, key="one")
+    assert await start(store, parent, new_job(key="one"), child) == [
+        ChildStatus(parent.id, JobState.RUNNING),
+        ChildStatus(child.id, JobState.QUEUED),
+    ]
+    waits = await store.workflow.read_waits(parent.id)
+    assert (waits.dependencies, waits.dependents) == ([DependencyInfo(child.id, Condition.END, OPEN, True)], [])
+    await suspend(store, parent)
+    await store.admin.cancel([child.id])
+    assert await take_ids(store) == [parent.id]
+
+
 async def test_no_children_are_nothing_to_wait_for(store: Store) -> None:
     parent = await running(store)
     assert await start(store, parent) == []

@@ -8,7 +8,7 @@ from holdfast.core import waits
 from holdfast.core.batches import BatchProgress
 from holdfast.core.dependencies import Condition, DependencyInfo, DependencyState
 from holdfast.core.errors import Conflict
-from holdfast.core.models import MICROSECOND, Lease, NewJob, Step
+from holdfast.core.models import MICROSECOND, JobState, Lease, NewJob, Step
 from holdfast.core.steps import NewStep
 from holdfast.core.waits import (
     ChildStatus,
@@ -151,8 +151,9 @@ class PostgresWorkflow:
             left = [child for child in bound if child.id not in gone]
             answers = await insert_each(self._sql, left, fetch) if left else []
             ids = {child.id: answer.job_id for child, answer in zip(left, answers, strict=True)}
-            rows = await fetch(self._sql["await_children"], id=lease.job_id, ids=list(ids.values()))
-            states = {job_id: STATES[code] for job_id, code in rows}
+            others = [job_id for job_id in ids.values() if job_id != lease.job_id]  # a child may have the job's key
+            rows = await fetch(self._sql["await_children"], id=lease.job_id, ids=others)
+            states = {lease.job_id: JobState.RUNNING} | {job_id: STATES[code] for job_id, code in rows}
             started = [ids.get(child.id, child.id) for child in bound]
             return [ChildStatus(job_id, states.get(job_id)) for job_id in started], first_positions(left, answers)
 

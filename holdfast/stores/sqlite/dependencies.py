@@ -181,15 +181,19 @@ def add_members(
 def wait_for_children(
     statements: Mapping[str, str], parent: tuple[int, str], children: Sequence[str]
 ) -> StatementFlow[dict[str, JobState]]:
-    """Makes a job (its row and id) wait for the ends of its children; returns the states of those that are there."""
+    """Makes a job (its row and id) wait for the ends of its children; returns the states of those that are there.
+
+    A child may be the job itself, whose key it has: that is no dependency.
+    """
     seq, job_id = parent
     rows = yield Statement(statements["mark_dependencies"], (as_json(children),))
     states = {child: STATES[code] for child, code, _ in rows}
-    edges = as_json((child, Condition.END, _edge_state(Condition.END, state)) for child, state in states.items())
+    others = {child: state for child, state in states.items() if child != job_id}
+    edges = as_json((child, Condition.END, _edge_state(Condition.END, state)) for child, state in others.items())
     yield Statement(statements["begin_wait"], (seq,))
     yield Statement(statements["add_dependencies"], (job_id, edges, 1))
     yield Statement(statements["leave_receiver"], (seq,))
-    yield Statement(statements["set_waits"], (seq, sum(state not in TERMINAL for state in states.values())))
+    yield Statement(statements["set_waits"], (seq, sum(state not in TERMINAL for state in others.values())))
     return states
 
 

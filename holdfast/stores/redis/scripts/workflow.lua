@@ -254,7 +254,9 @@ for n, given in ipairs(batch_ids) do
     local _, edge_state, edge_wait = parse_edge(safe_call('HGET', dependencies_key(parent), child))
     local is_counted = seen[child] or edge_wait == wait and edge_state == 'open'
     seen[child] = true
-    if state ~= '' and not ENDED_STATES[state] then
+    if child == parent then
+        -- the child has the key of its parent, which cannot wait for itself: no dependency
+    elseif state ~= '' and not ENDED_STATES[state] then
         open = open + (is_counted and 0 or 1)
         edges[#edges + 1] = child
         edges[#edges + 1] = 'end open ' .. wait

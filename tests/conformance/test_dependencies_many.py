@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from datetime import timedelta
 from itertools import pairwise
 
-from holdfast.core.models import Job
+from holdfast.core.clock import ManualClock
+from holdfast.core.dependencies import Condition
+from holdfast.core.models import Job, JobState, Reason
 from holdfast.stores.base import Store
-from tests.conformance.support import Opener, ending, new_job, put, running, states_of, take, take_ids
+from tests.conformance.support import Opener, ending, new_job, put, running, settle, states_of, take, take_ids
 from tests.conformance.test_dependencies import CANCELLED, WAITING, after, end, put_after
 
 
@@ -21,6 +24,19 @@ async def test_long_chain_falls_at_once(store: Store) -> None:
     assert await states_of(store, [chain[n].id for n in (0, 1, 1000, 1999)]) == [CANCELLED] * 4
     await store.admin.replay([chain[0].id])
     assert await states_of(store, [chain[n].id for n in (1, 1000, 1999)]) == [WAITING] * 3
+
+
+async def test_kept_job_brings_back_all_its_waiters(store: Store, clock: ManualClock) -> None:
+    (first,) = await put(store)
+    waiters = await put(store, *[after(first) for _ in range(1000)])
+    last = "ffffffff-ffff-7fff-bfff-ffffffffffff"  # in the order of ids too
+    await put(store, after(first, on=Condition.FAILURE, id=last, queue="later"))
+    (job,) = await take(store)
+    await settle(store, job, JobState.DEAD, reason=Reason.ERROR, error="boom")
+    clock.advance(11)
+    assert await store.maintenance.prune({"dead": timedelta(seconds=10)}, limit=1000) == 0
+    await store.admin.replay([first])
+    assert await states_of(store, waiters) == [WAITING] * 1000
 
 
 async def test_wide_fan_in_starts_once(store: Store, opener: Opener) -> None:

@@ -261,6 +261,26 @@ async def test_job_of_many_ended_waiters_is_pruned_in_parts(store: Store, keys: 
     await everything_agrees(store, keys)
 
 
+async def test_pruning_looks_again_at_waiters_that_may_wait_again(store: Store, keys: Keys, clock: ManualClock) -> None:
+    first = await ended(store, JobState.DEAD)
+    waiters = await put(store, *[after(first) for _ in range(3)])
+    keys.hset(f"job:{first}", "hasDependents", waiters[-1])  # as an earlier script has left it
+    await put(store, after(first, id="00000000-0000-7000-8000-000000000000"))
+    assert keys.hget(f"job:{first}", "hasDependents") == "1"
+
+    keys.hset(f"job:{first}", "hasDependents", waiters[-1])
+    await store.admin.replay([first])
+    assert keys.hget(f"job:{first}", "hasDependents") == "1"
+
+    (job,) = await take(store)
+    await settle(store, job, JobState.DEAD, reason=Reason.ERROR, error="boom")
+    (callback,) = await put(store, after(first, on=Condition.FAILURE))
+    keys.hset(f"job:{first}", mapping={"hasDependents": waiters[-1], "keptFor": callback})
+    clock.advance(11)
+    assert await prune(store, "dead") == 0
+    assert keys.hget(f"job:{first}", "hasDependents") == "1"
+
+
 async def test_chain_of_ten_thousand_falls_and_comes_back(store: Store, keys: Keys) -> None:
     chain = [new_job()]
     for _ in range(9_999):

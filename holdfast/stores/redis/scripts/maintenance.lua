@@ -57,23 +57,27 @@ local function is_open(waiter)
     return waiter_state and not ENDED_STATES[waiter_state]
 end
 
--- True if a waiter has not ended; nil if it is not known yet: the next script looks at its further waiters.
-local function has_open_waiter(id, kept_for)
-    if kept_for and is_open(kept_for) and safe_call('HEXISTS', dependencies_key(kept_for), id) == 1 then
-        return true
-    end
-    local waiters = safe_call('ZRANGE', dependents_key(id), 0, MAX_LOOKS - 1)
+-- True if a waiter has not ended; nil if it is not known yet: the next script looks at its further waiters. `looked_to`:
+-- the field `hasDependents`, the last waiter at which earlier scripts have looked, or 1.
+local function has_open_waiter(id, kept_for, looked_to)
+    local open_waiter = kept_for and is_open(kept_for) and safe_call('HEXISTS', dependencies_key(kept_for), id) == 1
+        and kept_for
+    local from = looked_to == '1' and '-' or '(' .. looked_to
+    local waiters = open_waiter and {} or safe_call('ZRANGEBYLEX', dependents_key(id), from, '+', 'LIMIT', 0, MAX_LOOKS)
     for _, waiter in ipairs(waiters) do
         looks_left = looks_left - 1
         if is_open(waiter) then
-            call('HSET', JOB .. id, 'keptFor', waiter)
-            return true
+            open_waiter = waiter
+            break
         end
     end
-    if #waiters < MAX_LOOKS then
+    if open_waiter then
+        call('HSET', JOB .. id, 'keptFor', open_waiter, 'hasDependents', 1) -- others may be open at the next look
+        return true
+    elseif #waiters < MAX_LOOKS then
         return false
     end
-    call('ZREM', dependents_key(id), unpack(waiters)) -- forgets these already: each script goes on
+    call('HSET', JOB .. id, 'hasDependents', waiters[#waiters]) -- all stay: a replay brings them back
     return nil
 end
 
@@ -109,7 +113,7 @@ local function prune(id, ended_at)
         return 'recent'
     end
     if has_dependents then
-        local is_kept = has_open_waiter(id, kept_for)
+        local is_kept = has_open_waiter(id, kept_for, has_dependents)
         if is_kept ~= false then
             return is_kept and 'kept' or 'later'
         end

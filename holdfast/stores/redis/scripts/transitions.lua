@@ -240,7 +240,7 @@ local function make_transitions()
             call('DEL', PREFIX .. 'dependencies:' .. id, PREFIX .. 'receiver:' .. id)
         end
         if has_dependents then
-            call('DEL', PREFIX .. 'dependents:' .. id) -- the waiters keep their dependencies on it
+            call('UNLINK', PREFIX .. 'dependents:' .. id) -- many, maybe; the waiters keep their dependencies on it
         end
     end
 

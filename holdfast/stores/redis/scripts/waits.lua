@@ -307,6 +307,7 @@ local function reopen_dependents(ids)
     local n = 0
     while n < #ids do
         n = n + 1
+        call('HSET', JOB .. ids[n], 'hasDependents', 1) -- pruning looks at all of them again
         each_dependent(ids[n], function(waiter)
             reopen_edge(waiter, ids[n], ids)
         end)

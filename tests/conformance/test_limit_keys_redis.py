@@ -11,7 +11,7 @@ import pytest
 from holdfast.core.clock import ManualClock
 from holdfast.core.job_changes import JobChanges
 from holdfast.core.limits import Limit, LimitChange, LimitValues
-from holdfast.core.models import Finding, Job, JobFilter, JobState, NewJob, Reason
+from holdfast.core.models import Finding, Job, JobFilter, JobState, NewJob, Options, Reason, UniqueKey
 from holdfast.stores.base import ClaimRequest, Store
 from tests.conformance.support import LEASE, WORKER, Opener, ending, failing, new_job, put, take, take_ids
 from tests.support.keys import Keys
@@ -259,6 +259,20 @@ async def test_changed_payload_moves_a_job_to_its_partition(store: Store) -> Non
     await put(store, job_of(1))
     assert sorted(tenants(await take(store))) == [1, 2, 3]
     await everything_agrees(store)
+
+
+@pytest.mark.parametrize("last", [1, 2])
+async def test_job_replaced_twice_at_once_stands_in_one_partition(
+    store: Store, keys: Keys, clock: ManualClock, last: int
+) -> None:
+    await limit(store, queue="default", by="args.tenant", concurrency=2)
+    unique = Options(unique=UniqueKey("\x1fu", "unstarted", None, "replace"))
+    await put(store, job_of(0, options=unique))
+    clock.advance(1)
+    await put(store, job_of(1, options=unique), job_of(last, options=unique))
+    assert len([name for name in keys.all() if name.startswith("partition:")]) == 1
+    await everything_agrees(store)
+    assert tenants(await take(store)) == [last]
 
 
 async def test_job_moves_between_limited_and_plain_queues(store: Store) -> None:

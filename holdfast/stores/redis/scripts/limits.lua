@@ -131,7 +131,23 @@ local function make_partitions()
         return true
     end
 
+    -- A member that this script has added, and not yet written.
+    local function drop_pending_member(queue, partition, member)
+        local names = pending_members[queue] or {}
+        local entries = names[partition] or {}
+        for n = #entries, 2, -2 do
+            if entries[n] == member then
+                table.remove(entries, n)
+                table.remove(entries, n - 1)
+            end
+        end
+        if #entries == 0 then
+            names[partition] = nil
+        end
+    end
+
     local function remove_member(queue, partition, member)
+        drop_pending_member(queue, partition, member)
         local key = partition_key(queue, partition)
         safe_call('ZREM', key, member)
         if call('EXISTS', key) == 0 then

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from holdfast.core.job_changes import JobChanges
 from holdfast.core.models import TERMINAL, BulkResult, JobFilter, JobState, ReplayRate
 from holdfast.core.workers import WorkerCommand
@@ -124,7 +126,8 @@ class PostgresAdmin(SelectionAdmin):
         if not keys:
             return list(ids)
         firsts = list({keys[job_id].key: job_id for job_id in reversed(ids) if job_id in keys}.values())
-        unique_keys = [encode_unique(keys[job_id]) for job_id in firsts]
+        # no replay changes the holder: none needs a lock on it
+        unique_keys = [encode_unique(replace(keys[job_id], on_conflict="keep")) for job_id in firsts]
         owners = dict(await fetch(self._sql["take_unique_keys"], ids=firsts, unique_keys=unique_keys))
         return [job_id for job_id in ids if job_id not in keys or owners.get(job_id) == job_id]
 

@@ -223,6 +223,7 @@ from holdfast.job;
 -- A key for a job, unless another job holds it: {"key", "during", "window_us", "on_conflict"}, as core.models.UniqueKey. Answers
 -- the job that has it. Two transactions with one key meet at the primary key: the second insert waits for the first to end.
 -- Under READ COMMITTED each statement of a function has a new snapshot, so the select behind it sees the job of the first.
+-- An owner that `add_job` will change is locked before it is looked at: a claim of it ends first, and it is found to be running.
 create function holdfast.take_unique(new_id uuid, unique_key json, now_us bigint) returns uuid
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
@@ -237,6 +238,9 @@ begin
         select k.job_id, coalesce(k.keep_until, 0) into owner, kept from holdfast.key k where k.key = key_text;
         continue when owner is null; -- freed just now
         exit when owner = new_id;
+        if unique_key ->> 'during' is not null and unique_key ->> 'on_conflict' in ('replace', 'reschedule') then
+            perform from holdfast.job j where j.id = owner and j.state + 0 in (0, 1, 3) for no key update;
+        end if;
         if kept > now_us or exists (
             select from holdfast.job j
             where j.id = owner and (unique_key ->> 'during' is not null and j.state in (0, 1, 3, 4)

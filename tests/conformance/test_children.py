@@ -6,10 +6,12 @@ from datetime import timedelta
 
 import pytest
 
+from holdfast.core.batches import BATCH_TASK, BatchProgress
 from holdfast.core.clock import ManualClock
 from holdfast.core.dependencies import NEVER_US, Condition, Dependency, DependencyInfo, DependencyState
+from holdfast.core.errors import Conflict, Invalid
 from holdfast.core.ids import new_id
-from holdfast.core.models import Job, JobState, Lease, NewJob, Reason
+from holdfast.core.models import Job, JobFilter, JobState, Lease, NewJob, Options, Reason
 from holdfast.core.steps import NewStep
 from holdfast.core.waits import ChildStatus, Signal, SignalWait
 from holdfast.stores.base import Store
@@ -275,6 +277,66 @@ async def test_parent_does_not_wait_for_itself(store: Store) -> None:
     await suspend(store, parent)
     await store.admin.cancel([child.id])
     assert await take_ids(store) == [parent.id]
+
+
+async def test_child_joins_its_batch(store: Store) -> None:
+    batch = new_job(BATCH_TASK, is_batch=True)
+    member, child = [new_job(options=Options(batch=batch.id)) for _ in range(2)]
+    await put(store, batch, member)
+    (parent,) = await take(store)
+    for _ in range(2):
+        assert await start(store, parent, child) == [ChildStatus(child.id, JobState.QUEUED)]
+        assert await store.workflow.read_batch(batch.id) == BatchProgress(2, 0, 0)
+    await suspend(store, parent)
+    for job_id in (child.id, parent.id):
+        (job,) = await take(store)
+        assert (job.id, await state_of(store, batch.id)) == (job_id, JobState.WAITING)
+        await settle(store, job)
+    assert await state_of(store, batch.id) is JobState.SUCCEEDED
+
+
+async def test_child_waits_for_another_job(store: Store) -> None:
+    other, parent = await running(store), await running(store)
+    succeeded, cancelled = await ended(store, JobState.SUCCEEDED), await ended(store, JobState.CANCELLED)
+    children = [new_job(after=(Dependency(each, Condition.SUCCESS),)) for each in (other.id, cancelled, succeeded)]
+    statuses = await start(store, parent, *children)
+    assert statuses is not None
+    assert [each.state for each in statuses[:2]] == [JobState.WAITING, JobState.CANCELLED]
+    await suspend(store, parent)
+    for child in (children[2], children[0]):
+        (job,) = await take(store)
+        assert (job.id, await state_of(store, parent.id)) == (child.id, JobState.WAITING)
+        await settle(store, other)
+        await settle(store, job)
+    assert await take_ids(store) == [parent.id]
+
+
+async def test_refused_children_leave_their_parent_as_it_is(store: Store, clock: ManualClock) -> None:
+    batch, parent = new_job(BATCH_TASK, is_batch=True), await running(store)
+    await put(store, batch, member := new_job(options=Options(batch=batch.id)))
+    await store.admin.cancel([member.id])
+    late, orphan = new_job(options=Options(batch=batch.id)), new_job(after=(Dependency(new_id(), Condition.END),))
+    with pytest.raises(Conflict, match=batch.id):
+        await start(store, parent, new_job(), late)
+    with pytest.raises(Invalid, match="after"):
+        await start(store, parent, new_job(), orphan)
+    assert await store.query.count(JobFilter()) == 3
+    assert (await store.workflow.read_waits(parent.id)).dependencies == []
+    await lose(store, clock, parent)
+    assert await start(store, parent, late, orphan) is None
+
+
+async def test_deleted_child_needs_its_batch_no_more(store: Store) -> None:
+    batch = new_job(BATCH_TASK, is_batch=True)
+    await put(store, batch, new_job(options=Options(batch=batch.id)))
+    (parent,) = await take(store)
+    child = new_job(options=Options(batch=batch.id))
+    await start(store, parent, child)
+    await suspend(store, parent)
+    await store.admin.delete([child.id, batch.id])
+    (again,) = await take(store)
+    assert await start(store, again, child) == [ChildStatus(child.id, None)]
+    assert await store.query.get(batch.id) is None
 
 
 async def test_no_children_are_nothing_to_wait_for(store: Store) -> None:

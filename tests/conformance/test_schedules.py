@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
+from holdfast.core.batches import BATCH_TASK, BatchProgress
 from holdfast.core.clock import ManualClock
+from holdfast.core.dependencies import Condition, Dependency
+from holdfast.core.errors import Conflict, Invalid
+from holdfast.core.ids import new_id
 from holdfast.core.models import JobFilter, JobState, Options
 from holdfast.core.schedule import Schedule, ScheduleChange
 from holdfast.stores.base import Store
-from tests.conformance.support import Opener, new_job, state_of, take_ids
+from tests.conformance.support import Opener, ended, new_job, put, running, settle, state_of, stored, take_ids
 
 SECOND_US = 1_000_000
 
@@ -91,6 +97,67 @@ async def test_job_that_is_there_already_stays_one(store: Store, clock: ManualCl
 
     assert await store.schedules.write_schedule(ScheduleChange(first, first.revision, [job])) == first.revision + 1
     assert await store.query.count(JobFilter()) == 1
+
+
+async def test_written_job_expires(store: Store, clock: ManualClock) -> None:
+    first = await added(store, schedule_of(next_us=clock()))
+    job = new_job(has_client_id=True, expires_in=timedelta(seconds=10))
+
+    assert await store.schedules.write_schedule(ScheduleChange(first, first.revision, [job]))
+
+    assert (await stored(store, job.id)).expires_at_us == clock() + 10 * SECOND_US
+    clock.advance(11)
+    assert [each.job_id for each in await store.maintenance.expire_unstarted(limit=10)] == [job.id]
+    assert await take_ids(store) == []
+
+
+async def test_written_jobs_wait_for_others(store: Store, clock: ManualClock) -> None:
+    succeeded, cancelled = await ended(store, JobState.SUCCEEDED), await ended(store, JobState.CANCELLED)
+    open_job = await running(store)
+    first = await added(store, schedule_of(next_us=clock()))
+    due, failed, waiting = [
+        new_job(has_client_id=True, after=(Dependency(each, Condition.SUCCESS),))
+        for each in (succeeded, cancelled, open_job.id)
+    ]
+
+    assert await store.schedules.write_schedule(ScheduleChange(first, first.revision, [due, failed, waiting]))
+
+    assert await state_of(store, failed.id) is JobState.CANCELLED
+    assert await state_of(store, waiting.id) is JobState.WAITING
+    assert await take_ids(store) == [due.id]
+    await settle(store, open_job)
+    assert await take_ids(store) == [waiting.id]
+
+
+async def test_written_job_joins_its_batch(store: Store, clock: ManualClock) -> None:
+    batch = new_job(BATCH_TASK, is_batch=True)
+    await put(store, batch, new_job(options=Options(batch=batch.id)))
+    first = await added(store, schedule_of(next_us=clock()))
+    job = new_job(has_client_id=True, options=Options(batch=batch.id))
+
+    assert await store.schedules.write_schedule(ScheduleChange(first, first.revision, [job]))
+
+    assert await store.workflow.read_batch(batch.id) == BatchProgress(2, 0, 0)
+
+
+async def test_refused_job_leaves_the_schedule_as_it_is(store: Store, clock: ManualClock) -> None:
+    batch, member = new_job(BATCH_TASK, is_batch=True), new_id()
+    await put(store, batch, new_job(id=member, options=Options(batch=batch.id)))
+    await store.admin.cancel([member])
+    first = await added(store, schedule_of(next_us=clock()))
+    moved, missing = replace(first, runs=1), new_id()
+    orphan = new_job(after=(Dependency(missing, Condition.SUCCESS),))
+    late = new_job(options=Options(batch=batch.id))
+
+    with pytest.raises(Invalid, match=f"after: '{missing}'"):
+        await store.schedules.write_schedule(ScheduleChange(moved, first.revision, [new_job(), orphan]))
+    with pytest.raises(Conflict, match=batch.id):
+        await store.schedules.write_schedule(ScheduleChange(moved, first.revision, [new_job(), late]))
+
+    assert await store.schedules.write_schedule(ScheduleChange(moved, first.revision - 1, [orphan])) is None
+    assert await store.schedules.read_schedules("nightly") == [first]
+    assert await store.schedules.write_schedule(ScheduleChange(moved, first.revision)) == first.revision + 1
+    assert await store.query.count(JobFilter()) == 2
 
 
 async def test_only_one_of_many_writers_moves_a_schedule(opener: Opener, store: Store, clock: ManualClock) -> None:

@@ -9,7 +9,8 @@ from datetime import timedelta
 import pytest
 
 from holdfast.core.clock import ManualClock
-from holdfast.core.errors import ConfigError
+from holdfast.core.dependencies import Condition, Dependency
+from holdfast.core.errors import ConfigError, Invalid
 from holdfast.core.ids import as_ulid
 from holdfast.core.models import JobFilter, JobState, Lease
 from holdfast.core.schedule import Schedule, ScheduleChange
@@ -121,5 +122,12 @@ async def test_jobs_of_a_schedule_have_ulids_too(store: Store, clock: ManualCloc
     revision = await store.schedules.write_schedule(ScheduleChange(schedule, 0))
     assert revision is not None
     job = new_job()
-    assert await store.schedules.write_schedule(ScheduleChange(schedule, revision, [job])) == revision + 1
-    assert await take_ids(store) == [job.id]
+    waiting = new_job(after=(Dependency(job.id, Condition.SUCCESS),))
+    assert await store.schedules.write_schedule(ScheduleChange(schedule, revision, [job, waiting])) == revision + 1
+    (taken,) = await take(store)
+    assert (taken.id, await state_of(store, waiting.id)) == (job.id, JobState.WAITING)
+    missing = new_job(after=(Dependency(new_job().id, Condition.SUCCESS),))
+    with pytest.raises(Invalid, match=missing.after[0].job_id):
+        await store.schedules.write_schedule(ScheduleChange(schedule, revision + 1, [missing]))
+    with pytest.raises(Invalid, match=missing.after[0].job_id):
+        await store.workflow.start_children(taken.lease, [missing], WORKER)

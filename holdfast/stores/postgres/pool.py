@@ -202,14 +202,14 @@ class PostgresPool:
             raise ConfigError(f"url: {error}") from error
 
     async def _with_connection(self, once: Callable[[Connection], Awaitable[T]], give_up: float) -> T:
-        """Run ``once`` on a connection. After any failure but a refusal by the server it is thrown away."""
+        """Run ``once`` on a connection. After any failure but a refusal, by the server or by us, it is thrown away."""
         async with self._room:
             connection = await self._acquire(give_up)
             self._busy.add(connection)
             try:
                 result = await once(connection)
             except BaseException as error:
-                if isinstance(error, asyncpg.PostgresError) and not isinstance(error, _UNREACHABLE):
+                if isinstance(error, asyncpg.PostgresError | HoldfastError) and not isinstance(error, _UNREACHABLE):
                     self._give_back(connection)
                 elif isinstance(error, asyncio.CancelledError) and self._call_deadline is not None:
                     self._terminate_later(connection)
@@ -354,7 +354,8 @@ class PostgresPool:
     async def transaction(
         self, work: Callable[[Callable[..., Awaitable[Rows]]], Awaitable[T]], *, extra: float = 0.0
     ) -> T:
-        """Run ``work(fetch)`` in one transaction. It may run more than once, but never again once it is committed."""
+        """Run ``work(fetch)`` in one transaction. It may run more than once, but never again once it is committed.
+        An error that it raises undoes all of it."""
         unanswered: list[tuple[Commit, T]] = []  # a commit that was perhaps sent, and what it would mean
 
         async def run_once(connection: Connection) -> T:
@@ -372,7 +373,7 @@ class PostgresPool:
             try:
                 result = await work(fetch)
                 unanswered.append((await begun_commit(connection), result))
-            except asyncpg.PostgresError:
+            except (asyncpg.PostgresError, HoldfastError):
                 if not connection.is_closed():
                     await transaction.rollback()
                 raise

@@ -1319,9 +1319,6 @@ returning revision + 1;
 -- The other schedules of the ticker wait as long as this one does.
 select set_config('lock_timeout', '500ms', true);
 
--- own: submit_ticks
-select job_id, created from holdfast.submit_batch(:batch);
-
 -- name: schedule
 select document, revision from holdfast.schedule where name = :name;
 

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 
 from holdfast.core.schedule import DueSchedules, Schedule, ScheduleChange, decode_schedules, encode_schedule
 from holdfast.stores.common.limit_cache import LimitCache
+from holdfast.stores.postgres.dependencies import NOTHING_RESOLVED, Resolution
 from holdfast.stores.postgres.encoding import NumberedStatement, from_text, to_text
-from holdfast.stores.postgres.external_tx import encode_batch
 from holdfast.stores.postgres.maintenance import notify_ready
 from holdfast.stores.postgres.notifications import PostgresNotifications
 from holdfast.stores.postgres.pool import Fetch, PostgresPool, Rows
+from holdfast.stores.postgres.submission import insert_related
 
 
 class PostgresSchedules:
@@ -33,15 +34,17 @@ class PostgresSchedules:
     async def write_schedule(self, change: ScheduleChange) -> int | None:
         jobs = await self._limit_cache.bind(change.jobs) if change.jobs else ()
 
-        async def run_in_transaction(fetch: Fetch) -> int | None:
+        async def run_in_transaction(fetch: Fetch) -> tuple[int | None, Resolution]:
             if jobs:
                 await fetch(self._sql["bound_lock_wait"])
             rows = await self._write_row(fetch, change)
-            if rows and jobs:
-                await fetch(self._sql["submit_ticks"], batch=encode_batch(jobs, self._pool.instant))
-            return int(rows[0][0]) if rows else None
+            if not rows:
+                return None, NOTHING_RESOLVED
+            _, resolution = await insert_related(self._sql, jobs, fetch, self._pool.instant)
+            return int(rows[0][0]), resolution
 
-        revision = await self._pool.transaction(run_in_transaction)
+        revision, resolution = await self._pool.transaction(run_in_transaction)
+        resolution.notify_committed(self._notifications)
         if revision is not None and change.jobs:
             notify_ready(self._notifications, self._ready, {job.queue for job in change.jobs})
         return revision

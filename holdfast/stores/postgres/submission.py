@@ -11,7 +11,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from holdfast.core.batches import members_of_stored_batches
-from holdfast.core.errors import HoldfastError, Unavailable
+from holdfast.core.errors import Unavailable
 from holdfast.core.models import NewJob, Submitted
 from holdfast.stores.common.requests import extra_timeout
 from holdfast.stores.common.unconfirmed import perhaps_stored
@@ -121,47 +121,50 @@ async def insert_dependent(
 
     Raises `Invalid` if what they refer to is not there, and `Conflict` if a batch has ended; then nothing is stored.
     """
-    outside, batches = outside_jobs(jobs), members_of_stored_batches(jobs)
-    missing: list[str] = []
-    found: list[Rows] = []
-
-    async def run_in_transaction(fetch: Fetch) -> tuple[list[Submitted], Resolution]:
-        stored = {job_id for (job_id,) in await fetch(statements["lock_dependencies"], ids=possible_ids(outside))}
-        if len(stored) < len(outside):
-            needed = outside_jobs(jobs, await _known_jobs(statements, jobs, fetch))
-            missing[:] = [job_id for job_id in needed if job_id not in stored]
-            if missing:
-                return [], Resolution(set(), [])
-        if batches:
-            found[:] = [await fetch(statements["lock_batches"], members=member_document(batches))]
-            try:
-                check_locked(batches, found[0])
-            except HoldfastError:
-                return [], Resolution(set(), [])
-        answers: list[Submitted] = []
-        ids: dict[str, str] = {}
-        rows: list[Sequence[Any]] = []
-        for piece in split_at_held_keys(jobs):
-            stored_piece = await insert_each(statements, piece, fetch)
-            answers += stored_piece
-            members = member_pairs(jobs, answers)
-            batch = dependency_batch(piece, stored_piece, ids, pool.instant, members=members, notifies=False)
-            rows += [] if batch is None else await fetch(statements["wait_for_jobs"], batch=batch)
-            for job, answer in zip(piece, stored_piece, strict=True):
-                if job.record and answer.created:
-                    await fetch(statements["copy_steps"], id=job.id, **copied_steps(job.record))
-        return answers, read_resolution(rows)
-
     try:
-        answers, resolution = await pool.transaction(run_in_transaction, extra=_extra(jobs))
+        return await pool.transaction(
+            lambda fetch: insert_related(statements, jobs, fetch, pool.instant), extra=_extra(jobs)
+        )
     except Unavailable as error:
         if error.outcome and isinstance(error.__cause__, Unavailable):
             raise perhaps_stored(error.__cause__) from error.__cause__
         raise
-    check_stored(missing, ())
-    if not answers and found:
-        check_locked(batches, found[0])
-    return answers, resolution
+
+
+async def insert_related(
+    statements: Mapping[str, NumberedStatement], jobs: Sequence[NewJob], fetch: Fetch, instant: int | None
+) -> tuple[list[Submitted], Resolution]:
+    """Inserts any batch in a transaction, with the dependencies, batches and steps of its jobs.
+
+    Raises `Invalid` and `Conflict` as ``insert_dependent``, before anything is inserted.
+    """
+    if not any(job.has_relations for job in jobs):
+        return await insert_each(statements, jobs, fetch) if jobs else [], Resolution(set(), [])
+    await _lock_related(statements, jobs, fetch)
+    answers: list[Submitted] = []
+    ids: dict[str, str] = {}
+    rows: list[Sequence[Any]] = []
+    for piece in split_at_held_keys(jobs):
+        stored_piece = await insert_each(statements, piece, fetch)
+        answers += stored_piece
+        members = member_pairs(jobs, answers)
+        batch = dependency_batch(piece, stored_piece, ids, instant, members=members, notifies=False)
+        rows += [] if batch is None else await fetch(statements["wait_for_jobs"], batch=batch)
+        for job, answer in zip(piece, stored_piece, strict=True):
+            if job.record and answer.created:
+                await fetch(statements["copy_steps"], id=job.id, **copied_steps(job.record))
+    return answers, read_resolution(rows)
+
+
+async def _lock_related(statements: Mapping[str, NumberedStatement], jobs: Sequence[NewJob], fetch: Fetch) -> None:
+    """Locks the stored jobs that these wait for, and then the batches of which they are to be members."""
+    outside, batches = outside_jobs(jobs), members_of_stored_batches(jobs)
+    if outside:
+        stored = {job_id for (job_id,) in await fetch(statements["lock_dependencies"], ids=possible_ids(outside))}
+        if len(stored) < len(outside):
+            check_stored(outside_jobs(jobs, await _known_jobs(statements, jobs, fetch)), stored)
+    if batches:
+        check_locked(batches, await fetch(statements["lock_batches"], members=member_document(batches)))
 
 
 async def _known_jobs(

@@ -24,11 +24,11 @@ from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.stores.common.named_sql import STATES
 from holdfast.stores.common.requests import extra_timeout
 from holdfast.stores.postgres.cursors import QueuePosition
-from holdfast.stores.postgres.dependencies import Resolution
+from holdfast.stores.postgres.dependencies import NOTHING_RESOLVED, Resolution
 from holdfast.stores.postgres.encoding import NumberedStatement, from_text, is_id, span_us, text_or_none, to_text
 from holdfast.stores.postgres.notifications import PostgresNotifications
 from holdfast.stores.postgres.pool import Fetch, PostgresPool, Rows
-from holdfast.stores.postgres.submission import first_positions, insert_each
+from holdfast.stores.postgres.submission import first_positions, insert_related
 
 
 class PostgresWorkflow:
@@ -143,25 +143,29 @@ class PostgresWorkflow:
             return None
         bound = await self._limit_cache.bind(children) if children else ()
 
-        async def run_in_transaction(fetch: Fetch) -> tuple[list[ChildStatus] | None, dict[str, QueuePosition]]:
+        async def run_in_transaction(
+            fetch: Fetch,
+        ) -> tuple[list[ChildStatus] | None, dict[str, QueuePosition], Resolution]:
             await fetch(self._sql["lock_children"], ids=[child.id for child in bound])
             if not await fetch(self._sql["hold_lease"], id=lease.job_id, claims=lease.claims, worker=worker):
-                return None, {}
+                return None, {}, NOTHING_RESOLVED
             gone = {job_id for (job_id,) in await fetch(self._sql["deleted_children"], id=lease.job_id)}
             left = [child for child in bound if child.id not in gone]
-            answers = await insert_each(self._sql, left, fetch) if left else []
+            # Batches are locked after the parent, which may be a member: its end locks it first too.
+            answers, resolution = await insert_related(self._sql, left, fetch, self._pool.instant)
             ids = {child.id: answer.job_id for child, answer in zip(left, answers, strict=True)}
             others = [job_id for job_id in ids.values() if job_id != lease.job_id]  # a child may have the job's key
             rows = await fetch(self._sql["await_children"], id=lease.job_id, ids=others)
             states = {lease.job_id: JobState.RUNNING} | {job_id: STATES[code] for job_id, code in rows}
             started = [ids.get(child.id, child.id) for child in bound]
-            return [ChildStatus(job_id, states.get(job_id)) for job_id in started], first_positions(left, answers)
+            statuses = [ChildStatus(job_id, states.get(job_id)) for job_id in started]
+            return statuses, first_positions(left, answers), resolution
 
         extra = extra_timeout(len(children), sum(len(child.payload) for child in children))
-        statuses, firsts = await self._pool.transaction(run_in_transaction, extra=extra)
+        statuses, firsts, resolution = await self._pool.transaction(run_in_transaction, extra=extra)
         for queue, first in firsts.items():
             self._ready(queue, first)
-        self._notifications.notify_committed({f"queue:{queue}" for queue in firsts})
+        resolution.notify_committed(self._notifications, {f"queue:{queue}" for queue in firsts})
         return statuses
 
     async def read_batch(self, job_id: str) -> BatchProgress | None:

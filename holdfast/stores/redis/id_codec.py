@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 
 from msgspec.structs import replace
@@ -115,11 +116,8 @@ class UlidQueueing(ForwardingQueueing):
 
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         try:
-            answers = await self._inner.submit([_written_job(job) for job in jobs])
-        except Invalid as error:
-            raise _read_refusal(error) from None
-        except BatchEnded as error:
-            raise BatchEnded(decode_id(error.batch_id)) from None
+            with _reading_refusals():
+                answers = await self._inner.submit([_written_job(job) for job in jobs])
         except Unavailable as error:
             error.stored = [job_id and decode_id(job_id) for job_id in error.stored]
             raise
@@ -146,6 +144,17 @@ class UlidQueueing(ForwardingQueueing):
 
     async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
         await self._inner.wait([_written_topic(topic) for topic in topics], timeout=timeout)
+
+
+@contextmanager
+def _reading_refusals() -> Iterator[None]:
+    """Raises the errors of a submission with ids as UUIDs."""
+    try:
+        yield
+    except Invalid as error:
+        raise _read_refusal(error) from None
+    except BatchEnded as error:
+        raise BatchEnded(decode_id(error.batch_id)) from None
 
 
 def _read_refusal(error: Invalid) -> Invalid:
@@ -183,9 +192,9 @@ class UlidWorkflow(ForwardingWorkflow):
         return sent if sent.job_id is None else replace(sent, job_id=decode_id(sent.job_id))
 
     async def start_children(self, lease: Lease, children: Sequence[NewJob], worker: str) -> list[ChildStatus] | None:
-        started = await self._inner.start_children(
-            _encode_lease(lease), [_written_job(child) for child in children], worker
-        )
+        written = [_written_job(child) for child in children]
+        with _reading_refusals():
+            started = await self._inner.start_children(_encode_lease(lease), written, worker)
         return started and [replace(child, job_id=decode_id(child.job_id)) for child in started]
 
     async def read_batch(self, job_id: str) -> BatchProgress | None:
@@ -236,9 +245,8 @@ class UlidSchedules(ForwardingSchedules):
     """Schedules, with ids as ULIDs in Redis."""
 
     async def write_schedule(self, change: ScheduleChange) -> int | None:
-        return await self._inner.write_schedule(
-            replace(change, jobs=[replace(job, id=encode_id(job.id)) for job in change.jobs])
-        )
+        with _reading_refusals():
+            return await self._inner.write_schedule(replace(change, jobs=[_written_job(job) for job in change.jobs]))
 
 
 class UlidQuery(ForwardingQuery):

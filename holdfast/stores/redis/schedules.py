@@ -9,6 +9,7 @@ from holdfast.core.models import NewJob
 from holdfast.core.schedule import DueSchedules, Schedule, ScheduleChange, decode_schedules, encode_schedule
 from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.stores.connections.redis import Script
+from holdfast.stores.redis.encoding import refused_submission
 from holdfast.stores.redis.notifications import RedisNotifications
 from holdfast.stores.redis.pool import NamespacePool
 from holdfast.stores.redis.server_info import EvictionWatch
@@ -46,6 +47,8 @@ class RedisSchedules:
             *encode_submission(jobs, whole=self._pool.address.whole),
             synced=True,
         )
+        if isinstance(stored, bytes):
+            raise refused_submission(stored)
         if not revision:
             return None
         self._note_stored(change.jobs, stored)

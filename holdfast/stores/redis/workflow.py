@@ -25,7 +25,7 @@ from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.stores.common.requests import extra_timeout
 from holdfast.stores.connections.redis import Script, in_batches
 from holdfast.stores.redis.claiming import MAX_BATCH
-from holdfast.stores.redis.encoding import decode_text, fields_of, span_us, state_of, whole_number
+from holdfast.stores.redis.encoding import decode_text, fields_of, refused_submission, span_us, state_of, whole_number
 from holdfast.stores.redis.notifications import RedisNotifications
 from holdfast.stores.redis.pool import NamespacePool
 from holdfast.stores.redis.server_info import EvictionWatch
@@ -141,15 +141,18 @@ class RedisWorkflow:
             )
         finally:
             self._notifications.notify_done({f"queue:{child.queue}" for child in children})
+        refused = [reply for reply in replies if isinstance(reply, bytes)]
         for batch, reply in zip(batches, replies, strict=True):
             self._note_stored(batch, reply)
+        if refused:
+            raise refused_submission(refused[0])
         if any(reply is None for reply in replies):
             return None
         return [_child(row) for started, _ in replies for row in started]
 
     def _note_stored(self, batch: Sequence[NewJob], reply: Any) -> None:
         """Notes the number of submission of the last child that was created."""
-        stored = [] if reply is None else reply[1]
+        stored = reply[1] if isinstance(reply, list) else []
         if len(stored) > len(batch):
             *answers, entry = stored
             self._pool.note_stored(entry, batch[len(answers) - 1 - answers[::-1].index(1)].id)

@@ -475,6 +475,9 @@ local function find_refused_batch(from)
         local is_batch, batch = relation_of(n, is_extended)
         known[ARGV[n]] = is_batch
         local state, members
+        if left_out[ARGV[n]] then
+            batch = nil
+        end
         if batch and not known[batch] then
             state, members = read_fields(batch, 'state', 'members')
         end
@@ -493,7 +496,7 @@ local function write_members(from)
     each_job(from, function(at, _, is_extended)
         n = n + 1
         local _, batch = relation_of(at, is_extended)
-        if batch then
+        if batch and not left_out[ARGV[at]] then
             add_member(batch, aliases[batch_ids[n]] or batch_ids[n])
         end
     end)
@@ -510,7 +513,7 @@ local function find_missing(from)
     each_job(from, function(n, _, is_extended)
         local key = is_extended and string.match(ARGV[n + 2], '^=(.*)$') or ''
         local after = not missing and dependencies_of(n, is_extended)
-        if after and (exists(ARGV[n]) or key ~= '' and owner_of(key)) then
+        if after and (left_out[ARGV[n]] or exists(ARGV[n]) or key ~= '' and owner_of(key)) then
             after = nil
         end
         for m = 1, after and #after or 0, 3 do

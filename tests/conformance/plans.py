@@ -152,6 +152,7 @@ VALUES: dict[str, Any] = {
     "seqs": [START.seq] * len(QUEUES),
     "any_queue": False,
     "promote": False,
+    "due_after": -1,
     "max_must_start": 10,
     "limit": BATCH,
     "worker": "worker",

@@ -1,4 +1,5 @@
 """Claim cursors on a real server: nothing in front of them is left behind, and dead index entries are walked over once.
+And due jobs that another transaction has locked: claims pass over them.
 
 The bound itself is held by tests/unit/test_claim_cursors.py, in virtual time.
 """
@@ -7,22 +8,38 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
+import asyncpg
 import psycopg
 import pytest
 
+from holdfast.core.clock import ManualClock
 from holdfast.core.errors import Unavailable
 from holdfast.core.models import Job, JobState, NewJob, Reason
 from holdfast.stores import open_store
 from holdfast.stores.base import Store
-from holdfast.stores.postgres import cursors
+from holdfast.stores.postgres import claiming, cursors
 from holdfast.stores.postgres.encoding import NumberedStatement
 from holdfast.stores.postgres.pool import PostgresPool, Rows
-from tests.conformance.support import claim, ending, new_job, notified, put, running, settle, take
+from holdfast.stores.postgres.store import PostgresStore
+from tests.conformance.limited import job_of, limit
+from tests.conformance.support import (
+    SECOND,
+    Opener,
+    claim,
+    ending,
+    new_job,
+    notified,
+    put,
+    running,
+    settle,
+    take,
+    take_ids,
+)
 from tests.support import postgres
 from tests.support.servers import until
 
@@ -217,6 +234,81 @@ async def test_claim_that_failed_in_some_queues_is_not_exhausted(store: Store, m
         monkeypatch.setattr(PostgresPool, "fetch", fail_second)
         found = await claim(store, 100, dict.fromkeys(names, 100))
         assert (len(found.jobs), found.none_left) == (1, False)
+
+
+@asynccontextmanager
+async def locked_due(store: Store, clock: ManualClock, job: NewJob) -> AsyncIterator[str]:
+    """A due job that an open transaction has locked."""
+    (job_id,) = await put(store, job)
+    clock.advance(2)
+    address = cast("PostgresStore", store).address
+    link = await asyncpg.connect(address.shown.partition("?")[0])
+    try:
+        async with link.transaction():
+            await link.execute(f'select from "{address.schema}".job where id = $1 for update', job_id)
+            yield job_id
+    finally:
+        await link.close()
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the statements that ran."""
+    seen: list[str] = []
+    fetch = PostgresPool.fetch
+
+    async def note(pool: PostgresPool, statement: NumberedStatement, **values: Any) -> Rows:
+        seen.append(statement.name)
+        return await fetch(pool, statement, **values)
+
+    monkeypatch.setattr(PostgresPool, "fetch", note)
+    return seen
+
+
+@pytest.mark.parametrize("queue", ["default", "*"])
+@pytest.mark.parametrize("is_limited", [False, True])
+async def test_locked_due_job_is_passed_over(
+    store: Store,
+    opener: Opener,
+    clock: ManualClock,
+    names: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    queue: str,
+    is_limited: bool,
+) -> None:
+    monkeypatch.setattr(claiming, "_PAUSE", 60.0)
+    if is_limited:
+        await limit(store, by="args.tenant", concurrency=50)
+    async with locked_due(store, clock, job_of(1, delay=SECOND)) as locked:
+        await put(store, *[job_of(1) for _ in range(3)])
+        assert len(await take(store, 1, {queue: 1})) == 1
+        names.clear()
+        found = await claim(store, 1, {queue: 1})
+        assert len(found.jobs) == 1
+        assert found.next_due is not None
+        assert found.next_due > 30 * SECOND
+        assert not any(name.startswith("promote") for name in names)
+
+        (later,) = await put(store, job_of(1, delay=SECOND, priority=1))
+        assert (await claim(store, 0, {queue: 0})).jobs == []
+        found = await claim(store, 1, {queue: 1})
+        assert (len(found.jobs), found.next_due) == (1, SECOND)
+        clock.advance(1)
+        assert await take_ids(store, 9, {queue: 9}) == [later]  # it is not locked
+    assert await take_ids(await opener(), 9, {queue: 9}) == [locked]
+
+
+async def test_locked_due_job_is_tried_once_after_each_pause(
+    store: Store, clock: ManualClock, names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claiming, "_PAUSE", 0.0)
+    async with locked_due(store, clock, new_job(delay=SECOND)) as locked:
+        assert await take(store) == []
+        names.clear()
+        assert await take(store) == []
+        assert names.count("promote_queues") == 1
+    assert await take_ids(store) == [locked]
+    assert (await claim(store)).next_due is None
 
 
 @contextmanager

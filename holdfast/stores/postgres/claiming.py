@@ -1,14 +1,23 @@
-"""Builder of a claim: which queues it has tried, and what it may still take."""
+"""Builder of a claim: which queues it has tried, and what it may still take. And the due jobs that claims pass over."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
+from typing import NamedTuple
 
 from holdfast.core.lifecycle import must_start_now
 from holdfast.core.models import Claim, ExpiredJob, Job
 from holdfast.stores.base import EVERY_QUEUE, ClaimRequest
-from holdfast.stores.common.requests import remaining_slots
+from holdfast.stores.common.requests import UNREADABLE, remaining_slots
+from holdfast.stores.postgres.dependencies import read_resolution
+from holdfast.stores.postgres.encoding import NumberedStatement, claimed_job, to_text
+from holdfast.stores.postgres.notifications import PostgresNotifications
+from holdfast.stores.postgres.pool import PostgresPool, Rows
+
+ALL_DUE = -1
+"""``due_after`` of a claim that passes over no due jobs."""
 
 
 class PostgresClaimBuilder:
@@ -25,6 +34,8 @@ class PostgresClaimBuilder:
         self.limited_first = False
         self.began_limited = False  # the first of the jobs is under limits
         self.promote = request.promote
+        self.due_after = ALL_DUE
+        self.claimed_at = 0  # the instant of the latest statement
         self.jobs: list[Job] = []
         self.expired: tuple[ExpiredJob, ...] = ()
         self.tried: list[str] = []
@@ -41,6 +52,15 @@ class PostgresClaimBuilder:
         named = sum(queue in self.capacity for queue in queues) if is_shared else len(queues)
         parts = (queues[:named], queues[named:])
         return [part[first : first + size] for part in parts for first in range(0, len(part), size)] or [[]]
+
+    @property
+    def passes_over_due(self) -> bool:
+        """Returns True if the claim passes over due jobs, which are locked."""
+        return self.due_after != ALL_DUE
+
+    def due_names(self, queues: Iterable[str]) -> list[str]:
+        """Returns these queues, or the wildcard: then due jobs are looked for in all queues."""
+        return [EVERY_QUEUE] if EVERY_QUEUE in self.capacity else list(queues)
 
     def free_slots(self, queues: Sequence[str]) -> list[int]:
         """Returns how many jobs of each of these queues are wanted still."""
@@ -103,6 +123,54 @@ class PostgresClaimBuilder:
         )
 
 
+_PAUSE, _MAX_PAUSE = 0.5, 2.0  # seconds for which claims pass over locked jobs
+
+
+class _Locked(NamedTuple):
+    due_until: int  # jobs of the queue that were due at this instant are locked
+    retry_at: float
+    pause: float
+
+
+class LockedDueJobs:
+    """Due jobs that other transactions have locked, so that no promotion makes them ready. Claims pass over them for a
+    pause, and promote those alone that have fallen due since."""
+
+    def __init__(self) -> None:
+        self._locked: dict[str, _Locked] = {}
+
+    def due_after(self, names: Sequence[str]) -> int:
+        """Returns the instant up to which a claim of these queues passes over due jobs."""
+        found, now = [self._locked.get(name) for name in names], time.monotonic()
+        passed_over = [each.due_until for each in found if each is not None and each.retry_at > now]
+        return min(passed_over) if passed_over and len(passed_over) == len(names) else ALL_DUE
+
+    def are_known(self, names: Iterable[str]) -> bool:
+        """Returns True if due jobs of all of these queues were found locked before."""
+        return all(name in self._locked for name in names)
+
+    def note_locked(self, names: Iterable[str], due_until: int) -> None:
+        """Notes that a promotion made none of the jobs ready that were due at this instant."""
+        now = time.monotonic()
+        for name in names:
+            before = self._locked.get(name)
+            if before is not None and before.retry_at > now:  # those that have fallen due since are locked too
+                self._locked[name] = before._replace(due_until=max(due_until, before.due_until))
+            else:
+                pause = _PAUSE if before is None else min(2 * before.pause, _MAX_PAUSE)
+                self._locked[name] = _Locked(due_until, now + pause, pause)
+
+    def note_none_due(self, names: Iterable[str]) -> None:
+        """Notes that a claim that passed over none found nothing due."""
+        for name in names:
+            self._locked.pop(name, None)
+
+    def retry_in_us(self, names: Iterable[str]) -> int:
+        """Returns microseconds until a claim tries the first of the locked jobs again."""
+        retry_at = min((self._locked[name].retry_at for name in names if name in self._locked), default=0.0)
+        return max(0, round(1e6 * (retry_at - time.monotonic())))
+
+
 class ClaimAlternation:
     """Alternation of claims between jobs under limits and jobs under no limit, while there are both."""
 
@@ -122,3 +190,25 @@ class ClaimAlternation:
             self._was_limited = claiming.began_limited
         if claiming.has_scanned or claiming.jobs:
             self.limits_seen = claiming.limits_seen or claiming.began_limited
+
+
+async def readable_jobs(
+    pool: PostgresPool,
+    notifications: PostgresNotifications,
+    statements: Mapping[str, NumberedStatement],
+    rows: Rows,
+    worker: str,
+) -> list[Job]:
+    """The jobs that can be read. One that another program corrupted is dead, and does not hold up its queue."""
+    try:
+        return [claimed_job(row, worker) for row in rows]
+    except UNREADABLE:
+        jobs = []
+        for row in rows:
+            try:
+                jobs.append(claimed_job(row, worker))
+            except UNREADABLE as error:
+                text = to_text(f"the stored job cannot be read: {error}")
+                rows = await pool.fetch(statements["mark_unreadable"], id=row[0], error=text)
+                read_resolution(rows).notify_committed(notifications)
+        return jobs

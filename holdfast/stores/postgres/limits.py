@@ -143,6 +143,7 @@ class LimitedClaims:
         max_jobs: int,
         *,
         promote: bool,
+        due_after: int,
         any_queue: bool,
         on_uncertain: Callable[[], object],
     ) -> Rows:
@@ -163,6 +164,7 @@ class LimitedClaims:
                 any_queue=any_queue,
                 assign=step < _ASSIGNING_TRIES,
                 isolated=request.isolated,
+                due_after=due_after,
             )
             unassigned = rows[0][_UNASSIGNED]
             if not unassigned:

@@ -28,7 +28,8 @@ seq
 (expires_at is null or expires_at > :now or started_at is not null)
 
 -- fragment: claim_begin
--- The queues of a claim, and what is due in them. A waiting job without a deadline (core.dependencies.NEVER_US) is not.
+-- The queues of a claim, and what is due in them after :due_after; what was due before is locked (claiming.py). A waiting job
+-- without a deadline (core.dependencies.NEVER_US) is not due.
 with wanted as materialized (
     select *
     from unnest(:queues::text[], :slots::int[], :ranks::int[], :run_ats::bigint[], :seqs::bigint[])
@@ -39,14 +40,16 @@ with wanted as materialized (
     select min(n.run_at) as run_at, coalesce(bool_or(:promote and n.run_at <= n.now), false) as is_due
     from (
         select least(
-                (select run_at from holdfast.job where state in (1, 3) and queue = w.queue order by run_at limit 1),
-                (select run_at from holdfast.job where state = 4 and queue = w.queue and run_at < NEVER_US
+                (select run_at from holdfast.job where state in (1, 3) and queue = w.queue and run_at > :due_after::bigint
+                 order by run_at limit 1),
+                (select run_at from holdfast.job where state = 4 and queue = w.queue and run_at < NEVER_US and run_at > :due_after
                  order by run_at limit 1)) as run_at, :now as now
         from unnest(:queues::text[]) w (queue) where not :any_queue
         union all
         select least(
-                (select run_at from holdfast.job where (+state) in (1, 3) order by run_at limit 1),
-                (select run_at from holdfast.job where (+state) = 4 and run_at < NEVER_US order by run_at limit 1)), :now as now
+                (select run_at from holdfast.job where (+state) in (1, 3) and run_at > :due_after order by run_at limit 1),
+                (select run_at from holdfast.job where (+state) = 4 and run_at < NEVER_US and run_at > :due_after
+                 order by run_at limit 1)), :now as now
         where :any_queue
     ) n
 
@@ -1333,7 +1336,8 @@ select :now, (select min(next_at) from holdfast.schedule where next_at > :now);
 
 -- ── limits ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 -- own: claim_limited
-select * from holdfast.claim_limited(:at, :queues, :slots, :max_jobs, :worker, :lease_for, :promote, :any_queue, :assign, :isolated)
+select * from holdfast.claim_limited(:at, :queues, :slots, :max_jobs, :worker, :lease_for, :promote, :any_queue, :assign, :isolated,
+    :due_after)
 order by array_position(:queues::text[], queue), priority desc, run_at, seq;
 
 -- own: any_limited

@@ -18,7 +18,6 @@ from holdfast.core.models import (
     Claim,
     ClaimByIds,
     ExpiredJob,
-    Job,
     JobState,
     Lease,
     NewJob,
@@ -30,17 +29,16 @@ from holdfast.core.models import (
 from holdfast.core.workers import HeartbeatReply, LeaseStatus, WorkerCommand, WorkerHeartbeat
 from holdfast.stores.base import EVERY_QUEUE, ClaimRequest
 from holdfast.stores.common.limit_cache import LimitCache
-from holdfast.stores.common.requests import CLAIMED_A_SECOND, HEARTBEAT_RETRY_SHARE, UNREADABLE
+from holdfast.stores.common.requests import CLAIMED_A_SECOND, HEARTBEAT_RETRY_SHARE
 from holdfast.stores.common.server_store import wait_for_topics
 from holdfast.stores.common.unconfirmed import UnconfirmedClaims
-from holdfast.stores.postgres.claiming import ClaimAlternation, PostgresClaimBuilder
+from holdfast.stores.postgres.claiming import ClaimAlternation, LockedDueJobs, PostgresClaimBuilder, readable_jobs
 from holdfast.stores.postgres.cursors import START, Cursors, QueuePosition, split_scan
-from holdfast.stores.postgres.dependencies import read_resolution
-from holdfast.stores.postgres.encoding import NumberedStatement, claimed_job, is_id, record_columns, span_us, to_text
+from holdfast.stores.postgres.encoding import NumberedStatement, is_id, record_columns, span_us
 from holdfast.stores.postgres.limits import LimitedClaims
 from holdfast.stores.postgres.maintenance import end_expired
 from holdfast.stores.postgres.notifications import PostgresNotifications
-from holdfast.stores.postgres.pool import PostgresPool, Rows
+from holdfast.stores.postgres.pool import PostgresPool
 from holdfast.stores.postgres.query import PostgresQuery
 from holdfast.stores.postgres.settlement import Settling
 from holdfast.stores.postgres.submission import first_positions, insert_batch, insert_dependent
@@ -54,8 +52,6 @@ _REFRESH = 1.0  # seconds the names of the queues with ready jobs are believed,
 _UNNOTIFIED_REFRESH, _REFRESH_SHARE = 0.1, 0.05  # or, without notifications, so long; reading them takes this share
 _CLAIMED_COLUMNS = 13  # columns of a claimed job, its place in the order included
 _QUEUE = 2  # the column of its queue
-
-
 NO_JOB = "00000000-0000-0000-0000-000000000000"
 """The id of no job. Of no ids at all a planner that sees them concludes that any partial index will do."""
 
@@ -74,6 +70,7 @@ class PostgresQueueing:
         self._limit_cache = limit_cache
         self._limited = LimitedClaims(pool, statements)
         self._alternation = ClaimAlternation()
+        self._locked_due = LockedDueJobs()
         self._limited_checked_at = -_LIMITED_CHECK_SECONDS
         self._limited_check: tuple[list[str], bool] = ([], False)  # queues, and whether they had jobs under limits
         self._pool = pool
@@ -81,6 +78,7 @@ class PostgresQueueing:
         self._lock = notifications.ready_lock
         self._sql = statements
         self._query = query
+        self._readable = functools.partial(readable_jobs, pool, notifications, statements)
         self._cursors = Cursors()
         self._known: list[str] = []  # queues that may have ready jobs, in their order
         self._known_at, self._refresh_took = -_REFRESH, 0.0
@@ -156,6 +154,8 @@ class PostgresQueueing:
             if not claiming.jobs:  # else no process would know of their leases; the next claim meets the error
                 raise
             claiming.jobs_left = True
+        if claiming.passes_over_due:
+            claiming.note_next_due(self._locked_due.retry_in_us(claiming.due_names(claiming.capacity)))
         self._alternation.note_claim(claiming)
         self._lock.count_claim(found=bool(claiming.jobs))
         return claiming.to_claim(receives_notifications=receives_notifications)
@@ -189,16 +189,29 @@ class PostgresQueueing:
         for batch in claiming.split_queues(queues, _MAX_QUEUES):
             if not claiming.wanted_jobs(batch) or (not batch and claiming.has_scanned):
                 continue
-            tries = 0
-            while await self._claim_batch(claiming, batch):
-                promoted = await self._promote(claiming)
-                claiming.promoted += promoted
-                claiming.due_in = None
-                tries += 1
-                if promoted or tries == _TRIES:
-                    claiming.promote = False
-                else:  # another process is making them ready; taken in between, later jobs would go before them
-                    await asyncio.sleep(_MOMENT)
+            await self._claim_promoted(claiming, batch)
+
+    async def _claim_promoted(self, claiming: PostgresClaimBuilder, queues: list[str]) -> None:
+        """Claims from these queues, after what is due in them was made ready. What is locked is passed over."""
+        names = claiming.due_names(claiming.capacity)
+        if claiming.promote:
+            claiming.due_after = self._locked_due.due_after(names)
+        tries = 0
+        while await self._claim_batch(claiming, queues):
+            promoted = await self._promote(claiming)
+            claiming.promoted += promoted
+            claiming.due_in = None
+            tries += 1
+            if promoted:
+                claiming.promote = False
+            elif tries == _TRIES or self._locked_due.are_known(names):
+                claiming.promote = False
+                self._locked_due.note_locked(names, claiming.claimed_at)
+                claiming.due_after = self._locked_due.due_after(names)
+            else:  # another process is making them ready; taken in between, later jobs would go before them
+                await asyncio.sleep(_MOMENT)
+        if claiming.promote and not claiming.passes_over_due:
+            self._locked_due.note_none_due(claiming.due_names(queues))
 
     async def _claim_batch(self, claiming: PostgresClaimBuilder, queues: list[str]) -> bool:
         """Claims from these queues; returns True if due jobs must be promoted first."""
@@ -244,10 +257,12 @@ class PostgresQueueing:
             dict(zip(queues, claiming.free_slots(queues), strict=True)),
             max(0, max_jobs),
             promote=claiming.promote,
+            due_after=claiming.due_after,
             any_queue=EVERY_QUEUE in claiming.capacity,
             on_uncertain=lambda: self._unconfirmed_claims.add(request.worker),
         )
         claimed_at, due, due_in, _, quarantined = rows[0][_CLAIMED_COLUMNS:]
+        claiming.claimed_at = claimed_at
         claiming.quarantined = claiming.quarantined or quarantined
         claiming.note_next_due(due_in)
         taken = [] if rows[0][0] is None else rows
@@ -277,6 +292,7 @@ class PostgresQueueing:
             seqs=[position.seq for position in positions],
             any_queue=EVERY_QUEUE in claiming.capacity,
             promote=claiming.promote,
+            due_after=claiming.due_after,
             max_must_start=max(0, min(max_jobs, claiming.max_must_start)),
             limit=max_jobs,
             worker=request.worker,
@@ -288,6 +304,7 @@ class PostgresQueueing:
         seconds = time.monotonic() - at
         due, due_in, until, quarantined, stopped_at_last_attempt, expired_now, _ = rows[0][_CLAIMED_COLUMNS:]
         claiming.mark_scanned(queues)
+        claiming.claimed_at = until - (span_us(request.lease_for) or 0)
         claiming.quarantined = claiming.quarantined or quarantined
         claiming.stopped_at_last_attempt = claiming.stopped_at_last_attempt or stopped_at_last_attempt is not None
         claiming.note_lease(until)
@@ -298,7 +315,7 @@ class PostgresQueueing:
         await self._check_limited(claiming, queues, at_once=not taken and not self._lock.is_busy)
         expired, has_made_due = await self._end_expired() if expired_now else ((), False)
         claiming.expired += expired
-        await self._release_unconfirmed(request, until - (span_us(request.lease_for) or 0))
+        await self._release_unconfirmed(request, claiming.claimed_at)
         if due or (has_made_due and claiming.promote and claiming.wanted_jobs(queues)):
             return True
         for queue, scan in split_scan(queues, slots, positions, taken, max_jobs, at, seconds):
@@ -441,21 +458,6 @@ class PostgresQueueing:
             await self._pool.fetch(self._sql["promote_ids"], ids=list(named.ids or ()))
         delivered = await self.claim_ids(named)
         return msgspec.structs.replace(delivered.claim, refused=len(request.ids or ()) - len(delivered.claim.jobs))
-
-    async def _readable(self, rows: Rows, worker: str) -> list[Job]:
-        """The jobs that can be read. One that another program corrupted is dead, and does not hold up its queue."""
-        try:
-            return [claimed_job(row, worker) for row in rows]
-        except UNREADABLE:
-            jobs = []
-            for row in rows:
-                try:
-                    jobs.append(claimed_job(row, worker))
-                except UNREADABLE as error:
-                    text = to_text(f"the stored job cannot be read: {error}")
-                    rows = await self._pool.fetch(self._sql["mark_unreadable"], id=row[0], error=text)
-                    read_resolution(rows).notify_committed(self._notifications)
-            return jobs
 
     # ── settle ────────────────────────────────────────────────────────────────────────────────────────────────
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:

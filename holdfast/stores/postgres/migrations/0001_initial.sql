@@ -1087,7 +1087,7 @@ end
 $$;
 
 -- Takes up to `max_jobs` jobs under limits of these queues, by the rules of core.limits.Admission, whose names it has; `isolated`:
--- one quarantined job. Always answers with one row at least. Takes nothing where jobs are due (`due`) or a limited queue has jobs
+-- one quarantined job. Always answers with one row at least. Takes nothing where jobs fell due after `due_after` (`due`), or a limited queue has jobs
 -- without a partition (`unassigned`), if the caller asks for that. What it does:
 -- 1. Takes the lock of limits: one claim at a time. Under READ COMMITTED each statement sees what was committed before it, so
 --    the counts are exact. The instant is read after the count: no job starts before the end that made room.
@@ -1103,7 +1103,7 @@ $$;
 --    another ready job leave the registry.
 create function holdfast.claim_limited(
     at bigint, queues text[], slots int[], max_jobs int, worker_id text, lease_for bigint, promote boolean, any_queue boolean,
-    assign boolean, isolated boolean
+    assign boolean, isolated boolean, due_after bigint
 ) returns table (
     id text, task text, queue text, payload text, claims bigint, attempts bigint, max_attempts bigint, priority integer,
     lost_leases integer, run_at bigint, created_at bigint, options json, seq bigint,
@@ -1160,13 +1160,15 @@ begin
     end if;
     now_us := coalesce(at, (extract(epoch from clock_timestamp()) * 1000000)::bigint); -- a clock: after a lock
     due := promote and case when any_queue
-        then exists (select from holdfast.job j where (+j.state) in (1, 3) and j.run_at <= now_us order by j.run_at limit 1)
-            or exists (select from holdfast.job j where (+j.state) = 4 and j.run_at <= now_us order by j.run_at limit 1)
+        then exists (select from holdfast.job j where (+j.state) in (1, 3) and j.run_at <= now_us and j.run_at > due_after
+            order by j.run_at limit 1)
+            or exists (select from holdfast.job j where (+j.state) = 4 and j.run_at <= now_us and j.run_at > due_after
+            order by j.run_at limit 1)
         else exists (select from unnest(queues) w (queue) cross join lateral (
-            select from holdfast.job j where j.state in (1, 3) and j.queue = w.queue and j.run_at <= now_us
+            select from holdfast.job j where j.state in (1, 3) and j.queue = w.queue and j.run_at <= now_us and j.run_at > due_after
             order by j.run_at limit 1) d)
             or exists (select from unnest(queues) w (queue) cross join lateral (
-                select from holdfast.job j where j.state = 4 and j.queue = w.queue and j.run_at <= now_us
+                select from holdfast.job j where j.state = 4 and j.queue = w.queue and j.run_at <= now_us and j.run_at > due_after
                 order by j.run_at limit 1) d)
         end;
     unassigned := case when not assign then '{}' else array(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 
 from holdfast.core.clock import ManualClock
 from holdfast.core.models import JobFilter, JobState
 from holdfast.stores.base import EVERY_QUEUE, Store
+from tests.conformance.limited import job_of, limit
 from tests.conformance.support import (
     Opener,
     claim,
@@ -159,3 +162,31 @@ async def test_an_attempt_that_ends_by_itself_clears_the_suspicion(store: Store,
     (job,) = await take(store)
     assert job.lost_leases == 0
     await settle(store, job)
+
+
+async def test_blocked_quarantined_jobs_hide_none_behind_them(store: Store, clock: ManualClock) -> None:
+    """However many of one key, and of several."""
+    await limit(store, by="args.tenant", concurrency=1000)
+    paused = [1] * 205 + list(range(100, 130))
+    await put(store, *[job_of(tenant) for tenant in paused])
+    (free,) = await put(store, job_of(2))
+    for _ in range(2):
+        assert len(await take(store, 1000)) == len(paused) + 1
+        await lose_all(store, clock)
+    await store.limits.pause_buckets([f"mail={tenant}" for tenant in set(paused)], timedelta(hours=1))
+    assert await take_ids(store, 1, isolated=True) == [free]
+    assert await take(store, 1, isolated=True) == []
+
+
+async def test_quarantined_jobs_of_a_full_task_hide_none_behind_them(store: Store, clock: ManualClock) -> None:
+    await limit(store, by="args.tenant", concurrency=1000)
+    await limit(store, "slow", task="slow", concurrency=120)
+    await put(store, *[job_of(tenant, task="slow") for tenant in range(110)])
+    (free,) = await put(store, job_of(1))
+    for _ in range(2):
+        assert len(await take(store, 1000)) == 111
+        await lose_all(store, clock)
+    await limit(store, "slow", task="slow", concurrency=1, revision=(await store.limits.read_limits())[1].revision)
+    await put(store, job_of(1, task="slow"))
+    assert len(await take(store, 1000)) == 1
+    assert await take_ids(store, 1, isolated=True) == [free]

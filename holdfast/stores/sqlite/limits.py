@@ -37,8 +37,9 @@ from holdfast.stores.sqlite.writer import Transaction
 
 _ASSIGNED = 500  # jobs that a claim gives partitions at a time
 _MAX_ASSIGNED = 10_000  # and in all
-_UNBLOCKED = 1000  # partitions that a claim looks at again, as their time has come
+_UNBLOCKED = 1000  # partitions that a claim looks at again, as their time has come, and those of quarantined jobs
 _PAGE = 100  # partitions that a claim reads at a time
+_MAX_QUARANTINED = 10_000  # quarantined jobs that a claim looks at, of partitions that are mostly blocked
 _FIRST_JOBS = 32  # of a partition, behind its first one
 _NEVER = 1 << 62  # a start tag that never comes
 
@@ -252,13 +253,19 @@ class LimitedClaim:
 
     def choose_quarantined(self, queue: str) -> list[int]:
         """Chooses one job that lost two leases in a row, if its buckets have room."""
-        values = {"queue": queue, "now": self._now_us, "limit": _PAGE}
-        for seq, partition, weights in self._connection.execute(self._sql["limited_quarantined"], values).fetchall():
+        values = {"queue": queue, "now": self._now_us, "limit": _MAX_QUARANTINED}
+        blocked: set[str] = set()
+        for seq, partition, weights in self._connection.execute(self._sql["limited_quarantined"], values):
+            if partition in blocked:
+                continue
             if self._has_states:
                 self._load_states(partition)
             if self._admission.admit(partition, weights, reserves=False) is None:
                 self._save_buckets()
                 return [seq]
+            blocked.add(partition)
+            if len(blocked) == _UNBLOCKED:
+                break
         return []
 
     @property

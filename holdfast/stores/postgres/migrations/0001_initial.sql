@@ -1087,7 +1087,7 @@ end
 $$;
 
 -- Takes up to `max_jobs` jobs under limits of these queues, by the rules of core.limits.Admission, whose names it has; `isolated`:
--- one quarantined job. Always answers with one row at least. Takes nothing where jobs fell due after `due_after` (`due`), or a limited queue has jobs
+-- one quarantined job, the first whose partition is not blocked, of up to `max_read` partitions. Always answers with one row at least. Takes nothing where jobs fell due after `due_after` (`due`), or a limited queue has jobs
 -- without a partition (`unassigned`), if the caller asks for that. What it does:
 -- 1. Takes the lock of limits: one claim at a time. Under READ COMMITTED each statement sees what was committed before it, so
 --    the counts are exact. The instant is read after the count: no job starts before the end that made room.
@@ -1121,7 +1121,7 @@ declare
     chosen tid[] := '{}';
     used_names text[] := '{}';          -- buckets in which something runs
     used_weights bigint[] := '{}';
-    full_names text[] := '{}';          -- buckets without room for a job of weight 1
+    full_names text[] := '{}';          -- buckets without room for a job of weight 1; `isolated`: or tokens, or paused
     has_shares boolean; has_states boolean; -- a limit with shares, a bucket with a row
     limit_name text[] := '{}';              -- limits of buckets that were looked at
     limit_known boolean[]; limit_queue text[]; limit_per_key boolean[]; limit_concurrency bigint[]; limit_interval bigint[]; limit_burst bigint[];
@@ -1224,11 +1224,12 @@ begin
             if isolated then
                 select j.ctid, j.partition, j.rank, j.run_at, j.seq, j.weights into job from holdfast.job j
                 where j.state = 0 and j.tier = 5 and j.queue = of_queue and j.partition is not null
+                  and j.partition <> all(part_name) and not string_to_array(j.partition, separator) && full_names
                   and (j.rank, j.run_at, j.seq) > (
                     coalesce(part_rank[cardinality(part_rank)], -2147483648), coalesce(part_run_at[cardinality(part_rank)], 0),
                     coalesce(part_seq[cardinality(part_rank)], 0))
                 order by j.rank, j.run_at, j.seq limit 1 for no key update skip locked;
-                exit when not found or cardinality(part_name) >= max_throttled;
+                exit when not found or cardinality(part_name) >= max_read;
                 index := cardinality(part_name) + 1;
                 part_name[index] := job.partition;
                 part_rank[index] := job.rank; part_run_at[index] := job.run_at; part_seq[index] := job.seq;
@@ -1360,6 +1361,10 @@ begin
                     free_at := greatest(free_at, bucket_paused[i]);
                     light_at := greatest(light_at, bucket_paused[i]);
                     stop_queue := stop_queue or (limit_queue[limit_index] = of_queue and not limit_per_key[limit_index]);
+                    if isolated then
+                        full_names := full_names || names[k];
+                        least_due := least(least_due, bucket_paused[i]);
+                    end if;
                 end if;
                 continue when not limit_known[limit_index];
                 space := limit_concurrency[limit_index] - bucket_used[i] - coalesce(bucket_reserved[i], 0);
@@ -1380,6 +1385,10 @@ begin
                     free_at := greatest(free_at, after + least(weight, limit_burst[limit_index]) * limit_interval[limit_index]);
                     light_at := greatest(light_at, after + limit_interval[limit_index]);
                     stop_queue := stop_queue or (after + limit_interval[limit_index] > now_us and limit_queue[limit_index] = of_queue and not limit_per_key[limit_index]);
+                    if isolated and after + limit_interval[limit_index] > now_us then
+                        full_names := full_names || names[k];
+                        least_due := least(least_due, after + limit_interval[limit_index]);
+                    end if;
                 end if;
             end loop;
             if (lacks_room or free_at > now_us) and not (is_full or light_at > now_us or isolated) then

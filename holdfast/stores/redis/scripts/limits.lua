@@ -467,6 +467,7 @@ allow_when_full()
 local max_jobs, isolated = tonumber(ARGV[6]), ARGV[7] == '1'
 local wildcard_slots, last_served = tonumber(ARGV[9]), ARGV[10]
 local START_COST, MAX_BLOCKED, RECHECK_US, MAX_KEPT_START_TAGS = 1000000, 300, 1000000, 20
+local MAX_QUARANTINED = 50 * MAX_BATCH -- jobs that are looked at, mostly for no more than their partition
 local kept_start_tags = 0 -- partitions that lack tokens of a key for a heavy job and keep their start tags
 local next_free_at, quarantined, status = nil, 0, DONE
 local blocked_left, reads_left = MAX_BLOCKED, max_jobs + 2 * MAX_BATCH -- partitions that may block; jobs that may be read
@@ -791,10 +792,15 @@ local function serve(queue, slots)
 end
 
 -- ── quarantined jobs ────────────────────────────────────────────────────────────────────────────────────────────
-local function serve_quarantined(queue)
+local function is_full()
+    return claimed_count >= (isolated and 1 or max_jobs) or reads_left <= 0 or blocked_left <= 0
+end
+
+-- Jobs of one page in the order of claims, without those of blocked partitions.
+local function load_quarantined(ids, blocked)
     local found, names = {}, {}
-    for _, id in ipairs(safe_call('ZRANGE', quarantine_key(queue), 0, MAX_BATCH - 1)) do
-        local job = read_job(id)
+    for _, id in ipairs(ids) do
+        local job = not blocked[read_fields(id, 'partition') or ''] and read_job(id)
         local spec = job and parse_spec(job.spec_text or '')
         if spec and job.state == 'queued' and spec.is_limited and job.partition_field
             and not (may_hold_expired and is_expired(id)) then
@@ -807,20 +813,42 @@ local function serve_quarantined(queue)
         return one.member < other.member
     end)
     read_buckets_of(names)
-    for _, job in ipairs(found) do
-        local partition, weights = parse_partition(job.partition_field)
-        local job_buckets = buckets_of(partition)
-        local instant = find_blocking_bucket(job_buckets, weights)
-        if not instant then
-            call('ZREM', quarantine_key(queue), job.id)
-            partitions().delete_unused_start_tags(queue)
-            claim_job(job)
-            count_unstarted(partition, -1)
-            return consume(job_buckets, weights)
-        elseif instant > 0 then
-            note_free_at(instant)
-        end
+    return found
+end
+
+-- Claims the job, or notes that its partition is blocked.
+local function claim_quarantined(queue, job, blocked)
+    local partition, weights = parse_partition(job.partition_field)
+    local job_buckets = buckets_of(partition)
+    local instant = find_blocking_bucket(job_buckets, weights)
+    if not instant then
+        call('ZREM', quarantine_key(queue), job.id)
+        partitions().delete_unused_start_tags(queue)
+        claim_job(job)
+        count_unstarted(partition, -1)
+        consume(job_buckets, weights)
+        return
+    elseif instant > 0 then
+        note_free_at(instant)
     end
+    blocked[job.partition_field] = true
+    blocked_left = blocked_left - 1
+end
+
+local function serve_quarantined(queue)
+    local blocked, offset, ids = {}, 0, nil
+    repeat
+        ids = safe_call('ZRANGE', quarantine_key(queue), offset, offset + MAX_BATCH - 1)
+        for _, job in ipairs(load_quarantined(ids, blocked)) do
+            if not blocked[job.partition_field] then
+                claim_quarantined(queue, job, blocked)
+            end
+            if is_full() then
+                return
+            end
+        end
+        offset = offset + MAX_BATCH
+    until #ids < MAX_BATCH or offset >= MAX_QUARANTINED
 end
 
 local function serve_queue(queue, slots)
@@ -832,10 +860,6 @@ local function serve_queue(queue, slots)
     else
         serve(queue, slots)
     end
-end
-
-local function is_full()
-    return claimed_count >= (isolated and 1 or max_jobs) or reads_left <= 0 or blocked_left <= 0
 end
 
 local promoted = 0

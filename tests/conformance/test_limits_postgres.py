@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from datetime import timedelta
 from typing import Any, cast
 
@@ -157,3 +158,23 @@ async def test_job_that_a_transaction_holds_gets_its_partition_later(store: Stor
         await link.close()
     assert await store.limits.assign_partitions(queue="default") == Assigned(1, None, 0)
     assert [job.id for job in await take(store, 9)] == [held]  # one at a time, and it came first
+
+
+async def test_completion_under_a_limit_of_a_task_notifies_every_queue(store: Store, clock: ManualClock) -> None:
+    await limit(store, "slow", task="slow", concurrency=1)
+    await limit(store, "mail", queue="b", concurrency=1)
+    await put(store, new_job(queue="a", task="slow"), new_job(queue="b"))
+    jobs = await take(store, 2, {"a": 1, "b": 1})
+    link, schema = await connect(store)
+    received: list[str] = []
+    try:
+        name = schema.strip('"')
+        await link.add_listener(f"{name}_ready", lambda *given: received.append(given[-1]))
+        for job in sorted(jobs, key=lambda job: job.queue):
+            done = json.dumps({"at": clock(), "id": job.id, "claims": job.claims, "result": None})
+            assert await link.fetchval(f"select accepted from {schema}.complete($1)", done)  # noqa: S608
+            await link.fetch("select 1")
+    finally:
+        await link.close()
+    topics = [set(each.splitlines()[1:]) for each in received if each.startswith("sql")]
+    assert topics == [{"queue:*", "due:*"}, {"queue:b", "due:b"}]

@@ -10,7 +10,8 @@ from datetime import timedelta
 from holdfast.core.models import JobState, NewJob, Reason
 from holdfast.core.workers import WorkerCommand
 from holdfast.stores.base import Store
-from tests.conformance.support import LEASE, Opener, heartbeat, new_job, put, running, settle, stored, take
+from tests.conformance.limited import limit
+from tests.conformance.support import LEASE, Opener, ending, heartbeat, new_job, put, running, settle, stored, take
 from tests.support.load import slowness
 
 LONG = 120.0
@@ -228,3 +229,18 @@ async def test_closing_a_store_does_not_wait_for_waiters(opener: Opener) -> None
     assert time.monotonic() - started < soon()
     waiter.cancel()
     await asyncio.gather(waiter, return_exceptions=True)
+
+
+async def test_end_under_a_limit_of_a_task_wakes_waiters_for_other_queues(store: Store, opener: Opener) -> None:
+    """Also if the process that ends the job has never submitted one."""
+    await limit(store, task="work", concurrency=1)
+    waiting, ending_store = await opener(), await opener()
+    await put(store, new_job(queue="a"), new_job(queue="a"), new_job(queue="b"))
+    (first,) = await take(ending_store, 1, {"a": 1})
+    assert await take(waiting, 1, {"b": 1}) == []
+    ended = ending_store.queueing.settle([ending(first)])
+    assert await seconds_until_woken(waiting, ["queue:b"], ended) < soon()
+
+    (second,) = await take(ending_store, 1, {"a": 1})
+    failed = ending_store.queueing.settle([ending(second, JobState.DEAD, reason=Reason.ERROR, error="boom")])
+    assert await seconds_until_woken(waiting, ["queue:b"], failed) < soon()

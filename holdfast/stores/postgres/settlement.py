@@ -137,16 +137,16 @@ class Settling:
             batch = [each for each in batch if each.job_id in taken]
         for each in batch:
             answers[each.job_id] = Settled(each.job_id, each.claims, True, JobState.SUCCEEDED)
-        freed_queues = self._queues_with_room([row[1:] for row in rows if row[1] is not None]) if with_queues else set()
+        freed_queues = await self._queues_with_room([row[1:] for row in rows]) if with_queues else set()
         self._notify({}, [each.job_id for each in batch], freed_queues=freed_queues)
 
     async def _settle_rest(self, batch: list[Settlement], answers: dict[str, Settled]) -> None:
-        self._record_rows(batch, await self._fetch_settled("settle_rest", batch), NOTHING_RESOLVED, answers)
+        await self._record_rows(batch, await self._fetch_settled("settle_rest", batch), NOTHING_RESOLVED, answers)
 
     async def _settle_prioritized(self, batch: list[Settlement], answers: dict[str, Settled]) -> None:
         ranks = [-each.priority for each in batch if each.priority is not None]
         rows = await self._fetch_settled("settle_prioritized", batch, ranks=ranks)
-        self._record_rows(batch, rows, NOTHING_RESOLVED, answers)
+        await self._record_rows(batch, rows, NOTHING_RESOLVED, answers)
 
     async def _settle_with_dependents(self, batch: list[Settlement], answers: dict[str, Settled]) -> set[str]:
         """Settles those of the rest that others depend on. Returns those that a locked row prevents."""
@@ -166,7 +166,7 @@ class Settling:
             return
         rows = await self._fetch_settled("settle_with_dependents", batch)
         resolution = read_resolution((row[3], row[5]) for row in rows if row[0] is None)
-        self._record_rows(batch, [row[:5] for row in rows if row[0] is not None], resolution, answers)
+        await self._record_rows(batch, [row[:5] for row in rows if row[0] is not None], resolution, answers)
 
     async def _fetch_settled(self, name: str, batch: list[Settlement], **columns: list[int]) -> Rows:
         return await self._pool.fetch(
@@ -176,7 +176,7 @@ class Settling:
             **settlement_columns(batch) | columns,
         )
 
-    def _record_rows(
+    async def _record_rows(
         self, batch: Sequence[Settlement], rows: Rows, resolution: Resolution, answers: dict[str, Settled]
     ) -> None:
         ended: list[str] = [*resolution.ended]
@@ -190,16 +190,23 @@ class Settling:
                 earliest[queue] = START  # given back, to any place
             else:
                 earliest.setdefault(queue, END)  # not ready yet; workers that sleep until the next due job must know
-        freed_queues = resolution.queues | self._queues_with_room([row[3:] for row in rows])
+        freed_queues = resolution.queues | await self._queues_with_room([row[3:] for row in rows])
         self._notify(earliest, ended, freed_queues=freed_queues)
 
-    def _queues_with_room(self, partitions: Sequence[Sequence[str | None]]) -> set[str]:
+    async def _queues_with_room(self, partitions: Sequence[Sequence[str | None]]) -> set[str]:
         """Queues in which ended jobs made room, by queues and partitions. A limit of a task holds in every queue."""
-        if not self._limit_cache.table.has_tasks:
-            return {queue for queue, partition in partitions if queue and partition}
-        limits, queues = self._limit_cache.table.limits, set()
-        for queue, partition in {(queue, partition) for queue, partition in partitions if queue and partition}:
-            found = [limits.get(split_bucket(bucket)[0]) for bucket in split_partition(from_text(partition))]
+        freed = {(queue, partition) for queue, partition in partitions if queue and partition}
+        if not freed:
+            return set()
+        try:
+            table = await self._limit_cache.current_limits()
+        except HoldfastError:  # the jobs have ended all the same
+            return {EVERY_QUEUE}
+        if not table.has_tasks:
+            return {queue for queue, _ in freed}
+        queues = set()
+        for queue, partition in freed:
+            found = [table.limits.get(split_bucket(bucket)[0]) for bucket in split_partition(from_text(partition))]
             has_task = any(limit is not None and limit.task is not None for limit in found)
             queues.add(EVERY_QUEUE if has_task else queue)
         return queues

@@ -416,8 +416,12 @@ begin
     state := (select j.state from holdfast.job j where j.id = job);
     if accepted then
         perform holdfast.notify('ended', array['job:' || job::text]);
-        perform holdfast.notify('ready', array['queue:' || j.queue, 'due:' || j.queue]) from holdfast.job j
-        where j.id = job and j.partition is not null;
+        perform holdfast.notify('ready', array['queue:' || t.queue, 'due:' || t.queue]) from (
+            select case when exists ( -- a limit of a task holds in every queue
+                select from unnest(string_to_array(j.partition, chr(31))) b (name)
+                join holdfast.job_limit l on l.name = split_part(b.name, '=', 1)
+                where l.task is not null) then '*' else j.queue end as queue
+            from holdfast.job j where j.id = job and j.partition is not null) t;
     end if;
     if v_has_dependents then
         perform holdfast.notify_resolved(array_agg(d.queue) filter (where d.queue is not null),

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
+from holdfast.core.batches import BATCH_TASK
 from holdfast.core.clock import ManualClock
+from holdfast.core.dependencies import Condition, Dependency
 from holdfast.core.ids import new_id
+from holdfast.core.job_changes import JobChanges
+from holdfast.core.limits import Limit, LimitChange, LimitValues
 from holdfast.core.models import Finding, JobFilter, JobState, Lease, Options
+from holdfast.core.unique import Unique
 from holdfast.stores.base import EVERY_QUEUE, Store
 from holdfast.stores.redis import maintenance
-from tests.conformance.support import ended, ending, lose, new_job, put, running, stored, take, take_ids
+from tests.conformance.support import WORKER, ended, ending, lose, new_job, put, running, stored, take, take_ids
 from tests.support.keys import Keys
 
 HOUR = timedelta(hours=1)
@@ -193,6 +200,127 @@ async def test_nothing_is_put_right_that_changes_meanwhile(
     assert first not in await take_ids(store, 1)
     assert len(await store.health.repair()) == 1
     assert first in await take_ids(store)
+
+
+# ── changes of what no counter shows, while a repair reads ──────────────────────────────────────────────────────────
+Step = Callable[[], Awaitable[Any]]
+
+
+async def limit(store: Store, name: str, **fields: Any) -> None:
+    values = fields.pop("values", LimitValues(concurrency=3))
+    await store.limits.write_limit(LimitChange(Limit(name=name, values=values, **fields), 0))
+
+
+async def edit_of_a_time(store: Store) -> Step:
+    (job,) = await put(store, new_job(delay=HOUR))
+    return lambda: store.admin.edit(job, JobChanges(delay=2 * HOUR))
+
+
+async def edit_of_an_expiry(store: Store) -> Step:
+    (job,) = await put(store, new_job(delay=HOUR, expires_in=HOUR))
+    return lambda: store.admin.edit(job, JobChanges(expires_in=2 * HOUR))
+
+
+async def edit_of_a_partition(store: Store) -> Step:
+    await limit(store, "tenant", queue="default", by="args.t")
+    (job,) = await put(store, new_job(payload='{"t":1}'))
+    return lambda: store.admin.edit(job, JobChanges(payload='{"t":2}'))
+
+
+async def edit_of_a_priority(store: Store) -> Step:
+    await limit(store, "one", queue="default")
+    (job,) = await put(store, new_job())
+    return lambda: store.admin.edit(job, JobChanges(priority=5))
+
+
+async def replacement_under_a_unique_key(store: Store) -> Step:
+    policy = Unique("unstarted", by=["task", "queue"], on_conflict="replace")
+    await put(store, policy.bind(new_job(delay=HOUR, expires_in=3 * HOUR)))
+    return lambda: put(store, policy.bind(new_job(delay=2 * HOUR, expires_in=4 * HOUR)))
+
+
+async def assignment_of_a_limit(store: Store) -> Step:
+    await limit(store, "earlier", task="other")
+    await put(store, new_job("other"), *[new_job(delay=HOUR if n % 2 else None) for n in range(4)])
+    await take(store, 2)
+    await limit(store, "one", task="work")
+    return lambda: store.limits.assign_partitions(task="work")
+
+
+async def limit_of_a_queue(store: Store) -> Step:
+    await limit(store, "earlier", queue="mail")
+    return lambda: limit(store, "one", queue="default")
+
+
+async def pause_of_a_bucket(store: Store) -> Step:
+    await limit(store, "one", task="work")
+    pauses = iter(range(1, 10))
+    return lambda: store.limits.pause_buckets(["one"], next(pauses) * HOUR)
+
+
+async def use_of_tokens(store: Store) -> Step:
+    await limit(store, "one", values=LimitValues(rate=1, period_us=60_000_000, burst=9))
+    return lambda: store.limits.take_tokens("one", 1)
+
+
+async def child_that_exists(store: Store) -> Step:
+    (known,) = await put(store, new_job(key="child", queue="mail"))
+    await put(store, new_job(queue="mail", after=(Dependency(known, Condition.END),)))
+    parent = await running(store)
+    lease = Lease(parent.id, parent.claims)
+    return lambda: store.workflow.start_children(lease, [new_job(key="child", queue="mail")], WORKER)
+
+
+async def member_that_exists(store: Store) -> Step:
+    await put(store, new_job(key="member"), new_job())
+    batch = new_job(BATCH_TASK, is_batch=True)
+    await put(store, batch, new_job(options=Options(batch=batch.id)))
+    return lambda: put(store, new_job(key="member", options=Options(batch=batch.id)))
+
+
+CHANGES = [
+    *(edit_of_a_time, edit_of_an_expiry, edit_of_a_partition, edit_of_a_priority, replacement_under_a_unique_key),
+    *(assignment_of_a_limit, limit_of_a_queue, pause_of_a_bucket, use_of_tokens, child_that_exists, member_that_exists),
+]
+
+
+@pytest.mark.parametrize("after", ["_keys", "_jobs", "_hash", "snapshot"])
+@pytest.mark.parametrize("prepare", CHANGES, ids=lambda each: each.__name__)
+async def test_a_repair_leaves_alone_what_changes_meanwhile(
+    store: Store,
+    keys: Keys,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    prepare: Callable[[Store], Awaitable[Step]],
+    after: str,
+) -> None:
+    """``after``: the change comes right after this step of the repair's reading, and before anything is written."""
+    change = await prepare(store)
+    read: Any = getattr(maintenance._Reading, after)
+
+    async def read_and_change(reading: Any, *arguments: Any) -> Any:
+        found = await read(reading, *arguments)
+        monkeypatch.setattr(maintenance._Reading, after, read)
+        before = keys.get("changes")
+        clock.advance(1)
+        await change()
+        assert keys.get("changes") != before
+        return found
+
+    monkeypatch.setattr(maintenance._Reading, after, read_and_change)
+
+    assert await store.health.repair() == []
+
+    assert await store.health.repair() == []
+    assert finding_named(await store.health.doctor(), "structures").level == "ok"
+
+
+async def test_submissions_claims_and_ends_leave_the_key_of_other_changes_alone(store: Store, keys: Keys) -> None:
+    await put(store, new_job(), new_job(delay=HOUR), new_job(after=(Dependency(*await put(store), Condition.END),)))
+    for job in await take(store):
+        await store.queueing.settle([ending(job)])
+
+    assert "changes" not in keys.all()
 
 
 async def test_a_repair_beside_workers_and_submitters_loses_nothing(store: Store, keys: Keys) -> None:

@@ -10,6 +10,7 @@ import pytest
 from holdfast.core.clock import ManualClock
 from holdfast.core.errors import ConfigError
 from holdfast.core.ids import new_id
+from holdfast.core.job_changes import JobChanges
 from holdfast.core.models import JobFilter, JobState, Lease, Options
 from holdfast.core.workers import WorkerCommand
 from holdfast.stores import open_store
@@ -135,7 +136,7 @@ async def test_everything_goes_when_all_jobs_are_deleted_or_pruned(
 
     left = keys.all()
     answered = {name for name in left if name.startswith("done:")}  # answers of operations, for a minute
-    assert left - answered == {"meta", "seq", "failures"}
+    assert left - answered == {"meta", "seq", "changes", "failures"}
     assert 0 < keys.ttl("failures") <= 3600
     assert all(0 < keys.ttl(name) <= 60 for name in answered)
 
@@ -257,11 +258,11 @@ async def test_job_without_its_hash_affects_no_other_job(store: Store, keys: Key
     [
         *("ready", "schedule", "leases", "counts", "chunks", "queues", "due", "tombstones", "keys", "paused"),
         *("index:0", "priorities:default", "quarantine:default", "workers", "outlived"),
-        *("ended:succeeded", "ended:dead", "seq"),
+        *("ended:succeeded", "ended:dead", "seq", "changes"),
     ],
 )
 async def test_a_key_of_another_type_is_moved_away_and_reported(store: Store, keys: Keys, name: str) -> None:
-    if name == "seq":
+    if name in ("seq", "changes"):
         keys.rpush(name, "not ours")
     else:
         keys.set(name, "not ours")
@@ -272,6 +273,7 @@ async def test_a_key_of_another_type_is_moved_away_and_reported(store: Store, ke
     assert [job.id for job in jobs] == [other, one]
     await settle(store, jobs[0])
     await settle(store, jobs[1], JobState.DEAD, error="boom", reason=None)
+    await store.admin.edit(later[0], JobChanges(delay=2 * HOUR))
     await store.admin.cancel(later)
     await store.maintenance.find_expired_leases(limit=10)
     await store.maintenance.prune({}, limit=10)

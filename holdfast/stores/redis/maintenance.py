@@ -123,8 +123,9 @@ _KEPT_ROUNDS = 5  # scripts a call spends on kept jobs of a state, and on old si
 _ALL = 3600.0  # seconds for everything
 _BATCH = 500  # commands on their way at once, entries read at once
 _TRIES = 3
-_WATCHED = ("counts", "tombstones", "keys", "seq", "meta", "signals")
-"""No job changes its state without one of these, and no signal is sent or received."""
+_WATCHED = ("counts", "tombstones", "keys", "seq", "meta", "signals", "changes")
+"""No job changes its state without one of these, and no signal is sent or received. Scripts write ``changes`` where
+they change what a repair reads and none of the others: a time, an expiry, a partition, a wait, a limit, a bucket."""
 
 
 async def repair(address: RedisAddress, now: int) -> list[Finding]:

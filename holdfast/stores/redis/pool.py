@@ -140,7 +140,19 @@ LEVELS = ("none", "everysec", "waitaof", "always")
 
 _NAMES = {"schedule": "schedule", "ready": "ready", "leases": "leases", "job": "job:"}
 """The keys whose names can be chosen, and their names unless they are."""
-_TAKEN = ("meta", "seq", "index:", "chunks", "counts", "queues", "due", "priorities:", "quarantine:", "tombstones")
+_TAKEN = (
+    "meta",
+    "seq",
+    "changes",
+    "index:",
+    "chunks",
+    "counts",
+    "queues",
+    "due",
+    "priorities:",
+    "quarantine:",
+    "tombstones",
+)
 _TAKEN_TOO = ("ended:", "keys", "outlived", "attempts:", "lines:", "steps:", "workers", "worker:", "paused")
 _OF_SCHEDULES = ("schedules", "ticks")
 _OF_WAITS = (

@@ -40,7 +40,7 @@ _TYPES = {
     ),
     b"list": (b"ended:succeeded",),
     b"set": (b"paused", b"queues_with_limits"),
-    b"string": (b"seq", b"history_mark"),
+    b"string": (b"seq", b"changes", b"history_mark"),
 }
 _TYPES_OF_MANY = {
     b"priorities:": b"zset",

@@ -206,14 +206,10 @@ local function claimable(id, queue, list)
         job = import_manual_job(id, queue)
     end
     local spec = job and parse_spec(job.spec_text)
-    if not spec then
-        return nil
-    end
-    if job.state == 'scheduled' or job.state == 'failed' then -- moved by hand
-        if safe_call('ZSCORE', schedule_key(spec.queue), id) then
-            return nil
-        end
-    elseif job.state ~= 'queued' then
+    local is_delayed = spec and (job.state == 'scheduled' or job.state == 'failed') -- moved by hand
+    if not spec or not is_delayed and job.state ~= 'queued'
+        or is_delayed and safe_call('ZSCORE', schedule_key(spec.queue), id) then
+        note_change()
         return nil
     end
     if may_hold_expired and is_expired(id) then
@@ -230,10 +226,12 @@ local function claimable(id, queue, list)
         end
         transitions().add_ready(spec, to_number(job.run_at), to_number(job.seq), id, to_number(job.lost_leases),
             job.partition_field)
+        note_change()
         return nil
     end
     if tier == 2 then
         safe_call('ZADD', quarantine_key(spec.queue), job.run_at, id)
+        note_change()
         return nil
     end
     if tier == 1 or is_last_attempt(spec, job) then

@@ -62,6 +62,11 @@ local function safe_call(command, key, ...)
     return answer
 end
 
+-- Tells a repair under way of a change that no counter shows: it watches this key, and the others of `_WATCHED` in Python.
+local function note_change()
+    safe_call('SET', PREFIX .. 'changes', NOW, 'GET') -- GET: an error, not a loss, where another program has a list there
+end
+
 local function schedule_key(queue)
     return queue == 'default' and SCHEDULE or SCHEDULE .. ':' .. queue
 end

@@ -1074,6 +1074,7 @@ local function clear_head(list)
     end
     if removed > 0 then
         call('LTRIM', list, removed, -1)
+        note_change()
     end
 end
 
@@ -1091,6 +1092,9 @@ if queue ~= '' then
 end
 transitions().write_ready()
 write_released()
+if changed > 0 then
+    note_change()
+end
 finish()
 return { changed, stale }
 
@@ -1123,6 +1127,7 @@ if old_queue and old_queue ~= new_queue then
     end
     notify('ready_jobs', 'queue:' .. old_queue)
 end
+note_change()
 finish()
 return revision
 
@@ -1146,6 +1151,7 @@ return #queues == tonumber(ARGV[4]) and queues[#queues] or ''
 -- The buckets from ARGV[3] on keep their tokens after a change of their limit, at most the new burst.
 read_buckets({ unpack(ARGV, 3) })
 write_admitted()
+note_change()
 finish()
 return 0
 
@@ -1174,6 +1180,7 @@ end
 first = math.max(first, bucket.paused, now)
 if has_rate and first == now then
     bucket.full_at, bucket.is_state_changed = after, true
+    note_change()
 end
 write_admitted()
 finish()
@@ -1190,6 +1197,7 @@ for n = 4, #ARGV do
     end
 end
 write_admitted()
+note_change()
 finish()
 return 0
 

@@ -151,6 +151,9 @@ if state == 'succeeded' then
         end
         scanned = scanned + 1
     end
+    if scanned > 0 then
+        note_change()
+    end
 else
     -- those that are kept come first
     local found = safe_call('ZRANGEBYSCORE', ended, '-inf', int(cutoff), 'WITHSCORES', 'LIMIT',

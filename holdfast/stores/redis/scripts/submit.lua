@@ -112,6 +112,9 @@ local function rewrite(id, change, states, whole)
     if change.expires then
         set_expiry(id, change.expires)
     end
+    if is_moved or change.expires then
+        note_change()
+    end
     if is_moved and state == 'queued' then
         transitions().add_ready(spec, to_number(run_at), to_number(seq), id, to_number(lost_leases), new_field)
     elseif is_moved and (state ~= 'waiting' or to_number(run_at) < to_number(NEVER)) then
@@ -504,6 +507,9 @@ local function write_members(from)
         if call('HDEL', JOB .. batch, 'submitting') == 1 then
             waits().count_ends(batch, 1, 0)
         end
+    end
+    if seq == first_seq then -- no job was created, but batches may have changed
+        note_change()
     end
 end
 

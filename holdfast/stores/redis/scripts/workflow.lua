@@ -269,6 +269,7 @@ for n, given in ipairs(batch_ids) do
     end
 end
 add_edges(parent, edges)
+note_change()
 if is_first then
     call('HSET', JOB .. parent, 'waits', open)
 else

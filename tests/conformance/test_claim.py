@@ -13,6 +13,7 @@ from holdfast.core.clock import ManualClock
 from holdfast.core.ids import new_id
 from holdfast.core.models import JobState, Reason
 from holdfast.stores.base import EVERY_QUEUE, Store
+from tests.conformance.limited import limit
 from tests.conformance.support import (
     LEASE,
     MINUTE,
@@ -274,6 +275,22 @@ async def test_a_paused_queue_is_skipped_until_it_is_resumed(store: Store, opene
 
     await store.admin.resume("default")
     assert await take_ids(store, capacity={wanted: 5}) == [job_id]
+
+
+@pytest.mark.parametrize("limited", [False, True])
+async def test_a_thousand_paused_queues_delay_no_other(store: Store, limited: bool) -> None:
+    """Also of those that stand behind all of them in the order of names."""
+    if limited:
+        await limit(store, task="work", concurrency=10_000)
+    closed = [f"closed-{number:04}" for number in range(1_000)]
+    await asyncio.gather(*map(store.admin.pause, closed))
+    await put(store, *[new_job(queue=queue) for queue in closed])
+    opened = await put(store, *[new_job(queue=queue) for queue in ("a", "b", "y", "z")])
+
+    taken = [job_id for _ in range(2) for job_id in await take_ids(store, 2, {EVERY_QUEUE: 2})]
+
+    assert sorted(taken) == sorted(opened)
+    assert await take_ids(store, 2, {EVERY_QUEUE: 2}) == []
 
 
 async def test_only_ready_delivered_ids_are_claimed_and_others_refused(store: Store) -> None:

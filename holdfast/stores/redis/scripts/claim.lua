@@ -91,6 +91,25 @@ local function paused_queues()
     return paused
 end
 
+-- Calls `serve(queue)`, true if it was not skipped, for the queues of a sorted set in order, from the one behind
+-- `last_served` on, until `is_done()`, or at least MAX_SERVED were served: the next script begins behind them. However
+-- many are skipped, those behind them come. Returns true unless it stopped at MAX_SERVED.
+local function each_queue(key, last_served, is_done, serve)
+    local PAGE, MAX_SERVED = 1000, 1000
+    local served = 0
+    for _, range in ipairs({ { '(' .. last_served, '+' }, { '-', '[' .. last_served } }) do
+        local first, names = range[1], nil
+        while not is_done() and served < MAX_SERVED and (not names or #names == PAGE) do
+            names = safe_call('ZRANGEBYLEX', key, first, range[2], 'LIMIT', 0, PAGE)
+            for _, queue in ipairs(names) do
+                served = served + (serve(queue) and 1 or 0)
+            end
+            first = '(' .. (names[#names] or '')
+        end
+    end
+    return served < MAX_SERVED
+end
+
 -- Makes due jobs of the requested queues ready; returns their number. Needs `transitions`.
 local function make_due_ready(queues, queue_slots, wildcard_slots)
     local promoted = 0
@@ -386,17 +405,18 @@ local function claim_queues()
     if not wildcard_slots then
         return
     end
-    local start, is_default_seen = last_served, queue_slots['default'] ~= nil or paused['default']
-    for _, range in ipairs({ { '(' .. start, '+' }, { '-', '[' .. start } }) do
-        for _, queue in ipairs(is_full() and {}
-            or safe_call('ZRANGEBYLEX', PREFIX .. 'queues', range[1], range[2], 'LIMIT', 0, 1000)) do
-            is_default_seen = is_default_seen or queue == 'default'
-            if not paused[queue] and not queue_slots[queue] and not is_full() and wildcard_slots > 0 then
-                claim_unlisted(queue)
-            end
-        end
+    local is_default_seen = queue_slots['default'] ~= nil or paused['default']
+    local function is_done()
+        return is_full() or wildcard_slots <= 0
     end
-    if not is_default_seen and not is_full() and wildcard_slots > 0 and call('EXISTS', READY) == 1 then
+    local saw_all = each_queue(PREFIX .. 'queues', last_served, is_done, function(queue)
+        is_default_seen = is_default_seen or queue == 'default'
+        if not paused[queue] and not queue_slots[queue] and not is_done() then
+            claim_unlisted(queue)
+            return true
+        end
+    end)
+    if saw_all and not is_default_seen and not is_done() and call('EXISTS', READY) == 1 then
         claim_unlisted('default') -- a job was added by hand
     end
 end

@@ -873,17 +873,18 @@ for _, queue in ipairs(queue_order) do
         serve_queue(queue, queue_slots[queue])
     end
 end
-for _, range in ipairs(wildcard_slots and { { '(' .. last_served, '+' }, { '-', '[' .. last_served } } or {}) do
-    for _, queue in ipairs(is_full() and {}
-        or safe_call('ZRANGEBYLEX', PREFIX .. 'partitioned_queues', range[1], range[2], 'LIMIT', 0, 1000)) do
-        if not paused[queue] and not queue_slots[queue] and not is_full() and wildcard_slots > 0 then
-            local claimed_before = claimed_count
-            last_served = queue
-            serve_queue(queue, wildcard_slots)
-            wildcard_slots = wildcard_slots - claimed_count + claimed_before
-        end
-    end
+local function is_done()
+    return is_full() or not wildcard_slots or wildcard_slots <= 0
 end
+each_queue(PREFIX .. 'partitioned_queues', last_served, is_done, function(queue)
+    if not paused[queue] and not queue_slots[queue] and not is_done() then
+        local claimed_before = claimed_count
+        last_served = queue
+        serve_queue(queue, wildcard_slots)
+        wildcard_slots = wildcard_slots - claimed_count + claimed_before
+        return true
+    end
+end)
 write_leases()
 write_admitted()
 finish()

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.core.clock import ManualClock
 from holdfast.core.models import Job, NewJob
-from holdfast.stores.base import Store
+from holdfast.stores.base import EVERY_QUEUE, Store
 from tests.conformance.limited import end, limit
 from tests.conformance.support import claim, new_job, put, take
 
@@ -114,3 +114,46 @@ async def test_heavy_job_that_keeps_its_turn_says_when_it_is_due(store: Store) -
     assert len(await take(store, 9)) == 1
     await put(store, weighing("heavy", 4))
     assert (await claim(store, 9)).next_due == timedelta(seconds=1)
+
+
+async def take_all(store: Store, capacity: dict[str, int] | None = None) -> list[Job]:
+    taken: list[Job] = []
+    while jobs := await take(store, 100, capacity):
+        taken += jobs
+    return taken
+
+
+async def test_heavy_jobs_of_hundreds_of_keys_hold_up_no_other_key(store: Store) -> None:
+    await limit(store, by="args.tenant", concurrency=2, weight="args.weight")
+    await put(store, *[weighing(number, 1) for number in range(330)])
+    running = await take_all(store)
+    assert len(running) == 330
+    heavy = await put(store, *[weighing(number, 2) for number in range(330)])
+    assert await take_all(store) == []
+    light = await put(store, *[weighing(f"light-{number}", 1) for number in range(5)])
+
+    assert sorted(job.id for job in await take_all(store)) == sorted(light)
+    brought = await claim(store, 100)
+    assert not brought.jobs
+    assert brought.next_due is None or brought.next_due > timedelta(0)
+    await end(store, *running)
+    assert sorted(job.id for job in await take_all(store)) == sorted(heavy)
+
+
+@pytest.mark.parametrize("wildcard", [False, True])
+async def test_keys_without_room_of_some_queues_hold_up_no_other_queue(store: Store, wildcard: bool) -> None:
+    """The queue behind them was served last."""
+    blocked = ("a", "b", "c")
+    for queue in (*blocked, "d"):
+        await limit(store, queue, queue=queue, by="args.tenant", concurrency=2, weight="args.weight")
+    for queue in blocked:
+        await put(store, *[weighing(number, 1, queue=queue) for number in range(120)])
+        assert len(await take_all(store, {queue: 100})) == 120
+        await put(store, *[weighing(number, 2, queue=queue) for number in range(120)])
+        assert await take_all(store, {queue: 100}) == []
+    await put(store, weighing("first", 1, queue="d"))
+    assert len(await take_all(store, {"d": 1})) == 1
+    (job,) = await put(store, weighing("second", 1, queue="d"))
+
+    capacity = dict.fromkeys(blocked, 100) | {EVERY_QUEUE if wildcard else "d": 100}
+    assert [each.id for each in await take(store, 100, capacity)] == [job]

@@ -182,7 +182,7 @@ class RedisClaimBuilder:
 
     def take_limited(self, jobs: list[Job], reply: Sequence[Any]) -> bool:
         """Note the answer to ``limited_call``; returns True if there may be more."""
-        rows, promoted, due_in, quarantined, until, _, status = reply
+        rows, promoted, due_in, quarantined, until, _, status, last_named = reply
         self._promoted += promoted
         self._rounds += status == ClaimStatus.MORE_DUE
         self._due_in["limited"] = int(due_in)
@@ -192,6 +192,8 @@ class RedisClaimBuilder:
         self._free_runners -= len(rows)
         self.began_limited = self.began_limited or (bool(jobs) and not self.jobs)
         self._add(jobs, are_limited=True)
+        if status == ClaimStatus.MORE_TO_EXAMINE and last_named:  # its blocked partitions must not hold up other queues
+            self._last_named[True] = decode_text(last_named)
         self.over = self.over or self.is_full
         self._limited_scans += not rows
         if status and not jobs:

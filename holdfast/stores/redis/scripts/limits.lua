@@ -405,21 +405,22 @@ local function find_blocking_bucket(job_buckets, weights)
     return lacking_bucket and 0, lacking_bucket
 end
 
--- Reserves the weights that alone block a job, in the buckets of its keys first. True if it lacks tokens of a key.
+-- Reserves the weights that alone block a job, in the buckets of its keys first. Returns true if it lacks tokens of a
+-- key, and true if it lacks slots of one.
 local function reserve(job_buckets, weights)
-    local is_key_short, lacks_key_tokens = false, false
+    local lacks_key_tokens, lacks_key_slots = false, false
     for n, bucket in ipairs(job_buckets) do
         local free_at, lacks_slots = check_bucket(bucket, weights[n])
         bucket.is_keyed = string.find(bucket.name, '=', 1, true) ~= nil
         lacks_key_tokens = lacks_key_tokens or bucket.is_keyed and free_at > now
-        is_key_short = is_key_short or lacks_key_tokens or bucket.is_keyed and lacks_slots
+        lacks_key_slots = lacks_key_slots or bucket.is_keyed and lacks_slots
     end
     for n, bucket in ipairs(job_buckets) do
-        if weights[n] > 1 and (bucket.is_keyed or not is_key_short) then
+        if weights[n] > 1 and (bucket.is_keyed or not (lacks_key_tokens or lacks_key_slots)) then
             bucket.reserved = bucket.reserved + weights[n]
         end
     end
-    return lacks_key_tokens
+    return lacks_key_tokens, lacks_key_slots
 end
 
 local function consume(job_buckets, weights)
@@ -461,8 +462,8 @@ end
 -- Claims ready jobs under limits, which start at once, by start tags. ARGV: 6 max_jobs, 7 "1": one
 -- quarantined job alone, 8 "1": make due jobs ready first, 9 slots of unlisted queues or "", 10 the unlisted queue
 -- served last, then name and slots of each named queue, in order of service.
--- Returns jobs; promoted; microseconds until a partition may be unblocked or -1; quarantined; lease end; queue served
--- last; its status; id and spec of expired jobs.
+-- Returns jobs; promoted; microseconds until a partition may be unblocked or -1; quarantined; lease end; unlisted queue
+-- served last; its status; named queue served last, or ""; id and spec of expired jobs.
 allow_when_full()
 local max_jobs, isolated = tonumber(ARGV[6]), ARGV[7] == '1'
 local wildcard_slots, last_served = tonumber(ARGV[9]), ARGV[10]
@@ -641,14 +642,19 @@ local function load_start_tags(round)
     end
 end
 
--- Throttles or passes over a blocked partition. Beyond MAX_FULL_LISTED it waits beside the start_tags until one of its
--- running jobs ends, or RECHECK_US is over.
+-- Beyond MAX_FULL_LISTED a partition without a free slot waits beside the start_tags until one of its running jobs ends,
+-- or RECHECK_US is over.
+local function note_full(round, entry)
+    round.blocked_count = round.blocked_count + 1
+    entry.outcome = round.blocked_count > MAX_FULL_LISTED and 'full' or entry.outcome
+end
+
+-- Throttles or passes over a blocked partition.
 local function pass_over(round, entry, instant, bucket)
     if instant > 0 then
         entry.outcome, entry.throttled_until = 'throttled', instant
     else
-        round.blocked_count = round.blocked_count + 1
-        entry.outcome = round.blocked_count > MAX_FULL_LISTED and 'full' or entry.outcome
+        note_full(round, entry)
     end
     local blocks_all = bucket.limit and bucket.limit.queue == round.queue
     round.is_done = blocks_all and find_blocking_bucket({ bucket }) ~= nil
@@ -657,14 +663,20 @@ local function pass_over(round, entry, instant, bucket)
     end
 end
 
--- A partition blocked by the weights of its first job keeps its start tag; it is throttled if it shares no bucket.
-local function keep_start_tag(entry, instant, weights)
-    if reserve(entry.buckets, weights) and #entry.buckets > 1 then
+-- A partition blocked by the weights of its first job keeps its start tag; it is throttled if it shares no bucket. If it
+-- lacks slots of its key, it counts as full: else many such keys would use up what a script examines.
+local function keep_start_tag(round, entry, instant, weights)
+    local lacks_key_tokens, lacks_key_slots = reserve(entry.buckets, weights)
+    if lacks_key_tokens and #entry.buckets > 1 then
         kept_start_tags = kept_start_tags + 1
     end
     if instant > 0 and (#entry.buckets == 1 or kept_start_tags > MAX_KEPT_START_TAGS) then
         entry.outcome, entry.throttled_until = 'throttled', instant
-    elseif instant > 0 then
+        return
+    elseif lacks_key_slots then
+        note_full(round, entry)
+    end
+    if instant > 0 and entry.outcome ~= 'full' then
         note_free_at(instant)
     end
 end
@@ -684,7 +696,7 @@ local function serve_next(round)
         local weights_free_at = weights and find_blocking_bucket(entry.buckets, weights)
         if weights_free_at then
             blocked_left = blocked_left - 1
-            return keep_start_tag(entry, weights_free_at, weights)
+            return keep_start_tag(round, entry, weights_free_at, weights)
         end
     end
     if instant then
@@ -867,12 +879,15 @@ if ARGV[8] == '1' and (not wildcard_slots or call('EXISTS', PREFIX .. 'due', SCH
     promoted = make_due_ready(queue_order, queue_slots, wildcard_slots)
     status = promoted == MAX_BATCH and MORE_DUE or DONE
 end
+local last_named = ''
 for _, queue in ipairs(queue_order) do
     if queue_slots[queue] > 0 and not paused[queue] and not is_full()
         and safe_call('ZSCORE', PREFIX .. 'partitioned_queues', queue) then
+        last_named = queue
         serve_queue(queue, queue_slots[queue])
     end
 end
+blocked_left = MAX_BLOCKED -- however many partitions of named queues are blocked, unlisted queues are served
 local function is_done()
     return is_full() or not wildcard_slots or wildcard_slots <= 0
 end
@@ -890,7 +905,7 @@ write_admitted()
 finish()
 return {
     claimed, promoted, next_free_at and int(math.max(0, next_free_at - now)) or '-1', quarantined, lease_until,
-    last_served, status, expired,
+    last_served, status, last_named, expired,
 }
 
 -- fragment: limit_documents

@@ -11,7 +11,8 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from holdfast.core.errors import HoldfastError, Unavailable
@@ -111,9 +112,16 @@ class Activity:
             if loop.is_closed() or not loop.is_running():
                 self._loops.discard(loop)
                 continue
-            turning = asyncio.run_coroutine_threadsafe(_turns(), loop)
-            await asyncio.wait([asyncio.wrap_future(turning)], timeout=1)
+            turned: Future[None] = Future()
+            with suppress(RuntimeError):  # it was closed just now
+                loop.call_soon_threadsafe(_begin_turns, turned)
+                await asyncio.wait([asyncio.wrap_future(turned)], timeout=1)
         await _turns()
+
+
+def _begin_turns(turned: Future[None]) -> None:
+    """Begins ``_turns`` in the running loop. A loop that ends before makes no coroutine."""
+    asyncio.ensure_future(_turns()).add_done_callback(lambda _: turned.set_result(None))
 
 
 async def _turns() -> None:

@@ -266,6 +266,18 @@ async def test_a_pooler_that_the_url_does_not_name() -> None:
     assert "add ?pooled=1 to the URL" in message
 
 
+async def test_pooled_sessions_with_snapshots_of_their_own_are_refused() -> None:
+    """Limits are counted in the snapshot of each statement, and a session behind a pooler cannot ask for that."""
+    server = postgres.shared()
+    database = server.create_database()
+    server.execute(f"alter database {database} set default_transaction_isolation = 'repeatable read'")
+    message = await refused(server.url(database=database, pooled=1), ConfigError)
+    assert "alter role … set default_transaction_isolation = 'read committed'" in message
+    store = open_store(server.url(database=database))
+    await store.open()
+    await store.close()
+
+
 async def refused_at_work(url: str) -> str:
     store = open_store(url)
 

@@ -256,7 +256,7 @@ async def test_runner_crash_stops_the_worker(monkeypatch: pytest.MonkeyPatch) ->
         raise ZeroDivisionError("a bug of ours")
 
     async with Harness(app) as harness:
-        monkeypatch.setattr("holdfast.worker.runner.Runner._timeout", broken)
+        monkeypatch.setattr("holdfast.worker.runner.timeout_of", broken)
         hand = await harness.start()
         await work.enqueue()
         with pytest.raises(ZeroDivisionError):

@@ -104,6 +104,7 @@ class _OpenedPostgres(Opened):
 # ── migrations ────────────────────────────────────────────────────────────────────────────────────────────────────────
 OLDEST = 14
 """The first major version of PostgreSQL that is supported."""
+_ISOLATION = "read committed"
 
 _APPLIED = "select number, expand from holdfast.migration order by number"
 _HAS_LIMITS = """select exists (select from pg_attribute join pg_class on pg_class.oid = attrelid
@@ -131,7 +132,7 @@ async def apply_migrations(pool: PostgresPool, migrations: Sequence[Migration]) 
     schema = pool.address.schema
 
     async def run_once(connection: Connection, *, applying: bool) -> list[str] | None:
-        _check_server(connection)
+        await _check_server(connection, pooled=pool.address.pooled)
         try:
             if await _is_current(connection, schema, migrations):
                 return []
@@ -240,10 +241,16 @@ async def _is_current(connection: Connection, schema: str, migrations: Sequence[
     return all(each.number in applied for each in migrations)
 
 
-def _check_server(connection: Connection) -> None:
+async def _check_server(connection: Connection, *, pooled: bool) -> None:
     version = connection.get_server_version()
     if version.major < OLDEST:
         raise ConfigError(f"PostgreSQL {version.major} is too old; Holdfast needs {OLDEST} or newer")
     encoding = connection.get_settings().server_encoding
     if encoding != "UTF8":
         raise ConfigError(f"the database is encoded in {encoding}; create one with: createdb --encoding=UTF8 …")
+    isolation = await connection.fetchval("show default_transaction_isolation") if pooled else _ISOLATION
+    if isolation != _ISOLATION:  # limits are counted in the snapshot of each statement
+        raise ConfigError(
+            f"default_transaction_isolation is {isolation!r}, and behind a pooler a session cannot choose its own; "
+            f"alter role … set default_transaction_isolation = '{_ISOLATION}'"
+        )

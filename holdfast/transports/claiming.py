@@ -17,7 +17,6 @@ from holdfast.transports.session import Away, DeliveryLedger, TransportSession, 
 
 _ROUNDS = 20  # of receiving ids, in one claim
 _RECEIVE_BATCH = 500  # ids received at once if most of the last ones could not be claimed
-_LOCKED_PAUSE = timedelta(seconds=0.1)  # before due jobs that no promotion made ready are tried again
 _MAX_PROMOTED = 1000  # due jobs made ready by one claim; more are made ready by the next
 
 
@@ -53,13 +52,9 @@ class Claiming:
                 raise
         finally:
             await self._return_unused()
-        next_due = self._last.next_due
-        if next_due is not None and self._promoted == 0:  # other transactions have locked them
-            next_due = max(next_due, _LOCKED_PAUSE)
         return msgspec.structs.replace(
             self._last,
             jobs=self._jobs,
-            next_due=next_due,
             refused=len(self._unusable),
             promoted=self._promoted or 0,
             quarantined=self._quarantined,

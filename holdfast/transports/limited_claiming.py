@@ -57,9 +57,7 @@ class LimitedClaiming:
             self._turns.is_first = True
         if limited is None and len(delivered.jobs) < request.limit:
             try:
-                rest = reduce_request(request, delivered.jobs, are_limited=False)
-                rest = msgspec.structs.replace(rest, promote=False)  # what is due was made ready, or is locked
-                limited = await self._queries.claim_limited(rest)
+                limited = await self._queries.claim_limited(reduce_request(request, delivered.jobs, are_limited=False))
             except HoldfastError:
                 if not delivered.jobs:
                     raise

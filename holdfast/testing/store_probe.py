@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -114,14 +114,18 @@ class Activity:
                 continue
             turned: Future[None] = Future()
             with suppress(RuntimeError):  # it was closed just now
-                loop.call_soon_threadsafe(_begin_turns, turned)
+                loop.call_soon_threadsafe(_turn, turned, loop)
                 await asyncio.wait([asyncio.wrap_future(turned)], timeout=1)
         await _turns()
 
 
-def _begin_turns(turned: Future[None]) -> None:
-    """Begins ``_turns`` in the running loop. A loop that ends before makes no coroutine."""
-    asyncio.ensure_future(_turns()).add_done_callback(lambda _: turned.set_result(None))
+def _turn(turned: Future[None], loop: asyncio.AbstractEventLoop, turns: int = 0, idle: int = 0) -> None:
+    """As ``_turns``, by callbacks: a loop that ends meanwhile leaves no coroutine."""
+    idle = idle + 1 if getattr(loop, "_ready", [loop]) == deque() else 0
+    if idle == _IDLE_ITERATIONS or turns == _LOOP_ITERATIONS:
+        turned.set_result(None)
+    else:
+        loop.call_soon(_turn, turned, loop, turns + 1, idle)
 
 
 async def _turns() -> None:

@@ -310,8 +310,7 @@ class PostgresQueueing:
         claiming.note_lease(until)
         claiming.note_next_due(due_in)
         taken = rows[1:]
-        jobs = await self._readable(taken, request.worker)
-        claiming.take(jobs)
+        claiming.take(await self._readable(taken, request.worker))
         await self._check_limited(claiming, queues, at_once=not taken and not self._lock.is_busy)
         expired, has_made_due = await self._end_expired() if expired_now else ((), False)
         claiming.expired += expired

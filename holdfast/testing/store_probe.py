@@ -114,29 +114,31 @@ class Activity:
                 continue
             turned: Future[None] = Future()
             with suppress(RuntimeError):  # it was closed just now
-                loop.call_soon_threadsafe(_turn, turned, loop)
+                loop.call_soon_threadsafe(_turn, loop, turned)
                 await asyncio.wait([asyncio.wrap_future(turned)], timeout=1)
         await _turns()
 
 
-def _turn(turned: Future[None], loop: asyncio.AbstractEventLoop, turns: int = 0, idle: int = 0) -> None:
-    """As ``_turns``, by callbacks: a loop that ends meanwhile leaves no coroutine."""
-    idle = idle + 1 if getattr(loop, "_ready", [loop]) == deque() else 0
+async def _turns() -> None:
+    """Returns once the running loop has no callbacks left."""
+    loop = asyncio.get_running_loop()
+    turned = loop.create_future()
+    _turn(loop, turned)
+    await turned
+
+
+def _turn(
+    loop: asyncio.AbstractEventLoop, turned: Future[None] | asyncio.Future[None], turns: int = 0, idle: int = 0
+) -> None:
+    """Sets ``turned`` once the loop has no callbacks left; loops other than asyncio's do not say when. It goes on by
+    callbacks: a loop that ends meanwhile would leave a coroutine that was never awaited."""
+    idle = idle + 1 if turns and getattr(loop, "_ready", [loop]) == deque() else 0
+    if turned.done():  # its waiter was cancelled
+        return
     if idle == _IDLE_ITERATIONS or turns == _LOOP_ITERATIONS:
         turned.set_result(None)
     else:
-        loop.call_soon(_turn, turned, loop, turns + 1, idle)
-
-
-async def _turns() -> None:
-    """Returns once the running loop has no callbacks left; loops other than asyncio's do not say when."""
-    ready = getattr(asyncio.get_running_loop(), "_ready", None)
-    idle = 0
-    for _ in range(_LOOP_ITERATIONS):
-        await asyncio.sleep(0)
-        idle = idle + 1 if ready is not None and not ready else 0
-        if idle == _IDLE_ITERATIONS:
-            return
+        loop.call_soon(_turn, loop, turned, turns + 1, idle)
 
 
 class CallBarrier:

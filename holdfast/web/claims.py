@@ -30,7 +30,7 @@ from holdfast.web.lease_tokens import (
     WorkerStatus,
     allowed_capacity,
     parse_worker,
-    queue_or_star,
+    queue_or_wildcard,
     token_of,
     worker_of,
 )
@@ -99,7 +99,7 @@ class ClaimAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # ── the body ──────────────────────────────────────────────────────────────────────────────────────────────────────
-_QUEUE = ValueType({"type": "string", "pattern": rf"{NAME_PATTERN[:-1]}$|^\*$"}, queue_or_star)
+_QUEUE = ValueType({"type": "string", "pattern": rf"{NAME_PATTERN[:-1]}$|^\*$"}, queue_or_wildcard)
 _NAMES = array_value(_QUEUE, _MAX_QUEUES)
 _SLOTS = integer_value(0, MAX_CLAIM)
 
@@ -109,7 +109,7 @@ def _queues(value: Any, field: str) -> dict[str, int | None]:
     if isinstance(value, dict):
         if not 1 <= len(value) <= _MAX_QUEUES:
             raise Invalid(field, RawText(f"an object of {len(value):,}"), f"name 1 to {_MAX_QUEUES} queues")
-        return {queue_or_star(name, field): _SLOTS.check(slots, f"{field}.{name}") for name, slots in value.items()}
+        return {queue_or_wildcard(name, field): _SLOTS.check(slots, f"{field}.{name}") for name, slots in value.items()}
     return dict.fromkeys(_NAMES.check(value, field))
 
 

@@ -169,7 +169,7 @@ _JOBS_PER_STATE = 100
 queues that are likely to get more."""
 
 
-def queue_or_star(name: Any, field: str) -> str:
+def queue_or_wildcard(name: Any, field: str) -> str:
     """Validates a queue's name, or ``*`` for every queue."""
     return EVERY if name == EVERY else check_name(field, name)
 

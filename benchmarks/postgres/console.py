@@ -25,7 +25,7 @@ _WORDS = {
     "of_tagged": "job_id",
     "key": "id",
     "newline": "chr(10)",
-    "more": ", keyed, tagged",
+    "more": ", has_key, tagged",
     "more_values": ", n % 20 = 0, n % 50 = 0",
     "id": "(lpad(to_hex(at / 1000), 12, '0') || '7' || lpad(to_hex(n % 4096), 3, '0') || '8' "
     "|| lpad(to_hex(n), 15, '0'))::uuid",

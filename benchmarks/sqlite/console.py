@@ -25,7 +25,7 @@ _WORDS = {
     "of_tagged": "seq",
     "key": "seq",
     "newline": "char(10)",
-    "more": ", keyed",
+    "more": ", has_key",
     "more_values": ", n % 20 = 0",
     "id": "printf('%08x-%04x-7%03x-8%03x-%012x', at / 1000 >> 16, at / 1000 & 65535, n % 4096, n % 4096, n)",
     "group": "printf('%012x', n / 100 % 300)",

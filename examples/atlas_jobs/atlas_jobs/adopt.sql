@@ -25,7 +25,7 @@ with given as (
     from given
 ), jobs_taken as (
     insert into holdfast.job (id, queue, task, payload, state, rank, run_at, created_at, ended_at, attempts, claims,
-        max_attempts, keyed, worker, reason, error)
+        max_attempts, has_key, worker, reason, error)
     select id, 'default', task, payload, state, 0, coalesce(run_at, created_at), created_at,
         case when state >= 5 then updated_at end, attempts, attempts, max_attempts, key is not null, worker,
         case when state = 6 then 'max_attempts' end, error

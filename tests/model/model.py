@@ -231,19 +231,15 @@ class Model(Waits):
         return True
 
     def delete(self, job_ids: Sequence[str], now: int) -> list[str]:
-        return [job_id for job_id in job_ids if self._delete_one(job_id, now, job_ids)]
-
-    def _delete_one(self, job_id: str, now: int, together: Sequence[str]) -> bool:
-        job = self.jobs.get(job_id)
-        if job is None or job.state not in DELETABLE:
-            return False
-        if job.state not in TERMINAL:
-            self.ends.append((job_id, "deleted"))
-            self.resolve_ends(now, together)
-        self._remove(job_id)
-        for key in [key for key, (owner, _) in self.keys.items() if owner == job_id]:
-            del self.keys[key]
-        return True
+        """Deletes all together: a job that waited for two of them may name either as the reason of its end."""
+        deleted = [each for each in dict.fromkeys(job_ids) if each in self.jobs and self.jobs[each].state in DELETABLE]
+        self.ends += [(each, "deleted") for each in deleted if self.jobs[each].state not in TERMINAL]
+        self.resolve_ends(now, job_ids)
+        for job_id in deleted:
+            self._remove(job_id)
+            for key in [key for key, (owner, _) in self.keys.items() if owner == job_id]:
+                del self.keys[key]
+        return deleted
 
     def prunable(self, keep: dict[str, timedelta], now: int) -> set[str]:
         """Jobs that ended longer ago than their state is kept, in as many rounds as it takes."""

@@ -15,6 +15,7 @@ from holdfast.app.handle import (
     JobHandle,
     canonical_id,
     check_batch_size,
+    check_drafts,
     check_limit,
     check_no_function,
     check_selection,
@@ -242,6 +243,7 @@ class Holdfast(JobEditing, OverviewMethods, TaggedJobMethods, WorkflowMethods, W
 
     async def submit(self, job: NewJob, *, connection: Any = None) -> JobHandle[Any]:
         """Submit a drafted job; inside the transaction of ``connection`` if one is given."""
+        check_drafts([job])
         connection = await self._find_connection(connection)
         if connection is None:
             answer = await self._submitter.submit(job)

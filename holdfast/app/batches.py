@@ -7,13 +7,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from holdfast.app.handle import JobHandle
+from holdfast.app.handle import JobHandle, check_drafts
 from holdfast.core.batches import BATCH_TASK
 from holdfast.core.dependencies import Condition, Dependency
 from holdfast.core.errors import Invalid
 from holdfast.core.ids import check_id, derive_id, new_id, parse_id
 from holdfast.core.models import NO_OPTIONS, NewJob, Options
-from holdfast.core.validation import check_metadata, check_tags
+from holdfast.core.validation import check_metadata, check_name, check_tags
 
 MAX_MEMBERS = 10_000
 """Members of a batch at its submission; its members may add any number later."""
@@ -51,7 +51,7 @@ def draft_batch(
         has_client_id=id is not None,
         task=BATCH_TASK,
         payload="{}",
-        queue=members[0].queue if queue is None else queue,
+        queue=members[0].queue if queue is None else check_name("queue", queue),
         options=options if options != NO_OPTIONS else None,
         is_batch=True,
     )
@@ -70,18 +70,15 @@ def _check_members(members: Sequence[NewJob]) -> None:
     if len(members) > MAX_MEMBERS:
         remedy = f"give up to {MAX_MEMBERS:,}; a job of the batch may add further ones: options(batch=context.batch_id)"
         raise Invalid("jobs", len(members), remedy)
+    check_drafts(members)
     for job in members:
-        if not isinstance(job, NewJob):
-            raise Invalid("jobs", job, "give drafted jobs: task.new_job(…)")
         if job.is_batch or job.batch is not None:
             raise Invalid("jobs", job.id, "give jobs that are in no batch yet")
 
 
 def _check_callbacks(condition: Condition, given: Callbacks) -> list[NewJob]:
     drafts = [*given] if isinstance(given, Iterable) else [given]
-    for job in drafts:
-        if not isinstance(job, NewJob):
-            raise Invalid(f"on_{condition}", job, "give drafted jobs: task.new_job(…)")
+    check_drafts(drafts, f"on_{condition}")
     return drafts
 
 
@@ -89,6 +86,8 @@ def check_waits(job: NewJob) -> None:
     """Raises Invalid for a member of a batch that waits for its end: neither would ever end."""
     if job.batch is not None and any(each.job_id == job.batch for each in job.after):
         raise Invalid("after", job.batch, "leave it out: it is the batch of this job, and ends after it")
+    if job.batch == job.id:
+        raise Invalid("batch", job.batch, "leave it out: a batch is no member of itself")
 
 
 def _with_ids(jobs: Sequence[NewJob], batch_id: str, *, derive_all: bool) -> list[NewJob]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -12,8 +12,8 @@ from holdfast.core.encryption import Codec, decrypt_text, is_encrypted, result_c
 from holdfast.core.errors import Invalid, InvalidId, NotFound, ResultTimeout
 from holdfast.core.ids import parse_id
 from holdfast.core.lifecycle import describe_outlook, failure_of
-from holdfast.core.models import BulkResult, Job, JobFilter, JobState, Submitted
-from holdfast.core.validation import explain_attribute, parse_count
+from holdfast.core.models import BulkResult, Job, JobFilter, JobState, NewJob, Submitted
+from holdfast.core.validation import check_span, explain_attribute, parse_count
 from holdfast.stores.base import Store
 from holdfast.tasks import Registry, Task
 from holdfast.tasks.codec import decode_json
@@ -113,16 +113,17 @@ class JobHandle(Generic[R]):
         return (await self._job()).state
 
     @requires_loop
-    async def result(self, timeout: float | None = None) -> R:
+    async def result(self, timeout: float | timedelta | str | None = None) -> R:
         """Returns the task's result, read by its return annotation (as JSON values, where the task is not registered
-        here). Waits up to ``timeout`` seconds (None: for ever).
+        here). Waits for ``timeout``: seconds, a timedelta or text like ``30s`` (None: for ever).
 
         Raises JobFailed if the job is dead, JobCancelled if it was cancelled, ResultTimeout if it goes on;
         DecryptionFailed if the result is encrypted, and this program lacks the key.
         """
         store = await self._app.open_store()
         clock = self._app.clock
-        deadline = None if timeout is None else clock.monotonic() + timeout
+        span = None if timeout is None else check_span(timeout, "timeout")
+        deadline = None if span is None else clock.monotonic() + span.total_seconds()
         while True:
             job = await self._job()
             if job.state is JobState.SUCCEEDED:
@@ -134,8 +135,9 @@ class JobHandle(Generic[R]):
                 remedy = "in inline mode nothing runs it on; a test of that takes testing.Harness"
                 raise ResultTimeout(job.id, f"job {job.id} is {job.state}; {remedy}")
             left = _LOOK if deadline is None else deadline - clock.monotonic()
-            if left <= 0:
-                raise ResultTimeout(job.id, f"job {job.id} is {job.state} after {timeout:g} s; {await self._hope(job)}")
+            if span is not None and left <= 0:
+                text = f"job {job.id} is {job.state} after {span.total_seconds():g} s; {await self._hope(job)}"
+                raise ResultTimeout(job.id, text)
             await store.queueing.wait([f"job:{self.id}"], timeout=min(left, _LOOK))
 
     @requires_loop
@@ -192,7 +194,7 @@ class BlockingHandle(BlockingView, Generic[R]):
     replay = BlockingMethod(JobHandle.replay)
     _result = BlockingMethod(JobHandle.result)
 
-    def result(self, timeout: float | None = None) -> R:
+    def result(self, timeout: float | timedelta | str | None = None) -> R:
         """Returns the task's result, as ``JobHandle.result`` does."""
         result: R = self._result(timeout)
         return result
@@ -222,8 +224,8 @@ def checked_filter(where: object) -> JobFilter:
 
 
 def check_selection(selection: object) -> None:
-    """Raises `Invalid` for a mapping, whose keys would pass for ids."""
-    if isinstance(selection, Mapping):
+    """Raises `Invalid` for what selects no jobs; a mapping too, whose keys would pass for ids."""
+    if isinstance(selection, Mapping) or not isinstance(selection, JobFilter | Iterable):
         raise Invalid("selection", selection, f"give an id, a list of ids, or a filter: {_FILTER_REMEDY}")
 
 
@@ -258,6 +260,11 @@ def refused_state(operated: BulkResult) -> JobState:
 
 def check_batch_size(size: int) -> int:
     """Jobs a transaction. Raises `Invalid` for too many, or none."""
-    if not 1 <= size <= 10_000:
-        raise Invalid("batch_size", size, "give between 1 and 10,000 jobs a transaction")
-    return size
+    return parse_count(size, "batch_size", least=1, most=10_000, text=False)
+
+
+def check_drafts(jobs: Iterable[object], field: str = "jobs") -> None:
+    """Raises `Invalid` for what is no drafted job, such as a task or a handle."""
+    for job in jobs:
+        if not isinstance(job, NewJob):
+            raise Invalid(field, job, "give drafted jobs: task.new_job(…)")

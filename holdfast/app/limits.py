@@ -189,20 +189,27 @@ class LimitManager:
         """
         owner = self._app.settings.schedule_owner or _OWNED
         known = await self._read() if not declared else None
-        for name, draft in declared.items():
-            try:
-                self._check_argument(draft)
-                await self._change(name, _declaring(replace(draft, owner=owner), self._app.events))
-            except Invalid as error:  # the others are in force all the same
+        refused = [draft for draft in declared.values() if await self._declare(draft, owner)]
+        if self._app.settings.schedule_owner is not None:
+            for limit in (known or await self._read()).values():
+                if limit.owner == owner and limit.name not in declared:
+                    store = await self._app.open_store()
+                    await store.limits.write_limit(LimitChange(limit, limit.revision, remove=True))
+                    await _assign(store, limit.queue, limit.task)
+        for draft in refused:  # one that was removed just now may have stood in its way
+            if problem := await self._declare(draft, owner):
                 remedy = "correct its declaration, and restart the worker"
-                self._app.events.emit(DeclarationIgnored(declared=f"limit {name}", problem=str(error), remedy=remedy))
-        if self._app.settings.schedule_owner is None:
-            return
-        for limit in (known or await self._read()).values():
-            if limit.owner == owner and limit.name not in declared:
-                store = await self._app.open_store()
-                await store.limits.write_limit(LimitChange(limit, limit.revision, remove=True))
-                await _assign(store, limit.queue, limit.task)
+                name = f"limit {draft.name}"
+                self._app.events.emit(DeclarationIgnored(declared=name, problem=problem, remedy=remedy))
+
+    async def _declare(self, draft: Limit, owner: str) -> str:
+        """Puts a declared limit in force; returns why it cannot be, or nothing."""
+        try:
+            self._check_argument(draft)
+            await self._change(draft.name, _declaring(replace(draft, owner=owner), self._app.events))
+        except Invalid as error:
+            return str(error)
+        return ""
 
     async def resume_assignments(self, seen: Mapping[str, int]) -> dict[str, int]:
         """Gives jobs the partitions that a process which ended too early left to do.

@@ -80,7 +80,7 @@ def draft_schedule(name: str, job: NewJob, options: ScheduleOptions, *, owner: s
     _check_template(job)
     every = None if options.every is None else check_span(options.every, "every")
     at = None if options.at is None else parse_instant(options.at, "at")
-    texts: dict[str, object] = {"cron": options.cron or "", "zone": options.zone}
+    texts: dict[str, object] = {"cron": "" if options.cron is None else options.cron, "zone": options.zone}
     for field, value in texts.items():
         if not isinstance(value, str):
             crontab = _CRONTAB.fullmatch(repr(value))

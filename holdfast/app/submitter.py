@@ -20,6 +20,7 @@ from msgspec import UNSET, UnsetType
 
 from holdfast.app.backpressure import QueueDepths
 from holdfast.app.batches import Batch, check_waits, parse_batch
+from holdfast.app.handle import check_drafts
 from holdfast.app.workflows import After, check_circles, parse_dependencies
 from holdfast.core.batches import BATCH_TASK
 from holdfast.core.encryption import Codec
@@ -397,16 +398,21 @@ def _fail(answer: asyncio.Future[Submitted], error: BaseException) -> None:
 
 async def split_batches(jobs: Iterable[NewJob] | AsyncIterable[NewJob], size: int) -> AsyncIterator[list[NewJob]]:
     """Cut any iterable, async or not, into batches; it may be endless and is never held whole."""
+    if not isinstance(jobs, AsyncIterable | Iterable):
+        raise Invalid("jobs", jobs, "give a list of drafted jobs: [task.new_job(…)]")
     if not isinstance(jobs, AsyncIterable):
         rest = iter(jobs)
         while batch := list(islice(rest, size)):
+            check_drafts(batch)
             yield batch
         return
     batch = []
     async for job in jobs:
         batch.append(job)
         if len(batch) >= size:
+            check_drafts(batch)
             yield batch
             batch = []
+    check_drafts(batch)
     if batch:
         yield batch

@@ -20,7 +20,7 @@ from holdfast.core.lifecycle import failure_of
 from holdfast.core.models import TERMINAL, Job, JobEvent, JobEvents, JobFilter, JobState, Submitted
 from holdfast.core.portal import running_loop
 from holdfast.core.stats import StateCounts
-from holdfast.core.validation import check_tag
+from holdfast.core.validation import check_span, check_tag
 from holdfast.stores.base import Store
 
 _UNENDED = tuple(state for state in JobState if state not in TERMINAL)
@@ -164,20 +164,23 @@ class TaggedJobMethods:
         return await (await self.open_store()).query.count_states(checked_filter(where))
 
     @requires_loop
-    async def wait_for_tag(self: JobOwner, tag: str, *, timeout: float | None = None) -> StateCounts:
+    async def wait_for_tag(self: JobOwner, tag: str, *, timeout: float | timedelta | str | None = None) -> StateCounts:
         """Waits until every job of the tag has ended, those included that are added meanwhile; returns their counts.
 
-        Raises WaitTimeout after ``timeout`` seconds (None: never), NotFound if no job has the tag.
+        Raises WaitTimeout after ``timeout`` (seconds, a timedelta or text like ``30s``; None: never), NotFound if no
+        job has the tag.
         """
         store, where = await self.open_store(), JobFilter(tag=check_tag(tag))
-        deadline = None if timeout is None else self.clock.monotonic() + timeout
+        span = None if timeout is None else check_span(timeout, "timeout")
+        deadline = None if span is None else self.clock.monotonic() + span.total_seconds()
         unended = _UnendedJobs(store, tag)
         while (counts := await unended.count_if_ended()) is None:
             left = _LOOK if deadline is None else deadline - self.clock.monotonic()
-            if left <= 0:
+            if span is not None and left <= 0:
                 counts = await store.query.count_states(where)
                 raise WaitTimeout(
-                    f"after {timeout:g} s {counts.total - counts.ended:,} of {counts.total:,} jobs of tag {tag!r} have "
+                    f"after {span.total_seconds():g} s "
+                    f"{counts.total - counts.ended:,} of {counts.total:,} jobs of tag {tag!r} have "
                     "not ended; they go on"
                 )
             if unended.ids:

@@ -249,8 +249,9 @@ def advance_alerts(
 def _advance(alert: Alert, breach: Breach | None, now_us: int, hold_off: timedelta) -> Alert | None:
     """Returns the alert after another look; None: it is over, and a new breach begins another."""
     if alert.cleared_us is None and breach is None:
-        if not alert.is_sent:
-            return None
+        if not alert.is_sent:  # without a problem its sender may be under way: its receiver hears of the end as well
+            is_under_way = not alert.problem and now_us - alert.attempted_us < SEND_TIME // MICROSECOND
+            return alert if is_under_way else None
         return replace(alert, cleared_us=now_us, attempted_us=now_us, attempts=1, is_sent=False, problem="")
     if alert.cleared_us is not None and now_us - alert.cleared_us >= hold_off // MICROSECOND:
         return None

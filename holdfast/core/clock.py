@@ -13,7 +13,10 @@ import itertools
 import threading
 import time
 from collections.abc import Coroutine
-from typing import Any, NamedTuple, Protocol
+from contextvars import Context, ContextVar, copy_context
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+T = TypeVar("T")
 
 
 class Clock(Protocol):
@@ -82,12 +85,14 @@ class ManualClock:
         woken = loop.create_future()
         with self._lock:
             due = self._now_us + round(seconds * 1e6)
-            heapq.heappush(self._sleepers, _Sleeper(due, next(self._order), loop, woken, asyncio.current_task()))
+            sleeper = _Sleeper(due, next(self._order), loop, woken, asyncio.current_task(), copy_context())
+            heapq.heappush(self._sleepers, sleeper)
         await woken
 
     async def run_bounded(self, work: Coroutine[Any, Any, object], seconds: float) -> None:
         task = asyncio.ensure_future(work)
-        limit = asyncio.ensure_future(self.sleep(seconds))
+        # Not in the context of the caller, which does not sleep: its work may wait for something else.
+        limit = asyncio.get_running_loop().create_task(self.sleep(seconds), context=Context())
         try:
             await asyncio.wait([task, limit], return_when=asyncio.FIRST_COMPLETED)
             if task.done():
@@ -117,10 +122,11 @@ class ManualClock:
             self._sleepers = asleep
             return max(0.0, (asleep[0].due_us - self._now_us) / 1e6) if asleep else None
 
-    def is_sleeping(self, task: asyncio.Task[Any]) -> bool:
-        """Returns True if this task waits for this clock and for nothing else."""
+    def is_sleeping(self, task: asyncio.Task[Any], variable: ContextVar[T], value: T | None) -> bool:
+        """Returns True if this task waits for this clock, or others do where the variable has this value."""
         with self._lock:
-            return any(sleeper.task is task and not sleeper.woken.done() for sleeper in self._sleepers)
+            asleep = [sleeper for sleeper in self._sleepers if not sleeper.woken.done()]
+            return any(each.task is task or each.context.get(variable) is value is not None for each in asleep)
 
 
 class _Sleeper(NamedTuple):
@@ -131,6 +137,7 @@ class _Sleeper(NamedTuple):
     loop: asyncio.AbstractEventLoop
     woken: asyncio.Future[None]
     task: asyncio.Task[Any] | None
+    context: Context
 
 
 def _wake(woken: asyncio.Future[None]) -> None:

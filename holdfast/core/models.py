@@ -402,11 +402,11 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         listed: tuple[tuple[str, object], ...] = (("states", self.states), ("tasks", self.tasks))
         for field, texts in listed:
-            if isinstance(texts, str):
+            if isinstance(texts, str) or not hasattr(texts, "__iter__"):
                 raise Invalid(field, texts, f"give a tuple: {field}=({texts!r},)")
         for state in self.states:
             if state not in _STATES:
-                raise Invalid("states", state, f"name any of {', '.join(_STATES)}{did_you_mean(str(state), _STATES)}")
+                raise Invalid("states", state, f"name any of {', '.join(_STATES)}{did_you_mean(state, _STATES)}")
 
 
 class Page(msgspec.Struct, frozen=True):

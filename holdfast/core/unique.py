@@ -48,7 +48,7 @@ class Unique(msgspec.Struct, frozen=True):
             parse_window(self.during)
         _check_parts(self.by)
         if self.on_conflict not in _CONFLICTS:
-            suggestion = did_you_mean(str(self.on_conflict), _CONFLICTS)
+            suggestion = did_you_mean(self.on_conflict, _CONFLICTS)
             raise Invalid("unique.on_conflict", self.on_conflict, f"give keep, replace or reschedule{suggestion}")
         if self.on_conflict != "keep" and not {"task", "queue"} <= set(self.by):
             remedy = f'add "task" and "queue": a job that may be {self.on_conflict}d must be of the same kind'

@@ -102,6 +102,8 @@ def check_tags(tags: Iterable[object], field: str = "tags") -> tuple[str, ...]:
     """Validates a job's tags; returns each once, in order."""
     if isinstance(tags, str | bytes):
         raise Invalid(field, tags, f"give a list of tags: [{tags!r}]")
+    if not isinstance(tags, Iterable):
+        raise Invalid(field, tags, "give a list of tags")
     kept = tuple(dict.fromkeys(check_tag(tag, field) for tag in tags))
     if len(kept) > TAGS_LIMIT:
         raise Invalid(field, f"{len(kept)} tags", f"give at most {TAGS_LIMIT}")
@@ -416,10 +418,11 @@ def explain_attribute(owner: object, name: str, elsewhere: Mapping[str, str]) ->
     return AttributeError(text + (f"; {elsewhere[name]}" if name in elsewhere else ""), name=name, obj=owner)
 
 
-def did_you_mean(word: str, words: Iterable[str]) -> str:
+def did_you_mean(word: object, words: Iterable[str]) -> str:
     """Returns ``; did you mean …?`` if one of ``words`` is close to ``word``, else ``""``. Appended to a remedy."""
-    close = difflib.get_close_matches(word.lower(), words, n=3)
-    close.sort(key=lambda each: sorted(each) != sorted(word.lower()))  # swapped letters are the likeliest mistake
+    text = str(word).lower()
+    close = difflib.get_close_matches(text, words, n=3)
+    close.sort(key=lambda each: sorted(each) != sorted(text))  # swapped letters are the likeliest mistake
     return f"; did you mean {close[0]}?" if close else ""
 
 

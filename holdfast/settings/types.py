@@ -88,7 +88,7 @@ def one_of(*words: str) -> Kind[str]:
         for word in words:
             if isinstance(value, str) and value.strip().lower() == word.lower():
                 return word
-        raise Invalid(field, value, f"write one of {', '.join(words)}{did_you_mean(str(value), words)}")
+        raise Invalid(field, value, f"write one of {', '.join(words)}{did_you_mean(value, words)}")
 
     return Kind(" or ".join(words), parse, str)
 

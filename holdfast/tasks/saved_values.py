@@ -24,7 +24,7 @@ from holdfast.core.encryption import describe_encrypted, is_encrypted
 from holdfast.core.errors import Invalid, LeaseLost
 from holdfast.core.lifecycle import Failed
 from holdfast.core.models import Job, Lease, NewJob, Reason, Step
-from holdfast.core.steps import CHILDREN, MAX_NAME, PROGRESS, STATE, NewStep, Progress, StepReceipt
+from holdfast.core.steps import CHILDREN, MAX_NAME, MAX_RESULTS, PROGRESS, STATE, NewStep, Progress, StepReceipt
 from holdfast.core.waits import ChildStatus, SignalReceipt, SignalWait, step_value
 from holdfast.tasks.codec import decode_json, encode_result
 
@@ -123,7 +123,7 @@ class SavedValues:
     async def save(self, name: str, value: Any) -> None:
         """Saves a value of the job under its lease, in place of an earlier one of this name."""
         await self._read_record()
-        text = encode_result(value, self._step_store.result_limit)
+        text = encode_result(value, MAX_RESULTS if name == CHILDREN else self._step_store.result_limit)
         step = NewStep(self._job.lease, name, 0, False, text, self._job.worker)
         if not await self._step_store.save_step(step):
             raise LeaseLost(f"{name[1:]} of job {self._job.id} was not saved: the lease is lost")

@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, S
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
-from typing import Any, NamedTuple, TypeVar
+from operator import attrgetter
+from typing import Any, NamedTuple
 
-import msgspec
 from msgspec.structs import replace
 
 from holdfast.core.errors import Invalid, LeaseLost
@@ -32,27 +32,13 @@ from holdfast.core.lifecycle import (
 )
 from holdfast.core.models import MICROSECOND, TERMINAL, Job, NewJob, Reason, Step
 from holdfast.core.portal import drive_coroutine
-from holdfast.core.retry import Retry
-from holdfast.core.steps import CHILDREN, MAX_RESULTS, MAX_STEPS, NewStep, check_step_name
+from holdfast.core.steps import CHILDREN, MAX_RESULTS, MAX_STEPS, NewStep, StepOptions, check_step_name
 from holdfast.core.waits import SIGNAL_STEP, SignalWait
 from holdfast.tasks.children import Child, child_record
 from holdfast.tasks.codec import decode_json, decoder_of, encode_result
 from holdfast.tasks.saved_values import SavedValues, StepStore, TxStepStore, find_encrypted, started_children
 
-T = TypeVar("T")
-
 _rng = random.Random()
-
-
-class StepOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of a step. tries: within one attempt of its job. retry: delays between them. timeout: seconds of each."""
-
-    tries: int = 1
-    retry: Retry = Retry()
-    timeout: float | None = None
-
-
-DEFAULT_OPTIONS = StepOptions()
 _CALLS_SAVED = 100  # of the children that a job waits for, to know them again
 
 
@@ -89,18 +75,27 @@ class JobSteps:
         self._previous: str | None = None  # the last of them that is in order
         self._failed: dict[object, str] = {}  # the step that failed last, by the task or thread that called it
         self._failed_children: set[str] = set()
+        self._under_way: dict[asyncio.Future[None], asyncio.Task[Any]] = {}  # steps in tasks that the handler began
         self._end: tuple[BaseException, Outcome] | None = None
 
     async def final_outcome(self, outcome: Outcome) -> Outcome:
-        """The outcome of the attempt, from that of the handler."""
+        """The outcome of the attempt, from that of the handler, once all its steps have ended; none begins after it."""
+        try:
+            while self._under_way:
+                await asyncio.wait(self._under_way)
+        except asyncio.CancelledError:
+            for task in self._under_way.values():
+                task.cancel()
+            raise
         if self._end is None and self._uncommitted and isinstance(outcome, Succeeded):
             await self._check_commits(by_handler=False)
         if self._end is None and self._left and isinstance(outcome, Succeeded):
-            first = min(self._left.values(), key=_number_of)
+            first = min(self._left.values(), key=attrgetter("number"))
             self._end_by(_changed(f"step {first.name!r} is recorded, and the code does not call it any more"))
         if self._end is None and self._started and isinstance(outcome, Succeeded):
             self._end_by(_changed(f"child {min(self._started)!r} was started, and the code does not call it any more"))
-        return outcome if self._end is None else self._end[1]
+        self._end = self._end or (HandlerSignal("the attempt has ended"), outcome)
+        return self._end[1]
 
     def call(
         self,
@@ -140,7 +135,7 @@ class JobSteps:
         recorded = run(self._find(unique, caller, by_handler=by_handler, transaction=transaction))
         if recorded is not None:
             return self._decode(unique, recorded.result, decode)
-        with self._step_store.open_span(unique), self._noting_failure(caller, unique):
+        with self._step_store.open_span(unique), self._noting_end(caller, unique):
             if transaction is not None:
                 drive_coroutine(transaction.step_store.verify_connection(transaction.connection))
             called = self._step_store.step_function(self._job, unique, function, blocking=True)
@@ -291,15 +286,19 @@ class JobSteps:
         recorded = await self._find(name, caller, by_handler=by_handler, transaction=transaction)
         if recorded is not None:
             return self._decode(name, recorded.result, decode)
-        with self._step_store.open_span(name), self._noting_failure(caller, name):
+        with self._step_store.open_span(name), self._noting_end(caller, name):
             if transaction is not None:
                 await transaction.step_store.verify_connection(transaction.connection)
             value = await self._try_often(name, options, call)
             return await self._save(name, number, decode, by_handler=by_handler, value=value, transaction=transaction)
 
     @contextmanager
-    def _noting_failure(self, caller: object, name: str) -> Iterator[None]:
-        """Remembers a step that fails: its caller takes no further one in this attempt."""
+    def _noting_end(self, caller: object, name: str) -> Iterator[None]:
+        """Remembers that a step is under way, and that it failed: its caller takes no further one in this attempt."""
+        ended = None
+        if isinstance(caller, asyncio.Task) and caller is not self._runner:
+            ended = caller.get_loop().create_future()
+            self._under_way[ended] = caller
         try:
             yield
         except HandlerSignal:
@@ -307,6 +306,10 @@ class JobSteps:
         except Exception:
             self._failed[caller] = name
             raise
+        finally:
+            if ended is not None:
+                del self._under_way[ended]
+                ended.set_result(None)
 
     async def _try_often(self, name: str, options: StepOptions, call: Callable[[], Any]) -> Any:
         tried = 0
@@ -348,7 +351,7 @@ class JobSteps:
             self._check_started(name)
             skipped = [step for step in self._left.values() if step.by_handler]
             if skipped:
-                first = min(skipped, key=_number_of)
+                first = min(skipped, key=attrgetter("number"))
                 text = f"step {first.name!r} is recorded at this place, and the code calls step {name!r}"
                 self._end_by(_changed(text))
         if self._end is not None:
@@ -483,10 +486,6 @@ def _inside_step() -> Iterator[None]:
         yield
     finally:
         _inside.reset(token)
-
-
-def _number_of(step: Step) -> int:
-    return step.number
 
 
 async def _collect(value: Awaitable[Any], results: list[Any]) -> None:

@@ -18,6 +18,7 @@ from holdfast.core.models import JobFilter, JobState, NewJob, Submitted, to_date
 from holdfast.core.validation import check_span
 from holdfast.stores.base import Store
 from holdfast.stores.external_tx import ExternalTransactions
+from holdfast.tasks import CURRENT
 from holdfast.testing.inline import override_store
 from holdfast.testing.store_probe import Activity, CallBarrier, WatchedStore
 from holdfast.testing.temporary_stores import TemporaryStore
@@ -276,7 +277,9 @@ class Harness:
 
     def _busy(self) -> list[TaskRun]:
         runs = [run for each in self._workers for run in each.runs]
-        return [run for run in runs if run.runner is None or not self.clock.is_sleeping(run.runner)]
+        return [
+            run for run in runs if run.runner is None or not self.clock.is_sleeping(run.runner, CURRENT, run.context)
+        ]
 
     def _is_stuck(self) -> bool:
         """Returns True if all remaining handlers wait neither for time nor for a deadline."""

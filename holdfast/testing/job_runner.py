@@ -59,6 +59,7 @@ class JobRunner:
         store = await self._app.open_store()
         seen = set(ran)
         while True:
+            await store.maintenance.promote_due(limit=_MAX_RUN)
             page = await store.query.find(JobFilter(states=(JobState.QUEUED,)), limit=_MAX_RUN, cursor=None)
             ready = [job.id for job in reversed(page.jobs) if job.id not in seen]
             if not ready:

@@ -263,7 +263,7 @@ def choice_value(title: str, *words: str, default: str | None = None) -> ValueTy
 
     def check_value(value: Any, field: str) -> str:
         if value not in words:
-            raise Invalid(field, value, f"give one of {', '.join(words)}{did_you_mean(str(value), words)}")
+            raise Invalid(field, value, f"give one of {', '.join(words)}{did_you_mean(value, words)}")
         return str(value)
 
     schema = {"type": "string", "enum": list(words), "title": title}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -42,14 +41,18 @@ class HandlerLimits:
     def take_blocking(self, name: str, tokens: int, *, wait: bool, is_cancelled: Callable[[], bool]) -> None:
         """Takes tokens for a handler in a thread, like ``take``. A wait ends when the job is asked to stop."""
         while delay := asyncio.run_coroutine_threadsafe(self._try_to_take(name, tokens), self._loop).result():
-            ready_at = time.monotonic() + min(delay.total_seconds(), _MAX_WAIT)
-            while (left := ready_at - time.monotonic()) > 0:
+            clock = self._shared.clock
+            ready_at = clock.monotonic() + min(delay.total_seconds(), _MAX_WAIT)
+            while (left := ready_at - clock.monotonic()) > 0:
                 if not wait or is_cancelled():
                     raise _too_few(name, delay)
-                time.sleep(min(left, _CANCEL_CHECK_SECONDS))
+                sleeping = clock.sleep(min(left, _CANCEL_CHECK_SECONDS))
+                asyncio.run_coroutine_threadsafe(sleeping, self._loop).result()
 
     async def _try_to_take(self, name: str, tokens: int) -> timedelta:
         parse_count(tokens, "tokens", least=1, most=MAX_WEIGHT, text=False)
+        if name not in (await self._cache.current_limits()).limits:
+            self._cache.mark_stale()  # it may have been added since
         limit = (await self._cache.current_limits()).limits.get(name)
         if limit is None or limit.values.rate is None or limit.by is not None:
             usable = [each.name for each in self._cache.table.limits.values() if each.values.rate and not each.by]

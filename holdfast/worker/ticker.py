@@ -36,6 +36,7 @@ class Ticker:
         self._backoff = StoreBackoff(shared, "ticker")
         self._written_limits: Mapping[str, Limit] | None = None
         self._schedules_written = False
+        self._refused: set[str] = set()  # schedules that cannot be fired: they are due, and come first
         self._superseded: set[str] = set()  # jobs to be cancelled, since the next one of their schedule is stored
         self._cancelling: asyncio.Task[None] | None = None
         self.next_tick = math.inf
@@ -79,11 +80,12 @@ class Ticker:
         await self.write_declared()
         self._begin_to_cancel()
         longest = self._shared.settings.poll.total_seconds()
-        due = await self._store.schedules.due_schedules(limit=_BATCH)
-        moved = 0
-        for schedule in due.schedules:
-            moved += await self._try_fire(schedule, due.now_us)
-        if moved:  # it has a next tick, which may have come too
+        limit = _BATCH + len(self._refused)
+        due = await self._store.schedules.due_schedules(limit=limit)
+        fired = {schedule.name for schedule in due.schedules if await self._try_fire(schedule, due.now_us)}
+        refused, self._refused = self._refused, {schedule.name for schedule in due.schedules} - fired
+        hides_others = len(due.schedules) == limit and not refused >= self._refused
+        if fired or hides_others:  # it has a next tick, which may have come too
             return 0.0
         left = math.inf if due.next_us is None else max(0.0, (due.next_us - due.now_us) / 1e6)
         self.next_tick = self._shared.clock.monotonic() + left

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -271,3 +274,67 @@ def test_schedule_in_the_form_of_celery_is_answered_with_ours(tmp_path: Path) ->
 def test_misspelt_url_suggests_the_right_one(url: str, provided: str) -> None:
     with pytest.raises(ConfigError, match=provided):
         open_store(url)
+
+
+def test_arguments_of_wrong_kinds_are_refused_by_name(tmp_path: Path) -> None:
+    app = Holdfast(f"sqlite:///{tmp_path}/jobs.db")
+
+    @app.task("work")
+    async def work() -> None: ...
+
+    async def run() -> None:
+        async with app:
+            job = await work.enqueue()
+            calls: dict[str, Callable[[], Awaitable[Any]]] = {
+                "timeout": lambda: job.result(timeout="30"),
+                "jobs": lambda: app.enqueue_many([job]),  # type: ignore[list-item]
+                "jobs: <Task": lambda: app.enqueue_many([work]),  # type: ignore[list-item]
+                "jobs: NewJob": lambda: app.enqueue_many(work.new_job()),  # type: ignore[arg-type]
+                "jobs: <JobHandle": lambda: app.submit(job),  # type: ignore[arg-type]
+                "tags": lambda: work.options(tags=5).enqueue(),  # type: ignore[arg-type]
+                "cron": lambda: app.schedules.add("s", work.new_job(), cron=0),  # type: ignore[arg-type]
+                "selection": lambda: app.cancel(None),  # type: ignore[arg-type]
+                "selection: <JobHandle": lambda: app.cancel(job),  # type: ignore[arg-type]
+                "from_step": lambda: app.replay(job.id, from_step=5),  # type: ignore[arg-type]
+                "batch_size": lambda: app.enqueue_many([work.new_job()], batch_size=1.5),  # type: ignore[arg-type]
+                "queue": lambda: app.enqueue_batch([work.new_job()], queue="a b"),
+                "batch": lambda: app.enqueue_batch([work.new_job()], id=job.id, batch=job.id),
+            }
+            for text, call in calls.items():
+                with pytest.raises(Invalid, match=f"^{text}"):
+                    await call()
+            for field in ("states", "tasks"):
+                with pytest.raises(Invalid, match=f"^{field}"):
+                    JobFilter(**{field: None})
+            assert await app.count() == 1
+
+    asyncio.run(run())
+
+
+_FORKS = """
+import asyncio, os, sys
+from holdfast import Holdfast
+
+app = Holdfast(sys.argv[1])
+
+async def submit():
+    async with app:
+        await app.enqueue("work", {})
+
+asyncio.run(submit())
+files = [open(os.devnull) for _ in range(16)]  # they have the numbers of files that the application had
+if (child := os.fork()) == 0:
+    try:
+        for each in files:
+            os.fstat(each.fileno())
+    except OSError:
+        os._exit(1)
+    os._exit(0)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_fork_behind_the_end_of_an_application_closes_no_other_files(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _FORKS, f"sqlite:///{tmp_path}/jobs.db"]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
 
 from holdfast.core.clock import Clock, ManualClock, SystemClock
+
+NAME: ContextVar[str] = ContextVar("name")
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
@@ -48,7 +51,7 @@ def test_sleepers_wake_by_instant_and_equal_ones_in_order() -> None:
         await settle()
         assert woken == ["a", "b1", "b2", "c"]
         assert clock.next_wake() == pytest.approx(9 - 5.999)
-        assert [clock.is_sleeping(task) for task in sleepers] == [False, False, False, False, True]
+        assert [clock.is_sleeping(task, NAME, None) for task in sleepers] == [False, False, False, False, True]
         sleepers[-1].cancel()
         await settle()
         assert clock.next_wake() is None

@@ -95,6 +95,24 @@ def test_limit_that_code_no_longer_declares(tmp_path: Path, owner: str | None, l
     with_app(tmp_path, work, schedule_owner=owner)
 
 
+@pytest.mark.parametrize("options", [{"depth": 5}, {"concurrency": 1}], ids=["depth", "ninth"])
+def test_limit_that_takes_the_place_of_a_removed_one_is_in_force(tmp_path: Path, options: dict[str, Any]) -> None:
+    """A queue has one limit with a depth, and at most eight."""
+    names = [f"other{n}" for n in range(MAX_OF_ONE - 1)]
+    others = {name: draft_limit(name, LimitOptions(queue="mail", rate="1/s")) for name in names}
+    old, new = ({name: draft_limit(name, LimitOptions(queue="mail", **options))} for name in ("old", "new"))
+
+    async def work(app: Holdfast) -> None:
+        ignored: list[object] = []
+        app.events.subscribe(ignored.append, DeclarationIgnored)
+        await app.limits.reconcile({**others, **old})
+        await app.limits.reconcile({**others, **new})
+        assert {each.name for each in await app.limits.find_all()} == {*others, "new"}
+        assert ignored == []
+
+    with_app(tmp_path, work, schedule_owner="shop")
+
+
 def test_jobs_of_a_removed_limit_wait_without_it(tmp_path: Path) -> None:
     async def work(app: Holdfast) -> None:
         await app.limits.add("mail", queue="mail", by="args.t")

@@ -336,3 +336,54 @@ def test_workers_know_of_a_change_that_makes_jobs_ready_before_time_moves(app: H
             return notifications.notified_count(frozenset({"queue"})) - before
 
     assert asyncio.run(run()) > 0
+
+
+def test_manual_runs_also_what_becomes_ready(app: Holdfast) -> None:
+    done: list[int] = []
+
+    @app.task("note")
+    async def note(number: int) -> None:
+        done.append(number)
+
+    async def run() -> None:
+        first = note.new_job(1)
+        await app.enqueue_many([first, note.options(after=first).new_job(2)])
+        await app.enqueue_batch([note.new_job(3)], on_success=note.new_job(4))
+        await testing.run_enqueued(app)
+        assert sorted(done) == [1, 2, 3, 4]
+
+    with testing.manual(app):
+        asyncio.run(run())
+
+
+@pytest.mark.parametrize("kind", ["side", "bounded", "thread"])
+def test_handler_that_waits_for_time_in_any_way_is_not_hopeless(app: Holdfast, kind: str) -> None:
+    async def run() -> None:
+        async with testing.Harness(app) as harness:
+
+            async def slow() -> str:
+                await harness.clock.sleep(60)
+                return kind
+
+            @app.task("side")
+            async def side(context: Context) -> list[str]:
+                return list(await asyncio.gather(context.step("a", slow), context.step("b", slow)))
+
+            @app.task("bounded")
+            async def bounded(context: Context) -> str:
+                return str(await context.with_options(timeout=120).step("s", slow))
+
+            @app.task("thread")
+            def thread(context: Context) -> str:
+                for _ in range(2):
+                    context.sync.limit("api", wait=True)
+                return kind
+
+            await app.limits.add("api", rate="1/m")
+            before = harness.now
+            job = await app.enqueue(kind, {})
+            await harness.run_until_idle()
+            assert await job.state() is JobState.SUCCEEDED
+            assert harness.now - before >= timedelta(seconds=59)
+
+    asyncio.run(run())

@@ -376,3 +376,21 @@ def test_settings_show_a_webhook_without_its_secrets() -> None:
     rules = {"mail": {"queue": "mail", "failures_over": "5%", "within": "1h"}, "dead": {"dead_over": 3}}
     shown = Holdfast("sqlite:///:memory:", alerts=rules).settings.describe_setting("alerts").text
     assert json.loads(shown) == rules
+
+
+async def test_breach_that_ends_while_its_message_is_sent_is_cleared(
+    open_app: Any, receiver: Receiver, clock: ManualClock
+) -> None:
+    app, other = open_app(alert_webhook=receiver.url), open_app(alert_webhook=receiver.url)
+    async with app, other:
+        await kill_jobs(app, "mail")
+        receiver.hangs.clear()
+        sending = asyncio.create_task(app.alerts.evaluate_rules())
+        assert await asyncio.to_thread(receiver.arrived.wait, 30)
+        await other.delete((await other.find()).jobs[0].id)
+        await other.alerts.evaluate_rules()
+        receiver.hangs.set()
+        await sending
+        clock.advance(60)
+        await other.alerts.evaluate_rules()
+    assert receiver.states() == ["firing", "cleared"]

@@ -139,3 +139,19 @@ async def test_step_inside_the_loop_is_refused_and_one_behind_it_is_not(app: Hol
         assert "the cursor is the record" in str((await refused.job()).error)
         assert await taken.state() is JobState.SUCCEEDED
         assert [each.name for each in await steps_of(app, taken.id)] == ["yes"]
+
+
+async def test_limit_of_results_does_not_hold_for_the_record_of_calls(app: Holdfast) -> None:
+    @app.task("child")
+    async def child(number: int) -> int:
+        return number
+
+    @app.task("parent")
+    async def parent(context: Context) -> int:
+        return sum(await context.gather(*[context.call(child, number) for number in range(100)]))
+
+    async with harness(app, result_limit="1KiB") as harnessed:
+        await harnessed.start()
+        handle = await parent.enqueue()
+        await harnessed.run_until_idle()
+        assert await handle.result(timeout=0) == 4950

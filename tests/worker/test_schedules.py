@@ -340,10 +340,11 @@ async def test_frozen_ticker_fires_nothing_twice(app: Holdfast) -> None:
         assert await count_jobs(app) == 11
 
 
-async def test_unusable_schedule_holds_up_no_other(app: Holdfast) -> None:
+async def test_unusable_schedules_hold_up_no_other(app: Holdfast, monkeypatch: pytest.MonkeyPatch) -> None:
     @app.task("tick")
     async def tick() -> None: ...
 
+    monkeypatch.setattr(ticker, "_BATCH", 1)
     recorder = Recorder(app)
     async with harness(app) as harnessed:
         broken = await app.schedules.add("broken", tick.new_job(), cron="* * * * *")

@@ -394,3 +394,67 @@ async def test_changed_code_goes_on_from_a_named_step(app: Holdfast) -> None:
         assert await handle.state() is JobState.SUCCEEDED
         assert ledger.done == ["reserve", "charge", "charge"]
         assert [step.name for step in await steps_of(app, handle.id)] == ["reserve", "bill"]
+
+
+async def test_step_beside_one_that_fails_is_recorded_before_the_retry(app: Holdfast) -> None:
+    ledger, failing = Ledger(), iter([True, False])
+
+    async def reserve() -> str:
+        if next(failing):
+            raise RuntimeError("no shelf")
+        return "reserved"
+
+    async def charge() -> str:
+        await ledger.do("begins")
+        await harnessed.clock.sleep(30)
+        return await ledger.do("charged")
+
+    @app.task("order", retry=Retry.fixed(1))
+    async def order(context: Context) -> list[str]:
+        return list(await asyncio.gather(context.step("reserve", reserve), context.step("charge", charge)))
+
+    async with harness(app) as harnessed:
+        await harnessed.start()
+        handle = await order.enqueue()
+        await harnessed.run_until_idle()
+        assert await handle.result(timeout=0) == ["reserved", "CHARGED"]
+    assert ledger.done == ["begins", "charged"]
+
+
+async def test_step_that_a_handler_leaves_behind_is_waited_for_until_the_timeout(app: Holdfast) -> None:
+    tasks: list[asyncio.Task[None]] = []
+
+    @app.task("order", timeout=60, max_attempts=1)
+    async def order(context: Context) -> None:
+        tasks.append(asyncio.ensure_future(context.step("hangs", forever)))
+        await asyncio.sleep(0.01)
+
+    async with harness(app) as harnessed:
+        await harnessed.start()
+        handle = await order.enqueue()
+        await harnessed.run_until_idle()
+        assert "timeout: still running after 60 s" in ((await handle.job()).error or "")
+        assert tasks[0].cancelled()
+
+
+async def test_no_step_begins_behind_the_end_of_its_handler(app: Holdfast) -> None:
+    ledger, tasks = Ledger(), []
+
+    async def late(context: Context) -> None:
+        await harnessed.clock.sleep(5)
+        await context.step("late", ledger.do, "late")
+
+    @app.task("order")
+    async def order(context: Context) -> None:
+        await context.step("first", ledger.do, "first")
+        tasks.append(asyncio.ensure_future(late(context)))
+
+    async with harness(app) as harnessed:
+        await harnessed.start()
+        handle = await order.enqueue()
+        await harnessed.run_until_idle()
+        assert await handle.state() is JobState.SUCCEEDED
+        await harnessed.advance(10)
+        [error] = await asyncio.gather(*tasks, return_exceptions=True)
+    assert ledger.done == ["first"]
+    assert str(error) == "the attempt has ended"

@@ -357,6 +357,8 @@ class FairLock:
         self._threads = threading.Lock()
         self._turn = _open(path + "-turn")
         self._lock = _open(path + "-lock")
+        # Empty once they are closed: another file may have their numbers then.
+        self._files: tuple[int, ...] = (self._turn, self._lock)
         self._locked = False
         self._skip_until = 0.0  # a process is frozen here: until then none waits behind it again
 
@@ -383,8 +385,9 @@ class FairLock:
 
     def close(self) -> None:
         """Closes the files."""
-        os.close(self._turn)
-        os.close(self._lock)
+        files, self._files = self._files, ()
+        for file in files:
+            os.close(file)
 
 
 def _open(path: str) -> int:

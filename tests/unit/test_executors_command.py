@@ -268,6 +268,27 @@ async def test_unkillable_process_does_not_block_the_worker(monkeypatch: pytest.
 
 
 @on_both_loops
+async def test_command_that_became_another_user_is_cancelled_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    mark = f"67.{uuid.uuid4().int % 10**9}"
+    running = asyncio.create_task(run(argv=["sleep", mark]))
+    await until(lambda: living_with(mark), 30)
+
+    def refuse(pid: int, number: int) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "_KILL_TIMEOUT", 0.01)
+        patch.setattr(os, "kill", refuse)
+        patch.setattr(os, "killpg", refuse)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    (pid,) = living_with(mark)
+    os.kill(pid, signal.SIGKILL)
+    await until(lambda: not Path(f"/proc/{pid}").exists(), 30)
+
+
+@on_both_loops
 async def test_nothing_is_left_open() -> None:
     await result(argv=["cat"], stdin="x")
     before = sorted(entry.name for entry in Path("/proc/self/fd").iterdir())

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
+import signal
+import subprocess
 import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +25,7 @@ from holdfast.tasks import Task
 from holdfast.worker import Worker
 from holdfast.worker.executors import resource_limits
 from holdfast.worker.executors.process import ProcessExecutor
+from holdfast.worker.executors.process_group import kill_group
 from tests.unit.executor_support import alive, job, living_with, until
 from tests.worker import limited_tasks
 
@@ -167,6 +175,64 @@ def test_processes_that_leave_the_group_are_killed_too(app: Holdfast, tmp_path: 
     (job,) = asyncio.run(run())
     assert job.reason == "resource"
     asyncio.run(until(lambda: not living_with(marker), SECONDS))
+
+
+@contextmanager
+def watched_group(watcher: resource_limits.ResourceWatcher, script: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process group that may consist of one process, and is watched for that."""
+    with subprocess.Popen(["/bin/sh", "-c", script], start_new_session=True) as process:
+        watch = watcher.watch(process, ResourceLimits(processes=1))
+        assert watch is not None
+        try:
+            yield process
+        finally:
+            watch.close()
+            kill_group(process)
+
+
+def test_limits_hold_after_a_moment_without_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    list_processes, refused = os.listdir, threading.Event()
+
+    def refuse_once(path: Any) -> list[str]:
+        if refused.is_set():
+            return list_processes(path)
+        refused.set()
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    watcher = resource_limits.ResourceWatcher()
+    with watched_group(watcher, "exec sleep 100"):
+        monkeypatch.setattr(os, "listdir", refuse_once)
+        assert refused.wait(SECONDS)
+        with watched_group(watcher, "sleep 100 & sleep 100") as process:
+            assert process.wait(SECONDS) == -signal.SIGKILL
+
+
+def test_limits_hold_beside_a_group_that_cannot_be_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that became another user, as with ``sudo``, cannot be killed by a worker that is not root."""
+    first, refused = [0], threading.Event()
+
+    def refusing(kill: Callable[[int, int], None]) -> Callable[[int, int], None]:
+        def kill_others(pid: int, number: int) -> None:
+            if pid != first[0]:
+                return kill(pid, number)
+            refused.set()
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+        return kill_others
+
+    watcher = resource_limits.ResourceWatcher()
+    with monkeypatch.context() as patch, subprocess.Popen(["sleep", "100"], start_new_session=True) as process:
+        first[0] = process.pid
+        for name in ("kill", "killpg"):
+            patch.setattr(os, name, refusing(getattr(os, name)))
+        watch = watcher.watch(process, ResourceLimits(memory=1))
+        assert refused.wait(SECONDS)
+        with watched_group(watcher, "sleep 100 & sleep 100") as second:
+            assert second.wait(SECONDS) == -signal.SIGKILL
+        assert watch is not None
+        assert watch.close() is not None
+        patch.undo()
+        process.kill()
 
 
 def test_child_that_has_grown_is_recycled_between_jobs() -> None:

@@ -8,6 +8,7 @@ subprocesses are reaped before the caller is notified.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import resource
@@ -31,15 +32,16 @@ def mark_environment(environment: Mapping[str, str]) -> tuple[dict[str, str], st
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kills the process group of a child, unless the child has been reaped."""
+    """Kills the process group of a child, unless the child has been reaped or may not be killed."""
     if process.returncode is None:
         try:
             os.killpg(process.pid, signal.SIGKILL)
         except ProcessLookupError:
             return  # The group is empty: its last process is gone.
         except PermissionError:
-            # On macOS a group of zombies; elsewhere a member has changed its user. The leader can be killed.
-            process.kill()
+            # On macOS a group of zombies. Elsewhere all its processes have changed their user, the leader too.
+            with contextlib.suppress(PermissionError):
+                process.kill()
 
 
 def kill_marked(mark: str, processes: Path = Path("/proc")) -> int:

@@ -299,7 +299,11 @@ class ResourceWatcher:
                     return
                 unwatched, count = set(self._unwatched_pids), self._watch_count
             before = time.thread_time()
-            pids = {int(name) for name in os.listdir(PROCESSES) if name.isdigit()}  # noqa: PTH208 - often
+            try:
+                pids = {int(name) for name in os.listdir(PROCESSES) if name.isdigit()}  # noqa: PTH208 - often
+            except OSError:  # such as no free descriptor: checked again after the pause
+                time.sleep(_PERIOD)
+                continue
             found = (_read_process(pid) for pid in pids - unwatched)
             processes = {each.pid: each for each in found if each is not None}
             members = set().union(*[each.check_usage(processes) for each in watches])

@@ -104,6 +104,32 @@ async def test_cancelled_thread_is_notified_and_counted_until_it_ends() -> None:
 
 
 @on_both_loops
+async def test_handler_is_notified_though_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = ThreadExecutor(1)
+    started, cancelled = threading.Event(), threading.Event()
+
+    def wait_for_cancellation() -> None:
+        started.set()
+        cancelled.wait(60)
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    first = asyncio.create_task(run(threads, wait_for_cancellation, cancelled.set))
+    await until(started.is_set)
+    queued = asyncio.create_task(run(threads, lambda: "queued"))
+    await asyncio.sleep(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+    assert cancelled.is_set()
+    assert await queued == "queued"
+    threads.close()
+
+
+@on_both_loops
 async def test_a_call_cancelled_before_it_starts_never_starts() -> None:
     threads = ThreadExecutor(1)
     started, leave, ran = threading.Event(), threading.Event(), threading.Event()

@@ -8,6 +8,7 @@ worker from stopping.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import functools
 import os
@@ -78,7 +79,8 @@ class ThreadExecutor:
         except asyncio.CancelledError:
             if not call.take() and not call.is_done:
                 self._stuck.add(call)
-                self._add_thread()  # queued calls need another thread
+                with contextlib.suppress(RuntimeError):  # No thread can be started: the next call tries again.
+                    self._add_thread()  # queued calls need another thread
             cancel()
             raise
         if error is not None:

@@ -290,9 +290,10 @@ def test_invalid_setting_is_refused_and_nothing_is_written(queue: Queue, name: s
 
 
 @pytest.mark.rows("Q30")
-@pytest.mark.parametrize("text", ["{", "[]", '{"colour": 1}', '{"timeout": "x"}', ""])
-def test_broken_settings_file_is_named(queue: Queue, text: str) -> None:
-    queue.place.config.write_text(text, encoding="utf-8")
+@pytest.mark.parametrize("content", [b"{", b"[]", b'{"colour": 1}', b'{"timeout": "x"}', b"", b"\xff{}", None])
+def test_broken_settings_file_is_named(queue: Queue, content: bytes | None) -> None:
+    queue.place.config.unlink()
+    queue.place.config.mkdir() if content is None else queue.place.config.write_bytes(content)
     called = call(queue, "status")
     assert called.exit_code == 78
     assert "queuectl.json" in called.stderr

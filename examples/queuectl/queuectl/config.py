@@ -157,11 +157,11 @@ class Place:
     def read(self) -> dict[str, Any]:
         """What the file says; ConfigError, naming the file, where it makes no sense."""
         try:
-            text = self.config.read_text(encoding="utf-8")
+            provided = json.loads(self.config.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return {}
-        try:
-            provided = json.loads(text)
+        except OSError as error:
+            raise ConfigError(f"{self.config.name}: cannot be read: {error.strerror}") from None
         except ValueError as error:
             raise ConfigError(f"{self.config.name}: not valid JSON: {error}; correct it, or delete it") from None
         if not isinstance(provided, dict):

@@ -1,15 +1,17 @@
-"""``main``: the tree of commands, and the handling of errors, Ctrl-C and a closed pipe.
+"""``main``: the tree of commands, and the handling of errors, Ctrl-C, and output that cannot be written.
 
 Exit codes: 0 done, 1 failed, 2 usage, 75 try again, 78 configuration, 130 interrupted, 141 closed pipe.
 """
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -90,6 +92,7 @@ class Program(ExampleGroup):
         if args is None:
             gc.freeze()  # Modules live as long as the process: no collection, of which its end has two, visits them.
         try:
+            _open_closed_streams()
             _check_words(words)
             code = super().main(words, prog_name or "holdfast", complete_var, standalone_mode=False, **extra)
         except (HoldfastError, click.ClickException) as error:
@@ -97,6 +100,12 @@ class Program(ExampleGroup):
         except (click.Abort, KeyboardInterrupt):
             click.echo("holdfast: interrupted", err=True)
             sys.exit(INTERRUPTED)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+                raise
+            _discard_output()
+            text = f"the output cannot be written: {error.strerror}; changes that were made are kept"
+            _fail(click.ClickException(text), words)
         sys.exit(code if isinstance(code, int) else 0)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -105,10 +114,23 @@ class Program(ExampleGroup):
             code = super().invoke(ctx)
             sys.stdout.flush()
         except BrokenPipeError:
-            # The interpreter flushes at exit; that must not raise again.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _discard_output()
             return READER_GONE
         return code
+
+
+def _open_closed_streams() -> None:
+    """Opens the null device for standard streams that are closed, so that no other file gets their descriptors."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115 - open until the exit
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
+
+
+def _discard_output() -> None:
+    """Makes the interpreter's flush at exit succeed."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _check_words(words: Sequence[str]) -> None:

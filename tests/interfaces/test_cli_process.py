@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pty
@@ -19,7 +20,7 @@ import pytest
 from holdfast.cli.context import Session
 from holdfast.cli.worker import child_arguments
 from holdfast.core.lifecycle import Succeeded
-from tests.interfaces.cli import Cli
+from tests.interfaces.cli import JOBS, Cli
 
 
 @contextmanager
@@ -223,6 +224,47 @@ def test_a_reader_that_goes_away_ends_the_program_quietly(cli: Cli) -> None:
         process.stdout.close()
         assert process.wait(60) == 141
         assert process.stderr.read() == b""
+
+
+DESCRIPTORS = """
+import os
+
+def open_files():
+    null = os.stat(os.devnull).st_rdev
+    return [os.fstat(each).st_rdev == null for each in (0, 1, 2)]
+
+@app.task("here")
+def here():
+    return open_files()
+
+@app.task("child", executor="process")
+def child():
+    return open_files()
+"""
+
+
+@pytest.mark.parametrize("descriptor", [0, 1, 2])
+def test_commands_work_without_a_standard_stream(cli: Cli, descriptor: int) -> None:
+    """No file, least of all the database, gets the descriptor to which a handler may write as its output."""
+    target = cli.write_jobs(JOBS + DESCRIPTORS)
+    enqueue = [("enqueue", name, "--key", name, "--app", target) for name in ("here", "child")]
+    for words in (*enqueue, ("list",), ("list", "--json"), ("worker", "start", "--drain", "--app", target)):
+        ended = cli.complete(*words, preexec_fn=functools.partial(os.close, descriptor))
+        assert (ended.returncode, b"Traceback" in ended.stderr) == (0, False), (words, ended.stderr)
+    assert cli.json("show", "key:here")["result"][descriptor] is True
+    assert cli.json("show", "key:child")["result"][descriptor] is True
+
+
+@pytest.mark.parametrize("words", [("--help",), ("list",), ("list", "--json"), ("enqueue", "work", "--key", "once")])
+def test_output_that_cannot_be_written_is_reported(cli: Cli, words: tuple[str, ...]) -> None:
+    cli.run("enqueue", "work")
+    with Path("/dev/full").open("wb") as full:
+        ended = cli.complete(*words, stdout=full)
+    assert ended.returncode == 1
+    message = b"holdfast: the output cannot be written: No space left on device; changes that were made are kept\n"
+    assert ended.stderr.startswith(message)
+    assert b"Traceback" not in ended.stderr
+    assert cli.json("count")["count"] == (2 if words[0] == "enqueue" else 1)
 
 
 def test_ctrl_c_exits_watch_with_0_and_others_with_130(cli: Cli) -> None:

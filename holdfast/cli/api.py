@@ -186,7 +186,7 @@ def _serve_beside(app: Holdfast) -> None:
 def start_anew() -> NoReturn:
     """Replaces this process by a new one with the same arguments."""
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", "holdfast", *sys.argv[1:]])  # noqa: S606 - ourselves
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - ourselves
 
 
 class Watcher:

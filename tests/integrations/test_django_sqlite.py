@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.servers import PATIENCE
+import pytest
+
+from tests.examples.programs import ROOT, Program, environment
+from tests.support.servers import PATIENCE, until
 
 PROJECT = """
 import asyncio, io, sqlite3, sys, threading
@@ -158,3 +162,59 @@ def test_jobs_share_the_file_of_a_project(tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROJECT, str(tmp_path / "project.sqlite3")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
+
+
+MANAGE = """
+import os, sys
+from django.core.management import execute_from_command_line
+
+os.environ["DJANGO_SETTINGS_MODULE"] = "project_settings"
+execute_from_command_line(sys.argv)
+"""
+SETTINGS = """
+import os
+from pathlib import Path
+import beside
+
+print("PYTHONPATH", os.environ["PYTHONPATH"], flush=True)
+
+SECRET_KEY = "-"
+INSTALLED_APPS = ["holdfast.integrations.django"]
+DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": Path(__file__).with_name("db.sqlite3")}}
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """The folder of a project whose settings import a module of the folder ``extra`` beside it."""
+    folder, extra = tmp_path / "project", tmp_path / "extra"
+    for each, name, source in (
+        (folder, "manage.py", MANAGE),
+        (folder, "project_settings.py", SETTINGS),
+        (extra, "beside.py", ""),
+    ):
+        each.mkdir(exist_ok=True)
+        (each / name).write_text(source)
+    return folder
+
+
+def test_dev_starts_anew_as_often_as_the_code_changes(project: Path) -> None:
+    variables = environment(project, ("DJANGO",), PYTHONPATH=os.pathsep.join([str(ROOT), "../extra"]))
+    with Program(["manage", "holdfast", "dev", "--no-api"], project, variables) as program:
+        program.says("worker_started")
+        for number in (2, 3):
+            (project / "tasks.py").write_text("#" * number)
+            until(lambda: program.log().count("worker_started") == number, f"start {number}")  # noqa: B023
+    paths = [line for line in program.log().splitlines() if line.startswith("PYTHONPATH")]
+    assert paths[1] == paths[2], "the path grows with each start"
+
+
+def test_worker_processes_find_the_project_and_the_path_that_is_given(project: Path) -> None:
+    variables = environment(project, ("DJANGO",), PYTHONPATH=str(ROOT))
+    words = ["holdfast", "worker", "start", "--processes", "2", "--drain", "--pythonpath"]
+    command = [sys.executable, str(project / "manage.py"), *words, str(project.with_name("extra"))]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=PATIENCE, env=variables, cwd=os.sep
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count('"worker_started"') == 2

@@ -25,9 +25,11 @@ class Command(BaseCommand):  # type: ignore[misc]  # Django has no types
 
     def run_from_argv(self, argv: Sequence[str]) -> None:
         """Runs the command of the command line. Its options are Holdfast's own."""
-        # Several worker processes are programs of their own, which have to find the project.
-        paths = [sys.path[0], *filter(None, [os.environ.get("PYTHONPATH")])]
-        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+        # Several worker processes are programs of their own, which have to find the project and --pythonpath.
+        paths = [sys.path[0], str(Path(argv[0]).resolve().parent)]
+        if given := os.environ.get("PYTHONPATH"):
+            paths += given.split(os.pathsep)
+        os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
         words = ["--app", TARGET, *without_django_options(argv[2:])]
         name = Path(argv[0]).name
         main.main(words, prog_name=f"{'python ' if name.endswith('.py') else ''}{name} {argv[1]}")

@@ -166,8 +166,8 @@ def _read_process(pid: int) -> ProcessEntry | None:
 def _proportional_memory(pid: int) -> int | None:
     """Returns the proportional set size of a process, in bytes; None if it is not readable."""
     with contextlib.suppress(OSError):
-        for line in (PROCESSES / str(pid) / "smaps_rollup").read_text(encoding="ascii").splitlines():
-            if line.startswith("Pss:"):
+        for line in (PROCESSES / str(pid) / "smaps_rollup").read_bytes().splitlines():
+            if line.startswith(b"Pss:"):
                 return int(line.split()[1]) * 1024
     return None
 

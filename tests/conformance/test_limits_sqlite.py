@@ -1,12 +1,16 @@
-"""Limits on a SQLite file alone: what one claim can leave to the next."""
+"""Limits on a SQLite file alone: what one claim can leave to the next, and need not look at."""
 
 from __future__ import annotations
 
+from datetime import timedelta
+from typing import Any
+
 import pytest
 
-from holdfast.core.limits import Limit, LimitChange, LimitValues
+from holdfast.core.limits import Admission, Limit, LimitChange, LimitValues
 from holdfast.stores.base import Store
 from holdfast.stores.sqlite import limits
+from tests.conformance.limited import job_of, limit
 from tests.conformance.support import new_job, put, take
 
 
@@ -19,3 +23,39 @@ async def test_jobs_without_a_partition_wait_until_a_claim_gave_them_one(
     values = LimitValues(concurrency=1)
     await store.limits.write_limit(LimitChange(Limit(name="late", queue="big", values=values), 0))
     assert [len(await take(store, 5, {"big": 5})) for _ in range(3)] == [1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("of", "values", "at_most"),
+    [
+        ({"queue": "default"}, {"concurrency": 1}, 1),
+        ({"queue": "default"}, {"rate": 1, "period_us": 3_600_000_000}, 1),
+        ({"queue": "default"}, {}, 1),
+        ({"task": "work"}, {"concurrency": 1}, 100),
+        ({"task": "work"}, {"rate": 1, "period_us": 3_600_000_000}, 100),
+        ({"task": "work"}, {}, 100),
+    ],
+)
+async def test_keys_behind_a_closed_limit_are_not_looked_at(
+    store: Store, monkeypatch: pytest.MonkeyPatch, of: dict[str, Any], values: dict[str, Any], at_most: int
+) -> None:
+    """A limit without a key beside one with many keys: of its queue, or of a task. One without values is paused."""
+    await limit(store, "all", **of, **values)
+    await limit(store, "each", by="args.tenant", concurrency=5)
+    await put(store, *[job_of(number) for number in range(300)])
+    if values:
+        assert len(await take(store, 100)) == 1
+    else:
+        await store.limits.pause_buckets(["all"], timedelta(hours=1))
+    looked_at: list[str] = []
+    admit = Admission.admit
+
+    def admit_counted(self: Admission, partition: str, *args: Any, **options: Any) -> int | None:
+        looked_at.append(partition)
+        return admit(self, partition, *args, **options)
+
+    monkeypatch.setattr(Admission, "admit", admit_counted)
+
+    assert await take(store, 100) == []
+
+    assert 0 < len(looked_at) <= at_most

@@ -370,10 +370,13 @@ class FairLock:
             deadline = now if now < self._skip_until else now + LOCK_TIMEOUT
             turn = _take(self._turn, deadline)
             self._locked = _take(self._lock, deadline)
-            self._skip_until = 0.0 if self._locked else time.monotonic() + _SKIP_FOR
+            self._skip_until = 0.0 if turn and self._locked else time.monotonic() + _SKIP_FOR
             if turn:
                 fcntl.flock(self._turn, fcntl.LOCK_UN)
-        except BaseException:  # an interrupt from the keyboard
+        except BaseException:  # an interrupt from the keyboard, while it has either file
+            with suppress(OSError):
+                fcntl.flock(self._lock, fcntl.LOCK_UN)
+                fcntl.flock(self._turn, fcntl.LOCK_UN)
             self._threads.release()
             raise
 

@@ -317,6 +317,8 @@ class Admission:
         """When the first of the heavy jobs that keep their turns has its tokens."""
         self.changed: set[str] = set()
         """Buckets whose state ``admit`` changed."""
+        self.closed: set[str] = set()
+        """Buckets without a key that admit no job any more."""
 
     def admit(self, partition: str, weights: str | None = None, *, reserves: bool = True) -> int | None:
         """Takes room and tokens for one job of a partition, and returns None; or takes nothing, and returns the instant
@@ -329,6 +331,11 @@ class Admission:
         free_at = max(each.free_at for each in demands)
         if free_at > self._now_us or any(each.lacks_room for each in demands):
             light_at = max(each.light_at for each in demands)
+            self.closed.update(
+                each.bucket
+                for each in demands
+                if not each.is_keyed and (each.has_no_room or each.light_at > self._now_us)
+            )
             if reserves and light_at <= self._now_us and not any(each.has_no_room for each in demands):
                 self._reserve(demands)
             if free_at <= self._now_us:

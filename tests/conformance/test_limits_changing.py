@@ -239,6 +239,26 @@ async def test_pause_holds_a_bucket_for_all(store: Store, clock: ManualClock) ->
     assert tenants(await take(store, 9)) == [1]
 
 
+async def test_pause_of_a_removed_limit_holds_its_jobs_alone(store: Store) -> None:
+    revision = await limit(store, "slow", task="slow", concurrency=5)
+    await limit(store, by="args.tenant", concurrency=5)
+    await put(store, *[job_of(number, task="slow") for number in range(5)])
+    await store.limits.pause_buckets(["slow"], MINUTE)
+    gone = Limit(name="slow", task="slow", values=LimitValues(concurrency=5))
+    assert await store.limits.write_limit(LimitChange(gone, revision, remove=True)) is not None
+    await put(store, job_of(9))
+    assert tenants(await take(store, 2)) == [9]
+
+
+async def test_keys_behind_a_full_limit_of_a_task_hold_up_no_other_task(store: Store) -> None:
+    await limit(store, "slow", task="slow", concurrency=1)
+    await limit(store, by="args.tenant", concurrency=5)
+    await put(store, *[job_of(number, task="slow") for number in range(300)])
+    assert len(await take(store, 2)) == 1
+    quick = await put(store, *[job_of(number) for number in range(1000, 1003)])
+    assert sorted([job.id for _ in range(2) for job in await take(store, 2)]) == sorted(quick)
+
+
 async def test_end_of_a_pause_wakes_workers_and_spares_other_buckets(
     store: Store, clock: ManualClock, opener: Opener
 ) -> None:

@@ -240,9 +240,13 @@ class LimitedClaim:
         row = self._connection.execute(self._sql["queue_virtual_time"], {"queue": queue}).fetchone()
         if row is None or max_jobs <= 0:
             return []
-        start_tags = _StartTags(self._connection, self._sql, queue, row[0], self._now_us, max_jobs)
+        closed = self._admission.closed
+        start_tags = _StartTags(self._connection, self._sql, queue, row[0], self._now_us, max_jobs, closed)
         chosen: list[int] = []
-        while len(chosen) < max_jobs and (partition := start_tags.next_partition()) is not None:
+        while len(chosen) < max_jobs and not self._is_closed(queue):
+            partition = start_tags.next_partition()
+            if partition is None:
+                break
             if self._has_states:
                 self._load_states(partition)
             step = TURN // self._table.share_of(partition)
@@ -250,6 +254,11 @@ class LimitedClaim:
         start_tags.save_changes()
         self._save_buckets()
         return chosen
+
+    def _is_closed(self, queue: str) -> bool:
+        """Returns True if a limit of the whole queue admits no job any more."""
+        limits = [self._table.limits.get(bucket) for bucket in self._admission.closed]
+        return any(limit is not None and limit.queue == queue for limit in limits)
 
     def choose_quarantined(self, queue: str) -> list[int]:
         """Chooses one job that lost two leases in a row, if its buckets have room."""
@@ -296,6 +305,7 @@ class _StartTags:
         virtual_time: int,
         now_us: int,
         max_jobs: int,
+        closed: Collection[str],
     ) -> None:
         self._connection = connection
         self._now_us = now_us
@@ -306,6 +316,7 @@ class _StartTags:
         self._read_to: tuple[int, str] | None = (-1, "")  # where the next page begins; None: all were read
         self._page = min(max_jobs, _PAGE)
         self._max_jobs = max_jobs
+        self._closed = closed  # buckets, as they are when a page is read
         self._jobs: dict[str, Iterator[tuple[int, str | None]]] = {}
         self._moved: dict[str, int] = {}
         self._numbers = itertools.count()
@@ -358,6 +369,7 @@ class _StartTags:
             "partition": partition,
             "now": self._now_us,
             "limit": self._page,
+            "closed": as_json(self._closed),
         }
         rows = self._connection.execute(self._sql["next_partitions"], values).fetchall()
         for name, at, seq, weights in rows:

@@ -1145,7 +1145,7 @@ where full_at > :now and (name = :name or (name > :name || '=' and name < :name 
 update holdfast_partition set blocked_until = null where blocked_until is not null;
 
 -- own: next_partitions
--- Each with its first job, and the weights of that.
+-- Each with its first job, and the weights of that. Those of a closed bucket are passed over.
 select page.partition, page.start_tag, j.seq, j.weights
 from (
     select partition, start_tag, (
@@ -1155,6 +1155,9 @@ from (
         order by rank, run_at, seq limit 1) as first
     from holdfast_partition named indexed by holdfast_partition_start_tag
     where queue = :queue and blocked_until is null and (start_tag, partition) > (:start_tag, :partition)
+      and not exists (
+        select 1 from json_each(:closed) closed
+        where instr(char(31) || partition || char(31), char(31) || closed.value || char(31)))
     order by start_tag, partition limit :limit
 ) page left join holdfast_job j on j.seq = page.first order by page.start_tag, page.partition;
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from holdfast.core.clock import ManualClock
+from holdfast.core.dependencies import Dependency
 from holdfast.core.models import JobFilter, JobState, NewJob, Options
-from holdfast.stores.base import External, Store
-from tests.conformance.support import Submitted, new_job, put, state_of, stored, take_ids
+from holdfast.stores.base import External, StatementFlow, Store
+from tests.conformance.support import Submitted, ended, new_job, put, state_of, stored, take_ids
 
 
 @pytest.fixture
@@ -28,11 +30,17 @@ def connection(tmp_path: Path, store: Store) -> Iterator[sqlite3.Connection]:
 
 def submit(connection: sqlite3.Connection, store: Store, jobs: Sequence[NewJob]) -> list[Submitted]:
     """Hold a submission's dialogue as a caller's own code may."""
-    dialogue = cast(External, store.external).submit_flow(jobs)
+    return go_on(cast(External, store.external).submit_flow(jobs), connection)
+
+
+def go_on(
+    dialogue: StatementFlow[list[Submitted]], connection: sqlite3.Connection, rows: Any = None
+) -> list[Submitted]:
+    """Hold the rest of a dialogue, after these rows."""
     try:
-        statement = next(dialogue)
         while True:
-            statement = dialogue.send(connection.execute(statement.sql, tuple(statement.parameters)).fetchall())
+            statement = dialogue.send(rows)
+            rows = connection.execute(statement.sql, tuple(statement.parameters)).fetchall()
     except StopIteration as stop:
         answers: list[Submitted] = stop.value
         return answers
@@ -160,3 +168,26 @@ async def test_it_neither_commits_nor_begins_by_itself(store: Store, connection:
 
     assert await store.query.count(JobFilter()) == 0
     assert connection.execute("SELECT count(*) FROM invoice").fetchone() == (1,)
+
+
+async def test_it_waits_for_its_turn_to_write_before_it_reads_anything(
+    store: Store, connection: sqlite3.Connection, tmp_path: Path, clock: ManualClock
+) -> None:
+    """A transaction that has read does not wait for the lock, but fails; and the events feed has passed the instants
+    before it is had: a job that ends at once is dated later."""
+    new = new_job(after=(Dependency(await ended(store, JobState.CANCELLED)),))
+    connection.execute("BEGIN")
+    dialogue = cast(External, store.external).submit_flow([new])
+    first = next(dialogue)
+    rows = connection.execute(first.sql, tuple(first.parameters)).fetchall()
+    with (
+        closing(sqlite3.connect(tmp_path / "holdfast.db", timeout=0)) as other,
+        pytest.raises(sqlite3.OperationalError, match="locked"),
+    ):
+        other.execute("BEGIN IMMEDIATE")
+    clock.advance(5)
+
+    go_on(dialogue, connection, rows)
+
+    connection.execute("COMMIT")
+    assert (await stored(store, new.id)).ended_at_us == clock()

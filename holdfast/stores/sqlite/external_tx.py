@@ -44,6 +44,8 @@ class SqliteExternal(LimitedFamily):
         return self._submit(jobs)
 
     def _submit(self, jobs: Sequence[NewJob]) -> StatementFlow[list[Submitted]]:
+        # Before a read, after which SQLite would not wait for the lock, and before the clock: see ``_complete``.
+        yield Statement(self._sql["begin_writing"])
         if self._limits.cache.is_stale:
             self._limits.cache.set_limits(decode_limits((yield Statement(self._sql["limits"]))))
         answers, _ = yield from submit_one_by_one(self._sql, self._limits.cache.table.bind(jobs), self._now())

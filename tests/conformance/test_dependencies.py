@@ -100,7 +100,8 @@ async def test_job_waits_for_another_and_is_then_due_at_once(store: Store, clock
     assert (claimed.jobs, claimed.next_due) == ([], None)
     clock.advance(20)
     await end(store, job)
-    assert (await stored(store, second)).run_at_us == clock()
+    found = await stored(store, second)
+    assert (found.run_at_us, found.reason) == (clock(), None)
     assert await dependencies_of(store, second) == [DependencyInfo(first, SUCCESS, MET, False)]
     (job,) = await take(store)
     assert (job.id, job.run_at_us, job.attempts) == (second, clock(), 1)

@@ -14,7 +14,7 @@ from holdfast.core.models import Job, JobState, Lease, Reason
 from holdfast.core.steps import NewStep
 from holdfast.core.waits import SIGNALS_KEPT, SentSignal, Signal, SignalReceipt, SignalWait
 from holdfast.stores.base import Store
-from tests.conformance.support import LEASE, WORKER, Opener, claim, lose, put, running, settle, state_of, take
+from tests.conformance.support import LEASE, WORKER, Opener, claim, lose, put, running, settle, state_of, stored, take
 
 HOUR = timedelta(hours=1)
 DAY = timedelta(days=1)
@@ -79,6 +79,24 @@ async def test_suspended_job_has_its_deadline_and_a_reason(store: Store, clock: 
     assert (waits.receiver.since_us, waits.receiver.until_us) == (clock(), found.run_at_us)
     claimed = await claim(store)
     assert (claimed.jobs, claimed.next_due) == ([], HOUR)
+
+
+@pytest.mark.parametrize("ended_by", ["signal", "early signal", "deadline", "deadline of any queue", "delivery"])
+async def test_job_that_waits_no_more_has_no_reason(store: Store, clock: ManualClock, ended_by: str) -> None:
+    job = await running(store)
+    await receive(store, job)
+    if ended_by == "early signal":
+        await send(store)
+    await suspend(store, job)
+    if ended_by == "signal":
+        await send(store)
+    else:
+        clock.advance(HOUR.total_seconds())
+    if ended_by == "deadline of any queue":
+        await store.maintenance.promote_due(limit=10)
+    ids = [job.id] if ended_by == "delivery" else None
+    assert [each.id for each in await take(store, ids=ids)] == [job.id]
+    assert (await stored(store, job.id)).reason is None
 
 
 async def test_signal_that_comes_first_is_kept_and_received_once(store: Store, clock: ManualClock) -> None:

@@ -33,9 +33,7 @@ def submit(connection: sqlite3.Connection, store: Store, jobs: Sequence[NewJob])
     return go_on(cast(External, store.external).submit_flow(jobs), connection)
 
 
-def go_on(
-    dialogue: StatementFlow[list[Submitted]], connection: sqlite3.Connection, rows: Any = None
-) -> list[Submitted]:
+def go_on(dialogue: StatementFlow[Any], connection: sqlite3.Connection, rows: Any = None) -> list[Submitted]:
     """Hold the rest of a dialogue, after these rows."""
     try:
         while True:

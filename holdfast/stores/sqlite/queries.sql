@@ -171,7 +171,7 @@ select exists (select 1 from holdfast_job where state in (1, 3) and run_at <= :n
     or exists (select 1 from holdfast_job where state = 4 and run_at <= :now);
 
 -- own: promote_queue
-update holdfast_job set state = 0, run_at = run_at -- run_at: for the trigger
+update holdfast_job set state = 0, reason = case when state = 4 then null else reason end, run_at = run_at -- run_at: for the trigger
 where seq in (
     select * from (
         select seq from holdfast_job where state in (1, 3) and queue = :queue and run_at <= :now order by run_at limit :limit)
@@ -181,7 +181,7 @@ where seq in (
 );
 
 -- name: promote_any_queue
-update holdfast_job set state = 0, run_at = run_at -- run_at: for the trigger
+update holdfast_job set state = 0, reason = case when state = 4 then null else reason end, run_at = run_at -- run_at: for the trigger
 where seq in (
     select * from (select seq from holdfast_job where state in (1, 3) and run_at <= :now order by run_at limit :limit)
     union all
@@ -252,7 +252,7 @@ from (
 ) picked;
 
 -- name: promote_ids
-update holdfast_job set state = 0, run_at = run_at -- run_at: for the trigger
+update holdfast_job set state = 0, reason = case when state = 4 then null else reason end, run_at = run_at -- run_at: for the trigger
 where id in (select value from json_each(:ids)) and (+state in (1, 3) or +state = 4) and +run_at <= :now;
 
 -- own: take
@@ -305,7 +305,9 @@ update holdfast_job
 set state = case when cancelling and :state < 5 then 7
     when :state = 4 and not -- include: has_open_waits
     then 1 else :state end,
-    reason = case when cancelling and :state < 5 then 'cancelled' else :reason end,
+    reason = case when cancelling and :state < 5 then 'cancelled'
+        when :state = 4 and not -- include: has_open_waits
+        then null else :reason end,
     error = case when :state = 5 then null else coalesce(:error, error) end,
     error_group = case when :state = 5 then null else coalesce(:error_group, error_group) end,
     result = :result,
@@ -428,6 +430,7 @@ returning waiter, state, job_id, is_child;
 -- [seq, number of dependencies that are met now]. A waiting job that waits for nothing any more is due.
 update holdfast_job
 set waits = max(0, waits - (d.value ->> 1)),
+    reason = case when state = 4 and waits <= d.value ->> 1 then null else reason end,
     run_at = case when state = 4 and waits <= d.value ->> 1 then ?2 else run_at end,
     state = case when state = 4 and waits <= d.value ->> 1 then 1 else state end
 from json_each(?1) d

@@ -512,6 +512,9 @@ for _, slot_name in ipairs(slot_names) do
             max_must_start = max_must_start - 1
         end
         transitions().dequeue(job.id, job.spec, job.state, to_number(job.lost_leases))
+        if job.state == 'waiting' then
+            call('HDEL', JOB .. job.id, 'reason')
+        end
         claim_job(job)
     end
 end

@@ -112,7 +112,7 @@ local function settle_other(n)
         state, reason = 'cancelled', 'cancelled'
     end
     if state == 'waiting' and (to_number(waits) == 0 or has_stale_receiver(id, claims)) then
-        state, delay = 'scheduled', '0' -- what it waited for has come
+        state, delay, reason = 'scheduled', '0', '' -- what it waited for has come
     end
     if not refund and state ~= 'succeeded' then
         append_attempt(id, claims, counted_attempts, owner, started_at, state, requested_reason, error, traceback)

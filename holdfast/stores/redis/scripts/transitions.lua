@@ -202,6 +202,9 @@ local function make_transitions()
             local spec = parse_spec(spec_text or '')
             if spec and (state == 'scheduled' or state == 'failed' or state == 'waiting') then
                 call('HSET', JOB .. id, 'state', 'queued')
+                if state == 'waiting' then
+                    call('HDEL', JOB .. id, 'reason')
+                end
                 count(spec.queue, state, -1)
                 count(spec.queue, 'queued', 1)
                 add_ready(spec, to_number(run_at), to_number(seq), id, to_number(lost_leases),

@@ -51,10 +51,8 @@ end
 
 local function make_waits()
     -- Makes a job in state `waiting` due now.
-    local function resume(id, spec, run_at, created, has_started)
-        if not has_started then
-            call('HDEL', JOB .. id, 'reason') -- the success of a first claim leaves it
-        end
+    local function resume(id, spec, run_at, created)
+        call('HDEL', JOB .. id, 'reason')
         call('HSET', JOB .. id, 'state', 'scheduled', 'dueTime', NOW, 'created', created or run_at)
         transitions().schedule(spec.queue, now, id)
         count(spec.queue, 'waiting', -1)
@@ -154,8 +152,8 @@ local function make_waits()
 
     local function apply_change(change)
         local id = change.waiter
-        local state, spec_text, old_waits, wait_number, has_dependents, run_at, created, started_at, members = read_fields(id,
-            'state', 'spec', 'waits', 'waitNumber', 'hasDependents', 'dueTime', 'created', 'pickupTime', 'members')
+        local state, spec_text, old_waits, wait_number, has_dependents, run_at, created, members = read_fields(id,
+            'state', 'spec', 'waits', 'waitNumber', 'hasDependents', 'dueTime', 'created', 'members')
         local spec = parse_spec(spec_text or '')
         if not spec then
             return
@@ -173,7 +171,7 @@ local function make_waits()
                 note_end(id, 'cancelled')
             end
         elseif state == 'waiting' and met > 0 and waits == 0 then
-            resume(id, spec, run_at, created, started_at)
+            resume(id, spec, run_at, created)
         end
     end
 

@@ -156,7 +156,7 @@ local function deliver(id)
     record_step(id, receiver.claims, receiver.step, receiver.number, receiver.by_handler, signal_result(value))
     call('HSET', JOB .. id, 'waits', 0)
     if state == 'waiting' then
-        waits().resume(id, spec, run_at, created, true)
+        waits().resume(id, spec, run_at, created)
     end
     return true
 end

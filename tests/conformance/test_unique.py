@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast.core.clock import ManualClock
+from holdfast.core.dependencies import Dependency
 from holdfast.core.models import JobFilter, JobState, NewJob, Options
 from holdfast.core.unique import Unique
 from holdfast.stores.base import Store
@@ -234,6 +235,18 @@ async def test_reschedule_moves_the_time_alone(store: Store, clock: ManualClock)
     clock.advance(61)
     (job,) = await take(store, 2)
     assert (job.id, job.payload, job.priority) == (first.job_id, '{"n":1}', 3)
+
+
+@pytest.mark.parametrize("policy", [replacing(), rescheduling()], ids=("replace", "reschedule"))
+async def test_submission_that_waits_for_a_job_leaves_the_holder_as_it_is(store: Store, policy: Unique) -> None:
+    (other,) = await put(store, new_job(delay=DAY))
+    first = await submit(store, policy, delay=MINUTE, priority=3)
+    before = await stored(store, first.job_id)
+
+    answer = await submit(store, policy, payload='{"n":2}', after=(Dependency(other),))
+
+    assert answer == Submitted(first.job_id, False)
+    assert await stored(store, first.job_id) == before
 
 
 async def test_ready_job_can_be_put_off_and_brought_back(store: Store, clock: ManualClock) -> None:

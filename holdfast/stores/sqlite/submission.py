@@ -62,7 +62,8 @@ def _submit_one(statements: Mapping[str, str], job: NewJob, now_us: int) -> Stat
         holder = yield from take_unique(statements, job.id, job.unique, now_us)
         if holder != job.id:
             yield Statement(statements["release_key"], (job.key, job.id))
-            changed = yield from _apply_conflict(statements, job, job.unique.on_conflict, holder, now_us)
+            on_conflict = "keep" if job.after else job.unique.on_conflict  # a job that waits has no time to give
+            changed = yield from _apply_conflict(statements, job, on_conflict, holder, now_us)
             return Submitted(holder, False, changed=changed)
     inserted = yield Statement(statements["insert_single_job"], limited_row(job, now_us))
     for name, rows in extra_rows([job], now_us):

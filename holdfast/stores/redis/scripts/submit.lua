@@ -435,7 +435,7 @@ local function store(id, spec, when, payload, key, keep_for, options, has_client
             if created_ids[holder] then
                 write_created()
             end
-            if on_conflict == 'keep' then
+            if on_conflict == 'keep' or after then -- a job that waits has no time to give
                 return holder
             end
             local change = { when = when, expires = expires ~= '' and expires or '-' }

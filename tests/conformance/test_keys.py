@@ -160,6 +160,21 @@ async def test_key_outlives_its_pruned_job_until_it_expires(store: Store, clock:
     assert answer.created
 
 
+async def test_living_key_keeps_its_pruned_job_from_being_stored_again(store: Store, clock: ManualClock) -> None:
+    """As by an outbox that repeats a submission with its id."""
+    new = new_job(key="k", key_for=DAY)
+    await ended(store, JobState.SUCCEEDED, id=new.id, key=new.key, key_for=new.key_for)
+    clock.advance(3600)
+    assert await prune_all(store) == 1
+
+    assert await store.queueing.submit([new]) == [Submitted(new.id, False)]
+    assert (await store.queueing.submit([new_job(key="other"), new]))[1] == Submitted(new.id, False)
+    assert await store.query.count(JobFilter()) == 1
+
+    clock.advance(DAY.total_seconds())
+    assert await store.queueing.submit([new]) == [Submitted(new.id, True)]
+
+
 async def test_expired_key_is_free_before_it_is_pruned(store: Store, clock: ManualClock) -> None:
     job_id = await ended(store, JobState.SUCCEEDED, key="k", key_for=timedelta(hours=2))
     clock.advance(3600)

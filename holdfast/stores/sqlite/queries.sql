@@ -86,7 +86,8 @@ on conflict do nothing;
 insert into holdfast_key (key, job_id, keep_until) values (?1, ?2, ?3)
 on conflict (key) do update set job_id = excluded.job_id, keep_until = excluded.keep_until
 where coalesce(keep_until, 0) <= ?4 and not exists (
-    select 1 from holdfast_job where id = holdfast_key.job_id and (1 << state) & ?5);
+    select 1 from holdfast_job where id = holdfast_key.job_id and (1 << state) & ?5)
+returning 1;
 
 -- own: release_key
 delete from holdfast_key where key = ?1 and job_id = ?2;

@@ -56,7 +56,8 @@ def _submit_one(statements: Mapping[str, str], job: NewJob, now_us: int) -> Stat
     key_for = None if job.key_for is None else span_us(job.key_for)
     if job.key is not None:
         owner = yield from _take_key(statements, job.id, job.key, key_for, _IN_ANY_STATE, now_us)
-        if owner != job.id:
+        # Its own key, which it took before, outlives its row.
+        if owner is not None and (owner != job.id or not (yield Statement(statements["is_stored"], (job.id,)))):
             return Submitted(owner, False)
     if job.unique is not None and not (yield Statement(statements["is_stored"], (job.id,))):
         holder = yield from take_unique(statements, job.id, job.unique, now_us)
@@ -77,16 +78,18 @@ def _submit_one(statements: Mapping[str, str], job: NewJob, now_us: int) -> Stat
 def take_unique(statements: Mapping[str, str], job_id: str, unique: UniqueKey, now_us: int) -> StatementFlow[str]:
     """Takes a unique key for the job unless another holds it. Returns the owner."""
     holding_states = sum(1 << CODES[state] for state in unique.states)
-    return (yield from _take_key(statements, job_id, unique.key, unique.window_us, holding_states, now_us))
+    owner = yield from _take_key(statements, job_id, unique.key, unique.window_us, holding_states, now_us)
+    return owner or job_id
 
 
 def _take_key(
     statements: Mapping[str, str], job_id: str, key: str, lifetime_us: int | None, holding_states: int, now_us: int
-) -> StatementFlow[str]:
-    """Takes a key for the job unless another holds it; ``holding_states``: bits, for states in which one does.
-    Returns the owner."""
+) -> StatementFlow[str | None]:
+    """Takes a key for the job unless one holds it; ``holding_states``: bits, for states in which one does.
+    Returns the owner; None if it is the job from now on."""
     keep_until = None if lifetime_us is None else now_us + lifetime_us
-    yield Statement(statements["take_key"], (key, job_id, keep_until, now_us, holding_states))
+    if (yield Statement(statements["take_key"], (key, job_id, keep_until, now_us, holding_states))):
+        return None
     ((owner,),) = yield Statement(statements["key_owner"], (key,))
     return str(owner)
 

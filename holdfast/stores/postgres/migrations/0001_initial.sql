@@ -270,16 +270,19 @@ declare
     never_us constant bigint := 253402300799000000; -- core.dependencies.NEVER_US
     owner uuid;
     kept bigint;
+    stored boolean;
     added bigint;
 begin
     -- No lock on a key that stands for a job already: a caller's transaction may be long, and others ask for the same key.
     while new_key is not null loop
         insert into holdfast.key as k (key, job_id, keep_until) values (new_key, new_id, new_keep_until)
         on conflict do nothing;
+        exit when found;
         select k.job_id, coalesce(k.keep_until, 0) into owner, kept from holdfast.key k where k.key = new_key;
         continue when owner is null; -- freed just now
-        exit when owner = new_id;
-        if kept > now_us or exists (select from holdfast.job j where j.id = owner) then
+        stored := exists (select from holdfast.job j where j.id = owner);
+        exit when owner = new_id and stored;
+        if kept > now_us or stored then
             return query select owner, false, false;
             return;
         end if;

@@ -420,7 +420,7 @@ end
 local function store(id, spec, when, payload, key, keep_for, options, has_client_id, unique, expires, partition_field,
     after, is_batch)
     local owner = key and owner_of(key)
-    if owner and owner ~= id then
+    if owner and (owner ~= id or not exists(id)) then -- its own key, which it took before, outlives it
         return owner
     elseif exists(id) then
         if key and not owner then

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
+import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -14,7 +15,7 @@ from holdfast.core.errors import ConfigError, Invalid
 from holdfast.core.models import Finding
 from holdfast.core.portal import running_loop
 from holdfast.stores.common.named_sql import nameless_queue
-from holdfast.stores.sqlite.connection import SOUND_CHECKPOINT, connect, create_private, file_system, translate_errors
+from holdfast.stores.sqlite.connection import SOUND_CHECKPOINT, connect, file_system, translate_errors
 from holdfast.stores.sqlite.opened import SqliteFamily
 
 T = TypeVar("T")
@@ -68,18 +69,16 @@ def copy_file(path: str, target: str) -> None:
 
 def _copy(path: str, file: Path) -> None:
     # Under its own name only once it is whole: a copy that was killed must not pass for a backup.
-    partial = file.with_name(f"{file.name}.partial")
-    partial.unlink(missing_ok=True)
-    create_private(str(partial))
-    try:
-        with closing(connect(path)) as reader:
-            reader.execute("vacuum into ?", (str(partial),))
-        with partial.open("rb") as written:
-            os.fsync(written.fileno())
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-    partial.rename(file)
+    # Another one may be made under that name meanwhile.
+    with tempfile.NamedTemporaryFile(dir=file.parent, prefix=f"{file.name}.partial-", delete=False) as partial:
+        try:
+            with closing(connect(path)) as reader:
+                reader.execute("vacuum into ?", (partial.name,))
+            os.fsync(partial.fileno())
+            Path(partial.name).rename(file)
+        except BaseException:
+            Path(partial.name).unlink(missing_ok=True)
+            raise
 
 
 def run_checks(statements: Mapping[str, str], path: str, now_us: int) -> list[Finding]:

@@ -164,6 +164,6 @@ def _settings_in_code(settings: Settings) -> dict[str, Any]:
     provided: dict[str, Any] = {}
     for name in SETTINGS:
         if settings.source_of(name) == "argument":
-            # The text form can be parsed again; that of a URL hides the password, so the value is used.
-            provided[name] = settings.url if name == "url" else settings.describe_setting(name).text
+            value = settings.get_value(name)  # text that is shown may hide a password: of text, the value is used
+            provided[name] = value if isinstance(value, str) else settings.describe_setting(name).text
     return provided

@@ -157,6 +157,20 @@ def test_what_the_application_s_code_says_holds_beside_options(cli: Cli) -> None
     assert (settings.url, settings.processes, dict(settings.queues)) == ("sqlite:///shop.db", 2, {"mail": 1})
 
 
+def test_secrets_of_the_application_s_code_hold_beside_options(cli: Cli) -> None:
+    from holdfast.cli.context import Session
+
+    urls = {
+        "url": "postgresql://shop:s3cret@db.example.com/shop",
+        "transport_url": "redis://:s3cret@cache.example.com:6379/0",
+        "alert_webhook": "https://hooks.example.com/s3cret?token=abc",
+    }
+    session = Session()
+    session.app = cli.write_jobs(JOBS.replace("Holdfast()", f'Holdfast(transport="redis_list", **{urls})'))
+    settings = session.load(concurrency="20").settings
+    assert {name: settings.get_value(name) for name in urls} == urls
+
+
 def test_a_worker_needs_tasks_or_commands(cli: Cli) -> None:
     assert "HOLDFAST_APP" in cli.fail("worker", "start", code=78)
     for words in (

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 import click
+import msgspec
 
 from holdfast import Holdfast, JobState
 from holdfast.cli.base import add_command, add_group
@@ -232,6 +233,8 @@ def run_bulk(
             operated = operation(list(ids), limit=len(ids), **pace.batch_options())
             pace.pace_batch(len(operated.changed))
         else:
+            if change.name == "replay":  # a job that ends again while the calls go on is not chosen again
+                filters = msgspec.structs.replace(filters, not_started_after="0s")
             operated = operate_on_all(next_slice, by_state(app.run_blocking(filters.build_filter(app)), change.legal))
             if not operated.changed:
                 _note_unused(app, filters.queue)

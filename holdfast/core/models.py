@@ -398,6 +398,7 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
     error_group: str | None = None
     created_after: datetime | None = None  # aware; exclusive
     created_before: datetime | None = None
+    not_started_after: datetime | None = None  # no run began after it: those replayed since then do not match again
 
     def __post_init__(self) -> None:
         listed: tuple[tuple[str, object], ...] = (("states", self.states), ("tasks", self.tasks))

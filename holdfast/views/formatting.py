@@ -88,6 +88,7 @@ class Filters(msgspec.Struct, frozen=True, kw_only=True):
     error_group: str | None = None
     since: str | None = None
     until: str | None = None
+    not_started_after: str | None = None
 
     @property
     def given(self) -> bool:
@@ -107,6 +108,7 @@ class Filters(msgspec.Struct, frozen=True, kw_only=True):
             error_group=None if self.error_group is None else check_error_group(self.error_group),
             created_after=await _instant(app, "since", self.since),
             created_before=await _instant(app, "until", self.until),
+            not_started_after=await _instant(app, "not_started_after", self.not_started_after),
         )
 
 

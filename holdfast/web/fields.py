@@ -347,6 +347,13 @@ FILTERS = (
         'Submitted before: an instant, or how long ago ("7d").',
         example="2030-01-31T08:00:00Z",
     ),
+    Field(
+        "not_started_after",
+        text_value(1, 40),
+        'Jobs of which no run began after: an instant, or how long ago ("1h"). Where a replay has `more`, give each '
+        "call the instant of the first: jobs that died again are then not replayed once more.",
+        example="2030-01-31T08:00:00Z",
+    ),
 )
 CURSOR = Field("cursor", text_value(1, 100), "Continue where an earlier page ended.")
 PAGING = (Field("limit", integer_text(1, MAX_PAGE, default=50), "Jobs on this page.", example=50), CURSOR)

@@ -116,6 +116,18 @@ async def test_filters_by_time_leave_out_the_instant_itself(store: Store, clock:
     }
 
 
+async def test_jobs_that_have_not_started_after_an_instant_are_found(store: Store, clock: ManualClock) -> None:
+    before = await ended(store, JobState.DEAD)
+    (never,) = await put(store, new_job(delay=timedelta(hours=1)))
+    instant = to_datetime(clock())
+    clock.advance(1)
+    await running(store)
+
+    assert await found(store, not_started_after=instant) == {before, never}
+    assert await found(store, not_started_after=instant, states=(JobState.DEAD,)) == {before}
+    assert await store.query.count(JobFilter(not_started_after=instant)) == 2
+
+
 @pytest.mark.parametrize("piece", ["%", "_", "a%b", "\\", "'", "ÜBER", "x\0y", "[abc]*"])
 async def test_a_piece_of_the_error_is_matched_literally(store: Store, piece: str) -> None:
     async def dead_of(error: str) -> str:

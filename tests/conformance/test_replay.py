@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.core.clock import ManualClock
 from holdfast.core.ids import new_id
-from holdfast.core.models import BulkResult, JobFilter, JobState, Reason, ReplayRate
+from holdfast.core.models import BulkResult, JobFilter, JobState, Reason, ReplayRate, to_datetime
 from holdfast.stores.base import Store
 from tests.conformance.support import (
     Opener,
@@ -220,6 +220,20 @@ async def test_a_filter_replays_in_bounded_steps_until_nothing_is_left(store: St
 
     assert all(len(answer.changed) <= 3 for answer in answers)
     assert sorted(changed_ids(answers)) == sorted(dead)
+
+
+async def test_replay_in_steps_reaches_every_job_though_some_die_again(store: Store, clock: ManualClock) -> None:
+    dead = [await ended(store, JobState.DEAD) for _ in range(5)]
+    where = JobFilter(states=(JobState.DEAD,), not_started_after=to_datetime(clock()))
+    clock.advance(1)
+
+    async def replay_and_fail() -> BulkResult:
+        answer = await store.admin.replay(where, limit=2)
+        for job in await take(store):
+            await settle(store, job, JobState.DEAD, error="boom", reason=Reason.ERROR)
+        return answer
+
+    assert changed_ids(await until_done(replay_and_fail)) == dead
 
 
 async def test_forced_replay_by_filter_takes_successes_too(store: Store) -> None:

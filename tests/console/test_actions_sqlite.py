@@ -242,6 +242,20 @@ def test_bulk_goes_on_until_nothing_is_left(open_api: Api, visitor: Visitor, mon
     assert "<strong>3</strong> jobs are deleted." in visitor.change_many({**filters, "changed": "2"})
 
 
+def test_bulk_replays_each_job_once_though_some_die_again(
+    open_api: Api, visitor: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.web.bulk.MAX_JOBS", 2)
+    ids = [open_api.dead() for _ in range(3)]
+    page = visitor.send("/bulk/run", {"action": "replay", "state": "dead"}).text
+    for each in ids[:2]:
+        open_api.run(open_api.end(each, Failed(error="it broke", retryable=False)))
+    assert [_job(open_api, each)["state"] for each in ids] == ["dead"] * 3
+    going_on = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', page.partition('id="go-on"')[2]))
+    assert visitor.send("/bulk/run", going_on).status_code == 303
+    assert [_job(open_api, each)["state"] for each in ids] == ["dead", "dead", "queued"]
+
+
 def test_bulk_without_a_match_offers_nothing(visitor: Visitor) -> None:
     page = visitor.preview({"action": "cancel", "queue": "none"})
     assert ("No matching job" in page, "bulk/run" in page) == (True, False)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import random
 from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
 
-from holdfast.core.lifecycle import Succeeded
+from holdfast import Holdfast, JobFilter, Retry
+from holdfast.core.lifecycle import Failed, Succeeded, decide
+from holdfast.core.models import BulkResult
+from holdfast.stores.base import ClaimRequest
 from tests.interfaces.cli import Cli
 
 
@@ -54,6 +59,24 @@ def test_a_filter_reaches_every_job_however_many(cli: Cli) -> None:
     cli.run("enqueue", "--stream", "-", stdin=stream)
     assert cli.run("cancel", "--all") == "2500 jobs cancelled\n"
     assert cli.run("delete", "--state", "cancelled") == "2500 jobs deleted\n"
+
+
+def test_replay_reaches_every_job_though_some_die_again(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids, replayed, replay = [cli.dead() for _ in range(5)], [], Holdfast._replay
+
+    async def replay_two_that_die_again(app: Holdfast, where: JobFilter, **options: Any) -> BulkResult:
+        answer = await replay(app, where, **{**options, "limit": 2})
+        replayed.extend(job_id for job_id, _ in answer.changed)
+        queueing = (await app.open_store()).queueing
+        request = ClaimRequest("worker-1", {"*": 5}, limit=5, lease_for=timedelta(minutes=1))
+        failed = Failed(error="it broke", retryable=False)
+        claimed = (await queueing.claim(request)).jobs
+        await queueing.settle([decide(job, failed, Retry.fixed(1), random.Random(0)) for job in claimed])
+        return answer
+
+    monkeypatch.setattr(Holdfast, "_replay", replay_two_that_die_again)
+    assert cli.run("replay", "--state", "dead") == "5 jobs queued again\n"
+    assert replayed == ids
 
 
 def test_replay_needs_force_for_what_has_succeeded(cli: Cli) -> None:

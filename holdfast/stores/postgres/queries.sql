@@ -84,6 +84,7 @@ case when (:states::smallint[] is null or j.state = any(:states))
   and (:error_group::text is null or j.error_group = :error_group)
   and (:created_after::bigint is null or j.created_at > :created_after)
   and (:created_before::bigint is null or j.created_at < :created_before)
+  and (:not_started_after::bigint is null or j.started_at is null or j.started_at <= :not_started_after)
 then true else false end
 
 -- fragment: counted

@@ -410,4 +410,5 @@ def matches_filter(job: Job, where: JobFilter) -> bool:
         and where.error_group in (None, job.error_group)
         and (where.created_after is None or job.created_at_us > to_microseconds(where.created_after))
         and (where.created_before is None or job.created_at_us < to_microseconds(where.created_before))
+        and (where.not_started_after is None or (job.started_at_us or 0) <= to_microseconds(where.not_started_after))
     )

@@ -123,4 +123,5 @@ def filter_parameters(where: JobFilter) -> dict[str, object]:
         "error_group": where.error_group,
         "created_after": None if where.created_after is None else to_microseconds(where.created_after),
         "created_before": None if where.created_before is None else to_microseconds(where.created_before),
+        "not_started_after": None if where.not_started_after is None else to_microseconds(where.not_started_after),
     }

@@ -43,6 +43,7 @@ sum(lost_leases > 0 or attempts + 1 >= max_attempts)
   and (:error_group is null or j.error_group = :error_group)
   and (:created_after is null or j.created_at > :created_after)
   and (:created_before is null or j.created_at < :created_before)
+  and (:not_started_after is null or j.started_at is null or j.started_at <= :not_started_after)
 
 -- fragment: counted
 -- Numbers of jobs by state, in the order of the states' codes, and the earliest creation.

@@ -12,6 +12,7 @@ import msgspec
 
 from holdfast.core.errors import Invalid
 from holdfast.core.validation import parse_count
+from holdfast.views.formatting import format_timestamp
 from holdfast.web.console import ROOT
 from holdfast.web.console.job_pages import check_filters
 from holdfast.web.console.visit import PageRoute, Visit, read_pairs
@@ -23,7 +24,8 @@ _RUN_FIELDS = ("token", "action", "changed", "rate", "after")
 _RESULT_FIELDS = ("action", "rate", "result")
 _DONE = {"replay": "queued again", "cancel": "cancelled or asked to stop", "delete": "deleted"}
 _NEW_STATES: Mapping[str, tuple[str, ...]] = {"replay": ("queued",), "cancel": ("cancelled",), "delete": ()}
-_CHANGED_FILTERS = ("state", "reason", "error", "error_group")  # a changed job may match these no longer
+_NOT_STARTED_AFTER = "not_started_after"
+_CHANGED_FILTERS = ("state", "reason", "error", "error_group", _NOT_STARTED_AFTER)  # changed jobs may not match these
 
 Pairs = Sequence[tuple[str, str]]
 
@@ -106,6 +108,7 @@ async def run_bulk(visit: Visit) -> ApiResponse:
     body = change.request_body
     if change.pace:
         body |= {**change.pace, "after": _read_seconds(after)}
+    now_us = await (await visit.console.app.open_store()).health.server_time_us()
     before = parse_count(visit.form_value("changed") or "0", "changed", least=0, most=10**12)
     try:
         answer = await visit.call_operation(_OPERATIONS[change.action], body=body)
@@ -117,6 +120,9 @@ async def run_bulk(visit: Visit) -> ApiResponse:
     if not answer["more"] or not answer["count"]:
         return _go_to_result(visit, change, changed)
     visit.console.forget_values()
+    if change.action == "replay" and _NOT_STARTED_AFTER not in dict(change.filters):
+        since = (_NOT_STARTED_AFTER, format_timestamp(now_us))  # of those replayed here, none is chosen again
+        change = msgspec.structs.replace(change, filters=[*change.filters, since])
     return visit.render_page(
         "bulk.html",
         problem="",

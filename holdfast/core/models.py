@@ -418,8 +418,7 @@ class Page(msgspec.Struct, frozen=True):
 
 
 class ReplayRate(msgspec.Struct, frozen=True):
-    """Rate of a replay: the first job is due ``after`` from now, each further job ``every`` later. Order: that of the
-    ids, or of submission if a filter selected the jobs."""
+    """The first job is due ``after`` from now, each next ``every`` later, in the order of the ids or of submission."""
 
     every: timedelta = timedelta(0)
     after: timedelta = timedelta(0)

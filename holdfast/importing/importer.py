@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from holdfast.app import Holdfast
 from holdfast.app.handle import JobHandle
-from holdfast.core.errors import ConfigError, HoldfastError, Invalid, Unavailable
+from holdfast.core.errors import ConfigError, HoldfastError, Invalid, QueueFull, Unavailable
 from holdfast.core.fault_points import fault_point
 from holdfast.core.models import NewJob
 from holdfast.core.validation import did_you_mean, mask_url
@@ -216,9 +216,12 @@ class Importer:
             return 0
         try:
             handles = self._app.sync.enqueue_many([new for _, new in jobs], batch_size=len(jobs))
-        except Invalid as error:
+        except (Invalid, QueueFull) as error:
             if len(jobs) > 1:
-                return sum(self._submit([each]) for each in jobs)
+                middle = len(jobs) // 2
+                return self._submit(jobs[:middle]) + self._submit(jobs[middle:])
+            if isinstance(error, QueueFull):
+                raise
             found, _ = jobs[0]
             self.summary.left[found.task, found.state, f"it is aside, and was refused: {error}"] += 1
             return 0

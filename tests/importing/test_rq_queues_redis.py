@@ -190,6 +190,21 @@ def test_job_that_a_worker_takes_meanwhile_is_not_submitted(here: Holdfast, peer
     assert (racing.taken, numbers_of(here)) == ([False, True, True], [1, 2])
 
 
+def test_import_fills_the_room_of_a_queue_and_goes_on_later(
+    cli: Cli, here: Holdfast, peer: Client, peer_url: str
+) -> None:
+    queue = Queue(connection=peer)
+    for number in range(10):
+        queue.enqueue(note, number)
+    cli.run("limit", "add", "few", "--queue", "default", "--depth", "7")
+
+    assert "7 jobs are moved" in cli.fail("import", "rq", peer_url, *MAP, code=75)
+    assert numbers_of(here) == list(range(7))
+    cli.run("delete", "--all")
+    cli.run("import", "rq", peer_url, *MAP)
+    assert numbers_of(here) == [7, 8, 9]
+
+
 @pytest.mark.parametrize("fault", ["import.taken:kill", "submit.after:kill@2", "import.submitted:kill"])
 def test_killed_import_continues_where_it_stopped(
     cli: Cli, here: Holdfast, peer: Client, peer_url: str, fault: str

@@ -6,7 +6,6 @@ import msgspec
 
 from holdfast.core.errors import Invalid
 from holdfast.core.models import Lease
-from holdfast.core.retry import Retry
 from holdfast.core.validation import is_printable_line
 
 MAX_STEPS = 10_000
@@ -22,17 +21,6 @@ def check_step_name(name: object) -> str:
     if not isinstance(name, str) or not is_printable_line(name) or len(name) > MAX_NAME or "#" in name:
         raise Invalid("step", name, f"give one line of text of up to {MAX_NAME} characters, without #")
     return name
-
-
-class StepOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of a step. tries: within one attempt of its job. retry: delays between them. timeout: seconds of each."""
-
-    tries: int = 1
-    retry: Retry = Retry()
-    timeout: float | None = None
-
-
-DEFAULT_OPTIONS = StepOptions()
 
 
 class NewStep(msgspec.Struct, frozen=True, gc=False):

@@ -13,12 +13,19 @@ from holdfast.core.lifecycle import Outcome
 from holdfast.core.models import Job, Lease, NewJob
 from holdfast.core.portal import drive_coroutine, forbid_running_loop
 from holdfast.core.retry import Retry, as_retry
-from holdfast.core.steps import DEFAULT_OPTIONS, Progress, StepOptions
+from holdfast.core.steps import Progress
 from holdfast.core.validation import check_name, check_span, check_timeout, explain_attribute, parse_count
 from holdfast.tasks.children import Child
 from holdfast.tasks.job_logger import NOTHING, JobLog
-from holdfast.tasks.saved_values import SavedState, StepStore, TxStepStore
-from holdfast.tasks.steps import CallerTransaction, JobSteps
+from holdfast.tasks.saved_values import (
+    DEFAULT_OPTIONS,
+    CallerTransaction,
+    SavedState,
+    StepOptions,
+    StepStore,
+    TxStepStore,
+)
+from holdfast.tasks.steps import JobSteps
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -24,6 +24,7 @@ from holdfast.core.encryption import describe_encrypted, is_encrypted
 from holdfast.core.errors import Invalid, LeaseLost
 from holdfast.core.lifecycle import Failed
 from holdfast.core.models import Job, Lease, NewJob, Reason, Step
+from holdfast.core.retry import Retry
 from holdfast.core.steps import CHILDREN, MAX_NAME, MAX_RESULTS, PROGRESS, STATE, NewStep, Progress, StepReceipt
 from holdfast.core.waits import ChildStatus, SignalReceipt, SignalWait, step_value
 from holdfast.tasks.codec import decode_json, encode_result
@@ -32,6 +33,17 @@ T = TypeVar("T")
 
 _MAX_PROGRESS = 1e300
 _PROGRESS_SECONDS = 1.0  # between two writes of progress
+
+
+class StepOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of a step. tries: within one attempt of its job. retry: delays between them. timeout: seconds of each."""
+
+    tries: int = 1
+    retry: Retry = Retry()
+    timeout: float | None = None
+
+
+DEFAULT_OPTIONS = StepOptions()
 
 
 class StepStore(Protocol):
@@ -70,6 +82,13 @@ class TxStepStore(Protocol):
     async def verify_connection(self, connection: Any) -> None: ...
 
     async def record_step(self, connection: Any, step: NewStep, previous: str | None) -> StepReceipt: ...
+
+
+class CallerTransaction(NamedTuple):
+    """The transaction of a handler's own connection, in which a step is recorded."""
+
+    step_store: TxStepStore
+    connection: Any
 
 
 def started_children(record: Iterable[Step]) -> dict[str, int]:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -32,21 +32,21 @@ from holdfast.core.lifecycle import (
 )
 from holdfast.core.models import MICROSECOND, TERMINAL, Job, NewJob, Reason, Step
 from holdfast.core.portal import drive_coroutine
-from holdfast.core.steps import CHILDREN, MAX_RESULTS, MAX_STEPS, NewStep, StepOptions, check_step_name
+from holdfast.core.steps import CHILDREN, MAX_RESULTS, MAX_STEPS, NewStep, check_step_name
 from holdfast.core.waits import SIGNAL_STEP, SignalWait
 from holdfast.tasks.children import Child, child_record
 from holdfast.tasks.codec import decode_json, decoder_of, encode_result
-from holdfast.tasks.saved_values import SavedValues, StepStore, TxStepStore, find_encrypted, started_children
+from holdfast.tasks.saved_values import (
+    CallerTransaction,
+    SavedValues,
+    StepOptions,
+    StepStore,
+    find_encrypted,
+    started_children,
+)
 
 _rng = random.Random()
 _CALLS_SAVED = 100  # of the children that a job waits for, to know them again
-
-
-class CallerTransaction(NamedTuple):
-    """The transaction of a handler's own connection, in which a step is recorded."""
-
-    step_store: TxStepStore
-    connection: Any
 
 
 class JobSteps:

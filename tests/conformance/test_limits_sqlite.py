@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from holdfast.core.limits import Admission, Limit, LimitChange, LimitValues
+from holdfast.core.limits import Admission, Limit, LimitChange, LimitTable, LimitValues
 from holdfast.stores.base import Store
 from holdfast.stores.sqlite import limits
-from tests.conformance.limited import job_of, limit
+from tests.conformance.limited import job_of, limit, limit_again
 from tests.conformance.support import new_job, put, take
 
 
@@ -53,3 +56,25 @@ async def test_keys_behind_a_closed_limit_are_not_looked_at(
     assert await take(store, 100) == []
 
     assert 0 < len(looked_at) <= at_most
+
+
+async def test_claim_obeys_the_limits_that_its_own_transaction_saw(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread of the store looks at the same time, in a snapshot from before a change."""
+    await limit(store, concurrency=50)
+    await put(store, *[new_job() for _ in range(20)])
+    current_table = limits.SqliteLimits.current_table
+    with closing(sqlite3.connect(tmp_path / "holdfast.db", isolation_level=None, check_same_thread=False)) as snapshot:
+        snapshot.execute("begin")
+        snapshot.execute("select * from holdfast_limit").fetchall()
+        await limit_again(store, concurrency=1)
+
+        def look_at_once(self: limits.SqliteLimits, connection: sqlite3.Connection) -> LimitTable | None:
+            table = current_table(self, connection)
+            current_table(self, snapshot)
+            return table
+
+        monkeypatch.setattr(limits.SqliteLimits, "current_table", look_at_once)
+
+        assert len(await take(store, 10)) == 1

@@ -50,8 +50,7 @@ class SqliteLimits(SqliteFamily):
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
         self.cache = LimitCache(self.read_limits)
-        self._version: object = None
-        self.table = LimitTable()
+        self._known: tuple[object, LimitTable] = (None, LimitTable())  # with their version: replaced together
 
     async def write_limit(self, change: LimitChange) -> int | None:
         self.cache.mark_stale()
@@ -90,10 +89,11 @@ class SqliteLimits(SqliteFamily):
         number, revisions, had_jobs = connection.execute(self._sql["limits_version"]).fetchone()
         if not number and not had_jobs:
             return None
-        if self._version != (number, revisions):
-            self.table = LimitTable(self._read(connection))
-            self._version = (number, revisions)
-        return self.table
+        version, table = self._known
+        if version != (number, revisions):
+            table = LimitTable(self._read(connection))
+            self._known = ((number, revisions), table)
+        return table
 
     def assign_again(self, connection: sqlite3.Connection, ids: Sequence[str]) -> None:
         """Gives jobs the partitions that the limits now say."""

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import TypeVar
 
 from holdfast.core.job_logs import NewLine, Record
+from holdfast.core.limits import LimitTable
 from holdfast.core.models import TERMINAL, Claim, JobState, Lease, NewJob, Settled, Settlement, Submitted
 from holdfast.core.portal import running_loop
 from holdfast.core.workers import HeartbeatReply, LeaseStatus, WorkerCommand, WorkerHeartbeat
@@ -111,7 +112,7 @@ class SqliteQueueing(LimitedFamily):
             )
         if ready or due:
             return None
-        limited = self._limited_queues(reader, queues, request)
+        limited = self._limited_queues(reader, self._limits.current_table(reader), queues, request)
         if request.free_runners > 0 and any(
             read_value(reader, self._sql["any_open_partition"], {"queue": queue, "now": now_us}) for queue in limited
         ):
@@ -119,10 +120,9 @@ class SqliteQueueing(LimitedFamily):
         return Claim(jobs=[], next_due=self._next_due(reader, queues, limited, now_us))
 
     def _limited_queues(
-        self, connection: sqlite3.Connection, queues: Sequence[str], request: ClaimRequest
+        self, connection: sqlite3.Connection, table: LimitTable | None, queues: Sequence[str], request: ClaimRequest
     ) -> list[str]:
         """The wanted queues in which there may be jobs under limits."""
-        table = self._limits.current_table(connection)
         if table is None:
             return []
         values = {"every": EVERY_QUEUE in queues, "queues": as_json(queues)}
@@ -139,8 +139,8 @@ class SqliteQueueing(LimitedFamily):
         paused = {name for (name,) in connection.execute(self._sql["paused_queues"])}
         until = now_us + span_us(request.lease_for)
         taken = SqliteClaimBuilder(transaction, self._sql, request, until)
+        table = self._limits.current_table(connection)
         if request.ids is not None:
-            table = self._limits.current_table(connection)
             refused = taken.take_ids(request.ids, capacity, paused | (table.queues if table else set()))
             return Claim(
                 jobs=taken.jobs,
@@ -150,11 +150,11 @@ class SqliteQueueing(LimitedFamily):
                 lease_until_us=until,
                 expired=expired,
             )
-        limited = self._limited_queues(connection, list(capacity), request)
+        limited = self._limited_queues(connection, table, list(capacity), request)
         due_us = None
-        if limited:
+        if table and limited:
             open_queues = [queue for queue in limited if queue not in paused]
-            due_us = self._take_with_limits(taken, open_queues, capacity, paused)
+            due_us = self._take_with_limits(taken, table, open_queues, capacity, paused)
         else:
             self._take_unlimited(taken, capacity, paused)
         self._was_full = taken.full
@@ -185,16 +185,21 @@ class SqliteQueueing(LimitedFamily):
             taken.take_ready(queue)
 
     def _take_with_limits(
-        self, taken: SqliteClaimBuilder, limited: Sequence[str], capacity: Mapping[str, int], paused: set[str]
+        self,
+        taken: SqliteClaimBuilder,
+        table: LimitTable,
+        limited: Sequence[str],
+        capacity: Mapping[str, int],
+        paused: set[str],
     ) -> int | None:
         """Takes jobs with and without limits; claim by claim, the other kind comes first. Returns when a heavy job that
         keeps its turn has its tokens."""
         start = bisect_right(limited, self._last_limited)
         ordered = [*limited[start:], *limited[:start]]
-        claim = LimitedClaim(taken.connection, self._sql, self._limits.table, taken.now_us)
+        claim = LimitedClaim(taken.connection, self._sql, table, taken.now_us)
         for queue in ordered:
             claim.assign_unassigned(queue)
-        closed = paused | self._limits.table.queues  # their jobs without a partition wait until they have one
+        closed = paused | table.queues  # their jobs without a partition wait until they have one
         if not self._limited_first:
             self._take_unlimited(taken, capacity, closed)
         for queue in ordered:

@@ -26,6 +26,7 @@ const STALE = 0.8; // of a lease: past that without a renewal, the job may belon
 const LINGER = 5; // milliseconds a settlement waits for others
 const STUBBORN = 5_000; // milliseconds a handler that is to stop may take before the worker goes on
 const SETTLED_AT_ONCE = 100;
+const LONGEST = 2 ** 31 - 1; // milliseconds of a timer; one that is longer ends at once
 const BURST = 1_000; // milliseconds in which calls of stop count as one
 const STEP_ASIDE = 1_000; // milliseconds without claiming for the sake of a job that is to run alone; doubled in vain
 
@@ -186,21 +187,27 @@ export class Worker {
 
   async #run(run) {
     const { job, stop } = run;
-    const watchdog = job.timeout === null ? undefined : setTimeout(() => this.#interrupt(run, "timeout"), job.timeout * 1000);
+    if (job.timeout !== null) this.#watch(run, now() + job.timeout * 1000);
     let outcome;
     try {
       const handling = (async () => this.handlers[job.task](job.payload, this.#context(run)))();
       handling.catch(() => {}); // one that is given up may fail later
       const result = await Promise.race([handling, stubborn(stop.signal)]);
-      outcome = run.why === undefined ? { outcome: "succeeded", result: result ?? null } : undefined;
+      if (run.why === undefined) outcome = sendable(() => ({ outcome: "succeeded", result: result ?? null }), { outcome: "dead", reason: "result" });
     } catch (error) {
-      outcome = run.why === undefined ? failure(error) : undefined;
+      if (run.why === undefined) outcome = sendable(() => failure(error), { outcome: "failed" });
     }
-    clearTimeout(watchdog);
+    clearTimeout(run.watchdog);
     while (run.lines.length > 0) await this.#say(run);
     outcome ??= interrupted(run.why, job);
     if (outcome === undefined || !this.jobs.has(job.token)) this.#forget(job.token);
     else this.#end(run, outcome);
+  }
+
+  #watch(run, until) {
+    const left = until - now();
+    if (left <= 0) this.#interrupt(run, "timeout");
+    else run.watchdog = setTimeout(() => this.#watch(run, until), Math.min(left, LONGEST));
   }
 
   #end({ job }, outcome) {
@@ -399,6 +406,17 @@ function stubborn(signal) {
   return new Promise((_, reject) => {
     signal.addEventListener("abort", () => setTimeout(() => reject(signal.reason), STUBBORN).unref(), { once: true });
   });
+}
+
+/** An outcome, or `otherwise` where it cannot be made or has no JSON: a BigInt, a circular object, an error without text. */
+function sendable(make, otherwise) {
+  try {
+    const outcome = make();
+    JSON.stringify(outcome);
+    return outcome;
+  } catch (error) {
+    return { ...otherwise, error: { message: `what the handler returned or threw cannot be sent: ${error?.message}` } };
+  }
 }
 
 /** What an error out of a handler means. */

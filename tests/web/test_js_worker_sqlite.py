@@ -86,6 +86,49 @@ def test_handler_of_the_guide_does_what_the_guide_says(tmp_path: Path) -> None:
     assert run_node(program, cwd=tmp_path).splitlines() == ['{"sent":true}', "RetryAfter", "Dead"]
 
 
+ODD_HANDLERS = f"""
+import {{ RetryAfter, Worker }} from "{WORKER.with_name("holdfast.js")}";
+
+const circular = {{}};
+circular.self = circular;
+const handlers = {{
+  plain: async () => 1,
+  slow: async () => new Promise((resolve) => setTimeout(() => resolve(2), 300)),
+  bigint: async () => ({{ rows: 10n }}),
+  circular: async () => circular,
+  bare: async () => {{ throw Object.create(null); }},
+  spoiled: async () => {{ throw new RetryAfter(10n); }},
+}};
+const worker = new Worker({{ url: process.env.HOLDFAST_API_URL, handlers, wait: 1 }});
+process.on("SIGTERM", () => worker.stop());
+await worker.run();
+"""
+
+
+def test_odd_results_and_errors_end_their_own_job_only(tmp_path: Path) -> None:
+    program = tmp_path / "program.mjs"
+    program.write_text(ODD_HANDLERS, encoding="utf-8")
+    expected = {
+        "bigint": ("dead", "result"),
+        "circular": ("dead", "result"),
+        "bare": ("dead", "max_attempts"),
+        "spoiled": ("dead", "max_attempts"),
+        "slow": ("succeeded", None),
+        "plain": ("succeeded", None),
+    }
+    with Served(tmp_path, f"sqlite:///{tmp_path}/jobs.db") as served, served.client() as client:
+        common = {"payload": {}, "timeout": "26d", "max_attempts": 1}
+        ids = {name: client.post("/v1/jobs", json={"task": name, **common}).json()["id"] for name in expected}
+        environment = {"PATH": os.defpath, "HOLDFAST_API_URL": served.address}
+        worker = subprocess.Popen([str(NODE), str(program)], env=environment, stdout=subprocess.PIPE, text=True)
+        jobs = {name: client.get(f"/v1/jobs/{ids[name]}", params={"wait": 30}).json() for name in expected}
+        worker.send_signal(signal.SIGTERM)
+        output, _ = worker.communicate(timeout=50)
+    assert {name: (job["state"], job["reason"]) for name, job in jobs.items()} == expected
+    assert "BigInt" in jobs["bigint"]["error"]
+    assert ('"bug"' in output, '"settle_failed"' in output) == (False, False)
+
+
 def test_it_counts_its_successes_and_failures(tmp_path: Path) -> None:
     with Served(tmp_path, f"sqlite:///{tmp_path}/jobs.db") as served, served.client() as client:
         environment = {"PATH": os.defpath, "HOLDFAST_API_URL": served.address}

@@ -102,6 +102,7 @@ const handlers = {{
 const worker = new Worker({{ url: process.env.HOLDFAST_API_URL, handlers, wait: 1 }});
 process.on("SIGTERM", () => worker.stop());
 await worker.run();
+process.exit();
 """
 
 

@@ -24,6 +24,8 @@ def common_options() -> list[click.Option]:
     """Returns the options that are accepted before and after the command's name."""
 
     def remember_value(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+        if value == "":
+            raise click.BadParameter("give a value, or leave it out")
         if value and parameter.name:
             setattr(context.ensure_object(Session), parameter.name, value)
 

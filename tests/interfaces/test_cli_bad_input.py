@@ -69,6 +69,8 @@ USAGE = [
     (["retry-schedule", "--attempts", "0"], "1<=x"),
     (["retry-schedule", "fixed:1", "--task", "a"], "not both"),
     (["watch", "--interval", "often"], "interval: 'often'"),
+    *[(["delete", "--all", option, ""], "give a value, or leave it out") for option in ("--url", "--config", "-A")],
+    (["--url", "", "delete", "--all"], "give a value, or leave it out"),
 ]
 
 

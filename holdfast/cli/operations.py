@@ -342,6 +342,7 @@ def dlq_replay(
     """
     if payload is not None and len(ids) != 1:
         raise click.UsageError("--payload goes to one job: name its id")
+    _check_dead(session, ids, "`holdfast replay` takes failed and cancelled jobs too, and with --force succeeded ones")
     return replay_jobs(
         session,
         ids,
@@ -363,8 +364,13 @@ def dlq_purge(session: Session, *, ids: tuple[str, ...], filters: Filters, every
     change = BulkOperation(
         name="delete", done="deleted", legal=frozenset(_DEAD), advice="it is running: cancel it first"
     )
+    _check_dead(session, ids, "`holdfast delete` takes any job")
+    return run_bulk(session, change, ids, filters, everything=everything, dry_run=dry_run)
+
+
+def _check_dead(session: Session, ids: tuple[str, ...], advice: str) -> None:
+    """Raises Conflict if one of the jobs is no dead letter."""
     with session.open_jobs() as app:
         for job_id in ids:
             if (state := app.sync.get(job_id).state) is not JobState.DEAD:
-                raise Conflict(f"job {job_id} is no dead letter: it is {state}; `holdfast delete` takes any job")
-    return run_bulk(session, change, ids, filters, everything=everything, dry_run=dry_run)
+                raise Conflict(f"job {job_id} is no dead letter: it is {state}; {advice}")

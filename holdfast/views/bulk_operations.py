@@ -32,10 +32,7 @@ class BulkOperation(msgspec.Struct, frozen=True, kw_only=True):
         """Text for why a job in this state is refused, and the remedy."""
         if self.name == "replay" and state in self.legal:
             return f"another job has its unique key, or it is a batch; to see which: holdfast why {job_id}"
-        if self.name != "replay" or self.legal != {JobState.DEAD}:
-            return f"it is {state}; {self.advice}"
-        again = f"; to run it again: holdfast replay {job_id} --force" if state is JobState.SUCCEEDED else ""
-        return f"it is {state}, no dead letter{again}"
+        return f"it is {state}; {self.advice}"
 
 
 CANCEL = BulkOperation(name="cancel", done="cancelled", legal=CANCELLABLE, advice="it has ended")

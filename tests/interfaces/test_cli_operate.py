@@ -91,9 +91,9 @@ def test_replay_needs_force_for_what_has_succeeded(cli: Cli) -> None:
 def test_dlq_replay_points_to_replay_for_succeeded_jobs(cli: Cli) -> None:
     succeeded, queued = _enqueue(cli), _enqueue(cli)
     cli.end(succeeded, Succeeded())
-    shown = cli.invoke("dlq", "replay", succeeded).stderr
-    assert f"it is succeeded, no dead letter; to run it again: holdfast replay {succeeded} --force\n" in shown
-    assert cli.invoke("dlq", "replay", queued).stderr.endswith("it is queued, no dead letter\n")
+    shown = cli.fail("dlq", "replay", succeeded, code=1)
+    assert "it is succeeded; `holdfast replay` takes failed and cancelled jobs too, and with --force succeeded" in shown
+    assert "it is queued" in cli.fail("dlq", "replay", queued, code=1)
 
 
 def test_dead_letters_are_replayed_at_a_rate(cli: Cli) -> None:
@@ -145,11 +145,14 @@ def test_dead_letters_are_listed_shown_replayed_and_purged(cli: Cli) -> None:
     assert [job["id"] for job in cli.json("dlq", "list", "--queue", "mail")["jobs"]] == [second]
     assert cli.json("dlq", "show", first)["history"][0]["error"] == "first"
     assert "no dead letter" in cli.fail("dlq", "show", waiting, code=1)
-    assert "no dead letter" in cli.fail("dlq", "purge", waiting, code=1)
+    cancelled = _enqueue(cli)
+    cli.run("cancel", cancelled)
+    for command, each in itertools.product(("replay", "purge"), (waiting, cancelled)):
+        assert "no dead letter" in cli.fail("dlq", command, first, each, code=1)
     assert cli.run("dlq", "replay", first) == "1 job queued again\n"
     assert cli.run("dlq", "purge", "--all") == "1 job deleted\n"
     assert cli.json("dlq", "list")["jobs"] == []
-    assert [cli.state(each) for each in (first, waiting)] == ["queued", "queued"]
+    assert [cli.state(each) for each in (first, waiting, cancelled)] == ["queued", "queued", "cancelled"]
 
 
 def test_a_queue_is_paused_and_resumed(cli: Cli) -> None:

@@ -34,6 +34,7 @@ from holdfast.core.metric_events import JobsSubmitted
 from holdfast.core.models import Job, NewJob, Options, Submitted, to_microseconds
 from holdfast.core.portal import running_loop
 from holdfast.core.retry import Retry, as_retry
+from holdfast.core.schedule import ALERTS_SCHEDULE
 from holdfast.core.unique import Unique, as_unique
 from holdfast.core.validation import (
     check_key,
@@ -96,6 +97,8 @@ def draft_job(task: str, payload: str, options: JobOptions, settings: Settings, 
         raise Invalid("task", task, "submit a batch with its jobs: app.enqueue_batch(…), or POST /v1/batches")
     if task == FAULTS_TASK:
         raise Invalid("task", task, "switch faults on by app.faults.start(…), `holdfast chaos` or POST /v1/faults")
+    if task == ALERTS_SCHEDULE:
+        raise Invalid("task", task, "write rules of alerts into the settings; workers evaluate them")
     job = NewJob(
         id=new_id() if options.id is None else check_id(options.id),
         has_client_id=options.id is not None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 import traceback
 import weakref
@@ -201,7 +202,8 @@ class Api:
     ) -> RequestContext:
         """Returns the context of an operation with this name; raises Refusal if the caller lacks the scope."""
         caller = self._authenticator.authorize_operation(request, name, scope, group)
-        return self.make_context(request, caller, lambda: self._authenticator.is_still_authorized(request), path or {})
+        is_still_authorized = functools.partial(self._authenticator.is_still_authorized, request, caller)
+        return self.make_context(request, caller, is_still_authorized, path or {})
 
     def make_context(
         self, request: ApiRequest, caller: Principal, is_still_authorized: Callable[[], bool], path: Mapping[str, str]

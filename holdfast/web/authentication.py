@@ -122,9 +122,12 @@ class Authenticator:
         """Returns True if the client's connection is encrypted, here or by a trusted proxy."""
         return scope.get("scheme") == "https" or self._proxies.is_forwarded_tls(scope)
 
-    def is_still_authorized(self, request: ApiRequest) -> bool:
-        """Returns True if the caller's key is still valid: neither revoked nor expired since its request began."""
-        return self._keyring is None or self._keyring.find(_presented_key(request)) is not None
+    def is_still_authorized(self, request: ApiRequest, caller: Principal) -> bool:
+        """Returns True if the caller's key is still valid, and has the queues and scopes as when its request began."""
+        if self._keyring is None:
+            return True
+        found = self._keyring.find(_presented_key(request))
+        return found is not None and found[1].queues == caller.queues and caller.scopes <= set(found[1].scopes)
 
     def _unauthorized(self, request: ApiRequest, judged: KeyCheck) -> Refusal:
         taken = self._refused.take(address_network(request.client))

@@ -18,7 +18,7 @@ from holdfast.tasks.codec import RawText
 from holdfast.views.documents import ID, Instant, JobId, QueueName, raw_json
 from holdfast.views.formatting import format_timestamp
 from holdfast.web.fields import NAME_PATTERN, TASK_VALUE, BodySchema, Field, ValueType, array_value, integer_value
-from holdfast.web.jobs import MAX_WAIT, wait_disconnected
+from holdfast.web.jobs import MAX_WAIT
 from holdfast.web.keys import unauthorized_refusal
 from holdfast.web.lease_tokens import (
     EVERY,
@@ -35,7 +35,7 @@ from holdfast.web.lease_tokens import (
     worker_of,
 )
 from holdfast.web.long_poll import ClaimResult, PendingClaim, RemoteClaimRequest
-from holdfast.web.messages import ApiResponse, json_response
+from holdfast.web.messages import ApiResponse, json_response, wait_disconnected
 from holdfast.web.routing import Operation, RequestContext, ResponseSpec
 from holdfast.worker.policy import timeout_of
 

@@ -25,6 +25,8 @@ class ErrorGroupList(msgspec.Struct, frozen=True):
 async def find(call: RequestContext) -> ApiResponse:
     """Lists groups of errors."""
     queue, tag = call.query.get("queue"), call.query.get("tag")
+    if queue is not None:
+        call.caller.check_queue(queue)
     groups = await call.app.find_error_groups(
         lambda name: call.caller.allows_queue(name) and queue in (None, name),
         where=None if tag is None else JobFilter(tag=tag, queue=queue),

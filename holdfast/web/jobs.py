@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.app.workflows import saved_values
+from holdfast.core.clock import wait_first
 from holdfast.core.errors import Busy, NotFound, TooBroad
 from holdfast.core.job_logs import NewLine, Record
 from holdfast.core.models import TERMINAL, Job, JobFilter, JobState, Lease
@@ -50,7 +51,7 @@ from holdfast.web.fields import (
 )
 from holdfast.web.keys import unauthorized_refusal
 from holdfast.web.lease_tokens import SAMPLE, TOKEN_VALUE, WORKER, read_leases, worker_of
-from holdfast.web.messages import ApiRequest, ApiResponse, Refusal, json_response
+from holdfast.web.messages import ApiResponse, Refusal, json_response, wait_request_end
 from holdfast.web.routing import Operation, RequestContext, ResponseSpec
 
 LINES, MAX_LINES = 200, 1000  # log lines on a page: unless asked for others, and at most
@@ -139,29 +140,29 @@ async def get_job(call: RequestContext) -> ApiResponse:
 
 
 async def _ended(call: RequestContext, job: Job, timeout: float) -> Job:
-    """The job when it has ended, or as it stands after so many seconds, or once the client is gone."""
+    """The job when it has ended; or as it stands after so many seconds, once the client is gone or the server stops."""
     store = await call.app.open_store()
     clock = call.app.clock
     deadline = clock.monotonic() + timeout
-    gone = asyncio.create_task(wait_disconnected(call.request))
+    ended = asyncio.create_task(wait_request_end(call.request))
     try:
-        while job.state not in TERMINAL and not gone.done():
+        while job.state not in TERMINAL and not ended.done():
             left = deadline - clock.monotonic()
             if left <= 0:
                 break
-            await store.queueing.wait([f"job:{job.id}"], timeout=min(left, _LOOK))
+            notified = asyncio.ensure_future(store.queueing.wait([f"job:{job.id}"], timeout=min(left, _LOOK)))
+            try:
+                await wait_first(notified, ended)
+            finally:
+                notified.cancel()
             if not call.is_still_authorized():
                 raise unauthorized_refusal()
             job = await call.app.get(job.id)
+            if not call.caller.allows_queue(job.queue):
+                raise NotFound(f"there is no job {job.id}")
     finally:
-        gone.cancel()
+        ended.cancel()
     return job
-
-
-async def wait_disconnected(request: ApiRequest) -> None:
-    """Return when the client has gone."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 async def find(call: RequestContext) -> ApiResponse:

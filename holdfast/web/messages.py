@@ -213,15 +213,13 @@ def _start(request: ApiRequest, answer: ApiResponse) -> dict[str, Any]:
 async def send_stream(send: Send, request: ApiRequest, answer: Streamed) -> None:
     """Sends the chunks until they end, the client disconnects, the server stops, or the client takes one too slowly."""
     sending = asyncio.create_task(_send_all(send, answer))
-    ends = [asyncio.create_task(_left(request))]
-    if request.stopping is not None:
-        ends.append(asyncio.create_task(_is_set(request.stopping)))
+    ended = asyncio.create_task(wait_request_end(request))
     try:
-        await asyncio.wait([sending, *ends], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([sending, ended], return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for each in (sending, *ends):
+        for each in (sending, ended):
             each.cancel()
-        await asyncio.wait([sending, *ends])
+        await asyncio.wait([sending, ended])
         await answer.chunks.aclose()
     with suppress(TimeoutError):
         async with asyncio.timeout(_LAST):
@@ -238,7 +236,20 @@ async def _send_all(send: Send, answer: Streamed) -> None:
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
 
 
-async def _left(request: ApiRequest) -> None:
+async def wait_request_end(request: ApiRequest) -> None:
+    """Returns when the client has gone, or the server stops."""
+    ends = [asyncio.ensure_future(wait_disconnected(request))]
+    if request.stopping is not None:
+        ends.append(asyncio.ensure_future(_is_set(request.stopping)))
+    try:
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in ends:
+            each.cancel()
+
+
+async def wait_disconnected(request: ApiRequest) -> None:
+    """Returns when the client has gone."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 

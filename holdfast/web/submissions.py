@@ -409,20 +409,20 @@ async def submit_authorized(
         return await store()
     await _check_related(call, jobs)
     if await _is_taken(call, jobs):
-        raise _taken()
+        raise id_taken()
     try:
         answer = await store()
     except Conflict as error:
         if await _is_taken(call, jobs):  # it may name a job that came in between
-            raise _taken(error.stored) from None
+            raise id_taken(error.stored) from None
         raise
     handles = handles_of(answer)
     if await _is_foreign(call, [handle.id for handle in handles if not handle.created]):
-        raise _taken([handle.id if handle.created else None for handle in handles])
+        raise id_taken([handle.id if handle.created else None for handle in handles])
     return answer
 
 
-def _taken(stored: Sequence[str | None] = ()) -> Conflict:
+def id_taken(stored: Sequence[str | None] = ()) -> Conflict:
     error = Conflict("the key, or the id, of a job stands for something else already; use another")
     error.stored = stored
     return error

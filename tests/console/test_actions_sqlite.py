@@ -273,6 +273,9 @@ def test_faults_are_shown_and_stopped(home: str, keys: Keys) -> None:
         visitor.sign_in(keys.spare)
         assert "mail.send" in visitor.open_page("/faults")
         assert "faults are injected" in visitor.open_page()
+        limited = Visitor(api)
+        limited.sign_in(keys.make("read", queues=("mail",)))
+        assert "faults are injected" not in limited.open_page()
         visitor.act("/faults/stop")
         assert api.get("/v1/faults")["faults"] == []
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from holdfast.web.keys import revoke_key
 from holdfast.web.keys_file import change_keys
@@ -109,6 +110,36 @@ def waited(api: Api, token: str, method: str, path: str, given: Any, meanwhile: 
 
 def revoke(keys: Keys, token: str) -> None:
     change_keys(keys.path, lambda present: {**present, id_of(token): revoke_key(present[id_of(token)])})
+
+
+def narrow(keys: Keys, token: str, **changes: Any) -> None:
+    change_keys(keys.path, lambda present: {**present, id_of(token): replace(present[id_of(token)], **changes)})
+
+
+@pytest.mark.parametrize("changes", [{"queues": ("mail",)}, {"scopes": ("read",)}], ids=["queues", "scopes"])
+def test_waiting_claim_with_a_narrowed_key_gets_no_job(api: Api, keys: Keys, changes: dict[str, Any]) -> None:
+    token = keys.make("work", "read")
+
+    async def meanwhile() -> None:
+        narrow(keys, token, **changes)
+        await submit_later(api, keys, "default")
+
+    answer = waited(api, token, "POST", "/v1/claims", {"json": {"worker": "w", "wait": 40}}, meanwhile)
+    refused(answer, 401, "unauthorized")
+    assert len(work(api, keys.spare, "", "w", wait=40)["jobs"]) == 1
+
+
+def test_waiting_read_shows_no_job_that_was_moved_away(api: Api, keys: Keys) -> None:
+    token = keys.make("read", queues=("mail",))
+    job_id = submit(api, keys, "mail")
+
+    async def meanwhile() -> None:
+        await api.app.edit(job_id, queue="vault", payload={"secret": "canary"})
+        await api.app.cancel(job_id)
+
+    answer = waited(api, token, "GET", f"/v1/jobs/{job_id}", {"params": {"wait": 40}}, meanwhile)
+    refused(answer, 404, "not_found")
+    assert "canary" not in answer.text
 
 
 @pytest.mark.parametrize("beats", [True, False])

@@ -29,6 +29,7 @@ NOT_OURS: list[tuple[str, str, Any]] = [
     ("POST", "/v1/jobs/cancel", {"all": True}),
     ("POST", "/v1/jobs/delete", {"filter": {"queue": "vault"}}),
     ("POST", "/v1/jobs/replay", {"filter": {"task": ["work"]}}),
+    ("GET", "/v1/errors?queue=vault", None),
     ("GET", "/v1/queues/vault", None),
     ("GET", "/v1/queues/mailbox", None),
     ("GET", "/v1/queues/vault/dead", None),
@@ -117,6 +118,14 @@ def test_key_or_id_of_another_queue_is_a_silent_conflict(two: Two) -> None:
         assert "vault" not in answer.text
         assert place == 2 or two.foreign not in answer.text
     assert two.api.count() == 2  # nothing of the batch, either
+
+
+def test_fork_with_the_id_of_a_foreign_job_shows_nothing_of_it(two: Two) -> None:
+    two.ask("POST", f"/v1/jobs/{two.own}/cancel", {})
+    answer = two.ask("POST", f"/v1/jobs/{two.own}/fork", {"id": two.foreign})
+    refused(answer, 409, "conflict")
+    assert "vault" not in answer.text
+    assert two.api.count() == 2
 
 
 @pytest.mark.parametrize("strict", [False, True])

@@ -113,6 +113,22 @@ def test_a_burst_of_stop_signals_keeps_the_grace_of_requests(tmp_path: Path) -> 
         assert served.stop() == 0  # a second one, a second later: at once
 
 
+def test_a_read_that_waits_is_answered_when_the_server_stops(tmp_path: Path) -> None:
+    with Served(tmp_path, f"sqlite:///{tmp_path}/jobs.db", grace="60s") as served, served.connect() as waiting:
+        with served.client() as client:
+            job_id = client.post("/v1/jobs", json=JOB).json()["id"]
+            waiting.sendall(f"GET /v1/jobs/{job_id}?wait=50 HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            client.get("/health")  # by then it has read the request that waits
+        served.process.send_signal(signal.SIGTERM)
+        waiting.settimeout(40)
+        answer = b""
+        while part := waiting.recv(65536):
+            answer += part
+        assert answer.startswith(b"HTTP/1.1 200 "), answer
+        assert b'"state":"queued"' in answer
+        assert served.process.wait(40) == 0
+
+
 def test_it_speaks_tls(tmp_path: Path) -> None:
     files = {"tls_certificate": str(tmp_path / "cert.pem"), "tls_key": str(tmp_path / "key.pem")}
     wanted = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"

@@ -179,8 +179,9 @@ async def test_batch_that_cannot_be_is_refused_whole(app: Holdfast) -> None:
             await app.enqueue_batch([outside], on_failure=tasks.callback)  # type: ignore[arg-type]
         with pytest.raises(Invalid, match=r"on_end.*give drafted jobs"):
             await app.enqueue_batch([outside], on_end="x")  # type: ignore[arg-type]
-        with pytest.raises(Invalid, match="submit a batch with its jobs"):
-            await app.enqueue("holdfast.batch", {})
+        for task, remedy in {"batch": "submit a batch with its jobs", "faults": "switch", "alerts": "rules"}.items():
+            with pytest.raises(Invalid, match=remedy):
+                await app.enqueue(f"holdfast.{task}", {})
         with pytest.raises(Invalid, match="tags"):
             await app.enqueue_batch([outside], tags="spring")
         assert await app.count() == 0

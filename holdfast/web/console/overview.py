@@ -52,7 +52,7 @@ async def show_overview(visit: Visit) -> ApiResponse:
         *about_alerts(alerts),
         *(each for each in about_workers(queues, workers) if not visit.caller.is_restricted),
         *about_dead_letters(queues),
-        *about_faults(plan, is_allowed=False),
+        *(() if visit.caller.is_restricted else about_faults(plan, is_allowed=False)),
     ]
     if not visit.caller.is_restricted:
         findings += about_limits(await call.app.limits.find_all(), queues, workers, frozenset())

@@ -196,7 +196,8 @@ class Console:
             if route.method == "GET" and not self._parts.app.settings.allow_faults:
                 await self._parts.has_faults.read_value()  # for the menu
             return await route.handler(visit)
-        key = request.root_path, request.path, request.query, caller.scopes, caller.queues
+        own = session.id if {"notice", "result"} & dict(read_pairs(request)).keys() else ""  # signed for this session
+        key = request.root_path, request.path, request.query, caller.scopes, caller.queues, own
         form_token = self.sessions.form_token(session)
         return await self._parts.refreshes.find_answer(key, lambda: route.handler(visit), form_token)
 

@@ -104,7 +104,7 @@ class ExampleGroup(click.Group):
 
 def add_group(name: str) -> Callable[[Callable[..., Any]], ExampleGroup]:
     """Decorates a function as a group of commands: its docstring is the help text."""
-    return click.group(name, cls=ExampleGroup, context_settings=CONTEXT)
+    return click.group(name, cls=ExampleGroup, context_settings=CONTEXT, params=common_options())
 
 
 def setting_names(context: click.Context, parameter: click.Parameter, begun: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import json
 import re
 import shlex
 import subprocess
@@ -104,6 +105,12 @@ def test_every_printed_command_exists_with_its_options() -> None:
 def test_every_command_has_the_common_options(name: str) -> None:
     options = {opt for parameter in COMMANDS[name].params for opt in parameter.opts}
     assert {"--json", "--app", "--url", "--config"} <= options
+
+
+@pytest.mark.parametrize("words", ["--json queue list", "queue --json list", "queue list --json"])
+def test_common_options_stand_before_or_after_any_name(words: str, cli: Cli) -> None:
+    cli.run("migrate")
+    assert json.loads(cli.run(*words.split())) == cli.json("queue", "list")
 
 
 def test_the_reference_page_is_up_to_date() -> None:

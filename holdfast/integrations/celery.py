@@ -205,7 +205,7 @@ def _translate_options(celery_app: Celery, options: dict[str, Any]) -> dict[str,
         given = {name: value for name, value in given.items() if name not in ("exchange", "routing_key")}
     eta, countdown, expires = given.pop("eta", None), given.pop("countdown", None), given.pop("expires", None)
     translated = {
-        "delay": None if eta is not None else countdown,
+        "delay": None if eta is not None else 0 if isinstance(countdown, int | float) and countdown < 0 else countdown,
         "run_at": None if eta is None else _as_aware(celery_app, eta),
         "expires": expires if isinstance(expires, int | float | timedelta | None) else _as_aware(celery_app, expires),
         "queue": queue,

@@ -84,6 +84,7 @@ def test_options_of_celery_become_those_of_a_job(app: Holdfast, shop: Celery) ->
     routed = app.sync.get(shop.send_task("routed", ("a",), headers={}).id)
     assert (routed.queue, routed.priority) == ("reports", -4)
     assert app.sync.get(mail.s("a").set(countdown=60).delay().id).state is JobState.SCHEDULED
+    assert app.sync.get(mail.apply_async(("a",), countdown=-5).id).state is JobState.QUEUED
     assert app.sync.get(shop.tasks["old.name"].delay("a").id).task == "new.name"
     assert waiting(shop) == 0
 
@@ -167,7 +168,7 @@ def test_delay_works_on_an_event_loop(app: Holdfast, shop: Celery) -> None:
         ({"routing_key": "a.b"}, "routing_key: 'a.b' .*name the queue"),
         ({"nonsense": 5}, "nonsense: 5 .*leave it out, or send this task to Celery"),
         ({"task_id": "fixed"}, "id: 'fixed' .*give a UUID"),
-        ({"countdown": -1}, "delay: -1"),
+        ({"countdown": "soon"}, "delay: 'soon'"),
     ],
 )
 def test_option_without_equivalent_names_the_remedy(

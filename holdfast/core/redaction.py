@@ -7,6 +7,7 @@ a list is passed through: ``payload.cards.number`` is the number of every card.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ import msgspec
 
 from holdfast.core.encryption import is_encrypted
 from holdfast.core.job_logs import LogLine
+from holdfast.core.lifecycle import ERROR_LIMIT
 from holdfast.core.models import Attempt, Job, Step
 
 REDACTED = "[redacted]"
@@ -21,7 +23,8 @@ _LEAST = 4  # shortest hidden value that is searched for in error texts: shorter
 _UNKNOWN = (
     "\0encrypted"  # stands for hidden values that cannot be decrypted here: no text may be shown that quotes them
 )
-_MAX_HIDDEN = 100  # maximum number of hidden values that are searched for
+_MAX_HIDDEN = 100  # maximum number of hidden values that are searched for: a text that may quote more is not shown
+_CUT_LINE = re.compile(r"(.*)(… \(\d+ characters\).*)", re.DOTALL)
 
 Path = tuple[str, ...]
 
@@ -54,17 +57,17 @@ class Redaction:
             kept = found if isinstance(found, dict) else {REDACTED: True}
             changes["options"] = msgspec.structs.replace(job.options_or_default, metadata=kept)
         if job.error is not None:
-            changes["error"] = self._error(job.error, hidden)
+            changes["error"] = self._error(job.error, _quotations(hidden))
         return msgspec.structs.replace(job, **changes) if changes else job
 
     def redact_attempts(self, job: Job, attempts: Sequence[Attempt]) -> list[Attempt]:
         """Returns the attempts of this job with hidden values replaced."""
-        hidden = self._hidden(job)
+        quoted = _quotations(self._hidden(job))
         return [
             msgspec.structs.replace(
                 each,
-                error=None if each.error is None else self._error(each.error, hidden),
-                traceback=None if each.traceback is None else self._error(each.traceback, hidden),
+                error=None if each.error is None else self._error(each.error, quoted),
+                traceback=None if each.traceback is None else self._error(each.traceback, quoted),
             )
             for each in attempts
         ]
@@ -88,16 +91,21 @@ class Redaction:
     def _line(self, line: LogLine, hidden: Sequence[Any]) -> LogLine:
         own: list[Any] = []
         fields = line.fields
-        if _UNKNOWN in hidden:
+        quoted = _quotations(hidden)
+        if quoted is None:
             return msgspec.structs.replace(line, text=REDACTED, fields=None if fields is None else json.dumps(REDACTED))
         if fields is not None:
             try:
                 found = _without(json.loads(fields), self._of["lines"], own)
             except (ValueError, RecursionError):
                 found = REDACTED  # corrupt: its fields cannot be parsed
-            fields = json.dumps(_unquoted(found, list(_texts(hidden))), ensure_ascii=False, separators=(",", ":"))
-        text = REDACTED if () in self._of["lines"] else _unquoted(line.text, list(_texts([*hidden, *own])))
-        return msgspec.structs.replace(line, text=text, fields=fields)
+            fields = json.dumps(_unquoted(found, quoted), ensure_ascii=False, separators=(",", ":"))
+            quoted = _quotations([*hidden, *own])
+        if () in self._of["lines"] or quoted is None:
+            return msgspec.structs.replace(line, text=REDACTED, fields=fields)
+        cut = _CUT_LINE.fullmatch(line.text)
+        text = _without_end(cut[1], quoted) + cut[2] if cut else line.text
+        return msgspec.structs.replace(line, text=_unquoted(text, quoted), fields=fields)
 
     def _hidden(self, job: Job) -> list[Any]:
         """Returns the hidden values of the job."""
@@ -121,11 +129,13 @@ class Redaction:
             return json.dumps(REDACTED)  # corrupt: its fields cannot be parsed
         return json.dumps(_without(value, paths, hidden), ensure_ascii=False, separators=(",", ":"))
 
-    def _error(self, text: str, hidden: Sequence[Any]) -> str:
-        """Returns an error text with quoted hidden values replaced."""
-        if self._errors or _UNKNOWN in hidden:
+    def _error(self, text: str, quoted: Sequence[str] | None) -> str:
+        """Returns an error text with quotations of hidden values replaced."""
+        if self._errors or quoted is None:
             return REDACTED
-        return str(_unquoted(text, list(_texts(hidden))))
+        if len(text) >= ERROR_LIMIT:
+            text = _without_end(text, quoted)
+        return str(_unquoted(text, quoted))
 
 
 def _without(value: Any, paths: Sequence[Path], hidden: list[Any]) -> Any:
@@ -169,16 +179,39 @@ def _onward(name: str, path: Path) -> Iterator[Path]:
         yield path[1:]
 
 
-def _texts(hidden: Sequence[Any]) -> Iterator[str]:
-    """Yields the texts that may quote hidden values, the longest first."""
+def _quotations(hidden: Sequence[Any]) -> list[str] | None:
+    """Returns the texts that quote hidden values, the longest first: plain, and as Python and JSON write them in
+    quotation marks. None: they are unknown, or too many."""
     found: set[str] = set()
     for each in _scalars(hidden):
-        if len(found) >= _MAX_HIDDEN:
-            break
-        text = each if isinstance(each, str) else str(each)
+        text = str(each)
         if len(text) >= _LEAST and not isinstance(each, bool) and each is not None:
             found.add(text)
-    yield from sorted(found, key=len, reverse=True)
+        if text == _UNKNOWN or len(found) > _MAX_HIDDEN:
+            return None
+    texts = {
+        quoted
+        for each in found
+        for quoted in (
+            each,
+            repr(each)[1:-1],
+            repr('"' + each)[2:-1],
+            json.dumps(each)[1:-1],
+            json.dumps(each, ensure_ascii=False)[1:-1],
+        )
+    }
+    return sorted(texts, key=len, reverse=True)
+
+
+def _without_end(text: str, quoted: Sequence[str]) -> str:
+    """Returns a text that was cut, with the beginning of a quotation at its end replaced."""
+    for each in quoted:
+        start = text.find(each[:_LEAST], max(0, len(text) - len(each)))
+        while start >= 0:
+            if each.startswith(text[start:]):
+                return text[:start] + REDACTED
+            start = text.find(each[:_LEAST], start + 1)
+    return text
 
 
 def _scalars(value: Any) -> Iterator[Any]:

@@ -9,8 +9,10 @@ import msgspec
 import pytest
 
 from holdfast.core.job_logs import LogLine
+from holdfast.core.lifecycle import ERROR_LIMIT
 from holdfast.core.models import Attempt, Job, JobState, Options
 from holdfast.core.redaction import REDACTED, Redaction
+from holdfast.tasks.job_logger import make_entry
 
 HIDDEN = REDACTED
 PAYLOAD = {
@@ -99,6 +101,43 @@ def test_error_texts_quote_nothing_that_is_hidden() -> None:
     assert hiding.redact_job(job(error="anything")).error == HIDDEN
     assert [each.traceback for each in hiding.redact_attempts(job(), [attempt])] == [HIDDEN]
     assert hiding.redact_job(job()).error is None
+
+
+def shown_error(value: object, error: str) -> str | None:
+    given = job(payload=json.dumps({"secret": value}), error=error)
+    return Redaction(["payload.secret"]).redact_job(given).error
+
+
+@pytest.mark.parametrize("secret", ["back\\slash", "line\nend", """both ' and " of them""", "it's one", "ümläut-\0"])
+def test_error_texts_quote_nothing_as_python_or_json_does(secret: str) -> None:
+    for quoted in (secret, repr(secret)[1:-1], json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]):
+        assert shown_error(secret, f"KeyError: <{quoted}>") == f"KeyError: <{HIDDEN}>"
+    within = repr(f'"{secret}"')
+    assert shown_error(secret, within) == f"""'"{HIDDEN}"'"""
+
+
+def test_a_text_that_may_quote_too_many_values_is_hidden_whole() -> None:
+    secrets = [f"secret \n{number:03}" for number in range(101)]
+    assert shown_error(secrets[:100], f"no {secrets[99]!r}") == f"no '{HIDDEN}'"
+    assert shown_error(secrets, f"no {secrets[100]}") == HIDDEN
+    given = job(payload=json.dumps({"secret": secrets}))
+    (shown,) = Redaction(["payload.secret"]).redact_logs(given, [line(f"no {secrets[100]}", '{"n":1}')])
+    assert (shown.text, shown.fields) == (HIDDEN, json.dumps(HIDDEN))
+    (shown,) = Redaction(["lines.secret"]).redact_logs(job(), [line(secrets[100], json.dumps({"secret": secrets}))])
+    assert (shown.text, json.loads(shown.fields or "")) == (HIDDEN, {"secret": HIDDEN})
+
+
+def test_the_beginning_of_a_value_at_the_end_of_a_cut_text_is_hidden() -> None:
+    secret = "4111-2222-4111-3333"
+    for length in range(4, len(secret)):
+        before = "a" * (ERROR_LIMIT - length)
+        assert shown_error(secret, before + secret[:length]) == before + HIDDEN
+    assert shown_error(secret, f"of {secret[:9]}") == f"of {secret[:9]}"  # a whole text
+    cut = make_entry("info", f"paid by {secret} and {secret}", {}, 42).text
+    assert cut.startswith(f"paid by {secret} and 4111-2222-…")
+    given = job(payload=json.dumps({"secret": secret}))
+    (shown,) = Redaction(["payload.secret"]).redact_logs(given, [line(cut, None)])
+    assert shown.text == f"paid by {HIDDEN} and {HIDDEN}… (51 characters)"
 
 
 def test_a_spoiled_payload_is_hidden_whole() -> None:

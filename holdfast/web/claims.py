@@ -163,11 +163,14 @@ CLAIM = BodySchema(
 )
 
 
-def _request(call: RequestContext, capacity: dict[str, int], limit: int, status: WorkerStatus) -> RemoteClaimRequest:
+def _request(
+    call: RequestContext, capacity: dict[str, int], others: frozenset[str], limit: int, status: WorkerStatus
+) -> RemoteClaimRequest:
     tasks = call.body.get("tasks")
     return RemoteClaimRequest(
         worker=worker_of(call),
         capacity=capacity,
+        others=others,
         limit=limit,
         lease_for=lease_for(call),
         tasks=None if tasks is None else frozenset(tasks),
@@ -213,7 +216,7 @@ async def claim(call: RequestContext) -> ApiResponse:
     slots = call.body.get("queues") or {EVERY: None}
     limit = call.body.get("limit") or min(MAX_CLAIM, sum(each or 0 for each in slots.values())) or 1
     capacity = {name: limit if each is None else each for name, each in slots.items()}
-    request = _request(call, await allowed_capacity(call, capacity), limit, given)
+    request = _request(call, *await allowed_capacity(call, capacity), limit, given)
     heartbeat = heartbeat_of(call, given, _shown_queues(call, slots))
     await call.remote_workers.start_sweeper()
     command = await _read_command(call, heartbeat, request.lease_for)
@@ -304,8 +307,9 @@ class _LongPollClaim:
             await clock.run_bounded(self._wait_for_event(pending.result, left), min(left, interval))
             if pending.result.done() or self._gone.done() or not self._call.is_still_authorized():
                 return
-            capacity = await allowed_capacity(self._call, self._capacity)
-            self._pending_claims.update_request(pending, msgspec.structs.replace(self._request, capacity=capacity))
+            capacity, others = await allowed_capacity(self._call, self._capacity)
+            request = msgspec.structs.replace(self._request, capacity=capacity, others=others)
+            self._pending_claims.update_request(pending, request)
             reply = await self._call.remote_workers.heartbeat(self._heartbeat, [], self._request.lease_for)
             self.command = reply.command
 

@@ -174,16 +174,18 @@ def queue_or_wildcard(name: Any, field: str) -> str:
     return EVERY if name == EVERY else check_name(field, name)
 
 
-async def allowed_capacity(call: RequestContext, capacity: dict[str, int]) -> dict[str, int]:
-    """Returns the capacity within the caller's queues, also for `*`. Refuses a queue the key does not allow."""
+async def allowed_capacity(call: RequestContext, capacity: dict[str, int]) -> tuple[dict[str, int], frozenset[str]]:
+    """Returns the capacity within the caller's queues, and those of them that share the slots of `*`. Refuses a queue
+    the key does not allow."""
     for name in capacity:
         if name != EVERY:
             call.caller.check_queue(name)
     if EVERY not in capacity or not call.caller.is_restricted:
-        return capacity
+        return capacity, frozenset()
     named = [pattern for pattern in call.caller.queues if not set(pattern) & set("*?[")]
     patterned = len(named) < len(call.caller.queues)
     queues = await call.app.queues(most=_JOBS_PER_STATE) if patterned else []
     present = [each.name for each in queues if call.caller.allows_queue(each.name)]
     given = {name: slots for name, slots in capacity.items() if name != EVERY}
-    return {**dict.fromkeys([*named, *present], capacity[EVERY]), **given}
+    others = frozenset([*named, *present]) - set(given)
+    return {**dict.fromkeys(others, capacity[EVERY]), **given}, others

@@ -27,10 +27,14 @@ _QUARANTINE_MEMORY = 60.0  # seconds to expect a quarantined job after one was s
 
 
 class RemoteClaimRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Request of a claim. ``tasks``: those of the worker; None: all. ``is_idle``: the worker runs no job."""
+    """Request of a claim. ``tasks``: those of the worker; None: all. ``is_idle``: the worker runs no job.
+
+    ``others``: queues whose slots are the same ones, those of `*`.
+    """
 
     worker: str
     capacity: Mapping[str, int]
+    others: frozenset[str] = frozenset()
     limit: int
     lease_for: timedelta
     tasks: frozenset[str] | None = None
@@ -108,12 +112,36 @@ class PendingClaims:
         )
 
     async def _claim(self, request: RemoteClaimRequest, *, isolated: bool = False) -> Claim:
+        """Claims from the queues of the request, at once no more jobs than the shared slots have room for: a store counts
+        slots by queue."""
+        capacity, left = dict(request.capacity), 1 if isolated else request.limit
+        claim, jobs = Claim([]), list[Job]()
+        while left and any(capacity.values()):
+            limit = min([left, *(capacity[queue] for queue in request.others if capacity[queue])])
+            try:
+                claim = await self._claim_once(request, capacity, limit, isolated=isolated)
+            except HoldfastError:
+                if not jobs:  # else their claim would be lost
+                    raise
+                break
+            jobs += claim.jobs
+            if len(claim.jobs) < limit:
+                break
+            left -= limit
+            for job in claim.jobs:
+                same = request.others if job.queue in request.others else {job.queue}
+                capacity |= {queue: capacity[queue] - 1 for queue in capacity.keys() & same}
+        return msgspec.structs.replace(claim, jobs=jobs)
+
+    async def _claim_once(
+        self, request: RemoteClaimRequest, capacity: Mapping[str, int], limit: int, *, isolated: bool
+    ) -> Claim:
         store = await self._app.open_store()
         claim = await store.queueing.claim(
             ClaimRequest(
                 request.worker,
-                request.capacity,
-                limit=1 if isolated else request.limit,
+                capacity,
+                limit=limit,
                 lease_for=request.lease_for,
                 isolated=isolated,
                 shared_worker_id=True,

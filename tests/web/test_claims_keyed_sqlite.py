@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -190,6 +191,29 @@ def test_a_claim_brings_no_more_jobs_than_it_asks_for(api: Api, keys: Keys, give
     for queue in ("mail.a", "mail.b", "mail.c", "mail.d"):
         submit(api, keys, queue)
     assert len(work(api, token, "", "w", **given)["jobs"]) == number
+
+
+@pytest.mark.parametrize(
+    ("given", "named", "others"),
+    [
+        ({"queues": {"mail": 2, "*": 1}}, 2, 1),
+        ({"queues": {"mail": 1, "*": 2}}, 1, 2),
+        ({"queues": {"mail": 9, "*": 1}}, 3, 1),
+        ({"queues": {"mail": 0, "*": 4}}, 0, 4),
+        ({"queues": {"mail": 9, "*": 2}, "limit": 20}, 3, 2),
+    ],
+)
+def test_queues_of_a_limited_key_share_the_slots_of_every_other_queue(
+    api: Api, keys: Keys, given: Any, named: int, others: int
+) -> None:
+    limited = keys.make("work", queues=("mail", "mail.*"))
+    for queue in ("mail", "mail.a", "mail.b"):
+        for _ in range(3):
+            submit(api, keys, queue)
+    for token in (limited, keys.spare):
+        jobs = work(api, token, "", "w", **given)["jobs"]
+        assert Counter(job["queue"] == "mail" for job in jobs) == Counter({True: named, False: others})
+        work(api, token, "/leave", "w", leases=[job["token"] for job in jobs])
 
 
 def test_worker_with_a_limited_key_is_listed_with_its_queues(api: Api, keys: Keys) -> None:

@@ -423,6 +423,7 @@ async def submit_authorized(
 
 
 def id_taken(stored: Sequence[str | None] = ()) -> Conflict:
+    """Returns the refusal of a key, or an id, that stands for a job of a foreign queue; it names no job."""
     error = Conflict("the key, or the id, of a job stands for something else already; use another")
     error.stored = stored
     return error

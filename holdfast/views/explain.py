@@ -65,6 +65,7 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     awaited: tuple[Job | None, ...] = ()  # the first of the jobs that it waits for, or that have failed it
     batch: BatchProgress | None = None
     redacted: bool = False  # the caller may not see other queues
+    hidden: frozenset[str] = frozenset()  # ids of ``awaited`` and ``holder`` that the caller may not see
 
     @property
     def alive(self) -> list[WorkerInfo]:
@@ -189,8 +190,10 @@ def _waiting(known: JobFacts) -> Iterator[Explanation]:
     unended = [each for each in known.waits.dependencies if each.state is DependencyState.OPEN]
     for each, job in zip(unended, known.awaited, strict=False):
         if job is not None:
-            text = f"it waits for job {job.id} ({job.task}), which is {job.state}"
-            yield Explanation("child" if each.is_child else "dependency", text, f"holdfast why {job.id}")
+            text, remedy = f"it waits for job {job.id} ({job.task}), which is {job.state}", f"holdfast why {job.id}"
+            if job.id in known.hidden:
+                text, remedy = "it waits for another job", ""
+            yield Explanation("child" if each.is_child else "dependency", text, remedy)
     if len(unended) > len(known.awaited) and known.batch is None:
         yield Explanation("more", f"it waits for {len(unended) - len(known.awaited):,} more jobs")
     if receiver is None and not unended and known.batch is None:
@@ -213,9 +216,14 @@ def _expiry(job: Job, known: JobFacts) -> Iterator[Explanation]:
 def _held_key(known: JobFacts) -> Iterator[Explanation]:
     holder = known.holder
     if holder is not None:
-        which = "another job" if known.redacted else f"job {holder.id}"
-        text = f"it cannot be replayed now: {which} has the same unique key, and is {holder.state}"
-        yield Explanation("unique", text, f"replay it when that one gives it up; see: holdfast why {holder.id}")
+        which, see = (
+            f"job {holder.id} has the same unique key, and is {holder.state}",
+            f"; see: holdfast why {holder.id}",
+        )
+        if holder.id in known.hidden:
+            which, see = "another job has the same unique key", ""
+        text = f"it cannot be replayed now: {which}"
+        yield Explanation("unique", text, f"replay it when that one gives it up{see}")
 
 
 def _running(job: Job, known: JobFacts) -> Explanation:
@@ -273,7 +281,7 @@ def _has_waits(job: Job) -> bool:
 def _replay_failed(job: Job, known: JobFacts) -> str:
     """The remedy for a job that was cancelled by the end of another one, or of a batch."""
     batch = next((each for each in known.awaited if each is not None and each.task == BATCH_TASK), None)
-    if batch is not None:
+    if batch is not None and batch.id not in known.hidden:
         return f"see which jobs of the batch have failed, and replay them: holdfast why {batch.id}"
     return f"replay that job: this one waits for it again; or run it without: holdfast replay {job.id}"
 
@@ -282,8 +290,8 @@ def _ended_batch(job: Job, known: JobFacts) -> Explanation:
     text = f"it is a batch, and {job.state} since {format_moment(job.ended_at_us)}"
     if job.state is not JobState.DEAD:
         return Explanation("batch", text)
-    failed = [each.id for each in known.awaited if each is not None]
-    if len(failed) < len(known.awaited):  # its count of failures cannot fall to 0 any more
+    failed = [each.id for each in known.awaited if each is not None and each.id not in known.hidden]
+    if None in known.awaited:  # its count of failures cannot fall to 0 any more
         gone = "failed jobs of it no longer exist, so that no replay repairs it"
         remedy = f"submit it again; to delete this one: holdfast delete {job.id}"
         return Explanation("batch", f"{text}: {job.error}; {gone}", remedy)

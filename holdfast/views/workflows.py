@@ -134,6 +134,21 @@ def signal_document(signal: KeptSignal) -> SignalDocument:
     return SignalDocument(signal.id, signal.topic, raw_json(signal.value), format_timestamp(signal.sent_at_us))
 
 
+async def read_visible_waits(
+    store: Store, job_id: str, is_visible: Callable[[Job], bool]
+) -> tuple[JobWaits, dict[str, Job]]:
+    """Reads the waits of a job, without jobs that are not visible, and its visible related jobs by id."""
+    waits = await store.workflow.read_waits(job_id)
+    jobs = await store.query.summaries(list({each.job_id for each in (*waits.dependencies, *waits.dependents)}))
+    found = {job.id: job for job in jobs if job is not None}
+    hidden = {job.id for job in found.values() if not is_visible(job)}
+    dependencies, dependents = (
+        [each for each in related if each.job_id not in hidden] for related in (waits.dependencies, waits.dependents)
+    )
+    visible = {job_id: job for job_id, job in found.items() if job_id not in hidden}
+    return JobWaits(waits.receiver, dependencies, dependents), visible
+
+
 async def read_tree(
     store: Store, job: Job, redaction: Redaction, is_visible: Callable[[Job], bool] = lambda _: True
 ) -> Tree:
@@ -144,17 +159,14 @@ async def read_tree(
     complete = True
     while pending and len(nodes) < MAX_TREE:
         each, parent, is_child = pending.popleft()
-        waits = await store.workflow.read_waits(each.id)
+        waits, related = await read_visible_waits(store, each.id, is_visible)
         nodes.append(await _node(store, each, parent, is_child, waits, redaction))
         is_batch = each.task == BATCH_TASK
         below = [(found.job_id, True) for found in waits.dependencies if found.is_child or is_batch]
         below += [(found.job_id, False) for found in waits.dependents if not found.is_child]
         fresh = [pair for pair in below if pair[0] not in seen][: MAX_TREE + 1]
         seen.update(job_id for job_id, _ in fresh)
-        found_jobs = await store.query.summaries([job_id for job_id, _ in fresh])
-        for (_, child), found in zip(fresh, found_jobs, strict=True):
-            if found is not None and is_visible(found):
-                pending.append((found, each.id, child))
+        pending += [(related[job_id], each.id, child) for job_id, child in fresh if job_id in related]
     return Tree(nodes, complete and not pending)
 
 

@@ -174,8 +174,15 @@ async def replay_job(call: RequestContext, job: Job) -> ApiResponse:
     force, payload = call.body.get("force", False), call.body.get("payload")
     if payload is not None:
         check_task(call, job.task)
-    with client_field_names():
-        await call.app.replay_one(job.id, force=force, payload=payload, from_step=call.body.get("from_step"))
+    try:
+        with client_field_names():
+            await call.app.replay_one(job.id, force=force, payload=payload, from_step=call.body.get("from_step"))
+    except Conflict:
+        holder = await call.app.unique_holder(job.id) if call.caller.is_restricted else None
+        if holder is not None and not call.caller.allows_queue(holder.queue):
+            advice = "another job has the same unique key; replay it when that one gives it up"
+            raise Conflict(f"job {job.id} cannot be replayed: {advice}") from None
+        raise
     call.changed.append(job.id)
     return json_response(200, call.visible_job(await call.app.get(job.id)))
 

@@ -247,7 +247,10 @@ async def list_steps(call: RequestContext) -> ApiResponse:
 async def why(call: RequestContext) -> ApiResponse:
     """Why a job is where it is."""
     job = await find_job(call, call.path["job_id"])
-    seen = msgspec.structs.replace(await job_facts(call.app, job), redacted=call.caller.is_restricted)
+    facts = await job_facts(call.app, job)
+    related = [each for each in (*facts.awaited, facts.holder) if each is not None]
+    hidden = frozenset(each.id for each in related if not call.caller.allows_queue(each.queue))
+    seen = msgspec.structs.replace(facts, redacted=call.caller.is_restricted, hidden=hidden)
     reasons = list(explain_job(call.redaction.redact_job(job), seen))
     return json_response(200, JobExplanation(id=job.id, state=job.state, reasons=reasons))
 

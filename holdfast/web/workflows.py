@@ -22,6 +22,7 @@ from holdfast.views.workflows import (
     Tree,
     WaitsDocument,
     read_tree,
+    read_visible_waits,
     signal_document,
     waits_document,
 )
@@ -85,7 +86,9 @@ async def show_waits(call: RequestContext) -> ApiResponse:
     """Returns what a job waits for."""
     job = await find_job(call, call.path["job_id"])
     batch = await call.app.read_batch(job.id) if job.task == BATCH_TASK else None
-    return json_response(200, waits_document(await call.app.read_waits(job.id), batch))
+    store = await call.app.open_store()
+    waits, _ = await read_visible_waits(store, job.id, lambda other: call.caller.allows_queue(other.queue))
+    return json_response(200, waits_document(waits, batch))
 
 
 async def show_tree(call: RequestContext) -> ApiResponse:
@@ -133,6 +136,7 @@ OPERATIONS = (
         scope="read",
         group="Workflows",
         summary="Show what a job waits for, and which jobs wait for it",
+        doc="Jobs of other queues than the caller's are left out.",
         handler=show_waits,
         answers={200: ResponseSpec(WaitsDocument, "What it waits for.", WAITS)},
         refusals=(404,),

@@ -235,3 +235,55 @@ def test_submitter_without_read_scope_sees_only_its_own_data(home: str, tmp_path
         assert (first.status_code, first.json()["payload"]) == (201, {"secret": SECRET})
         assert (again.status_code, again.json()["payload"]) == (200, {})
         assert again.json()["id"] == first.json()["id"]
+
+
+def test_related_jobs_of_others_are_not_named(two: Two) -> None:
+    def submit(queue: str, **given: Any) -> str:
+        body = {"task": f"{queue}.task", "payload": {}, "queue": queue, **given}
+        answer = ask(two.api, two.admin, "POST", "/v1/jobs", body)
+        assert answer.status_code == 201, answer.text
+        return str(answer.json()["id"])
+
+    own = submit("mail", after=[two.foreign, two.own])
+    later, own_later = submit("vault", after=[own]), submit("mail", after=[own])
+    answers = {path: two.ask("GET", f"/v1/jobs/{own}/{path}") for path in ("why", "waits", "tree")}
+    for answer in answers.values():
+        assert not [each for each in (two.foreign, later, "vault") if each in answer.text], answer.text
+        assert two.own in answer.text
+    assert [each["text"] for each in answers["why"].json()["reasons"]] == [
+        "it waits for another job",
+        f"it waits for job {two.own} (work), which is queued",
+    ]
+    assert [each["job_id"] for each in answers["waits"].json()["dependents"]] == [own_later]
+    assert [each["id"] for each in answers["tree"].json()["jobs"]] == [own, own_later]
+    assert two.foreign in ask(two.api, two.admin, "GET", f"/v1/jobs/{own}/why").text
+
+
+def test_members_of_a_batch_of_others_are_not_named(two: Two) -> None:
+    jobs: list[dict[str, Any]] = [{"task": "work", "payload": {}, "queue": queue} for queue in ("mail", "vault")]
+    answer = ask(two.api, two.admin, "POST", "/v1/batches", {"queue": "mail", "jobs": jobs})
+    batch, (own, foreign) = answer.json()["id"], answer.json()["jobs"]
+    assert ask(two.api, two.admin, "POST", "/v1/jobs/cancel", {"ids": [own, foreign]}).json()["count"] == 2
+    for token, replayed in ((two.key, own), (two.admin, f"{own} {foreign}")):
+        [reason] = ask(two.api, token, "GET", f"/v1/jobs/{batch}/why").json()["reasons"]
+        assert reason["remedy"] == f"to replay jobs of it that have failed: holdfast replay {replayed}"
+    after = ask(two.api, two.admin, "POST", "/v1/batches", {"queue": "vault", "jobs": jobs}).json()
+    last = {"task": "work", "payload": {}, "queue": "mail", "after": [after["id"]]}
+    job_id = ask(two.api, two.admin, "POST", "/v1/jobs", last).json()["id"]
+    ask(two.api, two.admin, "POST", "/v1/jobs/cancel", {"ids": after["jobs"]})
+    [reason] = two.ask("GET", f"/v1/jobs/{job_id}/why").json()["reasons"]
+    assert after["id"] not in reason["remedy"]
+
+
+def test_holder_of_a_unique_key_in_another_queue_is_not_named(two: Two) -> None:
+    job = {"task": "work", "payload": {"a": 1}, "unique": {"during": "active", "by": ["args"]}}
+    own = two.ask("POST", "/v1/jobs", {**job, "queue": "mail"}).json()["id"]
+    two.ask("POST", f"/v1/jobs/{own}/cancel", {})
+    holder = ask(two.api, two.admin, "POST", "/v1/jobs", {**job, "queue": "vault"}).json()["id"]
+    why, replay = two.ask("GET", f"/v1/jobs/{own}/why"), two.ask("POST", f"/v1/jobs/{own}/replay", {})
+    assert "another job has the same unique key" in refused(replay, 409, "conflict")["detail"]
+    assert "another job has the same unique key" in why.json()["reasons"][-1]["text"]
+    for answer in (why, replay):
+        assert holder not in answer.text
+        assert "queued" not in answer.text
+    assert holder in ask(two.api, two.admin, "POST", f"/v1/jobs/{own}/replay", {}).text

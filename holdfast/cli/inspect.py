@@ -54,7 +54,7 @@ from holdfast.views.formatting import (
     format_span,
     safe_text,
 )
-from holdfast.views.workflows import Tree, TreeNode, WaitsDocument, read_tree, waits_document
+from holdfast.views.workflows import MAX_TREE, Tree, TreeNode, WaitsDocument, read_tree, waits_document
 
 _SPARE_STATES = frozenset({JobState.SCHEDULED, JobState.WAITING, JobState.CANCELLED})
 _QUEUE_COLUMNS = [
@@ -292,7 +292,7 @@ def _print_tree(tree: Tree) -> None:
         depth, node = pending.pop()
         _print_node(node, "  " * depth, is_member=node.parent in batches)
         pending += [(depth + 1, each) for each in reversed(below.get(node.id, []))]
-    if not tree.complete:
+    if not tree.complete and len(tree.jobs) == MAX_TREE:
         print_note(f"there are more jobs than the {len(tree.jobs)} that are shown")
 
 

@@ -22,6 +22,7 @@ MAX_TREE = 200
 """Jobs of a tree that are shown."""
 
 _MAX_STEPS_SHOWN = 100
+_MAX_RESULTS = 4 * 1024 * 1024  # characters of the results of steps in one tree
 
 Topic = Annotated[str, Meta(description="What the signal is about.", examples=["approved:42"])]
 
@@ -104,7 +105,9 @@ class Tree(msgspec.Struct, frozen=True):
     """A job with its children and the jobs that wait for it, and so on."""
 
     jobs: Annotated[list[TreeNode], Meta(description="The root first; each behind its parent.")]
-    complete: Annotated[bool, Meta(description="false: there are more jobs than are shown.")]
+    complete: Annotated[
+        bool, Meta(description="false: there are more jobs than are shown, or results of steps are left out, as null.")
+    ]
 
 
 def waits_document(waits: JobWaits, batch: BatchProgress | None) -> WaitsDocument:
@@ -156,25 +159,32 @@ async def read_tree(
     nodes: list[TreeNode] = []
     seen = {job.id}
     pending: deque[tuple[Job, str | None, bool]] = deque([(job, None, False)])
-    complete = True
+    room = _MAX_RESULTS
     while pending and len(nodes) < MAX_TREE:
         each, parent, is_child = pending.popleft()
         waits, related = await read_visible_waits(store, each.id, is_visible)
-        nodes.append(await _node(store, each, parent, is_child, waits, redaction))
+        steps, room = await _read_steps(store, each, redaction, room)
+        nodes.append(_node(each, parent, is_child, waits, steps))
         is_batch = each.task == BATCH_TASK
         below = [(found.job_id, True) for found in waits.dependencies if found.is_child or is_batch]
         below += [(found.job_id, False) for found in waits.dependents if not found.is_child]
         fresh = [pair for pair in below if pair[0] not in seen][: MAX_TREE + 1]
         seen.update(job_id for job_id, _ in fresh)
         pending += [(related[job_id], each.id, child) for job_id, child in fresh if job_id in related]
-    return Tree(nodes, complete and not pending)
+    return Tree(nodes, room >= 0 and not pending)
 
 
-async def _node(
-    store: Store, job: Job, parent: str | None, is_child: bool, waits: JobWaits, redaction: Redaction
-) -> TreeNode:
+async def _read_steps(store: Store, job: Job, redaction: Redaction, room: int) -> tuple[list[StepDocument], int]:
+    """Returns the first steps of a job, and the characters left for further results; negative: some are left out."""
     record = redaction.redact_steps(await store.workflow.read_steps(job.id)) if job.claims else []
-    steps = [step for step in record if step.number]
+    shown: list[StepDocument] = []
+    for step in [each for each in record if each.number][:_MAX_STEPS_SHOWN]:
+        room -= len(step.result or "")
+        shown.append(step_document(step if room >= 0 else msgspec.structs.replace(step, result=None)))
+    return shown, room
+
+
+def _node(job: Job, parent: str | None, is_child: bool, waits: JobWaits, steps: list[StepDocument]) -> TreeNode:
     return TreeNode(
         id=job.id,
         parent=parent,
@@ -189,7 +199,7 @@ async def _node(
         ended_at=None if job.ended_at_us is None else format_timestamp(job.ended_at_us),
         receiver=_receiver_document(waits),
         dependencies=[*map(_dependency_document, waits.dependencies)],
-        steps=[step_document(step) for step in steps[:_MAX_STEPS_SHOWN]],
+        steps=steps,
     )
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from holdfast.core.steps import NewStep
+from holdfast.views import workflows
 from tests.web.client import UNKNOWN_ID, Api
 from tests.web.keyed import Keys, ask, refused
 
@@ -125,6 +127,26 @@ def test_tree_leaves_out_jobs_of_other_queues(home: str, tmp_path: Path) -> None
             ask(api, keys.spare, "POST", "/v1/jobs", {**body, "queue": queue, "after": [first]})
         tree = ask(api, token, "GET", f"/v1/jobs/{first}/tree").json()
         assert [each["queue"] for each in tree["jobs"]] == ["mail", "mail"]
+
+
+def test_tree_is_bounded_by_the_results_of_steps(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = api.post("/v1/batches", {"jobs": [{"task": "work", "payload": {}}] * 2}, 201)
+
+    async def save() -> None:
+        store = await api.app.open_store()
+        for job_id in batch["jobs"]:
+            lease = (await api.claim(job_id)).lease
+            steps = [NewStep(lease, f"s{number}", number, True, '"result"') for number in (1, 2, 3)]
+            assert await store.workflow.save_steps(steps) == [True] * 3
+
+    def results() -> tuple[list[list[Any]], bool]:
+        tree = api.get(f"/v1/jobs/{batch['id']}/tree")
+        return [[step["result"] for step in node["steps"]] for node in tree["jobs"]], tree["complete"]
+
+    api.run(save())
+    assert results() == ([[], ["result"] * 3, ["result"] * 3], True)
+    monkeypatch.setattr(workflows, "_MAX_RESULTS", 4 * len('"result"'))
+    assert results() == ([[], ["result"] * 3, ["result", None, None]], False)
 
 
 def test_replay_from_a_step_that_is_not_recorded_is_refused(api: Api) -> None:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from holdfast.core.batches import BATCH_TASK
+from holdfast.views import workflows
 from holdfast.views.formatting import count_noun, format_span
 from holdfast.web.console import ROOT
 from holdfast.web.console.job_pages import check_reference
@@ -38,7 +39,7 @@ async def show_graph(visit: Visit) -> ApiResponse:
         graph=draw_graph(nodes),
         rows=list_rows(nodes, datetime.now(UTC)),
         states=Counter(node["state"] for node in nodes),
-        is_complete=tree["complete"],
+        is_complete=tree["complete"] or len(nodes) < workflows.MAX_TREE,
         hidden_steps=max(0, sum(len(node["steps"]) for node in nodes) - _MAX_ROWS),
     )
 

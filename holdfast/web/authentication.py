@@ -123,11 +123,11 @@ class Authenticator:
         return scope.get("scheme") == "https" or self._proxies.is_forwarded_tls(scope)
 
     def is_still_authorized(self, request: ApiRequest, caller: Principal) -> bool:
-        """Returns True if the caller's key is still valid, and has the queues and scopes as when its request began."""
+        """Returns True if the caller's key is still valid, with all scopes and queues that it had for this request."""
         if self._keyring is None:
             return True
         found = self._keyring.find(_presented_key(request))
-        return found is not None and found[1].queues == caller.queues and caller.scopes <= set(found[1].scopes)
+        return found is not None and caller.scopes <= {*found[1].scopes} and {*caller.queues} <= {*found[1].queues}
 
     def _unauthorized(self, request: ApiRequest, judged: KeyCheck) -> Refusal:
         taken = self._refused.take(address_network(request.client))

@@ -112,8 +112,10 @@ class PendingClaims:
         )
 
     async def _claim(self, request: RemoteClaimRequest, *, isolated: bool = False) -> Claim:
-        """Claims from the queues of the request, at once no more jobs than the shared slots have room for: a store counts
-        slots by queue."""
+        """Claims from the queues of the request.
+
+        A store counts slots by queue: of queues that share theirs, no more jobs are claimed at once than have room.
+        """
         capacity, left = dict(request.capacity), 1 if isolated else request.limit
         claim, jobs = Claim([]), list[Job]()
         while left and any(capacity.values()):

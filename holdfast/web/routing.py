@@ -40,7 +40,7 @@ class RequestContext(msgspec.Struct, kw_only=True):
     broadcasters: EventBroadcasters
     wait_limiter: WaitLimiter
     unknown_tasks: UnknownTaskLog
-    is_still_authorized: Callable[[], bool]  # False once the caller's key is no longer valid
+    is_still_authorized: Callable[[], bool]  # False once the caller's key is not valid, or allows less
     redaction: Redaction
     request: ApiRequest
     path: Mapping[str, str]

@@ -116,6 +116,9 @@ def test_notice_is_shown_to_the_session_that_made_the_change(open_api: Api, visi
     text = "The queue is paused."
     assert text in visitor.open_page(visitor.landed)
     assert text not in other.open_page(visitor.landed)
+    refresh = {"hx-trigger": "live"}
+    assert text in visitor.open_page(visitor.landed, **refresh)
+    assert text not in other.open_page(visitor.landed, **refresh)
     for name in ("queue_paused", "queue_paused.", "queue_paused." + "0" * 16, "queue_resumed" + visitor.landed[-17:]):
         assert 'class="notice"' not in visitor.open_page(f"/queues?notice={name}")
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 
 from holdfast.web.keys import new_key
 from holdfast.web.keys_file import change_keys
@@ -27,6 +28,15 @@ class Keys:
         key_id, key, token = new_key("a test's", scopes, queues, expires_at)
         change_keys(self.path, lambda present: {**present, key_id: key})
         return token
+
+    def change(self, token: str, **fields: Any) -> None:
+        """Gives fields of a key other values."""
+        key_id = id_of(token)
+        change_keys(self.path, lambda present: {**present, key_id: msgspec.structs.replace(present[key_id], **fields)})
+
+
+NARROWED: list[dict[str, Any]] = [{"queues": ("mail",)}, {"scopes": ("submit",)}]
+"""Fields that leave a key less than it had, if it was for every queue, and not for submitting."""
 
 
 def id_of(token: str) -> str:

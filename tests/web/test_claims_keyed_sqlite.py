@@ -10,12 +10,11 @@ from typing import Any
 
 import httpx
 import pytest
-from msgspec.structs import replace
 
 from holdfast.web.keys import revoke_key
 from holdfast.web.keys_file import change_keys
 from tests.web.client import Api
-from tests.web.keyed import Keys, ask, id_of, refused
+from tests.web.keyed import NARROWED, Keys, ask, id_of, refused
 
 
 @pytest.fixture
@@ -113,21 +112,47 @@ def revoke(keys: Keys, token: str) -> None:
     change_keys(keys.path, lambda present: {**present, id_of(token): revoke_key(present[id_of(token)])})
 
 
-def narrow(keys: Keys, token: str, **changes: Any) -> None:
-    change_keys(keys.path, lambda present: {**present, id_of(token): replace(present[id_of(token)], **changes)})
+@pytest.mark.parametrize("narrowed", NARROWED)
+@pytest.mark.parametrize("beats", [True, False])
+def test_waiting_claim_with_a_narrowed_key_gets_no_job(
+    home: str, keys: Keys, narrowed: dict[str, Any], *, beats: bool
+) -> None:
+    with Api(home, keys_file=str(keys.path), heartbeat="200ms" if beats else "10s") as api:
+        token = keys.make("work")
+
+        async def meanwhile() -> None:
+            keys.change(token, **narrowed)
+            if not beats:
+                await submit_later(api, keys, "default")
+
+        answer = waited(api, token, "POST", "/v1/claims", {"json": {"worker": "w", "wait": 40}}, meanwhile)
+        refused(answer, 401, "unauthorized")
+        if not beats:
+            assert len(work(api, keys.spare, "", "w", wait=40)["jobs"]) == 1
 
 
-@pytest.mark.parametrize("changes", [{"queues": ("mail",)}, {"scopes": ("read",)}], ids=["queues", "scopes"])
-def test_waiting_claim_with_a_narrowed_key_gets_no_job(api: Api, keys: Keys, changes: dict[str, Any]) -> None:
-    token = keys.make("work", "read")
+@pytest.mark.parametrize("narrowed", NARROWED)
+def test_waiting_read_with_a_narrowed_key_sees_no_job(api: Api, keys: Keys, narrowed: dict[str, Any]) -> None:
+    token = keys.make("read")
+    job_id = submit(api, keys, "default")
 
     async def meanwhile() -> None:
-        narrow(keys, token, **changes)
-        await submit_later(api, keys, "default")
+        keys.change(token, **narrowed)
+        await api.app.cancel(job_id)
+
+    answer = waited(api, token, "GET", f"/v1/jobs/{job_id}", {"params": {"wait": 40}}, meanwhile)
+    refused(answer, 401, "unauthorized")
+
+
+def test_waiting_claim_goes_on_with_a_key_that_is_given_more(api: Api, keys: Keys) -> None:
+    token = keys.make("work", queues=("mail",))
+
+    async def meanwhile() -> None:
+        keys.change(token, queues=("news", "mail"), scopes=("read", "work"))
+        await submit_later(api, keys, "mail")
 
     answer = waited(api, token, "POST", "/v1/claims", {"json": {"worker": "w", "wait": 40}}, meanwhile)
-    refused(answer, 401, "unauthorized")
-    assert len(work(api, keys.spare, "", "w", wait=40)["jobs"]) == 1
+    assert [job["queue"] for job in answer.json()["jobs"]] == ["mail"]
 
 
 def test_waiting_read_shows_no_job_that_was_moved_away(api: Api, keys: Keys) -> None:

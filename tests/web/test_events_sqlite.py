@@ -22,7 +22,7 @@ from holdfast.web.keys import revoke_key
 from holdfast.web.keys_file import change_keys
 from tests.support.plain_http import PLAIN
 from tests.web.following import PATIENCE, end, events, run, served
-from tests.web.keyed import Keys, id_of
+from tests.web.keyed import NARROWED, Keys, id_of
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -383,6 +383,20 @@ def test_a_stream_ends_with_its_key(home: str, tmp_path: Path) -> None:
         async with served(home, keys_file=str(keys.path)) as (_, address), events(address, token=token) as stream:
             await stream.begun()
             change_keys(keys.path, lambda present: {id_of(token): revoke_key(present[id_of(token)])})
+            await stream.ended()
+
+    run(body)
+
+
+@pytest.mark.parametrize("narrowed", NARROWED)
+def test_a_stream_ends_when_its_key_is_narrowed(home: str, tmp_path: Path, narrowed: dict[str, Any]) -> None:
+    keys = Keys(tmp_path)
+    token = keys.make("read")
+
+    async def body() -> None:
+        async with served(home, keys_file=str(keys.path)) as (_, address), events(address, token=token) as stream:
+            await stream.begun()
+            keys.change(token, **narrowed)
             await stream.ended()
 
     run(body)

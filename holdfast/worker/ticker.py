@@ -85,7 +85,7 @@ class Ticker:
         fired = {schedule.name for schedule in due.schedules if await self._try_fire(schedule, due.now_us)}
         refused, self._refused = self._refused, {schedule.name for schedule in due.schedules} - fired
         hides_others = len(due.schedules) == limit and not refused >= self._refused
-        if fired or hides_others:  # it has a next tick, which may have come too
+        if fired or hides_others:  # what was fired has a next tick, which may have come too
             return 0.0
         left = math.inf if due.next_us is None else max(0.0, (due.next_us - due.now_us) / 1e6)
         self.next_tick = self._shared.clock.monotonic() + left

@@ -277,7 +277,7 @@ def test_misspelt_url_suggests_the_right_one(url: str, provided: str) -> None:
 
 
 def test_arguments_of_wrong_kinds_are_refused_by_name(tmp_path: Path) -> None:
-    app = Holdfast(f"sqlite:///{tmp_path}/jobs.db")
+    app: Any = Holdfast(f"sqlite:///{tmp_path}/jobs.db")  # calls are wrong on purpose
 
     @app.task("work")
     async def work() -> None: ...
@@ -287,16 +287,16 @@ def test_arguments_of_wrong_kinds_are_refused_by_name(tmp_path: Path) -> None:
             job = await work.enqueue()
             calls: dict[str, Callable[[], Awaitable[Any]]] = {
                 "timeout": lambda: job.result(timeout="30"),
-                "jobs": lambda: app.enqueue_many([job]),  # type: ignore[list-item]
-                "jobs: <Task": lambda: app.enqueue_many([work]),  # type: ignore[list-item]
-                "jobs: NewJob": lambda: app.enqueue_many(work.new_job()),  # type: ignore[arg-type]
-                "jobs: <JobHandle": lambda: app.submit(job),  # type: ignore[arg-type]
-                "tags": lambda: work.options(tags=5).enqueue(),  # type: ignore[arg-type]
-                "cron": lambda: app.schedules.add("s", work.new_job(), cron=0),  # type: ignore[arg-type]
-                "selection": lambda: app.cancel(None),  # type: ignore[arg-type]
-                "selection: <JobHandle": lambda: app.cancel(job),  # type: ignore[arg-type]
-                "from_step": lambda: app.replay(job.id, from_step=5),  # type: ignore[arg-type]
-                "batch_size": lambda: app.enqueue_many([work.new_job()], batch_size=1.5),  # type: ignore[arg-type]
+                "jobs": lambda: app.enqueue_many([job]),
+                "jobs: <Task": lambda: app.enqueue_many([work]),
+                "jobs: NewJob": lambda: app.enqueue_many(work.new_job()),
+                "jobs: <JobHandle": lambda: app.submit(job),
+                "tags": lambda: work.options(tags=5).enqueue(),
+                "cron": lambda: app.schedules.add("s", work.new_job(), cron=0),
+                "selection": lambda: app.cancel(None),
+                "selection: <JobHandle": lambda: app.cancel(job),
+                "from_step": lambda: app.replay(job.id, from_step=5),
+                "batch_size": lambda: app.enqueue_many([work.new_job()], batch_size=1.5),
                 "queue": lambda: app.enqueue_batch([work.new_job()], queue="a b"),
                 "batch": lambda: app.enqueue_batch([work.new_job()], id=job.id, batch=job.id),
             }

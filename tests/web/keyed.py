@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import httpx
-import msgspec
+import pytest
+from msgspec.structs import replace
 
-from holdfast.web.keys import new_key
+from holdfast.web.keys import Key, new_key, revoke_key
 from holdfast.web.keys_file import change_keys
 from tests.web.client import JSON, Api
 
@@ -29,14 +31,20 @@ class Keys:
         change_keys(self.path, lambda present: {**present, key_id: key})
         return token
 
-    def change(self, token: str, **fields: Any) -> None:
-        """Gives fields of a key other values."""
+    def change(self, token: str, change: Callable[[Key], Key]) -> None:
+        """Replaces a key in the file."""
         key_id = id_of(token)
-        change_keys(self.path, lambda present: {**present, key_id: msgspec.structs.replace(present[key_id], **fields)})
+        change_keys(self.path, lambda present: {**present, key_id: change(present[key_id])})
 
 
-NARROWED: list[dict[str, Any]] = [{"queues": ("mail",)}, {"scopes": ("submit",)}]
-"""Fields that leave a key less than it had, if it was for every queue, and not for submitting."""
+LOSSES: dict[str, Callable[[Key], Key]] = {
+    "revoked": revoke_key,
+    "queues": lambda key: replace(key, queues=("mail",)),
+    "scopes": lambda key: replace(key, scopes=("submit",)),
+}
+"""Changes that leave a key less than it had, if it was for every queue, and not for submitting."""
+
+loses = pytest.mark.parametrize("loss", LOSSES)
 
 
 def id_of(token: str) -> str:

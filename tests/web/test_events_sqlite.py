@@ -18,11 +18,9 @@ from holdfast.core.retry import Retry
 from holdfast.stores.base import ClaimRequest
 from holdfast.web import create_app, event_broadcast
 from holdfast.web.event_broadcast import EventBroadcaster, SeenEvents, Subscriber
-from holdfast.web.keys import revoke_key
-from holdfast.web.keys_file import change_keys
 from tests.support.plain_http import PLAIN
 from tests.web.following import PATIENCE, end, events, run, served
-from tests.web.keyed import NARROWED, Keys, id_of
+from tests.web.keyed import LOSSES, Keys, loses
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -375,28 +373,15 @@ def test_no_id_says_which_jobs_there_are_in_other_queues(
     run(body)
 
 
-def test_a_stream_ends_with_its_key(home: str, tmp_path: Path) -> None:
+@loses
+def test_a_stream_ends_once_its_key_has_lost_rights(home: str, tmp_path: Path, loss: str) -> None:
     keys = Keys(tmp_path)
     token = keys.make("read")
 
     async def body() -> None:
         async with served(home, keys_file=str(keys.path)) as (_, address), events(address, token=token) as stream:
             await stream.begun()
-            change_keys(keys.path, lambda present: {id_of(token): revoke_key(present[id_of(token)])})
-            await stream.ended()
-
-    run(body)
-
-
-@pytest.mark.parametrize("narrowed", NARROWED)
-def test_a_stream_ends_when_its_key_is_narrowed(home: str, tmp_path: Path, narrowed: dict[str, Any]) -> None:
-    keys = Keys(tmp_path)
-    token = keys.make("read")
-
-    async def body() -> None:
-        async with served(home, keys_file=str(keys.path)) as (_, address), events(address, token=token) as stream:
-            await stream.begun()
-            keys.change(token, **narrowed)
+            keys.change(token, LOSSES[loss])
             await stream.ended()
 
     run(body)

@@ -90,7 +90,7 @@ def delayed(folder: Path, home: Home, *, jobs: int, rounds: int, spare: float, s
         whole, emptied, pushed, unpushed, posted, unposted = [], [], [], [], [], []
         for _ in range(rounds):
             whole.append(_drained(fleet, jobs, lambda: None))
-            emptied.append(_drained(fleet, jobs, client.flushall))
+            emptied.append(_drained(fleet, jobs, client.flushdb))
             pushed.append(_submitted_elsewhere(fleet, few))
             unpushed.append(_submitted_elsewhere(fleet, few, HOLDFAST_FAULTS="announce.before:kill@1"))
             api, address = serve(fleet, faults="announce.before:kill@2")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 import uuid
 from collections import Counter
@@ -16,13 +15,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from holdfast.core.fault_points import FAULTS_VARIABLE
 from holdfast.settings.settings import SETTINGS as SETTINGS_TABLE
 from holdfast.settings.types import PREFIX
 from tests.crash import ledger
 from tests.crash.checker import Frozen
 from tests.crash.database import database_of
-from tests.crash.forks import ForkServer
+from tests.support import forks
 from tests.support.stores import Home
 
 ROOT = Path(__file__).parents[2]
@@ -44,8 +42,6 @@ PASSED_ON = frozenset(f"{PREFIX}{name.upper()}" for name in SETTINGS_TABLE if na
 LEASE, SWEEP = 2.0, 0.5 * 1.2  # seconds; sweeps are jittered by a fifth
 WORKER = "tests.crash.programs.worker"
 ACTOR = "tests.storm.history.actor"
-FORKED = frozenset({WORKER, ACTOR})
-"""Programs of which a test starts many: they are forked."""
 ENDS = frozenset({None, 0, -signal.SIGKILL})
 """Expected exit codes of a fleet's process: alive, stopped or killed. With any other it ended by itself."""
 
@@ -85,7 +81,6 @@ class Fleet:
         }
         (folder / "holdfast.toml").touch()
         self._log = (folder / "stderr").open("ab")
-        self._forks: ForkServer | None = None
         self.processes: list[subprocess.Popen[bytes]] = []
         self.killed: dict[int, float] = {}
         self.kills: list[Kill] = []
@@ -103,8 +98,6 @@ class Fleet:
         for process in self.processes:
             process.kill()
             process.wait()
-        if self._forks is not None:
-            self._forks.close()
         self._log.close()
         until(self._all_exited, 60, "every process of this test to be gone")
         self._lent.close()
@@ -141,18 +134,12 @@ class Fleet:
         return self._lent.enter_context(self._home(self._folder / name))
 
     # ── starting ──────────────────────────────────────────────────────────────────────────────────────────────
-    def start(
-        self, program: str, *arguments: str, stdin: int = subprocess.DEVNULL, **environment: str
-    ) -> subprocess.Popen[bytes]:
-        """Run one of the programs; it leads a session of its own. Some are forked, unless faults are to be armed by
-        the environment, which the package reads when it is imported."""
-        if program in FORKED and stdin == subprocess.DEVNULL and FAULTS_VARIABLE not in environment:
-            if self._forks is None:
-                self._forks = ForkServer(self.url, self._environment, ROOT, self._log)
-            forked = self._forks.start(program, arguments, environment)
-            self.processes.append(forked)
-            return forked
-        return self.run([sys.executable, "-m", program, *arguments], stdin=stdin, **environment)
+    def start(self, program: str, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
+        """Run one of the programs; it leads a session of its own."""
+        words, given = [program, *arguments], {**self._environment, **environment}
+        process = forks.start(words, folder=ROOT, environment=given, output=self._log.fileno(), session=True)
+        self.processes.append(process)
+        return process
 
     def run(
         self, command: Sequence[str | Path], *, stdin: int = subprocess.DEVNULL, **environment: str
@@ -172,7 +159,7 @@ class Fleet:
 
     def start_workers(self, count: int, **environment: str) -> None:
         """Start workers and wait until they work."""
-        started = {self.start(WORKER, stdin=subprocess.DEVNULL, **environment).pid for _ in range(count)}
+        started = {self.start(WORKER, **environment).pid for _ in range(count)}
         self.await_ready(started)
 
     def await_ready(self, pids: set[int]) -> None:

@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 from tests.examples.common import PATIENCE, asked, until
 from tests.examples.programs import ROOT, Database, Program, environment
@@ -171,10 +172,23 @@ class Instance(Program):
         return self.ask("POST", "/jobs", json.dumps(body).encode(), **headers)
 
     def submit(self, job_type: str = "demo.sleep", payload: Any = '{"seconds": 0}', **others: Any) -> str:
-        """The same for a job that must be new; its id."""
-        provided = self.post(job_type, payload, **others)
-        assert provided.status == 201, provided
-        return str(provided.document["job_id"])
+        """The same for a job that must be new; its id.
+
+        A 503 is answered as it asks for, with the same key: on a busy machine a store may be slower than its deadline.
+        """
+        others.setdefault("key", str(uuid4()))
+        refused = 0
+
+        def submitted() -> str | None:
+            nonlocal refused
+            answer = self.post(job_type, payload, **others)
+            if answer.status == 503:
+                refused += 1
+                return None
+            assert answer.status == 201 or refused, answer
+            return str(answer.document["job_id"])
+
+        return str(until(submitted, "the submission"))
 
     def submit_many(self, count: int, job_type: str, payload: str) -> list[str]:
         """That many at once, from several threads."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any, Self
 import psycopg
 
 from tests.examples.common import PATIENCE, until
+from tests.support import forks
 from tests.support.postgres import Postgres
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,7 +66,7 @@ class Program:
     """``python -m MODULE …`` in a folder, its lines in a file. Left as a context it is stopped, and must end well."""
 
     def __init__(self, words: Sequence[str], folder: Path, variables: Mapping[str, str]) -> None:
-        self._command = [sys.executable, "-m", *words]
+        self._words = words
         self._folder = folder
         self._log = folder / f"log-{len(list(folder.glob('log-*')))}"
         self._variables = variables
@@ -76,8 +75,8 @@ class Program:
     def start(self) -> None:
         """Start the process; again, after it was killed."""
         with self._log.open("a", encoding="utf-8") as log:
-            self.process = subprocess.Popen(
-                self._command, cwd=self._folder, env=self._variables, stdout=log, stderr=log
+            self.process = forks.start(
+                self._words, folder=self._folder, environment=self._variables, output=log.fileno()
             )
 
     def __enter__(self) -> Self:

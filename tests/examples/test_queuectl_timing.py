@@ -93,7 +93,7 @@ def q44_q45_what_cannot_succeed_fails_says_why_and_leaves_the_worker_alive(queue
             dead = queue.until(name, "dead")
             assert dead["attempts"] == attempts
             assert words in dead["error"]
-        assert workers.pids() == [pid]
+        wait_until(lambda: workers.pids() == [pid], what="the worker's next sign of life")
 
 
 def q48_the_job_of_a_killed_worker_is_run_again_when_its_lock_is_void(queue: Queue) -> None:
@@ -132,7 +132,7 @@ def q3_q49_a_worker_outlasts_a_database_that_is_locked(queue: Queue) -> None:
         for each in (before, after):
             ended = datetime.fromisoformat(each["ended_at"]).timestamp()
             assert ended - released <= BACK_WITHIN + late()
-        assert workers.pids() == [pid]
+        wait_until(lambda: workers.pids() == [pid], what="the worker's next sign of life")
 
 
 def q74_a_scheduled_job_starts_at_its_time(queue: Queue) -> None:

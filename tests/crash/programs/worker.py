@@ -3,6 +3,7 @@ handlers' lines. The checker takes from it only that a success was accepted; the
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import time
@@ -53,6 +54,7 @@ def skew_clock(seconds: int) -> None:
 
 if __name__ == "__main__":
     skew_clock(int(os.environ.get("CRASH_SKEW", "0")))
+    importlib.import_module(os.environ["HOLDFAST_APP"].partition(":")[0])  # its tasks belong to the same application
     app.events.subscribe(record, *KINDS)
     finish_logs = configure_logs(app.settings, app.events)
     try:

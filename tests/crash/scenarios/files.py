@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sqlite3
 import subprocess
+import sys
 import time
 from contextlib import closing
 from pathlib import Path
@@ -41,7 +42,9 @@ def raced_migrations(folder: Path, home: Home, *, rounds: int, seed: int, opener
 
 def _race(fleet: Fleet, url: str, rng: random.Random, openers: int, killed: int) -> None:
     before = len(fleet.lines("here"))
-    racers = [fleet.start(f"{PROGRAMS}.opener", url, stdin=subprocess.PIPE) for _ in range(openers)]
+    racers = [
+        fleet.run([sys.executable, "-m", f"{PROGRAMS}.opener", url], stdin=subprocess.PIPE) for _ in range(openers)
+    ]
     until(lambda: len(fleet.lines("here")) == before + openers, 60, "the openers to be ready", pause=0.02)
     for racer in racers:
         _say_go(racer)

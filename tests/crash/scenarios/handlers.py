@@ -41,7 +41,7 @@ def stubborn(folder: Path, home: Home, *, jobs: int = 1) -> Report:
     submitted: list[str] = []
     lives: list[float] = []
     with Fleet(folder, home) as fleet:
-        fleet.start_workers(1)
+        fleet.start_workers(1, HOLDFAST_APP="tests.crash.programs.stubborn:app")
         while 2 * len(lives) < jobs and len(submitted) < _TRIES * jobs:
             submitted += submit(fleet, [("crash.stubborn", {}, {"max_attempts": 1})] * jobs)
             while len(lives) < len(submitted) and (life := _life_after_timeout(fleet, len(lives))) is not None:

@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -117,7 +116,7 @@ def _drained(fleet: Fleet, jobs: int, halfway: Callable[[], object]) -> float:
 
 def _submitted_elsewhere(fleet: Fleet, jobs: int, **environment: str) -> float:
     """Seconds until the last job has ended, from when a process began to submit them, which it may not survive."""
-    process = fleet.start(FILLER, str(jobs), str(SECONDS), stdin=subprocess.DEVNULL, **environment)
+    process = fleet.start(FILLER, str(jobs), str(SECONDS), **environment)
     fleet.await_end(process, 60, "the jobs to be submitted")
     return _last_end(fleet, jobs) - float(fleet.lines("filling")[-1]["mono"])
 

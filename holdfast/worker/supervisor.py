@@ -257,7 +257,7 @@ class Supervisor:
             async with asyncio.timeout(seconds):
                 return await self._stopping.wait()
         except TimeoutError:
-            return False
+            return self._stopping.is_set()
 
 
 @contextmanager

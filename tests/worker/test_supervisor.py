@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TextIO
@@ -106,6 +107,23 @@ def _run(
 )
 def test_a_child_is_started_again_unless_it_ended_well(run: ChildRun, restart: Restart | None) -> None:
     assert next_restart(run, lambda: 0.0) == restart
+
+
+def test_no_child_is_started_once_it_is_to_stop(tmp_path: Path) -> None:
+    """The stop and the end of the pause before a restart come in one iteration of the event loop."""
+    events = Events()
+    command = [sys.executable, "-S", "-c", PREAMBLE + "(place / str(os.getpid())).touch(); sys.exit(1)", str(tmp_path)]
+    supervisor = Supervisor(command, 1, AT_ONCE, events)
+
+    def stop_in_time(ended: ChildEnded) -> None:
+        loop = asyncio.get_running_loop()
+        if ended.restart_in is not None:
+            loop.call_later(ended.restart_in - 0.02, time.sleep, 0.1)
+            loop.call_later(ended.restart_in, supervisor.stop, "a test")
+
+    events.subscribe(stop_in_time, ChildEnded)
+    asyncio.run(supervisor.run())
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_chance_takes_away_up_to_half_of_a_pause() -> None:

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -23,6 +24,7 @@ from holdfast.core.models import Reason
 from holdfast.tasks import JobLog, LogEntry, LogLimits, Task
 from holdfast.worker.executors.child import Logged, _Inbox, _Outbox
 from holdfast.worker.executors.process import ProcessExecutor
+from tests.support.load import TEST_SECONDS
 from tests.unit import executor_tasks as tasks
 from tests.unit.executor_support import alive, job, on_both_loops, until
 
@@ -232,6 +234,18 @@ async def test_no_child_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     assert await run(executor, tasks.add, a=1, b=1) == Succeeded("2")
     await executor.close()
+
+
+@on_both_loops
+async def test_a_crash_is_reported_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async with pool() as executor, asyncio.timeout(TEST_SECONDS):
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        crashed = await failure(executor, tasks.end_the_process, how="kill")
+        monkeypatch.undo()
+        assert crashed.reason is Reason.CRASHED
 
 
 @on_both_loops

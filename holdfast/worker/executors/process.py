@@ -369,7 +369,11 @@ class _Child:
             continue
         self._close_socket()
         if not self.retired:  # it did not exit on request: kill its processes outside the group too
-            self._loop.run_in_executor(None, kill_marked, self._mark)
+            try:
+                self._loop.run_in_executor(None, kill_marked, self._mark)
+            except RuntimeError:  # no thread can be started
+                with contextlib.suppress(OSError):
+                    kill_marked(self._mark)
         if self._answer is not None and not self._answer.done():
             self._answer.set_result(None)
         self.reaped.set_result(None)

@@ -10,7 +10,7 @@ import pytest
 from holdfast.core.clock import ManualClock
 from holdfast.core.models import Job, NewJob
 from holdfast.stores.base import EVERY_QUEUE, Store
-from tests.conformance.limited import end, limit
+from tests.conformance.limited import end, job_of, limit, tenants
 from tests.conformance.support import claim, new_job, put, take
 
 
@@ -157,3 +157,23 @@ async def test_keys_without_room_of_some_queues_hold_up_no_other_queue(store: St
 
     capacity = dict.fromkeys(blocked, 100) | {EVERY_QUEUE if wildcard else "d": 100}
     assert [each.id for each in await take(store, 100, capacity)] == [job]
+
+
+async def test_full_keys_of_several_queues_let_a_worker_sleep(store: Store, clock: ManualClock) -> None:
+    capacity = {f"queue-{number}": 1000 for number in range(4)}
+    for queue in capacity:
+        await limit(store, queue, queue=queue, by="args.tenant", concurrency=1)
+    for _ in range(2):  # each key has a running and a ready job
+        await put(store, *[job_of(key, queue=queue) for queue in capacity for key in range(120)])
+    running = await take_all(store, capacity)
+    assert len(running) == 480
+    claims = [await claim(store, 100, capacity) for _ in range(20)]
+    assert all(brought.next_due is None or brought.next_due > timedelta(0) for brought in claims[-5:])
+
+    (freed,) = [job for job in running if (job.queue, tenants([job])) == ("queue-2", [119])]
+    await end(store, freed)
+    found: list[Job] = []
+    while not found:
+        clock.advance(0.1)
+        found = (await claim(store, 100, capacity)).jobs
+    assert [(job.queue, tenants([job])) for job in found] == [("queue-2", [119])]

@@ -196,8 +196,6 @@ class RedisClaimBuilder:
             self._last_named[True] = decode_text(last_named)
         self.over = self.over or self.is_full
         self._limited_scans += not rows
-        if status and not jobs:
-            self._due_in["limited"] = 0
         may_scan = status == ClaimStatus.MORE_TO_EXAMINE and self._limited_scans < _MAX_LIMITED_SCANS
         return len(rows) >= MAX_BATCH or status == ClaimStatus.MORE_DUE or may_scan
 

@@ -471,6 +471,7 @@ local START_COST, MAX_BLOCKED, RECHECK_US, MAX_KEPT_START_TAGS = 1000000, 300, 1
 local MAX_QUARANTINED = 50 * MAX_BATCH -- jobs that are looked at, mostly for no more than their partition
 local kept_start_tags = 0 -- partitions that lack tokens of a key for a heavy job and keep their start tags
 local next_free_at, quarantined, status = nil, 0, DONE
+local leaves_fewer = false -- the next script finds fewer blocked partitions, or jobs, before those it has not examined
 local blocked_left, reads_left = MAX_BLOCKED, max_jobs + 2 * MAX_BATCH -- partitions that may block; jobs that may be read
 local queue_slots, queue_order = {}, {}
 for n = 11, #ARGV, 2 do
@@ -706,7 +707,7 @@ local function serve_next(round)
         entry.outcome = 'empty'
         return
     elseif source == 'enough' then
-        status, round.is_done = math.max(status, MORE_TO_EXAMINE), true
+        status, round.is_done, leaves_fewer = math.max(status, MORE_TO_EXAMINE), true, true
         return
     elseif source == 'new' then
         claim_new(job.id, 'queued', job.spec_text, job.payload, job.run_at, job.created, job.options)
@@ -750,6 +751,7 @@ local function write_start_tags(round)
             append(start_tags, entry.start, entry.partition)
         elseif outcome then
             removed_start_tags[#removed_start_tags + 1] = entry.partition
+            leaves_fewer = true
             if entry.start > round.virtual_time then
                 append(idle_start_tags, entry.start, entry.partition)
             end
@@ -900,6 +902,9 @@ each_queue(PREFIX .. 'partitioned_queues', last_served, is_done, function(queue)
         return true
     end
 end)
+if claimed_count == 0 and status ~= DONE then
+    note_free_at((status == MORE_DUE or leaves_fewer) and now or now + RECHECK_US / 10)
+end
 write_leases()
 write_admitted()
 finish()

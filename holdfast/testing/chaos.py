@@ -256,16 +256,17 @@ class _Workers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for process in self._living.values():
-            process.send_signal(signal.SIGCONT)  # it may be frozen
+        living = self._living.values()
+        for process in living:
             process.terminate()
         until = time.monotonic() + _STOP_SECONDS
-        for process in self._living.values():
-            try:
-                process.wait(max(0.1, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        while any(process.poll() is None for process in living) and time.monotonic() < until:
+            for process in living:
+                process.send_signal(signal.SIGCONT)  # it may be frozen, and again by its next job
+            time.sleep(_LOOK_SECONDS / 5)
+        for process in living:
+            process.kill()
+            process.wait()
         if error is not None and not self._is_named:
             self.remove_logs()
 

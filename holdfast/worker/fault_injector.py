@@ -197,4 +197,5 @@ def freeze_process(seconds: float) -> None:
     """Stops this process (SIGSTOP); another one lets it go on (SIGCONT) after so many seconds."""
     waker = subprocess.Popen([sys.executable, "-c", _WAKER, str(os.getpid()), str(seconds)], start_new_session=True)
     os.kill(os.getpid(), signal.SIGSTOP)
+    waker.kill()  # another process may have ended the freeze
     waker.wait()
